@@ -1,0 +1,118 @@
+# Turns src/kernels.def into build steps: for every line a wrapper source that sets the line's parameters and includes the family's file,
+# and for every CUDA line also a device image and an assembler file that embeds it.
+#   ACR_KERNEL_SOURCES   what the library compiles
+#   acromion_images      the target that makes the images
+set(kernels_def ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels.def)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernels_def})
+set(generated ${CMAKE_BINARY_DIR}/kernels)
+set(compile_image ${CMAKE_CURRENT_SOURCE_DIR}/cmake/compile_image.sh)
+file(MAKE_DIRECTORY ${generated} ${ACR_IMAGES})
+
+# The CUDA toolkit: on PATH, at the usual place, or the one that `./run setup` puts into build/toolchain.
+find_program(ACR_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/bin)
+find_path(ACR_CUDA_INCLUDE cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
+  ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/include)
+if(NOT ACR_CUDA_INCLUDE)
+  message(FATAL_ERROR "cuda.h not found: install the CUDA 13 toolkit, or run ./run setup")
+endif()
+
+set(isa_flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
+set(isa_flags_avx2 -mavx2 -mfma -mf16c)
+set(isa_flags_portable "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(cpu_archs portable avx2 avx512)
+else()
+  set(cpu_archs portable)
+endif()
+
+set(ACR_KERNEL_SOURCES "")
+set(images "")
+file(STRINGS ${kernels_def} lines REGEX "^KERNEL\\(")
+set(listed "/* Generated from src/kernels.def: the lines that this build has. */\n")
+foreach(line IN LISTS lines)
+  if(NOT line MATCHES "^KERNEL\\(([a-z0-9_]+), *([a-z0-9_]+), *([a-z0-9]+), *(.*)\\)$")
+    message(FATAL_ERROR "src/kernels.def: not KERNEL(name, family, arch, parameters): ${line}")
+  endif()
+  set(name ${CMAKE_MATCH_1})
+  set(family ${CMAKE_MATCH_2})
+  set(arch ${CMAKE_MATCH_3})
+  separate_arguments(parameters UNIX_COMMAND "${CMAKE_MATCH_4}")
+  if(arch MATCHES "^(portable|avx2|avx512)$" AND NOT arch IN_LIST cpu_archs)
+    continue() # another processor's instruction set
+  endif()
+  string(APPEND listed "${line}\n")
+
+  set(source "")
+  foreach(candidate src/cpu/${family}.c src/cuda/kernels/${family}.cu src/cuda/kernels/ladder/${family}.cu)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${candidate})
+      set(source ${candidate})
+    endif()
+  endforeach()
+  if(NOT source)
+    message(FATAL_ERROR "src/kernels.def: no file for family ${family}")
+  endif()
+
+  set(wrapper "/* Generated from src/kernels.def. */\n")
+  set(device_defines "")
+  set(spills "")
+  foreach(parameter IN LISTS parameters)
+    if(parameter MATCHES "^SPILLS_OK")
+      set(spills ${parameter})
+      continue()
+    endif()
+    string(REGEX REPLACE "=" " " define ${parameter})
+    string(APPEND wrapper "#define ${define}\n")
+    list(APPEND device_defines -D${parameter})
+  endforeach()
+  string(APPEND wrapper "#define KERNEL_NAME ${name}\n#define KERNEL_TEXT \"${name}\"\n#define KERNEL_ARCH \"${arch}\"\n"
+    "#define KERNEL_ARCH_${arch} 1\n#define KERNEL_DESCRIPTION acr__kernel_${name}\n#include \"kernel.h\"\n"
+    "extern const acr__kernel acr__kernel_${name};\n")
+  if(source MATCHES "\\.cu$")
+    string(APPEND wrapper "extern const unsigned char acr__image_${name}[], acr__image_end_${name}[];\n"
+      "#define KERNEL_IMAGE acr__image_${name}\n#define KERNEL_IMAGE_END acr__image_end_${name}\n")
+    set(image ${ACR_IMAGES}/${name}.bin)
+    list(APPEND images ${image})
+    if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
+      if(NOT ACR_NVCC)
+        message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, or run ./run setup")
+      endif()
+      add_custom_command(OUTPUT ${image}
+        COMMAND ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
+          ${CMAKE_CURRENT_SOURCE_DIR}/${source} -I${CMAKE_CURRENT_SOURCE_DIR}/src -I${ACR_CUDA_INCLUDE}
+          ${device_defines} -DKERNEL_NAME=${name}
+        DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${compile_image}
+        DEPFILE ${image}.d
+        COMMENT "image ${name}" VERBATIM)
+    elseif(NOT EXISTS ${image})
+      message(FATAL_ERROR "ACR_IMAGES=${ACR_IMAGES} lacks ${name}.bin: build there first")
+    endif()
+    file(CONFIGURE OUTPUT ${generated}/${name}.image.S CONTENT
+"/* Generated: embeds the device image of ${name}. A zero byte follows it, as PTX needs. */
+    .section .rodata
+    .balign 64
+    .global acr__image_${name}
+    .hidden acr__image_${name}
+acr__image_${name}:
+    .incbin \"${image}\"
+    .global acr__image_end_${name}
+    .hidden acr__image_end_${name}
+acr__image_end_${name}:
+    .byte 0
+    .section .note.GNU-stack,\"\",%progbits
+")
+    set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
+    list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.image.S)
+    set(flags "")
+  else()
+    set(flags ${isa_flags_${arch}} -O3 -ffp-contract=fast -fno-math-errno)
+  endif()
+  string(APPEND wrapper "#include \"${source}\"\n")
+  string(REPLACE "\"src/" "\"" wrapper "${wrapper}")
+  file(CONFIGURE OUTPUT ${generated}/${name}.c CONTENT "${wrapper}" @ONLY)
+  set_source_files_properties(${generated}/${name}.c PROPERTIES COMPILE_OPTIONS "${flags}"
+    OBJECT_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+  list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.c)
+endforeach()
+file(CONFIGURE OUTPUT ${generated}/kernels_built.def CONTENT "${listed}" @ONLY)
+set_source_files_properties(src/registry.c PROPERTIES COMPILE_OPTIONS "-I${generated}")
+add_custom_target(acromion_images DEPENDS ${images})

@@ -1,0 +1,66 @@
+/* What a backend does: open a device, hold memory, prepare kernels, launch them, time them. Two exist, cpu/backend.c and
+ * cuda/backend.c; they never see each other. Every function returns a status and leaves its detail with acr__fail (error.h). */
+#ifndef ACR_BACKEND_H
+#define ACR_BACKEND_H
+
+#include "kernel.h"
+
+typedef struct acr__backend acr__backend;
+
+/* An open device. The backend embeds this at the start of its own struct. */
+typedef struct acr__backend_device {
+    const acr__backend *backend;
+    acr__device device;
+    char text[192]; /* one line about the device */
+} acr__backend_device;
+
+/* A kernel ready to launch: loaded on cuda, bound to its lanes on cpu. The backend embeds this at the start of its own struct.
+ * Immutable and shared by threads. */
+typedef struct acr__prepared {
+    acr__backend_device *device;
+    const acr__kernel *kernel;
+    acr_problem problem; /* canonical */
+    acr__launch launch;  /* cuda */
+    size_t workspace_bytes;
+} acr__prepared;
+
+/* Enqueues one unit of work on a stream: what `time` repeats. */
+typedef acr_status acr__enqueue(void *arg, void *stream);
+
+struct acr__backend {
+    const char *name;
+    acr__backend_id id;
+
+    acr_status (*open)(acr__backend_device **out, const acr_ctx_options *options);
+    void (*close)(acr__backend_device *device);
+
+    /* Loads a kernel for a problem that it can run (why_not is NULL). Safe while a stream is being captured. */
+    acr_status (*prepare)(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem);
+    void (*release)(acr__prepared *prepared);
+
+    /* Enqueues one execution. args are filled; flags are acr_buffers.flags. Neither allocates nor synchronises. */
+    acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
+
+    /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path. Copies and fills are
+     * complete when they return, and ordered after all earlier work of the device. */
+    acr_status (*mem_alloc)(acr__backend_device *device, size_t bytes, void **out);
+    void (*mem_free)(acr__backend_device *device, void *memory);
+    acr_status (*mem_upload)(acr__backend_device *device, void *to, const void *from_host, size_t bytes);
+    acr_status (*mem_download)(acr__backend_device *device, void *to_host, const void *from, size_t bytes);
+    acr_status (*mem_fill)(acr__backend_device *device, void *memory, unsigned char value, size_t bytes);
+    /* Enqueues a fill with zero on a stream; capture-safe. */
+    acr_status (*mem_zero_async)(acr__backend_device *device, void *memory, size_t bytes, void *stream);
+    /* *out = 1 when the stream is being captured into a graph. */
+    acr_status (*is_capturing)(acr__backend_device *device, void *stream, int *out);
+    /* Waits for all work of the device; reports its faults. */
+    acr_status (*synchronize)(acr__backend_device *device);
+
+    /* Stream mode (docs/measuring.md): enqueues `launches` units back to back (cuda: in one graph), replays that `replays` times after one
+     * replay to warm up, and writes the seconds a unit of each replay to seconds[0..replays). */
+    acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds);
+};
+
+extern const acr__backend acr__backend_cpu;
+extern const acr__backend acr__backend_cuda;
+
+#endif

@@ -1,0 +1,106 @@
+/* What a kernel is. Newcomers start here.
+ *
+ * A kernel is one line of kernels.def: KERNEL(name, family, arch, parameters). Its family is one file, src/cpu/<family>.c or
+ * src/cuda/kernels/<family>.cu. The build compiles that file once for every line with the line's parameters as -D:
+ *  - a CUDA family twice: by nvcc into a device image (the part under #ifdef __CUDACC__) and by the C compiler into the
+ *    acr__kernel below (the part under #else), so that tile sizes, shared memory and grid cannot drift apart;
+ *  - a CPU family once, by the C compiler with the flags of its arch, code and description together.
+ * The names a family file can count on: its parameters, KERNEL_NAME (identifier of the line), KERNEL_TEXT (the same as a string),
+ * KERNEL_ARCH (string). It defines `const acr__kernel KERNEL_DESCRIPTION = {...}`.
+ *
+ * What a kernel CAN run (why_not) and what it SHOULD run (the planner, by cost and wisdom) stay apart. */
+#ifndef ACR_KERNEL_H
+#define ACR_KERNEL_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "acromion.h"
+#include "fwd_args.h"
+
+typedef enum acr__backend_id {
+    ACR__CPU = 0,
+    ACR__CUDA = 1
+} acr__backend_id;
+
+/* Instruction sets of a CPU: acr__device.isa */
+enum {
+    ACR__ISA_PORTABLE = 1u << 0,
+    ACR__ISA_AVX2 = 1u << 1,  /* with FMA and F16C */
+    ACR__ISA_AVX512 = 1u << 2 /* F, BW, DQ, VL, with FMA and F16C */
+};
+
+/* What kernels may know about the machine: limits for why_not, rates for cost. Filled by the backend, or by a table of GPUs. */
+typedef struct acr__device {
+    acr__backend_id backend;
+    char name[96];              /* the vendor's name: wisdom is keyed by it */
+    uint32_t isa;               /* cpu: ACR__ISA_* */
+    int32_t threads;            /* cpu: lanes that execute; 1 on cuda */
+    int32_t arch;               /* cuda: compute capability times 10: 80, 86, 89, 90, 120 */
+    int32_t sm_count;           /* cuda */
+    int32_t smem_per_cta_bytes; /* cuda: opt-in maximum of dynamic shared memory */
+    int32_t smem_per_sm_bytes;  /* cuda */
+    int32_t regs_per_sm;        /* cuda: 32-bit registers */
+    int64_t l2_bytes;           /* cuda: L2; cpu: last-level cache, 0 = unknown */
+    int64_t mem_bytes;          /* device memory */
+    int32_t driver;             /* cuda: driver's CUDA version, 13000 = 13.0 */
+    double clock_hz;            /* sustained boost clock of the SMs or cores */
+    double dram_bytes_per_s;    /* 0 = unknown */
+} acr__device;
+
+/* The launch of a CUDA kernel. */
+typedef struct acr__launch {
+    uint32_t grid[3], block, cluster; /* cluster: CTAs along x; 0 or 1 = none */
+    uint32_t smem_bytes;              /* dynamic */
+} acr__launch;
+
+/* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and 128-byte swizzle;
+ * elements beyond dim and rows read as zero and are not written. A kernel with any map takes a second parameter, four CUtensorMaps in the
+ * order q, k, v, o in one __grid_constant__ struct (cuda/tensormap.h). All zero: no maps, no second parameter. */
+typedef struct acr__boxes {
+    uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
+} acr__boxes;
+
+/* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by fetch-add, so lanes that
+ * start late or never are harmless. scratch is the lane's own, scratch_bytes of it, 64-byte aligned. */
+typedef void acr__cpu_run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch);
+
+typedef struct acr__kernel {
+    const char *name;   /* <pass>_<family>_<dtype>_d<dim>_<qtile>x<kvtile>[_s<stages>][_<trait>]_<arch>; never reused for something else */
+    const char *family; /* file name without its ending */
+    acr__backend_id backend;
+    acr_dtype dtype;
+    int32_t qk_dim_max, v_dim_max; /* head dims served, padded inside where smaller; limits are in why_not */
+    int32_t q_tile, kv_tile, stages;
+    uint32_t traits; /* ACR__TRAIT_* */
+
+    /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming field and limit. */
+    const char *(*why_not)(const acr_problem *problem, const acr__device *device);
+    /* Bytes of caller's workspace: on cpu for all lanes together. NULL = none. */
+    size_t (*workspace)(const acr_problem *problem, const acr__device *device);
+    /* Expected seconds of one execution in a stream of them. Called only where why_not is NULL. */
+    double (*cost)(const acr_problem *problem, const acr__device *device);
+
+    /* cpu only */
+    acr__cpu_run *run;
+
+    /* cuda only */
+    const char *symbol;              /* entry point in the image */
+    const unsigned char *image;      /* cubin, fatbin, or NUL-terminated PTX */
+    const unsigned char *image_end;  /* one past the last byte */
+    int32_t arch_min, arch_max;      /* compute capabilities served, inclusive */
+    void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
+    acr__boxes boxes;
+} acr__kernel;
+
+enum {
+    ACR__TRAIT_NEVER_PLANNED = 1u << 0, /* the teaching ladder: listed, checked and benched, never chosen */
+    ACR__TRAIT_LAST_RESORT = 1u << 1    /* correct everywhere, fast nowhere: said so by acr_plan_text */
+};
+
+/* The table: every line of kernels.def, in its order. */
+extern const acr__kernel *const acr__kernels[];
+extern const size_t acr__kernel_count;
+
+#endif
