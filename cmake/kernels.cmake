@@ -105,6 +105,12 @@ acr__image_end_${name}:
     set(flags "")
   else()
     set(flags ${isa_flags_${arch}} -O3 -ffp-contract=fast -fno-math-errno)
+    # A CPU kernel's machine code cannot be named at run time; what it is made from can.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+    file(SHA256 ${CMAKE_CURRENT_SOURCE_DIR}/${source} source_digest)
+    string(APPEND wrapper "static const unsigned char kernel_build[] = \"${source_digest} ${flags} ${parameters}\"\n"
+      "    \" ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_FLAGS}\";\n"
+      "#define KERNEL_IMAGE kernel_build\n#define KERNEL_IMAGE_END (kernel_build + sizeof kernel_build)\n")
   endif()
   string(APPEND wrapper "#include \"${source}\"\n")
   string(REPLACE "\"src/" "\"" wrapper "${wrapper}")

@@ -300,7 +300,8 @@ ACR_API acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_
  * devices or problems are kept. Errors: ACR_IO, ACR_FORMAT (the file exists and is malformed), ACR_NO_MEMORY. */
 ACR_API acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path);
 
-/* Drops every fact and every cached plan of acr_forward. */
+/* Drops every fact and every cached plan and workspace of acr_forward. No acr_forward of this context may be running, nor its work on
+ * the device. NULL is a no-op. */
 ACR_API void acr_wisdom_forget(acr_ctx *ctx);
 
 #ifdef __cplusplus

@@ -6,7 +6,7 @@
  *    acr__kernel below (the part under #else), so that tile sizes, shared memory and grid cannot drift apart;
  *  - a CPU family once, by the C compiler with the flags of its arch, code and description together.
  * The names a family file can count on: its parameters, KERNEL_NAME (identifier of the line), KERNEL_TEXT (the same as a string),
- * KERNEL_ARCH (string). It defines `const acr__kernel KERNEL_DESCRIPTION = {...}`.
+ * KERNEL_ARCH (string), KERNEL_IMAGE, KERNEL_IMAGE_END. It defines `const acr__kernel KERNEL_DESCRIPTION = {...}`.
  *
  * What a kernel CAN run (why_not) and what it SHOULD run (the planner, by cost and wisdom) stay apart. */
 #ifndef ACR_KERNEL_H
@@ -82,14 +82,16 @@ typedef struct acr__kernel {
     /* Expected seconds of one execution in a stream of them. Called only where why_not is NULL. */
     double (*cost)(const acr_problem *problem, const acr__device *device);
 
+    /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, or NUL-terminated PTX; cpu: a text that changes with the kernel's code.
+     * Wisdom is valid for one digest of these bytes. */
+    const unsigned char *image, *image_end;
+
     /* cpu only */
     acr__cpu_run *run;
 
     /* cuda only */
-    const char *symbol;              /* entry point in the image */
-    const unsigned char *image;      /* cubin, fatbin, or NUL-terminated PTX */
-    const unsigned char *image_end;  /* one past the last byte */
-    int32_t arch_min, arch_max;      /* compute capabilities served, inclusive */
+    const char *symbol;         /* entry point in the image */
+    int32_t arch_min, arch_max; /* compute capabilities served, inclusive */
     void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
     acr__boxes boxes;
 } acr__kernel;

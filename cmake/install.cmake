@@ -1,0 +1,27 @@
+# What `cmake --install` lays down: the header, the two libraries, the program, its man page, and how other builds find them
+# (pkg-config acromion, find_package(acromion)). Everything is relative to its own place: an installed tree can be moved.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/acromion)
+
+set_target_properties(acromion PROPERTIES EXPORT_NAME acromion)
+set_target_properties(acromion_static PROPERTIES EXPORT_NAME static)
+install(TARGETS acromion acromion_static EXPORT acromion_targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES include/acromion.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(ACR_WORKBENCH)
+  install(TARGETS acromion_program DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(FILES docs/acromion.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+endif()
+
+install(EXPORT acromion_targets NAMESPACE acromion:: FILE acromion-targets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/acromion-config.cmake.in ${CMAKE_BINARY_DIR}/acromion-config.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/acromion-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/acromion-config.cmake ${CMAKE_BINARY_DIR}/acromion-config-version.cmake
+  DESTINATION ${package_dir})
+
+# lib/pkgconfig/acromion.pc finds its prefix from its own place.
+file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+configure_file(cmake/acromion.pc.in ${CMAKE_BINARY_DIR}/acromion.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/acromion.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

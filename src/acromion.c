@@ -1,0 +1,489 @@
+/* The entry points of acromion.h: they validate, and delegate. */
+#include "acromion.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context.h"
+#include "internal.h"
+#include "plan.h"
+
+#define TEXT_OF_(x) #x
+#define TEXT_OF(x) TEXT_OF_(x)
+
+enum {
+    WORKSPACE_ALIGNMENT = 256,
+    MAX_THREADS = 1024
+};
+
+const char *acr_version(void)
+{
+    return TEXT_OF(ACR_VERSION_MAJOR) "." TEXT_OF(ACR_VERSION_MINOR) "." TEXT_OF(ACR_VERSION_PATCH);
+}
+
+/* ---- The cache of acr_forward ------------------------------------------------------------------------------------- */
+
+/* A workspace of a plan for one stream. Plans without workspace have none. */
+typedef struct stream_workspace {
+    void *stream, *memory;
+    struct stream_workspace *next;
+} stream_workspace;
+
+typedef struct cached_plan {
+    uint64_t digest;
+    acr_plan *plan;
+    stream_workspace *workspaces;
+    struct cached_plan *next; /* in the same bucket */
+} cached_plan;
+
+enum {
+    CACHE_BUCKETS = 256
+};
+
+/* Plans by the digest of their problem. Entries stay until the context goes or acr_wisdom_forget. */
+struct forward_cache {
+    cached_plan *buckets[CACHE_BUCKETS];
+};
+
+static void free_workspaces(stream_workspace *list, acr__backend_device *device)
+{
+    while (list) {
+        stream_workspace *next = list->next;
+        device->backend->mem_free(device, list->memory);
+        free(list);
+        list = next;
+    }
+}
+
+static void clear_cache(forward_cache *cache, acr__backend_device *device)
+{
+    for (int i = 0; i < CACHE_BUCKETS; i++) {
+        cached_plan *entry = cache->buckets[i];
+        cache->buckets[i] = NULL;
+        while (entry) {
+            cached_plan *next = entry->next;
+            free_workspaces(entry->workspaces, device);
+            acr_plan_destroy(entry->plan);
+            free(entry);
+            entry = next;
+        }
+    }
+}
+
+static cached_plan *find_cached(const forward_cache *cache, uint64_t digest, const acr_problem *canonical)
+{
+    cached_plan *entry = cache->buckets[digest % CACHE_BUCKETS];
+    while (entry && (entry->digest != digest || memcmp(&entry->plan->problem, canonical, sizeof *canonical) != 0))
+        entry = entry->next;
+    return entry;
+}
+
+/* ---- Context ------------------------------------------------------------------------------------------------------ */
+
+static acr_status check_options(const acr_ctx_options *o)
+{
+    if (o->size != sizeof *o)
+        return acr__fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_CTX_OPTIONS_INIT", o->size, sizeof *o);
+    if (o->reserved != 0)
+        return acr__fail(ACR_INVALID, "options.reserved is %u, must be 0", o->reserved);
+    if (o->threads > MAX_THREADS)
+        return acr__fail(ACR_INVALID, "options.threads is %u, at most %d", o->threads, MAX_THREADS);
+    if (o->device < 0)
+        return acr__fail(ACR_INVALID, "options.device is %d, must not be negative", o->device);
+    if (o->backend && strcmp(o->backend, "cuda") != 0 && strcmp(o->backend, "cpu") != 0)
+        return acr__fail(ACR_INVALID, "options.backend is \"%s\", must be \"cuda\", \"cpu\" or NULL", o->backend);
+    return ACR_OK;
+}
+
+/* Opens what the options name; without a name, a GPU if a usable one is there, else the CPU. */
+static acr_status open_device(acr__backend_device **out, const acr_ctx_options *options)
+{
+    const acr__backend *const first = options->backend && strcmp(options->backend, "cpu") == 0 ? &acr__backend_cpu : &acr__backend_cuda;
+    const acr_status status = first->open(out, options);
+    if (status != ACR_NO_DEVICE || options->backend)
+        return status;
+    return acr__backend_cpu.open(out, options);
+}
+
+acr_status acr_ctx_create(acr_ctx **out, const acr_ctx_options *options)
+{
+    static const acr_ctx_options defaults = ACR_CTX_OPTIONS_INIT;
+    if (!out)
+        return acr__fail(ACR_INVALID, "out is NULL");
+    if (!options)
+        options = &defaults;
+    acr_status status = check_options(options);
+    if (status != ACR_OK)
+        return status;
+    acr_ctx *ctx = calloc(1, sizeof *ctx);
+    forward_cache *cache = calloc(1, sizeof *cache);
+    if (!ctx || !cache || pthread_mutex_init(&ctx->lock, NULL) != 0) {
+        free(cache);
+        free(ctx);
+        return acr__fail(ACR_NO_MEMORY, "no memory for a context");
+    }
+    ctx->cache = cache;
+    atomic_init(&ctx->references, 1);
+    status = open_device(&ctx->device, options);
+    if (status == ACR_OK && !(ctx->wisdom = acr__wisdom_create(&ctx->device->device)))
+        status = acr__fail(ACR_NO_MEMORY, "no memory for the context's wisdom");
+    if (status != ACR_OK) {
+        acr__ctx_release(ctx);
+        return status;
+    }
+    *out = ctx;
+    return ACR_OK;
+}
+
+void acr__ctx_retain(acr_ctx *ctx)
+{
+    atomic_fetch_add_explicit(&ctx->references, 1, memory_order_relaxed);
+}
+
+void acr__ctx_release(acr_ctx *ctx)
+{
+    if (atomic_fetch_sub_explicit(&ctx->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (ctx->device) {
+        clear_cache(ctx->cache, ctx->device);
+        ctx->device->backend->close(ctx->device);
+    }
+    acr__wisdom_destroy(ctx->wisdom);
+    pthread_mutex_destroy(&ctx->lock);
+    free(ctx->cache);
+    free(ctx);
+}
+
+void acr_ctx_destroy(acr_ctx *ctx)
+{
+    if (ctx)
+        acr__ctx_release(ctx);
+}
+
+const char *acr_ctx_backend(const acr_ctx *ctx)
+{
+    return ctx->device->backend->name;
+}
+
+const char *acr_ctx_device(const acr_ctx *ctx)
+{
+    return ctx->device->text;
+}
+
+acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx)
+{
+    return ctx->device;
+}
+
+/* ---- Plan --------------------------------------------------------------------------------------------------------- */
+
+acr_status acr_plan_create(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, acr_effort effort)
+{
+    if (!out || !ctx)
+        return acr__fail(ACR_INVALID, "%s is NULL", out ? "ctx" : "out");
+    if (effort != ACR_ESTIMATE && effort != ACR_MEASURE && effort != ACR_PATIENT && effort != ACR_WISDOM_ONLY)
+        return acr__fail(ACR_INVALID, "effort is %d, must be an acr_effort", (int)effort);
+    acr_problem canonical;
+    const acr_status status = acr_problem_canonical(&canonical, problem);
+    return status == ACR_OK ? acr__plan_make(out, ctx, &canonical, effort, 1) : status;
+}
+
+void acr_plan_destroy(acr_plan *plan)
+{
+    if (!plan)
+        return;
+    acr_ctx *ctx = plan->ctx;
+    plan->prepared->device->backend->release(plan->prepared);
+    free(plan);
+    if (ctx)
+        acr__ctx_release(ctx);
+}
+
+const char *acr_plan_text(const acr_plan *plan)
+{
+    return plan->text;
+}
+
+const char *acr_plan_kernel(const acr_plan *plan)
+{
+    return plan->prepared->kernel->name;
+}
+
+size_t acr_plan_workspace(const acr_plan *plan)
+{
+    return plan->prepared->workspace_bytes;
+}
+
+/* ---- Execution ---------------------------------------------------------------------------------------------------- */
+
+static bool is_aligned(const void *pointer, size_t alignment)
+{
+    return ((uintptr_t)pointer & (alignment - 1)) == 0;
+}
+
+static acr_status check_workspace(const acr_plan *plan, const void *workspace, size_t bytes)
+{
+    const size_t needed = plan->prepared->workspace_bytes;
+    if (needed == 0)
+        return ACR_OK;
+    if (!workspace)
+        return acr__fail(ACR_WORKSPACE, "workspace is NULL, the plan needs %zu bytes", needed);
+    if (bytes < needed)
+        return acr__fail(ACR_WORKSPACE, "workspace has %zu bytes, the plan needs %zu", bytes, needed);
+    if (!is_aligned(workspace, WORKSPACE_ALIGNMENT))
+        return acr__fail(ACR_WORKSPACE, "workspace %p is not %d-byte aligned", workspace, WORKSPACE_ALIGNMENT);
+    return ACR_OK;
+}
+
+acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t bytes, void *stream)
+{
+    if (!plan)
+        return acr__fail(ACR_INVALID, "plan is NULL");
+    const acr_status status = check_workspace(plan, workspace, bytes);
+    if (status != ACR_OK || plan->prepared->workspace_bytes == 0)
+        return status;
+    acr__backend_device *device = plan->prepared->device;
+    return device->backend->mem_zero_async(device, workspace, plan->prepared->workspace_bytes, stream);
+}
+
+static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
+{
+    if (b->size != sizeof *b)
+        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu: initialise with ACR_BUFFERS_INIT", b->size, sizeof *b);
+    if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
+        return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
+    if (!b->q || !b->k || !b->v || !b->o)
+        return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : !b->v ? "v" : "o");
+    const bool want_lse = plan->problem.flags & ACR_WANT_LSE, has_lengths = plan->problem.flags & ACR_KV_LENS;
+    if (want_lse != (b->lse != NULL))
+        return acr__fail(ACR_INVALID, want_lse ? "buffers.lse is NULL, the problem has ACR_WANT_LSE"
+                                               : "buffers.lse is given, the problem lacks ACR_WANT_LSE");
+    if (has_lengths != (b->kv_lens != NULL))
+        return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
+                                                  : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
+    return ACR_OK;
+}
+
+static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
+{
+    const size_t promised = plan->problem.alignment;
+    const struct {
+        const char *name;
+        const void *pointer;
+        size_t alignment;
+    } pointers[] = {{"q", b->q, promised},
+                    {"k", b->k, promised},
+                    {"v", b->v, promised},
+                    {"o", b->o, promised},
+                    {"lse", b->lse, sizeof(float)},
+                    {"kv_lens", b->kv_lens, sizeof(int32_t)}};
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
+        if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
+            return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says", pointers[i].name,
+                             pointers[i].pointer, pointers[i].alignment);
+    return ACR_OK;
+}
+
+/* A tensor in memory: where it begins, how far it reaches, and the steps inside. rows 0: a plain block without steps. */
+typedef struct extent {
+    const char *name;
+    uintptr_t first;
+    int64_t bytes;
+    int64_t heads, row_bytes, head_bytes, batch_bytes, dim_bytes;
+} extent;
+
+/* Bytes at the start of each row step that the tensor can touch, or the whole step when that is not simple to say. Interleaved tensors,
+ * as in one [batch, length, q k v o, head, dim] buffer, share their span but touch different parts of each step. */
+static int64_t bytes_per_row_step(const extent *e)
+{
+    if (e->row_bytes == 0 || e->batch_bytes % e->row_bytes != 0)
+        return e->row_bytes;
+    const int64_t used = e->head_bytes % e->row_bytes == 0 ? e->dim_bytes : e->head_bytes * (e->heads - 1) + e->dim_bytes;
+    return used < e->row_bytes ? used : e->row_bytes;
+}
+
+static bool are_interleaved(const extent *a, const extent *b)
+{
+    if (a->row_bytes == 0 || a->row_bytes != b->row_bytes)
+        return false;
+    const int64_t step = a->row_bytes;
+    const int64_t offset = (int64_t)((b->first - a->first) % (uintptr_t)step + (uintptr_t)step) % step;
+    return offset >= bytes_per_row_step(a) && offset + bytes_per_row_step(b) <= step;
+}
+
+static bool overlap(const extent *a, const extent *b)
+{
+    if (a->bytes == 0 || b->bytes == 0 || a->first + (uintptr_t)a->bytes <= b->first || b->first + (uintptr_t)b->bytes <= a->first)
+        return false;
+    return a->first <= b->first ? !are_interleaved(a, b) : !are_interleaved(b, a);
+}
+
+static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t dim, const acr_strides *s,
+                        acr_dtype dtype)
+{
+    const int64_t size = acr__dtype_bytes(dtype);
+    return (extent){name, (uintptr_t)pointer, span_bytes, heads, s->row * size, s->head * size, s->batch * size, dim * size};
+}
+
+static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
+{
+    const acr_problem *p = &plan->problem;
+    const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, p->v_dim, &p->o, p->out_dtype);
+    const extent lse = {"lse", (uintptr_t)b->lse, b->lse ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0, 0, 0, 0, 0, 0};
+    const extent inputs[] = {
+        extent_of("q", b->q, plan->q_span_bytes, p->q_heads, p->qk_dim, &p->q, p->dtype),
+        extent_of("k", b->k, plan->k_span_bytes, p->kv_heads, p->qk_dim, &p->k, p->dtype),
+        extent_of("v", b->v, plan->v_span_bytes, p->kv_heads, p->v_dim, &p->v, p->dtype),
+        {"kv_lens", (uintptr_t)b->kv_lens, b->kv_lens ? p->batch * (int64_t)sizeof(int32_t) : 0, 0, 0, 0, 0, 0},
+    };
+    if (overlap(&o, &lse))
+        return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        if (overlap(&o, &inputs[i]) || overlap(&lse, &inputs[i]))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&o, &inputs[i]) ? "o" : "lse", inputs[i].name);
+    return ACR_OK;
+}
+
+acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes, void *stream)
+{
+    if (!plan || !buffers)
+        return acr__fail(ACR_INVALID, "%s is NULL", plan ? "buffers" : "plan");
+    acr_status status;
+    if ((status = check_presence(plan, buffers)) != ACR_OK || (status = check_alignment(plan, buffers)) != ACR_OK ||
+        (status = check_overlap(plan, buffers)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK)
+        return status;
+    fwd_args args;
+    acr__fwd_args(&args, &plan->problem, buffers, workspace);
+    return plan->prepared->device->backend->launch(plan->prepared, &args, buffers->flags, stream);
+}
+
+/* ---- One call ----------------------------------------------------------------------------------------------------- */
+
+/* The cached plan of a problem, made when it is not there. The caller holds the lock; making a plan lets go of it meanwhile. */
+static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_problem *canonical)
+{
+    const uint64_t digest = acr__problem_digest(canonical);
+    if ((*out = find_cached(ctx->cache, digest, canonical)))
+        return ACR_OK;
+    pthread_mutex_unlock(&ctx->lock);
+    acr_plan *plan = NULL;
+    cached_plan *entry = calloc(1, sizeof *entry);
+    const acr_status status = entry ? acr__plan_make(&plan, ctx, canonical, ACR_ESTIMATE, 0) : acr__fail(ACR_NO_MEMORY, "no memory for a plan");
+    pthread_mutex_lock(&ctx->lock);
+    if (status != ACR_OK) {
+        free(entry);
+        return status;
+    }
+    if ((*out = find_cached(ctx->cache, digest, canonical))) { /* another thread was faster */
+        acr_plan_destroy(plan);
+        free(entry);
+        return ACR_OK;
+    }
+    *entry = (cached_plan){digest, plan, NULL, ctx->cache->buckets[digest % CACHE_BUCKETS]};
+    ctx->cache->buckets[digest % CACHE_BUCKETS] = entry;
+    *out = entry;
+    return ACR_OK;
+}
+
+static acr_status make_workspace(stream_workspace **out, const acr_plan *plan, void *stream)
+{
+    acr__backend_device *device = plan->prepared->device;
+    const size_t bytes = plan->prepared->workspace_bytes;
+    int capturing = 0;
+    acr_status status = device->backend->is_capturing(device, stream, &capturing);
+    if (status != ACR_OK)
+        return status;
+    if (capturing)
+        return acr__fail(ACR_WORKSPACE, "this stream has no workspace of %zu bytes yet and is being captured: call acr_forward once before",
+                         bytes);
+    stream_workspace *made = calloc(1, sizeof *made);
+    if (!made)
+        return acr__fail(ACR_NO_MEMORY, "no memory for a workspace");
+    made->stream = stream;
+    status = device->backend->mem_alloc(device, bytes, &made->memory);
+    if (status == ACR_OK && (status = device->backend->mem_zero_async(device, made->memory, bytes, stream)) != ACR_OK)
+        device->backend->mem_free(device, made->memory);
+    if (status != ACR_OK) {
+        free(made);
+        return status;
+    }
+    *out = made;
+    return ACR_OK;
+}
+
+/* The workspace of a plan for a stream, made when it is not there. The caller holds the lock. */
+static acr_status workspace_of(void **out, cached_plan *entry, void *stream)
+{
+    *out = NULL;
+    if (entry->plan->prepared->workspace_bytes == 0)
+        return ACR_OK;
+    stream_workspace *found = entry->workspaces;
+    while (found && found->stream != stream)
+        found = found->next;
+    if (!found) {
+        const acr_status status = make_workspace(&found, entry->plan, stream);
+        if (status != ACR_OK)
+            return status;
+        found->next = entry->workspaces;
+        entry->workspaces = found;
+    }
+    *out = found->memory;
+    return ACR_OK;
+}
+
+acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream)
+{
+    if (!ctx || !buffers)
+        return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "buffers" : "ctx");
+    acr_problem canonical;
+    acr_status status = acr_problem_canonical(&canonical, problem);
+    if (status != ACR_OK)
+        return status;
+    cached_plan *entry;
+    void *workspace = NULL;
+    pthread_mutex_lock(&ctx->lock);
+    status = cached_plan_of(&entry, ctx, &canonical);
+    if (status == ACR_OK)
+        status = workspace_of(&workspace, entry, stream);
+    pthread_mutex_unlock(&ctx->lock);
+    if (status != ACR_OK)
+        return status;
+    return acr_execute(entry->plan, buffers, workspace, entry->plan->prepared->workspace_bytes, stream);
+}
+
+/* ---- Wisdom ------------------------------------------------------------------------------------------------------- */
+
+acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_report *report)
+{
+    if (!ctx || !path)
+        return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "path" : "ctx");
+    if (report && report->size != sizeof *report)
+        return acr__fail(ACR_INVALID, "report.size is %u, must be %zu: initialise with ACR_WISDOM_REPORT_INIT", report->size,
+                         sizeof *report);
+    pthread_mutex_lock(&ctx->lock);
+    const acr_status status = acr__wisdom_read(ctx->wisdom, &ctx->device->device, path, report);
+    pthread_mutex_unlock(&ctx->lock);
+    return status;
+}
+
+acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path)
+{
+    if (!ctx || !path)
+        return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "path" : "ctx");
+    pthread_mutex_t *lock = (pthread_mutex_t *)&ctx->lock; /* locking does not change what the context holds */
+    pthread_mutex_lock(lock);
+    const acr_status status = acr__wisdom_write(ctx->wisdom, path);
+    pthread_mutex_unlock(lock);
+    return status;
+}
+
+void acr_wisdom_forget(acr_ctx *ctx)
+{
+    if (!ctx)
+        return;
+    pthread_mutex_lock(&ctx->lock);
+    acr__wisdom_clear(ctx->wisdom);
+    clear_cache(ctx->cache, ctx->device);
+    pthread_mutex_unlock(&ctx->lock);
+}

@@ -1,0 +1,398 @@
+/* The CPU backend: what the machine is, host memory, and kernels launched over the lanes of a thread pool. Calls return when their work is
+ * done, so streams are ignored and there is nothing to wait for. */
+#include "backend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#if defined __linux__
+#include <sched.h>
+#endif
+#if defined __x86_64__
+#include <cpuid.h>
+#endif
+
+#include "cpu/threads.h"
+#include "error.h"
+
+enum {
+    THREADS_MAX = 1024,   /* acr_ctx_options.threads */
+    MEMORY_ALIGNMENT = 256 /* bytes */
+};
+
+/* Below this much work on one lane, waking others costs more than they save. */
+static const double SHARE_FROM_SECONDS = 20e-6;
+
+typedef struct cpu_device {
+    acr__backend_device base;
+    acr__pool *pool; /* NULL when parallel_for is the caller's, or there is one thread */
+    acr_parallel_for parallel_for;
+    void *parallel_user;
+} cpu_device;
+
+typedef struct cpu_prepared {
+    acr__prepared base;
+    int32_t lanes;        /* that share one execution */
+    size_t scratch_bytes; /* of each lane */
+} cpu_prepared;
+
+/* ---- What the machine is ---- */
+
+#if defined __x86_64__
+/* Register state that the operating system saves (XCR0). */
+enum {
+    XCR0_AVX = 0x6,    /* xmm, ymm */
+    XCR0_AVX512 = 0xe6 /* and opmask, zmm */
+};
+
+static uint64_t read_xcr0(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+static uint32_t detect_isa(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    uint32_t isa = ACR__ISA_PORTABLE;
+    const unsigned leaf1_need = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & leaf1_need) != leaf1_need) {
+        return isa;
+    }
+    uint64_t saved = read_xcr0();
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX2) || (saved & XCR0_AVX) != XCR0_AVX) {
+        return isa;
+    }
+    isa |= ACR__ISA_AVX2;
+    const unsigned leaf7_need = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    if ((ebx & leaf7_need) == leaf7_need && (saved & XCR0_AVX512) == XCR0_AVX512) {
+        isa |= ACR__ISA_AVX512;
+    }
+    return isa;
+}
+
+/* The processor's own brand string, trimmed. */
+static void detect_name(char *name, size_t capacity)
+{
+    unsigned words[12] = {0};
+    for (unsigned i = 0; i < 3; i++) {
+        if (!__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3])) {
+            snprintf(name, capacity, "x86-64 CPU");
+            return;
+        }
+    }
+    char brand[sizeof words + 1] = {0};
+    memcpy(brand, words, sizeof words);
+    const char *first = brand + strspn(brand, " ");
+    size_t length = strlen(first);
+    while (length > 0 && first[length - 1] == ' ') {
+        length--;
+    }
+    snprintf(name, capacity, "%.*s", (int)length, first);
+}
+#else
+static uint32_t detect_isa(void)
+{
+    return ACR__ISA_PORTABLE;
+}
+
+static void detect_name(char *name, size_t capacity)
+{
+#if defined __aarch64__
+    snprintf(name, capacity, "aarch64 CPU");
+#else
+    snprintf(name, capacity, "CPU");
+#endif
+}
+#endif
+
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The core clock, from a chain of additions that take one cycle each. Virtual machines report no frequency, or a wrong one. The fastest of
+ * a few short tries, since other programs can only slow it. */
+static double measure_clock_hz(void)
+{
+    const double assumed_hz = 2e9;
+#if defined __x86_64__ || defined __aarch64__
+    enum { TRIES = 8, ADDITIONS = 100000 };
+    double best_hz = 0;
+    for (int try = 0; try < TRIES; try++) {
+        uint64_t sum = 0;
+        double start = now_seconds();
+        for (int i = 0; i < ADDITIONS / 10; i++) {
+#if defined __x86_64__
+            __asm__ volatile(".rept 10\n\tadd $3, %0\n\t.endr" : "+r"(sum));
+#else
+            __asm__ volatile(".rept 10\n\tadd %0, %0, #3\n\t.endr" : "+r"(sum));
+#endif
+        }
+        double seconds = now_seconds() - start;
+        double hz = seconds > 0 ? ADDITIONS / seconds : 0;
+        best_hz = hz > best_hz ? hz : best_hz;
+    }
+    return best_hz > 0 ? best_hz : assumed_hz;
+#else
+    return assumed_hz;
+#endif
+}
+
+/* Processors this process may run on. */
+static int32_t usable_threads(void)
+{
+    long count = 0;
+#if defined __linux__
+    cpu_set_t *set = CPU_ALLOC(THREADS_MAX);
+    if (set && sched_getaffinity(0, CPU_ALLOC_SIZE(THREADS_MAX), set) == 0) {
+        count = CPU_COUNT_S(CPU_ALLOC_SIZE(THREADS_MAX), set);
+    }
+    if (set) {
+        CPU_FREE(set);
+    }
+#endif
+    if (count < 1) {
+        count = sysconf(_SC_NPROCESSORS_ONLN);
+    }
+    return (int32_t)(count < 1 ? 1 : count > THREADS_MAX ? THREADS_MAX : count);
+}
+
+static int64_t last_level_cache_bytes(void)
+{
+#if defined _SC_LEVEL3_CACHE_SIZE
+    const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
+        long bytes = sysconf(levels[i]);
+        if (bytes > 0) {
+            return bytes;
+        }
+    }
+#endif
+    return 0;
+}
+
+static void describe(acr__backend_device *base, int32_t threads)
+{
+    acr__device *device = &base->device;
+    device->backend = ACR__CPU;
+    detect_name(device->name, sizeof device->name);
+    device->isa = detect_isa();
+    device->threads = threads;
+    device->l2_bytes = last_level_cache_bytes();
+    device->mem_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    device->clock_hz = measure_clock_hz();
+    const char *isa = device->isa & ACR__ISA_AVX512 ? "avx512" : device->isa & ACR__ISA_AVX2 ? "avx2" : "portable";
+    snprintf(base->text, sizeof base->text, "%s, %s, %d thread%s, %.1f GHz, %lld MiB last-level cache", device->name, isa, (int)threads,
+             threads == 1 ? "" : "s", device->clock_hz * 1e-9, (long long)(device->l2_bytes >> 20));
+}
+
+/* ---- Open, close ---- */
+
+static void cpu_close(acr__backend_device *base)
+{
+    if (base) {
+        cpu_device *cpu = (cpu_device *)base;
+        acr__pool_destroy(cpu->pool);
+        free(cpu);
+    }
+}
+
+static acr_status cpu_open(acr__backend_device **out, const acr_ctx_options *options)
+{
+    if (options->device != 0) {
+        return acr__fail(ACR_NO_DEVICE, "cpu device %d: there is only device 0", (int)options->device);
+    }
+    if (options->threads > THREADS_MAX) {
+        return acr__fail(ACR_INVALID, "threads is %u: at most %d", (unsigned)options->threads, (int)THREADS_MAX);
+    }
+    cpu_device *cpu = calloc(1, sizeof *cpu);
+    if (!cpu) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a cpu device");
+    }
+    int32_t threads = options->threads ? (int32_t)options->threads : usable_threads();
+    cpu->base.backend = &acr__backend_cpu;
+    cpu->parallel_for = options->parallel_for;
+    cpu->parallel_user = options->parallel_user;
+    describe(&cpu->base, threads);
+    if (!cpu->parallel_for && threads > 1) {
+        acr_status status = acr__pool_create(&cpu->pool, threads);
+        if (status != ACR_OK) {
+            cpu_close(&cpu->base);
+            return status;
+        }
+    }
+    *out = &cpu->base;
+    return ACR_OK;
+}
+
+/* ---- Kernels ---- */
+
+/* How many lanes share an execution: no more than there are query tiles, and one when the work is too short to share. */
+static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
+{
+    acr__device one_thread = *device;
+    one_thread.threads = 1;
+    if (kernel->cost(problem, &one_thread) < SHARE_FROM_SECONDS) {
+        return 1;
+    }
+    int64_t tiles = problem->batch * problem->q_heads * ((problem->q_len + kernel->q_tile - 1) / kernel->q_tile);
+    return (int32_t)(tiles < device->threads ? tiles : device->threads);
+}
+
+static acr_status cpu_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem)
+{
+    cpu_prepared *prepared = calloc(1, sizeof *prepared);
+    if (!prepared) {
+        return acr__fail(ACR_NO_MEMORY, "no memory to prepare kernel %s", kernel->name);
+    }
+    prepared->base.device = device;
+    prepared->base.kernel = kernel;
+    prepared->base.problem = *problem;
+    prepared->base.workspace_bytes = kernel->workspace ? kernel->workspace(problem, &device->device) : 0;
+    prepared->scratch_bytes = prepared->base.workspace_bytes / (size_t)device->device.threads;
+    prepared->lanes = choose_lanes(kernel, problem, &device->device);
+    *out = &prepared->base;
+    return ACR_OK;
+}
+
+static void cpu_release(acr__prepared *prepared)
+{
+    free(prepared);
+}
+
+/* One execution as its lanes see it. */
+typedef struct lane_call {
+    const fwd_args *args;
+    const cpu_prepared *prepared;
+    int32_t lanes;
+    _Atomic int64_t queue;
+} lane_call;
+
+static void run_lane(void *arg, int32_t lane)
+{
+    lane_call *call = arg;
+    char *scratch = (char *)call->args->workspace + (size_t)lane * call->prepared->scratch_bytes;
+    call->prepared->base.kernel->run(call->args, lane, call->lanes, &call->queue, scratch);
+}
+
+static void run_indexed_lane(void *arg, size_t index)
+{
+    run_lane(arg, (int32_t)index);
+}
+
+static acr_status cpu_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
+{
+    (void)flags; /* ACR_OVERLAP_PREVIOUS: the previous kernel has always ended */
+    (void)stream;
+    const cpu_prepared *prepared = (const cpu_prepared *)base;
+    cpu_device *cpu = (cpu_device *)base->device;
+    lane_call call = {.args = args, .prepared = prepared, .lanes = prepared->lanes};
+    if (call.lanes > 1 && cpu->parallel_for) {
+        cpu->parallel_for(cpu->parallel_user, (size_t)call.lanes, run_indexed_lane, &call);
+        return ACR_OK;
+    }
+    if (call.lanes == 1 || !acr__pool_try_run(cpu->pool, call.lanes, run_lane, &call)) {
+        call.lanes = 1; /* short work, or the pool is at another thread's service: this thread does it all */
+        run_lane(&call, 0);
+    }
+    return ACR_OK;
+}
+
+/* ---- Memory ---- */
+
+static acr_status cpu_mem_alloc(acr__backend_device *device, size_t bytes, void **out)
+{
+    (void)device;
+    size_t rounded = (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
+    void *memory = rounded < bytes ? NULL : aligned_alloc(MEMORY_ALIGNMENT, rounded ? rounded : MEMORY_ALIGNMENT);
+    if (!memory) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes", bytes);
+    }
+    *out = memory;
+    return ACR_OK;
+}
+
+static void cpu_mem_free(acr__backend_device *device, void *memory)
+{
+    (void)device;
+    free(memory);
+}
+
+static acr_status cpu_mem_copy(acr__backend_device *device, void *to, const void *from, size_t bytes)
+{
+    (void)device;
+    memcpy(to, from, bytes);
+    return ACR_OK;
+}
+
+static acr_status cpu_mem_fill(acr__backend_device *device, void *memory, unsigned char value, size_t bytes)
+{
+    (void)device;
+    memset(memory, value, bytes);
+    return ACR_OK;
+}
+
+static acr_status cpu_mem_zero_async(acr__backend_device *device, void *memory, size_t bytes, void *stream)
+{
+    (void)stream;
+    return cpu_mem_fill(device, memory, 0, bytes);
+}
+
+/* ---- Order and time ---- */
+
+static acr_status cpu_is_capturing(acr__backend_device *device, void *stream, int *out)
+{
+    (void)device;
+    (void)stream;
+    *out = 0;
+    return ACR_OK;
+}
+
+static acr_status cpu_synchronize(acr__backend_device *device)
+{
+    (void)device;
+    return ACR_OK;
+}
+
+static acr_status cpu_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+{
+    (void)device;
+    for (int replay = -1; replay < replays; replay++) { /* replay -1 warms up */
+        double start = now_seconds();
+        for (int i = 0; i < launches; i++) {
+            acr_status status = enqueue(arg, NULL);
+            if (status != ACR_OK) {
+                return status;
+            }
+        }
+        if (replay >= 0) {
+            seconds[replay] = (now_seconds() - start) / launches;
+        }
+    }
+    return ACR_OK;
+}
+
+const acr__backend acr__backend_cpu = {
+    .name = "cpu",
+    .id = ACR__CPU,
+    .open = cpu_open,
+    .close = cpu_close,
+    .prepare = cpu_prepare,
+    .release = cpu_release,
+    .launch = cpu_launch,
+    .mem_alloc = cpu_mem_alloc,
+    .mem_free = cpu_mem_free,
+    .mem_upload = cpu_mem_copy,
+    .mem_download = cpu_mem_copy,
+    .mem_fill = cpu_mem_fill,
+    .mem_zero_async = cpu_mem_zero_async,
+    .is_capturing = cpu_is_capturing,
+    .synchronize = cpu_synchronize,
+    .time = cpu_time,
+};

@@ -1,0 +1,52 @@
+/* Fills a kernel's arguments from the canonical problem and the caller's buffers. */
+#include "internal.h"
+
+static fwd_strides strides_of(const acr_strides *s)
+{
+    return (fwd_strides){s->batch, s->head, s->row};
+}
+
+static int32_t mask_of(acr_mask mask)
+{
+    switch (mask) {
+    case ACR_MASK_CAUSAL:
+        return FWD_MASK_BOTTOM_RIGHT;
+    case ACR_MASK_CAUSAL_TOP_LEFT:
+        return FWD_MASK_TOP_LEFT;
+    case ACR_MASK_NONE:
+        break;
+    }
+    return FWD_MASK_NONE;
+}
+
+void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace)
+{
+    static const double log2_e = 1.44269504088896340736;
+    const float scale = problem->scale * problem->q_scale * problem->k_scale;
+    *args = (fwd_args){
+        .q = buffers->q,
+        .k = buffers->k,
+        .v = buffers->v,
+        .o = buffers->o,
+        .lse = buffers->lse,
+        .kv_lens = buffers->kv_lens,
+        .workspace = workspace,
+        .q_stride = strides_of(&problem->q),
+        .k_stride = strides_of(&problem->k),
+        .v_stride = strides_of(&problem->v),
+        .o_stride = strides_of(&problem->o),
+        .batch = (int32_t)problem->batch,
+        .q_heads = (int32_t)problem->q_heads,
+        .kv_heads = (int32_t)problem->kv_heads,
+        .group = (int32_t)(problem->q_heads / problem->kv_heads),
+        .q_len = (int32_t)problem->q_len,
+        .kv_len = (int32_t)problem->kv_len,
+        .qk_dim = (int32_t)problem->qk_dim,
+        .v_dim = (int32_t)problem->v_dim,
+        .mask = mask_of(problem->mask),
+        .scale = scale,
+        .scale_log2 = (float)((double)scale * log2_e),
+        .out_scale = problem->v_scale,
+        .out_bf16 = problem->dtype == ACR_E4M3 && problem->out_dtype == ACR_BF16,
+    };
+}

@@ -1,0 +1,19 @@
+/* A plan: a kernel chosen and made ready. How the choice is made: plan.c. */
+#ifndef ACR_PLAN_H
+#define ACR_PLAN_H
+
+#include "backend.h"
+
+struct acr_plan {
+    acr_ctx *ctx; /* one reference; NULL for the plans of the context's own cache, which the context outlives */
+    acr__prepared *prepared;
+    acr_problem problem;  /* canonical */
+    int64_t o_span_bytes; /* for the overlap checks of an execution */
+    int64_t q_span_bytes, k_span_bytes, v_span_bytes;
+    char text[ACR_PROBLEM_TEXT_MAX + 256];
+};
+
+/* acr_plan_create for a canonical problem; the plan holds a reference on ctx if `pins`. */
+acr_status acr__plan_make(acr_plan **out, acr_ctx *ctx, const acr_problem *canonical, acr_effort effort, int pins);
+
+#endif
