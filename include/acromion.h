@@ -274,7 +274,8 @@ ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers,
 
 /* Everything in one call: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or makes a workspace for this
  * stream (kept in ctx), executes. After the first call for a problem and stream it neither allocates nor synchronises.
- * Executions on one stream must not overlap: use one stream from one thread at a time.
+ * Executions on one stream share that workspace: use one stream from one thread at a time. On cpu too, where a stream does nothing
+ * else: threads that call this at once give each its own value (the address of a local variable, say).
  * Errors: those of acr_plan_create and acr_execute; ACR_WORKSPACE when a workspace would have to be made while the stream is being
  * captured: call it once before capturing. */
 ACR_API acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream);

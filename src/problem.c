@@ -448,15 +448,15 @@ static acr_status syntax_error(const reader *r, const char *reason)
     return acr__fail(ACR_FORMAT, "problem text, character %zu: %s", (size_t)(r->at - r->text), reason);
 }
 
-/* A decimal number of at most 18 digits. */
+/* A decimal number up to 2^63 - 1: every stride that a problem can have. */
 static acr_status read_number(reader *r, int64_t *value)
 {
     const char *first = r->at;
     int64_t number = 0;
     while (*r->at >= '0' && *r->at <= '9') {
-        if (r->at - first == 18)
-            return syntax_error(r, "number has more than 18 digits");
-        number = 10 * number + (*r->at++ - '0');
+        if (__builtin_mul_overflow(number, 10, &number) || __builtin_add_overflow(number, *r->at - '0', &number))
+            return syntax_error(r, "number has too many digits");
+        r->at++;
     }
     if (r->at == first)
         return syntax_error(r, "expected a number");
@@ -510,7 +510,7 @@ static acr_status read_strides(reader *r, acr_strides *strides)
 
 static acr_status read_alignment(reader *r)
 {
-    int64_t value;
+    int64_t value = 0;
     const char *first = r->at;
     const acr_status status = read_number(r, &value);
     if (status == ACR_OK && (value < 1 || value > MAX_ALIGNMENT)) {

@@ -1,5 +1,5 @@
 /* Loading the CUDA driver. */
-#include "driver.h"
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include "../error.h"
+#include "error.h"
 
 /* Every driver entry that is used, with the CUDA version whose signature is meant. cuda.h renames many functions by macros
  * (cuMemAlloc is cuMemAlloc_v2), so a plain dlsym of the name would fetch an older signature: each entry is asked for through

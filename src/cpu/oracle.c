@@ -1,0 +1,441 @@
+/* The judge: attention computed plainly on the exact stored inputs, in float64, and the unfused float32 computation whose error sets the
+ * tolerance of every kernel. Plain does not mean slow: K is transposed once for each key/value head, so that the inner loops run over vectors.
+ *
+ * Both go row by row:   scores -> softmax over the keys this row sees -> weighted sum of those keys' values.
+ * Keys a row does not see are not touched, so that whatever they hold, NaN included, stays out of it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+
+/* A binary floating-point format narrower than float32. */
+typedef struct narrow_format {
+    int mantissa_bits;   /* stored, without the leading one */
+    int exponent_min;    /* of the smallest normal number; the bias is 1 - exponent_min */
+    double max_finite;
+    uint32_t nan;        /* a quiet NaN, positive */
+    uint32_t overflow;   /* what values beyond max_finite become: infinity, or for e4m3, which has none, the largest number (as the
+                            hardware's saturating conversion) */
+    int sign_bit;
+} narrow_format;
+
+static const narrow_format f16_format = {10, -14, 65504.0, 0x7e00, 0x7c00, 15};
+static const narrow_format bf16_format = {7, -126, 0x1.fep127, 0x7fc0, 0x7f80, 15};
+static const narrow_format e4m3_format = {3, -6, 448.0, 0x7f, 0x7e, 7};
+
+static const narrow_format *format_of(acr_dtype dtype)
+{
+    return dtype == ACR_F16 ? &f16_format : dtype == ACR_BF16 ? &bf16_format : &e4m3_format;
+}
+
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* 2^exponent, for exponents of normal doubles. */
+static double power_of_two(int exponent)
+{
+    return double_of((uint64_t)(exponent + 1023) << 52);
+}
+
+static double decode(const narrow_format *format, uint32_t bits)
+{
+    const uint32_t magnitude = bits & ((1u << format->sign_bit) - 1);
+    const double sign = bits >> format->sign_bit & 1 ? -1.0 : 1.0;
+    const uint32_t exponent = magnitude >> format->mantissa_bits;
+    const uint32_t mantissa = magnitude & ((1u << format->mantissa_bits) - 1);
+    if (format == &e4m3_format ? magnitude == format->nan : magnitude > format->overflow) {
+        return NAN;
+    }
+    if (format != &e4m3_format && magnitude == format->overflow) {
+        return sign * INFINITY;
+    }
+    if (exponent == 0) {
+        return sign * mantissa * power_of_two(format->exponent_min - format->mantissa_bits);
+    }
+    const uint64_t biased = exponent - 1 + (uint64_t)(format->exponent_min + 1023);
+    return sign * double_of(biased << 52 | (uint64_t)mantissa << (52 - format->mantissa_bits));
+}
+
+/* The nearest value of the format, ties to even, as if its exponent had no upper end. magnitude >= 0 and finite. */
+static double round_magnitude(const narrow_format *format, double magnitude)
+{
+    const double smallest_normal = power_of_two(format->exponent_min);
+    if (magnitude < smallest_normal) {
+        /* Adding a number whose own last bit is the format's smallest step leaves the rounding to the adder. */
+        const double step_at_bit_0 = smallest_normal * power_of_two(52 - format->mantissa_bits);
+        return magnitude + step_at_bit_0 - step_at_bit_0;
+    }
+    const int dropped = 52 - format->mantissa_bits;
+    const uint64_t bits = bits_of(magnitude);
+    const uint64_t half_or_less = ((uint64_t)1 << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    return double_of((bits + half_or_less) >> dropped << dropped);
+}
+
+static uint32_t encode(const narrow_format *format, double value)
+{
+    if (isnan(value)) {
+        return format->nan;
+    }
+    const uint32_t sign = (signbit(value) ? 1u : 0u) << format->sign_bit;
+    if (isinf(value)) {
+        return sign | format->overflow;
+    }
+    const double rounded = round_magnitude(format, fabs(value));
+    if (rounded > format->max_finite) {
+        return sign | format->overflow;
+    }
+    if (rounded < power_of_two(format->exponent_min)) {
+        return sign | (uint32_t)(rounded * power_of_two(format->mantissa_bits - format->exponent_min));
+    }
+    /* Exponent and mantissa are adjacent in both formats, so only the bias differs. */
+    const uint64_t bits = bits_of(rounded) >> (52 - format->mantissa_bits);
+    const uint64_t bias_difference = (uint64_t)(1023 - (1 - format->exponent_min));
+    return sign | (uint32_t)(bits - (bias_difference << format->mantissa_bits));
+}
+
+double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
+{
+    switch (dtype) {
+    case ACR_F32:
+        return ((const float *)base)[index];
+    case ACR_F16:
+    case ACR_BF16:
+        return decode(format_of(dtype), ((const uint16_t *)base)[index]);
+    case ACR_E4M3:
+        return decode(&e4m3_format, ((const uint8_t *)base)[index]);
+    case ACR_DTYPE_DEFAULT:
+        break;
+    }
+    return NAN;
+}
+
+void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value)
+{
+    switch (dtype) {
+    case ACR_F32:
+        ((float *)base)[index] = (float)value;
+        return;
+    case ACR_F16:
+    case ACR_BF16:
+        ((uint16_t *)base)[index] = (uint16_t)encode(format_of(dtype), value);
+        return;
+    case ACR_E4M3:
+        ((uint8_t *)base)[index] = (uint8_t)encode(&e4m3_format, value);
+        return;
+    case ACR_DTYPE_DEFAULT:
+        return;
+    }
+}
+
+/* A softmax weight as it is stored between the two products of an unfused computation. */
+static float round_weight(acr_dtype dtype, float weight)
+{
+    if (dtype == ACR_F32 || isnan(weight)) {
+        return weight;
+    }
+    return (float)round_magnitude(format_of(dtype), weight);
+}
+
+/* ---- One key/value head, widened ---------------------------------------------------------------------------------- */
+
+/* Vectors of one cache line. Rows of the widened tensors are padded with zeros to whole vectors. */
+typedef double doubles __attribute__((vector_size(64)));
+typedef float floats __attribute__((vector_size(64)));
+enum {
+    DOUBLES = 8,
+    FLOATS = 16
+};
+
+/* Where a row's arithmetic happens: everything double, or everything float. */
+typedef enum precision {
+    IN_DOUBLE,
+    IN_FLOAT
+} precision;
+
+/* The operands of the rows of one batch entry and key/value head, and the scratch of one row, in the chosen precision. */
+typedef struct workspace {
+    precision precision;
+    int64_t kv_padded, v_padded; /* elements */
+    void *k;      /* [qk_dim, kv_padded]: transposed */
+    void *v;      /* [kv_len, v_padded] */
+    void *q;      /* [qk_dim] */
+    void *scores; /* [kv_padded] */
+    void *out;    /* [v_padded] */
+    int64_t batch, kv_head; /* whose k and v are loaded; -1 = none */
+} workspace;
+
+static int64_t round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static void close_workspace(workspace *w)
+{
+    free(w->k);
+    free(w->v);
+    free(w->q);
+    free(w->scores);
+    free(w->out);
+}
+
+static acr_status open_workspace(workspace *w, precision in, const acr_problem *p)
+{
+    const size_t element_bytes = in == IN_DOUBLE ? sizeof(double) : sizeof(float);
+    const int64_t kv_padded = round_up(p->kv_len, FLOATS), v_padded = round_up(p->v_dim, FLOATS);
+    const int64_t q_padded = round_up(p->qk_dim, FLOATS);
+    *w = (workspace){.precision = in, .kv_padded = kv_padded, .v_padded = v_padded, .batch = -1, .kv_head = -1};
+    const struct {
+        void **at;
+        int64_t elements;
+    } parts[] = {{&w->k, p->qk_dim * kv_padded}, {&w->v, p->kv_len * v_padded}, {&w->q, q_padded}, {&w->scores, kv_padded}, {&w->out, v_padded}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const size_t bytes = (size_t)parts[i].elements * element_bytes;
+        *parts[i].at = aligned_alloc(64, bytes);
+        if (!*parts[i].at) {
+            close_workspace(w);
+            return acr__fail(ACR_NO_MEMORY, "oracle: no memory for %zu bytes", bytes);
+        }
+        memset(*parts[i].at, 0, bytes);
+    }
+    return ACR_OK;
+}
+
+static void put(const workspace *w, void *at, int64_t index, double value)
+{
+    if (w->precision == IN_DOUBLE) {
+        ((double *)at)[index] = value;
+    } else {
+        ((float *)at)[index] = (float)value; /* exact: stored elements are at most float32 */
+    }
+}
+
+/* Keys that exist in a batch entry. */
+static int64_t key_count(const acr_problem *p, const acr_buffers *b, int64_t batch)
+{
+    if (!b->kv_lens) {
+        return p->kv_len;
+    }
+    const int64_t keys = b->kv_lens[batch];
+    return keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
+}
+
+static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t batch, int64_t kv_head)
+{
+    if (w->batch == batch && w->kv_head == kv_head) {
+        return;
+    }
+    w->batch = batch;
+    w->kv_head = kv_head;
+    const int64_t keys = key_count(p, b, batch);
+    for (int64_t j = 0; j < keys; j++) {
+        const int64_t k_row = batch * p->k.batch + kv_head * p->k.head + j * p->k.row;
+        const int64_t v_row = batch * p->v.batch + kv_head * p->v.head + j * p->v.row;
+        for (int64_t d = 0; d < p->qk_dim; d++) {
+            put(w, w->k, d * w->kv_padded + j, acr__load_element(p->dtype, b->k, k_row + d));
+        }
+        for (int64_t d = 0; d < p->v_dim; d++) {
+            put(w, w->v, j * w->v_padded + d, acr__load_element(p->dtype, b->v, v_row + d));
+        }
+    }
+}
+
+/* ---- One row ------------------------------------------------------------------------------------------------------ */
+
+/* sums[0..vectors) += factor[0] * rows[0][0..vectors) + factor[1] * rows[1]..., one row after another; rows are `stride` vectors apart. Both
+ * products of attention have this form: scores over the dims of a query, outputs over the keys of a row. */
+static void add_rows_double(doubles *sums, const double *factor, const doubles *rows, int64_t stride, int64_t count, int64_t vectors)
+{
+    int64_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+        const doubles *row = rows + r * stride;
+        for (int64_t x = 0; x < vectors; x++) {
+            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] + factor[r + 2] * row[2 * stride + x] +
+                      factor[r + 3] * row[3 * stride + x];
+        }
+    }
+    for (; r < count; r++) {
+        for (int64_t x = 0; x < vectors; x++) {
+            sums[x] += factor[r] * rows[r * stride + x];
+        }
+    }
+}
+
+static void add_rows_float(floats *sums, const float *factor, const floats *rows, int64_t stride, int64_t count, int64_t vectors)
+{
+    int64_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+        const floats *row = rows + r * stride;
+        for (int64_t x = 0; x < vectors; x++) {
+            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] + factor[r + 2] * row[2 * stride + x] +
+                      factor[r + 3] * row[3 * stride + x];
+        }
+    }
+    for (; r < count; r++) {
+        for (int64_t x = 0; x < vectors; x++) {
+            sums[x] += factor[r] * rows[r * stride + x];
+        }
+    }
+}
+
+/* Softmax of the row's first `keys` scores in float64 and their weighted sum of values; returns the log-sum-exp. keys >= 1. */
+static double attend_double(workspace *w, const acr_problem *p, int64_t keys, double *o)
+{
+    double *s = w->scores;
+    const double scale = (double)p->scale * p->q_scale * p->k_scale;
+    memset(s, 0, (size_t)w->kv_padded * sizeof *s);
+    add_rows_double(w->scores, w->q, w->k, w->kv_padded / DOUBLES, p->qk_dim, round_up(keys, DOUBLES) / DOUBLES);
+    double max = -INFINITY;
+    for (int64_t j = 0; j < keys; j++) {
+        s[j] *= scale;
+        max = s[j] > max || isnan(s[j]) ? s[j] : max;
+    }
+    double sum = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        s[j] = exp(s[j] - max);
+        sum += s[j];
+    }
+    double *out = w->out;
+    memset(out, 0, (size_t)w->v_padded * sizeof *out);
+    add_rows_double(w->out, s, w->v, w->v_padded / DOUBLES, keys, w->v_padded / DOUBLES);
+    for (int64_t d = 0; d < p->v_dim; d++) {
+        o[d] = out[d] / sum * p->v_scale;
+    }
+    return max + log(sum);
+}
+
+/* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type, between the two products. */
+static void attend_float(workspace *w, const acr_problem *p, int64_t keys, double *o)
+{
+    float *s = w->scores;
+    const float scale = p->scale * p->q_scale * p->k_scale;
+    memset(s, 0, (size_t)w->kv_padded * sizeof *s);
+    add_rows_float(w->scores, w->q, w->k, w->kv_padded / FLOATS, p->qk_dim, round_up(keys, FLOATS) / FLOATS);
+    float max = -INFINITY;
+    for (int64_t j = 0; j < keys; j++) {
+        s[j] *= scale;
+        max = s[j] > max || isnan(s[j]) ? s[j] : max;
+    }
+    float sum = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        s[j] = expf(s[j] - max);
+        sum += s[j];
+    }
+    for (int64_t j = 0; j < keys; j++) {
+        s[j] = round_weight(p->dtype, s[j] / sum);
+    }
+    float *out = w->out;
+    memset(out, 0, (size_t)w->v_padded * sizeof *out);
+    add_rows_float(w->out, s, w->v, w->v_padded / FLOATS, keys, w->v_padded / FLOATS);
+    for (int64_t d = 0; d < p->v_dim; d++) {
+        uint32_t stored;
+        acr__store_element(p->out_dtype, &stored, 0, out[d] * p->v_scale);
+        o[d] = acr__load_element(p->out_dtype, &stored, 0);
+    }
+}
+
+/* Keys that query row i sees, of the `keys` that exist. */
+static int64_t visible_keys(const acr_problem *p, int64_t keys, int64_t i)
+{
+    if (p->mask == ACR_MASK_NONE) {
+        return keys;
+    }
+    const int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - p->q_len : 0;
+    const int64_t visible = i + diagonal + 1;
+    return visible < 0 ? 0 : visible > keys ? keys : visible;
+}
+
+/* One row, by its number; o and lse point at its results. lse may be NULL. */
+static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t row, double *o, double *lse)
+{
+    const int64_t i = row % p->q_len, head = row / p->q_len % p->q_heads, batch = row / p->q_len / p->q_heads;
+    const int64_t keys = visible_keys(p, key_count(p, b, batch), i);
+    double row_lse = -INFINITY;
+    if (keys == 0) {
+        memset(o, 0, (size_t)p->v_dim * sizeof *o);
+    } else {
+        load_key_value_head(w, p, b, batch, head / (p->q_heads / p->kv_heads));
+        for (int64_t d = 0; d < p->qk_dim; d++) {
+            put(w, w->q, d, acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + i * p->q.row + d));
+        }
+        if (w->precision == IN_DOUBLE) {
+            row_lse = attend_double(w, p, keys, o);
+        } else {
+            attend_float(w, p, keys, o);
+        }
+    }
+    if (lse) {
+        *lse = row_lse;
+    }
+}
+
+/* ---- Many rows ---------------------------------------------------------------------------------------------------- */
+
+/* A row wanted and its place in the results. */
+typedef struct wanted_row {
+    int64_t row, place;
+} wanted_row;
+
+static int by_row(const void *a, const void *b)
+{
+    const int64_t left = ((const wanted_row *)a)->row, right = ((const wanted_row *)b)->row;
+    return (left > right) - (left < right);
+}
+
+/* Ascending rows visit the key/value heads one after another, so that each is loaded once. */
+static acr_status sort_rows(wanted_row **out, const int64_t *row_list, int64_t rows)
+{
+    wanted_row *wanted = malloc((size_t)rows * sizeof *wanted);
+    if (!wanted) {
+        return acr__fail(ACR_NO_MEMORY, "oracle: no memory for %lld rows", (long long)rows);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        wanted[r] = (wanted_row){row_list[r], r};
+    }
+    qsort(wanted, (size_t)rows, sizeof *wanted, by_row);
+    *out = wanted;
+    return ACR_OK;
+}
+
+static acr_status attend_rows(precision in, const acr_problem *p, const acr_buffers *b, const int64_t *row_list, int64_t rows, double *o,
+                              double *lse)
+{
+    wanted_row *wanted = NULL;
+    acr_status status = row_list && rows > 0 ? sort_rows(&wanted, row_list, rows) : ACR_OK;
+    workspace w;
+    if (status == ACR_OK) {
+        status = open_workspace(&w, in, p);
+    }
+    if (status == ACR_OK) {
+        for (int64_t r = 0; r < rows; r++) {
+            const wanted_row now = wanted ? wanted[r] : (wanted_row){r, r};
+            attend_row(&w, p, b, now.row, o + now.place * p->v_dim, lse ? lse + now.place : NULL);
+        }
+        close_workspace(&w);
+    }
+    free(wanted);
+    return status;
+}
+
+acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o, double *lse)
+{
+    return attend_rows(IN_DOUBLE, problem, buffers, row_list, rows, o, lse);
+}
+
+acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o)
+{
+    return attend_rows(IN_FLOAT, problem, buffers, row_list, rows, o, NULL);
+}

@@ -1,0 +1,683 @@
+/* The CUDA backend: the device's primary context, its memory, kernels loaded from embedded images, launches, and timing by graphs. */
+#include "backend.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+#include "cuda/tensormap.h"
+#include "error.h"
+
+/* Machine code in the driver's hands. Images of listed kernels stay loaded until the device is closed, because graphs that a caller has
+ * captured refer to them even after the plan is gone; a candidate's image lives as long as its one acr__prepared. */
+typedef struct loaded_image {
+    struct loaded_image *next; /* among those of the device; unused for a candidate */
+    const acr__kernel *kernel;
+    CUlibrary library;
+    CUfunction function; /* in the primary context */
+} loaded_image;
+
+typedef struct cuda_device {
+    acr__backend_device base;
+    acr__cuda_driver driver;
+    CUdevice handle;
+    CUcontext context;     /* primary, retained */
+    CUstream copy_stream;  /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
+    pthread_mutex_t lock;  /* guards images */
+    loaded_image *images;  /* of listed kernels */
+} cuda_device;
+
+typedef struct cuda_prepared {
+    acr__prepared base;
+    loaded_image *image;
+    int owns_image; /* a candidate's */
+} cuda_prepared;
+
+/* ---- Entering and leaving the device ---- */
+
+/* What `leave` restores. */
+typedef struct scope {
+    CUstreamCaptureMode capture_mode;
+} scope;
+
+static acr_status check(const cuda_device *d, CUresult result, const char *what)
+{
+    return result == CUDA_SUCCESS ? ACR_OK : acr__cuda_fail(&d->driver, result, ACR_DEVICE_FAULT, what);
+}
+
+/* Makes the primary context current, and lets calls pass that a capture running on this thread would otherwise forbid. */
+static acr_status enter(const cuda_device *d, scope *scope)
+{
+    acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
+    if (status != ACR_OK)
+        return status;
+    scope->capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUresult result = d->driver.ThreadExchangeStreamCaptureMode(&scope->capture_mode);
+    if (result != CUDA_SUCCESS) {
+        CUcontext popped;
+        d->driver.CtxPopCurrent(&popped);
+    }
+    return check(d, result, "cuThreadExchangeStreamCaptureMode");
+}
+
+static void leave(const cuda_device *d, const scope *scope)
+{
+    CUcontext popped;
+    CUstreamCaptureMode mode = scope->capture_mode;
+    d->driver.ThreadExchangeStreamCaptureMode(&mode);
+    d->driver.CtxPopCurrent(&popped);
+}
+
+/* ---- Opening ---- */
+
+static acr_status attribute(const cuda_device *d, CUdevice_attribute which, int *out)
+{
+    CUresult result = d->driver.DeviceGetAttribute(out, which, d->handle);
+    return result == CUDA_SUCCESS ? ACR_OK : acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGetAttribute");
+}
+
+/* Device attributes as the driver gives them. */
+typedef struct attributes {
+    int major, minor, sm_count, smem_per_cta, smem_per_sm, regs_per_sm, l2_bytes, clock_khz, memory_clock_khz, memory_bus_bits;
+} attributes;
+
+static acr_status read_attributes(const cuda_device *d, attributes *a)
+{
+    const struct {
+        CUdevice_attribute which;
+        int *out;
+    } wanted[] = {
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &a->major},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &a->minor},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &a->sm_count},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &a->smem_per_cta},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &a->smem_per_sm},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &a->regs_per_sm},
+        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &a->l2_bytes},
+        {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, &a->clock_khz},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, &a->memory_clock_khz},
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, &a->memory_bus_bits},
+    };
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == ACR_OK; i++)
+        status = attribute(d, wanted[i].which, wanted[i].out);
+    return status;
+}
+
+/* Fills the description that kernels see. */
+static acr_status describe(cuda_device *d)
+{
+    acr__device *device = &d->base.device;
+    attributes a;
+    size_t mem_bytes;
+    acr_status status = read_attributes(d, &a);
+    if (status != ACR_OK)
+        return status;
+    CUresult result = d->driver.DeviceGetName(device->name, (int)sizeof device->name, d->handle);
+    if (result != CUDA_SUCCESS)
+        return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGetName");
+    result = d->driver.DeviceTotalMem(&mem_bytes, d->handle);
+    if (result != CUDA_SUCCESS)
+        return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceTotalMem");
+    device->backend = ACR__CUDA;
+    device->threads = 1;
+    device->arch = a.major * 10 + a.minor;
+    device->sm_count = a.sm_count;
+    device->smem_per_cta_bytes = a.smem_per_cta;
+    device->smem_per_sm_bytes = a.smem_per_sm;
+    device->regs_per_sm = a.regs_per_sm;
+    device->l2_bytes = a.l2_bytes;
+    device->mem_bytes = (int64_t)mem_bytes;
+    device->driver = d->driver.version;
+    device->clock_hz = 1e3 * a.clock_khz;
+    device->dram_bytes_per_s = 2.0 * 1e3 * a.memory_clock_khz * (a.memory_bus_bits / 8.0); /* two transfers a clock */
+    snprintf(d->base.text, sizeof d->base.text, "%s, sm_%d, %d SMs at %.2f GHz, %.0f GiB at %.1f TB/s, CUDA %d.%d driver", device->name,
+             device->arch, device->sm_count, device->clock_hz * 1e-9, (double)device->mem_bytes / (1024.0 * 1024.0 * 1024.0),
+             device->dram_bytes_per_s * 1e-12, device->driver / 1000, device->driver % 1000 / 10);
+    return ACR_OK;
+}
+
+static acr_status find_device(cuda_device *d, int32_t ordinal)
+{
+    int count;
+    CUresult result = d->driver.DeviceGetCount(&count);
+    if (result != CUDA_SUCCESS)
+        return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGetCount");
+    if (ordinal < 0 || ordinal >= count)
+        return acr__fail(ACR_NO_DEVICE, "device %d: the driver has %d device%s", (int)ordinal, count, count == 1 ? "" : "s");
+    result = d->driver.DeviceGet(&d->handle, ordinal);
+    if (result != CUDA_SUCCESS)
+        return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGet");
+    return describe(d);
+}
+
+static acr_status make_copy_stream(cuda_device *d)
+{
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.StreamCreate(&d->copy_stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    leave(d, &scope);
+    return status;
+}
+
+static acr_status open_context(cuda_device *d)
+{
+    CUresult result = d->driver.DevicePrimaryCtxRetain(&d->context, d->handle);
+    if (result != CUDA_SUCCESS)
+        return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDevicePrimaryCtxRetain");
+    acr_status status = make_copy_stream(d);
+    if (status != ACR_OK)
+        d->driver.DevicePrimaryCtxRelease(d->handle);
+    return status;
+}
+
+static acr_status open_device(cuda_device *d, const acr_ctx_options *options)
+{
+    acr_status status = acr__cuda_driver_open(&d->driver);
+    if (status != ACR_OK)
+        return status;
+    status = find_device(d, options->device);
+    if (status == ACR_OK)
+        status = open_context(d);
+    if (status != ACR_OK)
+        acr__cuda_driver_close(&d->driver);
+    return status;
+}
+
+static acr_status cuda_open(acr__backend_device **out, const acr_ctx_options *options)
+{
+    cuda_device *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return acr__fail(ACR_NO_MEMORY, "a device handle: no host memory");
+    d->base.backend = &acr__backend_cuda;
+    if (pthread_mutex_init(&d->lock, NULL) != 0) {
+        free(d);
+        return acr__fail(ACR_NO_MEMORY, "a device handle: no mutex");
+    }
+    acr_status status = open_device(d, options);
+    if (status != ACR_OK) {
+        pthread_mutex_destroy(&d->lock);
+        free(d);
+        return status;
+    }
+    *out = &d->base;
+    return ACR_OK;
+}
+
+static void cuda_close(acr__backend_device *device)
+{
+    cuda_device *d = (cuda_device *)device;
+    scope scope;
+    if (enter(d, &scope) == ACR_OK) {
+        d->driver.CtxSynchronize(); /* launches of freed plans may still be running the code that goes now */
+        while (d->images != NULL) {
+            loaded_image *image = d->images;
+            d->images = image->next;
+            d->driver.LibraryUnload(image->library);
+            free(image);
+        }
+        d->driver.StreamDestroy(d->copy_stream);
+        leave(d, &scope);
+    }
+    d->driver.DevicePrimaryCtxRelease(d->handle);
+    acr__cuda_driver_close(&d->driver);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+/* ---- Loading kernels ---- */
+
+/* Allows all dynamic shared memory that the device can give beyond the kernel's static part. */
+static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
+{
+    int static_bytes = 0;
+    acr_status status =
+        check(d, d->driver.KernelGetAttribute(&static_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, d->handle), "cuKernelGetAttribute");
+    if (status != ACR_OK)
+        return status;
+    int dynamic_bytes = d->base.device.smem_per_cta_bytes - static_bytes;
+    status = check(d, d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_bytes, kernel, d->handle),
+                   "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
+    if (status != ACR_OK)
+        return status;
+    return check(d, d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, d->handle),
+                 "cuKernelSetAttribute(PREFERRED_SHARED_MEMORY_CARVEOUT)");
+}
+
+/* Finds the entry point in a loaded library and readies it. */
+static acr_status find_function(const cuda_device *d, loaded_image *image)
+{
+    CUkernel kernel;
+    acr_status status = check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
+    if (status == ACR_OK)
+        status = allow_shared_memory(d, kernel);
+    if (status == ACR_OK)
+        status = check(d, d->driver.KernelGetFunction(&image->function, kernel), "cuKernelGetFunction");
+    return status;
+}
+
+static acr_status load_library(const cuda_device *d, loaded_image *image)
+{
+    char log[256] = "";
+    CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    void *values[] = {log, (void *)(uintptr_t)sizeof log};
+    CUresult result = d->driver.LibraryLoadData(&image->library, image->kernel->image, options, values, 2, NULL, NULL, 0);
+    if (result == CUDA_SUCCESS)
+        return ACR_OK;
+    char what[400];
+    snprintf(what, sizeof what, "loading %s on sm_%d%s%s", image->kernel->name, d->base.device.arch, log[0] != '\0' ? ": " : "", log);
+    return acr__cuda_fail(&d->driver, result, ACR_DEVICE_FAULT, what);
+}
+
+static acr_status load_image(const cuda_device *d, const acr__kernel *kernel, loaded_image **out)
+{
+    loaded_image *image = calloc(1, sizeof *image);
+    if (image == NULL)
+        return acr__fail(ACR_NO_MEMORY, "loading %s: no host memory", kernel->name);
+    image->kernel = kernel;
+    acr_status status = load_library(d, image);
+    if (status == ACR_OK) {
+        status = find_function(d, image);
+        if (status != ACR_OK)
+            d->driver.LibraryUnload(image->library);
+    }
+    if (status != ACR_OK) {
+        free(image);
+        return status;
+    }
+    *out = image;
+    return ACR_OK;
+}
+
+static int is_listed(const acr__kernel *kernel)
+{
+    for (size_t i = 0; i < acr__kernel_count; i++)
+        if (acr__kernels[i] == kernel)
+            return 1;
+    return 0;
+}
+
+/* The image of a listed kernel: loaded already, or now. The lock is held. */
+static acr_status find_image(cuda_device *d, const acr__kernel *kernel, loaded_image **out)
+{
+    for (loaded_image *image = d->images; image != NULL; image = image->next)
+        if (image->kernel == kernel) {
+            *out = image;
+            return ACR_OK;
+        }
+    acr_status status = load_image(d, kernel, out);
+    if (status == ACR_OK) {
+        (*out)->next = d->images;
+        d->images = *out;
+    }
+    return status;
+}
+
+static acr_status obtain_image(cuda_device *d, cuda_prepared *prepared)
+{
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    prepared->owns_image = !is_listed(prepared->base.kernel);
+    if (prepared->owns_image) {
+        status = load_image(d, prepared->base.kernel, &prepared->image);
+    } else {
+        pthread_mutex_lock(&d->lock);
+        status = find_image(d, prepared->base.kernel, &prepared->image);
+        pthread_mutex_unlock(&d->lock);
+    }
+    leave(d, &scope);
+    return status;
+}
+
+static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem)
+{
+    cuda_device *d = (cuda_device *)device;
+    cuda_prepared *prepared = calloc(1, sizeof *prepared);
+    if (prepared == NULL)
+        return acr__fail(ACR_NO_MEMORY, "preparing %s: no host memory", kernel->name);
+    acr__prepared *base = &prepared->base;
+    base->device = device;
+    base->kernel = kernel;
+    base->problem = *problem;
+    base->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem, &device->device) : 0;
+    kernel->shape(problem, &device->device, &base->launch);
+    acr_status status = obtain_image(d, prepared);
+    if (status != ACR_OK) {
+        free(prepared);
+        return status;
+    }
+    *out = base;
+    return ACR_OK;
+}
+
+static void cuda_release(acr__prepared *base)
+{
+    cuda_prepared *prepared = (cuda_prepared *)base;
+    cuda_device *d = (cuda_device *)base->device;
+    scope scope;
+    if (prepared->owns_image && enter(d, &scope) == ACR_OK) {
+        d->driver.CtxSynchronize(); /* its last launch may still be running */
+        d->driver.LibraryUnload(prepared->image->library);
+        leave(d, &scope);
+    }
+    if (prepared->owns_image)
+        free(prepared->image);
+    free(prepared);
+}
+
+/* ---- Launching ---- */
+
+enum { ATTRIBUTES_MAX = 2 };
+
+/* Fills the launch attributes that apply and returns how many. */
+static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], const acr__launch *launch, int overlap_previous)
+{
+    unsigned count = 0;
+    memset(attributes, 0, ATTRIBUTES_MAX * sizeof attributes[0]);
+    if (launch->cluster > 1) {
+        attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[count].value.clusterDim.x = launch->cluster;
+        attributes[count].value.clusterDim.y = 1;
+        attributes[count].value.clusterDim.z = 1;
+        count++;
+    }
+    if (overlap_previous) {
+        attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[count].value.programmaticStreamSerializationAllowed = 1;
+        count++;
+    }
+    return count;
+}
+
+static int has_maps(const acr__boxes *boxes)
+{
+    return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
+}
+
+static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
+{
+    const cuda_prepared *prepared = (const cuda_prepared *)base;
+    const cuda_device *d = (const cuda_device *)base->device;
+    const acr__launch *launch = &base->launch;
+    const int overlap_arch = 90; /* programmatic dependent launch begins here; before, every launch waits for the previous */
+    fwd_maps maps;
+    if (has_maps(&base->kernel->boxes)) {
+        acr_status status = acr__maps_encode(&d->driver, &maps, &base->kernel->boxes, &base->problem, args);
+        if (status != ACR_OK)
+            return status;
+    }
+    fwd_args kernel_args = *args;
+    void *parameters[] = {&kernel_args, &maps}; /* a kernel without maps has one parameter: the driver reads no further */
+    CUlaunchAttribute attributes[ATTRIBUTES_MAX];
+    CUlaunchConfig config;
+    memset(&config, 0, sizeof config);
+    config.gridDimX = launch->grid[0];
+    config.gridDimY = launch->grid[1];
+    config.gridDimZ = launch->grid[2];
+    config.blockDimX = launch->block;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = launch->smem_bytes;
+    config.hStream = stream;
+    config.attrs = attributes;
+    config.numAttrs = set_attributes(attributes, launch, (flags & ACR_OVERLAP_PREVIOUS) != 0 && base->device->device.arch >= overlap_arch);
+    acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.LaunchKernelEx(&config, prepared->image->function, parameters, NULL), "cuLaunchKernelEx");
+    CUcontext popped;
+    d->driver.CtxPopCurrent(&popped);
+    return status;
+}
+
+/* ---- Memory ---- */
+
+/* Device addresses travel as pointers in the public interface and as integers in the driver's. */
+static CUdeviceptr address_of(const void *memory)
+{
+    return (CUdeviceptr)(uintptr_t)memory;
+}
+
+static acr_status cuda_mem_alloc(acr__backend_device *device, size_t bytes, void **out)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    scope scope;
+    CUdeviceptr address = 0;
+    char what[64];
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    snprintf(what, sizeof what, "cuMemAlloc of %zu bytes", bytes);
+    status = check(d, d->driver.MemAlloc(&address, bytes > 0 ? bytes : 1), what);
+    leave(d, &scope);
+    if (status == ACR_OK)
+        *out = (void *)(uintptr_t)address;
+    return status;
+}
+
+static void cuda_mem_free(acr__backend_device *device, void *memory)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    scope scope;
+    if (memory == NULL || enter(d, &scope) != ACR_OK)
+        return;
+    d->driver.MemFree(address_of(memory));
+    leave(d, &scope);
+}
+
+/* Enqueues a copy or fill on the copy stream. */
+typedef CUresult transfer(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes);
+
+static CUresult upload(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+{
+    (void)value;
+    return d->driver.MemcpyHtoDAsync(address_of(to), from, bytes, d->copy_stream);
+}
+
+static CUresult download(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+{
+    (void)value;
+    return d->driver.MemcpyDtoHAsync(to, address_of(from), bytes, d->copy_stream);
+}
+
+static CUresult fill(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+{
+    (void)from;
+    return d->driver.MemsetD8Async(address_of(to), value, bytes, d->copy_stream);
+}
+
+/* Runs one transfer after all earlier work of the device and waits for it. */
+static acr_status run_transfer(acr__backend_device *device, transfer *run, const char *what, void *to, const void *from, unsigned char value, size_t bytes)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.CtxSynchronize(), "cuCtxSynchronize");
+    if (status == ACR_OK && bytes > 0)
+        status = check(d, run(d, to, from, value, bytes), what);
+    if (status == ACR_OK)
+        status = check(d, d->driver.StreamSynchronize(d->copy_stream), what);
+    leave(d, &scope);
+    return status;
+}
+
+static acr_status cuda_mem_upload(acr__backend_device *device, void *to, const void *from_host, size_t bytes)
+{
+    return run_transfer(device, upload, "cuMemcpyHtoDAsync", to, from_host, 0, bytes);
+}
+
+static acr_status cuda_mem_download(acr__backend_device *device, void *to_host, const void *from, size_t bytes)
+{
+    return run_transfer(device, download, "cuMemcpyDtoHAsync", to_host, from, 0, bytes);
+}
+
+static acr_status cuda_mem_fill(acr__backend_device *device, void *memory, unsigned char value, size_t bytes)
+{
+    return run_transfer(device, fill, "cuMemsetD8Async", memory, NULL, value, bytes);
+}
+
+static acr_status cuda_mem_zero_async(acr__backend_device *device, void *memory, size_t bytes, void *stream)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.MemsetD8Async(address_of(memory), 0, bytes, stream), "cuMemsetD8Async");
+    leave(d, &scope);
+    return status;
+}
+
+/* ---- Streams ---- */
+
+static acr_status cuda_is_capturing(acr__backend_device *device, void *stream, int *out)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.StreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+    leave(d, &scope);
+    if (status == ACR_OK)
+        *out = capture != CU_STREAM_CAPTURE_STATUS_NONE;
+    return status;
+}
+
+static acr_status cuda_synchronize(acr__backend_device *device)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.CtxSynchronize(), "cuCtxSynchronize");
+    leave(d, &scope);
+    return status;
+}
+
+/* ---- Timing ---- */
+
+/* Captures `launches` units on the stream into a graph ready to launch. */
+static acr_status capture_units(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches, CUgraphExec *out)
+{
+    CUgraph graph = NULL;
+    acr_status status = check(d, d->driver.StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
+    if (status != ACR_OK)
+        return status;
+    for (int i = 0; i < launches && status == ACR_OK; i++)
+        status = enqueue(arg, stream);
+    acr_status ended = check(d, d->driver.StreamEndCapture(stream, &graph), "cuStreamEndCapture");
+    if (status == ACR_OK)
+        status = ended;
+    if (status == ACR_OK)
+        status = check(d, d->driver.GraphInstantiateWithFlags(out, graph, 0), "cuGraphInstantiateWithFlags");
+    if (graph != NULL)
+        d->driver.GraphDestroy(graph);
+    return status;
+}
+
+/* Replays the graph between consecutive events, all queued at once, behind one replay that warms up and gives the host its lead. */
+static acr_status replay(const cuda_device *d, CUstream stream, CUgraphExec graph, const CUevent *events, int replays)
+{
+    acr_status status = check(d, d->driver.GraphLaunch(graph, stream), "cuGraphLaunch");
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventRecord(events[0], stream), "cuEventRecord");
+    for (int i = 0; i < replays && status == ACR_OK; i++) {
+        status = check(d, d->driver.GraphLaunch(graph, stream), "cuGraphLaunch");
+        if (status == ACR_OK)
+            status = check(d, d->driver.EventRecord(events[i + 1], stream), "cuEventRecord");
+    }
+    acr_status finished = check(d, d->driver.StreamSynchronize(stream), "cuStreamSynchronize"); /* also after a failure: work is queued */
+    return status == ACR_OK ? finished : status;
+}
+
+static acr_status read_events(const cuda_device *d, const CUevent *events, int launches, int replays, double *seconds)
+{
+    for (int i = 0; i < replays; i++) {
+        float milliseconds;
+        acr_status status = check(d, d->driver.EventElapsedTime(&milliseconds, events[i], events[i + 1]), "cuEventElapsedTime");
+        if (status != ACR_OK)
+            return status;
+        seconds[i] = 1e-3 * (double)milliseconds / launches;
+    }
+    return ACR_OK;
+}
+
+static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec graph, int launches, int replays, double *seconds)
+{
+    int made = 0;
+    acr_status status = ACR_OK;
+    CUevent *events = calloc((size_t)replays + 1, sizeof *events);
+    if (events == NULL)
+        return acr__fail(ACR_NO_MEMORY, "timing %d replays: no host memory", replays);
+    while (made <= replays && status == ACR_OK) {
+        status = check(d, d->driver.EventCreate(&events[made], CU_EVENT_DEFAULT), "cuEventCreate");
+        made += status == ACR_OK;
+    }
+    if (status == ACR_OK)
+        status = check(d, d->driver.GraphUpload(graph, stream), "cuGraphUpload");
+    if (status == ACR_OK)
+        status = replay(d, stream, graph, events, replays);
+    if (status == ACR_OK)
+        status = read_events(d, events, launches, replays, seconds);
+    for (int i = 0; i < made; i++)
+        d->driver.EventDestroy(events[i]);
+    free(events);
+    return status;
+}
+
+static acr_status time_on_stream(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+{
+    CUgraphExec graph;
+    acr_status status = capture_units(d, stream, enqueue, arg, launches, &graph);
+    if (status != ACR_OK)
+        return status;
+    status = time_graph(d, stream, graph, launches, replays, seconds);
+    d->driver.GraphExecDestroy(graph);
+    return status;
+}
+
+static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    CUstream stream;
+    scope scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = check(d, d->driver.StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    if (status == ACR_OK) {
+        status = time_on_stream(d, stream, enqueue, arg, launches, replays, seconds);
+        d->driver.StreamDestroy(stream);
+    }
+    leave(d, &scope);
+    return status;
+}
+
+const acr__backend acr__backend_cuda = {
+    .name = "cuda",
+    .id = ACR__CUDA,
+    .open = cuda_open,
+    .close = cuda_close,
+    .prepare = cuda_prepare,
+    .release = cuda_release,
+    .launch = cuda_launch,
+    .mem_alloc = cuda_mem_alloc,
+    .mem_free = cuda_mem_free,
+    .mem_upload = cuda_mem_upload,
+    .mem_download = cuda_mem_download,
+    .mem_fill = cuda_mem_fill,
+    .mem_zero_async = cuda_mem_zero_async,
+    .is_capturing = cuda_is_capturing,
+    .synchronize = cuda_synchronize,
+    .time = cuda_time,
+};

@@ -1,0 +1,159 @@
+/* Limits of layouts, and the cost model, that the kernel families share. */
+#include "cuda/limits.h"
+
+#include <math.h>
+
+#include "problem.h"
+
+enum { TENSORS = 4 };
+
+/* The four tensors of a problem in the order q, k, v, o. */
+typedef struct tensor {
+    const acr_strides *strides;
+    int64_t batch, heads, rows, dim;
+    int elem_bytes;
+} tensor;
+
+static void describe(tensor out[TENSORS], const acr_problem *p)
+{
+    int in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
+    out[0] = (tensor){&p->q, p->batch, p->q_heads, p->q_len, p->qk_dim, in_bytes};
+    out[1] = (tensor){&p->k, p->batch, p->kv_heads, p->kv_len, p->qk_dim, in_bytes};
+    out[2] = (tensor){&p->v, p->batch, p->kv_heads, p->kv_len, p->v_dim, in_bytes};
+    out[3] = (tensor){&p->o, p->batch, p->q_heads, p->q_len, p->v_dim, out_bytes};
+}
+
+enum { COPY_BYTES = 16 };
+
+/* A stride of an extent of 1 is never used. */
+static int stride_is_multiple(int64_t extent, int64_t stride, int elem_bytes)
+{
+    return extent == 1 || stride % (COPY_BYTES / elem_bytes) == 0;
+}
+
+static int strides_are_multiples(const tensor *t)
+{
+    return stride_is_multiple(t->batch, t->strides->batch, t->elem_bytes) && stride_is_multiple(t->heads, t->strides->head, t->elem_bytes) &&
+           stride_is_multiple(t->rows, t->strides->row, t->elem_bytes);
+}
+
+const char *acr__vector_why_not(const acr_problem *p)
+{
+    static const char *const stride_reason[TENSORS] = {
+        "a stride of q is not a multiple of 16 bytes", "a stride of k is not a multiple of 16 bytes",
+        "a stride of v is not a multiple of 16 bytes", "a stride of o is not a multiple of 16 bytes"};
+    tensor tensors[TENSORS];
+    describe(tensors, p);
+    if (p->alignment < COPY_BYTES)
+        return "alignment is below 16 bytes";
+    if (p->qk_dim * tensors[0].elem_bytes % COPY_BYTES != 0)
+        return "rows of q and k (qk_dim) are not a multiple of 16 bytes";
+    if (p->v_dim * tensors[2].elem_bytes % COPY_BYTES != 0)
+        return "rows of v (v_dim) are not a multiple of 16 bytes";
+    for (int i = 0; i < TENSORS; i++)
+        if (!strides_are_multiples(&tensors[i]))
+            return stride_reason[i];
+    return NULL;
+}
+
+/* The copy engine's strides: positive, below 2^40 bytes. */
+static int stride_fits_map(int64_t extent, int64_t stride, int elem_bytes)
+{
+    return extent == 1 || (stride > 0 && stride < (INT64_C(1) << 40) / elem_bytes);
+}
+
+static int strides_fit_map(const tensor *t)
+{
+    return stride_fits_map(t->batch, t->strides->batch, t->elem_bytes) && stride_fits_map(t->heads, t->strides->head, t->elem_bytes) &&
+           stride_fits_map(t->rows, t->strides->row, t->elem_bytes);
+}
+
+const char *acr__boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
+{
+    static const char *const stride_reason[TENSORS] = {
+        "tensor map of q: a stride is 0 or not below 2^40 bytes", "tensor map of k: a stride is 0 or not below 2^40 bytes",
+        "tensor map of v: a stride is 0 or not below 2^40 bytes", "tensor map of o: a stride is 0 or not below 2^40 bytes"};
+    const uint16_t box_rows[TENSORS] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, boxes->o_rows};
+    tensor tensors[TENSORS];
+    describe(tensors, p);
+    for (int i = 0; i < TENSORS; i++)
+        if (box_rows[i] != 0 && !strides_fit_map(&tensors[i]))
+            return stride_reason[i];
+    return acr__vector_why_not(p);
+}
+
+int64_t acr__q_tiles(const acr_problem *p, int32_t q_tile)
+{
+    return (p->q_len + q_tile - 1) / q_tile;
+}
+
+const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
+{
+    enum { GRID_YZ_MAX = 65535 };
+    if (p->q_heads > GRID_YZ_MAX)
+        return "q_heads is above 65535";
+    if (p->batch > GRID_YZ_MAX)
+        return "batch is above 65535";
+    if (acr__q_tiles(p, q_tile) * p->q_heads > INT32_MAX / p->batch)
+        return "the grid would have more than 2^31 - 1 CTAs";
+    return NULL;
+}
+
+/* ---- Cost ---- */
+
+/* The largest number of keys that one query tile sees, and the mean over tiles, as fractions of kv_len rounded up to key tiles. */
+typedef struct visible {
+    double steps_max, steps_mean; /* key tiles a query tile visits */
+} visible;
+
+static visible count_steps(const acr_problem *p, const acr__fwd_rates *r)
+{
+    double q_len = (double)p->q_len, kv_len = (double)p->kv_len, q_tiles = (double)acr__q_tiles(p, r->q_tile);
+    double all = ceil(kv_len / r->kv_tile);
+    if (p->mask == ACR_MASK_NONE)
+        return (visible){all, all};
+    double diagonal = p->mask == ACR_MASK_CAUSAL ? kv_len - q_len : 0.0;
+    /* Keys seen by the last row of the first and of the last tile; linear in between, cut off at 0 and kv_len. */
+    double first = fmin(kv_len, fmax(0.0, fmin(q_len, r->q_tile) + diagonal));
+    double last = fmin(kv_len, fmax(0.0, q_len + diagonal));
+    double mean_keys = 0.0;
+    enum { SAMPLES = 16 };
+    for (int i = 0; i < SAMPLES; i++) {
+        double tile = floor((i + 0.5) / SAMPLES * q_tiles);
+        mean_keys += fmin(kv_len, fmax(0.0, fmin(q_len, (tile + 1.0) * r->q_tile) + diagonal)) / SAMPLES;
+    }
+    return (visible){ceil(fmax(first, last) / r->kv_tile), fmax(0.5, mean_keys / r->kv_tile)};
+}
+
+/* Bytes over DRAM (or L2 where all fits) at the device's rate. */
+static double memory_seconds(const acr_problem *p, const acr__device *device)
+{
+    tensor tensors[TENSORS];
+    describe(tensors, p);
+    double bytes = 0.0;
+    for (int i = 0; i < TENSORS; i++) {
+        const tensor *t = &tensors[i];
+        bytes += (double)t->batch * (double)t->heads * (double)t->rows * (double)t->dim * t->elem_bytes;
+    }
+    const double l2_bytes_per_cycle_sm = 32.0, dram_default = 300e9;
+    if (bytes < 0.8 * (double)device->l2_bytes)
+        return bytes / (l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz);
+    return bytes / (device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default);
+}
+
+double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *r)
+{
+    const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
+    visible steps = count_steps(p, r);
+    double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
+    double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
+    double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
+    double ctas = (double)acr__q_tiles(p, r->q_tile) * (double)p->q_heads * (double)p->batch;
+    double waves = ceil(ctas / ((double)device->sm_count * r->ctas_per_sm));
+    double ctas_on_fullest_sm = ceil(ctas / device->sm_count);
+    double longest = r->cta_cycles + steps.steps_max * fmax(r->step_cycles, pipe); /* one CTA from start to end */
+    double following = (waves - 1.0) * (r->cta_cycles + steps.steps_mean * fmax(r->step_cycles, pipe));
+    double pipes = r->cta_cycles + ctas_on_fullest_sm * steps.steps_mean * pipe;
+    double cycles = fmax(longest + following, pipes);
+    return launch_seconds + fmax(cycles / device->clock_hz, memory_seconds(p, device));
+}

@@ -1,0 +1,160 @@
+/* Deterministic inputs, see inputs.h. */
+#include "inputs.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+#include "parallel.h"
+
+static const char *const kind_names[INPUT_KIND_COUNT] = {
+    [INPUT_NORMAL] = "normal",         [INPUT_SHIFTED] = "shifted", [INPUT_HEAVY] = "heavy",   [INPUT_LARGE] = "large",
+    [INPUT_CONSTANT_V] = "constant-v", [INPUT_NEEDLE] = "needle",   [INPUT_SCALED] = "scaled",
+};
+
+/* Streams of random numbers that are no tensor's. */
+enum { STREAM_NEEDLE_KEY = 16, STREAM_NEEDLE_SIGNS, STREAM_KV_LENS };
+
+const char *input_kind_name(input_kind kind)
+{
+    return kind_names[kind];
+}
+
+bool input_kind_parse(const char *name, input_kind *out)
+{
+    for (int kind = 0; kind < INPUT_KIND_COUNT; ++kind) {
+        if (strcmp(kind_names[kind], name) == 0) {
+            *out = (input_kind)kind;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char *input_kind_names(void)
+{
+    return "normal shifted heavy large constant-v needle scaled";
+}
+
+void input_scales(acr_problem *problem, input_kind kind)
+{
+    if (kind != INPUT_SCALED) {
+        return;
+    }
+    problem->scale = 0.3f;
+    if (problem->dtype == ACR_E4M3) {
+        problem->q_scale = 0.5f;
+        problem->k_scale = 1.5f;
+        problem->v_scale = 0.25f;
+    }
+}
+
+/* Two rounds of multiply and shift (the constants of SplitMix64's finaliser), one to spread the seed and stream, one for the counter. */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter)
+{
+    return mix(mix(seed * 0x9e3779b97f4a7c15u + stream) + counter * 0x9e3779b97f4a7c15u);
+}
+
+/* Box and Muller: the upper half of the bits gives the radius, the lower the angle. Largest magnitude 6.7. */
+static double normal(uint64_t bits)
+{
+    double radius_uniform = ((double)(bits >> 32) + 0.5) * 0x1p-32;
+    double angle = 6.283185307179586 * (double)(bits & 0xffffffffu) * 0x1p-32;
+    return sqrt(-2.0 * log(radius_uniform)) * cos(angle);
+}
+
+static double student_t2(uint64_t bits)
+{
+    double uniform = ((double)(mix(bits + 1) >> 32) + 0.5) * 0x1p-32;
+    double value = normal(bits) / sqrt(-log(uniform));
+    return fmax(-50.0, fmin(50.0, value));
+}
+
+typedef struct fill {
+    unsigned char *packed;
+    const acr_problem *problem;
+    input_tensor tensor;
+    input_kind kind;
+    uint64_t seed;
+    int64_t heads, length, dim;
+    bool one_batch, one_head; /* strides of 0 */
+} fill;
+
+/* The needle's direction: signs by dimension, the same for queries and for the key that they match. */
+static double needle_sign(const fill *f, int64_t d)
+{
+    return random_bits(f->seed, STREAM_NEEDLE_SIGNS, (uint64_t)d) & 1 ? 1.0 : -1.0;
+}
+
+/* head_index counts batch * heads + head. */
+static double element(const fill *f, int64_t head_index, int64_t position, int64_t d)
+{
+    if (f->kind == INPUT_CONSTANT_V && f->tensor == INPUT_V) {
+        position = 0;
+    }
+    uint64_t counter = (uint64_t)((head_index * f->length + position) * f->dim + d);
+    uint64_t bits = random_bits(f->seed, (uint64_t)f->tensor, counter);
+    switch (f->kind) {
+    case INPUT_SHIFTED:
+        return 1.0 + normal(bits);
+    case INPUT_HEAVY:
+        return student_t2(bits);
+    case INPUT_LARGE:
+        return f->tensor == INPUT_V ? normal(bits) : 10.0 * normal(bits);
+    case INPUT_NEEDLE: {
+        if (f->tensor == INPUT_Q) {
+            return needle_sign(f, d) + 0.1 * normal(bits);
+        }
+        bool is_needle = position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
+        return f->tensor == INPUT_K && is_needle ? 4.0 * needle_sign(f, d) : normal(bits);
+    }
+    default:
+        return normal(bits);
+    }
+}
+
+static void fill_row(void *arg, int64_t row)
+{
+    const fill *f = arg;
+    int64_t position = row % f->length;
+    int64_t head = row / f->length % f->heads;
+    int64_t batch = row / f->length / f->heads;
+    int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
+    for (int64_t d = 0; d < f->dim; ++d) {
+        acr__store_element(f->problem->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
+    }
+}
+
+void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed, uint32_t threads)
+{
+    const acr_strides *strides = tensor == INPUT_Q ? &problem->q : tensor == INPUT_K ? &problem->k : &problem->v;
+    fill f = {
+        .packed = packed,
+        .problem = problem,
+        .tensor = tensor,
+        .kind = kind,
+        .seed = seed,
+        .heads = tensor == INPUT_Q ? problem->q_heads : problem->kv_heads,
+        .length = tensor == INPUT_Q ? problem->q_len : problem->kv_len,
+        .dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim,
+        .one_batch = strides->batch == 0,
+        .one_head = strides->head == 0,
+    };
+    parallel_for(threads, problem->batch * f.heads * f.length, fill_row, &f);
+}
+
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed)
+{
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        int64_t some = 1 + (int64_t)(random_bits(seed, STREAM_KV_LENS, (uint64_t)batch) % (uint64_t)problem->kv_len);
+        const int64_t pattern[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
+        lens[batch] = (int32_t)pattern[batch % 6];
+    }
+}

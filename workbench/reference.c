@@ -1,0 +1,295 @@
+/* Judged answers, see reference.h. */
+#include "reference.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+#include "parallel.h"
+
+/* The same mathematics, packed. */
+static acr_problem packed_problem(const acr_problem *problem)
+{
+    acr_problem packed = *problem;
+    const acr_strides none = {0, 0, 0};
+    packed.layout = ACR_BHSD;
+    packed.q = packed.k = packed.v = packed.o = none;
+    packed.alignment = 0;
+    packed.flags |= ACR_WANT_LSE;
+    return packed;
+}
+
+/* Which inputs repeat over batch or heads: the one thing of the strides that changes the values. */
+static unsigned repeats(const acr_problem *problem)
+{
+    const acr_strides *strides[] = {&problem->q, &problem->k, &problem->v};
+    unsigned bits = 0;
+    for (unsigned i = 0; i < 3; ++i) {
+        bits |= (strides[i]->batch == 0 ? 1u : 0u) << (2 * i) | (strides[i]->head == 0 ? 2u : 0u) << (2 * i);
+    }
+    return bits;
+}
+
+void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *problem)
+{
+    acr_problem packed = packed_problem(problem);
+    char text[ACR_PROBLEM_TEXT_MAX];
+    if (acr_problem_format(&packed, text, sizeof text) != ACR_OK) {
+        text[0] = '\0';
+    }
+    snprintf(key, ACR_PROBLEM_TEXT_MAX + 16, "%s/%u", text, repeats(problem));
+}
+
+int64_t reference_kv_len(const reference *ref, int64_t batch)
+{
+    int64_t kv_len = ref->problem.kv_len;
+    if (!ref->kv_lens) {
+        return kv_len;
+    }
+    int64_t wanted = ref->kv_lens[batch];
+    return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
+}
+
+row_place reference_row(const reference *ref, int64_t i)
+{
+    const acr_problem *p = &ref->problem;
+    int64_t row = ref->row_list ? ref->row_list[i] : i;
+    return (row_place){row, row / p->q_len / p->q_heads, row / p->q_len % p->q_heads, row % p->q_len};
+}
+
+/* ---- Inputs ---- */
+
+static void *make_tensor(const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed, uint32_t threads)
+{
+    int64_t rows = problem->batch * (tensor == INPUT_Q ? problem->q_heads * problem->q_len : problem->kv_heads * problem->kv_len);
+    int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
+    void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
+    if (packed) {
+        input_fill(packed, problem, tensor, kind, seed, threads);
+    }
+    return packed;
+}
+
+static acr_status make_inputs(reference *ref, const acr_problem *problem, uint32_t threads)
+{
+    ref->q = make_tensor(problem, INPUT_Q, ref->inputs, ref->seed, threads);
+    ref->k = make_tensor(problem, INPUT_K, ref->inputs, ref->seed, threads);
+    ref->v = make_tensor(problem, INPUT_V, ref->inputs, ref->seed, threads);
+    bool complete = ref->q && ref->k && ref->v;
+    if (problem->flags & ACR_KV_LENS) {
+        ref->kv_lens = malloc((size_t)problem->batch * sizeof *ref->kv_lens);
+        complete = complete && ref->kv_lens;
+        if (ref->kv_lens) {
+            input_kv_lens(ref->kv_lens, problem, ref->seed);
+        }
+    }
+    return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+}
+
+/* ---- Rows ---- */
+
+/* One row from each of `rows` equal strata, the very first and last for the outermost. */
+static acr_status choose_rows(reference *ref, int64_t sampled_rows)
+{
+    const acr_problem *p = &ref->problem;
+    int64_t total = p->batch * p->q_heads * p->q_len;
+    double work = (double)total * (double)p->kv_len * (double)(p->qk_dim + p->v_dim);
+    ref->rows = total;
+    if (work <= (double)REFERENCE_FULL_WORK || total <= sampled_rows) {
+        return ACR_OK;
+    }
+    ref->rows = sampled_rows;
+    ref->row_list = malloc((size_t)sampled_rows * sizeof *ref->row_list);
+    if (!ref->row_list) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the row list");
+    }
+    enum { STREAM_ROWS = 32 };
+    for (int64_t i = 0; i < sampled_rows; ++i) {
+        int64_t first = (int64_t)((double)i * (double)total / (double)sampled_rows);
+        int64_t end = (int64_t)((double)(i + 1) * (double)total / (double)sampled_rows);
+        ref->row_list[i] = first + (int64_t)(random_bits(ref->seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
+    }
+    ref->row_list[0] = 0;
+    ref->row_list[sampled_rows - 1] = total - 1;
+    return ACR_OK;
+}
+
+/* ---- The oracle, its rows split over threads ---- */
+
+typedef struct judging {
+    const reference *ref;
+    acr_buffers buffers;
+    int64_t rows_per_slice;
+    const int64_t *row_list;
+    double *o, *lse;  /* lse NULL: the unfused computation */
+    _Atomic int status; /* the first failure */
+} judging;
+
+static void judge_slice(void *arg, int64_t slice)
+{
+    judging *j = arg;
+    int64_t first = slice * j->rows_per_slice;
+    int64_t rows = j->ref->rows - first < j->rows_per_slice ? j->ref->rows - first : j->rows_per_slice;
+    const acr_problem *p = &j->ref->problem;
+    double *o = j->o + first * p->v_dim;
+    acr_status status = j->lse ? acr__oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
+                               : acr__oracle_unfused(p, &j->buffers, j->row_list + first, rows, o);
+    if (status != ACR_OK) {
+        atomic_store(&j->status, (int)status);
+    }
+}
+
+/* lse NULL = the unfused computation. */
+static acr_status judge(const reference *ref, const int64_t *row_list, double *o, double *lse, uint32_t threads)
+{
+    judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse};
+    j.buffers = (acr_buffers)ACR_BUFFERS_INIT;
+    j.buffers.q = ref->q;
+    j.buffers.k = ref->k;
+    j.buffers.v = ref->v;
+    j.buffers.kv_lens = ref->kv_lens;
+    int64_t slices = threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
+    j.rows_per_slice = (ref->rows + slices - 1) / slices;
+    parallel_for(threads, (ref->rows + j.rows_per_slice - 1) / j.rows_per_slice, judge_slice, &j);
+    acr_status status = (acr_status)atomic_load(&j.status);
+    return status == ACR_OK ? ACR_OK : acr__fail(status, "the oracle failed: %s", acr_status_text(status));
+}
+
+/* ---- Tolerance ---- */
+
+/* The distance between neighbouring values of a type at a magnitude. */
+static double unit_in_last_place(acr_dtype dtype, double magnitude)
+{
+    static const struct {
+        int mantissa_bits, exponent_min;
+    } formats[] = {[ACR_F32] = {23, -126}, [ACR_F16] = {10, -14}, [ACR_BF16] = {7, -126}, [ACR_E4M3] = {3, -6}};
+    int exponent = formats[dtype].exponent_min;
+    if (magnitude > 0 && ilogb(magnitude) > exponent) {
+        exponent = ilogb(magnitude);
+    }
+    return ldexp(1.0, exponent - formats[dtype].mantissa_bits);
+}
+
+static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows)
+{
+    double largest = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        for (int64_t d = 0; d < p->qk_dim; ++d) {
+            double x = acr__load_element(p->dtype, packed, row * p->qk_dim + d);
+            sum += x * x;
+        }
+        largest = fmax(largest, sum);
+    }
+    return sqrt(largest);
+}
+
+/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows as an absolute
+ * error of the logarithm, and the scores' float32 rounding grows with their largest possible magnitude. */
+static double lse_tolerance(const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    double q_norm = largest_row_norm(p, ref->q, p->batch * p->q_heads * p->q_len);
+    double k_norm = largest_row_norm(p, ref->k, p->batch * p->kv_heads * p->kv_len);
+    double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
+    return unit_in_last_place(p->dtype, 1.0) + 8.0 * 0x1p-24 * (score + 16.0);
+}
+
+static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32_t threads)
+{
+    int64_t elems = ref->rows * ref->problem.v_dim;
+    double *unfused = malloc((size_t)elems * sizeof *unfused);
+    if (!unfused) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
+    }
+    acr_status status = judge(ref, row_list, unfused, NULL, threads);
+    double error_max = 0, error_square = 0, largest = 0, square = 0;
+    for (int64_t i = 0; i < elems && status == ACR_OK; ++i) {
+        double error = fabs(unfused[i] - ref->o[i]);
+        error_max = fmax(error_max, error);
+        error_square += error * error;
+        largest = fmax(largest, fabs(ref->o[i]));
+        square += ref->o[i] * ref->o[i];
+    }
+    free(unfused);
+    double n = (double)elems;
+    ref->tol_max = 2 * error_max + unit_in_last_place(ref->problem.out_dtype, largest);
+    ref->tol_rms = 2 * sqrt(error_square / n) + unit_in_last_place(ref->problem.out_dtype, sqrt(square / n));
+    ref->tol_lse = lse_tolerance(ref);
+    return status;
+}
+
+/* ---- All together ---- */
+
+static int64_t *all_rows(int64_t rows)
+{
+    int64_t *list = malloc((size_t)rows * sizeof *list);
+    for (int64_t i = 0; list && i < rows; ++i) {
+        list[i] = i;
+    }
+    return list;
+}
+
+static acr_status fill_reference(reference *ref, const acr_problem *problem, int64_t sampled_rows, uint32_t threads)
+{
+    acr_status status = make_inputs(ref, problem, threads);
+    if (status == ACR_OK) {
+        status = choose_rows(ref, sampled_rows);
+    }
+    if (status != ACR_OK) {
+        return status;
+    }
+    ref->o = malloc((size_t)(ref->rows * ref->problem.v_dim) * sizeof *ref->o);
+    ref->lse = malloc((size_t)ref->rows * sizeof *ref->lse);
+    int64_t *every_row = ref->row_list ? NULL : all_rows(ref->rows);
+    const int64_t *row_list = ref->row_list ? ref->row_list : every_row;
+    if (!ref->o || !ref->lse || !row_list) {
+        status = acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    } else {
+        status = judge(ref, row_list, ref->o, ref->lse, threads);
+    }
+    if (status == ACR_OK) {
+        status = set_tolerances(ref, row_list, threads);
+    }
+    free(every_row);
+    return status;
+}
+
+acr_status reference_create(reference **out, const acr_problem *problem, input_kind inputs, uint64_t seed, int64_t sampled_rows, uint32_t threads)
+{
+    reference *ref = calloc(1, sizeof *ref);
+    if (!ref) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
+    }
+    ref->inputs = inputs;
+    ref->seed = seed;
+    ref->problem = packed_problem(problem);
+    input_scales(&ref->problem, inputs);
+    acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
+    if (status == ACR_OK) {
+        status = fill_reference(ref, problem, sampled_rows, threads);
+    }
+    if (status != ACR_OK) {
+        reference_destroy(ref);
+        return status;
+    }
+    *out = ref;
+    return ACR_OK;
+}
+
+void reference_destroy(reference *ref)
+{
+    if (!ref) {
+        return;
+    }
+    free(ref->q);
+    free(ref->k);
+    free(ref->v);
+    free(ref->kv_lens);
+    free(ref->row_list);
+    free(ref->o);
+    free(ref->lse);
+    free(ref);
+}

@@ -1,0 +1,47 @@
+/* The judged answer to a problem: its inputs, packed on the host, the oracle's output for the compared rows, and how far a kernel may be from it.
+ *
+ * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes on the same inputs, plus one unit
+ * in the last place of the output, for the maximum and for the root mean square. */
+#ifndef WORKBENCH_REFERENCE_H
+#define WORKBENCH_REFERENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "acromion.h"
+#include "inputs.h"
+
+typedef struct reference {
+    acr_problem problem; /* canonical, packed bhsd, with log-sum-exp */
+    input_kind inputs;
+    uint64_t seed;
+    void *q, *k, *v;   /* packed [batch, heads, length, dim] */
+    int32_t *kv_lens;  /* [batch], or NULL */
+    int64_t rows;      /* compared rows */
+    int64_t *row_list; /* ascending; NULL = all */
+    double *o, *lse;   /* the oracle's: rows * v_dim, rows */
+    double tol_max, tol_rms, tol_lse;
+} reference;
+
+/* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them. Multiply-adds of a pass. */
+#define REFERENCE_FULL_WORK ((int64_t)1 << 24)
+enum { REFERENCE_SAMPLED_ROWS = 256 };
+
+/* Makes inputs and judgement. problem is canonical with any strides: only which of them are 0 matters. sampled_rows bounds the rows of
+ * a large problem. The caller frees with reference_destroy. Errors: ACR_NO_MEMORY, those of the oracle. */
+acr_status reference_create(reference **out, const acr_problem *problem, input_kind inputs, uint64_t seed, int64_t sampled_rows, uint32_t threads);
+void reference_destroy(reference *ref);
+
+/* The text that two problems share when one reference serves both (with the same inputs and seed). */
+void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *problem);
+
+/* Key length of a batch entry, clamped. */
+int64_t reference_kv_len(const reference *ref, int64_t batch);
+
+/* (Batch, head, position) of the i-th compared row. */
+typedef struct row_place {
+    int64_t row, batch, head, position;
+} row_place;
+row_place reference_row(const reference *ref, int64_t i);
+
+#endif
