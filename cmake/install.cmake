@@ -1,5 +1,5 @@
-# What `cmake --install` lays down: the header, the two libraries, the program, its man page, and how other builds find them
-# (pkg-config acromion, find_package(acromion)). Everything is relative to its own place: an installed tree can be moved.
+# What `cmake --install` lays down of the library: header, shared and static library, and how other builds find them (pkg-config acromion,
+# find_package(acromion)). The program and its man page: workbench/CMakeLists.txt. An installed tree can be moved.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/acromion)
 
@@ -8,10 +8,6 @@ set_target_properties(acromion_static PROPERTIES EXPORT_NAME static)
 install(TARGETS acromion acromion_static EXPORT acromion_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/acromion.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-if(ACR_WORKBENCH)
-  install(TARGETS acromion_program DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(FILES docs/acromion.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-endif()
 
 install(EXPORT acromion_targets NAMESPACE acromion:: FILE acromion-targets.cmake DESTINATION ${package_dir})
 configure_package_config_file(cmake/acromion-config.cmake.in ${CMAKE_BINARY_DIR}/acromion-config.cmake

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "internal.h"
 
 acr_status file_map(const char *path, const void **out, size_t *size)
 {

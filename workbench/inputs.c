@@ -150,11 +150,11 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
     parallel_for(threads, problem->batch * f.heads * f.length, fill_row, &f);
 }
 
-void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed)
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, bool full)
 {
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         int64_t some = 1 + (int64_t)(random_bits(seed, STREAM_KV_LENS, (uint64_t)batch) % (uint64_t)problem->kv_len);
         const int64_t pattern[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
-        lens[batch] = (int32_t)pattern[batch % 6];
+        lens[batch] = (int32_t)(full ? problem->kv_len : pattern[batch % 6]);
     }
 }

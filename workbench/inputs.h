@@ -37,8 +37,8 @@ void input_scales(acr_problem *problem, input_kind kind);
  * the values of entry 0. */
 void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed, uint32_t threads);
 
-/* Writes [batch] key lengths: none, one, some, all, and values outside [0, kv_len], which kernels must clamp. */
-void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed);
+/* Writes [batch] key lengths: all of them kv_len when full; else none, one, some, all, and values outside [0, kv_len], which kernels clamp. */
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, bool full);
 
 /* The counter-based generator itself: 64 random bits for a seed, a stream and a counter. */
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "internal.h"
 #include "files.h"
 
 /* The format: 6 bytes magic, 2 bytes version, header length (2 bytes in version 1, else 4, little endian), header, data. */

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "command.h"
-#include "problem.h"
+#include "internal.h"
 
 enum { ID_BACKEND = 2000, ID_DEVICE, ID_THREADS, ID_JSON };
 enum { OPTIONS_MAX = 40 };

@@ -61,29 +61,31 @@ row_place reference_row(const reference *ref, int64_t i)
 
 /* ---- Inputs ---- */
 
-static void *make_tensor(const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed, uint32_t threads)
+static void *make_tensor(const reference_request *request, input_tensor tensor)
 {
+    const acr_problem *problem = request->problem;
     int64_t rows = problem->batch * (tensor == INPUT_Q ? problem->q_heads * problem->q_len : problem->kv_heads * problem->kv_len);
     int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
     void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
     if (packed) {
-        input_fill(packed, problem, tensor, kind, seed, threads);
+        input_fill(packed, problem, tensor, request->inputs, request->seed, request->threads);
     }
     return packed;
 }
 
-static acr_status make_inputs(reference *ref, const acr_problem *problem, uint32_t threads)
+static acr_status make_inputs(reference *ref, const reference_request *request)
 {
-    ref->q = make_tensor(problem, INPUT_Q, ref->inputs, ref->seed, threads);
-    ref->k = make_tensor(problem, INPUT_K, ref->inputs, ref->seed, threads);
-    ref->v = make_tensor(problem, INPUT_V, ref->inputs, ref->seed, threads);
+    const acr_problem *problem = request->problem;
+    ref->q = make_tensor(request, INPUT_Q);
+    ref->k = make_tensor(request, INPUT_K);
+    ref->v = make_tensor(request, INPUT_V);
     bool complete = ref->q && ref->k && ref->v;
     if (problem->flags & ACR_KV_LENS) {
         ref->kv_lens = malloc((size_t)problem->batch * sizeof *ref->kv_lens);
         complete = complete && ref->kv_lens;
-        if (ref->kv_lens) {
-            input_kv_lens(ref->kv_lens, problem, ref->seed);
-        }
+    }
+    if (ref->kv_lens) {
+        input_kv_lens(ref->kv_lens, problem, request->seed, request->full_kv_lens);
     }
     return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
@@ -232,11 +234,11 @@ static int64_t *all_rows(int64_t rows)
     return list;
 }
 
-static acr_status fill_reference(reference *ref, const acr_problem *problem, int64_t sampled_rows, uint32_t threads)
+static acr_status fill_reference(reference *ref, const reference_request *request)
 {
-    acr_status status = make_inputs(ref, problem, threads);
+    acr_status status = make_inputs(ref, request);
     if (status == ACR_OK) {
-        status = choose_rows(ref, sampled_rows);
+        status = choose_rows(ref, request->sampled_rows);
     }
     if (status != ACR_OK) {
         return status;
@@ -248,28 +250,28 @@ static acr_status fill_reference(reference *ref, const acr_problem *problem, int
     if (!ref->o || !ref->lse || !row_list) {
         status = acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
     } else {
-        status = judge(ref, row_list, ref->o, ref->lse, threads);
+        status = judge(ref, row_list, ref->o, ref->lse, request->threads);
     }
     if (status == ACR_OK) {
-        status = set_tolerances(ref, row_list, threads);
+        status = set_tolerances(ref, row_list, request->threads);
     }
     free(every_row);
     return status;
 }
 
-acr_status reference_create(reference **out, const acr_problem *problem, input_kind inputs, uint64_t seed, int64_t sampled_rows, uint32_t threads)
+acr_status reference_create(reference **out, const reference_request *request)
 {
     reference *ref = calloc(1, sizeof *ref);
     if (!ref) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
     }
-    ref->inputs = inputs;
-    ref->seed = seed;
-    ref->problem = packed_problem(problem);
-    input_scales(&ref->problem, inputs);
+    ref->inputs = request->inputs;
+    ref->seed = request->seed;
+    ref->problem = packed_problem(request->problem);
+    input_scales(&ref->problem, request->inputs);
     acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
     if (status == ACR_OK) {
-        status = fill_reference(ref, problem, sampled_rows, threads);
+        status = fill_reference(ref, request);
     }
     if (status != ACR_OK) {
         reference_destroy(ref);

@@ -27,9 +27,18 @@ typedef struct reference {
 #define REFERENCE_FULL_WORK ((int64_t)1 << 24)
 enum { REFERENCE_SAMPLED_ROWS = 256 };
 
-/* Makes inputs and judgement. problem is canonical with any strides: only which of them are 0 matters. sampled_rows bounds the rows of
- * a large problem. The caller frees with reference_destroy. Errors: ACR_NO_MEMORY, those of the oracle. */
-acr_status reference_create(reference **out, const acr_problem *problem, input_kind inputs, uint64_t seed, int64_t sampled_rows, uint32_t threads);
+/* What to make a reference of. */
+typedef struct reference_request {
+    const acr_problem *problem; /* canonical, any strides: only which of them are 0 matters */
+    input_kind inputs;
+    uint64_t seed;
+    int64_t sampled_rows; /* bounds the compared rows of a large problem */
+    bool full_kv_lens;    /* every batch entry has all keys, so that times mean something; else none, one, some, all, and out of range */
+    uint32_t threads;
+} reference_request;
+
+/* Makes inputs and judgement. The caller frees with reference_destroy. Errors: ACR_NO_MEMORY, those of the oracle. */
+acr_status reference_create(reference **out, const reference_request *request);
 void reference_destroy(reference *ref);
 
 /* The text that two problems share when one reference serves both (with the same inputs and seed). */

@@ -7,11 +7,11 @@
  *     O[dim][row] += sum over keys of S[key][row] * V[key][dim]      vector * scalar, V read where it lies
  *
  * Maxima, sums and rescaling of the softmax run down the keys, lane by lane: nothing is ever reduced across a vector, K and V need no
- * packing, and neither lengths nor dims need padding. Both products are one register-blocked loop, multiply_block. 16-bit and 8-bit inputs
- * are widened to float32 a tile at a time. docs/kernels/fwd_simd.md has the budget of registers and caches, and what did not work.
+ * packing, and neither lengths nor dims need padding. Both products are one register-blocked loop, multiply. 16-bit and 8-bit inputs are
+ * widened to float32 a tile at a time. docs/kernels/fwd_simd.md has the budget of registers and caches, and what did not work.
  *
- * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, and the register block: ROW_VECS vectors of rows times
- * COLUMNS keys or dims; UNROLL steps of its loop. */
+ * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS vectors of rows times
+ * COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out. */
 #include <stdbool.h>
 
 #include "kernel.h"
@@ -21,13 +21,13 @@
 #endif
 
 #if defined KERNEL_ARCH_avx512
-enum { LANES = 16, REGISTERS = 32, ISA = ACR__ISA_AVX512 };
+enum { LANES = 16, REGISTERS = 32, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_AVX512 };
 #elif defined KERNEL_ARCH_avx2
-enum { LANES = 8, REGISTERS = 16, ISA = ACR__ISA_AVX2 };
+enum { LANES = 8, REGISTERS = 16, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_AVX2 };
 #elif defined __aarch64__
-enum { LANES = 4, REGISTERS = 32, ISA = ACR__ISA_PORTABLE };
+enum { LANES = 4, REGISTERS = 32, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_PORTABLE };
 #else
-enum { LANES = 4, REGISTERS = 16, ISA = ACR__ISA_PORTABLE };
+enum { LANES = 4, REGISTERS = 16, PRODUCTS_PER_CYCLE = 1, ISA = ACR__ISA_PORTABLE }; /* SSE2: no fused multiply-add */
 #endif
 
 enum {
@@ -39,8 +39,8 @@ enum {
 
 _Static_assert(Q_TILE % ROWS == 0, "Q_TILE is not a multiple of ROW_VECS vectors");
 _Static_assert(ROW_VECS * COLUMNS + ROW_VECS + 1 <= REGISTERS, "the block ROW_VECS x COLUMNS does not fit the registers");
-_Static_assert(KV_TILE % COLUMNS == 0, "KV_TILE is not a multiple of COLUMNS");
 _Static_assert(COLUMNS <= 12, "COLUMNS above 12 run out of address registers");
+_Static_assert(KV_TILE >= COLUMNS, "KV_TILE is narrower than COLUMNS");
 _Static_assert(Q_TILE <= 1024 && KV_TILE <= 1024, "tiles above 1024 leave the caches");
 
 /* ---- Vectors ------------------------------------------------------------------------------------------------------ */
@@ -50,17 +50,20 @@ typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t u16vec __attribute__((vector_size(LANES * 2)));
 typedef uint8_t u8vec __attribute__((vector_size(LANES)));
-/* The same in memory of any alignment and type. */
+/* The same in memory, wherever it lies and whatever type it has there. */
 typedef vec vec_anywhere __attribute__((aligned(1), may_alias));
 typedef u16vec u16vec_anywhere __attribute__((aligned(1), may_alias));
 typedef u8vec u8vec_anywhere __attribute__((aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 #define PRAGMA_(text) _Pragma(#text)
+/* UNROLLED: the following loop, `times` steps at once. FLATTENED: all of it; it has a constant count of at most 16. */
 #if defined __clang__
 #define UNROLLED(times) PRAGMA_(clang loop unroll_count(times))
+#define FLATTENED PRAGMA_(clang loop unroll(full))
 #else
 #define UNROLLED(times) PRAGMA_(GCC unroll times)
+#define FLATTENED PRAGMA_(GCC unroll 16)
 #endif
 
 INLINE vec splat(float x)
@@ -68,20 +71,15 @@ INLINE vec splat(float x)
     return x - (vec){0};
 }
 
-INLINE uvec splat_bits(uint32_t x)
-{
-    return x - (uvec){0};
-}
-
 /* Where mask is -1 a, where it is 0 b. */
-INLINE uvec select_bits(ivec mask, uvec a, uvec b)
+INLINE uvec pick_bits(ivec mask, uvec a, uvec b)
 {
     return ((uvec)mask & a) | (~(uvec)mask & b);
 }
 
-INLINE vec select(ivec mask, vec a, vec b)
+INLINE vec pick(ivec mask, vec a, vec b)
 {
-    return (vec)select_bits(mask, (uvec)a, (uvec)b);
+    return (vec)pick_bits(mask, (uvec)a, (uvec)b);
 }
 
 /* The larger; b where either is NaN. */
@@ -92,22 +90,650 @@ INLINE vec max_or_second(vec a, vec b)
 #elif defined KERNEL_ARCH_avx2
     return (vec)_mm256_max_ps((__m256)a, (__m256)b);
 #else
-    return select(a > b, a, b);
+    return pick(a > b, a, b);
 #endif
 }
 
-static const float MINUS_INFINITY = -__builtin_inff();
-
-/* 2^x for x <= 1, within 1.2 ulp; exactly 0 below 2^-126, also for -infinity; NaN for NaN. */
+/* 2^x for x <= 1, within 1 ulp; exactly 0 for x < -126.5, -infinity included; NaN for NaN. */
 INLINE vec exp2_vec(vec x)
 {
-    /* 2^f on [-1/2, 1/2]: minimax polynomial of degree 5 with c0 = 1, relative error 2e-7... */
-    const float c1 = 6.931471825e-1f, c2 = 2.402264923e-1f, c3 = 5.550357327e-2f, c4 = 9.618237615e-3f, c5 = 1.339262701e-3f;
-    x = max_or_second(splat(-127.0f), x);
     const float round_at_bit_0 = 0x1.8p23f; /* added to a small number, leaves its nearest integer in the low bits */
+    x = max_or_second(splat(-127.0f), x);
     const vec shifted = x + round_at_bit_0;
     const vec f = x - (shifted - round_at_bit_0);
-    const vec p = 1.0f + f * (c1 + f * (c2 + f * (c3 + f * (c4 + f * c5))));
-    const ivec n = (ivec)shifted; /* its low bits; the rest is shifted out below */
-    return p * (vec)((n + 127) << 23);
+    /* 2^f on [-1/2, 1/2]: minimax in relative error (2e-9) with the constant term held at 1. */
+    vec p = 0x1.41fbbcp-13f * f + 0x1.5f3e52p-10f;
+    p = p * f + 0x1.3b2d4cp-7f;
+    p = p * f + 0x1.c6aee8p-5f;
+    p = p * f + 0x1.ebfbdcp-3f;
+    p = p * f + 0x1.62e430p-1f;
+    p = p * f + 1.0f;
+    return p * (vec)(((uvec)shifted + 127) << 23); /* the shift drops all of `shifted` but the integer; -127 gives 0.0 */
 }
+
+/* log2(x) for normal x > 0, within 2 ulp; NaN for NaN. */
+INLINE vec log2_vec(vec x)
+{
+    /* x = 2^e * m with m in [sqrt(1/2), sqrt(2)); ln m = 2 artanh(t), t = (m - 1) / (m + 1). */
+    const uvec above_sqrt_half = (uvec)x - 0x3f3504f3u;
+    const ivec e = (ivec)above_sqrt_half >> 23;
+    const vec m = (vec)((above_sqrt_half & 0x7fffffu) + 0x3f3504f3u);
+    const vec t = (m - 1.0f) / (m + 1.0f);
+    const vec t2 = t * t;
+    const vec series = 1.0f + t2 * (1.0f / 3 + t2 * (1.0f / 5 + t2 * (1.0f / 7 + t2 * (1.0f / 9))));
+    const float two_log2_e = 2.88539008177792681f;
+    return __builtin_convertvector(e, vec) + two_log2_e * t * series + (x - x); /* x - x: NaN stays NaN */
+}
+
+/* In place, v[i][j] becomes v[j][i]: each round interleaves the vectors of the lower half with those of the upper. */
+INLINE void transpose(vec v[LANES])
+{
+    FLATTENED
+    for (int round = 1; round < LANES; round *= 2) {
+        vec next[LANES];
+        FLATTENED
+        for (int i = 0; i < LANES / 2; i++) {
+            const vec a = v[i], b = v[i + LANES / 2];
+#if defined KERNEL_ARCH_avx512
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined KERNEL_ARCH_avx2
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+        }
+        FLATTENED
+        for (int i = 0; i < LANES; i++) {
+            v[i] = next[i];
+        }
+    }
+}
+
+/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+
+/* Widens a format with infinities or, for e4m3, a single NaN. bits hold one element each. */
+INLINE vec widen(uvec bits, int mantissa_bits, int exponent_bits)
+{
+    const int magnitude_bits = mantissa_bits + exponent_bits;
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const uint32_t top_exponent = ((1u << exponent_bits) - 1) << mantissa_bits;
+    const bool has_infinity = exponent_bits > 4;
+    const uvec magnitude = bits & ((1u << magnitude_bits) - 1);
+    const uvec sign = bits >> magnitude_bits << 31;
+    /* Below the smallest normal number the mantissa counts steps of 2^(1 - bias - mantissa_bits). */
+    const vec steps = __builtin_convertvector((ivec)magnitude, vec);
+    const vec subnormal = steps * (vec)((uvec){0} + ((uint32_t)(127 + 1 - bias - mantissa_bits) << 23));
+    const uvec normal = (magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23);
+    const uvec special = has_infinity ? magnitude << (23 - mantissa_bits) | 0x7f800000u : (uvec){0} + 0x7fc00000u;
+    const uint32_t last_finite = has_infinity ? top_exponent - 1 : (1u << magnitude_bits) - 2;
+    uvec value = pick_bits((ivec)(magnitude > last_finite), special, normal);
+    value = pick_bits((ivec)(magnitude < (1u << mantissa_bits)), (uvec)subnormal, value);
+    return (vec)(value | sign);
+}
+
+INLINE vec widen_f16(u16vec bits)
+{
+#if defined KERNEL_ARCH_avx512
+    return (vec)_mm512_cvtph_ps((__m256i)bits);
+#elif defined KERNEL_ARCH_avx2
+    return (vec)_mm256_cvtph_ps((__m128i)bits);
+#else
+    return widen(__builtin_convertvector(bits, uvec), 10, 5);
+#endif
+}
+
+INLINE u16vec narrow_bf16(vec x)
+{
+    const uvec bits = (uvec)x;
+    const uvec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16; /* to nearest, ties to even */
+    return __builtin_convertvector(pick_bits((ivec)(x != x), bits >> 16 | 0x40u, rounded), u16vec);
+}
+
+INLINE u16vec narrow_f16(vec x)
+{
+#if defined KERNEL_ARCH_avx512
+    return (u16vec)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined KERNEL_ARCH_avx2
+    return (u16vec)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const uvec sign = (uvec)x >> 31 << 15;
+    const uvec magnitude = (uvec)x & 0x7fffffffu;
+    const uvec rebiased = magnitude - (112u << 23);
+    const uvec normal = (rebiased + 0xfffu + (rebiased >> 13 & 1u)) >> 13;
+    /* Below 2^-14: 0.5's last bit is float16's smallest step, so that the sum rounds to it. */
+    const uvec subnormal = (uvec)((vec)magnitude + 0.5f) - 0x3f000000u;
+    uvec bits = pick_bits((ivec)(magnitude < 0x38800000u), subnormal, normal);
+    bits = pick_bits((ivec)(magnitude >= 0x477ff000u), (uvec){0} + 0x7c00u, bits); /* from 65520 infinity */
+    bits = pick_bits((ivec)(x != x), (uvec){0} + 0x7e00u, bits);
+    return __builtin_convertvector(bits | sign, u16vec);
+#endif
+}
+
+/* Elements [index, index + LANES) of an input as floats. */
+INLINE vec load_floats(const void *base, int64_t index)
+{
+    const char *at = (const char *)base + index * ELEMENT_BYTES;
+    switch (DTYPE) {
+    case ACR_F16:
+        return widen_f16(*(const u16vec_anywhere *)at);
+    case ACR_BF16:
+        return (vec)(__builtin_convertvector(*(const u16vec_anywhere *)at, uvec) << 16);
+    case ACR_E4M3:
+        return widen(__builtin_convertvector(*(const u8vec_anywhere *)at, uvec), 3, 4);
+    default:
+        return *(const vec_anywhere *)at;
+    }
+}
+
+/* As load_floats, of `count` elements; the rest is 0. */
+INLINE vec load_some_floats(const void *base, int64_t index, int64_t count)
+{
+    if (count >= LANES) {
+        return load_floats(base, index);
+    }
+    char elements[LANES * ELEMENT_BYTES] = {0};
+    const char *at = (const char *)base + index * ELEMENT_BYTES;
+    for (int64_t byte = 0; byte < count * ELEMENT_BYTES; byte++) {
+        elements[byte] = at[byte];
+    }
+    return load_floats(elements, 0);
+}
+
+/* Rounds to the output's type and stores elements [index, index + count), count <= LANES. */
+INLINE void store_some_floats(const fwd_args *args, int64_t index, int64_t count, vec x)
+{
+    const int element_bytes = DTYPE == ACR_F32 ? 4 : 2;
+    const bool bf16 = DTYPE == ACR_BF16 || (DTYPE == ACR_E4M3 && args->out_bf16);
+    char *at = (char *)args->o + index * element_bytes;
+    char elements[sizeof x];
+    char *to = count >= LANES ? at : elements;
+    if (DTYPE == ACR_F32) {
+        *(vec_anywhere *)to = x;
+    } else {
+        *(u16vec_anywhere *)to = bf16 ? narrow_bf16(x) : narrow_f16(x);
+    }
+    for (int64_t byte = 0; to == elements && byte < count * element_bytes; byte++) {
+        at[byte] = elements[byte];
+    }
+}
+
+/* ---- Work items and scratch --------------------------------------------------------------------------------------- */
+
+/* A tile of the rows of one key/value head. These are numbered position by position, and at each position head by head, so that the rows of
+ * a tile see nearly the same keys: row r is position r / group of the head's query head r % group. */
+typedef struct tile {
+    int64_t batch, kv_head;
+    int64_t first_row, end_row;
+    int64_t keys; /* that exist in the batch entry */
+} tile;
+
+/* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
+typedef struct scratch_parts {
+    float *q;      /* [BLOCKS][qk_dim][ROWS] */
+    float *o;      /* [BLOCKS][v_dim][ROWS]: not yet divided by sum */
+    float *s;      /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
+    float *max;    /* [Q_TILE]: largest score so far, scaled, in log2 units */
+    float *sum;    /* [Q_TILE]: of the weights, relative to max */
+    int32_t *seen; /* [Q_TILE]: keys that the row sees */
+    float *k;      /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
+    float *v;      /* [KV_TILE][v_dim rounded up to vectors], where inputs are widened */
+} scratch_parts;
+
+/* A matrix of floats as the products read it. */
+typedef struct matrix {
+    const float *at;
+    int64_t row_stride; /* elements */
+} matrix;
+
+static int64_t round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* Cuts scratch into its parts and returns its bytes, a multiple of 64. scratch may be NULL, to ask for the size alone. */
+static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim)
+{
+    int64_t used = 0;
+#define CUT(part, elements)                                                                                            \
+    parts->part = scratch ? (void *)(scratch + used) : NULL;                                                           \
+    used += round_up((elements)*4, 64)
+    CUT(q, Q_TILE * qk_dim);
+    CUT(o, Q_TILE * v_dim);
+    CUT(s, KV_TILE * ROWS);
+    CUT(max, Q_TILE);
+    CUT(sum, Q_TILE);
+    CUT(seen, Q_TILE);
+    CUT(k, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
+    CUT(v, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
+#undef CUT
+    return used;
+}
+
+static int64_t rows_of(const fwd_args *args)
+{
+    return (int64_t)args->group * args->q_len;
+}
+
+/* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches; with one, the longest
+ * first over all heads, so that no lane is left with a long item at the end. */
+static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
+{
+    const int64_t heads = (int64_t)args->batch * args->kv_heads;
+    const bool masked = args->mask != FWD_MASK_NONE;
+    const int64_t head = masked ? item % heads : item / tiles;
+    const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
+    tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE, .keys = args->kv_len};
+    t.end_row = t.first_row + Q_TILE < rows_of(args) ? t.first_row + Q_TILE : rows_of(args);
+    if (args->kv_lens) {
+        const int64_t keys = args->kv_lens[t.batch];
+        t.keys = keys < 0 ? 0 : keys < t.keys ? keys : t.keys;
+    }
+    return t;
+}
+
+/* Offset of a row's first element in q or o. */
+static int64_t row_offset(const fwd_args *args, const fwd_strides *stride, const tile *t, int64_t row)
+{
+    const int64_t head = t->kv_head * args->group + row % args->group;
+    return t->batch * stride->batch + head * stride->head + row / args->group * stride->row;
+}
+
+static int32_t keys_seen(const fwd_args *args, const tile *t, int64_t row)
+{
+    if (args->mask == FWD_MASK_NONE) {
+        return (int32_t)t->keys;
+    }
+    const int64_t diagonal = args->mask == FWD_MASK_BOTTOM_RIGHT ? t->keys - args->q_len : 0;
+    const int64_t seen = row / args->group + diagonal + 1;
+    return (int32_t)(seen < 0 ? 0 : seen < t->keys ? seen : t->keys);
+}
+
+/* ---- In: queries, keys, values ------------------------------------------------------------------------------------ */
+
+/* Transposes LANES rows of q, from `first` on; rows beyond the tile are 0. q points at lane 0 of the block's part. */
+static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t first)
+{
+    for (int64_t dim = 0; dim < args->qk_dim; dim += LANES) {
+        const int64_t count = args->qk_dim - dim < LANES ? args->qk_dim - dim : LANES;
+        vec block[LANES];
+        for (int64_t lane = 0; lane < LANES; lane++) {
+            block[lane] = (vec){0};
+            if (first + lane < t->end_row) {
+                block[lane] = load_some_floats(args->q, row_offset(args, &args->q_stride, t, first + lane) + dim, count);
+            }
+        }
+        transpose(block);
+        for (int64_t d = 0; d < count; d++) {
+            *(vec *)&q[(dim + d) * ROWS] = block[d];
+        }
+    }
+}
+
+static void begin_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
+{
+    for (int64_t row = 0; row < Q_TILE; row += LANES) {
+        float *q = parts->q + row / ROWS * args->qk_dim * ROWS + row % ROWS;
+        load_queries(q, args, t, t->first_row + row);
+        *(vec *)&parts->max[row] = splat(-__builtin_inff());
+        *(vec *)&parts->sum[row] = (vec){0};
+        for (int64_t lane = row; lane < row + LANES; lane++) {
+            /* Lanes beyond the tile follow its last row, so that they never widen the span of keys. */
+            const int64_t real = t->first_row + lane < t->end_row ? t->first_row + lane : t->end_row - 1;
+            parts->seen[lane] = keys_seen(args, t, real);
+        }
+    }
+    for (int64_t i = 0; i < Q_TILE * (int64_t)args->v_dim; i += LANES) {
+        *(vec *)&parts->o[i] = (vec){0};
+    }
+}
+
+/* Rows [first, end) of k or v of the tile's head: where they lie, or widened into `widened`. */
+INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *stride, const tile *t, int64_t dim, int64_t first, int64_t end)
+{
+    const int64_t offset = t->batch * stride->batch + t->kv_head * stride->head + first * stride->row;
+    if (!WIDENS) {
+        return (matrix){(const float *)base + offset, stride->row};
+    }
+    const int64_t padded = round_up(dim, LANES);
+    for (int64_t row = 0; row < end - first; row++) {
+        for (int64_t d = 0; d < dim; d += LANES) {
+            *(vec *)&widened[row * padded + d] = load_some_floats(base, offset + row * stride->row + d, dim - d);
+        }
+    }
+    return (matrix){widened, padded};
+}
+
+/* ---- The two products --------------------------------------------------------------------------------------------- */
+
+/* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns` columns. */
+INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b, int64_t column_stride, int64_t step_stride, int64_t steps,
+                     int columns)
+{
+    UNROLLED(UNROLL)
+    for (int64_t step = 0; step < steps; step++) {
+        vec rows[ROW_VECS];
+        FLATTENED
+        for (int r = 0; r < ROW_VECS; r++) {
+            rows[r] = *(const vec *)&a[step * ROWS + r * LANES];
+        }
+        FLATTENED
+        for (int c = 0; c < columns; c++) {
+            const float factor = b[c * column_stride + step * step_stride];
+            FLATTENED
+            for (int r = 0; r < ROW_VECS; r++) {
+                acc[c][r] += rows[r] * factor;
+            }
+        }
+    }
+}
+
+/* Scores of `columns` keys from `key` on, where a row sees fewer keys -infinity; raises max[rows]. */
+INLINE void score_columns(float *s, vec max[ROW_VECS], const float *q, matrix k, int64_t dim, int columns, bool masked, const int32_t *seen,
+                          int32_t key)
+{
+    vec acc[COLUMNS][ROW_VECS] = {0};
+    multiply(acc, q, k.at, k.row_stride, 1, dim, columns);
+    FLATTENED
+    for (int c = 0; c < columns; c++) {
+        FLATTENED
+        for (int r = 0; r < ROW_VECS; r++) {
+            if (masked) {
+                acc[c][r] = pick(*(const ivec *)&seen[r * LANES] > key + c, acc[c][r], splat(-__builtin_inff()));
+            }
+            max[r] = max_or_second(acc[c][r], max[r]);
+            *(vec *)&s[c * ROWS + r * LANES] = acc[c][r];
+        }
+    }
+}
+
+/* Adds the weighted values of `columns` dims to o, which is first multiplied by rescale[rows]. */
+INLINE void add_columns(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int columns)
+{
+    vec acc[COLUMNS][ROW_VECS];
+    FLATTENED
+    for (int c = 0; c < columns; c++) {
+        FLATTENED
+        for (int r = 0; r < ROW_VECS; r++) {
+            acc[c][r] = *(const vec *)&o[c * ROWS + r * LANES] * rescale[r];
+        }
+    }
+    multiply(acc, s, v.at, 1, v.row_stride, keys, columns);
+    FLATTENED
+    for (int c = 0; c < columns; c++) {
+        FLATTENED
+        for (int r = 0; r < ROW_VECS; r++) {
+            *(vec *)&o[c * ROWS + r * LANES] = acc[c][r];
+        }
+    }
+}
+
+enum { FEW = COLUMNS < 4 ? COLUMNS : 4 }; /* columns of the narrower blocks for what COLUMNS leaves over */
+
+/* Scores of keys [first, end) of the tile for one block of rows, and max[rows] over them. */
+INLINE void score(float *s, vec max[ROW_VECS], const float *q, matrix k, int64_t dim, int64_t keys, bool masked, const int32_t *seen,
+                  int32_t first)
+{
+    int64_t key = 0;
+#define SCORE(columns)                                                                                                 \
+    for (; key + (columns) <= keys; key += (columns)) {                                                                \
+        const matrix rows = {k.at + key * k.row_stride, k.row_stride};                                                 \
+        score_columns(&s[key * ROWS], max, q, rows, dim, columns, masked, seen, first + (int32_t)key);                 \
+    }
+    SCORE(COLUMNS)
+    SCORE(FEW)
+    SCORE(1)
+#undef SCORE
+}
+
+/* o = o * rescale + transpose(weights) * v, for one block of rows. */
+INLINE void add_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims)
+{
+    int64_t dim = 0;
+#define ADD(columns)                                                                                                   \
+    for (; dim + (columns) <= dims; dim += (columns)) {                                                                \
+        add_columns(&o[dim * ROWS], rescale, s, (matrix){v.at + dim, v.row_stride}, keys, columns);                    \
+    }
+    ADD(COLUMNS)
+    ADD(FEW)
+    ADD(1)
+#undef ADD
+}
+
+/* As add_values, with nothing added for keys that a row does not see: 0 * infinity would be NaN. Slow, and rare. */
+static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims, const int32_t *seen,
+                            int32_t first)
+{
+    for (int64_t dim = 0; dim < dims; dim++) {
+        for (int r = 0; r < ROW_VECS; r++) {
+            vec sum = *(vec *)&o[dim * ROWS + r * LANES] * rescale[r];
+            for (int32_t key = 0; key < (int32_t)keys; key++) {
+                const vec term = *(const vec *)&s[key * ROWS + r * LANES] * v.at[key * v.row_stride + dim];
+                sum += pick(*(const ivec *)&seen[r * LANES] > first + key, term, (vec){0});
+            }
+            *(vec *)&o[dim * ROWS + r * LANES] = sum;
+        }
+    }
+}
+
+static bool all_finite(matrix v, int64_t rows, int64_t dims)
+{
+    vec zeros = {0}; /* finite * 0 is 0, anything else NaN */
+    for (int64_t row = 0; row < rows; row++) {
+        const float *at = v.at + row * v.row_stride;
+        int64_t dim = 0;
+        for (; dim + LANES <= dims; dim += LANES) {
+            zeros += *(const vec_anywhere *)&at[dim] * 0.0f;
+        }
+        for (; dim < dims; dim++) {
+            zeros += at[dim] * 0.0f;
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        if (zeros[lane] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- Softmax ------------------------------------------------------------------------------------------------------ */
+
+/* Turns scores into weights relative to the new maximum, updates max and sum, and returns what older results must be multiplied by. */
+INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *max, float *sum, float scale_log2, vec rescale[ROW_VECS])
+{
+    vec reference[ROW_VECS], added[ROW_VECS];
+    FLATTENED
+    for (int r = 0; r < ROW_VECS; r++) {
+        const vec old_max = *(const vec *)&max[r * LANES];
+        const vec new_max = max_or_second(tile_max[r] * scale_log2, old_max);
+        *(vec *)&max[r * LANES] = new_max;
+        /* A row that has seen no key has maximum -infinity; 0 keeps (-infinity) - (-infinity) from giving NaN. */
+        reference[r] = pick(new_max == -__builtin_inff(), (vec){0}, new_max);
+        rescale[r] = exp2_vec(old_max - reference[r]);
+        added[r] = (vec){0};
+    }
+    for (int64_t key = 0; key < keys; key++) {
+        FLATTENED
+        for (int r = 0; r < ROW_VECS; r++) {
+            vec *at = (vec *)&s[key * ROWS + r * LANES];
+            *at = exp2_vec(*at * scale_log2 - reference[r]);
+            added[r] += *at;
+        }
+    }
+    FLATTENED
+    for (int r = 0; r < ROW_VECS; r++) {
+        vec *at = (vec *)&sum[r * LANES];
+        *at = *at * rescale[r] + added[r];
+    }
+}
+
+/* ---- A tile ------------------------------------------------------------------------------------------------------- */
+
+/* Adds keys [first, end) to one block of rows. k and v start at key `first`. */
+INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, matrix k, matrix v, int64_t first, int64_t end)
+{
+    const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
+    float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
+    const int32_t *seen = parts->seen + block * ROWS;
+    const int64_t seen_by_all = seen[0], seen_by_any = seen[ROWS - 1]; /* later positions never see fewer keys */
+    end = end < seen_by_any ? end : seen_by_any;
+    if (first >= end) {
+        return;
+    }
+    const int64_t keys = end - first;
+    const bool masked = end > seen_by_all;
+    vec tile_max[ROW_VECS], rescale[ROW_VECS];
+    FLATTENED
+    for (int r = 0; r < ROW_VECS; r++) {
+        tile_max[r] = splat(-__builtin_inff());
+    }
+    if (masked) {
+        score(parts->s, tile_max, q, k, args->qk_dim, keys, true, seen, (int32_t)first);
+    } else {
+        score(parts->s, tile_max, q, k, args->qk_dim, keys, false, seen, (int32_t)first);
+    }
+    weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, args->scale_log2, rescale);
+    if (masked && !all_finite(v, keys, args->v_dim)) {
+        add_seen_values(o, rescale, parts->s, v, keys, args->v_dim, seen, (int32_t)first);
+    } else {
+        add_values(o, rescale, parts->s, v, keys, args->v_dim);
+    }
+}
+
+/* Divides by the sums and writes LANES rows, from `row` of the tile on. */
+static void store_rows(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
+{
+    const float *o = parts->o + row / ROWS * args->v_dim * ROWS + row % ROWS;
+    const ivec sees_keys = *(const ivec *)&parts->seen[row] > 0;
+    const vec factor = args->out_scale / *(const vec *)&parts->sum[row];
+    for (int64_t dim = 0; dim < args->v_dim; dim += LANES) {
+        const int64_t count = args->v_dim - dim < LANES ? args->v_dim - dim : LANES;
+        vec block[LANES];
+        for (int64_t d = 0; d < LANES; d++) {
+            block[d] = d < count ? pick(sees_keys, *(const vec *)&o[(dim + d) * ROWS] * factor, (vec){0}) : (vec){0};
+        }
+        transpose(block);
+        for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
+            store_some_floats(args, row_offset(args, &args->o_stride, t, t->first_row + row + lane) + dim, count, block[lane]);
+        }
+    }
+}
+
+static void store_lse(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
+{
+    const float ln_2 = 0.69314718055994530942f;
+    const vec sum = *(const vec *)&parts->sum[row];
+    const vec lse = pick(sum == 0, splat(-__builtin_inff()), (*(const vec *)&parts->max[row] + log2_vec(sum)) * ln_2);
+    for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
+        const int64_t tile_row = t->first_row + row + lane;
+        const int64_t head = t->kv_head * args->group + tile_row % args->group;
+        args->lse[(t->batch * args->q_heads + head) * args->q_len + tile_row / args->group] = lse[lane];
+    }
+}
+
+static void run_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
+{
+    begin_tile(parts, args, t);
+    const int64_t seen_by_any = parts->seen[Q_TILE - 1];
+    for (int64_t first = 0; first < seen_by_any; first += KV_TILE) {
+        const int64_t end = first + KV_TILE < seen_by_any ? first + KV_TILE : seen_by_any;
+        const matrix k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
+        const matrix v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
+        for (int block = 0; block < BLOCKS && block * ROWS < t->end_row - t->first_row; block++) {
+            attend(parts, args, block, k, v, first, end);
+        }
+    }
+    for (int64_t row = 0; row < t->end_row - t->first_row; row += LANES) {
+        store_rows(parts, args, t, row);
+        if (args->lse) {
+            store_lse(parts, args, t, row);
+        }
+    }
+}
+
+static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane;
+    (void)lanes;
+    scratch_parts parts;
+    cut_scratch(&parts, scratch, args->qk_dim, args->v_dim);
+    const int64_t tiles = (rows_of(args) + Q_TILE - 1) / Q_TILE;
+    const int64_t items = tiles * args->batch * args->kv_heads;
+    for (;;) {
+        const int64_t item = atomic_fetch_add_explicit(queue, 1, memory_order_relaxed);
+        if (item >= items) {
+            return;
+        }
+        const tile t = locate(args, item, tiles);
+        run_tile(&parts, args, &t);
+    }
+}
+
+/* ---- The description ---------------------------------------------------------------------------------------------- */
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    if (!(device->isa & ISA)) {
+        return "this CPU lacks " KERNEL_ARCH;
+    }
+    if (problem->qk_dim > DIM) {
+        return "qk_dim is above " TEXT(DIM);
+    }
+    if (problem->v_dim > DIM) {
+        return "v_dim is above " TEXT(DIM);
+    }
+    return NULL;
+}
+
+static size_t workspace(const acr_problem *problem, const acr__device *device)
+{
+    scratch_parts parts;
+    return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim) * device->threads);
+}
+
+/* Cycles of the vector units, counted; caches and memory are taken to keep up. */
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    const double loads_per_cycle = 2;
+    const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE, by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
+    const double cycles_per_product = (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS);
+    const double exp_cycles = 10, widen_cycles = WIDENS ? 3 : 0, row_cycles = 6; /* a vector; row_cycles: transposing in and out */
+
+    const double dims = (double)(problem->qk_dim + problem->v_dim);
+    const int64_t rows = problem->q_heads / problem->kv_heads * problem->q_len;
+    const double heads = (double)(problem->batch * problem->kv_heads);
+    const double items = heads * (double)((rows + Q_TILE - 1) / Q_TILE);
+    double keys = (double)problem->kv_len; /* an average row sees */
+    if (problem->mask != ACR_MASK_NONE) {
+        const double half = 0.5 * (double)(problem->q_len < problem->kv_len ? problem->q_len : problem->kv_len);
+        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) + 0.5 * KV_TILE;
+    }
+    const double row_vectors = heads * (double)(round_up(rows, ROWS) / LANES);
+    const double cycles = row_vectors * (keys * (dims * cycles_per_product + exp_cycles) + dims * row_cycles) +
+                          items * keys * dims / LANES * widen_cycles;
+    const double rounds = (double)(((int64_t)items + device->threads - 1) / device->threads); /* the longest lane's items */
+    return cycles / device->clock_hz * rounds / items;
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_simd",
+    .backend = ACR__CPU,
+    .dtype = DTYPE,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .why_not = why_not,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
+};

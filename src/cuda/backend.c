@@ -38,9 +38,9 @@ typedef struct cuda_prepared {
 /* ---- Entering and leaving the device ---- */
 
 /* What `leave` restores. */
-typedef struct scope {
+typedef struct entered {
     CUstreamCaptureMode capture_mode;
-} scope;
+} entered;
 
 static acr_status check(const cuda_device *d, CUresult result, const char *what)
 {
@@ -48,7 +48,7 @@ static acr_status check(const cuda_device *d, CUresult result, const char *what)
 }
 
 /* Makes the primary context current, and lets calls pass that a capture running on this thread would otherwise forbid. */
-static acr_status enter(const cuda_device *d, scope *scope)
+static acr_status enter(const cuda_device *d, entered *scope)
 {
     acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
     if (status != ACR_OK)
@@ -62,7 +62,7 @@ static acr_status enter(const cuda_device *d, scope *scope)
     return check(d, result, "cuThreadExchangeStreamCaptureMode");
 }
 
-static void leave(const cuda_device *d, const scope *scope)
+static void leave(const cuda_device *d, const entered *scope)
 {
     CUcontext popped;
     CUstreamCaptureMode mode = scope->capture_mode;
@@ -79,11 +79,11 @@ static acr_status attribute(const cuda_device *d, CUdevice_attribute which, int 
 }
 
 /* Device attributes as the driver gives them. */
-typedef struct attributes {
+typedef struct device_attributes {
     int major, minor, sm_count, smem_per_cta, smem_per_sm, regs_per_sm, l2_bytes, clock_khz, memory_clock_khz, memory_bus_bits;
-} attributes;
+} device_attributes;
 
-static acr_status read_attributes(const cuda_device *d, attributes *a)
+static acr_status read_attributes(const cuda_device *d, device_attributes *a)
 {
     const struct {
         CUdevice_attribute which;
@@ -110,7 +110,7 @@ static acr_status read_attributes(const cuda_device *d, attributes *a)
 static acr_status describe(cuda_device *d)
 {
     acr__device *device = &d->base.device;
-    attributes a;
+    device_attributes a;
     size_t mem_bytes;
     acr_status status = read_attributes(d, &a);
     if (status != ACR_OK)
@@ -155,7 +155,7 @@ static acr_status find_device(cuda_device *d, int32_t ordinal)
 
 static acr_status make_copy_stream(cuda_device *d)
 {
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -211,7 +211,7 @@ static acr_status cuda_open(acr__backend_device **out, const acr_ctx_options *op
 static void cuda_close(acr__backend_device *device)
 {
     cuda_device *d = (cuda_device *)device;
-    scope scope;
+    entered scope;
     if (enter(d, &scope) == ACR_OK) {
         d->driver.CtxSynchronize(); /* launches of freed plans may still be running the code that goes now */
         while (d->images != NULL) {
@@ -319,7 +319,7 @@ static acr_status find_image(cuda_device *d, const acr__kernel *kernel, loaded_i
 
 static acr_status obtain_image(cuda_device *d, cuda_prepared *prepared)
 {
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -360,7 +360,7 @@ static void cuda_release(acr__prepared *base)
 {
     cuda_prepared *prepared = (cuda_prepared *)base;
     cuda_device *d = (cuda_device *)base->device;
-    scope scope;
+    entered scope;
     if (prepared->owns_image && enter(d, &scope) == ACR_OK) {
         d->driver.CtxSynchronize(); /* its last launch may still be running */
         d->driver.LibraryUnload(prepared->image->library);
@@ -446,7 +446,7 @@ static CUdeviceptr address_of(const void *memory)
 static acr_status cuda_mem_alloc(acr__backend_device *device, size_t bytes, void **out)
 {
     const cuda_device *d = (const cuda_device *)device;
-    scope scope;
+    entered scope;
     CUdeviceptr address = 0;
     char what[64];
     acr_status status = enter(d, &scope);
@@ -463,7 +463,7 @@ static acr_status cuda_mem_alloc(acr__backend_device *device, size_t bytes, void
 static void cuda_mem_free(acr__backend_device *device, void *memory)
 {
     const cuda_device *d = (const cuda_device *)device;
-    scope scope;
+    entered scope;
     if (memory == NULL || enter(d, &scope) != ACR_OK)
         return;
     d->driver.MemFree(address_of(memory));
@@ -495,7 +495,7 @@ static CUresult fill(const cuda_device *d, void *to, const void *from, unsigned 
 static acr_status run_transfer(acr__backend_device *device, transfer *run, const char *what, void *to, const void *from, unsigned char value, size_t bytes)
 {
     const cuda_device *d = (const cuda_device *)device;
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -526,7 +526,7 @@ static acr_status cuda_mem_fill(acr__backend_device *device, void *memory, unsig
 static acr_status cuda_mem_zero_async(acr__backend_device *device, void *memory, size_t bytes, void *stream)
 {
     const cuda_device *d = (const cuda_device *)device;
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -541,7 +541,7 @@ static acr_status cuda_is_capturing(acr__backend_device *device, void *stream, i
 {
     const cuda_device *d = (const cuda_device *)device;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -555,7 +555,7 @@ static acr_status cuda_is_capturing(acr__backend_device *device, void *stream, i
 static acr_status cuda_synchronize(acr__backend_device *device)
 {
     const cuda_device *d = (const cuda_device *)device;
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
@@ -650,7 +650,7 @@ static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, 
 {
     const cuda_device *d = (const cuda_device *)device;
     CUstream stream;
-    scope scope;
+    entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;

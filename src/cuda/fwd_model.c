@@ -1,5 +1,5 @@
 /* Limits of layouts, and the cost model, that the kernel families share. */
-#include "cuda/limits.h"
+#include "cuda/fwd_model.h"
 
 #include <math.h>
 
@@ -21,6 +21,35 @@ static void describe(tensor out[TENSORS], const acr_problem *p)
     out[1] = (tensor){&p->k, p->batch, p->kv_heads, p->kv_len, p->qk_dim, in_bytes};
     out[2] = (tensor){&p->v, p->batch, p->kv_heads, p->kv_len, p->v_dim, in_bytes};
     out[3] = (tensor){&p->o, p->batch, p->q_heads, p->q_len, p->v_dim, out_bytes};
+}
+
+/* The texts for the limits that kernels have; another limit needs a line here. */
+static const char *dim_reason(int is_value, int32_t limit)
+{
+    static const struct {
+        int32_t limit;
+        const char *text[2];
+    } reasons[] = {
+        {32, {"qk_dim is above 32", "v_dim is above 32"}},    {64, {"qk_dim is above 64", "v_dim is above 64"}},
+        {96, {"qk_dim is above 96", "v_dim is above 96"}},    {128, {"qk_dim is above 128", "v_dim is above 128"}},
+        {192, {"qk_dim is above 192", "v_dim is above 192"}}, {256, {"qk_dim is above 256", "v_dim is above 256"}},
+    };
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        if (reasons[i].limit == limit)
+            return reasons[i].text[is_value];
+    return is_value ? "v_dim is above the kernel's" : "qk_dim is above the kernel's";
+}
+
+const char *acr__fwd_size_why_not(const acr_problem *p, int32_t qk_dim_max, int32_t v_dim_max)
+{
+    const int64_t length_max = INT32_MAX - 1024; /* a tile beyond the end is still a 32-bit number */
+    if (p->qk_dim > qk_dim_max)
+        return dim_reason(0, qk_dim_max);
+    if (p->v_dim > v_dim_max)
+        return dim_reason(1, v_dim_max);
+    if (p->q_len > length_max)
+        return "q_len is above 2^31 - 1025";
+    return p->kv_len > length_max ? "kv_len is above 2^31 - 1025" : NULL;
 }
 
 enum { COPY_BYTES = 16 };

@@ -1,9 +1,12 @@
 /* What a GPU's ways of copying ask of a problem's layout, and how long a GPU needs for it: shared by the why_not and cost functions of the
  * kernel families. No CUDA header needed. */
-#ifndef ACR_CUDA_LIMITS_H
-#define ACR_CUDA_LIMITS_H
+#ifndef ACR_CUDA_FWD_MODEL_H
+#define ACR_CUDA_FWD_MODEL_H
 
 #include "kernel.h"
+
+/* Why head dims are above a kernel's, or lengths so long that tile arithmetic in 32 bits could overflow. NULL when neither. */
+const char *acr__fwd_size_why_not(const acr_problem *problem, int32_t qk_dim_max, int32_t v_dim_max);
 
 /* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when they can. */
 const char *acr__vector_why_not(const acr_problem *problem);

@@ -1,0 +1,60 @@
+/* Barriers of sm_90: mbarriers in shared memory, which copies can complete, named barriers among warpgroups, register hand-over. */
+#ifndef ACR_DEVICE_BARRIER_CUH
+#define ACR_DEVICE_BARRIER_CUH
+
+#include "common.cuh"
+
+enum { WARPGROUP_THREADS = 128, BARRIER_BYTES = 8 };
+
+DEV void barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/* Makes the initialising thread's barriers visible to the copy engine; a __syncthreads shows them to the other threads. */
+DEV void barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+DEV void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and makes the phase end only after copies of so many bytes have landed, those beyond a tensor's bounds included. */
+DEV void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/* Returns once the phase of this parity has ended; at once for parity 1 of a fresh barrier. */
+DEV void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+/* Named barriers 1..15 (0 is __syncthreads): threads = those that sync and those that only arrive. */
+DEV void named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+DEV void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Makes this thread's ordinary stores to shared memory visible to wgmma and to the copy engine. */
+DEV void shared_stores_visible(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif

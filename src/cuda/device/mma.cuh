@@ -1,0 +1,68 @@
+/* Warp matrix products on 16-bit floats: ldmatrix, mma.sync m16n8k16, and the packing between them (sm_80).
+ *
+ * Lane l of a warp holds, of a 16x8 accumulator, row l/4 and columns 2(l%4), 2(l%4)+1 in c[0], c[1], and the same columns of row l/4+8 in
+ * c[2], c[3]. Two neighbouring accumulators, packed to 16 bits, are the A operand of the next product: no data moves between lanes. */
+#ifndef ACR_DEVICE_MMA_CUH
+#define ACR_DEVICE_MMA_CUH
+
+#include "common.cuh"
+
+/* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
+DEV void load_matrices(uint32_t (&r)[4], uint32_t smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(smem));
+}
+
+/* The same, each matrix transposed. */
+DEV void load_matrices_transposed(uint32_t (&r)[4], uint32_t smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(smem));
+}
+
+/* c += a * b for a 16x16 A, a 16x8 B; IS_BF16: operands are bfloat16, else fp16. */
+template <int IS_BF16> DEV void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    if constexpr (IS_BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two floats rounded to nearest even into one register, `low` in the lower half. Too large for fp16 becomes infinity. */
+template <int IS_BF16> DEV uint32_t pack(float low, float high)
+{
+    uint32_t packed;
+    if constexpr (IS_BF16) /* the instruction's first source is the upper half */
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+/* Transposes a 4x4 matrix of words held by the four lanes of a quad: w[i] of lane q becomes w[q] of lane i. */
+DEV void transpose_quad(uint32_t (&w)[4])
+{
+    const int odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) { /* within each 2x2 block, over its diagonal */
+        const uint32_t received = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
+        w[i] = odd ? received : w[i];
+        w[i + 1] = odd ? w[i + 1] : received;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* the two off-diagonal blocks */
+        const uint32_t received = __shfl_xor_sync(~0u, upper ? w[i] : w[i + 2], 2);
+        w[i] = upper ? received : w[i];
+        w[i + 2] = upper ? w[i + 2] : received;
+    }
+}
+
+#endif

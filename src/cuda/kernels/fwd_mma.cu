@@ -1,0 +1,661 @@
+/* Forward attention on mma.sync tensor cores, fp16 and bf16: the portable fast kernel, sm_80 and newer.
+ *
+ * A CTA owns Q_TILE query rows of one head. Each warp holds WARP_ROWS of them: its scores, its probabilities and its output stay in
+ * registers, K and V tiles come through a ring of STAGES in shared memory (cp.async, XOR swizzle, ldmatrix). KV_GROUPS > 1 splits the keys
+ * over groups of warps within the CTA (group g takes tiles g, g + KV_GROUPS, ...), each with its own ring and barrier; at the end the groups
+ * exchange slices of their partial outputs through shared memory and each finishes one slice. That is for problems with fewer CTAs than
+ * would fill the GPU. After Dao et al. 2022 (online softmax). See docs/kernels/fwd_mma.md.
+ *
+ * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional BF16=1, WARP_ROWS,
+ * KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for). */
+#include "fwd_args.h"
+
+#ifndef BF16
+#define BF16 0
+#endif
+#ifndef WARP_ROWS
+#define WARP_ROWS 16
+#endif
+#ifndef KV_GROUPS
+#define KV_GROUPS 1
+#endif
+#ifndef MIN_CTAS
+#define MIN_CTAS 1
+#endif
+
+enum {
+    ELEM_BYTES = 2,
+    ROW_WARPS = Q_TILE / WARP_ROWS, /* warps of a group */
+    GROUP_THREADS = 32 * ROW_WARPS,
+    THREADS = GROUP_THREADS * KV_GROUPS,
+    Q_BYTES = Q_TILE * DIM * ELEM_BYTES,
+    TILE_BYTES = KV_TILE * DIM * ELEM_BYTES, /* of K, or of V */
+    STAGE_BYTES = 2 * TILE_BYTES,
+    GROUP_BYTES = STAGES * STAGE_BYTES,
+    SMEM_BYTES = Q_BYTES + KV_GROUPS * GROUP_BYTES
+};
+
+#ifdef __CUDACC__
+
+#include "cuda/device/common.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/softmax.cuh"
+
+enum {
+    ROW_CHUNKS = DIM / CHUNK_ELEMS,
+    M_TILES = WARP_ROWS / 16,  /* 16-row tiles of a warp */
+    K_STEPS = DIM / 16,        /* of a score product */
+    KEY_TILES = KV_TILE / 8,   /* 8-key accumulators of a score row */
+    KEY_STEPS = KV_TILE / 16,  /* of an output product */
+    DIM_TILES = DIM / 8,       /* 8-column accumulators of an output row */
+    SLICE_TILES = DIM_TILES / KV_GROUPS, /* of them, those that one group finishes */
+    Q_IN_REGISTERS = DIM * M_TILES <= 128
+};
+
+static_assert(DIM % 32 == 0 && DIM <= 256, "DIM: a multiple of 32 up to 256");
+static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles of the product's 16 rows");
+static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0, "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
+static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
+static_assert(Q_TILE * ROW_CHUNKS % THREADS == 0 && KV_TILE * ROW_CHUNKS % GROUP_THREADS == 0, "tiles divide evenly over the threads that load them");
+static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 columns");
+static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES, "a group's partial output fits into its ring");
+
+/* ---- Where a CTA and a warp are ---- */
+
+typedef struct place {
+    int q_first; /* of the CTA's tile */
+    int head, batch;
+} place;
+
+/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: the long ones of all heads
+ * start first, within sections of heads few enough for L2. */
+DEV place find_place(const fwd_args &a)
+{
+    enum { SECTION_HEADS = 64 };
+    if (a.mask == FWD_MASK_NONE)
+        return {(int)blockIdx.x * Q_TILE, (int)blockIdx.y, (int)blockIdx.z};
+    const uint32_t tiles = gridDim.x, heads = gridDim.y * gridDim.z;
+    const uint32_t index = blockIdx.x + tiles * (blockIdx.y + gridDim.y * blockIdx.z);
+    const uint32_t section = index / (tiles * SECTION_HEADS), in_section = index - section * tiles * SECTION_HEADS;
+    const uint32_t section_heads = min((uint32_t)SECTION_HEADS, heads - section * SECTION_HEADS);
+    const uint32_t rank = in_section / section_heads, head = section * SECTION_HEADS + in_section % section_heads;
+    return {(int)((tiles - 1 - rank) * Q_TILE), (int)(head % gridDim.y), (int)(head / gridDim.y)};
+}
+
+typedef struct lane_place {
+    int lane, group;
+    int row; /* of the warp's first row within the CTA's tile */
+} lane_place;
+
+DEV void group_barrier(int group)
+{
+    if (KV_GROUPS == 1)
+        __syncthreads();
+    else /* barrier 0 is __syncthreads's */
+        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)GROUP_THREADS) : "memory");
+}
+
+/* ---- Loading ---- */
+
+/* A matrix of one head in global memory. */
+typedef struct head_matrix {
+    const char *base;
+    int64_t row_bytes;
+    int chunks; /* of 16 bytes in a row; the rest of DIM is zeros */
+} head_matrix;
+
+DEV head_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
+{
+    return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES, dim / CHUNK_ELEMS};
+}
+
+/* Starts copying `rows` rows from `first` on; those at or beyond `end` become zeros, whatever memory holds there. */
+DEV void load_rows(uint32_t smem, const head_matrix &m, int first, int end, int rows, int thread, int threads)
+{
+#pragma unroll
+    for (int i = 0; i < rows * ROW_CHUNKS / threads; i++) {
+        const int index = thread + i * threads, row = index / ROW_CHUNKS, chunk = index % ROW_CHUNKS;
+        const int valid = first + row < end && chunk < m.chunks;
+        const char *from = m.base + (valid ? (first + row) * m.row_bytes + chunk * CHUNK_BYTES : 0);
+        copy_chunk_async(smem + chunk_offset(row, chunk, ROW_CHUNKS), from, valid);
+    }
+}
+
+/* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
+
+typedef float score_tile[M_TILES][KEY_TILES][4];
+typedef float output_tile[M_TILES][DIM_TILES][4];
+typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];
+
+/* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8 of each 16-row tile. */
+typedef struct softmax_state {
+    float max[M_TILES][2]; /* of the raw scores so far */
+    float sum[M_TILES][2]; /* of this lane's exponentials relative to max; lanes of a quad are added at the end */
+} softmax_state;
+
+DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int m, int step)
+{
+    load_matrices(q, q_smem + chunk_offset(l.row + 16 * m + l.lane % 16, 2 * step + l.lane / 16, ROW_CHUNKS));
+}
+
+/* s = Q * transpose(K) for a tile of keys. q holds the query operands when Q_IN_REGISTERS, else they are read again. */
+DEV void multiply_scores(score_tile &s, const uint32_t (&q)[M_TILES][K_STEPS][4], uint32_t q_smem, uint32_t k_smem, const lane_place &l)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+            s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < K_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+            if (Q_IN_REGISTERS)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    a[m][i] = q[m][step][i];
+            else
+                load_query(a[m], q_smem, l, m, step);
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n+1, low} {n+1, high} */
+            uint32_t k[4];
+            load_matrices(k, k_smem + chunk_offset(8 * n + l.lane % 8 + l.lane / 16 * 8, 2 * step + l.lane / 8 % 2, ROW_CHUNKS));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                multiply_add<BF16>(s[m][n], a[m], k[0], k[1]);
+                multiply_add<BF16>(s[m][n + 1], a[m], k[2], k[3]);
+            }
+        }
+    }
+}
+
+/* Sets the scores of keys that a row does not see to -inf. seen is relative to the tile's first key. */
+DEV void mask_scores(score_tile &s, const int (&seen)[M_TILES][2], int lane)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (8 * n + 2 * (lane % 4) + e % 2 >= seen[m][e / 2])
+                    s[m][n][e] = -CUDART_INF_F;
+}
+
+/* Raises the row maxima to those of s, turns s into probabilities relative to them, and scales sums and output down accordingly. */
+DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s, float scale_log2)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float row_max = state.max[m][h];
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++)
+                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            row_max = quad_max(row_max);
+            const float subtrahend = finite_max(row_max) * scale_log2;
+            const float correction = exp2_fast(state.max[m][h] * scale_log2 - subtrahend);
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+                const float even = exp2_fast(s[m][n][2 * h] * scale_log2 - subtrahend);
+                const float odd = exp2_fast(s[m][n][2 * h + 1] * scale_log2 - subtrahend);
+                sum += even + odd;
+                p[m][n / 2][h + 2 * (n % 2)] = pack<BF16>(even, odd);
+            }
+            state.max[m][h] = row_max;
+            state.sum[m][h] = state.sum[m][h] * correction + sum;
+#pragma unroll
+            for (int n = 0; n < DIM_TILES; n++) {
+                o[m][n][2 * h] *= correction;
+                o[m][n][2 * h + 1] *= correction;
+            }
+        }
+}
+
+/* Operand B of 16 keys x 16 columns of V: {v[0], v[1]} for columns 8n.., {v[2], v[3]} for columns 8(n+1)... */
+DEV void load_values(uint32_t (&v)[4], uint32_t v_smem, int key_step, int n, int lane)
+{
+    load_matrices_transposed(v, v_smem + chunk_offset(16 * key_step + lane % 16, n + lane / 16, ROW_CHUNKS));
+}
+
+/* o += P * V */
+DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, int lane)
+{
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++)
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n += 2) {
+            uint32_t v[4];
+            load_values(v, v_smem, step, n, lane);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                multiply_add<BF16>(o[m][n], p[m][step], v[0], v[1]);
+                multiply_add<BF16>(o[m][n + 1], p[m][step], v[2], v[3]);
+            }
+        }
+}
+
+/* The words of a B operand that belong to one of its 16 keys; zero elsewhere. */
+DEV uint32_t only_key(uint32_t word, int key, int half, int lane)
+{
+    const uint32_t mine = key / 8 == half && key % 8 / 2 == lane % 4 ? (key % 2 ? 0xffff0000u : 0x0000ffffu) : 0;
+    return word & mine;
+}
+
+/* o[.][n], o[.][n+1] += P * V key by key, each row only with keys that it sees. */
+DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, int n, const int (&seen)[M_TILES][2], int lane)
+{
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        uint32_t v[4];
+        load_values(v, v_smem, step, n, lane);
+#pragma unroll 1
+        for (int key = 0; key < 16; key++)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
+                    multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, lane), only_key(v[2 * i + 1], key, 1, lane));
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
+                }
+    }
+}
+
+/* o += P * V where some rows do not see some keys. Their probability is 0, but 0 * NaN and 0 * inf are NaN, and a value that a row does not
+ * see must not reach it: where a result is not finite, its columns are computed again key by key. */
+DEV void accumulate_masked(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], int lane)
+{
+#pragma unroll
+    for (int n = 0; n < DIM_TILES; n += 2) {
+        float before[M_TILES][2][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                before[m][i / 4][i % 4] = o[m][n + i / 4][i % 4];
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            uint32_t v[4];
+            load_values(v, v_smem, step, n, lane);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                multiply_add<BF16>(o[m][n], p[m][step], v[0], v[1]);
+                multiply_add<BF16>(o[m][n + 1], p[m][step], v[2], v[3]);
+            }
+        }
+        float zero = 0.0f; /* NaN as soon as one result is not finite */
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                zero = fmaf(o[m][n + i / 4][i % 4], 0.0f, zero);
+        if (__any_sync(~0u, !(zero == 0.0f))) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    o[m][n + i / 4][i % 4] = before[m][i / 4][i % 4];
+            accumulate_seen(o, p, v_smem, n, seen, lane);
+        }
+    }
+}
+
+/* ---- Merging the groups' partial results ---- */
+
+/* What a group leaves in its ring for the others, in units of 16 bytes, every warp access contiguous over its lanes: for each receiving group
+ * the accumulators of the slice that it finishes, then {max, max, sum, sum} of the rows. A lane's counterparts in the other groups hold the
+ * same rows and columns, so nothing changes places. */
+enum { SLICE_UNITS = M_TILES * SLICE_TILES * WARP_THREADS, SLICES_UNITS = (KV_GROUPS - 1) * ROW_WARPS * SLICE_UNITS };
+
+DEV float4 *slice_place(float4 *ring, int from, int to, int row_warp)
+{
+    const int slot = to < from ? to : to - 1;
+    return ring + (slot * ROW_WARPS + row_warp) * SLICE_UNITS;
+}
+
+DEV float4 *state_place(float4 *ring, int row_warp, int m)
+{
+    return ring + SLICES_UNITS + (row_warp * M_TILES + m) * WARP_THREADS;
+}
+
+DEV float4 *ring_of(unsigned char *smem, int group)
+{
+    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES);
+}
+
+DEV void publish(unsigned char *smem, const output_tile &o, const softmax_state &state, const lane_place &l)
+{
+    float4 *ring = ring_of(smem, l.group);
+    const int row_warp = l.row / WARP_ROWS;
+#pragma unroll
+    for (int to = 0; to < KV_GROUPS; to++)
+        if (to != l.group)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (int i = 0; i < SLICE_TILES; i++) {
+                    const float(&c)[4] = o[m][to * SLICE_TILES + i];
+                    slice_place(ring, l.group, to, row_warp)[(m * SLICE_TILES + i) * WARP_THREADS + l.lane] = make_float4(c[0], c[1], c[2], c[3]);
+                }
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        state_place(ring, row_warp, m)[l.lane] = make_float4(state.max[m][0], state.max[m][1], state.sum[m][0], state.sum[m][1]);
+}
+
+typedef float output_slice[M_TILES][SLICE_TILES][4];
+
+/* The own slice of the output, which lies at a place in registers that depends on the group. */
+DEV void take_slice(output_slice &mine, const output_tile &o, int group)
+{
+#pragma unroll
+    for (int g = 0; g < KV_GROUPS; g++)
+        if (g == group)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (int i = 0; i < SLICE_TILES * 4; i++)
+                    mine[m][i / 4][i % 4] = o[m][g * SLICE_TILES + i / 4][i % 4];
+}
+
+/* The groups' maxima and sums become those of all keys; weight[g] is what group g's partial output counts. */
+DEV void merge_states(softmax_state &state, float (&weight)[KV_GROUPS][M_TILES][2], unsigned char *smem, const lane_place &l, float scale_log2)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        float max[KV_GROUPS][2], sum[KV_GROUPS][2];
+#pragma unroll
+        for (int g = 0; g < KV_GROUPS; g++) {
+            const float4 s = state_place(ring_of(smem, g), l.row / WARP_ROWS, m)[l.lane];
+            max[g][0] = s.x, max[g][1] = s.y, sum[g][0] = s.z, sum[g][1] = s.w;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float all_max = max[0][h], all_sum = 0.0f;
+#pragma unroll
+            for (int g = 1; g < KV_GROUPS; g++)
+                all_max = fmaxf(all_max, max[g][h]);
+#pragma unroll
+            for (int g = 0; g < KV_GROUPS; g++) {
+                weight[g][m][h] = exp2_fast((max[g][h] - finite_max(all_max)) * scale_log2);
+                all_sum += weight[g][m][h] * sum[g][h];
+            }
+            state.max[m][h] = all_max;
+            state.sum[m][h] = all_sum;
+        }
+    }
+}
+
+DEV void merge_slices(output_slice &mine, const float (&weight)[KV_GROUPS][M_TILES][2], unsigned char *smem, const lane_place &l)
+{
+    float own_weight[M_TILES][2];
+#pragma unroll
+    for (int g = 0; g < KV_GROUPS; g++)
+        if (g == l.group)
+#pragma unroll
+            for (int i = 0; i < M_TILES * 2; i++)
+                own_weight[i / 2][i % 2] = weight[g][i / 2][i % 2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < SLICE_TILES; i++) {
+            float(&c)[4] = mine[m][i];
+            c[0] *= own_weight[m][0], c[1] *= own_weight[m][0], c[2] *= own_weight[m][1], c[3] *= own_weight[m][1];
+#pragma unroll
+            for (int g = 0; g < KV_GROUPS; g++)
+                if (g != l.group) {
+                    const float4 other = slice_place(ring_of(smem, g), g, l.group, l.row / WARP_ROWS)[(m * SLICE_TILES + i) * WARP_THREADS + l.lane];
+                    c[0] += weight[g][m][0] * other.x, c[1] += weight[g][m][0] * other.y;
+                    c[2] += weight[g][m][1] * other.z, c[3] += weight[g][m][1] * other.w;
+                }
+        }
+}
+
+/* ---- Storing ---- */
+
+/* Divides by the sums and stores TILES 8-column tiles from column `first_column` on, 16 bytes a lane. */
+template <int TILES>
+DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const float (&o)[M_TILES][TILES][4], const softmax_state &state, int first_column)
+{
+    char *base = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head) * ELEM_BYTES;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        const float inverse[2] = {inverse_sum(state.sum[m][0]), inverse_sum(state.sum[m][1])};
+        const int row = p.q_first + l.row + 16 * m + l.lane / 4 + l.lane % 4 / 2 * 8; /* after the transposition: two rows, two tiles a quad */
+#pragma unroll
+        for (int n = 0; n < TILES; n += 2) {
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) /* i: row half, tile */
+                w[i] = pack<BF16>(o[m][n + i % 2][i / 2 * 2] * inverse[i / 2], o[m][n + i % 2][i / 2 * 2 + 1] * inverse[i / 2]);
+            transpose_quad(w);
+            const int column = first_column + 8 * (n + l.lane % 2);
+            if (row < a.q_len && column < a.v_dim)
+                *(uint4 *)(base + (row * a.o_stride.row + column) * ELEM_BYTES) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const softmax_state &state)
+{
+    if (a.lse == nullptr || l.lane % 4 != 0)
+        return;
+    float *base = a.lse + ((int64_t)p.batch * a.q_heads + p.head) * a.q_len;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h;
+            if (row < a.q_len)
+                base[row] = log_sum_exp(state.max[m][h], state.sum[m][h], a.scale);
+        }
+}
+
+/* ---- The kernel ---- */
+
+/* Starts loading a step's keys and values into their stage: two groups of copies, empty beyond the last step. */
+DEV void load_keys(uint32_t stage, const head_matrix &k, int first, int end, int thread)
+{
+    if (first < end)
+        load_rows(stage, k, first, end, KV_TILE, thread, GROUP_THREADS);
+}
+
+DEV void load_values_of_keys(uint32_t stage, const head_matrix &v, int first, int end, int thread)
+{
+    if (first < end)
+        load_rows(stage + TILE_BYTES, v, first, end, KV_TILE, thread, GROUP_THREADS);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+{
+    extern __shared__ __align__(128) unsigned char smem[];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+
+    const int thread = threadIdx.x % GROUP_THREADS;
+    const lane_place l = {(int)threadIdx.x % 32, (int)threadIdx.x / GROUP_THREADS, thread / 32 * WARP_ROWS};
+    const place p = find_place(a);
+    const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
+    const head_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
+    const head_matrix k = find_matrix(a.k, a.k_stride, p.batch, p.head / a.group, a.qk_dim);
+    const head_matrix v = find_matrix(a.v, a.v_stride, p.batch, p.head / a.group, a.v_dim);
+    const uint32_t q_smem = smem_address(smem), ring = q_smem + Q_BYTES + l.group * GROUP_BYTES;
+
+    /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... Zero-filled rows: queries beyond q_len, keys beyond the batch entry's length. */
+    const int stride = KV_TILE * KV_GROUPS;
+    int load_first = l.group * KV_TILE; /* key of the next step to load */
+    load_rows(q_smem, q, p.q_first, a.q_len, Q_TILE, threadIdx.x, THREADS);
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        load_keys(ring + stage * STAGE_BYTES, k, load_first, visible.end, thread);
+        copies_commit();
+        load_values_of_keys(ring + stage * STAGE_BYTES, v, load_first, visible.end, thread);
+        copies_commit();
+        load_first += stride;
+    }
+
+    int seen[M_TILES][2]; /* keys that the lane's rows see */
+    softmax_state state;
+    output_tile o;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            seen[m][h] = keys_seen(a, visible, p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h);
+            state.max[m][h] = -CUDART_INF_F;
+            state.sum[m][h] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n++)
+            o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
+    }
+
+    COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
+    __syncthreads();
+    uint32_t q_operands[M_TILES][K_STEPS][4];
+    if (Q_IN_REGISTERS)
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int step = 0; step < K_STEPS; step++)
+                load_query(q_operands[m][step], q_smem, l, m, step);
+
+    int stage = 0;
+    for (int first = l.group * KV_TILE; first < visible.end; first += stride) {
+        const bool first_step = first < stride;
+        if (!first_step) { /* this step's copies have landed for all, and all have left the stage before */
+            COPIES_WAIT(2 * (STAGES - 2));
+            group_barrier(l.group);
+        }
+        const uint32_t load_stage = ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
+        load_keys(load_stage, k, load_first, visible.end, thread);
+        copies_commit();
+        load_values_of_keys(load_stage, v, load_first, visible.end, thread);
+        copies_commit();
+        load_first += stride;
+
+        const uint32_t k_smem = ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
+        const bool masked = first + KV_TILE > visible.full_end;
+        score_tile s;
+        probability_tile probabilities;
+        int seen_in_tile[M_TILES][2];
+        multiply_scores(s, q_operands, q_smem, k_smem, l);
+        if (masked) {
+#pragma unroll
+            for (int i = 0; i < M_TILES * 2; i++)
+                seen_in_tile[i / 2][i % 2] = seen[i / 2][i % 2] - first;
+            mask_scores(s, seen_in_tile, l.lane);
+        }
+        update_softmax(probabilities, state, o, s, a.scale_log2);
+        if (first_step) { /* V 0 */
+            COPIES_WAIT(2 * (STAGES - 1));
+            group_barrier(l.group);
+        }
+        if (masked)
+            accumulate_masked(o, probabilities, v_smem, seen_in_tile, l.lane);
+        else
+            accumulate(o, probabilities, v_smem, l.lane);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        state.sum[i / 2][i % 2] = quad_sum(state.sum[i / 2][i % 2]);
+    if constexpr (KV_GROUPS == 1) {
+        store_output<DIM_TILES>(a, p, l, o, state, 0);
+    } else {
+        group_barrier(l.group); /* the group's last reads of its ring are done */
+        publish(smem, o, state, l);
+        output_slice mine;
+        take_slice(mine, o, l.group);
+        __syncthreads();
+        float weight[KV_GROUPS][M_TILES][2];
+        merge_states(state, weight, smem, l, a.scale_log2);
+        merge_slices(mine, weight, smem, l);
+        store_output<SLICE_TILES>(a, p, l, mine, state, l.group * SLICE_TILES * 8);
+    }
+    if (l.group == 0)
+        store_lse(a, p, l, state);
+}
+
+#else
+
+#include "cuda/fwd_model.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL)
+        reason = acr__grid_why_not(problem, Q_TILE);
+    if (reason == NULL)
+        reason = acr__vector_why_not(problem);
+    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    (void)device;
+    *launch = (acr__launch){.grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
+                            .block = THREADS,
+                            .smem_bytes = SMEM_BYTES};
+}
+
+/* CTAs that fit on an SM beside each other, at the registers that the launch bounds grant. */
+static int32_t ctas_per_sm(const acr__device *device)
+{
+    const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
+    const int32_t regs_per_thread = 65536 / (THREADS * MIN_CTAS) < 168 ? 65536 / (THREADS * MIN_CTAS) : 168;
+    const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes), by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
+    const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
+    return fewer > 0 ? fewer : 1;
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    acr_problem padded = *problem; /* the products run over whole tiles of DIM */
+    padded.qk_dim = padded.v_dim = DIM;
+    /* A warp reads all of K and V from shared memory for its rows: 128 bytes a cycle feed this many operations. */
+    const double smem_flop_per_cycle = 128.0 / (2.0 * DIM * ELEM_BYTES) * 4.0 * DIM * WARP_ROWS;
+    const double tensor_flop_per_cycle = device->arch == 80 ? 2048.0 : device->arch == 90 ? 2600.0 : 1024.0;
+    const acr__fwd_rates rates = {
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE * KV_GROUPS,
+        .mma_flop_per_cycle = 0.8 * (smem_flop_per_cycle < tensor_flop_per_cycle ? smem_flop_per_cycle : tensor_flop_per_cycle),
+        .exp_per_cycle = 16.0,
+        .step_cycles = 300.0 + 8.0 * KV_TILE * (DIM / 64.0) * (WARP_ROWS / 16.0), /* one warp alone on its part of the SM */
+        .cta_cycles = 2500.0 + 600.0 * (KV_GROUPS > 1),
+        .ctas_per_sm = ctas_per_sm(device),
+    };
+    return acr__fwd_seconds(&padded, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_mma",
+    .backend = ACR__CUDA,
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .why_not = why_not,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 80,
+    .arch_max = 999, /* PTX for what comes */
+    .shape = shape,
+};
+
+#endif

@@ -1,0 +1,322 @@
+/* Forward attention on the ordinary arithmetic units: the last resort. Any element type, head dims up to 256, any strides and alignment, any
+ * lengths and masks; correct everywhere, fast nowhere.
+ *
+ * A CTA of 16 x 16 threads owns 64 query rows of one head and walks the keys 64 at a time. Thread (y, x) holds rows 4y..4y+3: scores of keys
+ * 4x..4x+3, and output columns 4x..4x+3 of each 64-column block. Operands come through shared memory as floats, a slice of the head dim or of
+ * the keys at a time; the scores go to shared memory once, as probabilities. Online softmax after Dao et al. 2022. See docs/kernels/fwd_simt.md.
+ *
+ * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim. */
+#include "fwd_args.h"
+
+enum {
+    Q_TILE = 64,
+    KV_TILE = 64,
+    THREADS = 256
+};
+
+#ifdef __CUDACC__
+
+#include "cuda/device/common.cuh"
+#include "cuda/device/element.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/softmax.cuh"
+
+enum {
+    BLOCK = 4,                       /* rows, keys and columns that a thread holds side by side */
+    SIDE = 16,                       /* threads along rows, and along keys or columns */
+    DIM_SLICE = 32,                  /* of the head dim, in shared memory at a time */
+    KEY_SLICE = 16,                  /* of the keys of V, in shared memory at a time */
+    PITCH = Q_TILE + 4,              /* of a transposed tile: columns 16-byte aligned, stores free of bank conflicts */
+    COLUMNS = BLOCK * SIDE,          /* output columns in a block */
+    COLUMN_BLOCKS = DIM / COLUMNS,
+    MIN_CTAS = DIM <= 128 ? 2 : 1    /* CTAs of a SM that registers must leave room for */
+};
+static_assert(Q_TILE == BLOCK * SIDE && KV_TILE == BLOCK * SIDE && THREADS == SIDE * SIDE, "a score for every thread's 4 x 4");
+static_assert(DIM % COLUMNS == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
+
+typedef struct shared_tiles {
+    union { /* the two products take turns */
+        struct {
+            float q[DIM_SLICE][PITCH], k[DIM_SLICE][PITCH]; /* transposed */
+        };
+        float v[KEY_SLICE][DIM];
+    };
+    float p[KV_TILE][PITCH]; /* probabilities, transposed */
+} shared_tiles;
+
+typedef struct thread_place {
+    int y, x;
+} thread_place;
+
+/* A matrix of one head in global memory. */
+typedef struct head_matrix {
+    const void *base;
+    int64_t offset, row_stride; /* elements */
+    int dim;
+} head_matrix;
+
+DEV head_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
+{
+    return {tensor, batch * strides.batch + head * strides.head, strides.row, dim};
+}
+
+/* An element, or 0 where there is none. */
+DEV float read(const head_matrix &m, int row, int row_end, int column)
+{
+    return row < row_end && column < m.dim ? load_element<DTYPE>(m.base, m.offset + row * m.row_stride + column) : 0.0f;
+}
+
+/* Loads columns [column, column + DIM_SLICE) of 64 rows, transposed. A warp takes 8 columns of 4 rows at a time: whole sectors of global memory,
+ * and 32 different banks. */
+DEV void load_transposed(float (&to)[DIM_SLICE][PITCH], const head_matrix &m, int row, int row_end, int column)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int r = 0; r < 8; r += 4)
+#pragma unroll
+        for (int c = 0; c < DIM_SLICE; c += 8) {
+            const int in_row = 8 * warp + r + lane / 8, in_column = c + lane % 8;
+            to[in_column][in_row] = read(m, row + in_row, row_end, column + in_column);
+        }
+}
+
+/* Loads KEY_SLICE rows of V, the column blocks that exist. */
+DEV void load_values(float (&to)[KEY_SLICE][DIM], const head_matrix &v, int key, int key_end)
+{
+    const int column = threadIdx.x % COLUMNS, first_key = threadIdx.x / COLUMNS;
+    for (int block = 0; block * COLUMNS < v.dim; block++)
+#pragma unroll
+        for (int i = first_key; i < KEY_SLICE; i += THREADS / COLUMNS)
+            to[i][block * COLUMNS + column] = read(v, key + i, key_end, block * COLUMNS + column);
+}
+
+DEV void multiply_scores(float (&s)[BLOCK][BLOCK], shared_tiles &tiles, const head_matrix &q, const head_matrix &k, int q_first, int q_end, int key_first,
+                         int key_end, const thread_place &t)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK * BLOCK; i++)
+        s[i / BLOCK][i % BLOCK] = 0.0f;
+    for (int dim = 0; dim < q.dim; dim += DIM_SLICE) {
+        __syncthreads(); /* the slice before, or V, is no longer read */
+        load_transposed(tiles.q, q, q_first, q_end, dim);
+        load_transposed(tiles.k, k, key_first, key_end, dim);
+        __syncthreads();
+#pragma unroll 4
+        for (int d = 0; d < DIM_SLICE; d++) {
+            const float4 q4 = *(const float4 *)&tiles.q[d][BLOCK * t.y], k4 = *(const float4 *)&tiles.k[d][BLOCK * t.x];
+            const float qs[BLOCK] = {q4.x, q4.y, q4.z, q4.w}, ks[BLOCK] = {k4.x, k4.y, k4.z, k4.w};
+#pragma unroll
+            for (int i = 0; i < BLOCK * BLOCK; i++)
+                s[i / BLOCK][i % BLOCK] = fmaf(qs[i / BLOCK], ks[i % BLOCK], s[i / BLOCK][i % BLOCK]);
+        }
+    }
+}
+
+/* A row lies across SIDE lanes. */
+DEV float row_max(float x)
+{
+#pragma unroll
+    for (int distance = 1; distance < SIDE; distance *= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    return x;
+}
+
+DEV float row_sum(float x)
+{
+#pragma unroll
+    for (int distance = 1; distance < SIDE; distance *= 2)
+        x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+}
+
+typedef struct softmax_state {
+    float max[BLOCK], sum[BLOCK]; /* of this thread's rows; sum of its own keys, lanes are added at the end */
+} softmax_state;
+
+typedef float output_block[BLOCK][COLUMN_BLOCKS][BLOCK]; /* row, column block, column */
+
+/* Masks the scores, raises the maxima, writes the probabilities, and scales sums and output down. */
+DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block &o, const float (&s)[BLOCK][BLOCK], const int (&seen)[BLOCK], int key_first,
+                        float scale_log2, const thread_place &t)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        float visible[BLOCK], max = state.max[i];
+#pragma unroll
+        for (int j = 0; j < BLOCK; j++) {
+            visible[j] = key_first + BLOCK * t.x + j < seen[i] ? s[i][j] : -CUDART_INF_F;
+            max = fmaxf(max, visible[j]);
+        }
+        max = row_max(max);
+        const float correction = exp2_fast((state.max[i] - finite_max(max)) * scale_log2);
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < BLOCK; j++) {
+            const float p = exp2_fast((visible[j] - finite_max(max)) * scale_log2);
+            tiles.p[BLOCK * t.x + j][BLOCK * t.y + i] = p;
+            sum += p;
+        }
+        state.max[i] = max;
+        state.sum[i] = state.sum[i] * correction + sum;
+#pragma unroll
+        for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++)
+            o[i][j / BLOCK][j % BLOCK] *= correction;
+    }
+}
+
+/* o += P * V. A row takes only keys that it sees: 0 * NaN would be NaN. */
+DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const int (&seen)[BLOCK], int key_first, int key_end, const thread_place &t)
+{
+    for (int slice = 0; slice < KV_TILE && key_first + slice < key_end; slice += KEY_SLICE) {
+        __syncthreads(); /* probabilities are written; Q and K, or the slice before, are no longer read */
+        load_values(tiles.v, v, key_first + slice, key_end);
+        __syncthreads();
+#pragma unroll 2
+        for (int key = 0; key < KEY_SLICE; key++) {
+            const float4 p4 = *(const float4 *)&tiles.p[slice + key][BLOCK * t.y];
+            const float p[BLOCK] = {p4.x, p4.y, p4.z, p4.w};
+            bool sees[BLOCK];
+#pragma unroll
+            for (int i = 0; i < BLOCK; i++)
+                sees[i] = key_first + slice + key < seen[i];
+#pragma unroll
+            for (int block = 0; block < COLUMN_BLOCKS; block++)
+                if (block * COLUMNS < v.dim) {
+                    const float4 v4 = *(const float4 *)&tiles.v[key][block * COLUMNS + BLOCK * t.x];
+                    const float vs[BLOCK] = {v4.x, v4.y, v4.z, v4.w};
+#pragma unroll
+                    for (int i = 0; i < BLOCK; i++)
+                        if (sees[i])
+#pragma unroll
+                            for (int j = 0; j < BLOCK; j++)
+                                o[i][block][j] = fmaf(p[i], vs[j], o[i][block][j]);
+                }
+        }
+    }
+}
+
+DEV void store(const fwd_args &a, int64_t index, float value)
+{
+    if constexpr (DTYPE != ACR_E4M3)
+        store_element<DTYPE>(a.o, index, value);
+    else if (a.out_bf16)
+        store_element<ACR_BF16>(a.o, index, value * a.out_scale);
+    else
+        store_element<ACR_F16>(a.o, index, value * a.out_scale);
+}
+
+DEV void store_rows(const fwd_args &a, int batch, int head, int q_first, const softmax_state &state, const output_block &o, const thread_place &t)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        const int row = q_first + BLOCK * t.y + i;
+        const float sum = row_sum(state.sum[i]), inverse = inverse_sum(sum);
+        if (row >= a.q_len)
+            continue;
+        const int64_t base = batch * a.o_stride.batch + head * a.o_stride.head + row * a.o_stride.row;
+#pragma unroll
+        for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++) {
+            const int column = j / BLOCK * COLUMNS + BLOCK * t.x + j % BLOCK;
+            if (column < a.v_dim)
+                store(a, base + column, o[i][j / BLOCK][j % BLOCK] * inverse);
+        }
+        if (a.lse != nullptr && t.x == 0)
+            a.lse[((int64_t)batch * a.q_heads + head) * a.q_len + row] = log_sum_exp(state.max[i], sum, a.scale);
+    }
+}
+
+DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int q_first)
+{
+    const thread_place t = {(int)threadIdx.x / SIDE, (int)threadIdx.x % SIDE};
+    const keys visible = find_keys(a, batch, q_first, Q_TILE);
+    const head_matrix q = find_matrix(a.q, a.q_stride, batch, head, a.qk_dim);
+    const head_matrix k = find_matrix(a.k, a.k_stride, batch, head / a.group, a.qk_dim);
+    const head_matrix v = find_matrix(a.v, a.v_stride, batch, head / a.group, a.v_dim);
+    softmax_state state;
+    output_block o;
+    int seen[BLOCK]; /* keys that the thread's rows see */
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        seen[i] = keys_seen(a, visible, q_first + BLOCK * t.y + i);
+        state.max[i] = -CUDART_INF_F;
+        state.sum[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++)
+            o[i][j / BLOCK][j % BLOCK] = 0.0f;
+    }
+    for (int64_t first = 0; first < visible.end; first += KV_TILE) {
+        float s[BLOCK][BLOCK];
+        multiply_scores(s, tiles, q, k, q_first, a.q_len, (int)first, visible.end, t);
+        update_softmax(tiles, state, o, s, seen, (int)first, a.scale_log2, t);
+        accumulate(o, tiles, v, seen, (int)first, visible.end, t);
+    }
+    store_rows(a, batch, head, q_first, state, o, t);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+{
+    __shared__ shared_tiles tiles;
+    wait_for_previous_kernel();
+    const int64_t q_tiles = ((int64_t)a.q_len + Q_TILE - 1) / Q_TILE, count = q_tiles * a.q_heads * a.batch;
+    for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+        const int64_t tile = q_tiles - 1 - index % q_tiles, head = index / q_tiles; /* with a causal mask the last tile is the longest */
+        attend(a, tiles, (int)(head / a.q_heads), (int)(head % a.q_heads), (int)(tile * Q_TILE));
+        __syncthreads(); /* the tiles are free for the next */
+    }
+    allow_next_kernel();
+}
+
+#else
+
+#include "cuda/fwd_model.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    (void)device;
+    return acr__fwd_size_why_not(problem, DIM, DIM);
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    (void)device;
+    const double ctas = (double)acr__q_tiles(problem, Q_TILE) * (double)problem->q_heads * (double)problem->batch;
+    *launch = (acr__launch){.grid = {ctas < INT32_MAX ? (uint32_t)ctas : INT32_MAX, 1, 1}, .block = THREADS};
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    const double dim_scale = (double)(problem->qk_dim + problem->v_dim) / 128.0;
+    const acr__fwd_rates rates = {
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE,
+        .mma_flop_per_cycle = 100.0, /* of 256: operands come from shared memory, loads are not hidden */
+        .exp_per_cycle = 16.0,
+        .step_cycles = 4000.0 + 4000.0 * dim_scale,
+        .cta_cycles = 3000.0,
+        .ctas_per_sm = DIM <= 128 ? 2 : 1,
+    };
+    return acr__fwd_seconds(problem, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_simt",
+    .backend = ACR__CUDA,
+    .dtype = DTYPE,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = 1,
+    .traits = ACR__TRAIT_LAST_RESORT,
+    .why_not = why_not,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 80,
+    .arch_max = 999, /* PTX for what comes */
+    .shape = shape,
+};
+
+#endif

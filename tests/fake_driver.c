@@ -1,0 +1,842 @@
+/* The fake CUDA driver: see fake_driver.h. Exports cuGetProcAddress_v2 and its own controls; every entry that the library asks for is here,
+ * with the type that src/cuda/driver.h names. */
+#include "fake_driver.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+#include "fwd_args.h"
+
+/* ---- State ---- */
+
+typedef struct model {
+    int arch, sm_count, smem_per_cta, smem_per_sm, l2_bytes, clock_khz, memory_clock_khz, memory_bus_bits;
+    size_t mem_bytes;
+    const char *name;
+} model;
+
+static const model models[] = {
+    {90, 132, 232448, 233472, 62914560, 1980000, 3201000, 6144, (size_t)150 << 30, "NVIDIA H200"},
+    {80, 108, 166912, 167936, 41943040, 1410000, 1215000, 5120, (size_t)40 << 30, "NVIDIA A100-SXM4-40GB"},
+    {86, 84, 101376, 102400, 6291456, 1740000, 7251000, 384, (size_t)48 << 30, "NVIDIA A40"},
+    {89, 58, 101376, 102400, 50331648, 2040000, 6251000, 192, (size_t)24 << 30, "NVIDIA L4"},
+    {120, 188, 101376, 102400, 134217728, 2430000, 14001000, 512, (size_t)96 << 30, "NVIDIA RTX PRO 6000"},
+};
+
+/* An object that the driver handed out; handles point to it. */
+typedef enum object_kind {
+    MEMORY,
+    LIBRARY,
+    STREAM,
+    EVENT,
+    GRAPH,
+    GRAPH_EXEC
+} object_kind;
+
+typedef struct object {
+    struct object *next;
+    object_kind kind;
+    void *memory;  /* MEMORY */
+    size_t bytes;  /* MEMORY */
+    int capturing; /* STREAM */
+    long launches; /* STREAM while capturing, GRAPH, GRAPH_EXEC */
+} object;
+
+typedef struct settings {
+    int version, devices;
+    const model *model;
+    char hidden[64], failing[64];
+    CUresult failing_result;
+    long fail_call, fail_alloc; /* counted down; the fault happens at 1 */
+} settings;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static int is_set_up;
+static settings set;
+static fake_cuda_counters count;
+static fake_cuda_launch last_launch;
+static object *objects;                        /* all that are alive */
+static object primary_context;                 /* its address is the handle */
+static object kernel_of_all;                   /* likewise, of every kernel and function */
+static _Thread_local CUstreamCaptureMode mode; /* of the thread: begins as global */
+
+static void copy_text(char *to, size_t capacity, const char *from)
+{
+    to[0] = '\0';
+    if (from != NULL)
+        strncat(to, from, capacity - 1);
+}
+
+static const model *model_of(int arch)
+{
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        if (models[i].arch == arch)
+            return &models[i];
+    abort(); /* a test's mistake */
+}
+
+static long number_from_environment(const char *name, long otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL ? strtol(text, NULL, 10) : otherwise;
+}
+
+static void set_defaults(void)
+{
+    memset(&set, 0, sizeof set);
+    set.version = 13000;
+    set.devices = 1;
+    set.model = model_of(90);
+}
+
+static void set_up_from_environment(void)
+{
+    if (is_set_up)
+        return;
+    is_set_up = 1;
+    set_defaults();
+    set.version = (int)number_from_environment("FAKE_CUDA_DRIVER_VERSION", set.version);
+    set.devices = (int)number_from_environment("FAKE_CUDA_DEVICES", set.devices);
+    set.model = model_of((int)number_from_environment("FAKE_CUDA_ARCH", set.model->arch));
+    set.fail_call = number_from_environment("FAKE_CUDA_FAIL_CALL", 0);
+    set.fail_alloc = number_from_environment("FAKE_CUDA_FAIL_ALLOC", 0);
+    copy_text(set.hidden, sizeof set.hidden, getenv("FAKE_CUDA_HIDE"));
+}
+
+static void lock_state(void)
+{
+    pthread_mutex_lock(&lock);
+    set_up_from_environment();
+}
+
+static void unlock_state(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- Controls ---- */
+
+void fake_cuda_reset(void)
+{
+    lock_state();
+    set_defaults();
+    count.calls = count.launches = count.misuses = 0;
+    memset(&last_launch, 0, sizeof last_launch);
+    unlock_state();
+}
+
+void fake_cuda_set_driver_version(int version)
+{
+    lock_state();
+    set.version = version;
+    unlock_state();
+}
+
+void fake_cuda_set_devices(int devices)
+{
+    lock_state();
+    set.devices = devices;
+    unlock_state();
+}
+
+void fake_cuda_set_arch(int arch)
+{
+    lock_state();
+    set.model = model_of(arch);
+    unlock_state();
+}
+
+void fake_cuda_hide_entry(const char *name)
+{
+    lock_state();
+    copy_text(set.hidden, sizeof set.hidden, name);
+    unlock_state();
+}
+
+void fake_cuda_fail_nth_call(long n)
+{
+    lock_state();
+    set.fail_call = n;
+    unlock_state();
+}
+
+void fake_cuda_fail_nth_alloc(long n)
+{
+    lock_state();
+    set.fail_alloc = n;
+    unlock_state();
+}
+
+void fake_cuda_fail_entry(const char *name, int cu_result)
+{
+    lock_state();
+    copy_text(set.failing, sizeof set.failing, name);
+    set.failing_result = (CUresult)cu_result;
+    unlock_state();
+}
+
+fake_cuda_counters fake_cuda_count(void)
+{
+    lock_state();
+    fake_cuda_counters now = count;
+    unlock_state();
+    return now;
+}
+
+fake_cuda_launch fake_cuda_last_launch(void)
+{
+    lock_state();
+    fake_cuda_launch launch = last_launch;
+    unlock_state();
+    return launch;
+}
+
+/* ---- Calls and objects; all with the lock held ---- */
+
+/* Counts down to a fault that happens once. */
+static int is_due(long *n)
+{
+    return *n > 0 && --*n == 0;
+}
+
+static CUresult misuse(CUresult result)
+{
+    count.misuses++;
+    return result;
+}
+
+/* Begins an entry: takes the lock, counts, and says whether it shall fail. Every entry ends with finish(). */
+static CUresult begin(const char *entry)
+{
+    lock_state();
+    count.calls++;
+    if (strcmp(entry, set.failing) == 0)
+        return set.failing_result;
+    return is_due(&set.fail_call) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+static CUresult finish(CUresult result)
+{
+    unlock_state();
+    return result;
+}
+
+static object *make_object(object_kind kind, long *counter)
+{
+    object *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        abort();
+    made->kind = kind;
+    made->next = objects;
+    objects = made;
+    ++*counter;
+    return made;
+}
+
+static int is_alive(const void *handle, object_kind kind)
+{
+    for (const object *o = objects; o != NULL; o = o->next)
+        if (o == handle)
+            return o->kind == kind;
+    return 0;
+}
+
+/* Ends an object; one that is none is misuse. */
+static CUresult end_object(void *handle, object_kind kind, long *counter)
+{
+    if (!is_alive(handle, kind))
+        return misuse(CUDA_ERROR_INVALID_HANDLE);
+    object **link = &objects;
+    while (*link != handle)
+        link = &(*link)->next;
+    object *ended = *link;
+    *link = ended->next;
+    free(ended->memory);
+    free(ended);
+    --*counter;
+    return CUDA_SUCCESS;
+}
+
+static CUresult need_context(void)
+{
+    return count.pushed > 0 ? CUDA_SUCCESS : misuse(CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* NULL is the legacy default stream; others must be ours. */
+static CUresult need_stream(CUstream stream)
+{
+    return stream == NULL || is_alive(stream, STREAM) ? need_context() : misuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+static int is_capturing(CUstream stream)
+{
+    return stream != NULL && ((object *)(void *)stream)->capturing;
+}
+
+/* The allocation that holds [address, address + bytes), as a host pointer; NULL when none does. */
+static unsigned char *find_memory(CUdeviceptr address, size_t bytes)
+{
+    for (const object *o = objects; o != NULL; o = o->next) {
+        CUdeviceptr first = (CUdeviceptr)(uintptr_t)o->memory;
+        if (o->kind == MEMORY && address >= first && address + bytes <= first + o->bytes)
+            return (unsigned char *)o->memory + (address - first);
+    }
+    return NULL;
+}
+
+/* ---- Entries: device and context ---- */
+
+static CUresult fake_Init(unsigned flags)
+{
+    CUresult result = begin("cuInit");
+    (void)flags;
+    return finish(result);
+}
+
+/* The two texts never fail by order: what they explain has failed already. */
+static CUresult fake_GetErrorName(CUresult error, const char **out)
+{
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == CUDA_ERROR_UNKNOWN ? "CUDA_ERROR_UNKNOWN" : "CUDA_ERROR_FAKE";
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_GetErrorString(CUresult error, const char **out)
+{
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "a fault that the fake driver was told to make";
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_DeviceGetCount(int *out)
+{
+    CUresult result = begin("cuDeviceGetCount");
+    if (result == CUDA_SUCCESS)
+        *out = set.devices;
+    return finish(result);
+}
+
+static CUresult fake_DeviceGet(CUdevice *out, int ordinal)
+{
+    CUresult result = begin("cuDeviceGet");
+    if (result == CUDA_SUCCESS && (ordinal < 0 || ordinal >= set.devices))
+        result = CUDA_ERROR_INVALID_DEVICE;
+    if (result == CUDA_SUCCESS)
+        *out = ordinal;
+    return finish(result);
+}
+
+static CUresult fake_DeviceGetName(char *name, int capacity, CUdevice device)
+{
+    CUresult result = begin("cuDeviceGetName");
+    (void)device;
+    if (result == CUDA_SUCCESS)
+        copy_text(name, (size_t)capacity, set.model->name);
+    return finish(result);
+}
+
+static int attribute_of(const model *m, CUdevice_attribute which)
+{
+    switch ((int)which) { /* those that the backend reads */
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        return m->arch / 10;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        return m->arch % 10;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        return m->sm_count;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+        return m->smem_per_cta;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+        return m->smem_per_sm;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+        return 65536;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+        return m->l2_bytes;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+        return m->clock_khz;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+        return m->memory_clock_khz;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+        return m->memory_bus_bits;
+    default:
+        return -1;
+    }
+}
+
+static CUresult fake_DeviceGetAttribute(int *out, CUdevice_attribute which, CUdevice device)
+{
+    CUresult result = begin("cuDeviceGetAttribute");
+    (void)device;
+    int value = attribute_of(set.model, which);
+    if (result == CUDA_SUCCESS && value < 0)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        *out = value;
+    return finish(result);
+}
+
+static CUresult fake_DeviceTotalMem(size_t *out, CUdevice device)
+{
+    CUresult result = begin("cuDeviceTotalMem");
+    (void)device;
+    if (result == CUDA_SUCCESS)
+        *out = set.model->mem_bytes;
+    return finish(result);
+}
+
+static CUresult fake_DevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+    CUresult result = begin("cuDevicePrimaryCtxRetain");
+    (void)device;
+    if (result == CUDA_SUCCESS) {
+        count.contexts++;
+        *out = (CUcontext)(void *)&primary_context;
+    }
+    return finish(result);
+}
+
+static CUresult fake_DevicePrimaryCtxRelease(CUdevice device)
+{
+    CUresult result = begin("cuDevicePrimaryCtxRelease");
+    (void)device;
+    if (result == CUDA_SUCCESS && count.contexts == 0)
+        result = misuse(CUDA_ERROR_INVALID_CONTEXT);
+    if (result == CUDA_SUCCESS)
+        count.contexts--;
+    return finish(result);
+}
+
+static CUresult fake_CtxPushCurrent(CUcontext context)
+{
+    CUresult result = begin("cuCtxPushCurrent");
+    if (result == CUDA_SUCCESS && ((void *)context != &primary_context || count.contexts == 0))
+        result = misuse(CUDA_ERROR_INVALID_CONTEXT);
+    if (result == CUDA_SUCCESS)
+        count.pushed++;
+    return finish(result);
+}
+
+static CUresult fake_CtxPopCurrent(CUcontext *out)
+{
+    CUresult result = begin("cuCtxPopCurrent");
+    if (count.pushed > 0)
+        count.pushed--; /* also when told to fail: nobody can do better about it */
+    else
+        result = misuse(CUDA_ERROR_INVALID_CONTEXT);
+    *out = (CUcontext)(void *)&primary_context;
+    return finish(result);
+}
+
+static CUresult fake_CtxSynchronize(void)
+{
+    CUresult result = begin("cuCtxSynchronize");
+    return finish(result == CUDA_SUCCESS ? need_context() : result);
+}
+
+static CUresult fake_ThreadExchangeStreamCaptureMode(CUstreamCaptureMode *exchanged)
+{
+    CUresult result = begin("cuThreadExchangeStreamCaptureMode");
+    if (result == CUDA_SUCCESS) {
+        CUstreamCaptureMode previous = mode;
+        mode = *exchanged;
+        *exchanged = previous;
+    }
+    return finish(result);
+}
+
+/* ---- Entries: kernels ---- */
+
+static CUresult fake_LibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, void **values, unsigned options_count,
+                                     CUlibraryOption *library_options, void **library_values, unsigned library_options_count)
+{
+    CUresult result = begin("cuLibraryLoadData");
+    (void)options, (void)values, (void)options_count, (void)library_options, (void)library_values, (void)library_options_count;
+    if (result == CUDA_SUCCESS && code == NULL)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        *out = (CUlibrary)(void *)make_object(LIBRARY, &count.libraries);
+    return finish(result);
+}
+
+static CUresult fake_LibraryUnload(CUlibrary library)
+{
+    CUresult result = begin("cuLibraryUnload");
+    CUresult ended = end_object(library, LIBRARY, &count.libraries);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+static CUresult fake_LibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
+{
+    CUresult result = begin("cuLibraryGetKernel");
+    if (result == CUDA_SUCCESS && (!is_alive(library, LIBRARY) || name == NULL))
+        result = misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS)
+        *out = (CUkernel)(void *)&kernel_of_all;
+    return finish(result);
+}
+
+static CUresult fake_KernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device)
+{
+    CUresult result = begin("cuKernelGetAttribute");
+    (void)which, (void)kernel, (void)device;
+    if (result == CUDA_SUCCESS)
+        *out = 0;
+    return finish(result);
+}
+
+static CUresult fake_KernelSetAttribute(CUfunction_attribute which, int value, CUkernel kernel, CUdevice device)
+{
+    CUresult result = begin("cuKernelSetAttribute");
+    (void)kernel, (void)device;
+    if (result == CUDA_SUCCESS && which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > set.model->smem_per_cta)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    return finish(result);
+}
+
+static CUresult fake_KernelGetFunction(CUfunction *out, CUkernel kernel)
+{
+    CUresult result = begin("cuKernelGetFunction");
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS)
+        *out = (CUfunction)(void *)kernel;
+    return finish(result);
+}
+
+static void remember_launch(const CUlaunchConfig *config, void **parameters)
+{
+    memset(&last_launch, 0, sizeof last_launch);
+    last_launch.grid[0] = config->gridDimX;
+    last_launch.grid[1] = config->gridDimY;
+    last_launch.grid[2] = config->gridDimZ;
+    last_launch.block = config->blockDimX;
+    last_launch.smem_bytes = config->sharedMemBytes;
+    last_launch.stream = config->hStream;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            last_launch.cluster = config->attrs[i].value.clusterDim.x;
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
+    }
+    memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
+}
+
+static int is_launchable(const CUlaunchConfig *c)
+{
+    return c->gridDimX > 0 && c->gridDimX <= 2147483647u && c->gridDimY > 0 && c->gridDimY <= 65535 && c->gridDimZ > 0 && c->gridDimZ <= 65535 &&
+           c->blockDimX > 0 && c->blockDimX <= 1024 && c->sharedMemBytes <= (unsigned)set.model->smem_per_cta;
+}
+
+static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CUresult result = begin("cuLaunchKernelEx");
+    (void)extra;
+    if (result == CUDA_SUCCESS)
+        result = need_stream(config->hStream);
+    if (result == CUDA_SUCCESS && ((void *)function != &kernel_of_all || !is_launchable(config)))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) {
+        remember_launch(config, parameters);
+        if (is_capturing(config->hStream))
+            ((object *)(void *)config->hStream)->launches++;
+        else
+            count.launches++;
+    }
+    return finish(result);
+}
+
+static int is_legal_map(cuuint32_t rank, const void *base, const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box)
+{
+    int legal = rank >= 3 && rank <= 5 && (uintptr_t)base % 16 == 0;
+    for (cuuint32_t i = 0; i < rank && legal; i++)
+        legal = extents[i] > 0 && box[i] > 0 && box[i] <= 256;
+    for (cuuint32_t i = 0; i + 1 < rank && legal; i++)
+        legal = strides[i] % 16 == 0 && strides[i] < (cuuint64_t)1 << 40;
+    return legal;
+}
+
+static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base, const cuuint64_t *extents,
+                                          const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *element_strides,
+                                          CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                          CUtensorMapFloatOOBfill fill)
+{
+    CUresult result = begin("cuTensorMapEncodeTiled");
+    (void)type, (void)element_strides, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    if (result == CUDA_SUCCESS && !is_legal_map(rank, base, extents, strides, box))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        memset(map, 0, sizeof *map);
+    return finish(result);
+}
+
+/* ---- Entries: memory ---- */
+
+static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
+{
+    enum { ALIGNMENT = 256 };
+    CUresult result = begin("cuMemAlloc");
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS && is_due(&set.fail_alloc))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && bytes == 0)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    void *memory = NULL;
+    if (result == CUDA_SUCCESS && posix_memalign(&memory, ALIGNMENT, bytes) != 0)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        object *made = make_object(MEMORY, &count.allocations);
+        made->memory = memory;
+        made->bytes = bytes;
+        *out = (CUdeviceptr)(uintptr_t)memory;
+    }
+    return finish(result);
+}
+
+static CUresult fake_MemFree(CUdeviceptr address)
+{
+    CUresult result = begin("cuMemFree");
+    object *found = objects;
+    while (found != NULL && (found->kind != MEMORY || (CUdeviceptr)(uintptr_t)found->memory != address))
+        found = found->next;
+    CUresult ended = found != NULL ? end_object(found, MEMORY, &count.allocations) : misuse(CUDA_ERROR_INVALID_VALUE);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    CUresult result = begin("cuMemcpyHtoDAsync");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    unsigned char *memory = find_memory(to, bytes);
+    if (result == CUDA_SUCCESS && memory == NULL)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        memcpy(memory, from, bytes);
+    return finish(result);
+}
+
+static CUresult fake_MemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    CUresult result = begin("cuMemcpyDtoHAsync");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    const unsigned char *memory = find_memory(from, bytes);
+    if (result == CUDA_SUCCESS && memory == NULL)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        memcpy(to, memory, bytes);
+    return finish(result);
+}
+
+static CUresult fake_MemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    CUresult result = begin("cuMemsetD8Async");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    unsigned char *memory = find_memory(to, bytes);
+    if (result == CUDA_SUCCESS && memory == NULL)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && !is_capturing(stream))
+        memset(memory, value, bytes);
+    return finish(result);
+}
+
+/* ---- Entries: streams, graphs, events ---- */
+
+static CUresult fake_StreamCreate(CUstream *out, unsigned flags)
+{
+    CUresult result = begin("cuStreamCreate");
+    (void)flags;
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS)
+        *out = (CUstream)(void *)make_object(STREAM, &count.streams);
+    return finish(result);
+}
+
+static CUresult fake_StreamDestroy(CUstream stream)
+{
+    CUresult result = begin("cuStreamDestroy");
+    CUresult ended = end_object(stream, STREAM, &count.streams);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+static CUresult fake_StreamSynchronize(CUstream stream)
+{
+    CUresult result = begin("cuStreamSynchronize");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    if (result == CUDA_SUCCESS && is_capturing(stream))
+        result = misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    return finish(result);
+}
+
+static CUresult fake_StreamIsCapturing(CUstream stream, CUstreamCaptureStatus *out)
+{
+    CUresult result = begin("cuStreamIsCapturing");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    if (result == CUDA_SUCCESS)
+        *out = is_capturing(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return finish(result);
+}
+
+static CUresult fake_StreamBeginCapture(CUstream stream, CUstreamCaptureMode capture_mode)
+{
+    CUresult result = begin("cuStreamBeginCapture");
+    (void)capture_mode;
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    if (result == CUDA_SUCCESS && (stream == NULL || is_capturing(stream)))
+        result = misuse(CUDA_ERROR_ILLEGAL_STATE);
+    if (result == CUDA_SUCCESS) {
+        object *o = (object *)(void *)stream;
+        o->capturing = 1;
+        o->launches = 0;
+    }
+    return finish(result);
+}
+
+static CUresult fake_StreamEndCapture(CUstream stream, CUgraph *out)
+{
+    CUresult result = begin("cuStreamEndCapture");
+    CUresult usable = need_stream(stream);
+    if (usable == CUDA_SUCCESS && !is_capturing(stream))
+        usable = misuse(CUDA_ERROR_ILLEGAL_STATE);
+    if (usable == CUDA_SUCCESS)
+        ((object *)(void *)stream)->capturing = 0; /* a failed end ends the capture as well */
+    if (result == CUDA_SUCCESS)
+        result = usable;
+    if (result == CUDA_SUCCESS) {
+        object *graph = make_object(GRAPH, &count.graphs);
+        graph->launches = ((object *)(void *)stream)->launches;
+        *out = (CUgraph)(void *)graph;
+    }
+    return finish(result);
+}
+
+static CUresult fake_GraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+{
+    CUresult result = begin("cuGraphInstantiateWithFlags");
+    (void)flags;
+    if (result == CUDA_SUCCESS && !is_alive(graph, GRAPH))
+        result = misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) {
+        object *exec = make_object(GRAPH_EXEC, &count.graph_execs);
+        exec->launches = ((object *)(void *)graph)->launches;
+        *out = (CUgraphExec)(void *)exec;
+    }
+    return finish(result);
+}
+
+static CUresult fake_GraphUpload(CUgraphExec exec, CUstream stream)
+{
+    CUresult result = begin("cuGraphUpload");
+    if (result == CUDA_SUCCESS)
+        result = is_alive(exec, GRAPH_EXEC) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    return finish(result);
+}
+
+static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    CUresult result = begin("cuGraphLaunch");
+    if (result == CUDA_SUCCESS)
+        result = is_alive(exec, GRAPH_EXEC) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS)
+        count.launches += ((object *)(void *)exec)->launches;
+    return finish(result);
+}
+
+static CUresult fake_GraphExecDestroy(CUgraphExec exec)
+{
+    CUresult result = begin("cuGraphExecDestroy");
+    CUresult ended = end_object(exec, GRAPH_EXEC, &count.graph_execs);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+static CUresult fake_GraphDestroy(CUgraph graph)
+{
+    CUresult result = begin("cuGraphDestroy");
+    CUresult ended = end_object(graph, GRAPH, &count.graphs);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+static CUresult fake_EventCreate(CUevent *out, unsigned flags)
+{
+    CUresult result = begin("cuEventCreate");
+    (void)flags;
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS)
+        *out = (CUevent)(void *)make_object(EVENT, &count.events);
+    return finish(result);
+}
+
+static CUresult fake_EventRecord(CUevent event, CUstream stream)
+{
+    CUresult result = begin("cuEventRecord");
+    if (result == CUDA_SUCCESS)
+        result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    return finish(result);
+}
+
+/* Every replay takes one millisecond. */
+static CUresult fake_EventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    CUresult result = begin("cuEventElapsedTime");
+    if (result == CUDA_SUCCESS && (!is_alive(start, EVENT) || !is_alive(end, EVENT)))
+        result = misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS)
+        *milliseconds = 1.0f;
+    return finish(result);
+}
+
+static CUresult fake_EventDestroy(CUevent event)
+{
+    CUresult result = begin("cuEventDestroy");
+    CUresult ended = end_object(event, EVENT, &count.events);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+/* ---- Finding entries ---- */
+
+static CUresult fake_DriverGetVersion(int *out)
+{
+    CUresult result = begin("cuDriverGetVersion");
+    if (result == CUDA_SUCCESS)
+        *out = set.version;
+    return finish(result);
+}
+
+/* The compiler checks here that each has the type that the library calls it by. */
+#define TYPED(name, version) static const PFN_cu##name##_v##version typed_##name = fake_##name;
+ACR__CUDA_ENTRIES(TYPED)
+TYPED(DriverGetVersion, 2020)
+#undef TYPED
+
+static void *find_entry(const char *name, int version)
+{
+#define ENTRY(entry_name, entry_version)                                                                                                             \
+    if (strcmp(name, "cu" #entry_name) == 0 && version >= entry_version) {                                                                           \
+        void *address;                                                                                                                               \
+        memcpy(&address, &typed_##entry_name, sizeof address);                                                                                       \
+        return address;                                                                                                                              \
+    }
+    ACR__CUDA_ENTRIES(ENTRY)
+    ENTRY(DriverGetVersion, 2020)
+#undef ENTRY
+    return NULL;
+}
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *found)
+{
+    (void)flags;
+    lock_state();
+    int hidden = strcmp(symbol, set.hidden) == 0;
+    unlock_state();
+    *out = hidden ? NULL : find_entry(symbol, version);
+    if (found != NULL)
+        *found = *out != NULL ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

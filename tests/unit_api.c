@@ -1,0 +1,763 @@
+/* The entry points as a caller without a GPU meets them: contexts, plans, executions, the one call, and every error that they name. */
+#include "support.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "probe_kernel.h"
+
+/* ---- Contexts ----------------------------------------------------------------------------------------------------- */
+
+static acr_ctx_options cpu_options(uint32_t threads)
+{
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    options.backend = "cpu";
+    options.threads = threads;
+    return options;
+}
+
+#define assert_options_refused(change, status, fragment)                                                               \
+    do {                                                                                                               \
+        acr_ctx_options options = cpu_options(1);                                                                      \
+        acr_ctx *const untouched = (acr_ctx *)(uintptr_t)64, *ctx = untouched;                                         \
+        change;                                                                                                        \
+        assert_fails(acr_ctx_create(&ctx, &options), status, fragment);                                                \
+        assert_ptr_equal(ctx, untouched);                                                                              \
+    } while (0)
+
+static void bad_options_are_refused(void **state)
+{
+    (void)state;
+    assert_options_refused(options.size = 0, ACR_INVALID, "size");
+    assert_options_refused(options.size -= 1, ACR_INVALID, "size");
+    assert_options_refused(options.reserved = 1, ACR_INVALID, "reserved");
+    assert_options_refused(options.threads = 1025, ACR_INVALID, "1024");
+    assert_options_refused(options.device = -1, ACR_INVALID, "device");
+    assert_options_refused(options.device = 1, ACR_NO_DEVICE, "device");
+    assert_options_refused(options.backend = "abacus", ACR_INVALID, "abacus");
+    assert_options_refused(options.backend = "", ACR_INVALID, "backend");
+    assert_options_refused(options.backend = "CPU", ACR_INVALID, "backend");
+    const acr_ctx_options options = cpu_options(1);
+    assert_fails(acr_ctx_create(NULL, &options), ACR_INVALID, "NULL");
+}
+
+static void contexts_describe_themselves(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(3);
+    assert_string_equal(acr_ctx_backend(ctx), "cpu");
+    const char *text = acr_ctx_device(ctx);
+    assert_true(strlen(text) > 0);
+    assert_null(strchr(text, '\n'));
+    assert_non_null(strstr(text, "3 threads"));
+    acr_ctx_destroy(ctx);
+}
+
+static void default_context_opens_something(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = NULL;
+    assert_ok(acr_ctx_create(&ctx, NULL));
+    const char *backend = acr_ctx_backend(ctx);
+    assert_true(strcmp(backend, "cpu") == 0 || strcmp(backend, "cuda") == 0);
+    acr_ctx_destroy(ctx);
+}
+
+static void destroying_null_does_nothing(void **state)
+{
+    (void)state;
+    acr_ctx_destroy(NULL);
+    acr_plan_destroy(NULL);
+}
+
+static void every_thread_count_opens(void **state)
+{
+    (void)state;
+    const uint32_t counts[] = {0, 1, 2, 3, 7};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        acr_ctx *ctx = cpu_ctx(counts[i]);
+        const int32_t threads = acr__ctx_backend_device(ctx)->device.threads;
+        assert_true(counts[i] ? threads == (int32_t)counts[i] : threads >= 1);
+        acr_ctx_destroy(ctx);
+    }
+}
+
+/* ---- Plans -------------------------------------------------------------------------------------------------------- */
+
+static void bad_plan_arguments_are_refused(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_problem p = problem_of("b1:h1:s16:d64");
+    acr_plan *const untouched = (acr_plan *)(uintptr_t)64, *plan = untouched;
+    assert_fails(acr_plan_create(NULL, ctx, &p, ACR_ESTIMATE), ACR_INVALID, "out");
+    assert_fails(acr_plan_create(&plan, NULL, &p, ACR_ESTIMATE), ACR_INVALID, "ctx");
+    assert_fails(acr_plan_create(&plan, ctx, NULL, ACR_ESTIMATE), ACR_INVALID, "problem");
+    assert_fails(acr_plan_create(&plan, ctx, &p, (acr_effort)4), ACR_INVALID, "effort");
+    assert_fails(acr_plan_create(&plan, ctx, &p, (acr_effort)-1), ACR_INVALID, "effort");
+    p.batch = 0;
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_INVALID, "batch");
+    p = problem_of("b1:h1:s16:d64");
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_WISDOM_ONLY), ACR_NO_WISDOM, "b1:h1:s16:d64");
+    p = problem_of("b1:h1:s16:d100000/8"); /* more than any kernel serves */
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_UNSUPPORTED, "qk_dim");
+    p = problem_of("b1:h1:s16:d8/100000");
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_PATIENT), ACR_UNSUPPORTED, "v_dim");
+    assert_ptr_equal(plan, untouched);
+    acr_ctx_destroy(ctx);
+}
+
+static void forced_plans_say_why_not(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = NULL;
+    const acr_problem unlucky = problem_of("b1:h1:s13:d64"), f32 = problem_of("f32:b1:h1:s16:d64");
+    assert_fails(acr__plan_create_forced(&plan, ctx, &unlucky, &probe_kernel), ACR_UNSUPPORTED, "superstitious");
+    assert_fails(acr__plan_create_forced(&plan, ctx, &f32, &probe_kernel), ACR_UNSUPPORTED, "dtype");
+    assert_null(plan);
+    acr_ctx_destroy(ctx);
+}
+
+static void a_plan_outlives_its_context(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem p = problem_of("b1:h2:s16:d64");
+    acr_plan *first = estimate_plan(ctx, "b1:h2:s16:d64"), *second = forced_plan(ctx, &p, &probe_kernel_without_workspace);
+    acr_ctx_destroy(ctx);
+    assert_non_null(strstr(acr_plan_text(first), "b1:h2:s16:d64"));
+    acr_plan_destroy(first);
+    tensors t = tensors_make(&p, 1);
+    memset(t.o, 0, t.o_bytes);
+    assert_ok(acr_execute(second, &t.buffers, NULL, 0, NULL));
+    assert_true(o_at(&t, 0, 1, 15, 63) == 1.0);
+    acr_plan_destroy(second);
+    tensors_free(&t);
+}
+
+static void plan_text_is_one_line_that_names_problem_kernel_and_reason(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = estimate_plan(ctx, "d64:s16:h2:b1");
+    const char *text = acr_plan_text(plan);
+    assert_null(strchr(text, '\n'));
+    assert_non_null(strstr(text, "b1:h2:s16:d64"));
+    assert_non_null(strstr(text, acr_plan_kernel(plan)));
+    assert_non_null(strstr(text, "estimate"));
+    const char *name = acr_plan_kernel(plan);
+    assert_non_null(acr__kernel_find(name));
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+    assert_true(strlen(name) > 0); /* lives as long as the library */
+}
+
+/* ---- Executions: what is refused ---------------------------------------------------------------------------------- */
+
+/* A plan of the probe kernel with its tensors and workspace, all valid; tests spoil one thing at a time. */
+typedef struct bench {
+    acr_ctx *ctx;
+    acr_plan *plan;
+    tensors t;
+    void *workspace;
+    size_t workspace_bytes;
+} bench;
+
+static bench bench_make(const char *text, const acr__kernel *kernel)
+{
+    bench b = {.ctx = cpu_ctx(2)};
+    const acr_problem p = problem_of(text);
+    b.plan = forced_plan(b.ctx, &p, kernel);
+    b.t = tensors_make(&p, 1);
+    b.workspace_bytes = acr_plan_workspace(b.plan);
+    b.workspace = b.workspace_bytes ? aligned_alloc(256, b.workspace_bytes) : NULL;
+    assert_ok(acr_workspace_init(b.plan, b.workspace, b.workspace_bytes, NULL));
+    return b;
+}
+
+static void bench_free(bench *b)
+{
+    free(b->workspace);
+    tensors_free(&b->t);
+    acr_plan_destroy(b->plan);
+    acr_ctx_destroy(b->ctx);
+}
+
+static acr_status bench_execute(const bench *b, const acr_buffers *buffers)
+{
+    return acr_execute(b->plan, buffers, b->workspace, b->workspace_bytes, NULL);
+}
+
+/* Executes with one thing changed in the buffers: refused, and o untouched. */
+#define assert_buffers_refused(bench, change, status, fragment)                                                        \
+    do {                                                                                                               \
+        acr_buffers buffers = (bench)->t.buffers;                                                                      \
+        change;                                                                                                        \
+        tensors_poison_outputs(&(bench)->t);                                                                           \
+        assert_fails(bench_execute((bench), &buffers), status, fragment);                                              \
+        assert_outputs_untouched(&(bench)->t);                                                                         \
+    } while (0)
+
+static void assert_outputs_untouched(const tensors *t)
+{
+    for (size_t i = 0; i < t->o_bytes; i++)
+        assert_int_equal(((const unsigned char *)t->o)[i], 0xff);
+    for (size_t i = 0; i < t->lse_bytes; i++)
+        assert_int_equal(((const unsigned char *)t->lse)[i], 0xff);
+}
+
+static void null_pointers_are_refused(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16:lse:kvlens", &probe_kernel_without_workspace);
+    assert_fails(acr_execute(NULL, &b.t.buffers, NULL, 0, NULL), ACR_INVALID, "plan");
+    assert_fails(acr_execute(b.plan, NULL, NULL, 0, NULL), ACR_INVALID, "buffers");
+    assert_fails(acr_workspace_init(NULL, NULL, 0, NULL), ACR_INVALID, "plan");
+    assert_buffers_refused(&b, buffers.q = NULL, ACR_INVALID, "q");
+    assert_buffers_refused(&b, buffers.k = NULL, ACR_INVALID, "k");
+    assert_buffers_refused(&b, buffers.v = NULL, ACR_INVALID, "v");
+    assert_buffers_refused(&b, buffers.o = NULL, ACR_INVALID, "o");
+    assert_buffers_refused(&b, buffers.lse = NULL, ACR_INVALID, "lse");
+    assert_buffers_refused(&b, buffers.kv_lens = NULL, ACR_INVALID, "kv_lens");
+    bench_free(&b);
+}
+
+static void outputs_and_lengths_nobody_asked_for_are_refused(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    float lse[16];
+    const int32_t lens[1] = {8};
+    assert_buffers_refused(&b, buffers.lse = lse, ACR_INVALID, "lse");
+    assert_buffers_refused(&b, buffers.kv_lens = lens, ACR_INVALID, "kv_lens");
+    bench_free(&b);
+}
+
+static void buffers_have_a_size_and_known_flags(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    assert_buffers_refused(&b, buffers.size = 0, ACR_INVALID, "size");
+    assert_buffers_refused(&b, buffers.size -= 8, ACR_INVALID, "size");
+    assert_buffers_refused(&b, buffers.flags = 2, ACR_INVALID, "flags");
+    assert_buffers_refused(&b, buffers.flags = 0x80000001u, ACR_INVALID, "flags");
+    acr_buffers buffers = b.t.buffers;
+    buffers.flags = ACR_OVERLAP_PREVIOUS; /* means nothing on the cpu, but is no error */
+    assert_ok(bench_execute(&b, &buffers));
+    bench_free(&b);
+}
+
+static void misaligned_pointers_are_refused(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16:lse:kvlens:align32", &probe_kernel_without_workspace);
+    assert_buffers_refused(&b, buffers.q = (char *)b.t.q + 16, ACR_ALIGNMENT, "q");
+    assert_buffers_refused(&b, buffers.k = (char *)b.t.k + 2, ACR_ALIGNMENT, "k");
+    assert_buffers_refused(&b, buffers.v = (char *)b.t.v + 1, ACR_ALIGNMENT, "v");
+    assert_buffers_refused(&b, buffers.o = (char *)b.t.o + 8, ACR_ALIGNMENT, "32");
+    assert_buffers_refused(&b, buffers.lse = (float *)(void *)((char *)b.t.lse + 2), ACR_ALIGNMENT, "lse");
+    assert_buffers_refused(&b, buffers.kv_lens = (const int32_t *)(const void *)((char *)b.t.kv_lens + 1), ACR_ALIGNMENT, "kv_lens");
+    bench_free(&b);
+}
+
+static void promised_alignment_is_enough(void **state)
+{
+    (void)state;
+    /* 2 bytes promised, 2 bytes given: room for one element more before each tensor. */
+    acr_problem p = problem_of("b1:h2:s8:d16:align2");
+    tensors t = tensors_make(&p, 1);
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = forced_plan(ctx, &p, &probe_kernel_without_workspace);
+    char *wider = aligned_alloc(256, t.o_bytes + 256);
+    assert_non_null(wider);
+    memset(wider, 0, t.o_bytes + 256);
+    t.buffers.o = wider + 2;
+    assert_ok(acr_execute(plan, &t.buffers, NULL, 0, NULL));
+    free(wider);
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+    tensors_free(&t);
+}
+
+static void overlapping_outputs_are_refused(void **state)
+{
+    (void)state;
+    bench b = bench_make("b2:h2:s8:d16:lse:kvlens", &probe_kernel_without_workspace);
+    assert_buffers_refused(&b, buffers.q = b.t.o, ACR_OVERLAP, "q");
+    assert_buffers_refused(&b, buffers.k = b.t.o, ACR_OVERLAP, "k");
+    assert_buffers_refused(&b, buffers.v = b.t.o, ACR_OVERLAP, "v");
+    /* by the last and by the first 16 bytes */
+    assert_buffers_refused(&b, buffers.q = (char *)b.t.o + b.t.o_bytes - 16, ACR_OVERLAP, "q");
+    assert_buffers_refused(&b, buffers.k = (char *)b.t.o - b.t.k_bytes + 16, ACR_OVERLAP, "k");
+    assert_buffers_refused(&b, buffers.lse = b.t.o, ACR_OVERLAP, "lse");
+    assert_buffers_refused(&b, buffers.lse = (float *)(void *)((char *)b.t.o + b.t.o_bytes - 4), ACR_OVERLAP, "lse");
+    assert_buffers_refused(&b, buffers.q = b.t.lse, ACR_OVERLAP, "lse");
+    assert_buffers_refused(&b, buffers.kv_lens = (const int32_t *)b.t.o, ACR_OVERLAP, "kv_lens");
+    assert_buffers_refused(&b, buffers.kv_lens = (const int32_t *)(const void *)(b.t.lse + 1), ACR_OVERLAP, "kv_lens");
+    bench_free(&b);
+}
+
+static void neighbours_and_shared_inputs_are_no_overlap(void **state)
+{
+    (void)state;
+    /* q, k and v are one tensor (self-attention without projections), and o follows them directly. */
+    const acr_problem p = problem_of("b1:h2:s8:d16");
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = forced_plan(ctx, &p, &probe_kernel_without_workspace);
+    const size_t bytes = 2 * 8 * 16 * sizeof(uint16_t);
+    char *memory = aligned_alloc(256, 2 * bytes);
+    assert_non_null(memory);
+    memset(memory, 0, 2 * bytes);
+    acr_buffers buffers = ACR_BUFFERS_INIT;
+    buffers.q = buffers.k = buffers.v = memory;
+    buffers.o = memory + bytes;
+    assert_ok(acr_execute(plan, &buffers, NULL, 0, NULL));
+    buffers.q = buffers.k = buffers.v = memory + bytes;
+    buffers.o = memory;
+    assert_ok(acr_execute(plan, &buffers, NULL, 0, NULL));
+    free(memory);
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+}
+
+static void interleaved_tensors_are_no_overlap(void **state)
+{
+    (void)state;
+    /* One buffer [batch, length, {q, k, v, o}, head, dim]: the spans cross, the elements do not. Shifted by one head they do. */
+    acr_problem p = problem_of("b2:h2:s8:d16");
+    p.q = p.k = p.v = p.o = (acr_strides){8 * 4 * 32, 16, 4 * 32};
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = forced_plan(ctx, &p, &probe_kernel_without_workspace);
+    uint16_t *memory = aligned_alloc(256, 2 * 8 * 4 * 32 * sizeof *memory);
+    assert_non_null(memory);
+    memset(memory, 0, 2 * 8 * 4 * 32 * sizeof *memory);
+    acr_buffers buffers = ACR_BUFFERS_INIT;
+    buffers.q = memory;
+    buffers.k = memory + 32;
+    buffers.v = memory + 64;
+    buffers.o = memory + 96;
+    assert_ok(acr_execute(plan, &buffers, NULL, 0, NULL));
+    buffers.v = memory + 80;
+    assert_fails(acr_execute(plan, &buffers, NULL, 0, NULL), ACR_OVERLAP, "v");
+    free(memory);
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+}
+
+static void workspaces_have_a_size_and_an_alignment(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16", &probe_kernel);
+    const size_t bytes = b.workspace_bytes;
+    assert_int_equal(bytes, 2 * PROBE_SCRATCH_BYTES);
+    char *wider = aligned_alloc(256, 2 * bytes + 256);
+    assert_non_null(wider);
+    const struct {
+        void *workspace;
+        size_t bytes;
+        const char *fragment;
+    } bad[] = {{NULL, bytes, "NULL"}, {NULL, 0, "NULL"},          {wider, bytes - 1, "bytes"},
+               {wider, 0, "bytes"},   {wider + 128, bytes, "256"}, {wider + 1, bytes, "aligned"}};
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        tensors_poison_outputs(&b.t);
+        assert_fails(acr_execute(b.plan, &b.t.buffers, bad[i].workspace, bad[i].bytes, NULL), ACR_WORKSPACE, bad[i].fragment);
+        assert_outputs_untouched(&b.t);
+        assert_fails(acr_workspace_init(b.plan, bad[i].workspace, bad[i].bytes, NULL), ACR_WORKSPACE, bad[i].fragment);
+    }
+    /* exactly enough, and more than enough */
+    assert_ok(acr_workspace_init(b.plan, wider, bytes, NULL));
+    assert_ok(acr_execute(b.plan, &b.t.buffers, wider, bytes, NULL));
+    assert_ok(acr_execute(b.plan, &b.t.buffers, wider, 2 * bytes, NULL));
+    free(wider);
+    bench_free(&b);
+}
+
+static void plans_without_workspace_accept_anything(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    assert_int_equal(b.workspace_bytes, 0);
+    assert_ok(acr_workspace_init(b.plan, NULL, 0, NULL));
+    assert_ok(acr_execute(b.plan, &b.t.buffers, NULL, 0, NULL));
+    bench_free(&b);
+}
+
+/* ---- Executions: what happens ------------------------------------------------------------------------------------- */
+
+/* Every element of o was visited exactly once. */
+static void assert_visited_once(const tensors *t)
+{
+    const acr_problem *p = &t->problem;
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t h = 0; h < p->q_heads; h++)
+            for (int64_t i = 0; i < p->q_len; i++)
+                for (int64_t d = 0; d < p->v_dim; d++)
+                    assert_true(o_at(t, b, h, i, d) == 1.0);
+}
+
+static void every_row_is_visited_once_by_any_number_of_threads(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("b3:h2:s37:d16");
+    for (uint32_t threads = 1; threads <= 9; threads += 2) {
+        acr_ctx *ctx = cpu_ctx(threads);
+        tensors t = tensors_make(&p, 1);
+        for (int round = 0; round < 50; round++) {
+            memset(t.o, 0, t.o_bytes);
+            probe_reset();
+            execute_once(ctx, &probe_kernel, &t);
+            assert_visited_once(&t);
+            const probe_record record = probe_read();
+            assert_int_equal(record.scratch_faults, 0);
+            assert_in_range(record.runs, 1, threads);
+            assert_int_equal(record.lanes_max <= (int)threads, 1);
+        }
+        tensors_free(&t);
+        acr_ctx_destroy(ctx);
+    }
+}
+
+static void no_more_lanes_than_tiles(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("b1:h1:s5:d16"); /* two tiles */
+    acr_ctx *ctx = cpu_ctx(8);
+    tensors t = tensors_make(&p, 1);
+    memset(t.o, 0, t.o_bytes);
+    probe_reset();
+    execute_once(ctx, &probe_kernel, &t);
+    assert_visited_once(&t);
+    assert_in_range(probe_read().lanes_max, 1, 2);
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+/* A caller's own parallel_for. */
+typedef struct own_pool {
+    int calls;
+    size_t count_max;
+    bool backwards, in_threads;
+} own_pool;
+
+typedef struct own_call {
+    acr_task task;
+    void *task_arg;
+    size_t index;
+} own_call;
+
+static void *own_thread(void *arg)
+{
+    const own_call *call = arg;
+    call->task(call->task_arg, call->index);
+    return NULL;
+}
+
+static void run_in_threads(size_t count, acr_task task, void *task_arg)
+{
+    pthread_t threads[64];
+    own_call calls[64];
+    assert_true(count <= COUNT_OF(threads));
+    for (size_t i = 0; i < count; i++) {
+        calls[i] = (own_call){task, task_arg, i};
+        assert_int_equal(pthread_create(&threads[i], NULL, own_thread, &calls[i]), 0);
+    }
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
+static void own_parallel_for(void *user, size_t count, acr_task task, void *task_arg)
+{
+    own_pool *pool = user;
+    pool->calls++;
+    pool->count_max = count > pool->count_max ? count : pool->count_max;
+    if (pool->in_threads)
+        run_in_threads(count, task, task_arg);
+    else
+        for (size_t i = 0; i < count; i++)
+            task(task_arg, pool->backwards ? count - 1 - i : i);
+}
+
+static void the_callers_parallel_for_is_used(void **state)
+{
+    (void)state;
+    own_pool pools[] = {{.backwards = false}, {.backwards = true}, {.in_threads = true}};
+    const acr_problem p = problem_of("b2:h3:s21:d16");
+    tensors t = tensors_make(&p, 1);
+    for (size_t i = 0; i < COUNT_OF(pools); i++) {
+        acr_ctx_options options = cpu_options(5);
+        options.parallel_for = own_parallel_for;
+        options.parallel_user = &pools[i];
+        acr_ctx *ctx = NULL;
+        assert_ok(acr_ctx_create(&ctx, &options));
+        memset(t.o, 0, t.o_bytes);
+        probe_reset();
+        execute_once(ctx, &probe_kernel, &t);
+        assert_visited_once(&t);
+        assert_int_equal(probe_read().scratch_faults, 0);
+        assert_int_equal(pools[i].calls, 1);
+        assert_in_range(pools[i].count_max, 2, 5);
+        acr_ctx_destroy(ctx);
+    }
+    tensors_free(&t);
+}
+
+static void a_thousand_threads_need_the_callers_pool_only(void **state)
+{
+    (void)state;
+    own_pool pool = {0};
+    acr_ctx_options options = cpu_options(1024);
+    options.parallel_for = own_parallel_for;
+    options.parallel_user = &pool;
+    acr_ctx *ctx = NULL;
+    assert_ok(acr_ctx_create(&ctx, &options));
+    acr_ctx_destroy(ctx);
+    assert_int_equal(pool.calls, 0);
+}
+
+/* Several threads execute one plan at once, each with its own workspace and output. */
+typedef struct executor {
+    pthread_t thread;
+    const acr_plan *plan;
+    tensors t;
+    void *workspace;
+    bool passed;
+} executor;
+
+static void *execute_often(void *arg)
+{
+    executor *e = arg;
+    e->passed = true;
+    for (int round = 0; round < 200 && e->passed; round++) {
+        memset(e->t.o, 0, e->t.o_bytes);
+        e->passed = acr_execute(e->plan, &e->t.buffers, e->workspace, acr_plan_workspace(e->plan), NULL) == ACR_OK;
+        for (int64_t i = 0; i < (int64_t)(e->t.o_bytes / 2) && e->passed; i++)
+            e->passed = acr__load_element(ACR_F16, e->t.o, i) == 1.0;
+    }
+    return NULL;
+}
+
+static void threads_share_a_plan(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem p = problem_of("b1:h3:s37:d16");
+    acr_plan *plan = forced_plan(ctx, &p, &probe_kernel);
+    executor executors[4];
+    probe_reset();
+    for (size_t i = 0; i < COUNT_OF(executors); i++) {
+        executors[i] = (executor){.plan = plan, .t = tensors_make(&p, i)};
+        executors[i].workspace = aligned_alloc(256, acr_plan_workspace(plan));
+        assert_non_null(executors[i].workspace);
+        assert_ok(acr_workspace_init(plan, executors[i].workspace, acr_plan_workspace(plan), NULL));
+    }
+    for (size_t i = 0; i < COUNT_OF(executors); i++)
+        assert_int_equal(pthread_create(&executors[i].thread, NULL, execute_often, &executors[i]), 0);
+    for (size_t i = 0; i < COUNT_OF(executors); i++) {
+        assert_int_equal(pthread_join(executors[i].thread, NULL), 0);
+        assert_true(executors[i].passed);
+        free(executors[i].workspace);
+        tensors_free(&executors[i].t);
+    }
+    assert_int_equal(probe_read().scratch_faults, 0);
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+}
+
+/* ---- One call ----------------------------------------------------------------------------------------------------- */
+
+static void forward_refuses_what_plan_and_execute_refuse(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_problem p = problem_of("b1:h2:s8:d16");
+    tensors t = tensors_make(&p, 1);
+    assert_fails(acr_forward(NULL, &p, &t.buffers, NULL), ACR_INVALID, "ctx");
+    assert_fails(acr_forward(ctx, NULL, &t.buffers, NULL), ACR_INVALID, "problem");
+    assert_fails(acr_forward(ctx, &p, NULL, NULL), ACR_INVALID, "buffers");
+    acr_buffers buffers = t.buffers;
+    buffers.v = NULL;
+    assert_fails(acr_forward(ctx, &p, &buffers, NULL), ACR_INVALID, "v");
+    buffers = t.buffers;
+    buffers.q = (char *)t.q + 2;
+    assert_fails(acr_forward(ctx, &p, &buffers, NULL), ACR_ALIGNMENT, "q");
+    buffers = t.buffers;
+    buffers.k = t.o;
+    assert_fails(acr_forward(ctx, &p, &buffers, NULL), ACR_OVERLAP, "k");
+    const acr_problem wide = problem_of("b1:h2:s8:d100000");
+    assert_fails(acr_forward(ctx, &wide, &t.buffers, NULL), ACR_UNSUPPORTED, "qk_dim");
+    p.kv_heads = 7;
+    assert_fails(acr_forward(ctx, &p, &t.buffers, NULL), ACR_INVALID, "kv_heads");
+    assert_outputs_untouched(&t);
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+/* The largest distance from the judge's answer. */
+static double distance_from_oracle(const tensors *t)
+{
+    const acr_problem *p = &t->problem;
+    const int64_t rows = p->batch * p->q_heads * p->q_len;
+    double *expected = malloc((size_t)(rows * p->v_dim) * sizeof *expected);
+    assert_non_null(expected);
+    assert_ok(acr__oracle_forward(p, &t->buffers, NULL, rows, expected, NULL));
+    double worst = 0.0;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < p->v_dim; d++) {
+            const int64_t head = row / p->q_len;
+            const double difference = fabs(o_at(t, head / p->q_heads, head % p->q_heads, row % p->q_len, d) - expected[row * p->v_dim + d]);
+            worst = !(difference <= worst) ? difference : worst;
+        }
+    free(expected);
+    return worst;
+}
+
+static void forward_computes_attention(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const char *texts[] = {"b1:h2:s40:d64", "f32:b2:h4/2:s33/57:d40/24:causal", "bf16:b1:h2:s40:d64:bshd:lse"};
+    for (int round = 0; round < 3; round++) /* the second and third time from the cache */
+        for (size_t i = 0; i < COUNT_OF(texts); i++) {
+            const acr_problem p = problem_of(texts[i]);
+            tensors t = tensors_make(&p, (uint64_t)round);
+            assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+            assert_true(distance_from_oracle(&t) < 0.02);
+            tensors_free(&t);
+        }
+    acr_ctx_destroy(ctx);
+}
+
+static void forward_keeps_problems_apart(void **state)
+{
+    (void)state;
+    /* Two problems with one text: the scale differs, and with it the result. */
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_problem p = problem_of("f32:b1:h1:s16:d32");
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 4; i++) {
+            p.scale = 0.05f * (float)(1 + 3 * i);
+            tensors t = tensors_make(&p, 5);
+            assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+            assert_true(distance_from_oracle(&t) < 1e-4);
+            tensors_free(&t);
+        }
+    acr_ctx_destroy(ctx);
+}
+
+static void forget_drops_the_cached_plans(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem p = problem_of("f32:b1:h2:s40:d64");
+    tensors t = tensors_make(&p, 3);
+    for (int round = 0; round < 3; round++) {
+        tensors_poison_outputs(&t);
+        assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+        assert_true(distance_from_oracle(&t) < 1e-4);
+        acr_wisdom_forget(ctx);
+    }
+    acr_wisdom_forget(NULL);
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+/* One thread, one stream: its own stand-in for a stream handle, which the cpu backend ignores but acr_forward keys workspaces by. */
+typedef struct forwarder {
+    pthread_t thread;
+    acr_ctx *ctx;
+    int stream;
+    bool passed;
+} forwarder;
+
+static void *forward_often(void *arg)
+{
+    forwarder *f = arg;
+    const acr_problem p = problem_of("f32:b1:h2:s24:d32");
+    tensors t = tensors_make(&p, (uint64_t)f->stream);
+    f->passed = true;
+    for (int round = 0; round < 100 && f->passed; round++) {
+        tensors_poison_outputs(&t);
+        f->passed = acr_forward(f->ctx, &p, &t.buffers, &f->stream) == ACR_OK && distance_from_oracle(&t) < 1e-4;
+    }
+    tensors_free(&t);
+    return NULL;
+}
+
+static void threads_share_a_context(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    forwarder forwarders[4];
+    for (size_t i = 0; i < COUNT_OF(forwarders); i++) {
+        forwarders[i] = (forwarder){.ctx = ctx, .stream = (int)i};
+        assert_int_equal(pthread_create(&forwarders[i].thread, NULL, forward_often, &forwarders[i]), 0);
+    }
+    for (size_t i = 0; i < COUNT_OF(forwarders); i++) {
+        assert_int_equal(pthread_join(forwarders[i].thread, NULL), 0);
+        assert_true(forwarders[i].passed);
+    }
+    acr_ctx_destroy(ctx);
+}
+
+static void extreme_lengths_are_clamped(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr_problem p = problem_of("f32:b4:h1:s8:d16:lse:kvlens");
+    tensors t = tensors_make(&p, 4);
+    t.kv_lens[0] = INT32_MAX;
+    t.kv_lens[1] = INT32_MIN;
+    t.kv_lens[2] = 0;
+    t.kv_lens[3] = 9;
+    assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+    assert_true(isfinite(lse_at(&t, 0, 0, 0)) && isfinite(lse_at(&t, 3, 0, 7)));
+    for (int64_t b = 1; b <= 2; b++)
+        for (int64_t i = 0; i < 8; i++) {
+            assert_true(lse_at(&t, b, 0, i) == -INFINITY);
+            for (int64_t d = 0; d < 16; d++)
+                assert_true(o_at(&t, b, 0, i, d) == 0.0);
+        }
+    assert_true(distance_from_oracle(&t) < 1e-4);
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(contexts_describe_themselves),
+        cmocka_unit_test(default_context_opens_something),
+        cmocka_unit_test(destroying_null_does_nothing),
+        cmocka_unit_test(every_thread_count_opens),
+        cmocka_unit_test(bad_plan_arguments_are_refused),
+        cmocka_unit_test(forced_plans_say_why_not),
+        cmocka_unit_test(a_plan_outlives_its_context),
+        cmocka_unit_test(plan_text_is_one_line_that_names_problem_kernel_and_reason),
+        cmocka_unit_test(null_pointers_are_refused),
+        cmocka_unit_test(outputs_and_lengths_nobody_asked_for_are_refused),
+        cmocka_unit_test(buffers_have_a_size_and_known_flags),
+        cmocka_unit_test(misaligned_pointers_are_refused),
+        cmocka_unit_test(promised_alignment_is_enough),
+        cmocka_unit_test(overlapping_outputs_are_refused),
+        cmocka_unit_test(neighbours_and_shared_inputs_are_no_overlap),
+        cmocka_unit_test(interleaved_tensors_are_no_overlap),
+        cmocka_unit_test(workspaces_have_a_size_and_an_alignment),
+        cmocka_unit_test(plans_without_workspace_accept_anything),
+        cmocka_unit_test(every_row_is_visited_once_by_any_number_of_threads),
+        cmocka_unit_test(no_more_lanes_than_tiles),
+        cmocka_unit_test(the_callers_parallel_for_is_used),
+        cmocka_unit_test(a_thousand_threads_need_the_callers_pool_only),
+        cmocka_unit_test(threads_share_a_plan),
+        cmocka_unit_test(forward_refuses_what_plan_and_execute_refuse),
+        cmocka_unit_test(forward_computes_attention),
+        cmocka_unit_test(forward_keeps_problems_apart),
+        cmocka_unit_test(forget_drops_the_cached_plans),
+        cmocka_unit_test(threads_share_a_context),
+        cmocka_unit_test(extreme_lengths_are_clamped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,486 @@
+/* The judge: conversions of stored elements, exhaustively, and attention on cases small enough to work out by hand. */
+#include "support.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+
+/* A narrow format by its definition, apart from the oracle's own table. */
+typedef struct format {
+    acr_dtype dtype;
+    int exponent_bits, mantissa_bits, bias;
+    bool has_infinity;
+    uint32_t largest; /* bits of the largest finite number */
+} format;
+
+static const format formats[] = {
+    {ACR_F16, 5, 10, 15, true, 0x7bff},
+    {ACR_BF16, 8, 7, 127, true, 0x7f7f},
+    {ACR_E4M3, 4, 3, 7, false, 0x7e},
+};
+
+static double load_bits(acr_dtype dtype, uint32_t bits)
+{
+    const uint16_t wide = (uint16_t)bits;
+    const uint8_t narrow = (uint8_t)bits;
+    return dtype == ACR_E4M3 ? acr__load_element(dtype, &narrow, 0) : acr__load_element(dtype, &wide, 0);
+}
+
+static uint32_t store_bits(acr_dtype dtype, double value)
+{
+    uint16_t wide = 0;
+    uint8_t narrow = 0;
+    acr__store_element(dtype, dtype == ACR_E4M3 ? (void *)&narrow : (void *)&wide, 0, value);
+    return dtype == ACR_E4M3 ? narrow : wide;
+}
+
+/* The value of non-negative bits, from the definition. */
+static double value_of(const format *f, uint32_t bits)
+{
+    const uint32_t mantissa = bits & ((1u << f->mantissa_bits) - 1);
+    const int exponent = (int)(bits >> f->mantissa_bits);
+    if (bits > f->largest)
+        return f->has_infinity && mantissa == 0 ? INFINITY : NAN;
+    return exponent == 0 ? ldexp(mantissa, 1 - f->bias - f->mantissa_bits)
+                         : ldexp(mantissa + (1u << f->mantissa_bits), exponent - f->bias - f->mantissa_bits);
+}
+
+static void every_stored_element_has_its_value(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT_OF(formats); n++) {
+        const format *f = &formats[n];
+        const uint32_t sign = 1u << (f->exponent_bits + f->mantissa_bits);
+        for (uint32_t bits = 0; bits < sign; bits++) {
+            const double expected = value_of(f, bits), plus = load_bits(f->dtype, bits), minus = load_bits(f->dtype, bits | sign);
+            if (isnan(expected)) {
+                assert_true(isnan(plus) && isnan(minus));
+                assert_true(isnan(load_bits(f->dtype, store_bits(f->dtype, plus))));
+                continue;
+            }
+            assert_true(plus == expected && minus == -expected && signbit(minus));
+            if (isinf(expected) && !f->has_infinity)
+                continue;
+            assert_int_equal(store_bits(f->dtype, plus), bits); /* what is representable stays, down to the sign of zero */
+            assert_int_equal(store_bits(f->dtype, minus), bits | sign);
+        }
+    }
+}
+
+static void rounding_is_to_nearest_even_everywhere(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT_OF(formats); n++) {
+        const format *f = &formats[n];
+        for (uint32_t bits = 0; bits < f->largest; bits++) { /* between each number and its neighbour above */
+            const double below = value_of(f, bits), above = value_of(f, bits + 1), middle = 0.5 * (below + above);
+            const uint32_t even = bits % 2 == 0 ? bits : bits + 1;
+            assert_int_equal(store_bits(f->dtype, middle), even);
+            assert_int_equal(store_bits(f->dtype, nextafter(middle, 0.0)), bits);
+            assert_int_equal(store_bits(f->dtype, nextafter(middle, INFINITY)), bits + 1);
+            assert_int_equal(store_bits(f->dtype, nextafter(below, INFINITY)), bits);
+            assert_int_equal(store_bits(f->dtype, nextafter(above, 0.0)), bits + 1);
+        }
+    }
+}
+
+static void numbers_beyond_the_largest_overflow(void **state)
+{
+    (void)state;
+    /* f16: 65504 is the largest, 65520 the middle between it and 2^16, which would be even. */
+    assert_int_equal(store_bits(ACR_F16, 65519.99), 0x7bff);
+    assert_int_equal(store_bits(ACR_F16, 65520.0), 0x7c00);
+    assert_int_equal(store_bits(ACR_F16, -1e300), 0xfc00);
+    assert_int_equal(store_bits(ACR_F16, INFINITY), 0x7c00);
+    assert_int_equal(store_bits(ACR_BF16, 3.39e38), 0x7f7f);
+    assert_int_equal(store_bits(ACR_BF16, 3.4e38), 0x7f80);
+    assert_int_equal(store_bits(ACR_BF16, -INFINITY), 0xff80);
+    /* e4m3 has no infinity: conversions saturate, as the hardware's do */
+    assert_int_equal(store_bits(ACR_E4M3, 464.0), 0x7e);
+    assert_int_equal(store_bits(ACR_E4M3, 1e9), 0x7e);
+    assert_int_equal(store_bits(ACR_E4M3, -1e9), 0xfe);
+    for (size_t n = 0; n < COUNT_OF(formats); n++)
+        assert_true(isnan(load_bits(formats[n].dtype, store_bits(formats[n].dtype, NAN))));
+}
+
+static void tiny_numbers_round_to_zero_or_the_smallest(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT_OF(formats); n++) {
+        const double smallest = value_of(&formats[n], 1);
+        assert_int_equal(store_bits(formats[n].dtype, 0.5 * smallest), 0);
+        assert_int_equal(store_bits(formats[n].dtype, 0.51 * smallest), 1);
+        assert_int_equal(store_bits(formats[n].dtype, 1e-300), 0);
+    }
+}
+
+static void float32_rounds_to_nearest_even(void **state)
+{
+    (void)state;
+    float stored;
+    const struct {
+        double value;
+        float expected;
+    } cases[] = {{1.0 + 0x1p-24, 1.0f}, {1.0 + 0x1.8p-23, 1.0f + 0x1p-22f}, {1.0 + 0x1.00001p-24, 1.0f + 0x1p-23f}, {0x1p-149, 0x1p-149f}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        acr__store_element(ACR_F32, &stored, 0, cases[i].value);
+        assert_true(stored == cases[i].expected);
+        assert_true(acr__load_element(ACR_F32, &stored, 0) == (double)cases[i].expected);
+    }
+}
+
+/* ---- Attention ---------------------------------------------------------------------------------------------------- */
+
+/* The judge's answer for all rows of tensors. */
+typedef struct answer {
+    double *o, *lse;
+    int64_t rows, v_dim;
+} answer;
+
+static answer judge(const tensors *t)
+{
+    const acr_problem *p = &t->problem;
+    answer a = {.rows = p->batch * p->q_heads * p->q_len, .v_dim = p->v_dim};
+    a.o = malloc((size_t)(a.rows * a.v_dim) * sizeof *a.o);
+    a.lse = malloc((size_t)a.rows * sizeof *a.lse);
+    assert_true(a.o && a.lse);
+    assert_ok(acr__oracle_forward(p, &t->buffers, NULL, a.rows, a.o, a.lse));
+    return a;
+}
+
+static void answer_free(answer *a)
+{
+    free(a->o);
+    free(a->lse);
+}
+
+#define assert_near(value, expected)                                                                                   \
+    assert_true((value) == (expected) || fabs((value) - (expected)) <= 1e-12 * (1.0 + fabs(expected)))
+
+static void set_floats(void *to, const float *values, size_t count)
+{
+    memcpy(to, values, count * sizeof *values);
+}
+#define SET(tensor, ...) set_floats((tensor), (const float[]){__VA_ARGS__}, COUNT_OF(((const float[]){__VA_ARGS__})))
+
+static void one_key_gives_its_value(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("f32:b1:h2:s3/1:d2/3");
+    tensors t = tensors_make(&p, 1);
+    answer a = judge(&t);
+    const float *q = t.q, *k = t.k, *v = t.v;
+    for (int64_t head = 0; head < 2; head++)
+        for (int64_t row = 0; row < 3; row++) {
+            const float *qr = q + (head * 3 + row) * 2, *kr = k + head * 2;
+            for (int64_t d = 0; d < 3; d++)
+                assert_true(a.o[(head * 3 + row) * 3 + d] == (double)v[head * 3 + d]);
+            const double score = (double)qr[0] * (double)kr[0] + (double)qr[1] * (double)kr[1];
+            assert_near(a.lse[head * 3 + row], (double)t.problem.scale * score);
+        }
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void weights_follow_the_scores(void **state)
+{
+    (void)state;
+    /* Scores 0 and ln 3: weights 1/4 and 3/4. float32 holds ln 3 rounded, so the tolerance is float32's. */
+    acr_problem p = problem_of("f32:b1:h1:s1/2:d1/2");
+    p.scale = 1.0f;
+    tensors t = tensors_make(&p, 1);
+    SET(t.q, 1.0f);
+    SET(t.k, 0.0f, 1.0986123f);
+    SET(t.v, 4.0f, -8.0f, 8.0f, 16.0f);
+    answer a = judge(&t);
+    assert_true(fabs(a.o[0] - 7.0) < 1e-6);
+    assert_true(fabs(a.o[1] - 10.0) < 1e-6);
+    assert_true(fabs(a.lse[0] - log(4.0)) < 1e-6);
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void the_scale_multiplies_the_scores(void **state)
+{
+    (void)state;
+    /* The same two scores from q k = 0, 4 ln 3 at scale 1/4, and by the default scale at qk_dim 16 where one dim counts. */
+    acr_problem p = problem_of("f32:b1:h1:s1/2:d16/1");
+    tensors t = tensors_make(&p, 1);
+    float q[16] = {2.0f}, k[32] = {0};
+    k[16] = 2.0f * 1.0986123f;
+    set_floats(t.q, q, 16);
+    set_floats(t.k, k, 32);
+    SET(t.v, 0.0f, 1.0f);
+    answer a = judge(&t);
+    assert_true(fabs(a.o[0] - 0.75) < 1e-6);
+    answer_free(&a);
+    t.problem.scale = 0.5f; /* doubles the score: weights 1/10, 9/10 */
+    a = judge(&t);
+    assert_true(fabs(a.o[0] - 0.9) < 1e-6);
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void huge_scores_do_not_overflow(void **state)
+{
+    (void)state;
+    acr_problem p = problem_of("f32:b1:h1:s1/3:d1/1");
+    p.scale = 1.0f;
+    tensors t = tensors_make(&p, 1);
+    SET(t.q, 1e4f);
+    SET(t.k, 1e4f, 1e4f, -1e4f);
+    SET(t.v, 1.0f, 3.0f, 1e30f);
+    answer a = judge(&t);
+    assert_true(a.o[0] == 2.0);
+    assert_near(a.lse[0], 1e8 + log(2.0));
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+/* Keys that row i sees, by the header's sentences. */
+static int64_t keys_seen(const acr_problem *p, const int32_t *kv_lens, int64_t batch, int64_t i)
+{
+    int64_t length = p->kv_len;
+    if (kv_lens)
+        length = kv_lens[batch] < 0 ? 0 : kv_lens[batch] > p->kv_len ? p->kv_len : kv_lens[batch];
+    int64_t seen = 0;
+    const int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? length - p->q_len : 0;
+    for (int64_t j = 0; j < length; j++)
+        seen += p->mask == ACR_MASK_NONE || j <= i + diagonal;
+    return seen;
+}
+
+/* With q = 0 all scores are equal: the output is the mean of the values seen, and lse the logarithm of how many they are. */
+static void assert_counts_keys(const char *text, uint64_t seed)
+{
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, seed);
+    memset(t.q, 0, t.q_bytes);
+    if (t.kv_lens && seed % 2)
+        t.kv_lens[0] = seed % 4 == 1 ? -5 : INT32_MAX;
+    answer a = judge(&t);
+    const acr_problem *c = &t.problem;
+    for (int64_t row = 0; row < a.rows; row++) {
+        const int64_t i = row % c->q_len, head = row / c->q_len % c->q_heads, batch = row / c->q_len / c->q_heads;
+        const int64_t seen = keys_seen(c, t.kv_lens, batch, i);
+        assert_near(a.lse[row], log((double)seen)); /* log(0) = -infinity: compared below */
+        for (int64_t d = 0; d < c->v_dim; d++) {
+            double sum = 0.0;
+            for (int64_t j = 0; j < seen; j++)
+                sum += acr__load_element(c->dtype, t.v, element_of(&c->v, batch, head / (c->q_heads / c->kv_heads), j, d));
+            if (seen)
+                assert_near(a.o[row * a.v_dim + d], sum / (double)seen);
+            else
+                assert_true(a.o[row * a.v_dim + d] == 0.0 && a.lse[row] == -INFINITY);
+        }
+    }
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void masks_lengths_and_heads_follow_the_header(void **state)
+{
+    (void)state;
+    const char *masks[] = {"", ":causal", ":causal-tl"}, *lens[] = {"", ":kvlens"}, *layouts[] = {"", ":bshd"};
+    char text[128];
+    for (int q_len = 1; q_len <= 4; q_len++)
+        for (int kv_len = 1; kv_len <= 5; kv_len++)
+            for (size_t m = 0; m < COUNT_OF(masks); m++)
+                for (size_t l = 0; l < COUNT_OF(lens); l++)
+                    for (uint64_t seed = 0; seed < 4; seed++) {
+                        snprintf(text, sizeof text, "f32:b3:h4/2:s%d/%d:d2/3%s%s%s", q_len, kv_len, masks[m], lens[l], layouts[seed / 2]);
+                        assert_counts_keys(text, seed);
+                    }
+}
+
+static void layouts_only_move_elements(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("f32:b2:h4/2:s5/7:d6/3:causal"), other = problem_of("f32:b2:h4/2:s5/7:d6/3:causal:bshd");
+    tensors a = tensors_make(&p, 1), b = tensors_make(&other, 2);
+    const struct {
+        const void *from;
+        void *to;
+        const acr_strides *from_strides, *to_strides;
+        int64_t heads, rows, dim;
+    } parts[] = {{a.q, b.q, &a.problem.q, &b.problem.q, 4, 5, 6},
+                 {a.k, b.k, &a.problem.k, &b.problem.k, 2, 7, 6},
+                 {a.v, b.v, &a.problem.v, &b.problem.v, 2, 7, 3}};
+    for (size_t n = 0; n < COUNT_OF(parts); n++)
+        for (int64_t i = 0; i < 2 * parts[n].heads * parts[n].rows * parts[n].dim; i++) {
+            const int64_t dim = i % parts[n].dim, row = i / parts[n].dim % parts[n].rows;
+            const int64_t head = i / parts[n].dim / parts[n].rows % parts[n].heads, batch = i / parts[n].dim / parts[n].rows / parts[n].heads;
+            ((float *)parts[n].to)[element_of(parts[n].to_strides, batch, head, row, dim)] =
+                ((const float *)parts[n].from)[element_of(parts[n].from_strides, batch, head, row, dim)];
+        }
+    answer x = judge(&a), y = judge(&b);
+    assert_memory_equal(x.o, y.o, (size_t)(x.rows * x.v_dim) * sizeof *x.o);
+    assert_memory_equal(x.lse, y.lse, (size_t)x.rows * sizeof *x.lse);
+    answer_free(&x);
+    answer_free(&y);
+    tensors_free(&a);
+    tensors_free(&b);
+}
+
+static void listed_rows_are_those_of_the_whole(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("bf16:b2:h4/2:s9/13:d8:causal:kvlens");
+    tensors t = tensors_make(&p, 3);
+    answer all = judge(&t);
+    const int64_t rows[] = {71, 0, 8, 9, 40, 40, 17};
+    double o[COUNT_OF(rows) * 8], lse[COUNT_OF(rows)];
+    assert_ok(acr__oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, lse));
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        assert_memory_equal(&o[i * 8], &all.o[rows[i] * 8], 8 * sizeof *o);
+        assert_true(lse[i] == all.lse[rows[i]]);
+    }
+    assert_ok(acr__oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, NULL)); /* lse may be NULL */
+    answer_free(&all);
+    tensors_free(&t);
+}
+
+static void fp8_scales_say_what_stored_numbers_mean(void **state)
+{
+    (void)state;
+    acr_problem p = problem_of("e4m3:b1:h2:s5/7:d16");
+    p.q_scale = 0.5f;
+    p.k_scale = 4.0f;
+    p.v_scale = 0.25f;
+    tensors t = tensors_make(&p, 1);
+    /* The same values in float32 storage, multiplied out. */
+    const acr_problem wide = problem_of("f32:b1:h2:s5/7:d16");
+    tensors w = tensors_make(&wide, 1);
+    for (int64_t i = 0; i < (int64_t)t.q_bytes; i++)
+        ((float *)w.q)[i] = 0.5f * (float)acr__load_element(ACR_E4M3, t.q, i);
+    for (int64_t i = 0; i < (int64_t)t.k_bytes; i++) {
+        ((float *)w.k)[i] = 4.0f * (float)acr__load_element(ACR_E4M3, t.k, i);
+        ((float *)w.v)[i] = 0.25f * (float)acr__load_element(ACR_E4M3, t.v, i);
+    }
+    answer a = judge(&t), b = judge(&w);
+    for (int64_t i = 0; i < a.rows * a.v_dim; i++)
+        assert_near(a.o[i], b.o[i]);
+    for (int64_t i = 0; i < a.rows; i++)
+        assert_near(a.lse[i], b.lse[i]);
+    answer_free(&a);
+    answer_free(&b);
+    tensors_free(&t);
+    tensors_free(&w);
+}
+
+static void nan_spoils_the_rows_that_see_it_and_no_others(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("f32:b1:h2:s4:d2:causal");
+    tensors t = tensors_make(&p, 1);
+    ((float *)t.k)[2 * 2] = NAN; /* head 0, key 2: seen by rows 2 and 3 */
+    ((float *)t.v)[(4 + 3) * 2] = NAN; /* head 1, key 3, element 0: seen by row 3 */
+    answer a = judge(&t);
+    for (int64_t row = 0; row < 8; row++)
+        for (int64_t d = 0; d < 2; d++) {
+            const bool spoilt = row == 2 || row == 3 || (row == 7 && d == 0);
+            if (row == 7 && d == 1)
+                continue; /* "the affected output rows": this element may be either */
+            assert_int_equal(isnan(a.o[row * 2 + d]) != 0, spoilt);
+        }
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void keys_beyond_the_length_are_never_used(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("f16:b2:h1:s3/6:d4:kvlens");
+    tensors t = tensors_make(&p, 1);
+    t.kv_lens[0] = 2;
+    t.kv_lens[1] = 0;
+    answer before = judge(&t);
+    for (int64_t b = 0; b < 2; b++)
+        for (int64_t j = t.kv_lens[b]; j < 6; j++)
+            for (int64_t d = 0; d < 4; d++) {
+                acr__store_element(ACR_F16, t.k, element_of(&t.problem.k, b, 0, j, d), NAN);
+                acr__store_element(ACR_F16, t.v, element_of(&t.problem.v, b, 0, j, d), INFINITY);
+            }
+    answer after = judge(&t);
+    assert_memory_equal(before.o, after.o, (size_t)(before.rows * before.v_dim) * sizeof *before.o);
+    answer_free(&before);
+    answer_free(&after);
+    tensors_free(&t);
+}
+
+/* ---- The unfused computation -------------------------------------------------------------------------------------- */
+
+static double unfused_error(const char *text)
+{
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, 7);
+    answer exact = judge(&t);
+    double *o = malloc((size_t)(exact.rows * exact.v_dim) * sizeof *o), worst = 0.0;
+    assert_non_null(o);
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, o));
+    for (int64_t i = 0; i < exact.rows * exact.v_dim; i++) {
+        const double error = fabs(o[i] - exact.o[i]);
+        assert_true(error <= 1.0); /* fails for NaN */
+        worst = error > worst ? error : worst;
+        /* it holds rounded values */
+        uint32_t stored = 0;
+        acr__store_element(t.problem.out_dtype, &stored, 0, o[i]);
+        assert_true(acr__load_element(t.problem.out_dtype, &stored, 0) == o[i]);
+    }
+    free(o);
+    answer_free(&exact);
+    tensors_free(&t);
+    return worst;
+}
+
+static void unfused_errs_as_much_as_its_type(void **state)
+{
+    (void)state;
+    /* Outputs are averages of N(0, 1) values: around 0.2, so an output ulp is 2^-24 * 0.25 in f32, 2^-13 in f16, 2^-10 in bf16. */
+    const double f32 = unfused_error("f32:b1:h2:s32:d32"), f16 = unfused_error("f16:b1:h2:s32:d32");
+    const double bf16 = unfused_error("bf16:b1:h2:s32:d32"), e4m3 = unfused_error("e4m3:b1:h2:s32:d32");
+    assert_true(f32 > 0.0 && f32 < 2e-6);
+    assert_true(f16 > 1e-5 && f16 < 2e-3);
+    assert_true(bf16 > 1e-4 && bf16 < 2e-2);
+    assert_true(e4m3 > 1e-3 && e4m3 < 0.2);
+    assert_true(f32 < f16 && f16 < bf16 && bf16 < e4m3);
+}
+
+static void unfused_rows_without_keys_are_zero(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("f16:b1:h1:s5/2:d4:causal");
+    tensors t = tensors_make(&p, 1);
+    double o[20];
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, o));
+    for (int i = 0; i < 3 * 4; i++)
+        assert_true(o[i] == 0.0);
+    assert_true(o[12] != 0.0);
+    tensors_free(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_stored_element_has_its_value),
+        cmocka_unit_test(rounding_is_to_nearest_even_everywhere),
+        cmocka_unit_test(numbers_beyond_the_largest_overflow),
+        cmocka_unit_test(tiny_numbers_round_to_zero_or_the_smallest),
+        cmocka_unit_test(float32_rounds_to_nearest_even),
+        cmocka_unit_test(one_key_gives_its_value),
+        cmocka_unit_test(weights_follow_the_scores),
+        cmocka_unit_test(the_scale_multiplies_the_scores),
+        cmocka_unit_test(huge_scores_do_not_overflow),
+        cmocka_unit_test(masks_lengths_and_heads_follow_the_header),
+        cmocka_unit_test(layouts_only_move_elements),
+        cmocka_unit_test(listed_rows_are_those_of_the_whole),
+        cmocka_unit_test(fp8_scales_say_what_stored_numbers_mean),
+        cmocka_unit_test(nan_spoils_the_rows_that_see_it_and_no_others),
+        cmocka_unit_test(keys_beyond_the_length_are_never_used),
+        cmocka_unit_test(unfused_errs_as_much_as_its_type),
+        cmocka_unit_test(unfused_rows_without_keys_are_zero),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

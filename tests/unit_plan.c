@@ -1,0 +1,329 @@
+/* Planning: what may run, what is chosen among it, and that the descriptions of kernels make sense on every device. */
+#include "support.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "devices.h"
+
+/* Problems of every kind; not every device runs every one. */
+static const char *const problems[] = {
+    "b2:h8:s512:d64",
+    "bf16:b2:h8:s512:d64:causal",
+    "f32:b2:h8:s512:d64",
+    "e4m3:b2:h8:s512:d64",
+    "e4m3:b2:h8:s512:d128:obf16",
+    "b1:h1:s1:d1",
+    "b1:h1:s1/100000:d128",
+    "b8:h32/8:s2048:d128:causal",
+    "bf16:b1:h16:s2048:d128:bshd:lse",
+    "b1:h2:s1333/77:d40/24:causal-tl:kvlens",
+    "b3:h5:s17:d8:align2",
+    "f32:b3:h5:s17:d7:align4",
+    "b1:h1:s64:d256",
+    "b1:h1:s64:d264",
+    "b2:h2:s64:d64:qs=100000,1000,65:align2",
+    "b65536:h4:s16:d64",
+    "b1:h70000:s16:d64",
+    "b1:h1:s1000000:d64",
+};
+
+/* Calls check for every problem, device and kernel of the list. */
+typedef void triple_check(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel);
+
+static void for_all(triple_check *check)
+{
+    for (size_t i = 0; i < COUNT_OF(problems); i++) {
+        const acr_problem p = canonical_of(problems[i]);
+        for (size_t n = 0; n < TEST_DEVICES; n++)
+            for (size_t k = 0; k < acr__kernel_count; k++)
+                check(&p, problems[i], &test_devices[n], acr__kernels[k]);
+    }
+}
+
+static bool can_run(const acr_problem *p, const named_device *device, const acr__kernel *kernel)
+{
+    return acr__why_not(kernel, p, &device->device) == NULL;
+}
+
+/* ---- The list ----------------------------------------------------------------------------------------------------- */
+
+static bool ends_in(const char *text, const char *ending)
+{
+    const size_t length = strlen(text), end = strlen(ending);
+    return length >= end && strcmp(text + length - end, ending) == 0;
+}
+
+static void names_decode(void **state)
+{
+    (void)state;
+    assert_true(acr__kernel_count >= 1);
+    for (size_t k = 0; k < acr__kernel_count; k++) {
+        const acr__kernel *kernel = acr__kernels[k];
+        char dim[64];
+        /* <pass>_<family>_<dtype>_d<dim>_..._<arch>; the family's name begins with the pass */
+        assert_true(strncmp(kernel->name, kernel->family, strlen(kernel->family)) == 0);
+        assert_true(strncmp(kernel->family, "fwd_", 4) == 0);
+        snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
+        if (!strstr(kernel->name, dim))
+            fail_msg("%s does not say %s", kernel->name, dim);
+        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm90a"};
+        bool known = false;
+        for (size_t i = 0; i < 3; i++)
+            known = known || (kernel->backend == ACR__CPU ? ends_in(kernel->name, cpu_ends[i]) : i < 2 && ends_in(kernel->name, cuda_ends[i]));
+        if (!known)
+            fail_msg("%s does not end in its arch", kernel->name);
+        for (const char *c = kernel->name; *c; c++)
+            assert_true(islower((unsigned char)*c) || isdigit((unsigned char)*c) || *c == '_');
+        assert_ptr_equal(acr__kernel_find(kernel->name), kernel); /* and is unique */
+    }
+    assert_null(acr__kernel_find("fwd_nothing"));
+    assert_null(acr__kernel_find(""));
+}
+
+static void descriptions_are_complete(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < acr__kernel_count; k++) {
+        const acr__kernel *kernel = acr__kernels[k];
+        assert_true(kernel->why_not && kernel->cost);
+        assert_true(kernel->qk_dim_max >= 1 && kernel->v_dim_max >= 1 && kernel->q_tile >= 1 && kernel->kv_tile >= 1);
+        assert_true(kernel->image && kernel->image_end > kernel->image);
+        assert_in_range(kernel->dtype, ACR_F32, ACR_E4M3);
+        if (kernel->backend == ACR__CPU) {
+            assert_non_null(kernel->run);
+        } else {
+            assert_true(kernel->symbol && kernel->shape);
+            assert_in_range(kernel->arch_min, 80, kernel->arch_max);
+            assert_int_equal(*kernel->image_end, 0); /* PTX must end in a zero byte */
+        }
+    }
+}
+
+/* ---- What may run ------------------------------------------------------------------------------------------------- */
+
+static void check_reason(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel)
+{
+    const char *reason = acr__why_not(kernel, p, &device->device);
+    if (reason && (strlen(reason) < 8 || strchr(reason, '\n')))
+        fail_msg("%s on %s, %s: the reason \"%s\" explains nothing", text, device->label, kernel->name, reason);
+    if (kernel->backend != device->device.backend || kernel->dtype != p->dtype || p->qk_dim > kernel->qk_dim_max || p->v_dim > kernel->v_dim_max)
+        assert_non_null(reason);
+    if (kernel->backend == ACR__CUDA && (device->device.arch < kernel->arch_min || device->device.arch > kernel->arch_max))
+        assert_non_null(reason);
+}
+
+static void what_cannot_run_says_why(void **state)
+{
+    (void)state;
+    for_all(check_reason);
+}
+
+static void check_cost(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel)
+{
+    if (!can_run(p, device, kernel))
+        return;
+    const double seconds = kernel->cost(p, &device->device);
+    if (!(seconds > 1e-8 && seconds < 1e6))
+        fail_msg("%s on %s, %s: cost %g s", text, device->label, kernel->name, seconds);
+}
+
+static void costs_are_times(void **state)
+{
+    (void)state;
+    for_all(check_cost);
+}
+
+static void check_growth(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel)
+{
+    acr_problem longer = *p;
+    if (p->batch > 1000)
+        return;
+    longer.batch *= 64;
+    assert_ok(acr_problem_canonical(&longer, &longer));
+    if (!can_run(p, device, kernel) || !can_run(&longer, device, kernel))
+        return;
+    if (!(kernel->cost(&longer, &device->device) >= kernel->cost(p, &device->device)))
+        fail_msg("%s on %s, %s: 64 times the batch costs less", text, device->label, kernel->name);
+}
+
+static void more_work_never_costs_less(void **state)
+{
+    (void)state;
+    for_all(check_growth);
+}
+
+static void check_launch(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel)
+{
+    if (kernel->backend != ACR__CUDA || !can_run(p, device, kernel))
+        return;
+    acr__launch launch = {{0, 0, 0}, 0, 0, 0};
+    kernel->shape(p, &device->device, &launch);
+    const bool fits = launch.grid[0] >= 1 && launch.grid[0] <= 2147483647u && launch.grid[1] >= 1 && launch.grid[1] <= 65535 &&
+                      launch.grid[2] >= 1 && launch.grid[2] <= 65535 && launch.block >= 32 && launch.block <= 1024 && launch.block % 32 == 0 &&
+                      launch.cluster <= 8 && (int64_t)launch.smem_bytes <= device->device.smem_per_cta_bytes;
+    if (!fits || (launch.cluster > 1 && (launch.grid[0] % launch.cluster != 0 || device->device.arch < 90)))
+        fail_msg("%s on %s, %s: grid %u %u %u, block %u, cluster %u, %u bytes of shared memory", text, device->label, kernel->name, launch.grid[0],
+                 launch.grid[1], launch.grid[2], launch.block, launch.cluster, launch.smem_bytes);
+}
+
+static void launches_fit_the_device(void **state)
+{
+    (void)state;
+    for_all(check_launch);
+}
+
+/* ---- What is chosen ----------------------------------------------------------------------------------------------- */
+
+static void the_cheapest_that_can_run_is_chosen(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(problems); i++)
+        for (size_t n = 0; n < TEST_DEVICES; n++) {
+            const acr_problem p = canonical_of(problems[i]);
+            const acr__kernel *best = NULL;
+            for (size_t k = 0; k < acr__kernel_count; k++) {
+                const acr__kernel *kernel = acr__kernels[k];
+                if (kernel->traits & ACR__TRAIT_NEVER_PLANNED || !can_run(&p, &test_devices[n], kernel))
+                    continue;
+                if (!best || kernel->cost(&p, &test_devices[n].device) < best->cost(&p, &test_devices[n].device))
+                    best = kernel;
+            }
+            assert_ptr_equal(acr__choose(&p, &test_devices[n].device), best);
+        }
+}
+
+static void common_problems_run_everywhere(void **state)
+{
+    (void)state;
+    /* The promise of the families of last resort: any strides, element alignment, head dims to 256, all three wide types. */
+    const char *const texts[] = {"b2:h8:s512:d64", "bf16:b3:h5/1:s17/1333:d33/65:causal:align2:lse", "f32:b1:h2:s7:d256:kvlens:align4",
+                                 "b2:h2:s64:d64:qs=100000,1000,65:align2", "b1:h1:s1/100000:d128"};
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
+        for (size_t n = 0; n < TEST_DEVICES; n++) {
+            const acr_problem p = canonical_of(texts[i]);
+            if (!acr__choose(&p, &test_devices[n].device))
+                fail_msg("nothing runs %s on %s", texts[i], test_devices[n].label);
+        }
+}
+
+static void better_instructions_are_used(void **state)
+{
+    (void)state;
+    const acr_problem p = canonical_of("f32:b2:h8:s512:d64");
+    const struct {
+        const char *label, *ending;
+    } expected[] = {{"cpu-avx512", "_avx512"}, {"cpu-avx2", "_avx2"}, {"cpu-portable", "_portable"}};
+    for (size_t n = 0; n < TEST_DEVICES; n++)
+        for (size_t i = 0; i < COUNT_OF(expected); i++)
+            if (strcmp(test_devices[n].label, expected[i].label) == 0) {
+                const acr__kernel *kernel = acr__choose(&p, &test_devices[n].device);
+                assert_non_null(kernel);
+                if (!ends_in(kernel->name, expected[i].ending))
+                    fail_msg("%s runs %s", expected[i].label, kernel->name);
+            }
+}
+
+static void estimate_follows_choose(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    for (size_t i = 0; i < COUNT_OF(problems); i++) {
+        const acr_problem p = canonical_of(problems[i]);
+        const acr__kernel *kernel = acr__choose(&p, &acr__ctx_backend_device(ctx)->device);
+        acr_plan *plan = NULL;
+        if (!kernel) {
+            assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_UNSUPPORTED, "");
+            continue;
+        }
+        assert_ok(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE));
+        assert_string_equal(acr_plan_kernel(plan), kernel->name);
+        assert_int_equal(acr_plan_workspace(plan), kernel->workspace ? kernel->workspace(&p, &acr__ctx_backend_device(ctx)->device) : 0);
+        acr_plan_destroy(plan);
+    }
+    acr_ctx_destroy(ctx);
+}
+
+static void unsupported_names_the_nearest_kernel_and_its_limit(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = NULL;
+    const acr_problem p = problem_of("f32:b1:h1:s4:d1000000/8");
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_UNSUPPORTED, "fwd_");
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_UNSUPPORTED, "qk_dim");
+    assert_fails(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE), ACR_UNSUPPORTED, "f32:b1:h1:s4:d1000000/8");
+    acr_ctx_destroy(ctx);
+}
+
+static void measuring_picks_a_kernel_that_can_run(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const char *const texts[] = {"f32:b1:h2:s32:d64", "b1:h2:s32:d40:causal:kvlens:lse", "bf16:b1:h2:s9:d64:align2"};
+    const acr_effort efforts[] = {ACR_MEASURE, ACR_PATIENT};
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
+        for (size_t e = 0; e < COUNT_OF(efforts); e++) {
+            const acr_problem p = canonical_of(texts[i]);
+            acr_plan *plan = NULL;
+            assert_ok(acr_plan_create(&plan, ctx, &p, efforts[e]));
+            const acr__kernel *kernel = acr__kernel_find(acr_plan_kernel(plan));
+            assert_non_null(kernel);
+            assert_null(acr__why_not(kernel, &p, &acr__ctx_backend_device(ctx)->device));
+            assert_int_equal(kernel->traits & ACR__TRAIT_NEVER_PLANNED, 0);
+            assert_non_null(strstr(acr_plan_text(plan), "measured"));
+            acr_plan_destroy(plan);
+        }
+    acr_ctx_destroy(ctx);
+}
+
+static void arguments_follow_problem_and_buffers(void **state)
+{
+    (void)state;
+    acr_problem p = problem_of("e4m3:b2:h6/3:s5/7:d16/32:causal-tl:obf16:lse:kvlens");
+    p.scale = 0.25f;
+    p.q_scale = 2.0f;
+    p.k_scale = 0.5f;
+    p.v_scale = 3.0f;
+    assert_ok(acr_problem_canonical(&p, &p));
+    float lse[60];
+    int32_t lens[2];
+    acr_buffers buffers = {(uint32_t)sizeof buffers, 0, lse, lse + 1, lse + 2, lse + 3, lse + 4, lens};
+    fwd_args args;
+    memset(&args, 0x5a, sizeof args);
+    acr__fwd_args(&args, &p, &buffers, lens + 1);
+    assert_true(args.q == lse && args.k == lse + 1 && args.v == lse + 2 && args.o == lse + 3 && args.lse == lse + 4);
+    assert_true(args.kv_lens == lens && args.workspace == lens + 1);
+    assert_true(args.batch == 2 && args.q_heads == 6 && args.kv_heads == 3 && args.group == 2);
+    assert_true(args.q_len == 5 && args.kv_len == 7 && args.qk_dim == 16 && args.v_dim == 32);
+    assert_true(args.q_stride.row == 16 && args.k_stride.head == 7 * 16 && args.v_stride.batch == 3 * 7 * 32 && args.o_stride.row == 32);
+    assert_int_equal(args.mask, FWD_MASK_TOP_LEFT);
+    assert_true(args.scale == 0.25f && fabsf(args.scale_log2 - 0.25f * 1.44269504f) < 1e-7f && args.out_scale == 3.0f);
+    assert_int_equal(args.out_bf16, 1);
+    p = canonical_of("bf16:b1:h1:s5/7:d16:causal");
+    acr__fwd_args(&args, &p, &buffers, NULL);
+    assert_int_equal(args.mask, FWD_MASK_BOTTOM_RIGHT);
+    assert_int_equal(args.out_bf16, 0);
+    assert_true(args.out_scale == 1.0f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_decode),
+        cmocka_unit_test(descriptions_are_complete),
+        cmocka_unit_test(what_cannot_run_says_why),
+        cmocka_unit_test(costs_are_times),
+        cmocka_unit_test(more_work_never_costs_less),
+        cmocka_unit_test(launches_fit_the_device),
+        cmocka_unit_test(the_cheapest_that_can_run_is_chosen),
+        cmocka_unit_test(common_problems_run_everywhere),
+        cmocka_unit_test(better_instructions_are_used),
+        cmocka_unit_test(estimate_follows_choose),
+        cmocka_unit_test(unsupported_names_the_nearest_kernel_and_its_limit),
+        cmocka_unit_test(measuring_picks_a_kernel_that_can_run),
+        cmocka_unit_test(arguments_follow_problem_and_buffers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Checks and measures every kernel on this machine's GPU, with the program that lies beside this script (or $ACROMION).
+#   gpu-check.sh [FOLDER]      FOLDER (default: gpu-check-out) receives the logs and bench.json
+# Exit code 0: every kernel is right, compute-sanitizer (where there is one) clean, and the mission shape was measured.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+program=${ACROMION:-$here/acromion}
+out=${1:-gpu-check-out}
+case $out in
+-h | --help) sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
+esac
+
+# Small, since the tools slow a kernel down a thousandfold, and ragged, since that is where faults hide.
+small_cases=(b1:h2:s65:d64 b1:h4/2:s33/70:d64:causal:lse bf16:b2:h2:s17/40:d128:kvlens f32:b1:h1:s20:d40:align4)
+bench_problems=(b2:h8:s512:d64 b2:h8:s512:d64:causal b4:h16:s2048:d64 b4:h16:s2048:d128:causal b8:h32/8:s1024:d128:causal)
+
+mkdir -p "$out" || exit
+passed=0 failed=0
+
+# run_step NAME COMMAND...: runs a step into its own log and counts it.
+run_step() {
+    local name=$1 started=$SECONDS
+    shift
+    printf '%-12s ' "$name"
+    if "$@" >"$out/$name.log" 2>&1; then
+        passed=$((passed + 1))
+        printf 'ok      %4d s\n' $((SECONDS - started))
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %4d s  the end of %s:\n' $((SECONDS - started)) "$out/$name.log"
+        tail -n 20 "$out/$name.log" | sed 's/^/    /'
+    fi
+}
+
+find_sanitizer() {
+    local candidate
+    for candidate in "$(command -v compute-sanitizer)" "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer"; do
+        [[ -x $candidate ]] && { echo "$candidate"; return; }
+    done
+}
+
+bench() {
+    "$program" bench --backend cuda --json "${bench_problems[@]}" >"$out/bench.json"
+}
+
+run_step info "$program" info
+run_step check "$program" check --backend cuda
+sanitizer=$(find_sanitizer)
+if [[ -n $sanitizer ]]; then
+    for tool in memcheck racecheck initcheck synccheck; do
+        run_step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 86 "$program" check --backend cuda "${small_cases[@]}"
+    done
+else
+    echo "compute-sanitizer  not found: skipped"
+fi
+run_step bench bench
+run_step why "$program" why --backend cuda b2:h8:s512:d64
+run_step roofline "$program" roofline b2:h8:s512:d64
+echo "$passed passed, $failed failed; logs in $out/"
+((failed == 0))

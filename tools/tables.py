@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Writes the tables of the documents from results/: what stands between `<!-- table:NAME -->` and `<!-- /table -->`.
+
+    tables.py            rewrites the documents
+    tables.py --check    changes nothing; exit code 1 when a document and results/ disagree"""
+import difflib
+import pathlib
+import re
+import sys
+
+import results
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"(<!-- table:([a-z0-9-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+MISSION = "b2:h8:s512:d64"
+EMPTY = "*(no result in results/ yet)*\n"
+
+
+def markdown(headings, rows):
+    if not rows:
+        return EMPTY
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def newest(records, key):
+    """Of the records with the same key only the latest."""
+    latest = {}
+    for record in sorted(records, key=lambda r: r["date"]):
+        latest[key(record)] = record
+    return list(latest.values())
+
+
+def subject(record):
+    return record.get("kernel") or record["peer"]
+
+
+def mission_gpu(records):
+    """The mission shape on GPUs, stream mode: ours and peers, fastest first."""
+    chosen = [r for r in records if r["problem"] == MISSION and r["mode"] == "stream" and r["driver"] is not None]
+    chosen = newest(chosen, lambda r: (r["device"], subject(r), r["overlap"]))
+    chosen.sort(key=lambda r: (r["device"], r["p50_us"]))
+    rows = [(r["device"], f"`{subject(r)}`" + (" overlapped" if r["overlap"] else ""), f"{r['p50_us']:.2f}", f"{r['p99_us']:.2f}", r["n"],
+             "" if r["err_max"] is None else f"{r['err_max']:.1e}", f"[{r['date'][:10]}](results/{r['file']})") for r in chosen]
+    return markdown(("GPU", "kernel", "p50 µs", "p99 µs", "n", "max error", "result"), rows)
+
+
+def cpu_pytorch(records):
+    """Ours against PyTorch on CPUs: for each problem our fastest kernel, and the peers of the same file."""
+    chosen = [r for r in records if r["driver"] is None]
+    rows = []
+    files = {r["file"] for r in chosen if "peer" in r}
+    for file in sorted(files):
+        of_file = [r for r in chosen if r["file"] == file]
+        for problem in dict.fromkeys(r["problem"] for r in of_file):
+            ours = [r for r in of_file if r["problem"] == problem and "kernel" in r]
+            peers = [r for r in of_file if r["problem"] == problem and "peer" in r]
+            if not ours or not peers:
+                continue
+            best = min(ours, key=lambda r: r["p50_us"])
+            rows += [(best["device"], f"`{problem}`", f"`{best['kernel']}`", f"{best['p50_us']:.0f}", peer["peer"], f"{peer['p50_us']:.0f}",
+                      f"{peer['p50_us'] / best['p50_us']:.2f}×", f"[{best['date'][:10]}](results/{file})") for peer in peers]
+    return markdown(("CPU", "problem", "kernel", "p50 µs", "peer", "p50 µs", "ratio", "result"), rows)
+
+
+TABLES = {"mission-gpu": mission_gpu, "cpu-pytorch": cpu_pytorch}
+
+
+def rewritten(path, records):
+    def table(match):
+        if match[2] not in TABLES:
+            sys.exit(f"{path.name}: no table named {match[2]}; there are: {', '.join(TABLES)}")
+        return match[1] + TABLES[match[2]](records) + match[3]
+
+    return MARKED.sub(table, path.read_text())
+
+
+def main():
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit(__doc__)
+    check = sys.argv[1:] == ["--check"]
+    try:
+        records = results.load()
+    except ValueError as error:
+        sys.exit(str(error))
+    stale = 0
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        before, after = path.read_text(), rewritten(path, records)
+        if before == after:
+            continue
+        if check:
+            stale += 1
+            sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path.name} as it is", "from results/"))
+        else:
+            path.write_text(after)
+            print(f"{path.relative_to(ROOT)}: tables written")
+    if stale:
+        sys.exit("tables and results/ disagree: python3 tools/tables.py")
+
+
+if __name__ == "__main__":
+    main()

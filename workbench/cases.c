@@ -1,0 +1,363 @@
+/* Pairwise-covering cases, see cases.h.
+ *
+ * A case is a value for each axis. Cases are chosen greedily: start from a pair not covered yet, give the other axes, in a random order, the value
+ * that covers most new pairs, and keep the best of several such tries that the kernel can run. */
+#include "cases.h"
+
+#include <string.h>
+
+typedef enum axis {
+    AXIS_DIMS,
+    AXIS_Q_LEN,
+    AXIS_KV_LEN,
+    AXIS_HEADS,
+    AXIS_VIEW,
+    AXIS_MASK,
+    AXIS_FLAGS,
+    AXIS_INPUTS,
+    AXIS_OUT_DTYPE,
+    AXES
+} axis;
+enum { VALUES_MAX = 8 };
+
+/* Multiply-adds a case may take on a CPU kernel, so that the portable one stays within seconds; a GPU is not held back. */
+#define CPU_CASE_WORK 2.0e8
+#define CUDA_CASE_WORK 8.0e9
+
+/* How a tensor lies in memory. */
+typedef enum view {
+    VIEW_BHSD,
+    VIEW_BSHD,
+    VIEW_PADDED,  /* bhsd with a gap of 16 bytes after every row, and of rows after every head */
+    VIEW_FUSED,   /* bshd rows of one projection: q, k and v of all heads side by side */
+    VIEW_ELEMENT, /* rows one element apart from their packed place, aligned to an element only */
+    VIEW_SHARED,  /* all batch entries read the same keys and values (stride 0) */
+    VIEW_COUNT
+} view;
+
+typedef struct heads {
+    int64_t batch, kv_heads, group;
+} heads;
+static const heads head_values[] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8}, {3, 5, 1}, {2, 2, 4}};
+enum { HEAD_VALUES = sizeof head_values / sizeof head_values[0] };
+
+static const acr_mask mask_values[] = {ACR_MASK_NONE, ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT};
+static const uint32_t flag_values[] = {0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS};
+static const acr_dtype out_dtype_values[] = {ACR_DTYPE_DEFAULT, ACR_BF16};
+
+typedef struct dims {
+    int64_t qk, v;
+} dims;
+
+/* The axes of one kernel. */
+typedef struct space {
+    const acr__kernel *kernel;
+    const acr__device *device;
+    dims dim_values[VALUES_MAX];
+    int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
+    int counts[AXES];
+    uint64_t random_counter;
+} space;
+
+typedef struct choice {
+    signed char value[AXES];
+} choice;
+
+typedef enum pair_state {
+    PAIR_OPEN = 0,
+    PAIR_COVERED,
+    PAIR_IMPOSSIBLE
+} pair_state;
+
+/* pairs[a][x][b][y] for axes a < b. */
+typedef struct pair_table {
+    unsigned char state[AXES][VALUES_MAX][AXES][VALUES_MAX];
+} pair_table;
+
+/* ---- From a choice to a problem ---- */
+
+static acr_strides padded_strides(int64_t rows, int64_t heads_count, int64_t dim, int64_t gap)
+{
+    int64_t row = dim + gap;
+    int64_t head = row * (rows + 1);
+    return (acr_strides){heads_count * head + gap, head, row};
+}
+
+static acr_strides fused_strides(const acr_problem *p, int64_t rows, int64_t dim)
+{
+    int64_t row = p->q_heads * p->qk_dim + p->kv_heads * (p->qk_dim + p->v_dim);
+    return (acr_strides){rows * row, dim, row};
+}
+
+static void set_view(acr_problem *p, view v)
+{
+    int64_t elem_bytes = acr__dtype_bytes(p->dtype);
+    int64_t out_bytes = p->dtype == ACR_E4M3 ? 2 : elem_bytes;
+    int64_t gap = 0, out_gap = 0;
+    switch (v) {
+    case VIEW_BSHD:
+        p->layout = ACR_BSHD;
+        return;
+    case VIEW_PADDED:
+        gap = 16 / elem_bytes;
+        out_gap = 16 / out_bytes;
+        break;
+    case VIEW_ELEMENT:
+        gap = out_gap = 1;
+        p->alignment = (uint32_t)out_bytes;
+        break;
+    case VIEW_FUSED:
+        p->q = fused_strides(p, p->q_len, p->qk_dim);
+        p->k = fused_strides(p, p->kv_len, p->qk_dim);
+        p->v = fused_strides(p, p->kv_len, p->v_dim);
+        p->layout = ACR_BSHD; /* o is packed */
+        return;
+    case VIEW_SHARED:
+        p->k = (acr_strides){0, p->kv_len * p->qk_dim, p->qk_dim};
+        p->v = (acr_strides){0, p->kv_len * p->v_dim, p->v_dim};
+        return;
+    default:
+        return;
+    }
+    p->q = padded_strides(p->q_len, p->q_heads, p->qk_dim, gap);
+    p->k = padded_strides(p->kv_len, p->kv_heads, p->qk_dim, gap);
+    p->v = padded_strides(p->kv_len, p->kv_heads, p->v_dim, gap);
+    p->o = padded_strides(p->q_len, p->q_heads, p->v_dim, out_gap);
+}
+
+/* The case of a choice; false when it is no problem, too much work, or the kernel cannot run it. */
+static bool case_of(test_case *out, const space *s, const choice *c)
+{
+    const heads *h = &head_values[c->value[AXIS_HEADS]];
+    const dims *d = &s->dim_values[c->value[AXIS_DIMS]];
+    acr_problem p = ACR_PROBLEM_INIT;
+    p.dtype = s->kernel->dtype;
+    p.out_dtype = out_dtype_values[c->value[AXIS_OUT_DTYPE]];
+    p.batch = h->batch;
+    p.kv_heads = h->kv_heads;
+    p.q_heads = h->kv_heads * h->group;
+    p.q_len = s->q_lens[c->value[AXIS_Q_LEN]];
+    p.kv_len = s->kv_lens[c->value[AXIS_KV_LEN]];
+    p.kv_len = p.kv_len ? p.kv_len : p.q_len;
+    p.qk_dim = d->qk;
+    p.v_dim = d->v;
+    p.mask = mask_values[c->value[AXIS_MASK]];
+    p.flags = flag_values[c->value[AXIS_FLAGS]];
+    set_view(&p, (view)c->value[AXIS_VIEW]);
+    out->inputs = (input_kind)c->value[AXIS_INPUTS];
+    double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
+    double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
+    return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK && !acr__why_not(s->kernel, &out->problem, s->device);
+}
+
+/* ---- The axes of a kernel ---- */
+
+static void add_length(int64_t *lens, int *count, int64_t length)
+{
+    for (int i = 0; i < *count; ++i) {
+        if (lens[i] == length) {
+            return;
+        }
+    }
+    if (length >= 1 && *count < VALUES_MAX) {
+        lens[(*count)++] = length;
+    }
+}
+
+/* Around a tile, one query, a prime, several tiles with a rest, and the common odd length 1333. */
+static void set_lengths(space *s)
+{
+    int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
+    int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
+    const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3};
+    const int64_t kv_lens[] = {kv_tile + 1, kv_tile, 1, kv_tile - 1, 131, 1333, 3 * kv_tile + 5};
+    s->kv_lens[0] = 0;
+    s->counts[AXIS_KV_LEN] = 1;
+    for (size_t i = 0; i < sizeof q_lens / sizeof q_lens[0]; ++i) {
+        add_length(s->q_lens, &s->counts[AXIS_Q_LEN], q_lens[i]);
+        add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], kv_lens[i]);
+    }
+}
+
+/* Dims that the kernel takes at all, probed with small packed problems: the full one, smaller ones that it pads, unequal and odd ones. */
+static void set_dims(space *s)
+{
+    int64_t qk = s->kernel->qk_dim_max, v = s->kernel->v_dim_max;
+    const dims wanted[] = {{qk, v}, {qk - 8, v - 8}, {qk / 2 + 8, v / 2 + 8}, {qk, v / 2}, {qk / 2, v}, {qk - 3, v - 5}, {8, 8}, {1, 1}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; ++i) {
+        const dims *d = &wanted[i];
+        bool known = d->qk < 1 || d->v < 1;
+        for (int j = 0; j < s->counts[AXIS_DIMS]; ++j) {
+            known = known || (s->dim_values[j].qk == d->qk && s->dim_values[j].v == d->v);
+        }
+        if (known) {
+            continue;
+        }
+        int place = s->counts[AXIS_DIMS];
+        s->dim_values[place] = *d;
+        choice c = {{0}};
+        c.value[AXIS_DIMS] = (signed char)place;
+        test_case probe;
+        if (case_of(&probe, s, &c)) {
+            ++s->counts[AXIS_DIMS];
+        }
+    }
+}
+
+static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
+{
+    *s = (space){.kernel = kernel, .device = device};
+    set_lengths(s);
+    set_dims(s);
+    s->counts[AXIS_HEADS] = HEAD_VALUES;
+    s->counts[AXIS_VIEW] = VIEW_COUNT;
+    s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
+    s->counts[AXIS_FLAGS] = sizeof flag_values / sizeof flag_values[0];
+    s->counts[AXIS_INPUTS] = INPUT_KIND_COUNT;
+    s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
+}
+
+/* ---- Choosing ---- */
+
+static int random_below(space *s, int end)
+{
+    enum { SEED = 20, STREAM = 0 };
+    return (int)(random_bits(SEED, STREAM, s->random_counter++) % (uint64_t)end);
+}
+
+static unsigned char *pair(pair_table *t, int a, int x, int b, int y)
+{
+    return a < b ? &t->state[a][x][b][y] : &t->state[b][y][a][x];
+}
+
+/* Pairs that giving `axis_index` the value would newly cover, against the axes chosen so far (value >= 0). */
+static int gain(pair_table *t, const choice *c, int axis_index, int value)
+{
+    int count = 0;
+    for (int other = 0; other < AXES; ++other) {
+        if (other != axis_index && c->value[other] >= 0) {
+            count += *pair(t, axis_index, value, other, c->value[other]) == PAIR_OPEN;
+        }
+    }
+    return count;
+}
+
+/* Gives every axis without a value the one that covers most, ties broken at random. */
+static int complete(space *s, pair_table *t, choice *c)
+{
+    int order[AXES], covered = 1;
+    for (int i = 0; i < AXES; ++i) {
+        int at = random_below(s, i + 1);
+        order[i] = order[at];
+        order[at] = i;
+    }
+    for (int i = 0; i < AXES; ++i) {
+        int axis_index = order[i];
+        if (c->value[axis_index] >= 0) {
+            continue;
+        }
+        int best = -1, best_value = 0, offset = random_below(s, s->counts[axis_index]);
+        for (int k = 0; k < s->counts[axis_index]; ++k) {
+            int value = (k + offset) % s->counts[axis_index];
+            int g = gain(t, c, axis_index, value);
+            if (g > best) {
+                best = g;
+                best_value = value;
+            }
+        }
+        c->value[axis_index] = (signed char)best_value;
+        covered += best;
+    }
+    return covered;
+}
+
+/* For a pair that no try satisfied: the other axes at random. */
+static void complete_at_random(space *s, choice *c)
+{
+    for (int a = 0; a < AXES; ++a) {
+        if (c->value[a] < 0) {
+            c->value[a] = (signed char)random_below(s, s->counts[a]);
+        }
+    }
+}
+
+/* The best case found that contains the pair; false when there seems to be none. */
+static bool find_case(space *s, pair_table *t, int a, int x, int b, int y, test_case *out, choice *out_choice)
+{
+    enum { GREEDY_TRIES = 24, RANDOM_TRIES = 200 };
+    int best = 0;
+    for (int attempt = 0; attempt < GREEDY_TRIES + RANDOM_TRIES; ++attempt) {
+        bool greedy = attempt < GREEDY_TRIES;
+        if (!greedy && best > 0) {
+            break;
+        }
+        choice c;
+        memset(c.value, -1, sizeof c.value);
+        c.value[a] = (signed char)x;
+        c.value[b] = (signed char)y;
+        int covered = 1;
+        if (greedy) {
+            covered = complete(s, t, &c);
+        } else {
+            complete_at_random(s, &c);
+        }
+        test_case candidate;
+        if (covered > best && case_of(&candidate, s, &c)) {
+            best = covered;
+            *out = candidate;
+            *out_choice = c;
+        }
+    }
+    return best > 0;
+}
+
+static void mark_covered(case_list *list, pair_table *t, const choice *c)
+{
+    for (int a = 0; a < AXES; ++a) {
+        for (int b = a + 1; b < AXES; ++b) {
+            unsigned char *state = pair(t, a, c->value[a], b, c->value[b]);
+            list->pairs_covered += *state != PAIR_COVERED;
+            list->pairs_impossible -= *state == PAIR_IMPOSSIBLE;
+            *state = PAIR_COVERED;
+        }
+    }
+}
+
+/* Covers one open pair by a new case, or finds it impossible. */
+static void cover(case_list *list, space *s, pair_table *t, int a, int x, int b, int y)
+{
+    choice c;
+    if (list->count < CASES_MAX && find_case(s, t, a, x, b, y, &list->items[list->count], &c)) {
+        ++list->count;
+        mark_covered(list, t, &c);
+    } else if (list->count < CASES_MAX) {
+        *pair(t, a, x, b, y) = PAIR_IMPOSSIBLE;
+        ++list->pairs_impossible;
+    }
+}
+
+void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick)
+{
+    space s;
+    pair_table t = {{{{{PAIR_OPEN}}}}};
+    *out = (case_list){.count = 0};
+    set_axes(&s, kernel, device);
+    if (s.counts[AXIS_DIMS] == 0) {
+        return;
+    }
+    for (int a = 0; a < AXES; ++a) {
+        for (int b = a + 1; b < AXES; ++b) {
+            out->pairs += (size_t)(s.counts[a] * s.counts[b]);
+            for (int x = 0; x < s.counts[a]; ++x) {
+                for (int y = 0; y < s.counts[b]; ++y) {
+                    if (*pair(&t, a, x, b, y) == PAIR_OPEN) {
+                        cover(out, &s, &t, a, x, b, y);
+                    }
+                }
+            }
+        }
+    }
+    if (quick && out->count > CASES_QUICK) {
+        out->count = CASES_QUICK;
+    }
+}

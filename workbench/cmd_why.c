@@ -1,0 +1,187 @@
+/* acromion why: for a problem, which kernel is chosen, and for every other one what it would cost or why it cannot run. */
+#include <stdio.h>
+#include <string.h>
+
+#include "command.h"
+#include "gpus.h"
+#include "json.h"
+#include "kernel_choice.h"
+#include "options.h"
+
+static const option_spec options[] = {
+    {'g', "gpu", "NAME", "ask for a GPU that is not here: l4 a100 h100 h200 ... (`acromion roofline --gpu help`)"},
+    {'w', "wisdom", "FILE", "use the measured choices of this file"},
+    {0, NULL, NULL, NULL},
+};
+
+static const command_spec spec = {
+    .name = "why",
+    .operands = "[PROBLEM...]",
+    .about = "Says for every kernel whether it is chosen for a problem, could run it, or why it cannot.\n"
+             "A malformed problem is an error (exit code 3), a problem that no kernel can run another (4).\n",
+    .options = options,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion why b2:h8:s512:d64\n"
+                "  acromion why bf16:b8:h32/8:s2048:d128:causal --gpu l4\n",
+};
+
+typedef struct request {
+    const gpu_model *gpu;
+    const char *wisdom;
+} request;
+
+static bool take_option(void *arg, int id, const char *value)
+{
+    request *r = arg;
+    if (id == 'w') {
+        r->wisdom = value;
+        return true;
+    }
+    r->gpu = gpu_find(value);
+    if (!r->gpu) {
+        fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n", value);
+    }
+    return r->gpu != NULL;
+}
+
+/* What is known about a problem before the kernels are gone through. */
+typedef struct answer {
+    char text[ACR_PROBLEM_TEXT_MAX];
+    const char *chosen; /* a kernel's name, NULL = none */
+    char plan[1024];    /* the plan's own words, or why there is none */
+} answer;
+
+/* On a device that is here the plan itself is asked, so that wisdom counts; for another the estimate. */
+static void make_answer(answer *a, const acr_problem *problem, acr_ctx *ctx, const acr__device *device)
+{
+    acr_problem_format(problem, a->text, sizeof a->text);
+    a->chosen = NULL;
+    if (!ctx) {
+        const acr__kernel *kernel = acr__choose(problem, device);
+        a->chosen = kernel ? kernel->name : NULL;
+        snprintf(a->plan, sizeof a->plan, "%s", kernel ? "by estimate; the GPU is not here" : "no kernel can run this");
+        return;
+    }
+    acr_plan *plan = NULL;
+    if (acr_plan_create(&plan, ctx, problem, ACR_ESTIMATE) == ACR_OK) {
+        a->chosen = acr_plan_kernel(plan); /* lives as long as the library */
+        snprintf(a->plan, sizeof a->plan, "%s", acr_plan_text(plan));
+        acr_plan_destroy(plan);
+    } else {
+        snprintf(a->plan, sizeof a->plan, "%s", acr_last_error());
+    }
+}
+
+typedef enum kernel_verdict {
+    VERDICT_CHOSEN,
+    VERDICT_COULD,
+    VERDICT_NO
+} kernel_verdict;
+static const char *const verdict_texts[] = {[VERDICT_CHOSEN] = "chosen", [VERDICT_COULD] = "could", [VERDICT_NO] = "no"};
+
+static kernel_verdict judge_kernel(const acr__kernel *kernel, const answer *a, const char *reason)
+{
+    if (reason) {
+        return VERDICT_NO;
+    }
+    return a->chosen && strcmp(a->chosen, kernel->name) == 0 ? VERDICT_CHOSEN : VERDICT_COULD;
+}
+
+static void print_kernel(const acr__kernel *kernel, const answer *a, const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__why_not(kernel, problem, device);
+    const char *verdict = verdict_texts[judge_kernel(kernel, a, reason)];
+    if (reason) {
+        printf("  %-7s %-44s %s\n", verdict, kernel->name, reason);
+    } else {
+        printf("  %-7s %-44s %.3g us estimated%s%s\n", verdict, kernel->name, 1e6 * kernel->cost(problem, device),
+               kernel->traits & ACR__TRAIT_LAST_RESORT ? ", last resort" : "", kernel->traits & ACR__TRAIT_NEVER_PLANNED ? ", never planned" : "");
+    }
+}
+
+static json_t *kernel_answer_json(const acr__kernel *kernel, const answer *a, const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__why_not(kernel, problem, device);
+    json_t *json = json_pack("{s:s, s:s}", "kernel", kernel->name, "verdict", verdict_texts[judge_kernel(kernel, a, reason)]);
+    if (reason) {
+        json_object_set_new(json, "reason", json_string(reason));
+    } else {
+        json_object_set_new(json, "estimate_us", json_number_or_null(1e6 * kernel->cost(problem, device)));
+    }
+    return json;
+}
+
+static json_t *answer_json(const answer *a, const acr_problem *problem, const acr__device *device)
+{
+    json_t *kernels = json_array();
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
+        json_array_append_new(kernels, kernel_answer_json(acr__kernels[i], a, problem, device));
+    }
+    return json_pack("{s:s, s:s, s:s?, s:s, s:o}", "problem", a->text, "device", device->name, "chosen", a->chosen, "plan", a->plan, "kernels",
+                     kernels);
+}
+
+static void print_answer(const answer *a, const acr_problem *problem, const acr__device *device)
+{
+    printf("%s on %s (%s)\n%s%s\n", a->text, device->name, backend_name(device->backend), a->chosen ? "plan: " : "no plan: ", a->plan);
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
+        print_kernel(acr__kernels[i], a, problem, device);
+    }
+}
+
+static int answer_all(const problem_list *problems, acr_ctx *ctx, const acr__device *device, bool json)
+{
+    int exit_code = EXIT_DONE;
+    json_t *list = json_array();
+    for (size_t i = 0; i < problems->count; ++i) {
+        answer a;
+        make_answer(&a, &problems->items[i], ctx, device);
+        if (!a.chosen) {
+            exit_code = EXIT_CANNOT_RUN;
+        }
+        if (json) {
+            json_array_append_new(list, answer_json(&a, &problems->items[i], device));
+        } else {
+            print_answer(&a, &problems->items[i], device);
+        }
+    }
+    if (json) {
+        json_print(list);
+    } else {
+        json_decref(list);
+    }
+    return exit_code;
+}
+
+static int answer_here(const problem_list *problems, const common_options *common, const char *wisdom)
+{
+    acr_ctx *ctx = NULL;
+    int exit_code = context_open(common, &ctx);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    acr_status status = wisdom ? acr_wisdom_import(ctx, wisdom, NULL) : ACR_OK;
+    exit_code = status == ACR_OK ? answer_all(problems, ctx, &acr__ctx_backend_device(ctx)->device, common->json)
+                                 : report_failure(status, "wisdom");
+    acr_ctx_destroy(ctx);
+    return exit_code;
+}
+
+int cmd_why(int argc, char **argv)
+{
+    common_options common;
+    request r = {NULL, NULL};
+    int exit_code = EXIT_DONE;
+    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    if (first < 0) {
+        return exit_code;
+    }
+    problem_list problems;
+    exit_code = problems_parse(argv + first, argc - first, &problems);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    exit_code = r.gpu ? answer_all(&problems, NULL, &r.gpu->device, common.json) : answer_here(&problems, &common, r.wisdom);
+    problems_free(&problems);
+    return exit_code;
+}

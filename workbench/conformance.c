@@ -1,0 +1,191 @@
+/* The correctness gate, see conformance.h. Comparisons are written !(error <= tolerance), so that NaN fails. */
+#include "conformance.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Keeps the first failure. */
+__attribute__((format(printf, 2, 3))) static void fail(verdict *v, const char *format, ...)
+{
+    if (!v->pass) {
+        return;
+    }
+    v->pass = false;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(v->failure, sizeof v->failure, format, args);
+    va_end(args);
+}
+
+/* ---- Comparison ---- */
+
+/* Every element of every row, compared or not, has been written with a number. */
+static void judge_written(verdict *v, const reference *ref, const run_output *output)
+{
+    const acr_problem *p = &ref->problem;
+    int64_t rows = p->batch * p->q_heads * p->q_len;
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t d = 0; d < p->v_dim; ++d) {
+            if (isnan(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d))) {
+                fail(v, "o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written", row / p->q_len / p->q_heads,
+                     row / p->q_len % p->q_heads, row % p->q_len, d);
+                return;
+            }
+        }
+        if (output->lse && isnan(output->lse[row])) {
+            fail(v, "lse[%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written", row / p->q_len / p->q_heads,
+                 row / p->q_len % p->q_heads, row % p->q_len);
+            return;
+        }
+    }
+}
+
+static void judge_output(verdict *v, const reference *ref, const run_output *output)
+{
+    const acr_problem *p = &ref->problem;
+    double square = 0;
+    int64_t worst_row = 0, worst_d = 0;
+    for (int64_t i = 0; i < ref->rows; ++i) {
+        int64_t row = reference_row(ref, i).row;
+        for (int64_t d = 0; d < p->v_dim; ++d) {
+            double error = fabs(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d) - ref->o[i * p->v_dim + d]);
+            square += error * error;
+            if (error > v->err_max) {
+                v->err_max = error;
+                worst_row = i;
+                worst_d = d;
+            }
+        }
+    }
+    v->err_rms = sqrt(square / (double)(ref->rows * p->v_dim));
+    if (!(v->err_max <= v->tol_max)) {
+        row_place at = reference_row(ref, worst_row);
+        fail(v, "max error %.3g > %.3g at o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g", v->err_max, v->tol_max,
+             at.batch, at.head, at.position, worst_d, acr__load_element(p->out_dtype, output->o, at.row * p->v_dim + worst_d),
+             ref->o[worst_row * p->v_dim + worst_d]);
+    }
+    if (!(v->err_rms <= v->tol_rms)) {
+        fail(v, "RMS error %.3g > %.3g", v->err_rms, v->tol_rms);
+    }
+}
+
+static void judge_lse(verdict *v, const reference *ref, const run_output *output)
+{
+    for (int64_t i = 0; i < ref->rows; ++i) {
+        row_place at = reference_row(ref, i);
+        double got = (double)output->lse[at.row], expected = ref->lse[i];
+        double error = got == expected ? 0 : fabs(got - expected); /* equal infinities: a row without keys */
+        v->err_lse = fmax(v->err_lse, error);
+        if (!(error <= v->tol_lse)) {
+            fail(v, "log-sum-exp error %.3g > %.3g at lse[%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g", error, v->tol_lse,
+                 at.batch, at.head, at.position, got, expected);
+        }
+    }
+}
+
+void conformance_judge(verdict *out, const reference *ref, const run_output *output)
+{
+    *out = (verdict){.pass = true, .rows = ref->rows, .tol_max = ref->tol_max, .tol_rms = ref->tol_rms, .tol_lse = ref->tol_lse};
+    if (output->violation) {
+        fail(out, "%s", output->violation);
+    }
+    judge_written(out, ref, output);
+    judge_output(out, ref, output);
+    if (output->lse) {
+        judge_lse(out, ref, output);
+    }
+}
+
+double verdict_share(const verdict *v)
+{
+    double share = fmax(v->err_max / v->tol_max, v->err_rms / v->tol_rms);
+    return fmax(share, v->err_lse / v->tol_lse);
+}
+
+/* ---- Running ---- */
+
+/* A failing step of a run: the verdict, or, when the device or the memory is gone, the end. */
+static acr_status failed_step(verdict *v, acr_status status, const char *step)
+{
+    fail(v, "%s: %s", step, acr_last_error());
+    return status == ACR_DEVICE_FAULT || status == ACR_NO_MEMORY ? status : ACR_OK;
+}
+
+static bool same_output(const run_output *a, const run_output *b)
+{
+    return memcmp(a->o, b->o, a->o_bytes) == 0 && (!a->lse || memcmp(a->lse, b->lse, a->lse_bytes) == 0);
+}
+
+/* One more run of the same execution gives the same bits; the workspace is as the first run left it. */
+static acr_status check_repeat(verdict *v, execution *e, const run_output *first)
+{
+    run_output second;
+    acr_status status = execution_run(e);
+    if (status == ACR_OK) {
+        status = execution_collect(e, &second);
+    }
+    if (status != ACR_OK) {
+        return failed_step(v, status, "second run");
+    }
+    if (!same_output(first, &second)) {
+        fail(v, "a second run on the same inputs gives other bits");
+    }
+    if (second.violation) {
+        fail(v, "second run: %s", second.violation);
+    }
+    run_output_free(&second);
+    return ACR_OK;
+}
+
+static acr_status check_first(verdict *v, execution *e, const reference *ref, bool repeat)
+{
+    run_output output;
+    acr_status status = execution_run(e);
+    if (status == ACR_OK) {
+        status = execution_collect(e, &output);
+    }
+    if (status != ACR_OK) {
+        return failed_step(v, status, "run");
+    }
+    conformance_judge(v, ref, &output);
+    status = v->pass && repeat ? check_repeat(v, e, &output) : ACR_OK;
+    run_output_free(&output);
+    return status;
+}
+
+/* Attention does not depend on the order of its keys. The verdict keeps the errors of the ordinary order. */
+static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref)
+{
+    verdict reversed = {.pass = true};
+    execution *e = NULL;
+    acr_status status = execution_create(&e, ctx, kernel, problem, ref, true, 0);
+    if (status != ACR_OK) {
+        return failed_step(v, status, "with the keys reversed");
+    }
+    status = check_first(&reversed, e, ref, false);
+    execution_destroy(e);
+    if (!reversed.pass) {
+        fail(v, "with the keys reversed: %s", reversed.failure);
+    }
+    return status;
+}
+
+acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref)
+{
+    *out = (verdict){.pass = true};
+    execution *e = NULL;
+    acr_status status = execution_create(&e, ctx, kernel, problem, ref, false, 0);
+    if (status != ACR_OK) {
+        return failed_step(out, status, "plan");
+    }
+    status = check_first(out, e, ref, true);
+    execution_destroy(e);
+    bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & ACR_KV_LENS);
+    if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {
+        status = check_reversed_keys(out, ctx, kernel, problem, ref);
+    }
+    return status;
+}

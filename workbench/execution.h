@@ -1,0 +1,41 @@
+/* One kernel bound to one reference: a plan, and device buffers made to catch mistakes.
+ *
+ * Every buffer is surrounded by guard bands, aligned to what the problem says and no better. All bytes that are no element of an input are 0xff, a NaN
+ * in every type: guards, gaps between strided rows, keys beyond a batch entry's length, outputs and workspace before a run. So what reads or writes
+ * where it must not shows in the result or in a changed byte. */
+#ifndef WORKBENCH_EXECUTION_H
+#define WORKBENCH_EXECUTION_H
+
+#include <stdbool.h>
+
+#include "internal.h"
+#include "reference.h"
+
+typedef struct execution execution;
+
+/* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys uploads keys and values
+ * in reverse order, which must not change the output when there is neither mask nor kv_lens. flags are acr_buffers.flags.
+ * The caller frees with execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
+acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref,
+                            bool reversed_keys, uint32_t flags);
+void execution_destroy(execution *e);
+
+/* Fills the outputs with NaN again, runs once and waits. The workspace is initialised only once, by execution_create. */
+acr_status execution_run(execution *e);
+
+/* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
+acr_status execution_enqueue(void *arg, void *stream);
+
+/* What a run left behind. */
+typedef struct run_output {
+    void *o;               /* packed [batch, q_heads, q_len, v_dim] in the output's type */
+    float *lse;            /* packed [batch, q_heads, q_len]; NULL when the problem does not ask for it */
+    size_t o_bytes, lse_bytes;
+    const char *violation; /* NULL, or which buffer was written where it must not be */
+} run_output;
+
+/* Copies the outputs to the host and looks at every byte that must not have changed. Free with run_output_free. */
+acr_status execution_collect(execution *e, run_output *out);
+void run_output_free(run_output *output);
+
+#endif

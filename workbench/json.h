@@ -1,0 +1,19 @@
+/* JSON documents: to stdout, and into results files. */
+#ifndef WORKBENCH_JSON_H
+#define WORKBENCH_JSON_H
+
+#include <jansson.h>
+
+#include "acromion.h"
+
+/* Prints a document to stdout, indented, and drops it. */
+void json_print(json_t *document);
+
+/* A number, or null when it is not finite: JSON has neither infinity nor NaN. */
+json_t *json_number_or_null(double value);
+
+/* Adds the records (an array) to the array that the file holds, or makes the file; all or nothing. records stays the caller's.
+ * Errors: ACR_IO; ACR_FORMAT when the file exists and is no JSON array; ACR_NO_MEMORY. */
+acr_status json_append(const char *path, json_t *records);
+
+#endif

@@ -1,0 +1,63 @@
+/* Kernels named on the command line, see kernel_choice.h. */
+#include "kernel_choice.h"
+
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+bool kernel_matches(const acr__kernel *kernel, const char *pattern)
+{
+    return !pattern || strcmp(kernel->family, pattern) == 0 || fnmatch(pattern, kernel->name, 0) == 0;
+}
+
+bool kernel_pattern_known(const char *pattern)
+{
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
+        if (kernel_matches(acr__kernels[i], pattern)) {
+            return true;
+        }
+    }
+    fprintf(stderr, "acromion: no kernel is called '%s', and no family; `acromion info` lists them\n", pattern);
+    return false;
+}
+
+const char *backend_name(acr__backend_id backend)
+{
+    return backend == ACR__CUDA ? "cuda" : "cpu";
+}
+
+const char *kernel_not_here(const acr__kernel *kernel, const acr__device *device)
+{
+    /* The smallest problem of the kernel's own type and dims: what remains are reasons that hold for all problems. */
+    acr_problem p = ACR_PROBLEM_INIT;
+    p.dtype = kernel->dtype;
+    p.batch = p.q_heads = 1;
+    p.q_len = kernel->q_tile > 0 ? kernel->q_tile : 1;
+    p.kv_len = kernel->kv_tile > 0 ? kernel->kv_tile : 1;
+    p.qk_dim = kernel->qk_dim_max;
+    p.v_dim = kernel->v_dim_max;
+    return acr_problem_canonical(&p, &p) == ACR_OK ? acr__why_not(kernel, &p, device) : acr_last_error();
+}
+
+void digest_text(char out[17], const acr__kernel *kernel)
+{
+    snprintf(out, 17, "%016" PRIx64, acr__kernel_digest(kernel));
+}
+
+json_t *kernel_json(const acr__kernel *kernel)
+{
+    char digest[17];
+    digest_text(digest, kernel);
+    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s}", "name", kernel->name, "family", kernel->family,
+                             "backend", backend_name(kernel->backend), "dtype", acr__dtype_text(kernel->dtype), "qk_dim_max",
+                             (int)kernel->qk_dim_max, "v_dim_max", (int)kernel->v_dim_max, "q_tile", (int)kernel->q_tile, "kv_tile",
+                             (int)kernel->kv_tile, "stages", (int)kernel->stages, "last_resort", (int)(kernel->traits & ACR__TRAIT_LAST_RESORT),
+                             "never_planned", (int)(kernel->traits & ACR__TRAIT_NEVER_PLANNED), "digest", digest);
+    if (kernel->backend == ACR__CUDA) {
+        json_object_set_new(json, "arch_min", json_integer(kernel->arch_min));
+        json_object_set_new(json, "arch_max", json_integer(kernel->arch_max));
+        json_object_set_new(json, "image_bytes", json_integer(kernel->image_end - kernel->image));
+    }
+    return json;
+}

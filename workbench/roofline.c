@@ -1,0 +1,151 @@
+/* Physical floors, see roofline.h. */
+#include "roofline.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "cpu_peak.h"
+#include "gpus.h"
+
+/* An SM takes at most 64 bytes a clock from L2: the bound where the chip's own is not known. */
+static const double sm_port_bytes_per_clk = 64;
+/* A softmax that computes a quarter of its exponentials by polynomial on the multiply-add lanes balances the two units (docs/measuring.md). */
+static const double polynomial_gain = 4.0 / 3.1;
+/* Vector operations an exponential takes on a CPU at least: range reduction 2, polynomial of degree 4. */
+static const double cpu_exp_ops = 6;
+
+void machine_of_gpu(machine *out, const acr__device *device)
+{
+    const gpu_model *model = gpu_of_device(device);
+    sm_rates rates = gpu_sm_rates(device);
+    double clocks_per_s = device->clock_hz * device->sm_count;
+    *out = (machine){.source = model ? model->source : "no line in the table: rates by architecture, clocks and sizes from the driver"};
+    snprintf(out->name, sizeof out->name, "%s", device->name);
+    out->multiply_add_flops[ACR_F32] = rates.f32 * clocks_per_s;
+    out->multiply_add_flops[ACR_F16] = out->multiply_add_flops[ACR_BF16] = rates.f16 * clocks_per_s;
+    out->multiply_add_flops[ACR_E4M3] = rates.e4m3 * clocks_per_s;
+    out->exps_per_s = rates.exp2 * clocks_per_s;
+    out->exps_per_s_most = out->exps_per_s * polynomial_gain;
+    double known = model ? model->l2_bytes_per_clk * device->clock_hz : 0;
+    out->cache_bytes_per_s = known > 0 ? known : sm_port_bytes_per_clk * clocks_per_s;
+    out->cache_bytes = (double)device->l2_bytes;
+    out->memory_bytes_per_s = device->dram_bytes_per_s;
+    out->launch_s = model ? model->launch_s : 1e-6;
+}
+
+void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes)
+{
+    enum { MEMORY_TEST_BYTES = 256 << 20 }; /* beyond most last-level caches */
+    double flops = cpu_peak_flops(device->isa, threads);
+    *out = (machine){.source = "measured just now", .shared_lanes = true};
+    snprintf(out->name, sizeof out->name, "%s", device->name);
+    for (int dtype = 0; dtype <= ACR_E4M3; ++dtype) {
+        out->multiply_add_flops[dtype] = flops; /* narrow types are widened to float32 */
+    }
+    out->exps_per_s = out->exps_per_s_most = flops / 2 / cpu_exp_ops;
+    out->cache_bytes_per_s = cpu_peak_read_bytes_per_s((size_t)fmin(fmax(bytes, 64 << 10), MEMORY_TEST_BYTES), threads);
+    out->cache_bytes = INFINITY;
+    out->memory_bytes_per_s = cpu_peak_read_bytes_per_s(MEMORY_TEST_BYTES, threads);
+}
+
+/* Pairs of a query and a key that it sees, for one head: query i sees min(max(i + 1 + diagonal, 0), keys) of them. */
+static double visible_pairs(const acr_problem *p, int64_t keys)
+{
+    double queries = (double)p->q_len;
+    if (p->mask == ACR_MASK_NONE) {
+        return queries * (double)keys;
+    }
+    int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - p->q_len : 0;
+    double first = fmin(fmax(0.0, (double)-diagonal), queries);                     /* the first query that sees a key */
+    double full = fmin(fmax(first, (double)(keys - 1 - diagonal)), queries);        /* the first that sees all keys */
+    double growing = (full - first) * ((first + full - 1) / 2 + 1 + (double)diagonal); /* sum of i + 1 + diagonal over [first, full) */
+    return growing + (queries - full) * (double)keys;
+}
+
+/* Elements that exist once: repeated batch entries or heads (stride 0) are the same memory. */
+static double distinct_rows(const acr_strides *strides, int64_t batch, int64_t heads, int64_t rows)
+{
+    return (strides->batch == 0 ? 1.0 : (double)batch) * (strides->head == 0 ? 1.0 : (double)heads) * (double)rows;
+}
+
+demand demand_of(const acr_problem *p, const int32_t *kv_lens)
+{
+    double pairs = 0, keys_total = 0;
+    for (int64_t batch = 0; batch < p->batch; ++batch) {
+        int64_t keys = kv_lens ? kv_lens[batch] : p->kv_len;
+        keys = keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
+        pairs += visible_pairs(p, keys) * (double)p->q_heads;
+        keys_total += (double)keys;
+    }
+    double in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
+    double q_rows = (double)(p->batch * p->q_heads) * (double)p->q_len;
+    double keys_mean = keys_total / (double)p->batch;
+    double k_elems = distinct_rows(&p->k, p->batch, p->kv_heads, 1) * keys_mean * (double)p->qk_dim;
+    double v_elems = distinct_rows(&p->v, p->batch, p->kv_heads, 1) * keys_mean * (double)p->v_dim;
+    double q_elems = distinct_rows(&p->q, p->batch, p->q_heads, p->q_len) * (double)p->qk_dim;
+    demand d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = pairs};
+    d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim;
+    d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;
+    return d;
+}
+
+/* The longest of the times and its name. */
+typedef struct bound {
+    double time_s;
+    const char *name;
+} bound;
+
+static void raise(bound *b, double time_s, const char *name)
+{
+    if (time_s > b->time_s) {
+        *b = (bound){time_s, name};
+    }
+}
+
+void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const demand *d)
+{
+    double beyond_cache = fmax(0.0, d->bytes - m->cache_bytes);
+    *out = (floor_times){
+        .multiply_add_s = d->flops / m->multiply_add_flops[problem->dtype],
+        .exp_s = d->exps / m->exps_per_s_most,
+        .exp_sfu_s = d->exps / m->exps_per_s,
+        .cache_s = d->bytes / m->cache_bytes_per_s,
+    };
+    if (m->memory_bytes_per_s > 0) { /* 0: not known */
+        out->memory_cold_s = d->bytes / m->memory_bytes_per_s;
+        out->memory_warm_s = beyond_cache / m->memory_bytes_per_s;
+    }
+    bound compute = {0, "nothing"};
+    if (m->shared_lanes) {
+        raise(&compute, out->multiply_add_s + out->exp_s, "multiply-adds and exponentials");
+    } else {
+        raise(&compute, out->multiply_add_s, problem->dtype == ACR_F32 ? "float32 multiply-adds" : "tensor cores");
+        raise(&compute, out->exp_s, "exponentials");
+    }
+    bound warm = compute, cold = compute;
+    raise(&warm, out->cache_s, m->shared_lanes ? "memory at this size" : "L2");
+    raise(&warm, out->memory_warm_s, "DRAM");
+    raise(&cold, out->memory_cold_s, "DRAM");
+    out->warm_s = warm.time_s;
+    out->warm_bound = warm.name;
+    out->cold_s = cold.time_s;
+    out->cold_bound = cold.name;
+}
+
+target_verdict judge_target(const machine *m, const floor_times *f, double target_s)
+{
+    if (target_s < f->warm_s) {
+        return TARGET_IMPOSSIBLE;
+    }
+    if (target_s < f->warm_s + m->launch_s) {
+        return TARGET_IMPLAUSIBLE;
+    }
+    return f->warm_s > 0.7 * (target_s - m->launch_s) ? TARGET_HARD : TARGET_OPEN;
+}
+
+const char *target_verdict_text(target_verdict verdict)
+{
+    static const char *const texts[] = {[TARGET_IMPOSSIBLE] = "impossible", [TARGET_IMPLAUSIBLE] = "implausible", [TARGET_HARD] = "hard",
+                                        [TARGET_OPEN] = "open"};
+    return texts[verdict];
+}

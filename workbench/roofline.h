@@ -1,0 +1,56 @@
+/* The physical floor of a problem: no kernel can take less time. Not a prediction: real kernels add launches, latencies and imperfect overlap. */
+#ifndef WORKBENCH_ROOFLINE_H
+#define WORKBENCH_ROOFLINE_H
+
+#include <stdbool.h>
+
+#include "internal.h"
+
+/* What a machine can do at most. */
+typedef struct machine {
+    char name[96];
+    const char *source;
+    double multiply_add_flops[ACR_E4M3 + 1]; /* by input type, FLOP/s of the units that kernels would use */
+    double exps_per_s;                       /* exponentials of the special function units; cpu: by polynomial */
+    double exps_per_s_most;                  /* the most, with some of them moved to idle multiply-add lanes */
+    double cache_bytes_per_s, cache_bytes;   /* L2; cpu: at the problem's own size, measured, and no further limit */
+    double memory_bytes_per_s;               /* DRAM */
+    double launch_s;                         /* of an empty kernel in a stream; 0 on a cpu */
+    bool shared_lanes;                       /* cpu: exponentials and multiply-adds take the same lanes, so their times add */
+} machine;
+
+/* From a device that is here or a line of the table (gpus.h). */
+void machine_of_gpu(machine *out, const acr__device *device);
+/* Measures this machine's processors, with a working set of so many bytes: 0.4 s. */
+void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes);
+
+/* What a problem asks for, at least. */
+typedef struct demand {
+    double flops; /* 2 a multiply-add, two products, visible keys only */
+    double exps;
+    double bytes; /* every element of q, k, v read once and of o and lse written once */
+} demand;
+
+/* kv_lens: [batch] clamped key lengths, or NULL: all keys exist. problem is canonical. */
+demand demand_of(const acr_problem *problem, const int32_t *kv_lens);
+
+typedef struct floor_times {
+    double multiply_add_s, exp_s, exp_sfu_s; /* exp_sfu_s: without help of the multiply-add lanes; not part of the floor */
+    double cache_s, memory_cold_s, memory_warm_s; /* warm: only what exceeds the cache comes from memory */
+    double warm_s, cold_s; /* the floors: inputs in the cache (stream mode), inputs in memory */
+    const char *warm_bound, *cold_bound; /* which of them binds */
+} floor_times;
+
+void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const demand *d);
+
+/* What a target of so many seconds is worth. */
+typedef enum target_verdict {
+    TARGET_IMPOSSIBLE,  /* below the floor */
+    TARGET_IMPLAUSIBLE, /* above the floor, but not by as much as an empty launch takes */
+    TARGET_HARD,        /* needs more than 70 % of the floor's rate after the launch: no attention kernel is known to sustain that */
+    TARGET_OPEN         /* physics does not forbid it */
+} target_verdict;
+target_verdict judge_target(const machine *m, const floor_times *f, double target_s);
+const char *target_verdict_text(target_verdict verdict);
+
+#endif
