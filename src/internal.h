@@ -6,6 +6,7 @@
 #include "backend.h"
 #include "error.h"
 #include "problem.h"
+#include "wisdom.h"
 
 /* ---- Contexts and plans ---- */
 

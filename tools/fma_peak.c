@@ -17,19 +17,22 @@ enum {
 /* Runs `rounds` times CHAINS multiply-adds and returns the floating-point operations done. */
 double fma_burst(long rounds)
 {
-    vec sums[CHAINS] = {0};
-    vec factor = (vec){0} + 0.5f, term = (vec){0} + 1.0f;
+    volatile float factor_now = 0.5f, term_now = 1.0f; /* the compiler must not know them, nor the chains be equal: it would compute less */
+    const vec factor = (vec){0} + factor_now, term = (vec){0} + term_now;
+    vec sums[CHAINS];
+    for (int chain = 0; chain < CHAINS; chain++) {
+        sums[chain] = term * (float)chain;
+    }
     for (long round = 0; round < rounds; round++) {
-        __asm__ volatile("" : "+x"(factor), "+x"(term)); /* not known to be the same every round */
 #pragma GCC unroll 16
         for (int chain = 0; chain < CHAINS; chain++) {
             sums[chain] = sums[chain] * factor + term;
         }
     }
-    volatile float used = 0;
+    volatile float used;
     for (int chain = 0; chain < CHAINS; chain++) {
         used = sums[chain][0];
+        (void)used;
     }
-    (void)used;
     return 2.0 * LANES * CHAINS * (double)rounds;
 }

@@ -39,10 +39,6 @@ find_sanitizer() {
     done
 }
 
-bench() {
-    "$program" bench --backend cuda --json "${bench_problems[@]}" >"$out/bench.json"
-}
-
 run_step info "$program" info
 run_step check "$program" check --backend cuda
 sanitizer=$(find_sanitizer)
@@ -53,7 +49,8 @@ if [[ -n $sanitizer ]]; then
 else
     echo "compute-sanitizer  not found: skipped"
 fi
-run_step bench bench
+rm -f "$out/bench.json" # bench adds to a file
+run_step bench "$program" bench --backend cuda -o "$out/bench.json" "${bench_problems[@]}"
 run_step why "$program" why --backend cuda b2:h8:s512:d64
 run_step roofline "$program" roofline b2:h8:s512:d64
 echo "$passed passed, $failed failed; logs in $out/"

@@ -1,6 +1,6 @@
 """The result files: reading them and what must hold in each. Standard library only.
 
-results/*.json hold what `acromion bench --json` prints: an object with "records", a list; docs/measuring.md explains the fields."""
+results/*.json hold what `acromion bench -o FILE` writes: an array of records; docs/measuring.md explains the fields."""
 import json
 import math
 import pathlib
@@ -39,11 +39,11 @@ FIELDS = {
     "ci95_us": (lambda r: is_interval_around(r["ci95_us"], r["p50_us"]), "[low, high] around p50_us"),
     "err_max": (lambda r: r["err_max"] is None or is_number(r["err_max"]) and r["err_max"] >= 0, "a number or null"),
     "device": (lambda r: isinstance(r["device"], str) and r["device"], "the device's name"),
-    "driver": (lambda r: r["driver"] is None or isinstance(r["driver"], (str, int)), "the driver's version, or null on a CPU"),
+    "driver": (lambda r: isinstance(r["driver"], str) and r["driver"], "the driver's version, or none on a CPU"),
     "clocks": (lambda r: r["clocks"] is None or isinstance(r["clocks"], dict), "an object, or null where unknown"),
     "git_sha": (lambda r: re.fullmatch(r"[0-9a-f]{7,40}", str(r["git_sha"])), "a commit"),
     "dirty": (lambda r: isinstance(r["dirty"], bool), "true or false"),
-    "seeds": (lambda r: isinstance(r["seeds"], (list, dict, int)), "the seeds of the inputs"),
+    "seeds": (lambda r: isinstance(r["seeds"], dict), "an object: what was seeded with which number"),
     "date": (lambda r: re.match(r"^\d{4}-\d{2}-\d{2}", str(r["date"])), "an ISO 8601 date"),
 }
 
@@ -66,9 +66,12 @@ def load(folder=RESULTS):
     records, faults = [], []
     for path in sorted(folder.glob("*.json")):
         try:
-            found = json.loads(path.read_text())["records"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            faults.append(f'{path.name}: no JSON object with "records": {error!r}')
+            found = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            faults.append(f"{path.name}: no JSON: {error}")
+            continue
+        if not isinstance(found, list):
+            faults.append(f"{path.name}: no array of records")
             continue
         for i, record in enumerate(found):
             faults += [f"{path.name}: record {i}: {fault}" for fault in faults_of(record)]

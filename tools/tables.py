@@ -36,9 +36,13 @@ def subject(record):
     return record.get("kernel") or record["peer"]
 
 
+def on_gpu(record):
+    return record["driver"] != "none"
+
+
 def mission_gpu(records):
     """The mission shape on GPUs, stream mode: ours and peers, fastest first."""
-    chosen = [r for r in records if r["problem"] == MISSION and r["mode"] == "stream" and r["driver"] is not None]
+    chosen = [r for r in records if r["problem"] == MISSION and r["mode"] == "stream" and on_gpu(r)]
     chosen = newest(chosen, lambda r: (r["device"], subject(r), r["overlap"]))
     chosen.sort(key=lambda r: (r["device"], r["p50_us"]))
     rows = [(r["device"], f"`{subject(r)}`" + (" overlapped" if r["overlap"] else ""), f"{r['p50_us']:.2f}", f"{r['p99_us']:.2f}", r["n"],
@@ -48,7 +52,7 @@ def mission_gpu(records):
 
 def cpu_pytorch(records):
     """Ours against PyTorch on CPUs: for each problem our fastest kernel, and the peers of the same file."""
-    chosen = [r for r in records if r["driver"] is None]
+    chosen = [r for r in records if not on_gpu(r)]
     rows = []
     files = {r["file"] for r in chosen if "peer" in r}
     for file in sorted(files):

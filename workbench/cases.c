@@ -18,7 +18,9 @@ typedef enum axis {
     AXIS_OUT_DTYPE,
     AXES
 } axis;
-enum { VALUES_MAX = 8 };
+enum {
+    VALUES_MAX = 8
+};
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one stays within seconds; a GPU is not held back. */
 #define CPU_CASE_WORK 2.0e8
@@ -39,7 +41,9 @@ typedef struct heads {
     int64_t batch, kv_heads, group;
 } heads;
 static const heads head_values[] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8}, {3, 5, 1}, {2, 2, 4}};
-enum { HEAD_VALUES = sizeof head_values / sizeof head_values[0] };
+enum {
+    HEAD_VALUES = sizeof head_values / sizeof head_values[0]
+};
 
 static const acr_mask mask_values[] = {ACR_MASK_NONE, ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT};
 static const uint32_t flag_values[] = {0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS};
@@ -147,7 +151,8 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
     double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
-    return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK && !acr__why_not(s->kernel, &out->problem, s->device);
+    return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&
+           !acr__why_not(s->kernel, &out->problem, s->device);
 }
 
 /* ---- The axes of a kernel ---- */
@@ -179,11 +184,20 @@ static void set_lengths(space *s)
     }
 }
 
-/* Dims that the kernel takes at all, probed with small packed problems: the full one, smaller ones that it pads, unequal and odd ones. */
+/* Dims that the kernel takes at all, probed with small packed problems: its full ones, the common ones, smaller ones that it pads, unequal
+ * and odd ones. */
 static void set_dims(space *s)
 {
     int64_t qk = s->kernel->qk_dim_max, v = s->kernel->v_dim_max;
-    const dims wanted[] = {{qk, v}, {qk - 8, v - 8}, {qk / 2 + 8, v / 2 + 8}, {qk, v / 2}, {qk / 2, v}, {qk - 3, v - 5}, {8, 8}, {1, 1}};
+    int64_t large = qk < 256 ? qk : 256, common = qk < 128 ? qk : 128;
+    const dims wanted[] = {{qk, v},
+                           {common, common},
+                           {large - 8, large - 8},
+                           {common / 2 + 8, common / 2 + 8},
+                           {common, common / 2},
+                           {common / 2, common},
+                           {common - 3, common - 5},
+                           {1, 1}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; ++i) {
         const dims *d = &wanted[i];
         bool known = d->qk < 1 || d->v < 1;
@@ -221,7 +235,10 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
 
 static int random_below(space *s, int end)
 {
-    enum { SEED = 20, STREAM = 0 };
+    enum {
+        SEED = 20,
+        STREAM = 0
+    };
     return (int)(random_bits(SEED, STREAM, s->random_counter++) % (uint64_t)end);
 }
 
@@ -284,7 +301,10 @@ static void complete_at_random(space *s, choice *c)
 /* The best case found that contains the pair; false when there seems to be none. */
 static bool find_case(space *s, pair_table *t, int a, int x, int b, int y, test_case *out, choice *out_choice)
 {
-    enum { GREEDY_TRIES = 24, RANDOM_TRIES = 200 };
+    enum {
+        GREEDY_TRIES = 24,
+        RANDOM_TRIES = 200
+    };
     int best = 0;
     for (int attempt = 0; attempt < GREEDY_TRIES + RANDOM_TRIES; ++attempt) {
         bool greedy = attempt < GREEDY_TRIES;

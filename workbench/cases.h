@@ -8,7 +8,10 @@
 #include "inputs.h"
 #include "internal.h"
 
-enum { CASES_MAX = 150, CASES_QUICK = 16 };
+enum {
+    CASES_MAX = 150,
+    CASES_QUICK = 16
+};
 
 typedef struct test_case {
     acr_problem problem; /* canonical; the kernel can run it on the device */
@@ -18,7 +21,8 @@ typedef struct test_case {
 typedef struct case_list {
     test_case items[CASES_MAX];
     size_t count;
-    size_t pairs, pairs_covered, pairs_impossible; /* of axis values; what is neither covered nor impossible did not fit into CASES_MAX */
+    size_t pairs, pairs_covered,
+        pairs_impossible; /* of axis values; what is neither covered nor impossible did not fit into CASES_MAX */
 } case_list;
 
 /* Makes the list. quick: the first CASES_QUICK, which cover most pairs. Empty when the kernel cannot run on the device. */

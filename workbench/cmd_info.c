@@ -18,7 +18,9 @@ static const command_spec spec = {
     .examples = "  acromion info\n  acromion info --json | jq '.kernels[] | select(.here) | .name'\n",
 };
 
-enum { DEVICES_MAX = 17 }; /* GPUs 0 to 15 and the CPU */
+enum {
+    DEVICES_MAX = 17
+}; /* GPUs 0 to 15 and the CPU */
 
 typedef struct machine_devices {
     acr_ctx *contexts[DEVICES_MAX];
@@ -75,8 +77,8 @@ static const char *isa_text(uint32_t isa)
 static json_t *device_json(const acr_ctx *ctx)
 {
     const acr__device *d = device_of(ctx);
-    json_t *json = json_pack("{s:s, s:s, s:s, s:f}", "backend", backend_name(d->backend), "name", d->name, "text", acr_ctx_device(ctx), "clock_mhz",
-                             d->clock_hz / 1e6);
+    json_t *json = json_pack("{s:s, s:s, s:s, s:f}", "backend", backend_name(d->backend), "name", d->name, "text",
+                             acr_ctx_device(ctx), "clock_mhz", d->clock_hz / 1e6);
     if (d->backend == ACR__CUDA) {
         char driver[64];
         driver_text(driver, sizeof driver, d);
@@ -104,21 +106,24 @@ static void print_json(const machine_devices *devices)
         json_object_set_new(kernel, "here", json_boolean(runs_here(devices, acr__kernels[i])));
         json_array_append_new(kernel_list, kernel);
     }
-    json_print(json_pack("{s:s, s:s, s:b, s:o, s:s, s:o}", "library", acr_version(), "git_sha", BUILD_GIT_SHA, "dirty", BUILD_GIT_DIRTY, "devices",
-                         device_list, "cuda_note", devices->cuda_reason, "kernels", kernel_list));
+    json_print(json_pack("{s:s, s:s, s:b, s:o, s:s, s:o}", "library", acr_version(), "git_sha", BUILD_GIT_SHA, "dirty",
+                         BUILD_GIT_DIRTY, "devices", device_list, "cuda_note", devices->cuda_reason, "kernels",
+                         kernel_list));
 }
 
 static void kernel_limits(char *out, size_t capacity, const acr__kernel *k)
 {
     char arch[32] = "";
     if (k->backend == ACR__CUDA && k->arch_max > k->arch_min) {
-        snprintf(arch, sizeof arch, k->arch_max >= 1000 ? "sm_%d and newer" : "sm_%d to sm_%d", k->arch_min, k->arch_max);
+        snprintf(arch, sizeof arch, k->arch_max >= 1000 ? "sm_%d and newer" : "sm_%d to sm_%d", k->arch_min,
+                 k->arch_max);
     } else if (k->backend == ACR__CUDA) {
         snprintf(arch, sizeof arch, "sm_%d", k->arch_min);
     }
     snprintf(out, capacity, "%-5s d <= %d%s  tile %dx%d  %s%s%s", acr__dtype_text(k->dtype), k->qk_dim_max,
              k->v_dim_max != k->qk_dim_max ? " (values differ)" : "", k->q_tile, k->kv_tile, arch,
-             k->traits & ACR__TRAIT_LAST_RESORT ? "  last resort" : "", k->traits & ACR__TRAIT_NEVER_PLANNED ? "  never planned" : "");
+             k->traits & ACR__TRAIT_LAST_RESORT ? "  last resort" : "",
+             k->traits & ACR__TRAIT_NEVER_PLANNED ? "  never planned" : "");
 }
 
 static void print_text(const machine_devices *devices)

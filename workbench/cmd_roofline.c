@@ -9,6 +9,7 @@
 #include "kernel_choice.h"
 #include "options.h"
 #include "roofline.h"
+#include "text.h"
 
 static const option_spec options[] = {
     {'g', "gpu", "NAME", "l4 a100 h100 h200 rtx4090 ..., cpu, or help for the list; default: this machine's device"},
@@ -19,8 +20,10 @@ static const option_spec options[] = {
 static const command_spec spec = {
     .name = "roofline",
     .operands = "[PROBLEM...]",
-    .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the tensor cores at the dense\n"
-             "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a stream of launches over the\n"
+    .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the "
+             "tensor cores at the dense\n"
+             "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a "
+             "stream of launches over the\n"
              "same buffers does; the cold one has them in DRAM. --gpu cpu measures this machine's processors.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
@@ -48,8 +51,8 @@ static int list_gpus(void)
     for (size_t i = 0; i < gpu_model_count; ++i) {
         machine m;
         machine_of_gpu(&m, &gpu_models[i].device);
-        printf("%-10s %-26s %4.0f TFLOP/s fp16, %5.0f GB/s   %s\n", gpu_models[i].name, m.name, m.multiply_add_flops[ACR_F16] / 1e12,
-               m.memory_bytes_per_s / 1e9, m.source);
+        printf("%-10s %-26s %4.0f TFLOP/s fp16, %5.0f GB/s   %s\n", gpu_models[i].name, m.name,
+               m.multiply_add_flops[ACR_F16] / 1e12, m.memory_bytes_per_s / 1e9, m.source);
     }
     printf("%-10s this machine's processors, measured\n", "cpu");
     return EXIT_DONE;
@@ -59,9 +62,9 @@ static int list_gpus(void)
 
 static void print_line(const char *what, double time_s, const char *format, double rate)
 {
-    char text[64];
+    char text[64], us[24];
     snprintf(text, sizeof text, format, rate);
-    printf("  %-26s %10.3g us   at %s\n", what, 1e6 * time_s, text);
+    printf("  %-26s %10s us   at %s\n", what, us_text(us, 1e6 * time_s), text);
 }
 
 static void print_target(const machine *m, const floor_times *f, double target_s)
@@ -69,18 +72,22 @@ static void print_target(const machine *m, const floor_times *f, double target_s
     double target_us = 1e6 * target_s, floor_us = 1e6 * f->warm_s, launch_us = 1e6 * m->launch_s;
     switch (judge_target(m, f, target_s)) {
     case TARGET_IMPOSSIBLE:
-        printf("  target %.3g us: impossible. The %s alone need %.2g us, whatever the kernel.\n", target_us, f->warm_bound, floor_us);
+        printf("  target %.3g us: impossible. The %s alone need %.2g us, whatever the kernel.\n", target_us,
+               f->warm_bound, floor_us);
         break;
     case TARGET_IMPLAUSIBLE:
-        printf("  target %.3g us: implausible. It leaves %.2g us above the floor, and an empty launch takes about %.2g us.\n", target_us,
-               target_us - floor_us, launch_us);
+        printf("  target %.3g us: implausible. It leaves %.2g us above the floor, and an empty launch takes about %.2g "
+               "us.\n",
+               target_us, target_us - floor_us, launch_us);
         break;
     case TARGET_HARD:
-        printf("  target %.3g us: hard. After the launch the kernel would have to run at %.0f %% of the floor's rate.\n", target_us,
-               100 * floor_us / (target_us - launch_us));
+        printf(
+            "  target %.3g us: hard. After the launch the kernel would have to run at %.0f %% of the floor's rate.\n",
+            target_us, 100 * floor_us / (target_us - launch_us));
         break;
     case TARGET_OPEN:
-        printf("  target %.3g us: open. It is %.1f times the floor; physics does not forbid it.\n", target_us, target_us / floor_us);
+        printf("  target %.3g us: open. It is %.1f times the floor; physics does not forbid it.\n", target_us,
+               target_us / floor_us);
         break;
     }
 }
@@ -93,15 +100,16 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
     printf("%s on %s\n", text, m->name);
     printf("  %.4g GFLOP, %.3g million exponentials, %.4g MB\n", d.flops / 1e9, d.exps / 1e6, d.bytes / 1e6);
     bool tensor = !m->shared_lanes && problem->dtype != ACR_F32;
-    print_line(tensor ? "tensor cores" : "float32 multiply-adds", f.multiply_add_s, tensor ? "%.4g TFLOP/s, dense" : "%.4g TFLOP/s",
-               m->multiply_add_flops[problem->dtype] / 1e12);
+    print_line(tensor ? "tensor cores" : "float32 multiply-adds", f.multiply_add_s,
+               tensor ? "%.4g TFLOP/s, dense" : "%.4g TFLOP/s", m->multiply_add_flops[problem->dtype] / 1e12);
     print_line("exponentials", f.exp_s, "%.3g T/s", m->exps_per_s_most / 1e12);
-    print_line(m->shared_lanes ? "memory at this size" : "L2", f.cache_s, "%.3g GB/s", m->cache_bytes_per_s / 1e9);
+    print_line(m->shared_lanes ? "memory at this size" : "L2", f.cache_s, "%.0f GB/s", m->cache_bytes_per_s / 1e9);
     if (m->memory_bytes_per_s > 0) {
-        print_line("DRAM", f.memory_cold_s, "%.4g GB/s", m->memory_bytes_per_s / 1e9);
+        print_line("DRAM", f.memory_cold_s, "%.0f GB/s", m->memory_bytes_per_s / 1e9);
     }
-    printf("  floor, inputs in cache     %10.3g us   bound by %s\n", 1e6 * f.warm_s, f.warm_bound);
-    printf("  floor, inputs in DRAM      %10.3g us   bound by %s\n", 1e6 * f.cold_s, f.cold_bound);
+    char us[24];
+    printf("  %-26s %10s us   bound by %s\n", "floor, inputs in cache", us_text(us, 1e6 * f.warm_s), f.warm_bound);
+    printf("  %-26s %10s us   bound by %s\n", "floor, inputs in DRAM", us_text(us, 1e6 * f.cold_s), f.cold_bound);
     if (m->launch_s > 0) {
         printf("  an empty launch takes about %.2g us; it is not part of the floor\n", 1e6 * m->launch_s);
     }
@@ -119,11 +127,12 @@ static json_t *floor_json(const acr_problem *problem, const char *text, const ma
     demand d = demand_of(problem, NULL);
     floor_times f;
     floor_of(&f, m, problem, &d);
-    json_t *json = json_pack("{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:f}", "problem", text, "machine", m->name,
-                             "source", m->source, "flops", d.flops, "exps", d.exps, "bytes", d.bytes, "multiply_add_us", 1e6 * f.multiply_add_s,
-                             "exp_us", 1e6 * f.exp_s, "l2_us", 1e6 * f.cache_s, "dram_us", 1e6 * f.memory_cold_s, "floor_warm_us", 1e6 * f.warm_s,
-                             "warm_bound", f.warm_bound, "floor_cold_us", 1e6 * f.cold_s, "cold_bound", f.cold_bound, "launch_us",
-                             1e6 * m->launch_s);
+    json_t *json =
+        json_pack("{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:f}", "problem", text,
+                  "machine", m->name, "source", m->source, "flops", d.flops, "exps", d.exps, "bytes", d.bytes,
+                  "multiply_add_us", 1e6 * f.multiply_add_s, "exp_us", 1e6 * f.exp_s, "l2_us", 1e6 * f.cache_s,
+                  "dram_us", 1e6 * f.memory_cold_s, "floor_warm_us", 1e6 * f.warm_s, "warm_bound", f.warm_bound,
+                  "floor_cold_us", 1e6 * f.cold_s, "cold_bound", f.cold_bound, "launch_us", 1e6 * m->launch_s);
     if (target_s > 0) {
         json_object_set_new(json, "target_us", json_real(1e6 * target_s));
         json_object_set_new(json, "verdict", json_string(target_verdict_text(judge_target(m, &f, target_s))));
@@ -145,7 +154,8 @@ static int find_subject(subject *out, const request *r, const common_options *co
     if (r->gpu && strcmp(r->gpu, "cpu") != 0) {
         const gpu_model *model = gpu_find(r->gpu);
         if (!model) {
-            fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n", r->gpu);
+            fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n",
+                    r->gpu);
             return EXIT_USAGE;
         }
         out->device = model->device;

@@ -9,7 +9,18 @@
 #include "npy.h"
 #include "options.h"
 
-enum { ID_LSE = OPTION_LONG_ONLY, ID_CAUSAL, ID_SCALE, ID_KV_LENS, ID_LAYOUT, ID_DTYPE, ID_Q_SCALE, ID_K_SCALE, ID_V_SCALE, ID_WISDOM };
+enum {
+    ID_LSE = OPTION_LONG_ONLY,
+    ID_CAUSAL,
+    ID_SCALE,
+    ID_KV_LENS,
+    ID_LAYOUT,
+    ID_DTYPE,
+    ID_Q_SCALE,
+    ID_K_SCALE,
+    ID_V_SCALE,
+    ID_WISDOM
+};
 
 static const option_spec options[] = {
     {'q', "q", "FILE", "queries, 4-D"},
@@ -17,11 +28,14 @@ static const option_spec options[] = {
     {'v', "v", "FILE", "values, 4-D"},
     {'o', "output", "FILE", "where the output goes"},
     {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length], float32"},
-    {ID_CAUSAL, "causal", "=tl|br", "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
+    {ID_CAUSAL, "causal", "=tl|br",
+     "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
     {ID_SCALE, "scale", "X", "factor of the scores; default: 1/sqrt(head dim)"},
     {ID_KV_LENS, "kv-lens", "FILE", "key length of each batch entry, 1-D int32 or int64"},
-    {ID_LAYOUT, "layout", "bhsd|bshd", "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
-    {ID_DTYPE, "dtype", "TYPE", "compute in f32, f16, bf16 or e4m3; default: the files' type, else they are rounded to it"},
+    {ID_LAYOUT, "layout", "bhsd|bshd",
+     "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
+    {ID_DTYPE, "dtype", "TYPE",
+     "compute in f32, f16, bf16 or e4m3; default: the files' type, else they are rounded to it"},
     {ID_Q_SCALE, "q-scale", "X", "with e4m3: what a stored q means, value = stored * X; default 1"},
     {ID_K_SCALE, "k-scale", "X", "the same for k"},
     {ID_V_SCALE, "v-scale", "X", "the same for v"},
@@ -33,19 +47,22 @@ static const command_spec spec = {
     .name = "run",
     .operands = "",
     .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
-             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 is bfloat16, |V1\n"
-             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all or nothing.\n",
+             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
+             "is bfloat16, |V1\n"
+             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all "
+             "or nothing.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
-                "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n",
+    .examples =
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n",
 };
 
 typedef struct request {
     const char *q, *k, *v, *o, *lse, *kv_lens, *wisdom;
     acr_mask mask;
     acr_layout layout;
-    acr_dtype dtype; /* 0 = the files' */
+    acr_dtype dtype;                         /* 0 = the files' */
     double scale, q_scale, k_scale, v_scale; /* 0 = default */
 } request;
 
@@ -231,8 +248,8 @@ static acr_status agree(const tensors *t, const request *r)
     extents v = extents_of(&t->v.array, r->layout);
     const npy_array *lens = &t->kv_lens.array;
     if (k.batch != q.batch || v.batch != q.batch) {
-        return acr__fail(ACR_INVALID, "batch: q has %lld entries, k %lld, v %lld", (long long)q.batch, (long long)k.batch,
-                         (long long)v.batch);
+        return acr__fail(ACR_INVALID, "batch: q has %lld entries, k %lld, v %lld", (long long)q.batch,
+                         (long long)k.batch, (long long)v.batch);
     }
     if (k.dim != q.dim) {
         return acr__fail(ACR_INVALID, "head dim: q has %lld, k %lld", (long long)q.dim, (long long)k.dim);
@@ -247,7 +264,8 @@ static acr_status agree(const tensors *t, const request *r)
     }
     if (!r->dtype && (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
         return acr__fail(ACR_INVALID, "q, k and v have different types (%s, %s, %s); --dtype rounds them to one",
-                         npy_type_text(t->q.array.type), npy_type_text(t->k.array.type), npy_type_text(t->v.array.type));
+                         npy_type_text(t->q.array.type), npy_type_text(t->k.array.type),
+                         npy_type_text(t->v.array.type));
     }
     return ACR_OK;
 }
@@ -349,8 +367,8 @@ static acr_status upload_lengths(acr__backend_device *device, void **to, const n
             memcpy(&value, (const char *)a->data + (size_t)i * sizeof value, sizeof value);
         }
         if (value < 0 || value > kv_len) {
-            status = acr__fail(ACR_INVALID, "kv-lens[%lld] is %lld, allowed are 0 to %lld", (long long)i, (long long)value,
-                               (long long)kv_len);
+            status = acr__fail(ACR_INVALID, "kv-lens[%lld] is %lld, allowed are 0 to %lld", (long long)i,
+                               (long long)value, (long long)kv_len);
         }
         lens[i] = (int32_t)value;
     }
@@ -409,8 +427,8 @@ static acr_status execute(const acr_plan *plan, const device_buffers *b)
 }
 
 /* Copies a result from the device into a file. */
-static acr_status save(const char *path, acr__backend_device *device, const void *from, size_t bytes, npy_type type, int rank,
-                       const int64_t *shape)
+static acr_status save(const char *path, acr__backend_device *device, const void *from, size_t bytes, npy_type type,
+                       int rank, const int64_t *shape)
 {
     void *host = malloc(bytes);
     if (!host) {
@@ -438,8 +456,9 @@ static void print_summary(const request *r, const acr_problem *p, const acr_plan
     char text[ACR_PROBLEM_TEXT_MAX];
     acr_problem_format(p, text, sizeof text);
     if (json) {
-        json_print(json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?}", "problem", text, "kernel", acr_plan_kernel(plan), "plan",
-                             acr_plan_text(plan), "device", acr_ctx_device(ctx), "output", r->o, "lse", r->lse));
+        json_print(json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?}", "problem", text, "kernel", acr_plan_kernel(plan),
+                             "plan", acr_plan_text(plan), "device", acr_ctx_device(ctx), "output", r->o, "lse",
+                             r->lse));
     } else {
         printf("%s\n%s written on %s\n", acr_plan_text(plan), r->o, acr_ctx_device(ctx));
     }

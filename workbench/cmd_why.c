@@ -7,6 +7,7 @@
 #include "json.h"
 #include "kernel_choice.h"
 #include "options.h"
+#include "text.h"
 
 static const option_spec options[] = {
     {'g', "gpu", "NAME", "ask for a GPU that is not here: l4 a100 h100 h200 ... (`acromion roofline --gpu help`)"},
@@ -77,7 +78,8 @@ typedef enum kernel_verdict {
     VERDICT_COULD,
     VERDICT_NO
 } kernel_verdict;
-static const char *const verdict_texts[] = {[VERDICT_CHOSEN] = "chosen", [VERDICT_COULD] = "could", [VERDICT_NO] = "no"};
+static const char *const verdict_texts[] = {
+    [VERDICT_CHOSEN] = "chosen", [VERDICT_COULD] = "could", [VERDICT_NO] = "no"};
 
 static kernel_verdict judge_kernel(const acr__kernel *kernel, const answer *a, const char *reason)
 {
@@ -87,22 +89,28 @@ static kernel_verdict judge_kernel(const acr__kernel *kernel, const answer *a, c
     return a->chosen && strcmp(a->chosen, kernel->name) == 0 ? VERDICT_CHOSEN : VERDICT_COULD;
 }
 
-static void print_kernel(const acr__kernel *kernel, const answer *a, const acr_problem *problem, const acr__device *device)
+static void print_kernel(const acr__kernel *kernel, const answer *a, const acr_problem *problem,
+                         const acr__device *device)
 {
     const char *reason = acr__why_not(kernel, problem, device);
     const char *verdict = verdict_texts[judge_kernel(kernel, a, reason)];
     if (reason) {
         printf("  %-7s %-44s %s\n", verdict, kernel->name, reason);
     } else {
-        printf("  %-7s %-44s %.3g us estimated%s%s\n", verdict, kernel->name, 1e6 * kernel->cost(problem, device),
-               kernel->traits & ACR__TRAIT_LAST_RESORT ? ", last resort" : "", kernel->traits & ACR__TRAIT_NEVER_PLANNED ? ", never planned" : "");
+        char estimate[24];
+        printf("  %-7s %-44s %s us estimated%s%s\n", verdict, kernel->name,
+               us_text(estimate, 1e6 * kernel->cost(problem, device)),
+               kernel->traits & ACR__TRAIT_LAST_RESORT ? ", last resort" : "",
+               kernel->traits & ACR__TRAIT_NEVER_PLANNED ? ", never planned" : "");
     }
 }
 
-static json_t *kernel_answer_json(const acr__kernel *kernel, const answer *a, const acr_problem *problem, const acr__device *device)
+static json_t *kernel_answer_json(const acr__kernel *kernel, const answer *a, const acr_problem *problem,
+                                  const acr__device *device)
 {
     const char *reason = acr__why_not(kernel, problem, device);
-    json_t *json = json_pack("{s:s, s:s}", "kernel", kernel->name, "verdict", verdict_texts[judge_kernel(kernel, a, reason)]);
+    json_t *json =
+        json_pack("{s:s, s:s}", "kernel", kernel->name, "verdict", verdict_texts[judge_kernel(kernel, a, reason)]);
     if (reason) {
         json_object_set_new(json, "reason", json_string(reason));
     } else {
@@ -117,13 +125,14 @@ static json_t *answer_json(const answer *a, const acr_problem *problem, const ac
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         json_array_append_new(kernels, kernel_answer_json(acr__kernels[i], a, problem, device));
     }
-    return json_pack("{s:s, s:s, s:s?, s:s, s:o}", "problem", a->text, "device", device->name, "chosen", a->chosen, "plan", a->plan, "kernels",
-                     kernels);
+    return json_pack("{s:s, s:s, s:s?, s:s, s:o}", "problem", a->text, "device", device->name, "chosen", a->chosen,
+                     "plan", a->plan, "kernels", kernels);
 }
 
 static void print_answer(const answer *a, const acr_problem *problem, const acr__device *device)
 {
-    printf("%s on %s (%s)\n%s%s\n", a->text, device->name, backend_name(device->backend), a->chosen ? "plan: " : "no plan: ", a->plan);
+    printf("%s on %s (%s)\n%s%s\n", a->text, device->name, backend_name(device->backend),
+           a->chosen ? "plan: " : "no plan: ", a->plan);
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         print_kernel(acr__kernels[i], a, problem, device);
     }
@@ -181,7 +190,8 @@ int cmd_why(int argc, char **argv)
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    exit_code = r.gpu ? answer_all(&problems, NULL, &r.gpu->device, common.json) : answer_here(&problems, &common, r.wisdom);
+    exit_code =
+        r.gpu ? answer_all(&problems, NULL, &r.gpu->device, common.json) : answer_here(&problems, &common, r.wisdom);
     problems_free(&problems);
     return exit_code;
 }

@@ -17,8 +17,8 @@ enum exit_code {
 
 typedef struct command {
     const char *name;
-    const char *summary;                 /* one line for the list of commands */
-    int (*run)(int argc, char **argv);   /* argv[0] is the command's name; returns an exit code */
+    const char *summary;               /* one line for the list of commands */
+    int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an exit code */
 } command;
 
 int cmd_run(int argc, char **argv);

@@ -30,8 +30,8 @@ static void judge_written(verdict *v, const reference *ref, const run_output *ou
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t d = 0; d < p->v_dim; ++d) {
             if (isnan(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d))) {
-                fail(v, "o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written", row / p->q_len / p->q_heads,
-                     row / p->q_len % p->q_heads, row % p->q_len, d);
+                fail(v, "o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written",
+                     row / p->q_len / p->q_heads, row / p->q_len % p->q_heads, row % p->q_len, d);
                 return;
             }
         }
@@ -51,7 +51,8 @@ static void judge_output(verdict *v, const reference *ref, const run_output *out
     for (int64_t i = 0; i < ref->rows; ++i) {
         int64_t row = reference_row(ref, i).row;
         for (int64_t d = 0; d < p->v_dim; ++d) {
-            double error = fabs(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d) - ref->o[i * p->v_dim + d]);
+            double error =
+                fabs(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d) - ref->o[i * p->v_dim + d]);
             square += error * error;
             if (error > v->err_max) {
                 v->err_max = error;
@@ -63,8 +64,9 @@ static void judge_output(verdict *v, const reference *ref, const run_output *out
     v->err_rms = sqrt(square / (double)(ref->rows * p->v_dim));
     if (!(v->err_max <= v->tol_max)) {
         row_place at = reference_row(ref, worst_row);
-        fail(v, "max error %.3g > %.3g at o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g", v->err_max, v->tol_max,
-             at.batch, at.head, at.position, worst_d, acr__load_element(p->out_dtype, output->o, at.row * p->v_dim + worst_d),
+        fail(v, "max error %.3g > %.3g at o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g",
+             v->err_max, v->tol_max, at.batch, at.head, at.position, worst_d,
+             acr__load_element(p->out_dtype, output->o, at.row * p->v_dim + worst_d),
              ref->o[worst_row * p->v_dim + worst_d]);
     }
     if (!(v->err_rms <= v->tol_rms)) {
@@ -80,15 +82,17 @@ static void judge_lse(verdict *v, const reference *ref, const run_output *output
         double error = got == expected ? 0 : fabs(got - expected); /* equal infinities: a row without keys */
         v->err_lse = fmax(v->err_lse, error);
         if (!(error <= v->tol_lse)) {
-            fail(v, "log-sum-exp error %.3g > %.3g at lse[%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g", error, v->tol_lse,
-                 at.batch, at.head, at.position, got, expected);
+            fail(v,
+                 "log-sum-exp error %.3g > %.3g at lse[%" PRId64 ",%" PRId64 ",%" PRId64 "]: got %.6g, expected %.6g",
+                 error, v->tol_lse, at.batch, at.head, at.position, got, expected);
         }
     }
 }
 
 void conformance_judge(verdict *out, const reference *ref, const run_output *output)
 {
-    *out = (verdict){.pass = true, .rows = ref->rows, .tol_max = ref->tol_max, .tol_rms = ref->tol_rms, .tol_lse = ref->tol_lse};
+    *out = (verdict){
+        .pass = true, .rows = ref->rows, .tol_max = ref->tol_max, .tol_rms = ref->tol_rms, .tol_lse = ref->tol_lse};
     if (output->violation) {
         fail(out, "%s", output->violation);
     }
@@ -157,7 +161,8 @@ static acr_status check_first(verdict *v, execution *e, const reference *ref, bo
 }
 
 /* Attention does not depend on the order of its keys. The verdict keeps the errors of the ordinary order. */
-static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref)
+static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                      const reference *ref)
 {
     verdict reversed = {.pass = true};
     execution *e = NULL;
@@ -173,7 +178,8 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
     return status;
 }
 
-acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref)
+acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                             const reference *ref)
 {
     *out = (verdict){.pass = true};
     execution *e = NULL;

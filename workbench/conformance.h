@@ -19,7 +19,8 @@ typedef struct verdict {
  * second run bitwise equal, and without mask and kv_lens the order of the keys of no effect. problem is canonical and has the reference's
  * mathematics. Returns ACR_DEVICE_FAULT or ACR_NO_MEMORY when no verdict was possible because the device is lost or the host is short of memory
  * (verdict->failure says so too); every other failure of the kernel is a verdict and ACR_OK. */
-acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref);
+acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                             const reference *ref);
 
 /* The comparison alone: what a run left behind, against the reference. */
 void conformance_judge(verdict *out, const reference *ref, const run_output *output);

@@ -27,7 +27,11 @@ typedef struct nvml {
     int (*power)(nvml_device device, unsigned *milliwatts);
 } nvml;
 
-enum { NVML_CLOCK_SM = 1, NVML_CLOCK_MEMORY = 2, NVML_SENSOR_GPU = 0 };
+enum {
+    NVML_CLOCK_SM = 1,
+    NVML_CLOCK_MEMORY = 2,
+    NVML_SENSOR_GPU = 0
+};
 
 static bool nvml_open(nvml *n)
 {
@@ -78,7 +82,8 @@ static bool nvml_find(const nvml *n, const acr__device *device, int32_t ordinal,
     for (unsigned i = 0; i < count; ++i) {
         nvml_device candidate;
         char name[96] = "";
-        if (n->device_by_index(i, &candidate) != 0 || n->device_name(candidate, name, sizeof name) != 0 || strcmp(name, device->name) != 0) {
+        if (n->device_by_index(i, &candidate) != 0 || n->device_name(candidate, name, sizeof name) != 0 ||
+            strcmp(name, device->name) != 0) {
             continue;
         }
         ++matches;
@@ -97,9 +102,10 @@ void gpu_state_read(gpu_state *out, const acr__device *device, int32_t ordinal)
     if (device->backend != ACR__CUDA || !nvml_open(&n)) {
         return;
     }
-    nvml_device gpu;
+    nvml_device gpu = NULL;
     if (nvml_find(&n, device, ordinal, &gpu)) {
-        out->known = n.clock(gpu, NVML_CLOCK_SM, &out->sm_mhz) == 0 && n.clock(gpu, NVML_CLOCK_MEMORY, &out->memory_mhz) == 0;
+        out->known =
+            n.clock(gpu, NVML_CLOCK_SM, &out->sm_mhz) == 0 && n.clock(gpu, NVML_CLOCK_MEMORY, &out->memory_mhz) == 0;
         n.temperature(gpu, NVML_SENSOR_GPU, &out->temperature_c);
         n.power(gpu, &out->power_mw);
     }
@@ -133,13 +139,14 @@ static json_t *state_json(const gpu_state *state)
     if (!state->known) {
         return json_null();
     }
-    return json_pack("{s:i, s:i, s:i, s:f}", "sm_mhz", (int)state->sm_mhz, "memory_mhz", (int)state->memory_mhz, "temperature_c",
-                     (int)state->temperature_c, "power_w", state->power_mw / 1000.0);
+    return json_pack("{s:i, s:i, s:i, s:f}", "sm_mhz", (int)state->sm_mhz, "memory_mhz", (int)state->memory_mhz,
+                     "temperature_c", (int)state->temperature_c, "power_w", state->power_mw / 1000.0);
 }
 
 json_t *clocks_json(const acr__device *device, const gpu_state *before, const gpu_state *after)
 {
-    return json_pack("{s:f, s:o, s:o}", "nominal_mhz", device->clock_hz / 1e6, "before", state_json(before), "after", state_json(after));
+    return json_pack("{s:f, s:o, s:o}", "nominal_mhz", device->clock_hz / 1e6, "before", state_json(before), "after",
+                     state_json(after));
 }
 
 /* The first processor's "model name"; some architectures have none. */

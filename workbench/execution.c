@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD_BYTES = 512, NAN_BYTE = 0xff };
+enum {
+    GUARD_BYTES = 512,
+    NAN_BYTE = 0xff
+};
 
 /* An allocation: guard, payload, guard. */
 typedef struct guarded {
@@ -31,7 +34,8 @@ struct execution {
 
 /* ---- Views ---- */
 
-static tensor_view view_of(const acr_problem *p, const acr_strides *strides, int64_t heads, int64_t length, int64_t dim, acr_dtype dtype)
+static tensor_view view_of(const acr_problem *p, const acr_strides *strides, int64_t heads, int64_t length, int64_t dim,
+                           acr_dtype dtype)
 {
     size_t elem_bytes = (size_t)acr__dtype_bytes(dtype);
     return (tensor_view){p->batch, heads, length, (size_t)dim * elem_bytes, elem_bytes, *strides};
@@ -39,12 +43,15 @@ static tensor_view view_of(const acr_problem *p, const acr_strides *strides, int
 
 static size_t row_offset(const tensor_view *view, int64_t batch, int64_t head, int64_t position)
 {
-    return (size_t)(batch * view->strides.batch + head * view->strides.head + position * view->strides.row) * view->elem_bytes;
+    return (size_t)(batch * view->strides.batch + head * view->strides.head + position * view->strides.row) *
+           view->elem_bytes;
 }
 
-static const unsigned char *packed_row(const tensor_view *view, const void *packed, int64_t batch, int64_t head, int64_t position)
+static const unsigned char *packed_row(const tensor_view *view, const void *packed, int64_t batch, int64_t head,
+                                       int64_t position)
 {
-    return (const unsigned char *)packed + (size_t)((batch * view->heads + head) * view->length + position) * view->row_bytes;
+    return (const unsigned char *)packed +
+           (size_t)((batch * view->heads + head) * view->length + position) * view->row_bytes;
 }
 
 /* How many positions of a batch entry exist: all queries, or the keys within its length. */
@@ -54,14 +61,16 @@ static int64_t existing(const tensor_view *view, const reference *key_lens, int6
 }
 
 /* Packed rows to their strided places. key_lens: NULL for queries, else whose key lengths bound the rows. */
-static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, const reference *key_lens, bool reversed)
+static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, const reference *key_lens,
+                    bool reversed)
 {
     for (int64_t batch = 0; batch < view->batch; ++batch) {
         int64_t end = existing(view, key_lens, batch);
         for (int64_t head = 0; head < view->heads; ++head) {
             for (int64_t position = 0; position < end; ++position) {
                 int64_t source = reversed ? end - 1 - position : position;
-                memcpy(payload + row_offset(view, batch, head, position), packed_row(view, packed, batch, head, source), view->row_bytes);
+                memcpy(payload + row_offset(view, batch, head, position), packed_row(view, packed, batch, head, source),
+                       view->row_bytes);
             }
         }
     }
@@ -145,8 +154,8 @@ static acr_status download(const guarded *g, acr__backend_device *device, unsign
 
 /* ---- Creation ---- */
 
-static acr_status make_input(guarded *g, acr__backend_device *device, const acr_problem *p, const tensor_view *view, const void *packed,
-                             const reference *key_lens, bool reversed)
+static acr_status make_input(guarded *g, acr__backend_device *device, const acr_problem *p, const tensor_view *view,
+                             const void *packed, const reference *key_lens, bool reversed)
 {
     acr_dtype dtype = p->dtype;
     int64_t dim = (int64_t)(view->row_bytes / view->elem_bytes);
@@ -200,7 +209,9 @@ static acr_status make_outputs(execution *e)
         status = guarded_create(&e->lse, e->device, lse_bytes, sizeof(float));
     }
     e->workspace_bytes = acr_plan_workspace(e->plan);
-    enum { WORKSPACE_ALIGNMENT = 256 };
+    enum {
+        WORKSPACE_ALIGNMENT = 256
+    };
     if (status == ACR_OK && e->workspace_bytes > 0) {
         status = guarded_create(&e->workspace, e->device, e->workspace_bytes, WORKSPACE_ALIGNMENT);
         if (status == ACR_OK) {
@@ -210,8 +221,8 @@ static acr_status make_outputs(execution *e)
     return status;
 }
 
-acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref,
-                            bool reversed_keys, uint32_t flags)
+acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                            const reference *ref, bool reversed_keys, uint32_t flags)
 {
     execution *e = calloc(1, sizeof *e);
     if (!e) {
@@ -316,8 +327,8 @@ static acr_status check_workspace(const execution *e, const char **violation)
 }
 
 /* Downloads an output into a packed array. */
-static acr_status take_output(const execution *e, const guarded *g, const tensor_view *view, const char *what, void **packed, size_t *packed_bytes,
-                              const char **violation)
+static acr_status take_output(const execution *e, const guarded *g, const tensor_view *view, const char *what,
+                              void **packed, size_t *packed_bytes, const char **violation)
 {
     unsigned char *now = NULL;
     acr_status status = download(g, e->device, &now);
@@ -343,17 +354,22 @@ acr_status execution_collect(execution *e, run_output *out)
     const acr_problem *p = &e->problem;
     *out = (run_output){.o = NULL};
     tensor_view o = view_of(p, &p->o, p->q_heads, p->q_len, p->v_dim, p->out_dtype);
-    acr_status status = take_output(e, &e->o, &o, "o was written outside its elements", &out->o, &out->o_bytes, &out->violation);
+    acr_status status =
+        take_output(e, &e->o, &o, "o was written outside its elements", &out->o, &out->o_bytes, &out->violation);
     if (status == ACR_OK && e->lse.memory) {
-        tensor_view lse = {p->batch, p->q_heads, p->q_len, sizeof(float), sizeof(float), {p->q_heads * p->q_len, p->q_len, 1}};
+        tensor_view lse = {p->batch,      p->q_heads,    p->q_len,
+                           sizeof(float), sizeof(float), {p->q_heads * p->q_len, p->q_len, 1}};
         void *packed = NULL;
-        status = take_output(e, &e->lse, &lse, "lse was written outside its elements", &packed, &out->lse_bytes, &out->violation);
+        status = take_output(e, &e->lse, &lse, "lse was written outside its elements", &packed, &out->lse_bytes,
+                             &out->violation);
         out->lse = packed;
     }
     const struct {
         const guarded *buffer;
         const char *what;
-    } inputs[] = {{&e->q, "q, an input, was written"}, {&e->k, "k, an input, was written"}, {&e->v, "v, an input, was written"},
+    } inputs[] = {{&e->q, "q, an input, was written"},
+                  {&e->k, "k, an input, was written"},
+                  {&e->v, "v, an input, was written"},
                   {&e->kv_lens, "kv_lens, an input, was written"}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
         status = check_input(inputs[i].buffer, e->device, inputs[i].what, &out->violation);

@@ -16,8 +16,8 @@ typedef struct execution execution;
 /* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys uploads keys and values
  * in reverse order, which must not change the output when there is neither mask nor kv_lens. flags are acr_buffers.flags.
  * The caller frees with execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
-acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem, const reference *ref,
-                            bool reversed_keys, uint32_t flags);
+acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                            const reference *ref, bool reversed_keys, uint32_t flags);
 void execution_destroy(execution *e);
 
 /* Fills the outputs with NaN again, runs once and waits. The workspace is initialised only once, by execution_create. */
@@ -28,8 +28,8 @@ acr_status execution_enqueue(void *arg, void *stream);
 
 /* What a run left behind. */
 typedef struct run_output {
-    void *o;               /* packed [batch, q_heads, q_len, v_dim] in the output's type */
-    float *lse;            /* packed [batch, q_heads, q_len]; NULL when the problem does not ask for it */
+    void *o;    /* packed [batch, q_heads, q_len, v_dim] in the output's type */
+    float *lse; /* packed [batch, q_heads, q_len]; NULL when the problem does not ask for it */
     size_t o_bytes, lse_bytes;
     const char *violation; /* NULL, or which buffer was written where it must not be */
 } run_output;

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#define KIB(n) ((n) * 1024)
+#define KIB(n) ((n)*1024)
 #define MIB(n) ((int64_t)(n) << 20)
 #define GIB(n) ((int64_t)(n) << 30)
 
@@ -17,22 +17,25 @@
 #define SMEM_86 .smem_per_cta_bytes = KIB(99), .smem_per_sm_bytes = KIB(100)
 #define SMEM_90 .smem_per_cta_bytes = KIB(227), .smem_per_sm_bytes = KIB(228)
 
-#define GPU(vendor_name, arch_number, sms, smem, ghz, dram_gb_s, l2_mib, mem_gib)                                                                    \
-    {                                                                                                                                                \
-        .backend = ACR__CUDA, .name = vendor_name, .threads = 1, .arch = arch_number, .sm_count = sms, smem, .regs_per_sm = KIB(64),                  \
-        .l2_bytes = MIB(l2_mib), .mem_bytes = GIB(mem_gib), .driver = 13000, .clock_hz = (ghz)*1e9, .dram_bytes_per_s = (dram_gb_s)*1e9              \
+#define GPU(vendor_name, arch_number, sms, smem, ghz, dram_gb_s, l2_mib, mem_gib)                                      \
+    {                                                                                                                  \
+        .backend = ACR__CUDA, .name = vendor_name, .threads = 1, .arch = arch_number, .sm_count = sms, smem,           \
+        .regs_per_sm = KIB(64), .l2_bytes = MIB(l2_mib), .mem_bytes = GIB(mem_gib), .driver = 13000,                   \
+        .clock_hz = (ghz)*1e9, .dram_bytes_per_s = (dram_gb_s)*1e9                                                     \
     }
 
 /* Launch: 0.7 us was measured on the H200 (docs/measuring.md), 0.95 to 1.24 us is published for the H100; for the rest 1 us is assumed. It is no
  * part of any floor. */
 const gpu_model gpu_models[] = {
-    {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6, "NVIDIA L4 data sheet (242 TFLOP/s there is sparse); boost 2.04 GHz"},
+    {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6,
+     "NVIDIA L4 data sheet (242 TFLOP/s there is sparse); boost 2.04 GHz"},
     {"a10", GPU("NVIDIA A10", 86, 72, SMEM_86, 1.695, 600, 6, 24), 0, 1.0e-6, "NVIDIA A10 data sheet: 125 TFLOP/s"},
     {"a100", GPU("NVIDIA A100-SXM4-80GB", 80, 108, SMEM_80, 1.41, 2039, 40, 80), 5120, 1.0e-6,
      "NVIDIA A100 data sheet: 312 TFLOP/s, 2039 GB/s; A100 white paper: L2 5120 B/clk"},
     {"a100-40gb", GPU("NVIDIA A100-SXM4-40GB", 80, 108, SMEM_80, 1.41, 1555, 40, 40), 5120, 1.0e-6,
      "NVIDIA A100 data sheet: 312 TFLOP/s, 1555 GB/s; A100 white paper: L2 5120 B/clk"},
-    {"l40s", GPU("NVIDIA L40S", 89, 142, SMEM_86, 2.52, 864, 96, 48), 0, 1.0e-6, "NVIDIA L40S data sheet: 362 TFLOP/s dense, 864 GB/s"},
+    {"l40s", GPU("NVIDIA L40S", 89, 142, SMEM_86, 2.52, 864, 96, 48), 0, 1.0e-6,
+     "NVIDIA L40S data sheet: 362 TFLOP/s dense, 864 GB/s"},
     {"rtx3090", GPU("NVIDIA GeForce RTX 3090", 86, 82, SMEM_86, 1.695, 936, 6, 24), 0, 1.0e-6,
      "NVIDIA Ampere GA102 white paper: 71 TFLOP/s with float32 accumulation"},
     {"rtx4090", GPU("NVIDIA GeForce RTX 4090", 89, 128, SMEM_86, 2.52, 1008, 72, 24), 0, 1.0e-6,
@@ -45,7 +48,8 @@ const gpu_model gpu_models[] = {
      "NVIDIA H100 data sheet: 756 TFLOP/s at 1.62 GHz, here at its maximum of 1.755"},
     {"h200", GPU("NVIDIA H200", 90, 132, SMEM_90, 1.98, 4800, 50, 141), 4800, 0.7e-6,
      "NVIDIA H200 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 as measured on the H100's die"},
-    {"b200", GPU("NVIDIA B200", 100, 148, SMEM_90, 1.965, 8000, 126, 180), 0, 1.0e-6, "NVIDIA HGX B200 data sheet: 2.25 PFLOP/s dense, 8 TB/s"},
+    {"b200", GPU("NVIDIA B200", 100, 148, SMEM_90, 1.965, 8000, 126, 180), 0, 1.0e-6,
+     "NVIDIA HGX B200 data sheet: 2.25 PFLOP/s dense, 8 TB/s"},
 };
 const size_t gpu_model_count = sizeof gpu_models / sizeof gpu_models[0];
 

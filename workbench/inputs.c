@@ -13,7 +13,11 @@ static const char *const kind_names[INPUT_KIND_COUNT] = {
 };
 
 /* Streams of random numbers that are no tensor's. */
-enum { STREAM_NEEDLE_KEY = 16, STREAM_NEEDLE_SIGNS, STREAM_KV_LENS };
+enum {
+    STREAM_NEEDLE_KEY = 16,
+    STREAM_NEEDLE_SIGNS,
+    STREAM_KV_LENS
+};
 
 const char *input_kind_name(input_kind kind)
 {
@@ -112,7 +116,8 @@ static double element(const fill *f, int64_t head_index, int64_t position, int64
         if (f->tensor == INPUT_Q) {
             return needle_sign(f, d) + 0.1 * normal(bits);
         }
-        bool is_needle = position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
+        bool is_needle =
+            position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
         return f->tensor == INPUT_K && is_needle ? 4.0 * needle_sign(f, d) : normal(bits);
     }
     default:
@@ -132,7 +137,8 @@ static void fill_row(void *arg, int64_t row)
     }
 }
 
-void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed, uint32_t threads)
+void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed,
+                uint32_t threads)
 {
     const acr_strides *strides = tensor == INPUT_Q ? &problem->q : tensor == INPUT_K ? &problem->k : &problem->v;
     fill f = {

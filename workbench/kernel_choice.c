@@ -49,11 +49,13 @@ json_t *kernel_json(const acr__kernel *kernel)
 {
     char digest[17];
     digest_text(digest, kernel);
-    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s}", "name", kernel->name, "family", kernel->family,
-                             "backend", backend_name(kernel->backend), "dtype", acr__dtype_text(kernel->dtype), "qk_dim_max",
-                             (int)kernel->qk_dim_max, "v_dim_max", (int)kernel->v_dim_max, "q_tile", (int)kernel->q_tile, "kv_tile",
-                             (int)kernel->kv_tile, "stages", (int)kernel->stages, "last_resort", (int)(kernel->traits & ACR__TRAIT_LAST_RESORT),
-                             "never_planned", (int)(kernel->traits & ACR__TRAIT_NEVER_PLANNED), "digest", digest);
+    json_t *json =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s}", "name", kernel->name, "family",
+                  kernel->family, "backend", backend_name(kernel->backend), "dtype", acr__dtype_text(kernel->dtype),
+                  "qk_dim_max", (int)kernel->qk_dim_max, "v_dim_max", (int)kernel->v_dim_max, "q_tile",
+                  (int)kernel->q_tile, "kv_tile", (int)kernel->kv_tile, "stages", (int)kernel->stages, "last_resort",
+                  (int)(kernel->traits & ACR__TRAIT_LAST_RESORT), "never_planned",
+                  (int)(kernel->traits & ACR__TRAIT_NEVER_PLANNED), "digest", digest);
     if (kernel->backend == ACR__CUDA) {
         json_object_set_new(json, "arch_min", json_integer(kernel->arch_min));
         json_object_set_new(json, "arch_max", json_integer(kernel->arch_max));

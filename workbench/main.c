@@ -14,7 +14,9 @@ static const command commands[] = {
     {"roofline", "the physical floor of a problem on a GPU you need not have", cmd_roofline},
     {"wisdom", "show, verify, merge or measure files of measured choices", cmd_wisdom},
 };
-enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
+enum {
+    COMMAND_COUNT = sizeof commands / sizeof commands[0]
+};
 
 static void print_help(FILE *out)
 {
@@ -27,8 +29,10 @@ static void print_help(FILE *out)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
     }
     fputs("\n"
-          "`acromion COMMAND --help` explains a command. A problem is written like b2:h8:s512:d64 (batch, heads, length,\n"
-          "head dim; fp16 without a mask) or bf16:b8:h32/8:s1/8192:d128:causal:kvlens; without one, commands take b2:h8:s512:d64.\n"
+          "`acromion COMMAND --help` explains a command. A problem is written like b2:h8:s512:d64 (batch, heads, "
+          "length,\n"
+          "head dim; fp16 without a mask) or bf16:b8:h32/8:s1/8192:d128:causal:kvlens; without one, commands take "
+          "b2:h8:s512:d64.\n"
           "\n"
           "examples:\n"
           "  acromion check                          every kernel of this machine against the oracle\n"

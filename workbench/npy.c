@@ -34,7 +34,8 @@ static const struct {
 
 size_t npy_type_bytes(npy_type type)
 {
-    static const size_t bytes[] = {[NPY_F32] = 4, [NPY_F16] = 2, [NPY_RAW2] = 2, [NPY_RAW1] = 1, [NPY_I32] = 4, [NPY_I64] = 8};
+    static const size_t bytes[] = {
+        [NPY_F32] = 4, [NPY_F16] = 2, [NPY_RAW2] = 2, [NPY_RAW1] = 1, [NPY_I32] = 4, [NPY_I64] = 8};
     return bytes[type];
 }
 
@@ -210,8 +211,10 @@ static acr_status find_type(const cursor *in, const char *descr, npy_type *out)
             return ACR_OK;
         }
     }
-    return acr__fail(ACR_FORMAT, "byte %zu: type '%s' is not supported; supported are <f4, <f2, <V2 (bfloat16), |V1 and |u1 (e4m3), <i4, <i8",
-                     (size_t)(in->at - in->begin), descr);
+    return acr__fail(
+        ACR_FORMAT,
+        "byte %zu: type '%s' is not supported; supported are <f4, <f2, <V2 (bfloat16), |V1 and |u1 (e4m3), <i4, <i8",
+        (size_t)(in->at - in->begin), descr);
 }
 
 /* Elements and bytes of a shape; false when they do not fit in 63 bits. */
@@ -258,7 +261,7 @@ static acr_status find_header(const unsigned char *bytes, size_t size, cursor *o
 
 acr_status npy_parse(const void *bytes, size_t size, npy_array *out)
 {
-    cursor in;
+    cursor in = {NULL, NULL, NULL};
     acr_status status = find_header(bytes, size, &in);
     if (status != ACR_OK) {
         return status;
@@ -278,8 +281,8 @@ acr_status npy_parse(const void *bytes, size_t size, npy_array *out)
         return malformed(&in, "the shape has more elements than 63 bits can count");
     }
     if (data_bytes != available) {
-        return acr__fail(ACR_FORMAT, "byte %zu: the shape needs %" PRId64 " bytes of data, the file has %" PRId64, (size_t)(in.end - in.begin),
-                         data_bytes, available);
+        return acr__fail(ACR_FORMAT, "byte %zu: the shape needs %" PRId64 " bytes of data, the file has %" PRId64,
+                         (size_t)(in.end - in.begin), data_bytes, available);
     }
     *out = (npy_array){.type = type, .rank = h.rank, .elems = elems, .data = in.end, .data_bytes = (size_t)data_bytes};
     memcpy(out->shape, h.shape, sizeof h.shape);
@@ -315,14 +318,18 @@ acr_status npy_write(const char *path, npy_type type, int rank, const int64_t *s
     char dims[NPY_RANK_MAX * 24] = "";
     size_t length = 0, elems = 1;
     for (int i = 0; i < rank; ++i) {
-        length += (size_t)snprintf(dims + length, sizeof dims - length, "%" PRId64 ",%s", shape[i], i + 1 < rank ? " " : "");
+        length +=
+            (size_t)snprintf(dims + length, sizeof dims - length, "%" PRId64 ",%s", shape[i], i + 1 < rank ? " " : "");
         elems *= (size_t)shape[i];
     }
     /* Version 1.0; the data begins at a multiple of 64 bytes, as NumPy writes it. */
-    enum { PREAMBLE_BYTES = 10, DATA_ALIGNMENT = 64 };
+    enum {
+        PREAMBLE_BYTES = 10,
+        DATA_ALIGNMENT = 64
+    };
     char text[PREAMBLE_BYTES + 256];
-    int used = snprintf(text + PREAMBLE_BYTES, sizeof text - PREAMBLE_BYTES, "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }",
-                        npy_type_text(type), dims);
+    int used = snprintf(text + PREAMBLE_BYTES, sizeof text - PREAMBLE_BYTES,
+                        "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", npy_type_text(type), dims);
     size_t header_end = (PREAMBLE_BYTES + (size_t)used + 1 + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     memset(text + PREAMBLE_BYTES + used, ' ', header_end - PREAMBLE_BYTES - (size_t)used);
     text[header_end - 1] = '\n';

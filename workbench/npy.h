@@ -9,7 +9,9 @@
 
 #include "acromion.h"
 
-enum { NPY_RANK_MAX = 4 };
+enum {
+    NPY_RANK_MAX = 4
+};
 
 typedef enum npy_type {
     NPY_F32,  /* '<f4' */

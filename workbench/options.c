@@ -12,8 +12,15 @@
 #include "command.h"
 #include "internal.h"
 
-enum { ID_BACKEND = 2000, ID_DEVICE, ID_THREADS, ID_JSON };
-enum { OPTIONS_MAX = 40 };
+enum {
+    ID_BACKEND = 2000,
+    ID_DEVICE,
+    ID_THREADS,
+    ID_JSON
+};
+enum {
+    OPTIONS_MAX = 40
+};
 
 static const option_spec device_options[] = {
     {ID_BACKEND, "backend", "cuda|cpu", "where to run; default: cuda if there is a usable GPU, else cpu"},
@@ -33,7 +40,8 @@ static const option_spec help_options[] = {
 int report_failure(acr_status status, const char *what)
 {
     const char *detail = acr_last_error();
-    fprintf(stderr, "acromion: %s%s%s\n", what ? what : "", what ? ": " : "", *detail ? detail : acr_status_text(status));
+    fprintf(stderr, "acromion: %s%s%s\n", what ? what : "", what ? ": " : "",
+            *detail ? detail : acr_status_text(status));
     switch (status) {
     case ACR_INVALID:
     case ACR_FORMAT:
@@ -90,7 +98,8 @@ static void print_option(const option_spec *option)
 
 static void print_help(const command_spec *spec)
 {
-    printf("usage: acromion %s [options]%s%s\n\n%s\noptions:\n", spec->name, *spec->operands ? " " : "", spec->operands, spec->about);
+    printf("usage: acromion %s [options]%s%s\n\n%s\noptions:\n", spec->name, *spec->operands ? " " : "", spec->operands,
+           spec->about);
     const option_spec *tables[4];
     size_t count = option_tables(spec, tables);
     for (size_t t = 0; t < count; ++t) {
@@ -153,7 +162,8 @@ static void getopt_tables(const command_spec *spec, struct option longs[OPTIONS_
     shorts[letters] = '\0';
 }
 
-int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg, int *exit_code)
+int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
+                  int *exit_code)
 {
     struct option longs[OPTIONS_MAX];
     char shorts[3 * OPTIONS_MAX];
@@ -192,7 +202,8 @@ bool option_int(const char *option, const char *text, int64_t min, int64_t max, 
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno || value < min || value > max) {
-        fprintf(stderr, "acromion: --%s: '%s' is not a whole number from %lld to %lld\n", option, text, (long long)min, (long long)max);
+        fprintf(stderr, "acromion: --%s: '%s' is not a whole number from %lld to %lld\n", option, text, (long long)min,
+                (long long)max);
         return false;
     }
     *out = value;
@@ -241,7 +252,8 @@ static int report_problem(acr_status status, const char *text, size_t position)
 
 int problems_parse(char **operands, int operand_count, problem_list *out)
 {
-    static char *mission[] = {(char[]){MISSION_PROBLEM}};
+    static char mission_text[] = MISSION_PROBLEM;
+    static char *mission[] = {mission_text};
     if (operand_count == 0) {
         operands = mission;
         operand_count = 1;

@@ -10,17 +10,19 @@
 
 /* One option of a command. A table of them ends with an entry whose name is NULL. */
 typedef struct option_spec {
-    int id;               /* what option_take gets: the short letter where the option has one, else >= OPTION_LONG_ONLY */
-    const char *name;     /* long name without the dashes */
+    int id;           /* what option_take gets: the short letter where the option has one, else >= OPTION_LONG_ONLY */
+    const char *name; /* long name without the dashes */
     const char *argument; /* NULL = a flag; "=X" = the argument is optional; else what the help calls it */
     const char *help;
 } option_spec;
 
-enum { OPTION_LONG_ONLY = 1000 };
+enum {
+    OPTION_LONG_ONLY = 1000
+};
 
-enum { /* command_spec.common: which shared options a command takes besides --help */
-       COMMON_DEVICE = 1u << 0, /* --backend --device --threads */
-       COMMON_JSON = 1u << 1
+enum {                       /* command_spec.common: which shared options a command takes besides --help */
+    COMMON_DEVICE = 1u << 0, /* --backend --device --threads */
+    COMMON_JSON = 1u << 1
 };
 
 typedef struct command_spec {
@@ -44,7 +46,8 @@ typedef bool option_take(void *arg, int id, const char *value);
 
 /* Parses a command line. Returns the index in argv of the first operand (argc when there is none); or -1 when the command is over: help was
  * printed, or what is wrong was; *exit_code says which. Options may stand after operands, argv is reordered. */
-int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg, int *exit_code);
+int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
+                  int *exit_code);
 
 /* Numbers, whole text. On failure they print "acromion: --<option>: ..." with the limits and return false. */
 bool option_int(const char *option, const char *text, int64_t min, int64_t max, int64_t *out);

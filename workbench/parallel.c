@@ -25,7 +25,9 @@ static void *work(void *arg)
 
 void parallel_for(uint32_t threads, int64_t count, parallel_task *task, void *arg)
 {
-    enum { HELPERS_MAX = 255 };
+    enum {
+        HELPERS_MAX = 255
+    };
     pthread_t helpers[HELPERS_MAX];
     int64_t started = 0, wanted = threads > 0 ? (int64_t)threads - 1 : 0;
     loop l = {.count = count, .task = task, .arg = arg};

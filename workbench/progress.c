@@ -30,7 +30,8 @@ void progress_step(progress *p, int64_t done, const char *now, const char *best)
         double left_s = (time_s - p->started_s) / (double)done * (double)(p->total - done);
         snprintf(left, sizeof left, ", %.0f s left", left_s);
     }
-    fprintf(stderr, "\r\033[K%s %" PRId64 "/%" PRId64 "%s  %.60s%s%.40s", p->what, done, p->total, left, now, *best ? "  best " : "", best);
+    fprintf(stderr, "\r\033[K%s %" PRId64 "/%" PRId64 "%s  %.60s%s%.40s", p->what, done, p->total, left, now,
+            *best ? "  best " : "", best);
     fflush(stderr);
 }
 

@@ -64,7 +64,8 @@ row_place reference_row(const reference *ref, int64_t i)
 static void *make_tensor(const reference_request *request, input_tensor tensor)
 {
     const acr_problem *problem = request->problem;
-    int64_t rows = problem->batch * (tensor == INPUT_Q ? problem->q_heads * problem->q_len : problem->kv_heads * problem->kv_len);
+    int64_t rows =
+        problem->batch * (tensor == INPUT_Q ? problem->q_heads * problem->q_len : problem->kv_heads * problem->kv_len);
     int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
     void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
     if (packed) {
@@ -107,11 +108,14 @@ static acr_status choose_rows(reference *ref, int64_t sampled_rows)
     if (!ref->row_list) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the row list");
     }
-    enum { STREAM_ROWS = 32 };
+    enum {
+        STREAM_ROWS = 32
+    };
     for (int64_t i = 0; i < sampled_rows; ++i) {
         int64_t first = (int64_t)((double)i * (double)total / (double)sampled_rows);
         int64_t end = (int64_t)((double)(i + 1) * (double)total / (double)sampled_rows);
-        ref->row_list[i] = first + (int64_t)(random_bits(ref->seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
+        ref->row_list[i] =
+            first + (int64_t)(random_bits(ref->seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
     }
     ref->row_list[0] = 0;
     ref->row_list[sampled_rows - 1] = total - 1;
@@ -125,7 +129,7 @@ typedef struct judging {
     acr_buffers buffers;
     int64_t rows_per_slice;
     const int64_t *row_list;
-    double *o, *lse;  /* lse NULL: the unfused computation */
+    double *o, *lse;    /* lse NULL: the unfused computation */
     _Atomic int status; /* the first failure */
 } judging;
 
@@ -152,7 +156,8 @@ static acr_status judge(const reference *ref, const int64_t *row_list, double *o
     j.buffers.k = ref->k;
     j.buffers.v = ref->v;
     j.buffers.kv_lens = ref->kv_lens;
-    int64_t slices = threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
+    int64_t slices =
+        threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
     j.rows_per_slice = (ref->rows + slices - 1) / slices;
     parallel_for(threads, (ref->rows + j.rows_per_slice - 1) / j.rows_per_slice, judge_slice, &j);
     acr_status status = (acr_status)atomic_load(&j.status);
@@ -188,15 +193,16 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
     return sqrt(largest);
 }
 
-/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows as an absolute
- * error of the logarithm, and the scores' float32 rounding grows with their largest possible magnitude. */
+/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows as an absolute error of
+ * the logarithm. The float32 rounding of a score grows with the scores' largest possible magnitude and, as a random walk, with the square root of
+ * the number of products that are summed. */
 static double lse_tolerance(const reference *ref)
 {
     const acr_problem *p = &ref->problem;
     double q_norm = largest_row_norm(p, ref->q, p->batch * p->q_heads * p->q_len);
     double k_norm = largest_row_norm(p, ref->k, p->batch * p->kv_heads * p->kv_len);
     double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
-    return unit_in_last_place(p->dtype, 1.0) + 8.0 * 0x1p-24 * (score + 16.0);
+    return unit_in_last_place(p->dtype, 1.0) + (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
 }
 
 static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32_t threads)

@@ -25,7 +25,9 @@ typedef struct reference {
 
 /* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them. Multiply-adds of a pass. */
 #define REFERENCE_FULL_WORK ((int64_t)1 << 24)
-enum { REFERENCE_SAMPLED_ROWS = 256 };
+enum {
+    REFERENCE_SAMPLED_ROWS = 256
+};
 
 /* What to make a reference of. */
 typedef struct reference_request {
@@ -33,7 +35,8 @@ typedef struct reference_request {
     input_kind inputs;
     uint64_t seed;
     int64_t sampled_rows; /* bounds the compared rows of a large problem */
-    bool full_kv_lens;    /* every batch entry has all keys, so that times mean something; else none, one, some, all, and out of range */
+    bool
+        full_kv_lens; /* every batch entry has all keys, so that times mean something; else none, one, some, all, and out of range */
     uint32_t threads;
 } reference_request;
 

@@ -19,7 +19,8 @@ void machine_of_gpu(machine *out, const acr__device *device)
     const gpu_model *model = gpu_of_device(device);
     sm_rates rates = gpu_sm_rates(device);
     double clocks_per_s = device->clock_hz * device->sm_count;
-    *out = (machine){.source = model ? model->source : "no line in the table: rates by architecture, clocks and sizes from the driver"};
+    *out = (machine){.source = model ? model->source
+                                     : "no line in the table: rates by architecture, clocks and sizes from the driver"};
     snprintf(out->name, sizeof out->name, "%s", device->name);
     out->multiply_add_flops[ACR_F32] = rates.f32 * clocks_per_s;
     out->multiply_add_flops[ACR_F16] = out->multiply_add_flops[ACR_BF16] = rates.f16 * clocks_per_s;
@@ -35,7 +36,9 @@ void machine_of_gpu(machine *out, const acr__device *device)
 
 void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes)
 {
-    enum { MEMORY_TEST_BYTES = 256 << 20 }; /* beyond most last-level caches */
+    enum {
+        MEMORY_TEST_BYTES = 256 << 20
+    }; /* beyond most last-level caches */
     double flops = cpu_peak_flops(device->isa, threads);
     *out = (machine){.source = "measured just now", .shared_lanes = true};
     snprintf(out->name, sizeof out->name, "%s", device->name);
@@ -56,9 +59,10 @@ static double visible_pairs(const acr_problem *p, int64_t keys)
         return queries * (double)keys;
     }
     int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - p->q_len : 0;
-    double first = fmin(fmax(0.0, (double)-diagonal), queries);                     /* the first query that sees a key */
-    double full = fmin(fmax(first, (double)(keys - 1 - diagonal)), queries);        /* the first that sees all keys */
-    double growing = (full - first) * ((first + full - 1) / 2 + 1 + (double)diagonal); /* sum of i + 1 + diagonal over [first, full) */
+    double first = fmin(fmax(0.0, (double)-diagonal), queries);              /* the first query that sees a key */
+    double full = fmin(fmax(first, (double)(keys - 1 - diagonal)), queries); /* the first that sees all keys */
+    double growing = (full - first) *
+                     ((first + full - 1) / 2 + 1 + (double)diagonal); /* sum of i + 1 + diagonal over [first, full) */
     return growing + (queries - full) * (double)keys;
 }
 
@@ -145,7 +149,9 @@ target_verdict judge_target(const machine *m, const floor_times *f, double targe
 
 const char *target_verdict_text(target_verdict verdict)
 {
-    static const char *const texts[] = {[TARGET_IMPOSSIBLE] = "impossible", [TARGET_IMPLAUSIBLE] = "implausible", [TARGET_HARD] = "hard",
+    static const char *const texts[] = {[TARGET_IMPOSSIBLE] = "impossible",
+                                        [TARGET_IMPLAUSIBLE] = "implausible",
+                                        [TARGET_HARD] = "hard",
                                         [TARGET_OPEN] = "open"};
     return texts[verdict];
 }

@@ -16,7 +16,7 @@ typedef struct machine {
     double cache_bytes_per_s, cache_bytes;   /* L2; cpu: at the problem's own size, measured, and no further limit */
     double memory_bytes_per_s;               /* DRAM */
     double launch_s;                         /* of an empty kernel in a stream; 0 on a cpu */
-    bool shared_lanes;                       /* cpu: exponentials and multiply-adds take the same lanes, so their times add */
+    bool shared_lanes; /* cpu: exponentials and multiply-adds take the same lanes, so their times add */
 } machine;
 
 /* From a device that is here or a line of the table (gpus.h). */
@@ -35,10 +35,11 @@ typedef struct demand {
 demand demand_of(const acr_problem *problem, const int32_t *kv_lens);
 
 typedef struct floor_times {
-    double multiply_add_s, exp_s, exp_sfu_s; /* exp_sfu_s: without help of the multiply-add lanes; not part of the floor */
+    double multiply_add_s, exp_s,
+        exp_sfu_s; /* exp_sfu_s: without help of the multiply-add lanes; not part of the floor */
     double cache_s, memory_cold_s, memory_warm_s; /* warm: only what exceeds the cache comes from memory */
-    double warm_s, cold_s; /* the floors: inputs in the cache (stream mode), inputs in memory */
-    const char *warm_bound, *cold_bound; /* which of them binds */
+    double warm_s, cold_s;                        /* the floors: inputs in the cache (stream mode), inputs in memory */
+    const char *warm_bound, *cold_bound;          /* which of them binds */
 } floor_times;
 
 void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const demand *d);
@@ -47,8 +48,8 @@ void floor_of(floor_times *out, const machine *m, const acr_problem *problem, co
 typedef enum target_verdict {
     TARGET_IMPOSSIBLE,  /* below the floor */
     TARGET_IMPLAUSIBLE, /* above the floor, but not by as much as an empty launch takes */
-    TARGET_HARD,        /* needs more than 70 % of the floor's rate after the launch: no attention kernel is known to sustain that */
-    TARGET_OPEN         /* physics does not forbid it */
+    TARGET_HARD, /* needs more than 70 % of the floor's rate after the launch: no attention kernel is known to sustain that */
+    TARGET_OPEN /* physics does not forbid it */
 } target_verdict;
 target_verdict judge_target(const machine *m, const floor_times *f, double target_s);
 const char *target_verdict_text(target_verdict verdict);

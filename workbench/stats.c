@@ -61,11 +61,13 @@ double stats_percentile(const double *samples, size_t count, double p)
 
 /* ---- intervals of percentiles ---- */
 
-/* How many of count independent samples lie below the true percentile p is binomial. Returns the largest rank r (1 = lowest sample) for
- * which fewer than r lie below it with probability `miss` at most: the percentile is at least the r-th sample otherwise. 0: no such rank.
+/* How many of count independent samples lie below the true percentile p is binomial. Returns the largest rank r (1 =
+ * lowest sample) for which fewer than r lie below it with probability `miss` at most: otherwise the percentile is at
+ * least the r-th sample. 0: no such rank.
  *
- * Stable for any count: the probabilities are walked outwards from the most likely number, in units of its own, so that nothing over- or
- * underflows before it is negligible, and only positive numbers are added. Takes some 20 standard deviations of steps: 10^4 for 10^6. */
+ * Stable for any count: the probabilities are walked outwards from the most likely number, in units of its own, so that
+ * nothing over- or underflows before it is negligible, and only positive numbers are added. Some 20 standard deviations
+ * of steps: 10^4 for 10^6 samples. */
 static size_t lower_rank(size_t count, double p, double miss)
 {
     const double negligible = 1e-20, rounding = 1e-9;
@@ -89,15 +91,17 @@ static size_t lower_rank(size_t count, double p, double miss)
     }
 
     size_t rank = first;
-    for (double sum = weight; rank < count && sum <= miss * total * (1.0 + rounding); sum += weight) {
+    double below_rank = weight; /* of at most `rank` samples */
+    while (rank < count && below_rank <= miss * total * (1.0 + rounding)) {
         weight *= ((double)(count - rank) * p) / ((double)(rank + 1) * (1.0 - p));
+        below_rank += weight;
         rank++;
     }
     return rank;
 }
 
-/* The share of the 5 % that a side gets whose extreme sample misses with probability `least` (`other`: the opposite side's): half, unless
- * only an uneven split bounds both sides. */
+/* The share of the 5 % that a side gets whose extreme sample misses with probability `least` (`other`: the opposite
+ * side's): half, unless only an uneven split bounds both sides. */
 static double side_miss(double least, double other)
 {
     if (least + other > 2.0 * tail_miss)
@@ -164,8 +168,6 @@ stats_summary stats_summarise(const double *samples, size_t count)
 
 /* ---- comparison by blocks ---- */
 
-/* The i-th number of the sequence that belongs to a seed (splitmix64 with the seed scrambled first, so that neighbouring seeds do not share
- * a sequence). No state: a resample can be drawn again from its number alone. */
 static uint64_t scramble(uint64_t z)
 {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -173,6 +175,8 @@ static uint64_t scramble(uint64_t z)
     return z ^ (z >> 31);
 }
 
+/* The i-th index below count of the sequence that belongs to a seed: splitmix64 without its state. The seed is
+ * scrambled first, so that neighbouring seeds do not share a sequence. */
 static size_t random_index(uint64_t seed, uint64_t i, size_t count)
 {
     uint64_t bits = scramble(scramble(seed) + (i + 1) * 0x9e3779b97f4a7c15u);
@@ -180,12 +184,14 @@ static size_t random_index(uint64_t seed, uint64_t i, size_t count)
 }
 
 /* The rank-th (0 = lowest) of the multiset in which sorted[i] occurs times[i] times. */
-static double ranked(const double *sorted, const size_t *times, size_t rank)
+static double ranked(const double *sorted, const size_t *times, size_t count, size_t rank)
 {
-    size_t i = 0;
-    for (size_t seen = times[0]; seen <= rank; seen += times[i])
-        i++;
-    return sorted[i];
+    for (size_t i = 0; i + 1 < count; i++) {
+        if (rank < times[i])
+            return sorted[i];
+        rank -= times[i];
+    }
+    return sorted[count - 1];
 }
 
 /* The median of `count` draws with replacement from the sorted effects; `times` is scratch for count numbers. */
@@ -194,14 +200,14 @@ static double resampled_median(const double *sorted, size_t *times, size_t count
     memset(times, 0, count * sizeof *times);
     for (size_t i = 0; i < count; i++)
         times[random_index(seed, (uint64_t)resample * count + i, count)]++;
-    return 0.5 * (ranked(sorted, times, (count - 1) / 2) + ranked(sorted, times, count / 2));
+    return 0.5 * (ranked(sorted, times, count, (count - 1) / 2) + ranked(sorted, times, count, count / 2));
 }
 
 /* Of the median; {NaN, NaN} without memory. */
 static stats_interval bootstrap_interval(const double *sorted, size_t count, uint64_t seed)
 {
     stats_interval interval = {NAN, NAN};
-    size_t *times = malloc(count * sizeof *times);
+    size_t *times = calloc(count, sizeof *times);
     double *medians = malloc(RESAMPLES * sizeof *medians);
     if (times && medians) {
         for (size_t i = 0; i < RESAMPLES; i++)
@@ -215,9 +221,9 @@ static stats_interval bootstrap_interval(const double *sorted, size_t count, uin
     return interval;
 }
 
-/* The wider of two intervals for the median of the blocks' effects. The bootstrap alone is too narrow for few blocks, because a resampled
- * median takes few distinct values: of equal kernels it misses 12 % of the time with 7 blocks and 8 % with 13. The order statistics hold
- * 95 % for any number of blocks; with fewer than 6 nothing does, and they are infinite. */
+/* The wider of two intervals for the median of the blocks' effects. The bootstrap alone is too narrow for few blocks,
+ * because a resampled median takes few distinct values: of equal kernels it misses 12 % of the time with 7 blocks and
+ * 8 % with 13. The order statistics hold 95 % for any number of blocks; below 6 nothing does, and they are infinite. */
 static stats_interval effect_interval(const double *sorted, size_t count, uint64_t seed)
 {
     stats_interval exact = sorted_percentile_interval(sorted, count, 0.5);
@@ -311,5 +317,5 @@ double stats_geomean(const double *ratios, const double *weights, size_t count)
         log_sum += weight * log(ratios[i]);
         weight_sum += weight;
     }
-    return exp(log_sum / weight_sum);
+    return weight_sum > 0.0 ? exp(log_sum / weight_sum) : NAN;
 }

@@ -4,12 +4,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { LAUNCHES_MAX = 4000 };
+enum {
+    LAUNCHES_MAX = 4000
+};
 
 /* How many launches fill the stretch. A lone launch carries the start of its replay, so the estimate is refined with the count it led to. */
-static acr_status choose_launches(acr__backend_device *device, acr__enqueue *enqueue, void *arg, double stretch_s, int *launches, double *launch_s)
+static acr_status choose_launches(acr__backend_device *device, acr__enqueue *enqueue, void *arg, double stretch_s,
+                                  int *launches, double *launch_s)
 {
-    enum { ROUNDS = 3, PROBES = 3 };
+    enum {
+        ROUNDS = 3,
+        PROBES = 3
+    };
     *launches = 1;
     for (int round = 0; round < ROUNDS; ++round) {
         double probe[PROBES];
@@ -32,7 +38,8 @@ static int clamp_count(double count, int min, int max)
     return count < min ? min : count > max ? max : (int)count;
 }
 
-acr_status timer_stream(timing *out, acr__backend_device *device, acr__enqueue *enqueue, void *arg, const timer_limits *limits)
+acr_status timer_stream(timing *out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
+                        const timer_limits *limits)
 {
     double launch_s = 0;
     acr_status status = choose_launches(device, enqueue, arg, limits->stretch_s, &out->launches, &launch_s);

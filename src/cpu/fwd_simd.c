@@ -32,7 +32,6 @@ enum { LANES = 4, REGISTERS = 16, PRODUCTS_PER_CYCLE = 1, ISA = ACR__ISA_PORTABL
 
 enum {
     ROWS = ROW_VECS * LANES, /* of a register block */
-    BLOCKS = Q_TILE / ROWS,
     ELEMENT_BYTES = DTYPE == ACR_F32 ? 4 : DTYPE == ACR_E4M3 ? 1 : 2,
     WIDENS = DTYPE != ACR_F32 /* K and V pass through a float32 tile */
 };
@@ -154,26 +153,6 @@ INLINE void transpose(vec v[LANES])
 
 /* ---- Stored elements ---------------------------------------------------------------------------------------------- */
 
-/* Widens a format with infinities or, for e4m3, a single NaN. bits hold one element each. */
-INLINE vec widen(uvec bits, int mantissa_bits, int exponent_bits)
-{
-    const int magnitude_bits = mantissa_bits + exponent_bits;
-    const int bias = (1 << (exponent_bits - 1)) - 1;
-    const uint32_t top_exponent = ((1u << exponent_bits) - 1) << mantissa_bits;
-    const bool has_infinity = exponent_bits > 4;
-    const uvec magnitude = bits & ((1u << magnitude_bits) - 1);
-    const uvec sign = bits >> magnitude_bits << 31;
-    /* Below the smallest normal number the mantissa counts steps of 2^(1 - bias - mantissa_bits). */
-    const vec steps = __builtin_convertvector((ivec)magnitude, vec);
-    const vec subnormal = steps * (vec)((uvec){0} + ((uint32_t)(127 + 1 - bias - mantissa_bits) << 23));
-    const uvec normal = (magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23);
-    const uvec special = has_infinity ? magnitude << (23 - mantissa_bits) | 0x7f800000u : (uvec){0} + 0x7fc00000u;
-    const uint32_t last_finite = has_infinity ? top_exponent - 1 : (1u << magnitude_bits) - 2;
-    uvec value = pick_bits((ivec)(magnitude > last_finite), special, normal);
-    value = pick_bits((ivec)(magnitude < (1u << mantissa_bits)), (uvec)subnormal, value);
-    return (vec)(value | sign);
-}
-
 INLINE vec widen_f16(u16vec bits)
 {
 #if defined KERNEL_ARCH_avx512
@@ -181,8 +160,29 @@ INLINE vec widen_f16(u16vec bits)
 #elif defined KERNEL_ARCH_avx2
     return (vec)_mm256_cvtph_ps((__m128i)bits);
 #else
-    return widen(__builtin_convertvector(bits, uvec), 10, 5);
+    const uvec wide = __builtin_convertvector(bits, uvec);
+    const uvec magnitude = wide & 0x7fffu;
+    const uvec normal = (magnitude << 13) + (112u << 23);
+    const uvec infinity_or_nan = magnitude << 13 | 0x7f800000u;
+    const vec subnormal = __builtin_convertvector((ivec)magnitude, vec) * 0x1p-24f;
+    uvec value = pick_bits((ivec)(magnitude > 0x7bffu), infinity_or_nan, normal);
+    value = pick_bits((ivec)(magnitude < 0x400u), (uvec)subnormal, value);
+    return (vec)(value | (wide & 0x8000u) << 16);
 #endif
+}
+
+INLINE vec widen_bf16(u16vec bits)
+{
+    return (vec)(__builtin_convertvector(bits, uvec) << 16);
+}
+
+/* e4m3 is the upper part of a float16, but for an exponent bias of 7 instead of 15 and its only NaN, 0x7f. */
+INLINE vec widen_e4m3(u8vec bits)
+{
+    const u16vec wide = __builtin_convertvector(bits, u16vec);
+    const u16vec magnitude = wide & 0x7f;
+    const u16vec nan = (u16vec)(magnitude == 0x7f) & 0x7e00;
+    return widen_f16(magnitude << 7 | (wide & 0x80) << 8 | nan) * 256.0f;
 }
 
 INLINE u16vec narrow_bf16(vec x)
@@ -220,9 +220,9 @@ INLINE vec load_floats(const void *base, int64_t index)
     case ACR_F16:
         return widen_f16(*(const u16vec_anywhere *)at);
     case ACR_BF16:
-        return (vec)(__builtin_convertvector(*(const u16vec_anywhere *)at, uvec) << 16);
+        return widen_bf16(*(const u16vec_anywhere *)at);
     case ACR_E4M3:
-        return widen(__builtin_convertvector(*(const u8vec_anywhere *)at, uvec), 3, 4);
+        return widen_e4m3(*(const u8vec_anywhere *)at);
     default:
         return *(const vec_anywhere *)at;
     }
@@ -272,8 +272,8 @@ typedef struct tile {
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
 typedef struct scratch_parts {
-    float *q;      /* [BLOCKS][qk_dim][ROWS] */
-    float *o;      /* [BLOCKS][v_dim][ROWS]: not yet divided by sum */
+    float *q;      /* [Q_TILE / ROWS][qk_dim][ROWS] */
+    float *o;      /* [Q_TILE / ROWS][v_dim][ROWS]: not yet divided by sum */
     float *s;      /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
     float *max;    /* [Q_TILE]: largest score so far, scaled, in log2 units */
     float *sum;    /* [Q_TILE]: of the weights, relative to max */
@@ -372,9 +372,15 @@ static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t 
     }
 }
 
+/* Rows of a tile that blocks of ROWS cover. */
+static int64_t padded_rows(const tile *t)
+{
+    return round_up(t->end_row - t->first_row, ROWS);
+}
+
 static void begin_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
-    for (int64_t row = 0; row < Q_TILE; row += LANES) {
+    for (int64_t row = 0; row < padded_rows(t); row += LANES) {
         float *q = parts->q + row / ROWS * args->qk_dim * ROWS + row % ROWS;
         load_queries(q, args, t, t->first_row + row);
         *(vec *)&parts->max[row] = splat(-__builtin_inff());
@@ -385,7 +391,7 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
             parts->seen[lane] = keys_seen(args, t, real);
         }
     }
-    for (int64_t i = 0; i < Q_TILE * (int64_t)args->v_dim; i += LANES) {
+    for (int64_t i = 0; i < padded_rows(t) * args->v_dim; i += LANES) {
         *(vec *)&parts->o[i] = (vec){0};
     }
 }
@@ -637,12 +643,12 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
 static void run_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     begin_tile(parts, args, t);
-    const int64_t seen_by_any = parts->seen[Q_TILE - 1];
+    const int64_t seen_by_any = parts->seen[padded_rows(t) - 1];
     for (int64_t first = 0; first < seen_by_any; first += KV_TILE) {
         const int64_t end = first + KV_TILE < seen_by_any ? first + KV_TILE : seen_by_any;
         const matrix k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
         const matrix v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
-        for (int block = 0; block < BLOCKS && block * ROWS < t->end_row - t->first_row; block++) {
+        for (int block = 0; block * ROWS < padded_rows(t); block++) {
             attend(parts, args, block, k, v, first, end);
         }
     }

@@ -172,7 +172,7 @@ static acr_status open_context(cuda_device *d)
     acr_status status = make_copy_stream(d);
     if (status != ACR_OK)
         d->driver.DevicePrimaryCtxRelease(d->handle);
-    return status;
+    return status == ACR_DEVICE_FAULT ? ACR_NO_DEVICE : status; /* a device that cannot be set up is not usable */
 }
 
 static acr_status open_device(cuda_device *d, const acr_ctx_options *options)

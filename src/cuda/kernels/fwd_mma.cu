@@ -58,7 +58,6 @@ static_assert(DIM % 32 == 0 && DIM <= 256, "DIM: a multiple of 32 up to 256");
 static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles of the product's 16 rows");
 static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0, "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
-static_assert(Q_TILE * ROW_CHUNKS % THREADS == 0 && KV_TILE * ROW_CHUNKS % GROUP_THREADS == 0, "tiles divide evenly over the threads that load them");
 static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 columns");
 static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES, "a group's partial output fits into its ring");
 
@@ -99,28 +98,16 @@ DEV void group_barrier(int group)
 
 /* ---- Loading ---- */
 
-/* A matrix of one head in global memory. */
-typedef struct head_matrix {
-    const char *base;
-    int64_t row_bytes;
-    int chunks; /* of 16 bytes in a row; the rest of DIM is zeros */
-} head_matrix;
-
-DEV head_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
+DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
 {
     return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES, dim / CHUNK_ELEMS};
 }
 
-/* Starts copying `rows` rows from `first` on; those at or beyond `end` become zeros, whatever memory holds there. */
-DEV void load_rows(uint32_t smem, const head_matrix &m, int first, int end, int rows, int thread, int threads)
+/* Starts loading a step's keys, or values, unless it lies beyond the last. */
+DEV void load_step(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
 {
-#pragma unroll
-    for (int i = 0; i < rows * ROW_CHUNKS / threads; i++) {
-        const int index = thread + i * threads, row = index / ROW_CHUNKS, chunk = index % ROW_CHUNKS;
-        const int valid = first + row < end && chunk < m.chunks;
-        const char *from = m.base + (valid ? (first + row) * m.row_bytes + chunk * CHUNK_BYTES : 0);
-        copy_chunk_async(smem + chunk_offset(row, chunk, ROW_CHUNKS), from, valid);
-    }
+    if (first < end)
+        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, m, first, end, thread);
 }
 
 /* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
@@ -247,65 +234,42 @@ DEV uint32_t only_key(uint32_t word, int key, int half, int lane)
     return word & mine;
 }
 
-/* o[.][n], o[.][n+1] += P * V key by key, each row only with keys that it sees. */
-DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, int n, const int (&seen)[M_TILES][2], int lane)
+/* o += P * V key by key, each row only with keys that it sees: the slow way, for tiles with values that are not finite. */
+DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], int lane)
 {
 #pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++) {
-        uint32_t v[4];
-        load_values(v, v_smem, step, n, lane);
-#pragma unroll 1
-        for (int key = 0; key < 16; key++)
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
-                    multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, lane), only_key(v[2 * i + 1], key, 1, lane));
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
-                }
-    }
-}
-
-/* o += P * V where some rows do not see some keys. Their probability is 0, but 0 * NaN and 0 * inf are NaN, and a value that a row does not
- * see must not reach it: where a result is not finite, its columns are computed again key by key. */
-DEV void accumulate_masked(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], int lane)
-{
-#pragma unroll
-    for (int n = 0; n < DIM_TILES; n += 2) {
-        float before[M_TILES][2][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                before[m][i / 4][i % 4] = o[m][n + i / 4][i % 4];
+    for (int n = 0; n < DIM_TILES; n += 2)
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             uint32_t v[4];
             load_values(v, v_smem, step, n, lane);
+#pragma unroll 1
+            for (int key = 0; key < 16; key++)
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                multiply_add<BF16>(o[m][n], p[m][step], v[0], v[1]);
-                multiply_add<BF16>(o[m][n + 1], p[m][step], v[2], v[3]);
-            }
+                for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
+                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, lane), only_key(v[2 * i + 1], key, 1, lane));
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
+                    }
         }
-        float zero = 0.0f; /* NaN as soon as one result is not finite */
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                zero = fmaf(o[m][n + i / 4][i % 4], 0.0f, zero);
-        if (__any_sync(~0u, !(zero == 0.0f))) {
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    o[m][n + i / 4][i % 4] = before[m][i / 4][i % 4];
-            accumulate_seen(o, p, v_smem, n, seen, lane);
-        }
+}
+
+/* Whether a tile of V is free of NaN and infinities; the same answer in the whole warp. */
+DEV bool is_finite(const unsigned char *v_tile, int lane)
+{
+    const uint32_t magnitude = 0x7fff7fffu, to_sign = BF16 ? 0x00800080u : 0x04000400u; /* carries the largest exponent into the sign bit */
+    const uint4 *chunks = (const uint4 *)v_tile;
+    uint32_t found = 0;
+#pragma unroll 4
+    for (int i = lane; i < TILE_BYTES / CHUNK_BYTES; i += WARP_THREADS) {
+        const uint4 c = chunks[i];
+        found |= ((c.x & magnitude) + to_sign) | ((c.y & magnitude) + to_sign) | ((c.z & magnitude) + to_sign) | ((c.w & magnitude) + to_sign);
     }
+    return !__any_sync(~0u, found & 0x80008000u);
 }
 
 /* ---- Merging the groups' partial results ---- */
@@ -460,19 +424,6 @@ DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const
 
 /* ---- The kernel ---- */
 
-/* Starts loading a step's keys and values into their stage: two groups of copies, empty beyond the last step. */
-DEV void load_keys(uint32_t stage, const head_matrix &k, int first, int end, int thread)
-{
-    if (first < end)
-        load_rows(stage, k, first, end, KV_TILE, thread, GROUP_THREADS);
-}
-
-DEV void load_values_of_keys(uint32_t stage, const head_matrix &v, int first, int end, int thread)
-{
-    if (first < end)
-        load_rows(stage + TILE_BYTES, v, first, end, KV_TILE, thread, GROUP_THREADS);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -483,20 +434,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
     const lane_place l = {(int)threadIdx.x % 32, (int)threadIdx.x / GROUP_THREADS, thread / 32 * WARP_ROWS};
     const place p = find_place(a);
     const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
-    const head_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
-    const head_matrix k = find_matrix(a.k, a.k_stride, p.batch, p.head / a.group, a.qk_dim);
-    const head_matrix v = find_matrix(a.v, a.v_stride, p.batch, p.head / a.group, a.v_dim);
+    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
+    const chunk_matrix k = find_matrix(a.k, a.k_stride, p.batch, p.head / a.group, a.qk_dim);
+    const chunk_matrix v = find_matrix(a.v, a.v_stride, p.batch, p.head / a.group, a.v_dim);
     const uint32_t q_smem = smem_address(smem), ring = q_smem + Q_BYTES + l.group * GROUP_BYTES;
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... Zero-filled rows: queries beyond q_len, keys beyond the batch entry's length. */
     const int stride = KV_TILE * KV_GROUPS;
     int load_first = l.group * KV_TILE; /* key of the next step to load */
-    load_rows(q_smem, q, p.q_first, a.q_len, Q_TILE, threadIdx.x, THREADS);
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, a.q_len, threadIdx.x);
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) {
-        load_keys(ring + stage * STAGE_BYTES, k, load_first, visible.end, thread);
+        load_step(ring + stage * STAGE_BYTES, k, load_first, visible.end, thread);
         copies_commit();
-        load_values_of_keys(ring + stage * STAGE_BYTES, v, load_first, visible.end, thread);
+        load_step(ring + stage * STAGE_BYTES + TILE_BYTES, v, load_first, visible.end, thread);
         copies_commit();
         load_first += stride;
     }
@@ -535,9 +486,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
             group_barrier(l.group);
         }
         const uint32_t load_stage = ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
-        load_keys(load_stage, k, load_first, visible.end, thread);
+        load_step(load_stage, k, load_first, visible.end, thread);
         copies_commit();
-        load_values_of_keys(load_stage, v, load_first, visible.end, thread);
+        load_step(load_stage + TILE_BYTES, v, load_first, visible.end, thread);
         copies_commit();
         load_first += stride;
 
@@ -558,8 +509,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
             COPIES_WAIT(2 * (STAGES - 1));
             group_barrier(l.group);
         }
-        if (masked)
-            accumulate_masked(o, probabilities, v_smem, seen_in_tile, l.lane);
+        /* Keys that a row does not see have probability 0, but 0 * NaN is NaN: a value must not reach rows that do not see it. */
+        if (masked && a.mask != FWD_MASK_NONE && !is_finite(smem + (v_smem - q_smem), l.lane))
+            accumulate_seen(o, probabilities, v_smem, seen_in_tile, l.lane);
         else
             accumulate(o, probabilities, v_smem, l.lane);
         stage = stage == STAGES - 1 ? 0 : stage + 1;

@@ -1,0 +1,620 @@
+/* The CUDA backend over the fake driver: drivers that are too old or lack something, every driver call failing in turn, device memory
+ * running out, stream capture, and that nothing is left behind whatever happens. No GPU is needed, and none is used. */
+#include "support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "cuda/driver.h"
+#include "fake_driver.h"
+
+/* ---- Contexts over the fake driver -------------------------------------------------------------------------------- */
+
+static acr_status open_cuda(acr_ctx **ctx)
+{
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    options.backend = "cuda";
+    return acr_ctx_create(ctx, &options);
+}
+
+static acr_ctx *cuda_ctx(void)
+{
+    acr_ctx *ctx = NULL;
+    assert_ok(open_cuda(&ctx));
+    return ctx;
+}
+
+/* What was alive when the test began: left by a test that failed before. */
+static fake_cuda_counters at_start;
+
+/* Everything that the library took from the driver has been given back, and it was used as a real driver must be. */
+static void assert_clean(const char *when)
+{
+    const fake_cuda_counters c = fake_cuda_count();
+    const struct {
+        const char *what;
+        long left;
+    } counters[] = {{"allocations", c.allocations - at_start.allocations},
+                    {"libraries", c.libraries - at_start.libraries},
+                    {"streams", c.streams - at_start.streams},
+                    {"events", c.events - at_start.events},
+                    {"graphs", c.graphs - at_start.graphs},
+                    {"executable graphs", c.graph_execs - at_start.graph_execs},
+                    {"retained contexts", c.contexts - at_start.contexts},
+                    {"pushed contexts", c.pushed - at_start.pushed},
+                    {"misuses", c.misuses}};
+    for (size_t i = 0; i < COUNT_OF(counters); i++)
+        if (counters[i].left != 0)
+            fail_msg("%s: %ld %s left", when, counters[i].left, counters[i].what);
+}
+
+static int reset_driver(void **state)
+{
+    (void)state;
+    fake_cuda_reset();
+    at_start = fake_cuda_count();
+    return 0;
+}
+
+static int check_clean(void **state)
+{
+    (void)state;
+    assert_clean("at the end of the test");
+    return 0;
+}
+
+/* ---- Drivers that do not serve ------------------------------------------------------------------------------------ */
+
+static void assert_no_device(const char *fragment)
+{
+    acr_ctx *const untouched = (acr_ctx *)(uintptr_t)64, *ctx = untouched;
+    assert_fails(open_cuda(&ctx), ACR_NO_DEVICE, fragment);
+    assert_ptr_equal(ctx, untouched);
+    /* Without a name the context falls back to the cpu, which always works. */
+    assert_ok(acr_ctx_create(&ctx, NULL));
+    assert_string_equal(acr_ctx_backend(ctx), "cpu");
+    acr_ctx_destroy(ctx);
+}
+
+static void an_old_driver_is_refused_with_both_versions(void **state)
+{
+    (void)state;
+    fake_cuda_set_driver_version(12080);
+    assert_no_device("12.8");
+    assert_no_device("13.0");
+    assert_no_device("R580");
+    fake_cuda_set_driver_version(12000);
+    assert_no_device("12.0");
+    fake_cuda_set_driver_version(13010); /* newer is fine */
+    acr_ctx_destroy(cuda_ctx());
+}
+
+static void a_machine_without_devices_is_refused(void **state)
+{
+    (void)state;
+    fake_cuda_set_devices(0);
+    assert_no_device("device");
+    fake_cuda_set_devices(2);
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    options.backend = "cuda";
+    acr_ctx *ctx = NULL;
+    for (options.device = 0; options.device < 2; options.device++) {
+        assert_ok(acr_ctx_create(&ctx, &options));
+        acr_ctx_destroy(ctx);
+    }
+    assert_fails(acr_ctx_create(&ctx, &options), ACR_NO_DEVICE, "device 2");
+}
+
+static void a_missing_entry_is_named(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+#define NAME(name, version) "cu" #name,
+        ACR__CUDA_ENTRIES(NAME)
+#undef NAME
+    };
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        fake_cuda_hide_entry(names[i]);
+        assert_no_device(names[i]);
+    }
+    fake_cuda_hide_entry(NULL);
+}
+
+static void a_usable_gpu_is_the_default(void **state)
+{
+    (void)state;
+    static const int archs[] = {80, 86, 89, 90, 120};
+    for (size_t i = 0; i < COUNT_OF(archs); i++) {
+        char sm[16];
+        snprintf(sm, sizeof sm, "sm_%d", archs[i]);
+        fake_cuda_set_arch(archs[i]);
+        acr_ctx *ctx = NULL;
+        assert_ok(acr_ctx_create(&ctx, NULL));
+        assert_string_equal(acr_ctx_backend(ctx), "cuda");
+        assert_non_null(strstr(acr_ctx_device(ctx), sm));
+        assert_int_equal(acr__ctx_backend_device(ctx)->device.arch, archs[i]);
+        acr_ctx_destroy(ctx);
+        assert_clean(sm);
+    }
+}
+
+/* ---- Device memory for executions --------------------------------------------------------------------------------- */
+
+/* Buffers of a problem in (fake) device memory. */
+typedef struct device_buffers {
+    acr__backend_device *device;
+    acr_buffers buffers;
+    void *memory[6];
+} device_buffers;
+
+static void *device_memory(acr__backend_device *device, int64_t bytes)
+{
+    void *memory = NULL;
+    assert_ok(device->backend->mem_alloc(device, (size_t)bytes, &memory));
+    return memory;
+}
+
+static device_buffers device_buffers_make(acr_ctx *ctx, const acr_problem *p)
+{
+    device_buffers b = {.device = acr__ctx_backend_device(ctx), .buffers = ACR_BUFFERS_INIT};
+    b.buffers.q = b.memory[0] = device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype));
+    b.buffers.k = b.memory[1] = device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype));
+    b.buffers.v = b.memory[2] = device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype));
+    b.buffers.o = b.memory[3] = device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype));
+    if (p->flags & ACR_WANT_LSE)
+        b.buffers.lse = b.memory[4] = device_memory(b.device, p->batch * p->q_heads * p->q_len * 4);
+    if (p->flags & ACR_KV_LENS)
+        b.buffers.kv_lens = b.memory[5] = device_memory(b.device, p->batch * 4);
+    return b;
+}
+
+static void device_buffers_free(device_buffers *b)
+{
+    for (size_t i = 0; i < COUNT_OF(b->memory); i++)
+        b->device->backend->mem_free(b->device, b->memory[i]);
+}
+
+/* A made-up CUDA kernel with workspace, as a candidate would be: its image is not in the table. */
+enum {
+    CANDIDATE_WORKSPACE = 1024
+};
+
+static const char *candidate_why_not(const acr_problem *p, const acr__device *device)
+{
+    (void)p, (void)device;
+    return NULL;
+}
+
+static size_t candidate_workspace(const acr_problem *p, const acr__device *device)
+{
+    (void)p, (void)device;
+    return CANDIDATE_WORKSPACE;
+}
+
+static double candidate_cost(const acr_problem *p, const acr__device *device)
+{
+    (void)p, (void)device;
+    return 1e-6;
+}
+
+static void candidate_shape(const acr_problem *p, const acr__device *device, acr__launch *launch)
+{
+    (void)device;
+    *launch = (acr__launch){{(uint32_t)p->q_len, (uint32_t)p->q_heads, (uint32_t)p->batch}, 128, 2, 4096};
+}
+
+static const unsigned char candidate_image[] = "not machine code, but the fake driver loads anything";
+static const acr__kernel candidate = {
+    .name = "fwd_candidate_f16_d64_1x1_sm90a", .family = "fwd_candidate", .backend = ACR__CUDA, .dtype = ACR_F16, .qk_dim_max = 256,
+    .v_dim_max = 256, .q_tile = 1, .kv_tile = 1, .stages = 1, .why_not = candidate_why_not, .workspace = candidate_workspace,
+    .cost = candidate_cost, .symbol = "candidate", .image = candidate_image, .image_end = candidate_image + sizeof candidate_image - 1,
+    .arch_min = 80, .arch_max = 120, .shape = candidate_shape};
+
+/* ---- Every call fails in turn ------------------------------------------------------------------------------------- */
+
+/* One act of the library, under a context; undoes what it made. */
+typedef acr_status act(acr_ctx *ctx);
+
+static acr_status only_open(acr_ctx *ctx)
+{
+    (void)ctx;
+    return ACR_OK;
+}
+
+static acr_status plan_with_effort(acr_ctx *ctx, acr_effort effort)
+{
+    const acr_problem p = problem_of("b1:h2:s16:d64:lse:kvlens");
+    acr_plan *const untouched = (acr_plan *)(uintptr_t)64, *plan = untouched;
+    const acr_status status = acr_plan_create(&plan, ctx, &p, effort);
+    if (status == ACR_OK)
+        acr_plan_destroy(plan);
+    else
+        assert_ptr_equal(plan, untouched);
+    return status;
+}
+
+static acr_status plan_by_estimate(acr_ctx *ctx)
+{
+    return plan_with_effort(ctx, ACR_ESTIMATE);
+}
+
+static acr_status plan_by_measuring(acr_ctx *ctx)
+{
+    return plan_with_effort(ctx, ACR_MEASURE);
+}
+
+static acr_status plan_candidate(acr_ctx *ctx)
+{
+    const acr_problem p = problem_of("b1:h2:s16:d64");
+    acr_plan *plan = NULL;
+    const acr_status status = acr__plan_create_forced(&plan, ctx, &p, &candidate);
+    acr_plan_destroy(plan);
+    return status;
+}
+
+/* How a fault is set: fake_cuda_fail_nth_call or fake_cuda_fail_nth_alloc. */
+typedef void set_fault(long n);
+
+/* Opens a context and runs the act with a fault at a place; what follows, freeing, is spared. Checks what every failure must keep to and
+ * returns the status. */
+static acr_status attempt(act *run, set_fault *fail_at, long place)
+{
+    char when[64];
+    snprintf(when, sizeof when, "place %ld", place);
+    fake_cuda_reset();
+    fail_at(place);
+    acr_ctx *ctx = NULL;
+    const acr_status opened = open_cuda(&ctx);
+    if (opened != ACR_OK) {
+        if (opened != ACR_NO_DEVICE && opened != ACR_NO_MEMORY)
+            fail_msg("%s: acr_ctx_create: status %d (%s)", when, (int)opened, acr_last_error());
+        assert_clean(when);
+        return opened;
+    }
+    const acr_status status = run(ctx);
+    fail_at(0);
+    if (status != ACR_OK) {
+        if (status != ACR_DEVICE_FAULT && status != ACR_NO_MEMORY)
+            fail_msg("%s: status %d (%s)", when, (int)status, acr_last_error());
+        if (!strstr(acr_last_error(), "CUDA_ERROR_"))
+            fail_msg("%s: \"%s\" does not name the driver's error", when, acr_last_error());
+        assert_ok(run(ctx)); /* a fault that has passed leaves a context that works */
+    }
+    acr_ctx_destroy(ctx);
+    return status;
+}
+
+/* Fails each driver call in turn. Where the act fails, everything is given back. Where it succeeds all the same, the call that failed was
+ * one of cleaning up: what it should have freed, one piece of memory or code, may be left in the driver's hands, for want of another way. */
+static void fail_every_call(act *run)
+{
+    fake_cuda_reset();
+    acr_ctx *ctx = cuda_ctx();
+    assert_ok(run(ctx));
+    const long calls = fake_cuda_count().calls;
+    acr_ctx_destroy(ctx);
+    assert_clean("without faults");
+    long failed = 0;
+    for (long place = 1; place <= calls; place++) {
+        char when[64];
+        snprintf(when, sizeof when, "call %ld of %ld", place, calls);
+        const acr_status status = attempt(run, fake_cuda_fail_nth_call, place);
+        failed += status != ACR_OK;
+        if (status == ACR_OK) {
+            const fake_cuda_counters c = fake_cuda_count();
+            assert_in_range(c.allocations - at_start.allocations + c.libraries - at_start.libraries, 0, 1);
+            at_start.allocations = c.allocations;
+            at_start.libraries = c.libraries;
+        }
+        assert_clean(when);
+    }
+    assert_true(failed > calls / 4);
+}
+
+static void every_failing_call_of_opening_is_clean(void **state)
+{
+    (void)state;
+    fail_every_call(only_open);
+}
+
+static void every_failing_call_of_planning_is_clean(void **state)
+{
+    (void)state;
+    fail_every_call(plan_by_estimate);
+    fail_every_call(plan_candidate);
+}
+
+static void every_failing_call_of_measuring_is_clean(void **state)
+{
+    (void)state;
+    fail_every_call(plan_by_measuring);
+}
+
+static void every_failing_allocation_is_clean(void **state)
+{
+    (void)state;
+    long place = 1;
+    while (place < 100 && attempt(plan_by_measuring, fake_cuda_fail_nth_alloc, place) != ACR_OK) {
+        assert_clean("after a failed allocation");
+        place++;
+    }
+    assert_in_range(place, 7, 99); /* q, k, v, o, lse and kv_lens at least */
+}
+
+/* ---- Executions --------------------------------------------------------------------------------------------------- */
+
+/* A plan with buffers and workspace in device memory. */
+typedef struct scene {
+    acr_ctx *ctx;
+    acr_problem problem;
+    acr_plan *plan;
+    device_buffers b;
+    void *workspace;
+    size_t workspace_bytes;
+} scene;
+
+static scene scene_make(const char *text, const acr__kernel *kernel)
+{
+    scene s = {.ctx = cuda_ctx(), .problem = canonical_of(text)};
+    if (kernel)
+        s.plan = forced_plan(s.ctx, &s.problem, kernel);
+    else
+        assert_ok(acr_plan_create(&s.plan, s.ctx, &s.problem, ACR_ESTIMATE));
+    s.b = device_buffers_make(s.ctx, &s.problem);
+    s.workspace_bytes = acr_plan_workspace(s.plan);
+    s.workspace = s.workspace_bytes ? device_memory(s.b.device, (int64_t)s.workspace_bytes) : NULL;
+    return s;
+}
+
+static void scene_free(scene *s)
+{
+    s->b.device->backend->mem_free(s->b.device, s->workspace);
+    device_buffers_free(&s->b);
+    acr_plan_destroy(s->plan);
+    acr_ctx_destroy(s->ctx);
+}
+
+static acr_status scene_execute(const scene *s, void *stream)
+{
+    return acr_execute(s->plan, &s->b.buffers, s->workspace, s->workspace_bytes, stream);
+}
+
+static void a_launch_carries_the_arguments(void **state)
+{
+    (void)state;
+    scene s = scene_make("b3:h4/2:s16/24:d64:causal", &candidate);
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    assert_ok(scene_execute(&s, NULL));
+    fake_cuda_launch launch = fake_cuda_last_launch();
+    assert_true(launch.grid[0] == 16 && launch.grid[1] == 4 && launch.grid[2] == 3);
+    assert_true(launch.block == 128 && launch.cluster == 2 && launch.smem_bytes == 4096);
+    assert_int_equal(launch.overlap_previous, 0);
+    fwd_args expected, got;
+    memcpy(&got, launch.args, sizeof got);
+    acr__fwd_args(&expected, &s.problem, &s.b.buffers, s.workspace);
+    assert_memory_equal(&got, &expected, sizeof got);
+
+    s.b.buffers.flags = ACR_OVERLAP_PREVIOUS;
+    assert_ok(scene_execute(&s, NULL));
+    assert_int_equal(fake_cuda_last_launch().overlap_previous, 1);
+    assert_int_equal(fake_cuda_count().launches, 2);
+    scene_free(&s);
+}
+
+static void executions_neither_allocate_nor_wait(void **state)
+{
+    (void)state;
+    static const char *const forbidden[] = {"cuMemAlloc", "cuMemFree", "cuCtxSynchronize", "cuStreamSynchronize", "cuLibraryLoadData", "cuStreamCreate"};
+    scene s = scene_make("b1:h2:s16:d64", NULL);
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    assert_ok(acr_forward(s.ctx, &s.problem, &s.b.buffers, NULL));
+    for (size_t i = 0; i < COUNT_OF(forbidden); i++) {
+        fake_cuda_fail_entry(forbidden[i], CUDA_ERROR_NOT_PERMITTED);
+        assert_ok(scene_execute(&s, NULL));
+        assert_ok(acr_forward(s.ctx, &s.problem, &s.b.buffers, NULL));
+    }
+    fake_cuda_fail_entry(NULL, 0);
+    scene_free(&s);
+}
+
+static void a_failed_launch_is_reported(void **state)
+{
+    (void)state;
+    scene s = scene_make("b1:h2:s16:d64", &candidate);
+    fake_cuda_fail_entry("cuLaunchKernelEx", CUDA_ERROR_UNKNOWN);
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "cuLaunchKernelEx");
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "CUDA_ERROR_UNKNOWN");
+    fake_cuda_fail_entry("cuMemsetD8Async", CUDA_ERROR_UNKNOWN);
+    assert_fails(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL), ACR_DEVICE_FAULT, "cuMemsetD8Async");
+    fake_cuda_fail_entry("cuCtxPushCurrent", CUDA_ERROR_UNKNOWN);
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "cuCtxPushCurrent");
+    fake_cuda_fail_entry(NULL, 0);
+    assert_ok(scene_execute(&s, NULL));
+    scene_free(&s);
+}
+
+static void refused_executions_launch_nothing(void **state)
+{
+    (void)state;
+    scene s = scene_make("b1:h2:s16:d64", &candidate);
+    const acr_buffers good = s.b.buffers;
+    const long before = fake_cuda_count().calls;
+    s.b.buffers.q = NULL;
+    assert_fails(scene_execute(&s, NULL), ACR_INVALID, "q");
+    s.b.buffers = good;
+    s.b.buffers.v = (const char *)good.v + 2;
+    assert_fails(scene_execute(&s, NULL), ACR_ALIGNMENT, "v");
+    s.b.buffers = good;
+    s.b.buffers.k = good.o;
+    assert_fails(scene_execute(&s, NULL), ACR_OVERLAP, "k");
+    s.b.buffers = good;
+    assert_fails(acr_execute(s.plan, &s.b.buffers, s.workspace, s.workspace_bytes - 1, NULL), ACR_WORKSPACE, "bytes");
+    assert_fails(acr_execute(s.plan, &s.b.buffers, NULL, s.workspace_bytes, NULL), ACR_WORKSPACE, "NULL");
+    assert_fails(acr_workspace_init(s.plan, (char *)s.workspace + 64, s.workspace_bytes, NULL), ACR_WORKSPACE, "aligned");
+    assert_int_equal(fake_cuda_count().calls, before);
+    scene_free(&s);
+}
+
+static void plans_outlive_their_context(void **state)
+{
+    (void)state;
+    scene s = scene_make("b1:h2:s16:d64", NULL);
+    acr_ctx_destroy(s.ctx);
+    assert_int_equal(fake_cuda_count().contexts, 1);
+    assert_ok(scene_execute(&s, NULL));
+    s.b.device->backend->mem_free(s.b.device, s.workspace);
+    device_buffers_free(&s.b);
+    acr_plan_destroy(s.plan); /* the last to go closes the device: check_clean sees it */
+}
+
+/* ---- Capture ------------------------------------------------------------------------------------------------------ */
+
+/* A stream of the caller's, made with the driver as a caller would. */
+typedef struct own_stream {
+    acr__cuda_driver driver;
+    CUcontext context;
+    CUstream stream;
+} own_stream;
+
+static own_stream own_stream_make(void)
+{
+    own_stream s;
+    assert_ok(acr__cuda_driver_open(&s.driver));
+    assert_int_equal(s.driver.DevicePrimaryCtxRetain(&s.context, 0), CUDA_SUCCESS);
+    assert_int_equal(s.driver.CtxPushCurrent(s.context), CUDA_SUCCESS);
+    assert_int_equal(s.driver.StreamCreate(&s.stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return s;
+}
+
+static void own_stream_begin(own_stream *s)
+{
+    assert_int_equal(s->driver.StreamBeginCapture(s->stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+}
+
+static void own_stream_end(own_stream *s)
+{
+    CUgraph graph = NULL;
+    assert_int_equal(s->driver.StreamEndCapture(s->stream, &graph), CUDA_SUCCESS);
+    assert_int_equal(s->driver.GraphDestroy(graph), CUDA_SUCCESS);
+}
+
+static void own_stream_free(own_stream *s)
+{
+    CUcontext popped;
+    s->driver.StreamDestroy(s->stream);
+    s->driver.CtxPopCurrent(&popped);
+    s->driver.DevicePrimaryCtxRelease(0);
+    acr__cuda_driver_close(&s->driver);
+}
+
+static void planning_and_executing_may_be_captured(void **state)
+{
+    (void)state;
+    scene s = scene_make("b1:h2:s16:d64", NULL);
+    own_stream own = own_stream_make();
+    own_stream_begin(&own);
+    const acr_problem other = problem_of("f32:b1:h2:s16:d64"); /* a kernel that has not been loaded yet */
+    acr_plan *plan = NULL;
+    assert_ok(acr_plan_create(&plan, s.ctx, &other, ACR_ESTIMATE));
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, own.stream));
+    assert_ok(scene_execute(&s, own.stream));
+    assert_ptr_equal(fake_cuda_last_launch().stream, own.stream);
+    own_stream_end(&own);
+    assert_int_equal(fake_cuda_count().launches, 0); /* captured, not run */
+    acr_plan_destroy(plan);
+    own_stream_free(&own);
+    scene_free(&s);
+}
+
+static void forward_makes_no_workspace_under_capture(void **state)
+{
+    (void)state;
+    /* Over all GPUs of the fake driver and problems of several kinds: where the chosen kernel needs a workspace, the first call under
+     * capture is refused and works after a call outside; where it needs none, it just works. */
+    static const int archs[] = {80, 86, 89, 90, 120};
+    static const char *const texts[] = {"b1:h2:s16:d64", "f32:b1:h1:s1/4096:d64", "b1:h1:s1/100000:d128", "bf16:b1:h32/8:s1/8192:d128:kvlens"};
+    for (size_t i = 0; i < COUNT_OF(archs); i++)
+        for (size_t n = 0; n < COUNT_OF(texts); n++) {
+            fake_cuda_reset();
+            fake_cuda_set_arch(archs[i]);
+            scene s = scene_make(texts[n], NULL);
+            own_stream own = own_stream_make();
+            own_stream_begin(&own);
+            if (s.workspace_bytes) {
+                const long allocations = fake_cuda_count().allocations;
+                assert_fails(acr_forward(s.ctx, &s.problem, &s.b.buffers, own.stream), ACR_WORKSPACE, "captured");
+                assert_int_equal(fake_cuda_count().allocations, allocations);
+                own_stream_end(&own);
+                assert_ok(acr_forward(s.ctx, &s.problem, &s.b.buffers, own.stream));
+                own_stream_begin(&own);
+            }
+            assert_ok(acr_forward(s.ctx, &s.problem, &s.b.buffers, own.stream));
+            own_stream_end(&own);
+            own_stream_free(&own);
+            scene_free(&s);
+            assert_clean(texts[n]);
+        }
+}
+
+/* ---- Threads ------------------------------------------------------------------------------------------------------ */
+
+typedef struct worker {
+    pthread_t thread;
+    acr_ctx *ctx;
+    const scene *scene;
+    bool passed;
+} worker;
+
+static void *plan_and_execute(void *arg)
+{
+    worker *w = arg;
+    w->passed = true;
+    for (int round = 0; round < 50 && w->passed; round++) {
+        acr_plan *plan = NULL;
+        w->passed = acr_plan_create(&plan, w->ctx, &w->scene->problem, ACR_ESTIMATE) == ACR_OK &&
+                    acr_execute(plan, &w->scene->b.buffers, w->scene->workspace, w->scene->workspace_bytes, NULL) == ACR_OK &&
+                    scene_execute(w->scene, NULL) == ACR_OK && acr_forward(w->ctx, &w->scene->problem, &w->scene->b.buffers, NULL) == ACR_OK;
+        acr_plan_destroy(plan);
+    }
+    return NULL;
+}
+
+static void threads_share_context_and_plan(void **state)
+{
+    (void)state;
+    scene s = scene_make("b1:h2:s16:d64", NULL);
+    worker workers[4];
+    for (size_t i = 0; i < COUNT_OF(workers); i++) {
+        workers[i] = (worker){.ctx = s.ctx, .scene = &s};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, plan_and_execute, &workers[i]), 0);
+    }
+    for (size_t i = 0; i < COUNT_OF(workers); i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        assert_true(workers[i].passed);
+    }
+    assert_int_equal(fake_cuda_count().launches, 4 * 50 * 3);
+    scene_free(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(an_old_driver_is_refused_with_both_versions, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_machine_without_devices_is_refused, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_missing_entry_is_named, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_usable_gpu_is_the_default, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(every_failing_call_of_opening_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(every_failing_call_of_planning_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(every_failing_call_of_measuring_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(every_failing_allocation_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(executions_neither_allocate_nor_wait, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_failed_launch_is_reported, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(refused_executions_launch_nothing, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(plans_outlive_their_context, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(planning_and_executing_may_be_captured, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(forward_makes_no_workspace_under_capture, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(threads_share_context_and_plan, reset_driver, check_clean),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,8 @@
+/* Numbers as people read them. */
+#ifndef WORKBENCH_TEXT_H
+#define WORKBENCH_TEXT_H
+
+/* Microseconds with three or four digits, never in scientific notation: 0.554, 8.863, 13.98, 2830. Returns out. */
+char *us_text(char out[24], double us);
+
+#endif
