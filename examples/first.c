@@ -2,7 +2,7 @@
 #include <acromion.h>
 #include <stdio.h>
 
-enum { ELEMS = 2 * 8 * 512 * 64 }; /* batch, heads, length, dim */
+#define ELEMS (2 * 8 * 512 * 64) /* batch, heads, length, dim */
 static _Alignas(64) float q[ELEMS], k[ELEMS], v[ELEMS], o[ELEMS];
 
 int main(void)

@@ -22,7 +22,10 @@
         }                                                                                                              \
     } while (0)
 
-enum { ELEMS = 2 * 8 * 512 * 64, LAUNCHES = 100 };
+enum {
+    ELEMS = 2 * 8 * 512 * 64,
+    LAUNCHES = 100
+};
 static const char PROBLEM[] = "f16:b2:h8:s512:d64";
 
 /* Replays a graph of LAUNCHES executions and returns the microseconds of one. */
@@ -79,7 +82,8 @@ int main(void)
     ACR(acr_workspace_init(plan, workspace, acr_plan_workspace(plan), stream));
 
     char *base = tensors;
-    acr_buffers buffers = {.size = sizeof buffers, .q = base, .k = base + bytes, .v = base + 2 * bytes, .o = base + 3 * bytes};
+    acr_buffers buffers = {
+        .size = sizeof buffers, .q = base, .k = base + bytes, .v = base + 2 * bytes, .o = base + 3 * bytes};
     printf("%s\n%s: %.2f us an execution, in a graph of %d\n", acr_ctx_device(ctx), acr_plan_text(plan),
            (double)replay_us(plan, &buffers, workspace, stream), LAUNCHES);
 

@@ -79,7 +79,8 @@ void run()
 
     // All scores are 0: the output is the mean of ones, and the log-sum-exp of the last query the logarithm of its keys' count.
     const double last_lse = lse.back();
-    std::printf("o[0] = 0x%04x, last lse = %.4f = ln(%.0f)\n", static_cast<unsigned>(o[0]), last_lse, std::exp(last_lse));
+    std::printf("o[0] = 0x%04x, last lse = %.4f = ln(%.0f)\n", static_cast<unsigned>(o[0]), last_lse,
+                std::exp(last_lse));
     if (o[0] != bf16_one || std::fabs(std::exp(last_lse) - 100.0) > 0.01)
         throw std::runtime_error("wrong result");
 }

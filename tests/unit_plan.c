@@ -125,7 +125,7 @@ static void check_cost(const acr_problem *p, const char *text, const named_devic
     if (!can_run(p, device, kernel))
         return;
     const double seconds = kernel->cost(p, &device->device);
-    if (!(seconds > 1e-8 && seconds < 1e6))
+    if (!(seconds > 1e-9 && seconds < 1e6))
         fail_msg("%s on %s, %s: cost %g s", text, device->label, kernel->name, seconds);
 }
 

@@ -5,6 +5,7 @@ Dynamic shared memory is a launch's choice, not the compiler's: `acromion info` 
 (cmake/compile_image.sh); this table is for reading."""
 import pathlib
 import re
+import signal
 import sys
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
@@ -29,6 +30,7 @@ def rows_of(log):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `./run resources | head` ends quietly
     if len(sys.argv) != 2:
         sys.exit("usage: resources.py FOLDER")
     logs = sorted(pathlib.Path(sys.argv[1]).glob("*.bin.ptxas"))

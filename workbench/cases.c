@@ -1,7 +1,8 @@
 /* Pairwise-covering cases, see cases.h.
  *
- * A case is a value for each axis. Cases are chosen greedily: start from a pair not covered yet, give the other axes, in a random order, the value
- * that covers most new pairs, and keep the best of several such tries that the kernel can run. */
+ * A case is a value for each axis. Cases are chosen greedily: start from a pair not covered yet, give the other axes,
+ * in a random order, the value that covers most new pairs, and keep the best of several such tries that the kernel can
+ * run. */
 #include "cases.h"
 
 #include <string.h>
@@ -22,7 +23,7 @@ enum {
     VALUES_MAX = 8
 };
 
-/* Multiply-adds a case may take on a CPU kernel, so that the portable one stays within seconds; a GPU is not held back. */
+/* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
 #define CPU_CASE_WORK 2.0e8
 #define CUDA_CASE_WORK 8.0e9
 
@@ -184,8 +185,8 @@ static void set_lengths(space *s)
     }
 }
 
-/* Dims that the kernel takes at all, probed with small packed problems: its full ones, the common ones, smaller ones that it pads, unequal
- * and odd ones. */
+/* Dims that the kernel takes at all, probed with small packed problems: its full ones, the common ones, smaller ones
+ * that it pads, unequal and odd ones. */
 static void set_dims(space *s)
 {
     int64_t qk = s->kernel->qk_dim_max, v = s->kernel->v_dim_max;

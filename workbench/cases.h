@@ -1,5 +1,6 @@
-/* The problems that a kernel must get right: a list, made from its own tiles and dims, in which every pair of values of two axes occurs together
- * wherever the kernel can run it (pairwise covering). The list depends on the kernel and the device alone. */
+/* The problems that a kernel must get right: a list, made from its own tiles and dims, in which every pair of values of
+ * two axes occurs together wherever the kernel can run it (pairwise covering). The list depends on the kernel and the
+ * device alone. */
 #ifndef WORKBENCH_CASES_H
 #define WORKBENCH_CASES_H
 
@@ -25,7 +26,7 @@ typedef struct case_list {
         pairs_impossible; /* of axis values; what is neither covered nor impossible did not fit into CASES_MAX */
 } case_list;
 
-/* Makes the list. quick: the first CASES_QUICK, which cover most pairs. Empty when the kernel cannot run on the device. */
+/* Makes the list. quick: the first CASES_QUICK, which cover most pairs. Empty when the kernel cannot run there. */
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick);
 
 #endif

@@ -1,4 +1,5 @@
-/* acromion bench: the gates, then the time of every kernel that can run a problem, and its distance from the physical floor. */
+/* acromion bench: the gates, then the time of every kernel that can run a problem, and its distance from the physical
+ * floor. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -175,8 +176,7 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
 
 static void print_header(const session *s, const bench_problem *on)
 {
-    printf("%s on %s, stream mode%s\n", on->text, s->device->name,
-           s->request->overlap ? ", overlapping launches" : "");
+    printf("%s on %s, stream mode%s\n", on->text, s->device->name, s->request->overlap ? ", overlapping launches" : "");
     char floor_us[24];
     printf("floor %s us, bound by %s\n", us_text(floor_us, 1e6 * on->floor.warm_s), on->floor.warm_bound);
     printf("  %-44s %9s %19s %9s %9s %5s %8s %7s %8s\n", "kernel", "p50 us", "95 % interval", "p90", "p99", "n",
@@ -188,10 +188,9 @@ static void print_measurement(const bench_problem *on, const measurement *m)
     const stats_summary *t = &m->timing.stats;
     char p50[24], p90[24], p99[24], low[24], high[24], interval[64];
     snprintf(interval, sizeof interval, "%s - %s", us_text(low, t->p50_ci95.low), us_text(high, t->p50_ci95.high));
-    printf("%c %-44s %9s %19s %9s %9s %5zu %8.3g %7.2f %8.2g\n",
-           strcmp(on->planned, m->kernel->name) == 0 ? '*' : ' ', m->kernel->name, us_text(p50, t->p50), interval,
-           us_text(p90, t->p90), us_text(p99, t->p99), t->count, on->demand.flops / t->p50 / 1e6,
-           t->p50 / (1e6 * on->floor.warm_s), m->verdict.err_max);
+    printf("%c %-44s %9s %19s %9s %9s %5zu %8.3g %7.2f %8.2g\n", strcmp(on->planned, m->kernel->name) == 0 ? '*' : ' ',
+           m->kernel->name, us_text(p50, t->p50), interval, us_text(p90, t->p90), us_text(p99, t->p99), t->count,
+           on->demand.flops / t->p50 / 1e6, t->p50 / (1e6 * on->floor.warm_s), m->verdict.err_max);
     fflush(stdout);
 }
 

@@ -1,5 +1,5 @@
-/* acromion check: every kernel against the oracle. Cases that share their inputs and judged answer are run one after another, so that each
- * reference is made once. */
+/* acromion check: every kernel against the oracle. Cases that share their inputs and judged answer are run one after
+ * another, so that each reference is made once. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

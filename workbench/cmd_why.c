@@ -1,4 +1,4 @@
-/* acromion why: for a problem, which kernel is chosen, and for every other one what it would cost or why it cannot run. */
+/* acromion why: for a problem, which kernel is chosen, and for every other what it would cost or why it cannot run. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* acromion wisdom: files of measured choices: show, verify, merge, measure. The file's format is docs/wisdom-format.md. */
+/* acromion wisdom: shows, verifies, merges and measures files of choices. Their format is docs/wisdom-format.md. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,7 +159,8 @@ typedef struct merge_state {
     size_t count;
 } merge_state;
 
-/* A device with this wisdom key: name/sm<arch>/<SMs> of a GPU, name/<isa>/<threads> threads of a CPU. False when it is neither. */
+/* A device with this wisdom key: name/sm<arch>/<SMs> of a GPU, name/<isa>/<threads> threads of a CPU. False when it is
+ * neither. */
 static bool device_from_key(acr__device *out, const char *device_key)
 {
     static const struct {
@@ -243,15 +244,22 @@ static int merge(char **files, int count, const char *output)
 
 /* ---- measure ---- */
 
-static acr_status measure_problem(acr_ctx *ctx, const acr_problem *problem, acr_effort effort)
+/* plans: where the JSON goes, NULL = text. */
+static acr_status measure_problem(acr_ctx *ctx, const acr_problem *problem, acr_effort effort, json_t *plans)
 {
     acr_plan *plan = NULL;
     acr_status status = acr_plan_create(&plan, ctx, problem, effort);
-    if (status == ACR_OK) {
-        printf("%s\n", acr_plan_text(plan));
-        acr_plan_destroy(plan);
+    if (status != ACR_OK) {
+        return status;
     }
-    return status;
+    if (plans) {
+        json_array_append_new(plans,
+                              json_pack("{s:s, s:s}", "kernel", acr_plan_kernel(plan), "plan", acr_plan_text(plan)));
+    } else {
+        printf("%s\n", acr_plan_text(plan));
+    }
+    acr_plan_destroy(plan);
+    return ACR_OK;
 }
 
 static int measure(char **operands, int count, const request *r, const common_options *common)
@@ -263,12 +271,16 @@ static int measure(char **operands, int count, const request *r, const common_op
     }
     acr_ctx *ctx = NULL;
     exit_code = context_open(common, &ctx);
+    json_t *plans = common->json ? json_array() : NULL;
     acr_status status = ACR_OK;
     for (size_t i = 0; i < problems.count && exit_code == EXIT_DONE && status == ACR_OK; ++i) {
-        status = measure_problem(ctx, &problems.items[i], r->patient ? ACR_PATIENT : ACR_MEASURE);
+        status = measure_problem(ctx, &problems.items[i], r->patient ? ACR_PATIENT : ACR_MEASURE, plans);
     }
     if (exit_code == EXIT_DONE && status == ACR_OK) {
         status = acr_wisdom_export(ctx, r->output);
+    }
+    if (plans) {
+        json_print(plans);
     }
     acr_ctx_destroy(ctx);
     problems_free(&problems);

@@ -1,4 +1,5 @@
-/* What a subcommand is, and the exit codes they share. A subcommand is one file cmd_<name>.c and one line of the table in main.c. */
+/* What a subcommand is, and the exit codes they share. A subcommand is one file cmd_<name>.c and one line of the table
+ * in main.c. */
 #ifndef WORKBENCH_COMMAND_H
 #define WORKBENCH_COMMAND_H
 
@@ -29,7 +30,8 @@ int cmd_bench(int argc, char **argv);
 int cmd_roofline(int argc, char **argv);
 int cmd_wisdom(int argc, char **argv);
 
-/* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what may be NULL. */
+/* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what
+ * may be NULL. */
 int report_failure(acr_status status, const char *what);
 
 #endif

@@ -15,10 +15,11 @@ typedef struct verdict {
     char failure[400]; /* "" for a pass, else the first thing that is wrong */
 } verdict;
 
-/* Runs a kernel and judges it: output and log-sum-exp within tolerance, every element written, nothing else written, inputs unchanged, a
- * second run bitwise equal, and without mask and kv_lens the order of the keys of no effect. problem is canonical and has the reference's
- * mathematics. Returns ACR_DEVICE_FAULT or ACR_NO_MEMORY when no verdict was possible because the device is lost or the host is short of memory
- * (verdict->failure says so too); every other failure of the kernel is a verdict and ACR_OK. */
+/* Runs a kernel and judges it: output and log-sum-exp within tolerance, every element written, nothing else written,
+ * inputs unchanged, a second run bitwise equal, and without mask and kv_lens the order of the keys of no effect.
+ * problem is canonical and has the reference's mathematics. Returns ACR_DEVICE_FAULT or ACR_NO_MEMORY when no verdict
+ * was possible because the device is lost or the host is short of memory (verdict->failure says so too); every other
+ * failure of the kernel is a verdict and ACR_OK. */
 acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                              const reference *ref);
 

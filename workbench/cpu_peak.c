@@ -1,4 +1,4 @@
-/* CPU peaks, see cpu_peak.h. The loops are plain vector arithmetic; -ffp-contract=fast makes a * b + c one instruction. */
+/* CPU peaks, see cpu_peak.h. The loops are plain vector arithmetic; -ffp-contract=fast fuses a * b + c. */
 #include "cpu_peak.h"
 
 #include <stdlib.h>

@@ -5,10 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Floating-point operations a second of float32 fused multiply-adds in registers, on the widest vectors of isa (ACR__ISA_*), all threads. */
+/* Floating-point operations a second of float32 fused multiply-adds in registers, on the widest vectors of isa
+ * (ACR__ISA_*), all threads. */
 double cpu_peak_flops(uint32_t isa, uint32_t threads);
 
-/* Bytes a second that all threads together read from a working set of this many bytes, each thread its own share, read repeatedly. */
+/* Bytes a second that all threads together read from a working set of this many bytes, each thread its own share, read
+ * repeatedly. */
 double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads);
 
 #endif

@@ -72,8 +72,8 @@ static void nvml_close(nvml *n)
     dlclose(n->library);
 }
 
-/* NVML counts all GPUs in bus order, CUDA the visible ones in its own: the one with the device's name is it when there is only one such,
- * else the one at the ordinal if its name agrees and nothing is hidden. */
+/* NVML counts all GPUs in bus order, CUDA the visible ones in its own: the one with the device's name is it when there
+ * is only one such, else the one at the ordinal if its name agrees and nothing is hidden. */
 static bool nvml_find(const nvml *n, const acr__device *device, int32_t ordinal, nvml_device *out)
 {
     unsigned count = 0, matches = 0;

@@ -19,7 +19,7 @@ void gpu_state_read(gpu_state *out, const acr__device *device, int32_t ordinal);
 /* {"nominal_mhz", "before": {"sm_mhz", "memory_mhz", "temperature_c", "power_w"} or null, "after"}. */
 json_t *clocks_json(const acr__device *device, const gpu_state *before, const gpu_state *after);
 
-/* The driver's version as its vendor writes it ("580.65.06"), or by its CUDA version ("CUDA 13.0"), or "none" on a cpu. */
+/* The driver's version as its vendor writes it ("580.65.06"), or by its CUDA version ("CUDA 13.0"), or "none". */
 void driver_text(char *out, size_t capacity, const acr__device *device);
 
 /* The processor's name and how many of them this process may use. */

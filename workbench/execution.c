@@ -76,7 +76,8 @@ static void scatter(unsigned char *payload, const tensor_view *view, const void 
     }
 }
 
-/* Strided rows to packed ones; their places become NaN bytes, so that afterwards the whole allocation must be NaN bytes. */
+/* Strided rows to packed ones; their places become NaN bytes, so that afterwards the whole allocation must be NaN
+ * bytes. */
 static void gather(unsigned char *payload, const tensor_view *view, unsigned char *packed)
 {
     for (int64_t batch = 0; batch < view->batch; ++batch) {
@@ -98,7 +99,8 @@ static bool all_nan_bytes(const unsigned char *bytes, size_t size)
 
 /* ---- Guarded allocations ---- */
 
-/* Allocates with the payload at a multiple of `alignment` that is no multiple of twice that, and fills all with NaN bytes. */
+/* Allocates with the payload at a multiple of `alignment` that is no multiple of twice that, and fills all with NaN
+ * bytes. */
 static acr_status guarded_create(guarded *g, acr__backend_device *device, size_t payload_bytes, size_t alignment)
 {
     g->payload_offset = GUARD_BYTES + alignment;

@@ -1,8 +1,9 @@
 /* One kernel bound to one reference: a plan, and device buffers made to catch mistakes.
  *
- * Every buffer is surrounded by guard bands, aligned to what the problem says and no better. All bytes that are no element of an input are 0xff, a NaN
- * in every type: guards, gaps between strided rows, keys beyond a batch entry's length, outputs and workspace before a run. So what reads or writes
- * where it must not shows in the result or in a changed byte. */
+ * Every buffer is surrounded by guard bands, aligned to what the problem says and no better. All bytes that are no
+ * element of an input are 0xff, a NaN in every type: guards, gaps between strided rows, keys beyond a batch entry's
+ * length, outputs and workspace before a run. So what reads or writes where it must not shows in the result or in a
+ * changed byte. */
 #ifndef WORKBENCH_EXECUTION_H
 #define WORKBENCH_EXECUTION_H
 
@@ -13,14 +14,15 @@
 
 typedef struct execution execution;
 
-/* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys uploads keys and values
- * in reverse order, which must not change the output when there is neither mask nor kv_lens. flags are acr_buffers.flags.
- * The caller frees with execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
+/* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys
+ * uploads keys and values in reverse order, which must not change the output when there is neither mask nor kv_lens.
+ * flags are acr_buffers.flags. The caller frees with execution_destroy. Errors: as acr__plan_create_forced;
+ * ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags);
 void execution_destroy(execution *e);
 
-/* Fills the outputs with NaN again, runs once and waits. The workspace is initialised only once, by execution_create. */
+/* Fills the outputs with NaN again, runs once and waits. execution_create has initialised the workspace, once. */
 acr_status execution_run(execution *e);
 
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */

@@ -15,8 +15,8 @@ typedef struct file_part {
     size_t size;
 } file_part;
 
-/* Writes the parts one after another to a temporary file beside `path`, syncs it, and renames it to `path`: a reader sees the old file or
- * the new one, whole. Errors: ACR_IO, ACR_NO_MEMORY. */
+/* Writes the parts one after another to a temporary file beside `path`, syncs it, and renames it to `path`: a reader
+ * sees the old file or the new one, whole. Errors: ACR_IO, ACR_NO_MEMORY. */
 acr_status file_write(const char *path, const file_part *parts, size_t part_count);
 
 #endif

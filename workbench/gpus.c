@@ -1,9 +1,10 @@
 /* The table of GPUs, see gpus.h.
  *
- * Rates are those of the highest clock the card runs at without being asked to exceed its specification, so that a floor computed from them is one.
- * They are dense rates: data sheets of L4, L40S and the SXM parts print twice these, "with sparsity". Check of a line: SMs x FLOP a clock x clock, e.g.
- * L4 58 x 1024 x 2.04 GHz = 121 TFLOP/s, A100 108 x 2048 x 1.41 = 312, H100 SXM 132 x 4096 x 1.83 = 989 (its data sheet's clock; it runs at up to
- * 1.98), L40S 142 x 1024 x 2.52 = 366, RTX 4090 128 x 512 x 2.52 = 165, RTX 5090 170 x 512 x 2.41 = 209, B200 148 x 8192 x 1.86 = 2250. */
+ * Rates are those of the highest clock the card runs at without being asked to exceed its specification, so that a
+ * floor computed from them is one. They are dense rates: data sheets of L4, L40S and the SXM parts print twice these,
+ * "with sparsity". Check of a line: SMs x FLOP a clock x clock, e.g. L4 58 x 1024 x 2.04 GHz = 121 TFLOP/s, A100 108 x
+ * 2048 x 1.41 = 312, H100 SXM 132 x 4096 x 1.83 = 989 (its data sheet's clock; it runs at up to 1.98), L40S 142 x 1024
+ * x 2.52 = 366, RTX 4090 128 x 512 x 2.52 = 165, RTX 5090 170 x 512 x 2.41 = 209, B200 148 x 8192 x 1.86 = 2250. */
 #include "gpus.h"
 
 #include <string.h>
@@ -12,7 +13,8 @@
 #define MIB(n) ((int64_t)(n) << 20)
 #define GIB(n) ((int64_t)(n) << 30)
 
-/* Shared memory by architecture (CUDA programming guide, technical specifications per compute capability): the opt-in maximum of a CTA, of an SM. */
+/* Shared memory by architecture (CUDA programming guide, technical specifications per compute capability): the opt-in
+ * maximum of a CTA, of an SM. */
 #define SMEM_80 .smem_per_cta_bytes = KIB(163), .smem_per_sm_bytes = KIB(164)
 #define SMEM_86 .smem_per_cta_bytes = KIB(99), .smem_per_sm_bytes = KIB(100)
 #define SMEM_90 .smem_per_cta_bytes = KIB(227), .smem_per_sm_bytes = KIB(228)
@@ -24,8 +26,8 @@
         .clock_hz = (ghz)*1e9, .dram_bytes_per_s = (dram_gb_s)*1e9                                                     \
     }
 
-/* Launch: 0.7 us was measured on the H200 (docs/measuring.md), 0.95 to 1.24 us is published for the H100; for the rest 1 us is assumed. It is no
- * part of any floor. */
+/* Launch: 0.7 us was measured on the H200 (docs/measuring.md), 0.95 to 1.24 us is published for the H100; for the rest
+ * 1 us is assumed. It is no part of any floor. */
 const gpu_model gpu_models[] = {
     {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6,
      "NVIDIA L4 data sheet (242 TFLOP/s there is sparse); boost 2.04 GHz"},

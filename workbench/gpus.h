@@ -1,4 +1,5 @@
-/* A table of GPUs: what their vendor publishes, and where that is silent what was measured. For `roofline` and for `why` about a GPU that is not here. */
+/* A table of GPUs: what their vendor publishes, and where that is silent what was measured. For `roofline` and for
+ * `why` about a GPU that is not here. */
 #ifndef WORKBENCH_GPUS_H
 #define WORKBENCH_GPUS_H
 

@@ -53,7 +53,8 @@ void input_scales(acr_problem *problem, input_kind kind)
     }
 }
 
-/* Two rounds of multiply and shift (the constants of SplitMix64's finaliser), one to spread the seed and stream, one for the counter. */
+/* Two rounds of multiply and shift (the constants of SplitMix64's finaliser), one to spread the seed and stream, one
+ * for the counter. */
 static uint64_t mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

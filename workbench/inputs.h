@@ -1,4 +1,5 @@
-/* Deterministic inputs: an element depends on the seed, the tensor and its coordinates alone, never on layout, strides, threads or order. */
+/* Deterministic inputs: an element depends on the seed, the tensor and its coordinates alone, never on layout, strides,
+ * threads or order. */
 #ifndef WORKBENCH_INPUTS_H
 #define WORKBENCH_INPUTS_H
 
@@ -33,12 +34,13 @@ const char *input_kind_names(void);
 /* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED. */
 void input_scales(acr_problem *problem, input_kind kind);
 
-/* Writes a tensor, packed [batch, heads, length, dim], in the problem's input type. A batch or head stride of 0 in the problem repeats
- * the values of entry 0. */
+/* Writes a tensor, packed [batch, heads, length, dim], in the problem's input type. A batch or head stride of 0 in the
+ * problem repeats the values of entry 0. */
 void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed,
                 uint32_t threads);
 
-/* Writes [batch] key lengths: all of them kv_len when full; else none, one, some, all, and values outside [0, kv_len], which kernels clamp. */
+/* Writes [batch] key lengths: all of them kv_len when full; else none, one, some, all, and values outside [0, kv_len],
+ * which kernels clamp. */
 void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, bool full);
 
 /* The counter-based generator itself: 64 random bits for a seed, a stream and a counter. */

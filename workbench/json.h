@@ -12,8 +12,8 @@ void json_print(json_t *document);
 /* A number, or null when it is not finite: JSON has neither infinity nor NaN. */
 json_t *json_number_or_null(double value);
 
-/* Adds the records (an array) to the array that the file holds, or makes the file; all or nothing. records stays the caller's.
- * Errors: ACR_IO; ACR_FORMAT when the file exists and is no JSON array; ACR_NO_MEMORY. */
+/* Adds the records (an array) to the array that the file holds, or makes the file; all or nothing. records stays the
+ * caller's. Errors: ACR_IO; ACR_FORMAT when the file exists and is no JSON array; ACR_NO_MEMORY. */
 acr_status json_append(const char *path, json_t *records);
 
 #endif

@@ -1,4 +1,5 @@
-/* .npy files, see npy.h. The header is a Python dict literal with three known keys; anything else is refused with its offset. */
+/* .npy files, see npy.h. The header is a Python dict literal with three known keys; anything else is refused with its
+ * offset. */
 #include "npy.h"
 
 #include <inttypes.h>
@@ -9,7 +10,8 @@
 #include "internal.h"
 #include "files.h"
 
-/* The format: 6 bytes magic, 2 bytes version, header length (2 bytes in version 1, else 4, little endian), header, data. */
+/* The format: 6 bytes magic, 2 bytes version, header length (2 bytes in version 1, else 4, little endian), header,
+ * data. */
 static const unsigned char magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
 typedef struct cursor {
@@ -318,8 +320,8 @@ acr_status npy_write(const char *path, npy_type type, int rank, const int64_t *s
     char dims[NPY_RANK_MAX * 24] = "";
     size_t length = 0, elems = 1;
     for (int i = 0; i < rank; ++i) {
-        length +=
-            (size_t)snprintf(dims + length, sizeof dims - length, "%" PRId64 ",%s", shape[i], i + 1 < rank ? " " : "");
+        const char *separator = i + 1 < rank ? ", " : rank == 1 ? "," : ""; /* a tuple of one needs its comma */
+        length += (size_t)snprintf(dims + length, sizeof dims - length, "%" PRId64 "%s", shape[i], separator);
         elems *= (size_t)shape[i];
     }
     /* Version 1.0; the data begins at a multiple of 64 bytes, as NumPy writes it. */

@@ -1,6 +1,7 @@
 /* Tensor files in NumPy's .npy format, versions 1 to 3: C order, little endian, rank 1 to 4.
  *
- * NumPy has no bfloat16 or fp8, so these travel as raw bytes: '<V2' is bfloat16 and '|V1' e4m3, which is what ml_dtypes saves. */
+ * NumPy has no bfloat16 or fp8, so these travel as raw bytes: '<V2' is bfloat16 and '|V1' e4m3, which is what ml_dtypes
+ * saves. */
 #ifndef WORKBENCH_NPY_H
 #define WORKBENCH_NPY_H
 

@@ -19,7 +19,8 @@ enum {
     ID_JSON
 };
 enum {
-    OPTIONS_MAX = 40
+    OPTIONS_MAX = 40,
+    SHORTS_MAX = 3 * OPTIONS_MAX + 2 /* a letter and at most two colons each, the leading colon, the end */
 };
 
 static const option_spec device_options[] = {
@@ -142,10 +143,11 @@ static bool take_common(common_options *common, int id, const char *value)
 }
 
 /* Translates the tables into getopt's: long options, and the string of short ones. */
-static void getopt_tables(const command_spec *spec, struct option longs[OPTIONS_MAX], char shorts[2 * OPTIONS_MAX + 2])
+static void getopt_tables(const command_spec *spec, struct option longs[OPTIONS_MAX], char shorts[SHORTS_MAX])
 {
     const option_spec *tables[4];
     size_t tables_count = option_tables(spec, tables), count = 0, letters = 0;
+    shorts[letters++] = ':'; /* tell a missing value from an unknown option, and print nothing */
     for (size_t t = 0; t < tables_count; ++t) {
         for (const option_spec *option = tables[t]; option->name && count < OPTIONS_MAX - 1; ++option) {
             int kind = argument_kind(option);
@@ -166,7 +168,7 @@ int options_parse(const command_spec *spec, int argc, char **argv, common_option
                   int *exit_code)
 {
     struct option longs[OPTIONS_MAX];
-    char shorts[3 * OPTIONS_MAX];
+    char shorts[SHORTS_MAX];
     getopt_tables(spec, longs, shorts);
     *common = (common_options){NULL, 0, 0, false};
     *exit_code = EXIT_USAGE;
@@ -181,8 +183,10 @@ int options_parse(const command_spec *spec, int argc, char **argv, common_option
             *exit_code = EXIT_DONE;
             return -1;
         }
-        if (id == '?') {
-            fprintf(stderr, "`acromion %s --help` lists the options\n", spec->name);
+        if (id == '?' || id == ':') {
+            fprintf(stderr, "acromion %s: option '%s' %s; `acromion %s --help` lists the options\n", spec->name,
+                    argv[optind - 1], id == ':' ? "needs a value" : "is unknown, ambiguous, or takes no value",
+                    spec->name);
             return -1;
         }
         if (!(id >= ID_BACKEND ? take_common(common, id, optarg) : take(arg, id, optarg))) {

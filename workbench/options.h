@@ -1,4 +1,5 @@
-/* Command lines: options described by a table (which is also the help), the options that all commands share, problems as operands. */
+/* Command lines: options described by a table (which is also the help), the options that all commands share, problems
+ * as operands. */
 #ifndef WORKBENCH_OPTIONS_H
 #define WORKBENCH_OPTIONS_H
 
@@ -44,8 +45,9 @@ typedef struct common_options {
 /* Handles one option of the command's own; value is NULL for a flag. Returns false after printing what is wrong. */
 typedef bool option_take(void *arg, int id, const char *value);
 
-/* Parses a command line. Returns the index in argv of the first operand (argc when there is none); or -1 when the command is over: help was
- * printed, or what is wrong was; *exit_code says which. Options may stand after operands, argv is reordered. */
+/* Parses a command line. Returns the index in argv of the first operand (argc when there is none); or -1 when the
+ * command is over: help was printed, or what is wrong was; *exit_code says which. Options may stand after operands,
+ * argv is reordered. */
 int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
                   int *exit_code);
 
@@ -64,12 +66,13 @@ typedef struct problem_list {
     size_t count;
 } problem_list;
 
-/* Reads every operand as a problem; none means the mission shape. Returns EXIT_DONE, or after printing the error with its position marked
- * under the text another exit code. The caller frees with problems_free. */
+/* Reads every operand as a problem; none means the mission shape. Returns EXIT_DONE, or after printing the error with
+ * its position marked under the text another exit code. The caller frees with problems_free. */
 int problems_parse(char **operands, int operand_count, problem_list *out);
 void problems_free(problem_list *list);
 
-/* Opens the context that the common options ask for. Returns EXIT_DONE or, after printing the reason, another exit code. */
+/* Opens the context that the common options ask for. Returns EXIT_DONE or, after printing the reason, another exit
+ * code. */
 int context_open(const common_options *common, acr_ctx **out);
 
 /* The number of threads the workbench's own work may use: the option, or the processors this process may run on. */

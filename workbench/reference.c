@@ -193,9 +193,9 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
     return sqrt(largest);
 }
 
-/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows as an absolute error of
- * the logarithm. The float32 rounding of a score grows with the scores' largest possible magnitude and, as a random walk, with the square root of
- * the number of products that are summed. */
+/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
+ * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
+ * magnitude and, as a random walk, with the square root of the number of products that are summed. */
 static double lse_tolerance(const reference *ref)
 {
     const acr_problem *p = &ref->problem;

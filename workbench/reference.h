@@ -1,7 +1,8 @@
-/* The judged answer to a problem: its inputs, packed on the host, the oracle's output for the compared rows, and how far a kernel may be from it.
+/* The judged answer to a problem: its inputs, packed on the host, the oracle's output for the compared rows, and how
+ * far a kernel may be from it.
  *
- * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes on the same inputs, plus one unit
- * in the last place of the output, for the maximum and for the root mean square. */
+ * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes on
+ * the same inputs, plus one unit in the last place of the output, for the maximum and for the root mean square. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 
@@ -23,7 +24,8 @@ typedef struct reference {
     double tol_max, tol_rms, tol_lse;
 } reference;
 
-/* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them. Multiply-adds of a pass. */
+/* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them.
+ * Multiply-adds of a pass. */
 #define REFERENCE_FULL_WORK ((int64_t)1 << 24)
 enum {
     REFERENCE_SAMPLED_ROWS = 256
@@ -35,8 +37,8 @@ typedef struct reference_request {
     input_kind inputs;
     uint64_t seed;
     int64_t sampled_rows; /* bounds the compared rows of a large problem */
-    bool
-        full_kv_lens; /* every batch entry has all keys, so that times mean something; else none, one, some, all, and out of range */
+    /* Key lengths: all keys, so that times mean something; else none, one, some, all, and out of range. */
+    bool full_kv_lens;
     uint32_t threads;
 } reference_request;
 

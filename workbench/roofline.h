@@ -1,4 +1,5 @@
-/* The physical floor of a problem: no kernel can take less time. Not a prediction: real kernels add launches, latencies and imperfect overlap. */
+/* The physical floor of a problem: no kernel can take less time. Not a prediction: real kernels add launches, latencies
+ * and imperfect overlap. */
 #ifndef WORKBENCH_ROOFLINE_H
 #define WORKBENCH_ROOFLINE_H
 
@@ -48,8 +49,8 @@ void floor_of(floor_times *out, const machine *m, const acr_problem *problem, co
 typedef enum target_verdict {
     TARGET_IMPOSSIBLE,  /* below the floor */
     TARGET_IMPLAUSIBLE, /* above the floor, but not by as much as an empty launch takes */
-    TARGET_HARD, /* needs more than 70 % of the floor's rate after the launch: no attention kernel is known to sustain that */
-    TARGET_OPEN /* physics does not forbid it */
+    TARGET_HARD,        /* needs more than 70 % of the floor's rate after the launch: nobody is known to sustain that */
+    TARGET_OPEN         /* physics does not forbid it */
 } target_verdict;
 target_verdict judge_target(const machine *m, const floor_times *f, double target_s);
 const char *target_verdict_text(target_verdict verdict);

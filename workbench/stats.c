@@ -5,10 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    RESAMPLES = 10000
-};
-
 static const double tail_miss = 0.025;        /* a 95 % interval may miss by this on either side */
 static const double least_noise_floor = 0.01; /* below it, differences come and go with placement and clocks */
 static const double noise_floor_quantile = 0.95;
@@ -168,71 +164,6 @@ stats_summary stats_summarise(const double *samples, size_t count)
 
 /* ---- comparison by blocks ---- */
 
-static uint64_t scramble(uint64_t z)
-{
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* The i-th index below count of the sequence that belongs to a seed: splitmix64 without its state. The seed is
- * scrambled first, so that neighbouring seeds do not share a sequence. */
-static size_t random_index(uint64_t seed, uint64_t i, size_t count)
-{
-    uint64_t bits = scramble(scramble(seed) + (i + 1) * 0x9e3779b97f4a7c15u);
-    return (size_t)((double)(bits >> 11) * 0x1p-53 * (double)count);
-}
-
-/* The rank-th (0 = lowest) of the multiset in which sorted[i] occurs times[i] times. */
-static double ranked(const double *sorted, const size_t *times, size_t count, size_t rank)
-{
-    for (size_t i = 0; i + 1 < count; i++) {
-        if (rank < times[i])
-            return sorted[i];
-        rank -= times[i];
-    }
-    return sorted[count - 1];
-}
-
-/* The median of `count` draws with replacement from the sorted effects; `times` is scratch for count numbers. */
-static double resampled_median(const double *sorted, size_t *times, size_t count, uint64_t seed, size_t resample)
-{
-    memset(times, 0, count * sizeof *times);
-    for (size_t i = 0; i < count; i++)
-        times[random_index(seed, (uint64_t)resample * count + i, count)]++;
-    return 0.5 * (ranked(sorted, times, count, (count - 1) / 2) + ranked(sorted, times, count, count / 2));
-}
-
-/* Of the median; {NaN, NaN} without memory. */
-static stats_interval bootstrap_interval(const double *sorted, size_t count, uint64_t seed)
-{
-    stats_interval interval = {NAN, NAN};
-    size_t *times = calloc(count, sizeof *times);
-    double *medians = malloc(RESAMPLES * sizeof *medians);
-    if (times && medians) {
-        for (size_t i = 0; i < RESAMPLES; i++)
-            medians[i] = resampled_median(sorted, times, count, seed, i);
-        qsort(medians, RESAMPLES, sizeof *medians, compare_doubles);
-        interval.low = sorted_percentile(medians, RESAMPLES, tail_miss);
-        interval.high = sorted_percentile(medians, RESAMPLES, 1.0 - tail_miss);
-    }
-    free(medians);
-    free(times);
-    return interval;
-}
-
-/* The wider of two intervals for the median of the blocks' effects. The bootstrap alone is too narrow for few blocks,
- * because a resampled median takes few distinct values: of equal kernels it misses 12 % of the time with 7 blocks and
- * 8 % with 13. The order statistics hold 95 % for any number of blocks; below 6 nothing does, and they are infinite. */
-static stats_interval effect_interval(const double *sorted, size_t count, uint64_t seed)
-{
-    stats_interval exact = sorted_percentile_interval(sorted, count, 0.5);
-    stats_interval resampled = bootstrap_interval(sorted, count, seed);
-    if (isnan(resampled.low))
-        return resampled;
-    return (stats_interval){fmin(exact.low, resampled.low), fmax(exact.high, resampled.high)};
-}
-
 /* What a block says: log(baseline time / candidate time); NaN when a median is no positive time. */
 static double block_effect(const stats_block *block)
 {
@@ -268,13 +199,13 @@ static stats_verdict verdict_of(stats_interval effect, double floor_effect)
     return STATS_AMBIGUOUS;
 }
 
-stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor, uint64_t seed)
+stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor)
 {
     stats_comparison comparison = {NAN, {NAN, NAN}, noise_floor, STATS_AMBIGUOUS, count};
     double *effects = sorted_effects(blocks, count, 0);
     if (!effects)
         return comparison;
-    stats_interval effect = effect_interval(effects, count, seed);
+    stats_interval effect = sorted_percentile_interval(effects, count, 0.5);
     comparison.speedup = exp(sorted_percentile(effects, count, 0.5));
     comparison.ci95 = (stats_interval){exp(effect.low), exp(effect.high)};
     comparison.verdict = verdict_of(effect, log1p(noise_floor));

@@ -1,4 +1,3 @@
-/* TODO-LEAD (remove): this header replaced the earlier stats.h; see .scratch/BRIEF.md "UPDATE 03:57". Use stats_summarise(). */
 /* Statistics of timings: percentiles with intervals, comparison of two kernels by interleaved blocks, the noise floor,
  * the verdict. Pure arithmetic on samples in microseconds: no clock, no device. Method: docs/measuring.md.
  * Samples are never changed. Without samples, with a NaN among them or without memory for a sorted copy, every figure
@@ -7,7 +6,6 @@
 #define ACROMION_STATS_H
 
 #include <stddef.h>
-#include <stdint.h>
 
 /* An interval [low, high]. */
 typedef struct stats_interval {
@@ -54,8 +52,8 @@ typedef struct stats_block {
 typedef struct stats_comparison {
     /* Baseline time / candidate time: exp of the median over blocks of log(median baseline / median candidate). */
     double speedup;
-    /* Of speedup, over blocks (not over samples, which are correlated): the wider of the bootstrap's interval and the
-     * median's by order statistics, because the bootstrap's is too narrow for few blocks. Below 6 blocks [0, inf]. */
+    /* Of speedup, over blocks (not over samples, which are correlated): the median's, by order statistics. Below 6
+     * blocks [0, inf]. A bootstrap would be too narrow for few blocks (docs/measuring.md). */
     stats_interval ci95;
     double noise_floor; /* relative, as given */
     stats_verdict verdict;
@@ -63,9 +61,8 @@ typedef struct stats_comparison {
 } stats_comparison;
 
 /* Compares by blocks; noise_floor is relative (0.01 = 1 %) and reaches from 1 / (1 + noise_floor) to 1 + noise_floor,
- * so that exchanging the roles exchanges FASTER and SLOWER. Deterministic: the bootstrap's randomness comes from seed.
- * blocks >= 2; below 6 always AMBIGUOUS. */
-stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor, uint64_t seed);
+ * so that exchanging the roles exchanges FASTER and SLOWER. blocks >= 2; below 6 always AMBIGUOUS. */
+stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor);
 
 /* The noise floor that A/A comparisons support: max(1 %, exp(x) - 1), where x is the 95th percentile of |log speedup|
  * over blocks of a kernel against itself. */

@@ -8,7 +8,8 @@ enum {
     LAUNCHES_MAX = 4000
 };
 
-/* How many launches fill the stretch. A lone launch carries the start of its replay, so the estimate is refined with the count it led to. */
+/* How many launches fill the stretch. A lone launch carries the start of its replay, so the estimate is refined with
+ * the count it led to. */
 static acr_status choose_launches(acr__backend_device *device, acr__enqueue *enqueue, void *arg, double stretch_s,
                                   int *launches, double *launch_s)
 {

@@ -1,4 +1,5 @@
-/* Measuring a kernel. One mode so far, stream (docs/measuring.md); others (rotating, cold, call) are further functions with the same result. */
+/* Measuring a kernel. One mode so far, stream (docs/measuring.md); others (rotating, cold, call) are further functions
+ * with the same result. */
 #ifndef WORKBENCH_TIMER_H
 #define WORKBENCH_TIMER_H
 
@@ -23,8 +24,8 @@ typedef struct timing {
     stats_summary stats; /* of microseconds a launch, one sample a replay */
 } timing;
 
-/* Stream mode: a sequence of back-to-back launches over the same buffers, replayed; a sample is the time of a replay divided by its launches.
- * Errors: those of the backend; ACR_NO_MEMORY. */
+/* Stream mode: a sequence of back-to-back launches over the same buffers, replayed; a sample is the time of a replay
+ * divided by its launches. Errors: those of the backend; ACR_NO_MEMORY. */
 acr_status timer_stream(timing *out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
                         const timer_limits *limits);
 

@@ -718,7 +718,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     double keys = (double)problem->kv_len; /* an average row sees */
     if (problem->mask != ACR_MASK_NONE) {
         const double half = 0.5 * (double)(problem->q_len < problem->kv_len ? problem->q_len : problem->kv_len);
-        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) + 0.5 * KV_TILE;
+        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) + 0.5 * ROWS; /* a block sees what its last row sees */
     }
     const double row_vectors = heads * (double)(round_up(rows, ROWS) / LANES);
     const double cycles = row_vectors * (keys * (dims * cycles_per_product + exp_cycles) + dims * row_cycles) +

@@ -6,7 +6,7 @@
 
 enum { CHUNK_BYTES = 16, CHUNK_ELEMS = 8 /* of 16 bits */ };
 
-/* Copies 16 bytes; with valid = 0 reads nothing and writes zeros. */
+/* Copies 16 bytes; with valid = 0 reads nothing, wherever `global` points, and writes zeros. */
 DEV void copy_chunk_async(uint32_t smem, const void *global, int valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -55,7 +55,7 @@ template <int ROWS, int ROW_CHUNKS, int THREADS> DEV void load_tile(uint32_t til
 #pragma unroll
         for (int c = 0; c < ROW_CHUNKS; c += LANES) {
             const bool valid = row_valid && chunk + c < m.chunks;
-            copy_chunk_async(tile + (r * ROW_CHUNKS + c) * CHUNK_BYTES, valid ? from + c * CHUNK_BYTES : m.base, valid);
+            copy_chunk_async(tile + (r * ROW_CHUNKS + c) * CHUNK_BYTES, from + c * CHUNK_BYTES, valid);
         }
         from += ROWS_AT_ONCE * m.row_bytes;
     }

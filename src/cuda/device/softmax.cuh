@@ -32,10 +32,13 @@ DEV float finite_max(float row_max)
     return row_max == -CUDART_INF_F ? 0.0f : row_max;
 }
 
-/* What divides a row's sum of exponentials into its output; a row without a key gets output 0. */
+/* By what a row's output is multiplied at the end, to 1 ulp; a row without a key gets output 0. A row's sum is never denormal: its largest
+ * exponential is not. */
 DEV float inverse_sum(float row_sum)
 {
-    return row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(row_sum));
+    return row_sum == 0.0f ? 0.0f : inverse;
 }
 
 /* The natural logarithm of the sum of exp(scale * score), from the score maximum and the sum relative to it. */

@@ -83,6 +83,12 @@ DEV place find_place(const fwd_args &a)
     return {(int)((tiles - 1 - rank) * Q_TILE), (int)(head % gridDim.y), (int)(head / gridDim.y)};
 }
 
+/* a / b for 0 <= a < 2^16, 0 < b < 2^16: the quotient of a + 1/2 stays further from a whole number than it is rounded by. */
+DEV int divide_small(int a, int b)
+{
+    return (int)((a + 0.5f) * __frcp_rn((float)b));
+}
+
 typedef struct lane_place {
     int lane, group;
     int row; /* of the warp's first row within the CTA's tile */
@@ -118,8 +124,8 @@ typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];
 
 /* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8 of each 16-row tile. */
 typedef struct softmax_state {
-    float max[M_TILES][2]; /* of the raw scores so far */
-    float sum[M_TILES][2]; /* of this lane's exponentials relative to max; lanes of a quad are added at the end */
+    float reference[M_TILES][2]; /* what exponentials are relative to: a score that was the row's maximum and is exceeded only by little */
+    float sum[M_TILES][2];       /* of this lane's exponentials; lanes of a quad are added at the end */
 } softmax_state;
 
 DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int m, int step)
@@ -172,30 +178,35 @@ DEV void mask_scores(score_tile &s, const int (&seen)[M_TILES][2], int lane)
                     s[m][n][e] = -CUDART_INF_F;
 }
 
-/* Raises the row maxima to those of s, turns s into probabilities relative to them, and scales sums and output down accordingly. */
-DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s, float scale_log2)
+/* By how many powers of two an exponential may exceed that of its row's reference: sums and products of such stay far from the end of fp16's
+ * and float's range. */
+#define REFERENCE_SLACK 8.0f
+
+/* The largest of a lane's scores in each of its rows. */
+DEV void find_maxima(float (&max)[M_TILES][2], const score_tile &s)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float row_max = state.max[m][h];
+            max[m][h] = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++)
-                row_max = fmaxf(row_max, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-            row_max = quad_max(row_max);
-            const float subtrahend = finite_max(row_max) * scale_log2;
-            const float correction = exp2_fast(state.max[m][h] * scale_log2 - subtrahend);
-            float sum = 0.0f;
+            for (int n = 1; n < KEY_TILES; n++)
+                max[m][h] = fmaxf(max[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+        }
+}
+
+/* Makes the rows' maxima their references, and scales sums and output accordingly. */
+DEV void move_references(softmax_state &state, output_tile &o, const float (&max)[M_TILES][2], float scale_log2)
+{
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-                const float even = exp2_fast(s[m][n][2 * h] * scale_log2 - subtrahend);
-                const float odd = exp2_fast(s[m][n][2 * h + 1] * scale_log2 - subtrahend);
-                sum += even + odd;
-                p[m][n / 2][h + 2 * (n % 2)] = pack<BF16>(even, odd);
-            }
-            state.max[m][h] = row_max;
-            state.sum[m][h] = state.sum[m][h] * correction + sum;
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float reference = fmaxf(state.reference[m][h], quad_max(max[m][h]));
+            const float correction = exp2_fast((state.reference[m][h] - finite_max(reference)) * scale_log2);
+            state.reference[m][h] = reference;
+            state.sum[m][h] *= correction;
 #pragma unroll
             for (int n = 0; n < DIM_TILES; n++) {
                 o[m][n][2 * h] *= correction;
@@ -204,21 +215,56 @@ DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &
         }
 }
 
-/* Operand B of 16 keys x 16 columns of V: {v[0], v[1]} for columns 8n.., {v[2], v[3]} for columns 8(n+1)... */
-DEV void load_values(uint32_t (&v)[4], uint32_t v_smem, int key_step, int n, int lane)
+/* Turns scores into probabilities relative to the references, which move only when a score exceeds one by more than the slack: then no lane
+ * needs another's maximum, and the output no scaling, in most steps. */
+DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s, float scale_log2)
 {
-    load_matrices_transposed(v, v_smem + chunk_offset(16 * key_step + lane % 16, n + lane / 16, ROW_CHUNKS));
+    float max[M_TILES][2];
+    find_maxima(max, s);
+    bool exceeded = false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        exceeded |= (max[i / 2][i % 2] - state.reference[i / 2][i % 2]) * scale_log2 > REFERENCE_SLACK; /* (-inf) - (-inf) does not */
+    if (__any_sync(~0u, exceeded))
+        move_references(state, o, max, scale_log2);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float subtrahend = finite_max(state.reference[m][h]) * scale_log2;
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+                const float even = exp2_fast(s[m][n][2 * h] * scale_log2 - subtrahend);
+                const float odd = exp2_fast(s[m][n][2 * h + 1] * scale_log2 - subtrahend);
+                state.sum[m][h] += even + odd;
+                p[m][n / 2][h + 2 * (n % 2)] = pack<BF16>(even, odd);
+            }
+        }
+}
+
+/* The 8-column tile of V and O that accumulator n belongs to. A group's accumulators begin with the slice that it finishes itself, so that
+ * which registers it keeps and which it gives away does not depend on the group. */
+DEV int tile_column(int n, int group)
+{
+    const int tile = n + group * SLICE_TILES;
+    return tile < DIM_TILES ? tile : tile - DIM_TILES;
+}
+
+/* Operand B of 16 keys x 16 columns of V: {v[0], v[1]} for accumulator n, {v[2], v[3]} for n + 1. */
+DEV void load_values(uint32_t (&v)[4], uint32_t v_smem, int key_step, int n, const lane_place &l)
+{
+    load_matrices_transposed(v, v_smem + chunk_offset(16 * key_step + l.lane % 16, tile_column(n, l.group) + l.lane / 16, ROW_CHUNKS));
 }
 
 /* o += P * V */
-DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, int lane)
+DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, const lane_place &l)
 {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++)
 #pragma unroll
         for (int n = 0; n < DIM_TILES; n += 2) {
             uint32_t v[4];
-            load_values(v, v_smem, step, n, lane);
+            load_values(v, v_smem, step, n, l);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 multiply_add<BF16>(o[m][n], p[m][step], v[0], v[1]);
@@ -235,14 +281,14 @@ DEV uint32_t only_key(uint32_t word, int key, int half, int lane)
 }
 
 /* o += P * V key by key, each row only with keys that it sees: the slow way, for tiles with values that are not finite. */
-DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], int lane)
+DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], const lane_place &l)
 {
 #pragma unroll
     for (int n = 0; n < DIM_TILES; n += 2)
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             uint32_t v[4];
-            load_values(v, v_smem, step, n, lane);
+            load_values(v, v_smem, step, n, l);
 #pragma unroll 1
             for (int key = 0; key < 16; key++)
 #pragma unroll
@@ -250,7 +296,7 @@ DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_s
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
-                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, lane), only_key(v[2 * i + 1], key, 1, lane));
+                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, l.lane), only_key(v[2 * i + 1], key, 1, l.lane));
 #pragma unroll
                         for (int e = 0; e < 4; e++)
                             o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
@@ -274,119 +320,87 @@ DEV bool is_finite(const unsigned char *v_tile, int lane)
 
 /* ---- Merging the groups' partial results ---- */
 
-/* What a group leaves in its ring for the others, in units of 16 bytes, every warp access contiguous over its lanes: for each receiving group
- * the accumulators of the slice that it finishes, then {max, max, sum, sum} of the rows. A lane's counterparts in the other groups hold the
- * same rows and columns, so nothing changes places. */
-enum { SLICE_UNITS = M_TILES * SLICE_TILES * WARP_THREADS, SLICES_UNITS = (KV_GROUPS - 1) * ROW_WARPS * SLICE_UNITS };
+/* What a group leaves in its ring for the others, in units of 16 bytes, every warp access contiguous over its lanes: for the next group, the
+ * one after it, ... the accumulators of the slice that it finishes, then {reference, reference, sum, sum} of the rows. A lane's counterparts
+ * in the other groups hold the same rows and columns, so nothing changes places. */
+enum { SLICE_UNITS = M_TILES * SLICE_TILES * WARP_THREADS };
 
-DEV float4 *slice_place(float4 *ring, int from, int to, int row_warp)
+/* Of the slice for the group `ahead` places further on, of this lane's warp. */
+DEV float4 *slice_place(unsigned char *smem, int group, int ahead, const lane_place &l)
 {
-    const int slot = to < from ? to : to - 1;
-    return ring + (slot * ROW_WARPS + row_warp) * SLICE_UNITS;
+    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) + ((ahead - 1) * ROW_WARPS + l.row / WARP_ROWS) * SLICE_UNITS + l.lane;
 }
 
-DEV float4 *state_place(float4 *ring, int row_warp, int m)
+DEV float4 *state_place(unsigned char *smem, int group, int m, const lane_place &l)
 {
-    return ring + SLICES_UNITS + (row_warp * M_TILES + m) * WARP_THREADS;
-}
-
-DEV float4 *ring_of(unsigned char *smem, int group)
-{
-    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES);
+    const int slices = (KV_GROUPS - 1) * ROW_WARPS * SLICE_UNITS;
+    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) + slices + (l.row / WARP_ROWS * M_TILES + m) * WARP_THREADS + l.lane;
 }
 
 DEV void publish(unsigned char *smem, const output_tile &o, const softmax_state &state, const lane_place &l)
 {
-    float4 *ring = ring_of(smem, l.group);
-    const int row_warp = l.row / WARP_ROWS;
 #pragma unroll
-    for (int to = 0; to < KV_GROUPS; to++)
-        if (to != l.group)
+    for (int m = 0; m < M_TILES; m++) {
+        *state_place(smem, l.group, m, l) = make_float4(state.reference[m][0], state.reference[m][1], state.sum[m][0], state.sum[m][1]);
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++)
+        for (int ahead = 1; ahead < KV_GROUPS; ahead++)
 #pragma unroll
-                for (int i = 0; i < SLICE_TILES; i++) {
-                    const float(&c)[4] = o[m][to * SLICE_TILES + i];
-                    slice_place(ring, l.group, to, row_warp)[(m * SLICE_TILES + i) * WARP_THREADS + l.lane] = make_float4(c[0], c[1], c[2], c[3]);
-                }
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-        state_place(ring, row_warp, m)[l.lane] = make_float4(state.max[m][0], state.max[m][1], state.sum[m][0], state.sum[m][1]);
+            for (int i = 0; i < SLICE_TILES; i++) {
+                const float(&c)[4] = o[m][ahead * SLICE_TILES + i];
+                slice_place(smem, l.group, ahead, l)[(m * SLICE_TILES + i) * WARP_THREADS] = make_float4(c[0], c[1], c[2], c[3]);
+            }
+    }
 }
 
-typedef float output_slice[M_TILES][SLICE_TILES][4];
-
-/* The own slice of the output, which lies at a place in registers that depends on the group. */
-DEV void take_slice(output_slice &mine, const output_tile &o, int group)
+/* The group `behind` places before this one, in a circle. */
+DEV int group_behind(int group, int behind)
 {
-#pragma unroll
-    for (int g = 0; g < KV_GROUPS; g++)
-        if (g == group)
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-                for (int i = 0; i < SLICE_TILES * 4; i++)
-                    mine[m][i / 4][i % 4] = o[m][g * SLICE_TILES + i / 4][i % 4];
+    return group >= behind ? group - behind : group - behind + KV_GROUPS;
 }
 
-/* The groups' maxima and sums become those of all keys; weight[g] is what group g's partial output counts. */
-DEV void merge_states(softmax_state &state, float (&weight)[KV_GROUPS][M_TILES][2], unsigned char *smem, const lane_place &l, float scale_log2)
+/* Makes state and the first slice of o those of all keys. */
+DEV void merge(output_tile &o, softmax_state &state, unsigned char *smem, const lane_place &l, float scale_log2)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        float max[KV_GROUPS][2], sum[KV_GROUPS][2];
+        float reference[KV_GROUPS][2], sum[KV_GROUPS][2], weight[KV_GROUPS][2]; /* [0]: this group's, [i]: of the group i behind */
 #pragma unroll
         for (int g = 0; g < KV_GROUPS; g++) {
-            const float4 s = state_place(ring_of(smem, g), l.row / WARP_ROWS, m)[l.lane];
-            max[g][0] = s.x, max[g][1] = s.y, sum[g][0] = s.z, sum[g][1] = s.w;
+            const float4 s = *state_place(smem, group_behind(l.group, g), m, l);
+            reference[g][0] = s.x, reference[g][1] = s.y, sum[g][0] = s.z, sum[g][1] = s.w;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float all_max = max[0][h], all_sum = 0.0f;
+            float largest = reference[0][h], total = 0.0f;
 #pragma unroll
             for (int g = 1; g < KV_GROUPS; g++)
-                all_max = fmaxf(all_max, max[g][h]);
+                largest = fmaxf(largest, reference[g][h]);
 #pragma unroll
             for (int g = 0; g < KV_GROUPS; g++) {
-                weight[g][m][h] = exp2_fast((max[g][h] - finite_max(all_max)) * scale_log2);
-                all_sum += weight[g][m][h] * sum[g][h];
+                weight[g][h] = exp2_fast((reference[g][h] - finite_max(largest)) * scale_log2);
+                total += weight[g][h] * sum[g][h];
             }
-            state.max[m][h] = all_max;
-            state.sum[m][h] = all_sum;
+            state.reference[m][h] = largest;
+            state.sum[m][h] = total;
+        }
+#pragma unroll
+        for (int i = 0; i < SLICE_TILES; i++) {
+            float(&c)[4] = o[m][i];
+            c[0] *= weight[0][0], c[1] *= weight[0][0], c[2] *= weight[0][1], c[3] *= weight[0][1];
+#pragma unroll
+            for (int g = 1; g < KV_GROUPS; g++) {
+                const float4 other = slice_place(smem, group_behind(l.group, g), g, l)[(m * SLICE_TILES + i) * WARP_THREADS];
+                c[0] += weight[g][0] * other.x, c[1] += weight[g][0] * other.y;
+                c[2] += weight[g][1] * other.z, c[3] += weight[g][1] * other.w;
+            }
         }
     }
 }
 
-DEV void merge_slices(output_slice &mine, const float (&weight)[KV_GROUPS][M_TILES][2], unsigned char *smem, const lane_place &l)
-{
-    float own_weight[M_TILES][2];
-#pragma unroll
-    for (int g = 0; g < KV_GROUPS; g++)
-        if (g == l.group)
-#pragma unroll
-            for (int i = 0; i < M_TILES * 2; i++)
-                own_weight[i / 2][i % 2] = weight[g][i / 2][i % 2];
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-        for (int i = 0; i < SLICE_TILES; i++) {
-            float(&c)[4] = mine[m][i];
-            c[0] *= own_weight[m][0], c[1] *= own_weight[m][0], c[2] *= own_weight[m][1], c[3] *= own_weight[m][1];
-#pragma unroll
-            for (int g = 0; g < KV_GROUPS; g++)
-                if (g != l.group) {
-                    const float4 other = slice_place(ring_of(smem, g), g, l.group, l.row / WARP_ROWS)[(m * SLICE_TILES + i) * WARP_THREADS + l.lane];
-                    c[0] += weight[g][m][0] * other.x, c[1] += weight[g][m][0] * other.y;
-                    c[2] += weight[g][m][1] * other.z, c[3] += weight[g][m][1] * other.w;
-                }
-        }
-}
-
 /* ---- Storing ---- */
 
-/* Divides by the sums and stores TILES 8-column tiles from column `first_column` on, 16 bytes a lane. */
-template <int TILES>
-DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const float (&o)[M_TILES][TILES][4], const softmax_state &state, int first_column)
+/* Divides the group's slice by the sums and stores it, 16 bytes a lane. */
+DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const output_tile &o, const softmax_state &state)
 {
     char *base = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head) * ELEM_BYTES;
 #pragma unroll
@@ -394,13 +408,13 @@ DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, co
         const float inverse[2] = {inverse_sum(state.sum[m][0]), inverse_sum(state.sum[m][1])};
         const int row = p.q_first + l.row + 16 * m + l.lane / 4 + l.lane % 4 / 2 * 8; /* after the transposition: two rows, two tiles a quad */
 #pragma unroll
-        for (int n = 0; n < TILES; n += 2) {
+        for (int n = 0; n < SLICE_TILES; n += 2) {
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) /* i: row half, tile */
                 w[i] = pack<BF16>(o[m][n + i % 2][i / 2 * 2] * inverse[i / 2], o[m][n + i % 2][i / 2 * 2 + 1] * inverse[i / 2]);
             transpose_quad(w);
-            const int column = first_column + 8 * (n + l.lane % 2);
+            const int column = 8 * (tile_column(n, l.group) + l.lane % 2);
             if (row < a.q_len && column < a.v_dim)
                 *(uint4 *)(base + (row * a.o_stride.row + column) * ELEM_BYTES) = make_uint4(w[0], w[1], w[2], w[3]);
         }
@@ -418,7 +432,7 @@ DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const
         for (int h = 0; h < 2; h++) {
             const int row = p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h;
             if (row < a.q_len)
-                base[row] = log_sum_exp(state.max[m][h], state.sum[m][h], a.scale);
+                base[row] = log_sum_exp(state.reference[m][h], state.sum[m][h], a.scale);
         }
 }
 
@@ -427,16 +441,16 @@ DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[];
-    allow_next_kernel();
     wait_for_previous_kernel();
 
     const int thread = threadIdx.x % GROUP_THREADS;
-    const lane_place l = {(int)threadIdx.x % 32, (int)threadIdx.x / GROUP_THREADS, thread / 32 * WARP_ROWS};
+    const lane_place l = {(int)threadIdx.x % 32, KV_GROUPS == 1 ? 0 : (int)threadIdx.x / GROUP_THREADS, thread / 32 * WARP_ROWS};
     const place p = find_place(a);
+    const int kv_head = divide_small(p.head, a.group);
     const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
     const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
-    const chunk_matrix k = find_matrix(a.k, a.k_stride, p.batch, p.head / a.group, a.qk_dim);
-    const chunk_matrix v = find_matrix(a.v, a.v_stride, p.batch, p.head / a.group, a.v_dim);
+    const chunk_matrix k = find_matrix(a.k, a.k_stride, p.batch, kv_head, a.qk_dim);
+    const chunk_matrix v = find_matrix(a.v, a.v_stride, p.batch, kv_head, a.v_dim);
     const uint32_t q_smem = smem_address(smem), ring = q_smem + Q_BYTES + l.group * GROUP_BYTES;
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... Zero-filled rows: queries beyond q_len, keys beyond the batch entry's length. */
@@ -460,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             seen[m][h] = keys_seen(a, visible, p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h);
-            state.max[m][h] = -CUDART_INF_F;
+            state.reference[m][h] = -CUDART_INF_F;
             state.sum[m][h] = 0.0f;
         }
 #pragma unroll
@@ -511,28 +525,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         }
         /* Keys that a row does not see have probability 0, but 0 * NaN is NaN: a value must not reach rows that do not see it. */
         if (masked && a.mask != FWD_MASK_NONE && !is_finite(smem + (v_smem - q_smem), l.lane))
-            accumulate_seen(o, probabilities, v_smem, seen_in_tile, l.lane);
+            accumulate_seen(o, probabilities, v_smem, seen_in_tile, l);
         else
-            accumulate(o, probabilities, v_smem, l.lane);
+            accumulate(o, probabilities, v_smem, l);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
+    allow_next_kernel(); /* not before: the next kernel's CTAs would crowd onto SMs that have room early, and leave others idle */
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         state.sum[i / 2][i % 2] = quad_sum(state.sum[i / 2][i % 2]);
-    if constexpr (KV_GROUPS == 1) {
-        store_output<DIM_TILES>(a, p, l, o, state, 0);
-    } else {
+    if (KV_GROUPS > 1) {
         group_barrier(l.group); /* the group's last reads of its ring are done */
         publish(smem, o, state, l);
-        output_slice mine;
-        take_slice(mine, o, l.group);
         __syncthreads();
-        float weight[KV_GROUPS][M_TILES][2];
-        merge_states(state, weight, smem, l, a.scale_log2);
-        merge_slices(mine, weight, smem, l);
-        store_output<SLICE_TILES>(a, p, l, mine, state, l.group * SLICE_TILES * 8);
+        merge(o, state, smem, l, a.scale_log2);
     }
+    store_output(a, p, l, o, state);
     if (l.group == 0)
         store_lse(a, p, l, state);
 }

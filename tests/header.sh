@@ -1,0 +1,43 @@
+#!/bin/sh
+# The public header compiles alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and so does every internal
+# header as C11, first in its file.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -fsyntax-only -I$root/include"
+compiled=0
+
+# The second include sees that the guard holds; the use, that the initialisers work in both languages.
+cat >"$work/use.c" <<'CODE'
+#include <acromion.h>
+#include <acromion.h>
+int use(void);
+int use(void)
+{
+    acr_problem problem = ACR_PROBLEM_INIT;
+    acr_buffers buffers = ACR_BUFFERS_INIT;
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
+    return (int)(problem.size + buffers.size + options.size + report.size) + ACR_OK;
+}
+CODE
+cp "$work/use.c" "$work/use.cpp"
+for compiler in gcc clang; do
+    command -v $compiler >/dev/null || { echo "no $compiler here"; continue; }
+    # shellcheck disable=SC2086  # lists of options
+    $compiler -std=c11 -Wstrict-prototypes $strict "$work/use.c"
+    # shellcheck disable=SC2086
+    echo '#include <acromion.h>' | $compiler -std=c++11 -x c++ $strict - || exit 1
+    # shellcheck disable=SC2086
+    $compiler -std=c++11 -x c++ $strict "$work/use.cpp"
+    compiled=$((compiled + 3))
+    for header in "$root"/src/*.h "$root"/src/cpu/*.h; do
+        # shellcheck disable=SC2086
+        printf '#include "%s"\ntypedef int not_empty;\n' "$header" |
+            $compiler -std=c11 -D_GNU_SOURCE -x c -Wstrict-prototypes $strict -I"$root/src" - || { echo "$header does not stand alone"; exit 1; }
+        compiled=$((compiled + 1))
+    done
+done
+echo "$compiled compilations"
+[ $compiled -gt 0 ]

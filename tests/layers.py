@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Checks who may include whom (docs/design.md, section 3): data flows one way, and each part sees no more than it must.
+
+Every #include of the tree is looked at; one that no rule allows is an error, so a new kind of dependency has to be decided on here.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+
+C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h", "stdatomic.h",
+             "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
+POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "getopt.h", "pthread.h", "sched.h", "strings.h", "unistd.h"}
+PROCESSOR = {"cpuid.h", "immintrin.h"}
+CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h"}
+
+
+def is_posix(name):
+    return name in C_LIBRARY or name in POSIX or name.startswith("sys/")
+
+
+def own_headers(folder):
+    return {p.name for p in (ROOT / folder).glob("*.h")}
+
+
+CORE = own_headers("src")
+WORKBENCH = own_headers("workbench") | {"build_info.h"}  # the latter is generated
+TESTS = own_headers("tests")
+
+
+def allowed_public(name, quoted):
+    return not quoted and name in {"stddef.h", "stdint.h"}
+
+
+def allowed_core(name, quoted):
+    """src/*: the library above its backends; sees neither of them, nor anything outside."""
+    if quoted:
+        return name == "acromion.h" or name in CORE or name == "kernels_built.def"
+    return is_posix(name) or name == "xxhash.h"
+
+
+def allowed_cpu(name, quoted):
+    """src/cpu: the core's contracts and its own headers; never cuda."""
+    if quoted:
+        return name == "acromion.h" or name in CORE or name in {"threads.h", "cpu/threads.h"}
+    return is_posix(name) or name in PROCESSOR
+
+
+def allowed_cuda(name, quoted):
+    """src/cuda: the core's contracts, its own headers, and CUDA's; never cpu."""
+    if quoted:
+        own = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src/cuda").rglob("*.*h")}
+        return name == "acromion.h" or name in CORE or name in own or "cuda/device/" + name in own
+    return is_posix(name) or name in CUDA
+
+
+def allowed_workbench(name, quoted):
+    """workbench: the public header and the side door of the library; JSON."""
+    if quoted:
+        return name in {"acromion.h", "internal.h"} or name in WORKBENCH
+    return is_posix(name) or name in PROCESSOR | {"jansson.h", "xxhash.h", "sqlite3.h"}
+
+
+def allowed_tests(name, quoted):
+    """tests: anything of ours; cmocka."""
+    if quoted:
+        return name in {"acromion.h", "fuzz.h", "cuda/driver.h"} or name in CORE | WORKBENCH | TESTS
+    return is_posix(name) or name == "cmocka.h"
+
+
+def allowed_examples(name, quoted):
+    """examples: what a user has."""
+    return not quoted and (is_posix(name) or name == "acromion.h" or "." not in name or name.startswith("cuda"))
+
+
+RULES = [  # the first folder that matches
+    ("include", allowed_public),
+    ("src/cpu", allowed_cpu),
+    ("src/cuda", allowed_cuda),
+    ("src", allowed_core),
+    ("workbench", allowed_workbench),
+    ("tests", allowed_tests),
+    ("examples", allowed_examples),
+]
+
+
+def main():
+    files = broken = 0
+    for folder, allowed in RULES:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in {".c", ".h", ".cu", ".cuh", ".cpp"}:
+                continue
+            relative = path.relative_to(ROOT).as_posix()
+            if next(f for f, _ in RULES if relative.startswith(f + "/")) != folder:
+                continue
+            files += 1
+            text = path.read_text(encoding="utf-8")
+            for match in INCLUDE.finditer(text):
+                if not allowed(match[2], match[1] == '"'):
+                    line = text.count("\n", 0, match.start()) + 1
+                    print(f"{relative}:{line}: {folder}/ may not include {match[2]}: {allowed.__doc__ or 'stddef.h and stdint.h only'}")
+                    broken += 1
+    print(f"{files} files, {broken} broken rules")
+    return 1 if broken or files < 20 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Rules about the text of the files that git tracks: no absolute paths of somebody's machine, lines of at most 120 columns, no tabs or
+trailing blanks, no functions that overflow or hide errors, and no printing or exiting inside the library."""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CODE = {".c", ".h", ".cu", ".cuh", ".cpp", ".py", ".sh", ".cmake"}
+COLUMNS_MAX = 120
+
+# Pattern, which files it applies to, and what is wrong.
+RULES = [
+    (re.compile(r"(?<![\w.])/(?:work|root|home/\w+|mnt|Users)/"), lambda p: True, "an absolute path of one machine"),
+    (re.compile(r"\b(?:strcpy|strcat|sprintf|vsprintf|strtok|atoi|atol|atof|gets)\s*\("), lambda p: p.suffix in {".c", ".h", ".cu", ".cuh", ".cpp"},
+     "a banned function: it overflows, or takes errors for numbers"),
+    (re.compile(r"\b(?:printf|puts|putchar|exit|_exit|abort|assert)\s*\("), lambda p: p.parts[0] == "src" and p.suffix in {".c", ".h", ".cu"},
+     "the library neither prints nor exits"),
+    (re.compile(r"\t"), lambda p: p.suffix in CODE | {".txt", ".md"}, "a tab"),
+    (re.compile(r"[ \t]+$"), lambda p: p.suffix in CODE, "blanks at the end of the line"),
+    (re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"), lambda p: p.suffix in CODE, "unfinished business: an issue says it better"),
+]
+THIS = pathlib.PurePosixPath("tests/text_rules.py")
+
+
+def strip_comments(text):
+    """C without its comments and string literals, lines kept: what the rules about functions look at."""
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match[0])
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+def tracked_files():
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True)
+    if listed.returncode != 0:  # a source archive without git
+        skipped = ("build", "dist", ".")
+        return [p.relative_to(ROOT) for p in ROOT.rglob("*") if p.is_file() and not p.relative_to(ROOT).parts[0].startswith(skipped)]
+    return [pathlib.PurePosixPath(name) for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def check(path):
+    try:
+        text = (ROOT / path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return [] if path.parts[:2] == ("tests", "fuzz") else [f"{path}: not UTF-8 text"]
+    if path == THIS or path.parts[:2] == ("tests", "fuzz") and path.parts[2].startswith("corpus_"):
+        return []
+    found = []
+    bare = strip_comments(text) if path.suffix in {".c", ".h", ".cu", ".cuh", ".cpp"} else text
+    for number, (line, code) in enumerate(zip(text.split("\n"), bare.split("\n")), 1):
+        if path.suffix in CODE and len(line) > COLUMNS_MAX:
+            found.append(f"{path}:{number}: {len(line)} columns, at most {COLUMNS_MAX}")
+        for pattern, applies, wrong in RULES:
+            subject = code if "function" in wrong or "library" in wrong else line
+            if applies(path) and pattern.search(subject):
+                found.append(f"{path}:{number}: {wrong}")
+    if text and not text.endswith("\n") and path.suffix in CODE:
+        found.append(f"{path}: no newline at the end")
+    return found
+
+
+def main():
+    files = tracked_files()
+    found = [line for path in files for line in check(path)]
+    print("\n".join(found[:200]))
+    print(f"{len(files)} files, {len(found)} lines that break a rule")
+    return 1 if found or len(files) < 20 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
