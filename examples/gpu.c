@@ -1,5 +1,5 @@
-/* On the GPU, from a program that uses the CUDA runtime: a plan made once, then executions captured into a CUDA graph, as an
- * inference engine does it. Without a usable GPU it says why and ends with success. */
+/* On the GPU, from a program that uses the CUDA runtime: a plan made once, then executions captured into a CUDA graph,
+ * as an inference engine does it. Without a usable GPU it says why and ends with success. */
 #include <acromion.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Plans from C++: the explicit calls (plan, workspace, execute) under std::unique_ptr, with grouped-query bfloat16 heads,
-// padded batches and the log-sum-exp. Runs on the CPU backend, so it needs no GPU.
+// Plans from C++: the explicit calls (plan, workspace, execute) under std::unique_ptr, with grouped-query bfloat16
+// heads, padded batches and the log-sum-exp. Runs on the CPU backend, so it needs no GPU.
 #include <acromion.h>
 
 #include <cmath>
@@ -39,7 +39,8 @@ std::unique_ptr<void, decltype(&std::free)> aligned_bytes(std::size_t bytes)
 
 void run()
 {
-    // Two padded sequences, eight query heads that share two key/value heads; [batch, length, heads, dim] as inference engines store it.
+    // Two padded sequences, eight query heads that share two key/value heads; [batch, length, heads, dim], as inference
+    // engines store it.
     acr_problem problem = ACR_PROBLEM_INIT;
     require(acr_problem_parse(&problem, "bf16:b2:h8/2:s32/256:d64:causal:bshd:align2:lse:kvlens", nullptr), "problem");
     require(acr_problem_canonical(&problem, &problem), "problem");
@@ -77,7 +78,8 @@ void run()
     buffers.kv_lens = kv_lens.data();
     require(acr_execute(plan.get(), &buffers, workspace.get(), workspace_bytes, nullptr), "execute");
 
-    // All scores are 0: the output is the mean of ones, and the log-sum-exp of the last query the logarithm of its keys' count.
+    // All scores are 0: the output is the mean of ones, and the log-sum-exp of the last query the logarithm of its
+    // keys' count.
     const double last_lse = lse.back();
     std::printf("o[0] = 0x%04x, last lse = %.4f = ln(%.0f)\n", static_cast<unsigned>(o[0]), last_lse,
                 std::exp(last_lse));

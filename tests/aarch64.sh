@@ -1,5 +1,6 @@
 #!/bin/sh
-# The library without its CUDA backend's images compiles for aarch64: the core, the CPU backend, and the portable CPU kernels. Compiles only.
+# The library without its CUDA backend compiles for aarch64: the core, the CPU backend, the portable CPU kernels.
+# Compiles only.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 compiler=aarch64-linux-gnu-gcc
@@ -10,7 +11,8 @@ trap 'rm -rf "$work"' EXIT
 for folder in /usr/include /usr/local/include; do
     [ ! -e $folder/xxhash.h ] || cp $folder/xxhash.h "$work/"
 done
-flags="-std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -I$root/include -I$root/src -I$work"
+flags="-std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+flags="$flags -I$root/include -I$root/src -I$work"
 compiled=0
 : >"$work/kernels_built.def"
 grep -E '^KERNEL\(.*, *portable,' "$root/src/kernels.def" >"$work/portable"

@@ -1,4 +1,5 @@
-/* Devices for tests of planning: round numbers near the real ones, so that choices stay put when the workbench's table is refined. */
+/* Devices for tests of planning: round numbers near the real ones, so that choices stay put when the workbench's table
+ * is refined. */
 #include "devices.h"
 
 #define CPU(isa_bits, thread_count)                                                                                    \

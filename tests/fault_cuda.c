@@ -1,5 +1,6 @@
-/* The CUDA backend over the fake driver: drivers that are too old or lack something, every driver call failing in turn, device memory
- * running out, stream capture, and that nothing is left behind whatever happens. No GPU is needed, and none is used. */
+/* The CUDA backend over the fake driver: drivers that are too old or lack something, every driver call failing in turn,
+ * device memory running out, stream capture, and that nothing is left behind whatever happens. No GPU is needed, and
+ * none is used. */
 #include "support.h"
 
 #include <pthread.h>
@@ -8,7 +9,8 @@
 #include "cuda/driver.h"
 #include "fake_driver.h"
 
-/* ---- Contexts over the fake driver -------------------------------------------------------------------------------- */
+/* ---- Contexts over the fake driver --------------------------------------------------------------------------------
+ * */
 
 static acr_status open_cuda(acr_ctx **ctx)
 {
@@ -63,7 +65,8 @@ static int check_clean(void **state)
     return 0;
 }
 
-/* ---- Drivers that do not serve ------------------------------------------------------------------------------------ */
+/* ---- Drivers that do not serve ------------------------------------------------------------------------------------
+ * */
 
 static void assert_no_device(const char *fragment)
 {
@@ -138,7 +141,8 @@ static void a_usable_gpu_is_the_default(void **state)
     }
 }
 
-/* ---- Device memory for executions --------------------------------------------------------------------------------- */
+/* ---- Device memory for executions ---------------------------------------------------------------------------------
+ * */
 
 /* Buffers of a problem in (fake) device memory. */
 typedef struct device_buffers {
@@ -157,10 +161,14 @@ static void *device_memory(acr__backend_device *device, int64_t bytes)
 static device_buffers device_buffers_make(acr_ctx *ctx, const acr_problem *p)
 {
     device_buffers b = {.device = acr__ctx_backend_device(ctx), .buffers = ACR_BUFFERS_INIT};
-    b.buffers.q = b.memory[0] = device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype));
-    b.buffers.k = b.memory[1] = device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype));
-    b.buffers.v = b.memory[2] = device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype));
-    b.buffers.o = b.memory[3] = device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype));
+    b.buffers.q = b.memory[0] =
+        device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype));
+    b.buffers.k = b.memory[1] =
+        device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype));
+    b.buffers.v = b.memory[2] =
+        device_memory(b.device, acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype));
+    b.buffers.o = b.memory[3] =
+        device_memory(b.device, acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype));
     if (p->flags & ACR_WANT_LSE)
         b.buffers.lse = b.memory[4] = device_memory(b.device, p->batch * p->q_heads * p->q_len * 4);
     if (p->flags & ACR_KV_LENS)
@@ -204,13 +212,27 @@ static void candidate_shape(const acr_problem *p, const acr__device *device, acr
 }
 
 static const unsigned char candidate_image[] = "not machine code, but the fake driver loads anything";
-static const acr__kernel candidate = {
-    .name = "fwd_candidate_f16_d64_1x1_sm90a", .family = "fwd_candidate", .backend = ACR__CUDA, .dtype = ACR_F16, .qk_dim_max = 256,
-    .v_dim_max = 256, .q_tile = 1, .kv_tile = 1, .stages = 1, .why_not = candidate_why_not, .workspace = candidate_workspace,
-    .cost = candidate_cost, .symbol = "candidate", .image = candidate_image, .image_end = candidate_image + sizeof candidate_image - 1,
-    .arch_min = 80, .arch_max = 120, .shape = candidate_shape};
+static const acr__kernel candidate = {.name = "fwd_candidate_f16_d64_1x1_sm90a",
+                                      .family = "fwd_candidate",
+                                      .backend = ACR__CUDA,
+                                      .dtype = ACR_F16,
+                                      .qk_dim_max = 256,
+                                      .v_dim_max = 256,
+                                      .q_tile = 1,
+                                      .kv_tile = 1,
+                                      .stages = 1,
+                                      .why_not = candidate_why_not,
+                                      .workspace = candidate_workspace,
+                                      .cost = candidate_cost,
+                                      .symbol = "candidate",
+                                      .image = candidate_image,
+                                      .image_end = candidate_image + sizeof candidate_image - 1,
+                                      .arch_min = 80,
+                                      .arch_max = 120,
+                                      .shape = candidate_shape};
 
-/* ---- Every call fails in turn ------------------------------------------------------------------------------------- */
+/* ---- Every call fails in turn -------------------------------------------------------------------------------------
+ * */
 
 /* One act of the library, under a context; undoes what it made. */
 typedef acr_status act(acr_ctx *ctx);
@@ -255,8 +277,8 @@ static acr_status plan_candidate(acr_ctx *ctx)
 /* How a fault is set: fake_cuda_fail_nth_call or fake_cuda_fail_nth_alloc. */
 typedef void set_fault(long n);
 
-/* Opens a context and runs the act with a fault at a place; what follows, freeing, is spared. Checks what every failure must keep to and
- * returns the status. */
+/* Opens a context and runs the act with a fault at a place; what follows, freeing, is spared. Checks what every failure
+ * must keep to and returns the status. */
 static acr_status attempt(act *run, set_fault *fail_at, long place)
 {
     char when[64];
@@ -284,8 +306,9 @@ static acr_status attempt(act *run, set_fault *fail_at, long place)
     return status;
 }
 
-/* Fails each driver call in turn. Where the act fails, everything is given back. Where it succeeds all the same, the call that failed was
- * one of cleaning up: what it should have freed, one piece of memory or code, may be left in the driver's hands, for want of another way. */
+/* Fails each driver call in turn. Where the act fails, everything is given back. Where it succeeds all the same, the
+ * call that failed was one of cleaning up: what it should have freed, one piece of memory or code, may be left in the
+ * driver's hands, for want of another way. */
 static void fail_every_call(act *run)
 {
     fake_cuda_reset();
@@ -341,7 +364,8 @@ static void every_failing_allocation_is_clean(void **state)
     assert_in_range(place, 7, 99); /* q, k, v, o, lse and kv_lens at least */
 }
 
-/* ---- Executions --------------------------------------------------------------------------------------------------- */
+/* ---- Executions ---------------------------------------------------------------------------------------------------
+ * */
 
 /* A plan with buffers and workspace in device memory. */
 typedef struct scene {
@@ -404,7 +428,8 @@ static void a_launch_carries_the_arguments(void **state)
 static void executions_neither_allocate_nor_wait(void **state)
 {
     (void)state;
-    static const char *const forbidden[] = {"cuMemAlloc", "cuMemFree", "cuCtxSynchronize", "cuStreamSynchronize", "cuLibraryLoadData", "cuStreamCreate"};
+    static const char *const forbidden[] = {"cuMemAlloc",          "cuMemFree",         "cuCtxSynchronize",
+                                            "cuStreamSynchronize", "cuLibraryLoadData", "cuStreamCreate"};
     scene s = scene_make("b1:h2:s16:d64", NULL);
     assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
     assert_ok(acr_forward(s.ctx, &s.problem, &s.b.buffers, NULL));
@@ -450,7 +475,8 @@ static void refused_executions_launch_nothing(void **state)
     s.b.buffers = good;
     assert_fails(acr_execute(s.plan, &s.b.buffers, s.workspace, s.workspace_bytes - 1, NULL), ACR_WORKSPACE, "bytes");
     assert_fails(acr_execute(s.plan, &s.b.buffers, NULL, s.workspace_bytes, NULL), ACR_WORKSPACE, "NULL");
-    assert_fails(acr_workspace_init(s.plan, (char *)s.workspace + 64, s.workspace_bytes, NULL), ACR_WORKSPACE, "aligned");
+    assert_fails(acr_workspace_init(s.plan, (char *)s.workspace + 64, s.workspace_bytes, NULL), ACR_WORKSPACE,
+                 "aligned");
     assert_int_equal(fake_cuda_count().calls, before);
     scene_free(&s);
 }
@@ -467,7 +493,8 @@ static void plans_outlive_their_context(void **state)
     acr_plan_destroy(s.plan); /* the last to go closes the device: check_clean sees it */
 }
 
-/* ---- Capture ------------------------------------------------------------------------------------------------------ */
+/* ---- Capture ------------------------------------------------------------------------------------------------------
+ * */
 
 /* A stream of the caller's, made with the driver as a caller would. */
 typedef struct own_stream {
@@ -529,10 +556,11 @@ static void planning_and_executing_may_be_captured(void **state)
 static void forward_makes_no_workspace_under_capture(void **state)
 {
     (void)state;
-    /* Over all GPUs of the fake driver and problems of several kinds: where the chosen kernel needs a workspace, the first call under
-     * capture is refused and works after a call outside; where it needs none, it just works. */
+    /* Over all GPUs of the fake driver and problems of several kinds: where the chosen kernel needs a workspace, the
+     * first call under capture is refused and works after a call outside; where it needs none, it just works. */
     static const int archs[] = {80, 86, 89, 90, 120};
-    static const char *const texts[] = {"b1:h2:s16:d64", "f32:b1:h1:s1/4096:d64", "b1:h1:s1/100000:d128", "bf16:b1:h32/8:s1/8192:d128:kvlens"};
+    static const char *const texts[] = {"b1:h2:s16:d64", "f32:b1:h1:s1/4096:d64", "b1:h1:s1/100000:d128",
+                                        "bf16:b1:h32/8:s1/8192:d128:kvlens"};
     for (size_t i = 0; i < COUNT_OF(archs); i++)
         for (size_t n = 0; n < COUNT_OF(texts); n++) {
             fake_cuda_reset();
@@ -556,7 +584,8 @@ static void forward_makes_no_workspace_under_capture(void **state)
         }
 }
 
-/* ---- Threads ------------------------------------------------------------------------------------------------------ */
+/* ---- Threads ------------------------------------------------------------------------------------------------------
+ * */
 
 typedef struct worker {
     pthread_t thread;
@@ -571,9 +600,11 @@ static void *plan_and_execute(void *arg)
     w->passed = true;
     for (int round = 0; round < 50 && w->passed; round++) {
         acr_plan *plan = NULL;
-        w->passed = acr_plan_create(&plan, w->ctx, &w->scene->problem, ACR_ESTIMATE) == ACR_OK &&
-                    acr_execute(plan, &w->scene->b.buffers, w->scene->workspace, w->scene->workspace_bytes, NULL) == ACR_OK &&
-                    scene_execute(w->scene, NULL) == ACR_OK && acr_forward(w->ctx, &w->scene->problem, &w->scene->b.buffers, NULL) == ACR_OK;
+        w->passed =
+            acr_plan_create(&plan, w->ctx, &w->scene->problem, ACR_ESTIMATE) == ACR_OK &&
+            acr_execute(plan, &w->scene->b.buffers, w->scene->workspace, w->scene->workspace_bytes, NULL) == ACR_OK &&
+            scene_execute(w->scene, NULL) == ACR_OK &&
+            acr_forward(w->ctx, &w->scene->problem, &w->scene->b.buffers, NULL) == ACR_OK;
         acr_plan_destroy(plan);
     }
     return NULL;

@@ -1,5 +1,6 @@
-/* Running out of memory, threads or disk, at every place in turn: each call either succeeds or says ACR_NO_MEMORY (ACR_IO), writes none of
- * its outputs, and gives back all that it took. And the promise that executions allocate nothing. */
+/* Running out of memory, threads or disk, at every place in turn: each call either succeeds or says ACR_NO_MEMORY
+ * (ACR_IO), writes none of its outputs, and gives back all that it took. And the promise that executions allocate
+ * nothing. */
 #include "support.h"
 
 #include <dirent.h>
@@ -23,7 +24,8 @@ static acr_ctx_options cpu_options(uint32_t threads)
     return options;
 }
 
-/* One call of the library under test, with what it needs prepared in advance. Returns its status; on success undoes what it made. */
+/* One call of the library under test, with what it needs prepared in advance. Returns its status; on success undoes
+ * what it made. */
 typedef acr_status attempt(void *arg);
 
 /* Fails each place of a kind in turn until the call gets through untouched. */
@@ -51,7 +53,8 @@ static void fail_everywhere(attempt *call, void *arg, fault_kind kind, acr_statu
     assert_in_range(place, 2, PLACES_MAX); /* there was something to fail */
 }
 
-/* ---- Contexts ----------------------------------------------------------------------------------------------------- */
+/* ---- Contexts -----------------------------------------------------------------------------------------------------
+ * */
 
 static acr_status create_context(void *arg)
 {
@@ -81,7 +84,8 @@ static void contexts_survive_lack_of_threads(void **state)
     fail_everywhere(create_context, &options, FAULT_THREAD, ACR_NO_MEMORY);
 }
 
-/* ---- Plans -------------------------------------------------------------------------------------------------------- */
+/* ---- Plans --------------------------------------------------------------------------------------------------------
+ * */
 
 typedef struct plan_call {
     acr_ctx *ctx;
@@ -136,7 +140,8 @@ static void measuring_survives_lack_of_memory(void **state)
     assert_in_range(place, 6, PLACES_MAX); /* runners, plan, and scratch for six tensors at least */
 }
 
-/* ---- The one call ------------------------------------------------------------------------------------------------- */
+/* ---- The one call -------------------------------------------------------------------------------------------------
+ * */
 
 static void forward_survives_lack_of_memory(void **state)
 {
@@ -199,7 +204,8 @@ static void executions_allocate_nothing(void **state)
     acr_ctx_destroy(ctx);
 }
 
-/* ---- Wisdom ------------------------------------------------------------------------------------------------------- */
+/* ---- Wisdom -------------------------------------------------------------------------------------------------------
+ * */
 
 typedef struct wisdom_call {
     acr_ctx *ctx;
@@ -273,7 +279,8 @@ static int files_beside(const char *path)
     return count;
 }
 
-/* Exports over an older file, which must be whole afterwards: the old content after a failure, the new after success. */
+/* Exports over an older file, which must be whole afterwards: the old content after a failure, the new after success.
+ * */
 static acr_status export_over_old(void *arg)
 {
     static const char old[] = "acromion-wisdom 1\nend facts=0 crc32=8863b1e9\n";
@@ -309,7 +316,8 @@ static void export_survives_a_full_disk(void **state)
 {
     (void)state;
     wisdom_call call = wisdom_call_make("disk-faults");
-    /* mkstemp, write, fchmod, fsync, rename fail the export; the sync of the folder after the rename may fail unseen. */
+    /* mkstemp, write, fchmod, fsync, rename fail the export; the sync of the folder after the rename may fail unseen.
+     * */
     for (int place = 1; place <= 5; place++) {
         fault_arm(FAULT_FILE, place);
         const acr_status status = export_over_old(&call);
@@ -322,7 +330,8 @@ static void export_survives_a_full_disk(void **state)
     acr_ctx_destroy(call.ctx);
 }
 
-/* ---- The judge ---------------------------------------------------------------------------------------------------- */
+/* ---- The judge ----------------------------------------------------------------------------------------------------
+ * */
 
 static acr_status judge(void *arg)
 {
@@ -351,16 +360,11 @@ static void the_oracle_survives_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_survive_lack_of_memory),
-        cmocka_unit_test(contexts_survive_lack_of_threads),
-        cmocka_unit_test(plans_survive_lack_of_memory),
-        cmocka_unit_test(measuring_survives_lack_of_memory),
-        cmocka_unit_test(forward_survives_lack_of_memory),
-        cmocka_unit_test(executions_allocate_nothing),
-        cmocka_unit_test(import_survives_lack_of_memory),
-        cmocka_unit_test(export_survives_lack_of_memory),
-        cmocka_unit_test(export_survives_a_full_disk),
-        cmocka_unit_test(the_oracle_survives_lack_of_memory),
+        cmocka_unit_test(contexts_survive_lack_of_memory), cmocka_unit_test(contexts_survive_lack_of_threads),
+        cmocka_unit_test(plans_survive_lack_of_memory),    cmocka_unit_test(measuring_survives_lack_of_memory),
+        cmocka_unit_test(forward_survives_lack_of_memory), cmocka_unit_test(executions_allocate_nothing),
+        cmocka_unit_test(import_survives_lack_of_memory),  cmocka_unit_test(export_survives_lack_of_memory),
+        cmocka_unit_test(export_survives_a_full_disk),     cmocka_unit_test(the_oracle_survives_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

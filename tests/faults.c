@@ -1,4 +1,5 @@
-/* Wrappers that count, and fail when told: see faults.h. The linker sends calls of f to __wrap_f and gives the real f as __real_f. */
+/* Wrappers that count, and fail when told: see faults.h. The linker sends calls of f to __wrap_f and gives the real f
+ * as __real_f. */
 #include "faults.h"
 
 #include <errno.h>

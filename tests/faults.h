@@ -1,6 +1,6 @@
-/* Failing the n-th allocation or system call of the library under test. A program that uses this links faults.c and passes the linker
- * --wrap for every function listed there (CMakeLists.txt: fault_program), so that only calls made by the library and the test's own
- * code are counted and failed, never those inside libc, cmocka or a sanitizer. */
+/* Failing the n-th allocation or system call of the library under test. A program that uses this links faults.c and
+ * passes the linker --wrap for every function listed there (CMakeLists.txt: fault_program), so that only calls made by
+ * the library and the test's own code are counted and failed, never those inside libc, cmocka or a sanitizer. */
 #ifndef ACR_TESTS_FAULTS_H
 #define ACR_TESTS_FAULTS_H
 

@@ -1,5 +1,5 @@
-/* What ESTIMATE chooses, for problems of every kind on several devices, against golden/plans.txt. A change of cost models or of the kernel
- * list shows there as a diff to be read and judged:
+/* What ESTIMATE chooses, for problems of every kind on several devices, against golden/plans.txt. A change of cost
+ * models or of the kernel list shows there as a diff to be read and judged:
  *     golden_plans FILE            compares; exit code 1 and the lines that differ when they do
  *     golden_plans --update FILE   rewrites the file */
 #include <stdio.h>
@@ -75,14 +75,17 @@ static const char *choice(const char *problem, const acr__device *device)
 static void print_plans(char text[TEXT_BYTES])
 {
     static const char *const labels[] = {"h200", "l4", "cpu-avx512", "cpu-avx2", "cpu-portable"};
-    size_t used = (size_t)snprintf(text, TEXT_BYTES, "# What ESTIMATE chooses; - = nothing can run it. Made by golden_plans --update; review the diff.\n");
+    size_t used = (size_t)snprintf(
+        text, TEXT_BYTES,
+        "# What ESTIMATE chooses; - = nothing can run it. Made by golden_plans --update; review the diff.\n");
     for (size_t d = 0; d < sizeof labels / sizeof labels[0]; d++)
         for (size_t n = 0; n < TEST_DEVICES; n++) {
             if (strcmp(test_devices[n].label, labels[d]) != 0)
                 continue;
             used += (size_t)snprintf(text + used, TEXT_BYTES - used, "\n[%s]\n", labels[d]);
             for (size_t i = 0; i < PROBLEMS; i++)
-                used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%-44s %s\n", problems[i], choice(problems[i], &test_devices[n].device));
+                used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%-44s %s\n", problems[i],
+                                         choice(problems[i], &test_devices[n].device));
         }
 }
 
@@ -128,7 +131,8 @@ static int compare(const char *path, const char *now)
         printf("%.*s\n- %.*s\n+ %.*s\n", (int)strcspn(device, "\n"), device, (int)x_length, x, (int)y_length, y);
     }
     if (differing)
-        printf("%d lines differ from %s. If that is meant: golden_plans --update %s, and say why in the commit.\n", differing, path, path);
+        printf("%d lines differ from %s. If that is meant: golden_plans --update %s, and say why in the commit.\n",
+               differing, path, path);
     return differing ? 1 : 0;
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The public header compiles alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and so does every internal
-# header as C11, first in its file.
+# The public header compiles alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and
+# so does every internal header as C11, first in its file.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
@@ -33,9 +33,12 @@ for compiler in gcc clang; do
     $compiler -std=c++11 -x c++ $strict "$work/use.cpp"
     compiled=$((compiled + 3))
     for header in "$root"/src/*.h "$root"/src/cpu/*.h; do
+        printf '#include "%s"\ntypedef int not_empty;\n' "$header" >"$work/alone.c"
         # shellcheck disable=SC2086
-        printf '#include "%s"\ntypedef int not_empty;\n' "$header" |
-            $compiler -std=c11 -D_GNU_SOURCE -x c -Wstrict-prototypes $strict -I"$root/src" - || { echo "$header does not stand alone"; exit 1; }
+        $compiler -std=c11 -D_GNU_SOURCE -Wstrict-prototypes $strict -I"$root/src" "$work/alone.c" || {
+            echo "$header does not stand alone"
+            exit 1
+        }
         compiled=$((compiled + 1))
     done
 done

@@ -86,7 +86,8 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
         }
 }
 
-static void run_without_scratch(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+static void run_without_scratch(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue,
+                                void *scratch)
 {
     (void)lane;
     (void)scratch;
@@ -103,6 +104,7 @@ static const unsigned char identity[] = "probe kernel, version 1";
     .q_tile = PROBE_Q_TILE, .kv_tile = 1, .stages = 1, .why_not = why_not, .cost = cost, .image = identity,            \
     .image_end = identity + sizeof identity - 1
 
-const acr__kernel probe_kernel = {.name = "fwd_probe_f16_d256_4x1_portable", PROBE_COMMON, .workspace = workspace, .run = run};
+const acr__kernel probe_kernel = {
+    .name = "fwd_probe_f16_d256_4x1_portable", PROBE_COMMON, .workspace = workspace, .run = run};
 const acr__kernel probe_kernel_without_workspace = {
     .name = "fwd_probe_f16_d256_4x1_bare_portable", PROBE_COMMON, .run = run_without_scratch};

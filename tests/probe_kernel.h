@@ -1,5 +1,5 @@
-/* A made-up CPU kernel for tests of planning and execution that must not depend on a real one: it writes into o, as a number, how often
- * each query row was visited, and records how it was called. */
+/* A made-up CPU kernel for tests of planning and execution that must not depend on a real one: it writes into o, as a
+ * number, how often each query row was visited, and records how it was called. */
 #ifndef ACR_TESTS_PROBE_KERNEL_H
 #define ACR_TESTS_PROBE_KERNEL_H
 

@@ -1,10 +1,12 @@
-/* What attention must do whatever its numbers are, checked for every CPU kernel of the list that runs on this machine. */
+/* What attention must do whatever its numbers are, checked for every CPU kernel of the list that runs on this machine.
+ * */
 #include "support.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* Problems for the properties; "%" stands for the kernel's type. Lengths and dims that no tile divides are among them. */
+/* Problems for the properties; "%" stands for the kernel's type. Lengths and dims that no tile divides are among them.
+ * */
 static const char *const shapes[] = {
     "%:b1:h2:s64:d64:lse",
     "%:b2:h4/2:s37/101:d40/24:lse",
@@ -19,7 +21,8 @@ static acr_problem shape_for(const char *shape, const acr__kernel *kernel)
     return canonical_of(text);
 }
 
-/* How far apart two correct answers may be: an ulp or two of the output at the size of its values, and the float32 sums. */
+/* How far apart two correct answers may be: an ulp or two of the output at the size of its values, and the float32
+ * sums. */
 static double tolerance_of(const acr__kernel *kernel)
 {
     switch (kernel->dtype) {
@@ -81,10 +84,12 @@ static void assert_agree(const acr__kernel *kernel, const tensors *a, const tens
             }
 }
 
-/* ---- Symmetries --------------------------------------------------------------------------------------------------- */
+/* ---- Symmetries ---------------------------------------------------------------------------------------------------
+ * */
 
 /* Swaps two rows of a tensor of one head. */
-static void swap_rows(const acr_problem *p, void *memory, const acr_strides *strides, int64_t batch, int64_t head, int64_t i, int64_t j, int64_t dim)
+static void swap_rows(const acr_problem *p, void *memory, const acr_strides *strides, int64_t batch, int64_t head,
+                      int64_t i, int64_t j, int64_t dim)
 {
     for (int64_t d = 0; d < dim; d++) {
         const int64_t a = element_of(strides, batch, head, i, d), b = element_of(strides, batch, head, j, d);
@@ -126,7 +131,8 @@ static void check_constant_values(acr_ctx *ctx, const acr__kernel *kernel, const
         for (int64_t head = 0; head < p->kv_heads; head++)
             for (int64_t j = 0; j < p->kv_len; j++)
                 for (int64_t d = 0; d < p->v_dim; d++)
-                    acr__store_element(p->dtype, t.v, element_of(&p->v, batch, head, j, d), (double)(d % 2 ? -(1 + d % 7) : 1 + d % 7));
+                    acr__store_element(p->dtype, t.v, element_of(&p->v, batch, head, j, d),
+                                       (double)(d % 2 ? -(1 + d % 7) : 1 + d % 7));
     execute_once(ctx, kernel, &t);
     for (int64_t batch = 0; batch < p->batch; batch++)
         for (int64_t head = 0; head < p->q_heads; head++)
@@ -134,7 +140,8 @@ static void check_constant_values(acr_ctx *ctx, const acr__kernel *kernel, const
                 for (int64_t d = 0; d < p->v_dim; d++) {
                     const double expected = (double)(d % 2 ? -(1 + d % 7) : 1 + d % 7);
                     const double difference = fabs(o_at(&t, batch, head, row, d) - expected);
-                    if (!(difference <= 8e-6 * fabs(expected))) /* far below an ulp of the narrow types: they must be exact */
+                    if (!(difference <=
+                          8e-6 * fabs(expected))) /* far below an ulp of the narrow types: they must be exact */
                         fail_at(kernel, p, "constant values", difference);
                 }
     tensors_free(&t);
@@ -158,7 +165,8 @@ static void check_shift(acr_ctx *ctx, const acr__kernel *kernel, const acr_probl
             for (int64_t j = 0; j < p->kv_len; j++)
                 for (int64_t d = 0; d < p->qk_dim; d++) {
                     const int64_t at = element_of(&p->k, batch, head, j, d);
-                    const double key = 0.25 * (double)(int64_t)(next_u64(&g) % (uint64_t)(2 * range + 1)) - 0.25 * range;
+                    const double key =
+                        0.25 * (double)(int64_t)(next_u64(&g) % (uint64_t)(2 * range + 1)) - 0.25 * range;
                     acr__store_element(p->dtype, a.k, at, key);
                     acr__store_element(p->dtype, b.k, at, key + shifts[d % 4]);
                     assert_true(acr__load_element(p->dtype, b.k, at) == key + shifts[d % 4]);
@@ -199,7 +207,8 @@ static void scale_and_queries_can_be_traded(void **state)
     for_all(check_scale);
 }
 
-/* ---- Splitting ---------------------------------------------------------------------------------------------------- */
+/* ---- Splitting ----------------------------------------------------------------------------------------------------
+ * */
 
 /* Attention over keys [first, end) of the tensors, as a problem of its own over the same memory. */
 static tensors part_of(const tensors *whole, int64_t first, int64_t end)
@@ -237,7 +246,8 @@ static void check_split(acr_ctx *ctx, const acr__kernel *kernel, const acr_probl
                 if (!(difference <= 1e-4))
                     fail_at(kernel, p, "lse of two parts, merged", difference);
                 for (int64_t d = 0; d < p->v_dim; d++) {
-                    const double merged = exp(a - merged_lse) * o_at(&first, batch, head, row, d) + exp(b - merged_lse) * o_at(&second, batch, head, row, d);
+                    const double merged = exp(a - merged_lse) * o_at(&first, batch, head, row, d) +
+                                          exp(b - merged_lse) * o_at(&second, batch, head, row, d);
                     const double error = fabs(merged - o_at(&whole, batch, head, row, d));
                     if (!(error <= 2.0 * tolerance_of(kernel)))
                         fail_at(kernel, p, "two parts, merged by lse", error);
@@ -271,7 +281,8 @@ static void check_prefixes(acr_ctx *ctx, const acr__kernel *kernel, const acr_pr
         for (int64_t batch = 0; batch < p->batch; batch++)
             for (int64_t head = 0; head < p->q_heads; head++)
                 for (int64_t d = 0; d < p->v_dim; d++) {
-                    const double difference = fabs(o_at(&prefix, batch, head, rows[n], d) - o_at(&whole, batch, head, rows[n], d));
+                    const double difference =
+                        fabs(o_at(&prefix, batch, head, rows[n], d) - o_at(&whole, batch, head, rows[n], d));
                     if (!(difference <= tolerance_of(kernel)))
                         fail_at(kernel, p, "a causal row and its prefix", difference);
                 }
@@ -286,7 +297,8 @@ static void causal_rows_equal_their_prefixes(void **state)
     for_all(check_prefixes);
 }
 
-/* ---- Repetition --------------------------------------------------------------------------------------------------- */
+/* ---- Repetition ---------------------------------------------------------------------------------------------------
+ * */
 
 static void check_repetition(acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *p)
 {
@@ -331,11 +343,13 @@ static void any_number_of_threads_gives_the_same_bits(void **state)
     for_all(check_threads);
 }
 
-/* ---- Isolation ---------------------------------------------------------------------------------------------------- */
+/* ---- Isolation ----------------------------------------------------------------------------------------------------
+ * */
 
 static void check_nan(acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *p)
 {
-    /* A NaN in the last key/value head of the last batch entry: its queries' rows become NaN, all others keep their bits. */
+    /* A NaN in the last key/value head of the last batch entry: its queries' rows become NaN, all others keep their
+     * bits. */
     tensors clean = tensors_make(p, 21), spoilt = tensors_make(p, 21);
     const int64_t batch = p->batch - 1, kv_head = p->kv_heads - 1, group = p->q_heads / p->kv_heads;
     acr__store_element(p->dtype, spoilt.k, element_of(&p->k, batch, kv_head, p->kv_len / 2, 0), NAN);
@@ -395,7 +409,8 @@ static void check_gaps(acr_ctx *ctx, const acr__kernel *kernel, const acr_proble
     acr_problem padded = *p;
     padded.alignment = element_alignment(p);
     acr_strides *const strides[] = {&padded.q, &padded.k, &padded.v, &padded.o};
-    const int64_t lengths[] = {p->q_len, p->kv_len, p->kv_len, p->q_len}, dims[] = {p->qk_dim, p->qk_dim, p->v_dim, p->v_dim};
+    const int64_t lengths[] = {p->q_len, p->kv_len, p->kv_len, p->q_len},
+                  dims[] = {p->qk_dim, p->qk_dim, p->v_dim, p->v_dim};
     const int64_t heads[] = {p->q_heads, p->kv_heads, p->kv_heads, p->q_heads};
     for (int i = 0; i < 4; i++) {
         strides[i]->row = dims[i] + 3;
@@ -417,7 +432,8 @@ static void check_gaps(acr_ctx *ctx, const acr__kernel *kernel, const acr_proble
                 for (int64_t row = 0; row < lengths[i]; row++)
                     for (int64_t d = 0; d < dims[i]; d++)
                         acr__store_element(p->dtype, inputs[i].to, element_of(strides[i], b, h, row, d),
-                                           acr__load_element(p->dtype, inputs[i].from, element_of(inputs[i].from_strides, b, h, row, d)));
+                                           acr__load_element(p->dtype, inputs[i].from,
+                                                             element_of(inputs[i].from_strides, b, h, row, d)));
     execute_once(ctx, kernel, &packed);
     execute_once(ctx, kernel, &t);
     assert_agree(kernel, &packed, &t, "padded rows");

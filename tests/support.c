@@ -8,11 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void check_failure(acr_status got, acr_status wanted, const char *fragment, const char *call, const char *file, int line)
+void check_failure(acr_status got, acr_status wanted, const char *fragment, const char *call, const char *file,
+                   int line)
 {
     if (got != wanted) {
-        print_error("%s: status %d (%s), expected %d (%s); last error: %s\n", call, (int)got, acr_status_text(got), (int)wanted,
-                    acr_status_text(wanted), acr_last_error());
+        print_error("%s: status %d (%s), expected %d (%s); last error: %s\n", call, (int)got, acr_status_text(got),
+                    (int)wanted, acr_status_text(wanted), acr_last_error());
         _fail(file, line);
     }
     if (!strstr(acr_last_error(), fragment)) {

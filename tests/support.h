@@ -1,4 +1,5 @@
-/* What several tests need: cmocka in the right order, problems from text, tensors of a problem in host memory, a seeded generator. */
+/* What several tests need: cmocka in the right order, problems from text, tensors of a problem in host memory, a seeded
+ * generator. */
 #ifndef ACR_TESTS_SUPPORT_H
 #define ACR_TESTS_SUPPORT_H
 
@@ -17,7 +18,8 @@
 
 /* A call that must fail with this status and a sentence that contains the fragment. */
 #define assert_fails(call, status, fragment) check_failure((call), (status), (fragment), #call, __FILE__, __LINE__)
-void check_failure(acr_status got, acr_status wanted, const char *fragment, const char *call, const char *file, int line);
+void check_failure(acr_status got, acr_status wanted, const char *fragment, const char *call, const char *file,
+                   int line);
 
 /* A call that must succeed; prints acr_last_error() when it does not. */
 #define assert_ok(call) check_success((call), #call, __FILE__, __LINE__)
@@ -42,7 +44,8 @@ typedef struct generator {
 uint64_t next_u64(generator *g);
 double next_normal(generator *g);
 
-/* The four tensors of a problem, lse and kv_lens where its flags want them. q, k and v are N(0, 1), o and lse all ones (a NaN). */
+/* The four tensors of a problem, lse and kv_lens where its flags want them. q, k and v are N(0, 1), o and lse all ones
+ * (a NaN). */
 typedef struct tensors {
     acr_problem problem; /* canonical */
     acr_buffers buffers;
@@ -63,7 +66,8 @@ int64_t element_of(const acr_strides *strides, int64_t batch, int64_t head, int6
 /* Plans with the kernel (NULL: by estimate), executes once with a workspace of its own, destroys the plan. */
 void execute_once(acr_ctx *ctx, const acr__kernel *kernel, tensors *t);
 
-/* A path in the tests' scratch folder (removed by the caller, or overwritten by the next run); static buffers, four at a time. */
+/* A path in the tests' scratch folder (removed by the caller, or overwritten by the next run); static buffers, four at
+ * a time. */
 const char *scratch_path(const char *name);
 void write_file(const char *path, const char *text);
 char *read_file(const char *path); /* to be freed */

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The shared library's face: it exports exactly the functions of acromion.symbols, which are those that the header declares, and needs
-# nothing but the C library and its parts.
+# The shared library's face: it exports exactly the functions of acromion.symbols, which are those that the header
+# declares, and needs nothing but the C library and its parts.
 #   symbols.sh LIBRARY
 set -eu
 library=$1
@@ -40,5 +40,6 @@ readelf -lW "$library" | grep 'GNU_STACK' | grep -q 'RWE' && {
     echo "$library asks for an executable stack"
     failed=1
 }
-[ $failed = 0 ] && echo "$(wc -l <"$work/exported") symbols; needs: $needed"
+# shellcheck disable=SC2086  # a list of names
+[ $failed = 0 ] && echo "$(wc -l <"$work/exported") symbols; needs" $needed
 exit $failed

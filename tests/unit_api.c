@@ -1,4 +1,5 @@
-/* The entry points as a caller without a GPU meets them: contexts, plans, executions, the one call, and every error that they name. */
+/* The entry points as a caller without a GPU meets them: contexts, plans, executions, the one call, and every error
+ * that they name. */
 #include "support.h"
 
 #include <math.h>
@@ -8,7 +9,8 @@
 
 #include "probe_kernel.h"
 
-/* ---- Contexts ----------------------------------------------------------------------------------------------------- */
+/* ---- Contexts -----------------------------------------------------------------------------------------------------
+ * */
 
 static acr_ctx_options cpu_options(uint32_t threads)
 {
@@ -84,7 +86,8 @@ static void every_thread_count_opens(void **state)
     }
 }
 
-/* ---- Plans -------------------------------------------------------------------------------------------------------- */
+/* ---- Plans --------------------------------------------------------------------------------------------------------
+ * */
 
 static void bad_plan_arguments_are_refused(void **state)
 {
@@ -126,7 +129,8 @@ static void a_plan_outlives_its_context(void **state)
     (void)state;
     acr_ctx *ctx = cpu_ctx(2);
     const acr_problem p = problem_of("b1:h2:s16:d64");
-    acr_plan *first = estimate_plan(ctx, "b1:h2:s16:d64"), *second = forced_plan(ctx, &p, &probe_kernel_without_workspace);
+    acr_plan *first = estimate_plan(ctx, "b1:h2:s16:d64"),
+             *second = forced_plan(ctx, &p, &probe_kernel_without_workspace);
     acr_ctx_destroy(ctx);
     assert_non_null(strstr(acr_plan_text(first), "b1:h2:s16:d64"));
     acr_plan_destroy(first);
@@ -155,7 +159,8 @@ static void plan_text_is_one_line_that_names_problem_kernel_and_reason(void **st
     assert_true(strlen(name) > 0); /* lives as long as the library */
 }
 
-/* ---- Executions: what is refused ---------------------------------------------------------------------------------- */
+/* ---- Executions: what is refused ----------------------------------------------------------------------------------
+ * */
 
 /* A plan of the probe kernel with its tensors and workspace, all valid; tests spoil one thing at a time. */
 typedef struct bench {
@@ -259,7 +264,8 @@ static void misaligned_pointers_are_refused(void **state)
     assert_buffers_refused(&b, buffers.v = (char *)b.t.v + 1, ACR_ALIGNMENT, "v");
     assert_buffers_refused(&b, buffers.o = (char *)b.t.o + 8, ACR_ALIGNMENT, "32");
     assert_buffers_refused(&b, buffers.lse = (float *)(void *)((char *)b.t.lse + 2), ACR_ALIGNMENT, "lse");
-    assert_buffers_refused(&b, buffers.kv_lens = (const int32_t *)(const void *)((char *)b.t.kv_lens + 1), ACR_ALIGNMENT, "kv_lens");
+    assert_buffers_refused(&b, buffers.kv_lens = (const int32_t *)(const void *)((char *)b.t.kv_lens + 1),
+                           ACR_ALIGNMENT, "kv_lens");
     bench_free(&b);
 }
 
@@ -326,7 +332,8 @@ static void neighbours_and_shared_inputs_are_no_overlap(void **state)
 static void interleaved_tensors_are_no_overlap(void **state)
 {
     (void)state;
-    /* One buffer [batch, length, {q, k, v, o}, head, dim]: the spans cross, the elements do not. Shifted by one head they do. */
+    /* One buffer [batch, length, {q, k, v, o}, head, dim]: the spans cross, the elements do not. Shifted by one head
+     * they do. */
     acr_problem p = problem_of("b2:h2:s8:d16");
     p.q = p.k = p.v = p.o = (acr_strides){8 * 4 * 32, 16, 4 * 32};
     acr_ctx *ctx = cpu_ctx(1);
@@ -359,11 +366,12 @@ static void workspaces_have_a_size_and_an_alignment(void **state)
         void *workspace;
         size_t bytes;
         const char *fragment;
-    } bad[] = {{NULL, bytes, "NULL"}, {NULL, 0, "NULL"},          {wider, bytes - 1, "bytes"},
+    } bad[] = {{NULL, bytes, "NULL"}, {NULL, 0, "NULL"},           {wider, bytes - 1, "bytes"},
                {wider, 0, "bytes"},   {wider + 128, bytes, "256"}, {wider + 1, bytes, "aligned"}};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         tensors_poison_outputs(&b.t);
-        assert_fails(acr_execute(b.plan, &b.t.buffers, bad[i].workspace, bad[i].bytes, NULL), ACR_WORKSPACE, bad[i].fragment);
+        assert_fails(acr_execute(b.plan, &b.t.buffers, bad[i].workspace, bad[i].bytes, NULL), ACR_WORKSPACE,
+                     bad[i].fragment);
         assert_outputs_untouched(&b.t);
         assert_fails(acr_workspace_init(b.plan, bad[i].workspace, bad[i].bytes, NULL), ACR_WORKSPACE, bad[i].fragment);
     }
@@ -385,7 +393,8 @@ static void plans_without_workspace_accept_anything(void **state)
     bench_free(&b);
 }
 
-/* ---- Executions: what happens ------------------------------------------------------------------------------------- */
+/* ---- Executions: what happens -------------------------------------------------------------------------------------
+ * */
 
 /* Every element of o was visited exactly once. */
 static void assert_visited_once(const tensors *t)
@@ -566,7 +575,8 @@ static void threads_share_a_plan(void **state)
     acr_ctx_destroy(ctx);
 }
 
-/* ---- One call ----------------------------------------------------------------------------------------------------- */
+/* ---- One call -----------------------------------------------------------------------------------------------------
+ * */
 
 static void forward_refuses_what_plan_and_execute_refuse(void **state)
 {
@@ -607,7 +617,8 @@ static double distance_from_oracle(const tensors *t)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t d = 0; d < p->v_dim; d++) {
             const int64_t head = row / p->q_len;
-            const double difference = fabs(o_at(t, head / p->q_heads, head % p->q_heads, row % p->q_len, d) - expected[row * p->v_dim + d]);
+            const double difference =
+                fabs(o_at(t, head / p->q_heads, head % p->q_heads, row % p->q_len, d) - expected[row * p->v_dim + d]);
             worst = !(difference <= worst) ? difference : worst;
         }
     free(expected);
@@ -664,7 +675,8 @@ static void forget_drops_the_cached_plans(void **state)
     acr_ctx_destroy(ctx);
 }
 
-/* One thread, one stream: its own stand-in for a stream handle, which the cpu backend ignores but acr_forward keys workspaces by. */
+/* One thread, one stream: its own stand-in for a stream handle, which the cpu backend ignores but acr_forward keys
+ * workspaces by. */
 typedef struct forwarder {
     pthread_t thread;
     acr_ctx *ctx;

@@ -1,5 +1,6 @@
-/* A machine whose CUDA driver does not load: "cuda" says why in the loader's own words, the default context is a cpu one. ctest runs this
- * with LD_LIBRARY_PATH set to a folder where libcuda.so.1 is a file that is no library, so that it holds on GPU machines too. */
+/* A machine whose CUDA driver does not load: "cuda" says why in the loader's own words, the default context is a cpu
+ * one. ctest runs this with LD_LIBRARY_PATH set to a folder where libcuda.so.1 is a file that is no library, so that it
+ * holds on GPU machines too. */
 #include "support.h"
 
 static void cuda_says_why_it_is_not_there(void **state)

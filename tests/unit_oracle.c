@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+/* ---- Stored elements ----------------------------------------------------------------------------------------------
+ * */
 
 /* A narrow format by its definition, apart from the oracle's own table. */
 typedef struct format {
@@ -54,7 +55,8 @@ static void every_stored_element_has_its_value(void **state)
         const format *f = &formats[n];
         const uint32_t sign = 1u << (f->exponent_bits + f->mantissa_bits);
         for (uint32_t bits = 0; bits < sign; bits++) {
-            const double expected = value_of(f, bits), plus = load_bits(f->dtype, bits), minus = load_bits(f->dtype, bits | sign);
+            const double expected = value_of(f, bits), plus = load_bits(f->dtype, bits),
+                         minus = load_bits(f->dtype, bits | sign);
             if (isnan(expected)) {
                 assert_true(isnan(plus) && isnan(minus));
                 assert_true(isnan(load_bits(f->dtype, store_bits(f->dtype, plus))));
@@ -63,7 +65,8 @@ static void every_stored_element_has_its_value(void **state)
             assert_true(plus == expected && minus == -expected && signbit(minus));
             if (isinf(expected) && !f->has_infinity)
                 continue;
-            assert_int_equal(store_bits(f->dtype, plus), bits); /* what is representable stays, down to the sign of zero */
+            assert_int_equal(store_bits(f->dtype, plus),
+                             bits); /* what is representable stays, down to the sign of zero */
             assert_int_equal(store_bits(f->dtype, minus), bits | sign);
         }
     }
@@ -123,7 +126,10 @@ static void float32_rounds_to_nearest_even(void **state)
     const struct {
         double value;
         float expected;
-    } cases[] = {{1.0 + 0x1p-24, 1.0f}, {1.0 + 0x1.8p-23, 1.0f + 0x1p-22f}, {1.0 + 0x1.00001p-24, 1.0f + 0x1p-23f}, {0x1p-149, 0x1p-149f}};
+    } cases[] = {{1.0 + 0x1p-24, 1.0f},
+                 {1.0 + 0x1.8p-23, 1.0f + 0x1p-22f},
+                 {1.0 + 0x1.00001p-24, 1.0f + 0x1p-23f},
+                 {0x1p-149, 0x1p-149f}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         acr__store_element(ACR_F32, &stored, 0, cases[i].value);
         assert_true(stored == cases[i].expected);
@@ -131,7 +137,8 @@ static void float32_rounds_to_nearest_even(void **state)
     }
 }
 
-/* ---- Attention ---------------------------------------------------------------------------------------------------- */
+/* ---- Attention ----------------------------------------------------------------------------------------------------
+ * */
 
 /* The judge's answer for all rows of tensors. */
 typedef struct answer {
@@ -205,7 +212,8 @@ static void weights_follow_the_scores(void **state)
 static void the_scale_multiplies_the_scores(void **state)
 {
     (void)state;
-    /* The same two scores from q k = 0, 4 ln 3 at scale 1/4, and by the default scale at qk_dim 16 where one dim counts. */
+    /* The same two scores from q k = 0, 4 ln 3 at scale 1/4, and by the default scale at qk_dim 16 where one dim
+     * counts. */
     acr_problem p = problem_of("f32:b1:h1:s1/2:d16/1");
     tensors t = tensors_make(&p, 1);
     float q[16] = {2.0f}, k[32] = {0};
@@ -252,7 +260,8 @@ static int64_t keys_seen(const acr_problem *p, const int32_t *kv_lens, int64_t b
     return seen;
 }
 
-/* With q = 0 all scores are equal: the output is the mean of the values seen, and lse the logarithm of how many they are. */
+/* With q = 0 all scores are equal: the output is the mean of the values seen, and lse the logarithm of how many they
+ * are. */
 static void assert_counts_keys(const char *text, uint64_t seed)
 {
     const acr_problem p = problem_of(text);
@@ -269,7 +278,8 @@ static void assert_counts_keys(const char *text, uint64_t seed)
         for (int64_t d = 0; d < c->v_dim; d++) {
             double sum = 0.0;
             for (int64_t j = 0; j < seen; j++)
-                sum += acr__load_element(c->dtype, t.v, element_of(&c->v, batch, head / (c->q_heads / c->kv_heads), j, d));
+                sum +=
+                    acr__load_element(c->dtype, t.v, element_of(&c->v, batch, head / (c->q_heads / c->kv_heads), j, d));
             if (seen)
                 assert_near(a.o[row * a.v_dim + d], sum / (double)seen);
             else
@@ -290,7 +300,8 @@ static void masks_lengths_and_heads_follow_the_header(void **state)
             for (size_t m = 0; m < COUNT_OF(masks); m++)
                 for (size_t l = 0; l < COUNT_OF(lens); l++)
                     for (uint64_t seed = 0; seed < 4; seed++) {
-                        snprintf(text, sizeof text, "f32:b3:h4/2:s%d/%d:d2/3%s%s%s", q_len, kv_len, masks[m], lens[l], layouts[seed / 2]);
+                        snprintf(text, sizeof text, "f32:b3:h4/2:s%d/%d:d2/3%s%s%s", q_len, kv_len, masks[m], lens[l],
+                                 layouts[seed / 2]);
                         assert_counts_keys(text, seed);
                     }
 }
@@ -298,7 +309,8 @@ static void masks_lengths_and_heads_follow_the_header(void **state)
 static void layouts_only_move_elements(void **state)
 {
     (void)state;
-    const acr_problem p = problem_of("f32:b2:h4/2:s5/7:d6/3:causal"), other = problem_of("f32:b2:h4/2:s5/7:d6/3:causal:bshd");
+    const acr_problem p = problem_of("f32:b2:h4/2:s5/7:d6/3:causal"),
+                      other = problem_of("f32:b2:h4/2:s5/7:d6/3:causal:bshd");
     tensors a = tensors_make(&p, 1), b = tensors_make(&other, 2);
     const struct {
         const void *from;
@@ -311,7 +323,8 @@ static void layouts_only_move_elements(void **state)
     for (size_t n = 0; n < COUNT_OF(parts); n++)
         for (int64_t i = 0; i < 2 * parts[n].heads * parts[n].rows * parts[n].dim; i++) {
             const int64_t dim = i % parts[n].dim, row = i / parts[n].dim % parts[n].rows;
-            const int64_t head = i / parts[n].dim / parts[n].rows % parts[n].heads, batch = i / parts[n].dim / parts[n].rows / parts[n].heads;
+            const int64_t head = i / parts[n].dim / parts[n].rows % parts[n].heads,
+                          batch = i / parts[n].dim / parts[n].rows / parts[n].heads;
             ((float *)parts[n].to)[element_of(parts[n].to_strides, batch, head, row, dim)] =
                 ((const float *)parts[n].from)[element_of(parts[n].from_strides, batch, head, row, dim)];
         }
@@ -375,7 +388,7 @@ static void nan_spoils_the_rows_that_see_it_and_no_others(void **state)
     (void)state;
     const acr_problem p = problem_of("f32:b1:h2:s4:d2:causal");
     tensors t = tensors_make(&p, 1);
-    ((float *)t.k)[2 * 2] = NAN; /* head 0, key 2: seen by rows 2 and 3 */
+    ((float *)t.k)[2 * 2] = NAN;       /* head 0, key 2: seen by rows 2 and 3 */
     ((float *)t.v)[(4 + 3) * 2] = NAN; /* head 1, key 3, element 0: seen by row 3 */
     answer a = judge(&t);
     for (int64_t row = 0; row < 8; row++)
@@ -410,7 +423,8 @@ static void keys_beyond_the_length_are_never_used(void **state)
     tensors_free(&t);
 }
 
-/* ---- The unfused computation -------------------------------------------------------------------------------------- */
+/* ---- The unfused computation --------------------------------------------------------------------------------------
+ * */
 
 static double unfused_error(const char *text)
 {
@@ -438,7 +452,8 @@ static double unfused_error(const char *text)
 static void unfused_errs_as_much_as_its_type(void **state)
 {
     (void)state;
-    /* Outputs are averages of N(0, 1) values: around 0.2, so an output ulp is 2^-24 * 0.25 in f32, 2^-13 in f16, 2^-10 in bf16. */
+    /* Outputs are averages of N(0, 1) values: around 0.2, so an output ulp is 2^-24 * 0.25 in f32, 2^-13 in f16, 2^-10
+     * in bf16. */
     const double f32 = unfused_error("f32:b1:h2:s32:d32"), f16 = unfused_error("f16:b1:h2:s32:d32");
     const double bf16 = unfused_error("bf16:b1:h2:s32:d32"), e4m3 = unfused_error("e4m3:b1:h2:s32:d32");
     assert_true(f32 > 0.0 && f32 < 2e-6);

@@ -30,7 +30,8 @@ static const char *const problems[] = {
 };
 
 /* Calls check for every problem, device and kernel of the list. */
-typedef void triple_check(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel);
+typedef void triple_check(const acr_problem *p, const char *text, const named_device *device,
+                          const acr__kernel *kernel);
 
 static void for_all(triple_check *check)
 {
@@ -47,7 +48,8 @@ static bool can_run(const acr_problem *p, const named_device *device, const acr_
     return acr__why_not(kernel, p, &device->device) == NULL;
 }
 
-/* ---- The list ----------------------------------------------------------------------------------------------------- */
+/* ---- The list -----------------------------------------------------------------------------------------------------
+ * */
 
 static bool ends_in(const char *text, const char *ending)
 {
@@ -71,7 +73,8 @@ static void names_decode(void **state)
         const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm90a"};
         bool known = false;
         for (size_t i = 0; i < 3; i++)
-            known = known || (kernel->backend == ACR__CPU ? ends_in(kernel->name, cpu_ends[i]) : i < 2 && ends_in(kernel->name, cuda_ends[i]));
+            known = known || (kernel->backend == ACR__CPU ? ends_in(kernel->name, cpu_ends[i])
+                                                          : i < 2 && ends_in(kernel->name, cuda_ends[i]));
         if (!known)
             fail_msg("%s does not end in its arch", kernel->name);
         for (const char *c = kernel->name; *c; c++)
@@ -101,16 +104,19 @@ static void descriptions_are_complete(void **state)
     }
 }
 
-/* ---- What may run ------------------------------------------------------------------------------------------------- */
+/* ---- What may run -------------------------------------------------------------------------------------------------
+ * */
 
 static void check_reason(const acr_problem *p, const char *text, const named_device *device, const acr__kernel *kernel)
 {
     const char *reason = acr__why_not(kernel, p, &device->device);
     if (reason && (strlen(reason) < 8 || strchr(reason, '\n')))
         fail_msg("%s on %s, %s: the reason \"%s\" explains nothing", text, device->label, kernel->name, reason);
-    if (kernel->backend != device->device.backend || kernel->dtype != p->dtype || p->qk_dim > kernel->qk_dim_max || p->v_dim > kernel->v_dim_max)
+    if (kernel->backend != device->device.backend || kernel->dtype != p->dtype || p->qk_dim > kernel->qk_dim_max ||
+        p->v_dim > kernel->v_dim_max)
         assert_non_null(reason);
-    if (kernel->backend == ACR__CUDA && (device->device.arch < kernel->arch_min || device->device.arch > kernel->arch_max))
+    if (kernel->backend == ACR__CUDA &&
+        (device->device.arch < kernel->arch_min || device->device.arch > kernel->arch_max))
         assert_non_null(reason);
 }
 
@@ -160,12 +166,14 @@ static void check_launch(const acr_problem *p, const char *text, const named_dev
         return;
     acr__launch launch = {{0, 0, 0}, 0, 0, 0};
     kernel->shape(p, &device->device, &launch);
-    const bool fits = launch.grid[0] >= 1 && launch.grid[0] <= 2147483647u && launch.grid[1] >= 1 && launch.grid[1] <= 65535 &&
-                      launch.grid[2] >= 1 && launch.grid[2] <= 65535 && launch.block >= 32 && launch.block <= 1024 && launch.block % 32 == 0 &&
-                      launch.cluster <= 8 && (int64_t)launch.smem_bytes <= device->device.smem_per_cta_bytes;
+    const bool fits = launch.grid[0] >= 1 && launch.grid[0] <= 2147483647u && launch.grid[1] >= 1 &&
+                      launch.grid[1] <= 65535 && launch.grid[2] >= 1 && launch.grid[2] <= 65535 && launch.block >= 32 &&
+                      launch.block <= 1024 && launch.block % 32 == 0 && launch.cluster <= 8 &&
+                      (int64_t)launch.smem_bytes <= device->device.smem_per_cta_bytes;
     if (!fits || (launch.cluster > 1 && (launch.grid[0] % launch.cluster != 0 || device->device.arch < 90)))
-        fail_msg("%s on %s, %s: grid %u %u %u, block %u, cluster %u, %u bytes of shared memory", text, device->label, kernel->name, launch.grid[0],
-                 launch.grid[1], launch.grid[2], launch.block, launch.cluster, launch.smem_bytes);
+        fail_msg("%s on %s, %s: grid %u %u %u, block %u, cluster %u, %u bytes of shared memory", text, device->label,
+                 kernel->name, launch.grid[0], launch.grid[1], launch.grid[2], launch.block, launch.cluster,
+                 launch.smem_bytes);
 }
 
 static void launches_fit_the_device(void **state)
@@ -174,7 +182,8 @@ static void launches_fit_the_device(void **state)
     for_all(check_launch);
 }
 
-/* ---- What is chosen ----------------------------------------------------------------------------------------------- */
+/* ---- What is chosen -----------------------------------------------------------------------------------------------
+ * */
 
 static void the_cheapest_that_can_run_is_chosen(void **state)
 {
@@ -197,9 +206,11 @@ static void the_cheapest_that_can_run_is_chosen(void **state)
 static void common_problems_run_everywhere(void **state)
 {
     (void)state;
-    /* The promise of the families of last resort: any strides, element alignment, head dims to 256, all three wide types. */
-    const char *const texts[] = {"b2:h8:s512:d64", "bf16:b3:h5/1:s17/1333:d33/65:causal:align2:lse", "f32:b1:h2:s7:d256:kvlens:align4",
-                                 "b2:h2:s64:d64:qs=100000,1000,65:align2", "b1:h1:s1/100000:d128"};
+    /* The promise of the families of last resort: any strides, element alignment, head dims to 256, all three wide
+     * types. */
+    const char *const texts[] = {"b2:h8:s512:d64", "bf16:b3:h5/1:s17/1333:d33/65:causal:align2:lse",
+                                 "f32:b1:h2:s7:d256:kvlens:align4", "b2:h2:s64:d64:qs=100000,1000,65:align2",
+                                 "b1:h1:s1/100000:d128"};
     for (size_t i = 0; i < COUNT_OF(texts); i++)
         for (size_t n = 0; n < TEST_DEVICES; n++) {
             const acr_problem p = canonical_of(texts[i]);
@@ -239,7 +250,8 @@ static void estimate_follows_choose(void **state)
         }
         assert_ok(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE));
         assert_string_equal(acr_plan_kernel(plan), kernel->name);
-        assert_int_equal(acr_plan_workspace(plan), kernel->workspace ? kernel->workspace(&p, &acr__ctx_backend_device(ctx)->device) : 0);
+        assert_int_equal(acr_plan_workspace(plan),
+                         kernel->workspace ? kernel->workspace(&p, &acr__ctx_backend_device(ctx)->device) : 0);
         acr_plan_destroy(plan);
     }
     acr_ctx_destroy(ctx);
@@ -297,7 +309,8 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_true(args.kv_lens == lens && args.workspace == lens + 1);
     assert_true(args.batch == 2 && args.q_heads == 6 && args.kv_heads == 3 && args.group == 2);
     assert_true(args.q_len == 5 && args.kv_len == 7 && args.qk_dim == 16 && args.v_dim == 32);
-    assert_true(args.q_stride.row == 16 && args.k_stride.head == 7 * 16 && args.v_stride.batch == 3 * 7 * 32 && args.o_stride.row == 32);
+    assert_true(args.q_stride.row == 16 && args.k_stride.head == 7 * 16 && args.v_stride.batch == 3 * 7 * 32 &&
+                args.o_stride.row == 32);
     assert_int_equal(args.mask, FWD_MASK_TOP_LEFT);
     assert_true(args.scale == 0.25f && fabsf(args.scale_log2 - 0.25f * 1.44269504f) < 1e-7f && args.out_scale == 3.0f);
     assert_int_equal(args.out_bf16, 1);

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- Text form: reading and writing ------------------------------------------------------------------------------- */
+/* ---- Text form: reading and writing -------------------------------------------------------------------------------
+ * */
 
 /* Texts and their canonical texts. */
 static const struct {
@@ -106,8 +107,9 @@ static void every_permutation_of_the_fields_reads_alike(void **state)
 static void parse_sets_every_field(void **state)
 {
     (void)state;
-    const acr_problem p = problem_of("e4m3:b2:h6/3:s5/7:d16/32:causal:bshd:qs=1000,100,20:ks=2000,200,40:vs=3000,300,60:"
-                                     "os=4000,400,80:align64:obf16:lse:kvlens");
+    const acr_problem p =
+        problem_of("e4m3:b2:h6/3:s5/7:d16/32:causal:bshd:qs=1000,100,20:ks=2000,200,40:vs=3000,300,60:"
+                   "os=4000,400,80:align64:obf16:lse:kvlens");
     assert_int_equal(p.size, sizeof p);
     assert_int_equal(p.pass, ACR_FORWARD);
     assert_int_equal(p.dtype, ACR_E4M3);
@@ -208,10 +210,11 @@ static void errors_name_their_position_and_reason(void **state)
         before = out;
         size_t position = SIZE_MAX;
         const acr_status status = acr_problem_parse(&out, errors[i].text, &position);
-        const bool position_ok = errors[i].position == SIZE_MAX ? position <= strlen(errors[i].text) : position == errors[i].position;
+        const bool position_ok =
+            errors[i].position == SIZE_MAX ? position <= strlen(errors[i].text) : position == errors[i].position;
         if (status != errors[i].status || !position_ok || !strstr(acr_last_error(), errors[i].reason))
-            fail_msg("\"%s\": status %d, position %zu, \"%s\"; expected %d, %zu, \"%s\"", errors[i].text, (int)status, position,
-                     acr_last_error(), (int)errors[i].status, errors[i].position, errors[i].reason);
+            fail_msg("\"%s\": status %d, position %zu, \"%s\"; expected %d, %zu, \"%s\"", errors[i].text, (int)status,
+                     position, acr_last_error(), (int)errors[i].status, errors[i].position, errors[i].reason);
         assert_memory_equal(&out, &before, sizeof out); /* written only on success */
     }
 }
@@ -254,7 +257,8 @@ static void format_needs_room_for_the_whole_text(void **state)
     assert_int_equal(text[strlen(canonical) + 1], '#');
 }
 
-/* ---- Canonical form ----------------------------------------------------------------------------------------------- */
+/* ---- Canonical form -----------------------------------------------------------------------------------------------
+ * */
 
 static void defaults_are_filled_in(void **state)
 {
@@ -285,13 +289,15 @@ static void packed_strides_follow_the_layout(void **state)
 {
     (void)state;
     const acr_problem a = canonical_of("b2:h6/3:s5/7:d16/32");
-    const acr_strides q = {6 * 5 * 16, 5 * 16, 16}, k = {3 * 7 * 16, 7 * 16, 16}, v = {3 * 7 * 32, 7 * 32, 32}, o = {6 * 5 * 32, 5 * 32, 32};
+    const acr_strides q = {6 * 5 * 16, 5 * 16, 16}, k = {3 * 7 * 16, 7 * 16, 16}, v = {3 * 7 * 32, 7 * 32, 32},
+                      o = {6 * 5 * 32, 5 * 32, 32};
     assert_memory_equal(&a.q, &q, sizeof q);
     assert_memory_equal(&a.k, &k, sizeof k);
     assert_memory_equal(&a.v, &v, sizeof v);
     assert_memory_equal(&a.o, &o, sizeof o);
     const acr_problem b = canonical_of("b2:h6/3:s5/7:d16/32:bshd");
-    const acr_strides bq = {5 * 6 * 16, 16, 6 * 16}, bk = {7 * 3 * 16, 16, 3 * 16}, bv = {7 * 3 * 32, 32, 3 * 32}, bo = {5 * 6 * 32, 32, 6 * 32};
+    const acr_strides bq = {5 * 6 * 16, 16, 6 * 16}, bk = {7 * 3 * 16, 16, 3 * 16}, bv = {7 * 3 * 32, 32, 3 * 32},
+                      bo = {5 * 6 * 32, 32, 6 * 32};
     assert_memory_equal(&b.q, &bq, sizeof bq);
     assert_memory_equal(&b.k, &bk, sizeof bk);
     assert_memory_equal(&b.v, &bv, sizeof bv);
@@ -460,8 +466,8 @@ static void strides_of_extents_of_one_are_ignored(void **state)
     (void)state;
     acr_problem p = problem_of("b1:h1:s1:d8");
     const acr_problem packed = canonical_of("b1:h1:s1:d8");
-    p.o = (acr_strides){1, 1, 1};             /* would overlap itself if any extent were more than 1 */
-    p.q = (acr_strides){INT64_MAX, 1, 0};     /* would overflow */
+    p.o = (acr_strides){1, 1, 1};         /* would overlap itself if any extent were more than 1 */
+    p.q = (acr_strides){INT64_MAX, 1, 0}; /* would overflow */
     p.k = (acr_strides){0, INT64_MAX, INT64_MAX};
     assert_ok(acr_problem_canonical(&p, &p));
     assert_memory_equal(&p, &packed, sizeof p);
@@ -481,7 +487,8 @@ static void strides_of_extents_of_one_are_ignored(void **state)
     assert_memory_equal(&read, &repeated, sizeof read);
 }
 
-/* ---- Versions of the struct --------------------------------------------------------------------------------------- */
+/* ---- Versions of the struct ---------------------------------------------------------------------------------------
+ * */
 
 static void a_later_struct_is_read_when_its_tail_is_zero(void **state)
 {
@@ -511,7 +518,8 @@ static void a_struct_without_its_size_is_refused(void **state)
     assert_refused(p.size = (uint32_t)sizeof p - 1, "ACR_PROBLEM_INIT");
 }
 
-/* ---- Texts name problems uniquely --------------------------------------------------------------------------------- */
+/* ---- Texts name problems uniquely ---------------------------------------------------------------------------------
+ * */
 
 static int64_t pick(generator *g, const int64_t *list, size_t count)
 {
@@ -521,7 +529,8 @@ static int64_t pick(generator *g, const int64_t *list, size_t count)
 static acr_strides random_strides(generator *g)
 {
     static const int64_t steps[] = {0, 8, 16, 64, 128, 4096, 1000000, INT64_C(123456789012345), INT64_C(1) << 59};
-    return (acr_strides){pick(g, steps, COUNT_OF(steps)), pick(g, steps, COUNT_OF(steps)), pick(g, steps, COUNT_OF(steps))};
+    return (acr_strides){pick(g, steps, COUNT_OF(steps)), pick(g, steps, COUNT_OF(steps)),
+                         pick(g, steps, COUNT_OF(steps))};
 }
 
 /* Any problem: often invalid. */
@@ -579,14 +588,28 @@ static void different_problems_have_different_texts(void **state)
     (void)state;
     /* Neighbours of one problem, each different in one thing that a kernel could depend on. */
     const char *texts[] = {
-        "b2:h4/2:s8/16:d32/64",        "f32:b2:h4/2:s8/16:d32/64",       "bf16:b2:h4/2:s8/16:d32/64",
-        "e4m3:b2:h4/2:s8/16:d32/64",   "e4m3:b2:h4/2:s8/16:d32/64:obf16", "b3:h4/2:s8/16:d32/64",
-        "b2:h6/2:s8/16:d32/64",        "b2:h4/1:s8/16:d32/64",           "b2:h4/2:s9/16:d32/64",
-        "b2:h4/2:s8/17:d32/64",        "b2:h4/2:s8/16:d33/64",           "b2:h4/2:s8/16:d32/65",
-        "b2:h4/2:s8/16:d32/64:causal", "b2:h4/2:s8/16:d32/64:causal-tl", "b2:h4/2:s8/16:d32/64:bshd",
-        "b2:h4/2:s8/16:d32/64:lse",    "b2:h4/2:s8/16:d32/64:kvlens",    "b2:h4/2:s8/16:d32/64:align32",
-        "b2:h4/2:s8/16:d32/64:qs=2048,256,32", "b2:h4/2:s8/16:d32/64:ks=2048,512,32",
-        "b2:h4/2:s8/16:d32/64:vs=4096,1024,64", "b2:h4/2:s8/16:d32/64:os=4096,512,64",
+        "b2:h4/2:s8/16:d32/64",
+        "f32:b2:h4/2:s8/16:d32/64",
+        "bf16:b2:h4/2:s8/16:d32/64",
+        "e4m3:b2:h4/2:s8/16:d32/64",
+        "e4m3:b2:h4/2:s8/16:d32/64:obf16",
+        "b3:h4/2:s8/16:d32/64",
+        "b2:h6/2:s8/16:d32/64",
+        "b2:h4/1:s8/16:d32/64",
+        "b2:h4/2:s9/16:d32/64",
+        "b2:h4/2:s8/17:d32/64",
+        "b2:h4/2:s8/16:d33/64",
+        "b2:h4/2:s8/16:d32/65",
+        "b2:h4/2:s8/16:d32/64:causal",
+        "b2:h4/2:s8/16:d32/64:causal-tl",
+        "b2:h4/2:s8/16:d32/64:bshd",
+        "b2:h4/2:s8/16:d32/64:lse",
+        "b2:h4/2:s8/16:d32/64:kvlens",
+        "b2:h4/2:s8/16:d32/64:align32",
+        "b2:h4/2:s8/16:d32/64:qs=2048,256,32",
+        "b2:h4/2:s8/16:d32/64:ks=2048,512,32",
+        "b2:h4/2:s8/16:d32/64:vs=4096,1024,64",
+        "b2:h4/2:s8/16:d32/64:os=4096,512,64",
     };
     char canonical[COUNT_OF(texts)][ACR_PROBLEM_TEXT_MAX];
     uint64_t digest[COUNT_OF(texts)];

@@ -54,9 +54,12 @@ static void unknown_numbers_have_a_text(void **state)
 static void other_enums_are_pinned(void **state)
 {
     (void)state;
-    const int values[] = {ACR_FORWARD,   ACR_DTYPE_DEFAULT, ACR_F32,     ACR_F16,      ACR_BF16,   ACR_E4M3,         ACR_MASK_NONE,
-                          ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT, ACR_BHSD, ACR_BSHD, ACR_WANT_LSE, ACR_KV_LENS,
-                          ACR_ESTIMATE,  ACR_MEASURE,       ACR_PATIENT, ACR_WISDOM_ONLY, ACR_OVERLAP_PREVIOUS};
+    const int values[] = {ACR_FORWARD,   ACR_DTYPE_DEFAULT, ACR_F32,
+                          ACR_F16,       ACR_BF16,          ACR_E4M3,
+                          ACR_MASK_NONE, ACR_MASK_CAUSAL,   ACR_MASK_CAUSAL_TOP_LEFT,
+                          ACR_BHSD,      ACR_BSHD,          ACR_WANT_LSE,
+                          ACR_KV_LENS,   ACR_ESTIMATE,      ACR_MEASURE,
+                          ACR_PATIENT,   ACR_WISDOM_ONLY,   ACR_OVERLAP_PREVIOUS};
     const int numbers[] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 1, 2, 0, 1, 2, 3, 1};
     assert_int_equal(COUNT_OF(values), COUNT_OF(numbers));
     for (size_t i = 0; i < COUNT_OF(values); i++)

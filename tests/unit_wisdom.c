@@ -1,5 +1,5 @@
-/* Wisdom: what import takes, skips and refuses, what export keeps, and what plans make of it. Files are written here by hand, with a
- * checksum of our own, so that reader and writer are not only tested against each other. */
+/* Wisdom: what import takes, skips and refuses, what export keeps, and what plans make of it. Files are written here by
+ * hand, with a checksum of our own, so that reader and writer are not only tested against each other. */
 #include "support.h"
 
 #include <dirent.h>
@@ -15,7 +15,8 @@
 
 static const char *const PROBLEM = "f32:b1:h2:s16:d64", *const OTHER_PROBLEM = "f32:b1:h2:s24:d64";
 
-/* ---- Files -------------------------------------------------------------------------------------------------------- */
+/* ---- Files --------------------------------------------------------------------------------------------------------
+ * */
 
 /* CRC-32 by polynomial division, bit by bit: the definition, not the library's code. */
 static uint32_t crc_of(const char *text)
@@ -41,7 +42,8 @@ static char *file_of(const char *body, unsigned facts)
     return text;
 }
 
-static void fact_line(char line[1024], const char *problem, const acr__kernel *kernel, const char *effort, double median_ns)
+static void fact_line(char line[1024], const char *problem, const acr__kernel *kernel, const char *effort,
+                      double median_ns)
 {
     snprintf(line, 1024, "%s = %s img=%016" PRIx64 " effort=%s median_ns=%.1f mad_ns=2.5 n=15\n", problem, kernel->name,
              acr__kernel_digest(kernel), effort, median_ns);
@@ -83,7 +85,8 @@ static acr_status import_body(const scene *s, const char *body, unsigned facts, 
 }
 
 /* Imports "device line, fact line"s that must be accepted; returns the report. */
-static acr_wisdom_report import_fact(const scene *s, const char *problem, const acr__kernel *kernel, const char *effort, double median_ns)
+static acr_wisdom_report import_fact(const scene *s, const char *problem, const acr__kernel *kernel, const char *effort,
+                                     double median_ns)
 {
     char line[1024], body[2048];
     fact_line(line, problem, kernel, effort, median_ns);
@@ -135,7 +138,8 @@ static int files_beside(const char *path)
     return count;
 }
 
-/* ---- Import ------------------------------------------------------------------------------------------------------- */
+/* ---- Import -------------------------------------------------------------------------------------------------------
+ * */
 
 static void a_fact_decides_the_plan(void **state)
 {
@@ -189,14 +193,15 @@ static void facts_that_no_longer_hold_are_skipped_and_counted(void **state)
     fact_line(good, OTHER_PROBLEM, k, "measure", 1000.0);
     snprintf(body, sizeof body,
              "%s"
-             "%s = fwd_never_f32_d64_1x1_nowhere img=%016" PRIx64 " effort=patient median_ns=1.0 mad_ns=0.0 n=1\n" /* unknown kernel */
+             "%s = fwd_never_f32_d64_1x1_nowhere img=%016" PRIx64
+             " effort=patient median_ns=1.0 mad_ns=0.0 n=1\n"                           /* unknown kernel */
              "%s = %s img=%016" PRIx64 " effort=patient median_ns=1.0 mad_ns=0.0 n=1\n" /* changed machine code */
              "b1:h2:s16:d64 = %s img=%016" PRIx64 " effort=patient median_ns=1.0 mad_ns=0.0 n=1\n" /* of another type */
              "%s"
              "device another machine\n"
              "%s = %s img=%016" PRIx64 " effort=patient median_ns=1.0 mad_ns=0.0 n=1\n",
-             s.device_line, PROBLEM, acr__kernel_digest(k), PROBLEM, k->name, acr__kernel_digest(k) ^ 1, k->name, acr__kernel_digest(k), good,
-             PROBLEM, k->name, acr__kernel_digest(k));
+             s.device_line, PROBLEM, acr__kernel_digest(k), PROBLEM, k->name, acr__kernel_digest(k) ^ 1, k->name,
+             acr__kernel_digest(k), good, PROBLEM, k->name, acr__kernel_digest(k));
     acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
     assert_ok(import_body(&s, body, 5, &report));
     assert_int_equal(report.size, sizeof report);
@@ -241,20 +246,32 @@ static const struct {
     {"device \n", "line 4: the device's name"},
     {"f32:b1:h2:s24:d64\n", "line 4: expected ' = '"},
     {"f32:b1:h2:s24:d64 = \n", "line 4: expected a kernel name"},
-    {"f32:b1:h2:s24:d64 = Fwd-x img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: expected a kernel name"},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcde effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: expected img="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdeg effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: expected img="},
-    {"f32:b1:h2:s24:d64 = k effort=measure img=0123456789abcdef median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: expected img="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=lazy median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: expected effort="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=fast mad_ns=0.0 n=1\n", "line 4: expected median_ns="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=-1.0 mad_ns=0.0 n=1\n", "line 4: expected median_ns="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1e9 mad_ns=0.0 n=1\n", "line 4: expected median_ns="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns= n=1\n", "line 4: expected mad_ns="},
+    {"f32:b1:h2:s24:d64 = Fwd-x img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected a kernel name"},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcde effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected img="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdeg effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected img="},
+    {"f32:b1:h2:s24:d64 = k effort=measure img=0123456789abcdef median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected img="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=lazy median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected effort="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=fast mad_ns=0.0 n=1\n",
+     "line 4: expected median_ns="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=-1.0 mad_ns=0.0 n=1\n",
+     "line 4: expected median_ns="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1e9 mad_ns=0.0 n=1\n",
+     "line 4: expected median_ns="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns= n=1\n",
+     "line 4: expected mad_ns="},
     {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0\n", "line 4: expected n="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=-1\n", "line 4: expected n="},
-    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1 more\n", "line 4: unexpected text"},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=-1\n",
+     "line 4: expected n="},
+    {"f32:b1:h2:s24:d64 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1 more\n",
+     "line 4: unexpected text"},
     {"f32:b1:h2:s24:d64  = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4"},
-    {"f32:d64:b1:h2:s24 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: the problem is not in canonical form"},
+    {"f32:d64:b1:h2:s24 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: the problem is not in canonical form"},
     {"f32:b1:h2:s24 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: the problem"},
     {"acromion-wisdom 1\n", "line 4"},
 };
@@ -270,8 +287,8 @@ static void malformed_lines_are_named_and_nothing_is_imported(void **state)
         acr_wisdom_report report = {(uint32_t)sizeof report, 7, 7, 7};
         const acr_status status = import_body(&s, body, 2, &report);
         if (status != ACR_FORMAT || !strstr(acr_last_error(), bad_lines[i].reason))
-            fail_msg("after %s: status %d, \"%s\"; expected %d, \"%s\"", bad_lines[i].line, (int)status, acr_last_error(), (int)ACR_FORMAT,
-                     bad_lines[i].reason);
+            fail_msg("after %s: status %d, \"%s\"; expected %d, \"%s\"", bad_lines[i].line, (int)status,
+                     acr_last_error(), (int)ACR_FORMAT, bad_lines[i].reason);
         assert_true(report.imported == 7 && report.skipped == 7 && report.other == 7); /* written only on success */
         assert_no_wisdom(&s, PROBLEM);
     }
@@ -297,8 +314,13 @@ static void malformed_frames_are_refused(void **state)
     assert_fails(import_body(&s, huge, 0, NULL), ACR_FORMAT, "line 2: the line is too long");
     /* files that are none */
     const char *path = scratch_path("frame");
-    const char *texts[] = {"", "\n", "acromion-wisdom 2\nend facts=0 crc32=00000000\n", "acromion-wisdom 1", "acromion-wisdom 1\n",
-                           "end facts=0 crc32=00000000\n", "acromion-wisdom 1\nend facts=0 crc32=00000000\n"};
+    const char *texts[] = {"",
+                           "\n",
+                           "acromion-wisdom 2\nend facts=0 crc32=00000000\n",
+                           "acromion-wisdom 1",
+                           "acromion-wisdom 1\n",
+                           "end facts=0 crc32=00000000\n",
+                           "acromion-wisdom 1\nend facts=0 crc32=00000000\n"};
     for (size_t i = 0; i < COUNT_OF(texts); i++) {
         write_file(path, texts[i]);
         assert_fails(acr_wisdom_import(s.ctx, path, NULL), ACR_FORMAT, "line");
@@ -381,7 +403,8 @@ static void unreadable_files_are_io_errors(void **state)
     acr_ctx_destroy(s.ctx);
 }
 
-/* ---- Export ------------------------------------------------------------------------------------------------------- */
+/* ---- Export -------------------------------------------------------------------------------------------------------
+ * */
 
 static void export_writes_what_import_reads(void **state)
 {
@@ -428,7 +451,8 @@ static void export_keeps_other_devices_and_problems(void **state)
     fact_line(foreign, PROBLEM, s.kernels[0], "measure", 8000.0);
     /* a fact about this device and a kernel that this build lacks: another build's, to be kept */
     snprintf(unknown, sizeof unknown,
-             "%s = fwd_never_f32_d64_1x1_nowhere img=0123456789abcdef effort=patient median_ns=1.0 mad_ns=0.0 n=1\n", OTHER_PROBLEM);
+             "%s = fwd_never_f32_d64_1x1_nowhere img=0123456789abcdef effort=patient median_ns=1.0 mad_ns=0.0 n=1\n",
+             OTHER_PROBLEM);
     snprintf(body, sizeof body, "device another machine\n%s%s%s%s", foreign, s.device_line, stale, unknown);
     char *old = file_of(body, 3);
     write_file(path, old);
@@ -505,7 +529,8 @@ static void unwritable_places_are_io_errors(void **state)
     acr_ctx_destroy(s.ctx);
 }
 
-/* ---- Planning and forgetting -------------------------------------------------------------------------------------- */
+/* ---- Planning and forgetting --------------------------------------------------------------------------------------
+ * */
 
 static void measuring_makes_wisdom(void **state)
 {

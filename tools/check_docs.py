@@ -2,7 +2,7 @@
 """Checks what the documents point to, and takes their programs out so that the build can try them.
 
     check_docs.py                      every relative link leads to a file, every #fragment to a heading
-    check_docs.py --block LANGUAGE DOCUMENT    prints the document's first fenced block of that language, as it stands"""
+    check_docs.py --block LANGUAGE DOCUMENT    prints the document's first fenced block of that language"""
 import pathlib
 import re
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks every file of results/ (or of the folder given) against what docs/measuring.md promises. Exit code 1 names what is wrong."""
+"""Checks every file of results/ (or of the folder given) against docs/measuring.md. Exit code 1 says what is wrong."""
 import pathlib
 import sys
 

@@ -12,7 +12,8 @@ esac
 
 # Small, since the tools slow a kernel down a thousandfold, and ragged, since that is where faults hide.
 small_cases=(b1:h2:s65:d64 b1:h4/2:s33/70:d64:causal:lse bf16:b2:h2:s17/40:d128:kvlens f32:b1:h1:s20:d40:align4)
-bench_problems=(b2:h8:s512:d64 b2:h8:s512:d64:causal b4:h16:s2048:d64 b4:h16:s2048:d128:causal b8:h32/8:s1024:d128:causal)
+bench_problems=(b2:h8:s512:d64 b2:h8:s512:d64:causal b4:h16:s2048:d64 b4:h16:s2048:d128:causal
+    b8:h32/8:s1024:d128:causal)
 
 mkdir -p "$out" || exit
 passed=0 failed=0
@@ -44,7 +45,8 @@ run_step check "$program" check --backend cuda
 sanitizer=$(find_sanitizer)
 if [[ -n $sanitizer ]]; then
     for tool in memcheck racecheck initcheck synccheck; do
-        run_step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 86 "$program" check --backend cuda "${small_cases[@]}"
+        run_step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 86 \
+            "$program" check --backend cuda "${small_cases[@]}"
     done
 else
     echo "compute-sanitizer  not found: skipped"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tabulates what ptxas said of every device image: registers, shared memory, spills. Usage: resources.py FOLDER (with *.ptxas).
+"""Tabulates what ptxas said of every device image: registers, shared memory, spills. Usage: resources.py FOLDER
 
-Dynamic shared memory is a launch's choice, not the compiler's: `acromion info` lists it. The build itself fails on spills
+The folder holds *.ptxas. Dynamic shared memory is a launch's choice and not in them. The build itself fails on spills
 (cmake/compile_image.sh); this table is for reading."""
 import pathlib
 import re

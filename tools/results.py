@@ -8,7 +8,8 @@ import re
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 MODES = ("stream", "rotating", "cold", "call")
-PROBLEM = re.compile(r"^(fwd:)?((f32|f16|bf16|e4m3):)?b[1-9]\d*:h[1-9]\d*(/[1-9]\d*)?:s[1-9]\d*(/[1-9]\d*)?:d[1-9]\d*(/[1-9]\d*)?(:[a-z0-9=,-]+)*$")
+COUNTS = r"[1-9]\d*(/[1-9]\d*)?"
+PROBLEM = re.compile(rf"^((f32|bf16|e4m3):)?b[1-9]\d*:h{COUNTS}:s{COUNTS}:d{COUNTS}(:[a-z0-9=,-]+)*$")
 
 
 def is_number(value):
@@ -55,7 +56,9 @@ def faults_of(record):
     missing = [name for name in FIELDS if name not in record]
     if missing:
         return ["lacks " + ", ".join(missing)]
-    faults = [f"{name} is {record[name]!r}, must be {words}" for name, (holds, words) in FIELDS.items() if not holds(record)]
+    faults = [
+        f"{name} is {record[name]!r}, must be {words}" for name, (holds, words) in FIELDS.items() if not holds(record)
+    ]
     if ("kernel" in record) == ("peer" in record):
         faults.append("names not exactly one of kernel and peer")
     return faults

@@ -36,6 +36,10 @@ def subject(record):
     return record.get("kernel") or record["peer"]
 
 
+def link(record):
+    return f"[{record['date'][:10]}](results/{record['file']})"
+
+
 def on_gpu(record):
     return record["driver"] != "none"
 
@@ -45,8 +49,18 @@ def mission_gpu(records):
     chosen = [r for r in records if r["problem"] == MISSION and r["mode"] == "stream" and on_gpu(r)]
     chosen = newest(chosen, lambda r: (r["device"], subject(r), r["overlap"]))
     chosen.sort(key=lambda r: (r["device"], r["p50_us"]))
-    rows = [(r["device"], f"`{subject(r)}`" + (" overlapped" if r["overlap"] else ""), f"{r['p50_us']:.2f}", f"{r['p99_us']:.2f}", r["n"],
-             "" if r["err_max"] is None else f"{r['err_max']:.1e}", f"[{r['date'][:10]}](results/{r['file']})") for r in chosen]
+    rows = [
+        (
+            r["device"],
+            f"`{subject(r)}`" + (" overlapped" if r["overlap"] else ""),
+            f"{r['p50_us']:.2f}",
+            f"{r['p99_us']:.2f}",
+            r["n"],
+            "" if r["err_max"] is None else f"{r['err_max']:.1e}",
+            link(r),
+        )
+        for r in chosen
+    ]
     return markdown(("GPU", "kernel", "p50 µs", "p99 µs", "n", "max error", "result"), rows)
 
 
@@ -63,8 +77,19 @@ def cpu_pytorch(records):
             if not ours or not peers:
                 continue
             best = min(ours, key=lambda r: r["p50_us"])
-            rows += [(best["device"], f"`{problem}`", f"`{best['kernel']}`", f"{best['p50_us']:.0f}", peer["peer"], f"{peer['p50_us']:.0f}",
-                      f"{peer['p50_us'] / best['p50_us']:.2f}×", f"[{best['date'][:10]}](results/{file})") for peer in peers]
+            rows += [
+                (
+                    best["device"],
+                    f"`{problem}`",
+                    f"`{best['kernel']}`",
+                    f"{best['p50_us']:.0f}",
+                    peer["peer"],
+                    f"{peer['p50_us']:.0f}",
+                    f"{peer['p50_us'] / best['p50_us']:.2f}×",
+                    link(best),
+                )
+                for peer in peers
+            ]
     return markdown(("CPU", "problem", "kernel", "p50 µs", "peer", "p50 µs", "ratio", "result"), rows)
 
 
@@ -95,7 +120,8 @@ def main():
             continue
         if check:
             stale += 1
-            sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path.name} as it is", "from results/"))
+            lines = before.splitlines(True), after.splitlines(True)
+            sys.stdout.writelines(difflib.unified_diff(*lines, f"{path.name} as it is", "from results/"))
         else:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)}: tables written")

@@ -93,13 +93,14 @@ INLINE vec max_or_second(vec a, vec b)
 #endif
 }
 
-/* 2^x for x <= 1, within 1 ulp; exactly 0 for x < -126.5, -infinity included; NaN for NaN. */
-INLINE vec exp2_vec(vec x)
+/* 2^(x * scale) for x * scale <= 1, within 1 ulp of the exact product's; exactly 0 for x * scale < -126.5, -infinity included; NaN for NaN.
+ * least is -127 / scale. */
+INLINE vec exp2_scaled(vec x, float scale, float least)
 {
     const float round_at_bit_0 = 0x1.8p23f; /* added to a small number, leaves its nearest integer in the low bits */
-    x = max_or_second(splat(-127.0f), x);
-    const vec shifted = x + round_at_bit_0;
-    const vec f = x - (shifted - round_at_bit_0);
+    x = max_or_second(splat(least), x);
+    const vec shifted = x * scale + round_at_bit_0;
+    const vec f = x * scale - (shifted - round_at_bit_0); /* fused: the product is not rounded */
     /* 2^f on [-1/2, 1/2]: minimax in relative error (2e-9) with the constant term held at 1. */
     vec p = 0x1.41fbbcp-13f * f + 0x1.5f3e52p-10f;
     p = p * f + 0x1.3b2d4cp-7f;
@@ -110,8 +111,8 @@ INLINE vec exp2_vec(vec x)
     return p * (vec)(((uvec)shifted + 127) << 23); /* the shift drops all of `shifted` but the integer; -127 gives 0.0 */
 }
 
-/* log2(x) for normal x > 0, within 2 ulp; NaN for NaN. */
-INLINE vec log2_vec(vec x)
+/* ln(x) for normal x > 0, within 2 ulp; NaN for NaN. */
+INLINE vec ln_vec(vec x)
 {
     /* x = 2^e * m with m in [sqrt(1/2), sqrt(2)); ln m = 2 artanh(t), t = (m - 1) / (m + 1). */
     const uvec above_sqrt_half = (uvec)x - 0x3f3504f3u;
@@ -120,8 +121,8 @@ INLINE vec log2_vec(vec x)
     const vec t = (m - 1.0f) / (m + 1.0f);
     const vec t2 = t * t;
     const vec series = 1.0f + t2 * (1.0f / 3 + t2 * (1.0f / 5 + t2 * (1.0f / 7 + t2 * (1.0f / 9))));
-    const float two_log2_e = 2.88539008177792681f;
-    return __builtin_convertvector(e, vec) + two_log2_e * t * series + (x - x); /* x - x: NaN stays NaN */
+    const float ln_2 = 0.69314718055994530942f;
+    return __builtin_convertvector(e, vec) * ln_2 + 2.0f * t * series + (x - x); /* x - x: NaN stays NaN */
 }
 
 /* In place, v[i][j] becomes v[j][i]: each round interleaves the vectors of the lower half with those of the upper. */
@@ -275,7 +276,7 @@ typedef struct scratch_parts {
     float *q;      /* [Q_TILE / ROWS][qk_dim][ROWS] */
     float *o;      /* [Q_TILE / ROWS][v_dim][ROWS]: not yet divided by sum */
     float *s;      /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
-    float *max;    /* [Q_TILE]: largest score so far, scaled, in log2 units */
+    float *max;    /* [Q_TILE]: largest score so far, before scaling */
     float *sum;    /* [Q_TILE]: of the weights, relative to max */
     int32_t *seen; /* [Q_TILE]: keys that the row sees */
     float *k;      /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
@@ -455,23 +456,18 @@ INLINE void score_columns(float *s, vec max[ROW_VECS], const float *q, matrix k,
     }
 }
 
-/* Adds the weighted values of `columns` dims to o, which is first multiplied by rescale[rows]. */
+/* Multiplies o by rescale[rows] and adds the weighted values of `columns` dims. The tile's share is summed by itself: partial sums stay small,
+ * and so do their roundings. */
 INLINE void add_columns(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int columns)
 {
-    vec acc[COLUMNS][ROW_VECS];
-    FLATTENED
-    for (int c = 0; c < columns; c++) {
-        FLATTENED
-        for (int r = 0; r < ROW_VECS; r++) {
-            acc[c][r] = *(const vec *)&o[c * ROWS + r * LANES] * rescale[r];
-        }
-    }
+    vec acc[COLUMNS][ROW_VECS] = {0};
     multiply(acc, s, v.at, 1, v.row_stride, keys, columns);
     FLATTENED
     for (int c = 0; c < columns; c++) {
         FLATTENED
         for (int r = 0; r < ROW_VECS; r++) {
-            *(vec *)&o[c * ROWS + r * LANES] = acc[c][r];
+            vec *at = (vec *)&o[c * ROWS + r * LANES];
+            *at = *at * rescale[r] + acc[c][r];
         }
     }
 }
@@ -514,12 +510,13 @@ static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *
 {
     for (int64_t dim = 0; dim < dims; dim++) {
         for (int r = 0; r < ROW_VECS; r++) {
-            vec sum = *(vec *)&o[dim * ROWS + r * LANES] * rescale[r];
+            vec sum = {0};
             for (int32_t key = 0; key < (int32_t)keys; key++) {
                 const vec term = *(const vec *)&s[key * ROWS + r * LANES] * v.at[key * v.row_stride + dim];
                 sum += pick(*(const ivec *)&seen[r * LANES] > first + key, term, (vec){0});
             }
-            *(vec *)&o[dim * ROWS + r * LANES] = sum;
+            vec *at = (vec *)&o[dim * ROWS + r * LANES];
+            *at = *at * rescale[r] + sum;
         }
     }
 }
@@ -550,22 +547,23 @@ static bool all_finite(matrix v, int64_t rows, int64_t dims)
 /* Turns scores into weights relative to the new maximum, updates max and sum, and returns what older results must be multiplied by. */
 INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *max, float *sum, float scale_log2, vec rescale[ROW_VECS])
 {
+    const float least = -127.0f / scale_log2;
     vec reference[ROW_VECS], added[ROW_VECS];
     FLATTENED
     for (int r = 0; r < ROW_VECS; r++) {
         const vec old_max = *(const vec *)&max[r * LANES];
-        const vec new_max = max_or_second(tile_max[r] * scale_log2, old_max);
+        const vec new_max = max_or_second(tile_max[r], old_max);
         *(vec *)&max[r * LANES] = new_max;
         /* A row that has seen no key has maximum -infinity; 0 keeps (-infinity) - (-infinity) from giving NaN. */
         reference[r] = pick(new_max == -__builtin_inff(), (vec){0}, new_max);
-        rescale[r] = exp2_vec(old_max - reference[r]);
+        rescale[r] = exp2_scaled(old_max - reference[r], scale_log2, least);
         added[r] = (vec){0};
     }
     for (int64_t key = 0; key < keys; key++) {
         FLATTENED
         for (int r = 0; r < ROW_VECS; r++) {
             vec *at = (vec *)&s[key * ROWS + r * LANES];
-            *at = exp2_vec(*at * scale_log2 - reference[r]);
+            *at = exp2_scaled(*at - reference[r], scale_log2, least);
             added[r] += *at;
         }
     }
@@ -630,9 +628,8 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
 
 static void store_lse(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
-    const float ln_2 = 0.69314718055994530942f;
     const vec sum = *(const vec *)&parts->sum[row];
-    const vec lse = pick(sum == 0, splat(-__builtin_inff()), (*(const vec *)&parts->max[row] + log2_vec(sum)) * ln_2);
+    const vec lse = pick(sum == 0, splat(-__builtin_inff()), *(const vec *)&parts->max[row] * args->scale + ln_vec(sum));
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
         const int64_t tile_row = t->first_row + row + lane;
         const int64_t head = t->kv_head * args->group + tile_row % args->group;

@@ -1,8 +1,11 @@
-/* A fuzz target: one function that libFuzzer or replay.c feeds. A broken invariant aborts, so that both see it as a crash.
+/* A fuzz target: one function that libFuzzer or replay.c feeds. A broken invariant aborts, so that both see it as a
+ * crash.
  *
- * By libFuzzer (clang):   cmake -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DACR_SANITIZE=fuzzer-no-link,address,undefined -DACR_IMAGES=...
+ * By libFuzzer (clang):   cmake -S . -B build/fuzz -DCMAKE_C_COMPILER=clang
+ * -DACR_SANITIZE=fuzzer-no-link,address,undefined -DACR_IMAGES=...
  *                         build/fuzz/tests/fuzz_problem -max_total_time=600 tests/fuzz/corpus_problem
- * In any other build the same programs replay the corpus and random mutations of it:   fuzz_problem CORPUS MUTATIONS [SEED] */
+ * In any other build the same programs replay the corpus and random mutations of it:   fuzz_problem CORPUS MUTATIONS
+ * [SEED] */
 #ifndef ACR_TESTS_FUZZ_H
 #define ACR_TESTS_FUZZ_H
 

@@ -2,8 +2,25 @@
 #include "fuzz.h"
 #include "npy.h"
 
-const char *const fuzz_words[] = {"\x93NUMPY\x01",          "'descr'",     "'fortran_order'", "'shape'", "True", "False", "'<f4'", "'<f2'", "'|V1'", "'>f4'", "(1, 2, 3, 4)", "(0,)",
-                                  "9223372036854775807", "4294967296", "{",               "}",       ", ",   "\n",    NULL};
+const char *const fuzz_words[] = {"\x93NUMPY\x01",
+                                  "'descr'",
+                                  "'fortran_order'",
+                                  "'shape'",
+                                  "True",
+                                  "False",
+                                  "'<f4'",
+                                  "'<f2'",
+                                  "'|V1'",
+                                  "'>f4'",
+                                  "(1, 2, 3, 4)",
+                                  "(0,)",
+                                  "9223372036854775807",
+                                  "4294967296",
+                                  "{",
+                                  "}",
+                                  ", ",
+                                  "\n",
+                                  NULL};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

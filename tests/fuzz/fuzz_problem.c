@@ -1,11 +1,34 @@
-/* Fuzzes the problem parser: no text makes it read outside, and what it accepts is a problem that prints and reads back the same. */
+/* Fuzzes the problem parser: no text makes it read outside, and what it accepts is a problem that prints and reads back
+ * the same. */
 #include <string.h>
 
 #include "fuzz.h"
 #include "problem.h"
 
-const char *const fuzz_words[] = {"b1",  "h8/2", "s512/1", "d64",  "bf16",  "e4m3", "causal", "causal-tl", "bshd", "qs=1,2,3", "os=0,8,64", "align8",
-                                  "obf16", "lse", "kvlens", "fwd",  "window", ":",    "/",      ",",         "=",    "2147483647", "9223372036854775807", NULL};
+const char *const fuzz_words[] = {"b1",
+                                  "h8/2",
+                                  "s512/1",
+                                  "d64",
+                                  "bf16",
+                                  "e4m3",
+                                  "causal",
+                                  "causal-tl",
+                                  "bshd",
+                                  "qs=1,2,3",
+                                  "os=0,8,64",
+                                  "align8",
+                                  "obf16",
+                                  "lse",
+                                  "kvlens",
+                                  "fwd",
+                                  "window",
+                                  ":",
+                                  "/",
+                                  ",",
+                                  "=",
+                                  "2147483647",
+                                  "9223372036854775807",
+                                  NULL};
 
 static void check_accepted(const acr_problem *problem)
 {
@@ -21,7 +44,8 @@ static void check_accepted(const acr_problem *problem)
     REQUIRE(memcmp(&canonical, &read, sizeof read) == 0);
     REQUIRE(acr_problem_format(&read, text_again, sizeof text_again) == ACR_OK);
     REQUIRE(strcmp(text, text_again) == 0);
-    REQUIRE(acr__span_bytes(canonical.batch, canonical.q_heads, canonical.q_len, canonical.qk_dim, &canonical.q, canonical.dtype) > 0);
+    REQUIRE(acr__span_bytes(canonical.batch, canonical.q_heads, canonical.q_len, canonical.qk_dim, &canonical.q,
+                            canonical.dtype) > 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

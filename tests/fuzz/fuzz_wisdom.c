@@ -1,5 +1,5 @@
-/* Fuzzes the wisdom reader: the bytes as they are, and again as the body of a file whose first and last line are right, since no
- * mutation would ever find a checksum. */
+/* Fuzzes the wisdom reader: the bytes as they are, and again as the body of a file whose first and last line are right,
+ * since no mutation would ever find a checksum. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,8 +7,22 @@
 #include "fuzz.h"
 #include "wisdom.h"
 
-const char *const fuzz_words[] = {"acromion-wisdom 1\n", "device x\n", "end facts=1 crc32=00000000\n", " = ", "img=0123456789abcdef", "effort=patient",
-                                  "median_ns=12.5", "mad_ns=0.0", "n=7", "b1:h1:s1:d8", "fwd_x", "\n", " ", "=", "99999999999999999999.9", NULL};
+const char *const fuzz_words[] = {"acromion-wisdom 1\n",
+                                  "device x\n",
+                                  "end facts=1 crc32=00000000\n",
+                                  " = ",
+                                  "img=0123456789abcdef",
+                                  "effort=patient",
+                                  "median_ns=12.5",
+                                  "mad_ns=0.0",
+                                  "n=7",
+                                  "b1:h1:s1:d8",
+                                  "fwd_x",
+                                  "\n",
+                                  " ",
+                                  "=",
+                                  "99999999999999999999.9",
+                                  NULL};
 
 static uint32_t crc_of(const char *bytes, size_t count)
 {
@@ -63,7 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         end = newline ? (size_t)(newline - text) : body_end;
         facts += end - at < 7 || memcmp(text + at, "device ", 7) != 0;
     }
-    const int last = snprintf(text + body_end, capacity - body_end, "end facts=%u crc32=%08" PRIx32 "\n", facts, crc_of(text, body_end));
+    const int last = snprintf(text + body_end, capacity - body_end, "end facts=%u crc32=%08" PRIx32 "\n", facts,
+                              crc_of(text, body_end));
     char *exact = malloc(body_end + (size_t)last);
     REQUIRE(exact);
     memcpy(exact, text, body_end + (size_t)last);

@@ -1,4 +1,5 @@
-/* The driver of a fuzz target where libFuzzer is not: runs every file of a corpus, then mutations of them, from a printed seed.
+/* The driver of a fuzz target where libFuzzer is not: runs every file of a corpus, then mutations of them, from a
+ * printed seed.
  *     PROGRAM CORPUS_FOLDER MUTATIONS [SEED]
  * When the target aborts, the input stands in the file crash-input of the working folder. */
 #include <dirent.h>

@@ -1,17 +1,22 @@
-/* Barriers of sm_90: mbarriers in shared memory, which copies can complete, named barriers among warpgroups, register hand-over. */
+/* Barriers of sm_90: mbarriers in shared memory, which copies can complete, named barriers among warpgroups, register
+ * hand-over. */
 #ifndef ACR_DEVICE_BARRIER_CUH
 #define ACR_DEVICE_BARRIER_CUH
 
 #include "common.cuh"
 
-enum { WARPGROUP_THREADS = 128, BARRIER_BYTES = 8 };
+enum {
+    WARPGROUP_THREADS = 128,
+    BARRIER_BYTES = 8
+};
 
 DEV void barrier_init(uint32_t barrier, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-/* Makes the initialising thread's barriers visible to the copy engine; a __syncthreads shows them to the other threads. */
+/* Makes the initialising thread's barriers visible to the copy engine; a __syncthreads shows them to the other threads.
+ * */
 DEV void barrier_init_done(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -22,7 +27,8 @@ DEV void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Arrives, and makes the phase end only after copies of so many bytes have landed, those beyond a tensor's bounds included. */
+/* Arrives, and makes the phase end only after copies of so many bytes have landed, those beyond a tensor's bounds
+ * included. */
 DEV void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -1,11 +1,14 @@
-/* The copy engine of sm_90: boxes of rank-4 tensor maps {dim, rows, heads, batch} (cuda/tensormap.h) into shared memory. */
+/* The copy engine of sm_90: boxes of rank-4 tensor maps {dim, rows, heads, batch} (cuda/tensormap.h) into shared
+ * memory. */
 #ifndef ACR_DEVICE_TMA_CUH
 #define ACR_DEVICE_TMA_CUH
 
 #include "common.cuh"
 #include "cuda/tensormap.h"
 
-enum { BOX_ROW_BYTES = 128 };
+enum {
+    BOX_ROW_BYTES = 128
+};
 
 DEV void prefetch_map(const fwd_map *map)
 {
@@ -15,7 +18,8 @@ DEV void prefetch_map(const fwd_map *map)
 /* Loads one box, by one thread; `barrier` is credited with the box's bytes. Elements outside the tensor become zero. */
 DEV void load_box(uint32_t to, const fwd_map *map, uint32_t barrier, int dim, int row, int head, int batch)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+                 "%5, %6}], [%2];" ::"r"(to),
                  "l"((uint64_t)map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }

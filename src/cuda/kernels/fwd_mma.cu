@@ -51,7 +51,8 @@ enum {
     KEY_STEPS = KV_TILE / 16,  /* of an output product */
     DIM_TILES = DIM / 8,       /* 8-column accumulators of an output row */
     SLICE_TILES = DIM_TILES / KV_GROUPS, /* of them, those that one group finishes */
-    Q_IN_REGISTERS = DIM * M_TILES <= 128
+    Q_IN_REGISTERS = DIM * M_TILES <= 128,
+    STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4 /* register arrays need all; 4 are one period of the swizzle */
 };
 
 static_assert(DIM % 32 == 0 && DIM <= 256, "DIM: a multiple of 32 up to 256");
@@ -141,7 +142,7 @@ DEV void multiply_scores(score_tile &s, const uint32_t (&q)[M_TILES][K_STEPS][4]
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
             s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
-#pragma unroll
+#pragma unroll STEPS_UNROLLED
     for (int step = 0; step < K_STEPS; step++) {
         uint32_t a[M_TILES][4];
 #pragma unroll
@@ -466,14 +467,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         load_first += stride;
     }
 
-    int seen[M_TILES][2]; /* keys that the lane's rows see */
     softmax_state state;
     output_tile o;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            seen[m][h] = keys_seen(a, visible, p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h);
             state.reference[m][h] = -CUDART_INF_F;
             state.sum[m][h] = 0.0f;
         }
@@ -510,13 +509,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         const bool masked = first + KV_TILE > visible.full_end;
         score_tile s;
         probability_tile probabilities;
-        int seen_in_tile[M_TILES][2];
+        int seen[M_TILES][2]; /* keys of the tile that the lane's rows see; set where some are masked */
         multiply_scores(s, q_operands, q_smem, k_smem, l);
         if (masked) {
 #pragma unroll
             for (int i = 0; i < M_TILES * 2; i++)
-                seen_in_tile[i / 2][i % 2] = seen[i / 2][i % 2] - first;
-            mask_scores(s, seen_in_tile, l.lane);
+                seen[i / 2][i % 2] = keys_seen(a, visible, p.q_first + l.row + l.lane / 4 + 8 * i) - first;
+            mask_scores(s, seen, l.lane);
         }
         update_softmax(probabilities, state, o, s, a.scale_log2);
         if (first_step) { /* V 0 */
@@ -525,7 +524,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         }
         /* Keys that a row does not see have probability 0, but 0 * NaN is NaN: a value must not reach rows that do not see it. */
         if (masked && a.mask != FWD_MASK_NONE && !is_finite(smem + (v_smem - q_smem), l.lane))
-            accumulate_seen(o, probabilities, v_smem, seen_in_tile, l);
+            accumulate_seen(o, probabilities, v_smem, seen, l);
         else
             accumulate(o, probabilities, v_smem, l);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -570,30 +569,31 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
                             .smem_bytes = SMEM_BYTES};
 }
 
-/* CTAs that fit on an SM beside each other, at the registers that the launch bounds grant. */
+/* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
 {
     const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
-    const int32_t regs_per_thread = 65536 / (THREADS * MIN_CTAS) < 168 ? 65536 / (THREADS * MIN_CTAS) : 168;
+    const int32_t regs_per_thread = DIM >= 128 || WARP_ROWS == 32 ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
     const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes), by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
     const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
     return fewer > 0 ? fewer : 1;
 }
 
+/* Fitted to runs of every variant on an H200 (docs/kernels/fwd_mma.md); other GPUs by the ratio of their tensor rates. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     acr_problem padded = *problem; /* the products run over whole tiles of DIM */
     padded.qk_dim = padded.v_dim = DIM;
-    /* A warp reads all of K and V from shared memory for its rows: 128 bytes a cycle feed this many operations. */
-    const double smem_flop_per_cycle = 128.0 / (2.0 * DIM * ELEM_BYTES) * 4.0 * DIM * WARP_ROWS;
-    const double tensor_flop_per_cycle = device->arch == 80 ? 2048.0 : device->arch == 90 ? 2600.0 : 1024.0;
+    const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
+    const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
+    const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE * KV_GROUPS,
-        .mma_flop_per_cycle = 0.8 * (smem_flop_per_cycle < tensor_flop_per_cycle ? smem_flop_per_cycle : tensor_flop_per_cycle),
+        .mma_flop_per_cycle = 1200.0 * arch_rate * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) / (1.0 + 0.1 * (KV_GROUPS - 1)),
         .exp_per_cycle = 16.0,
-        .step_cycles = 300.0 + 8.0 * KV_TILE * (DIM / 64.0) * (WARP_ROWS / 16.0), /* one warp alone on its part of the SM */
-        .cta_cycles = 2500.0 + 600.0 * (KV_GROUPS > 1),
+        .step_cycles = (400.0 + row_cycles) * (1.0 + 0.35 * crowded) * (1.0 + 0.2 * query_reread),
+        .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),
         .ctas_per_sm = ctas_per_sm(device),
     };
     return acr__fwd_seconds(&padded, device, &rates);

@@ -164,21 +164,18 @@ DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block 
     }
 }
 
-/* o += P * V. A row takes only keys that it sees: 0 * NaN would be NaN. */
+/* o += P * V. Where some rows do not see some keys, each takes only those that it sees: their probability is 0, but 0 * NaN is NaN. */
+template <bool MASKED>
 DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const int (&seen)[BLOCK], int key_first, int key_end, const thread_place &t)
 {
     for (int slice = 0; slice < KV_TILE && key_first + slice < key_end; slice += KEY_SLICE) {
         __syncthreads(); /* probabilities are written; Q and K, or the slice before, are no longer read */
         load_values(tiles.v, v, key_first + slice, key_end);
         __syncthreads();
-#pragma unroll 2
+#pragma unroll 4
         for (int key = 0; key < KEY_SLICE; key++) {
             const float4 p4 = *(const float4 *)&tiles.p[slice + key][BLOCK * t.y];
             const float p[BLOCK] = {p4.x, p4.y, p4.z, p4.w};
-            bool sees[BLOCK];
-#pragma unroll
-            for (int i = 0; i < BLOCK; i++)
-                sees[i] = key_first + slice + key < seen[i];
 #pragma unroll
             for (int block = 0; block < COLUMN_BLOCKS; block++)
                 if (block * COLUMNS < v.dim) {
@@ -186,7 +183,7 @@ DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, 
                     const float vs[BLOCK] = {v4.x, v4.y, v4.z, v4.w};
 #pragma unroll
                     for (int i = 0; i < BLOCK; i++)
-                        if (sees[i])
+                        if (!MASKED || key_first + slice + key < seen[i])
 #pragma unroll
                             for (int j = 0; j < BLOCK; j++)
                                 o[i][block][j] = fmaf(p[i], vs[j], o[i][block][j]);
@@ -248,7 +245,10 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
         float s[BLOCK][BLOCK];
         multiply_scores(s, tiles, q, k, q_first, a.q_len, (int)first, visible.end, t);
         update_softmax(tiles, state, o, s, seen, (int)first, a.scale_log2, t);
-        accumulate(o, tiles, v, seen, (int)first, visible.end, t);
+        if (a.mask != FWD_MASK_NONE && first + KV_TILE > visible.full_end)
+            accumulate<true>(o, tiles, v, seen, (int)first, visible.end, t);
+        else
+            accumulate<false>(o, tiles, v, seen, (int)first, visible.end, t);
     }
     store_rows(a, batch, head, q_first, state, o, t);
 }

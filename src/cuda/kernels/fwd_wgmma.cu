@@ -1,0 +1,739 @@
+/* Forward attention on Hopper's warpgroup tensor cores, fp16 and bf16: the throughput kernel, sm_90a.
+ *
+ * A persistent CTA takes query tiles from a queue, longest first. One producer thread loads Q, K and V by tensor maps
+ * into rings in shared memory; Q_TILE / 64 consumer warpgroups hold 64 query rows each, with scores, probabilities and
+ * output in registers. While one warpgroup exponentiates, another has the tensor cores: named barriers hand the turn
+ * around. The first scores of the next tile are computed under the last store of this one. After Dao et al. 2022
+ * (online softmax) and Shah et al. 2024 (warpgroups in turns). See docs/kernels/fwd_wgmma.md.
+ *
+ * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
+ * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1). */
+#include "fwd_args.h"
+
+#ifndef V_DIM
+#define V_DIM DIM
+#endif
+#ifndef BF16
+#define BF16 0
+#endif
+#ifndef Q_STAGES
+#define Q_STAGES 1
+#endif
+
+enum {
+    ELEM_BYTES = 2,
+    PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
+    PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
+    GROUP_ROWS = 64, /* query rows of a consumer warpgroup */
+    CONSUMERS = Q_TILE / GROUP_ROWS,
+    THREADS = 128 * (CONSUMERS + 1),
+    QK_PANELS = (DIM + PANEL_ELEMS - 1) / PANEL_ELEMS,
+    V_PANELS = (V_DIM + PANEL_ELEMS - 1) / PANEL_ELEMS,
+    Q_PANEL_BYTES = GROUP_ROWS * PANEL_ROW_BYTES,
+    Q_GROUP_BYTES = QK_PANELS * Q_PANEL_BYTES,
+    Q_SLOTS = Q_STAGES * CONSUMERS,
+    KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
+    K_BYTES = QK_PANELS * KV_PANEL_BYTES,
+    V_BYTES = V_PANELS * KV_PANEL_BYTES,
+    PLACE_BYTES = 16,
+    /* Shared memory: the tiles, where each slot of Q is in the problem, barriers of 8 bytes. */
+    K_AT = Q_SLOTS * Q_GROUP_BYTES,
+    V_AT = K_AT + STAGES * K_BYTES,
+    PLACES_AT = V_AT + STAGES * V_BYTES,
+    Q_FULL_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    Q_EMPTY_AT = Q_FULL_AT + Q_SLOTS * 8,
+    K_FULL_AT = Q_EMPTY_AT + Q_SLOTS * 8,
+    K_EMPTY_AT = K_FULL_AT + STAGES * 8,
+    V_FULL_AT = K_EMPTY_AT + STAGES * 8,
+    V_EMPTY_AT = V_FULL_AT + STAGES * 8,
+    SMEM_BYTES = V_EMPTY_AT + STAGES * 8
+};
+
+#ifdef __CUDACC__
+
+#if BF16
+#define WGMMA_TYPE "bf16"
+#else
+#define WGMMA_TYPE "f16"
+#endif
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/element.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/device/tma.cuh"
+#include "cuda/device/wgmma.cuh"
+
+enum {
+    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
+     * the consumers. */
+    PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24,
+    CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
+    /* Named barriers (0 is __syncthreads): a turn for each consumer, then one for each consumer alone. */
+    FIRST_TURN = 1,
+    FIRST_ALONE = FIRST_TURN + CONSUMERS,
+    TURN_THREADS = 2 * WARPGROUP_THREADS,
+    /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
+     * product of the other; more of them keep the tensor cores fed by queueing. */
+    PASS_AFTER_SCORES = CONSUMERS == 2
+};
+
+static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
+              "DIM, V_DIM and KV_TILE: multiples of 16");
+static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
+static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
+static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
+
+/* ---- The queue of query tiles ---- */
+
+/* A query tile, and the key length of its batch entry. */
+typedef struct place {
+    int q_first; /* -1: the queue is empty */
+    int head, batch;
+    int kv_len;
+} place;
+
+DEV uint32_t count_q_tiles(const fwd_args &a)
+{
+    return (uint32_t)(a.q_len + Q_TILE - 1) / Q_TILE;
+}
+
+DEV uint32_t count_places(const fwd_args &a)
+{
+    return count_q_tiles(a) * (uint32_t)a.q_heads * (uint32_t)a.batch;
+}
+
+/* The order of the queue. Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles
+ * differ in length: within sections of heads whose keys and values fit L2 together, the long tiles of all heads come
+ * first. */
+DEV place find_place(const fwd_args &a, uint32_t index)
+{
+    const int64_t section_bytes = 32 << 20;
+    const uint32_t q_tiles = count_q_tiles(a), heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
+    uint32_t head, q_tile;
+    if (a.mask == FWD_MASK_NONE) {
+        head = index / q_tiles;
+        q_tile = index - head * q_tiles;
+    } else {
+        const int64_t kv_head_bytes = (int64_t)a.kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
+        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
+        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
+        const uint32_t section = index / (q_tiles * section_heads),
+                       in_section = index - section * q_tiles * section_heads;
+        const uint32_t heads_here = min(section_heads, heads - section * section_heads);
+        const uint32_t rank = in_section / heads_here;
+        head = section * section_heads + in_section - rank * heads_here;
+        q_tile = q_tiles - 1 - rank;
+    }
+    place p;
+    p.batch = (int)(head / (uint32_t)a.q_heads);
+    p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
+    p.q_first = (int)q_tile * Q_TILE;
+    p.kv_len = a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len);
+    return p;
+}
+
+/* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
+ * failure, so a launch takes as many numbers as there are places, and the counter wraps back to 0 with the last one. */
+DEV uint32_t take_next(const fwd_args &a, uint32_t places)
+{
+    if (places <= gridDim.x)
+        return places;
+    return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
+}
+
+/* The keys that the rows of a part of the tile see. */
+DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
+{
+    keys k;
+    k.len = p.kv_len;
+    k.diagonal = a.mask == FWD_MASK_BOTTOM_RIGHT ? k.len - a.q_len : 0;
+    k.end = keys_seen(a, k, p.q_first + first_row + rows - 1);
+    k.full_end = keys_seen(a, k, p.q_first + first_row);
+    return k;
+}
+
+/* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
+DEV int count_kv_tiles(const fwd_args &a, const place &p)
+{
+    return max(1, (place_keys(a, p, 0, Q_TILE).end + KV_TILE - 1) / KV_TILE);
+}
+
+/* ---- Rings: use number n of a ring is slot n % slots in round n / slots ---- */
+
+DEV int stage_of(int use)
+{
+    return use % STAGES;
+}
+
+DEV uint32_t parity_of(int use)
+{
+    return (uint32_t)(use / STAGES) & 1;
+}
+
+/* Waits, as a consumer, for use number `use` of the barriers at `full`. */
+DEV void wait_full(uint32_t full, int use)
+{
+    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
+}
+
+/* One arrival per warp: the warp reads the stage no more. */
+DEV void release(uint32_t empty, int use)
+{
+    if (threadIdx.x % WARP_THREADS == 0)
+        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
+}
+
+/* ---- Producer: one thread ---- */
+
+DEV void load_tile(uint32_t to, const fwd_map *map, uint32_t full, int panels, int panel_bytes, int row, int head,
+                   int batch)
+{
+    barrier_arrive_expecting(full, panels * panel_bytes);
+    for (int panel = 0; panel < panels; panel++)
+        load_box(to + panel * panel_bytes, map, full, PANEL_ELEMS * panel, row, head, batch);
+}
+
+/* Tells every consumer its next place, and loads its rows of Q. */
+DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int use)
+{
+    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+        const int slot = use % Q_STAGES * CONSUMERS + consumer;
+        const uint32_t full = smem + Q_FULL_AT + BARRIER_BYTES * slot;
+        barrier_wait(smem + Q_EMPTY_AT + BARRIER_BYTES * slot, ((uint32_t)(use / Q_STAGES) & 1) ^ 1);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem + PLACES_AT + PLACE_BYTES * slot),
+                     "r"(p.q_first), "r"(p.head), "r"(p.batch), "r"(p.kv_len)
+                     : "memory");
+        if (p.q_first < 0)
+            barrier_arrive(full);
+        else
+            load_tile(smem + slot * Q_GROUP_BYTES, map, full, QK_PANELS, Q_PANEL_BYTES,
+                      p.q_first + GROUP_ROWS * consumer, p.head, p.batch);
+    }
+}
+
+DEV void produce_k(const place &p, const fwd_map *map, uint32_t smem, int kv_head, int use, int kv_tile)
+{
+    const int stage = stage_of(use);
+    barrier_wait(smem + K_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
+    load_tile(smem + K_AT + stage * K_BYTES, map, smem + K_FULL_AT + BARRIER_BYTES * stage, QK_PANELS, KV_PANEL_BYTES,
+              kv_tile * KV_TILE, kv_head, p.batch);
+}
+
+DEV void produce_v(const place &p, const fwd_map *map, uint32_t smem, int kv_head, int use, int kv_tile)
+{
+    const int stage = stage_of(use);
+    barrier_wait(smem + V_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
+    load_tile(smem + V_AT + stage * V_BYTES, map, smem + V_FULL_AT + BARRIER_BYTES * stage, V_PANELS, KV_PANEL_BYTES,
+              kv_tile * KV_TILE, kv_head, p.batch);
+}
+
+/* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
+DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
+{
+    const uint32_t places = count_places(a);
+    int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
+    for (uint32_t index = blockIdx.x; index < places;) {
+        const place p = find_place(a, index);
+        const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
+        produce_k(p, &maps.k, smem, kv_head, use, kv_tiles - 1);
+        produce_place(p, &maps.q, smem, q_use++);
+        for (int kv_tile = kv_tiles - 2; kv_tile >= 0; kv_tile--) {
+            use++;
+            produce_k(p, &maps.k, smem, kv_head, use, kv_tile);
+            produce_v(p, &maps.v, smem, kv_head, use - 1, kv_tile + 1);
+        }
+        index = take_next(a, places); /* arrives during the wait for the last V's stage */
+        produce_v(p, &maps.v, smem, kv_head, use++, 0);
+    }
+    const place none = {-1, 0, 0, 0};
+    produce_place(none, nullptr, smem, q_use);
+}
+
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says. ---- */
+
+typedef float score_tile[KV_TILE / 2];
+typedef float output_tile[V_DIM / 2];
+typedef uint32_t probability_tile[KV_TILE / 4];
+
+/* The two rows that a lane holds: l / 4 and l / 4 + 8 of its warp's 16. */
+typedef struct softmax_rows {
+    float max[2];    /* what is subtracted from the raw scores; the true maximum may be higher by `slack` */
+    float offset[2]; /* the same, finite, times scale_log2 */
+    float sum[2];    /* of this lane's exponentials; lanes of a quad are added at the end */
+} softmax_rows;
+
+/* Where a thread is, and what stays the same for it. */
+typedef struct consumer {
+    uint32_t smem;
+    int index;     /* among the consumers */
+    int lane, row; /* the lane's first row within the query tile */
+    uint64_t k, v; /* descriptors of stage 0 */
+    float scale_log2;
+    float slack; /* raw scores may rise so far above the subtracted maximum: probabilities stay below 2^8 */
+} consumer;
+
+DEV void wait_turn(const consumer &c)
+{
+    named_sync(FIRST_TURN + c.index, TURN_THREADS);
+}
+
+DEV void pass_turn(const consumer &c)
+{
+    named_arrive(FIRST_TURN + (c.index + 1) % CONSUMERS, TURN_THREADS);
+}
+
+/* Waits for the consumer's next place, and for its rows of Q. */
+DEV place wait_place(const consumer &c, int use)
+{
+    const int slot = use % Q_STAGES * CONSUMERS + c.index;
+    place p;
+    barrier_wait(c.smem + Q_FULL_AT + BARRIER_BYTES * slot, (uint32_t)(use / Q_STAGES) & 1);
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.kv_len)
+                 : "r"(c.smem + PLACES_AT + PLACE_BYTES * slot)
+                 : "memory");
+    return p;
+}
+
+DEV void release_query(const consumer &c, int use)
+{
+    if (c.lane == 0)
+        barrier_arrive(c.smem + Q_EMPTY_AT + BARRIER_BYTES * (use % Q_STAGES * CONSUMERS + c.index));
+}
+
+/* The descriptor of the consumer's rows of Q. */
+DEV uint64_t query_matrix(const consumer &c, int use)
+{
+    return matrix_descriptor(c.smem + (use % Q_STAGES * CONSUMERS + c.index) * Q_GROUP_BYTES, 0);
+}
+
+/* Starts S = Q * transpose(K) as a group of its own. */
+DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_K; step++) {
+        const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
+        wgmma_ss(s, descriptor_at(q, step / 4 * Q_PANEL_BYTES + in_panel),
+                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0);
+    }
+    wgmma_commit();
+}
+
+/* Starts O += P * V, or O = P * V, as a group of its own. */
+DEV void start_output(output_tile &o, const probability_tile &p, uint64_t v, int accumulate)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < KV_TILE / WGMMA_K; step++)
+        wgmma_rs_mn(o, p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), step != 0 || accumulate);
+    wgmma_commit();
+}
+
+DEV uint32_t pack(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
+    return pair;
+}
+
+DEV void pack_probabilities(probability_tile &p, const score_tile &s)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 4; i++)
+        p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+/* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
+DEV void mask_scores(score_tile &s, int seen_0, int seen_1)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++)
+        if (8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
+            s[i] = -CUDART_INF_F;
+}
+
+DEV void lane_max(float (&max)[2], const score_tile &s)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        max[h] = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < KV_TILE / 2; i++)
+        max[i % 4 / 2] = fmaxf(max[i % 4 / 2], s[i]);
+}
+
+/* Scores become probabilities, relative to the subtracted maximum, and are added up. */
+DEV void exponentiate(score_tile &s, softmax_rows &r, float scale_log2)
+{
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++) {
+        const int h = i % 4 / 2;
+        s[i] = exp2_fast(fmaf(s[i], scale_log2, -r.offset[h]));
+        sum[h] += s[i];
+    }
+    r.sum[0] += sum[0];
+    r.sum[1] += sum[1];
+}
+
+DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
+{
+    lane_max(r.max, s);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        r.max[h] = quad_max(r.max[h]);
+        r.offset[h] = finite_max(r.max[h]) * scale_log2;
+        r.sum[h] = 0.0f;
+    }
+    exponentiate(s, r, scale_log2);
+}
+
+/* The maximum is left alone until a row of the warp has grown by more than the slack; mostly it never does. Returns
+ * whether it was changed, and the output so far is to be multiplied by `factor`. */
+DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
+{
+    float max[2];
+    lane_max(max, s);
+    const int grown = __any_sync(~0u, max[0] > r.max[0] + c.slack || max[1] > r.max[1] + c.slack);
+    if (grown) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            max[h] = fmaxf(r.max[h], quad_max(max[h]));
+            const float offset = finite_max(max[h]) * c.scale_log2;
+            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - offset);
+            r.sum[h] *= factor[h];
+            r.max[h] = max[h];
+            r.offset[h] = offset;
+        }
+    }
+    exponentiate(s, r, c.scale_log2);
+    return grown;
+}
+
+DEV void scale_output(output_tile &o, const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < V_DIM / 2; i++)
+        o[i] *= factor[i % 4 / 2];
+}
+
+/* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
+ * tile before. */
+DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
+              int use, int accumulate, int masked, int seen_0, int seen_1)
+{
+    float factor[2];
+    wait_full(c.smem + K_FULL_AT, use + 1);
+    wait_turn(c);
+    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
+    wait_full(c.smem + V_FULL_AT, use);
+    start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
+    if (!PASS_AFTER_SCORES)
+        pass_turn(c);
+    WGMMA_WAIT(1);
+    if (PASS_AFTER_SCORES)
+        pass_turn(c);
+    release(c.smem + K_EMPTY_AT, use + 1);
+    if (masked)
+        mask_scores(s, seen_0, seen_1);
+    const int grown = softmax_next(s, r, factor, c);
+    WGMMA_WAIT(0);
+    release(c.smem + V_EMPTY_AT, use);
+    pack_probabilities(p, s);
+    if (grown)
+        scale_output(o, factor);
+}
+
+/* Rows of V beyond the key length may hold anything, and NaN times a probability of zero is NaN: each consumer clears
+ * them for itself. */
+DEV void clear_rows(const consumer &c, int use, int first)
+{
+    const int thread = threadIdx.x % WARPGROUP_THREADS;
+    wait_full(c.smem + V_FULL_AT, use);
+    for (int i = thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
+        for (int panel = 0; panel < V_PANELS; panel++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(c.smem + V_AT + stage_of(use) * V_BYTES +
+                                                                          panel * KV_PANEL_BYTES + i * 16),
+                         "r"(0)
+                         : "memory");
+    shared_stores_visible();
+    named_sync(FIRST_ALONE + c.index, WARPGROUP_THREADS);
+}
+
+/* ---- Output ---- */
+
+/* Lane i of a quad holds columns 2i and 2i + 1 of four neighbouring groups of 8, a register each; afterwards all of
+ * group i. */
+DEV void transpose_quad(uint32_t (&x)[4], int lane)
+{
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if ((i & distance) == 0) {
+                const int upper = lane & distance;
+                const uint32_t other = __shfl_xor_sync(~0u, upper ? x[i] : x[i + distance], distance);
+                x[i] = upper ? other : x[i];
+                x[i + distance] = upper ? x[i + distance] : other;
+            }
+}
+
+/* Stores one row of the lane, 16 bytes at a time: h selects it. Returns whether all its values are finite. */
+DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
+{
+    char *to =
+        (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * ELEM_BYTES;
+    float probe = 0.0f;
+#pragma unroll
+    for (int c = 0; c < V_DIM / 8; c += 4) {
+        uint32_t x[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 4 && c + i < V_DIM / 8; i++) {
+            const float low = o[4 * (c + i) + 2 * h] * factor, high = o[4 * (c + i) + 2 * h + 1] * factor;
+            probe = fmaf(low, 0.0f, fmaf(high, 0.0f, probe));
+            x[i] = pack(low, high);
+        }
+        transpose_quad(x, lane);
+        const int column = 8 * (c + lane % 4);
+        if (row < a.q_len && column < a.v_dim) {
+            const uint4 none = {0, 0, 0, 0}, values = {x[0], x[1], x[2], x[3]};
+            *(uint4 *)(to + column * ELEM_BYTES) =
+                factor != 0.0f ? values : none; /* factor 0: no key seen, whatever V holds */
+        }
+    }
+    return probe == 0.0f;
+}
+
+/* A value that is not finite reaches, as 0 * NaN, also the rows of its key tile that the mask hides it from. Computes
+ * those outputs of one row of the lane again, one by one: right, and slow, and only for such inputs. */
+DEV void repair_row(const fwd_args &a, const place &p, int row, int keys_end, float offset, float factor, int lane)
+{
+    const int kv_head = p.head / a.group;
+    const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
+    const int64_t k = p.batch * a.k_stride.batch + kv_head * a.k_stride.head,
+                  v = p.batch * a.v_stride.batch + kv_head * a.v_stride.head;
+    const int64_t o = p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row;
+    for (int column = lane % 4; column < a.v_dim; column += 4) {
+        int key = keys_end;
+        if (!isfinite(load_element<ELEMENT>(a.o, o + column)))
+            for (key = 0; key < keys_end && isfinite(load_element<ELEMENT>(a.v, v + key * a.v_stride.row + column));)
+                key++;
+        if (key < keys_end || keys_end == 0) /* the row sees such a value itself, or nothing is wrong */
+            continue;
+        float output = 0.0f;
+        for (key = 0; key < keys_end; key++) {
+            float score = 0.0f;
+            for (int d = 0; d < a.qk_dim; d++)
+                score += load_element<ELEMENT>(a.q, q + d) * load_element<ELEMENT>(a.k, k + key * a.k_stride.row + d);
+            output += exp2_fast(fmaf(score, a.scale_log2, -offset)) *
+                      load_element<ELEMENT>(a.v, v + key * a.v_stride.row + column);
+        }
+        store_element<ELEMENT>(a.o, o + column, output * factor);
+    }
+}
+
+DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
+                    const consumer &c)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = p.q_first + c.row + 8 * h;
+        const float sum = quad_sum(r.sum[h]), factor = inverse_sum(sum);
+        const int finite = store_row(a, p, o, h, row, factor, c.lane);
+        if (a.lse != nullptr && c.lane % 4 == 0 && row < a.q_len)
+            a.lse[((int64_t)p.batch * a.q_heads + p.head) * a.q_len + row] = log_sum_exp(r.max[h], sum, a.scale);
+        if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
+            __threadfence();
+            __syncwarp(); /* the values are other lanes' */
+            if (row < a.q_len && isfinite(sum))
+                repair_row(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
+        }
+    }
+}
+
+DEV void consume(const fwd_args &a, uint32_t smem, int index)
+{
+    const int lane = threadIdx.x % WARP_THREADS;
+    const consumer c = {smem,
+                        index,
+                        lane,
+                        GROUP_ROWS * index + 16 * ((int)threadIdx.x % WARPGROUP_THREADS / WARP_THREADS) + lane / 4,
+                        matrix_descriptor(smem + K_AT, 0),
+                        matrix_descriptor(smem + V_AT, KV_PANEL_BYTES),
+                        a.scale_log2,
+                        8.0f / a.scale_log2};
+    int use = 0, q_use = 0;
+    score_tile s;
+    probability_tile probabilities;
+    output_tile o;
+    softmax_rows r;
+
+    if (index == 0)
+        named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
+    place p = wait_place(c, q_use);
+    uint64_t q = query_matrix(c, q_use);
+    wait_full(smem + K_FULL_AT, use);
+    start_scores(s, q, c.k);
+    do {
+        const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
+        const int first_column = 2 * (lane % 4);
+        const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
+                  seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
+        const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
+        int tile = count_kv_tiles(a, p) - 1, accumulate = 0;
+
+        WGMMA_WAIT(0);
+        release(smem + K_EMPTY_AT, use);
+        if (tile >= unmasked)
+            mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        softmax_first(s, r, c.scale_log2);
+        pack_probabilities(probabilities, s);
+        if (a.kv_lens != nullptr && (tile + 1) * KV_TILE > k.len)
+            clear_rows(c, use, k.len - tile * KV_TILE);
+#pragma unroll 1
+        for (tile--; tile >= unmasked; tile--, accumulate = 1)
+            step(s, probabilities, o, r, q, c, use++, accumulate, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+#pragma unroll 1
+        for (; tile >= 0; tile--, accumulate = 1)
+            step(s, probabilities, o, r, q, c, use++, accumulate, 0, 0, 0);
+
+        /* The last output product of this place, and under its store the first scores of the next. */
+        release_query(c, q_use);
+        wait_full(smem + V_FULL_AT, use);
+        wait_turn(c);
+        start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
+        const place next = wait_place(c, ++q_use);
+        if (next.q_first >= 0)
+            wait_full(smem + K_FULL_AT, use + 1);
+        q = query_matrix(c, q_use);
+        start_scores(
+            s, q,
+            descriptor_at(c.k, stage_of(use + 1) * K_BYTES)); /* after the last place of stale tiles: never looked at */
+        pass_turn(c);
+        WGMMA_WAIT(1);
+        release(smem + V_EMPTY_AT, use++);
+        store_tile(a, p, k, o, r, c);
+        p = next;
+    } while (p.q_first >= 0);
+    WGMMA_WAIT(0);
+    if (index == 0)
+        wait_turn(c); /* nobody is left to take it: a named barrier must not be left half full */
+}
+
+DEV void init_barriers(uint32_t smem)
+{
+    const int warps = WARPGROUP_THREADS / WARP_THREADS;
+    for (int i = 0; i < Q_SLOTS; i++) {
+        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + Q_EMPTY_AT + BARRIER_BYTES * i, warps);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(smem + K_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + K_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + V_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
+    }
+    barrier_init_done();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t smem = smem_address(memory);
+    const int group =
+        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    if (threadIdx.x == 0) {
+        prefetch_map(&maps.q);
+        prefetch_map(&maps.k);
+        prefetch_map(&maps.v);
+        init_barriers(smem);
+    }
+    __syncthreads();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+        if (threadIdx.x == 0)
+            produce(a, maps, smem);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+        consume(a, smem, group - 1);
+    }
+}
+
+#else
+
+#include "cuda/fwd_model.h"
+
+static int64_t count_places(const acr_problem *problem)
+{
+    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
+}
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
+    if (reason == NULL)
+        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
+    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
+        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
+    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+/* The queue's counter; none when every CTA has one tile. */
+static size_t workspace(const acr_problem *problem, const acr__device *device)
+{
+    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
+    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    acr_problem padded = *problem; /* the products run over whole tiles */
+    padded.qk_dim = DIM;
+    padded.v_dim = V_DIM;
+    const acr__fwd_rates rates = {
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE,
+        .mma_flop_per_cycle = 3600.0, /* of 4096: what the power limit leaves */
+        .exp_per_cycle = 14.0,
+        .step_cycles = 600.0 + 4.0 * KV_TILE, /* of one warpgroup alone */
+        .cta_cycles = 3500.0,
+        .ctas_per_sm = 1,
+    };
+    return acr__fwd_seconds(&padded, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_wgmma",
+    .backend = ACR__CUDA,
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .qk_dim_max = DIM,
+    .v_dim_max = V_DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .why_not = why_not,
+    .workspace = workspace,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 90,
+    .arch_max = 90,
+    .shape = shape,
+    .boxes = {.q_rows = GROUP_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
+};
+
+#endif

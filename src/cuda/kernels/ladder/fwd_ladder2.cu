@@ -1,0 +1,285 @@
+/* Rung 2 of the ladder: tensor cores.
+ *
+ * Idea: both products, Q * transpose(K) and P * V, as WMMA 16x16x16 in fp16 with float32 accumulators. A warp owns 16
+ * query rows. WMMA does not tell which lane holds which element of a fragment, so everything that is not a product
+ * happens in shared memory: scores go there as floats, two lanes a row read them, take the softmax, and leave
+ * probabilities as fp16; P * V goes the same way and is added to the output, which those lanes keep in registers.
+ * K and V arrive as on rung 1. nvcuda::wmma, from mma.h, is the ladder's only C++ library: WMMA has no other name.
+ * Expected: about 2 times rung 1, far from the tensor cores' rate: a warp's trips through shared memory, most of them
+ * with bank conflicts (8 rows of K or V, 128 bytes apart, lie in the same banks), take the time. */
+#include "fwd_args.h"
+
+enum {
+    DIM = 64,
+    Q_TILE = 64,
+    KV_TILE = 64,
+    STAGES = 2,
+    WARP_ROWS = 16,
+    THREADS = Q_TILE / WARP_ROWS * 32,
+    SCORE_PITCH = KV_TILE + 4, /* 16 bytes more than a row: lanes of 8 rows reach different banks */
+    HALF_PITCH = KV_TILE + 8,
+    SMEM_BYTES = 2 * Q_TILE * DIM + 4 * STAGES * KV_TILE * DIM + 4 * Q_TILE * SCORE_PITCH + 2 * Q_TILE * HALF_PITCH
+};
+
+#ifdef __CUDACC__
+
+#include <cuda_fp16.h>
+#include <math_constants.h>
+#include <mma.h>
+
+#include "cuda/device/common.cuh"
+#include "cuda/device/keys.cuh"
+
+using namespace nvcuda;
+
+enum {
+    SIDE = 16, /* of a product */
+    CHUNK = 8, /* elements in 16 bytes */
+    ROW_CHUNKS = DIM / CHUNK,
+    STEPS = 64 / SIDE, /* products along the head dim, and along the keys of a tile */
+    LANE_COLUMNS = 32  /* of the 64 scores, or outputs, of a row: two lanes share it */
+};
+static_assert(DIM == 64 && KV_TILE == 64, "a row of scores and a row of outputs are shared alike");
+
+typedef __half tile[KV_TILE][DIM];
+typedef wmma::fragment<wmma::matrix_a, SIDE, SIDE, SIDE, __half, wmma::row_major> left_matrix;
+typedef wmma::fragment<wmma::accumulator, SIDE, SIDE, SIDE, float> accumulator;
+
+typedef struct shared_tiles {
+    tile q, k[STAGES], v[STAGES];
+    float scores[Q_TILE][SCORE_PITCH]; /* then P * V */
+    __half p[Q_TILE][HALF_PITCH];
+} shared_tiles;
+static_assert(sizeof(shared_tiles) == SMEM_BYTES, "the launch asks for what the kernel uses");
+
+/* Starts copying rows [first, first + KV_TILE); those from end on become zeros, whatever memory holds. */
+DEV void copy_rows(tile &to, const __half *from, int64_t row_stride, int first, int end)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#pragma unroll
+    for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += THREADS) {
+        const int row = i / ROW_CHUNKS, column = i % ROW_CHUNKS * CHUNK;
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem_address(&to[row][column])),
+            "l"(from + (first + row) * row_stride + column), "r"(first + row < end ? 16 : 0), "l"(policy)
+            : "memory");
+    }
+}
+
+/* scores = Q * transpose(K) for the warp's rows and a tile of keys. */
+DEV void multiply_scores(float *scores, const left_matrix (&q)[STEPS], const tile &k)
+{
+#pragma unroll
+    for (int n = 0; n < STEPS; n++) {
+        accumulator sum;
+        wmma::fill_fragment(sum, 0.0f);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            wmma::fragment<wmma::matrix_b, SIDE, SIDE, SIDE, __half, wmma::col_major> keys_transposed;
+            wmma::load_matrix_sync(keys_transposed, &k[SIDE * n][SIDE * step], DIM);
+            wmma::mma_sync(sum, q[step], keys_transposed, sum);
+        }
+        wmma::store_matrix_sync(scores + SIDE * n, sum, SCORE_PITCH, wmma::mem_row_major);
+    }
+}
+
+/* products = P * V */
+DEV void multiply_values(float *products, const __half *p, const tile &v)
+{
+    left_matrix left[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        wmma::load_matrix_sync(left[step], p + SIDE * step, HALF_PITCH);
+#pragma unroll
+    for (int n = 0; n < STEPS; n++) {
+        accumulator sum;
+        wmma::fill_fragment(sum, 0.0f);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            wmma::fragment<wmma::matrix_b, SIDE, SIDE, SIDE, __half, wmma::row_major> values;
+            wmma::load_matrix_sync(values, &v[SIDE * step][SIDE * n], DIM);
+            wmma::mma_sync(sum, left[step], values, sum);
+        }
+        wmma::store_matrix_sync(products + SIDE * n, sum, SCORE_PITCH, wmma::mem_row_major);
+    }
+}
+
+/* What one lane knows of its row, and its half of the row's output. */
+typedef struct row_state {
+    float output[LANE_COLUMNS];
+    float max, sum; /* the same in both lanes */
+} row_state;
+
+/* Reads this lane's half of a row of scores, hides those from `seen` on, and leaves their exponentials in p. Returns
+ * what the output so far is to be multiplied with. */
+DEV float take_softmax(row_state &r, __half *p, const float *scores, int seen, float scale_log2)
+{
+    float s[LANE_COLUMNS], new_max = r.max;
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j += 4) {
+        const float4 four = *(const float4 *)&scores[j];
+        s[j] = four.x, s[j + 1] = four.y, s[j + 2] = four.z, s[j + 3] = four.w;
+    }
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j++) {
+        s[j] = j < seen ? s[j] : -CUDART_INF_F;
+        new_max = fmaxf(new_max, s[j]);
+    }
+    new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 16));  /* the row's other lane */
+    const float base = new_max == -CUDART_INF_F ? 0.0f : new_max; /* no (-inf) - (-inf) */
+    const float correction = exp2f((r.max - base) * scale_log2);
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j++) {
+        s[j] = exp2f((s[j] - base) * scale_log2);
+        sum += s[j];
+    }
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j += 2)
+        *(__half2 *)&p[j] = __floats2half2_rn(s[j], s[j + 1]);
+    r.max = new_max;
+    r.sum = r.sum * correction + sum + __shfl_xor_sync(~0u, sum, 16);
+    return correction;
+}
+
+/* An element of P * V, of the `seen` keys alone. */
+DEV float multiply_seen(const __half *p, const tile &v, int column, int seen)
+{
+    float sum = 0.0f;
+    for (int key = 0; key < min(seen, (int)KV_TILE); key++)
+        sum += __half2float(p[key]) * __half2float(v[key][column]);
+    return sum;
+}
+
+/* One tile of keys, of which this lane's row sees the first `seen`. The warp's lanes 0..15 have a row each and its
+ * columns 0..31, lanes 16..31 the same rows and columns 32..63. */
+DEV void attend(row_state &r, shared_tiles &tiles, const left_matrix (&q)[STEPS], int stage, int seen, float scale_log2)
+{
+    const int warp_row = threadIdx.x / 32 * WARP_ROWS, row = warp_row + threadIdx.x % 16;
+    const int column = threadIdx.x % 32 / 16 * LANE_COLUMNS;
+    multiply_scores(tiles.scores[warp_row], q, tiles.k[stage]);
+    __syncwarp();
+    const float correction =
+        take_softmax(r, &tiles.p[row][column], &tiles.scores[row][column], seen - column, scale_log2);
+    __syncwarp();
+    multiply_values(tiles.scores[warp_row], tiles.p[warp_row], tiles.v[stage]);
+    __syncwarp();
+#pragma unroll
+    for (int d = 0; d < LANE_COLUMNS; d++) {
+        float product = tiles.scores[row][column + d];
+        if (seen < KV_TILE && !isfinite(product)) /* 0 * NaN is NaN: a hidden value must not enter */
+            product = multiply_seen(tiles.p[row], tiles.v[stage], column + d, seen);
+        r.output[d] = r.output[d] * correction + product;
+    }
+    __syncwarp();
+}
+
+/* Divides this lane's half of a row by the sum and stores it, 16 bytes at a time. */
+DEV void store_half_row(__half *to, const row_state &r)
+{
+    const float inverse = r.sum == 0.0f ? 0.0f : 1.0f / r.sum; /* a row that sees no key gets 0 */
+#pragma unroll
+    for (int d = 0; d < LANE_COLUMNS; d += CHUNK) {
+        __half2 pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            pairs[i] = __floats2half2_rn(r.output[d + 2 * i] * inverse, r.output[d + 2 * i + 1] * inverse);
+        *(uint4 *)(to + d) = *(const uint4 *)pairs;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+{
+    extern __shared__ __align__(128) unsigned char smem[];
+    shared_tiles &tiles = *(shared_tiles *)smem;
+    wait_for_previous_kernel();
+    const int batch = blockIdx.z, head = blockIdx.y, kv_head = head / a.group, q_first = blockIdx.x * Q_TILE;
+    const __half *q = (const __half *)a.q + batch * a.q_stride.batch + head * a.q_stride.head;
+    const __half *k = (const __half *)a.k + batch * a.k_stride.batch + kv_head * a.k_stride.head;
+    const __half *v = (const __half *)a.v + batch * a.v_stride.batch + kv_head * a.v_stride.head;
+    __half *o = (__half *)a.o + batch * a.o_stride.batch + head * a.o_stride.head;
+    const int warp_row = threadIdx.x / 32 * WARP_ROWS, row = q_first + warp_row + threadIdx.x % 16;
+    const keys visible = find_keys(a, batch, q_first, Q_TILE);
+    const int seen = keys_seen(a, visible, row);
+
+    copy_rows(tiles.q, q, a.q_stride.row, q_first, a.q_len);
+    copy_rows(tiles.k[0], k, a.k_stride.row, 0, visible.end);
+    copy_rows(tiles.v[0], v, a.v_stride.row, 0, visible.end);
+    row_state r = {};
+    r.max = -CUDART_INF_F;
+    left_matrix queries[STEPS];
+
+    int stage = 0;
+    for (int first = 0; first < visible.end; first += KV_TILE) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads(); /* this tile has landed for all, and all have left the other buffer */
+        copy_rows(tiles.k[stage ^ 1], k, a.k_stride.row, first + KV_TILE, visible.end);
+        copy_rows(tiles.v[stage ^ 1], v, a.v_stride.row, first + KV_TILE, visible.end);
+        if (first == 0)
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                wmma::load_matrix_sync(queries[step], &tiles.q[warp_row][SIDE * step], DIM);
+        attend(r, tiles, queries, stage, seen - first, a.scale_log2);
+        stage ^= 1;
+    }
+
+    if (row >= a.q_len)
+        return;
+    store_half_row(o + row * a.o_stride.row + threadIdx.x % 32 / 16 * LANE_COLUMNS, r);
+    if (a.lse != nullptr && threadIdx.x % 32 < 16)
+        a.lse[((int64_t)batch * a.q_heads + head) * a.q_len + row] =
+            r.sum == 0.0f ? -CUDART_INF_F : r.max * a.scale + logf(r.sum);
+}
+
+#else
+
+#include "cuda/kernels/ladder/ladder.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    return ladder_tiles_why_not(problem, device, Q_TILE, SMEM_BYTES);
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    (void)device;
+    *launch = ladder_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    static const acr__fwd_rates rates = {
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE,
+        .mma_flop_per_cycle = 200.0, /* shared memory binds, not the tensor cores */
+        .exp_per_cycle = 16.0,
+        .step_cycles = 6500.0,
+        .cta_cycles = 3000.0,
+        .ctas_per_sm = 3,
+    };
+    return acr__fwd_seconds(problem, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_ladder2",
+    .backend = ACR__CUDA,
+    .dtype = ACR_F16,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .traits = ACR__TRAIT_NEVER_PLANNED,
+    .why_not = why_not,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 80,
+    .arch_max = 999, /* PTX for what comes */
+    .shape = shape,
+};
+
+#endif

@@ -1,0 +1,42 @@
+/* What the descriptions of the ladder's rungs share: the problems they serve, and their grid. Host side only. */
+#ifndef ACR_LADDER_H
+#define ACR_LADDER_H
+
+#include "cuda/fwd_model.h"
+
+/* Why no rung runs the problem; NULL when rung 0 does, which reads element by element. */
+static inline const char *ladder_why_not(const acr_problem *problem, int32_t q_tile)
+{
+    const int32_t dim = 64;
+    if (problem->qk_dim != dim)
+        return "qk_dim is not 64, the only one that the ladder serves";
+    if (problem->v_dim != dim)
+        return "v_dim is not 64, the only one that the ladder serves";
+    const char *reason = acr__fwd_size_why_not(problem, dim, dim);
+    return reason != NULL ? reason : acr__grid_why_not(problem, q_tile);
+}
+
+/* The same for rungs 1 and up, which copy rows in pieces of 16 bytes and keep smem_bytes of tiles. */
+static inline const char *ladder_tiles_why_not(const acr_problem *problem, const acr__device *device, int32_t q_tile,
+                                               int32_t smem_bytes)
+{
+    const char *reason = ladder_why_not(problem, q_tile);
+    if (reason == NULL)
+        reason = acr__vector_why_not(problem);
+    if (reason == NULL && smem_bytes > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+/* A CTA for every query tile of every head. */
+static inline acr__launch ladder_launch(const acr_problem *problem, int32_t q_tile, uint32_t threads,
+                                        uint32_t smem_bytes)
+{
+    return (acr__launch){
+        .grid = {(uint32_t)acr__q_tiles(problem, q_tile), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
+        .block = threads,
+        .smem_bytes = smem_bytes,
+    };
+}
+
+#endif

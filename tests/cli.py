@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""The program as its users meet it: attention on real files against a plain reference, exit codes, JSON, wisdom files,
+the man page.
+
+    cli.py PROGRAM [unittest arguments]        needs nothing but Python's standard library; runs on the cpu backend
+"""
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM = ""
+COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom"]
+DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
+
+
+# ---- .npy files ----
+
+FORMATS = {"<f4": "f", "<f2": "e", "<i4": "i", "<i8": "q"}
+
+
+def bfloat16_bits(value):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def write_npy(path, shape, values, descr="<f4"):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"
+    header += " " * (-(10 + len(header) + 1) % 64) + "\n"
+    if descr == "<V2":
+        data = struct.pack(f"<{len(values)}H", *(bfloat16_bits(v) for v in values))
+    else:
+        data = struct.pack(f"<{len(values)}{FORMATS[descr]}", *values)
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data)
+
+
+def read_npy(path):
+    """(descr, shape, values)"""
+    content = path.read_bytes()
+    assert content[:6] == b"\x93NUMPY", content[:6]
+    start = 10 if content[6] == 1 else 12
+    length = int.from_bytes(content[8:start], "little")
+    header = eval(content[start:start + length])  # a dict literal that the program under test wrote
+    count = math.prod(header["shape"])
+    data = content[start + length:]
+    if header["descr"] in ("<V2", "|V2"):
+        bits = struct.unpack(f"<{count}H", data)
+        return header["descr"], header["shape"], [struct.unpack("<f", struct.pack("<I", b << 16))[0] for b in bits]
+    return header["descr"], header["shape"], list(struct.unpack(f"<{count}{FORMATS[header['descr']]}", data))
+
+
+# ---- the reference: attention as the header defines it, in plain Python ----
+
+def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None):
+    """Lists in bhsd order; shape = (batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim). Returns o and lse."""
+    batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = shape
+    scale = scale or 1 / math.sqrt(qk_dim)
+    o, lse = [], []
+    for b in range(batch):
+        keys = kv_lens[b] if kv_lens else kv_len
+        for h in range(q_heads):
+            g = b * kv_heads + h // (q_heads // kv_heads)
+            for i in range(q_len):
+                query = q[((b * q_heads + h) * q_len + i) * qk_dim:][:qk_dim]
+                seen = {None: keys, "br": min(keys, max(0, i + keys - q_len + 1)), "tl": min(keys, i + 1)}[mask]
+                rows = [k[(g * kv_len + j) * qk_dim:][:qk_dim] for j in range(seen)]
+                scores = [scale * sum(x * y for x, y in zip(query, key)) for key in rows]
+                top = max(scores, default=-math.inf)
+                weights = [math.exp(s - top) for s in scores]
+                total = sum(weights)
+                lse.append(top + math.log(total) if seen else -math.inf)
+                o += [sum(w * v[(g * kv_len + j) * v_dim + d] for j, w in enumerate(weights)) / total if seen else 0.0
+                      for d in range(v_dim)]
+    return o, lse
+
+
+def transposed(values, b, h, s, d):
+    """bhsd to bshd, or, with h and s exchanged, back."""
+    return [values[((x * h + y) * s + z) * d + w]
+            for x in range(b) for z in range(s) for y in range(h) for w in range(d)]
+
+
+# ---- running the program ----
+
+def execute(*arguments, env=None):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=env)
+
+
+class Cli(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name)
+
+    def run_ok(self, *arguments):
+        done = execute(*arguments)
+        self.assertEqual(done.returncode, DONE, f"{arguments}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def run_fails(self, code, fragment, *arguments):
+        done = execute(*arguments)
+        self.assertEqual(done.returncode, code, f"{arguments}: {done.stderr}{done.stdout}")
+        self.assertIn(fragment, done.stderr + done.stdout, arguments)
+        return done
+
+    def json_of(self, *arguments):
+        return json.loads(self.run_ok(*arguments, "--json"))
+
+
+SHAPE = (2, 4, 2, 5, 7, 8, 6)  # batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim
+
+
+class Run(Cli):
+    """acromion run, on files."""
+
+    def make_inputs(self, descr="<f4", layout="bhsd", shape=SHAPE):
+        """Writes q, k and v and returns the values that the files hold, in bhsd order."""
+        batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = shape
+        generator = random.Random(7)
+        held = []
+        for name, heads, length, dim in (("q", q_heads, q_len, qk_dim), ("k", kv_heads, kv_len, qk_dim),
+                                         ("v", kv_heads, kv_len, v_dim)):
+            values = [generator.gauss(0, 1) for _ in range(batch * heads * length * dim)]
+            path = self.path / f"{name}.npy"
+            if layout == "bhsd":
+                write_npy(path, (batch, heads, length, dim), values, descr)
+                held.append(read_npy(path)[2])
+            else:
+                write_npy(path, (batch, length, heads, dim), transposed(values, batch, heads, length, dim), descr)
+                held.append(transposed(read_npy(path)[2], batch, length, heads, dim))
+        return held
+
+    def arguments(self, *more):
+        return ["run", "--q", self.path / "q.npy", "--k", self.path / "k.npy", "--v", self.path / "v.npy",
+                "-o", self.path / "o.npy", "--backend", "cpu", *more]
+
+    def check_output(self, expected, tolerance, descr="<f4", name="o.npy"):
+        got_descr, _, got = read_npy(self.path / name)
+        self.assertEqual(got_descr, descr)
+        self.assertEqual(len(got), len(expected))
+        for index, (x, y) in enumerate(zip(got, expected)):
+            self.assertTrue(x == y or abs(x - y) <= tolerance, f"{name}[{index}] = {x}, expected {y}")
+
+    def test_masks(self):
+        q, k, v = self.make_inputs()
+        for option, mask in (([], None), (["--causal"], "br"), (["--causal=br"], "br"), (["--causal=tl"], "tl")):
+            with self.subTest(option=option):
+                self.run_ok(*self.arguments("--lse", self.path / "lse.npy", *option))
+                o, lse = attention(q, k, v, SHAPE, mask)
+                self.check_output(o, 1e-5)
+                self.check_output(lse, 1e-5, name="lse.npy")
+                self.assertEqual(read_npy(self.path / "o.npy")[1], (2, 4, 5, 6))
+                self.assertEqual(read_npy(self.path / "lse.npy")[1], (2, 4, 5))
+
+    def test_rows_without_keys(self):
+        shape = (1, 2, 1, 6, 3, 8, 4)
+        q, k, v = self.make_inputs(shape=shape)
+        self.run_ok(*self.arguments("--lse", self.path / "lse.npy", "--causal"))
+        o, lse = attention(q, k, v, shape, "br")
+        self.assertEqual(o[:12], [0.0] * 12)
+        self.check_output(o, 1e-5)
+        self.check_output(lse, 1e-5, name="lse.npy")
+
+    def test_types(self):
+        for descr, tolerance in (("<f4", 1e-5), ("<f2", 2e-3), ("<V2", 2e-2)):
+            with self.subTest(descr=descr):
+                q, k, v = self.make_inputs(descr)
+                self.run_ok(*self.arguments())
+                self.check_output(attention(q, k, v, SHAPE)[0], tolerance, descr)
+
+    def test_layout(self):
+        q, k, v = self.make_inputs(layout="bshd")
+        self.run_ok(*self.arguments("--layout", "bshd"))
+        self.check_output(transposed(attention(q, k, v, SHAPE)[0], 2, 4, 5, 6), 1e-5)
+        self.assertEqual(read_npy(self.path / "o.npy")[1], (2, 5, 4, 6))
+
+    def test_scale_and_key_lengths(self):
+        q, k, v = self.make_inputs()
+        for descr in ("<i4", "<i8"):
+            write_npy(self.path / "lens.npy", (2,), [3, 0], descr)
+            self.run_ok(*self.arguments("--scale", "0.7", "--kv-lens", self.path / "lens.npy"))
+            self.check_output(attention(q, k, v, SHAPE, None, 0.7, [3, 0])[0], 1e-5)
+
+    def test_conversion(self):
+        q, k, v = self.make_inputs()
+        self.run_ok(*self.arguments("--dtype", "f16"))
+        self.check_output(attention(q, k, v, SHAPE)[0], 5e-3, "<f2")
+
+    def test_threads_agree(self):
+        self.make_inputs(shape=(2, 4, 2, 70, 90, 32, 32))
+        outputs = []
+        for threads in (1, 2, 3):
+            self.run_ok(*self.arguments("--threads", threads))
+            outputs.append((self.path / "o.npy").read_bytes())
+        self.assertEqual(outputs[0], outputs[1])
+        self.assertEqual(outputs[0], outputs[2])
+
+    def test_json(self):
+        self.make_inputs()
+        report = self.json_of(*self.arguments())
+        self.assertIn("b2:h4/2:s5/7:d8/6", json.dumps(report))
+        self.assertIn("fwd_", json.dumps(report))
+
+    def test_missing_arguments(self):
+        self.make_inputs()
+        self.run_fails(USAGE, "--q", "run")
+        self.run_fails(USAGE, "--causal", *self.arguments("--causal=sideways"))
+        self.run_fails(USAGE, "--scale", *self.arguments("--scale", "none"))
+        self.run_fails(USAGE, "--layout", *self.arguments("--layout", "sbhd"))
+
+    def test_failures_leave_the_old_output(self):
+        self.make_inputs()
+        output = self.path / "o.npy"
+        output.write_text("precious")
+
+        def fails(code, fragment, *more):
+            self.run_fails(code, fragment, *self.arguments(*more))
+            self.assertEqual(output.read_text(), "precious")
+            self.assertEqual(sorted(p.name for p in self.path.iterdir() if p.name.startswith("o.npy")), ["o.npy"])
+
+        fails(FILE, "nowhere.npy", "--q", self.path / "nowhere.npy")
+        fails(FILE, "nowhere", "-o", self.path / "nowhere" / "o.npy")
+        (self.path / "bad.npy").write_bytes(b"not an array")
+        fails(BAD_INPUT, "bad.npy", "--k", self.path / "bad.npy")
+        truncated = (self.path / "v.npy").read_bytes()[:-1]
+        (self.path / "bad.npy").write_bytes(truncated)
+        fails(BAD_INPUT, "bad.npy", "--v", self.path / "bad.npy")
+        (self.path / "bad.npy").write_bytes(b"")
+        fails(BAD_INPUT, "bad.npy", "--v", self.path / "bad.npy")
+        write_npy(self.path / "bad.npy", (2, 2, 7, 9), [0.0] * 252)
+        fails(BAD_INPUT, "9", "--k", self.path / "bad.npy")  # another head dim
+        write_npy(self.path / "bad.npy", (2, 3, 7, 8), [0.0] * 336)
+        fails(BAD_INPUT, "head", "--k", self.path / "bad.npy")  # three heads do not divide four
+        write_npy(self.path / "bad.npy", (2, 14, 8), [0.0] * 224)
+        fails(BAD_INPUT, "4", "--k", self.path / "bad.npy")  # three dimensions
+        write_npy(self.path / "bad.npy", (3,), [1, 2, 3], "<i4")
+        fails(BAD_INPUT, "3", "--kv-lens", self.path / "bad.npy")
+        write_npy(self.path / "bad.npy", (2, 2, 7, 8), [0.0] * 224, "<f2")
+        fails(BAD_INPUT, "type", "--k", self.path / "bad.npy")
+
+    def test_no_kernel(self):
+        self.make_inputs(shape=(1, 1, 1, 1, 1, 5000, 4))
+        self.run_fails(CANNOT_RUN, "qk_dim", *self.arguments())
+
+
+class Commands(Cli):
+    """Every command: help, usage errors, JSON."""
+
+    def test_help(self):
+        overview = self.run_ok("--help")
+        for command in COMMANDS:
+            self.assertIn(f"\n  {command} ", overview)
+            text = self.run_ok(command, "--help")
+            self.assertIn(f"usage: acromion {command}", text)
+            self.assertIn("examples:", text)
+            self.assertLessEqual(max(map(len, text.splitlines())), 130)
+
+    def test_version(self):
+        header = (ROOT / "include/acromion.h").read_text()
+        numbers = [re.search(rf"#define ACR_VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH")]
+        self.assertIn("acromion " + ".".join(numbers), self.run_ok("--version"))
+
+    def test_usage_errors(self):
+        self.run_fails(USAGE, "usage")
+        self.run_fails(USAGE, "nonsense", "nonsense")
+        for command in COMMANDS:
+            self.run_fails(USAGE, "--bogus", command, "--bogus")
+        self.run_fails(USAGE, "abacus", "why", "--backend", "abacus")
+        self.run_fails(USAGE, "threads", "why", "--threads", "many")
+        self.run_fails(USAGE, "nokernel", "check", "-k", "nokernel")
+        self.run_fails(USAGE, "nogpu", "roofline", "--gpu", "nogpu")
+        self.run_fails(USAGE, "target", "roofline", "--gpu", "l4", "--target", "soon")
+
+    def test_malformed_problems(self):
+        for command in ("why", "check", "bench", "roofline"):
+            for text, fragment in (("b2", "missing"), ("b2:h8:s512:d64:quux", "unknown field"),
+                                   ("", "expected a field"), ("b1:h8/3:s1:d8", "kv_heads"),
+                                   ("b2:h8:s512:d64:causal:causal", "twice")):
+                with self.subTest(command=command, text=text):
+                    self.run_fails(BAD_INPUT, fragment, command, text, "--backend", "cpu")
+
+    def test_the_error_points_at_the_character(self):
+        done = self.run_fails(BAD_INPUT, "character 15", "why", "b2:h8:s512:d64:quux")
+        lines = done.stderr.splitlines()
+        line = next(i for i, text in enumerate(lines) if text.strip() == "b2:h8:s512:d64:quux")
+        self.assertEqual(lines[line + 1].index("^") - lines[line].index("b2"), 15)
+
+    def test_missing_device(self):
+        self.run_fails(CANNOT_RUN, "device 99", "why", "--backend", "cpu", "--device", "99")
+
+    def test_info(self):
+        report = self.json_of("info")
+        names = [kernel["name"] for kernel in report["kernels"]]
+        self.assertEqual(len(names), len(set(names)))
+        listed = re.findall(r"^KERNEL\((\w+)", (ROOT / "src/kernels.def").read_text(), re.M)
+        self.assertEqual(sorted(set(names) - set(listed)), [])
+        self.assertTrue(any(kernel["here"] for kernel in report["kernels"]))
+        self.assertTrue(any(device["backend"] == "cpu" for device in report["devices"]))
+        for name in names:
+            self.assertIn(name, self.run_ok("info"))
+
+    def test_why(self):
+        report = self.json_of("why", "--backend", "cpu", "b1:h2:s64:d64", "f32:b1:h2:s64:d64")
+        self.assertEqual([r["problem"] for r in report], ["b1:h2:s64:d64", "f32:b1:h2:s64:d64"])
+        kernels = len(self.json_of("info")["kernels"])
+        for result in report:
+            self.assertEqual(len(result["kernels"]), kernels)
+            chosen = [k for k in result["kernels"] if k["kernel"] == result["chosen"]]
+            self.assertEqual(len(chosen), 1)
+            for kernel in result["kernels"]:
+                self.assertTrue(kernel["verdict"] != "no" or kernel["reason"])
+
+    def test_why_for_absent_gpus(self):
+        for gpu in ("l4", "a100", "h100", "h200"):
+            report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")
+            self.assertRegex(report[0]["chosen"], r"_sm(80|90a)$")
+
+    def test_why_without_kernel(self):
+        self.run_fails(CANNOT_RUN, "qk_dim", "why", "--backend", "cpu", "b1:h1:s1:d5000")
+
+
+class Roofline(Cli):
+    def test_the_mission_on_an_l4(self):
+        text = self.run_ok("roofline", "--gpu", "l4", "--target", "5us")
+        self.assertIn("impossible", text)
+        self.assertIn("8.9 us", text)
+        report = self.json_of("roofline", "--gpu", "l4", "--target", "5us", "b2:h8:s512:d64")[0]
+        self.assertEqual(report["verdict"], "impossible")
+        # 4 * 16 heads * 512 * 512 * 64 multiply-adds as FLOP, at 121 dense TFLOP/s
+        self.assertAlmostEqual(report["floor_warm_us"], 4 * 16 * 512 * 512 * 64 / 121e12 * 1e6, delta=0.1)
+        self.assertTrue(report["source"])
+
+    def test_verdicts(self):
+        verdicts = [self.json_of("roofline", "--gpu", "h200", "--target", target)[0]["verdict"]
+                    for target in ("0.5us", "5us", "1ms")]
+        self.assertEqual(verdicts[0], "impossible")
+        self.assertNotEqual(verdicts[1], "impossible")
+        self.assertEqual(verdicts[2], "open")
+
+    def test_more_work_has_a_higher_floor(self):
+        problems = ["b1:h8:s512:d64", "b2:h8:s512:d64", "b2:h8:s1024:d64", "b2:h8:s1024:d128", "f32:b2:h8:s1024:d128"]
+        for gpu in ("l4", "a100", "h100", "h200"):
+            floors = [r["floor_warm_us"] for r in self.json_of("roofline", "--gpu", gpu, *problems)]
+            self.assertEqual(floors, sorted(floors), gpu)
+            causal, full = self.json_of("roofline", "--gpu", gpu, "b2:h8:s1024:d64:causal", "b2:h8:s1024:d64")
+            self.assertLess(causal["floor_warm_us"], full["floor_warm_us"])
+
+    def test_every_gpu_of_the_table(self):
+        listed = self.run_ok("roofline", "--gpu", "help")
+        names = re.findall(r"^ *([a-z0-9-]+) ", listed, re.M)
+        self.assertGreaterEqual(len(names), 5)
+        for name in names:
+            for report in self.json_of("roofline", "--gpu", name, "b2:h8:s512:d64"):
+                self.assertGreater(report["floor_cold_us"], 0)
+                self.assertGreaterEqual(report["floor_cold_us"], report["floor_warm_us"])
+
+
+class Judging(Cli):
+    """check and bench on small problems."""
+
+    def test_check(self):
+        report = self.json_of("check", "--backend", "cpu", "-k", "*_f32_*", "f32:b1:h3:s65:d64:causal")
+        run = [k for k in report["kernels"] if "not_run" not in k]
+        self.assertGreaterEqual(len(run), 1)
+        for kernel in run:
+            self.assertEqual(kernel["failed"], 0)
+            self.assertGreater(kernel["passed"], 0)
+        self.assertGreaterEqual(len(report["records"]), len(run))
+
+    def test_the_listed_commands_repeat_cases(self):
+        listed = self.run_ok("check", "--backend", "cpu", "-k", "*_f32_*_portable", "--list")
+        lines = [line for line in listed.splitlines() if "check" in line]
+        self.assertGreater(len(lines), 20)
+        for line in lines[:: len(lines) // 4]:
+            words = line.split()
+            self.run_ok(*words[words.index("check"):])
+
+    def test_nothing_to_check_is_a_failure(self):
+        self.run_fails(FAILED, "nothing was checked", "check", "--backend", "cpu", "-k", "*_f32_*", "b1:h1:s8:d8")
+
+    def test_bench_records(self):
+        output = self.path / "bench.json"
+        for _ in range(2):  # the second adds to the file
+            self.run_ok("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*", "f32:b1:h2:s64:d64", "-o", output)
+        records = json.loads(output.read_text())
+        records = records if isinstance(records, list) else records["records"]
+        self.assertGreaterEqual(len(records), 2)
+        for record in records:
+            for key in ("problem", "kernel", "mode", "overlap", "p50_us", "p90_us", "p99_us", "n", "ci95_us", "err_max",
+                        "device", "driver", "clocks", "git_sha", "dirty", "seeds", "date"):
+                self.assertIn(key, record)
+            self.assertEqual(record["problem"], "f32:b1:h2:s64:d64")
+            self.assertEqual(record["mode"], "stream")
+            self.assertGreater(record["p50_us"], 0)
+            self.assertLessEqual(record["p50_us"], record["p90_us"])
+            self.assertLessEqual(record["p90_us"], record["p99_us"])
+            low, high = record["ci95_us"]
+            self.assertTrue(low <= record["p50_us"] <= high)
+
+    def test_bench_json(self):
+        report = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+        self.assertTrue(report)
+
+
+class Wisdom(Cli):
+    def test_measure_verify_show_merge_use(self):
+        first, second, both = self.path / "a.wisdom", self.path / "b.wisdom", self.path / "both.wisdom"
+        self.run_ok("wisdom", "measure", "f32:b1:h1:s16:d16", "-o", first, "--backend", "cpu")
+        self.run_ok("wisdom", "measure", "f32:b1:h1:s24:d16", "-o", second, "--backend", "cpu", "--patient")
+        self.assertIn("1", self.run_ok("wisdom", "verify", first, "--backend", "cpu"))
+        self.run_ok("wisdom", "merge", first, second, "-o", both)
+        shown = self.run_ok("wisdom", "show", both)
+        for problem in ("f32:b1:h1:s16:d16", "f32:b1:h1:s24:d16"):
+            self.assertIn(problem, shown)
+        self.assertEqual(len(re.findall(r" = ", both.read_text())), 2)
+        used = self.json_of("why", "f32:b1:h1:s24:d16", "--wisdom", both, "--backend", "cpu")[0]
+        self.assertIn("wisdom", used["plan"])
+        json.loads(self.run_ok("wisdom", "show", both, "--json"))
+
+    def test_damaged_files(self):
+        path = self.path / "a.wisdom"
+        self.run_ok("wisdom", "measure", "f32:b1:h1:s16:d16", "-o", path, "--backend", "cpu")
+        whole = path.read_text()
+        path.write_text(whole.replace("effort=", "effort:"))
+        self.run_fails(BAD_INPUT, "line 3", "wisdom", "verify", path, "--backend", "cpu")
+        self.run_fails(BAD_INPUT, "line 3", "why", "--wisdom", path, "--backend", "cpu")
+        path.write_text(whole[:-10])
+        self.run_fails(BAD_INPUT, "line 4", "wisdom", "show", path)
+        good = self.path / "good.wisdom"
+        good.write_text(whole)
+        self.run_fails(BAD_INPUT, "line", "wisdom", "merge", good, path, "-o", self.path / "out.wisdom")
+        self.assertFalse((self.path / "out.wisdom").exists())
+        self.run_fails(FILE, "nowhere", "wisdom", "verify", self.path / "nowhere")
+
+
+class Manual(Cli):
+    """The man page and the help say the same."""
+
+    def test_every_option_and_command_is_in_the_man_page(self):
+        page = (ROOT / "docs/acromion.1").read_text().replace("\\-", "-")
+        for command in COMMANDS:
+            self.assertRegex(page, rf"\b{command}\b")
+            for short, long in re.findall(r"^ +(?:-(\w), )?--([a-z0-9-]+)", self.run_ok(command, "--help"), re.M):
+                names = rf"-{long}\b" + (rf"|Fl {short}\b" if short else "")
+                self.assertTrue(re.search(names, page), f"{command} --{long} is not in acromion.1")
+
+    def test_the_exit_codes_are_documented(self):
+        header = (ROOT / "workbench/command.h").read_text()
+        page = (ROOT / "docs/acromion.1").read_text()
+        for code in re.findall(r"EXIT_\w+ = (\d)", header):
+            self.assertRegex(page, rf"(?m)^\.It {code}\b|^\.(?:TP|IP).*\n?\.?B? *{code}\b", f"exit code {code}")
+
+
+if __name__ == "__main__":
+    PROGRAM = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=1)
