@@ -42,7 +42,8 @@ struct acr__backend {
     acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
 
     /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path. Copies and fills are
-     * complete when they return, and ordered after all earlier work of the device. */
+     * complete when they return, but wait for nothing: `synchronize` first where enqueued work uses the memory. So they are safe while a
+     * stream is being captured, which `synchronize` is not. */
     acr_status (*mem_alloc)(acr__backend_device *device, size_t bytes, void **out);
     void (*mem_free)(acr__backend_device *device, void *memory);
     acr_status (*mem_upload)(acr__backend_device *device, void *to, const void *from_host, size_t bytes);

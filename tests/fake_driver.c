@@ -1,5 +1,5 @@
-/* The fake CUDA driver: see fake_driver.h. Exports cuGetProcAddress_v2 and its own controls; every entry that the library asks for is here,
- * with the type that src/cuda/driver.h names. */
+/* The fake CUDA driver: see fake_driver.h. Exports cuGetProcAddress_v2 and its own controls; every entry that the
+ * library asks for is here, with the type that src/cuda/driver.h names. */
 #include "fake_driver.h"
 
 #include <pthread.h>
@@ -298,7 +298,9 @@ static CUresult fake_Init(unsigned flags)
 /* The two texts never fail by order: what they explain has failed already. */
 static CUresult fake_GetErrorName(CUresult error, const char **out)
 {
-    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == CUDA_ERROR_UNKNOWN ? "CUDA_ERROR_UNKNOWN" : "CUDA_ERROR_FAKE";
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+           : error == CUDA_ERROR_UNKNOWN     ? "CUDA_ERROR_UNKNOWN"
+                                             : "CUDA_ERROR_FAKE";
     return CUDA_SUCCESS;
 }
 
@@ -446,11 +448,13 @@ static CUresult fake_ThreadExchangeStreamCaptureMode(CUstreamCaptureMode *exchan
 
 /* ---- Entries: kernels ---- */
 
-static CUresult fake_LibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, void **values, unsigned options_count,
-                                     CUlibraryOption *library_options, void **library_values, unsigned library_options_count)
+static CUresult fake_LibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, void **values,
+                                     unsigned options_count, CUlibraryOption *library_options, void **library_values,
+                                     unsigned library_options_count)
 {
     CUresult result = begin("cuLibraryLoadData");
-    (void)options, (void)values, (void)options_count, (void)library_options, (void)library_values, (void)library_options_count;
+    (void)options, (void)values, (void)options_count, (void)library_options, (void)library_values,
+        (void)library_options_count;
     if (result == CUDA_SUCCESS && code == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS)
@@ -488,7 +492,8 @@ static CUresult fake_KernelSetAttribute(CUfunction_attribute which, int value, C
 {
     CUresult result = begin("cuKernelSetAttribute");
     (void)kernel, (void)device;
-    if (result == CUDA_SUCCESS && which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > set.model->smem_per_cta)
+    if (result == CUDA_SUCCESS && which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES &&
+        value > set.model->smem_per_cta)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     return finish(result);
 }
@@ -523,8 +528,9 @@ static void remember_launch(const CUlaunchConfig *config, void **parameters)
 
 static int is_launchable(const CUlaunchConfig *c)
 {
-    return c->gridDimX > 0 && c->gridDimX <= 2147483647u && c->gridDimY > 0 && c->gridDimY <= 65535 && c->gridDimZ > 0 && c->gridDimZ <= 65535 &&
-           c->blockDimX > 0 && c->blockDimX <= 1024 && c->sharedMemBytes <= (unsigned)set.model->smem_per_cta;
+    return c->gridDimX > 0 && c->gridDimX <= 2147483647u && c->gridDimY > 0 && c->gridDimY <= 65535 &&
+           c->gridDimZ > 0 && c->gridDimZ <= 65535 && c->blockDimX > 0 && c->blockDimX <= 1024 &&
+           c->sharedMemBytes <= (unsigned)set.model->smem_per_cta;
 }
 
 static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
@@ -545,7 +551,8 @@ static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction fun
     return finish(result);
 }
 
-static int is_legal_map(cuuint32_t rank, const void *base, const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box)
+static int is_legal_map(cuuint32_t rank, const void *base, const cuuint64_t *extents, const cuuint64_t *strides,
+                        const cuuint32_t *box)
 {
     int legal = rank >= 3 && rank <= 5 && (uintptr_t)base % 16 == 0;
     for (cuuint32_t i = 0; i < rank && legal; i++)
@@ -555,13 +562,16 @@ static int is_legal_map(cuuint32_t rank, const void *base, const cuuint64_t *ext
     return legal;
 }
 
-static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base, const cuuint64_t *extents,
-                                          const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *element_strides,
-                                          CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
+                                          const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                                          const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
+                                          CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                           CUtensorMapFloatOOBfill fill)
 {
     CUresult result = begin("cuTensorMapEncodeTiled");
     (void)type, (void)element_strides, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    if (result == CUDA_SUCCESS)
+        result = need_context();
     if (result == CUDA_SUCCESS && !is_legal_map(rank, base, extents, strides, box))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS)
@@ -573,7 +583,9 @@ static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType 
 
 static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
 {
-    enum { ALIGNMENT = 256 };
+    enum {
+        ALIGNMENT = 256
+    };
     CUresult result = begin("cuMemAlloc");
     if (result == CUDA_SUCCESS)
         result = need_context();
@@ -817,11 +829,11 @@ TYPED(DriverGetVersion, 2020)
 
 static void *find_entry(const char *name, int version)
 {
-#define ENTRY(entry_name, entry_version)                                                                                                             \
-    if (strcmp(name, "cu" #entry_name) == 0 && version >= entry_version) {                                                                           \
-        void *address;                                                                                                                               \
-        memcpy(&address, &typed_##entry_name, sizeof address);                                                                                       \
-        return address;                                                                                                                              \
+#define ENTRY(entry_name, entry_version)                                                                               \
+    if (strcmp(name, "cu" #entry_name) == 0 && version >= entry_version) {                                             \
+        void *address;                                                                                                 \
+        memcpy(&address, &typed_##entry_name, sizeof address);                                                         \
+        return address;                                                                                                \
     }
     ACR__CUDA_ENTRIES(ENTRY)
     ENTRY(DriverGetVersion, 2020)
@@ -829,7 +841,8 @@ static void *find_entry(const char *name, int version)
     return NULL;
 }
 
-CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *found)
+CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *found)
 {
     (void)flags;
     lock_state();

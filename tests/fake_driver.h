@@ -1,12 +1,16 @@
-/* A CUDA driver that is none: fake_driver.c, built as a libcuda.so.1 of its own. It shows one H200 (or what it is told), keeps device memory in
- * host memory, and launches nothing, so kernels leave their outputs as they were. It counts what is alive, and fails where it is told to.
+/* A CUDA driver that is none: fake_driver.c, built as a libcuda.so.1 of its own. It shows one H200 (or what it is
+ * told), keeps device memory in host memory, and launches nothing, so kernels leave their outputs as they were. It
+ * counts what is alive, and fails where it is told to.
  *
- * Use in a test: link the test with the target fake_driver; the library's dlopen("libcuda.so.1") then finds it, because a library of that
- * soname is loaded already. Or, for a program, put its folder first in LD_LIBRARY_PATH and set it up by environment variables, read at
- * the first call:
- *     FAKE_CUDA_DRIVER_VERSION=12080  FAKE_CUDA_DEVICES=0  FAKE_CUDA_ARCH=89  FAKE_CUDA_HIDE=cuLaunchKernelEx
- *     FAKE_CUDA_FAIL_CALL=7  FAKE_CUDA_FAIL_ALLOC=2
- * All functions may be called from any thread. Ordinary copies and fills happen at once; a fill or launch on a capturing stream only counts. */
+ * Use in a test: link the test with the target fake_driver; the library's dlopen("libcuda.so.1") then finds it, because
+ * a library of that soname is loaded already. Or, for a program, put its folder first in LD_LIBRARY_PATH and set it up
+ * by environment variables, read at the first call:
+ *
+ *     FAKE_CUDA_DRIVER_VERSION=12080   FAKE_CUDA_DEVICES=0   FAKE_CUDA_ARCH=89   FAKE_CUDA_HIDE=cuLaunchKernelEx
+ *     FAKE_CUDA_FAIL_CALL=7            FAKE_CUDA_FAIL_ALLOC=2
+ *
+ * All functions may be called from any thread. Copies and fills happen at once; on a capturing stream a fill does
+ * nothing and a launch only counts. */
 #ifndef FAKE_DRIVER_H
 #define FAKE_DRIVER_H
 
@@ -19,12 +23,12 @@ void fake_cuda_reset(void);
 /* What the driver says of itself. Before acr_ctx_create. */
 void fake_cuda_set_driver_version(int version); /* 13000 = CUDA 13.0, the default */
 void fake_cuda_set_devices(int count);          /* default 1 */
-void fake_cuda_set_arch(int arch);              /* 80, 86, 89, 90 (default) or 120: capability, SMs, shared memory, L2 alike */
-void fake_cuda_hide_entry(const char *name);    /* cuGetProcAddress does not find it; NULL = none hidden */
+void fake_cuda_set_arch(int arch); /* 80, 86, 89, 90 (default) or 120: capability, SMs, shared memory, L2 alike */
+void fake_cuda_hide_entry(const char *name); /* cuGetProcAddress does not find it; NULL = none hidden */
 
 /* Faults. n counts from 1 = the next such call; 0 = never. Each happens once. */
-void fake_cuda_fail_nth_call(long n);                     /* any entry that can fail: CUDA_ERROR_UNKNOWN */
-void fake_cuda_fail_nth_alloc(long n);                    /* cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY */
+void fake_cuda_fail_nth_call(long n);                       /* any entry that can fail: CUDA_ERROR_UNKNOWN */
+void fake_cuda_fail_nth_alloc(long n);                      /* cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY */
 void fake_cuda_fail_entry(const char *name, int cu_result); /* every call of this entry, until reset or (NULL, 0) */
 
 /* What has happened, and what is alive now: leaks show as numbers that do not return to 0. */
@@ -32,8 +36,9 @@ typedef struct fake_cuda_counters {
     long calls;    /* of entries, cuGetProcAddress and error texts excepted */
     long launches; /* kernels, those of replayed graphs included */
     long allocations, libraries, streams, events, graphs, graph_execs, contexts;
-    long pushed;   /* context pushes not popped */
-    long misuses;  /* calls that a real driver would not survive: free of a stranger, a pop too many, a launch without a context, ... */
+    long pushed;  /* context pushes not popped */
+    long misuses; /* calls that a real driver would not survive: free of a stranger, a pop too many, a launch without a
+                     context, ... */
 } fake_cuda_counters;
 fake_cuda_counters fake_cuda_count(void);
 

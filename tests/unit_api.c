@@ -714,6 +714,43 @@ static void threads_share_a_context(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* A cpu backend that says every stream is being captured, as a cuda stream may be. */
+static acr_status always_capturing(acr__backend_device *device, void *stream, int *out)
+{
+    (void)device;
+    (void)stream;
+    *out = 1;
+    return ACR_OK;
+}
+
+static void forward_makes_no_workspace_while_capturing(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    acr__backend capturing = *device->backend;
+    capturing.is_capturing = always_capturing;
+    const acr_problem p = problem_of("f32:b1:h2:s40:d64");
+    acr_plan *plan = estimate_plan(ctx, "f32:b1:h2:s40:d64");
+    assert_true(acr_plan_workspace(plan) > 0); /* else there would be nothing to refuse */
+    acr_plan_destroy(plan);
+
+    tensors t = tensors_make(&p, 6);
+    int one_stream, other_stream;
+    const acr__backend *const original = device->backend;
+    device->backend = &capturing;
+    assert_fails(acr_forward(ctx, &p, &t.buffers, &one_stream), ACR_WORKSPACE, "captured");
+    assert_outputs_untouched(&t);
+    device->backend = original;
+    assert_ok(acr_forward(ctx, &p, &t.buffers, &one_stream)); /* "call it once before capturing" */
+    device->backend = &capturing;
+    assert_ok(acr_forward(ctx, &p, &t.buffers, &one_stream));
+    assert_fails(acr_forward(ctx, &p, &t.buffers, &other_stream), ACR_WORKSPACE, "captured"); /* a workspace for each */
+    device->backend = original;
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
 static void extreme_lengths_are_clamped(void **state)
 {
     (void)state;
@@ -769,6 +806,7 @@ int main(void)
         cmocka_unit_test(forward_keeps_problems_apart),
         cmocka_unit_test(forget_drops_the_cached_plans),
         cmocka_unit_test(threads_share_a_context),
+        cmocka_unit_test(forward_makes_no_workspace_while_capturing),
         cmocka_unit_test(extreme_lengths_are_clamped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

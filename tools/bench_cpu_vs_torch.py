@@ -257,13 +257,13 @@ def main():
     device = ours.device.split(",")[0]
     for record in records:
         record["fma_peak_share"] *= before / peak_flops
-        record |= {"fma_peak_gflops": peak_flops * 1e-9, "device": device, "driver": None, "clocks": clocks, "git_sha": git("rev-parse", "HEAD"),
-                   "dirty": bool(git("status", "--porcelain")), "seeds": [args.seed], "date": now}
+        record |= {"fma_peak_gflops": peak_flops * 1e-9, "device": device, "driver": "none", "clocks": clocks, "git_sha": git("rev-parse", "HEAD"),
+                   "dirty": bool(git("status", "--porcelain")), "seeds": {"inputs": args.seed}, "date": now}
     show(records, peak_flops)
     if str(args.out) != "-":
         name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
         out = args.out or ROOT / "results" / f"{name}-{now[:10]}.json"
-        out.write_text(json.dumps({"records": records}, indent=1) + "\n")
+        out.write_text(json.dumps(records, indent=1) + "\n")
         print(f"written: {out}")
 
 

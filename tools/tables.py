@@ -65,32 +65,34 @@ def mission_gpu(records):
 
 
 def cpu_pytorch(records):
-    """Ours against PyTorch on CPUs: for each problem our fastest kernel, and the peers of the same file."""
-    chosen = [r for r in records if not on_gpu(r)]
+    """Ours against PyTorch on CPUs: what tools/bench_cpu_vs_torch.py recorded, with the speed-up within its run."""
+    ours = newest([r for r in records if "speedup_over_torch" in r], lambda r: (r["device"], r["problem"]))
+    ours.sort(key=lambda r: (r["device"], r["problem"]))
     rows = []
-    files = {r["file"] for r in chosen if "peer" in r}
-    for file in sorted(files):
-        of_file = [r for r in chosen if r["file"] == file]
-        for problem in dict.fromkeys(r["problem"] for r in of_file):
-            ours = [r for r in of_file if r["problem"] == problem and "kernel" in r]
-            peers = [r for r in of_file if r["problem"] == problem and "peer" in r]
-            if not ours or not peers:
-                continue
-            best = min(ours, key=lambda r: r["p50_us"])
-            rows += [
-                (
-                    best["device"],
-                    f"`{problem}`",
-                    f"`{best['kernel']}`",
-                    f"{best['p50_us']:.0f}",
-                    peer["peer"],
-                    f"{peer['p50_us']:.0f}",
-                    f"{peer['p50_us'] / best['p50_us']:.2f}×",
-                    link(best),
-                )
-                for peer in peers
-            ]
-    return markdown(("CPU", "problem", "kernel", "p50 µs", "peer", "p50 µs", "ratio", "result"), rows)
+    for r in ours:
+        peer = next(p for p in records if "peer" in p and (p["file"], p["problem"]) == (r["file"], r["problem"]))
+        low, high = r["speedup_over_torch_ci95"]
+        rows.append(
+            (
+                r["device"],
+                f"`{r['problem']}`",
+                f"{r['p50_us']:.0f}",
+                f"{r['fma_peak_share']:.0%}",
+                f"{peer['p50_us']:.0f}",
+                f"{r['speedup_over_torch']:.2f} ({low:.2f} to {high:.2f})",
+                link(r),
+            )
+        )
+    headings = (
+        "CPU",
+        "problem",
+        "acromion p50 µs",
+        "share of FMA peak",
+        "PyTorch p50 µs",
+        "times as fast (95 %)",
+        "result",
+    )
+    return markdown(headings, rows)
 
 
 TABLES = {"mission-gpu": mission_gpu, "cpu-pytorch": cpu_pytorch}

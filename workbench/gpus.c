@@ -48,8 +48,8 @@ const gpu_model gpu_models[] = {
      "NVIDIA H100 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 as measured on it, 4200 to 4800 B/clk"},
     {"h100-pcie", GPU("NVIDIA H100 PCIe", 90, 114, SMEM_90, 1.755, 2000, 50, 80), 0, 1.2e-6,
      "NVIDIA H100 data sheet: 756 TFLOP/s at 1.62 GHz, here at its maximum of 1.755"},
-    {"h200", GPU("NVIDIA H200", 90, 132, SMEM_90, 1.98, 4800, 50, 141), 4800, 0.7e-6,
-     "NVIDIA H200 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 as measured on the H100's die"},
+    {"h200", GPU("NVIDIA H200", 90, 132, SMEM_90, 1.98, 4800, 60, 141), 4800, 0.7e-6,
+     "NVIDIA H200 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 rate as on the H100, size from the driver"},
     {"b200", GPU("NVIDIA B200", 100, 148, SMEM_90, 1.965, 8000, 126, 180), 0, 1.0e-6,
      "NVIDIA HGX B200 data sheet: 2.25 PFLOP/s dense, 8 TB/s"},
 };

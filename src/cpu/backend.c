@@ -1,5 +1,5 @@
-/* The CPU backend: what the machine is, host memory, and kernels launched over the lanes of a thread pool. Calls return when their work is
- * done, so streams are ignored and there is nothing to wait for. */
+/* The CPU backend: what the machine is, host memory, and kernels launched over the lanes of a thread pool. Calls
+ * return when their work is done, so streams are ignored and there is nothing to wait for. */
 #include "backend.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "error.h"
 
 enum {
-    THREADS_MAX = 1024,   /* acr_ctx_options.threads */
+    THREADS_MAX = 1024,    /* acr_ctx_options.threads */
     MEMORY_ALIGNMENT = 256 /* bytes */
 };
 
@@ -38,7 +38,7 @@ typedef struct cpu_prepared {
     size_t scratch_bytes; /* of each lane */
 } cpu_prepared;
 
-/* ---- What the machine is ---- */
+/* ---- What the machine is --------------------------------------------------------------------------------------- */
 
 #if defined __x86_64__
 /* Register state that the operating system saves (XCR0). */
@@ -116,13 +116,16 @@ static double now_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The core clock, from a chain of additions that take one cycle each. Virtual machines report no frequency, or a wrong one. The fastest of
- * a few short tries, since other programs can only slow it. */
+/* The core clock, from a chain of additions that take one cycle each. Virtual machines report no frequency, or a
+ * wrong one. The fastest of a few short tries, since other programs can only slow it. */
 static double measure_clock_hz(void)
 {
     const double assumed_hz = 2e9;
 #if defined __x86_64__ || defined __aarch64__
-    enum { TRIES = 8, ADDITIONS = 100000 };
+    enum {
+        TRIES = 8,
+        ADDITIONS = 100000
+    };
     double best_hz = 0;
     for (int try = 0; try < TRIES; try++) {
         uint64_t sum = 0;
@@ -188,11 +191,11 @@ static void describe(acr__backend_device *base, int32_t threads)
     device->mem_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     device->clock_hz = measure_clock_hz();
     const char *isa = device->isa & ACR__ISA_AVX512 ? "avx512" : device->isa & ACR__ISA_AVX2 ? "avx2" : "portable";
-    snprintf(base->text, sizeof base->text, "%s, %s, %d thread%s, %.1f GHz, %lld MiB last-level cache", device->name, isa, (int)threads,
-             threads == 1 ? "" : "s", device->clock_hz * 1e-9, (long long)(device->l2_bytes >> 20));
+    snprintf(base->text, sizeof base->text, "%s, %s, %d thread%s, %.1f GHz, %lld MiB last-level cache", device->name,
+             isa, (int)threads, threads == 1 ? "" : "s", device->clock_hz * 1e-9, (long long)(device->l2_bytes >> 20));
 }
 
-/* ---- Open, close ---- */
+/* ---- Open, close ----------------------------------------------------------------------------------------------- */
 
 static void cpu_close(acr__backend_device *base)
 {
@@ -231,9 +234,10 @@ static acr_status cpu_open(acr__backend_device **out, const acr_ctx_options *opt
     return ACR_OK;
 }
 
-/* ---- Kernels ---- */
+/* ---- Kernels --------------------------------------------------------------------------------------------------- */
 
-/* How many lanes share an execution: no more than there are query tiles, and one when the work is too short to share. */
+/* How many lanes share an execution: no more than there are query tiles, and one when the work is too short to
+ * share. */
 static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     acr__device one_thread = *device;
@@ -245,7 +249,8 @@ static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *proble
     return (int32_t)(tiles < device->threads ? tiles : device->threads);
 }
 
-static acr_status cpu_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem)
+static acr_status cpu_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel,
+                              const acr_problem *problem)
 {
     cpu_prepared *prepared = calloc(1, sizeof *prepared);
     if (!prepared) {
@@ -304,7 +309,7 @@ static acr_status cpu_launch(const acr__prepared *base, const fwd_args *args, ui
     return ACR_OK;
 }
 
-/* ---- Memory ---- */
+/* ---- Memory ---------------------------------------------------------------------------------------------------- */
 
 static acr_status cpu_mem_alloc(acr__backend_device *device, size_t bytes, void **out)
 {
@@ -344,7 +349,7 @@ static acr_status cpu_mem_zero_async(acr__backend_device *device, void *memory, 
     return cpu_mem_fill(device, memory, 0, bytes);
 }
 
-/* ---- Order and time ---- */
+/* ---- Order and time -------------------------------------------------------------------------------------------- */
 
 static acr_status cpu_is_capturing(acr__backend_device *device, void *stream, int *out)
 {
@@ -360,7 +365,8 @@ static acr_status cpu_synchronize(acr__backend_device *device)
     return ACR_OK;
 }
 
-static acr_status cpu_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+static acr_status cpu_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
+                           double *seconds)
 {
     (void)device;
     for (int replay = -1; replay < replays; replay++) { /* replay -1 warms up */

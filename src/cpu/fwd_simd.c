@@ -1,17 +1,20 @@
-/* Forward attention on a CPU: FlashAttention's tiled online softmax (Dao et al. 2022) with a query row in every vector lane.
+/* Forward attention on a CPU: FlashAttention's tiled online softmax (Dao et al. 2022) with a query row in every
+ * vector lane.
  *
- * A work item is a tile of Q_TILE rows: positions of the query heads that share one key/value head. Its queries are transposed once, so that
- * a vector holds the same dim of LANES queries; scores and outputs then stay transposed too:
+ * A work item is a tile of Q_TILE rows: positions of the query heads that share one key/value head. Its queries
+ * are transposed once, so that a vector holds the same dim of LANES queries; scores and outputs then stay
+ * transposed too:
  *
  *     S[key][row]  = sum over dims of Q[dim][row] * K[key][dim]      vector * scalar, K read where it lies
  *     O[dim][row] += sum over keys of S[key][row] * V[key][dim]      vector * scalar, V read where it lies
  *
- * Maxima, sums and rescaling of the softmax run down the keys, lane by lane: nothing is ever reduced across a vector, K and V need no
- * packing, and neither lengths nor dims need padding. Both products are one register-blocked loop, multiply. 16-bit and 8-bit inputs are
- * widened to float32 a tile at a time. docs/kernels/fwd_simd.md has the budget of registers and caches, and what did not work.
+ * Maxima, sums and rescaling of the softmax run down the keys, lane by lane: nothing is ever reduced across a
+ * vector, K and V need no packing, and neither lengths nor dims need padding. Both products are one
+ * register-blocked loop, multiply. 16-bit and 8-bit inputs are widened to float32 a tile at a time.
+ * docs/kernels/fwd_simd.md has the budget of registers and caches, and what did not work.
  *
- * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS vectors of rows times
- * COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out. */
+ * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS
+ * vectors of rows times COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out. */
 #include <stdbool.h>
 
 #include "kernel.h"
@@ -20,15 +23,30 @@
 #include <immintrin.h>
 #endif
 
+/* The instruction set: floats in a vector, vector registers, and vector multiply-adds a cycle, which cost() counts. */
+enum {
 #if defined KERNEL_ARCH_avx512
-enum { LANES = 16, REGISTERS = 32, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_AVX512 };
+    ISA = ACR__ISA_AVX512,
+    LANES = 16,
+    REGISTERS = 32,
+    PRODUCTS_PER_CYCLE = 2
 #elif defined KERNEL_ARCH_avx2
-enum { LANES = 8, REGISTERS = 16, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_AVX2 };
+    ISA = ACR__ISA_AVX2,
+    LANES = 8,
+    REGISTERS = 16,
+    PRODUCTS_PER_CYCLE = 2
 #elif defined __aarch64__
-enum { LANES = 4, REGISTERS = 32, PRODUCTS_PER_CYCLE = 2, ISA = ACR__ISA_PORTABLE };
+    ISA = ACR__ISA_PORTABLE,
+    LANES = 4,
+    REGISTERS = 32,
+    PRODUCTS_PER_CYCLE = 2
 #else
-enum { LANES = 4, REGISTERS = 16, PRODUCTS_PER_CYCLE = 1, ISA = ACR__ISA_PORTABLE }; /* SSE2: no fused multiply-add */
+    ISA = ACR__ISA_PORTABLE,
+    LANES = 4,
+    REGISTERS = 16,
+    PRODUCTS_PER_CYCLE = 1 /* SSE2 multiplies and adds separately */
 #endif
+};
 
 enum {
     ROWS = ROW_VECS * LANES, /* of a register block */
@@ -37,12 +55,13 @@ enum {
 };
 
 _Static_assert(Q_TILE % ROWS == 0, "Q_TILE is not a multiple of ROW_VECS vectors");
-_Static_assert(ROW_VECS * COLUMNS + ROW_VECS + 1 <= REGISTERS, "the block ROW_VECS x COLUMNS does not fit the registers");
+_Static_assert(ROW_VECS *COLUMNS + ROW_VECS + 1 <= REGISTERS,
+               "the block ROW_VECS x COLUMNS does not fit the registers");
 _Static_assert(COLUMNS <= 12, "COLUMNS above 12 run out of address registers");
 _Static_assert(KV_TILE >= COLUMNS, "KV_TILE is narrower than COLUMNS");
 _Static_assert(Q_TILE <= 1024 && KV_TILE <= 1024, "tiles above 1024 leave the caches");
 
-/* ---- Vectors ------------------------------------------------------------------------------------------------------ */
+/* ---- Vectors --------------------------------------------------------------------------------------------------- */
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
@@ -64,6 +83,8 @@ typedef u8vec u8vec_anywhere __attribute__((aligned(1), may_alias));
 #define UNROLLED(times) PRAGMA_(GCC unroll times)
 #define FLATTENED PRAGMA_(GCC unroll 16)
 #endif
+
+static const float minus_infinity = -__builtin_inff();
 
 INLINE vec splat(float x)
 {
@@ -93,8 +114,8 @@ INLINE vec max_or_second(vec a, vec b)
 #endif
 }
 
-/* 2^(x * scale) for x * scale <= 1, within 1 ulp of the exact product's; exactly 0 for x * scale < -126.5, -infinity included; NaN for NaN.
- * least is -127 / scale. */
+/* 2^(x * scale) for x * scale <= 1, within 1 ulp of the exact product's; exactly 0 for x * scale < -126.5,
+ * -infinity included; NaN for NaN. least is -127 / scale. */
 INLINE vec exp2_scaled(vec x, float scale, float least)
 {
     const float round_at_bit_0 = 0x1.8p23f; /* added to a small number, leaves its nearest integer in the low bits */
@@ -108,7 +129,8 @@ INLINE vec exp2_scaled(vec x, float scale, float least)
     p = p * f + 0x1.ebfbdcp-3f;
     p = p * f + 0x1.62e430p-1f;
     p = p * f + 1.0f;
-    return p * (vec)(((uvec)shifted + 127) << 23); /* the shift drops all of `shifted` but the integer; -127 gives 0.0 */
+    return p *
+           (vec)(((uvec)shifted + 127) << 23); /* the shift drops all of `shifted` but the integer; -127 gives 0.0 */
 }
 
 /* ln(x) for normal x > 0, within 2 ulp; NaN for NaN. */
@@ -136,7 +158,8 @@ INLINE void transpose(vec v[LANES])
             const vec a = v[i], b = v[i + LANES / 2];
 #if defined KERNEL_ARCH_avx512
             next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            next[2 * i + 1] =
+                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #elif defined KERNEL_ARCH_avx2
             next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
             next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -152,7 +175,7 @@ INLINE void transpose(vec v[LANES])
     }
 }
 
-/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+/* ---- Stored elements ------------------------------------------------------------------------------------------- */
 
 INLINE vec widen_f16(u16vec bits)
 {
@@ -261,10 +284,11 @@ INLINE void store_some_floats(const fwd_args *args, int64_t index, int64_t count
     }
 }
 
-/* ---- Work items and scratch --------------------------------------------------------------------------------------- */
+/* ---- Work items and scratch ------------------------------------------------------------------------------------ */
 
-/* A tile of the rows of one key/value head. These are numbered position by position, and at each position head by head, so that the rows of
- * a tile see nearly the same keys: row r is position r / group of the head's query head r % group. */
+/* A tile of the rows of one key/value head. These are numbered position by position, and at each position head by
+ * head, so that the rows of a tile see nearly the same keys: row r is position r / group of the head's query head
+ * r % group. */
 typedef struct tile {
     int64_t batch, kv_head;
     int64_t first_row, end_row;
@@ -294,22 +318,27 @@ static int64_t round_up(int64_t value, int64_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Cuts scratch into its parts and returns its bytes, a multiple of 64. scratch may be NULL, to ask for the size alone. */
+/* The next part of a lane's scratch, 64-byte aligned as all are; *used counts the bytes. scratch NULL: to count
+ * alone. */
+static void *cut(char *scratch, int64_t *used, int64_t elements)
+{
+    void *part = scratch ? scratch + *used : NULL;
+    *used += round_up(elements * 4, 64);
+    return part;
+}
+
+/* Cuts scratch into its parts and returns its bytes. */
 static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim)
 {
     int64_t used = 0;
-#define CUT(part, elements)                                                                                            \
-    parts->part = scratch ? (void *)(scratch + used) : NULL;                                                           \
-    used += round_up((elements)*4, 64)
-    CUT(q, Q_TILE * qk_dim);
-    CUT(o, Q_TILE * v_dim);
-    CUT(s, KV_TILE * ROWS);
-    CUT(max, Q_TILE);
-    CUT(sum, Q_TILE);
-    CUT(seen, Q_TILE);
-    CUT(k, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
-    CUT(v, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
-#undef CUT
+    parts->q = cut(scratch, &used, Q_TILE * qk_dim);
+    parts->o = cut(scratch, &used, Q_TILE * v_dim);
+    parts->s = cut(scratch, &used, KV_TILE * ROWS);
+    parts->max = cut(scratch, &used, Q_TILE);
+    parts->sum = cut(scratch, &used, Q_TILE);
+    parts->seen = cut(scratch, &used, Q_TILE);
+    parts->k = cut(scratch, &used, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
+    parts->v = cut(scratch, &used, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
     return used;
 }
 
@@ -318,15 +347,18 @@ static int64_t rows_of(const fwd_args *args)
     return (int64_t)args->group * args->q_len;
 }
 
-/* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches; with one, the longest
- * first over all heads, so that no lane is left with a long item at the end. */
+/* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches;
+ * with one, the longest first over all heads, so that no lane is left with a long item at the end. */
 static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
 {
     const int64_t heads = (int64_t)args->batch * args->kv_heads;
     const bool masked = args->mask != FWD_MASK_NONE;
     const int64_t head = masked ? item % heads : item / tiles;
     const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
-    tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE, .keys = args->kv_len};
+    tile t = {.batch = head / args->kv_heads,
+              .kv_head = head % args->kv_heads,
+              .first_row = index * Q_TILE,
+              .keys = args->kv_len};
     t.end_row = t.first_row + Q_TILE < rows_of(args) ? t.first_row + Q_TILE : rows_of(args);
     if (args->kv_lens) {
         const int64_t keys = args->kv_lens[t.batch];
@@ -352,7 +384,7 @@ static int32_t keys_seen(const fwd_args *args, const tile *t, int64_t row)
     return (int32_t)(seen < 0 ? 0 : seen < t->keys ? seen : t->keys);
 }
 
-/* ---- In: queries, keys, values ------------------------------------------------------------------------------------ */
+/* ---- In: queries, keys, values --------------------------------------------------------------------------------- */
 
 /* Transposes LANES rows of q, from `first` on; rows beyond the tile are 0. q points at lane 0 of the block's part. */
 static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t first)
@@ -363,7 +395,8 @@ static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t 
         for (int64_t lane = 0; lane < LANES; lane++) {
             block[lane] = (vec){0};
             if (first + lane < t->end_row) {
-                block[lane] = load_some_floats(args->q, row_offset(args, &args->q_stride, t, first + lane) + dim, count);
+                block[lane] =
+                    load_some_floats(args->q, row_offset(args, &args->q_stride, t, first + lane) + dim, count);
             }
         }
         transpose(block);
@@ -384,7 +417,7 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
     for (int64_t row = 0; row < padded_rows(t); row += LANES) {
         float *q = parts->q + row / ROWS * args->qk_dim * ROWS + row % ROWS;
         load_queries(q, args, t, t->first_row + row);
-        *(vec *)&parts->max[row] = splat(-__builtin_inff());
+        *(vec *)&parts->max[row] = splat(minus_infinity);
         *(vec *)&parts->sum[row] = (vec){0};
         for (int64_t lane = row; lane < row + LANES; lane++) {
             /* Lanes beyond the tile follow its last row, so that they never widen the span of keys. */
@@ -398,7 +431,8 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
 }
 
 /* Rows [first, end) of k or v of the tile's head: where they lie, or widened into `widened`. */
-INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *stride, const tile *t, int64_t dim, int64_t first, int64_t end)
+INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
+                        int64_t first, int64_t end)
 {
     const int64_t offset = t->batch * stride->batch + t->kv_head * stride->head + first * stride->row;
     if (!WIDENS) {
@@ -413,11 +447,33 @@ INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *str
     return (matrix){widened, padded};
 }
 
-/* ---- The two products --------------------------------------------------------------------------------------------- */
+/* ---- The two products ------------------------------------------------------------------------------------------ */
 
-/* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns` columns. */
-INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b, int64_t column_stride, int64_t step_stride, int64_t steps,
-                     int columns)
+/* Blocks are COLUMNS wide; what that leaves over is done FEW at a time, then one by one. */
+enum {
+    FEW = COLUMNS < 4 ? COLUMNS : 4
+};
+
+INLINE int next_columns(int64_t left)
+{
+    return left >= COLUMNS ? COLUMNS : left >= FEW ? FEW : 1;
+}
+
+/* What the scores of one block of rows against one tile of keys need. */
+typedef struct score_call {
+    float *s;       /* [keys][ROWS]: the scores */
+    const float *q; /* [dim][ROWS] */
+    matrix k;
+    int64_t dim, keys;
+    int32_t first;       /* number of the tile's first key */
+    const int32_t *seen; /* [ROWS] */
+    bool masked;         /* some row does not see some key: its score becomes -infinity */
+} score_call;
+
+/* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns`
+ * columns. */
+INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b, int64_t column_stride,
+                     int64_t step_stride, int64_t steps, int columns)
 {
     UNROLLED(UNROLL)
     for (int64_t step = 0; step < steps; step++) {
@@ -437,27 +493,27 @@ INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b,
     }
 }
 
-/* Scores of `columns` keys from `key` on, where a row sees fewer keys -infinity; raises max[rows]. */
-INLINE void score_columns(float *s, vec max[ROW_VECS], const float *q, matrix k, int64_t dim, int columns, bool masked, const int32_t *seen,
-                          int32_t key)
+/* Scores of `columns` keys from the tile's key `key` on, for one block of rows; raises max[rows]. */
+INLINE void score_columns(const score_call *call, vec max[ROW_VECS], int64_t key, int columns)
 {
     vec acc[COLUMNS][ROW_VECS] = {0};
-    multiply(acc, q, k.at, k.row_stride, 1, dim, columns);
+    multiply(acc, call->q, call->k.at + key * call->k.row_stride, call->k.row_stride, 1, call->dim, columns);
     FLATTENED
     for (int c = 0; c < columns; c++) {
         FLATTENED
         for (int r = 0; r < ROW_VECS; r++) {
-            if (masked) {
-                acc[c][r] = pick(*(const ivec *)&seen[r * LANES] > key + c, acc[c][r], splat(-__builtin_inff()));
+            if (call->masked) {
+                const ivec seen = *(const ivec *)&call->seen[r * LANES];
+                acc[c][r] = pick(seen > call->first + (int32_t)key + c, acc[c][r], splat(minus_infinity));
             }
             max[r] = max_or_second(acc[c][r], max[r]);
-            *(vec *)&s[c * ROWS + r * LANES] = acc[c][r];
+            *(vec *)&call->s[(key + c) * ROWS + r * LANES] = acc[c][r];
         }
     }
 }
 
-/* Multiplies o by rescale[rows] and adds the weighted values of `columns` dims. The tile's share is summed by itself: partial sums stay small,
- * and so do their roundings. */
+/* Multiplies o by rescale[rows] and adds the weighted values of `columns` dims. The tile's share is summed by
+ * itself: partial sums stay small, and so do their roundings. */
 INLINE void add_columns(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int columns)
 {
     vec acc[COLUMNS][ROW_VECS] = {0};
@@ -472,41 +528,46 @@ INLINE void add_columns(float *o, const vec rescale[ROW_VECS], const float *s, m
     }
 }
 
-enum { FEW = COLUMNS < 4 ? COLUMNS : 4 }; /* columns of the narrower blocks for what COLUMNS leaves over */
-
-/* Scores of keys [first, end) of the tile for one block of rows, and max[rows] over them. */
-INLINE void score(float *s, vec max[ROW_VECS], const float *q, matrix k, int64_t dim, int64_t keys, bool masked, const int32_t *seen,
-                  int32_t first)
+/* Scores of all keys of the tile for one block of rows; returns their maxima in max[rows]. */
+INLINE void score(const score_call *call, vec max[ROW_VECS])
 {
-    int64_t key = 0;
-#define SCORE(columns)                                                                                                 \
-    for (; key + (columns) <= keys; key += (columns)) {                                                                \
-        const matrix rows = {k.at + key * k.row_stride, k.row_stride};                                                 \
-        score_columns(&s[key * ROWS], max, q, rows, dim, columns, masked, seen, first + (int32_t)key);                 \
+    FLATTENED
+    for (int r = 0; r < ROW_VECS; r++) {
+        max[r] = splat(minus_infinity);
     }
-    SCORE(COLUMNS)
-    SCORE(FEW)
-    SCORE(1)
-#undef SCORE
+    int columns;
+    for (int64_t key = 0; key < call->keys; key += columns) {
+        columns = next_columns(call->keys - key);
+        if (columns == COLUMNS) {
+            score_columns(call, max, key, COLUMNS);
+        } else if (columns == FEW) {
+            score_columns(call, max, key, FEW);
+        } else {
+            score_columns(call, max, key, 1);
+        }
+    }
 }
 
 /* o = o * rescale + transpose(weights) * v, for one block of rows. */
 INLINE void add_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims)
 {
-    int64_t dim = 0;
-#define ADD(columns)                                                                                                   \
-    for (; dim + (columns) <= dims; dim += (columns)) {                                                                \
-        add_columns(&o[dim * ROWS], rescale, s, (matrix){v.at + dim, v.row_stride}, keys, columns);                    \
+    int columns;
+    for (int64_t dim = 0; dim < dims; dim += columns) {
+        columns = next_columns(dims - dim);
+        const matrix part = {v.at + dim, v.row_stride};
+        if (columns == COLUMNS) {
+            add_columns(&o[dim * ROWS], rescale, s, part, keys, COLUMNS);
+        } else if (columns == FEW) {
+            add_columns(&o[dim * ROWS], rescale, s, part, keys, FEW);
+        } else {
+            add_columns(&o[dim * ROWS], rescale, s, part, keys, 1);
+        }
     }
-    ADD(COLUMNS)
-    ADD(FEW)
-    ADD(1)
-#undef ADD
 }
 
 /* As add_values, with nothing added for keys that a row does not see: 0 * infinity would be NaN. Slow, and rare. */
-static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims, const int32_t *seen,
-                            int32_t first)
+static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims,
+                            const int32_t *seen, int32_t first)
 {
     for (int64_t dim = 0; dim < dims; dim++) {
         for (int r = 0; r < ROW_VECS; r++) {
@@ -542,10 +603,12 @@ static bool all_finite(matrix v, int64_t rows, int64_t dims)
     return true;
 }
 
-/* ---- Softmax ------------------------------------------------------------------------------------------------------ */
+/* ---- Softmax --------------------------------------------------------------------------------------------------- */
 
-/* Turns scores into weights relative to the new maximum, updates max and sum, and returns what older results must be multiplied by. */
-INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *max, float *sum, float scale_log2, vec rescale[ROW_VECS])
+/* Turns scores into weights relative to the new maximum, updates max and sum, and returns what older results must
+ * be multiplied by. */
+INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *max, float *sum, float scale_log2,
+                  vec rescale[ROW_VECS])
 {
     const float least = -127.0f / scale_log2;
     vec reference[ROW_VECS], added[ROW_VECS];
@@ -555,7 +618,7 @@ INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *m
         const vec new_max = max_or_second(tile_max[r], old_max);
         *(vec *)&max[r * LANES] = new_max;
         /* A row that has seen no key has maximum -infinity; 0 keeps (-infinity) - (-infinity) from giving NaN. */
-        reference[r] = pick(new_max == -__builtin_inff(), (vec){0}, new_max);
+        reference[r] = pick(new_max == minus_infinity, (vec){0}, new_max);
         rescale[r] = exp2_scaled(old_max - reference[r], scale_log2, least);
         added[r] = (vec){0};
     }
@@ -574,10 +637,11 @@ INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *m
     }
 }
 
-/* ---- A tile ------------------------------------------------------------------------------------------------------- */
+/* ---- A tile ---------------------------------------------------------------------------------------------------- */
 
 /* Adds keys [first, end) to one block of rows. k and v start at key `first`. */
-INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, matrix k, matrix v, int64_t first, int64_t end)
+INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, matrix k, matrix v, int64_t first,
+                   int64_t end)
 {
     const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
@@ -590,14 +654,12 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, 
     const int64_t keys = end - first;
     const bool masked = end > seen_by_all;
     vec tile_max[ROW_VECS], rescale[ROW_VECS];
-    FLATTENED
-    for (int r = 0; r < ROW_VECS; r++) {
-        tile_max[r] = splat(-__builtin_inff());
-    }
+    score_call call = {parts->s, q, k, args->qk_dim, keys, (int32_t)first, seen, true};
     if (masked) {
-        score(parts->s, tile_max, q, k, args->qk_dim, keys, true, seen, (int32_t)first);
+        score(&call, tile_max);
     } else {
-        score(parts->s, tile_max, q, k, args->qk_dim, keys, false, seen, (int32_t)first);
+        call.masked = false; /* a constant here: the loop without a mask is compiled by itself */
+        score(&call, tile_max);
     }
     weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, args->scale_log2, rescale);
     if (masked && !all_finite(v, keys, args->v_dim)) {
@@ -621,7 +683,8 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
         }
         transpose(block);
         for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
-            store_some_floats(args, row_offset(args, &args->o_stride, t, t->first_row + row + lane) + dim, count, block[lane]);
+            store_some_floats(args, row_offset(args, &args->o_stride, t, t->first_row + row + lane) + dim, count,
+                              block[lane]);
         }
     }
 }
@@ -629,7 +692,7 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
 static void store_lse(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
     const vec sum = *(const vec *)&parts->sum[row];
-    const vec lse = pick(sum == 0, splat(-__builtin_inff()), *(const vec *)&parts->max[row] * args->scale + ln_vec(sum));
+    const vec lse = pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * args->scale + ln_vec(sum));
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
         const int64_t tile_row = t->first_row + row + lane;
         const int64_t head = t->kv_head * args->group + tile_row % args->group;
@@ -675,7 +738,7 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
     }
 }
 
-/* ---- The description ---------------------------------------------------------------------------------------------- */
+/* ---- The description ------------------------------------------------------------------------------------------- */
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
@@ -691,6 +754,10 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (problem->v_dim > DIM) {
         return "v_dim is above " TEXT(DIM);
     }
+    const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
+    if (!(scale >= 1e-36 && scale <= 1e36)) {
+        return "scale, with q_scale and k_scale, is outside [1e-36, 1e36]"; /* -127 / scale must be a float: weigh */
+    }
     return NULL;
 }
 
@@ -704,9 +771,11 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double loads_per_cycle = 2;
-    const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE, by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
+    const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
+                 by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
     const double cycles_per_product = (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS);
-    const double exp_cycles = 10, widen_cycles = WIDENS ? 3 : 0, row_cycles = 6; /* a vector; row_cycles: transposing in and out */
+    const double exp_cycles = 10, widen_cycles = WIDENS ? 3 : 0,
+                 row_cycles = 6; /* a vector; row_cycles: transposing in and out */
 
     const double dims = (double)(problem->qk_dim + problem->v_dim);
     const int64_t rows = problem->q_heads / problem->kv_heads * problem->q_len;
@@ -715,12 +784,14 @@ static double cost(const acr_problem *problem, const acr__device *device)
     double keys = (double)problem->kv_len; /* an average row sees */
     if (problem->mask != ACR_MASK_NONE) {
         const double half = 0.5 * (double)(problem->q_len < problem->kv_len ? problem->q_len : problem->kv_len);
-        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) + 0.5 * ROWS; /* a block sees what its last row sees */
+        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) +
+               0.5 * ROWS; /* a block sees what its last row sees */
     }
     const double row_vectors = heads * (double)(round_up(rows, ROWS) / LANES);
     const double cycles = row_vectors * (keys * (dims * cycles_per_product + exp_cycles) + dims * row_cycles) +
                           items * keys * dims / LANES * widen_cycles;
-    const double rounds = (double)(((int64_t)items + device->threads - 1) / device->threads); /* the longest lane's items */
+    const double rounds =
+        (double)(((int64_t)items + device->threads - 1) / device->threads); /* the longest lane's items */
     return cycles / device->clock_hz * rounds / items;
 }
 

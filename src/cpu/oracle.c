@@ -1,24 +1,26 @@
-/* The judge: attention computed plainly on the exact stored inputs, in float64, and the unfused float32 computation whose error sets the
- * tolerance of every kernel. Plain does not mean slow: K is transposed once for each key/value head, so that the inner loops run over vectors.
+/* The judge: attention computed plainly on the exact stored inputs, in float64, and the unfused float32
+ * computation whose error sets the tolerance of every kernel. Plain does not mean slow: K is transposed once for
+ * each key/value head, so that the inner loops run over vectors.
  *
- * Both go row by row:   scores -> softmax over the keys this row sees -> weighted sum of those keys' values.
- * Keys a row does not see are not touched, so that whatever they hold, NaN included, stays out of it. */
+ * Both go row by row:   scores -> softmax over the keys this row sees -> weighted sum of those keys' values. Keys
+ * a row does not see are not touched, so that whatever they hold, NaN included, stays out of it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
 
-/* ---- Stored elements ---------------------------------------------------------------------------------------------- */
+/* ---- Stored elements ------------------------------------------------------------------------------------------- */
 
 /* A binary floating-point format narrower than float32. */
 typedef struct narrow_format {
-    int mantissa_bits;   /* stored, without the leading one */
-    int exponent_min;    /* of the smallest normal number; the bias is 1 - exponent_min */
+    int mantissa_bits; /* stored, without the leading one */
+    int exponent_min;  /* of the smallest normal number; the bias is 1 - exponent_min */
     double max_finite;
-    uint32_t nan;        /* a quiet NaN, positive */
-    uint32_t overflow;   /* what values beyond max_finite become: infinity, or for e4m3, which has none, the largest number (as the
-                            hardware's saturating conversion) */
+    uint32_t nan; /* a quiet NaN, positive */
+    /* What values beyond max_finite become: infinity; for e4m3, which has none, the largest number, as in the
+     * hardware's saturating conversion. */
+    uint32_t overflow;
     int sign_bit;
 } narrow_format;
 
@@ -150,7 +152,7 @@ static float round_weight(acr_dtype dtype, float weight)
     return (float)round_magnitude(format_of(dtype), weight);
 }
 
-/* ---- One key/value head, widened ---------------------------------------------------------------------------------- */
+/* ---- One key/value head, widened ------------------------------------------------------------------------------- */
 
 /* Vectors of one cache line. Rows of the widened tensors are padded with zeros to whole vectors. */
 typedef double doubles __attribute__((vector_size(64)));
@@ -166,16 +168,17 @@ typedef enum precision {
     IN_FLOAT
 } precision;
 
-/* The operands of the rows of one batch entry and key/value head, and the scratch of one row, in the chosen precision. */
+/* The operands of the rows of one batch entry and key/value head, and the scratch of one row, in the chosen
+ * precision. */
 typedef struct workspace {
     precision precision;
     int64_t kv_padded, v_padded; /* elements */
-    void *k;      /* [qk_dim, kv_padded]: transposed */
-    void *v;      /* [kv_len, v_padded] */
-    void *q;      /* [qk_dim] */
-    void *scores; /* [kv_padded] */
-    void *out;    /* [v_padded] */
-    int64_t batch, kv_head; /* whose k and v are loaded; -1 = none */
+    void *k;                     /* [qk_dim, kv_padded]: transposed */
+    void *v;                     /* [kv_len, v_padded] */
+    void *q;                     /* [qk_dim] */
+    void *scores;                /* [kv_padded] */
+    void *out;                   /* [v_padded] */
+    int64_t batch, kv_head;      /* whose k and v are loaded; -1 = none */
 } workspace;
 
 static int64_t round_up(int64_t value, int64_t multiple)
@@ -201,7 +204,11 @@ static acr_status open_workspace(workspace *w, precision in, const acr_problem *
     const struct {
         void **at;
         int64_t elements;
-    } parts[] = {{&w->k, p->qk_dim * kv_padded}, {&w->v, p->kv_len * v_padded}, {&w->q, q_padded}, {&w->scores, kv_padded}, {&w->out, v_padded}};
+    } parts[] = {{&w->k, p->qk_dim * kv_padded},
+                 {&w->v, p->kv_len * v_padded},
+                 {&w->q, q_padded},
+                 {&w->scores, kv_padded},
+                 {&w->out, v_padded}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const size_t bytes = (size_t)parts[i].elements * element_bytes;
         *parts[i].at = aligned_alloc(64, bytes);
@@ -233,7 +240,8 @@ static int64_t key_count(const acr_problem *p, const acr_buffers *b, int64_t bat
     return keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
 }
 
-static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t batch, int64_t kv_head)
+static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t batch,
+                                int64_t kv_head)
 {
     if (w->batch == batch && w->kv_head == kv_head) {
         return;
@@ -253,18 +261,20 @@ static void load_key_value_head(workspace *w, const acr_problem *p, const acr_bu
     }
 }
 
-/* ---- One row ------------------------------------------------------------------------------------------------------ */
+/* ---- One row --------------------------------------------------------------------------------------------------- */
 
-/* sums[0..vectors) += factor[0] * rows[0][0..vectors) + factor[1] * rows[1]..., one row after another; rows are `stride` vectors apart. Both
- * products of attention have this form: scores over the dims of a query, outputs over the keys of a row. */
-static void add_rows_double(doubles *sums, const double *factor, const doubles *rows, int64_t stride, int64_t count, int64_t vectors)
+/* sums[0..vectors) += factor[0] * rows[0][0..vectors) + factor[1] * rows[1]..., one row after another; rows are
+ * `stride` vectors apart. Both products of attention have this form: scores over the dims of a query, outputs over
+ * the keys of a row. */
+static void add_rows_double(doubles *sums, const double *factor, const doubles *rows, int64_t stride, int64_t count,
+                            int64_t vectors)
 {
     int64_t r = 0;
     for (; r + 4 <= count; r += 4) {
         const doubles *row = rows + r * stride;
         for (int64_t x = 0; x < vectors; x++) {
-            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] + factor[r + 2] * row[2 * stride + x] +
-                      factor[r + 3] * row[3 * stride + x];
+            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] +
+                      factor[r + 2] * row[2 * stride + x] + factor[r + 3] * row[3 * stride + x];
         }
     }
     for (; r < count; r++) {
@@ -274,14 +284,15 @@ static void add_rows_double(doubles *sums, const double *factor, const doubles *
     }
 }
 
-static void add_rows_float(floats *sums, const float *factor, const floats *rows, int64_t stride, int64_t count, int64_t vectors)
+static void add_rows_float(floats *sums, const float *factor, const floats *rows, int64_t stride, int64_t count,
+                           int64_t vectors)
 {
     int64_t r = 0;
     for (; r + 4 <= count; r += 4) {
         const floats *row = rows + r * stride;
         for (int64_t x = 0; x < vectors; x++) {
-            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] + factor[r + 2] * row[2 * stride + x] +
-                      factor[r + 3] * row[3 * stride + x];
+            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] +
+                      factor[r + 2] * row[2 * stride + x] + factor[r + 3] * row[3 * stride + x];
         }
     }
     for (; r < count; r++) {
@@ -291,7 +302,8 @@ static void add_rows_float(floats *sums, const float *factor, const floats *rows
     }
 }
 
-/* Softmax of the row's first `keys` scores in float64 and their weighted sum of values; returns the log-sum-exp. keys >= 1. */
+/* Softmax of the row's first `keys` scores in float64 and their weighted sum of values; returns the log-sum-exp.
+ * keys >= 1. */
 static double attend_double(workspace *w, const acr_problem *p, int64_t keys, double *o)
 {
     double *s = w->scores;
@@ -317,7 +329,8 @@ static double attend_double(workspace *w, const acr_problem *p, int64_t keys, do
     return max + log(sum);
 }
 
-/* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type, between the two products. */
+/* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type,
+ * between the two products. */
 static void attend_float(workspace *w, const acr_problem *p, int64_t keys, double *o)
 {
     float *s = w->scores;
@@ -369,7 +382,8 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     } else {
         load_key_value_head(w, p, b, batch, head / (p->q_heads / p->kv_heads));
         for (int64_t d = 0; d < p->qk_dim; d++) {
-            put(w, w->q, d, acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + i * p->q.row + d));
+            put(w, w->q, d,
+                acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + i * p->q.row + d));
         }
         if (w->precision == IN_DOUBLE) {
             row_lse = attend_double(w, p, keys, o);
@@ -382,7 +396,7 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     }
 }
 
-/* ---- Many rows ---------------------------------------------------------------------------------------------------- */
+/* ---- Many rows ------------------------------------------------------------------------------------------------- */
 
 /* A row wanted and its place in the results. */
 typedef struct wanted_row {
@@ -410,8 +424,8 @@ static acr_status sort_rows(wanted_row **out, const int64_t *row_list, int64_t r
     return ACR_OK;
 }
 
-static acr_status attend_rows(precision in, const acr_problem *p, const acr_buffers *b, const int64_t *row_list, int64_t rows, double *o,
-                              double *lse)
+static acr_status attend_rows(precision in, const acr_problem *p, const acr_buffers *b, const int64_t *row_list,
+                              int64_t rows, double *o, double *lse)
 {
     wanted_row *wanted = NULL;
     acr_status status = row_list && rows > 0 ? sort_rows(&wanted, row_list, rows) : ACR_OK;
@@ -430,12 +444,14 @@ static acr_status attend_rows(precision in, const acr_problem *p, const acr_buff
     return status;
 }
 
-acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o, double *lse)
+acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
+                               int64_t rows, double *o, double *lse)
 {
     return attend_rows(IN_DOUBLE, problem, buffers, row_list, rows, o, lse);
 }
 
-acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o)
+acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
+                               int64_t rows, double *o)
 {
     return attend_rows(IN_FLOAT, problem, buffers, row_list, rows, o, NULL);
 }

@@ -1,11 +1,13 @@
 /* The CPU backend's thread pool.
  *
- * A call opens a job, runs lane 0 itself, closes the job and waits for the workers inside it. Workers watch `job`, one atomic word
+ * A call opens a job, runs lane 0 itself, closes the job and waits for the workers inside it. Workers watch `job`,
+ * one atomic word
  *
  *     serial << 32 | OPEN | number of workers inside
  *
- * and enter by adding one to it while it is open, so a worker is either counted before the job closes or stays out: a sleeping worker
- * never delays a short call. Idle workers spin briefly, since calls tend to follow each other, and then sleep. */
+ * and enter by adding one to it while it is open, so a worker is either counted before the job closes or stays
+ * out: a sleeping worker never delays a short call. Idle workers spin briefly, since calls tend to follow each
+ * other, and then sleep. */
 #include "threads.h"
 
 #include <pthread.h>
@@ -21,7 +23,9 @@
 #define JOB_SERIAL_ONE ((uint64_t)1 << 32)
 
 /* Polls before sleeping: roughly 50 microseconds, about what a wake-up costs. */
-enum { SPINS = 2000 };
+enum {
+    SPINS = 2000
+};
 
 typedef struct worker {
     acr__pool *pool;
@@ -38,8 +42,8 @@ struct acr__pool {
     void *arg;
     _Atomic int32_t lanes;
 
-    /* Sleeping. A sleeper announces itself, then looks at `job` once more; who changes `job` looks for sleepers afterwards. Both orders are
-     * sequentially consistent, so one of the two sees the other. */
+    /* Sleeping. A sleeper announces itself, then looks at `job` once more; who changes `job` looks for sleepers
+     * afterwards. Both orders are sequentially consistent, so one of the two sees the other. */
     pthread_mutex_t mutex;
     pthread_cond_t work_came, workers_left;
     _Atomic int32_t sleeping_workers;
@@ -150,7 +154,8 @@ bool acr__pool_try_run(acr__pool *pool, int32_t lanes, acr__lane_task *task, voi
     pool->task = task;
     pool->arg = arg;
     atomic_store(&pool->lanes, lanes);
-    /* Nobody is inside and the job is closed, so the word holds the last serial alone. Serial 0 is skipped: it means "none yet". */
+    /* Nobody is inside and the job is closed, so the word holds the last serial alone. Serial 0 is skipped: it
+     * means "none yet". */
     uint64_t next = atomic_load(&pool->job) + JOB_SERIAL_ONE;
     next = next == 0 ? JOB_SERIAL_ONE : next;
     atomic_store(&pool->job, next | JOB_OPEN);
@@ -186,7 +191,8 @@ void acr__pool_destroy(acr__pool *pool)
     free(pool);
 }
 
-/* Starts workers up to `wanted` or the first refusal, whose error number it returns. Workers take no signals: those are the program's. */
+/* Starts workers up to `wanted` or the first refusal, whose error number it returns. Workers take no signals:
+ * those are the program's. */
 static int start_workers(acr__pool *pool, int32_t wanted)
 {
     sigset_t all, before;
@@ -221,7 +227,8 @@ acr_status acr__pool_create(acr__pool **out, int32_t threads)
     if (error) {
         int32_t started = pool->worker_count;
         acr__pool_destroy(pool);
-        return acr__fail(ACR_NO_MEMORY, "the system refused thread %d of %d: %s", (int)started + 2, (int)threads, strerror(error));
+        return acr__fail(ACR_NO_MEMORY, "the system refused thread %d of %d: %s", (int)started + 2, (int)threads,
+                         strerror(error));
     }
     *out = pool;
     return ACR_OK;

@@ -1,4 +1,5 @@
-/* The CUDA backend: the device's primary context, its memory, kernels loaded from embedded images, launches, and timing by graphs. */
+/* The CUDA backend: the device's primary context, its memory, kernels loaded from embedded images, launches, and timing
+ * by graphs. */
 #include "backend.h"
 
 #include <pthread.h>
@@ -10,8 +11,9 @@
 #include "cuda/tensormap.h"
 #include "error.h"
 
-/* Machine code in the driver's hands. Images of listed kernels stay loaded until the device is closed, because graphs that a caller has
- * captured refer to them even after the plan is gone; a candidate's image lives as long as its one acr__prepared. */
+/* Machine code in the driver's hands. Images of listed kernels stay loaded until the device is closed, because graphs
+ * that a caller has captured refer to them even after the plan is gone; a candidate's image lives as long as its one
+ * acr__prepared. */
 typedef struct loaded_image {
     struct loaded_image *next; /* among those of the device; unused for a candidate */
     const acr__kernel *kernel;
@@ -23,10 +25,10 @@ typedef struct cuda_device {
     acr__backend_device base;
     acr__cuda_driver driver;
     CUdevice handle;
-    CUcontext context;     /* primary, retained */
-    CUstream copy_stream;  /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
-    pthread_mutex_t lock;  /* guards images */
-    loaded_image *images;  /* of listed kernels */
+    CUcontext context;    /* primary, retained */
+    CUstream copy_stream; /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
+    pthread_mutex_t lock; /* guards images */
+    loaded_image *images; /* of listed kernels */
 } cuda_device;
 
 typedef struct cuda_prepared {
@@ -47,7 +49,7 @@ static acr_status check(const cuda_device *d, CUresult result, const char *what)
     return result == CUDA_SUCCESS ? ACR_OK : acr__cuda_fail(&d->driver, result, ACR_DEVICE_FAULT, what);
 }
 
-/* Makes the primary context current, and lets calls pass that a capture running on this thread would otherwise forbid. */
+/* Makes the primary context current, and lets calls pass that a capture on this thread would otherwise forbid. */
 static acr_status enter(const cuda_device *d, entered *scope)
 {
     acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
@@ -80,7 +82,8 @@ static acr_status attribute(const cuda_device *d, CUdevice_attribute which, int 
 
 /* Device attributes as the driver gives them. */
 typedef struct device_attributes {
-    int major, minor, sm_count, smem_per_cta, smem_per_sm, regs_per_sm, l2_bytes, clock_khz, memory_clock_khz, memory_bus_bits;
+    int major, minor, sm_count, smem_per_cta, smem_per_sm, regs_per_sm, l2_bytes, clock_khz, memory_clock_khz,
+        memory_bus_bits;
 } device_attributes;
 
 static acr_status read_attributes(const cuda_device *d, device_attributes *a)
@@ -133,8 +136,9 @@ static acr_status describe(cuda_device *d)
     device->driver = d->driver.version;
     device->clock_hz = 1e3 * a.clock_khz;
     device->dram_bytes_per_s = 2.0 * 1e3 * a.memory_clock_khz * (a.memory_bus_bits / 8.0); /* two transfers a clock */
-    snprintf(d->base.text, sizeof d->base.text, "%s, sm_%d, %d SMs at %.2f GHz, %.0f GiB at %.1f TB/s, CUDA %d.%d driver", device->name,
-             device->arch, device->sm_count, device->clock_hz * 1e-9, (double)device->mem_bytes / (1024.0 * 1024.0 * 1024.0),
+    snprintf(d->base.text, sizeof d->base.text,
+             "%s, sm_%d, %d SMs at %.2f GHz, %.0f GiB at %.1f TB/s, CUDA %d.%d driver", device->name, device->arch,
+             device->sm_count, device->clock_hz * 1e-9, (double)device->mem_bytes / (1024.0 * 1024.0 * 1024.0),
              device->dram_bytes_per_s * 1e-12, device->driver / 1000, device->driver % 1000 / 10);
     return ACR_OK;
 }
@@ -146,7 +150,8 @@ static acr_status find_device(cuda_device *d, int32_t ordinal)
     if (result != CUDA_SUCCESS)
         return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGetCount");
     if (ordinal < 0 || ordinal >= count)
-        return acr__fail(ACR_NO_DEVICE, "device %d: the driver has %d device%s", (int)ordinal, count, count == 1 ? "" : "s");
+        return acr__fail(ACR_NO_DEVICE, "device %d: the driver has %d device%s", (int)ordinal, count,
+                         count == 1 ? "" : "s");
     result = d->driver.DeviceGet(&d->handle, ordinal);
     if (result != CUDA_SUCCESS)
         return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceGet");
@@ -236,15 +241,20 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 {
     int static_bytes = 0;
     acr_status status =
-        check(d, d->driver.KernelGetAttribute(&static_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, d->handle), "cuKernelGetAttribute");
+        check(d, d->driver.KernelGetAttribute(&static_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, d->handle),
+              "cuKernelGetAttribute");
     if (status != ACR_OK)
         return status;
     int dynamic_bytes = d->base.device.smem_per_cta_bytes - static_bytes;
-    status = check(d, d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_bytes, kernel, d->handle),
-                   "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
+    status = check(
+        d,
+        d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_bytes, kernel, d->handle),
+        "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
     if (status != ACR_OK)
         return status;
-    return check(d, d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, d->handle),
+    return check(d,
+                 d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                              CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, d->handle),
                  "cuKernelSetAttribute(PREFERRED_SHARED_MEMORY_CARVEOUT)");
 }
 
@@ -252,7 +262,8 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 static acr_status find_function(const cuda_device *d, loaded_image *image)
 {
     CUkernel kernel;
-    acr_status status = check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
+    acr_status status =
+        check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)
@@ -265,11 +276,13 @@ static acr_status load_library(const cuda_device *d, loaded_image *image)
     char log[256] = "";
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)sizeof log};
-    CUresult result = d->driver.LibraryLoadData(&image->library, image->kernel->image, options, values, 2, NULL, NULL, 0);
+    CUresult result =
+        d->driver.LibraryLoadData(&image->library, image->kernel->image, options, values, 2, NULL, NULL, 0);
     if (result == CUDA_SUCCESS)
         return ACR_OK;
     char what[400];
-    snprintf(what, sizeof what, "loading %s on sm_%d%s%s", image->kernel->name, d->base.device.arch, log[0] != '\0' ? ": " : "", log);
+    snprintf(what, sizeof what, "loading %s on sm_%d%s%s", image->kernel->name, d->base.device.arch,
+             log[0] != '\0' ? ": " : "", log);
     return acr__cuda_fail(&d->driver, result, ACR_DEVICE_FAULT, what);
 }
 
@@ -335,7 +348,8 @@ static acr_status obtain_image(cuda_device *d, cuda_prepared *prepared)
     return status;
 }
 
-static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem)
+static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel,
+                               const acr_problem *problem)
 {
     cuda_device *d = (cuda_device *)device;
     cuda_prepared *prepared = calloc(1, sizeof *prepared);
@@ -373,10 +387,13 @@ static void cuda_release(acr__prepared *base)
 
 /* ---- Launching ---- */
 
-enum { ATTRIBUTES_MAX = 2 };
+enum {
+    ATTRIBUTES_MAX = 2
+};
 
 /* Fills the launch attributes that apply and returns how many. */
-static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], const acr__launch *launch, int overlap_previous)
+static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], const acr__launch *launch,
+                               int overlap_previous)
 {
     unsigned count = 0;
     memset(attributes, 0, ATTRIBUTES_MAX * sizeof attributes[0]);
@@ -400,20 +417,22 @@ static int has_maps(const acr__boxes *boxes)
     return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
 }
 
-static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
+/* With the primary context current: encoding maps needs one, too. */
+static acr_status enqueue_kernel(const cuda_prepared *prepared, const fwd_args *args, int overlap_previous,
+                                 CUstream stream)
 {
-    const cuda_prepared *prepared = (const cuda_prepared *)base;
+    const acr__prepared *base = &prepared->base;
     const cuda_device *d = (const cuda_device *)base->device;
     const acr__launch *launch = &base->launch;
-    const int overlap_arch = 90; /* programmatic dependent launch begins here; before, every launch waits for the previous */
+    fwd_args kernel_args = *args;
     fwd_maps maps;
     if (has_maps(&base->kernel->boxes)) {
         acr_status status = acr__maps_encode(&d->driver, &maps, &base->kernel->boxes, &base->problem, args);
         if (status != ACR_OK)
             return status;
     }
-    fwd_args kernel_args = *args;
-    void *parameters[] = {&kernel_args, &maps}; /* a kernel without maps has one parameter: the driver reads no further */
+    void *parameters[] = {&kernel_args,
+                          &maps}; /* a kernel without maps has one parameter: the driver reads no further */
     CUlaunchAttribute attributes[ATTRIBUTES_MAX];
     CUlaunchConfig config;
     memset(&config, 0, sizeof config);
@@ -425,11 +444,20 @@ static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, u
     config.sharedMemBytes = launch->smem_bytes;
     config.hStream = stream;
     config.attrs = attributes;
-    config.numAttrs = set_attributes(attributes, launch, (flags & ACR_OVERLAP_PREVIOUS) != 0 && base->device->device.arch >= overlap_arch);
+    config.numAttrs = set_attributes(attributes, launch, overlap_previous);
+    return check(d, d->driver.LaunchKernelEx(&config, prepared->image->function, parameters, NULL), "cuLaunchKernelEx");
+}
+
+static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
+{
+    const cuda_device *d = (const cuda_device *)base->device;
+    const int overlap_arch =
+        90; /* programmatic dependent launch begins here; before, every launch waits for the previous */
     acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
     if (status != ACR_OK)
         return status;
-    status = check(d, d->driver.LaunchKernelEx(&config, prepared->image->function, parameters, NULL), "cuLaunchKernelEx");
+    const int overlap_previous = (flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= overlap_arch;
+    status = enqueue_kernel((const cuda_prepared *)base, args, overlap_previous, stream);
     CUcontext popped;
     d->driver.CtxPopCurrent(&popped);
     return status;
@@ -491,16 +519,17 @@ static CUresult fill(const cuda_device *d, void *to, const void *from, unsigned 
     return d->driver.MemsetD8Async(address_of(to), value, bytes, d->copy_stream);
 }
 
-/* Runs one transfer after all earlier work of the device and waits for it. */
-static acr_status run_transfer(acr__backend_device *device, transfer *run, const char *what, void *to, const void *from, unsigned char value, size_t bytes)
+/* Runs one transfer and waits for it. Nothing here waits for the whole device: that would void a capture running on any
+ * stream. */
+static acr_status run_transfer(acr__backend_device *device, transfer *run, const char *what, void *to, const void *from,
+                               unsigned char value, size_t bytes)
 {
     const cuda_device *d = (const cuda_device *)device;
     entered scope;
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
-    status = check(d, d->driver.CtxSynchronize(), "cuCtxSynchronize");
-    if (status == ACR_OK && bytes > 0)
+    if (bytes > 0)
         status = check(d, run(d, to, from, value, bytes), what);
     if (status == ACR_OK)
         status = check(d, d->driver.StreamSynchronize(d->copy_stream), what);
@@ -567,10 +596,12 @@ static acr_status cuda_synchronize(acr__backend_device *device)
 /* ---- Timing ---- */
 
 /* Captures `launches` units on the stream into a graph ready to launch. */
-static acr_status capture_units(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches, CUgraphExec *out)
+static acr_status capture_units(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches,
+                                CUgraphExec *out)
 {
     CUgraph graph = NULL;
-    acr_status status = check(d, d->driver.StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
+    acr_status status =
+        check(d, d->driver.StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
     if (status != ACR_OK)
         return status;
     for (int i = 0; i < launches && status == ACR_OK; i++)
@@ -585,7 +616,8 @@ static acr_status capture_units(const cuda_device *d, CUstream stream, acr__enqu
     return status;
 }
 
-/* Replays the graph between consecutive events, all queued at once, behind one replay that warms up and gives the host its lead. */
+/* Replays the graph between consecutive events, all queued at once, behind one replay that warms up and gives the host
+ * its lead. */
 static acr_status replay(const cuda_device *d, CUstream stream, CUgraphExec graph, const CUevent *events, int replays)
 {
     acr_status status = check(d, d->driver.GraphLaunch(graph, stream), "cuGraphLaunch");
@@ -596,7 +628,8 @@ static acr_status replay(const cuda_device *d, CUstream stream, CUgraphExec grap
         if (status == ACR_OK)
             status = check(d, d->driver.EventRecord(events[i + 1], stream), "cuEventRecord");
     }
-    acr_status finished = check(d, d->driver.StreamSynchronize(stream), "cuStreamSynchronize"); /* also after a failure: work is queued */
+    acr_status finished =
+        check(d, d->driver.StreamSynchronize(stream), "cuStreamSynchronize"); /* also after a failure: work is queued */
     return status == ACR_OK ? finished : status;
 }
 
@@ -604,7 +637,8 @@ static acr_status read_events(const cuda_device *d, const CUevent *events, int l
 {
     for (int i = 0; i < replays; i++) {
         float milliseconds;
-        acr_status status = check(d, d->driver.EventElapsedTime(&milliseconds, events[i], events[i + 1]), "cuEventElapsedTime");
+        acr_status status =
+            check(d, d->driver.EventElapsedTime(&milliseconds, events[i], events[i + 1]), "cuEventElapsedTime");
         if (status != ACR_OK)
             return status;
         seconds[i] = 1e-3 * (double)milliseconds / launches;
@@ -612,7 +646,8 @@ static acr_status read_events(const cuda_device *d, const CUevent *events, int l
     return ACR_OK;
 }
 
-static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec graph, int launches, int replays, double *seconds)
+static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec graph, int launches, int replays,
+                             double *seconds)
 {
     int made = 0;
     acr_status status = ACR_OK;
@@ -635,7 +670,8 @@ static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec 
     return status;
 }
 
-static acr_status time_on_stream(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+static acr_status time_on_stream(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches,
+                                 int replays, double *seconds)
 {
     CUgraphExec graph;
     acr_status status = capture_units(d, stream, enqueue, arg, launches, &graph);
@@ -646,7 +682,8 @@ static acr_status time_on_stream(const cuda_device *d, CUstream stream, acr__enq
     return status;
 }
 
-static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds)
+static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
+                            double *seconds)
 {
     const cuda_device *d = (const cuda_device *)device;
     CUstream stream;

@@ -24,7 +24,8 @@ static acr_status find(PFN_cuGetProcAddress_v12000 get, const char *name, int ve
     CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     CUresult result = get(name, &address, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found);
     if (result != CUDA_SUCCESS || found != CU_GET_PROC_ADDRESS_SUCCESS || address == NULL)
-        return acr__fail(ACR_NO_DEVICE, "libcuda.so.1 lacks %s of CUDA %d.%d", name, version / 1000, version % 1000 / 10);
+        return acr__fail(ACR_NO_DEVICE, "libcuda.so.1 lacks %s of CUDA %d.%d", name, version / 1000,
+                         version % 1000 / 10);
     memcpy(function, &address, sizeof address);
     return ACR_OK;
 }
@@ -39,8 +40,9 @@ static acr_status check_version(PFN_cuGetProcAddress_v12000 get, int *version)
     if (result != CUDA_SUCCESS)
         return acr__fail(ACR_NO_DEVICE, "cuDriverGetVersion failed with error %d", (int)result);
     if (*version < ACR__CUDA_VERSION_MIN)
-        return acr__fail(ACR_NO_DEVICE, "the NVIDIA driver supports CUDA %d.%d; CUDA %d.%d is needed (driver R580 or newer)", *version / 1000,
-                         *version % 1000 / 10, ACR__CUDA_VERSION_MIN / 1000, ACR__CUDA_VERSION_MIN % 1000 / 10);
+        return acr__fail(
+            ACR_NO_DEVICE, "the NVIDIA driver supports CUDA %d.%d; CUDA %d.%d is needed (driver R580 or newer)",
+            *version / 1000, *version % 1000 / 10, ACR__CUDA_VERSION_MIN / 1000, ACR__CUDA_VERSION_MIN % 1000 / 10);
     return ACR_OK;
 }
 
@@ -49,8 +51,10 @@ static acr_status find_entries(acr__cuda_driver *driver)
     PFN_cuGetProcAddress_v12000 get;
     void *address = dlsym(driver->handle, "cuGetProcAddress_v2");
     if (address == NULL)
-        return acr__fail(ACR_NO_DEVICE, "libcuda.so.1 lacks cuGetProcAddress_v2: its driver is older than CUDA 12.0; CUDA %d.%d is needed",
-                         ACR__CUDA_VERSION_MIN / 1000, ACR__CUDA_VERSION_MIN % 1000 / 10);
+        return acr__fail(
+            ACR_NO_DEVICE,
+            "libcuda.so.1 lacks cuGetProcAddress_v2: its driver is older than CUDA 12.0; CUDA %d.%d is needed",
+            ACR__CUDA_VERSION_MIN / 1000, ACR__CUDA_VERSION_MIN % 1000 / 10);
     memcpy(&get, &address, sizeof get);
     acr_status status = check_version(get, &driver->version);
     for (size_t i = 0; i < sizeof entries / sizeof entries[0] && status == ACR_OK; i++)
@@ -87,5 +91,6 @@ acr_status acr__cuda_fail(const acr__cuda_driver *driver, CUresult result, acr_s
         name = "unknown error";
     if (driver->GetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
         text = "no description";
-    return acr__fail(result == CUDA_ERROR_OUT_OF_MEMORY ? ACR_NO_MEMORY : status, "%s: %s (%d): %s", what, name, (int)result, text);
+    return acr__fail(result == CUDA_ERROR_OUT_OF_MEMORY ? ACR_NO_MEMORY : status, "%s: %s (%d): %s", what, name,
+                     (int)result, text);
 }

@@ -1,4 +1,4 @@
-/* The CUDA driver, loaded with dlopen: nothing here is linked against it, so the library loads on machines without one. */
+/* The CUDA driver, loaded with dlopen: nothing is linked against it, so the library loads on machines without one. */
 #ifndef ACR_CUDA_DRIVER_H
 #define ACR_CUDA_DRIVER_H
 
@@ -7,9 +7,9 @@
 
 #include "error.h"
 
-/* Every driver entry that is used, with the CUDA version whose signature is meant. cuda.h renames many functions by macros
- * (cuMemAlloc is cuMemAlloc_v2), so a plain dlsym of the name would fetch an older signature: each entry is asked for through
- * cuGetProcAddress_v2 with its version. X(name without cu, version). */
+/* Every driver entry that is used, with the CUDA version whose signature is meant. cuda.h renames many functions by
+ * macros (cuMemAlloc is cuMemAlloc_v2), so a plain dlsym of the name would fetch an older signature: each entry is
+ * asked for through cuGetProcAddress_v2 with its version. X(name without cu, version). */
 #define ACR__CUDA_ENTRIES(X)                                                                                           \
     X(Init, 2000)                                                                                                      \
     X(GetErrorName, 6000)                                                                                              \
@@ -65,14 +65,14 @@ typedef struct acr__cuda_driver {
 /* The oldest driver served: R580. */
 #define ACR__CUDA_VERSION_MIN 13000
 
-/* Loads libcuda.so.1, checks its version, finds every entry and initialises it. The code stays in the process for ever (unloading a
- * driver that has run is not safe); close only drops the handle.
- * Errors: ACR_NO_DEVICE with the loader's text, both versions, or the entry that is missing. */
+/* Loads libcuda.so.1, checks its version, finds every entry and initialises it. The code stays in the process for ever
+ * (unloading a driver that has run is not safe); close only drops the handle. Errors: ACR_NO_DEVICE with the loader's
+ * text, both versions, or the entry that is missing. */
 acr_status acr__cuda_driver_open(acr__cuda_driver *driver);
 void acr__cuda_driver_close(acr__cuda_driver *driver);
 
-/* Stores "<what>: <error's name>: <error's text>" as the last error. Returns ACR_NO_MEMORY when the driver ran out of memory, else
- * `status`. `result` is a failure. */
+/* Stores "<what>: <error's name>: <error's text>" as the last error. Returns ACR_NO_MEMORY when the driver ran out of
+ * memory, else `status`. `result` is a failure. */
 acr_status acr__cuda_fail(const acr__cuda_driver *driver, CUresult result, acr_status status, const char *what);
 
 #endif

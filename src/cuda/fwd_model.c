@@ -5,7 +5,9 @@
 
 #include "problem.h"
 
-enum { TENSORS = 4 };
+enum {
+    TENSORS = 4
+};
 
 /* The four tensors of a problem in the order q, k, v, o. */
 typedef struct tensor {
@@ -52,7 +54,9 @@ const char *acr__fwd_size_why_not(const acr_problem *p, int32_t qk_dim_max, int3
     return p->kv_len > length_max ? "kv_len is above 2^31 - 1025" : NULL;
 }
 
-enum { COPY_BYTES = 16 };
+enum {
+    COPY_BYTES = 16
+};
 
 /* A stride of an extent of 1 is never used. */
 static int stride_is_multiple(int64_t extent, int64_t stride, int elem_bytes)
@@ -62,7 +66,8 @@ static int stride_is_multiple(int64_t extent, int64_t stride, int elem_bytes)
 
 static int strides_are_multiples(const tensor *t)
 {
-    return stride_is_multiple(t->batch, t->strides->batch, t->elem_bytes) && stride_is_multiple(t->heads, t->strides->head, t->elem_bytes) &&
+    return stride_is_multiple(t->batch, t->strides->batch, t->elem_bytes) &&
+           stride_is_multiple(t->heads, t->strides->head, t->elem_bytes) &&
            stride_is_multiple(t->rows, t->strides->row, t->elem_bytes);
 }
 
@@ -93,15 +98,17 @@ static int stride_fits_map(int64_t extent, int64_t stride, int elem_bytes)
 
 static int strides_fit_map(const tensor *t)
 {
-    return stride_fits_map(t->batch, t->strides->batch, t->elem_bytes) && stride_fits_map(t->heads, t->strides->head, t->elem_bytes) &&
+    return stride_fits_map(t->batch, t->strides->batch, t->elem_bytes) &&
+           stride_fits_map(t->heads, t->strides->head, t->elem_bytes) &&
            stride_fits_map(t->rows, t->strides->row, t->elem_bytes);
 }
 
 const char *acr__boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
 {
-    static const char *const stride_reason[TENSORS] = {
-        "tensor map of q: a stride is 0 or not below 2^40 bytes", "tensor map of k: a stride is 0 or not below 2^40 bytes",
-        "tensor map of v: a stride is 0 or not below 2^40 bytes", "tensor map of o: a stride is 0 or not below 2^40 bytes"};
+    static const char *const stride_reason[TENSORS] = {"tensor map of q: a stride is 0 or not below 2^40 bytes",
+                                                       "tensor map of k: a stride is 0 or not below 2^40 bytes",
+                                                       "tensor map of v: a stride is 0 or not below 2^40 bytes",
+                                                       "tensor map of o: a stride is 0 or not below 2^40 bytes"};
     const uint16_t box_rows[TENSORS] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, boxes->o_rows};
     tensor tensors[TENSORS];
     describe(tensors, p);
@@ -118,7 +125,9 @@ int64_t acr__q_tiles(const acr_problem *p, int32_t q_tile)
 
 const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
 {
-    enum { GRID_YZ_MAX = 65535 };
+    enum {
+        GRID_YZ_MAX = 65535
+    };
     if (p->q_heads > GRID_YZ_MAX)
         return "q_heads is above 65535";
     if (p->batch > GRID_YZ_MAX)
@@ -130,7 +139,8 @@ const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
 
 /* ---- Cost ---- */
 
-/* The largest number of keys that one query tile sees, and the mean over tiles, as fractions of kv_len rounded up to key tiles. */
+/* The largest number of keys that one query tile sees, and the mean over tiles, as fractions of kv_len rounded up to
+ * key tiles. */
 typedef struct visible {
     double steps_max, steps_mean; /* key tiles a query tile visits */
 } visible;
@@ -146,7 +156,9 @@ static visible count_steps(const acr_problem *p, const acr__fwd_rates *r)
     double first = fmin(kv_len, fmax(0.0, fmin(q_len, r->q_tile) + diagonal));
     double last = fmin(kv_len, fmax(0.0, q_len + diagonal));
     double mean_keys = 0.0;
-    enum { SAMPLES = 16 };
+    enum {
+        SAMPLES = 16
+    };
     for (int i = 0; i < SAMPLES; i++) {
         double tile = floor((i + 0.5) / SAMPLES * q_tiles);
         mean_keys += fmin(kv_len, fmax(0.0, fmin(q_len, (tile + 1.0) * r->q_tile) + diagonal)) / SAMPLES;

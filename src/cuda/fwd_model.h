@@ -1,17 +1,20 @@
-/* What a GPU's ways of copying ask of a problem's layout, and how long a GPU needs for it: shared by the why_not and cost functions of the
- * kernel families. No CUDA header needed. */
+/* What a GPU's ways of copying ask of a problem's layout, and how long a GPU needs for it: shared by the why_not and
+ * cost functions of the kernel families. No CUDA header needed. */
 #ifndef ACR_CUDA_FWD_MODEL_H
 #define ACR_CUDA_FWD_MODEL_H
 
 #include "kernel.h"
 
-/* Why head dims are above a kernel's, or lengths so long that tile arithmetic in 32 bits could overflow. NULL when neither. */
+/* Why head dims are above a kernel's, or lengths so long that tile arithmetic in 32 bits could overflow. NULL when
+ * neither. */
 const char *acr__fwd_size_why_not(const acr_problem *problem, int32_t qk_dim_max, int32_t v_dim_max);
 
-/* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when they can. */
+/* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when
+ * they can. */
 const char *acr__vector_why_not(const acr_problem *problem);
 
-/* Why these tensor maps cannot be made: beyond acr__vector_why_not, a stride that is zero or 2^40 bytes and more. NULL when they can. */
+/* Why these tensor maps cannot be made: beyond acr__vector_why_not, a stride that is zero or 2^40 bytes and more. NULL
+ * when they can. */
 const char *acr__boxes_why_not(const acr_problem *problem, const acr__boxes *boxes);
 
 /* Why a grid of {query tiles, q_heads, batch} is too large for a launch; NULL when it is not. */
@@ -25,13 +28,13 @@ typedef struct acr__fwd_rates {
     int32_t q_tile, kv_tile;
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
-    double step_cycles;        /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
-    double cta_cycles;         /* start, first load, last store */
+    double step_cycles; /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
+    double cta_cycles;  /* start, first load, last store */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
 
-/* Expected seconds of one execution in a stream of them: the longest CTA, or the SMs' shared pipes, or memory, whichever binds, and the
- * launch. Rough; only the order of kernels matters. */
+/* Expected seconds of one execution in a stream of them: the longest CTA, or the SMs' shared pipes, or memory,
+ * whichever binds, and the launch. Rough; only the order of kernels matters. */
 double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, const acr__fwd_rates *rates);
 
 #endif

@@ -7,9 +7,13 @@
 #include "cuda/driver.h"
 #include "problem.h"
 
-_Static_assert(sizeof(fwd_map) == sizeof(CUtensorMap) && _Alignof(fwd_map) >= _Alignof(CUtensorMap), "fwd_map is a CUtensorMap");
+_Static_assert(sizeof(fwd_map) == sizeof(CUtensorMap) && _Alignof(fwd_map) >= _Alignof(CUtensorMap),
+               "fwd_map is a CUtensorMap");
 
-enum { BOX_ROW_BYTES = 128, STRIDE_UNIT_BYTES = 16 };
+enum {
+    BOX_ROW_BYTES = 128,
+    STRIDE_UNIT_BYTES = 16
+};
 
 typedef struct tensor {
     const char *name;
@@ -45,33 +49,38 @@ static acr_status encode(const acr__cuda_driver *driver, fwd_map *map, const ten
 {
     const int elem_bytes = acr__dtype_bytes(t->dtype);
     const cuuint64_t extents[4] = {(cuuint64_t)t->dim, (cuuint64_t)t->rows, (cuuint64_t)t->heads, (cuuint64_t)t->batch};
-    const cuuint64_t strides[3] = {stride_bytes(t->rows, t->strides.row, elem_bytes), stride_bytes(t->heads, t->strides.head, elem_bytes),
+    const cuuint64_t strides[3] = {stride_bytes(t->rows, t->strides.row, elem_bytes),
+                                   stride_bytes(t->heads, t->strides.head, elem_bytes),
                                    stride_bytes(t->batch, t->strides.batch, elem_bytes)};
     const cuuint32_t box[4] = {(cuuint32_t)(BOX_ROW_BYTES / elem_bytes), box_rows, 1, 1};
     const cuuint32_t element_strides[4] = {1, 1, 1, 1};
     CUtensorMap encoded;
     void *base;
     memcpy(&base, &t->base, sizeof base); /* the driver's signature lacks the const */
-    CUresult result = driver->TensorMapEncodeTiled(&encoded, map_type(t->dtype), 4, base, extents, strides, box, element_strides,
-                                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = driver->TensorMapEncodeTiled(
+        &encoded, map_type(t->dtype), 4, base, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         char what[160];
-        snprintf(what, sizeof what, "tensor map of %s (base %p, strides %llu, %llu, %llu bytes)", t->name, t->base, (unsigned long long)strides[0],
-                 (unsigned long long)strides[1], (unsigned long long)strides[2]);
+        snprintf(what, sizeof what, "tensor map of %s (base %p, strides %llu, %llu, %llu bytes)", t->name, t->base,
+                 (unsigned long long)strides[0], (unsigned long long)strides[1], (unsigned long long)strides[2]);
         return acr__cuda_fail(driver, result, ACR_DEVICE_FAULT, what);
     }
     memcpy(map, &encoded, sizeof encoded);
     return ACR_OK;
 }
 
-acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes, const acr_problem *problem,
-                            const fwd_args *args)
+acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+                            const acr_problem *problem, const fwd_args *args)
 {
-    const tensor q = {"q", args->q, args->q_stride, args->batch, args->q_heads, args->q_len, args->qk_dim, problem->dtype};
-    const tensor k = {"k", args->k, args->k_stride, args->batch, args->kv_heads, args->kv_len, args->qk_dim, problem->dtype};
-    const tensor v = {"v", args->v, args->v_stride, args->batch, args->kv_heads, args->kv_len, args->v_dim, problem->dtype};
-    const tensor o = {"o", args->o, args->o_stride, args->batch, args->q_heads, args->q_len, args->v_dim, problem->out_dtype};
+    const tensor q = {"q",           args->q,     args->q_stride, args->batch,
+                      args->q_heads, args->q_len, args->qk_dim,   problem->dtype};
+    const tensor k = {"k",          args->k,      args->k_stride, args->batch, args->kv_heads,
+                      args->kv_len, args->qk_dim, problem->dtype};
+    const tensor v = {"v",          args->v,     args->v_stride, args->batch, args->kv_heads,
+                      args->kv_len, args->v_dim, problem->dtype};
+    const tensor o = {"o",           args->o,     args->o_stride, args->batch,
+                      args->q_heads, args->q_len, args->v_dim,    problem->out_dtype};
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
         status = encode(driver, &maps->q, &q, boxes->q_rows);

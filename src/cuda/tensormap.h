@@ -1,4 +1,5 @@
-/* Tensor maps: how the copy engine of sm_90 sees q, k, v and o. Compiled by the C compiler and by nvcc; needs no CUDA header. */
+/* Tensor maps: how the copy engine of sm_90 sees q, k, v and o. Compiled by the C compiler and by nvcc; needs no CUDA
+ * header. */
 #ifndef ACR_CUDA_TENSORMAP_H
 #define ACR_CUDA_TENSORMAP_H
 
@@ -17,11 +18,12 @@ typedef struct fwd_maps {
 #ifndef __CUDACC__
 #include "kernel.h"
 
-/* Encodes the maps that `boxes` asks for, of an execution with these arguments; the others are left as they are. What acr__boxes_why_not
- * (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and its strides. */
+/* Encodes the maps that `boxes` asks for, of an execution with these arguments; the others are left as they are. What
+ * acr__boxes_why_not (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and
+ * its strides. */
 struct acr__cuda_driver;
-acr_status acr__maps_encode(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes, const acr_problem *problem,
-                            const fwd_args *args);
+acr_status acr__maps_encode(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+                            const acr_problem *problem, const fwd_args *args);
 #endif
 
 #endif

@@ -6,7 +6,9 @@
 
 #define DEV static __device__ __forceinline__
 
-enum { WARP_THREADS = 32 };
+enum {
+    WARP_THREADS = 32
+};
 
 /* A shared-memory pointer as the 32-bit address that PTX instructions take. */
 DEV uint32_t smem_address(const void *pointer)
@@ -14,8 +16,9 @@ DEV uint32_t smem_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* Waits until the kernels before this one in the stream have ended and their results are visible. Every thread that touches global memory
- * comes through here first, in every CTA. Without ACR_OVERLAP_PREVIOUS, and before sm_90, there is nothing to wait for. */
+/* Waits until the kernels before this one in the stream have ended and their results are visible. Every thread that
+ * touches global memory comes through here first, in every CTA. Without ACR_OVERLAP_PREVIOUS, and before sm_90, there
+ * is nothing to wait for. */
 DEV void wait_for_previous_kernel(void)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -23,8 +26,8 @@ DEV void wait_for_previous_kernel(void)
 #endif
 }
 
-/* Lets the next kernel in the stream, if launched with ACR_OVERLAP_PREVIOUS, take free places on the SMs once every CTA of this one has come
- * here or ended. Orders no memory. */
+/* Lets the next kernel in the stream, if launched with ACR_OVERLAP_PREVIOUS, take free places on the SMs once every CTA
+ * of this one has come here or ended. Orders no memory. */
 DEV void allow_next_kernel(void)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900

@@ -4,12 +4,16 @@
 
 #include "common.cuh"
 
-enum { CHUNK_BYTES = 16, CHUNK_ELEMS = 8 /* of 16 bits */ };
+enum {
+    CHUNK_BYTES = 16,
+    CHUNK_ELEMS = 8 /* of 16 bits */
+};
 
 /* Copies 16 bytes; with valid = 0 reads nothing, wherever `global` points, and writes zeros. */
 DEV void copy_chunk_async(uint32_t smem, const void *global, int valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
 }
 
 /* Closes the group of this thread's copies since the last commit. */
@@ -18,16 +22,19 @@ DEV void copies_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of this thread's newest groups are still on their way. Other threads' copies need a barrier as well. */
+/* Waits until at most `pending` of this thread's newest groups are still on their way. Other threads' copies need a
+ * barrier as well. */
 #define COPIES_WAIT(pending) asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory")
 
-/* Byte offset of a 16-byte chunk in a tile whose rows hold `row_chunks` chunks. The chunk's number is XORed with the row so that the eight
- * rows of an 8x8 matrix, read by ldmatrix at one chunk number, lie in eight different bank groups of 16 bytes: rows that are a multiple of
- * 128 bytes all start in the same group and need three bits of the row; the others (a multiple of 64) alternate between two halves by
- * themselves and need two. row_chunks is a compile-time multiple of 4. */
+/* Byte offset of a 16-byte chunk in a tile whose rows hold `row_chunks` chunks. The chunk's number is XORed with the
+ * row so that the eight rows of an 8x8 matrix, read by ldmatrix at one chunk number, lie in eight different bank groups
+ * of 16 bytes: rows that are a multiple of 128 bytes all start in the same group and need three bits of the row; the
+ * others (a multiple of 64) alternate between two halves by themselves and need two. row_chunks is a compile-time
+ * multiple of 4. */
 DEV uint32_t chunk_offset(int row, int chunk, int row_chunks)
 {
-    const int swizzled = row_chunks % 8 == 0 ? (chunk & ~7) | ((chunk ^ row) & 7) : (chunk & ~3) | ((chunk ^ row >> 1) & 3);
+    const int swizzled =
+        row_chunks % 8 == 0 ? (chunk & ~7) | ((chunk ^ row) & 7) : (chunk & ~3) | ((chunk ^ row >> 1) & 3);
     return (uint32_t)((row * row_chunks + swizzled) * CHUNK_BYTES);
 }
 
@@ -38,10 +45,11 @@ typedef struct chunk_matrix {
     int chunks;
 } chunk_matrix;
 
-/* Starts copying rows [first, first + ROWS) of a matrix into a swizzled tile of ROW_CHUNKS chunks a row, by the threads 0..THREADS-1. What lies
- * at or beyond row `end` or beyond the matrix's chunks becomes zeros, whatever memory holds there.
- * A thread keeps its place within the swizzle's period of 8 rows, so that its addresses differ by constants. */
-template <int ROWS, int ROW_CHUNKS, int THREADS> DEV void load_tile(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
+/* Starts copying rows [first, first + ROWS) of a matrix into a swizzled tile of ROW_CHUNKS chunks a row, by the threads
+ * 0..THREADS-1. What lies at or beyond row `end` or beyond the matrix's chunks becomes zeros, whatever memory holds
+ * there. A thread keeps its place within the swizzle's period of 8 rows, so that its addresses differ by constants. */
+template <int ROWS, int ROW_CHUNKS, int THREADS>
+DEV void load_tile(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
 {
     constexpr int LANES = ROW_CHUNKS % 8 == 0 ? 8 : 4; /* threads side by side in a row */
     constexpr int ROWS_AT_ONCE = THREADS / LANES;

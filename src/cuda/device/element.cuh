@@ -8,7 +8,12 @@
 
 #include "common.cuh"
 
-enum { ACR_F32 = 1, ACR_F16 = 2, ACR_BF16 = 3, ACR_E4M3 = 4 }; /* as in acromion.h, which device code does not include */
+enum {
+    ACR_F32 = 1,
+    ACR_F16 = 2,
+    ACR_BF16 = 3,
+    ACR_E4M3 = 4
+}; /* as in acromion.h, which device code does not include */
 
 template <int TYPE> DEV float load_element(const void *base, int64_t index)
 {

@@ -1,7 +1,8 @@
 /* Warp matrix products on 16-bit floats: ldmatrix, mma.sync m16n8k16, and the packing between them (sm_80).
  *
- * Lane l of a warp holds, of a 16x8 accumulator, row l/4 and columns 2(l%4), 2(l%4)+1 in c[0], c[1], and the same columns of row l/4+8 in
- * c[2], c[3]. Two neighbouring accumulators, packed to 16 bits, are the A operand of the next product: no data moves between lanes. */
+ * Lane l of a warp holds, of a 16x8 accumulator, row l/4 and columns 2(l%4), 2(l%4)+1 in c[0], c[1], and the same
+ * columns of row l/4+8 in c[2], c[3]. Two neighbouring accumulators, packed to 16 bits, are the A operand of the next
+ * product: no data moves between lanes. */
 #ifndef ACR_DEVICE_MMA_CUH
 #define ACR_DEVICE_MMA_CUH
 
@@ -36,7 +37,7 @@ template <int IS_BF16> DEV void multiply_add(float (&c)[4], const uint32_t (&a)[
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Two floats rounded to nearest even into one register, `low` in the lower half. Too large for fp16 becomes infinity. */
+/* Two floats rounded to nearest even into one register, `low` in the lower half. What fp16 cannot hold is infinity. */
 template <int IS_BF16> DEV uint32_t pack(float low, float high)
 {
     uint32_t packed;

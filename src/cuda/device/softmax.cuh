@@ -26,14 +26,15 @@ DEV float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* The maximum to subtract: a row without any visible key has -inf; 0 keeps (-inf) - (-inf) from giving NaN, all its exponentials are 0. */
+/* The maximum to subtract: a row without any visible key has -inf; 0 keeps (-inf) - (-inf) from giving NaN, all its
+ * exponentials are 0. */
 DEV float finite_max(float row_max)
 {
     return row_max == -CUDART_INF_F ? 0.0f : row_max;
 }
 
-/* By what a row's output is multiplied at the end, to 1 ulp; a row without a key gets output 0. A row's sum is never denormal: its largest
- * exponential is not. */
+/* By what a row's output is multiplied at the end, to 1 ulp; a row without a key gets output 0. A row's sum is never
+ * denormal: its largest exponential is not. */
 DEV float inverse_sum(float row_sum)
 {
     float inverse;

@@ -1,13 +1,14 @@
 /* Forward attention on mma.sync tensor cores, fp16 and bf16: the portable fast kernel, sm_80 and newer.
  *
- * A CTA owns Q_TILE query rows of one head. Each warp holds WARP_ROWS of them: its scores, its probabilities and its output stay in
- * registers, K and V tiles come through a ring of STAGES in shared memory (cp.async, XOR swizzle, ldmatrix). KV_GROUPS > 1 splits the keys
- * over groups of warps within the CTA (group g takes tiles g, g + KV_GROUPS, ...), each with its own ring and barrier; at the end the groups
- * exchange slices of their partial outputs through shared memory and each finishes one slice. That is for problems with fewer CTAs than
- * would fill the GPU. After Dao et al. 2022 (online softmax). See docs/kernels/fwd_mma.md.
+ * A CTA owns Q_TILE query rows of one head. Each warp holds WARP_ROWS of them: its scores, its probabilities and its
+ * output stay in registers, K and V tiles come through a ring of STAGES in shared memory (cp.async, XOR swizzle,
+ * ldmatrix). KV_GROUPS > 1 splits the keys over groups of warps within the CTA (group g takes tiles g, g + KV_GROUPS,
+ * ...), each with its own ring and barrier; at the end the groups exchange slices of their partial outputs through
+ * shared memory and each finishes one slice. That is for problems with fewer CTAs than would fill the GPU. After Dao et
+ * al. 2022 (online softmax). See docs/kernels/fwd_mma.md.
  *
- * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional BF16=1, WARP_ROWS,
- * KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for). */
+ * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
+ * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -32,6 +33,7 @@ enum {
     TILE_BYTES = KV_TILE * DIM * ELEM_BYTES, /* of K, or of V */
     STAGE_BYTES = 2 * TILE_BYTES,
     GROUP_BYTES = STAGES * STAGE_BYTES,
+    STEP_KEYS = KV_TILE * KV_GROUPS, /* keys that the CTA takes in a step */
     SMEM_BYTES = Q_BYTES + KV_GROUPS * GROUP_BYTES
 };
 
@@ -45,11 +47,11 @@ enum {
 
 enum {
     ROW_CHUNKS = DIM / CHUNK_ELEMS,
-    M_TILES = WARP_ROWS / 16,  /* 16-row tiles of a warp */
-    K_STEPS = DIM / 16,        /* of a score product */
-    KEY_TILES = KV_TILE / 8,   /* 8-key accumulators of a score row */
-    KEY_STEPS = KV_TILE / 16,  /* of an output product */
-    DIM_TILES = DIM / 8,       /* 8-column accumulators of an output row */
+    M_TILES = WARP_ROWS / 16,            /* 16-row tiles of a warp */
+    K_STEPS = DIM / 16,                  /* of a score product */
+    KEY_TILES = KV_TILE / 8,             /* 8-key accumulators of a score row */
+    KEY_STEPS = KV_TILE / 16,            /* of an output product */
+    DIM_TILES = DIM / 8,                 /* 8-column accumulators of an output row */
     SLICE_TILES = DIM_TILES / KV_GROUPS, /* of them, those that one group finishes */
     Q_IN_REGISTERS = DIM * M_TILES <= 128,
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4 /* register arrays need all; 4 are one period of the swizzle */
@@ -57,10 +59,12 @@ enum {
 
 static_assert(DIM % 32 == 0 && DIM <= 256, "DIM: a multiple of 32 up to 256");
 static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles of the product's 16 rows");
-static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0, "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
+static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0,
+              "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 columns");
-static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES, "a group's partial output fits into its ring");
+static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES,
+              "a group's partial output fits into its ring");
 
 /* ---- Where a CTA and a warp are ---- */
 
@@ -69,11 +73,13 @@ typedef struct place {
     int head, batch;
 } place;
 
-/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: the long ones of all heads
- * start first, within sections of heads few enough for L2. */
+/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: the
+ * long ones of all heads start first, within sections of heads few enough for L2. */
 DEV place find_place(const fwd_args &a)
 {
-    enum { SECTION_HEADS = 64 };
+    enum {
+        SECTION_HEADS = 64
+    };
     if (a.mask == FWD_MASK_NONE)
         return {(int)blockIdx.x * Q_TILE, (int)blockIdx.y, (int)blockIdx.z};
     const uint32_t tiles = gridDim.x, heads = gridDim.y * gridDim.z;
@@ -84,7 +90,8 @@ DEV place find_place(const fwd_args &a)
     return {(int)((tiles - 1 - rank) * Q_TILE), (int)(head % gridDim.y), (int)(head / gridDim.y)};
 }
 
-/* a / b for 0 <= a < 2^16, 0 < b < 2^16: the quotient of a + 1/2 stays further from a whole number than it is rounded by. */
+/* a / b for 0 <= a < 2^16, 0 < b < 2^16: the quotient of a + 1/2 stays further from a whole number than it is rounded
+ * by. */
 DEV int divide_small(int a, int b)
 {
     return (int)((a + 0.5f) * __frcp_rn((float)b));
@@ -107,14 +114,31 @@ DEV void group_barrier(int group)
 
 DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
 {
-    return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES, dim / CHUNK_ELEMS};
+    return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES,
+            dim / CHUNK_ELEMS};
 }
 
-/* Starts loading a step's keys, or values, unless it lies beyond the last. */
-DEV void load_step(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
+/* What a group's threads load, step by step: the keys and values of every KV_GROUPS-th tile. */
+typedef struct key_loader {
+    chunk_matrix k, v;
+    uint32_t ring; /* the group's stages: K and then V in each */
+    int thread;    /* of the group */
+    int first;     /* key of the next step to load */
+    int end;       /* one past the last key to load */
+} key_loader;
+
+/* Starts loading the next step into a stage: two groups of copies, K and V, empty beyond the last step. */
+DEV void load_next(key_loader &loader, int stage)
 {
-    if (first < end)
-        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, m, first, end, thread);
+    const uint32_t tile = loader.ring + stage * STAGE_BYTES;
+    if (loader.first < loader.end)
+        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, loader.k, loader.first, loader.end, loader.thread);
+    copies_commit();
+    if (loader.first < loader.end)
+        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile + TILE_BYTES, loader.v, loader.first, loader.end,
+                                                      loader.thread);
+    copies_commit();
+    loader.first += STEP_KEYS;
 }
 
 /* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
@@ -122,10 +146,12 @@ DEV void load_step(uint32_t tile, const chunk_matrix &m, int first, int end, int
 typedef float score_tile[M_TILES][KEY_TILES][4];
 typedef float output_tile[M_TILES][DIM_TILES][4];
 typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];
+typedef uint32_t query_operands[M_TILES][K_STEPS][4]; /* unused where they are read from shared memory every time */
 
 /* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8 of each 16-row tile. */
 typedef struct softmax_state {
-    float reference[M_TILES][2]; /* what exponentials are relative to: a score that was the row's maximum and is exceeded only by little */
+    float reference[M_TILES][2]; /* what exponentials are relative to: a score that was the row's maximum and is
+                                    exceeded only by little */
     float sum[M_TILES][2];       /* of this lane's exponentials; lanes of a quad are added at the end */
 } softmax_state;
 
@@ -135,7 +161,7 @@ DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int 
 }
 
 /* s = Q * transpose(K) for a tile of keys. q holds the query operands when Q_IN_REGISTERS, else they are read again. */
-DEV void multiply_scores(score_tile &s, const uint32_t (&q)[M_TILES][K_STEPS][4], uint32_t q_smem, uint32_t k_smem, const lane_place &l)
+DEV void multiply_scores(score_tile &s, const query_operands &q, uint32_t q_smem, uint32_t k_smem, const lane_place &l)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -156,7 +182,8 @@ DEV void multiply_scores(score_tile &s, const uint32_t (&q)[M_TILES][K_STEPS][4]
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n+1, low} {n+1, high} */
             uint32_t k[4];
-            load_matrices(k, k_smem + chunk_offset(8 * n + l.lane % 8 + l.lane / 16 * 8, 2 * step + l.lane / 8 % 2, ROW_CHUNKS));
+            load_matrices(
+                k, k_smem + chunk_offset(8 * n + l.lane % 8 + l.lane / 16 * 8, 2 * step + l.lane / 8 % 2, ROW_CHUNKS));
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 multiply_add<BF16>(s[m][n], a[m], k[0], k[1]);
@@ -179,8 +206,8 @@ DEV void mask_scores(score_tile &s, const int (&seen)[M_TILES][2], int lane)
                     s[m][n][e] = -CUDART_INF_F;
 }
 
-/* By how many powers of two an exponential may exceed that of its row's reference: sums and products of such stay far from the end of fp16's
- * and float's range. */
+/* By how many powers of two an exponential may exceed that of its row's reference: sums and products of such stay far
+ * from the end of fp16's and float's range. */
 #define REFERENCE_SLACK 8.0f
 
 /* The largest of a lane's scores in each of its rows. */
@@ -216,16 +243,18 @@ DEV void move_references(softmax_state &state, output_tile &o, const float (&max
         }
 }
 
-/* Turns scores into probabilities relative to the references, which move only when a score exceeds one by more than the slack: then no lane
- * needs another's maximum, and the output no scaling, in most steps. */
-DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s, float scale_log2)
+/* Turns scores into probabilities relative to the references, which move only when a score exceeds one by more than the
+ * slack: then no lane needs another's maximum, and the output no scaling, in most steps. */
+DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s,
+                        float scale_log2)
 {
     float max[M_TILES][2];
     find_maxima(max, s);
     bool exceeded = false;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
-        exceeded |= (max[i / 2][i % 2] - state.reference[i / 2][i % 2]) * scale_log2 > REFERENCE_SLACK; /* (-inf) - (-inf) does not */
+        exceeded |= (max[i / 2][i % 2] - state.reference[i / 2][i % 2]) * scale_log2 >
+                    REFERENCE_SLACK; /* (-inf) - (-inf) does not */
     if (__any_sync(~0u, exceeded))
         move_references(state, o, max, scale_log2);
 #pragma unroll
@@ -243,8 +272,8 @@ DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &
         }
 }
 
-/* The 8-column tile of V and O that accumulator n belongs to. A group's accumulators begin with the slice that it finishes itself, so that
- * which registers it keeps and which it gives away does not depend on the group. */
+/* The 8-column tile of V and O that accumulator n belongs to. A group's accumulators begin with the slice that it
+ * finishes itself, so that which registers it keeps and which it gives away does not depend on the group. */
 DEV int tile_column(int n, int group)
 {
     const int tile = n + group * SLICE_TILES;
@@ -254,7 +283,8 @@ DEV int tile_column(int n, int group)
 /* Operand B of 16 keys x 16 columns of V: {v[0], v[1]} for accumulator n, {v[2], v[3]} for n + 1. */
 DEV void load_values(uint32_t (&v)[4], uint32_t v_smem, int key_step, int n, const lane_place &l)
 {
-    load_matrices_transposed(v, v_smem + chunk_offset(16 * key_step + l.lane % 16, tile_column(n, l.group) + l.lane / 16, ROW_CHUNKS));
+    load_matrices_transposed(
+        v, v_smem + chunk_offset(16 * key_step + l.lane % 16, tile_column(n, l.group) + l.lane / 16, ROW_CHUNKS));
 }
 
 /* o += P * V */
@@ -281,8 +311,9 @@ DEV uint32_t only_key(uint32_t word, int key, int half, int lane)
     return word & mine;
 }
 
-/* o += P * V key by key, each row only with keys that it sees: the slow way, for tiles with values that are not finite. */
-DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2], const lane_place &l)
+/* o += P * V key by key, each row only with keys that it sees: the slow way, for tiles with non-finite values. */
+DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_smem, const int (&seen)[M_TILES][2],
+                         const lane_place &l)
 {
 #pragma unroll
     for (int n = 0; n < DIM_TILES; n += 2)
@@ -297,7 +328,8 @@ DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_s
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
-                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, l.lane), only_key(v[2 * i + 1], key, 1, l.lane));
+                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, l.lane),
+                                           only_key(v[2 * i + 1], key, 1, l.lane));
 #pragma unroll
                         for (int e = 0; e < 4; e++)
                             o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
@@ -308,47 +340,56 @@ DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_s
 /* Whether a tile of V is free of NaN and infinities; the same answer in the whole warp. */
 DEV bool is_finite(const unsigned char *v_tile, int lane)
 {
-    const uint32_t magnitude = 0x7fff7fffu, to_sign = BF16 ? 0x00800080u : 0x04000400u; /* carries the largest exponent into the sign bit */
+    const uint32_t magnitude = 0x7fff7fffu,
+                   to_sign = BF16 ? 0x00800080u : 0x04000400u; /* carries the largest exponent into the sign bit */
     const uint4 *chunks = (const uint4 *)v_tile;
     uint32_t found = 0;
 #pragma unroll 4
     for (int i = lane; i < TILE_BYTES / CHUNK_BYTES; i += WARP_THREADS) {
         const uint4 c = chunks[i];
-        found |= ((c.x & magnitude) + to_sign) | ((c.y & magnitude) + to_sign) | ((c.z & magnitude) + to_sign) | ((c.w & magnitude) + to_sign);
+        found |= ((c.x & magnitude) + to_sign) | ((c.y & magnitude) + to_sign) | ((c.z & magnitude) + to_sign) |
+                 ((c.w & magnitude) + to_sign);
     }
     return !__any_sync(~0u, found & 0x80008000u);
 }
 
 /* ---- Merging the groups' partial results ---- */
 
-/* What a group leaves in its ring for the others, in units of 16 bytes, every warp access contiguous over its lanes: for the next group, the
- * one after it, ... the accumulators of the slice that it finishes, then {reference, reference, sum, sum} of the rows. A lane's counterparts
- * in the other groups hold the same rows and columns, so nothing changes places. */
-enum { SLICE_UNITS = M_TILES * SLICE_TILES * WARP_THREADS };
+/* What a group leaves in its ring for the others, in units of 16 bytes, every warp access contiguous over its lanes:
+ * for the next group, the one after it, ... the accumulators of the slice that it finishes, then {reference, reference,
+ * sum, sum} of the rows. A lane's counterparts in the other groups hold the same rows and columns, so nothing changes
+ * places. */
+enum {
+    SLICE_UNITS = M_TILES * SLICE_TILES * WARP_THREADS
+};
 
 /* Of the slice for the group `ahead` places further on, of this lane's warp. */
 DEV float4 *slice_place(unsigned char *smem, int group, int ahead, const lane_place &l)
 {
-    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) + ((ahead - 1) * ROW_WARPS + l.row / WARP_ROWS) * SLICE_UNITS + l.lane;
+    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) +
+           ((ahead - 1) * ROW_WARPS + l.row / WARP_ROWS) * SLICE_UNITS + l.lane;
 }
 
 DEV float4 *state_place(unsigned char *smem, int group, int m, const lane_place &l)
 {
     const int slices = (KV_GROUPS - 1) * ROW_WARPS * SLICE_UNITS;
-    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) + slices + (l.row / WARP_ROWS * M_TILES + m) * WARP_THREADS + l.lane;
+    return (float4 *)(smem + Q_BYTES + group * GROUP_BYTES) + slices +
+           (l.row / WARP_ROWS * M_TILES + m) * WARP_THREADS + l.lane;
 }
 
 DEV void publish(unsigned char *smem, const output_tile &o, const softmax_state &state, const lane_place &l)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        *state_place(smem, l.group, m, l) = make_float4(state.reference[m][0], state.reference[m][1], state.sum[m][0], state.sum[m][1]);
+        *state_place(smem, l.group, m, l) =
+            make_float4(state.reference[m][0], state.reference[m][1], state.sum[m][0], state.sum[m][1]);
 #pragma unroll
         for (int ahead = 1; ahead < KV_GROUPS; ahead++)
 #pragma unroll
             for (int i = 0; i < SLICE_TILES; i++) {
                 const float(&c)[4] = o[m][ahead * SLICE_TILES + i];
-                slice_place(smem, l.group, ahead, l)[(m * SLICE_TILES + i) * WARP_THREADS] = make_float4(c[0], c[1], c[2], c[3]);
+                slice_place(smem, l.group, ahead, l)[(m * SLICE_TILES + i) * WARP_THREADS] =
+                    make_float4(c[0], c[1], c[2], c[3]);
             }
     }
 }
@@ -364,7 +405,8 @@ DEV void merge(output_tile &o, softmax_state &state, unsigned char *smem, const 
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        float reference[KV_GROUPS][2], sum[KV_GROUPS][2], weight[KV_GROUPS][2]; /* [0]: this group's, [i]: of the group i behind */
+        float reference[KV_GROUPS][2], sum[KV_GROUPS][2],
+            weight[KV_GROUPS][2]; /* [0]: this group's, [i]: of the group i behind */
 #pragma unroll
         for (int g = 0; g < KV_GROUPS; g++) {
             const float4 s = *state_place(smem, group_behind(l.group, g), m, l);
@@ -390,7 +432,8 @@ DEV void merge(output_tile &o, softmax_state &state, unsigned char *smem, const 
             c[0] *= weight[0][0], c[1] *= weight[0][0], c[2] *= weight[0][1], c[3] *= weight[0][1];
 #pragma unroll
             for (int g = 1; g < KV_GROUPS; g++) {
-                const float4 other = slice_place(smem, group_behind(l.group, g), g, l)[(m * SLICE_TILES + i) * WARP_THREADS];
+                const float4 other =
+                    slice_place(smem, group_behind(l.group, g), g, l)[(m * SLICE_TILES + i) * WARP_THREADS];
                 c[0] += weight[g][0] * other.x, c[1] += weight[g][0] * other.y;
                 c[2] += weight[g][1] * other.z, c[3] += weight[g][1] * other.w;
             }
@@ -401,19 +444,22 @@ DEV void merge(output_tile &o, softmax_state &state, unsigned char *smem, const 
 /* ---- Storing ---- */
 
 /* Divides the group's slice by the sums and stores it, 16 bytes a lane. */
-DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const output_tile &o, const softmax_state &state)
+DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const output_tile &o,
+                      const softmax_state &state)
 {
     char *base = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head) * ELEM_BYTES;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         const float inverse[2] = {inverse_sum(state.sum[m][0]), inverse_sum(state.sum[m][1])};
-        const int row = p.q_first + l.row + 16 * m + l.lane / 4 + l.lane % 4 / 2 * 8; /* after the transposition: two rows, two tiles a quad */
+        const int row = p.q_first + l.row + 16 * m + l.lane / 4 +
+                        l.lane % 4 / 2 * 8; /* after the transposition: two rows, two tiles a quad */
 #pragma unroll
         for (int n = 0; n < SLICE_TILES; n += 2) {
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) /* i: row half, tile */
-                w[i] = pack<BF16>(o[m][n + i % 2][i / 2 * 2] * inverse[i / 2], o[m][n + i % 2][i / 2 * 2 + 1] * inverse[i / 2]);
+                w[i] = pack<BF16>(o[m][n + i % 2][i / 2 * 2] * inverse[i / 2],
+                                  o[m][n + i % 2][i / 2 * 2 + 1] * inverse[i / 2]);
             transpose_quad(w);
             const int column = 8 * (tile_column(n, l.group) + l.lane % 2);
             if (row < a.q_len && column < a.v_dim)
@@ -439,36 +485,8 @@ DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const
 
 /* ---- The kernel ---- */
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+DEV void clear(output_tile &o, softmax_state &state)
 {
-    extern __shared__ __align__(128) unsigned char smem[];
-    wait_for_previous_kernel();
-
-    const int thread = threadIdx.x % GROUP_THREADS;
-    const lane_place l = {(int)threadIdx.x % 32, KV_GROUPS == 1 ? 0 : (int)threadIdx.x / GROUP_THREADS, thread / 32 * WARP_ROWS};
-    const place p = find_place(a);
-    const int kv_head = divide_small(p.head, a.group);
-    const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
-    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
-    const chunk_matrix k = find_matrix(a.k, a.k_stride, p.batch, kv_head, a.qk_dim);
-    const chunk_matrix v = find_matrix(a.v, a.v_stride, p.batch, kv_head, a.v_dim);
-    const uint32_t q_smem = smem_address(smem), ring = q_smem + Q_BYTES + l.group * GROUP_BYTES;
-
-    /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... Zero-filled rows: queries beyond q_len, keys beyond the batch entry's length. */
-    const int stride = KV_TILE * KV_GROUPS;
-    int load_first = l.group * KV_TILE; /* key of the next step to load */
-    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, a.q_len, threadIdx.x);
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) {
-        load_step(ring + stage * STAGE_BYTES, k, load_first, visible.end, thread);
-        copies_commit();
-        load_step(ring + stage * STAGE_BYTES + TILE_BYTES, v, load_first, visible.end, thread);
-        copies_commit();
-        load_first += stride;
-    }
-
-    softmax_state state;
-    output_tile o;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
@@ -480,49 +498,85 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         for (int n = 0; n < DIM_TILES; n++)
             o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
     }
+}
 
-    COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
-    __syncthreads();
-    uint32_t q_operands[M_TILES][K_STEPS][4];
+DEV void load_query_operands(query_operands &q, uint32_t q_smem, const lane_place &l)
+{
     if (Q_IN_REGISTERS)
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
             for (int step = 0; step < K_STEPS; step++)
-                load_query(q_operands[m][step], q_smem, l, m, step);
+                load_query(q[m][step], q_smem, l, m, step);
+}
+
+/* Of each row that a lane holds, how many keys it sees, counted from key `first`. */
+DEV void count_seen(int (&seen)[M_TILES][2], const fwd_args &a, const keys &visible, const place &p,
+                    const lane_place &l, int first)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        seen[i / 2][i % 2] = keys_seen(a, visible, p.q_first + l.row + l.lane / 4 + 8 * i) - first;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+{
+    extern __shared__ __align__(128) unsigned char smem[];
+    wait_for_previous_kernel();
+
+    const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
+    const lane_place l = {(int)threadIdx.x % 32, group, thread / 32 * WARP_ROWS};
+    const place p = find_place(a);
+    const int kv_head = divide_small(p.head, a.group);
+    const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
+    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
+    const uint32_t q_smem = smem_address(smem);
+    key_loader loader = {find_matrix(a.k, a.k_stride, p.batch, kv_head, a.qk_dim),
+                         find_matrix(a.v, a.v_stride, p.batch, kv_head, a.v_dim),
+                         q_smem + Q_BYTES + group * GROUP_BYTES,
+                         thread,
+                         group * KV_TILE,
+                         visible.end};
+
+    /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... */
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, a.q_len, threadIdx.x);
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++)
+        load_next(loader, stage);
+    softmax_state state;
+    output_tile o;
+    clear(o, state);
+    COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
+    __syncthreads();
+    query_operands q_operands;
+    load_query_operands(q_operands, q_smem, l);
 
     int stage = 0;
-    for (int first = l.group * KV_TILE; first < visible.end; first += stride) {
-        const bool first_step = first < stride;
+    for (int first = group * KV_TILE; first < visible.end; first += STEP_KEYS) {
+        const bool first_step = first < STEP_KEYS;
         if (!first_step) { /* this step's copies have landed for all, and all have left the stage before */
             COPIES_WAIT(2 * (STAGES - 2));
-            group_barrier(l.group);
+            group_barrier(group);
         }
-        const uint32_t load_stage = ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
-        load_step(load_stage, k, load_first, visible.end, thread);
-        copies_commit();
-        load_step(load_stage + TILE_BYTES, v, load_first, visible.end, thread);
-        copies_commit();
-        load_first += stride;
+        load_next(loader, stage == 0 ? STAGES - 1 : stage - 1);
 
-        const uint32_t k_smem = ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
+        const uint32_t k_smem = loader.ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
         const bool masked = first + KV_TILE > visible.full_end;
+        int seen[M_TILES][2]; /* set where some keys are masked */
         score_tile s;
-        probability_tile probabilities;
-        int seen[M_TILES][2]; /* keys of the tile that the lane's rows see; set where some are masked */
         multiply_scores(s, q_operands, q_smem, k_smem, l);
         if (masked) {
-#pragma unroll
-            for (int i = 0; i < M_TILES * 2; i++)
-                seen[i / 2][i % 2] = keys_seen(a, visible, p.q_first + l.row + l.lane / 4 + 8 * i) - first;
+            count_seen(seen, a, visible, p, l, first);
             mask_scores(s, seen, l.lane);
         }
+        probability_tile probabilities;
         update_softmax(probabilities, state, o, s, a.scale_log2);
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
-            group_barrier(l.group);
+            group_barrier(group);
         }
-        /* Keys that a row does not see have probability 0, but 0 * NaN is NaN: a value must not reach rows that do not see it. */
+        /* Keys that a row does not see have probability 0, but 0 * NaN is NaN: a value must not reach rows that do not
+         * see it. */
         if (masked && a.mask != FWD_MASK_NONE && !is_finite(smem + (v_smem - q_smem), l.lane))
             accumulate_seen(o, probabilities, v_smem, seen, l);
         else
@@ -530,18 +584,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
-    allow_next_kernel(); /* not before: the next kernel's CTAs would crowd onto SMs that have room early, and leave others idle */
+    /* Not before: the next kernel's CTAs would crowd onto SMs that have room early, and leave others idle. */
+    allow_next_kernel();
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         state.sum[i / 2][i % 2] = quad_sum(state.sum[i / 2][i % 2]);
     if (KV_GROUPS > 1) {
-        group_barrier(l.group); /* the group's last reads of its ring are done */
+        group_barrier(group); /* the group's last reads of its ring are done */
         publish(smem, o, state, l);
         __syncthreads();
         merge(o, state, smem, l, a.scale_log2);
     }
     store_output(a, p, l, o, state);
-    if (l.group == 0)
+    if (group == 0)
         store_lse(a, p, l, state);
 }
 
@@ -564,22 +619,25 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = (acr__launch){.grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
-                            .block = THREADS,
-                            .smem_bytes = SMEM_BYTES};
+    *launch = (acr__launch){
+        .grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
+        .block = THREADS,
+        .smem_bytes = SMEM_BYTES};
 }
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
 {
     const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
-    const int32_t regs_per_thread = DIM >= 128 || WARP_ROWS == 32 ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
-    const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes), by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
+    const int32_t wide = DIM >= 128 || WARP_ROWS == 32;
+    const int32_t regs_per_thread = wide ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
+    const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes),
+                  by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
     const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
     return fewer > 0 ? fewer : 1;
 }
 
-/* Fitted to runs of every variant on an H200 (docs/kernels/fwd_mma.md); other GPUs by the ratio of their tensor rates. */
+/* Fitted to runs on an H200 (docs/kernels/fwd_mma.md); other GPUs by the ratio of their tensor rates. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     acr_problem padded = *problem; /* the products run over whole tiles of DIM */
@@ -589,10 +647,11 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
         .q_tile = Q_TILE,
-        .kv_tile = KV_TILE * KV_GROUPS,
-        .mma_flop_per_cycle = 1200.0 * arch_rate * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) / (1.0 + 0.1 * (KV_GROUPS - 1)),
+        .kv_tile = STEP_KEYS,
+        .mma_flop_per_cycle =
+            1200.0 * arch_rate * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) / (1.0 + 0.05 * (KV_GROUPS - 1)),
         .exp_per_cycle = 16.0,
-        .step_cycles = (400.0 + row_cycles) * (1.0 + 0.35 * crowded) * (1.0 + 0.2 * query_reread),
+        .step_cycles = (400.0 + row_cycles) * (1.0 + 0.25 * crowded) * (1.0 + 0.2 * query_reread),
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),
         .ctas_per_sm = ctas_per_sm(device),
     };

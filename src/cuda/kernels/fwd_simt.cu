@@ -1,9 +1,10 @@
-/* Forward attention on the ordinary arithmetic units: the last resort. Any element type, head dims up to 256, any strides and alignment, any
- * lengths and masks; correct everywhere, fast nowhere.
+/* Forward attention on the ordinary arithmetic units: the last resort. Any element type, head dims up to 256, any
+ * strides and alignment, any lengths and masks; correct everywhere, fast nowhere.
  *
- * A CTA of 16 x 16 threads owns 64 query rows of one head and walks the keys 64 at a time. Thread (y, x) holds rows 4y..4y+3: scores of keys
- * 4x..4x+3, and output columns 4x..4x+3 of each 64-column block. Operands come through shared memory as floats, a slice of the head dim or of
- * the keys at a time; the scores go to shared memory once, as probabilities. Online softmax after Dao et al. 2022. See docs/kernels/fwd_simt.md.
+ * A CTA of 16 x 16 threads owns 64 query rows of one head and walks the keys 64 at a time. Thread (y, x) holds rows
+ * 4y..4y+3: scores of keys 4x..4x+3, and output columns 4x..4x+3 of each 64-column block. Operands come through shared
+ * memory as floats, a slice of the head dim or of the keys at a time; the scores go to shared memory once, as
+ * probabilities. Online softmax after Dao et al. 2022. See docs/kernels/fwd_simt.md.
  *
  * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim. */
 #include "fwd_args.h"
@@ -22,16 +23,17 @@ enum {
 #include "cuda/device/softmax.cuh"
 
 enum {
-    BLOCK = 4,                       /* rows, keys and columns that a thread holds side by side */
-    SIDE = 16,                       /* threads along rows, and along keys or columns */
-    DIM_SLICE = 32,                  /* of the head dim, in shared memory at a time */
-    KEY_SLICE = 16,                  /* of the keys of V, in shared memory at a time */
-    PITCH = Q_TILE + 4,              /* of a transposed tile: columns 16-byte aligned, stores free of bank conflicts */
-    COLUMNS = BLOCK * SIDE,          /* output columns in a block */
+    BLOCK = 4,              /* rows, keys and columns that a thread holds side by side */
+    SIDE = 16,              /* threads along rows, and along keys or columns */
+    DIM_SLICE = 32,         /* of the head dim, in shared memory at a time */
+    KEY_SLICE = 16,         /* of the keys of V, in shared memory at a time */
+    PITCH = Q_TILE + 4,     /* of a transposed tile: columns 16-byte aligned, stores free of bank conflicts */
+    COLUMNS = BLOCK * SIDE, /* output columns in a block */
     COLUMN_BLOCKS = DIM / COLUMNS,
-    MIN_CTAS = DIM <= 128 ? 2 : 1    /* CTAs of a SM that registers must leave room for */
+    MIN_CTAS = DIM <= 128 ? 2 : 1 /* CTAs of a SM that registers must leave room for */
 };
-static_assert(Q_TILE == BLOCK * SIDE && KV_TILE == BLOCK * SIDE && THREADS == SIDE * SIDE, "a score for every thread's 4 x 4");
+static_assert(Q_TILE == BLOCK * SIDE && KV_TILE == BLOCK * SIDE && THREADS == SIDE * SIDE,
+              "a score for every thread's 4 x 4");
 static_assert(DIM % COLUMNS == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 
 typedef struct shared_tiles {
@@ -66,8 +68,8 @@ DEV float read(const head_matrix &m, int row, int row_end, int column)
     return row < row_end && column < m.dim ? load_element<DTYPE>(m.base, m.offset + row * m.row_stride + column) : 0.0f;
 }
 
-/* Loads columns [column, column + DIM_SLICE) of 64 rows, transposed. A warp takes 8 columns of 4 rows at a time: whole sectors of global memory,
- * and 32 different banks. */
+/* Loads columns [column, column + DIM_SLICE) of 64 rows, transposed. A warp takes 8 columns of 4 rows at a time: whole
+ * sectors of global memory, and 32 different banks. */
 DEV void load_transposed(float (&to)[DIM_SLICE][PITCH], const head_matrix &m, int row, int row_end, int column)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -90,8 +92,8 @@ DEV void load_values(float (&to)[KEY_SLICE][DIM], const head_matrix &v, int key,
             to[i][block * COLUMNS + column] = read(v, key + i, key_end, block * COLUMNS + column);
 }
 
-DEV void multiply_scores(float (&s)[BLOCK][BLOCK], shared_tiles &tiles, const head_matrix &q, const head_matrix &k, int q_first, int q_end, int key_first,
-                         int key_end, const thread_place &t)
+DEV void multiply_scores(float (&s)[BLOCK][BLOCK], shared_tiles &tiles, const head_matrix &q, const head_matrix &k,
+                         int q_first, int q_end, int key_first, int key_end, const thread_place &t)
 {
 #pragma unroll
     for (int i = 0; i < BLOCK * BLOCK; i++)
@@ -136,8 +138,8 @@ typedef struct softmax_state {
 typedef float output_block[BLOCK][COLUMN_BLOCKS][BLOCK]; /* row, column block, column */
 
 /* Masks the scores, raises the maxima, writes the probabilities, and scales sums and output down. */
-DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block &o, const float (&s)[BLOCK][BLOCK], const int (&seen)[BLOCK], int key_first,
-                        float scale_log2, const thread_place &t)
+DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block &o, const float (&s)[BLOCK][BLOCK],
+                        const int (&seen)[BLOCK], int key_first, float scale_log2, const thread_place &t)
 {
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
@@ -164,9 +166,11 @@ DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block 
     }
 }
 
-/* o += P * V. Where some rows do not see some keys, each takes only those that it sees: their probability is 0, but 0 * NaN is NaN. */
+/* o += P * V. Where some rows do not see some keys, each takes only those that it sees: their probability is 0, but 0 *
+ * NaN is NaN. */
 template <bool MASKED>
-DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const int (&seen)[BLOCK], int key_first, int key_end, const thread_place &t)
+DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const int (&seen)[BLOCK], int key_first,
+                    int key_end, const thread_place &t)
 {
     for (int slice = 0; slice < KV_TILE && key_first + slice < key_end; slice += KEY_SLICE) {
         __syncthreads(); /* probabilities are written; Q and K, or the slice before, are no longer read */
@@ -202,7 +206,8 @@ DEV void store(const fwd_args &a, int64_t index, float value)
         store_element<ACR_F16>(a.o, index, value * a.out_scale);
 }
 
-DEV void store_rows(const fwd_args &a, int batch, int head, int q_first, const softmax_state &state, const output_block &o, const thread_place &t)
+DEV void store_rows(const fwd_args &a, int batch, int head, int q_first, const softmax_state &state,
+                    const output_block &o, const thread_place &t)
 {
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
@@ -259,7 +264,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
     wait_for_previous_kernel();
     const int64_t q_tiles = ((int64_t)a.q_len + Q_TILE - 1) / Q_TILE, count = q_tiles * a.q_heads * a.batch;
     for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
-        const int64_t tile = q_tiles - 1 - index % q_tiles, head = index / q_tiles; /* with a causal mask the last tile is the longest */
+        const int64_t tile = q_tiles - 1 - index % q_tiles,
+                      head = index / q_tiles; /* with a causal mask the last tile is the longest */
         attend(a, tiles, (int)(head / a.q_heads), (int)(head % a.q_heads), (int)(tile * Q_TILE));
         __syncthreads(); /* the tiles are free for the next */
     }
@@ -283,17 +289,19 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     *launch = (acr__launch){.grid = {ctas < INT32_MAX ? (uint32_t)ctas : INT32_MAX, 1, 1}, .block = THREADS};
 }
 
+/* Fitted to runs on an H200 (docs/kernels/fwd_simt.md). */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double dim_scale = (double)(problem->qk_dim + problem->v_dim) / 128.0;
+    const int32_t ctas_per_sm = DIM <= 128 ? 2 : 1;
     const acr__fwd_rates rates = {
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
-        .mma_flop_per_cycle = 100.0, /* of 256: operands come from shared memory, loads are not hidden */
+        .mma_flop_per_cycle =
+            ctas_per_sm == 2 ? 68.0 : 42.0, /* of 256: one or two CTAs cannot hide loads and barriers */
         .exp_per_cycle = 16.0,
-        .step_cycles = 4000.0 + 4000.0 * dim_scale,
-        .cta_cycles = 3000.0,
-        .ctas_per_sm = DIM <= 128 ? 2 : 1,
+        .step_cycles = 8000.0,
+        .cta_cycles = 5000.0,
+        .ctas_per_sm = ctas_per_sm,
     };
     return acr__fwd_seconds(problem, device, &rates);
 }

@@ -298,6 +298,7 @@ DEV place wait_place(const consumer &c, int use)
 
 DEV void release_query(const consumer &c, int use)
 {
+    __syncwarp(); /* every lane has read its place */
     if (c.lane == 0)
         barrier_arrive(c.smem + Q_EMPTY_AT + BARRIER_BYTES * (use % Q_STAGES * CONSUMERS + c.index));
 }

@@ -202,24 +202,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_ladder1",
-    .backend = ACR__CUDA,
-    .dtype = ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .traits = ACR__TRAIT_NEVER_PLANNED,
-    .why_not = why_not,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    LADDER_FIELDS, .family = "fwd_ladder1", .stages = STAGES, .why_not = why_not, .cost = cost, .shape = shape,
 };
 
 #endif

@@ -143,13 +143,19 @@ DEV float take_softmax(row_state &r, __half *p, const float *scores, int seen, f
     return correction;
 }
 
-/* An element of P * V, of the `seen` keys alone. */
-DEV float multiply_seen(const __half *p, const tile &v, int column, int seen)
+/* Hidden keys have probability 0, but 0 * NaN is NaN: takes products that are not finite again, from the keys that the
+ * row sees. */
+DEV void mend_products(float *products, const __half *p, const tile &v, int column, int seen)
 {
-    float sum = 0.0f;
-    for (int key = 0; key < min(seen, (int)KV_TILE); key++)
-        sum += __half2float(p[key]) * __half2float(v[key][column]);
-    return sum;
+#pragma unroll 1
+    for (int d = 0; d < LANE_COLUMNS; d++) {
+        if (__all_sync(~0u, isfinite(products[d])))
+            continue;
+        float sum = 0.0f;
+        for (int key = 0; key < KV_TILE; key++)
+            sum += key < seen ? __half2float(p[key]) * __half2float(v[key][column + d]) : 0.0f;
+        products[d] = isfinite(products[d]) ? products[d] : sum;
+    }
 }
 
 /* One tile of keys, of which this lane's row sees the first `seen`. The warp's lanes 0..15 have a row each and its
@@ -165,13 +171,11 @@ DEV void attend(row_state &r, shared_tiles &tiles, const left_matrix (&q)[STEPS]
     __syncwarp();
     multiply_values(tiles.scores[warp_row], tiles.p[warp_row], tiles.v[stage]);
     __syncwarp();
+    if (__any_sync(~0u, seen < KV_TILE))
+        mend_products(&tiles.scores[row][column], tiles.p[row], tiles.v[stage], column, seen);
 #pragma unroll
-    for (int d = 0; d < LANE_COLUMNS; d++) {
-        float product = tiles.scores[row][column + d];
-        if (seen < KV_TILE && !isfinite(product)) /* 0 * NaN is NaN: a hidden value must not enter */
-            product = multiply_seen(tiles.p[row], tiles.v[stage], column + d, seen);
-        r.output[d] = r.output[d] * correction + product;
-    }
+    for (int d = 0; d < LANE_COLUMNS; d++)
+        r.output[d] = r.output[d] * correction + tiles.scores[row][column + d];
     __syncwarp();
 }
 
@@ -262,24 +266,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_ladder2",
-    .backend = ACR__CUDA,
-    .dtype = ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .traits = ACR__TRAIT_NEVER_PLANNED,
-    .why_not = why_not,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    LADDER_FIELDS, .family = "fwd_ladder2", .stages = STAGES, .why_not = why_not, .cost = cost, .shape = shape,
 };
 
 #endif

@@ -14,6 +14,7 @@ enum {
     STAGES = 3,
     SWIZZLED = 1,
     THREADS = Q_TILE / 16 * 32, /* a warp for every 16 rows */
+    CTAS_PER_SM = 3,            /* that registers leave room for */
     Q_BYTES = Q_TILE * DIM * 2,
     TILE_BYTES = KV_TILE * DIM * 2, /* of K, or of V */
     SMEM_BYTES = Q_BYTES + STAGES * 2 * TILE_BYTES
@@ -23,7 +24,7 @@ enum {
 
 #include "cuda/kernels/ladder/warp_attention.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[]; /* Q, then the stages: K, V */
     const uint32_t q_tile = smem_address(smem), ring = q_tile + Q_BYTES;
@@ -95,30 +96,13 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .exp_per_cycle = 16.0,
         .step_cycles = 1500.0,
         .cta_cycles = 3000.0,
-        .ctas_per_sm = 3,
+        .ctas_per_sm = CTAS_PER_SM,
     };
     return acr__fwd_seconds(problem, device, &rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_ladder4",
-    .backend = ACR__CUDA,
-    .dtype = ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .traits = ACR__TRAIT_NEVER_PLANNED,
-    .why_not = why_not,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    LADDER_FIELDS, .family = "fwd_ladder4", .stages = STAGES, .why_not = why_not, .cost = cost, .shape = shape,
 };
 
 #endif

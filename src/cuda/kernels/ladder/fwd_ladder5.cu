@@ -19,7 +19,7 @@ enum {
     CONSUMERS = CONSUMER_WARPS * 32,
     PRODUCERS = 32,
     THREADS = CONSUMERS + PRODUCERS,
-    CTAS_PER_SM = 2, /* that registers leave room for */
+    CTAS_PER_SM = 3, /* at most; shared memory is the limit elsewhere than on sm_90 */
     Q_BYTES = Q_TILE * DIM * 2,
     TILE_BYTES = KV_TILE * DIM * 2, /* of K, or of V */
     SMEM_BYTES = Q_BYTES + STAGES * 2 * TILE_BYTES
@@ -51,9 +51,13 @@ typedef struct barriers {
 
 #define NO_TILE UINT32_MAX /* the end of the work */
 
-/* Waits for the phase of this parity to end; returns at once for parity 1 of a fresh barrier. sm_80 can only test. */
+/* Waits for the phase of this parity to end; returns at once for parity 1 of a fresh barrier. Before sm_90 a warp
+ * cannot sleep at a barrier, only ask again. */
 DEV void wait(uint64_t &barrier, uint32_t parity)
 {
+#if __CUDA_ARCH__ >= 900
+    barrier_wait(smem_address(&barrier), parity);
+#else
     uint32_t done;
     do
         asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -61,6 +65,7 @@ DEV void wait(uint64_t &barrier, uint32_t parity)
                      : "r"(smem_address(&barrier)), "r"(parity)
                      : "memory");
     while (!done);
+#endif
 }
 
 /* Arrives when all copies that this thread has started are in shared memory. */
@@ -168,7 +173,14 @@ DEV void consume(const fwd_args &a, barriers &b, uint32_t q_smem, uint32_t ring,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) KERNEL_NAME(const __grid_constant__ fwd_args a)
+/* CTAs of an SM that registers must leave room for: three where shared memory does, too. */
+#if __CUDA_ARCH__ == 900
+#define MIN_CTAS CTAS_PER_SM
+#else
+#define MIN_CTAS 1
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[]; /* Q, then the stages: K, V */
     __shared__ barriers b;
@@ -234,25 +246,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_ladder5",
-    .backend = ACR__CUDA,
-    .dtype = ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .traits = ACR__TRAIT_NEVER_PLANNED,
-    .why_not = why_not,
-    .workspace = workspace,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    LADDER_FIELDS, .family = "fwd_ladder5", .stages = STAGES, .why_not = why_not, .workspace = workspace,
+    .cost = cost,  .shape = shape,
 };
 
 #endif

@@ -1,4 +1,5 @@
-/* What the descriptions of the ladder's rungs share: the problems they serve, and their grid. Host side only. */
+/* What the descriptions of the ladder's rungs share: the problems they serve, their grid, and most fields. Host side
+ * only. */
 #ifndef ACR_LADDER_H
 #define ACR_LADDER_H
 
@@ -38,5 +39,11 @@ static inline acr__launch ladder_launch(const acr_problem *problem, int32_t q_ti
         .smem_bytes = smem_bytes,
     };
 }
+
+/* The fields of an acr__kernel that all rungs have alike. */
+#define LADDER_FIELDS                                                                                                  \
+    .name = KERNEL_TEXT, .backend = ACR__CUDA, .dtype = ACR_F16, .qk_dim_max = DIM, .v_dim_max = DIM,                  \
+    .q_tile = Q_TILE, .kv_tile = KV_TILE, .traits = ACR__TRAIT_NEVER_PLANNED, .symbol = KERNEL_TEXT,                   \
+    .image = KERNEL_IMAGE, .image_end = KERNEL_IMAGE_END, .arch_min = 80, .arch_max = 999 /* PTX for what comes */
 
 #endif

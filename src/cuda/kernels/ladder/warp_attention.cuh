@@ -50,16 +50,18 @@ DEV head_rows find_rows(const void *tensor, const fwd_strides &strides, int batc
 template <int ROWS, int THREADS>
 DEV void copy_rows(uint32_t tile, const head_rows &rows, int first, int end, int thread)
 {
+    constexpr int ROWS_AT_ONCE = THREADS / ROW_CHUNKS;
+    const int row = thread / ROW_CHUNKS, chunk = thread % ROW_CHUNKS;
+    const char *from = rows.base + (first + row) * rows.row_bytes + chunk * CHUNK_BYTES;
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-#pragma unroll 4
-    for (int i = 0; i < ROWS * ROW_CHUNKS; i += THREADS) {
-        const int row = (i + thread) / ROW_CHUNKS, chunk = (i + thread) % ROW_CHUNKS;
-        asm volatile(
-            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(tile + place_in_tile(row, chunk)),
-            "l"(rows.base + (first + row) * rows.row_bytes + chunk * CHUNK_BYTES),
-            "r"(first + row < end ? CHUNK_BYTES : 0), "l"(policy)
-            : "memory");
+#pragma unroll
+    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
+                         tile + place_in_tile(row + r, chunk)),
+                     "l"(from), "r"(first + row + r < end ? CHUNK_BYTES : 0), "l"(policy)
+                     : "memory");
+        from += ROWS_AT_ONCE * rows.row_bytes;
     }
 }
 
@@ -101,9 +103,8 @@ DEV void multiply_scores(float (&s)[KEY_TILES][4], const left_operands &q, uint3
 #pragma unroll
     for (int step = 0; step < DIM_STEPS; step++)
 #pragma unroll
-        for (int n = 0; n < KEY_TILES;
-             n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n + 1, low} {n + 1, high} */
-            uint32_t k[4];
+        for (int n = 0; n < KEY_TILES; n += 2) {
+            uint32_t k[4]; /* matrices {keys n, low dims} {n, high dims} {n + 1, low} {n + 1, high} */
             const int key = 8 * n + lane % 8 + lane / 16 * 8;
             load_matrices(k, k_tile + place_in_tile(key, 2 * step + lane / 8 % 2));
             multiply_add<0>(s[n], q[step], k[0], k[1]);
@@ -200,15 +201,15 @@ DEV void multiply_seen_values(output_tile &o, const left_operands &p, uint32_t v
 #pragma unroll
     for (int n = 0; n < DIM_TILES; n += 2) {
         float sums[2][4];
-        uint32_t v[KEY_STEPS][4];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sums[i / 4][i % 4] = o[n + i / 4][i % 4];
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
-            load_values(v[step], v_tile, step, n, lane);
-            multiply_add<0>(sums[0], p[step], v[step][0], v[step][1]);
-            multiply_add<0>(sums[1], p[step], v[step][2], v[step][3]);
+            uint32_t v[4];
+            load_values(v, v_tile, step, n, lane);
+            multiply_add<0>(sums[0], p[step], v[0], v[1]);
+            multiply_add<0>(sums[1], p[step], v[2], v[3]);
         }
         if (!all_finite(sums)) {
 #pragma unroll
@@ -216,8 +217,10 @@ DEV void multiply_seen_values(output_tile &o, const left_operands &p, uint32_t v
                 sums[i / 4][i % 4] = o[n + i / 4][i % 4];
 #pragma unroll
             for (int step = 0; step < KEY_STEPS; step++) {
+                uint32_t v[4];
+                load_values(v, v_tile, step, n, lane);
                 const int seen_in_step[2] = {seen[0] - 16 * step, seen[1] - 16 * step};
-                multiply_by_key(sums, p[step], v[step], seen_in_step, lane);
+                multiply_by_key(sums, p[step], v, seen_in_step, lane);
             }
         }
 #pragma unroll

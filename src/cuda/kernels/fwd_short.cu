@@ -1,0 +1,806 @@
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query rows, alone on its SM.
+ *
+ * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys, of every 128 the first 64
+ * and the last 64, and add their results at the end. The query rows of a tile are 32 from the top and 32 from the bottom of the sequence, so that
+ * under a causal mask all CTAs have about the same number of exponentials.
+ *
+ * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each consumer. Every exponential is
+ * at most the row sum, so a sum within fp16's range proves at the end that no probability overflowed; otherwise the tile is computed once more,
+ * with the true maximum. See docs/kernels/fwd_short.md.
+ *
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory, for K and for V); optional BF16=1. */
+#include "fwd_args.h"
+
+#ifndef BF16
+#define BF16 0
+#endif
+#ifndef MAX_KEYS
+#define MAX_KEYS 512
+#endif
+
+enum {
+    ELEM_BYTES = 2,
+    PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
+    PANELS = DIM / PANEL_ELEMS,
+    PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
+    HALF_ROWS = 32, /* of a query tile: from the top, and from the bottom */
+    Q_TILE = 2 * HALF_ROWS,
+    CHUNK_KEYS = 64, /* that a consumer takes at a time */
+    MAX_CHUNKS = MAX_KEYS / 128, /* of a consumer */
+    KV_TILE = 2 * CHUNK_KEYS,
+    CONSUMER_THREADS = 2 * 128,
+    PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
+    THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
+    Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
+    Q_HALF_BYTES = PANELS * Q_PANEL_BYTES,
+    KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
+    STAGE_BYTES = PANELS * KV_PANEL_BYTES,
+    CHUNK_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
+    /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers of 8 bytes. */
+    K_AT = 2 * Q_HALF_BYTES,
+    V_AT = K_AT + STAGES * STAGE_BYTES,
+    ROWS_AT = V_AT + STAGES * STAGE_BYTES,
+    ROWS_BYTES = 128 * 16,
+    PART_AT = ROWS_AT + 2 * ROWS_BYTES,
+    PART_BYTES = 128 * DIM,
+    K_FULL_AT = PART_AT + 2 * PART_BYTES,
+    V_FULL_AT = K_FULL_AT + STAGES * 8,
+    K_EMPTY_AT = V_FULL_AT + STAGES * 8,
+    V_EMPTY_AT = K_EMPTY_AT + STAGES * 8,
+    SMEM_BYTES = V_EMPTY_AT + STAGES * 8
+};
+
+#ifdef __CUDACC__
+
+#if BF16
+#define WGMMA_TYPE "bf16"
+#else
+#define WGMMA_TYPE "f16"
+#endif
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/element.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/device/tma.cuh"
+#include "cuda/device/wgmma.cuh"
+
+enum {
+    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to the consumers. */
+    PRODUCER_REGISTERS = 24,
+    CONSUMER_REGISTERS = 240,
+    /* Named barriers (0 is __syncthreads). */
+    VOTE = 1,
+    CONSUMER_ALONE = 2, /* and 3: one for each */
+    WARP_PAIR = 4       /* to 7: the warps of both consumers that hold the same rows */
+};
+
+static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
+static_assert(STAGES >= 2, "STAGES: the next keys arrive while these are in use");
+static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
+
+#ifdef TIMELINE
+#include "timeline.cuh"
+#else
+#define MARK(event)
+#define MARKS_DECLARE
+#define MARKS_WRITE(group)
+#endif
+
+/* ---- The tile ---- */
+
+/* The query rows are HALF_ROWS from first[0] and HALF_ROWS from first[1]; where the sequence has an odd number of halves, the middle CTA holds
+ * the same rows twice. */
+typedef struct tile {
+    int first[2];
+    int head, batch;
+    keys seen[2]; /* of each half */
+    int stages;   /* pairs of chunks that hold every key seen */
+} tile;
+
+DEV tile find_tile(const fwd_args &a)
+{
+    tile t;
+    t.first[0] = blockIdx.x * HALF_ROWS;
+    t.first[1] = ((a.q_len - 1) / HALF_ROWS - (int)blockIdx.x) * HALF_ROWS;
+    t.head = blockIdx.y;
+    t.batch = blockIdx.z;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        t.seen[half] = find_keys(a, t.batch, t.first[half], HALF_ROWS);
+    t.stages = (max(t.seen[0].end, t.seen[1].end) + KV_TILE - 1) / KV_TILE;
+    return t;
+}
+
+/* The rings: use number n of a ring is slot n % STAGES in round n / STAGES. */
+DEV uint32_t slot_of(int use)
+{
+    return (uint32_t)use % STAGES;
+}
+
+DEV uint32_t parity_of(int use)
+{
+    return (uint32_t)use / STAGES & 1;
+}
+
+/* ---- Producer: one thread ---- */
+
+DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, int head, int batch)
+{
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        load_box(to + panel * KV_PANEL_BYTES, map, full, PANEL_ELEMS * panel, stage * KV_TILE, head, batch);
+}
+
+DEV void init_barriers(uint32_t smem)
+{
+    const int warps = CONSUMER_THREADS / WARP_THREADS;
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+        if (i > 0)
+            barrier_init(smem + K_FULL_AT + BARRIER_BYTES * i, 1); /* the first was, before its loads */
+        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + K_EMPTY_AT + BARRIER_BYTES * i, warps);
+        barrier_init(smem + V_EMPTY_AT + BARRIER_BYTES * i, warps);
+    }
+    barrier_init_done();
+}
+
+/* The first loads: the query rows and the first keys, on one barrier, before anything that can wait. */
+DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int kv_head)
+{
+    const uint32_t full = smem + K_FULL_AT;
+    barrier_init(full, 1);
+    barrier_init_done();
+    wait_for_previous_kernel();
+    barrier_arrive_expecting(full, STAGE_BYTES + 2 * Q_HALF_BYTES);
+    load_stage(smem + K_AT, &maps.k, full, 0, kv_head, blockIdx.z);
+    const int bottom = ((a.q_len - 1) / HALF_ROWS - (int)blockIdx.x) * HALF_ROWS;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            load_box(smem + half * Q_HALF_BYTES + panel * Q_PANEL_BYTES, &maps.q, full, PANEL_ELEMS * panel,
+                     half ? bottom : blockIdx.x * HALF_ROWS, blockIdx.y, blockIdx.z);
+}
+
+DEV void produce_k(const fwd_maps &maps, uint32_t smem, int kv_head, int use, int stage)
+{
+    const uint32_t slot = slot_of(use), full = smem + K_FULL_AT + BARRIER_BYTES * slot;
+    barrier_wait(smem + K_EMPTY_AT + BARRIER_BYTES * slot, parity_of(use) ^ 1);
+    barrier_arrive_expecting(full, STAGE_BYTES);
+    load_stage(smem + K_AT + slot * STAGE_BYTES, &maps.k, full, stage, kv_head, blockIdx.z);
+}
+
+DEV void produce_v(const fwd_maps &maps, uint32_t smem, int kv_head, int use, int stage)
+{
+    const uint32_t slot = slot_of(use), full = smem + V_FULL_AT + BARRIER_BYTES * slot;
+    barrier_wait(smem + V_EMPTY_AT + BARRIER_BYTES * slot, parity_of(use) ^ 1);
+    barrier_arrive_expecting(full, STAGE_BYTES);
+    load_stage(smem + V_AT + slot * STAGE_BYTES, &maps.v, full, stage, kv_head, blockIdx.z);
+}
+
+/* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the first would come last. */
+DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int first_use)
+{
+    for (int stage = first_use == 0; stage < 2 && stage < stages; stage++) /* the first keys of all are loaded already */
+        produce_k(maps, smem, kv_head, first_use + stage, stage);
+#pragma unroll 1
+    for (int stage = 0; stage < stages; stage++) {
+        barrier_wait(smem + K_FULL_AT + BARRIER_BYTES * slot_of(first_use + stage), parity_of(first_use + stage));
+        produce_v(maps, smem, kv_head, first_use + stage, stage);
+        if (stage + 2 < stages)
+            produce_k(maps, smem, kv_head, first_use + stage + 2, stage + 2);
+    }
+    if (stages == 0) /* no CTA ends before its loads */
+        barrier_wait(smem + K_FULL_AT, 0);
+}
+
+/* All consumers and the producer's first warp: whether any of them says yes. */
+DEV int vote(int yes)
+{
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"(yes), "n"((int)VOTE), "n"((int)CONSUMER_THREADS + (int)WARP_THREADS)
+                 : "memory");
+    return any;
+}
+
+DEV int elect_one(void)
+{
+    int elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
+    return elected;
+}
+
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a lane holds, row 0 is from
+ * the top half of the tile and row 1 from the bottom half. ---- */
+
+typedef float score_tile[CHUNK_KEYS / 2];
+typedef float output_tile[DIM / 2];
+typedef uint32_t probability_tile[CHUNK_KEYS / 4];
+typedef uint32_t query_tile[DIM / 4];
+
+typedef struct softmax_rows {
+    float reference[2]; /* what is subtracted from the raw scores */
+    float offset[2];    /* the same, finite, times scale_log2, and the shift below */
+    float sum[2];       /* of this lane's exponentials; lanes of a quad are added at the end */
+} softmax_rows;
+
+enum {
+    GROUPS = 8,             /* of 8 keys: a chunk's exponentials in pieces, products between them */
+    SHIFT = BF16 ? 0 : 8    /* probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows */
+};
+
+#define LARGEST_SUM (BF16 ? 0x1p100f : 60000.0f) /* of a lane's exponentials: none overflowed, and neither does their product with V */
+
+/* Where a thread is, and what stays the same for it. */
+typedef struct consumer {
+    uint32_t smem;
+    int index; /* among the consumers */
+    int warp;  /* of the consumer */
+    int lane;
+    uint32_t k, v;    /* low words of the descriptors of slot 0, the consumer's keys */
+    float scale_log2;
+    int seen[2];      /* how many keys the lane's rows see, less the lane's first column */
+    int top_end;      /* one past the last key that any row of the top half sees */
+    int tile_full_end, bottom_full_end; /* one past the last key that every row sees: of the tile, of its bottom half */
+    int len;          /* keys of the batch entry; beyond it, memory may hold anything */
+    int chunks;       /* of this consumer */
+    query_tile q;
+    uint32_t order;   /* see keep_order */
+} consumer;
+
+/* Keeps the assembler from moving instructions across: it does not reorder around a clock read (2 cycles) whose value is used. */
+DEV void keep_order(consumer &c)
+{
+    asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; xor.b32 %0, %0, t; }" : "+r"(c.order)::"memory");
+}
+
+DEV uint64_t descriptor(uint32_t low, int bytes)
+{
+    uint64_t d; /* the high word is a constant: 1024 bytes between groups of 8 rows, 128-byte swizzle */
+    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low + bytes / 16), "n"(1 << 30 | SWIZZLE_ROWS_BYTES / 16));
+    return d;
+}
+
+/* S += Q * transpose(K), 16 of the head's dims, Q in registers. */
+DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumulate)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; " WGMMA_TEXT(64) ", {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+                 : WGMMA_IO_N64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+DEV void score_step(const consumer &c, score_tile &s, uint32_t slot, int step)
+{
+    product_scores(s, c.q + 4 * step,
+                   descriptor(c.k + slot * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES), step != 0);
+}
+
+DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, uint32_t slot, int step, int accumulate)
+{
+    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + slot * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES), accumulate || step != 0);
+}
+
+DEV void start_output(const consumer &c, output_tile &o, const probability_tile &p, uint32_t slot, int accumulate)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < CHUNK_KEYS / WGMMA_K; step++)
+        output_step(c, o, p, slot, step, accumulate);
+    wgmma_commit();
+}
+
+DEV void start_scores(const consumer &c, score_tile &s, uint32_t slot)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_K; step++)
+        score_step(c, s, slot, step);
+    wgmma_commit();
+}
+
+DEV uint32_t pack(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
+    return pair;
+}
+
+DEV int first_key(const consumer &c, int chunk)
+{
+    return chunk * KV_TILE + c.index * CHUNK_KEYS;
+}
+
+/* Whether any row of the top half sees keys of this chunk. */
+DEV int top_sees(const consumer &c, int chunk)
+{
+    return first_key(c, chunk) < c.top_end;
+}
+
+/* Scores that a row does not see become -inf. */
+DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
+{
+    const int key = first_key(c, chunk);
+    if (key + CHUNK_KEYS <= (top_sees(c, chunk) ? c.tile_full_end : c.bottom_full_end))
+        return;
+#pragma unroll
+    for (int i = 0; i < CHUNK_KEYS / 2; i++)
+        if (key + 8 * (i / 4) + i % 2 >= c.seen[i / 2 % 2])
+            s[i] = -CUDART_INF_F;
+}
+
+/* Of the lane's columns among the first so many eights. */
+DEV float row_max(const score_tile &s, int row, const int eights)
+{
+    float max = fmaxf(s[2 * row], s[2 * row + 1]);
+#pragma unroll
+    for (int i = 1; i < eights; i++)
+        max = fmaxf(max, fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]));
+    return max;
+}
+
+/* Keys are seen from the first on, so a row that sees none of the first 16 sees none of this consumer's. */
+DEV void choose_reference(const consumer &c, softmax_rows &r, const score_tile &s)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        r.reference[row] = quad_max(row_max(s, row, 2));
+        r.offset[row] = -finite_max(r.reference[row]) * c.scale_log2 - SHIFT;
+        r.sum[row] = 0.0f;
+    }
+}
+
+/* One half of the scores, to exponents. */
+DEV void scale_scores(const consumer &c, const softmax_rows &r, score_tile &t, const score_tile &s, const int half)
+{
+#pragma unroll
+    for (int i = CHUNK_KEYS / 4 * half; i < CHUNK_KEYS / 4 * (half + 1); i++)
+        t[i] = fmaf(s[i], c.scale_log2, r.offset[i / 2 % 2]);
+}
+
+DEV void exponentiate(score_tile &t, int group, const int top)
+{
+#pragma unroll
+    for (int i = 4 * group; i < 4 * group + 4; i++)
+        if (top || i / 2 % 2)
+            t[i] = exp2_fast(t[i]);
+}
+
+DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int i = 4 * group + 2 * row;
+        if (top || row) {
+            r.sum[row] += t[i] + t[i + 1];
+            p[i / 2] = pack(t[i], t[i + 1]);
+        } else
+            p[i / 2] = 0;
+    }
+}
+
+DEV void release(const consumer &c, uint32_t empty_at, int use)
+{
+    if (c.lane == 0)
+        barrier_arrive(c.smem + empty_at + BARRIER_BYTES * slot_of(use));
+}
+
+/* Waits for a chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not silence: such rows become 0. */
+DEV void wait_values(const consumer &c, int use, int chunk)
+{
+    barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * slot_of(use), parity_of(use));
+    const int rows = c.len - first_key(c, chunk);
+    if (rows >= CHUNK_KEYS)
+        return;
+    const uint32_t chunk_at = c.smem + V_AT + slot_of(use) * STAGE_BYTES + c.index * CHUNK_BYTES;
+    for (int at = rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES; at += WARPGROUP_THREADS * 16)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_at + panel * KV_PANEL_BYTES + at), "r"(0) : "memory");
+    shared_stores_visible();
+    named_sync(CONSUMER_ALONE + c.index, WARPGROUP_THREADS);
+}
+
+/* The exponentials of one chunk, whose exponents are in t; between them, a few at a time so that none waits for a full queue, the products that
+ * can start: the scores of the chunk after, which become the exponents `next`, and the chunk before times V. Behind the last chunk its own scores
+ * are computed again, for nothing: the tensor cores have time. At the end nothing is in flight. top 0: the top half sees none of these keys. */
+DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, score_tile &t, score_tile &next, output_tile &o, probability_tile &p,
+                       const probability_tile &before, int chunk, const int first, const int top)
+{
+    const int next_chunk = min(chunk + 1, c.chunks - 1);
+    const uint32_t k_slot = slot_of(next_chunk), v_slot = slot_of(chunk + STAGES - 1);
+    barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * k_slot, parity_of(next_chunk));
+    if (!first)
+        wait_values(c, chunk - 1, chunk - 1);
+    keep_order(c);
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        if (group < 2) {
+            wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < DIM / WGMMA_K / 2; step++)
+                score_step(c, s, k_slot, DIM / WGMMA_K / 2 * group + step);
+            if (group == 1)
+                wgmma_commit();
+        } else if (!first && group < 6) {
+            wgmma_fence();
+            output_step(c, o, before, v_slot, group - 2, chunk > 1);
+            if (group == 5)
+                wgmma_commit();
+        }
+        exponentiate(t, group, top);
+        if (group > 0)
+            add_and_pack(r, p, t, group - 1, top);
+        keep_order(c);
+        if (group == 5) {
+            if (first)
+                WGMMA_WAIT(0);
+            else
+                WGMMA_WAIT(1);
+            mask_scores(c, s, next_chunk);
+        }
+        if (group >= 6)
+            scale_scores(c, r, next, s, group - 6);
+    }
+    add_and_pack(r, p, t, GROUPS - 1, top);
+    if (!first)
+        WGMMA_WAIT(0);
+    release(c, K_EMPTY_AT, chunk);
+    if (!first)
+        release(c, V_EMPTY_AT, chunk - 1);
+}
+
+DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, score_tile &t, score_tile &next, output_tile &o, probability_tile &p,
+                      const probability_tile &before, int chunk)
+{
+    if (top_sees(c, chunk))
+        compute_chunk(c, r, s, t, next, o, p, before, chunk, 0, 1);
+    else
+        compute_chunk(c, r, s, t, next, o, p, before, chunk, 0, 0);
+}
+
+/* Starts the last product and leaves it running. */
+DEV void attend(consumer &c, softmax_rows &r, output_tile &o)
+{
+    score_tile s, t, u; /* exponents, t and u in turn */
+    probability_tile p, q; /* in turn */
+    start_scores(c, s, 0);
+    WGMMA_WAIT(0);
+    MARK(6);
+    mask_scores(c, s, 0);
+    choose_reference(c, r, s);
+    scale_scores(c, r, t, s, 0);
+    scale_scores(c, r, t, s, 1);
+    compute_chunk(c, r, s, t, u, o, p, q, 0, 1, 1);
+    MARK(7);
+#pragma unroll
+    for (int chunk = 1; chunk < MAX_CHUNKS; chunk++) {
+        if (chunk >= c.chunks)
+            break;
+        if (chunk % 2)
+            compute_next(c, r, s, u, t, o, q, p, chunk);
+        else
+            compute_next(c, r, s, t, u, o, p, q, chunk);
+    }
+    if (c.chunks % 2 == 0)
+#pragma unroll
+        for (int i = 0; i < CHUNK_KEYS / 4; i++)
+            p[i] = q[i];
+    wait_values(c, c.chunks - 1, c.chunks - 1);
+    start_output(c, o, p, slot_of(c.chunks - 1), c.chunks > 1);
+    MARK(8);
+}
+
+/* The tile again with the true maximum, chunk by chunk: for scores that rose too far above the reference. */
+DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o, int first_use)
+{
+    score_tile s;
+    probability_tile p;
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++)
+        o[i] = 0.0f;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        r.reference[row] = -CUDART_INF_F;
+        r.sum[row] = 0.0f;
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < c.chunks; chunk++) {
+        const int use = first_use + chunk;
+        barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * slot_of(use), parity_of(use));
+        start_scores(c, s, slot_of(use));
+        WGMMA_WAIT(0);
+        release(c, K_EMPTY_AT, use);
+        mask_scores(c, s, chunk);
+        float rescale[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float max = quad_max(fmaxf(r.reference[row], row_max(s, row, CHUNK_KEYS / 8)));
+            rescale[row] = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
+            r.reference[row] = max;
+            r.offset[row] = -finite_max(max) * c.scale_log2 - SHIFT;
+            r.sum[row] *= rescale[row];
+        }
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++)
+            o[i] *= rescale[i / 2 % 2];
+        scale_scores(c, r, s, s, 0);
+        scale_scores(c, r, s, s, 1);
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            exponentiate(s, group, 1);
+            add_and_pack(r, p, s, group, 1);
+        }
+        wait_values(c, use, chunk);
+        start_output(c, o, p, slot_of(use), 1);
+        WGMMA_WAIT(0);
+        release(c, V_EMPTY_AT, use);
+    }
+}
+
+/* ---- Adding up: a lane finishes the row of half `index` and hands its part of the other one to the other consumer ---- */
+
+/* Where a row goes, and what its consumer's own part counts. */
+typedef struct finish {
+    float own[2]; /* factors of this consumer's part: of its row in the top half, in the bottom half */
+    int row;
+    int present;  /* the row exists */
+    float *lse;   /* NULL: not wanted, or not by this lane */
+    char *o;      /* the row's first byte */
+    int64_t v_dim;
+    float scale;
+} finish;
+
+DEV uint32_t rows_from(const consumer &c, int index)
+{
+    return c.smem + ROWS_AT + index * ROWS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16;
+}
+
+DEV void hand_rows(const consumer &c, softmax_rows &r)
+{
+    r.sum[0] = quad_sum(r.sum[0]);
+    r.sum[1] = quad_sum(r.sum[1]);
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(rows_from(c, c.index)), "f"(r.reference[0]), "f"(r.reference[1]), "f"(r.sum[0]),
+                 "f"(r.sum[1])
+                 : "memory");
+}
+
+/* After a barrier: both consumers' sums give the factors, and the row's log-sum-exp. */
+DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
+{
+    float reference[2], sum[2];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(reference[0]), "=f"(reference[1]), "=f"(sum[0]), "=f"(sum[1])
+                 : "r"(rows_from(c, 1 - c.index))
+                 : "memory");
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float max = fmaxf(reference[row], r.reference[row]);
+        const float own = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
+        const float other = exp2_fast((reference[row] - finite_max(max)) * c.scale_log2);
+        const float total = own * r.sum[row] + other * sum[row];
+        f.own[row] = own * inverse_sum(total);
+        if (f.lse != nullptr && row == c.index)
+            *f.lse = log_sum_exp(max, total * (float)(1 << SHIFT), f.scale);
+    }
+}
+
+DEV uint32_t part_from(const consumer &c, int index)
+{
+    return c.smem + PART_AT + index * PART_BYTES + threadIdx.x % WARPGROUP_THREADS * 16;
+}
+
+/* Hands the part of row `row` over, scaled. */
+DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, const int row)
+{
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++)
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES), "f"(o[8 * i + 2 * row] * f.own[row]),
+                     "f"(o[8 * i + 2 * row + 1] * f.own[row]), "f"(o[8 * i + 4 + 2 * row] * f.own[row]), "f"(o[8 * i + 5 + 2 * row] * f.own[row])
+                     : "memory");
+}
+
+/* Adds the other's part to row `row`, and packs the row's columns 8i + 2(lane % 4) and the next. */
+DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_tile &o, const finish &f, const int row)
+{
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+        float part[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                     : "r"(part_from(c, 1 - c.index) + i * ROWS_BYTES)
+                     : "memory");
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            packed[2 * i + j] = pack(fmaf(o[8 * i + 4 * j + 2 * row], f.own[row], part[2 * j]),
+                                     fmaf(o[8 * i + 4 * j + 2 * row + 1], f.own[row], part[2 * j + 1]));
+    }
+}
+
+/* Eight rows of a warp, from fragments through the place where its rows of Q were to 16-byte stores, 64 bytes of a row at a time. */
+DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const finish &f)
+{
+    const uint32_t rows_at = c.smem + c.index * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++) {
+        const int row = c.lane % 8, place = i % 2 * 4 + c.lane / 8; /* of 16 bytes in the panel's row */
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ row) << 4)),
+                     "r"(packed[4 * i]), "r"(packed[4 * i + 1]), "r"(packed[4 * i + 2]), "r"(packed[4 * i + 3])
+                     : "memory");
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++) {
+        /* odd rows take their halves the other way around: no two lanes in one bank */
+        const int row = c.lane / 4, place = (i % 2 * 4 + c.lane % 4) ^ (row % 2 * 4), column = i / 2 * PANEL_ELEMS + place * 8;
+        uint32_t v[4];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ row) << 4))
+                     : "memory");
+        if (f.present && column < f.v_dim)
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o + column * ELEM_BYTES), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                         : "memory");
+    }
+}
+
+/* ---- The kernel ---- */
+
+DEV void load_query(consumer &c)
+{
+    const int half = c.lane / 8 % 2, row = 8 * c.warp + c.lane % 8;
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_K; step++) {
+        const int place = step % 4 * 2 + c.lane / 16;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(c.q[4 * step]), "=r"(c.q[4 * step + 1]), "=r"(c.q[4 * step + 2]), "=r"(c.q[4 * step + 3])
+                     : "r"(c.smem + half * Q_HALF_BYTES + step / 4 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ (row % 8)) << 4))
+                     : "memory");
+    }
+}
+
+DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t smem, int index)
+{
+    c.smem = smem;
+    c.index = index;
+    c.warp = threadIdx.x / WARP_THREADS % 4;
+    c.lane = threadIdx.x % WARP_THREADS;
+    const uint32_t no_panel_stride = 1 << 16, v_panel_stride = KV_PANEL_BYTES / 16 << 16;
+    c.k = (smem + K_AT + index * CHUNK_BYTES) / 16 | no_panel_stride;
+    c.v = (smem + V_AT + index * CHUNK_BYTES) / 16 | v_panel_stride;
+    c.scale_log2 = a.scale_log2;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        c.seen[half] = keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4);
+    c.top_end = t.seen[0].end;
+    c.tile_full_end = min(t.seen[0].full_end, t.seen[1].full_end);
+    c.bottom_full_end = t.seen[1].full_end;
+    c.len = a.kv_lens == nullptr ? INT32_MAX : t.seen[0].len;
+    c.chunks = (max(t.seen[0].end, t.seen[1].end) + KV_TILE - 1 - index * CHUNK_KEYS) / KV_TILE;
+    c.order = 0;
+}
+
+DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer &c)
+{
+    const int row = (c.index == 0 ? t.first[0] : t.first[1]) + 8 * c.warp + c.lane / 4;
+    f.present = row < a.q_len;
+    f.lse = a.lse == nullptr || !f.present || c.lane % 4 != 0 ? nullptr : a.lse + ((int64_t)t.batch * a.q_heads + t.head) * a.q_len + row;
+    f.o = (char *)a.o + (t.batch * a.o_stride.batch + t.head * a.o_stride.head + row * a.o_stride.row) * ELEM_BYTES;
+    f.v_dim = a.v_dim;
+    f.scale = a.scale;
+    /* now, not when they are needed: a first read of a parameter takes as long as one of L2 */
+    asm volatile("" : "+l"(f.o), "+l"(f.lse), "+l"(f.v_dim), "+r"(f.present), "+f"(f.scale));
+}
+
+DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
+{
+    consumer c;
+    finish f;
+    softmax_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    output_tile o;
+    int again;
+    make_consumer(c, a, t, smem, index);
+    make_finish(f, a, t, c);
+#ifdef WARM
+    {
+        score_tile s;
+        for (int i = 0; i < DIM / 4; i++) c.q[i] = 0;
+        start_scores(c, s, 0);
+        WGMMA_WAIT(0);
+        asm volatile("" ::"f"(s[0]));
+    }
+    MARK(3);
+#endif
+    barrier_wait(smem + K_FULL_AT, 0);
+    MARK(4);
+    load_query(c);
+    if (c.chunks > 0) {
+        attend(c, r, o);
+        again = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
+        hand_rows(c, r);
+        again = vote(again);
+        weigh_rows(c, r, f);
+        MARK(9);
+        WGMMA_WAIT(0);
+    } else {
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++)
+            o[i] = 0.0f;
+        hand_rows(c, r);
+        again = vote(0);
+        weigh_rows(c, r, f);
+    }
+    MARK(10);
+    if (__builtin_expect(again, 0)) {
+        if (c.chunks > 0) /* hands back what the first time left */
+            release(c, V_EMPTY_AT, c.chunks - 1);
+        for (int stage = c.chunks; stage < t.stages; stage++) {
+            release(c, K_EMPTY_AT, stage);
+            release(c, V_EMPTY_AT, stage);
+        }
+        attend_exactly(c, r, o, t.stages);
+        for (int stage = c.chunks; stage < t.stages; stage++) {
+            release(c, K_EMPTY_AT, t.stages + stage);
+            release(c, V_EMPTY_AT, t.stages + stage);
+        }
+        hand_rows(c, r);
+        named_sync(VOTE, CONSUMER_THREADS);
+        weigh_rows(c, r, f);
+    }
+    uint32_t packed[DIM / 8];
+    if (index == 0) {
+        hand_part(c, o, f, 1);
+        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        add_part(c, packed, o, f, 0);
+    } else {
+        hand_part(c, o, f, 0);
+        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        add_part(c, packed, o, f, 1);
+    }
+    MARK(11);
+    store_rows(c, packed, f);
+    if (c.order == 0x9e3779b9) /* a use for the clocks; harmless */
+        __nanosleep(0);
+    MARK(12);
+    MARKS_WRITE(index);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    MARKS_DECLARE;
+    const uint32_t smem = smem_address(memory);
+    const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
+    const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
+    if (warp == producer_warp && elect_one()) {
+        produce_first(a, maps, smem, kv_head);
+        MARK(1);
+        init_barriers(smem);
+    }
+    __syncwarp();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    const tile t = find_tile(a);
+    __syncthreads();
+    MARK(2);
+    if (warp >= producer_warp) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+        if (warp == producer_warp) {
+            if (elect_one())
+                produce(maps, smem, kv_head, t.stages, 0);
+            __syncwarp();
+            if (vote(0) && elect_one())
+                produce(maps, smem, kv_head, t.stages, t.stages);
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+        consume(a, t, smem, warp / 4);
+    }
+}
+
+#endif
