@@ -27,6 +27,12 @@ typedef struct acr__prepared {
 /* Enqueues one unit of work on a stream: what `time` repeats. */
 typedef acr_status acr__enqueue(void *arg, void *stream);
 
+/* Units of work recorded once, to be replayed and timed as often as wanted. The backend embeds this at the start of its own struct. */
+typedef struct acr__graph {
+    acr__backend_device *device;
+    int launches; /* units in one replay, back to back */
+} acr__graph;
+
 struct acr__backend {
     const char *name;
     acr__backend_id id;
@@ -56,8 +62,17 @@ struct acr__backend {
     /* Waits for all work of the device; reports its faults. */
     acr_status (*synchronize)(acr__backend_device *device);
 
-    /* Stream mode (docs/measuring.md): enqueues `launches` units back to back (cuda: in one graph), replays that `replays` times after one
-     * replay to warm up, and writes the seconds a unit of each replay to seconds[0..replays). */
+    /* Stream mode (docs/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into a graph); arg must outlive
+     * the graph where enqueue is called again at every replay (cpu). */
+    acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches);
+    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays theirs, with the
+     * memory that it uses. cpu: ACR_UNSUPPORTED. */
+    acr_status (*graph_adopt)(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches);
+    /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to seconds[0..replays). */
+    acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
+    void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
+
+    /* All of it at once: record, time, free. */
     acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds);
 };
 

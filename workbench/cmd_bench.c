@@ -6,13 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_record.h"
 #include "command.h"
 #include "conformance.h"
+#include "contest.h"
 #include "environment.h"
+#include "interleave.h"
 #include "json.h"
 #include "kernel_choice.h"
 #include "options.h"
 #include "progress.h"
+#include "python_exec.h"
 #include "roofline.h"
 #include "text.h"
 #include "timer.h"
@@ -21,7 +25,11 @@ enum {
     ID_LADDER = OPTION_LONG_ONLY,
     ID_OVERLAP,
     ID_SEED,
-    ID_QUICK
+    ID_QUICK,
+    ID_PEERS,
+    ID_PUBLISH,
+    ID_MODE,
+    ID_PYTHON_PATH
 };
 
 static const option_spec options[] = {
@@ -30,6 +38,10 @@ static const option_spec options[] = {
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
+    {ID_PEERS, "peers", "torch", "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},
+    {ID_MODE, "mode", "stream|call", "with --peers: launches in a graph (default), or ordinary calls from Python"},
+    {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
+    {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
     {'o', "output", "FILE", "add the records to this JSON file"},
     {0, NULL, NULL, NULL},
 };
@@ -48,12 +60,13 @@ static const command_spec spec = {
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion bench\n"
                 "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
-                "  acromion bench -k fwd_simt --ladder --json\n",
+                "  acromion bench -k fwd_simt --ladder --json\n"
+                "  acromion bench b2:h8:s512:d64 --peers torch --publish -o results/mine.json\n",
 };
 
 typedef struct request {
-    const char *kernel, *output;
-    bool ladder, overlap, quick;
+    const char *kernel, *output, *python_path;
+    bool ladder, overlap, quick, peers, publish, call_mode;
     uint64_t seed;
 } request;
 
@@ -63,7 +76,9 @@ typedef struct session {
     acr_ctx *ctx;
     const acr__device *device;
     uint32_t threads;
+    const peer_provider *provider; /* NULL = ours alone */
     json_t *records;
+    size_t saved; /* of the records: in the output file */
     int measured, refused;
 } session;
 
@@ -85,6 +100,16 @@ typedef struct measurement {
     gpu_state before, after;
 } measurement;
 
+/* The one word that an option knows (besides those its caller has looked for). */
+static bool option_word(const char *option, const char *value, const char *known)
+{
+    if (strcmp(value, known) == 0) {
+        return true;
+    }
+    fprintf(stderr, "acromion bench: --%s: '%s' is unknown; `acromion bench --help` says what there is\n", option, value);
+    return false;
+}
+
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
@@ -104,6 +129,18 @@ static bool take_option(void *arg, int id, const char *value)
         return true;
     case ID_QUICK:
         r->quick = true;
+        return true;
+    case ID_PEERS:
+        r->peers = true;
+        return option_word("peers", value, "torch");
+    case ID_PUBLISH:
+        r->publish = true;
+        return true;
+    case ID_MODE:
+        r->call_mode = strcmp(value, "call") == 0;
+        return r->call_mode || option_word("mode", value, "stream");
+    case ID_PYTHON_PATH:
+        r->python_path = value;
         return true;
     default:
         if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
@@ -159,18 +196,10 @@ static bool below_floor(const session *s, const bench_problem *on, const measure
 
 static json_t *record_json(const session *s, const bench_problem *on, const measurement *m)
 {
-    const stats_summary *t = &m->timing.stats;
-    char digest[17];
-    digest_text(digest, m->kernel);
-    json_t *json = json_pack(
-        "{s:s, s:s, s:s, s:b, s:f, s:f, s:f, s:f, s:I, s:i, s:[o,o], s:f, s:f, s:s, s:f, s:s, s:{s:I}}", "problem",
-        on->text, "kernel", m->kernel->name, "mode", "stream", "overlap", s->request->overlap, "p50_us", t->p50,
-        "p90_us", t->p90, "p99_us", t->p99, "min_us", t->min, "n", (json_int_t)t->count, "launches", m->timing.launches,
-        "ci95_us", json_number_or_null(t->p50_ci95.low), json_number_or_null(t->p50_ci95.high), "err_max",
-        m->verdict.err_max, "floor_us", 1e6 * on->floor.warm_s, "floor_bound", on->floor.warm_bound, "tflops",
-        on->demand.flops / t->p50 / 1e6, "image", digest, "seeds", "inputs", (json_int_t)s->request->seed);
-    json_object_set_new(json, "clocks", clocks_json(s->device, &m->before, &m->after));
-    environment_add(json, s->device);
+    const bench_conditions conditions = {s->device, on->text, "stream", &on->demand, &on->floor, s->request->seed};
+    json_t *json = bench_record(&conditions, &m->timing.stats, m->timing.launches, s->request->overlap,
+                                m->verdict.err_max, &m->before, &m->after);
+    bench_record_kernel(json, m->kernel);
     return json;
 }
 
@@ -275,6 +304,35 @@ static void find_floor(const session *s, bench_problem *on)
     floor_of(&on->floor, &m, on->problem, &on->demand);
 }
 
+/* The same beside peers. */
+static acr_status bench_contest(session *s, const bench_problem *on)
+{
+    const contest_request wanted_contest = {
+        .ctx = s->ctx,
+        .ordinal = s->common->device,
+        .problem = on->problem,
+        .text = on->text,
+        .ref = on->ref,
+        .demand = &on->demand,
+        .floor = &on->floor,
+        .pattern = s->request->kernel ? s->request->kernel : on->planned,
+        .provider = s->provider,
+        .call_mode = s->request->call_mode,
+        .overlap = s->request->overlap,
+        .blocks = s->request->publish ? INTERLEAVE_BLOCKS_PUBLISH : INTERLEAVE_BLOCKS_SEARCH,
+        .seed = s->request->seed,
+        .quiet = s->common->json,
+    };
+    contest_counts counts = {0, 0};
+    acr_status status = contest_run(&wanted_contest, s->records, &counts);
+    s->measured += counts.measured;
+    s->refused += counts.refused;
+    if (status == ACR_OK && counts.measured + counts.refused == 0) {
+        fprintf(stderr, "acromion: %s: no kernel of ours to measure; `acromion why` says why\n", on->text);
+    }
+    return status;
+}
+
 static acr_status bench_one(session *s, const acr_problem *problem)
 {
     enum {
@@ -296,21 +354,37 @@ static acr_status bench_one(session *s, const acr_problem *problem)
         return status;
     }
     find_floor(s, &on);
-    if (!s->common->json) {
-        print_header(s, &on);
+    if (s->provider) {
+        status = bench_contest(s, &on);
+    } else {
+        if (!s->common->json) {
+            print_header(s, &on);
+        }
+        status = bench_kernels(s, &on);
     }
-    status = bench_kernels(s, &on);
     reference_destroy(on.ref);
+    return status;
+}
+
+/* Adds the records from `saved` on to the output file, problem by problem, so that a run cut short keeps what it has. */
+static acr_status save(session *s)
+{
+    size_t count = json_array_size(s->records);
+    if (!s->request->output || s->saved == count) {
+        return ACR_OK;
+    }
+    json_t *added = json_array();
+    for (; s->saved < count; ++s->saved) {
+        json_array_append(added, json_array_get(s->records, s->saved));
+    }
+    acr_status status = json_append(s->request->output, added);
+    json_decref(added);
     return status;
 }
 
 static int finish(const session *s, acr_status status)
 {
     int exit_code = status == ACR_OK ? EXIT_DONE : report_failure(status, "bench");
-    if (s->request->output && s->measured > 0) {
-        status = json_append(s->request->output, s->records);
-        exit_code = status == ACR_OK ? exit_code : report_failure(status, NULL);
-    }
     if (s->common->json) {
         json_print(json_incref(s->records));
     }
@@ -320,7 +394,26 @@ static int finish(const session *s, acr_status status)
     return exit_code != EXIT_DONE ? exit_code : s->measured == 0 || s->refused > 0 ? EXIT_FAILED : EXIT_DONE;
 }
 
-int cmd_bench(int argc, char **argv)
+static int bench_all(session *s, const problem_list *problems)
+{
+    s->device = &acr__ctx_backend_device(s->ctx)->device;
+    if (s->provider && s->device->backend != ACR__CUDA) {
+        fprintf(stderr, "acromion bench: peers are met on a GPU, and this context is %s\n", s->device->name);
+        return EXIT_CANNOT_RUN;
+    }
+    s->records = json_array();
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
+        status = bench_one(s, &problems->items[i]);
+        acr_status saved = save(s);
+        status = status == ACR_OK ? saved : status;
+    }
+    int exit_code = finish(s, status);
+    json_decref(s->records);
+    return exit_code;
+}
+
+int bench_with_peers(int argc, char **argv, const peer_provider *provider)
 {
     common_options common;
     request r = {.seed = 1};
@@ -329,24 +422,31 @@ int cmd_bench(int argc, char **argv)
     if (first < 0) {
         return exit_code;
     }
+    r.peers = r.peers || provider;
+    if (!r.peers && (r.publish || r.call_mode)) {
+        fprintf(stderr, "acromion bench: --publish and --mode call go with --peers\n");
+        return EXIT_USAGE;
+    }
     problem_list problems;
     exit_code = problems_parse(argv + first, argc - first, &problems);
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    session s = {.request = &r, .common = &common, .threads = thread_count(&common)};
+    if (r.peers && !provider) {
+        problems_free(&problems);
+        return python_exec_bench(argc, argv, r.python_path);
+    }
+    session s = {.request = &r, .common = &common, .threads = thread_count(&common), .provider = provider};
     exit_code = context_open(&common, &s.ctx);
     if (exit_code == EXIT_DONE) {
-        s.device = &acr__ctx_backend_device(s.ctx)->device;
-        s.records = json_array();
-        acr_status status = ACR_OK;
-        for (size_t i = 0; i < problems.count && status == ACR_OK; ++i) {
-            status = bench_one(&s, &problems.items[i]);
-        }
-        exit_code = finish(&s, status);
+        exit_code = bench_all(&s, &problems);
     }
-    json_decref(s.records);
     acr_ctx_destroy(s.ctx);
     problems_free(&problems);
     return exit_code;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    return bench_with_peers(argc, argv, NULL);
 }

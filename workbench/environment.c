@@ -112,6 +112,43 @@ void gpu_state_read(gpu_state *out, const acr__device *device, int32_t ordinal)
     nvml_close(&n);
 }
 
+struct gpu_monitor {
+    nvml nvml;
+    nvml_device gpu;
+    double throttled_mhz;
+};
+
+gpu_monitor *gpu_monitor_open(const acr__device *device, int32_t ordinal)
+{
+    static const double THROTTLED_SHARE = 0.75;
+    gpu_monitor *m = device->backend == ACR__CUDA ? calloc(1, sizeof *m) : NULL;
+    if (!m || !nvml_open(&m->nvml)) {
+        free(m);
+        return NULL;
+    }
+    if (!nvml_find(&m->nvml, device, ordinal, &m->gpu)) {
+        gpu_monitor_close(m);
+        return NULL;
+    }
+    m->throttled_mhz = THROTTLED_SHARE * device->clock_hz / 1e6;
+    return m;
+}
+
+void gpu_monitor_close(gpu_monitor *monitor)
+{
+    if (monitor) {
+        nvml_close(&monitor->nvml);
+        free(monitor);
+    }
+}
+
+bool gpu_monitor_throttled(void *arg)
+{
+    const gpu_monitor *m = arg;
+    unsigned mhz = 0;
+    return m && m->nvml.clock(m->gpu, NVML_CLOCK_SM, &mhz) == 0 && mhz < m->throttled_mhz;
+}
+
 void driver_text(char *out, size_t capacity, const acr__device *device)
 {
     if (device->backend != ACR__CUDA) {

@@ -16,6 +16,16 @@ typedef struct gpu_state {
 /* Reads the state of the GPU that a device is. */
 void gpu_state_read(gpu_state *out, const acr__device *device, int32_t ordinal);
 
+/* NVML held open, to ask for the clock often. */
+typedef struct gpu_monitor gpu_monitor;
+
+/* NULL where there is no NVML, no GPU, or no memory. Close with gpu_monitor_close (NULL is a no-op). */
+gpu_monitor *gpu_monitor_open(const acr__device *device, int32_t ordinal);
+void gpu_monitor_close(gpu_monitor *monitor);
+
+/* Whether the SM clock is below 75 % of nominal now. arg: a gpu_monitor, or NULL: never. */
+bool gpu_monitor_throttled(void *arg);
+
 /* {"nominal_mhz", "before": {"sm_mhz", "memory_mhz", "temperature_c", "power_w"} or null, "after"}. */
 json_t *clocks_json(const acr__device *device, const gpu_state *before, const gpu_state *after);
 

@@ -19,6 +19,21 @@ typedef struct timer_limits {
         200e-6, 50e-3, 2.0, 10, 200                                                                                    \
     }
 
+/* Records `launches` units of something, ready for replay. */
+typedef acr_status timer_record(acr__graph **out, void *arg, int launches);
+
+/* Records as many launches as fill stretch_s. *launch_s becomes the shortest time of one that was seen on the way. The
+ * caller frees *out with graph_free of its device's backend. Errors: those of record and of the backend. */
+acr_status timer_fill(acr__graph **out, double *launch_s, timer_record *record, void *arg, double stretch_s);
+
+/* A timer_record's argument, and the timer_record: what an acr__enqueue enqueues. */
+typedef struct timer_work {
+    acr__backend_device *device;
+    acr__enqueue *enqueue;
+    void *arg;
+} timer_work;
+acr_status timer_record_work(acr__graph **out, void *work, int launches);
+
 typedef struct timing {
     int launches;        /* back to back in each sample */
     stats_summary stats; /* of microseconds a launch, one sample a replay */

@@ -365,23 +365,69 @@ static acr_status cpu_synchronize(acr__backend_device *device)
     return ACR_OK;
 }
 
+/* ---- Timing ---- */
+
+/* A CPU records nothing: it calls the work again at every replay. */
+typedef struct cpu_graph {
+    acr__graph base;
+    acr__enqueue *enqueue;
+    void *arg;
+} cpu_graph;
+
+static acr_status cpu_graph_record(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
+                                   int launches)
+{
+    cpu_graph *graph = malloc(sizeof *graph);
+    if (!graph) {
+        return acr__fail(ACR_NO_MEMORY, "recording %d launches: no host memory", launches);
+    }
+    *graph = (cpu_graph){{device, launches}, enqueue, arg};
+    *out = &graph->base;
+    return ACR_OK;
+}
+
+static acr_status cpu_graph_adopt(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches)
+{
+    (void)out;
+    (void)device;
+    (void)cuda_graph;
+    (void)launches;
+    return acr__fail(ACR_UNSUPPORTED, "the cpu backend cannot replay CUDA graphs");
+}
+
+static acr_status replay_once(const cpu_graph *graph, double *seconds)
+{
+    double start = now_seconds();
+    for (int i = 0; i < graph->base.launches; i++) {
+        acr_status status = graph->enqueue(graph->arg, NULL);
+        if (status != ACR_OK) {
+            return status;
+        }
+    }
+    *seconds = (now_seconds() - start) / graph->base.launches;
+    return ACR_OK;
+}
+
+static acr_status cpu_graph_time(acr__graph *graph, int replays, double *seconds)
+{
+    double warm_up;
+    acr_status status = replay_once((const cpu_graph *)graph, &warm_up);
+    for (int i = 0; i < replays && status == ACR_OK; i++) {
+        status = replay_once((const cpu_graph *)graph, &seconds[i]);
+    }
+    return status;
+}
+
+static void cpu_graph_free(acr__graph *graph)
+{
+    free(graph);
+}
+
 static acr_status cpu_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                            double *seconds)
 {
-    (void)device;
-    for (int replay = -1; replay < replays; replay++) { /* replay -1 warms up */
-        double start = now_seconds();
-        for (int i = 0; i < launches; i++) {
-            acr_status status = enqueue(arg, NULL);
-            if (status != ACR_OK) {
-                return status;
-            }
-        }
-        if (replay >= 0) {
-            seconds[replay] = (now_seconds() - start) / launches;
-        }
-    }
-    return ACR_OK;
+    cpu_graph graph = {{device, launches}, enqueue, arg};
+    return cpu_graph_time(&graph.base, replays, seconds);
 }
 
 const acr__backend acr__backend_cpu = {
@@ -400,5 +446,9 @@ const acr__backend acr__backend_cpu = {
     .mem_zero_async = cpu_mem_zero_async,
     .is_capturing = cpu_is_capturing,
     .synchronize = cpu_synchronize,
+    .graph_record = cpu_graph_record,
+    .graph_adopt = cpu_graph_adopt,
+    .graph_time = cpu_graph_time,
+    .graph_free = cpu_graph_free,
     .time = cpu_time,
 };

@@ -595,25 +595,99 @@ static acr_status cuda_synchronize(acr__backend_device *device)
 
 /* ---- Timing ---- */
 
-/* Captures `launches` units on the stream into a graph ready to launch. */
+/* A graph ready to launch, on a stream of its own. */
+typedef struct cuda_graph {
+    acr__graph base;
+    CUstream stream;
+    CUgraphExec exec;
+} cuda_graph;
+
+/* Captures `launches` units on the stream. */
 static acr_status capture_units(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches,
-                                CUgraphExec *out)
+                                CUgraph *out)
 {
-    CUgraph graph = NULL;
+    *out = NULL;
     acr_status status =
         check(d, d->driver.StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
     if (status != ACR_OK)
         return status;
     for (int i = 0; i < launches && status == ACR_OK; i++)
         status = enqueue(arg, stream);
-    acr_status ended = check(d, d->driver.StreamEndCapture(stream, &graph), "cuStreamEndCapture");
+    acr_status ended = check(d, d->driver.StreamEndCapture(stream, out), "cuStreamEndCapture");
+    return status == ACR_OK ? ended : status;
+}
+
+static acr_status instantiate(const cuda_device *d, cuda_graph *g, CUgraph graph)
+{
+    acr_status status =
+        check(d, d->driver.GraphInstantiateWithFlags(&g->exec, graph, 0), "cuGraphInstantiateWithFlags");
     if (status == ACR_OK)
-        status = ended;
+        status = check(d, d->driver.GraphUpload(g->exec, g->stream), "cuGraphUpload");
+    return status;
+}
+
+static acr_status record_units(const cuda_device *d, cuda_graph *g, acr__enqueue *enqueue, void *arg)
+{
+    CUgraph graph;
+    acr_status status = capture_units(d, g->stream, enqueue, arg, g->base.launches, &graph);
     if (status == ACR_OK)
-        status = check(d, d->driver.GraphInstantiateWithFlags(out, graph, 0), "cuGraphInstantiateWithFlags");
+        status = instantiate(d, g, graph);
     if (graph != NULL)
         d->driver.GraphDestroy(graph);
     return status;
+}
+
+static void cuda_graph_free(acr__graph *graph)
+{
+    cuda_graph *g = (cuda_graph *)graph;
+    entered scope;
+    if (g == NULL)
+        return;
+    const cuda_device *d = (const cuda_device *)g->base.device;
+    if (enter(d, &scope) == ACR_OK) {
+        if (g->exec != NULL)
+            d->driver.GraphExecDestroy(g->exec);
+        if (g->stream != NULL)
+            d->driver.StreamDestroy(g->stream);
+        leave(d, &scope);
+    }
+    free(g);
+}
+
+/* Makes a graph from the caller's CUgraph, or else from what enqueue(arg) enqueues. */
+static acr_status make_graph(acr__graph **out, acr__backend_device *device, CUgraph graph, acr__enqueue *enqueue,
+                             void *arg, int launches)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    entered scope;
+    cuda_graph *g = calloc(1, sizeof *g);
+    if (g == NULL)
+        return acr__fail(ACR_NO_MEMORY, "recording %d launches: no host memory", launches);
+    g->base = (acr__graph){device, launches};
+    acr_status status = enter(d, &scope);
+    if (status == ACR_OK) {
+        status = check(d, d->driver.StreamCreate(&g->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+        if (status == ACR_OK)
+            status = graph != NULL ? instantiate(d, g, graph) : record_units(d, g, enqueue, arg);
+        leave(d, &scope);
+    }
+    if (status != ACR_OK) {
+        cuda_graph_free(&g->base);
+        return status;
+    }
+    *out = &g->base;
+    return ACR_OK;
+}
+
+static acr_status cuda_graph_record(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
+                                    int launches)
+{
+    return make_graph(out, device, NULL, enqueue, arg, launches);
+}
+
+static acr_status cuda_graph_adopt(acr__graph **out, acr__backend_device *device, void *graph, int launches)
+{
+    return make_graph(out, device, graph, NULL, NULL, launches);
 }
 
 /* Replays the graph between consecutive events, all queued at once, behind one replay that warms up and gives the host
@@ -646,8 +720,7 @@ static acr_status read_events(const cuda_device *d, const CUevent *events, int l
     return ACR_OK;
 }
 
-static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec graph, int launches, int replays,
-                             double *seconds)
+static acr_status time_replays(const cuda_device *d, const cuda_graph *g, int replays, double *seconds)
 {
     int made = 0;
     acr_status status = ACR_OK;
@@ -659,44 +732,35 @@ static acr_status time_graph(const cuda_device *d, CUstream stream, CUgraphExec 
         made += status == ACR_OK;
     }
     if (status == ACR_OK)
-        status = check(d, d->driver.GraphUpload(graph, stream), "cuGraphUpload");
+        status = replay(d, g->stream, g->exec, events, replays);
     if (status == ACR_OK)
-        status = replay(d, stream, graph, events, replays);
-    if (status == ACR_OK)
-        status = read_events(d, events, launches, replays, seconds);
+        status = read_events(d, events, g->base.launches, replays, seconds);
     for (int i = 0; i < made; i++)
         d->driver.EventDestroy(events[i]);
     free(events);
     return status;
 }
 
-static acr_status time_on_stream(const cuda_device *d, CUstream stream, acr__enqueue *enqueue, void *arg, int launches,
-                                 int replays, double *seconds)
+static acr_status cuda_graph_time(acr__graph *graph, int replays, double *seconds)
 {
-    CUgraphExec graph;
-    acr_status status = capture_units(d, stream, enqueue, arg, launches, &graph);
+    const cuda_device *d = (const cuda_device *)graph->device;
+    entered scope;
+    acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
-    status = time_graph(d, stream, graph, launches, replays, seconds);
-    d->driver.GraphExecDestroy(graph);
+    status = time_replays(d, (const cuda_graph *)graph, replays, seconds);
+    leave(d, &scope);
     return status;
 }
 
 static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                             double *seconds)
 {
-    const cuda_device *d = (const cuda_device *)device;
-    CUstream stream;
-    entered scope;
-    acr_status status = enter(d, &scope);
-    if (status != ACR_OK)
-        return status;
-    status = check(d, d->driver.StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    if (status == ACR_OK) {
-        status = time_on_stream(d, stream, enqueue, arg, launches, replays, seconds);
-        d->driver.StreamDestroy(stream);
-    }
-    leave(d, &scope);
+    acr__graph *graph = NULL;
+    acr_status status = cuda_graph_record(&graph, device, enqueue, arg, launches);
+    if (status == ACR_OK)
+        status = cuda_graph_time(graph, replays, seconds);
+    cuda_graph_free(graph);
     return status;
 }
 
@@ -716,5 +780,9 @@ const acr__backend acr__backend_cuda = {
     .mem_zero_async = cuda_mem_zero_async,
     .is_capturing = cuda_is_capturing,
     .synchronize = cuda_synchronize,
+    .graph_record = cuda_graph_record,
+    .graph_adopt = cuda_graph_adopt,
+    .graph_time = cuda_graph_time,
+    .graph_free = cuda_graph_free,
     .time = cuda_time,
 };

@@ -1,4 +1,5 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query rows, alone on its SM.
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query rows, alone on its SM,
+ * with all keys and values of the head in shared memory.
  *
  * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys, of every 128 the first 64
  * and the last 64, and add their results at the end. The query rows of a tile are 32 from the top and 32 from the bottom of the sequence, so that
@@ -8,14 +9,12 @@
  * at most the row sum, so a sum within fp16's range proves at the end that no probability overflowed; otherwise the tile is computed once more,
  * with the true maximum. See docs/kernels/fwd_short.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory, for K and for V); optional BF16=1. */
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory: kv_len <= 128 * STAGES); optional
+ * BF16=1. */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
-#endif
-#ifndef MAX_KEYS
-#define MAX_KEYS 512
 #endif
 
 enum {
@@ -26,7 +25,6 @@ enum {
     HALF_ROWS = 32, /* of a query tile: from the top, and from the bottom */
     Q_TILE = 2 * HALF_ROWS,
     CHUNK_KEYS = 64, /* that a consumer takes at a time */
-    MAX_CHUNKS = MAX_KEYS / 128, /* of a consumer */
     KV_TILE = 2 * CHUNK_KEYS,
     CONSUMER_THREADS = 2 * 128,
     PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
@@ -42,12 +40,10 @@ enum {
     ROWS_AT = V_AT + STAGES * STAGE_BYTES,
     ROWS_BYTES = 128 * 16,
     PART_AT = ROWS_AT + 2 * ROWS_BYTES,
-    PART_BYTES = 128 * DIM,
+    PART_BYTES = 128 * DIM / 2,
     K_FULL_AT = PART_AT + 2 * PART_BYTES,
     V_FULL_AT = K_FULL_AT + STAGES * 8,
-    K_EMPTY_AT = V_FULL_AT + STAGES * 8,
-    V_EMPTY_AT = K_EMPTY_AT + STAGES * 8,
-    SMEM_BYTES = V_EMPTY_AT + STAGES * 8
+    SMEM_BYTES = V_FULL_AT + STAGES * 8
 };
 
 #ifdef __CUDACC__
@@ -75,7 +71,7 @@ enum {
 };
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
-static_assert(STAGES >= 2, "STAGES: the next keys arrive while these are in use");
+static_assert(STAGES >= 1 && STAGES <= 4, "STAGES: a straight line of code for each number of chunks");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 #ifdef TIMELINE
@@ -111,17 +107,6 @@ DEV tile find_tile(const fwd_args &a)
     return t;
 }
 
-/* The rings: use number n of a ring is slot n % STAGES in round n / STAGES. */
-DEV uint32_t slot_of(int use)
-{
-    return (uint32_t)use % STAGES;
-}
-
-DEV uint32_t parity_of(int use)
-{
-    return (uint32_t)use / STAGES & 1;
-}
-
 /* ---- Producer: one thread ---- */
 
 DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, int head, int batch)
@@ -131,16 +116,14 @@ DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, i
         load_box(to + panel * KV_PANEL_BYTES, map, full, PANEL_ELEMS * panel, stage * KV_TILE, head, batch);
 }
 
+/* Of the other stages; the first keys' barrier was initialised before their loads. */
 DEV void init_barriers(uint32_t smem)
 {
-    const int warps = CONSUMER_THREADS / WARP_THREADS;
 #pragma unroll
-    for (int i = 0; i < STAGES; i++) {
-        if (i > 0)
-            barrier_init(smem + K_FULL_AT + BARRIER_BYTES * i, 1); /* the first was, before its loads */
-        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * i, 1);
-        barrier_init(smem + K_EMPTY_AT + BARRIER_BYTES * i, warps);
-        barrier_init(smem + V_EMPTY_AT + BARRIER_BYTES * i, warps);
+    for (int stage = 0; stage < STAGES; stage++) {
+        if (stage > 0)
+            barrier_init(smem + K_FULL_AT + BARRIER_BYTES * stage, 1);
+        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * stage, 1);
     }
     barrier_init_done();
 }
@@ -163,45 +146,42 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
                      half ? bottom : blockIdx.x * HALF_ROWS, blockIdx.y, blockIdx.z);
 }
 
-DEV void produce_k(const fwd_maps &maps, uint32_t smem, int kv_head, int use, int stage)
+DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage)
 {
-    const uint32_t slot = slot_of(use), full = smem + K_FULL_AT + BARRIER_BYTES * slot;
-    barrier_wait(smem + K_EMPTY_AT + BARRIER_BYTES * slot, parity_of(use) ^ 1);
+    const uint32_t full = smem + K_FULL_AT + BARRIER_BYTES * stage;
     barrier_arrive_expecting(full, STAGE_BYTES);
-    load_stage(smem + K_AT + slot * STAGE_BYTES, &maps.k, full, stage, kv_head, blockIdx.z);
+    load_stage(smem + K_AT + stage * STAGE_BYTES, &maps.k, full, stage, kv_head, blockIdx.z);
 }
 
-DEV void produce_v(const fwd_maps &maps, uint32_t smem, int kv_head, int use, int stage)
+DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage)
 {
-    const uint32_t slot = slot_of(use), full = smem + V_FULL_AT + BARRIER_BYTES * slot;
-    barrier_wait(smem + V_EMPTY_AT + BARRIER_BYTES * slot, parity_of(use) ^ 1);
+    const uint32_t full = smem + V_FULL_AT + BARRIER_BYTES * stage;
     barrier_arrive_expecting(full, STAGE_BYTES);
-    load_stage(smem + V_AT + slot * STAGE_BYTES, &maps.v, full, stage, kv_head, blockIdx.z);
+    load_stage(smem + V_AT + stage * STAGE_BYTES, &maps.v, full, stage, kv_head, blockIdx.z);
 }
 
 /* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the first would come last. */
-DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int first_use)
+DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
 {
-    for (int stage = first_use == 0; stage < 2 && stage < stages; stage++) /* the first keys of all are loaded already */
-        produce_k(maps, smem, kv_head, first_use + stage, stage);
-#pragma unroll 1
+    if (stages > 1)
+        load_k(maps, smem, kv_head, 1);
     for (int stage = 0; stage < stages; stage++) {
-        barrier_wait(smem + K_FULL_AT + BARRIER_BYTES * slot_of(first_use + stage), parity_of(first_use + stage));
-        produce_v(maps, smem, kv_head, first_use + stage, stage);
+        barrier_wait(smem + K_FULL_AT + BARRIER_BYTES * stage, 0);
+        load_v(maps, smem, kv_head, stage);
         if (stage + 2 < stages)
-            produce_k(maps, smem, kv_head, first_use + stage + 2, stage + 2);
+            load_k(maps, smem, kv_head, stage + 2);
     }
     if (stages == 0) /* no CTA ends before its loads */
         barrier_wait(smem + K_FULL_AT, 0);
 }
 
-/* All consumers and the producer's first warp: whether any of them says yes. */
+/* The consumers: whether any thread of them says yes. */
 DEV int vote(int yes)
 {
     int any;
     asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
                  : "=r"(any)
-                 : "r"(yes), "n"((int)VOTE), "n"((int)CONSUMER_THREADS + (int)WARP_THREADS)
+                 : "r"(yes), "n"((int)VOTE), "n"((int)CONSUMER_THREADS)
                  : "memory");
     return any;
 }
@@ -240,15 +220,16 @@ typedef struct consumer {
     int index; /* among the consumers */
     int warp;  /* of the consumer */
     int lane;
-    uint32_t k, v;    /* low words of the descriptors of slot 0, the consumer's keys */
+    uint32_t k, v; /* low words of the descriptors of stage 0, the consumer's keys */
     float scale_log2;
-    int seen[2];      /* how many keys the lane's rows see, less the lane's first column */
-    int top_end;      /* one past the last key that any row of the top half sees */
-    int tile_full_end, bottom_full_end; /* one past the last key that every row sees: of the tile, of its bottom half */
-    int len;          /* keys of the batch entry; beyond it, memory may hold anything */
-    int chunks;       /* of this consumer */
+    int seen[2];        /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
+    int chunks;         /* of this consumer: chunk i is at key 128i */
+    int top_chunks;     /* so many have keys that a row of the top half sees, at least 1 */
+    int whole_chunks;   /* so many are seen whole by every row of the tile */
+    int bottom_chunks;  /* so many are seen whole by every row of the bottom half */
+    int present_rows;   /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
     query_tile q;
-    uint32_t order;   /* see keep_order */
+    uint32_t order;     /* see keep_order */
 } consumer;
 
 /* Keeps the assembler from moving instructions across: it does not reorder around a clock read (2 cycles) whose value is used. */
@@ -272,32 +253,32 @@ DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumu
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-DEV void score_step(const consumer &c, score_tile &s, uint32_t slot, int step)
+DEV void score_step(const consumer &c, score_tile &s, int chunk, int step)
 {
     product_scores(s, c.q + 4 * step,
-                   descriptor(c.k + slot * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES), step != 0);
+                   descriptor(c.k + chunk * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES), step != 0);
 }
 
-DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, uint32_t slot, int step, int accumulate)
+DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int step, int accumulate)
 {
-    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + slot * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES), accumulate || step != 0);
+    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + chunk * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES), accumulate || step != 0);
 }
 
-DEV void start_output(const consumer &c, output_tile &o, const probability_tile &p, uint32_t slot, int accumulate)
+DEV void start_output(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int accumulate)
 {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < CHUNK_KEYS / WGMMA_K; step++)
-        output_step(c, o, p, slot, step, accumulate);
+        output_step(c, o, p, chunk, step, accumulate);
     wgmma_commit();
 }
 
-DEV void start_scores(const consumer &c, score_tile &s, uint32_t slot)
+DEV void start_scores(const consumer &c, score_tile &s, int chunk)
 {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++)
-        score_step(c, s, slot, step);
+        score_step(c, s, chunk, step);
     wgmma_commit();
 }
 
@@ -308,26 +289,12 @@ DEV uint32_t pack(float low, float high)
     return pair;
 }
 
-DEV int first_key(const consumer &c, int chunk)
-{
-    return chunk * KV_TILE + c.index * CHUNK_KEYS;
-}
-
-/* Whether any row of the top half sees keys of this chunk. */
-DEV int top_sees(const consumer &c, int chunk)
-{
-    return first_key(c, chunk) < c.top_end;
-}
-
 /* Scores that a row does not see become -inf. */
 DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
 {
-    const int key = first_key(c, chunk);
-    if (key + CHUNK_KEYS <= (top_sees(c, chunk) ? c.tile_full_end : c.bottom_full_end))
-        return;
 #pragma unroll
     for (int i = 0; i < CHUNK_KEYS / 2; i++)
-        if (key + 8 * (i / 4) + i % 2 >= c.seen[i / 2 % 2])
+        if (chunk * KV_TILE + 8 * (i / 4) + i % 2 >= c.seen[i / 2 % 2])
             s[i] = -CUDART_INF_F;
 }
 
@@ -352,12 +319,12 @@ DEV void choose_reference(const consumer &c, softmax_rows &r, const score_tile &
     }
 }
 
-/* One half of the scores, to exponents. */
-DEV void scale_scores(const consumer &c, const softmax_rows &r, score_tile &t, const score_tile &s, const int half)
+DEV void scale_scores(const consumer &c, const softmax_rows &r, score_tile &t, const score_tile &s, const int top)
 {
 #pragma unroll
-    for (int i = CHUNK_KEYS / 4 * half; i < CHUNK_KEYS / 4 * (half + 1); i++)
-        t[i] = fmaf(s[i], c.scale_log2, r.offset[i / 2 % 2]);
+    for (int i = 0; i < CHUNK_KEYS / 2; i++)
+        if (top || i / 2 % 2)
+            t[i] = fmaf(s[i], c.scale_log2, r.offset[i / 2 % 2]);
 }
 
 DEV void exponentiate(score_tile &t, int group, const int top)
@@ -381,21 +348,14 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
     }
 }
 
-DEV void release(const consumer &c, uint32_t empty_at, int use)
-{
-    if (c.lane == 0)
-        barrier_arrive(c.smem + empty_at + BARRIER_BYTES * slot_of(use));
-}
-
 /* Waits for a chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not silence: such rows become 0. */
-DEV void wait_values(const consumer &c, int use, int chunk)
+DEV void wait_values(const consumer &c, int chunk)
 {
-    barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * slot_of(use), parity_of(use));
-    const int rows = c.len - first_key(c, chunk);
-    if (rows >= CHUNK_KEYS)
+    barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * chunk, 0);
+    if (chunk + 1 != c.chunks || c.present_rows == CHUNK_KEYS)
         return;
-    const uint32_t chunk_at = c.smem + V_AT + slot_of(use) * STAGE_BYTES + c.index * CHUNK_BYTES;
-    for (int at = rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES; at += WARPGROUP_THREADS * 16)
+    const uint32_t chunk_at = c.smem + V_AT + chunk * STAGE_BYTES + c.index * CHUNK_BYTES;
+    for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES; at += WARPGROUP_THREADS * 16)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_at + panel * KV_PANEL_BYTES + at), "r"(0) : "memory");
@@ -403,98 +363,72 @@ DEV void wait_values(const consumer &c, int use, int chunk)
     named_sync(CONSUMER_ALONE + c.index, WARPGROUP_THREADS);
 }
 
-/* The exponentials of one chunk, whose exponents are in t; between them, a few at a time so that none waits for a full queue, the products that
- * can start: the scores of the chunk after, which become the exponents `next`, and the chunk before times V. Behind the last chunk its own scores
- * are computed again, for nothing: the tensor cores have time. At the end nothing is in flight. top 0: the top half sees none of these keys. */
-DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, score_tile &t, score_tile &next, output_tile &o, probability_tile &p,
-                       const probability_tile &before, int chunk, const int first, const int top)
+/* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full queue, the products that can
+ * start: the scores of the chunk after, into s, and the chunk before times V. At the end only the latter may be in flight. top 0: the top half
+ * sees none of these keys. */
+DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, const probability_tile &before,
+                       const int chunk, const int last, const int top)
 {
-    const int next_chunk = min(chunk + 1, c.chunks - 1);
-    const uint32_t k_slot = slot_of(next_chunk), v_slot = slot_of(chunk + STAGES - 1);
-    barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * k_slot, parity_of(next_chunk));
-    if (!first)
-        wait_values(c, chunk - 1, chunk - 1);
+    score_tile t;
+    scale_scores(c, r, t, s, top);
+    if (!last)
+        barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * (chunk + 1), 0);
+    if (chunk > 0)
+        barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * (chunk - 1), 0);
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        if (group < 2) {
+        if (!last && group < 4) {
             wgmma_fence();
 #pragma unroll
-            for (int step = 0; step < DIM / WGMMA_K / 2; step++)
-                score_step(c, s, k_slot, DIM / WGMMA_K / 2 * group + step);
-            if (group == 1)
+            for (int panel = 0; panel < PANELS; panel++)
+                score_step(c, s, chunk + 1, PANELS * group + panel);
+            if (group == 3)
                 wgmma_commit();
-        } else if (!first && group < 6) {
+        } else if (chunk > 0 && group >= 4) {
             wgmma_fence();
-            output_step(c, o, before, v_slot, group - 2, chunk > 1);
-            if (group == 5)
+            output_step(c, o, before, chunk - 1, group - 4, chunk > 1);
+            if (group == 7)
                 wgmma_commit();
         }
         exponentiate(t, group, top);
         if (group > 0)
             add_and_pack(r, p, t, group - 1, top);
         keep_order(c);
-        if (group == 5) {
-            if (first)
-                WGMMA_WAIT(0);
-            else
-                WGMMA_WAIT(1);
-            mask_scores(c, s, next_chunk);
-        }
-        if (group >= 6)
-            scale_scores(c, r, next, s, group - 6);
     }
     add_and_pack(r, p, t, GROUPS - 1, top);
-    if (!first)
-        WGMMA_WAIT(0);
-    release(c, K_EMPTY_AT, chunk);
-    if (!first)
-        release(c, V_EMPTY_AT, chunk - 1);
 }
 
-DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, score_tile &t, score_tile &next, output_tile &o, probability_tile &p,
-                      const probability_tile &before, int chunk)
+/* All chunks, their number a constant; exponentials of the top half only where it sees something. Leaves the last product running. */
+DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks)
 {
-    if (top_sees(c, chunk))
-        compute_chunk(c, r, s, t, next, o, p, before, chunk, 0, 1);
-    else
-        compute_chunk(c, r, s, t, next, o, p, before, chunk, 0, 0);
-}
-
-/* Starts the last product and leaves it running. */
-DEV void attend(consumer &c, softmax_rows &r, output_tile &o)
-{
-    score_tile s, t, u; /* exponents, t and u in turn */
-    probability_tile p, q; /* in turn */
-    start_scores(c, s, 0);
-    WGMMA_WAIT(0);
-    MARK(6);
-    mask_scores(c, s, 0);
-    choose_reference(c, r, s);
-    scale_scores(c, r, t, s, 0);
-    scale_scores(c, r, t, s, 1);
-    compute_chunk(c, r, s, t, u, o, p, q, 0, 1, 1);
-    MARK(7);
+    probability_tile p[2]; /* in turn */
 #pragma unroll
-    for (int chunk = 1; chunk < MAX_CHUNKS; chunk++) {
-        if (chunk >= c.chunks)
+    for (int chunk = 0; chunk < STAGES; chunk++) {
+        if (chunk == chunks)
             break;
-        if (chunk % 2)
-            compute_next(c, r, s, u, t, o, q, p, chunk);
+        if (chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks))
+            mask_scores(c, s, chunk);
+        if (chunk == 0)
+            choose_reference(c, r, s);
+        if (chunk == 0 || chunk < c.top_chunks)
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 1);
         else
-            compute_next(c, r, s, t, u, o, p, q, chunk);
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 0);
+        if (chunk == chunks - 1)
+            break;
+        if (chunk == 0)
+            WGMMA_WAIT(0);
+        else
+            WGMMA_WAIT(1);
     }
-    if (c.chunks % 2 == 0)
-#pragma unroll
-        for (int i = 0; i < CHUNK_KEYS / 4; i++)
-            p[i] = q[i];
-    wait_values(c, c.chunks - 1, c.chunks - 1);
-    start_output(c, o, p, slot_of(c.chunks - 1), c.chunks > 1);
+    wait_values(c, chunks - 1);
+    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, chunks > 1);
     MARK(8);
 }
 
 /* The tile again with the true maximum, chunk by chunk: for scores that rose too far above the reference. */
-DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o, int first_use)
+DEV void attend_exactly(const consumer &c, softmax_rows &r, output_tile &o)
 {
     score_tile s;
     probability_tile p;
@@ -508,11 +442,8 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o, int first_
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < c.chunks; chunk++) {
-        const int use = first_use + chunk;
-        barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * slot_of(use), parity_of(use));
-        start_scores(c, s, slot_of(use));
+        start_scores(c, s, chunk);
         WGMMA_WAIT(0);
-        release(c, K_EMPTY_AT, use);
         mask_scores(c, s, chunk);
         float rescale[2];
 #pragma unroll
@@ -526,17 +457,14 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o, int first_
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] *= rescale[i / 2 % 2];
-        scale_scores(c, r, s, s, 0);
         scale_scores(c, r, s, s, 1);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             exponentiate(s, group, 1);
             add_and_pack(r, p, s, group, 1);
         }
-        wait_values(c, use, chunk);
-        start_output(c, o, p, slot_of(use), 1);
+        start_output(c, o, p, chunk, 1);
         WGMMA_WAIT(0);
-        release(c, V_EMPTY_AT, use);
     }
 }
 
@@ -587,35 +515,57 @@ DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
     }
 }
 
+/* What can be done about the rows before the last product is there. */
+DEV void weigh(const consumer &c, softmax_rows &r, finish &f, int *again)
+{
+    const int too_large = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
+    hand_rows(c, r);
+    *again = vote(too_large);
+    weigh_rows(c, r, f);
+    MARK(9);
+}
+
 DEV uint32_t part_from(const consumer &c, int index)
 {
     return c.smem + PART_AT + index * PART_BYTES + threadIdx.x % WARPGROUP_THREADS * 16;
 }
 
-/* Hands the part of row `row` over, scaled. */
+/* Hands the part of row `row` over, scaled and rounded like the output. */
 DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, const int row)
 {
+    uint32_t part[DIM / 8];
 #pragma unroll
-    for (int i = 0; i < DIM / 16; i++)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES), "f"(o[8 * i + 2 * row] * f.own[row]),
-                     "f"(o[8 * i + 2 * row + 1] * f.own[row]), "f"(o[8 * i + 4 + 2 * row] * f.own[row]), "f"(o[8 * i + 5 + 2 * row] * f.own[row])
+    for (int i = 0; i < DIM / 8; i++)
+        part[i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES), "r"(part[4 * i]),
+                     "r"(part[4 * i + 1]), "r"(part[4 * i + 2]), "r"(part[4 * i + 3])
                      : "memory");
+}
+
+DEV float2 unpack(uint32_t pair)
+{
+#if BF16
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&pair);
+#else
+    return __half22float2(*(const __half2 *)&pair);
+#endif
 }
 
 /* Adds the other's part to row `row`, and packs the row's columns 8i + 2(lane % 4) and the next. */
 DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_tile &o, const finish &f, const int row)
 {
 #pragma unroll
-    for (int i = 0; i < DIM / 16; i++) {
-        float part[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+    for (int i = 0; i < DIM / 32; i++)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(packed[4 * i]), "=r"(packed[4 * i + 1]), "=r"(packed[4 * i + 2]), "=r"(packed[4 * i + 3])
                      : "r"(part_from(c, 1 - c.index) + i * ROWS_BYTES)
                      : "memory");
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            packed[2 * i + j] = pack(fmaf(o[8 * i + 4 * j + 2 * row], f.own[row], part[2 * j]),
-                                     fmaf(o[8 * i + 4 * j + 2 * row + 1], f.own[row], part[2 * j + 1]));
+    for (int i = 0; i < DIM / 8; i++) {
+        const float2 part = unpack(packed[i]);
+        packed[i] = pack(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
     }
 }
 
@@ -672,14 +622,16 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.k = (smem + K_AT + index * CHUNK_BYTES) / 16 | no_panel_stride;
     c.v = (smem + V_AT + index * CHUNK_BYTES) / 16 | v_panel_stride;
     c.scale_log2 = a.scale_log2;
+    const int first_key = index * CHUNK_KEYS;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        c.seen[half] = keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4);
-    c.top_end = t.seen[0].end;
-    c.tile_full_end = min(t.seen[0].full_end, t.seen[1].full_end);
-    c.bottom_full_end = t.seen[1].full_end;
-    c.len = a.kv_lens == nullptr ? INT32_MAX : t.seen[0].len;
-    c.chunks = (max(t.seen[0].end, t.seen[1].end) + KV_TILE - 1 - index * CHUNK_KEYS) / KV_TILE;
+        c.seen[half] = keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
+    const int end = max(t.seen[0].end, t.seen[1].end), whole = min(t.seen[0].full_end, t.seen[1].full_end);
+    c.chunks = (end - first_key + KV_TILE - 1) / KV_TILE;
+    c.top_chunks = max(1, (t.seen[0].end - first_key + KV_TILE - 1) / KV_TILE);
+    c.whole_chunks = (whole - first_key + CHUNK_KEYS) / KV_TILE;
+    c.bottom_chunks = (t.seen[1].full_end - first_key + CHUNK_KEYS) / KV_TILE;
+    c.present_rows = a.kv_lens == nullptr ? CHUNK_KEYS : min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE);
     c.order = 0;
 }
 
@@ -704,51 +656,66 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     int again;
     make_consumer(c, a, t, smem, index);
     make_finish(f, a, t, c);
-#ifdef WARM
-    {
-        score_tile s;
-        for (int i = 0; i < DIM / 4; i++) c.q[i] = 0;
+    score_tile s;
+#if WARM
+    /* the first time for nothing: fetches the instructions and wakes the tensor cores while the keys arrive */
+#pragma unroll 1
+    for (int real = 0; real < 2; real++) {
+        if (real) {
+            barrier_wait(smem + K_FULL_AT, 0);
+            MARK(4);
+        }
+        load_query(c);
         start_scores(c, s, 0);
         WGMMA_WAIT(0);
-        asm volatile("" ::"f"(s[0]));
     }
-    MARK(3);
-#endif
+#else
     barrier_wait(smem + K_FULL_AT, 0);
     MARK(4);
     load_query(c);
+    start_scores(c, s, 0);
+    WGMMA_WAIT(0);
+#endif
+    MARK(6);
     if (c.chunks > 0) {
-        attend(c, r, o);
-        again = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
-        hand_rows(c, r);
-        again = vote(again);
-        weigh_rows(c, r, f);
-        MARK(9);
-        WGMMA_WAIT(0);
+        switch (c.chunks) {
+#if STAGES >= 4
+        case 4:
+            attend(c, r, s, o, 4);
+            weigh(c, r, f, &again);
+            WGMMA_WAIT(0);
+            break;
+#endif
+#if STAGES >= 3
+        case 3:
+            attend(c, r, s, o, 3);
+            weigh(c, r, f, &again);
+            WGMMA_WAIT(0);
+            break;
+#endif
+#if STAGES >= 2
+        case 2:
+            attend(c, r, s, o, 2);
+            weigh(c, r, f, &again);
+            WGMMA_WAIT(0);
+            break;
+#endif
+        default:
+            attend(c, r, s, o, 1);
+            weigh(c, r, f, &again);
+            WGMMA_WAIT(0);
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] = 0.0f;
-        hand_rows(c, r);
-        again = vote(0);
-        weigh_rows(c, r, f);
+        weigh(c, r, f, &again);
     }
     MARK(10);
     if (__builtin_expect(again, 0)) {
-        if (c.chunks > 0) /* hands back what the first time left */
-            release(c, V_EMPTY_AT, c.chunks - 1);
-        for (int stage = c.chunks; stage < t.stages; stage++) {
-            release(c, K_EMPTY_AT, stage);
-            release(c, V_EMPTY_AT, stage);
-        }
-        attend_exactly(c, r, o, t.stages);
-        for (int stage = c.chunks; stage < t.stages; stage++) {
-            release(c, K_EMPTY_AT, t.stages + stage);
-            release(c, V_EMPTY_AT, t.stages + stage);
-        }
-        hand_rows(c, r);
-        named_sync(VOTE, CONSUMER_THREADS);
-        weigh_rows(c, r, f);
+        attend_exactly(c, r, o);
+        named_sync(VOTE, CONSUMER_THREADS); /* the first time's statistics have been read */
+        weigh(c, r, f, &again);
     }
     uint32_t packed[DIM / 8];
     if (index == 0) {
@@ -790,13 +757,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     MARK(2);
     if (warp >= producer_warp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
-        if (warp == producer_warp) {
-            if (elect_one())
-                produce(maps, smem, kv_head, t.stages, 0);
-            __syncwarp();
-            if (vote(0) && elect_one())
-                produce(maps, smem, kv_head, t.stages, t.stages);
-        }
+        if (warp == producer_warp && elect_one())
+            produce(maps, smem, kv_head, t.stages);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, t, smem, warp / 4);

@@ -1,0 +1,306 @@
+/* Positive controls of the correctness gate: a plain kernel without flaws passes every case, and each of its flawed
+ * sisters, with one mistake that kernels are known to make, is caught. So the gate that `acromion check` is cannot have
+ * become blind unnoticed. */
+#include "support.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+#include "cases.h"
+#include "conformance.h"
+
+/* The mistakes. */
+typedef enum flaw {
+    NO_FLAW,
+    LAST_KEY_LOST, /* of rows that see more than one */
+    MASK_IGNORED,
+    WRONG_CORNER,         /* causal taken as top-left */
+    LENGTHS_IGNORED,      /* kv_lens */
+    LENGTHS_UNCLAMPED,    /* negative ones taken as none, large ones as the full length less one */
+    HEADS_INTERLEAVED,    /* query head h reads key/value head h mod kv_heads */
+    SCALE_FROM_DIM,       /* 1 / sqrt(qk_dim), whatever the problem says */
+    NO_MAXIMUM,           /* exponentials of the scores as they are */
+    COARSE_WEIGHTS,       /* softmax weights rounded to fp8 */
+    UNSEEN_TIMES_ZERO,    /* values of unseen keys multiplied by a zero weight: NaN where they hold NaN */
+    TAIL_ROW_UNWRITTEN,   /* the last row, where the tile has one row only */
+    GAP_WRITTEN,          /* one element past the end of each row */
+    STRIDES_IGNORED,      /* o written as if packed */
+    INPUT_WRITTEN,        /* q used as scratch */
+    KEYLESS_ROWS_NAN,     /* 0 / 0 in rows without keys */
+    KEYLESS_ROWS_SKIPPED, /* not written at all */
+    KEYLESS_LSE_FINITE,   /* log-sum-exp of such rows 0 */
+    LSE_TO_BASE_2,
+    LSE_UNWRITTEN,
+    UNSTEADY,        /* the last bit of one element changes from run to run */
+    WORKSPACE_SPENT, /* works only while the workspace is zero, and leaves it otherwise */
+    FLAWS
+} flaw;
+
+static const char *const flaw_names[FLAWS] = {"none",
+                                              "last key lost",
+                                              "mask ignored",
+                                              "wrong corner",
+                                              "lengths ignored",
+                                              "lengths unclamped",
+                                              "heads interleaved",
+                                              "scale from dim",
+                                              "no maximum",
+                                              "coarse weights",
+                                              "unseen times zero",
+                                              "tail row unwritten",
+                                              "gap written",
+                                              "strides ignored",
+                                              "input written",
+                                              "keyless rows NaN",
+                                              "keyless rows skipped",
+                                              "keyless lse finite",
+                                              "lse to base 2",
+                                              "lse unwritten",
+                                              "unsteady",
+                                              "workspace spent"};
+
+static flaw present; /* the one flaw that the kernel has now */
+static _Atomic unsigned runs;
+
+/* ---- The kernel: float64, row by row ------------------------------------------------------------------------------
+ * */
+
+enum {
+    TILE = 16,
+    KEYS_MAX = 2048,
+    WORKSPACE_BYTES = 256 /* of each lane */
+};
+
+static const char *why_not(const acr_problem *p, const acr__device *device)
+{
+    (void)device;
+    if (p->kv_len > KEYS_MAX)
+        return "kv_len exceeds the control's 2048";
+    if ((double)p->batch * (double)p->q_heads * (double)p->q_len * (double)p->kv_len * (double)(p->qk_dim + p->v_dim) >
+        3e7)
+        return "batch, q_heads and lengths make more work than the control is for";
+    return NULL;
+}
+
+static size_t workspace(const acr_problem *p, const acr__device *device)
+{
+    (void)p;
+    return (size_t)device->threads * WORKSPACE_BYTES;
+}
+
+static double cost(const acr_problem *p, const acr__device *device)
+{
+    (void)p, (void)device;
+    return 1.0;
+}
+
+static int64_t key_count(const fwd_args *a, int64_t batch)
+{
+    if (!a->kv_lens || present == LENGTHS_IGNORED)
+        return a->kv_len;
+    const int64_t keys = a->kv_lens[batch];
+    if (present == LENGTHS_UNCLAMPED && keys > a->kv_len)
+        return a->kv_len - 1;
+    return keys < 0 ? 0 : keys > a->kv_len ? a->kv_len : keys;
+}
+
+static int64_t keys_seen(const fwd_args *a, int64_t batch, int64_t row)
+{
+    const int64_t keys = key_count(a, batch);
+    int64_t seen = keys;
+    if (a->mask != FWD_MASK_NONE && present != MASK_IGNORED) {
+        const bool bottom_right = a->mask == FWD_MASK_BOTTOM_RIGHT && present != WRONG_CORNER;
+        const int64_t wanted = row + 1 + (bottom_right ? keys - a->q_len : 0);
+        seen = wanted < 0 ? 0 : wanted > keys ? keys : wanted;
+    }
+    return present == LAST_KEY_LOST && seen > 1 ? seen - 1 : seen;
+}
+
+static double element(const void *base, const fwd_strides *s, int64_t batch, int64_t head, int64_t row, int64_t dim)
+{
+    return acr__load_element(ACR_F16, base, batch * s->batch + head * s->head + row * s->row + dim);
+}
+
+/* Where a row of queries, keys and outputs is. */
+typedef struct place {
+    int64_t batch, head, kv_head, row, seen;
+} place;
+
+static double score_of(const fwd_args *a, const place *at, int64_t key)
+{
+    const double scale = present == SCALE_FROM_DIM ? 1.0 / sqrt((double)a->qk_dim) : (double)a->scale;
+    double sum = 0.0;
+    for (int64_t d = 0; d < a->qk_dim; d++)
+        sum += element(a->q, &a->q_stride, at->batch, at->head, at->row, d) *
+               element(a->k, &a->k_stride, at->batch, at->kv_head, key, d);
+    return scale * sum;
+}
+
+/* Writes the weights of the keys seen and returns the log-sum-exp; the sum of the weights goes to *sum. */
+static double softmax(const fwd_args *a, const place *at, double weights[KEYS_MAX], double *sum)
+{
+    double top = -INFINITY;
+    for (int64_t j = 0; j < at->seen; j++) {
+        weights[j] = score_of(a, at, j);
+        top = weights[j] > top ? weights[j] : top;
+    }
+    const double base = present == NO_MAXIMUM ? 0.0 : top;
+    *sum = 0.0;
+    for (int64_t j = 0; j < at->seen; j++) {
+        weights[j] = present == NO_MAXIMUM ? (double)expf((float)weights[j]) : exp(weights[j] - base);
+        if (present == COARSE_WEIGHTS) {
+            uint8_t coarse;
+            acr__store_element(ACR_E4M3, &coarse, 0, weights[j]);
+            weights[j] = acr__load_element(ACR_E4M3, &coarse, 0);
+        }
+        *sum += weights[j];
+    }
+    return base + log(*sum);
+}
+
+static void write_row(const fwd_args *a, const place *at, const double weights[KEYS_MAX], double sum)
+{
+    fwd_strides s = a->o_stride;
+    if (present == STRIDES_IGNORED)
+        s = (fwd_strides){(int64_t)a->q_heads * a->q_len * a->v_dim, (int64_t)a->q_len * a->v_dim, a->v_dim};
+    const int64_t first = at->batch * s.batch + at->head * s.head + at->row * s.row;
+    const int64_t summed = present == UNSEEN_TIMES_ZERO ? a->kv_len : at->seen;
+    for (int64_t d = 0; d < a->v_dim; d++) {
+        double out = 0.0;
+        for (int64_t j = 0; j < summed; j++)
+            out += (j < at->seen ? weights[j] : 0.0) * element(a->v, &a->v_stride, at->batch, at->kv_head, j, d);
+        out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
+        acr__store_element(ACR_F16, a->o, first + d, out);
+    }
+    if (present == GAP_WRITTEN)
+        acr__store_element(ACR_F16, a->o, first + a->v_dim, 0.0);
+}
+
+static void write_lse(const fwd_args *a, const place *at, double lse)
+{
+    if (!a->lse || present == LSE_UNWRITTEN)
+        return;
+    double value = at->seen ? lse : present == KEYLESS_LSE_FINITE ? 0.0 : -INFINITY;
+    if (present == LSE_TO_BASE_2)
+        value *= 1.4426950408889634;
+    a->lse[(at->batch * a->q_heads + at->head) * a->q_len + at->row] = (float)value;
+}
+
+static void do_row(const fwd_args *a, int64_t index)
+{
+    const int64_t row = index % a->q_len, head = index / a->q_len % a->q_heads;
+    place at = {index / a->q_len / a->q_heads, head, head / a->group, row, 0};
+    if (present == HEADS_INTERLEAVED)
+        at.kv_head = head % a->kv_heads;
+    at.seen = keys_seen(a, at.batch, row);
+    if (present == TAIL_ROW_UNWRITTEN && a->q_len % TILE == 1 && row == a->q_len - 1)
+        return;
+    if (present == KEYLESS_ROWS_SKIPPED && at.seen == 0)
+        return;
+    static double weights[KEYS_MAX]; /* the controls run on one thread */
+    double sum;
+    const double lse = softmax(a, &at, weights, &sum);
+    write_row(a, &at, weights, sum);
+    write_lse(a, &at, lse);
+}
+
+static void run(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes;
+    unsigned char *state = scratch;
+    if (present == WORKSPACE_SPENT && state[0]++ != 0)
+        return;
+    const int64_t rows = (int64_t)a->batch * a->q_heads * a->q_len;
+    for (int64_t index; (index = atomic_fetch_add(queue, 1)) < rows;)
+        do_row(a, index);
+    if (present == INPUT_WRITTEN)
+        memset((void *)(uintptr_t)a->q, 0, 2);
+    if (present == UNSTEADY)
+        *(uint16_t *)a->o ^= (uint16_t)(runs++ & 1);
+}
+
+static const unsigned char identity[] = "control";
+static const acr__kernel control = {.name = "fwd_control_f16_d256_16x16_portable",
+                                    .family = "fwd_control",
+                                    .backend = ACR__CPU,
+                                    .dtype = ACR_F16,
+                                    .qk_dim_max = 256,
+                                    .v_dim_max = 256,
+                                    .q_tile = TILE,
+                                    .kv_tile = TILE,
+                                    .stages = 1,
+                                    .why_not = why_not,
+                                    .workspace = workspace,
+                                    .cost = cost,
+                                    .run = run,
+                                    .image = identity,
+                                    .image_end = identity + sizeof identity - 1};
+
+/* ---- The gate -----------------------------------------------------------------------------------------------------
+ * */
+
+/* Runs the control's own cases, in order, until one fails; returns how many passed before. The first failure's words go
+ * to `failure`. */
+static size_t cases_passed(acr_ctx *ctx, const case_list *list, char failure[400])
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const reference_request wanted = {
+            &list->items[i].problem, list->items[i].inputs, 1, REFERENCE_SAMPLED_ROWS, false, 1};
+        reference *ref = NULL;
+        verdict v;
+        assert_ok(reference_create(&ref, &wanted));
+        const acr_status status = conformance_check(&v, ctx, &control, &list->items[i].problem, ref);
+        reference_destroy(ref);
+        assert_int_equal(status, ACR_OK);
+        memcpy(failure, v.failure, sizeof v.failure);
+        if (!v.pass)
+            return i;
+    }
+    return list->count;
+}
+
+static case_list list; /* too large for the stack */
+
+static int make_list(void **state)
+{
+    acr_ctx *ctx = cpu_ctx(1);
+    *state = ctx;
+    cases_make(&list, &control, &acr__ctx_backend_device(ctx)->device, false);
+    return list.count < 20;
+}
+
+static int destroy_context(void **state)
+{
+    acr_ctx_destroy(*state);
+    return 0;
+}
+
+static void the_flawless_kernel_passes_every_case(void **state)
+{
+    char failure[400];
+    present = NO_FLAW;
+    const size_t passed = cases_passed(*state, &list, failure);
+    if (passed != list.count)
+        fail_msg("case %zu: %s", passed, failure);
+}
+
+static void every_flaw_is_caught(void **state)
+{
+    for (int f = NO_FLAW + 1; f < FLAWS; f++) {
+        char failure[400];
+        present = (flaw)f;
+        const size_t passed = cases_passed(*state, &list, failure);
+        if (passed == list.count)
+            fail_msg("nothing caught the flaw \"%s\"", flaw_names[f]);
+        print_message("%-22s caught by case %zu: %s\n", flaw_names[f], passed, failure);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_flawless_kernel_passes_every_case),
+        cmocka_unit_test(every_flaw_is_caught),
+    };
+    return cmocka_run_group_tests(tests, make_list, destroy_context);
+}

@@ -1,0 +1,52 @@
+/* The door through which another language takes part in `acromion bench`: libacromion_bench.so exports one function. It
+ * is the whole command; the caller only provides the peers, the library whose attention ours is compared with. Both
+ * share the process and the device's primary context. Known user: python/acromion/bench.py, which repeats these structures.
+ *
+ * Callbacks return 0, or -1 after writing the reason. `text` has PEER_TEXT_BYTES bytes and is "" before the call. */
+#ifndef WORKBENCH_BENCH_DOOR_H
+#define WORKBENCH_BENCH_DOOR_H
+
+#include <stdint.h>
+
+enum {
+    PEER_TEXT_BYTES = 512,
+    PEER_OURS = -1, /* as the peer's number: our own execution */
+    PEERS_MAX = 16
+};
+
+typedef struct peer_problem {
+    int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim;
+    int32_t device;        /* ordinal */
+    int32_t dtype;         /* acr_dtype: 1 float32, 2 float16, 3 bfloat16 */
+    int32_t causal;        /* query i sees keys 0..i */
+    int32_t bshd;          /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
+    double scale;          /* of the scores */
+    const void *q, *k, *v; /* on the host, packed [batch, heads, length, dim] */
+} peer_problem;
+
+/* What one call mode's sample calls, as often as asked: enqueue(arg, stream) is one call of ours. */
+typedef int32_t peer_enqueue(void *arg, void *stream);
+
+typedef struct peer_provider {
+    int32_t count;
+    const char *const *names; /* of the peers: "torch-flash" */
+    const char *version;      /* of their library */
+    /* Makes the inputs of a problem; the peers keep them until end. */
+    int32_t (*begin)(const peer_problem *problem, char *text);
+    /* Captures `launches` calls back to back into *graph, a CUgraph that stays the provider's and valid until the peer's
+     * next capture or end. The output is NaN until the graph runs. On success too, text may say something about the
+     * peer. */
+    int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
+    /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
+     * enqueue(arg, NULL). */
+    int32_t (*call)(int32_t peer, int32_t calls, peer_enqueue *enqueue, void *arg, double *seconds, char *text);
+    /* Copies the peer's last output to the host, packed [batch, q_heads, q_len, v_dim]. */
+    int32_t (*output)(int32_t peer, void *packed, int64_t bytes, char *text);
+    /* Frees what belongs to the problem. */
+    void (*end)(void);
+} peer_provider;
+
+/* `acromion bench` with the arguments argv[1..argc), argv[0] being ignored. Returns its exit code. */
+int acromion_bench(int argc, char **argv, const peer_provider *provider);
+
+#endif

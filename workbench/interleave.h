@@ -1,0 +1,52 @@
+/* Two subjects timed in turn, so that both meet the same drift: blocks of A B B A, or by chance B A A B, four samples a
+ * slot. What the blocks say is for stats.h to judge. Knows no device: whatever can take samples can be a subject. */
+#ifndef WORKBENCH_INTERLEAVE_H
+#define WORKBENCH_INTERLEAVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "acromion.h"
+#include "stats.h"
+
+/* Takes `count` samples, one straight after another, and writes the seconds a launch of each. */
+typedef acr_status interleave_sample(void *arg, int count, double *seconds);
+
+typedef struct interleave_subject {
+    interleave_sample *sample;
+    void *arg;
+} interleave_subject;
+
+enum {
+    INTERLEAVE_SLOT_SAMPLES = 4,
+    INTERLEAVE_BLOCK_SAMPLES = 2 * INTERLEAVE_SLOT_SAMPLES, /* of each subject */
+    INTERLEAVE_BLOCKS_SEARCH = 13,
+    INTERLEAVE_BLOCKS_PUBLISH = 50
+};
+
+typedef struct interleave_design {
+    int blocks;
+    double warm_up_s; /* both subjects in turn for this long before the first block */
+    /* Where the first block shows that all would take longer than this, fewer are made, but INTERLEAVE_BLOCKS_SEARCH at
+     * least. Only durations decide, never what they say about the subjects. */
+    double budget_s;
+    uint64_t seed; /* of the choice which blocks are mirrored */
+    /* Asked after each slot: true when its samples are not to be trusted (a throttled clock). The block is discarded and
+     * made again. NULL = never. */
+    bool (*disturbed)(void *arg);
+    void *disturbed_arg;
+} interleave_design;
+
+typedef struct interleave_result {
+    int blocks, discarded;
+    double *baseline_us, *candidate_us; /* INTERLEAVE_BLOCK_SAMPLES a block */
+    stats_block *views;                 /* the same by blocks, as stats_compare takes them */
+} interleave_result;
+
+/* Times both. The caller frees with interleave_free. Errors: those of the subjects; ACR_NO_MEMORY; ACR_DEVICE_FAULT when
+ * as many blocks as were wanted had to be discarded. */
+acr_status interleave_run(interleave_result *out, const interleave_subject *baseline,
+                          const interleave_subject *candidate, const interleave_design *design);
+void interleave_free(interleave_result *result);
+
+#endif

@@ -1,0 +1,10 @@
+/* Handing a command over to Python, which comes back through bench_door.h. */
+#ifndef WORKBENCH_PYTHON_EXEC_H
+#define WORKBENCH_PYTHON_EXEC_H
+
+/* Runs `python3 -m acromion.bench` ($PYTHON, where it is set, for python3) in this process's place, with the arguments
+ * argv[1..argc). python_path is the folder that holds the package acromion; NULL = beside the program, in its source
+ * tree, or where it is installed. Returns an exit code, after printing why, only if that is not possible. */
+int python_exec_bench(int argc, char **argv, const char *python_path);
+
+#endif
