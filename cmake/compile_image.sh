@@ -1,8 +1,9 @@
 #!/bin/sh
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
-# ARCH 80: a fat binary with machine code for each of PORTABLE_ARCHS (separated by ; or space) and PTX; otherwise one cubin.
-# SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which `./run resources` tabulates).
+# ARCH 80: a fat binary with machine code for each of PORTABLE_ARCHS (separated by ; or space) and PTX; otherwise one
+# cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which
+# `./run resources` tabulates).
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
@@ -16,12 +17,17 @@ else
 fi
 log=$image.ptxas
 # shellcheck disable=SC2086  # kind and targets are lists of words
-"$nvcc" $kind $targets -std=c++17 -O3 -Xptxas -v -MMD -MF "$image.d" -MT "$image" -o "$image.tmp" "$source" "$@" >"$log" 2>&1 || {
-    cat "$log" >&2; rm -f "$image.tmp"; exit 1; }
+"$nvcc" $kind $targets -std=c++17 -O3 -Xptxas -v -MMD -MF "$image.d" -MT "$image" -o "$image.tmp" "$source" "$@" \
+    >"$log" 2>&1 || {
+    cat "$log" >&2
+    rm -f "$image.tmp"
+    exit 1
+}
 bad=
 if grep -q 'Potential Performance Loss' "$log"; then
     bad="wgmma is serialised"
-elif grep -E 'bytes spill stores' "$log" | grep -qvE ' 0 bytes spill stores, 0 bytes spill loads' && [ -z "$spills" ]; then
+elif [ -z "$spills" ] &&
+    grep -E 'bytes spill stores' "$log" | grep -qvE ' 0 bytes spill stores, 0 bytes spill loads'; then
     bad="registers spill"
 fi
 if [ -n "$bad" ]; then

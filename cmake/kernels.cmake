@@ -1,5 +1,5 @@
-# Turns src/kernels.def into build steps: for every line a wrapper source that sets the line's parameters and includes the family's file,
-# and for every CUDA line also a device image and an assembler file that embeds it.
+# Turns src/kernels.def into build steps: for every line a wrapper source that sets the line's parameters and includes
+# the family's file, and for every CUDA line also a device image and an assembler file that embeds it.
 #   ACR_KERNEL_SOURCES   what the library compiles
 #   acromion_images      the target that makes the images
 set(kernels_def ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels.def)
@@ -9,7 +9,8 @@ set(compile_image ${CMAKE_CURRENT_SOURCE_DIR}/cmake/compile_image.sh)
 file(MAKE_DIRECTORY ${generated} ${ACR_IMAGES})
 
 # The CUDA toolkit: on PATH, at the usual place, or the one that `./run setup` puts into build/toolchain.
-find_program(ACR_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/bin)
+find_program(ACR_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin
+  ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/bin)
 find_path(ACR_CUDA_INCLUDE cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
   ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/include)
 if(NOT ACR_CUDA_INCLUDE)
@@ -64,7 +65,8 @@ foreach(line IN LISTS lines)
     string(APPEND wrapper "#define ${define}\n")
     list(APPEND device_defines -D${parameter})
   endforeach()
-  string(APPEND wrapper "#define KERNEL_NAME ${name}\n#define KERNEL_TEXT \"${name}\"\n#define KERNEL_ARCH \"${arch}\"\n"
+  string(APPEND wrapper
+    "#define KERNEL_NAME ${name}\n#define KERNEL_TEXT \"${name}\"\n#define KERNEL_ARCH \"${arch}\"\n"
     "#define KERNEL_ARCH_${arch} 1\n#define KERNEL_DESCRIPTION acr__kernel_${name}\n#include \"kernel.h\"\n"
     "extern const acr__kernel acr__kernel_${name};\n")
   if(source MATCHES "\\.cu$")

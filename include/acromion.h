@@ -38,7 +38,7 @@ extern "C" {
 #define ACR_API __attribute__((visibility("default")))
 #endif
 
-/* ---- Version ------------------------------------------------------------------------------------------------------ */
+/* ---- Version ----------------------------------------------------------------------------------------------------- */
 
 #define ACR_VERSION_MAJOR 0
 #define ACR_VERSION_MINOR 1
@@ -48,7 +48,7 @@ extern "C" {
  * which are the version of the header that was compiled against. */
 ACR_API const char *acr_version(void);
 
-/* ---- Status ------------------------------------------------------------------------------------------------------- */
+/* ---- Status ------------------------------------------------------------------------------------------------------ */
 
 /* name, number, text. A number never changes its meaning and is never reused. */
 #define ACR_STATUS_LIST(X)                                                                                             \
@@ -74,48 +74,53 @@ typedef enum acr_status {
 /* One sentence for a status; for a number that is no status, "unknown status". Static string, never NULL. */
 ACR_API const char *acr_status_text(acr_status status);
 
-/* The detail of the last call on this thread that did not return ACR_OK; "" before the first. Valid until the next failing
- * call on this thread. Never NULL. */
+/* The detail of the last call on this thread that did not return ACR_OK; "" before the first. Valid until the next
+ * failing call on this thread. Never NULL. */
 ACR_API const char *acr_last_error(void);
 
-/* ---- Context ------------------------------------------------------------------------------------------------------ */
+/* ---- Context ----------------------------------------------------------------------------------------------------- */
 
 typedef struct acr_ctx acr_ctx; /* one device, its kernels, its wisdom, its cached plans; there are no globals */
 
 /* One piece of parallel work: run it for an index. */
 typedef void (*acr_task)(void *task_arg, size_t index);
 
-/* Calls task(task_arg, i) exactly once for every i in [0, count), from any threads, in any order, perhaps one after another, and
- * returns when all have returned. count never exceeds the context's thread count. */
+/* Calls task(task_arg, i) exactly once for every i in [0, count), from any threads, in any order, perhaps one after
+ * another, and returns when all have returned. count never exceeds the context's thread count. */
 typedef void (*acr_parallel_for)(void *user, size_t count, acr_task task, void *task_arg);
 
 typedef struct acr_ctx_options {
     uint32_t size;                 /* sizeof(acr_ctx_options) */
     int32_t device;                /* "cuda": device ordinal, 0-based; "cpu": must be 0 */
     const char *backend;           /* "cuda", "cpu", or NULL: cuda where a usable device exists, else cpu */
-    uint32_t threads;              /* "cpu": threads to use, the caller's among them; 0 = all this process may run on; <= 1024 */
+    uint32_t threads;              /* "cpu": threads, the caller's included; 0 = all this process may run on; <= 1024 */
     uint32_t reserved;             /* 0 */
     acr_parallel_for parallel_for; /* "cpu": the caller's own thread pool; NULL = the context makes one of `threads` */
     void *parallel_user;           /* handed to parallel_for */
 } acr_ctx_options;
 
-#define ACR_CTX_OPTIONS_INIT {(uint32_t)sizeof(acr_ctx_options), 0, NULL, 0, 0, NULL, NULL}
+#define ACR_CTX_OPTIONS_INIT                                                                                           \
+    {                                                                                                                  \
+        (uint32_t)sizeof(acr_ctx_options), 0, NULL, 0, 0, NULL, NULL                                                   \
+    }
 
 /* Opens a device. options may be NULL: the default backend, device 0.
- * The cuda backend needs driver R580 (CUDA 13.0) or newer, loads it with dlopen, and retains the device's primary context, to
- * which every stream and pointer given later must belong. On "cpu" streams are ignored and calls return when done.
+ * The cuda backend needs driver R580 (CUDA 13.0) or newer, loads it with dlopen, and retains the device's primary
+ * context, to which every stream and pointer given later must belong. On "cpu" streams are ignored and calls return
+ * when done.
  * The caller frees *out with acr_ctx_destroy.
  * Errors: ACR_INVALID (options), ACR_NO_DEVICE (the loader's or driver's text in acr_last_error), ACR_NO_MEMORY. */
 ACR_API acr_status acr_ctx_create(acr_ctx **out, const acr_ctx_options *options);
 
-/* Frees a context. Plans made from it stay valid: each holds its context, and the last to go frees it. NULL is a no-op. */
+/* Frees a context. Plans made from it stay valid: each holds its context, and the last to go frees it. NULL is a
+ * no-op. */
 ACR_API void acr_ctx_destroy(acr_ctx *ctx);
 
 /* The backend's name ("cuda" or "cpu") and one line about the device. Strings live as long as ctx. */
 ACR_API const char *acr_ctx_backend(const acr_ctx *ctx);
 ACR_API const char *acr_ctx_device(const acr_ctx *ctx);
 
-/* ---- Problem ------------------------------------------------------------------------------------------------------ */
+/* ---- Problem ----------------------------------------------------------------------------------------------------- */
 
 typedef enum acr_pass {
     ACR_FORWARD = 0
@@ -129,11 +134,12 @@ typedef enum acr_dtype {
     ACR_E4M3 = 4           /* 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP FP8 E4M3) */
 } acr_dtype;
 
-/* Which keys a query row sees: key j is visible to query row i when j <= i + diagonal (and j < the batch's key length). */
+/* Which keys a query row sees: key j is visible to query row i when j <= i + diagonal (and j < the batch's key
+ * length). */
 typedef enum acr_mask {
     ACR_MASK_NONE = 0,
-    ACR_MASK_CAUSAL = 1,         /* bottom-right: diagonal = key length - q_len; the last query sees every key (FlashAttention's rule).
-                                    With kv_lens the key length is that of the batch entry. */
+    ACR_MASK_CAUSAL = 1,         /* bottom-right: diagonal = key length - q_len; the last query sees every key
+                                    (FlashAttention's rule). With kv_lens the key length is that of the batch entry. */
     ACR_MASK_CAUSAL_TOP_LEFT = 2 /* diagonal = 0: query i sees keys 0..i (PyTorch's is_causal) */
 } acr_mask;
 
@@ -142,15 +148,16 @@ typedef enum acr_layout {
     ACR_BSHD = 1  /* [batch, length, heads, dim] */
 } acr_layout;
 
-/* Distances in elements from one batch entry, head, row (position) to the next; >= 0. All three zero = packed in the problem's
- * layout. A stride of an extent of 1 is ignored. Inputs may repeat (stride 0 for some, not all); the output may not overlap itself. */
+/* Distances in elements from one batch entry, head, row (position) to the next; >= 0. All three zero = packed in the
+ * problem's layout. A stride of an extent of 1 is ignored. Inputs may repeat (stride 0 for some, not all); the output
+ * may not overlap itself. */
 typedef struct acr_strides {
     int64_t batch, head, row;
 } acr_strides;
 
-enum { /* acr_problem.flags */
-       ACR_WANT_LSE = 1u << 0, /* executions also write the log-sum-exp */
-       ACR_KV_LENS = 1u << 1   /* executions read a key length for each batch entry */
+enum {                      /* acr_problem.flags */
+    ACR_WANT_LSE = 1u << 0, /* executions also write the log-sum-exp */
+    ACR_KV_LENS = 1u << 1   /* executions read a key length for each batch entry */
 };
 
 typedef struct acr_problem {
@@ -161,7 +168,7 @@ typedef struct acr_problem {
     acr_mask mask;
     acr_layout layout;  /* of every tensor whose strides are all zero */
     uint32_t flags;     /* ACR_WANT_LSE | ACR_KV_LENS */
-    uint32_t alignment; /* bytes: what q, k, v and o are multiples of; a power of two, at least one element, at most 256; 0 = 16 */
+    uint32_t alignment; /* bytes: q, k, v and o are multiples of it; a power of two, one element to 256; 0 = 16 */
     int64_t batch;      /* >= 1; every extent is at most 2^31 - 1 */
     int64_t q_heads;    /* >= 1 */
     int64_t kv_heads;   /* divides q_heads: query head h reads key/value head h / (q_heads / kv_heads); 0 = q_heads */
@@ -174,16 +181,19 @@ typedef struct acr_problem {
     acr_strides v;      /* of v [batch, kv_heads, kv_len, v_dim] */
     acr_strides o;      /* of o [batch, q_heads, q_len, v_dim] */
     float scale;        /* multiplies the scores; positive and finite; 0 = 1 / sqrt(qk_dim) */
-    float q_scale;      /* ACR_E4M3: what a stored q means, value = stored * q_scale; positive, finite; 0 = 1. Other types: 0 or 1 */
-    float k_scale;
-    float v_scale;
+    float q_scale;      /* ACR_E4M3: value = stored * q_scale; positive and finite; 0 = 1. Other types: 0 or 1 */
+    float k_scale;      /* likewise for k */
+    float v_scale;      /* likewise for v */
 } acr_problem;
 
 #define ACR_PROBLEM_INIT                                                                                               \
-    {(uint32_t)sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0,            \
-     0, 0, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f}
+    {                                                                                                                  \
+        (uint32_t)sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0,   \
+            0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f                          \
+    }
 
-/* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order, separated by ':'
+/* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order,
+ * separated by ':'
  *     fwd                      the pass (default)
  *     f32 f16 bf16 e4m3        type of q, k, v (default f16)
  *     bN                       batch                           hN or hN/M   query heads / key-value heads
@@ -196,37 +206,41 @@ typedef struct acr_problem {
  * Errors: ACR_FORMAT (not the grammar), ACR_INVALID (grammatical, but not a problem). */
 ACR_API acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *position);
 
-/* Writes the canonical text form, NUL-terminated, into text[0..capacity). Two problems with the same text get the same kernels.
- * ACR_PROBLEM_TEXT_MAX bytes always suffice. Errors: ACR_INVALID (problem; text NULL; capacity too small, nothing written). */
+/* Writes the canonical text form, NUL-terminated, into text[0..capacity). Two problems with the same text get the same
+ * kernels.
+ * ACR_PROBLEM_TEXT_MAX bytes always suffice. Errors: ACR_INVALID (problem; text NULL; capacity too small, nothing
+ * written). */
 #define ACR_PROBLEM_TEXT_MAX 512
 ACR_API acr_status acr_problem_format(const acr_problem *problem, char *text, size_t capacity);
 
-/* Checks a problem and fills in every default: afterwards no zero stands for something else, and strides are explicit. *out may be
- * *in. Errors: ACR_INVALID, naming the field and the limit. */
+/* Checks a problem and fills in every default: afterwards no zero stands for something else, and strides are explicit.
+ * *out may be *in. Errors: ACR_INVALID, naming the field and the limit. */
 ACR_API acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in);
 
-/* ---- Plan --------------------------------------------------------------------------------------------------------- */
+/* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
 typedef struct acr_plan acr_plan; /* a kernel chosen, loaded and ready; immutable */
 
 /* How much a plan may cost to make. Every effort uses wisdom where the context has it. */
 typedef enum acr_effort {
     ACR_ESTIMATE = 0,   /* choose by the kernels' cost models: microseconds, plus loading the kernel */
-    ACR_MEASURE = 1,    /* time the likely candidates on the device, in the library's own scratch memory; keeps the result as wisdom */
+    ACR_MEASURE = 1,    /* time the likely candidates in the library's own scratch memory; keep the result as wisdom */
     ACR_PATIENT = 2,    /* time every candidate, longer */
     ACR_WISDOM_ONLY = 3 /* take wisdom of any effort, or fail with ACR_NO_WISDOM */
 } acr_effort;
 
-/* Chooses a kernel for a problem and makes it ready to run (loads its code: file-free, but milliseconds the first time).
+/* Chooses a kernel for a problem and makes it ready to run (loads its code: file-free, but milliseconds the first
+ * time).
  * The caller frees *out with acr_plan_destroy. May be called while a stream is being captured.
- * Errors: ACR_INVALID (problem), ACR_UNSUPPORTED (the reason of the kernel that came nearest), ACR_NO_WISDOM, ACR_NO_MEMORY,
- * ACR_DEVICE_FAULT. */
+ * Errors: ACR_INVALID (problem), ACR_UNSUPPORTED (the reason of the kernel that came nearest), ACR_NO_WISDOM,
+ * ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_plan_create(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, acr_effort effort);
 
 /* Frees a plan that no execution on the host is using; work already enqueued may still be running. NULL is a no-op. */
 ACR_API void acr_plan_destroy(acr_plan *plan);
 
-/* One line: the problem, the kernel, and why it was chosen ("estimate", "wisdom", "measured"). Lives as long as the plan. */
+/* One line: the problem, the kernel, and why it was chosen ("estimate", "wisdom", "measured"). Lives as long as the
+ * plan. */
 ACR_API const char *acr_plan_text(const acr_plan *plan);
 
 /* The chosen kernel's name. Lives as long as the library. */
@@ -235,74 +249,85 @@ ACR_API const char *acr_plan_kernel(const acr_plan *plan);
 /* Bytes of workspace an execution needs; often 0. */
 ACR_API size_t acr_plan_workspace(const acr_plan *plan);
 
-/* ---- Execution ---------------------------------------------------------------------------------------------------- */
+/* ---- Execution --------------------------------------------------------------------------------------------------- */
 
 enum { /* acr_buffers.flags */
-       /* cuda: this launch may start before the previous kernel in the stream has ended (programmatic dependent launch). It still reads
-        * and writes nothing before that kernel's results are visible. */
-       ACR_OVERLAP_PREVIOUS = 1u << 0
+    /* cuda: this launch may start before the previous kernel in the stream has ended (programmatic dependent
+     * launch). It still reads and writes nothing before that kernel's results are visible. */
+    ACR_OVERLAP_PREVIOUS = 1u << 0
 };
 
 typedef struct acr_buffers {
-    uint32_t size;          /* sizeof(acr_buffers) */
-    uint32_t flags;         /* 0 or ACR_OVERLAP_PREVIOUS */
-    const void *q;          /* [batch, q_heads, q_len, qk_dim], the problem's strides and alignment; device memory on cuda */
-    const void *k;          /* [batch, kv_heads, kv_len, qk_dim] */
-    const void *v;          /* [batch, kv_heads, kv_len, v_dim] */
-    void *o;                /* [batch, q_heads, q_len, v_dim]: every element is written. A row that sees no key gets 0 */
-    float *lse;             /* ACR_WANT_LSE: [batch, q_heads, q_len] packed, 4-byte aligned: ln(sum over visible keys of exp(scale *
-                               score)); -infinity for a row that sees no key. Otherwise NULL */
-    const int32_t *kv_lens; /* ACR_KV_LENS: [batch], 4-byte aligned: keys 0..kv_lens[b]-1 exist in batch entry b; the rest of k and v is
-                               never used, whatever it holds. Values outside [0, kv_len] are clamped. Otherwise NULL */
+    uint32_t size;  /* sizeof(acr_buffers) */
+    uint32_t flags; /* 0 or ACR_OVERLAP_PREVIOUS */
+    const void *q;  /* [batch, q_heads, q_len, qk_dim], the problem's strides and alignment; cuda: device memory */
+    const void *k;  /* [batch, kv_heads, kv_len, qk_dim] */
+    const void *v;  /* [batch, kv_heads, kv_len, v_dim] */
+    void *o;        /* [batch, q_heads, q_len, v_dim]: all of it is written; a row that sees no key gets 0 */
+    float *lse;     /* ACR_WANT_LSE: [batch, q_heads, q_len] packed, 4-byte aligned: ln(sum over visible keys of
+                       exp(scale * score)); -infinity for a row that sees no key. Otherwise NULL */
+    const int32_t *kv_lens; /* ACR_KV_LENS: [batch], 4-byte aligned: keys 0..kv_lens[b]-1 exist in batch entry b; what
+                               else k and v hold is never used. Outside [0, kv_len] they are clamped. Otherwise NULL */
 } acr_buffers;
 
-#define ACR_BUFFERS_INIT {(uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL}
+#define ACR_BUFFERS_INIT                                                                                               \
+    {                                                                                                                  \
+        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL                                           \
+    }
 
-/* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at least
- * acr_plan_workspace(plan), workspace 256-byte aligned. Executions leave it ready for the next. A plan that needs no workspace
- * accepts NULL, 0. Errors: ACR_INVALID, ACR_WORKSPACE, ACR_DEVICE_FAULT. */
+/* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at
+ * least acr_plan_workspace(plan), workspace 256-byte aligned. Executions leave it ready for the next. A plan that needs
+ * no workspace accepts NULL, 0. Errors: ACR_INVALID, ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t bytes, void *stream);
 
-/* Enqueues one execution on the stream (cuda: a CUstream or cudaStream_t, NULL = the legacy default stream; cpu: ignored, the
- * call returns when o is written). It neither allocates nor synchronises, and may be captured into a CUDA graph.
+/* Enqueues one execution on the stream (cuda: a CUstream or cudaStream_t, NULL = the legacy default stream; cpu:
+ * ignored, the call returns when o is written). It neither allocates nor synchronises, and may be captured into a CUDA
+ * graph.
  * Several threads may execute one plan at once, with a workspace each.
  * On cuda, faults while running surface at the caller's next synchronisation.
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
  * Errors: ACR_INVALID (null pointers, or lse / kv_lens given or missing against the problem's flags), ACR_ALIGNMENT,
  * ACR_OVERLAP (o or lse overlaps an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
-ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes, void *stream);
+ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
+                               void *stream);
 
-/* Everything in one call: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or makes a workspace for this
- * stream (kept in ctx), executes. After the first call for a problem and stream it neither allocates nor synchronises.
- * Executions on one stream share that workspace: use one stream from one thread at a time. On cpu too, where a stream does nothing
- * else: threads that call this at once give each its own value (the address of a local variable, say).
- * Errors: those of acr_plan_create and acr_execute; ACR_WORKSPACE when a workspace would have to be made while the stream is being
- * captured: call it once before capturing. */
+/* Everything in one call: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or makes a
+ * workspace for this stream (kept in ctx), executes. After the first call for a problem and stream it neither allocates
+ * nor synchronises.
+ * Executions on one stream share that workspace: use one stream from one thread at a time. On cpu too, where a stream
+ * does nothing else: threads that call this at once give each its own value (the address of a local variable, say).
+ * Errors: those of acr_plan_create and acr_execute; ACR_WORKSPACE when a workspace would have to be made while the
+ * stream is being captured: call it once before capturing. */
 ACR_API acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream);
 
-/* ---- Wisdom ------------------------------------------------------------------------------------------------------- */
+/* ---- Wisdom ------------------------------------------------------------------------------------------------------ */
 
 /* What an import did. */
 typedef struct acr_wisdom_report {
     uint32_t size;     /* sizeof(acr_wisdom_report) */
     uint32_t imported; /* facts now in the context */
-    uint32_t skipped;  /* facts for this device left out: kernel unknown, its machine code changed, or it cannot run the problem */
+    uint32_t skipped;  /* left out: kernel unknown, its machine code changed, or it cannot run the problem */
     uint32_t other;    /* facts for other devices, left out */
 } acr_wisdom_report;
 
-#define ACR_WISDOM_REPORT_INIT {(uint32_t)sizeof(acr_wisdom_report), 0, 0, 0}
+#define ACR_WISDOM_REPORT_INIT                                                                                         \
+    {                                                                                                                  \
+        (uint32_t)sizeof(acr_wisdom_report), 0, 0, 0                                                                   \
+    }
 
-/* Adds a file's facts about this device to the context; a fact of higher effort replaces one of lower, equal effort the older.
+/* Adds a file's facts about this device to the context; a fact of higher effort replaces one of lower, equal effort the
+ * older.
  * All or nothing: a malformed file changes nothing, and acr_last_error names the line. report may be NULL.
  * Errors: ACR_IO, ACR_FORMAT, ACR_NO_MEMORY. */
 ACR_API acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_report *report);
 
-/* Writes the context's facts to a file, atomically: temporary file beside it, sync, rename. Facts that the file already holds for other
- * devices or problems are kept. Errors: ACR_IO, ACR_FORMAT (the file exists and is malformed), ACR_NO_MEMORY. */
+/* Writes the context's facts to a file, atomically: temporary file beside it, sync, rename. Facts that the file already
+ * holds for other devices or problems are kept. Errors: ACR_IO, ACR_FORMAT (the file exists and is malformed),
+ * ACR_NO_MEMORY. */
 ACR_API acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path);
 
-/* Drops every fact and every cached plan and workspace of acr_forward. No acr_forward of this context may be running, nor its work on
- * the device. NULL is a no-op. */
+/* Drops every fact and every cached plan and workspace of acr_forward. No acr_forward of this context may be running,
+ * nor its work on the device. NULL is a no-op. */
 ACR_API void acr_wisdom_forget(acr_ctx *ctx);
 
 #ifdef __cplusplus

@@ -22,7 +22,7 @@ const char *acr_version(void)
     return TEXT_OF(ACR_VERSION_MAJOR) "." TEXT_OF(ACR_VERSION_MINOR) "." TEXT_OF(ACR_VERSION_PATCH);
 }
 
-/* ---- The cache of acr_forward ------------------------------------------------------------------------------------- */
+/* ---- The cache of acr_forward ------------------------------------------------------------------------------------ */
 
 /* A workspace of a plan for one stream. Plans without workspace have none. */
 typedef struct stream_workspace {
@@ -35,6 +35,8 @@ typedef struct cached_plan {
     acr_plan *plan;
     stream_workspace *workspaces;
     struct cached_plan *next; /* in the same bucket */
+    int users;                /* calls of acr_forward that are executing it */
+    bool dropped;             /* out of the cache: the last user frees it */
 } cached_plan;
 
 enum {
@@ -56,6 +58,14 @@ static void free_workspaces(stream_workspace *list, acr__backend_device *device)
     }
 }
 
+static void free_cached(cached_plan *entry, acr__backend_device *device)
+{
+    free_workspaces(entry->workspaces, device);
+    acr_plan_destroy(entry->plan);
+    free(entry);
+}
+
+/* Empties the cache. Entries that another thread is executing go when it is done. */
 static void clear_cache(forward_cache *cache, acr__backend_device *device)
 {
     for (int i = 0; i < CACHE_BUCKETS; i++) {
@@ -63,9 +73,10 @@ static void clear_cache(forward_cache *cache, acr__backend_device *device)
         cache->buckets[i] = NULL;
         while (entry) {
             cached_plan *next = entry->next;
-            free_workspaces(entry->workspaces, device);
-            acr_plan_destroy(entry->plan);
-            free(entry);
+            if (entry->users > 0)
+                entry->dropped = true;
+            else
+                free_cached(entry, device);
             entry = next;
         }
     }
@@ -79,12 +90,13 @@ static cached_plan *find_cached(const forward_cache *cache, uint64_t digest, con
     return entry;
 }
 
-/* ---- Context ------------------------------------------------------------------------------------------------------ */
+/* ---- Context ----------------------------------------------------------------------------------------------------- */
 
 static acr_status check_options(const acr_ctx_options *o)
 {
     if (o->size != sizeof *o)
-        return acr__fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_CTX_OPTIONS_INIT", o->size, sizeof *o);
+        return acr__fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_CTX_OPTIONS_INIT", o->size,
+                         sizeof *o);
     if (o->reserved != 0)
         return acr__fail(ACR_INVALID, "options.reserved is %u, must be 0", o->reserved);
     if (o->threads > MAX_THREADS)
@@ -99,7 +111,8 @@ static acr_status check_options(const acr_ctx_options *o)
 /* Opens what the options name; without a name, a GPU if a usable one is there, else the CPU. */
 static acr_status open_device(acr__backend_device **out, const acr_ctx_options *options)
 {
-    const acr__backend *const first = options->backend && strcmp(options->backend, "cpu") == 0 ? &acr__backend_cpu : &acr__backend_cuda;
+    const acr__backend *const first =
+        options->backend && strcmp(options->backend, "cpu") == 0 ? &acr__backend_cpu : &acr__backend_cuda;
     const acr_status status = first->open(out, options);
     if (status != ACR_NO_DEVICE || options->backend)
         return status;
@@ -176,7 +189,7 @@ acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx)
     return ctx->device;
 }
 
-/* ---- Plan --------------------------------------------------------------------------------------------------------- */
+/* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
 acr_status acr_plan_create(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, acr_effort effort)
 {
@@ -215,7 +228,7 @@ size_t acr_plan_workspace(const acr_plan *plan)
     return plan->prepared->workspace_bytes;
 }
 
-/* ---- Execution ---------------------------------------------------------------------------------------------------- */
+/* ---- Execution --------------------------------------------------------------------------------------------------- */
 
 static bool is_aligned(const void *pointer, size_t alignment)
 {
@@ -250,7 +263,8 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
     if (b->size != sizeof *b)
-        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu: initialise with ACR_BUFFERS_INIT", b->size, sizeof *b);
+        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu: initialise with ACR_BUFFERS_INIT", b->size,
+                         sizeof *b);
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
         return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
     if (!b->q || !b->k || !b->v || !b->o)
@@ -272,20 +286,17 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
         const char *name;
         const void *pointer;
         size_t alignment;
-    } pointers[] = {{"q", b->q, promised},
-                    {"k", b->k, promised},
-                    {"v", b->v, promised},
-                    {"o", b->o, promised},
-                    {"lse", b->lse, sizeof(float)},
-                    {"kv_lens", b->kv_lens, sizeof(int32_t)}};
+    } pointers[] = {{"q", b->q, promised}, {"k", b->k, promised},          {"v", b->v, promised},
+                    {"o", b->o, promised}, {"lse", b->lse, sizeof(float)}, {"kv_lens", b->kv_lens, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
         if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
-            return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says", pointers[i].name,
-                             pointers[i].pointer, pointers[i].alignment);
+            return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
+                             pointers[i].name, pointers[i].pointer, pointers[i].alignment);
     return ACR_OK;
 }
 
-/* A tensor in memory: where it begins, how far it reaches, and the steps inside. rows 0: a plain block without steps. */
+/* A tensor in memory: where it begins, how far it reaches, and the steps inside. rows 0: a plain block without
+ * steps. */
 typedef struct extent {
     const char *name;
     uintptr_t first;
@@ -293,13 +304,15 @@ typedef struct extent {
     int64_t heads, row_bytes, head_bytes, batch_bytes, dim_bytes;
 } extent;
 
-/* Bytes at the start of each row step that the tensor can touch, or the whole step when that is not simple to say. Interleaved tensors,
- * as in one [batch, length, q k v o, head, dim] buffer, share their span but touch different parts of each step. */
+/* Bytes at the start of each row step that the tensor can touch, or the whole step when that is not simple to say.
+ * Interleaved tensors, as in one [batch, length, q k v o, head, dim] buffer, share their span but touch different parts
+ * of each step. */
 static int64_t bytes_per_row_step(const extent *e)
 {
     if (e->row_bytes == 0 || e->batch_bytes % e->row_bytes != 0)
         return e->row_bytes;
-    const int64_t used = e->head_bytes % e->row_bytes == 0 ? e->dim_bytes : e->head_bytes * (e->heads - 1) + e->dim_bytes;
+    const int64_t used =
+        e->head_bytes % e->row_bytes == 0 ? e->dim_bytes : e->head_bytes * (e->heads - 1) + e->dim_bytes;
     return used < e->row_bytes ? used : e->row_bytes;
 }
 
@@ -314,23 +327,27 @@ static bool are_interleaved(const extent *a, const extent *b)
 
 static bool overlap(const extent *a, const extent *b)
 {
-    if (a->bytes == 0 || b->bytes == 0 || a->first + (uintptr_t)a->bytes <= b->first || b->first + (uintptr_t)b->bytes <= a->first)
+    if (a->bytes == 0 || b->bytes == 0 || a->first + (uintptr_t)a->bytes <= b->first ||
+        b->first + (uintptr_t)b->bytes <= a->first)
         return false;
     return a->first <= b->first ? !are_interleaved(a, b) : !are_interleaved(b, a);
 }
 
-static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t dim, const acr_strides *s,
-                        acr_dtype dtype)
+static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t dim,
+                        const acr_strides *s, acr_dtype dtype)
 {
     const int64_t size = acr__dtype_bytes(dtype);
-    return (extent){name, (uintptr_t)pointer, span_bytes, heads, s->row * size, s->head * size, s->batch * size, dim * size};
+    return (extent){name,          (uintptr_t)pointer, span_bytes,      heads,
+                    s->row * size, s->head * size,     s->batch * size, dim * size};
 }
 
 static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
     const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, p->v_dim, &p->o, p->out_dtype);
-    const extent lse = {"lse", (uintptr_t)b->lse, b->lse ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0, 0, 0, 0, 0, 0};
+    const extent lse = {
+        "lse", (uintptr_t)b->lse, b->lse ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0, 0, 0, 0, 0,
+        0};
     const extent inputs[] = {
         extent_of("q", b->q, plan->q_span_bytes, p->q_heads, p->qk_dim, &p->q, p->dtype),
         extent_of("k", b->k, plan->k_span_bytes, p->kv_heads, p->qk_dim, &p->k, p->dtype),
@@ -341,7 +358,8 @@ static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
         return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
         if (overlap(&o, &inputs[i]) || overlap(&lse, &inputs[i]))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&o, &inputs[i]) ? "o" : "lse", inputs[i].name);
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&o, &inputs[i]) ? "o" : "lse",
+                             inputs[i].name);
     return ACR_OK;
 }
 
@@ -351,16 +369,18 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
         return acr__fail(ACR_INVALID, "%s is NULL", plan ? "buffers" : "plan");
     acr_status status;
     if ((status = check_presence(plan, buffers)) != ACR_OK || (status = check_alignment(plan, buffers)) != ACR_OK ||
-        (status = check_overlap(plan, buffers)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK)
+        (status = check_overlap(plan, buffers)) != ACR_OK ||
+        (status = check_workspace(plan, workspace, bytes)) != ACR_OK)
         return status;
     fwd_args args;
     acr__fwd_args(&args, &plan->problem, buffers, workspace);
     return plan->prepared->device->backend->launch(plan->prepared, &args, buffers->flags, stream);
 }
 
-/* ---- One call ----------------------------------------------------------------------------------------------------- */
+/* ---- One call ---------------------------------------------------------------------------------------------------- */
 
-/* The cached plan of a problem, made when it is not there. The caller holds the lock; making a plan lets go of it meanwhile. */
+/* The cached plan of a problem, made when it is not there. The caller holds the lock; making a plan lets go of it
+ * meanwhile. */
 static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_problem *canonical)
 {
     const uint64_t digest = acr__problem_digest(canonical);
@@ -369,7 +389,8 @@ static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_prob
     pthread_mutex_unlock(&ctx->lock);
     acr_plan *plan = NULL;
     cached_plan *entry = calloc(1, sizeof *entry);
-    const acr_status status = entry ? acr__plan_make(&plan, ctx, canonical, ACR_ESTIMATE, 0) : acr__fail(ACR_NO_MEMORY, "no memory for a plan");
+    const acr_status status = entry ? acr__plan_make(&plan, ctx, canonical, ACR_ESTIMATE, 0)
+                                    : acr__fail(ACR_NO_MEMORY, "no memory for a plan");
     pthread_mutex_lock(&ctx->lock);
     if (status != ACR_OK) {
         free(entry);
@@ -380,7 +401,7 @@ static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_prob
         free(entry);
         return ACR_OK;
     }
-    *entry = (cached_plan){digest, plan, NULL, ctx->cache->buckets[digest % CACHE_BUCKETS]};
+    *entry = (cached_plan){.digest = digest, .plan = plan, .next = ctx->cache->buckets[digest % CACHE_BUCKETS]};
     ctx->cache->buckets[digest % CACHE_BUCKETS] = entry;
     *out = entry;
     return ACR_OK;
@@ -395,8 +416,9 @@ static acr_status make_workspace(stream_workspace **out, const acr_plan *plan, v
     if (status != ACR_OK)
         return status;
     if (capturing)
-        return acr__fail(ACR_WORKSPACE, "this stream has no workspace of %zu bytes yet and is being captured: call acr_forward once before",
-                         bytes);
+        return acr__fail(
+            ACR_WORKSPACE,
+            "this stream has no workspace of %zu bytes yet and is being captured: call acr_forward once before", bytes);
     stream_workspace *made = calloc(1, sizeof *made);
     if (!made)
         return acr__fail(ACR_NO_MEMORY, "no memory for a workspace");
@@ -432,6 +454,16 @@ static acr_status workspace_of(void **out, cached_plan *entry, void *stream)
     return ACR_OK;
 }
 
+/* A user of an entry is done with it. */
+static void stop_using(acr_ctx *ctx, cached_plan *entry)
+{
+    pthread_mutex_lock(&ctx->lock);
+    const bool unwanted = --entry->users == 0 && entry->dropped;
+    pthread_mutex_unlock(&ctx->lock);
+    if (unwanted)
+        free_cached(entry, ctx->device);
+}
+
 acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream)
 {
     if (!ctx || !buffers)
@@ -446,21 +478,25 @@ acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffe
     status = cached_plan_of(&entry, ctx, &canonical);
     if (status == ACR_OK)
         status = workspace_of(&workspace, entry, stream);
+    if (status == ACR_OK)
+        entry->users++;
     pthread_mutex_unlock(&ctx->lock);
     if (status != ACR_OK)
         return status;
-    return acr_execute(entry->plan, buffers, workspace, entry->plan->prepared->workspace_bytes, stream);
+    status = acr_execute(entry->plan, buffers, workspace, entry->plan->prepared->workspace_bytes, stream);
+    stop_using(ctx, entry);
+    return status;
 }
 
-/* ---- Wisdom ------------------------------------------------------------------------------------------------------- */
+/* ---- Wisdom ------------------------------------------------------------------------------------------------------ */
 
 acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_report *report)
 {
     if (!ctx || !path)
         return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "path" : "ctx");
     if (report && report->size != sizeof *report)
-        return acr__fail(ACR_INVALID, "report.size is %u, must be %zu: initialise with ACR_WISDOM_REPORT_INIT", report->size,
-                         sizeof *report);
+        return acr__fail(ACR_INVALID, "report.size is %u, must be %zu: initialise with ACR_WISDOM_REPORT_INIT",
+                         report->size, sizeof *report);
     pthread_mutex_lock(&ctx->lock);
     const acr_status status = acr__wisdom_read(ctx->wisdom, &ctx->device->device, path, report);
     pthread_mutex_unlock(&ctx->lock);

@@ -1,5 +1,6 @@
-/* What a backend does: open a device, hold memory, prepare kernels, launch them, time them. Two exist, cpu/backend.c and
- * cuda/backend.c; they never see each other. Every function returns a status and leaves its detail with acr__fail (error.h). */
+/* What a backend does: open a device, hold memory, prepare kernels, launch them, time them. Two exist, cpu/backend.c
+ * and cuda/backend.c; they never see each other. Every function returns a status and leaves its detail with acr__fail
+ * (error.h). */
 #ifndef ACR_BACKEND_H
 #define ACR_BACKEND_H
 
@@ -14,7 +15,8 @@ typedef struct acr__backend_device {
     char text[192]; /* one line about the device */
 } acr__backend_device;
 
-/* A kernel ready to launch: loaded on cuda, bound to its lanes on cpu. The backend embeds this at the start of its own struct.
+/* A kernel ready to launch: loaded on cuda, bound to its lanes on cpu. The backend embeds this at the start of its own
+ * struct.
  * Immutable and shared by threads. */
 typedef struct acr__prepared {
     acr__backend_device *device;
@@ -27,7 +29,8 @@ typedef struct acr__prepared {
 /* Enqueues one unit of work on a stream: what `time` repeats. */
 typedef acr_status acr__enqueue(void *arg, void *stream);
 
-/* Units of work recorded once, to be replayed and timed as often as wanted. The backend embeds this at the start of its own struct. */
+/* Units of work recorded once, to be replayed and timed as often as wanted. The backend embeds this at the start of its
+ * own struct. */
 typedef struct acr__graph {
     acr__backend_device *device;
     int launches; /* units in one replay, back to back */
@@ -41,15 +44,16 @@ struct acr__backend {
     void (*close)(acr__backend_device *device);
 
     /* Loads a kernel for a problem that it can run (why_not is NULL). Safe while a stream is being captured. */
-    acr_status (*prepare)(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel, const acr_problem *problem);
+    acr_status (*prepare)(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel,
+                          const acr_problem *problem);
     void (*release)(acr__prepared *prepared);
 
     /* Enqueues one execution. args are filled; flags are acr_buffers.flags. Neither allocates nor synchronises. */
     acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
 
-    /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path. Copies and fills are
-     * complete when they return, but wait for nothing: `synchronize` first where enqueued work uses the memory. So they are safe while a
-     * stream is being captured, which `synchronize` is not. */
+    /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path.
+     * Copies and fills are complete when they return, but wait for nothing: `synchronize` first where enqueued work
+     * uses the memory. So they are safe while a stream is being captured, which `synchronize` is not. */
     acr_status (*mem_alloc)(acr__backend_device *device, size_t bytes, void **out);
     void (*mem_free)(acr__backend_device *device, void *memory);
     acr_status (*mem_upload)(acr__backend_device *device, void *to, const void *from_host, size_t bytes);
@@ -62,18 +66,21 @@ struct acr__backend {
     /* Waits for all work of the device; reports its faults. */
     acr_status (*synchronize)(acr__backend_device *device);
 
-    /* Stream mode (docs/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into a graph); arg must outlive
-     * the graph where enqueue is called again at every replay (cpu). */
-    acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches);
-    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays theirs, with the
-     * memory that it uses. cpu: ACR_UNSUPPORTED. */
+    /* Stream mode (docs/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into a
+     * graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
+    acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
+                               int launches);
+    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays
+     * theirs, with the memory that it uses. cpu: ACR_UNSUPPORTED. */
     acr_status (*graph_adopt)(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches);
-    /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to seconds[0..replays). */
+    /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to
+     * seconds[0..replays). */
     acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
     void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
 
     /* All of it at once: record, time, free. */
-    acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays, double *seconds);
+    acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
+                       double *seconds);
 };
 
 extern const acr__backend acr__backend_cpu;

@@ -13,7 +13,7 @@ typedef struct forward_cache forward_cache; /* acromion.c */
 struct acr_ctx {
     atomic_int references; /* the caller's, and one for each plan */
     acr__backend_device *device;
-    pthread_mutex_t lock;  /* guards wisdom and cache */
+    pthread_mutex_t lock; /* guards wisdom and cache */
     acr__wisdom *wisdom;
     forward_cache *cache;
 };

@@ -10,7 +10,8 @@
 #define ACR__PRINTF(text, first)
 #endif
 
-/* Stores the detail for acr_last_error() and returns the status, so that a failure is one line: return acr__fail(ACR_INVALID, ...). */
+/* Stores the detail for acr_last_error() and returns the status, so that a failure is one line: return
+ * acr__fail(ACR_INVALID, ...). */
 acr_status acr__fail(acr_status status, const char *format, ...) ACR__PRINTF(2, 3);
 
 #endif

@@ -1,7 +1,9 @@
-/* What every forward kernel is told, on the CPU and on the GPU: one plain struct, compiled by the C compiler and by nvcc alike.
+/* What every forward kernel is told, on the CPU and on the GPU: one plain struct, compiled by the C compiler and by
+ * nvcc alike.
  *
- * The host side fills it from the canonical problem and the caller's buffers (fwd_args.c), the device side receives it by value as
- * its first parameter. Kernels that load by tensor maps take one more parameter, see acr__boxes in kernel.h. */
+ * The host side fills it from the canonical problem and the caller's buffers (fwd_args.c), the device side receives it
+ * by value as its first parameter. Kernels that load by tensor maps take one more parameter, see acr__boxes in
+ * kernel.h. */
 #ifndef ACR_FWD_ARGS_H
 #define ACR_FWD_ARGS_H
 
@@ -27,11 +29,11 @@ typedef struct fwd_args {
     fwd_strides q_stride, k_stride, v_stride, o_stride;
     int32_t batch, q_heads, kv_heads, group; /* group = q_heads / kv_heads */
     int32_t q_len, kv_len, qk_dim, v_dim;
-    int32_t mask;       /* FWD_MASK_* */
-    float scale;        /* of the scores, with the fp8 scales of q and k folded in; > 0 */
-    float scale_log2;   /* scale * log2(e): exponentials are taken to base 2 */
-    float out_scale;    /* of the output: the fp8 scale of v, else 1 */
-    int32_t out_bf16;   /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
+    int32_t mask;     /* FWD_MASK_* */
+    float scale;      /* of the scores, with the fp8 scales of q and k folded in; > 0 */
+    float scale_log2; /* scale * log2(e): exponentials are taken to base 2 */
+    float out_scale;  /* of the output: the fp8 scale of v, else 1 */
+    int32_t out_bf16; /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
     int32_t reserved;
 } fwd_args;
 

@@ -1,5 +1,5 @@
-/* The side door of the workbench and the tests: what the public header does not offer. Needs the static library; the shared one
- * exports acromion.h only. Nothing in src/ may depend on what lies behind this door. */
+/* The side door of the workbench and the tests: what the public header does not offer. Needs the static library; the
+ * shared one exports acromion.h only. Nothing in src/ may depend on what lies behind this door. */
 #ifndef ACR_INTERNAL_H
 #define ACR_INTERNAL_H
 
@@ -13,8 +13,8 @@
 /* The open device of a context, for its memory, its clock and its description. */
 acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx);
 
-/* A plan with a kernel the caller chose, from the table or made up (a candidate: its image need not be in the table, but must outlive
- * the plan). Errors as acr_plan_create; ACR_UNSUPPORTED with why_not's reason. */
+/* A plan with a kernel the caller chose, from the table or made up (a candidate: its image need not be in the table,
+ * but must outlive the plan). Errors as acr_plan_create; ACR_UNSUPPORTED with why_not's reason. */
 acr_status acr__plan_create_forced(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, const acr__kernel *kernel);
 
 /* The table's kernel of that name, or NULL. */
@@ -23,10 +23,12 @@ const acr__kernel *acr__kernel_find(const char *name);
 /* Digest of a kernel's machine code: XXH3 of its image; of a cpu kernel, of its name and the library's build. */
 uint64_t acr__kernel_digest(const acr__kernel *kernel);
 
-/* What ESTIMATE would choose among all kernels for a device that need not exist here; NULL when none can run it. problem canonical. */
+/* What ESTIMATE would choose among all kernels for a device that need not exist here; NULL when none can run it.
+ * problem canonical. */
 const acr__kernel *acr__choose(const acr_problem *problem, const acr__device *device);
 
-/* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem canonical. */
+/* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem
+ * canonical. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);
 
 /* Fills the arguments of an execution; problem canonical. Pointers are not checked. */
@@ -34,14 +36,19 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
 
 /* ---- The judge (cpu/oracle.c) ---- */
 
-/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len + i; row_list names the
- * rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be NULL) one double a row.
- * Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row without a key gives 0 and -infinity. */
-acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o, double *lse);
+/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len +
+ * i; row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
+ * NULL) one double a row.
+ * Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row without a key gives 0 and
+ * -infinity. */
+acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
+                               int64_t rows, double *o, double *lse);
 
-/* The unfused computation whose error sets the tolerance (design.md section 4): scores and softmax in float32, P normalised, then rounded to
- * the operand type, products accumulated in float32, output rounded to the output type. Same arguments; o holds the rounded values. */
-acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows, double *o);
+/* The unfused computation whose error sets the tolerance (design.md section 4): scores and softmax in float32, P
+ * normalised, then rounded to the operand type, products accumulated in float32, output rounded to the output type.
+ * Same arguments; o holds the rounded values. */
+acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
+                               int64_t rows, double *o);
 
 /* One stored element as a double, and a double rounded (to nearest even) into a stored element. */
 double acr__load_element(acr_dtype dtype, const void *base, int64_t index);

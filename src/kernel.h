@@ -1,12 +1,14 @@
 /* What a kernel is. Newcomers start here.
  *
- * A kernel is one line of kernels.def: KERNEL(name, family, arch, parameters). Its family is one file, src/cpu/<family>.c or
- * src/cuda/kernels/<family>.cu. The build compiles that file once for every line with the line's parameters as -D:
+ * A kernel is one line of kernels.def: KERNEL(name, family, arch, parameters). Its family is one file,
+ * src/cpu/<family>.c or src/cuda/kernels/<family>.cu. The build compiles that file once for every line with the line's
+ * parameters as -D:
  *  - a CUDA family twice: by nvcc into a device image (the part under #ifdef __CUDACC__) and by the C compiler into the
  *    acr__kernel below (the part under #else), so that tile sizes, shared memory and grid cannot drift apart;
  *  - a CPU family once, by the C compiler with the flags of its arch, code and description together.
- * The names a family file can count on: its parameters, KERNEL_NAME (identifier of the line), KERNEL_TEXT (the same as a string),
- * KERNEL_ARCH (string), KERNEL_IMAGE, KERNEL_IMAGE_END. It defines `const acr__kernel KERNEL_DESCRIPTION = {...}`.
+ * The names a family file can count on: its parameters, KERNEL_NAME (identifier of the line), KERNEL_TEXT (the same as
+ * a string), KERNEL_ARCH (string), KERNEL_IMAGE, KERNEL_IMAGE_END. It defines `const acr__kernel KERNEL_DESCRIPTION =
+ * {...}`.
  *
  * What a kernel CAN run (why_not) and what it SHOULD run (the planner, by cost and wisdom) stay apart. */
 #ifndef ACR_KERNEL_H
@@ -31,7 +33,8 @@ enum {
     ACR__ISA_AVX512 = 1u << 2 /* F, BW, DQ, VL, with FMA and F16C */
 };
 
-/* What kernels may know about the machine: limits for why_not, rates for cost. Filled by the backend, or by a table of GPUs. */
+/* What kernels may know about the machine: limits for why_not, rates for cost. Filled by the backend, or by a table of
+ * GPUs. */
 typedef struct acr__device {
     acr__backend_id backend;
     char name[96];              /* the vendor's name: wisdom is keyed by it */
@@ -55,19 +58,21 @@ typedef struct acr__launch {
     uint32_t smem_bytes;              /* dynamic */
 } acr__launch;
 
-/* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and 128-byte swizzle;
- * elements beyond dim and rows read as zero and are not written. A kernel with any map takes a second parameter, four CUtensorMaps in the
- * order q, k, v, o in one __grid_constant__ struct (cuda/tensormap.h). All zero: no maps, no second parameter. */
+/* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
+ * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. A kernel with any map takes a second
+ * parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct (cuda/tensormap.h). All zero: no
+ * maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
 } acr__boxes;
 
-/* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by fetch-add, so lanes that
- * start late or never are harmless. scratch is the lane's own, scratch_bytes of it, 64-byte aligned. */
+/* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by
+ * fetch-add, so lanes that start late or never are harmless. scratch is the lane's own, scratch_bytes of it, 64-byte
+ * aligned. */
 typedef void acr__cpu_run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch);
 
 typedef struct acr__kernel {
-    const char *name;   /* <pass>_<family>_<dtype>_d<dim>_<qtile>x<kvtile>[_s<stages>][_<trait>]_<arch>; never reused for something else */
+    const char *name;   /* <pass>_<family>_<dtype>_d<dim>_<qtile>x<kvtile>[_s<stages>][_<trait>]_<arch>; never reused */
     const char *family; /* file name without its ending */
     acr__backend_id backend;
     acr_dtype dtype;
@@ -75,14 +80,16 @@ typedef struct acr__kernel {
     int32_t q_tile, kv_tile, stages;
     uint32_t traits; /* ACR__TRAIT_* */
 
-    /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming field and limit. */
+    /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming
+     * field and limit. */
     const char *(*why_not)(const acr_problem *problem, const acr__device *device);
     /* Bytes of caller's workspace: on cpu for all lanes together. NULL = none. */
     size_t (*workspace)(const acr_problem *problem, const acr__device *device);
     /* Expected seconds of one execution in a stream of them. Called only where why_not is NULL. */
     double (*cost)(const acr_problem *problem, const acr__device *device);
 
-    /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, or NUL-terminated PTX; cpu: a text that changes with the kernel's code.
+    /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, or NUL-terminated PTX; cpu: a text that changes with the
+     * kernel's code.
      * Wisdom is valid for one digest of these bytes. */
     const unsigned char *image, *image_end;
 

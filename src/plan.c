@@ -1,7 +1,8 @@
 /* Planning: candidates -> wisdom, estimate or measurement -> a plan.
  *
- * A kernel is a candidate when its why_not is silent. Wisdom of sufficient effort decides at once; else ESTIMATE takes the lowest cost,
- * and MEASURE and PATIENT time the candidates side by side on the device, in scratch memory, and remember the winner. */
+ * A kernel is a candidate when its why_not is silent. Wisdom of sufficient effort decides at once; else ESTIMATE takes
+ * the lowest cost, and MEASURE and PATIENT time the candidates side by side on the device, in scratch memory, and
+ * remember the winner. */
 #include "plan.h"
 
 #include <stdbool.h>
@@ -19,7 +20,7 @@ enum {
     MAX_CANDIDATES = 256
 };
 
-/* ---- What can run ------------------------------------------------------------------------------------------------- */
+/* ---- What can run ------------------------------------------------------------------------------------------------ */
 
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
@@ -51,7 +52,7 @@ uint64_t acr__kernel_digest(const acr__kernel *kernel)
     return XXH3_64bits(kernel->image, (size_t)(kernel->image_end - kernel->image));
 }
 
-/* ---- Estimate ----------------------------------------------------------------------------------------------------- */
+/* ---- Estimate ---------------------------------------------------------------------------------------------------- */
 
 typedef struct candidate {
     const acr__kernel *kernel;
@@ -87,7 +88,8 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
     const acr__kernel *nearest = NULL;
     for (size_t i = 0; i < acr__kernel_count; i++) {
         const acr__kernel *kernel = acr__kernels[i];
-        if (kernel->backend != device->backend || kernel->dtype != problem->dtype || kernel->traits & ACR__TRAIT_NEVER_PLANNED)
+        if (kernel->backend != device->backend || kernel->dtype != problem->dtype ||
+            kernel->traits & ACR__TRAIT_NEVER_PLANNED)
             continue;
         if (!nearest || kernel->traits & ACR__TRAIT_LAST_RESORT)
             nearest = kernel;
@@ -95,11 +97,11 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
     if (!nearest)
         return acr__fail(ACR_UNSUPPORTED, "%s: no %s kernel for dtype %s exists yet", text,
                          device->backend == ACR__CUDA ? "cuda" : "cpu", acr__dtype_text(problem->dtype));
-    return acr__fail(ACR_UNSUPPORTED, "%s: no kernel can run this on %s; the most general, %s: %s", text, device->name, nearest->name,
-                     acr__why_not(nearest, problem, device));
+    return acr__fail(ACR_UNSUPPORTED, "%s: no kernel can run this on %s; the most general, %s: %s", text, device->name,
+                     nearest->name, acr__why_not(nearest, problem, device));
 }
 
-/* ---- Measure ------------------------------------------------------------------------------------------------------ */
+/* ---- Measure ----------------------------------------------------------------------------------------------------- */
 
 /* Scratch tensors of a problem, filled with noise: the caller's data are never touched by measuring. */
 typedef struct scratch {
@@ -151,7 +153,8 @@ static acr_status upload_lengths(scratch *s, void *to, const acr_problem *p)
         return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
     for (int64_t i = 0; i < p->batch; i++)
         lengths[i] = (int32_t)p->kv_len;
-    const acr_status status = s->device->backend->mem_upload(s->device, to, lengths, (size_t)p->batch * sizeof *lengths);
+    const acr_status status =
+        s->device->backend->mem_upload(s->device, to, lengths, (size_t)p->batch * sizeof *lengths);
     free(lengths);
     return status;
 }
@@ -239,7 +242,8 @@ static acr_status run_turn(runner *r, acr__backend_device *device)
         const double launches = once_s > 0.0 ? REPLAY_S / once_s : 20.0;
         r->launches = launches < 1.0 ? 1 : launches > 100.0 ? 100 : (int)launches;
     }
-    const acr_status status = device->backend->time(device, enqueue_runner, r, r->launches, REPLAYS, &r->samples_s[r->sample_count]);
+    const acr_status status =
+        device->backend->time(device, enqueue_runner, r, r->launches, REPLAYS, &r->samples_s[r->sample_count]);
     if (status != ACR_OK)
         return status;
     r->sample_count += REPLAYS;
@@ -247,8 +251,8 @@ static acr_status run_turn(runner *r, acr__backend_device *device)
     return ACR_OK;
 }
 
-/* Rounds in which every candidate still in the race has a turn, so that drifting clocks touch all alike. After the first round those
- * twice as slow as the best drop out. */
+/* Rounds in which every candidate still in the race has a turn, so that drifting clocks touch all alike. After the
+ * first round those twice as slow as the best drop out. */
 static acr_status race(runner *runners, int count, int rounds, acr__backend_device *device, int *winner)
 {
     double best_s = 0.0;
@@ -284,7 +288,8 @@ static int candidates_to_time(const candidate *list, int count, acr_effort effor
     return n;
 }
 
-static acr_status prepare_runners(runner *runners, const candidate *list, int count, acr__backend_device *device, const acr_problem *p)
+static acr_status prepare_runners(runner *runners, const candidate *list, int count, acr__backend_device *device,
+                                  const acr_problem *p)
 {
     for (int i = 0; i < count; i++) {
         const acr_status status = device->backend->prepare(&runners[i].prepared, device, list[i].kernel, p);
@@ -295,8 +300,8 @@ static acr_status prepare_runners(runner *runners, const candidate *list, int co
 }
 
 /* Times the candidates and fills in the fact about the winner. */
-static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count, acr_effort effort,
-                          acr__fact *fact)
+static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count,
+                          acr_effort effort, acr__fact *fact)
 {
     runner *runners = calloc((size_t)count, sizeof *runners);
     if (!runners)
@@ -335,7 +340,7 @@ static acr_status measure(acr__backend_device *device, const acr_problem *p, con
     return status;
 }
 
-/* ---- Making a plan ------------------------------------------------------------------------------------------------ */
+/* ---- Making a plan ----------------------------------------------------------------------------------------------- */
 
 /* A choice and the words that explain it. */
 typedef struct choice {
@@ -363,8 +368,8 @@ static bool choose_by_wisdom(choice *c, acr_ctx *ctx, const char *text, acr_effo
     return found;
 }
 
-static acr_status choose_by_measuring(choice *c, acr_ctx *ctx, const acr_problem *p, const char *text, const candidate *list, int count,
-                                      acr_effort effort)
+static acr_status choose_by_measuring(choice *c, acr_ctx *ctx, const acr_problem *p, const char *text,
+                                      const candidate *list, int count, acr_effort effort)
 {
     acr__fact fact = {0};
     snprintf(fact.problem, sizeof fact.problem, "%s", text);
@@ -391,12 +396,13 @@ static acr_status choose(choice *c, acr_ctx *ctx, const acr_problem *p, const ch
     if (effort != ACR_ESTIMATE)
         return choose_by_measuring(c, ctx, p, text, list, count, effort);
     c->kernel = list[0].kernel;
-    snprintf(c->why, sizeof c->why, "estimate: %.2f us, best of %d kernels that can run it%s", list[0].cost_s * 1e6, count,
-             list[0].kernel->traits & ACR__TRAIT_LAST_RESORT ? "; the kernel of last resort, slow" : "");
+    snprintf(c->why, sizeof c->why, "estimate: %.2f us, best of %d kernels that can run it%s", list[0].cost_s * 1e6,
+             count, list[0].kernel->traits & ACR__TRAIT_LAST_RESORT ? "; the kernel of last resort, slow" : "");
     return ACR_OK;
 }
 
-static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, const char *text, const choice *c, int pins)
+static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, const char *text, const choice *c,
+                            int pins)
 {
     acr_plan *plan = calloc(1, sizeof *plan);
     if (!plan)

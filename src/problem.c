@@ -1,7 +1,7 @@
 /* A problem: canonical form, text form (parse and print), digest.
  *
- * The text grammar is that of acr_problem_parse in acromion.h. The canonical text leaves out what is default and keeps one order, so
- * that two problems which get the same kernels have the same text. */
+ * The text grammar is that of acr_problem_parse in acromion.h. The canonical text leaves out what is default and keeps
+ * one order, so that two problems which get the same kernels have the same text. */
 #include "problem.h"
 
 #include <math.h>
@@ -20,9 +20,9 @@ enum {
     MAX_ALIGNMENT = 256
 };
 static const int64_t MAX_EXTENT = INT32_MAX;
-static const int64_t MAX_SPAN = INT64_MAX / 4; /* bytes from a tensor's first element to its last: sums of spans cannot overflow */
+static const int64_t MAX_SPAN = INT64_MAX / 4; /* bytes from first to last element: sums cannot overflow */
 
-/* ---- Types -------------------------------------------------------------------------------------------------------- */
+/* ---- Types ------------------------------------------------------------------------------------------------------- */
 
 int acr__dtype_bytes(acr_dtype dtype)
 {
@@ -57,7 +57,7 @@ const char *acr__dtype_text(acr_dtype dtype)
     return "default";
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* A tensor of the problem, for the rules that hold for all four. */
 typedef struct tensor {
@@ -122,15 +122,16 @@ static int64_t span_elems(const tensor *t)
     return saturating_add(last, t->dim);
 }
 
-int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides, acr_dtype dtype)
+int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
+                        acr_dtype dtype)
 {
     acr_strides copy = *strides;
     const tensor t = {"", batch, heads, rows, dim, &copy, false};
     return saturating_mul(span_elems(&t), acr__dtype_bytes(dtype));
 }
 
-/* True when no two elements share an address: walking the dimensions from the smallest stride up, each step is at least as long as
- * everything inside it. */
+/* True when no two elements share an address: walking the dimensions from the smallest stride up, each step is at least
+ * as long as everything inside it. */
 static bool is_self_disjoint(const tensor *t)
 {
     int64_t stride[3] = {t->strides->row, t->strides->head, t->strides->batch};
@@ -163,8 +164,8 @@ static acr_status complete_strides(tensor *t, acr_layout layout, acr_dtype dtype
     if (saturating_mul(span_elems(t), acr__dtype_bytes(dtype)) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "%s spans more than 2^61 bytes", t->name);
     if (t->is_output && !is_self_disjoint(t))
-        return acr__fail(ACR_INVALID, "o strides (%lld, %lld, %lld): the output would overlap itself", (long long)s->batch,
-                         (long long)s->head, (long long)s->row);
+        return acr__fail(ACR_INVALID, "o strides (%lld, %lld, %lld): the output would overlap itself",
+                         (long long)s->batch, (long long)s->head, (long long)s->row);
     return ACR_OK;
 }
 
@@ -178,7 +179,8 @@ static bool all_packed(tensor list[TENSORS], acr_layout layout)
     return true;
 }
 
-/* One form for equal strides: those of extents of 1 take their packed value, and the layout says bshd only when it describes all four. */
+/* One form for equal strides: those of extents of 1 take their packed value, and the layout says bshd only when it
+ * describes all four. */
 static void normalise_strides(acr_problem *p, tensor list[TENSORS])
 {
     p->layout = !all_packed(list, ACR_BHSD) && all_packed(list, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
@@ -194,7 +196,7 @@ static void normalise_strides(acr_problem *p, tensor list[TENSORS])
     }
 }
 
-/* ---- Canonical form ----------------------------------------------------------------------------------------------- */
+/* ---- Canonical form ---------------------------------------------------------------------------------------------- */
 
 /* Copies a caller's problem, whatever version of the header it was compiled against. */
 static acr_status read_problem(acr_problem *out, const acr_problem *in)
@@ -202,13 +204,13 @@ static acr_status read_problem(acr_problem *out, const acr_problem *in)
     if (!out || !in)
         return acr__fail(ACR_INVALID, "problem is NULL");
     if (in->size < sizeof *in)
-        return acr__fail(ACR_INVALID, "problem.size is %u, the smallest known is %zu: initialise with ACR_PROBLEM_INIT", in->size,
-                         sizeof *in);
+        return acr__fail(ACR_INVALID, "problem.size is %u, the smallest known is %zu: initialise with ACR_PROBLEM_INIT",
+                         in->size, sizeof *in);
     const unsigned char *bytes = (const unsigned char *)in;
     for (size_t i = sizeof *in; i < in->size; i++)
         if (bytes[i] != 0)
-            return acr__fail(ACR_INVALID, "problem.size is %u and sets fields that this library (%s) does not know", in->size,
-                             acr_version());
+            return acr__fail(ACR_INVALID, "problem.size is %u and sets fields that this library (%s) does not know",
+                             in->size, acr_version());
     memmove(out, in, sizeof *out);
     out->size = (uint32_t)sizeof *out;
     return ACR_OK;
@@ -246,7 +248,8 @@ static acr_status check_choices(const acr_problem *p)
     if (acr__dtype_bytes(p->dtype) == 0)
         return acr__fail(ACR_INVALID, "dtype is %d, must be ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3", (int)p->dtype);
     if (p->dtype == ACR_E4M3 ? p->out_dtype != ACR_F16 && p->out_dtype != ACR_BF16 : p->out_dtype != p->dtype)
-        return acr__fail(ACR_INVALID, "out_dtype is %d (%s), must be %s", (int)p->out_dtype, acr__dtype_text(p->out_dtype),
+        return acr__fail(ACR_INVALID, "out_dtype is %d (%s), must be %s", (int)p->out_dtype,
+                         acr__dtype_text(p->out_dtype),
                          p->dtype == ACR_E4M3 ? "f16 or bf16 for e4m3 inputs" : "the type of the inputs");
     if (p->mask != ACR_MASK_NONE && p->mask != ACR_MASK_CAUSAL && p->mask != ACR_MASK_CAUSAL_TOP_LEFT)
         return acr__fail(ACR_INVALID, "mask is %d, must be an acr_mask", (int)p->mask);
@@ -338,7 +341,7 @@ uint64_t acr__problem_digest(const acr_problem *canonical)
     return XXH3_64bits(canonical, sizeof *canonical);
 }
 
-/* ---- Text form: writing ------------------------------------------------------------------------------------------- */
+/* ---- Text form: writing ------------------------------------------------------------------------------------------ */
 
 /* Text being written; full once something did not fit. */
 typedef struct writer {
@@ -415,7 +418,7 @@ acr_status acr_problem_format(const acr_problem *problem, char *text, size_t cap
     return ACR_OK;
 }
 
-/* ---- Text form: reading ------------------------------------------------------------------------------------------- */
+/* ---- Text form: reading ------------------------------------------------------------------------------------------ */
 
 /* The fields of the grammar; each may occur once. Words of one group exclude each other. */
 enum {
@@ -605,9 +608,9 @@ static acr_status read_field(reader *r)
     static const struct {
         const char *prefix;
         unsigned field;
-    } numbered[] = {{"qs=", SEEN_Q_STRIDES}, {"ks=", SEEN_K_STRIDES}, {"vs=", SEEN_V_STRIDES}, {"os=", SEEN_O_STRIDES},
-                    {"align", SEEN_ALIGN},   {"b", SEEN_B},           {"h", SEEN_H},           {"s", SEEN_S},
-                    {"d", SEEN_D}};
+    } numbered[] = {{"qs=", SEEN_Q_STRIDES}, {"ks=", SEEN_K_STRIDES}, {"vs=", SEEN_V_STRIDES},
+                    {"os=", SEEN_O_STRIDES}, {"align", SEEN_ALIGN},   {"b", SEEN_B},
+                    {"h", SEEN_H},           {"s", SEEN_S},           {"d", SEEN_D}};
     const char *start = r->at;
     const size_t length = strcspn(start, ":");
     if (length == 0)

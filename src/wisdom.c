@@ -4,11 +4,13 @@
  *
  *     acromion-wisdom 1
  *     device NVIDIA H200/sm90/132
- *     b2:h8:s512:d64 = fwd_mma_f16_d64_64x64_s2_sm80 img=0123456789abcdef effort=measure median_ns=7900.0 mad_ns=12.5 n=105
+ *     b2:h8:s512:d64 = fwd_mma_f16_d64_64x64_s2_sm80 img=0123456789abcdef effort=measure median_ns=7900.0 mad_ns=12.5
+ * n=105
  *     end facts=1 crc32=89abcdef
  *
- * A device line applies to the facts after it. crc32 (IEEE 802.3, reflected) covers every byte before the end line. Nothing may follow
- * that line. A text is read whole before any of its facts counts: one that is malformed teaches nothing. */
+ * A device line applies to the facts after it. crc32 (IEEE 802.3, reflected) covers every byte before the end line.
+ * Nothing may follow that line. A text is read whole before any of its facts counts: one that is malformed teaches
+ * nothing. */
 #include "wisdom.h"
 
 #include <errno.h>
@@ -25,7 +27,7 @@
 
 static const size_t MAX_FILE_BYTES = (size_t)64 << 20;
 
-/* ---- The table ---------------------------------------------------------------------------------------------------- */
+/* ---- The table --------------------------------------------------------------------------------------------------- */
 
 /* A growing list of facts. Linear search by problem: a table holds a few hundred. */
 typedef struct fact_list {
@@ -116,7 +118,7 @@ bool acr__wisdom_usable(const acr__fact *fact, const acr__device *device)
            acr_problem_canonical(&canonical, &parsed) == ACR_OK && !acr__why_not(kernel, &canonical, device);
 }
 
-/* ---- Reading ------------------------------------------------------------------------------------------------------ */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 static uint32_t crc32_of(const char *bytes, size_t count)
 {
@@ -270,8 +272,8 @@ static acr_status read_end(char *line, int number, uint32_t facts, uint32_t crc,
     uint32_t count;
     uint64_t expected;
     next_word(&rest); /* "end" */
-    if (!read_count(value_of(next_word(&rest), "facts"), &count) || !read_hex(value_of(next_word(&rest), "crc32"), 8, &expected) ||
-        *rest)
+    if (!read_count(value_of(next_word(&rest), "facts"), &count) ||
+        !read_hex(value_of(next_word(&rest), "crc32"), 8, &expected) || *rest)
         return line_error(number, "expected end facts=N crc32=XXXXXXXX");
     if (count != facts)
         return line_error(number, "the count of facts is wrong: lines were lost or added");
@@ -304,7 +306,8 @@ acr_status acr__wisdom_parse(const char *text, size_t bytes, acr__wisdom_visit *
             acr__fact fact;
             if (!*device_key)
                 return line_error(number, "expected a device line before the first fact");
-            if ((status = read_fact(line, number, &fact)) != ACR_OK || (status = visit(user, device_key, &fact)) != ACR_OK)
+            if ((status = read_fact(line, number, &fact)) != ACR_OK ||
+                (status = visit(user, device_key, &fact)) != ACR_OK)
                 return status;
             facts++;
         }
@@ -358,7 +361,7 @@ static acr_status read_file(const char *path, char **text, size_t *bytes, bool *
     return ACR_OK;
 }
 
-/* ---- Import ------------------------------------------------------------------------------------------------------- */
+/* ---- Import ------------------------------------------------------------------------------------------------------ */
 
 typedef struct import_state {
     const char *device_key;
@@ -406,7 +409,8 @@ acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, cons
     if (status != ACR_OK)
         return status;
     import_state state = {wisdom->device_key, device, acr__wisdom_create(device), ACR_WISDOM_REPORT_INIT};
-    status = state.staged ? acr__wisdom_parse(text, bytes, import_fact, &state) : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
+    status = state.staged ? acr__wisdom_parse(text, bytes, import_fact, &state)
+                          : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
     if (status == ACR_OK)
         status = commit_facts(wisdom, state.staged);
     if (status == ACR_OK && report)
@@ -416,7 +420,7 @@ acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, cons
     return status;
 }
 
-/* ---- Export ------------------------------------------------------------------------------------------------------- */
+/* ---- Export ------------------------------------------------------------------------------------------------------ */
 
 /* Text that grows; `failed` once memory ran out. */
 typedef struct text_buffer {
@@ -456,8 +460,9 @@ static void append_fact(text_buffer *b, const acr__fact *fact)
     char line[LINE_MAX_BYTES], median[32], mad[32];
     print_decimal(median, fact->median_ns);
     print_decimal(mad, fact->mad_ns);
-    snprintf(line, sizeof line, "%s = %s img=%016" PRIx64 " effort=%s median_ns=%s mad_ns=%s n=%u\n", fact->problem, fact->kernel,
-             fact->digest, fact->effort == ACR_PATIENT ? "patient" : "measure", median, mad, fact->samples);
+    snprintf(line, sizeof line, "%s = %s img=%016" PRIx64 " effort=%s median_ns=%s mad_ns=%s n=%u\n", fact->problem,
+             fact->kernel, fact->digest, fact->effort == ACR_PATIENT ? "patient" : "measure", median, mad,
+             fact->samples);
     append(b, line);
 }
 
@@ -566,7 +571,8 @@ acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path)
         export_fact(&state, wisdom->device_key, &wisdom->facts.items[i]);
     if (status == ACR_OK && !state.text.failed) {
         char end[64];
-        snprintf(end, sizeof end, "end facts=%u crc32=%08x\n", state.facts, crc32_of(state.text.bytes, state.text.used));
+        snprintf(end, sizeof end, "end facts=%u crc32=%08x\n", state.facts,
+                 crc32_of(state.text.bytes, state.text.used));
         append(&state.text, end);
     }
     if (status == ACR_OK && state.text.failed)

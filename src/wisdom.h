@@ -15,10 +15,10 @@ enum {
 typedef struct acr__fact {
     char problem[ACR_PROBLEM_TEXT_MAX];
     char kernel[WISDOM_KERNEL_MAX];
-    uint64_t digest;      /* of the kernel's machine code when it was measured */
-    acr_effort effort;    /* ACR_MEASURE or ACR_PATIENT */
-    double median_ns;     /* of one execution in stream mode */
-    double mad_ns;        /* median absolute deviation of the samples */
+    uint64_t digest;   /* of the kernel's machine code when it was measured */
+    acr_effort effort; /* ACR_MEASURE or ACR_PATIENT */
+    double median_ns;  /* of one execution in stream mode */
+    double mad_ns;     /* median absolute deviation of the samples */
     uint32_t samples;
 } acr__fact;
 
@@ -38,17 +38,21 @@ const acr__fact *acr__wisdom_find(const acr__wisdom *wisdom, const char *problem
 /* Adds a fact; it replaces one of lower or equal effort, and gives way to one of higher. */
 acr_status acr__wisdom_put(acr__wisdom *wisdom, const acr__fact *fact);
 
-/* True when a fact can be used here: its kernel exists with the same machine code and can run the problem on the device. */
+/* True when a fact can be used here: its kernel exists with the same machine code and can run the problem on the
+ * device. */
 bool acr__wisdom_usable(const acr__fact *fact, const acr__device *device);
 
 /* The bodies of acr_wisdom_import and acr_wisdom_export. */
-acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, const char *path, acr_wisdom_report *report);
+acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, const char *path,
+                            acr_wisdom_report *report);
 acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path);
 
-/* Checks a wisdom text held in memory, bytes long, as an import does, and counts its facts. For the fuzzer and `acromion wisdom verify`. */
+/* Checks a wisdom text held in memory, bytes long, as an import does, and counts its facts. For the fuzzer and
+ * `acromion wisdom verify`. */
 acr_status acr__wisdom_check(const char *text, size_t bytes, uint32_t *facts);
 
-/* Calls visit for every fact of a text with the key of its device; stops at the first status that is not ACR_OK and returns it. */
+/* Calls visit for every fact of a text with the key of its device; stops at the first status that is not ACR_OK and
+ * returns it. */
 typedef acr_status acr__wisdom_visit(void *user, const char *device_key, const acr__fact *fact);
 acr_status acr__wisdom_parse(const char *text, size_t bytes, acr__wisdom_visit *visit, void *user);
 

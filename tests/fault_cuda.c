@@ -8,6 +8,7 @@
 
 #include "cuda/driver.h"
 #include "fake_driver.h"
+#include "faults.h"
 
 /* ---- Contexts over the fake driver --------------------------------------------------------------------------------
  * */
@@ -306,9 +307,22 @@ static acr_status attempt(act *run, set_fault *fail_at, long place)
     return status;
 }
 
-/* Fails each driver call in turn. Where the act fails, everything is given back. Where it succeeds all the same, the
- * call that failed was one of cleaning up: what it should have freed, one piece of memory or code, may be left in the
- * driver's hands, for want of another way. */
+/* What the driver still holds after an act that succeeded although one call failed: that call was one of cleaning up,
+ * and what it should have freed is left for want of another way. At most a graph and its stream. */
+static void accept_leftovers(void)
+{
+    const fake_cuda_counters c = fake_cuda_count();
+    const long before = at_start.allocations + at_start.libraries + at_start.streams + at_start.events +
+                        at_start.graphs + at_start.graph_execs;
+    const long now = c.allocations + c.libraries + c.streams + c.events + c.graphs + c.graph_execs;
+    assert_in_range(now - before, 0, 2);
+    const long contexts = at_start.contexts, pushed = at_start.pushed;
+    at_start = c;
+    at_start.contexts = contexts;
+    at_start.pushed = pushed;
+}
+
+/* Fails each driver call in turn. Where the act fails, everything is given back. */
 static void fail_every_call(act *run)
 {
     fake_cuda_reset();
@@ -322,13 +336,9 @@ static void fail_every_call(act *run)
         char when[64];
         snprintf(when, sizeof when, "call %ld of %ld", place, calls);
         const acr_status status = attempt(run, fake_cuda_fail_nth_call, place);
+        if (status == ACR_OK)
+            accept_leftovers();
         failed += status != ACR_OK;
-        if (status == ACR_OK) {
-            const fake_cuda_counters c = fake_cuda_count();
-            assert_in_range(c.allocations - at_start.allocations + c.libraries - at_start.libraries, 0, 1);
-            at_start.allocations = c.allocations;
-            at_start.libraries = c.libraries;
-        }
         assert_clean(when);
     }
     assert_true(failed > calls / 4);
@@ -362,6 +372,77 @@ static void every_failing_allocation_is_clean(void **state)
         place++;
     }
     assert_in_range(place, 7, 99); /* q, k, v, o, lse and kv_lens at least */
+}
+
+/* Host memory fails while the driver is well: whatever was taken from it by then is given back. */
+static void every_failing_host_allocation_is_clean(void **state)
+{
+    (void)state;
+    act *const acts[] = {only_open, plan_by_estimate, plan_candidate, plan_by_measuring};
+    for (size_t i = 0; i < COUNT_OF(acts); i++) {
+        bool fired = true;
+        int place = 1;
+        for (; fired && place < 200; place++) {
+            char when[64];
+            snprintf(when, sizeof when, "act %zu, host allocation %d", i, place);
+            const int64_t blocks = fault_live_blocks();
+            acr_ctx *ctx = NULL;
+            fault_arm(FAULT_MEMORY, place);
+            acr_status status = open_cuda(&ctx);
+            if (status == ACR_OK)
+                status = acts[i](ctx);
+            fired = fault_fired();
+            fault_arm(FAULT_MEMORY, 0);
+            if (status != (fired ? ACR_NO_MEMORY : ACR_OK))
+                fail_msg("%s: status %d (%s)", when, (int)status, acr_last_error());
+            acr_ctx_destroy(ctx);
+            if (fault_live_blocks() != blocks)
+                fail_msg("%s: %lld blocks left", when, (long long)(fault_live_blocks() - blocks));
+            assert_clean(when);
+        }
+        assert_in_range(place, 3, 199);
+    }
+}
+
+/* ---- The backend's own functions ----------------------------------------------------------------------------------
+ * */
+
+static acr_status move_memory(acr_ctx *ctx)
+{
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    const acr__backend *backend = device->backend;
+    unsigned char there[100], back[100];
+    void *memory = NULL;
+    int capturing = 7;
+    for (size_t i = 0; i < sizeof there; i++)
+        there[i] = (unsigned char)i;
+    acr_status status = backend->mem_alloc(device, sizeof there, &memory);
+    if (status == ACR_OK)
+        status = backend->mem_upload(device, memory, there, sizeof there);
+    if (status == ACR_OK)
+        status = backend->mem_fill(device, (char *)memory + 10, 0xaa, 5);
+    if (status == ACR_OK)
+        status = backend->mem_zero_async(device, (char *)memory + 20, 5, NULL);
+    if (status == ACR_OK)
+        status = backend->synchronize(device);
+    if (status == ACR_OK)
+        status = backend->mem_download(device, back, memory, sizeof back);
+    if (status == ACR_OK)
+        status = backend->is_capturing(device, NULL, &capturing);
+    if (status == ACR_OK) {
+        memset(there + 10, 0xaa, 5);
+        memset(there + 20, 0, 5);
+        assert_memory_equal(there, back, sizeof there);
+        assert_int_equal(capturing, 0);
+    }
+    backend->mem_free(device, memory);
+    return status;
+}
+
+static void memory_moves_and_every_failing_call_is_clean(void **state)
+{
+    (void)state;
+    fail_every_call(move_memory);
 }
 
 /* ---- Executions ---------------------------------------------------------------------------------------------------
@@ -638,6 +719,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(every_failing_call_of_planning_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_measuring_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_allocation_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(every_failing_host_allocation_is_clean, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(memory_moves_and_every_failing_call_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(executions_neither_allocate_nor_wait, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_failed_launch_is_reported, reset_driver, check_clean),

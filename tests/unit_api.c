@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -714,6 +715,26 @@ static void threads_share_a_context(void **state)
     acr_ctx_destroy(ctx);
 }
 
+static void forgetting_may_happen_while_others_execute(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    forwarder forwarders[3];
+    for (size_t i = 0; i < COUNT_OF(forwarders); i++) {
+        forwarders[i] = (forwarder){.ctx = ctx, .stream = (int)i};
+        assert_int_equal(pthread_create(&forwarders[i].thread, NULL, forward_often, &forwarders[i]), 0);
+    }
+    for (int round = 0; round < 300; round++) {
+        acr_wisdom_forget(ctx);
+        sched_yield();
+    }
+    for (size_t i = 0; i < COUNT_OF(forwarders); i++) {
+        assert_int_equal(pthread_join(forwarders[i].thread, NULL), 0);
+        assert_true(forwarders[i].passed);
+    }
+    acr_ctx_destroy(ctx);
+}
+
 /* A cpu backend that says every stream is being captured, as a cuda stream may be. */
 static acr_status always_capturing(acr__backend_device *device, void *stream, int *out)
 {
@@ -806,6 +827,7 @@ int main(void)
         cmocka_unit_test(forward_keeps_problems_apart),
         cmocka_unit_test(forget_drops_the_cached_plans),
         cmocka_unit_test(threads_share_a_context),
+        cmocka_unit_test(forgetting_may_happen_while_others_execute),
         cmocka_unit_test(forward_makes_no_workspace_while_capturing),
         cmocka_unit_test(extreme_lengths_are_clamped),
     };

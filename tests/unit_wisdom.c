@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -600,6 +601,52 @@ static void forgetting_drops_every_fact(void **state)
     acr_ctx_destroy(s.ctx);
 }
 
+/* What threads do with one context at once. */
+typedef struct learner {
+    pthread_t thread;
+    const scene *scene;
+    const char *path; /* of its own */
+    bool passed;
+} learner;
+
+static void *learn_often(void *arg)
+{
+    learner *l = arg;
+    const acr_problem p = problem_of(PROBLEM);
+    l->passed = true;
+    for (int round = 0; round < 30 && l->passed; round++) {
+        acr_plan *plan = NULL;
+        l->passed = acr_wisdom_export(l->scene->ctx, l->path) == ACR_OK &&
+                    acr_wisdom_import(l->scene->ctx, l->path, NULL) == ACR_OK;
+        const acr_status status = acr_plan_create(&plan, l->scene->ctx, &p, ACR_WISDOM_ONLY);
+        l->passed = l->passed && (status == ACR_OK || status == ACR_NO_WISDOM);
+        acr_plan_destroy(plan);
+        if (round % 10 == 9)
+            acr_wisdom_forget(l->scene->ctx);
+    }
+    return NULL;
+}
+
+static void threads_share_wisdom(void **state)
+{
+    (void)state;
+    scene s = scene_make();
+    import_fact(&s, PROBLEM, s.kernels[0], "measure", 1000.0);
+    learner learners[] = {
+        {.path = scratch_path("learner0")}, {.path = scratch_path("learner1")}, {.path = scratch_path("learner2")}};
+    for (size_t i = 0; i < COUNT_OF(learners); i++) {
+        unlink(learners[i].path);
+        learners[i].scene = &s;
+        assert_int_equal(pthread_create(&learners[i].thread, NULL, learn_often, &learners[i]), 0);
+    }
+    for (size_t i = 0; i < COUNT_OF(learners); i++) {
+        assert_int_equal(pthread_join(learners[i].thread, NULL), 0);
+        assert_true(learners[i].passed);
+        unlink(learners[i].path);
+    }
+    acr_ctx_destroy(s.ctx);
+}
+
 static void text_in_memory_is_checked_as_import_does(void **state)
 {
     (void)state;
@@ -638,6 +685,7 @@ int main(void)
         cmocka_unit_test(measuring_makes_wisdom),
         cmocka_unit_test(equal_problems_share_wisdom),
         cmocka_unit_test(forgetting_drops_every_fact),
+        cmocka_unit_test(threads_share_wisdom),
         cmocka_unit_test(text_in_memory_is_checked_as_import_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the CPU backend against PyTorch's scaled_dot_product_attention, and both against the processor's multiply-add peak.
+"""Measures the CPU backend against PyTorch's scaled_dot_product_attention, and both against the processor's
+multiply-add peak.
 
     ./run build                                                     # build/libacromion.so
     python3 -m venv ~/.cache/acromion-torch && ~/.cache/acromion-torch/bin/pip install torch numpy
     ~/.cache/acromion-torch/bin/python tools/bench_cpu_vs_torch.py  # prints a table, writes results/<cpu>-<date>.json
 
-Everything runs in one process, in blocks of four turns: ours, torch, torch, ours. A turn is one unmeasured call and a few measured
-ones; between turns the threads of both sides are given time to fall asleep. The figure that counts is the median over blocks of the
-ratio of a block's medians. The two turns of ours within a block, compared with each other, give the noise: a control that must be 1."""
+Everything runs in one process, in blocks of four turns: ours, torch, torch, ours. A turn is one unmeasured call and a
+few measured ones; between turns the threads of both sides are given time to fall asleep. The figure that counts is the
+median over blocks of the ratio of a block's medians. The two turns of ours within a block, compared with each other,
+give the noise: a control that must be 1."""
 import argparse
 import ctypes
 import datetime
@@ -33,8 +35,9 @@ TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 # ---- our side: the public C API ----
 
 class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_uint32), ("device", ctypes.c_int32), ("backend", ctypes.c_char_p), ("threads", ctypes.c_uint32),
-                ("reserved", ctypes.c_uint32), ("parallel_for", ctypes.c_void_p), ("parallel_user", ctypes.c_void_p)]
+    _fields_ = [("size", ctypes.c_uint32), ("device", ctypes.c_int32), ("backend", ctypes.c_char_p),
+                ("threads", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("parallel_for", ctypes.c_void_p),
+                ("parallel_user", ctypes.c_void_p)]
 
 
 class Buffers(ctypes.Structure):
@@ -92,8 +95,8 @@ class Peak:
         self.threads = threads
         with tempfile.TemporaryDirectory() as folder:
             built = pathlib.Path(folder) / "fma_peak.so"
-            subprocess.run([os.environ.get("CC", "cc"), "-O2", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC",
-                            str(ROOT / "tools/fma_peak.c"), "-o", str(built)], check=True)
+            subprocess.run([os.environ.get("CC", "cc"), "-O2", "-march=native", "-ffp-contract=fast", "-shared",
+                            "-fPIC", str(ROOT / "tools/fma_peak.c"), "-o", str(built)], check=True)
             self.burst = ctypes.CDLL(str(built)).fma_burst
         self.burst.restype, self.burst.argtypes = ctypes.c_double, [ctypes.c_long]
 
@@ -151,12 +154,14 @@ def summary(turns, rng):
 
     low, high = bootstrap(turns, median_us, rng)
     p50 = quantile(0.50)
-    return {"p50_us": p50, "p90_us": quantile(0.90), "p99_us": quantile(0.99), "n": len(calls), "ci95_us": [min(low, p50), max(high, p50)]}
+    return {"p50_us": p50, "p90_us": quantile(0.90), "p99_us": quantile(0.99), "n": len(calls),
+            "ci95_us": [min(low, p50), max(high, p50)]}
 
 
 def ratio(blocks_over, blocks_under, rng):
     """Median over blocks of over / under, with its 95 % interval."""
-    logs = [math.log(statistics.median(over) / statistics.median(under)) for over, under in zip(blocks_over, blocks_under)]
+    logs = [math.log(statistics.median(over) / statistics.median(under))
+            for over, under in zip(blocks_over, blocks_under)]
     return math.exp(statistics.median(logs)), [math.exp(x) for x in bootstrap(logs, statistics.median, rng)]
 
 
@@ -166,7 +171,8 @@ def parse(problem):
     number = {f[0]: int(f[1:]) for f in fields if re.fullmatch(r"[bhsd]\d+", f)}
     dtype = next((f for f in fields if f in TYPES), "f16")
     known = set(TYPES) | {"causal", "fwd"}
-    if sorted(number) != ["b", "d", "h", "s"] or any(f not in known and not re.fullmatch(r"[bhsd]\d+", f) for f in fields):
+    unknown = [f for f in fields if f not in known and not re.fullmatch(r"[bhsd]\d+", f)]
+    if sorted(number) != ["b", "d", "h", "s"] or unknown:
         sys.exit(f"{problem}: this script knows DTYPE:bN:hN:sN:dN[:causal]")
     return dtype, number["b"], number["h"], number["s"], number["d"], "causal" in fields
 
@@ -175,7 +181,8 @@ def measure(torch, ours, peak_flops, problem, args):
     """Two records, ours and torch's."""
     dtype, batch, heads, length, dim, causal = parse(problem)
     torch.manual_seed(args.seed)
-    q, k, v = (torch.randn(batch, heads, length, dim, dtype=torch.float32).to(getattr(torch, TYPES[dtype])) for _ in range(3))
+    q, k, v = (torch.randn(batch, heads, length, dim, dtype=torch.float32).to(getattr(torch, TYPES[dtype]))
+               for _ in range(3))
     o = torch.empty_like(q)
     kernel, run_ours = ours.plan(problem, q, k, v, o)
     attention, kept = torch.nn.functional.scaled_dot_product_attention, {}
@@ -203,9 +210,11 @@ def measure(torch, ours, peak_flops, problem, args):
 
     flops = 4.0 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
     common = {"problem": problem, "mode": "call", "overlap": False, "threads": args.threads}
-    records = [common | {"kernel": kernel} | summary(ours_turns, rng) | {"err_max": errors[0], "speedup_over_torch": speedup,
-               "speedup_over_torch_ci95": speedup_ci95, "control": control, "control_ci95": control_ci95},
-               common | {"peer": f"pytorch {torch.__version__} scaled_dot_product_attention"} | summary(torch_turns, rng) | {"err_max": errors[1]}]
+    comparison = {"speedup_over_torch": speedup, "speedup_over_torch_ci95": speedup_ci95,
+                  "control_ratio": control, "control_ratio_ci95": control_ci95}
+    peer = f"pytorch {torch.__version__} scaled_dot_product_attention"
+    records = [common | {"kernel": kernel} | summary(ours_turns, rng) | {"err_max": errors[0]} | comparison,
+               common | {"peer": peer} | summary(torch_turns, rng) | {"err_max": errors[1]}]
     for record in records:
         record["fma_peak_share"] = flops / (record["p50_us"] * 1e-6) / peak_flops
     return records
@@ -218,18 +227,22 @@ def git(*words):
 
 
 def clock_mhz():
-    found = re.search(r"^cpu MHz\s*:\s*([\d.]+)", pathlib.Path("/proc/cpuinfo").read_text(), re.M) if platform.system() == "Linux" else None
+    if platform.system() != "Linux":
+        return None
+    found = re.search(r"^cpu MHz\s*:\s*([\d.]+)", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
     return float(found.group(1)) if found else None
 
 
 def show(records, peak_flops):
     print(f"multiply-add peak, measured: {peak_flops * 1e-9:.0f} GFLOP/s")
     for mine, peer in zip(records[::2], records[1::2]):
+        print(mine["problem"])
+        for name, record in ((mine["kernel"], mine), ("torch", peer)):
+            print(f"  {name:44} p50 {record['p50_us']:9.1f} us  p90 {record['p90_us']:9.1f}  "
+                  f"{record['fma_peak_share']:5.1%} of the peak  error {record['err_max']:.1e}")
         low, high = mine["speedup_over_torch_ci95"]
-        print(f"{mine['problem']}\n"
-              f"  {mine['kernel']:44} p50 {mine['p50_us']:9.1f} us  p90 {mine['p90_us']:9.1f}  {mine['fma_peak_share']:5.1%} of the peak  error {mine['err_max']:.1e}\n"
-              f"  {'torch':44} p50 {peer['p50_us']:9.1f} us  p90 {peer['p90_us']:9.1f}  {peer['fma_peak_share']:5.1%} of the peak  error {peer['err_max']:.1e}\n"
-              f"  {mine['speedup_over_torch']:.2f} times as fast as torch (95 % interval {low:.2f} to {high:.2f}; control {mine['control']:.3f})")
+        print(f"  {mine['speedup_over_torch']:.2f} times as fast as torch "
+              f"(95 % interval {low:.2f} to {high:.2f}; control {mine['control_ratio']:.3f})")
 
 
 def main():
@@ -257,8 +270,9 @@ def main():
     device = ours.device.split(",")[0]
     for record in records:
         record["fma_peak_share"] *= before / peak_flops
-        record |= {"fma_peak_gflops": peak_flops * 1e-9, "device": device, "driver": "none", "clocks": clocks, "git_sha": git("rev-parse", "HEAD"),
-                   "dirty": bool(git("status", "--porcelain")), "seeds": {"inputs": args.seed}, "date": now}
+        record |= {"fma_peak_gflops": peak_flops * 1e-9, "device": device, "driver": "none", "clocks": clocks,
+                   "git_sha": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain")),
+                   "seeds": {"inputs": args.seed}, "date": now}
     show(records, peak_flops)
     if str(args.out) != "-":
         name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

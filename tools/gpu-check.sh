@@ -53,6 +53,11 @@ else
 fi
 rm -f "$out/bench.json" # bench adds to a file
 run_step bench "$program" bench --backend cuda -o "$out/bench.json" "${bench_problems[@]}"
+if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    run_step peers "$program" bench --peers -o "$out/bench.json" "${bench_problems[@]}"
+else
+    echo "peers        no PyTorch that sees a GPU: skipped"
+fi
 run_step why "$program" why --backend cuda b2:h8:s512:d64
 run_step roofline "$program" roofline b2:h8:s512:d64
 echo "$passed passed, $failed failed; logs in $out/"

@@ -48,16 +48,69 @@ FIELDS = {
     "date": (lambda r: re.match(r"^\d{4}-\d{2}-\d{2}", str(r["date"])), "an ISO 8601 date"),
 }
 
+VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
+TIERS = ("A+", "A", "B+", "B", "C", "-")
+
+
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# The same for fields that only interleaved comparisons have; the first of a group stands for all of it.
+COMPARISON = {
+    "blocks": (lambda r: is_count(r["blocks"]) and r["blocks"] > 0, "a positive count of blocks"),
+    "discarded": (lambda r: is_count(r["discarded"]), "a count of discarded blocks"),
+}
+OURS_AMONG_PEERS = {
+    "planned": (lambda r: isinstance(r["planned"], bool), "true or false"),
+    "noise_floor": (lambda r: is_number(r["noise_floor"]) and r["noise_floor"] >= 0.01, "at least 0.01"),
+    "control": (lambda r: r["control"] in VERDICTS, "one of " + ", ".join(VERDICTS)),
+}
+AGAINST_BEST = {
+    "best_peer": (lambda r: isinstance(r["best_peer"], str) and r["best_peer"], "a peer's name"),
+    "ratio_to_best_peer": (lambda r: is_positive(r["ratio_to_best_peer"]), "a positive number"),
+    "ratio_ci95": (
+        lambda r: is_interval_around(r["ratio_ci95"], r["ratio_to_best_peer"]),
+        "[low, high] around ratio_to_best_peer",
+    ),
+    "verdict": (lambda r: r["verdict"] in VERDICTS, "one of " + ", ".join(VERDICTS)),
+    "tier": (lambda r: r["tier"] in TIERS, "one of " + ", ".join(TIERS)),
+}
+AGAINST_DEFAULT = {
+    "default_peer": (lambda r: isinstance(r["default_peer"], str) and r["default_peer"], "a peer's name"),
+    "ratio_to_default": (lambda r: is_positive(r["ratio_to_default"]), "a positive number"),
+    "ratio_to_default_ci95": (
+        lambda r: is_interval_around(r["ratio_to_default_ci95"], r["ratio_to_default"]),
+        "[low, high] around ratio_to_default",
+    ),
+    "tier_to_default": (lambda r: r["tier_to_default"] in TIERS, "one of " + ", ".join(TIERS)),
+}
+PEER = {
+    "peer_version": (lambda r: isinstance(r["peer_version"], str) and r["peer_version"], "the peer's version"),
+    "within_tolerance": (lambda r: isinstance(r["within_tolerance"], bool), "true or false"),
+}
+OPTIONAL = (COMPARISON, OURS_AMONG_PEERS, AGAINST_BEST, AGAINST_DEFAULT, PEER)
+
+
+def fields_of(record):
+    """What must hold for this record: what must for all, and each optional group of which it has a field."""
+    fields = dict(FIELDS)
+    for group in OPTIONAL:
+        if any(name in record for name in group):
+            fields |= group
+    return fields
+
 
 def faults_of(record):
     """What is wrong with a record, as sentences; empty when nothing is."""
     if not isinstance(record, dict):
         return ["is no object"]
-    missing = [name for name in FIELDS if name not in record]
+    fields = fields_of(record)
+    missing = [name for name in fields if name not in record]
     if missing:
         return ["lacks " + ", ".join(missing)]
     faults = [
-        f"{name} is {record[name]!r}, must be {words}" for name, (holds, words) in FIELDS.items() if not holds(record)
+        f"{name} is {record[name]!r}, must be {words}" for name, (holds, words) in fields.items() if not holds(record)
     ]
     if ("kernel" in record) == ("peer" in record):
         faults.append("names not exactly one of kernel and peer")

@@ -95,7 +95,48 @@ def cpu_pytorch(records):
     return markdown(headings, rows)
 
 
-TABLES = {"mission-gpu": mission_gpu, "cpu-pytorch": cpu_pytorch}
+def gpu_peers(records):
+    """The planner's kernels beside PyTorch's attention on GPUs, from interleaved runs."""
+    ours = [r for r in records if "best_peer" in r and r["planned"] and on_gpu(r) and not r["overlap"]]
+    ours = newest(ours, lambda r: (r["device"], r["problem"], r["mode"]))
+    ours.sort(key=lambda r: (r["device"], r["mode"] != "stream", r["problem"]))
+    rows = []
+    for r in ours:
+        low, high = r["ratio_ci95"]
+        rows.append(
+            (
+                r["device"],
+                r["mode"],
+                f"`{r['problem']}`",
+                f"`{subject(r)}`",
+                f"{r['p50_us']:.2f}",
+                f"{r['p50_us'] * r['ratio_to_best_peer']:.2f} {r['best_peer']}",
+                f"{r['ratio_to_best_peer']:.2f} ({low:.2f} to {high:.2f})",
+                r["verdict"],
+                r["tier"],
+                f"{r['ratio_to_default']:.2f}" if "ratio_to_default" in r else "",
+                f"{r['err_max']:.1e}",
+                link(r),
+            )
+        )
+    headings = (
+        "GPU",
+        "mode",
+        "problem",
+        "kernel",
+        "p50 µs",
+        "best peer µs",
+        "times as fast (95 %)",
+        "verdict",
+        "tier",
+        "times as fast as the default",
+        "max error",
+        "result",
+    )
+    return markdown(headings, rows)
+
+
+TABLES = {"mission-gpu": mission_gpu, "gpu-peers": gpu_peers, "cpu-pytorch": cpu_pytorch}
 
 
 def rewritten(path, records):

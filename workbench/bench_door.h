@@ -1,6 +1,7 @@
 /* The door through which another language takes part in `acromion bench`: libacromion_bench.so exports one function. It
  * is the whole command; the caller only provides the peers, the library whose attention ours is compared with. Both
- * share the process and the device's primary context. Known user: python/acromion/bench.py, which repeats these structures.
+ * share the process and the device's primary context. Known user: python/acromion/bench.py, which repeats these
+ * structures.
  *
  * Callbacks return 0, or -1 after writing the reason. `text` has PEER_TEXT_BYTES bytes and is "" before the call. */
 #ifndef WORKBENCH_BENCH_DOOR_H
@@ -16,11 +17,11 @@ enum {
 
 typedef struct peer_problem {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim;
-    int32_t device;        /* ordinal */
-    int32_t dtype;         /* acr_dtype: 1 float32, 2 float16, 3 bfloat16 */
-    int32_t causal;        /* query i sees keys 0..i */
-    int32_t bshd;          /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
-    double scale;          /* of the scores */
+    int32_t device; /* ordinal */
+    int32_t dtype;  /* acr_dtype: 1 float32, 2 float16, 3 bfloat16 */
+    int32_t causal; /* query i sees keys 0..i */
+    int32_t bshd;   /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
+    double scale;   /* of the scores */
     const void *q, *k, *v; /* on the host, packed [batch, heads, length, dim] */
 } peer_problem;
 
@@ -28,14 +29,15 @@ typedef struct peer_problem {
 typedef int32_t peer_enqueue(void *arg, void *stream);
 
 typedef struct peer_provider {
+    int32_t provider_bytes, problem_bytes; /* of these two structures, as the caller knows them */
     int32_t count;
     const char *const *names; /* of the peers: "torch-flash" */
     const char *version;      /* of their library */
     /* Makes the inputs of a problem; the peers keep them until end. */
     int32_t (*begin)(const peer_problem *problem, char *text);
-    /* Captures `launches` calls back to back into *graph, a CUgraph that stays the provider's and valid until the peer's
-     * next capture or end. The output is NaN until the graph runs. On success too, text may say something about the
-     * peer. */
+    /* Captures `launches` calls back to back into *graph, a CUgraph that stays the provider's and valid until the
+     * peer's next capture or end. The output is NaN until the graph runs. On success too, text may say something about
+     * the peer. */
     int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
      * enqueue(arg, NULL). */

@@ -38,7 +38,8 @@ static const option_spec options[] = {
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
-    {ID_PEERS, "peers", "torch", "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},
+    {ID_PEERS, "peers", "torch",
+     "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},
     {ID_MODE, "mode", "stream|call", "with --peers: launches in a graph (default), or ordinary calls from Python"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
@@ -106,7 +107,8 @@ static bool option_word(const char *option, const char *value, const char *known
     if (strcmp(value, known) == 0) {
         return true;
     }
-    fprintf(stderr, "acromion bench: --%s: '%s' is unknown; `acromion bench --help` says what there is\n", option, value);
+    fprintf(stderr, "acromion bench: --%s: '%s' is unknown; `acromion bench --help` says what there is\n", option,
+            value);
     return false;
 }
 
@@ -164,7 +166,7 @@ static acr_status measure(measurement *m, const session *s, const bench_problem 
     }
     execution *e = NULL;
     status = execution_create(&e, s->ctx, m->kernel, on->problem, on->ref, false,
-                              s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0);
+                              s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0, ALLOCATOR_ALIGNMENT);
     if (status == ACR_OK) {
         status = execution_run(e);
     }
@@ -315,7 +317,8 @@ static acr_status bench_contest(session *s, const bench_problem *on)
         .ref = on->ref,
         .demand = &on->demand,
         .floor = &on->floor,
-        .pattern = s->request->kernel ? s->request->kernel : on->planned,
+        .pattern = s->request->kernel,
+        .planned = on->planned,
         .provider = s->provider,
         .call_mode = s->request->call_mode,
         .overlap = s->request->overlap,
@@ -366,7 +369,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
     return status;
 }
 
-/* Adds the records from `saved` on to the output file, problem by problem, so that a run cut short keeps what it has. */
+/* Adds the records from `saved` on to the output file, problem by problem: a run cut short keeps what it has. */
 static acr_status save(session *s)
 {
     size_t count = json_array_size(s->records);

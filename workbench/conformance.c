@@ -166,7 +166,7 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
 {
     verdict reversed = {.pass = true};
     execution *e = NULL;
-    acr_status status = execution_create(&e, ctx, kernel, problem, ref, true, 0);
+    acr_status status = execution_create(&e, ctx, kernel, problem, ref, true, 0, 0);
     if (status != ACR_OK) {
         return failed_step(v, status, "with the keys reversed");
     }
@@ -183,7 +183,7 @@ acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kern
 {
     *out = (verdict){.pass = true};
     execution *e = NULL;
-    acr_status status = execution_create(&e, ctx, kernel, problem, ref, false, 0);
+    acr_status status = execution_create(&e, ctx, kernel, problem, ref, false, 0, 0);
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }

@@ -45,7 +45,8 @@ typedef struct contest {
     gpu_state before, after;
     contestant *ours, *peers;
     int ours_count, peer_count;
-    encounter control; /* the first of ours with itself */
+    char no_peers[PEER_TEXT_BYTES]; /* why there are none; "" otherwise */
+    encounter control;              /* the first of ours with itself */
     double noise_floor;
     const contestant *best, *standard; /* peers: the fastest, and what the library takes by itself; NULL = none */
 } contest;
@@ -69,7 +70,7 @@ static acr_status sample_calls(void *arg, int count, double *seconds)
     for (int i = 0; i < count; ++i) {
         char text[PEER_TEXT_BYTES] = "";
         if (c->contest->request->provider->call(c->peer, CALLS, enqueue_ours, c->execution, &seconds[i], text) != 0) {
-            return acr__fail(ACR_UNSUPPORTED, "%s: %s", c->name, text);
+            return acr__fail(ACR_UNSUPPORTED, "%s", text);
         }
     }
     return ACR_OK;
@@ -116,7 +117,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
     }
     ++t->ours_count; /* from here on contest_close frees it */
     status = execution_create(&c->execution, r->ctx, kernel, r->problem, r->ref, false,
-                              r->overlap ? ACR_OVERLAP_PREVIOUS : 0);
+                              r->overlap ? ACR_OVERLAP_PREVIOUS : 0, ALLOCATOR_ALIGNMENT);
     if (status == ACR_OK) {
         status = execution_run(c->execution);
     }
@@ -125,11 +126,11 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
 
 static acr_status admit_ours(contest *t, contest_counts *counts)
 {
+    const char *pattern = t->request->pattern ? t->request->pattern : t->request->planned;
     acr_status status = ACR_OK;
     for (size_t i = 0; i < acr__kernel_count && status == ACR_OK; ++i) {
         const acr__kernel *kernel = acr__kernels[i];
-        if (kernel_matches(kernel, t->request->pattern) &&
-            !acr__why_not(kernel, t->request->problem, &t->device->device)) {
+        if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, t->request->problem, &t->device->device)) {
             status = admit_kernel(t, kernel, counts);
         }
     }
@@ -151,18 +152,18 @@ static bool has_own_strides(const acr_problem *problem)
 static const char *inexpressible(const acr_problem *p)
 {
     if (p->dtype == ACR_E4M3) {
-        return "has no e4m3";
+        return "PyTorch's attention has no e4m3";
     }
     if (p->flags & ACR_KV_LENS) {
-        return "takes no key lengths";
+        return "PyTorch's attention takes no key lengths";
     }
     if (p->flags & ACR_WANT_LSE) {
-        return "returns no log-sum-exp";
+        return "PyTorch's attention returns no log-sum-exp";
     }
     if (p->mask == ACR_MASK_CAUSAL && p->q_len != p->kv_len) {
-        return "has no bottom-right causal mask by a flag";
+        return "PyTorch's causal flag is top-left, this mask is bottom-right";
     }
-    return has_own_strides(p) ? "is given packed tensors only" : NULL;
+    return has_own_strides(p) ? "peers are given packed tensors only" : NULL;
 }
 
 static acr_status begin_peers(const contest *t)
@@ -204,11 +205,14 @@ static void leave_out(contestant *c, const char *reason)
 static acr_status admit_peers(contest *t)
 {
     const peer_provider *provider = t->request->provider;
-    acr_status begun = begin_peers(t);
+    if (begin_peers(t) != ACR_OK) {
+        snprintf(t->no_peers, sizeof t->no_peers, "%s", acr_last_error());
+        return ACR_OK;
+    }
     for (int32_t i = 0; i < provider->count && t->peer_count < PEERS_MAX; ++i) {
         contestant *c = &t->peers[t->peer_count++];
         *c = (contestant){.contest = t, .name = provider->names[i], .peer = i};
-        acr_status status = begun == ACR_OK ? make_ready(c) : begun;
+        acr_status status = make_ready(c);
         if (status == ACR_DEVICE_FAULT) {
             return status;
         }
@@ -409,9 +413,12 @@ static void print_summary(const contest *t)
             printf("  %-44s %s\n", t->peers[i].name, t->peers[i].text);
         }
     }
+    if (*t->no_peers) {
+        printf("  no peer takes part: %s\n", t->no_peers);
+    }
     printf("ratio: how many times as fast ours is as the peer; of ours, as the best peer (*). %d blocks discarded\n",
            discarded);
-    if (t->best) {
+    if (t->best && !t->ours[0].out) {
         printf("%s is %.2f times as fast as %s, tier %s", t->ours[0].name, t->best->encounter.comparison.speedup,
                t->best->name, tier_of(t, &t->best->encounter));
         if (t->standard) {
@@ -436,7 +443,7 @@ static void print_table(const contest *t)
     for (int i = 0; i < t->peer_count; ++i) {
         const contestant *c = &t->peers[i];
         if (!c->out) {
-            print_row(t, c, &c->encounter.theirs, true);
+            print_row(t, c, &c->encounter.theirs, !t->ours[0].out);
         }
     }
     print_summary(t);
@@ -445,8 +452,8 @@ static void print_table(const contest *t)
 static json_t *record_of(const contest *t, const contestant *c)
 {
     const contest_request *r = t->request;
-    const bench_conditions conditions = {
-        &t->device->device, r->text, r->call_mode ? "call" : "stream", r->demand, r->floor, r->seed};
+    const bench_conditions conditions = {&t->device->device, r->text,  r->call_mode ? "call" : "stream",
+                                         r->demand,          r->floor, r->seed};
     json_t *json = bench_record(&conditions, c->kernel ? &c->encounter.ours : &c->encounter.theirs,
                                 c->graph ? c->graph->launches : CALLS, c->kernel && r->overlap, c->verdict.err_max,
                                 &t->before, &t->after);
@@ -464,6 +471,7 @@ static json_t *record_of_ours(const contest *t, const contestant *c)
 {
     json_t *json = record_of(t, c);
     bench_record_kernel(json, c->kernel);
+    json_object_set_new(json, "planned", json_boolean(strcmp(c->name, t->request->planned) == 0));
     json_object_set_new(json, "noise_floor", json_real(t->noise_floor));
     json_object_set_new(json, "control", json_string(stats_verdict_text(t->control.comparison.verdict)));
     if (t->best) {

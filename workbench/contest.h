@@ -19,7 +19,8 @@ typedef struct contest_request {
     const reference *ref;
     const demand *demand;
     const floor_times *floor;
-    const char *pattern; /* which of our kernels, as kernel_matches takes it */
+    const char *pattern; /* which of our kernels, as kernel_matches takes it; NULL = the planner's */
+    const char *planned; /* the planner's, "" = none */
     const peer_provider *provider;
     bool call_mode; /* else stream mode */
     bool overlap;   /* ours may overlap their predecessors */
@@ -33,8 +34,8 @@ typedef struct contest_counts {
 } contest_counts;
 
 /* Measures, prints the table, appends one record for each contestant. A kernel that fails a gate is refused: said on
- * stderr and counted. A peer that cannot take part is named with its reason. Errors: ACR_NO_MEMORY, ACR_DEVICE_FAULT and
- * others that leave no measurement. */
+ * stderr and counted. A peer that cannot take part is named with its reason. Errors: ACR_NO_MEMORY, ACR_DEVICE_FAULT
+ * and others that leave no measurement. */
 acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts);
 
 /* What a ratio is worth in the project's own scale, judged by the lower end of its interval: "A+" 13 times as fast, "A"

@@ -27,6 +27,7 @@ struct execution {
     acr__backend_device *device;
     acr_plan *plan;
     acr_problem problem;
+    size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
     guarded q, k, v, o, lse, kv_lens, workspace;
     size_t workspace_bytes;
@@ -156,13 +157,12 @@ static acr_status download(const guarded *g, acr__backend_device *device, unsign
 
 /* ---- Creation ---- */
 
-static acr_status make_input(guarded *g, acr__backend_device *device, const acr_problem *p, const tensor_view *view,
-                             const void *packed, const reference *key_lens, bool reversed)
+static acr_status make_input(guarded *g, acr__backend_device *device, size_t alignment, acr_dtype dtype,
+                             const tensor_view *view, const void *packed, const reference *key_lens, bool reversed)
 {
-    acr_dtype dtype = p->dtype;
     int64_t dim = (int64_t)(view->row_bytes / view->elem_bytes);
     int64_t span = acr__span_bytes(view->batch, view->heads, view->length, dim, &view->strides, dtype);
-    acr_status status = guarded_create(g, device, (size_t)span, p->alignment);
+    acr_status status = guarded_create(g, device, (size_t)span, alignment);
     if (status == ACR_OK) {
         status = guarded_image(g);
     }
@@ -179,12 +179,12 @@ static acr_status make_inputs(execution *e, const reference *ref, bool reversed_
     tensor_view q = view_of(p, &p->q, p->q_heads, p->q_len, p->qk_dim, p->dtype);
     tensor_view k = view_of(p, &p->k, p->kv_heads, p->kv_len, p->qk_dim, p->dtype);
     tensor_view v = view_of(p, &p->v, p->kv_heads, p->kv_len, p->v_dim, p->dtype);
-    acr_status status = make_input(&e->q, e->device, p, &q, ref->q, NULL, false);
+    acr_status status = make_input(&e->q, e->device, e->alignment, p->dtype, &q, ref->q, NULL, false);
     if (status == ACR_OK) {
-        status = make_input(&e->k, e->device, p, &k, ref->k, ref, reversed_keys);
+        status = make_input(&e->k, e->device, e->alignment, p->dtype, &k, ref->k, ref, reversed_keys);
     }
     if (status == ACR_OK) {
-        status = make_input(&e->v, e->device, p, &v, ref->v, ref, reversed_keys);
+        status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, ref, reversed_keys);
     }
     if (status != ACR_OK || !(p->flags & ACR_KV_LENS)) {
         return status;
@@ -205,7 +205,7 @@ static acr_status make_outputs(execution *e)
 {
     const acr_problem *p = &e->problem;
     int64_t span = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype);
-    acr_status status = guarded_create(&e->o, e->device, (size_t)span, p->alignment);
+    acr_status status = guarded_create(&e->o, e->device, (size_t)span, e->alignment);
     if (status == ACR_OK && (p->flags & ACR_WANT_LSE)) {
         size_t lse_bytes = (size_t)(p->batch * p->q_heads * p->q_len) * sizeof(float);
         status = guarded_create(&e->lse, e->device, lse_bytes, sizeof(float));
@@ -224,7 +224,7 @@ static acr_status make_outputs(execution *e)
 }
 
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
-                            const reference *ref, bool reversed_keys, uint32_t flags)
+                            const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment)
 {
     execution *e = calloc(1, sizeof *e);
     if (!e) {
@@ -232,6 +232,7 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
     }
     e->device = acr__ctx_backend_device(ctx);
     e->problem = *problem;
+    e->alignment = alignment ? alignment : problem->alignment;
     e->problem.scale = ref->problem.scale;
     e->problem.q_scale = ref->problem.q_scale;
     e->problem.k_scale = ref->problem.k_scale;

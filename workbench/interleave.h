@@ -31,8 +31,8 @@ typedef struct interleave_design {
      * least. Only durations decide, never what they say about the subjects. */
     double budget_s;
     uint64_t seed; /* of the choice which blocks are mirrored */
-    /* Asked after each slot: true when its samples are not to be trusted (a throttled clock). The block is discarded and
-     * made again. NULL = never. */
+    /* Asked after each slot: true when its samples are not to be trusted (a throttled clock). The block is discarded
+     * and made again. NULL = never. */
     bool (*disturbed)(void *arg);
     void *disturbed_arg;
 } interleave_design;
@@ -43,8 +43,8 @@ typedef struct interleave_result {
     stats_block *views;                 /* the same by blocks, as stats_compare takes them */
 } interleave_result;
 
-/* Times both. The caller frees with interleave_free. Errors: those of the subjects; ACR_NO_MEMORY; ACR_DEVICE_FAULT when
- * as many blocks as were wanted had to be discarded. */
+/* Times both. The caller frees with interleave_free. Errors: those of the subjects; ACR_NO_MEMORY; ACR_DEVICE_FAULT
+ * when more blocks than are wanted had to be discarded. */
 acr_status interleave_run(interleave_result *out, const interleave_subject *baseline,
                           const interleave_subject *candidate, const interleave_design *design);
 void interleave_free(interleave_result *result);

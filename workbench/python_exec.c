@@ -68,8 +68,9 @@ static bool set_environment(const char *python_path)
     }
     if (!python_path) {
         if (!find_place(found, folder, python_places, module)) {
-            fprintf(stderr, "acromion: --peers: %s is not beside the program, nor where it is installed; "
-                            "--python-path names the folder that holds it\n",
+            fprintf(stderr,
+                    "acromion: --peers: %s is not beside the program, nor where it is installed; "
+                    "--python-path names the folder that holds it\n",
                     module);
             return false;
         }

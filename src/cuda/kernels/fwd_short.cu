@@ -1,16 +1,18 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query rows, alone on its SM,
- * with all keys and values of the head in shared memory.
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query
+ * rows, alone on its SM, with all keys and values of the head in shared memory.
  *
- * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys, of every 128 the first 64
- * and the last 64, and add their results at the end. The query rows of a tile are 32 from the top and 32 from the bottom of the sequence, so that
- * under a causal mask all CTAs have about the same number of exponentials.
+ * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys,
+ * of every 128 the first 64 and the last 64, and add their results at the end. The query rows of a tile are 32 from the
+ * top and 32 from the bottom of the sequence, so that under a causal mask all CTAs have about the same number of
+ * exponentials.
  *
- * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each consumer. Every exponential is
- * at most the row sum, so a sum within fp16's range proves at the end that no probability overflowed; otherwise the tile is computed once more,
- * with the true maximum. See docs/kernels/fwd_short.md.
+ * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
+ * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
+ * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
+ * docs/kernels/fwd_short.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory: kv_len <= 128 * STAGES); optional
- * BF16=1. */
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory: kv_len <=
+ * 128 * STAGES); optional BF16=1. */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -34,7 +36,7 @@ enum {
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     STAGE_BYTES = PANELS * KV_PANEL_BYTES,
     CHUNK_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
-    /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers of 8 bytes. */
+    /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers. */
     K_AT = 2 * Q_HALF_BYTES,
     V_AT = K_AT + STAGES * STAGE_BYTES,
     ROWS_AT = V_AT + STAGES * STAGE_BYTES,
@@ -56,12 +58,15 @@ enum {
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
 #include "cuda/device/keys.cuh"
+#include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma.cuh"
 
 enum {
-    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to the consumers. */
+    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
+     * the consumers. */
     PRODUCER_REGISTERS = 24,
     CONSUMER_REGISTERS = 240,
     /* Named barriers (0 is __syncthreads). */
@@ -74,18 +79,10 @@ static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(STAGES >= 1 && STAGES <= 4, "STAGES: a straight line of code for each number of chunks");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
-#ifdef TIMELINE
-#include "timeline.cuh"
-#else
-#define MARK(event)
-#define MARKS_DECLARE
-#define MARKS_WRITE(group)
-#endif
-
 /* ---- The tile ---- */
 
-/* The query rows are HALF_ROWS from first[0] and HALF_ROWS from first[1]; where the sequence has an odd number of halves, the middle CTA holds
- * the same rows twice. */
+/* The query rows are HALF_ROWS from first[0] and HALF_ROWS from first[1]; where the sequence has an odd number of
+ * halves, the middle CTA holds the same rows twice. */
 typedef struct tile {
     int first[2];
     int head, batch;
@@ -160,7 +157,8 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage)
     load_stage(smem + V_AT + stage * STAGE_BYTES, &maps.v, full, stage, kv_head, blockIdx.z);
 }
 
-/* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the first would come last. */
+/* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
+ * first would come last. */
 DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
 {
     if (stages > 1)
@@ -179,10 +177,11 @@ DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
 DEV int vote(int yes)
 {
     int any;
-    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
-                 : "=r"(any)
-                 : "r"(yes), "n"((int)VOTE), "n"((int)CONSUMER_THREADS)
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
+        : "=r"(any)
+        : "r"(yes), "n"((int)VOTE), "n"((int)CONSUMER_THREADS)
+        : "memory");
     return any;
 }
 
@@ -193,8 +192,8 @@ DEV int elect_one(void)
     return elected;
 }
 
-/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a lane holds, row 0 is from
- * the top half of the tile and row 1 from the bottom half. ---- */
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a
+ * lane holds, row 0 is from the top half of the tile and row 1 from the bottom half. ---- */
 
 typedef float score_tile[CHUNK_KEYS / 2];
 typedef float output_tile[DIM / 2];
@@ -208,11 +207,13 @@ typedef struct softmax_rows {
 } softmax_rows;
 
 enum {
-    GROUPS = 8,             /* of 8 keys: a chunk's exponentials in pieces, products between them */
-    SHIFT = BF16 ? 0 : 8    /* probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows */
+    GROUPS = 8, /* of 8 keys: a chunk's exponentials in pieces, products between them */
+    /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
+    SHIFT = BF16 ? 0 : 8
 };
 
-#define LARGEST_SUM (BF16 ? 0x1p100f : 60000.0f) /* of a lane's exponentials: none overflowed, and neither does their product with V */
+/* Of a lane's exponentials: none overflowed, and neither does their product with V. */
+#define LARGEST_SUM (BF16 ? 0x1p100f : 60000.0f)
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
@@ -222,17 +223,18 @@ typedef struct consumer {
     int lane;
     uint32_t k, v; /* low words of the descriptors of stage 0, the consumer's keys */
     float scale_log2;
-    int seen[2];        /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
-    int chunks;         /* of this consumer: chunk i is at key 128i */
-    int top_chunks;     /* so many have keys that a row of the top half sees, at least 1 */
-    int whole_chunks;   /* so many are seen whole by every row of the tile */
-    int bottom_chunks;  /* so many are seen whole by every row of the bottom half */
-    int present_rows;   /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
+    int seen[2];      /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
+    int chunks;       /* of this consumer: chunk i is at key 128i */
+    int top_chunks;   /* so many have keys that a row of the top half sees, at least 1 */
+    int whole_chunks; /* so many are seen whole by every row of the tile */
+    int bottom_chunks; /* so many are seen whole by every row of the bottom half */
+    int present_rows;  /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
     query_tile q;
-    uint32_t order;     /* see keep_order */
+    uint32_t order; /* see keep_order */
 } consumer;
 
-/* Keeps the assembler from moving instructions across: it does not reorder around a clock read (2 cycles) whose value is used. */
+/* Keeps the assembler from moving instructions across: it does not reorder around a clock read (2 cycles) whose value
+ * is used. */
 DEV void keep_order(consumer &c)
 {
     asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; xor.b32 %0, %0, t; }" : "+r"(c.order)::"memory");
@@ -255,13 +257,16 @@ DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumu
 
 DEV void score_step(const consumer &c, score_tile &s, int chunk, int step)
 {
-    product_scores(s, c.q + 4 * step,
-                   descriptor(c.k + chunk * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES), step != 0);
+    product_scores(
+        s, c.q + 4 * step,
+        descriptor(c.k + chunk * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
+        step != 0);
 }
 
 DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int step, int accumulate)
 {
-    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + chunk * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES), accumulate || step != 0);
+    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + chunk * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES),
+                accumulate || step != 0);
 }
 
 DEV void start_output(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int accumulate)
@@ -348,26 +353,30 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
     }
 }
 
-/* Waits for a chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not silence: such rows become 0. */
+/* Waits for a chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not silence:
+ * such rows become 0. */
 DEV void wait_values(const consumer &c, int chunk)
 {
     barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * chunk, 0);
-    if (chunk + 1 != c.chunks || c.present_rows == CHUNK_KEYS)
+    if (c.present_rows == CHUNK_KEYS)
         return;
     const uint32_t chunk_at = c.smem + V_AT + chunk * STAGE_BYTES + c.index * CHUNK_BYTES;
-    for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES; at += WARPGROUP_THREADS * 16)
+    for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES;
+         at += WARPGROUP_THREADS * 16)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_at + panel * KV_PANEL_BYTES + at), "r"(0) : "memory");
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_at + panel * KV_PANEL_BYTES + at),
+                         "r"(0)
+                         : "memory");
     shared_stores_visible();
     named_sync(CONSUMER_ALONE + c.index, WARPGROUP_THREADS);
 }
 
-/* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full queue, the products that can
- * start: the scores of the chunk after, into s, and the chunk before times V. At the end only the latter may be in flight. top 0: the top half
- * sees none of these keys. */
-DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, const probability_tile &before,
-                       const int chunk, const int last, const int top)
+/* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full
+ * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. At the end
+ * only the latter may be in flight. top 0: the top half sees none of these keys. */
+DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
+                       const probability_tile &before, const int chunk, const int last, const int top)
 {
     score_tile t;
     scale_scores(c, r, t, s, top);
@@ -399,19 +408,20 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
     add_and_pack(r, p, t, GROUPS - 1, top);
 }
 
-/* All chunks, their number a constant; exponentials of the top half only where it sees something. Leaves the last product running. */
-DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks)
+/* All chunks, in a straight line of code: their number is a constant, and so is whether any of them needs a mask.
+ * Exponentials of the top half only where it sees something. Leaves the last product running. */
+DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks, const int masked)
 {
     probability_tile p[2]; /* in turn */
 #pragma unroll
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
             break;
-        if (chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks))
+        if (masked && chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks))
             mask_scores(c, s, chunk);
         if (chunk == 0)
             choose_reference(c, r, s);
-        if (chunk == 0 || chunk < c.top_chunks)
+        if (!masked || chunk == 0 || chunk < c.top_chunks)
             compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 1);
         else
             compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 0);
@@ -422,9 +432,11 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
         else
             WGMMA_WAIT(1);
     }
-    wait_values(c, chunks - 1);
+    if (masked)
+        wait_values(c, chunks - 1);
+    else
+        barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * (chunks - 1), 0);
     start_output(c, o, p[(chunks - 1) % 2], chunks - 1, chunks > 1);
-    MARK(8);
 }
 
 /* The tile again with the true maximum, chunk by chunk: for scores that rose too far above the reference. */
@@ -468,17 +480,17 @@ DEV void attend_exactly(const consumer &c, softmax_rows &r, output_tile &o)
     }
 }
 
-/* ---- Adding up: a lane finishes the row of half `index` and hands its part of the other one to the other consumer ---- */
+/* ---- Adding up: a lane finishes the row of half `index` and hands its part of the other one to the other consumer
+ * ---- */
 
-/* Where a row goes, and what its consumer's own part counts. */
+/* A row on its way out: where it goes, and what its consumer's own part counts. */
 typedef struct finish {
-    float own[2]; /* factors of this consumer's part: of its row in the top half, in the bottom half */
+    float own[2];     /* factors of this consumer's part: of its row in the top half, in the bottom half */
+    float max, total; /* of both consumers: what was subtracted from the raw scores, and the sum */
     int row;
-    int present;  /* the row exists */
-    float *lse;   /* NULL: not wanted, or not by this lane */
-    char *o;      /* the row's first byte */
-    int64_t v_dim;
-    float scale;
+    int present; /* the row exists, and is this consumer's to store */
+    char *o;     /* the row's first byte */
+    int v_dim;
 } finish;
 
 DEV uint32_t rows_from(const consumer &c, int index)
@@ -490,12 +502,12 @@ DEV void hand_rows(const consumer &c, softmax_rows &r)
 {
     r.sum[0] = quad_sum(r.sum[0]);
     r.sum[1] = quad_sum(r.sum[1]);
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(rows_from(c, c.index)), "f"(r.reference[0]), "f"(r.reference[1]), "f"(r.sum[0]),
-                 "f"(r.sum[1])
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(rows_from(c, c.index)), "f"(r.reference[0]),
+                 "f"(r.reference[1]), "f"(r.sum[0]), "f"(r.sum[1])
                  : "memory");
 }
 
-/* After a barrier: both consumers' sums give the factors, and the row's log-sum-exp. */
+/* After a barrier: both consumers' sums give the factors. */
 DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
 {
     float reference[2], sum[2];
@@ -510,19 +522,22 @@ DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
         const float other = exp2_fast((reference[row] - finite_max(max)) * c.scale_log2);
         const float total = own * r.sum[row] + other * sum[row];
         f.own[row] = own * inverse_sum(total);
-        if (f.lse != nullptr && row == c.index)
-            *f.lse = log_sum_exp(max, total * (float)(1 << SHIFT), f.scale);
+        if (row == c.index) {
+            f.max = max;
+            f.total = total;
+        }
     }
 }
 
-/* What can be done about the rows before the last product is there. */
-DEV void weigh(const consumer &c, softmax_rows &r, finish &f, int *again)
+/* What can be done about the rows before the last product is there. Returns whether the tile must be computed again,
+ * the same to all consumers. */
+DEV int weigh(const consumer &c, softmax_rows &r, finish &f)
 {
     const int too_large = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
     hand_rows(c, r);
-    *again = vote(too_large);
+    const int again = vote(too_large);
     weigh_rows(c, r, f);
-    MARK(9);
+    return again;
 }
 
 DEV uint32_t part_from(const consumer &c, int index)
@@ -539,8 +554,8 @@ DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, con
         part[i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES), "r"(part[4 * i]),
-                     "r"(part[4 * i + 1]), "r"(part[4 * i + 2]), "r"(part[4 * i + 3])
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES),
+                     "r"(part[4 * i]), "r"(part[4 * i + 1]), "r"(part[4 * i + 2]), "r"(part[4 * i + 3])
                      : "memory");
 }
 
@@ -565,11 +580,13 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++) {
         const float2 part = unpack(packed[i]);
-        packed[i] = pack(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
+        packed[i] =
+            pack(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
     }
 }
 
-/* Eight rows of a warp, from fragments through the place where its rows of Q were to 16-byte stores, 64 bytes of a row at a time. */
+/* Eight rows of a warp, from fragments through the place where its rows of Q were to 16-byte stores, 64 bytes of a row
+ * at a time. */
 DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const finish &f)
 {
     const uint32_t rows_at = c.smem + c.index * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
@@ -585,16 +602,42 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
         /* odd rows take their halves the other way around: no two lanes in one bank */
-        const int row = c.lane / 4, place = (i % 2 * 4 + c.lane % 4) ^ (row % 2 * 4), column = i / 2 * PANEL_ELEMS + place * 8;
+        const int row = c.lane / 4, place = (i % 2 * 4 + c.lane % 4) ^ (row % 2 * 4),
+                  column = i / 2 * PANEL_ELEMS + place * 8;
         uint32_t v[4];
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                      : "r"(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ row) << 4))
                      : "memory");
         if (f.present && column < f.v_dim)
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o + column * ELEM_BYTES), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o + column * ELEM_BYTES), "r"(v[0]),
+                         "r"(v[1]), "r"(v[2]), "r"(v[3])
                          : "memory");
     }
+}
+
+DEV void complete(const consumer &c, uint32_t (&packed)[DIM / 8], const output_tile &o, const finish &f)
+{
+    if (c.index == 0) {
+        hand_part(c, o, f, 1);
+        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        add_part(c, packed, o, f, 0);
+    } else {
+        hand_part(c, o, f, 0);
+        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        add_part(c, packed, o, f, 1);
+    }
+    store_rows(c, packed, f);
+}
+
+DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
+{
+    const uint32_t exponent = BF16 ? 0x7f80 : 0x7c00;
+    int found = 0;
+#pragma unroll
+    for (int i = 0; i < DIM / 8; i++)
+        found |= (packed[i] & exponent) == exponent || (packed[i] >> 16 & exponent) == exponent;
+    return __any_sync(~0u, found);
 }
 
 /* ---- The kernel ---- */
@@ -607,7 +650,8 @@ DEV void load_query(consumer &c)
         const int place = step % 4 * 2 + c.lane / 16;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(c.q[4 * step]), "=r"(c.q[4 * step + 1]), "=r"(c.q[4 * step + 2]), "=r"(c.q[4 * step + 3])
-                     : "r"(c.smem + half * Q_HALF_BYTES + step / 4 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ (row % 8)) << 4))
+                     : "r"(c.smem + half * Q_HALF_BYTES + step / 4 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES +
+                           ((place ^ (row % 8)) << 4))
                      : "memory");
     }
 }
@@ -625,128 +669,103 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     const int first_key = index * CHUNK_KEYS;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        c.seen[half] = keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
+        c.seen[half] =
+            keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
     const int end = max(t.seen[0].end, t.seen[1].end), whole = min(t.seen[0].full_end, t.seen[1].full_end);
     c.chunks = (end - first_key + KV_TILE - 1) / KV_TILE;
     c.top_chunks = max(1, (t.seen[0].end - first_key + KV_TILE - 1) / KV_TILE);
     c.whole_chunks = (whole - first_key + CHUNK_KEYS) / KV_TILE;
     c.bottom_chunks = (t.seen[1].full_end - first_key + CHUNK_KEYS) / KV_TILE;
-    c.present_rows = a.kv_lens == nullptr ? CHUNK_KEYS : min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE);
+    c.present_rows =
+        a.kv_lens == nullptr ? CHUNK_KEYS : min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE);
     c.order = 0;
 }
 
 DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer &c)
 {
-    const int row = (c.index == 0 ? t.first[0] : t.first[1]) + 8 * c.warp + c.lane / 4;
-    f.present = row < a.q_len;
-    f.lse = a.lse == nullptr || !f.present || c.lane % 4 != 0 ? nullptr : a.lse + ((int64_t)t.batch * a.q_heads + t.head) * a.q_len + row;
-    f.o = (char *)a.o + (t.batch * a.o_stride.batch + t.head * a.o_stride.head + row * a.o_stride.row) * ELEM_BYTES;
+    f.row = (c.index == 0 ? t.first[0] : t.first[1]) + 8 * c.warp + c.lane / 4;
+    f.present = f.row < a.q_len && (c.index == 0 || t.first[1] != t.first[0]); /* one of two equal halves is enough */
+    f.o = (char *)a.o + (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row * a.o_stride.row) * ELEM_BYTES;
     f.v_dim = a.v_dim;
-    f.scale = a.scale;
-    /* now, not when they are needed: a first read of a parameter takes as long as one of L2 */
-    asm volatile("" : "+l"(f.o), "+l"(f.lse), "+l"(f.v_dim), "+r"(f.present), "+f"(f.scale));
+    /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
+    asm volatile("" : "+l"(f.o), "+r"(f.v_dim), "+r"(f.present));
 }
 
+/* The way through the chunks is one straight line for each number of them, with masks or without: taken jumps cost more
+ * than the instructions that they save, since each code line is executed once and comes from afar. What is rare comes
+ * last. */
 DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
 {
     consumer c;
     finish f;
     softmax_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    score_tile s;
     output_tile o;
+    uint32_t packed[DIM / 8];
     int again;
     make_consumer(c, a, t, smem, index);
     make_finish(f, a, t, c);
-    score_tile s;
-#if WARM
-    /* the first time for nothing: fetches the instructions and wakes the tensor cores while the keys arrive */
-#pragma unroll 1
-    for (int real = 0; real < 2; real++) {
-        if (real) {
-            barrier_wait(smem + K_FULL_AT, 0);
-            MARK(4);
-        }
-        load_query(c);
-        start_scores(c, s, 0);
-        WGMMA_WAIT(0);
-    }
-#else
+    const int masked = c.whole_chunks < c.chunks;
     barrier_wait(smem + K_FULL_AT, 0);
-    MARK(4);
     load_query(c);
     start_scores(c, s, 0);
     WGMMA_WAIT(0);
-#endif
-    MARK(6);
-    if (c.chunks > 0) {
-        switch (c.chunks) {
+/* clang-format off */
+#define ATTEND(number, with_mask)                    \
+    if (c.chunks == number && masked == with_mask) { \
+        attend(c, r, s, o, number, with_mask);       \
+        again = weigh(c, r, f);                      \
+        WGMMA_WAIT(0);                               \
+    } else
 #if STAGES >= 4
-        case 4:
-            attend(c, r, s, o, 4);
-            weigh(c, r, f, &again);
-            WGMMA_WAIT(0);
-            break;
+    ATTEND(4, 0) ATTEND(4, 1)
 #endif
 #if STAGES >= 3
-        case 3:
-            attend(c, r, s, o, 3);
-            weigh(c, r, f, &again);
-            WGMMA_WAIT(0);
-            break;
+    ATTEND(3, 0) ATTEND(3, 1)
 #endif
 #if STAGES >= 2
-        case 2:
-            attend(c, r, s, o, 2);
-            weigh(c, r, f, &again);
-            WGMMA_WAIT(0);
-            break;
+    ATTEND(2, 0) ATTEND(2, 1)
 #endif
-        default:
-            attend(c, r, s, o, 1);
-            weigh(c, r, f, &again);
-            WGMMA_WAIT(0);
-        }
-    } else {
+    ATTEND(1, 0) ATTEND(1, 1) {
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] = 0.0f;
-        weigh(c, r, f, &again);
+        again = weigh(c, r, f);
     }
-    MARK(10);
-    if (__builtin_expect(again, 0)) {
+/* clang-format on */
+#undef ATTEND
+    complete(c, packed, o, f);
+    if (again) {
         attend_exactly(c, r, o);
-        named_sync(VOTE, CONSUMER_THREADS); /* the first time's statistics have been read */
-        weigh(c, r, f, &again);
+        named_sync(VOTE, CONSUMER_THREADS); /* what was handed over the first time has been read */
+        weigh(c, r, f);
+        complete(c, packed, o, f);
     }
-    uint32_t packed[DIM / 8];
-    if (index == 0) {
-        hand_part(c, o, f, 1);
-        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed, o, f, 0);
-    } else {
-        hand_part(c, o, f, 0);
-        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed, o, f, 1);
+    if (a.lse != nullptr && f.present && c.lane % 4 == 0)
+        a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row] =
+            log_sum_exp(f.max, f.total * (float)(1 << SHIFT), a.scale);
+    if (a.mask != FWD_MASK_NONE && any_not_finite(packed)) {
+        __threadfence();
+        __syncwarp(); /* the values are other lanes' */
+        if (f.present && isfinite(f.total))
+            repair_row<ELEMENT>(a, t.batch, t.head, f.row,
+                                index == 0 ? keys_seen(a, t.seen[0], f.row) : keys_seen(a, t.seen[1], f.row),
+                                finite_max(f.max) * c.scale_log2 + SHIFT, inverse_sum(f.total), c.lane);
     }
-    MARK(11);
-    store_rows(c, packed, f);
     if (c.order == 0x9e3779b9) /* a use for the clocks; harmless */
         __nanosleep(0);
-    MARK(12);
-    MARKS_WRITE(index);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
-    MARKS_DECLARE;
     const uint32_t smem = smem_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
     const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
     if (warp == producer_warp && elect_one()) {
         produce_first(a, maps, smem, kv_head);
-        MARK(1);
         init_barriers(smem);
     }
     __syncwarp();
@@ -754,7 +773,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     allow_next_kernel();
     const tile t = find_tile(a);
     __syncthreads();
-    MARK(2);
     if (warp >= producer_warp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (warp == producer_warp && elect_one())
@@ -764,5 +782,70 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(a, t, smem, warp / 4);
     }
 }
+
+#else
+
+#include "cuda/fwd_model.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL && problem->kv_len > STAGES * KV_TILE)
+        reason = "kv_len: this kernel keeps all keys in shared memory, 128 a stage";
+    if (reason == NULL)
+        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
+    if (reason == NULL)
+        reason = acr__grid_why_not(problem, Q_TILE);
+    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    (void)device;
+    *launch = (acr__launch){
+        .grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
+        .block = THREADS,
+        .smem_bytes = SMEM_BYTES};
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    acr_problem padded = *problem; /* the products run over whole tiles */
+    padded.qk_dim = DIM;
+    padded.v_dim = DIM;
+    const acr__fwd_rates rates = {
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE,
+        .mma_flop_per_cycle = 3600.0,
+        .exp_per_cycle = 13.0,
+        .step_cycles = 760.0,
+        .cta_cycles = 3700.0,
+        .ctas_per_sm = 1,
+    };
+    return acr__fwd_seconds(&padded, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_short",
+    .backend = ACR__CUDA,
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .why_not = why_not,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 90,
+    .arch_max = 90,
+    .shape = shape,
+    .boxes = {.q_rows = HALF_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
+};
 
 #endif

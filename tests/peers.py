@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""`acromion bench --peers torch` on machines without a GPU: every missing part is named, with exit code 4, and the way
+from the program through Python into libacromion_bench.so and back is sound.
+
+    peers.py PROGRAM LIBRARY [unittest arguments]
+
+PyTorch is played by files of a few lines, so that a PyTorch that this machine may have changes nothing."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM = LIBRARY = ""
+DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN = range(5)
+
+NOT_LOADING = 'raise ImportError("a torch that does not load")\n'
+VERSIONS = """
+__version__ = "9.9"
+class version: cuda = "13.0"
+class backends:
+    class cudnn: version = staticmethod(lambda: 91900)
+class cuda:
+    is_available = staticmethod(lambda: {available})
+    class CUDAGraph: {graph}
+"""
+COMPLETE = VERSIONS.format(available=True, graph="raw_cuda_graph = None")
+BACKENDS = "SDPBackend = type('SDPBackend', (), dict.fromkeys("
+BACKENDS += "('FLASH_ATTENTION', 'EFFICIENT_ATTENTION', 'CUDNN_ATTENTION', 'MATH')))\nsdpa_kernel = None\n"
+
+
+class Peers(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+
+    def play_torch(self, text):
+        (self.path / "torch/nn").mkdir(parents=True, exist_ok=True)
+        (self.path / "torch/__init__.py").write_text(text)
+        (self.path / "torch/nn/__init__.py").write_text("")
+        (self.path / "torch/nn/attention.py").write_text(BACKENDS)
+
+    def bench(self, *arguments, **environment):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ACROMION"))}
+        clean |= {"PYTHON": sys.executable, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1",
+                  "ACROMION_BENCH_LIBRARY": LIBRARY} | environment
+        command = [PROGRAM, "bench", "--peers", "torch", "--python-path", str(ROOT / "python"), *arguments]
+        return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=50)
+
+    def check_fails(self, code, fragment, *arguments, **environment):
+        done = self.bench(*arguments, **environment)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertIn(fragment, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_no_torch(self):
+        self.play_torch(NOT_LOADING)
+        self.check_fails(CANNOT_RUN, "--peers torch: no PyTorch: a torch that does not load")
+
+    def test_torch_without_a_gpu(self):
+        self.play_torch(VERSIONS.format(available=False, graph="pass"))
+        self.check_fails(CANNOT_RUN, "PyTorch 9.9 sees no CUDA device")
+
+    def test_torch_too_old(self):
+        self.play_torch(VERSIONS.format(available=True, graph="pass"))
+        self.check_fails(CANNOT_RUN, "PyTorch 9.9 has no CUDAGraph.raw_cuda_graph")
+
+    def test_no_library(self):
+        self.play_torch(COMPLETE)
+        self.check_fails(CANNOT_RUN, "nowhere.so", ACROMION_BENCH_LIBRARY="nowhere.so")
+
+    def test_no_python(self):
+        self.check_fails(CANNOT_RUN, "cannot run no-such-python", PYTHON="no-such-python")
+
+    def test_the_way_through_python_and_back(self):
+        self.play_torch(COMPLETE)
+        self.check_fails(CANNOT_RUN, "peers are met on a GPU", "--backend", "cpu", "f32:b1:h1:s16:d16")
+        self.check_fails(BAD_INPUT, "b1:hx", "--backend", "cpu", "b1:hx:s16:d16")
+        self.check_fails(USAGE, "--frobnicate", "--frobnicate")
+
+    def test_unknown_peers(self):
+        self.check_fails(USAGE, "'frobnicate' is unknown", "--peers", "frobnicate")
+
+    def test_options_that_go_with_peers(self):
+        done = subprocess.run([PROGRAM, "bench", "--publish"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("go with --peers", done.stderr)
+
+
+if __name__ == "__main__":
+    PROGRAM, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(2))
+    unittest.main(verbosity=1)
