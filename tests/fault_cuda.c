@@ -634,6 +634,42 @@ static void planning_and_executing_may_be_captured(void **state)
     scene_free(&s);
 }
 
+/* Somebody else's graph is replayed and timed, and stays theirs. */
+static void a_foreign_graph_is_adopted(void **state)
+{
+    (void)state;
+    enum {
+        LAUNCHES = 2,
+        REPLAYS = 3
+    };
+    scene s = scene_make("b1:h2:s16:d64", &candidate);
+    acr__backend_device *device = s.b.device;
+    own_stream own = own_stream_make();
+    CUgraph theirs = NULL;
+    own_stream_begin(&own);
+    for (int i = 0; i < LAUNCHES; i++)
+        assert_ok(scene_execute(&s, own.stream));
+    assert_int_equal(own.driver.StreamEndCapture(own.stream, &theirs), CUDA_SUCCESS);
+    static const char *const failing[] = {"cuStreamCreate", "cuGraphInstantiateWithFlags", "cuGraphUpload"};
+    acr__graph *graph = NULL;
+    for (size_t i = 0; i < COUNT_OF(failing); i++) {
+        fake_cuda_fail_entry(failing[i], CUDA_ERROR_UNKNOWN);
+        assert_fails(device->backend->graph_adopt(&graph, device, theirs, LAUNCHES), ACR_DEVICE_FAULT, failing[i]);
+    }
+    fake_cuda_fail_entry(NULL, 0);
+    assert_ok(device->backend->graph_adopt(&graph, device, theirs, LAUNCHES));
+    const long before = fake_cuda_count().launches;
+    double seconds[REPLAYS];
+    assert_ok(device->backend->graph_time(graph, REPLAYS, seconds));
+    assert_int_equal(fake_cuda_count().launches - before, LAUNCHES * (REPLAYS + 1)); /* one warms up */
+    for (int i = 0; i < REPLAYS; i++)
+        assert_true(seconds[i] > 0.499e-3 && seconds[i] < 0.501e-3); /* a replay takes 1 ms */
+    device->backend->graph_free(graph);
+    assert_int_equal(own.driver.GraphDestroy(theirs), CUDA_SUCCESS); /* still there */
+    own_stream_free(&own);
+    scene_free(&s);
+}
+
 static void forward_makes_no_workspace_under_capture(void **state)
 {
     (void)state;
@@ -727,6 +763,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(refused_executions_launch_nothing, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(plans_outlive_their_context, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(planning_and_executing_may_be_captured, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(a_foreign_graph_is_adopted, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(forward_makes_no_workspace_under_capture, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(threads_share_context_and_plan, reset_driver, check_clean),
     };
