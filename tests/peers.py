@@ -4,7 +4,8 @@ from the program through Python into libacromion_bench.so and back is sound.
 
     peers.py PROGRAM LIBRARY [unittest arguments]
 
-PyTorch is played by files of a few lines, so that a PyTorch that this machine may have changes nothing."""
+PyTorch is played by files of a few lines, so that a PyTorch that this machine may have changes nothing. And the records
+that comparisons leave: tools/results.py must see what is wrong with one."""
 import os
 import pathlib
 import subprocess
@@ -13,6 +14,10 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+sys.dont_write_bytecode = True
+import results  # noqa: E402: from tools/
+
 PROGRAM = LIBRARY = ""
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN = range(5)
 
@@ -88,6 +93,38 @@ class Peers(unittest.TestCase):
         done = subprocess.run([PROGRAM, "bench", "--publish"], capture_output=True, text=True)
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("go with --peers", done.stderr)
+
+
+class Records(unittest.TestCase):
+    COMMON = {
+        "problem": "b2:h8:s512:d64", "mode": "stream", "overlap": False, "p50_us": 8.2, "p90_us": 8.3, "p99_us": 8.4,
+        "n": 400, "ci95_us": [8.1, 8.3], "err_max": 1e-4, "device": "a GPU", "driver": "580", "clocks": None,
+        "git_sha": "0123456789ab", "dirty": False, "seeds": {"inputs": 1}, "date": "2026-01-31T12:00:00Z",
+        "blocks": 50, "discarded": 0,
+    }
+    PEER = COMMON | {"peer": "torch-flash", "peer_version": "PyTorch 9.9", "within_tolerance": True}
+    OURS = COMMON | {
+        "kernel": "k", "planned": True, "noise_floor": 0.01, "control": "SAME", "best_peer": "torch-flash",
+        "ratio_to_best_peer": 1.5, "ratio_ci95": [1.4, 1.6], "verdict": "FASTER", "tier": "C",
+        "default_peer": "torch-default", "ratio_to_default": 2.5, "ratio_to_default_ci95": [2.4, None],
+        "tier_to_default": "B",
+    }
+
+    def test_sound_records(self):
+        self.assertEqual(results.faults_of(self.OURS), [])
+        self.assertEqual(results.faults_of(self.PEER), [])
+
+    def test_faults_are_named(self):
+        wrong = {"verdict": "BETTER", "tier": "D", "ratio_ci95": [1.6, 1.7], "noise_floor": 0.001, "control": "OK",
+                 "ratio_to_default": 0, "blocks": 0, "discarded": -1, "planned": "yes"}
+        for name, value in wrong.items():
+            self.assertIn(name, " ".join(results.faults_of(self.OURS | {name: value})), name)
+        self.assertIn("within_tolerance", " ".join(results.faults_of(self.PEER | {"within_tolerance": None})))
+
+    def test_a_comparison_is_whole(self):
+        for name in ("ratio_ci95", "verdict", "tier", "best_peer", "tier_to_default", "control", "discarded"):
+            part = {k: v for k, v in self.OURS.items() if k != name}
+            self.assertEqual(results.faults_of(part), [f"lacks {name}"])
 
 
 if __name__ == "__main__":

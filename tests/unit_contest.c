@@ -1,5 +1,5 @@
-/* Ours against peers on a machine without a GPU: peers that are a few lines of C with a simulated clock, ours on the cpu
- * backend. What the gates must let through and what they must catch, and what the records then say. */
+/* Ours against peers on a machine without a GPU: peers that are a few lines of C with a simulated clock, ours on the
+ * cpu backend. What the gates must let through and what they must catch, and what the records then say. */
 #include "support.h"
 
 #include <jansson.h>

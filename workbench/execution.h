@@ -22,8 +22,8 @@ enum {
 /* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys
  * uploads keys and values in reverse order, which must not change the output when there is neither mask nor kv_lens.
  * flags are acr_buffers.flags. alignment, in bytes, is that of the tensors and no better: 0 = what the problem
- * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The caller frees with execution_destroy. Errors: as acr__plan_create_forced;
- * ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
+ * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The caller frees with
+ * execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment);
 void execution_destroy(execution *e);
