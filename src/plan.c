@@ -22,6 +22,14 @@ enum {
 
 /* ---- What can run ------------------------------------------------------------------------------------------------ */
 
+/* "qk_dim is 300, the kernel serves up to 256"; valid until the thread's next call. */
+static const char *over_limit(const char *field, int64_t value, int32_t limit)
+{
+    static _Thread_local char reason[96];
+    snprintf(reason, sizeof reason, "%s is %lld, the kernel serves up to %d", field, (long long)value, (int)limit);
+    return reason;
+}
+
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     if (kernel->backend != device->backend)
@@ -33,9 +41,9 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
     if (kernel->backend == ACR__CUDA && device->arch > kernel->arch_max)
         return "the kernel's machine code is for an older compute capability only";
     if (problem->qk_dim > kernel->qk_dim_max)
-        return "qk_dim exceeds the kernel's";
+        return over_limit("qk_dim", problem->qk_dim, kernel->qk_dim_max);
     if (problem->v_dim > kernel->v_dim_max)
-        return "v_dim exceeds the kernel's";
+        return over_limit("v_dim", problem->v_dim, kernel->v_dim_max);
     return kernel->why_not(problem, device);
 }
 

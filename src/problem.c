@@ -158,7 +158,7 @@ static acr_status complete_strides(tensor *t, acr_layout layout, acr_dtype dtype
     acr_strides *s = t->strides;
     if (s->batch == 0 && s->head == 0 && s->row == 0)
         *s = packed_strides(t, layout);
-    if (s->batch < 0 || s->head < 0 || s->row < 0)
+    if ((t->batch > 1 && s->batch < 0) || (t->heads > 1 && s->head < 0) || (t->rows > 1 && s->row < 0))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): a stride must not be negative", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
     if (saturating_mul(span_elems(t), acr__dtype_bytes(dtype)) > MAX_SPAN)

@@ -45,7 +45,7 @@ def on_gpu(record):
 
 
 def mission_gpu(records):
-    """The mission shape on GPUs, stream mode: the fastest kernel of each of our families, and the peers, fastest first."""
+    """The mission shape on GPUs, stream mode: the fastest kernel of each family of ours, and the peers; by time."""
     chosen = [r for r in records if r["problem"] == MISSION and r["mode"] == "stream" and on_gpu(r)]
     chosen = newest(chosen, lambda r: (r["device"], subject(r), r["overlap"]))
     fastest = {}
