@@ -74,8 +74,8 @@ typedef enum acr_status {
 /* One sentence for a status; for a number that is no status, "unknown status". Static string, never NULL. */
 ACR_API const char *acr_status_text(acr_status status);
 
-/* The detail of the last call on this thread that did not return ACR_OK, or of an acr_ctx_create that took the CPU: why no
- * GPU. "" before the first. Valid until the next such call on this thread. Never NULL. */
+/* The detail of the last call on this thread that did not return ACR_OK, or of an acr_ctx_create that took the CPU: why
+ * no GPU. "" before the first. Valid until the next such call on this thread. Never NULL. */
 ACR_API const char *acr_last_error(void);
 
 /* ---- Context ----------------------------------------------------------------------------------------------------- */

@@ -27,8 +27,8 @@ uint64_t acr__kernel_digest(const acr__kernel *kernel);
  * problem canonical. */
 const acr__kernel *acr__choose(const acr_problem *problem, const acr__device *device);
 
-/* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem canonical.
- * Valid until the thread asks again. */
+/* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem
+ * canonical. Valid until the thread asks again. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);
 
 /* Fills the arguments of an execution; problem canonical. Pointers are not checked. */
