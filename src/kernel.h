@@ -48,6 +48,7 @@ typedef struct acr__device {
     int64_t l2_bytes;           /* cuda: L2; cpu: last-level cache, 0 = unknown */
     int64_t mem_bytes;          /* device memory */
     int32_t driver;             /* cuda: driver's CUDA version, 13000 = 13.0 */
+    int32_t ptx_only;           /* cuda: 1 = machine code is left aside (ACR_FORCE_PTX), as on a GPU not known here */
     double clock_hz;            /* sustained boost clock of the SMs or cores */
     double dram_bytes_per_s;    /* 0 = unknown */
 } acr__device;
@@ -107,6 +108,12 @@ enum {
     ACR__TRAIT_NEVER_PLANNED = 1u << 0, /* the teaching ladder: listed, checked and benched, never chosen */
     ACR__TRAIT_LAST_RESORT = 1u << 1    /* correct everywhere, fast nowhere: said so by acr_plan_text */
 };
+
+/* Whether the image holds PTX, so that GPUs newer than the library can run it: the kernels without an upper limit. */
+static inline int acr__kernel_has_ptx(const acr__kernel *kernel)
+{
+    return kernel->arch_max >= 999;
+}
 
 /* The table: every line of kernels.def, in its order. */
 extern const acr__kernel *const acr__kernels[];

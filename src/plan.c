@@ -40,6 +40,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return "the GPU's compute capability is below what the kernel needs";
     if (kernel->backend == ACR__CUDA && device->arch > kernel->arch_max)
         return "the kernel's machine code is for an older compute capability only";
+    if (kernel->backend == ACR__CUDA && device->ptx_only && !acr__kernel_has_ptx(kernel))
+        return "the kernel has no PTX, and ACR_FORCE_PTX leaves machine code aside";
     if (problem->qk_dim > kernel->qk_dim_max)
         return over_limit("qk_dim", problem->qk_dim, kernel->qk_dim_max);
     if (problem->v_dim > kernel->v_dim_max)

@@ -482,9 +482,10 @@ static CUresult fake_LibraryGetKernel(CUkernel *out, CUlibrary library, const ch
 static CUresult fake_KernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device)
 {
     CUresult result = begin("cuKernelGetAttribute");
-    (void)which, (void)kernel, (void)device;
-    if (result == CUDA_SUCCESS)
-        *out = 0;
+    (void)kernel, (void)device;
+    const int forced = getenv("CUDA_FORCE_PTX_JIT") != NULL;
+    if (result == CUDA_SUCCESS) /* an image has machine code for the GPU and PTX of compute_80 */
+        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION ? (forced ? 80 : set.model->arch) : 0;
     return finish(result);
 }
 

@@ -55,6 +55,8 @@ static int reset_driver(void **state)
 {
     (void)state;
     fake_cuda_reset();
+    unsetenv("ACR_FORCE_PTX");
+    unsetenv("CUDA_FORCE_PTX_JIT");
     at_start = fake_cuda_count();
     return 0;
 }
@@ -342,6 +344,31 @@ static void fail_every_call(act *run)
         assert_clean(when);
     }
     assert_true(failed > calls / 4);
+}
+
+/* ACR_FORCE_PTX: kernels without PTX are refused by name, and machine code taken all the same is noticed. */
+static void forced_ptx_is_not_believed_unseen(void **state)
+{
+    (void)state;
+    acr_problem problem;
+    assert_ok(acr_problem_parse(&problem, "b2:h8:s512:d64", NULL));
+    setenv("ACR_FORCE_PTX", "1", 1);
+    acr_ctx *ctx = cuda_ctx();
+    acr_plan *plan = NULL;
+    assert_ok(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE));
+    assert_non_null(strstr(acr_plan_kernel(plan), "_sm80"));
+    acr_plan_destroy(plan);
+    for (size_t i = 0; i < acr__kernel_count; i++) {
+        const char *reason = acr__why_not(acr__kernels[i], &problem, &acr__ctx_backend_device(ctx)->device);
+        if (acr__kernels[i]->backend == ACR__CUDA && strstr(acr__kernels[i]->name, "_f16_d64") &&
+            strstr(acr__kernels[i]->name, "_sm90a"))
+            assert_non_null(strstr(reason, "ACR_FORCE_PTX"));
+    }
+    acr_ctx_destroy(ctx);
+    ctx = cuda_ctx(); /* images are loaded afresh */
+    unsetenv("CUDA_FORCE_PTX_JIT");
+    assert_fails(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE), ACR_DEVICE_FAULT, "compute_90");
+    acr_ctx_destroy(ctx);
 }
 
 static void every_failing_call_of_opening_is_clean(void **state)
@@ -751,6 +778,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_machine_without_devices_is_refused, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_missing_entry_is_named, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_usable_gpu_is_the_default, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(forced_ptx_is_not_believed_unseen, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_opening_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_planning_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_measuring_is_clean, reset_driver, check_clean),

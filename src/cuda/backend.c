@@ -134,6 +134,7 @@ static acr_status describe(cuda_device *d)
     device->l2_bytes = a.l2_bytes;
     device->mem_bytes = (int64_t)mem_bytes;
     device->driver = d->driver.version;
+    device->ptx_only = acr__cuda_ptx_forced();
     device->clock_hz = 1e3 * a.clock_khz;
     device->dram_bytes_per_s = 2.0 * 1e3 * a.memory_clock_khz * (a.memory_bus_bits / 8.0); /* two transfers a clock */
     snprintf(d->base.text, sizeof d->base.text,
@@ -236,6 +237,10 @@ static void cuda_close(acr__backend_device *device)
 
 /* ---- Loading kernels ---- */
 
+enum {
+    PORTABLE_PTX_VERSION = 80 /* of the PTX that cmake/compile_image.sh puts into the images of arch 80 */
+};
+
 /* Allows all dynamic shared memory that the device can give beyond the kernel's static part. */
 static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 {
@@ -258,12 +263,29 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
                  "cuKernelSetAttribute(PREFERRED_SHARED_MEMORY_CARVEOUT)");
 }
 
+/* ACR_FORCE_PTX must not be believed when the driver took machine code all the same, as it does when something else in
+ * the process initialised it before: PTX of the portable kernels is of compute_80, machine code of the GPU's own. */
+static acr_status check_origin(const cuda_device *d, CUkernel kernel, const char *name)
+{
+    int ptx_version = 0;
+    const acr_status status =
+        check(d, d->driver.KernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, kernel, d->handle),
+              "cuKernelGetAttribute(PTX_VERSION)");
+    if (status != ACR_OK || ptx_version == PORTABLE_PTX_VERSION)
+        return status;
+    return acr__fail(ACR_DEVICE_FAULT,
+                     "%s: ACR_FORCE_PTX is set, but the driver took code of compute_%d: was it initialised before?",
+                     name, ptx_version);
+}
+
 /* Finds the entry point in a loaded library and readies it. */
 static acr_status find_function(const cuda_device *d, loaded_image *image)
 {
     CUkernel kernel;
     acr_status status =
         check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
+    if (status == ACR_OK && d->base.device.ptx_only)
+        status = check_origin(d, kernel, image->kernel->name);
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct entry {
@@ -46,6 +47,20 @@ static acr_status check_version(PFN_cuGetProcAddress_v12000 get, int *version)
     return ACR_OK;
 }
 
+int acr__cuda_ptx_forced(void)
+{
+    const char *wanted = getenv("ACR_FORCE_PTX");
+    return wanted != NULL && strcmp(wanted, "") != 0 && strcmp(wanted, "0") != 0;
+}
+
+/* The driver's own switch, which it reads when it initialises: so this must come first in the process. Whether it came
+ * in time, loading a kernel shows. */
+static void force_ptx(void)
+{
+    if (acr__cuda_ptx_forced())
+        setenv("CUDA_FORCE_PTX_JIT", "1", 1);
+}
+
 static acr_status find_entries(acr__cuda_driver *driver)
 {
     PFN_cuGetProcAddress_v12000 get;
@@ -61,6 +76,7 @@ static acr_status find_entries(acr__cuda_driver *driver)
         status = find(get, entries[i].name, entries[i].version, (char *)driver + entries[i].offset);
     if (status != ACR_OK)
         return status;
+    force_ptx();
     CUresult result = driver->Init(0);
     return result == CUDA_SUCCESS ? ACR_OK : acr__cuda_fail(driver, result, ACR_NO_DEVICE, "cuInit");
 }

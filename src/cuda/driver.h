@@ -71,6 +71,10 @@ typedef struct acr__cuda_driver {
 acr_status acr__cuda_driver_open(acr__cuda_driver *driver);
 void acr__cuda_driver_close(acr__cuda_driver *driver);
 
+/* True when the environment asks (ACR_FORCE_PTX=1) that kernels be compiled from PTX by the driver although machine
+ * code for the GPU is there: how the way to unknown GPUs is tested. acr__cuda_driver_open passes it to the driver. */
+int acr__cuda_ptx_forced(void);
+
 /* Stores "<what>: <error's name>: <error's text>" as the last error. Returns ACR_NO_MEMORY when the driver ran out of
  * memory, else `status`. `result` is a failure. */
 acr_status acr__cuda_fail(const acr__cuda_driver *driver, CUresult result, acr_status status, const char *what);

@@ -8,7 +8,8 @@
  * al. 2022 (online softmax). See docs/kernels/fwd_mma.md.
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
- * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for). */
+ * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
+ * thread at most, in place of MIN_CTAS). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -22,6 +23,11 @@
 #endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
+#endif
+#ifdef MAX_REGS
+#define BOUNDS __maxnreg__(MAX_REGS)
+#else
+#define BOUNDS __launch_bounds__(THREADS, MIN_CTAS)
 #endif
 
 enum {
@@ -519,7 +525,7 @@ DEV void count_seen(int (&seen)[M_TILES][2], const fwd_args &a, const keys &visi
         seen[i / 2][i % 2] = keys_seen(a, visible, p.q_first + l.row + l.lane / 4 + 8 * i) - first;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
+extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[];
     wait_for_previous_kernel();
@@ -629,8 +635,12 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 static int32_t ctas_per_sm(const acr__device *device)
 {
     const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
+#ifdef MAX_REGS
+    const int32_t regs_per_thread = MAX_REGS;
+#else
     const int32_t wide = DIM >= 128 || WARP_ROWS == 32;
     const int32_t regs_per_thread = wide ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
+#endif
     const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes),
                   by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
     const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
