@@ -15,6 +15,7 @@ C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h"
              "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
 POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "getopt.h", "pthread.h", "sched.h", "strings.h", "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
+LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # workbench/evolve: sandbox, objects
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
 
 
@@ -27,7 +28,8 @@ def own_headers(folder):
 
 
 CORE = own_headers("src")
-WORKBENCH = own_headers("workbench") | {"build_info.h"}  # the latter is generated
+EVOLVE = own_headers("workbench/evolve") | {"evolve/" + name for name in own_headers("workbench/evolve")}
+WORKBENCH = own_headers("workbench") | EVOLVE | {"build_info.h"}  # the last is generated
 TESTS = own_headers("tests")
 
 
@@ -61,8 +63,8 @@ def allowed_cuda(name, quoted):
 def allowed_workbench(name, quoted):
     """workbench: the public header and the side door of the library; JSON."""
     if quoted:
-        return name in {"acromion.h", "internal.h"} or name in WORKBENCH
-    return is_posix(name) or name in PROCESSOR | {"jansson.h", "xxhash.h", "sqlite3.h"}
+        return name in {"acromion.h", "internal.h", "kernels.def"} or name in WORKBENCH
+    return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
 
 
 def allowed_tests(name, quoted):

@@ -275,6 +275,32 @@ void execution_destroy(execution *e)
 
 /* ---- Running ---- */
 
+static acr_status replace_input(guarded *g, acr__backend_device *device, const tensor_view *view, const void *packed,
+                                const reference *key_lens)
+{
+    scatter(g->image + g->payload_offset, view, packed, key_lens, false);
+    return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
+}
+
+acr_status execution_replace_inputs(execution *e, const reference *ref)
+{
+    const acr_problem *p = &e->problem;
+    const tensor_view q = view_of(p, &p->q, p->q_heads, p->q_len, p->qk_dim, p->dtype);
+    const tensor_view k = view_of(p, &p->k, p->kv_heads, p->kv_len, p->qk_dim, p->dtype);
+    const tensor_view v = view_of(p, &p->v, p->kv_heads, p->kv_len, p->v_dim, p->dtype);
+    acr_status status = replace_input(&e->q, e->device, &q, ref->q, NULL);
+    if (status == ACR_OK) {
+        status = replace_input(&e->k, e->device, &k, ref->k, ref);
+    }
+    return status == ACR_OK ? replace_input(&e->v, e->device, &v, ref->v, ref) : status;
+}
+
+acr_status execution_rerun(execution *e)
+{
+    acr_status status = execution_enqueue(e, NULL);
+    return status == ACR_OK ? e->device->backend->synchronize(e->device) : status;
+}
+
 acr_status execution_enqueue(void *arg, void *stream)
 {
     execution *e = arg;
@@ -288,10 +314,7 @@ acr_status execution_run(execution *e)
     if (status == ACR_OK && e->lse.memory) {
         status = backend->mem_fill(e->device, e->lse.memory, NAN_BYTE, e->lse.bytes);
     }
-    if (status == ACR_OK) {
-        status = execution_enqueue(e, NULL);
-    }
-    return status == ACR_OK ? backend->synchronize(e->device) : status;
+    return status == ACR_OK ? execution_rerun(e) : status;
 }
 
 /* ---- Collecting ---- */

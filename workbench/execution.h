@@ -31,6 +31,13 @@ void execution_destroy(execution *e);
 /* Fills the outputs with NaN again, runs once and waits. execution_create has initialised the workspace, once. */
 acr_status execution_run(execution *e);
 
+/* Runs once more and waits: outputs and workspace stay as the last run left them. */
+acr_status execution_rerun(execution *e);
+
+/* Writes another reference's inputs in place of those that it was created with: of the same problem, with the same
+ * scales and key lengths. No launch may be under way. Errors: ACR_DEVICE_FAULT. */
+acr_status execution_replace_inputs(execution *e, const reference *ref);
+
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);
 

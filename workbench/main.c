@@ -4,6 +4,7 @@
 
 #include "build_info.h"
 #include "command.h"
+#include "evolve/gates.h"
 
 static const command commands[] = {
     {"run", "attention on .npy files", cmd_run},
@@ -43,6 +44,10 @@ static void print_help(FILE *out)
 
 int main(int argc, char **argv)
 {
+    int exit_code;
+    if (gates_child(argc, argv, &exit_code)) {
+        return exit_code;
+    }
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

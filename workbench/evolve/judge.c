@@ -1,0 +1,721 @@
+/* Loading, checking and timing one candidate in a process of its own, see judge.h. */
+#include "evolve/judge.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cases.h"
+#include "command.h"
+#include "conformance.h"
+#include "evolve/build.h"
+#include "evolve/sandbox.h"
+#include "interleave.h"
+#include "json.h"
+#include "progress.h"
+#include "roofline.h"
+#include "timer.h"
+
+/* ---- The job ---- */
+
+static const char *const stage_names[] = {"floors", "correctness", "performance"};
+
+json_t *judge_job_json(const judge_job *job)
+{
+    json_t *problems = json_array();
+    for (size_t i = 0; i < job->problem_count; ++i) {
+        json_array_append_new(
+            problems, json_pack("{s:s, s:f}", "text", job->problems[i].text, "floor_us", job->problems[i].floor_us));
+    }
+    /* Seeds are 64 bits, JSON's integers are signed: the same bits. */
+    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:b, s:b}", "stage",
+                     stage_names[job->stage], "backend", job->backend, "device", (int)job->device, "threads",
+                     (int)job->threads, "candidate", job->candidate ? job->candidate : "", "incumbent",
+                     job->incumbent ? job->incumbent : "", "problems", problems, "visible_seed",
+                     (json_int_t)job->visible_seed, "hidden_seed", (json_int_t)job->hidden_seed, "visible_cases",
+                     job->visible_cases, "hidden_cases", job->hidden_cases, "blocks", job->blocks, "case_timeout_s",
+                     job->case_timeout_s, "budget_s", job->budget_s, "swapped", (int)job->swapped, "model_clock",
+                     (int)job->model_clock);
+}
+
+static acr_status read_problems(judge_job *job, const json_t *problems)
+{
+    job->problem_count = json_array_size(problems);
+    job->problems = calloc(job->problem_count + 1, sizeof *job->problems);
+    if (!job->problems) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %zu problems", job->problem_count);
+    }
+    for (size_t i = 0; i < job->problem_count; ++i) {
+        const char *text;
+        judge_problem *p = &job->problems[i];
+        if (json_unpack(json_array_get(problems, i), "{s:s, s:F}", "text", &text, "floor_us", &p->floor_us) != 0) {
+            return acr__fail(ACR_FORMAT, "problem %zu of the job is none", i);
+        }
+        snprintf(p->text, sizeof p->text, "%s", text);
+        acr_status status = acr_problem_parse(&p->problem, text, NULL);
+        if (status == ACR_OK) {
+            status = acr_problem_canonical(&p->problem, &p->problem);
+        }
+        if (status != ACR_OK) {
+            return status;
+        }
+    }
+    return ACR_OK;
+}
+
+static acr_status read_job(judge_job *job, const json_t *object)
+{
+    const char *stage;
+    json_t *problems;
+    int device, threads, swapped, model_clock;
+    json_int_t visible_seed, hidden_seed;
+    json_error_t error;
+    if (json_unpack_ex((json_t *)(uintptr_t)object, &error, 0,
+                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:b, s:b}", "stage",
+                       &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate",
+                       &job->candidate, "incumbent", &job->incumbent, "problems", &problems, "visible_seed",
+                       &visible_seed, "hidden_seed", &hidden_seed, "visible_cases", &job->visible_cases, "hidden_cases",
+                       &job->hidden_cases, "blocks", &job->blocks, "case_timeout_s", &job->case_timeout_s, "budget_s",
+                       &job->budget_s, "swapped", &swapped, "model_clock", &model_clock) != 0) {
+        return acr__fail(ACR_FORMAT, "the job: %s", error.text);
+    }
+    job->device = device;
+    job->threads = (uint32_t)threads;
+    job->visible_seed = (uint64_t)visible_seed;
+    job->hidden_seed = (uint64_t)hidden_seed;
+    job->swapped = swapped != 0;
+    job->model_clock = model_clock != 0;
+    for (size_t i = 0; i < sizeof stage_names / sizeof stage_names[0]; ++i) {
+        if (strcmp(stage, stage_names[i]) == 0) {
+            job->stage = (judge_stage)i;
+        }
+    }
+    return read_problems(job, problems);
+}
+
+/* ---- The verdict as it grows ---- */
+
+typedef struct session {
+    judge_job job;
+    acr_ctx *ctx;
+    acr__backend_device *device;
+    loaded candidate, incumbent;
+    json_t *cases, *timings, *floors;
+    trial_status status;
+    trial_gate gate;
+    char detail[1024];
+} session;
+
+/* Keeps the first. Returns ACR_UNSUPPORTED, which ends the stage. */
+__attribute__((format(printf, 3, 4))) static acr_status end_trial(session *s, trial_status status, const char *format,
+                                                                  ...)
+{
+    if (s->status == TRIAL_VALID) {
+        s->status = status;
+        va_list args;
+        va_start(args, format);
+        vsnprintf(s->detail, sizeof s->detail, format, args);
+        va_end(args);
+    }
+    return ACR_UNSUPPORTED;
+}
+
+/* A status of the library as the trial's end: what the device reports is the candidate's doing. */
+static acr_status end_with(session *s, acr_status status, const char *what)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%s", acr_last_error());
+    const trial_status end = status == ACR_DEVICE_FAULT  ? TRIAL_CRASHED
+                             : status == ACR_UNSUPPORTED ? TRIAL_UNSUPPORTED
+                                                         : TRIAL_HARNESS_FAILED;
+    return end_trial(s, end, "%s: %s", what, why);
+}
+
+/* ---- Floors ---- */
+
+static acr_status find_floors(session *s)
+{
+    enum {
+        TRIES = 3 /* of a peak that other work on the machine can only lower: the highest counts */
+    };
+    for (size_t i = 0; i < s->job.problem_count; ++i) {
+        const acr_problem *p = &s->job.problems[i].problem;
+        const demand d = demand_of(p, NULL);
+        double least_us = INFINITY;
+        for (int try = 0; try < TRIES; ++try) {
+            machine m;
+            floor_times f;
+            if (s->device->device.backend == ACR__CUDA) {
+                machine_of_gpu(&m, &s->device->device);
+                try = TRIES;
+            } else {
+                machine_of_cpu(&m, &s->device->device, (uint32_t)s->device->device.threads, d.bytes);
+            }
+            floor_of(&f, &m, p, &d);
+            least_us = fmin(least_us, 1e6 * f.warm_s);
+        }
+        json_array_append_new(s->floors, json_number_or_null(least_us));
+    }
+    return ACR_OK;
+}
+
+/* ---- Correctness ---- */
+
+typedef struct planned_case {
+    acr_problem problem;
+    input_kind inputs;
+    uint64_t seed;
+    bool hidden;
+} planned_case;
+
+enum {
+    PLANNED_MAX = 256,
+    STREAM_HIDDEN = 80, /* of random_bits */
+    STREAM_KINDS
+};
+
+typedef struct case_plan {
+    planned_case items[PLANNED_MAX];
+    size_t count;
+} case_plan;
+
+static void plan_case(case_plan *plan, const acr_problem *problem, input_kind inputs, uint64_t seed, bool hidden)
+{
+    if (plan->count < PLANNED_MAX) {
+        plan->items[plan->count++] = (planned_case){*problem, inputs, seed, hidden};
+    }
+}
+
+/* Multiply-adds of a case: searches make many trials, so they take the small cases. */
+static bool is_small(const acr_problem *p, acr__backend_id backend)
+{
+    const double rows = (double)p->batch * (double)p->q_heads * (double)p->q_len;
+    return rows * (double)p->kv_len * (double)(p->qk_dim + p->v_dim) <= (backend == ACR__CPU ? 2e7 : 2e8);
+}
+
+/* The task's own problems, visible; cases of the kernel's list, the first visible and others, which the hidden seed
+ * chooses, hidden; the task's problems with other inputs and hidden seeds. */
+static void plan_cases(case_plan *plan, const session *s)
+{
+    static case_list list; /* too large for the stack */
+    const judge_job *job = &s->job;
+    plan->count = 0;
+    for (size_t i = 0; i < job->problem_count; ++i) {
+        plan_case(plan, &job->problems[i].problem, INPUT_NORMAL, job->visible_seed + i, false);
+    }
+    cases_make(&list, &s->candidate.kernel, &s->device->device, false);
+    size_t small = 0;
+    for (size_t i = 0; i < list.count; ++i) {
+        if (is_small(&list.items[i].problem, s->device->device.backend)) {
+            list.items[small++] = list.items[i];
+        }
+    }
+    const size_t visible = (size_t)job->visible_cases < small ? (size_t)job->visible_cases : small;
+    for (size_t i = 0; i < visible; ++i) {
+        plan_case(plan, &list.items[i].problem, list.items[i].inputs, job->visible_seed + 100 + i, false);
+    }
+    for (size_t i = 0, left = small - visible; i < (size_t)job->hidden_cases && left > 0; ++i, --left) {
+        test_case *chosen = &list.items[visible + i + random_bits(job->hidden_seed, STREAM_HIDDEN, i) % left];
+        plan_case(plan, &chosen->problem, chosen->inputs, job->hidden_seed + 100 + i, true);
+        *chosen = list.items[visible + i];
+    }
+    for (size_t i = 0; i < job->problem_count; ++i) {
+        const uint64_t bits = random_bits(job->hidden_seed, STREAM_KINDS, i);
+        const input_kind special = (input_kind)(1 + bits % (INPUT_KIND_COUNT - 1));
+        plan_case(plan, &job->problems[i].problem, INPUT_NORMAL, job->hidden_seed + i, true);
+        plan_case(plan, &job->problems[i].problem, special, job->hidden_seed + 50 + i, true);
+    }
+}
+
+static void record_case(session *s, const planned_case *c, const verdict *v)
+{
+    char text[ACR_PROBLEM_TEXT_MAX] = "";
+    acr_problem_format(&c->problem, text, sizeof text);
+    json_t *record = json_pack("{s:s, s:s, s:I, s:b, s:b}", "problem", text, "inputs", input_kind_name(c->inputs),
+                               "seed", (json_int_t)c->seed, "hidden", (int)c->hidden, "pass", (int)v->pass);
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"err_max", v->err_max}, {"err_rms", v->err_rms}, {"err_lse", v->err_lse},
+                   {"tol_max", v->tol_max}, {"tol_rms", v->tol_rms}, {"tol_lse", v->tol_lse}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+        json_object_set_new(record, numbers[i].key, json_number_or_null(numbers[i].value));
+    }
+    json_array_append_new(s->cases, record);
+}
+
+/* What the sandbox says outweighs what became of the output. */
+static acr_status check_sandbox(session *s, const char *where)
+{
+    static const trial_status ends[] = {[SANDBOX_FINE] = TRIAL_VALID,
+                                        [SANDBOX_CRASHED] = TRIAL_CRASHED,
+                                        [SANDBOX_HUNG] = TRIAL_HUNG,
+                                        [SANDBOX_FORBIDDEN] = TRIAL_FORBIDDEN,
+                                        [SANDBOX_BROKEN] = TRIAL_HARNESS_FAILED};
+    char text[160];
+    const sandbox_fault fault = sandbox_look(text);
+    return fault == SANDBOX_FINE ? ACR_OK : end_trial(s, ends[fault], "%s: %s", where, text);
+}
+
+static acr_status make_reference(reference **out, const session *s, const acr_problem *problem, input_kind inputs,
+                                 uint64_t seed, bool full)
+{
+    const reference_request wanted = {
+        problem, inputs, seed, REFERENCE_SAMPLED_ROWS, full, s->job.threads ? s->job.threads : 1};
+    return reference_create(out, &wanted);
+}
+
+/* The parent reads where a child died from the last such line. */
+static void announce(const char *what, const acr_problem *problem)
+{
+    char text[ACR_PROBLEM_TEXT_MAX] = "";
+    acr_problem_format(problem, text, sizeof text);
+    fprintf(stderr, "at: %s %s\n", what, text);
+    fflush(stderr);
+}
+
+static acr_status check_case(session *s, const planned_case *c)
+{
+    reference *ref = NULL;
+    verdict v;
+    const acr__kernel *kernel = &s->candidate.kernel;
+    announce("case", &c->problem);
+    if (make_reference(&ref, s, &c->problem, c->inputs, c->seed, false) != ACR_OK) {
+        return end_with(s, ACR_NO_MEMORY, "reference");
+    }
+    sandbox_set_workspace(kernel->workspace ? kernel->workspace(&c->problem, &s->device->device) : 0);
+    acr_status status = conformance_check(&v, s->ctx, kernel, &c->problem, ref);
+    reference_destroy(ref);
+    char text[ACR_PROBLEM_TEXT_MAX] = "";
+    acr_problem_format(&c->problem, text, sizeof text);
+    record_case(s, c, &v);
+    if (status != ACR_OK) {
+        return end_trial(s, status == ACR_DEVICE_FAULT ? TRIAL_CRASHED : TRIAL_HARNESS_FAILED, "%s: %s", text,
+                         v.failure);
+    }
+    status = check_sandbox(s, text);
+    return status == ACR_OK && !v.pass
+               ? end_trial(s, TRIAL_WRONG, "%s with %s inputs: %s", text, input_kind_name(c->inputs), v.failure)
+               : status;
+}
+
+/* The same buffers with other inputs, outputs and workspace as the last run left them: what is not computed anew is
+ * stale. */
+static acr_status run_replaced(session *s, execution *e, const reference *second, verdict *v)
+{
+    run_output output;
+    acr_status status = execution_run(e);
+    if (status == ACR_OK) {
+        status = execution_replace_inputs(e, second);
+    }
+    if (status == ACR_OK) {
+        status = execution_rerun(e);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect(e, &output);
+    }
+    if (status != ACR_OK) {
+        return end_with(s, status, "second inputs");
+    }
+    conformance_judge(v, second, &output);
+    run_output_free(&output);
+    return ACR_OK;
+}
+
+static acr_status check_replaced(session *s, const acr_problem *problem, uint64_t seed)
+{
+    reference *first = NULL, *second = NULL;
+    execution *e = NULL;
+    verdict v = {.pass = true};
+    const acr__kernel *kernel = &s->candidate.kernel;
+    announce("inputs replaced", problem);
+    acr_status status = make_reference(&first, s, problem, INPUT_NORMAL, seed, true);
+    if (status == ACR_OK) {
+        status = make_reference(&second, s, problem, INPUT_NORMAL, seed + 1, true);
+    }
+    sandbox_set_workspace(kernel->workspace ? kernel->workspace(problem, &s->device->device) : 0);
+    if (status == ACR_OK) {
+        status = execution_create(&e, s->ctx, kernel, problem, first, false, 0, 0);
+    }
+    status = status == ACR_OK ? run_replaced(s, e, second, &v) : end_with(s, status, "second inputs");
+    execution_destroy(e);
+    if (status == ACR_OK) {
+        status = check_sandbox(s, "second inputs");
+    }
+    if (status == ACR_OK && !v.pass) {
+        char text[ACR_PROBLEM_TEXT_MAX] = "";
+        acr_problem_format(problem, text, sizeof text);
+        status = end_trial(s, TRIAL_WRONG, "%s, inputs replaced in place, outputs left: %s", text, v.failure);
+    }
+    reference_destroy(first);
+    reference_destroy(second);
+    return status;
+}
+
+static acr_status check_admits(session *s)
+{
+    for (size_t i = 0; i < s->job.problem_count; ++i) {
+        const judge_problem *p = &s->job.problems[i];
+        const char *reason = acr__why_not(&s->candidate.kernel, &p->problem, &s->device->device);
+        if (reason) {
+            return end_trial(s, TRIAL_UNSUPPORTED, "%s: %s", p->text, reason);
+        }
+    }
+    return ACR_OK;
+}
+
+static acr_status judge_correctness(session *s)
+{
+    static case_plan plan;
+    acr_status status = check_admits(s);
+    if (status != ACR_OK) {
+        return status;
+    }
+    plan_cases(&plan, s);
+    for (size_t i = 0; i < plan.count && status == ACR_OK; ++i) {
+        status = check_case(s, &plan.items[i]);
+    }
+    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
+        status = check_replaced(s, &s->job.problems[i].problem, s->job.hidden_seed + 200 + 2 * i);
+    }
+    return status;
+}
+
+/* ---- Performance ---- */
+
+/* Both kernels on one problem, ready to be timed. */
+typedef struct duel {
+    const judge_problem *problem;
+    reference *first, *second; /* inputs to alternate */
+    execution *candidate, *incumbent;
+    acr__graph *candidate_graph, *incumbent_graph;
+} duel;
+
+static acr_status sample_graph(void *arg, int count, double *seconds)
+{
+    acr__graph *graph = arg;
+    return graph->device->backend->graph_time(graph, count, seconds);
+}
+
+static acr_status ready_duel(session *s, duel *d, const judge_problem *problem, uint64_t seed)
+{
+    d->problem = problem;
+    announce("timing", &problem->problem);
+    acr_status status = make_reference(&d->first, s, &problem->problem, INPUT_NORMAL, seed, true);
+    if (status == ACR_OK) {
+        status = make_reference(&d->second, s, &problem->problem, INPUT_NORMAL, seed + 1, true);
+    }
+    if (status == ACR_OK) {
+        status = execution_create(&d->candidate, s->ctx, &s->candidate.kernel, &problem->problem, d->first, false, 0,
+                                  ALLOCATOR_ALIGNMENT);
+    }
+    if (status == ACR_OK) {
+        status = execution_create(&d->incumbent, s->ctx, &s->incumbent.kernel, &problem->problem, d->first, false, 0,
+                                  ALLOCATOR_ALIGNMENT);
+    }
+    return status == ACR_OK ? ACR_OK : end_with(s, status, "timing");
+}
+
+/* The least time of one execution on inputs that it has not seen, outputs poisoned, by the host's clock. */
+static acr_status time_fresh(double *least_us, const duel *d)
+{
+    enum {
+        TRIES = 6
+    };
+    *least_us = INFINITY;
+    for (int i = 0; i < TRIES; ++i) {
+        acr_status status = execution_replace_inputs(d->candidate, i % 2 ? d->first : d->second);
+        const double start_s = monotonic_s();
+        if (status == ACR_OK) {
+            status = execution_rerun(d->candidate);
+        }
+        if (status != ACR_OK) {
+            return status;
+        }
+        *least_us = fmin(*least_us, 1e6 * (monotonic_s() - start_s));
+    }
+    return ACR_OK; /* an even number of tries: the last inputs are the first reference's again */
+}
+
+static acr_status record_graph(acr__graph **out, session *s, execution *e, double *launch_us)
+{
+    static const timer_limits limits = TIMER_LIMITS_DEFAULT;
+    timer_work work = {s->device, execution_enqueue, e};
+    double launch_s = 0;
+    acr_status status = execution_run(e);
+    if (status == ACR_OK) {
+        status = timer_fill(out, &launch_s, timer_record_work, &work, limits.stretch_s);
+    }
+    *launch_us = 1e6 * launch_s;
+    return status;
+}
+
+/* Below the physical floor, or far quicker on inputs that it has seen before: not what it seems. */
+static acr_status check_plausible(session *s, duel *d)
+{
+    enum {
+        SAMPLES = 12
+    };
+    static const double UNDER_FLOOR = 0.9, QUICKER = 2.5, CALL_US = 150;
+    double seconds[SAMPLES], repeated_us, fresh_us, ignored;
+    acr_status status = time_fresh(&fresh_us, d);
+    if (status == ACR_OK) {
+        status = record_graph(&d->candidate_graph, s, d->candidate, &repeated_us);
+    }
+    if (status == ACR_OK) {
+        status = sample_graph(d->candidate_graph, SAMPLES, seconds);
+    }
+    if (status == ACR_OK) {
+        status = record_graph(&d->incumbent_graph, s, d->incumbent, &ignored);
+    }
+    if (status != ACR_OK) {
+        return end_with(s, status, d->problem->text);
+    }
+    repeated_us = 1e6 * stats_percentile(seconds, SAMPLES, 0.5);
+    if (!(repeated_us >= UNDER_FLOOR * d->problem->floor_us)) {
+        return end_trial(s, TRIAL_IMPLAUSIBLE, "%s: %.3f us, the floor is %.3f us", d->problem->text, repeated_us,
+                         d->problem->floor_us);
+    }
+    if (!(fresh_us <= QUICKER * repeated_us + CALL_US)) {
+        return end_trial(s, TRIAL_IMPLAUSIBLE, "%s: %.3f us on fresh inputs, %.3f us when they repeat",
+                         d->problem->text, fresh_us, repeated_us);
+    }
+    return ACR_OK;
+}
+
+static json_t *series_json(const double *values, size_t count)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < count; ++i) {
+        json_array_append_new(array, json_real(values[i]));
+    }
+    return array;
+}
+
+static void record_timing(session *s, const judge_problem *problem, const interleave_result *r)
+{
+    const size_t samples = (size_t)r->blocks * INTERLEAVE_BLOCK_SAMPLES;
+    const double *ours = s->job.swapped ? r->baseline_us : r->candidate_us;
+    const double *theirs = s->job.swapped ? r->candidate_us : r->baseline_us;
+    json_array_append_new(s->timings,
+                          json_pack("{s:s, s:o, s:o}", "problem", problem->text, "incumbent_us",
+                                    series_json(theirs, samples), "candidate_us", series_json(ours, samples)));
+}
+
+/* What the timed launches wrote is right too. */
+static acr_status judge_timed(session *s, const duel *d)
+{
+    run_output output;
+    verdict v;
+    acr_status status = execution_collect(d->candidate, &output);
+    if (status != ACR_OK) {
+        return end_with(s, status, d->problem->text);
+    }
+    conformance_judge(&v, d->first, &output);
+    run_output_free(&output);
+    return v.pass ? ACR_OK : end_trial(s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
+}
+
+static acr_status fight(session *s, duel *d, uint64_t seed)
+{
+    const interleave_subject theirs = {sample_graph, d->incumbent_graph}, ours = {sample_graph, d->candidate_graph};
+    const interleave_design design = {
+        .blocks = s->job.blocks, .warm_up_s = 20e-3, .budget_s = s->job.budget_s, .seed = seed};
+    interleave_result r;
+    acr_status status = interleave_run(&r, s->job.swapped ? &ours : &theirs, s->job.swapped ? &theirs : &ours, &design);
+    if (status != ACR_OK) {
+        return end_with(s, status, d->problem->text);
+    }
+    record_timing(s, d->problem, &r);
+    interleave_free(&r);
+    return judge_timed(s, d);
+}
+
+static void free_duel(duel *d, acr__backend_device *device)
+{
+    device->backend->graph_free(d->candidate_graph);
+    device->backend->graph_free(d->incumbent_graph);
+    execution_destroy(d->candidate);
+    execution_destroy(d->incumbent);
+    reference_destroy(d->first);
+    reference_destroy(d->second);
+}
+
+static acr_status time_duels(session *s, duel *duels)
+{
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
+        status = ready_duel(s, &duels[i], &s->job.problems[i], s->job.hidden_seed + 300 + 2 * i);
+    }
+    if (status == ACR_OK && s->device->device.backend == ACR__CPU) {
+        status = sandbox_seal(); /* from here on a foreign kernel runs in this process */
+        status = status == ACR_OK ? ACR_OK : end_with(s, ACR_NO_DEVICE, "timing");
+    }
+    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
+        s->gate = GATE_PLAUSIBILITY;
+        status = check_plausible(s, &duels[i]);
+        if (status == ACR_OK) {
+            s->gate = GATE_PERFORMANCE;
+            status = fight(s, &duels[i], s->job.hidden_seed + i);
+        }
+    }
+    return status;
+}
+
+/* ---- The model clock ---- */
+
+/* Samples of the machine that does not exist: the cost, within 1 %. */
+static void model_series(double *out, size_t count, const session *s, const loaded *l, const acr_problem *problem)
+{
+    enum {
+        STREAM_MODEL = 96
+    };
+    acr__device device = s->device->device;
+    device.clock_hz = 3e9;
+    device.threads = 2;
+    device.l2_bytes = (int64_t)32 << 20;
+    const double us = 1e6 * l->kernel.cost(problem, &device);
+    uint64_t identity = 0;
+    for (const char *at = l->identity; *at; ++at) {
+        identity = identity * 31 + (unsigned char)*at;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const uint64_t bits = random_bits(identity ^ s->job.hidden_seed, STREAM_MODEL, i);
+        out[i] = us * (1.0 + 0.01 * ((double)(bits >> 11) * 0x1p-53 - 0.5));
+    }
+}
+
+static acr_status time_by_model(session *s)
+{
+    s->gate = GATE_PERFORMANCE;
+    const size_t samples = (size_t)s->job.blocks * INTERLEAVE_BLOCK_SAMPLES;
+    double *series = calloc(2 * samples, sizeof *series);
+    if (!series) {
+        return end_trial(s, TRIAL_HARNESS_FAILED, "no memory for %zu samples", samples);
+    }
+    for (size_t i = 0; i < s->job.problem_count; ++i) {
+        const judge_problem *p = &s->job.problems[i];
+        model_series(series, samples, s, &s->incumbent, &p->problem);
+        model_series(series + samples, samples, s, &s->candidate, &p->problem);
+        json_array_append_new(s->timings, json_pack("{s:s, s:o, s:o}", "problem", p->text, "incumbent_us",
+                                                    series_json(series, samples), "candidate_us",
+                                                    series_json(series + samples, samples)));
+    }
+    free(series);
+    return ACR_OK;
+}
+
+static acr_status judge_performance(session *s)
+{
+    acr_status status = check_admits(s);
+    if (status != ACR_OK || s->job.model_clock) {
+        return status == ACR_OK ? time_by_model(s) : status;
+    }
+    duel *duels = calloc(s->job.problem_count + 1, sizeof *duels);
+    if (!duels) {
+        return end_trial(s, TRIAL_HARNESS_FAILED, "no memory for %zu problems", s->job.problem_count);
+    }
+    status = time_duels(s, duels);
+    for (size_t i = 0; i < s->job.problem_count; ++i) {
+        free_duel(&duels[i], s->device);
+    }
+    free(duels);
+    return status;
+}
+
+/* ---- The process ---- */
+
+static acr_status open_context(session *s)
+{
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    options.backend = s->job.backend;
+    options.device = s->job.device;
+    const bool cpu = strcmp(s->job.backend, "cpu") == 0;
+    options.threads = !cpu ? 0 : s->job.stage == STAGE_CORRECTNESS ? 1 : s->job.threads;
+    acr_status status = acr_ctx_create(&s->ctx, &options);
+    if (status != ACR_OK) {
+        return end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
+    }
+    s->device = acr__ctx_backend_device(s->ctx);
+    return ACR_OK;
+}
+
+/* A source that lies about its ISA, or an image that no driver takes, is the candidate's failure. */
+static acr_status load_subjects(session *s)
+{
+    acr_status status = build_load(&s->candidate, LOADED_CANDIDATE, s->job.candidate, &s->device->device);
+    if (status != ACR_OK) {
+        return end_trial(s, status == ACR_IO ? TRIAL_HARNESS_FAILED : TRIAL_UNSUPPORTED, "%s", acr_last_error());
+    }
+    if (s->job.stage == STAGE_PERFORMANCE) {
+        status = build_load(&s->incumbent, LOADED_INCUMBENT, s->job.incumbent, &s->device->device);
+        return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "the incumbent: %s", acr_last_error());
+    }
+    if (s->candidate.kernel.backend == ACR__CPU) {
+        status = sandbox_begin(s->candidate.kernel.run, s->candidate.kernel.dtype, s->job.case_timeout_s);
+        s->candidate.kernel.run = sandbox_run;
+    }
+    return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
+}
+
+static void do_stage(session *s)
+{
+    acr_status status = open_context(s);
+    if (status == ACR_OK && s->job.stage == STAGE_FLOORS) {
+        find_floors(s);
+        return;
+    }
+    s->gate = s->job.stage == STAGE_CORRECTNESS ? GATE_CORRECTNESS : GATE_PLAUSIBILITY;
+    if (status == ACR_OK) {
+        status = load_subjects(s);
+    }
+    if (status == ACR_OK) {
+        s->job.stage == STAGE_CORRECTNESS ? judge_correctness(s) : judge_performance(s);
+    }
+    char ignored[160];
+    sandbox_end(ignored);
+}
+
+/* A sealed process opens no files: the result's is open from the start. */
+static bool write_result(const session *s, int file)
+{
+    json_t *result = json_pack("{s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
+                               trial_gate_name(s->gate), "detail", s->detail, "cases", s->cases, "timings", s->timings,
+                               "floors_us", s->floors);
+    if (!result) { /* a detail that is no UTF-8 */
+        result = json_pack("{s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
+                           trial_gate_name(s->gate), "detail", "(not text)", "cases", s->cases, "timings", s->timings,
+                           "floors_us", s->floors);
+    }
+    const bool written = result && json_dumpfd(result, file, JSON_COMPACT) == 0;
+    json_decref(result);
+    return written;
+}
+
+int judge_run(const char *job_path, const char *result_path)
+{
+    static session s;
+    json_error_t error;
+    json_t *object = json_load_file(job_path, 0, &error);
+    const int file = open(result_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (!object || file < 0 || read_job(&s.job, object) != ACR_OK) {
+        fprintf(stderr, "%s: not a job, or %s cannot be written: %s\n", job_path, result_path,
+                !object    ? error.text
+                : file < 0 ? strerror(errno)
+                           : acr_last_error());
+        return EXIT_BAD_INPUT;
+    }
+    s.status = TRIAL_VALID;
+    s.cases = json_array();
+    s.timings = json_array();
+    s.floors = json_array();
+    do_stage(&s);
+    const bool written = write_result(&s, file);
+    _exit(written ? EXIT_DONE : EXIT_FAULT); /* nothing more runs: a foreign kernel was in this process */
+}
