@@ -10,6 +10,7 @@
 #include "internal.h"
 #include "json.h"
 #include "options.h"
+#include "wisdom_device.h"
 
 enum {
     ID_PATIENT = OPTION_LONG_ONLY
@@ -159,44 +160,10 @@ typedef struct merge_state {
     size_t count;
 } merge_state;
 
-/* A device with this wisdom key: name/sm<arch>/<SMs> of a GPU, name/<isa>/<threads> threads of a CPU. False when it is
- * neither. */
-static bool device_from_key(acr__device *out, const char *device_key)
-{
-    static const struct {
-        const char *text;
-        uint32_t isa;
-    } isas[] = {{"avx512", ACR__ISA_AVX512}, {"avx2", ACR__ISA_AVX2}, {"portable", ACR__ISA_PORTABLE}};
-    char name[WISDOM_DEVICE_MAX], trait[WISDOM_DEVICE_MAX] = "";
-    snprintf(name, sizeof name, "%s", device_key);
-    *out = (acr__device){.backend = ACR__CPU};
-    char *count = strrchr(name, '/');
-    if (count) {
-        *count++ = '\0';
-        out->sm_count = out->threads = (int32_t)strtol(count, NULL, 10);
-    }
-    char *slash = strrchr(name, '/');
-    if (slash) {
-        *slash = '\0';
-        snprintf(trait, sizeof trait, "%s", slash + 1);
-    }
-    snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, name);
-    if (strncmp(trait, "sm", 2) == 0) {
-        out->backend = ACR__CUDA;
-        out->arch = (int32_t)strtol(trait + 2, NULL, 10);
-    }
-    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; ++i) {
-        out->isa |= strcmp(trait, isas[i].text) == 0 ? isas[i].isa : 0;
-    }
-    char again[WISDOM_DEVICE_MAX];
-    acr__wisdom_device_key(out, again);
-    return strcmp(again, device_key) == 0;
-}
-
 static acr_status add_device(merge_state *m, const char *device_key)
 {
     acr__device device;
-    if (!device_from_key(&device, device_key)) {
+    if (!wisdom_device(&device, device_key)) {
         return acr__fail(ACR_FORMAT, "device '%s' has no known form", device_key);
     }
     device_facts *devices = realloc(m->devices, (m->count + 1) * sizeof *devices);

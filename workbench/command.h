@@ -13,7 +13,8 @@ enum exit_code {
     EXIT_BAD_INPUT = 3,  /* a malformed problem, tensor file or wisdom file */
     EXIT_CANNOT_RUN = 4, /* no such device, or no kernel for the problem */
     EXIT_FILE = 5,       /* a file could not be read or written */
-    EXIT_FAULT = 6       /* out of memory, or the device reported an error */
+    EXIT_FAULT = 6,      /* out of memory, or the device reported an error */
+    EXIT_UNFINISHED = 7  /* evolve: stopped before its budget was used; --resume goes on */
 };
 
 typedef struct command {
@@ -29,6 +30,9 @@ int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_roofline(int argc, char **argv);
 int cmd_wisdom(int argc, char **argv);
+int cmd_evolve(int argc, char **argv);
+int cmd_trials(int argc, char **argv);
+int cmd_promote(int argc, char **argv);
 
 /* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what
  * may be NULL. */

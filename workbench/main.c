@@ -5,6 +5,7 @@
 #include "build_info.h"
 #include "command.h"
 #include "evolve/gates.h"
+#include "evolve/gates.h"
 
 static const command commands[] = {
     {"run", "attention on .npy files", cmd_run},
@@ -14,6 +15,9 @@ static const command commands[] = {
     {"bench", "time the kernels, gates first; distance from the physical floor", cmd_bench},
     {"roofline", "the physical floor of a problem on a GPU you need not have", cmd_roofline},
     {"wisdom", "show, verify, merge or measure files of measured choices", cmd_wisdom},
+    {"evolve", "search for a faster kernel, with gates, a control and a store of every trial", cmd_evolve},
+    {"trials", "what a search tried: list, show, diff, export", cmd_trials},
+    {"promote", "put a confirmed trial into kernels.def and the wisdom", cmd_promote},
 };
 enum {
     COMMAND_COUNT = sizeof commands / sizeof commands[0]
@@ -44,6 +48,10 @@ static void print_help(FILE *out)
 
 int main(int argc, char **argv)
 {
+    int child_exit = EXIT_DONE;
+    if (gates_child(argc, argv, &child_exit)) {
+        return child_exit;
+    }
     int exit_code;
     if (gates_child(argc, argv, &exit_code)) {
         return exit_code;

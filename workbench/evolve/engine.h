@@ -1,0 +1,42 @@
+/* The search itself: rounds of proposals from both arms, compiled side by side, judged one after another, kept in the
+ * store; in the end confirmations. What it does next follows from the store alone, so that a run which was cut short
+ * goes on as if it had not been. */
+#ifndef WORKBENCH_EVOLVE_ENGINE_H
+#define WORKBENCH_EVOLVE_ENGINE_H
+
+#include "evolve/definition.h"
+#include "evolve/store.h"
+
+/* Why a slice of a run ended. */
+typedef enum engine_end {
+    ENGINE_COMPLETE,    /* the budget is used, or the spaces are; winners are confirmed or not */
+    ENGINE_TIME,        /* --time */
+    ENGINE_INTERRUPTED, /* by a signal */
+    ENGINE_PROPOSER,    /* the external proposer failed too often in a row */
+    ENGINE_FAULT        /* the machine, not a candidate: see the status */
+} engine_end;
+
+typedef struct engine_request {
+    definition *definition;
+    bool resume;
+    store *store;
+    const char *tree;
+    const char *folder;       /* for artefacts; made, and removed at the end */
+    const char *insights;     /* the user's notes for external proposers; NULL = none */
+    const char *peers_python; /* measure PyTorch beside the slice: the folder of the module, "" = wherever; NULL = no */
+    double time_s;            /* 0 = no limit */
+    double proposer_timeout_s;
+    int32_t ordinal; /* of the device */
+    uint32_t threads;
+    const volatile int *stop; /* 1: finish the trial in flight; 2: end it */
+} engine_request;
+
+/* Runs until an end. Errors: those of the gates and the store. */
+acr_status engine_run(const engine_request *request, engine_end *end);
+const char *engine_end_text(engine_end end);
+
+/* The scene, spaces and incumbent of a definition: what a new run decides before it is stored. Problems, backend and
+ * `from` are set. Errors: ACR_UNSUPPORTED and those of tree_spaces. */
+acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree);
+
+#endif

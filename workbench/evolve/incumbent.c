@@ -1,0 +1,110 @@
+/* The kernel to beat, see incumbent.h. */
+#include "incumbent.h"
+
+#include <math.h>
+
+#include "execution.h"
+#include "timer.h"
+
+/* Estimates are good enough to leave those out that are so much slower. */
+static const double WORTH_TIMING = 4.0;
+
+static bool eligible(const acr__kernel *kernel, const gates_problem *problems, size_t count, const acr__device *device)
+{
+    if (kernel->traits & ACR__TRAIT_NEVER_PLANNED) {
+        return false;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        if (acr__why_not(kernel, &problems[i].problem, device)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The weighted mean of log seconds, by the kernel's own estimate. */
+static double estimate(const acr__kernel *kernel, const gates_problem *problems, size_t count,
+                       const acr__device *device)
+{
+    double sum = 0.0, weights = 0.0;
+    for (size_t i = 0; i < count; ++i) {
+        sum += problems[i].weight * log(kernel->cost(&problems[i].problem, device));
+        weights += problems[i].weight;
+    }
+    return sum / weights;
+}
+
+static acr_status time_one(double *seconds, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                           uint32_t threads)
+{
+    static const timer_limits limits = {200e-6, 20e-3, 0.2, 10, 50};
+    const reference_request wanted = {.problem = problem,
+                                      .inputs = INPUT_NORMAL,
+                                      .seed = 1,
+                                      .sampled_rows = 1,
+                                      .full_kv_lens = true,
+                                      .threads = threads};
+    reference *ref = NULL;
+    execution *e = NULL;
+    timing t;
+    acr_status status = reference_create(&ref, &wanted);
+    if (status == ACR_OK) {
+        status = execution_create(&e, ctx, kernel, problem, ref, false, 0, ALLOCATOR_ALIGNMENT);
+    }
+    if (status == ACR_OK) {
+        status = timer_stream(&t, acr__ctx_backend_device(ctx), execution_enqueue, e, &limits);
+    }
+    if (status == ACR_OK) {
+        *seconds = 1e-6 * t.stats.p50;
+    }
+    execution_destroy(e);
+    reference_destroy(ref);
+    return status;
+}
+
+static acr_status measure(double *score, acr_ctx *ctx, const acr__kernel *kernel, const gates_problem *problems,
+                          size_t count, uint32_t threads)
+{
+    double sum = 0.0, weights = 0.0;
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < count && status == ACR_OK; ++i) {
+        double seconds = 0.0;
+        status = time_one(&seconds, ctx, kernel, &problems[i].problem, threads);
+        sum += problems[i].weight * log(seconds);
+        weights += problems[i].weight;
+    }
+    *score = sum / weights;
+    return status;
+}
+
+acr_status incumbent_find(const acr__kernel **out, acr_ctx *ctx, const gates_problem *problems, size_t count,
+                          bool by_cost, uint32_t threads)
+{
+    const acr__device *device = &acr__ctx_backend_device(ctx)->device;
+    double lowest = INFINITY, best = INFINITY;
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
+        if (eligible(acr__kernels[i], problems, count, device)) {
+            lowest = fmin(lowest, estimate(acr__kernels[i], problems, count, device));
+        }
+    }
+    *out = NULL;
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
+        const acr__kernel *kernel = acr__kernels[i];
+        if (!eligible(kernel, problems, count, device)) {
+            continue;
+        }
+        double score = estimate(kernel, problems, count, device);
+        if (score > lowest + log(WORTH_TIMING)) {
+            continue;
+        }
+        acr_status status = by_cost ? ACR_OK : measure(&score, ctx, kernel, problems, count, threads);
+        if (status != ACR_OK) {
+            return status;
+        }
+        if (score < best) {
+            best = score;
+            *out = kernel;
+        }
+    }
+    return *out ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "no kernel of the table runs all of these problems");
+}
