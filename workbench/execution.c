@@ -317,6 +317,15 @@ acr_status execution_run(execution *e)
     return status == ACR_OK ? execution_rerun(e) : status;
 }
 
+acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream)
+{
+    acr_buffers buffers = e->buffers;
+    buffers.q = inputs->buffers.q;
+    buffers.k = inputs->buffers.k;
+    buffers.v = inputs->buffers.v;
+    return acr_execute(e->plan, &buffers, payload(&e->workspace), e->workspace_bytes, stream);
+}
+
 /* ---- Collecting ---- */
 
 /* Reports an input that a run changed. */

@@ -41,6 +41,9 @@ acr_status execution_replace_inputs(execution *e, const reference *ref);
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);
 
+/* The same with the q, k and v of another execution of the same problem; outputs and workspace are e's. */
+acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream);
+
 /* What a run left behind. */
 typedef struct run_output {
     void *o;    /* packed [batch, q_heads, q_len, v_dim] in the output's type */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "evolve/admission.h"
 #include "evolve/process.h"
@@ -277,7 +278,6 @@ static void cubin_arch(char out[16], const candidate *c, const acr__device *devi
     }
 }
 
-/* The folder of nvcc's headers is its own ../include; where it has none (wheels), CUDA_HOME's. */
 static bool compile_image(const artefact *a, const build_tools *tools, const candidate *c, const char *source,
                           trial_result *result)
 {
@@ -293,6 +293,9 @@ static bool compile_image(const artefact *a, const build_tools *tools, const can
     add(&line, "SPILLS_OK=gate");
     add(&line, "%s", source);
     add_includes(&line, tools);
+    if (access(ACR_CUDA_INCLUDE "/cuda_fp16.h", R_OK) == 0) { /* the build's, for toolkits whose nvcc does not know */
+        add(&line, "-I" ACR_CUDA_INCLUDE);
+    }
     add_words(&line, "-D", c->parameters);
     add(&line, "-DKERNEL_NAME=" CANDIDATE_SYMBOL);
     bool done = compile(&line, a, tools, "compile.log", result);

@@ -1,6 +1,7 @@
 /* The gates, the parent's side: see gates.h. The child's is judge.c. */
 #include "evolve/gates.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -408,6 +409,12 @@ static char *tool(const char *wanted, const char *variable, const char *usual)
     return strdup(wanted ? wanted : named && *named ? named : usual);
 }
 
+/* The build's nvcc where it is still there, for toolkits that are not on PATH. */
+static const char *usual_nvcc(void)
+{
+    return access(ACR_NVCC, X_OK) == 0 ? ACR_NVCC : "nvcc";
+}
+
 static char *absolute(const char *path)
 {
     char *whole = realpath(path, NULL);
@@ -443,7 +450,7 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
     g->folder = absolute(setup->folder);
     g->source_root = absolute(build_source_root(setup->source_root));
     g->cc = tool(setup->cc, "CC", "cc");
-    g->nvcc = tool(setup->nvcc, "NVCC", "nvcc");
+    g->nvcc = tool(setup->nvcc, "NVCC", usual_nvcc());
     g->program = strdup(setup->program ? setup->program : "/proc/self/exe");
     if (!g->backend || !g->folder || !g->source_root || !g->cc || !g->nvcc || !g->program) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the gates");
@@ -517,7 +524,7 @@ acr_status gates_open(gates **out, const gates_setup *setup)
     if (status == ACR_OK) {
         status = find_floors(g);
     }
-    if (status == ACR_OK) {
+    if (status == ACR_OK && setup->incumbent) {
         status = open_incumbent(g, setup->incumbent);
     }
     if (status != ACR_OK) {
@@ -568,6 +575,18 @@ const char *artefact_folder(const artefact *a)
     return a->folder;
 }
 
+/* A trial that was interrupted is made again: nothing of the first attempt is taken for the second's. */
+static void empty_folder(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+        unlinkat(dirfd(directory), entry->d_name, 0);
+    }
+    if (directory) {
+        closedir(directory);
+    }
+}
+
 static artefact *make_folder(const gates *g, const candidate *c, const char *trial, trial_result *result)
 {
     const bool named =
@@ -583,6 +602,7 @@ static artefact *make_folder(const gates *g, const candidate *c, const char *tri
         free(a);
         return NULL;
     }
+    empty_folder(a->folder);
     a->backend = c->backend;
     a->is_source = c->source != NULL;
     snprintf(a->arch, sizeof a->arch, "%s", c->arch);

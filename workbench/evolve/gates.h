@@ -147,7 +147,9 @@ typedef struct gates_setup {
     uint32_t threads; /* cpu: lanes while timing, and threads of the judge; 0 = all */
     const gates_problem *problems;
     size_t problem_count;
-    const candidate *incumbent; /* what performance is measured against; must pass the gates up to correctness */
+    const candidate
+        *incumbent; /* what performance is measured against; must pass the gates up to correctness. NULL: there
+                                   is none, and no candidate passes plausibility */
     uint64_t visible_seed, hidden_seed;
     int visible_cases, hidden_cases; /* of the correctness gate, beside the task's own problems; 0 = 8 and 8 */
     int blocks;                      /* of interleaved timing; 0 = INTERLEAVE_BLOCKS_SEARCH */

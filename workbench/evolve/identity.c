@@ -96,7 +96,7 @@ static void look_at_symbols(object_facts *facts, const object *o, const Elf64_Sh
         const int type = ELF64_ST_TYPE(s->st_info);
         const bool named = s->st_name > 0 && s->st_name < strings->sh_size;
         const char *name = named ? (const char *)o->bytes + strings->sh_offset + s->st_name : "a symbol without name";
-        if (s->st_shndx == SHN_UNDEF && named) {
+        if (s->st_shndx == SHN_UNDEF && named && !begins(name, ".nv.")) { /* those are the driver's to place */
             refuse(facts, "calls %.100s, which is outside of it", name);
         } else if (type == STT_GNU_IFUNC || type == STT_TLS) {
             refuse(facts, "%.100s is resolved at load time or belongs to a thread", name);

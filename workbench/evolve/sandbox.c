@@ -172,7 +172,7 @@ static void forget_handlers(void)
 
 static bool protect(const control *c)
 {
-    if (mprotect(box.arena, (size_t)c->arena_bytes, PROT_NONE) != 0) {
+    if (mprotect(box.arena, (size_t)ARENA_BYTES, PROT_NONE) != 0) {
         return false;
     }
     for (int i = 0; i < PARTS; ++i) {
