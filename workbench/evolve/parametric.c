@@ -52,18 +52,25 @@ static const member *choose_parent(const archive *learnt, dice *d)
     return m && m->has_genome ? m : NULL;
 }
 
-/* The oldest cell below its quota, through its best or, before anything in it was valid, its latest point. */
-static const member *quota_parent(const archive *learnt)
+/* A cell below its quota, through its best or, before anything in it was valid, its latest point: every other time the
+ * most promising one, else any. */
+static const member *quota_parent(const archive *learnt, dice *d)
 {
     archive_cell cells[ARCHIVE_CELLS_MAX];
-    int count = archive_cells(learnt, cells);
+    const member *young[ARCHIVE_CELLS_MAX], *promising = NULL;
+    int count = archive_cells(learnt, cells), young_count = 0;
     for (int i = 0; i < count; ++i) {
         const member *m = cells[i].best ? cells[i].best : cells[i].last;
-        if (cells[i].tries < ARCHIVE_QUOTA && m->has_genome) {
-            return m;
+        if (cells[i].tries >= ARCHIVE_QUOTA || !m->has_genome) {
+            continue;
         }
+        young[young_count++] = m;
+        promising = m->valid && (!promising || m->speedup > promising->speedup) ? m : promising;
     }
-    return NULL;
+    if (young_count == 0) {
+        return NULL;
+    }
+    return promising && dice_below(d, 2) ? promising : young[dice_below(d, young_count)];
 }
 
 /* ---- Moves ---- */
@@ -101,7 +108,7 @@ static bool move(const parametric *p, const archive *learnt, dice *d, proposal *
         return draw_random(p, d, out);
     }
     which -= RANDOM_SHARE;
-    const member *young = which < QUOTA_SHARE ? quota_parent(learnt) : NULL;
+    const member *young = which < QUOTA_SHARE ? quota_parent(learnt, d) : NULL;
     if (young) {
         return step_from(p, d, young, "quota", out);
     }
@@ -134,10 +141,12 @@ static bool take_if_new(void *arg, const genome *g)
     return !h->found;
 }
 
-static bool draw_new(const parametric *p, const archive *learnt, const archive *proposed, dice *d, proposal *out)
+/* blind: without parents. */
+static bool draw_new(const parametric *p, const archive *learnt, const archive *proposed, bool blind, dice *d,
+                     proposal *out)
 {
     for (int i = 0; i < REDRAWS; ++i) {
-        bool made = p->control || i >= REDRAWS / 2 ? draw_random(p, d, out) : move(p, learnt, d, out);
+        bool made = blind || i >= REDRAWS / 2 ? draw_random(p, d, out) : move(p, learnt, d, out);
         if (made && !archive_has(proposed, p->spaces, &out->genome)) {
             return true;
         }
@@ -156,5 +165,5 @@ bool parametric_propose(const parametric *p, const archive *learnt, const archiv
         return true;
     }
     dice d = dice_of(p->seed, p->control ? STREAM_CONTROL : STREAM_SEARCH, number);
-    return draw_new(p, learnt, proposed, &d, out);
+    return draw_new(p, learnt, proposed, p->control || number < PARAMETRIC_FIRST, &d, out);
 }

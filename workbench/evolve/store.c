@@ -25,7 +25,7 @@ enum {
 static const char schema[] =
     "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), created TEXT NOT NULL, definition TEXT NOT NULL);"
     "CREATE TABLE slice (id INTEGER PRIMARY KEY, started TEXT NOT NULL, ended TEXT, reason TEXT,"
-    "  environment TEXT NOT NULL, peers TEXT);"
+    "  environment TEXT NOT NULL, noise_floor REAL, control_verdict TEXT, peers TEXT);"
     "CREATE TABLE blob (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE trial (id INTEGER PRIMARY KEY, arm TEXT NOT NULL, number INTEGER NOT NULL, round INTEGER NOT NULL,"
     "  operation TEXT NOT NULL, kernel TEXT NOT NULL, family TEXT NOT NULL, arch TEXT NOT NULL,"
@@ -410,11 +410,19 @@ acr_status store_begin_slice(store *s, json_t *environment, int64_t *id)
     return status;
 }
 
-acr_status store_slice_control(store *s, int64_t slice, const trial_result *control)
+static acr_status write_control(store *s, int64_t slice, const trial_result *control)
 {
     const place p = {s, "control", slice};
+    acr_status status = write_details(&p, control);
+    return status == ACR_OK ? execute(s, "UPDATE slice SET noise_floor = ?, control_verdict = ? WHERE id = ?", "nti",
+                                      control->overall.noise_floor, stats_verdict_text(control->overall.verdict), slice)
+                            : status;
+}
+
+acr_status store_slice_control(store *s, int64_t slice, const trial_result *control)
+{
     acr_status status = begin(s);
-    return status == ACR_OK ? end(s, write_details(&p, control)) : status;
+    return status == ACR_OK ? end(s, write_control(s, slice, control)) : status;
 }
 
 acr_status store_slice_peers(store *s, int64_t slice, json_t *records)

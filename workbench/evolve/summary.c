@@ -147,13 +147,11 @@ static void read_slices(summary *s)
     s->slices = json_array_size(s->slice_list);
     s->control_same = true;
     for (size_t i = 0; i < s->slices; ++i) {
-        const json_t *control = json_object_get(json_array_get(s->slice_list, i), "control");
-        for (size_t k = 0; k < json_array_size(control); ++k) {
-            const json_t *timing = json_array_get(control, k);
-            const char *verdict = json_string_value(json_object_get(timing, "verdict"));
-            s->control_same = s->control_same && verdict && strcmp(verdict, stats_verdict_text(STATS_SAME)) == 0;
-            s->noise_floor = fmax(s->noise_floor, json_number_value(json_object_get(timing, "noise_floor")));
-        }
+        const json_t *slice = json_array_get(s->slice_list, i);
+        const char *verdict = json_string_value(json_object_get(slice, "control_verdict"));
+        bool cut_short = !verdict; /* before its control was measured, and so before any trial */
+        s->control_same = s->control_same && (cut_short || strcmp(verdict, stats_verdict_text(STATS_SAME)) == 0);
+        s->noise_floor = fmax(s->noise_floor, json_number_value(json_object_get(slice, "noise_floor")));
     }
 }
 
@@ -251,6 +249,9 @@ static void conclude(const summary *s, const definition *d, const char *path, ch
     }
 }
 
+/* Above it a machine is not one to measure on. */
+static const double QUIET_FLOOR = 0.05;
+
 /* The tripwires of docs/evolve.md; returns an array of texts. */
 static json_t *alarms(const summary *s)
 {
@@ -274,9 +275,11 @@ static json_t *alarms(const summary *s)
                                   json_sprintf("%s: the ranked elites differ by less than the noise floor", name));
         }
     }
-    if (!s->control_same) {
-        json_array_append_new(list, json_string("the incumbent against itself was not SAME in every slice: the machine "
-                                                "was not quiet"));
+    if (!s->control_same || s->noise_floor > QUIET_FLOOR) {
+        json_array_append_new(
+            list, json_sprintf("the machine was not quiet: noise floor %.1f %%, the incumbent against "
+                               "itself %s",
+                               100.0 * s->noise_floor, s->control_same ? "SAME" : "not SAME in every slice"));
     }
     return list;
 }
