@@ -1,0 +1,374 @@
+/* What holds a candidate in: processes with limits (evolve/process.h), and the sandbox of CPU kernels (evolve/sandbox.h),
+ * each tried with what it must withstand. */
+#include "support.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "evolve/process.h"
+#include "evolve/sandbox.h"
+
+/* ---- Processes: this program again, misbehaving ---- */
+
+static int take_memory(void)
+{
+    for (size_t taken = 0;; taken += 1 << 20) {
+        void *memory = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
+            return taken < ((size_t)4 << 30) ? 3 : 4;
+        }
+        memset(memory, 1, 1 << 20);
+    }
+}
+
+/* Children that hold the write end of a pipe for ever, in a process that waits for ever. */
+static int fork_many(const char *fd)
+{
+    for (int i = 0; i < 40; ++i) {
+        if (fork() == 0) {
+            for (;;) {
+                pause();
+            }
+        }
+    }
+    if (write(atoi(fd), "r", 1) != 1) {
+        return 9;
+    }
+    for (;;) {
+        pause();
+    }
+}
+
+static int write_much(const char *path)
+{
+    static char page[1 << 16];
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    for (int i = 0; i < 1000; ++i) {
+        if (write(file, page, sizeof page) < 0) {
+            return 5;
+        }
+    }
+    return 0;
+}
+
+static int misbehave(char **argv)
+{
+    const char *how = argv[2];
+    if (strcmp(how, "memory") == 0) {
+        return take_memory();
+    }
+    if (strcmp(how, "forks") == 0) {
+        return fork_many(argv[3]);
+    }
+    if (strcmp(how, "file") == 0) {
+        return write_much(argv[3]);
+    }
+    if (strcmp(how, "signal") == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        raise(SIGSEGV);
+    }
+    return 7;
+}
+
+static process_outcome run_self(const char *how, const char *argument, const process_limits *limits)
+{
+    process_outcome outcome;
+    const char *const argv[] = {"/proc/self/exe", "--misbehave", how, argument, NULL};
+    assert_ok(process_run(&outcome, argv, scratch_path("process.log"), limits, NULL));
+    return outcome;
+}
+
+static void exit_codes_and_signals_are_told(void **state)
+{
+    (void)state;
+    const process_limits limits = {20, 0, 0};
+    char text[96];
+    process_outcome o = run_self("nothing", NULL, &limits);
+    assert_int_equal(o.end, PROCESS_EXITED);
+    assert_int_equal(o.code, 7);
+    process_outcome_text(text, &o);
+    assert_string_equal(text, "exit code 7");
+    o = run_self("signal", NULL, &limits);
+    assert_int_equal(o.end, PROCESS_SIGNALLED);
+    assert_int_equal(o.code, SIGSEGV);
+    process_outcome_text(text, &o);
+    assert_non_null(strstr(text, "signal 11"));
+}
+
+static void output_goes_to_the_log(void **state)
+{
+    (void)state;
+    process_outcome outcome;
+    const process_limits limits = {20, 0, 0};
+    const char *const argv[] = {"sh", "-c", "echo out; echo err >&2", NULL};
+    assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &limits, NULL));
+    char *log = read_file(scratch_path("process.log"));
+    assert_string_equal(log, "out\nerr\n");
+    free(log);
+    const char *const missing[] = {"/no/such/program", NULL};
+    assert_ok(process_run(&outcome, missing, scratch_path("process.log"), &limits, NULL));
+    assert_int_equal(outcome.code, 127);
+    assert_fails(process_run(&outcome, argv, "/no/such/folder/log", &limits, NULL), ACR_IO, "/no/such/folder");
+}
+
+/* The pipe closes when the last of the forty-one is gone. */
+static void a_crowd_ends_with_its_time(void **state)
+{
+    (void)state;
+    int ends[2];
+    char fd[16], byte;
+    assert_int_equal(pipe(ends), 0);
+    snprintf(fd, sizeof fd, "%d", ends[1]);
+    const process_limits limits = {1.5, 0, 0};
+    const process_outcome o = run_self("forks", fd, &limits);
+    close(ends[1]);
+    assert_int_equal(o.end, PROCESS_TIMED_OUT);
+    assert_true(o.wall_s >= 1.5 && o.wall_s < 15);
+    assert_int_equal(read(ends[0], &byte, 1), 1); /* it was ready */
+    assert_int_equal(read(ends[0], &byte, 1), 0);
+    close(ends[0]);
+}
+
+static void memory_and_files_are_limited(void **state)
+{
+    (void)state;
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* they reserve terabytes of addresses */
+    const process_limits memory = {60, (int64_t)256 << 20, 0};
+    assert_int_equal(run_self("memory", NULL, &memory).code, 3);
+#endif
+    const process_limits file = {20, 0, 1 << 20};
+    const process_outcome o = run_self("file", scratch_path("large"), &file);
+    assert_int_equal(o.end, PROCESS_SIGNALLED);
+    assert_int_equal(o.code, SIGXFSZ);
+    unlink(scratch_path("large"));
+}
+
+static void a_stop_ends_a_process(void **state)
+{
+    (void)state;
+    const volatile int stop = 2;
+    process_outcome outcome;
+    const process_limits limits = {20, 0, 0};
+    const char *const argv[] = {"sleep", "20", NULL};
+    assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &limits, &stop));
+    assert_int_equal(outcome.end, PROCESS_STOPPED);
+    assert_true(outcome.wall_s < 5);
+}
+
+/* ---- The sandbox ---- */
+
+enum {
+    SCRATCH_BYTES = 256
+};
+
+/* Kernels of the sandbox's tests; q holds what they need, o shows that they ran. They see no other process's memory. */
+static void write_o(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    for (int32_t i = 0; i < a->q_len * a->v_dim; ++i) {
+        ((float *)a->o)[i] = ((const float *)a->q)[i] + 1.0f;
+    }
+    ++*(unsigned char *)a->workspace;
+}
+
+static void loop_forever(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    for (volatile int forever = 1; forever;) {
+    }
+}
+
+static void write_nowhere(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    *(volatile int *)(16 * (uintptr_t)a->batch) = 1;
+}
+
+static void write_input(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    *(volatile float *)(uintptr_t)a->v = 1.0f;
+}
+
+static void write_beside(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    ((volatile float *)a->o)[-1] = 1.0f; /* still within the page */
+}
+
+static void write_far(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    ((volatile float *)a->o)[1 << 20] = 1.0f;
+}
+
+static void read_far(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    *(float *)a->o = ((const volatile float *)a->k)[1 << 12]; /* the page after its own */
+}
+
+static void call_system(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    syscall(SYS_getpid);
+}
+
+static void open_file(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    syscall(SYS_openat, AT_FDCWD, "/etc/hostname", O_RDONLY, 0);
+}
+
+static void fork_once(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+}
+
+static void leave(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    syscall(SYS_exit_group, 0);
+}
+
+static int descend(volatile int depth)
+{
+    volatile char frame[4096];
+    frame[0] = (char)depth;
+    return depth < 0 ? 0 : descend(depth + 1) + frame[0];
+}
+
+static void overflow_stack(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
+    descend(0);
+}
+
+/* A small call with tensors of its own. */
+typedef struct small_call {
+    float q[64], k[64], v[64], o[64];
+    unsigned char workspace[SCRATCH_BYTES];
+    fwd_args args;
+} small_call;
+
+static void make_call(small_call *c)
+{
+    *c = (small_call){.args = {.batch = 1, .q_heads = 1, .kv_heads = 1, .group = 1, .q_len = 4, .kv_len = 4}};
+    c->args.qk_dim = c->args.v_dim = 16;
+    const fwd_strides strides = {64, 64, 16};
+    c->args.q_stride = c->args.k_stride = c->args.v_stride = c->args.o_stride = strides;
+    c->args.q = c->q;
+    c->args.k = c->k;
+    c->args.v = c->v;
+    c->args.o = c->o;
+    c->args.workspace = c->workspace;
+    for (int i = 0; i < 64; ++i) {
+        c->q[i] = (float)i;
+    }
+}
+
+/* What becomes of a kernel's first call. */
+static sandbox_fault fault_of(acr__cpu_run *run, char text[160])
+{
+    small_call call;
+    make_call(&call);
+    assert_ok(sandbox_begin(run, ACR_F32, 1.0));
+    sandbox_set_workspace(SCRATCH_BYTES);
+    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+    for (int i = 0; i < 64; ++i) {
+        assert_true(call.v[i] == 0.0f && call.k[i] == 0.0f);
+    }
+    return sandbox_end(text);
+}
+
+static void an_honest_kernel_runs(void **state)
+{
+    (void)state;
+    small_call call;
+    char text[160];
+    make_call(&call);
+    assert_ok(sandbox_begin(write_o, ACR_F32, 5.0));
+    sandbox_set_workspace(SCRATCH_BYTES);
+    for (int times = 1; times <= 3; ++times) { /* the workspace comes back as the last call left it */
+        call.q[0] = (float)times;
+        sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+        assert_true(call.o[0] == (float)times + 1.0f && call.o[63] == 64.0f);
+        assert_int_equal(call.workspace[0], times);
+    }
+    small_call other; /* other addresses */
+    make_call(&other);
+    other.args.q_len = 2;
+    sandbox_run(&other.args, 0, 1, NULL, other.workspace);
+    assert_true(other.o[31] == 32.0f && other.o[32] == 0.0f);
+    assert_int_equal(sandbox_end(text), SANDBOX_FINE);
+    assert_string_equal(text, "");
+}
+
+static void every_breach_is_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        acr__cpu_run *run;
+        sandbox_fault fault;
+        const char *says;
+    } breaches[] = {
+        {"endless loop", loop_forever, SANDBOX_HUNG, "did not end"},
+        {"write to nowhere", write_nowhere, SANDBOX_CRASHED, "signal 11"},
+        {"write to an input", write_input, SANDBOX_CRASHED, "signal 11"},
+        {"write beside the output", write_beside, SANDBOX_CRASHED, "outside of o"},
+        {"write far from the output", write_far, SANDBOX_CRASHED, "signal 11"},
+        {"read far from an input", read_far, SANDBOX_CRASHED, "signal 11"},
+        {"endless recursion", overflow_stack, SANDBOX_CRASHED, "signal 11"},
+        {"harmless system call", call_system, SANDBOX_FORBIDDEN, "system call"},
+        {"opening a file", open_file, SANDBOX_FORBIDDEN, "system call"},
+        {"a process of its own", fork_once, SANDBOX_FORBIDDEN, "system call"},
+        {"leaving", leave, SANDBOX_CRASHED, "ended"},
+    };
+    for (size_t i = 0; i < COUNT_OF(breaches); ++i) {
+        char text[160];
+        const sandbox_fault fault = fault_of(breaches[i].run, text);
+        if (fault != breaches[i].fault || !strstr(text, breaches[i].says)) {
+            fail_msg("%s: fault %d, \"%s\"", breaches[i].name, (int)fault, text);
+        }
+    }
+}
+
+static void after_a_breach_nothing_runs(void **state)
+{
+    (void)state;
+    small_call call;
+    char text[160];
+    make_call(&call);
+    assert_ok(sandbox_begin(write_nowhere, ACR_F32, 1.0));
+    sandbox_run(&call.args, 0, 1, NULL, NULL);
+    assert_int_equal(sandbox_look(text), SANDBOX_CRASHED);
+    sandbox_run(&call.args, 0, 1, NULL, NULL);
+    assert_int_equal(sandbox_end(text), SANDBOX_CRASHED);
+    assert_int_equal(sandbox_end(text), SANDBOX_FINE); /* of nothing */
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 2 && strcmp(argv[1], "--misbehave") == 0) {
+        return misbehave(argv);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exit_codes_and_signals_are_told),
+        cmocka_unit_test(output_goes_to_the_log),
+        cmocka_unit_test(a_crowd_ends_with_its_time),
+        cmocka_unit_test(memory_and_files_are_limited),
+        cmocka_unit_test(a_stop_ends_a_process),
+        cmocka_unit_test(an_honest_kernel_runs),
+        cmocka_unit_test(every_breach_is_told),
+        cmocka_unit_test(after_a_breach_nothing_runs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
