@@ -73,8 +73,8 @@ static void print_view(const trial_view *v)
         snprintf(parents + length, sizeof parents - length, "%s%lld", i > 0 ? "," : "", (long long)v->row.parents[i]);
     }
     printf("%5lld %-7s %-8s %-7s %-46s %-15s %s%s%s\n", (long long)v->row.id, trial_arm_name(v->row.arm),
-           v->row.operation, parents, v->row.kernel, v->finished ? v->status : "in flight", result,
-           v->improved ? " improved" : "",
+           v->row.operation, parents, v->row.kernel[0] ? v->row.kernel : "(no candidate)",
+           v->finished ? v->status : "in flight", result, v->improved ? " improved" : "",
            v->confirmed           ? " CONFIRMED"
            : v->confirmations > 0 ? " not confirmed"
                                   : "");

@@ -163,6 +163,18 @@ static acr_status failures_json(const request_inputs *in, json_t **out)
     return status;
 }
 
+/* ---- History: every trial of the search in a few words ---- */
+
+static bool add_history(void *arg, const trial_view *v)
+{
+    if (v->row.arm == ARM_SEARCH && v->finished) {
+        json_array_append_new(arg, json_pack("{s:I, s:s, s:s, s:s, s:s, s:o}", "id", (json_int_t)v->row.id, "family",
+                                             v->row.family, "arch", v->row.arch, "parameters", v->row.parameters,
+                                             "status", v->status, "speedup", json_number_or_null(v->speedup)));
+    }
+    return true;
+}
+
 /* ---- Insights: what single values of parameters did ---- */
 
 typedef struct effect {
@@ -233,7 +245,7 @@ static acr_status sources_json(const request_inputs *in, json_t **out)
 acr_status request_make(char **out, const request_inputs *in)
 {
     const arm_counts *c = &in->fold->counts[ARM_SEARCH];
-    json_t *spaces = json_array(), *elites = NULL, *failures = NULL, *sources = NULL;
+    json_t *spaces = json_array(), *history = json_array(), *elites = NULL, *failures = NULL, *sources = NULL;
     for (int i = 0; i < in->spaces->count; ++i) {
         json_array_append_new(spaces, space_json(&in->spaces->items[i]));
     }
@@ -244,13 +256,16 @@ acr_status request_make(char **out, const request_inputs *in)
     if (status == ACR_OK) {
         status = sources_json(in, &sources);
     }
+    if (status == ACR_OK) {
+        status = store_trials(in->store, add_history, history);
+    }
     json_t *counts =
         json_pack("{s:I, s:I, s:I, s:I, s:i}", "proposed", (json_int_t)c->proposed, "distinct", (json_int_t)c->distinct,
                   "valid", (json_int_t)c->valid, "improved", (json_int_t)c->improved, "budget", in->definition->trials);
-    json_t *request = json_pack("{s:i, s:I, s:o, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o}", "protocol", 1, "trial",
+    json_t *request = json_pack("{s:i, s:I, s:o, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o, s:o}", "protocol", 1, "trial",
                                 (json_int_t)in->trial, "task", task_json(in), "device", device_json(in->device),
                                 "counts", counts, "spaces", spaces, "elites", elites, "failures", failures, "sources",
-                                sources, "insights", insights_json(in));
+                                sources, "history", history, "insights", insights_json(in));
     *out = status == ACR_OK && request ? json_dumps(request, JSON_INDENT(1)) : NULL;
     json_decref(request);
     return status == ACR_OK && !*out ? acr__fail(ACR_NO_MEMORY, "no memory for a request") : status;

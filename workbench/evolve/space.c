@@ -499,10 +499,15 @@ static int index_of_value(const space_gene *g, int64_t value)
     return -1;
 }
 
+enum {
+    GIVEN_DTYPE = 1 << 30 /* beside a bit for each gene */
+};
+
 /* Takes NAME=value into the point; false with the reason. */
 static bool take_parameter(const space *s, genome *g, uint32_t *given, char *word, char reason[SPACE_REASON_MAX])
 {
     if (strcmp(word, s->dtype_parameters) == 0) {
+        *given |= GIVEN_DTYPE;
         return true;
     }
     char *equals = strchr(word, '=');
@@ -556,6 +561,10 @@ bool space_point(const space *s, const char *arch, const char *parameters, genom
         if (!take_parameter(s, &g, &given, word, reason)) {
             return false;
         }
+    }
+    if (s->dtype_parameters[0] && !(given & GIVEN_DTYPE)) {
+        snprintf(reason, SPACE_REASON_MAX, "%s is missing", s->dtype_parameters);
+        return false;
     }
     for (int i = 0; i < s->gene_count; ++i) {
         const space_gene *gene = &s->genes[i];

@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""The search as a user runs it, on the CPU with the model clock: kills and resumes, interrupts, proposers, the commands
+over the store.
+
+    evolve.py PROGRAM SCRATCH [--kills N] [TEST...]
+
+Every run compiles real candidates and passes them through the real gates; only times are made up, so that two runs can
+be compared to the last bit.
+"""
+import argparse
+import http.server
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROBLEM = "f32:b1:h2:s32:d32"
+BASE = ["--backend", "cpu", "--clock", "model", "--cases", "1", "--threads", "2"]
+UNFINISHED = 7
+# What differs between two runs that found the same: when, how long, in which slice.
+PASSING = {"proposed_in", "proposed_at", "finished_in", "finished_at", "wall_s", "gate_times", "at", "slice", "answer",
+           "request", "request_text"}
+
+
+class Context:
+    """The program under test and where its files go."""
+
+    def __init__(self, program, scratch, kills):
+        self.program = pathlib.Path(program).resolve()
+        self.folder = pathlib.Path(scratch).resolve() / f"evolve.{os.getpid()}"
+        self.kills = kills
+        self.folder.mkdir(parents=True)
+
+    def store(self, name):
+        return str(self.folder / f"{name}.db")
+
+    def run(self, *arguments, code=0, timeout=300):
+        done = subprocess.run([self.program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+        if done.returncode != code:
+            sys.exit(f"{' '.join(map(str, arguments))}: exit code {done.returncode}, not {code}\n"
+                     f"{done.stdout}\n{done.stderr}")
+        return done
+
+    def evolve(self, name, *arguments, code=0):
+        return self.run("evolve", *BASE, "--store", self.store(name), *arguments, code=code)
+
+    def resume(self, name, code=0):
+        return self.run("evolve", "--resume", "--threads", "2", "--store", self.store(name), code=code)
+
+    def start(self, *arguments):
+        """A run that will be killed: its own process group, so that nothing of it can stay behind unseen."""
+        return subprocess.Popen([self.program, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    def archive(self, name):
+        """All that a run found, without what may differ."""
+        lines = self.run("trials", "export", "--store", self.store(name)).stdout.splitlines()
+        return [strip(json.loads(line)) for line in lines]
+
+    def summary(self, name):
+        return json.loads(self.run("trials", "summary", "--json", "--store", self.store(name)).stdout)
+
+
+def strip(value):
+    if isinstance(value, dict):
+        return {key: strip(inner) for key, inner in value.items() if key not in PASSING}
+    if isinstance(value, list):
+        return [strip(inner) for inner in value]
+    return value
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"FAILED: {what}")
+
+
+def difference(a, b):
+    """The first trial that differs, in words."""
+    if len(a) != len(b):
+        return f"{len(a)} and {len(b)} trials"
+    for one, other in zip(a, b):
+        for key in one:
+            if one[key] != other.get(key):
+                return f"trial {one['id']}: {key}: {str(one[key])[:200]} != {str(other.get(key))[:200]}"
+    return None
+
+
+def finished_ids(path):
+    """Trials that the store holds as finished, read while nobody writes."""
+    lines = subprocess.run(["sqlite3", path, "SELECT id FROM trial WHERE status IS NOT NULL"], capture_output=True,
+                           text=True, check=False)
+    return None if lines.returncode else set(lines.stdout.split())
+
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+
+def test_kill(context):
+    """kill -9 at random moments; what was finished stays, and the end is that of an uninterrupted run."""
+    trials = str(max(8, min(40, context.kills)))
+    definition = [PROBLEM, "--trials", trials, "--seed", "3", "--generation", "4"]
+    context.evolve("whole", *definition)
+    expected = context.archive("whole")
+    dice = random.Random(20)
+    arguments = ["evolve", *BASE, "--store", context.store("killed"), *definition]
+    finished = set()
+    kills = 0
+    while kills < context.kills:
+        process = context.start(*arguments)
+        try:
+            # A run needs about 1 s before its first trial: from before that to some trials later.
+            process.wait(timeout=dice.uniform(0.05, 4.0))
+            if process.returncode == 0:
+                break
+            message = process.stderr.read()
+            if "a store without a run" in message: # killed between making the file and writing the run: by the book
+                for path in context.folder.glob("killed.db*"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                arguments = ["evolve", *BASE, "--store", context.store("killed"), *definition]
+                continue
+            sys.exit(f"FAILED: after {kills} kills: exit code {process.returncode}: {message}")
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        if pathlib.Path(context.store("killed")).exists():
+            arguments = ["evolve", "--resume", "--threads", "2", "--store", context.store("killed")]
+            now = finished_ids(context.store("killed"))
+            check(now is None or finished <= now, f"kill {kills}: trials {sorted(finished - (now or set()))} were lost")
+            finished = now or finished
+    leftover = subprocess.run(["pgrep", "-f", "--", context.store("killed")], capture_output=True, text=True)
+    check(not leftover.stdout.strip(), f"processes are left behind: {leftover.stdout}")
+    context.run(*arguments)
+    found = difference(expected, context.archive("killed"))
+    check(found is None, f"after {kills} kills the run found something else: {found}")
+    whole, killed = context.summary("whole"), context.summary("killed")
+    check(whole["search"] == killed["search"] and whole["control"] == killed["control"], "the summaries differ")
+    check(killed["finished"], "the run is not finished")
+    print(f"kill: {kills} kills, {len(expected)} trials, nothing lost, the same archive")
+
+
+def test_interrupt(context):
+    """Ctrl-C finishes the trial in flight and leaves a run that goes on; so does a time limit."""
+    definition = [PROBLEM, "--trials", "5", "--generation", "3"]
+    process = context.start("evolve", *BASE, "--store", context.store("interrupted"), *definition)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    check(process.wait(timeout=60) in (UNFINISHED, 0), f"exit code {process.returncode} after an interrupt")
+    done = context.evolve("limited", *definition, "--time", "2s", code=UNFINISHED)
+    check("--resume" in done.stdout and "nothing is claimed" in done.stdout, "a slice says that it is not the end")
+    limited = context.summary("limited")
+    check(not limited["finished"] and limited["slices"][0]["reason"] == "time is up", "the slice's reason is kept")
+    context.resume("limited")
+    context.resume("interrupted")
+    found = difference(context.archive("limited"), context.archive("interrupted"))
+    check(found is None, f"two runs with the same seed differ: {found}")
+    before = context.archive("limited")
+    context.resume("limited") # nothing is left to do
+    check(before == context.archive("limited"), "resuming a finished run changes nothing")
+
+
+def test_usage(context):
+    """What is refused, and how."""
+    context.evolve("usage", PROBLEM, "--trials", "1")
+    context.evolve("usage", PROBLEM, code=5)
+    context.run("evolve", "--resume", "--trials", "9", "--store", context.store("usage"), code=2)
+    context.run("evolve", "--resume", "--backend", "cuda", "--store", context.store("usage"), code=4)
+    context.run("evolve", "--resume", "--store", context.store("nowhere"), code=5)
+    context.evolve("none", PROBLEM, "f32:b1:h1:s8:d64", code=2)
+    context.evolve("none", PROBLEM, "--family", "fwd_none", code=4)
+    context.evolve("none", PROBLEM, "--from", "fwd_none", code=3)
+    context.evolve("none", PROBLEM + "@x", code=2)
+    context.evolve("none", PROBLEM, "--tree", str(context.folder), code=5)
+    context.run("trials", "list", "--store", context.store("nowhere"), code=5)
+    context.run("trials", "show", "99", "--store", context.store("usage"), code=3)
+    context.run("trials", "frobnicate", "--store", context.store("usage"), code=2)
+    context.run("promote", "1", "--store", context.store("usage"), code=1)
+    bad = context.folder / "bad.db"
+    bad.write_text("something else")
+    context.run("trials", "list", "--store", str(bad), code=3)
+
+
+def test_trials(context):
+    """list, show, diff, export and summary tell the same."""
+    context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4")
+    store = ["--store", context.store("told")]
+    listed = json.loads(context.run("trials", "list", "--json", *store).stdout)
+    exported = context.archive("told")
+    check([t["id"] for t in listed] == list(range(1, len(listed) + 1)), "ids count from 1")
+    check(all(a["status"] == b["status"] and f"{a['speedup'] or 0:.6g}" == f"{b['speedup'] or 0:.6g}"
+              for a, b in zip(listed, exported)), "list and export agree")
+    timed = [t for t in exported if t["status"] == "valid"]
+    check(timed and all(len(t["timings"]) == 2 for t in timed), "both problems are timed")
+    check(all(len(x["candidate_us"]) == 8 * x["blocks"] for t in timed for x in t["timings"]), "raw samples are kept")
+    check(all(len(t["cases"]) > 2 and any(c["hidden"] for c in t["cases"]) for t in timed), "every case is kept")
+    shown = context.run("trials", "show", str(timed[0]["id"]), *store).stdout
+    check(timed[0]["kernel"] in shown and "valid" in shown, "show names kernel and status")
+    differing = context.run("trials", "diff", str(timed[0]["id"]), str(timed[1]["id"]), *store).stdout
+    check("speed-up" in differing, "diff shows what differs")
+    summary = context.summary("told")
+    for arm in ("search", "control"):
+        of_arm = [t for t in exported if t["arm"] == arm]
+        check(summary[arm]["distinct"] == 5 == sum(t["is_distinct"] for t in of_arm), "the budget counts distinct trials")
+        check(summary[arm]["proposed"] == len(of_arm), "all proposals are counted")
+    check(summary["run"]["problems"][0]["weight"] == 2, "weights are kept")
+    incumbents = [t for t in exported if t["status"] == "duplicate"]
+    check(incumbents and all(t["original"] == 0 and not t["is_distinct"] for t in incumbents),
+          "the incumbent proposed again is a duplicate and costs nothing")
+    check("MODEL CLOCK" in context.run("trials", "summary", *store).stdout, "a model's figures are not passed off")
+
+
+class Model(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint of a few lines: answers in the ways that models answer."""
+    seen = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][1]["content"]
+        Model.seen.append({"path": self.path, "key": self.headers.get("Authorization"), "model": body["model"],
+                           "prompt": prompt})
+        number = len(Model.seen)
+        answer = {"family": "fwd_simd", "arch": "portable", "rationale": f"idea {number}",
+                  "parameters": {"ROW_VECS": 1, "Q_TILE": 8 * number, "KV_TILE": 32, "COLUMNS": 4, "UNROLL": 2}}
+        words = [json.dumps(answer), "Sure! Here it is:\n```json\n" + json.dumps(answer) + "\n```\nGood luck.",
+                 "I would rather not."][min(number - 1, 2) if number != 4 else 0]
+        if number == 5:
+            self.send_error(429, "slow down")
+            return
+        reply = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_chat(context):
+    """The chat proposer against a local endpoint: prompt, key, wrapped answers, refusals, errors."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ.update(CHAT_URL=f"http://127.0.0.1:{server.server_address[1]}/v1", CHAT_MODEL="test-model",
+                      CHAT_KEY="secret-key", no_proxy="127.0.0.1")
+    notes = context.folder / "notes.txt"
+    notes.write_text("Narrow tiles did well last week.")
+    proposer = f"{sys.executable} {ROOT}/tools/proposers/chat.py --guidance task,elites,failures,history,notes"
+    done = context.evolve("chat", PROBLEM, "--trials", "4", "--from", "fwd_simd_f32_d1024_64x64_portable",
+                          "--proposer", proposer, "--insights", str(notes), code=1) # 10 refusals in a row in the end
+    server.shutdown()
+    check("proposer failed" in done.stderr, "a proposer that only fails ends the run, and is named")
+    search = [t for t in context.archive("chat") if t["arm"] == "search"]
+    outcomes = [t["status"] for t in search]
+    check(outcomes[:2] == ["valid", "valid"] and "proposer_crashed" in outcomes[2:], f"outcomes {outcomes}")
+    check("429" in " ".join(t["detail"] or "" for t in search), "the endpoint's error is in the store")
+    check("[model test-model, shown: task, elites, failures, history, notes]" in search[0]["rationale"],
+          "the rationale says what was shown")
+    check(Model.seen[0]["path"] == "/v1/chat/completions" and Model.seen[0]["key"] == "Bearer secret-key", "path and key")
+    check("Narrow tiles" in Model.seen[0]["prompt"] and "Source of" not in Model.seen[0]["prompt"], "guidance is obeyed")
+    check("Q_TILE=8" in Model.seen[1]["prompt"], "the second prompt knows of the first trial")
+    raw = context.run("trials", "export", "--store", context.store("chat")).stdout
+    check("secret-key" not in raw, "the key is nowhere in the store")
+    requests = [json.loads(json.loads(line)["request_text"]) for line in raw.splitlines()
+                if json.loads(line)["request_text"]]
+    check(len(requests) == len([t for t in search if t["operation"] == "external"]), "every request is kept")
+    hidden = str(context.summary("chat")["run"]["hidden_seed"])
+    check(hidden not in json.dumps(requests), "no request holds the hidden seed")
+
+
+def test_proposers(context):
+    """The scripted proposer climbs; broken ones leave typed trials, and a whole source goes through the gates."""
+    scripted = f"{sys.executable} {ROOT}/tools/proposers/scripted.py"
+    start = "fwd_simd portable DTYPE=ACR_F32 DIM=1024 Q_TILE=64 KV_TILE=64 ROW_VECS=1 COLUMNS=2 UNROLL=2"
+    context.evolve("scripted", PROBLEM, "--trials", "4", "--from", start, "--proposer", scripted)
+    search = [t for t in context.archive("scripted") if t["arm"] == "search"]
+    check(sum(t["status"] == "valid" for t in search) >= 3, f"outcomes {[t['status'] for t in search]}")
+    check(all("one step" in t["rationale"] for t in search if t["status"] == "valid"), "rationales are kept")
+
+    flags = context.folder / "turn"
+    script = context.folder / "broken.sh"
+    source = json.dumps({"name": "mine", "arch": "portable", "source": "int x = ;\n", "rationale": "a typing error",
+                         "descriptor": {"dtype": "f32", "qk_dim": 64, "v_dim": 64, "q_tile": 1, "kv_tile": 1,
+                                        "stages": 1}})
+    script.write_text(f"""cat > /dev/null
+turn=$(cat {flags} 2>/dev/null || echo 0)
+echo $((turn + 1)) > {flags}
+case $turn in
+0) sleep 60 ;;
+1) yes ;;
+2) echo '{{' ;;
+3) exit 9 ;;
+4) echo '{{"family": "fwd_simd", "arch": "portable", "parameters": {{"Q_TILE": 7}}}}' ;;
+5) cat << 'END'
+{source}
+END
+;;
+*) exec {scripted} ;;
+esac
+""")
+    script.write_text(script.read_text().replace("cat > /dev/null\n", "request=$(cat)\n").replace(
+        f"exec {scripted}", f"printf '%s' \"$request\" | {scripted}"))
+    context.evolve("broken", PROBLEM, "--trials", "2", "--from", start, "--proposer", f"sh {script}",
+                   "--proposer-timeout", "1s")
+    search = [t for t in context.archive("broken") if t["arm"] == "search"]
+    outcomes = [t["status"] for t in search]
+    check(outcomes[:5] == ["proposer_timeout", "proposer_flood", "proposer_malformed", "proposer_crashed",
+                           "proposal_illegal"], f"outcomes {outcomes}")
+    check(outcomes[5] in ("compile_failed", "inadmissible"), f"a broken source ends as {outcomes[5]}")
+    check(search[5]["source_text"] == "int x = ;\n", "the source is kept")
+    check(not any(t["is_distinct"] for t in search[:5]) and search[5]["is_distinct"], "what costs budget")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("scratch")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("tests", nargs="*")
+    options = parser.parse_args()
+    tests = {name[len("test_"):]: function for name, function in globals().items() if name.startswith("test_")}
+    context = Context(options.program, options.scratch, options.kills)
+    try:
+        for name in options.tests or tests:
+            started = time.monotonic()
+            tests[name](context)
+            print(f"{name} ok, {time.monotonic() - started:.0f} s", flush=True)
+    finally:
+        shutil.rmtree(context.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,677 @@
+/* The search without a candidate: expressions, spaces, moves, the archive, the built-in proposer, the store, external
+ * proposers and what their answers mean. */
+#include "support.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "evolve/expression.h"
+#include "evolve/fold.h"
+#include "evolve/parametric.h"
+#include "evolve/proposer.h"
+#include "evolve/request.h"
+#include "evolve/store.h"
+#include "evolve/tree.h"
+
+/* ---- Expressions ---- */
+
+static bool known_names(void *arg, const char *name, size_t length, int64_t *value)
+{
+    (void)arg;
+    *value = 7;
+    return length == 5 && strncmp(name, "seven", 5) == 0;
+}
+
+static void test_expressions(void **state)
+{
+    static const struct {
+        const char *text;
+        int64_t value;
+    } good[] = {
+        {"1 + 2 * 3", 7},
+        {"(1 + 2) * 3 - -4", 13},
+        {"17 % 5 == 2 && 17 / 5 == 3", 1},
+        {"seven >= 7 && seven <= 7 && !(seven != 7)", 1},
+        {"seven < 7 || seven > 7", 0},
+        {"2 + 3 && 0", 0},
+        {"5 || 0", 1},
+        {"0 ? 1 / 0 : seven", 7},
+        {"1 || 1 / 0", 1},
+        {"0 && 1 % 0", 0},
+        {"1 ? 2 : 0 ? 3 : 4", 2},
+        {"min(3, max(1, 2)) + ceil_div(9, 4)", 5},
+        {"9223372036854775807 - 1 + 1", INT64_MAX},
+    };
+    static const char *const bad[] = {"",
+                                      "1 +",
+                                      "(1",
+                                      "1 2",
+                                      "nine",
+                                      "1 / 0",
+                                      "1 % 0",
+                                      "min(1)",
+                                      "ceil_div(1,0)",
+                                      "1 = 1",
+                                      "- - - (",
+                                      "seven 7",
+                                      "9223372036854775807 + 1"};
+    (void)state;
+    char error[EXPRESSION_ERROR_MAX];
+    int64_t value = 0;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; ++i) {
+        assert_true(expression_eval(good[i].text, known_names, NULL, &value, error));
+        assert_int_equal(value, good[i].value);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+        assert_false(expression_eval(bad[i], known_names, NULL, &value, error));
+        assert_true(error[0]);
+    }
+    char deep[512];
+    memset(deep, '(', sizeof deep - 1);
+    deep[sizeof deep - 1] = '\0';
+    assert_false(expression_eval(deep, known_names, NULL, &value, error));
+}
+
+/* ---- Spaces ---- */
+
+static const acr__device cpu = {.backend = ACR__CPU,
+                                .name = "test",
+                                .isa = ACR__ISA_PORTABLE | ACR__ISA_AVX2 | ACR__ISA_AVX512,
+                                .threads = 2,
+                                .clock_hz = 3e9};
+static const acr__device h200 = {.backend = ACR__CUDA,
+                                 .name = "test",
+                                 .arch = 90,
+                                 .sm_count = 132,
+                                 .smem_per_cta_bytes = 232448,
+                                 .smem_per_sm_bytes = 233472,
+                                 .regs_per_sm = 65536};
+
+typedef struct world {
+    acr_problem problem;
+    space_list spaces;
+} world;
+
+static void make_world(world *w, const char *problem, const acr__device *device)
+{
+    assert_int_equal(acr_problem_parse(&w->problem, problem, NULL), ACR_OK);
+    assert_int_equal(acr_problem_canonical(&w->problem, &w->problem), ACR_OK);
+    const search_scene scene = {&w->problem, 1, device};
+    assert_int_equal(tree_spaces(&w->spaces, ".", &scene, NULL), ACR_OK);
+}
+
+/* Every line of kernels.def whose family has a space is a legal point of it, and comes back as it is written there. */
+static void test_lines_are_points(void **state)
+{
+    static const char *const problems[] = {
+        "f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64",  "bf16:b1:h1:s64:d64", "e4m3:b1:h1:s64:d64", "f16:b1:h1:s64:d32",
+        "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d128", "f16:b1:h1:s64:d192", "f16:b1:h1:s64:d256", "bf16:b1:h1:s64:d128"};
+    (void)state;
+    int points = 0;
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
+        for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+            world w;
+            const char *problem = problems[i];
+            if (on_gpu && (strncmp(problem, "f32", 3) == 0 || strncmp(problem, "e4m3", 4) == 0)) {
+                continue;
+            }
+            make_world(&w, problem, on_gpu ? &h200 : &cpu);
+            for (size_t k = 0; k < acr__kernel_count; ++k) {
+                candidate c;
+                genome g;
+                assert_int_equal(candidate_of_kernel(&c, acr__kernels[k]->name), ACR_OK);
+                if (fold_point(&w.spaces, c.family, c.arch, c.parameters, &g)) {
+                    char parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
+                    candidate again;
+                    const space *s = &w.spaces.items[g.space];
+                    assert_true(space_legal(s, &g, reason));
+                    space_parameters(s, &g, parameters);
+                    assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
+                    assert_string_equal(again.parameters, c.parameters);
+                    candidate_free(&again);
+                    ++points;
+                }
+                candidate_free(&c);
+            }
+        }
+    }
+    assert_true(points >= 40);
+}
+
+static void test_space_texts(void **state)
+{
+    (void)state;
+    world w;
+    genome g;
+    char name[WISDOM_KERNEL_MAX], cell[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
+    make_world(&w, "b2:h8:s512:d64", &h200);
+    assert_true(
+        fold_point(&w.spaces, "fwd_mma", "80", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 KV_GROUPS=4 WARP_ROWS=32", &g));
+    space_kernel_name(&w.spaces.items[g.space], &g, name);
+    space_cell(&w.spaces.items[g.space], &g, cell);
+    assert_string_equal(name, "fwd_mma_f16_d64_64x32_s2_g4w32_sm80");
+    assert_string_equal(cell, "fwd_mma 80 KV_GROUPS=4 WARP_ROWS=32");
+    const space *s = &w.spaces.items[g.space];
+    assert_false(space_point(s, "80", "DIM=64 Q_TILE=65 KV_TILE=32 STAGES=2", &g, reason));
+    assert_non_null(strstr(reason, "Q_TILE=65"));
+    assert_false(space_point(s, "80", "DIM=128 Q_TILE=64 KV_TILE=32 STAGES=2", &g, reason));
+    assert_false(space_point(s, "80", "DIM=64 Q_TILE=64 KV_TILE=32", &g, reason));
+    assert_non_null(strstr(reason, "STAGES"));
+    assert_false(space_point(s, "90a", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2", &g, reason));
+    assert_true(space_point(s, "80", "DIM=64 Q_TILE=48 KV_TILE=32 STAGES=2 WARP_ROWS=32", &g, reason));
+    assert_false(space_legal(s, &g, reason));
+    assert_non_null(strstr(reason, "whole warps"));
+    acr__device small = h200;
+    small.smem_per_cta_bytes = 48 << 10;
+    const search_scene scene = {&w.problem, 1, &small};
+    space_list spaces;
+    assert_int_equal(tree_spaces(&spaces, ".", &scene, "fwd_mma"), ACR_OK);
+    assert_true(space_point(&spaces.items[0], "80", "DIM=64 Q_TILE=128 KV_TILE=64 STAGES=3", &g, reason));
+    assert_false(space_legal(&spaces.items[0], &g, reason));
+    assert_non_null(strstr(reason, "shared memory"));
+}
+
+/* A malformed space is refused with file and line. */
+static void test_bad_spaces(void **state)
+{
+    static const char *const bad[] = {
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nrequire A > 0\n",      /* no reason */
+        "arch 80\ndtype f99\n",                                              /* type */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 2 1\n",                     /* order */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro a 1 2\n",                     /* small letters */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 1\nmacro B 1\n",            /* macro after micro */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 default\n",               /* default */
+        "arch 80\ndtype f16\ndim DIM 64\n",                                  /* no parameters */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nlet B A + 1\n",        /* no = */
+        "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nforbid A > 1 # why\n", /* directive */
+    };
+    (void)state;
+    char path[256];
+    snprintf(path, sizeof path, "%s/bad.space", getenv("ACR_TEST_SCRATCH") ? getenv("ACR_TEST_SCRATCH") : "/tmp");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        fputs(bad[i], file);
+        fclose(file);
+        space s;
+        assert_int_equal(space_read(&s, path), ACR_FORMAT);
+        assert_non_null(strstr(acr_last_error(), "bad.space"));
+    }
+    unlink(path);
+}
+
+/* ---- Moves and proposals ---- */
+
+static void test_moves_are_legal(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *problem;
+        const acr__device *device;
+    } worlds[] = {{"f32:b1:h2:s128:d64", &cpu}, {"b2:h8:s512:d64", &h200}};
+    for (size_t i = 0; i < 2; ++i) {
+        world w;
+        make_world(&w, worlds[i].problem, worlds[i].device);
+        for (int64_t trial = 0; trial < 200; ++trial) {
+            dice d = dice_of(5, 1, trial);
+            genome a, b, child;
+            assert_true(genome_random(&w.spaces, &d, &a) && genome_legal(&w.spaces, &a));
+            assert_true(genome_random(&w.spaces, &d, &b) && genome_legal(&w.spaces, &b));
+            if (genome_step(&w.spaces, &d, &a, &child)) {
+                assert_true(genome_legal(&w.spaces, &child) && !genome_same(&w.spaces, &child, &a));
+                char cell_a[SPACE_PARAMETERS_MAX], cell[SPACE_PARAMETERS_MAX];
+                space_cell(&w.spaces.items[a.space], &a, cell_a);
+                space_cell(&w.spaces.items[child.space], &child, cell);
+                assert_string_equal(cell, cell_a);
+            }
+            if (genome_leap(&w.spaces, &d, &a, &child)) {
+                assert_true(genome_legal(&w.spaces, &child) && !genome_same(&w.spaces, &child, &a));
+            }
+            if (genome_cross(&w.spaces, &d, &a, &b, &child)) {
+                assert_true(genome_legal(&w.spaces, &child));
+            }
+        }
+    }
+}
+
+/* A made-up result for a point: what the archive is fed with. */
+static member judged(const space_list *spaces, int64_t trial, const genome *g)
+{
+    member m = {.trial = trial,
+                .has_genome = true,
+                .genome = *g,
+                .distinct = true,
+                .valid = trial % 7 != 3,
+                .noise_floor = 0.01};
+    const space *s = &spaces->items[g->space];
+    space_cell(s, g, m.cell);
+    double score = 0.0;
+    for (int i = 0; i < s->gene_count; ++i) {
+        score -= 0.1 * abs(g->choice[i] - s->genes[i].count / 2);
+    }
+    m.speedup = exp(score);
+    return m;
+}
+
+static void run_rounds(const world *w, uint64_t seed, bool control, int rounds, archive *out)
+{
+    const parametric p = {.spaces = &w->spaces, .seed = seed, .control = control};
+    for (int round = 0; round < rounds; ++round) {
+        archive proposed = {NULL, 0, 0};
+        genome made[4];
+        for (size_t i = 0; i < out->count; ++i) {
+            assert_true(archive_add(&proposed, &out->items[i]));
+        }
+        for (int i = 0; i < 4; ++i) {
+            proposal next;
+            assert_true(parametric_propose(&p, out, &proposed, 4 * round + i, &next));
+            assert_true(genome_legal(&w->spaces, &next.genome));
+            assert_false(archive_has(&proposed, &w->spaces, &next.genome));
+            member m = {.has_genome = true, .genome = next.genome};
+            assert_true(archive_add(&proposed, &m));
+            made[i] = next.genome;
+        }
+        for (int i = 0; i < 4; ++i) {
+            member m = judged(&w->spaces, 4 * round + i + 1, &made[i]);
+            assert_true(archive_add(out, &m));
+        }
+        archive_free(&proposed);
+    }
+}
+
+static bool same_archives(const space_list *spaces, const archive *a, const archive *b)
+{
+    for (size_t i = 0; i < a->count; ++i) {
+        if (!genome_same(spaces, &a->items[i].genome, &b->items[i].genome)) {
+            return false;
+        }
+    }
+    return a->count == b->count;
+}
+
+/* The same seed proposes the same trials, also when it goes on from the middle; another seed others. */
+static void test_proposals_repeat(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "f32:b1:h2:s128:d64", &cpu);
+    for (int control = 0; control < 2; ++control) {
+        archive once = {NULL, 0, 0}, again = {NULL, 0, 0}, other = {NULL, 0, 0};
+        run_rounds(&w, 11, control, 10, &once);
+        run_rounds(&w, 11, control, 10, &again);
+        run_rounds(&w, 12, control, 10, &other);
+        assert_true(same_archives(&w.spaces, &once, &again));
+        assert_false(same_archives(&w.spaces, &once, &other));
+        archive_free(&once);
+        archive_free(&again);
+        archive_free(&other);
+    }
+}
+
+/* On a smooth hill the search gets further than the control. */
+static void test_search_climbs(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "f32:b1:h2:s128:d64", &cpu);
+    double sum = 0.0;
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+        archive search = {NULL, 0, 0}, control = {NULL, 0, 0};
+        run_rounds(&w, seed, false, 15, &search);
+        run_rounds(&w, seed, true, 15, &control);
+        sum += log(archive_best(&search, NULL, NULL)->speedup / archive_best(&control, NULL, NULL)->speedup);
+        archive_free(&search);
+        archive_free(&control);
+    }
+    assert_true(sum / 10 > 0.05);
+}
+
+/* A space of few points is used up, each once, and then says so. */
+static void test_exhaustion(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "b2:h8:s512:d64", &h200);
+    const search_scene scene = w.spaces.scene;
+    assert_int_equal(tree_spaces(&w.spaces, ".", &scene, "fwd_short"), ACR_OK);
+    const int64_t points = genome_count(&w.spaces, 1000, NULL, NULL);
+    assert_true(points >= 1 && points < 100);
+    const parametric p = {.spaces = &w.spaces, .seed = 1};
+    archive learnt = {NULL, 0, 0};
+    proposal next;
+    for (int64_t i = 0; i < points; ++i) {
+        assert_true(parametric_propose(&p, &learnt, &learnt, i, &next));
+        member m = judged(&w.spaces, i + 1, &next.genome);
+        assert_true(archive_add(&learnt, &m));
+    }
+    assert_false(parametric_propose(&p, &learnt, &learnt, points, &next));
+    archive_free(&learnt);
+}
+
+/* ---- The archive ---- */
+
+static void add_member(archive *a, int64_t trial, const char *cell, double speedup, int64_t registers)
+{
+    member m = {.trial = trial,
+                .distinct = true,
+                .valid = speedup > 0.0,
+                .speedup = speedup,
+                .noise_floor = 0.02,
+                .registers = registers};
+    snprintf(m.cell, sizeof m.cell, "%s", cell);
+    assert_true(archive_add(a, &m));
+}
+
+static void test_archive(void **state)
+{
+    (void)state;
+    archive a = {NULL, 0, 0};
+    add_member(&a, 1, "x", 1.50, 100);
+    add_member(&a, 2, "x", 1.49, 90); /* a tie with 1, and leaner */
+    add_member(&a, 3, "x", 1.40, 80);
+    add_member(&a, 4, "y", 0.90, 80);
+    add_member(&a, 5, "z", 0.0, 10); /* not valid */
+    const member *elites[ARCHIVE_ELITES];
+    assert_int_equal(archive_best(&a, NULL, NULL)->trial, 2);
+    assert_int_equal(archive_elites(&a, elites), 3); /* two of x at most */
+    assert_int_equal(elites[0]->trial, 2);
+    assert_int_equal(elites[1]->trial, 1);
+    assert_int_equal(elites[2]->trial, 4);
+    archive_cell cells[ARCHIVE_CELLS_MAX];
+    assert_int_equal(archive_cells(&a, cells), 3);
+    assert_int_equal(cells[0].tries, 3);
+    assert_true(cells[0].live && cells[1].live && cells[2].live);
+    assert_null(cells[2].best);
+    for (int64_t i = 0; i < ARCHIVE_QUOTA; ++i) { /* a cell with its quota used and nothing valid is evicted */
+        add_member(&a, 6 + i, "z", 0.0, 10);
+    }
+    archive_cells(&a, cells);
+    assert_false(cells[2].live);
+    for (int cell = 0; cell < ARCHIVE_LIVE_CELLS;
+         ++cell) { /* so is one that enough others beat, but it keeps its best */
+        char text[8];
+        snprintf(text, sizeof text, "c%d", cell);
+        add_member(&a, 100 + cell, text, 1.2, 10);
+    }
+    for (int64_t i = 0; i < ARCHIVE_QUOTA; ++i) {
+        add_member(&a, 200 + i, "y", 0.8, 10);
+    }
+    archive_cells(&a, cells);
+    assert_false(cells[1].live);
+    assert_int_equal(cells[1].best->trial, 4);
+    archive_free(&a);
+}
+
+/* ---- The store ---- */
+
+static const char *scratch_file(const char *name)
+{
+    static char path[256];
+    const char *folder = getenv("ACR_TEST_SCRATCH");
+    snprintf(path, sizeof path, "%s/%s.%d", folder ? folder : "/tmp", name, (int)getpid());
+    return path;
+}
+
+static void remove_store(const char *path)
+{
+    char other[300];
+    unlink(path);
+    snprintf(other, sizeof other, "%s-wal", path);
+    unlink(other);
+    snprintf(other, sizeof other, "%s-shm", path);
+    unlink(other);
+}
+
+static bool count_trials(void *arg, const trial_view *v)
+{
+    trial_view *seen = arg;
+    seen[v->row.id - 1] = *v;
+    return v->row.id < 2;
+}
+
+static void test_store(void **state)
+{
+    (void)state;
+    const char *path = scratch_file("store");
+    remove_store(path);
+    store *s = NULL;
+    assert_int_equal(store_open(&s, path, STORE_WRITE), ACR_IO);
+    assert_int_equal(store_open(&s, path, STORE_CREATE), ACR_OK);
+    json_t *run = json_pack("{s:i}", "x", 1), *back = NULL;
+    assert_int_equal(store_run(s, &back), ACR_FORMAT);
+    assert_int_equal(store_set_run(s, run), ACR_OK);
+    assert_int_equal(store_run(s, &back), ACR_OK);
+    assert_true(json_equal(run, back));
+    int64_t slice = 0;
+    assert_int_equal(store_begin_slice(s, run, &slice), ACR_OK);
+    trial_row rows[2] = {{.id = 1,
+                          .operation = "seed",
+                          .kernel = "k1",
+                          .family = "f",
+                          .arch = "80",
+                          .parameters = "A=1",
+                          .cell = "f 80"},
+                         {.id = 2,
+                          .number = 1,
+                          .operation = "cross",
+                          .parent_count = 2,
+                          .parents = {1, 0},
+                          .kernel = "k2",
+                          .family = "f",
+                          .arch = "80",
+                          .parameters = "",
+                          .cell = "c",
+                          .source = "text \"quoted\"\n",
+                          .descriptor = "{}",
+                          .rationale = "why",
+                          .request = "ask",
+                          .answer = "say"}};
+    assert_int_equal(store_propose(s, slice, rows, 2), ACR_OK);
+    assert_int_equal(store_propose(s, slice, rows, 1), ACR_IO); /* the same number twice: nothing is written */
+    double samples[4] = {1.0, 2.0, 3.0, 0.1};
+    trial_timing timing = {.problem = "b1:h1:s1:d1",
+                           .weight = 1.0,
+                           .samples = 4,
+                           .incumbent_us = samples,
+                           .candidate_us = samples,
+                           .comparison = {.speedup = 1.25, .blocks = 13}};
+    trial_case one_case = {
+        .problem = "p", .inputs = "normal", .seed = UINT64_MAX, .hidden = true, .pass = true, .err_max = NAN};
+    trial_result result;
+    trial_result_init(&result);
+    result.status = TRIAL_VALID;
+    result.gate = GATE_PERFORMANCE;
+    snprintf(result.identity, sizeof result.identity, "%032d", 5);
+    result.resources = (trial_resources){40, 1024, 0, -1, 5000, 2};
+    result.cases = &one_case;
+    result.case_count = 1;
+    result.timings = &timing;
+    result.timing_count = 1;
+    result.overall = (stats_comparison){1.25, {1.2, 1.3}, 0.01, STATS_FASTER, 13};
+    const trial_end end = {.id = 2,
+                           .status = "valid",
+                           .detail = "",
+                           .original = -1,
+                           .distinct = true,
+                           .improved = true,
+                           .wall_s = 1.5,
+                           .result = &result};
+    assert_int_equal(store_finish(s, slice, &end), ACR_OK);
+    assert_int_equal(store_finish(s, slice, &end), ACR_INVALID); /* only what is in flight */
+    assert_int_equal(store_confirm(s, slice, 2, 0, &result), ACR_OK);
+    store_close(s);
+
+    store *reader = NULL;
+    assert_int_equal(store_open(&reader, path, STORE_CREATE), ACR_IO);
+    assert_int_equal(store_open(&reader, path, STORE_READ), ACR_OK);
+    trial_view seen[2];
+    assert_int_equal(store_trials(reader, count_trials, seen), ACR_OK);
+    assert_false(seen[0].finished);
+    assert_true(seen[1].finished && seen[1].distinct && seen[1].improved && seen[1].confirmed);
+    assert_int_equal(seen[1].original, -1);
+    assert_int_equal(seen[1].row.parents[1], 0);
+    assert_int_equal(seen[1].resources.registers, 40);
+    assert_int_equal(seen[1].resources.stack_bytes, -1);
+    assert_true(seen[1].confirmed_low == 1.2);
+    json_t *trial = NULL;
+    assert_int_equal(store_trial_json(reader, 3, false, &trial), ACR_INVALID);
+    assert_int_equal(store_trial_json(reader, 2, true, &trial), ACR_OK);
+    assert_string_equal(json_string_value(json_object_get(trial, "source_text")), "text \"quoted\"\n");
+    assert_string_equal(json_string_value(json_object_get(trial, "request_text")), "ask");
+    json_t *timings = json_object_get(trial, "timings");
+    assert_int_equal(json_array_size(timings), 2); /* the search's and the confirmation's */
+    json_t *raw = json_object_get(json_array_get(timings, 0), "candidate_us");
+    assert_int_equal(json_array_size(raw), 4);
+    assert_true(json_real_value(json_array_get(raw, 3)) == 0.1);
+    json_t *checked = json_array_get(json_object_get(trial, "cases"), 0);
+    assert_string_equal(json_string_value(json_object_get(checked, "seed")), "18446744073709551615");
+    assert_true(json_is_null(json_object_get(checked, "err_max")));
+    json_decref(trial);
+    json_decref(run);
+    json_decref(back);
+    store_close(reader);
+    remove_store(path);
+
+    FILE *file = fopen(path, "w"); /* something else */
+    assert_non_null(file);
+    fputs("not a database, but long enough to look like something that somebody wants to keep\n", file);
+    fclose(file);
+    acr_status status = store_open(&reader, path, STORE_WRITE);
+    assert_true(status == ACR_FORMAT || status == ACR_IO);
+    unlink(path);
+}
+
+/* ---- External proposers ---- */
+
+static void test_proposer_outcomes(void **state)
+{
+    static const struct {
+        const char *command;
+        double timeout_s;
+        proposer_status status;
+        const char *detail; /* part of it */
+    } cases[] = {
+        {"cat > /dev/null; echo '{\"family\": \"f\", \"arch\": \"80\", \"parameters\": {\"A\": 1}}'", 10,
+         PROPOSER_ANSWERED, ""},
+        {"echo '{\"family\": \"f\", \"arch\": \"80\", \"parameters\": {\"A\": 1}}'", 10, PROPOSER_ANSWERED, ""},
+        {"cat > /dev/null; sleep 60", 0.3, PROPOSER_TIMEOUT, "time"},
+        {"cat > /dev/null; exec 1>&-; sleep 60", 0.3, PROPOSER_TIMEOUT, "time"},
+        {"cat > /dev/null; (sleep 60; echo late) & echo '{}'", 0.5, PROPOSER_TIMEOUT, "time"},
+        {"yes", 10, PROPOSER_FLOOD, "1048575"},
+        {"echo broken >&2; exit 3", 10, PROPOSER_CRASHED, "broken"},
+        {"kill -SEGV $$", 10, PROPOSER_CRASHED, "signal"},
+        {"/no/such/program", 10, PROPOSER_CRASHED, "not found"},
+        {"true", 10, PROPOSER_MALFORMED, "not JSON"},
+        {"echo '[1]'", 10, PROPOSER_MALFORMED, "object"},
+        {"echo '{\"family\": \"f\"}'", 10, PROPOSER_MALFORMED, "arch"},
+        {"echo '{\"family\": 3, \"arch\": \"80\"}'", 10, PROPOSER_MALFORMED, "type"},
+        {"echo '{\"arch\": \"80\", \"source\": \"x\"}'", 10, PROPOSER_MALFORMED, "descriptor"},
+        {"echo '{\"arch\": \"80\", \"speedup\": \"9\"}'", 10, PROPOSER_MALFORMED, "unknown"},
+        {"echo '{\"arch\": \"80\"} trailing'", 10, PROPOSER_MALFORMED, "not JSON"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        proposer_answer a;
+        proposer_ask(&a, cases[i].command, "{\"some\": \"request\"}", cases[i].timeout_s, NULL);
+        if (a.status != cases[i].status || !strstr(a.detail, cases[i].detail)) {
+            print_message("%s: %s %s\n", cases[i].command, proposer_status_name(a.status), a.detail);
+        }
+        assert_int_equal(a.status, cases[i].status);
+        assert_non_null(strstr(a.detail, cases[i].detail));
+        assert_true((a.json != NULL) == (a.status == PROPOSER_ANSWERED));
+        proposer_answer_free(&a);
+    }
+    const volatile int stop = 2;
+    proposer_answer a;
+    proposer_ask(&a, "sleep 60", "{}", 30.0, &stop);
+    assert_int_equal(a.status, PROPOSER_STOPPED);
+    proposer_answer_free(&a);
+}
+
+/* A large request reaches a proposer that reads slowly, whole. */
+static void test_large_request(void **state)
+{
+    (void)state;
+    enum {
+        BYTES = 1 << 20
+    };
+    char *request = malloc(BYTES + 1);
+    assert_non_null(request);
+    memset(request, 'x', BYTES);
+    request[BYTES] = '\0';
+    proposer_answer a;
+    proposer_ask(&a, "printf '{\"family\": \"f\", \"arch\": \"80\", \"parameters\": \"A=%s\"}' $(wc -c)", request, 20.0,
+                 NULL);
+    assert_int_equal(a.status, PROPOSER_ANSWERED);
+    assert_string_equal(json_string_value(json_object_get(a.json, "parameters")), "A=1048576");
+    proposer_answer_free(&a);
+    free(request);
+}
+
+static void check_answer(const world *w, const archive *proposed, const char *text, proposer_status status,
+                         const char *parameters)
+{
+    json_t *json = json_loads(text, 0, NULL);
+    request_trial t;
+    assert_non_null(json);
+    request_accept(&t, json, &w->spaces, proposed);
+    if (t.status != status) {
+        print_message("%s: %s %s\n", text, proposer_status_name(t.status), t.detail);
+    }
+    assert_int_equal(t.status, status);
+    if (parameters) {
+        assert_string_equal(t.parameters, parameters);
+    }
+    request_trial_free(&t);
+    json_decref(json);
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "b2:h8:s512:d64", &h200);
+    archive proposed = {NULL, 0, 0};
+    check_answer(&w, &proposed,
+                 "{\"family\":\"fwd_mma\",\"arch\":\"80\",\"parameters\":{\"Q_TILE\":64,\"KV_TILE\":64,\"STAGES\":2}}",
+                 PROPOSER_ANSWERED, "DIM=64 Q_TILE=64 KV_TILE=64 STAGES=2");
+    check_answer(&w, &proposed,
+                 "{\"family\":\"fwd_mma\",\"arch\":\"80\",\"parameters\":\"WARP_ROWS=16 STAGES=2 DIM=64 KV_TILE=64 "
+                 "Q_TILE=64\"}",
+                 PROPOSER_ANSWERED, "DIM=64 Q_TILE=64 KV_TILE=64 STAGES=2");
+    check_answer(&w, &proposed,
+                 "{\"family\":\"fwd_mma\",\"arch\":\"80\",\"parameters\":{\"Q_TILE\":8,\"KV_TILE\":64,\"STAGES\":2}}",
+                 PROPOSER_ILLEGAL, NULL);
+    check_answer(&w, &proposed,
+                 "{\"family\":\"fwd_mma\",\"arch\":\"80\",\"parameters\":{\"Q_TILE\":48,\"KV_TILE\":64,\"STAGES\":2,"
+                 "\"WARP_ROWS\":32}}",
+                 PROPOSER_ILLEGAL, NULL);
+    check_answer(&w, &proposed, "{\"family\":\"fwd_none\",\"arch\":\"80\",\"parameters\":{}}", PROPOSER_ILLEGAL, NULL);
+    genome g;
+    assert_true(fold_point(&w.spaces, "fwd_mma", "80", "DIM=64 Q_TILE=64 KV_TILE=64 STAGES=2", &g));
+    member m = {.has_genome = true, .genome = g};
+    assert_true(archive_add(&proposed, &m));
+    check_answer(&w, &proposed,
+                 "{\"family\":\"fwd_mma\",\"arch\":\"80\",\"parameters\":{\"Q_TILE\":64,\"KV_TILE\":64,\"STAGES\":2}}",
+                 PROPOSER_REPEATED, NULL);
+    check_answer(&w, &proposed, "{\"name\":\"mine\",\"arch\":\"90a\",\"source\":\"x\",\"descriptor\":{\"block\":128}}",
+                 PROPOSER_ANSWERED, "");
+    check_answer(&w, &proposed, "{\"name\":\"mine!\",\"arch\":\"90a\",\"source\":\"x\",\"descriptor\":{}}",
+                 PROPOSER_MALFORMED, NULL);
+    archive_free(&proposed);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_expressions),       cmocka_unit_test(test_lines_are_points),
+        cmocka_unit_test(test_space_texts),       cmocka_unit_test(test_bad_spaces),
+        cmocka_unit_test(test_moves_are_legal),   cmocka_unit_test(test_proposals_repeat),
+        cmocka_unit_test(test_search_climbs),     cmocka_unit_test(test_exhaustion),
+        cmocka_unit_test(test_archive),           cmocka_unit_test(test_store),
+        cmocka_unit_test(test_proposer_outcomes), cmocka_unit_test(test_large_request),
+        cmocka_unit_test(test_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
