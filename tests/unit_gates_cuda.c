@@ -1,5 +1,5 @@
-/* The gates on a GPU, as far as they come without one: nvcc compiles for the H200 that the fake driver shows, objects and
- * resources are looked at; the fake driver launches nothing, so nothing passes the gate of correctness. On a GPU,
+/* The gates on a GPU, as far as they come without one: nvcc compiles for the H200 that the fake driver shows, objects
+ * and resources are looked at; the fake driver launches nothing, so nothing passes the gate of correctness. On a GPU,
  * exploits/gpu.sh goes the whole way. Skipped where there is no nvcc. */
 #include "support.h"
 
@@ -58,9 +58,8 @@ static void run_variant(const fixture *f, const char *parameters, const char *pr
                         trial_result *result)
 {
     candidate c;
-    char *source = malloc(strlen(f->source) + strlen(prefix) + 1);
-    assert_non_null(source);
-    strcat(strcpy(source, prefix), f->source);
+    char *source = NULL;
+    assert_true(asprintf(&source, "%s%s", prefix, f->source) > 0);
     assert_ok(candidate_of_source(&c, "attention", "80", parameters, source, json ? json : f->descriptor));
     gates_run(f->gates, &c, "variant", result);
     free(source);

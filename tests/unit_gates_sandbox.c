@@ -1,5 +1,5 @@
-/* What holds a candidate in: processes with limits (evolve/process.h), and the sandbox of CPU kernels (evolve/sandbox.h),
- * each tried with what it must withstand. */
+/* What holds a candidate in: processes with limits (evolve/process.h), and the sandbox of CPU kernels
+ * (evolve/sandbox.h), each tried with what it must withstand. */
 #include "support.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ static int fork_many(const char *fd)
             }
         }
     }
-    if (write(atoi(fd), "r", 1) != 1) {
+    if (write((int)strtol(fd, NULL, 10), "r", 1) != 1) {
         return 9;
     }
     for (;;) {

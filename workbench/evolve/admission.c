@@ -10,7 +10,8 @@
 
 /* ---- The text as the compiler's first phases see it ---- */
 
-/* A copy of the source without line splices and comments, literals kept, lines kept where they were. NULL = no memory. */
+/* A copy of the source without line splices and comments, literals kept, lines kept where they were. NULL = no
+ * memory. */
 static char *plain_text(const char *source)
 {
     char *out = malloc(strlen(source) + 2), *to = out;

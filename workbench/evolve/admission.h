@@ -1,6 +1,6 @@
 /* The first gate: what a candidate's text may contain. It keeps out what the later gates could be fooled by (other
- * files, inline machine code on the CPU, clocks, attributes that run code at load time); what the compiler then makes of
- * the rest is looked at again as an object (identity.h). */
+ * files, inline machine code on the CPU, clocks, attributes that run code at load time); what the compiler then makes
+ * of the rest is looked at again as an object (identity.h). */
 #ifndef WORKBENCH_EVOLVE_ADMISSION_H
 #define WORKBENCH_EVOLVE_ADMISSION_H
 

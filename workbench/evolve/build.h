@@ -1,8 +1,8 @@
 /* From a candidate to a kernel: the compilers, with limits, and the loading of what they made.
  *
- * A trial's folder holds what was compiled (candidate.c or .cu, wrapper.c, descriptor.json), what came of it (code.so of
- * a CPU candidate; image.bin and, of a family, host.so with its C half), the compilers' words (*.log), and artefact.json,
- * from which another process loads the kernel. */
+ * A trial's folder holds what was compiled (candidate.c or .cu, wrapper.c, descriptor.json), what came of it (code.so
+ * of a CPU candidate; image.bin and, of a family, host.so with its C half), the compilers' words (*.log), and
+ * artefact.json, from which another process loads the kernel. */
 #ifndef WORKBENCH_EVOLVE_BUILD_H
 #define WORKBENCH_EVOLVE_BUILD_H
 
@@ -70,8 +70,8 @@ typedef struct loaded {
     size_t image_bytes;
 } loaded;
 
-/* Loads what a folder holds. device: whose architecture a source was compiled for. Errors: ACR_IO, ACR_FORMAT. Free with
- * build_unload. */
+/* Loads what a folder holds. device: whose architecture a source was compiled for. Errors: ACR_IO, ACR_FORMAT. Free
+ * with build_unload. */
 acr_status build_load(loaded *out, loaded_slot slot, const char *folder, const acr__device *device);
 void build_unload(loaded *l);
 

@@ -71,9 +71,11 @@ static acr_status split_parameters(parameter_list *out, const char *text)
 /* The list as canonical text; the caller frees it. */
 static char *join_parameters(const parameter_list *list)
 {
-    char *text = calloc(list->count + 1, PARAMETER_BYTES + 1);
-    for (size_t i = 0; text && i < list->count; ++i) {
-        strcat(strcat(text, i ? " " : ""), list->items[i]);
+    const size_t capacity = list->count * (PARAMETER_BYTES + 1) + 1;
+    char *text = calloc(1, capacity);
+    for (size_t i = 0, used = 0; text && i < list->count; ++i) {
+        const int wrote = snprintf(text + used, capacity - used, "%s%s", i ? " " : "", list->items[i]);
+        used += wrote > 0 ? (size_t)wrote : 0;
     }
     return text;
 }

@@ -7,8 +7,9 @@
  *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none
  *
  * Expressions are numbers or texts in C's notation over int64: + - * / % ( ) comparisons && || ! ?: min(a,b) max(a,b)
- * ceil_div(a,b), and the fields of the problem and device (DESCRIPTOR_FIELDS). Overflow, division by zero and a negative
- * size are errors. No other key is allowed. The kernel's entry point is KERNEL_NAME, its parameters as kernel.h says. */
+ * ceil_div(a,b), and the fields of the problem and device (DESCRIPTOR_FIELDS). Overflow, division by zero and a
+ * negative size are errors. No other key is allowed. The kernel's entry point is KERNEL_NAME, its parameters as
+ * kernel.h says. */
 #ifndef WORKBENCH_EVOLVE_DESCRIPTOR_H
 #define WORKBENCH_EVOLVE_DESCRIPTOR_H
 

@@ -4,12 +4,13 @@
  *     gates_open  ->  gates_prepare (any thread, in parallel)  ->  gates_judge (one at a time on a device)
  *                 ->  gates_confirm (winners: fresh process, fresh seeds)  ->  gates_close
  *
- * Everything that a candidate could break happens in child processes with limits of time, memory and files: the compilers,
- * and this program itself with the hidden command GATES_CHILD, which loads, checks and times. A crash, a hang or a lost
- * CUDA context ends the child and costs one trial. A program that uses the gates calls gates_child first of all in main.
+ * Everything that a candidate could break happens in child processes with limits of time, memory and files: the
+ * compilers, and this program itself with the hidden command GATES_CHILD, which loads, checks and times. A crash, a
+ * hang or a lost CUDA context ends the child and costs one trial. A program that uses the gates calls gates_child first
+ * of all in main.
  *
- * Seeds: inputs of the visible cases come from visible_seed, of the hidden ones from hidden_seed, of a confirmation from
- * hidden_seed and its round. Proposers may be told of visible cases only (trial_case.hidden). */
+ * Seeds: inputs of the visible cases come from visible_seed, of the hidden ones from hidden_seed, of a confirmation
+ * from hidden_seed and its round. Proposers may be told of visible cases only (trial_case.hidden). */
 #ifndef WORKBENCH_EVOLVE_GATES_H
 #define WORKBENCH_EVOLVE_GATES_H
 

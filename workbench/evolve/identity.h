@@ -23,7 +23,8 @@ typedef struct object_facts {
 acr_status object_look(object_facts *out, const char *path, acr__backend_id backend, const char *extra);
 
 /* Looks through a disassembly (objdump -d --no-show-raw-insn) for instructions that no kernel needs: system calls,
- * interrupts, ports, clocks, thread-local storage. "" or the first, with its address, goes to refusal. Errors: ACR_IO. */
+ * interrupts, ports, clocks, thread-local storage. "" or the first, with its address, goes to refusal. Errors:
+ * ACR_IO. */
 acr_status disassembly_look(char refusal[256], const char *path);
 
 #endif

@@ -392,8 +392,8 @@ enum {
     SETS = 3 /* of inputs, to alternate */
 };
 
-/* One kernel on one problem, ready to be timed: on the same inputs over and over, which is stream mode, and on alternating
- * ones with the same output and workspace. */
+/* One kernel on one problem, ready to be timed: on the same inputs over and over, which is stream mode, and on
+ * alternating ones with the same output and workspace. */
 typedef struct fighter {
     execution *sets[SETS]; /* the first has the outputs and the workspace */
     size_t turn;
@@ -487,8 +487,8 @@ static acr_status measure_paces(paces *out, const fighter *f)
     return ACR_OK;
 }
 
-/* Whether the candidate gains more than the incumbent when inputs repeat: it remembers results. Caches make a difference
- * too, to both. Noise must not look like it, so it must show three times. */
+/* Whether the candidate gains more than the incumbent when inputs repeat: it remembers results. Caches make a
+ * difference too, to both. Noise must not look like it, so it must show three times. */
 static acr_status check_memory(session *s, const duel *d)
 {
     enum {

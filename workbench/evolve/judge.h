@@ -1,5 +1,5 @@
-/* The child's side of the gates: this program again, with the command GATES_CHILD, a job file and a result file. It loads
- * what was compiled, checks it and times it; whatever becomes of it, the parent (gates.c) has lost nothing.
+/* The child's side of the gates: this program again, with the command GATES_CHILD, a job file and a result file. It
+ * loads what was compiled, checks it and times it; whatever becomes of it, the parent (gates.c) has lost nothing.
  *
  * Job and result are JSON objects of one key a field of the structures below; the result also has cases and timings as
  * trial_result has them, raw samples included. What they add up to is for the parent to compute. */

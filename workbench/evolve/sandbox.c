@@ -185,8 +185,8 @@ static bool protect(const control *c)
     return mprotect(box.shared, PAGE, PROT_READ) == 0;
 }
 
-/* Lanes share a queue, and lanes that start late or never leave nothing undone: so one of three lanes, by turns, does all
- * the work, or a lane that is alone. */
+/* Lanes share a queue, and lanes that start late or never leave nothing undone: so one of three lanes, by turns, does
+ * all the work, or a lane that is alone. */
 static void call_kernel(const control *c)
 {
     const int32_t lanes = c->calls % 2 ? 3 : 1, lane = (int32_t)(c->calls / 2 % lanes);

@@ -1,13 +1,13 @@
 /* Running a foreign CPU kernel where it can do no harm: in a process of its own, forked before any expected result was
- * computed, without system calls (seccomp), with inputs and arguments read-only and its outputs in shared memory between
- * inaccessible pages. A process runs one sandbox at a time.
+ * computed, without system calls (seccomp), with inputs and arguments read-only and its outputs in shared memory
+ * between inaccessible pages. A process runs one sandbox at a time.
  *
  *     sandbox_begin(run, dtype, 5.0);         before references are made: the process inherits what memory holds
  *     kernel.run = sandbox_run;               executions with one thread: they come here
  *     fault = sandbox_end(text);
  *
- * A call that fails leaves its outputs as they were, so whoever judges them sees that they were not written; sandbox_end
- * says why. After a failure further calls return at once. */
+ * A call that fails leaves its outputs as they were, so whoever judges them sees that they were not written;
+ * sandbox_end says why. After a failure further calls return at once. */
 #ifndef WORKBENCH_EVOLVE_SANDBOX_H
 #define WORKBENCH_EVOLVE_SANDBOX_H
 
