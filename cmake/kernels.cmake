@@ -41,6 +41,9 @@ foreach(line IN LISTS lines)
   if(arch MATCHES "^(portable|avx2|avx512)$" AND NOT arch IN_LIST cpu_archs)
     continue() # another processor's instruction set
   endif()
+  if(ACR_CPU_KERNELS_ONLY AND NOT arch MATCHES "^(portable|avx2|avx512)$")
+    continue() # for trying the CPU's tools: device images take most of a build
+  endif()
   string(APPEND listed "${line}\n")
 
   set(source "")

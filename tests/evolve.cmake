@@ -1,3 +1,15 @@
 # The tests of the search itself; those of its gates are in CMakeLists.txt. Included by it.
 test_program(unit_evolve unit 120)
 target_link_libraries(unit_evolve PRIVATE acromion_workbench)
+if(NOT ACR_SANITIZE) # looks at sources
+  register(evolve_spaces tree 120 ${Python3_EXECUTABLE} tests/evolve_spaces.py $<TARGET_FILE:unit_evolve>)
+endif()
+# Whole searches: under sanitizers every candidate's process is one more program to start, so only the shortest.
+set(searches usage trials)
+if(NOT ACR_SANITIZE)
+  set(searches usage trials interrupt chat proposers kill)
+endif()
+foreach(search IN LISTS searches)
+  register(evolve_${search} cli 600 ${Python3_EXECUTABLE} tests/evolve.py $<TARGET_FILE:acromion-cli> ${scratch}
+    --kills 4 ${search})
+endforeach()

@@ -662,8 +662,46 @@ static void test_answers(void **state)
     archive_free(&proposed);
 }
 
-int main(void)
+/* ---- For evolve_spaces.py: points of every space, each with what the space says of it ---- */
+
+static void print_point(const world *w, const genome *g)
 {
+    char parameters[SPACE_PARAMETERS_MAX];
+    const space *s = &w->spaces.items[g->space];
+    space_parameters(s, g, parameters);
+    printf("%s %s %s %s\n", s->family, s->archs[g->arch], genome_legal(&w->spaces, g) ? "legal" : "illegal",
+           parameters);
+}
+
+static void print_points(int count)
+{
+    static const char *const problems[] = {"f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64", "bf16:b1:h1:s64:d128",
+                                           "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d256"};
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
+        world w;
+        make_world(&w, problems[i], i == 0 ? &cpu : &h200);
+        for (int family = 0; family < w.spaces.count; ++family) {
+            const space *s = &w.spaces.items[family];
+            for (int trial = 0; trial < count; ++trial) {
+                dice d = dice_of(i, (uint64_t)family, trial);
+                genome g = {.space = family, .arch = (int)dice_below(&d, s->arch_count)};
+                do { /* every other point is a legal one */
+                    for (int gene = 0; gene < s->gene_count; ++gene) {
+                        g.choice[gene] = (int)dice_below(&d, s->genes[gene].count);
+                    }
+                } while (trial % 2 && !genome_legal(&w.spaces, &g) && d.draw < 20000);
+                print_point(&w, &g);
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--points") == 0) {
+        print_points((int)strtol(argv[2], NULL, 10));
+        return 0;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expressions),       cmocka_unit_test(test_lines_are_points),
         cmocka_unit_test(test_space_texts),       cmocka_unit_test(test_bad_spaces),

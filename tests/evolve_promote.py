@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""A promotion from end to end, in a copy of the tree: a search on the CPU finds a kernel that beats a detuned one, the
+trial becomes a line of kernels.def and a fact of wisdom, the tree builds, the kernel passes conformance, and `why` shows
+it chosen.
+
+    evolve_promote.py PROGRAM SCRATCH
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROBLEM = "f32:b1:h2:s96:d64"
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "python", "docs"]
+
+
+def run(*command, code=0, **how):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **how)
+    if done.returncode != code:
+        sys.exit(f"{' '.join(map(str, command))}: exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def copy_tree(to):
+    """The tree without its other families' lines, so that little is compiled."""
+    for name in COPIED:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, to / name)
+    lines = (to / "src/kernels.def").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith("KERNEL(") or "fwd_simd_f32" in line]
+    (to / "src/kernels.def").write_text("".join(kept))
+
+
+def cuda_include(program):
+    """cuda.h's folder, as the build of the program under test found it."""
+    for folder in pathlib.Path(program).resolve().parents:
+        cache = folder / "CMakeCache.txt"
+        if cache.exists():
+            for line in cache.read_text().splitlines():
+                if line.startswith("ACR_CUDA_INCLUDE:"):
+                    return line.split("=", 1)[1]
+    sys.exit("the program lies in no build")
+
+
+def main():
+    program, scratch = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+    folder = scratch / f"promote.{os.getpid()}"
+    tree, store = folder / "tree", folder / "run.db"
+    tree.mkdir(parents=True)
+    try:
+        copy_tree(tree)
+        arch = json.loads(run(program, "info", "--json", "--backend", "cpu"))["devices"][0]["isa"].split()[0]
+        start = f"fwd_simd {arch} DTYPE=ACR_F32 DIM=1024 Q_TILE=64 KV_TILE=8 ROW_VECS=1 COLUMNS=1 UNROLL=1"
+        run(program, "evolve", "--backend", "cpu", PROBLEM, "--trials", 8, "--cases", 2, "--from", start, "--store",
+            store, "--tree", tree)
+        summary = json.loads(run(program, "trials", "summary", "--json", "--store", store))
+        won = summary["search"]["confirmed"]
+        if not won:
+            sys.exit(f"FAILED: eight trials did not beat a kernel with one column: {summary['conclusion']}")
+        slowest = next(t for t in json.loads(run(program, "trials", "list", "--json", "--store", store))
+                       if not t["confirmed"])
+        before = (tree / "src/kernels.def").read_text()
+        run(program, "promote", slowest["id"], "--store", store, "--tree", tree, code=1)
+        if (tree / "src/kernels.def").read_text() != before:
+            sys.exit("FAILED: a refused promotion changed kernels.def")
+
+        run("cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DACR_TESTS=OFF", "-DACR_CPU_KERNELS_ONLY=ON",
+            f"-DACR_CUDA_INCLUDE={cuda_include(program)}")
+        told = run(program, "promote", won["trial"], "--store", store, "--tree", tree, timeout=1200)
+        after = (tree / "src/kernels.def").read_text()
+        added = [line for line in after.splitlines() if line not in before.splitlines()]
+        if len(added) != 1 or won["kernel"] not in added[0]:
+            sys.exit(f"FAILED: kernels.def gained {added}")
+        if f"{won['kernel']} (wisdom:" not in told:
+            sys.exit(f"FAILED: why does not show the kernel chosen by wisdom:\n{told}")
+        new = tree / "build/workbench/acromion"
+        run(new, "check", "--backend", "cpu", "-k", won["kernel"])
+        again = run(program, "promote", won["trial"], "--store", store, "--tree", tree, timeout=1200)
+        if "already" not in again or (tree / "src/kernels.def").read_text() != after:
+            sys.exit("FAILED: promoting twice is not the same as promoting once")
+        print(f"promoted: {added[0]}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

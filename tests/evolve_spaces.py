@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""The spaces of a search against the sources they stand beside: what a .space file calls legal, the assertions of the
+family's file accept; for fwd_simd, whose conditions are all assertions, also the other way round.
+
+    evolve_spaces.py UNIT_EVOLVE
+
+The assertions are taken out of the sources, with the enums and defaults they need, and compiled for points that
+`unit_evolve --points` draws.
+"""
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+POINTS = 24
+EXACT = {"fwd_simd"}  # every condition of its space is an assertion of its source
+# What the assertions use from headers of C.
+CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
+            "ACR__ISA_AVX512 = 4 };\n"
+BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
+                    r"|enum \{.*?^\};|(?:_Static_assert|static_assert)\(.*?\);)$", re.M | re.S)
+
+
+def device_constants():
+    """NAME = number of the enums in the device headers."""
+    found = {}
+    for header in sorted(ROOT.glob("src/cuda/device/*.cuh")):
+        for enum in re.findall(r"^enum \{.*?^\};", header.read_text(), flags=re.M | re.S):
+            found.update(re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)\b(?=\s*(?:,|\n|/\*))", enum))
+    return "".join(f"enum {{ {name} = {value} }};\n" for name, value in found.items())
+
+
+def assertions_of(source):
+    """The part of a family's file that decides which parameters are legal, as C++ or C of its own."""
+    text = re.sub(r"/\*.*?\*/", "", source.read_text(), flags=re.S)
+    kept = [m[0] for m in BLOCKS.finditer(text)]
+    enums = [k for k in kept if k.startswith("enum") and "static" not in k]
+    asserts = [k for k in kept if "tatic_assert(" in k]
+    defaults = [k for k in kept if k.startswith("#ifndef") and "#define" in k]
+    constants = device_constants() if source.suffix == ".cu" else CONSTANTS
+    return constants + "namespace family {\n" + "\n".join(defaults + enums + asserts) + "\n}\n", len(asserts)
+
+
+def compiles(text, arch, parameters):
+    defines = [f"-D{word}" for word in parameters] + [f"-DKERNEL_ARCH_{arch}=1", "-D__CUDACC__=1"]
+    command = ["g++", "-std=c++17", "-D_Static_assert=static_assert", "-fsyntax-only", "-x", "c++", *defines, "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True)
+
+
+def main():
+    listed = subprocess.run([sys.argv[1], "--points", str(POINTS)], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout.splitlines()
+    texts, wrong, seen = {}, [], {}
+    for line in listed:
+        family = line.split()[0]
+        if family not in texts:
+            source = next(p for p in [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"] if p.exists())
+            texts[family], count = assertions_of(source)
+            if count == 0:
+                wrong.append(f"{family}: no assertion was found in {source}")
+
+    def judge(line):
+        family, arch, verdict, *parameters = line.split()
+        return line, family, verdict, compiles(texts[family], arch, parameters)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for line, family, verdict, result in pool.map(judge, listed):
+            accepted = result.returncode == 0
+            if not accepted and "static assertion failed" not in result.stderr:
+                wrong.append(f"{line}: {result.stderr[:600]}")
+            elif verdict == "legal" and not accepted:
+                wrong.append(f"{line}: the source refuses it: {result.stderr[:300]}")
+            elif verdict == "illegal" and accepted and family in EXACT:
+                wrong.append(f"{line}: the source accepts it")
+            seen.setdefault((family, verdict), 0)
+            seen[family, verdict] += 1
+    print("\n".join(wrong[:10]))
+    print(", ".join(f"{family}: {count} {verdict}" for (family, verdict), count in sorted(seen.items())),
+          f"{len(wrong)} wrong", sep="; ")
+    families = {p.stem for p in ROOT.glob("src/**/*.space")}
+    missing = [f for f in families if not seen.get((f, "legal"))]
+    if missing:
+        print(f"no legal point was drawn of {missing}")
+    return 1 if wrong or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
