@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -295,11 +296,13 @@ static void read_death(trial_result *result, const process_outcome *outcome, con
     process_outcome_text(how, outcome);
     last_place(where, log_path);
     snprintf(detail, sizeof detail, "%s%s%s", where, *where ? ": " : "", how);
-    const bool forbidden = outcome->end == PROCESS_SIGNALLED && outcome->code == 31; /* SIGSYS: the seal was broken */
+    const bool forbidden = outcome->end == PROCESS_SIGNALLED && outcome->code == SIGSYS; /* the seal was broken */
+    const bool hung =
+        outcome->end == PROCESS_TIMED_OUT || (outcome->end == PROCESS_SIGNALLED && outcome->code == SIGALRM);
     const bool never_ran = outcome->end == PROCESS_EXITED && !*where;
     fail_trial(result,
                outcome->end == PROCESS_STOPPED || never_ran ? TRIAL_HARNESS_FAILED
-               : outcome->end == PROCESS_TIMED_OUT          ? TRIAL_HUNG
+               : hung                                       ? TRIAL_HUNG
                : forbidden                                  ? TRIAL_FORBIDDEN
                                                             : TRIAL_CRASHED,
                detail);
@@ -377,7 +380,7 @@ static judge_job job_of(const gates *g, judge_stage stage, const artefact *a)
                        .visible_cases = s->visible_cases,
                        .hidden_cases = s->hidden_cases,
                        .blocks = s->blocks,
-                       .case_timeout_s = s->case_timeout_s,
+                       .case_timeout_s = stage == STAGE_PERFORMANCE ? s->timing_timeout_s : s->case_timeout_s,
                        .budget_s = 5.0,
                        .model_clock = s->clock == GATES_CLOCK_MODEL};
 }
@@ -483,7 +486,9 @@ static acr_status find_floors(gates *g)
     const json_t *floors = json_object_get(answer, "floors_us");
     const bool whole = json_array_size(floors) == g->setup.problem_count;
     for (size_t i = 0; whole && i < g->setup.problem_count; ++i) {
-        g->problems[i].floor_us = json_number_value(json_array_get(floors, i));
+        const json_t *pair = json_array_get(floors, i);
+        g->problems[i].floor_us = json_number_value(json_array_get(pair, 0));
+        g->problems[i].memory_us = json_number_value(json_array_get(pair, 1));
     }
     text_of(result.detail, sizeof result.detail, answer, "detail");
     json_decref(answer);
@@ -815,7 +820,7 @@ void gates_judge(gates *g, const artefact *a, trial_result *result)
     judge_job job = job_of(g, STAGE_CORRECTNESS, a);
     judge_correctness(g, a, result, &job, "correctness");
     if (result->status == TRIAL_VALID) {
-        job.stage = STAGE_PERFORMANCE;
+        job = job_of(g, STAGE_PERFORMANCE, a);
         judge_performance(g, a, result, &job, "performance");
         look_twice(g, a, result);
     }
@@ -835,11 +840,13 @@ void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
 {
     trial_result_init(result);
     memcpy(result->identity, a->identity, sizeof result->identity);
+    const uint64_t seed = g->setup.hidden_seed + 0x9e3779b97f4a7c15u * (uint64_t)(1 + round);
     judge_job job = job_of(g, STAGE_CORRECTNESS, a);
-    job.hidden_seed += 0x9e3779b97f4a7c15u * (uint64_t)(1 + round);
+    job.hidden_seed = seed;
     judge_correctness(g, a, result, &job, "confirm_correctness");
     if (result->status == TRIAL_VALID) {
-        job.stage = STAGE_PERFORMANCE;
+        job = job_of(g, STAGE_PERFORMANCE, a);
+        job.hidden_seed = seed;
         job.swapped = true;
         job.blocks = INTERLEAVE_BLOCKS_PUBLISH;
         job.budget_s = 20.0;

@@ -29,8 +29,9 @@ json_t *judge_job_json(const judge_job *job)
 {
     json_t *problems = json_array();
     for (size_t i = 0; i < job->problem_count; ++i) {
-        json_array_append_new(
-            problems, json_pack("{s:s, s:f}", "text", job->problems[i].text, "floor_us", job->problems[i].floor_us));
+        const judge_problem *p = &job->problems[i];
+        json_array_append_new(problems, json_pack("{s:s, s:f, s:f}", "text", p->text, "floor_us", p->floor_us,
+                                                  "memory_us", p->memory_us));
     }
     /* Seeds are 64 bits, JSON's integers are signed: the same bits. */
     return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:b, s:b}", "stage",
@@ -53,7 +54,8 @@ static acr_status read_problems(judge_job *job, const json_t *problems)
     for (size_t i = 0; i < job->problem_count; ++i) {
         const char *text;
         judge_problem *p = &job->problems[i];
-        if (json_unpack(json_array_get(problems, i), "{s:s, s:F}", "text", &text, "floor_us", &p->floor_us) != 0) {
+        if (json_unpack(json_array_get(problems, i), "{s:s, s:F, s:F}", "text", &text, "floor_us", &p->floor_us,
+                        "memory_us", &p->memory_us) != 0) {
             return acr__fail(ACR_FORMAT, "problem %zu of the job is none", i);
         }
         snprintf(p->text, sizeof p->text, "%s", text);
@@ -146,7 +148,7 @@ static acr_status find_floors(session *s)
     for (size_t i = 0; i < s->job.problem_count; ++i) {
         const acr_problem *p = &s->job.problems[i].problem;
         const demand d = demand_of(p, NULL);
-        double least_us = INFINITY;
+        double least_us = INFINITY, memory_us = 0;
         for (int try = 0; try < TRIES; ++try) {
             machine m;
             floor_times f;
@@ -158,8 +160,9 @@ static acr_status find_floors(session *s)
             }
             floor_of(&f, &m, p, &d);
             least_us = fmin(least_us, 1e6 * f.warm_s);
+            memory_us = fmax(memory_us, 1e6 * f.memory_cold_s);
         }
-        json_array_append_new(s->floors, json_number_or_null(least_us));
+        json_array_append_new(s->floors, json_pack("[f, f]", least_us, memory_us));
     }
     return ACR_OK;
 }
@@ -270,13 +273,17 @@ static acr_status make_reference(reference **out, const session *s, const acr_pr
     return reference_create(out, &wanted);
 }
 
-/* The parent reads where a child died from the last such line. */
-static void announce(const char *what, const acr_problem *problem)
+/* The parent reads where a child died from the last such line. What hangs on a GPU ends by the alarm; on a CPU the
+ * sandbox has a clock of its own. */
+static void announce(const session *s, const char *what, const acr_problem *problem)
 {
     char text[ACR_PROBLEM_TEXT_MAX] = "";
     acr_problem_format(problem, text, sizeof text);
     fprintf(stderr, "at: %s %s\n", what, text);
     fflush(stderr);
+    if (s->device->device.backend == ACR__CUDA) {
+        alarm((unsigned)ceil(s->job.case_timeout_s));
+    }
 }
 
 static acr_status check_case(session *s, const planned_case *c)
@@ -284,7 +291,7 @@ static acr_status check_case(session *s, const planned_case *c)
     reference *ref = NULL;
     verdict v;
     const acr__kernel *kernel = &s->candidate.kernel;
-    announce("case", &c->problem);
+    announce(s, "case", &c->problem);
     if (make_reference(&ref, s, &c->problem, c->inputs, c->seed, false) != ACR_OK) {
         return end_with(s, ACR_NO_MEMORY, "reference");
     }
@@ -333,7 +340,7 @@ static acr_status check_replaced(session *s, const acr_problem *problem, uint64_
     execution *e = NULL;
     verdict v = {.pass = true};
     const acr__kernel *kernel = &s->candidate.kernel;
-    announce("inputs replaced", problem);
+    announce(s, "inputs replaced", problem);
     acr_status status = make_reference(&first, s, problem, INPUT_NORMAL, seed, true);
     if (status == ACR_OK) {
         status = make_reference(&second, s, problem, INPUT_NORMAL, seed + 1, true);
@@ -432,7 +439,7 @@ static acr_status make_fighter(fighter *f, session *s, const acr__kernel *kernel
 static acr_status make_duel(session *s, duel *d, const judge_problem *problem, uint64_t seed)
 {
     d->problem = problem;
-    announce("timing", &problem->problem);
+    announce(s, "timing", &problem->problem);
     acr_status status = ACR_OK;
     for (uint64_t i = 0; i < SETS && status == ACR_OK; ++i) {
         status = make_reference(&d->refs[i], s, &problem->problem, INPUT_NORMAL, seed + i, true);
@@ -505,7 +512,8 @@ static acr_status check_memory(session *s, const duel *d)
             return end_with(s, status, d->problem->text);
         }
         const double usual = fmax(1.0, theirs.alternating_us / theirs.repeated_us);
-        if (ours.alternating_us <= GAIN * usual * ours.repeated_us) {
+        const double from_memory_us = 2.0 * d->problem->memory_us; /* what does not fit the caches several times over */
+        if (ours.alternating_us <= fmax(GAIN * usual * ours.repeated_us, from_memory_us)) {
             return ACR_OK;
         }
     }
@@ -622,6 +630,7 @@ static acr_status time_duels(session *s, duel *duels)
     }
     for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
         s->gate = GATE_PLAUSIBILITY;
+        announce(s, "timing", &duels[i].problem->problem);
         status = check_plausible(s, &duels[i]);
         if (status == ACR_OK) {
             s->gate = GATE_PERFORMANCE;

@@ -20,6 +20,7 @@ typedef struct judge_problem {
     char text[ACR_PROBLEM_TEXT_MAX];
     acr_problem problem; /* the text's, canonical */
     double floor_us;     /* 0 = none */
+    double memory_us;    /* to move every byte of it from or to memory; 0 = not known */
 } judge_problem;
 
 typedef struct judge_job {
