@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <errno.h>
+#include <ftw.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -213,6 +214,27 @@ const char *scratch_path(const char *name)
         fail_msg("%s: %s", folder, strerror(errno));
     snprintf(path, sizeof paths[0], "%s/%ld-%s", folder, (long)getpid(), name);
     return path;
+}
+
+void make_folder(const char *path)
+{
+    if (mkdir(path, 0777) != 0)
+        fail_msg("%s: %s", path, strerror(errno));
+}
+
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk)
+{
+    (void)status;
+    (void)type;
+    (void)walk;
+    return remove(path);
+}
+
+void remove_folder(const char *path)
+{
+    const int open_folders = 8;
+    if (nftw(path, remove_entry, open_folders, FTW_DEPTH | FTW_PHYS) != 0)
+        fail_msg("%s: %s", path, strerror(errno));
 }
 
 void write_file(const char *path, const char *text)

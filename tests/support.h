@@ -69,6 +69,9 @@ void execute_once(acr_ctx *ctx, const acr__kernel *kernel, tensors *t);
 /* A path in the tests' scratch folder (removed by the caller, or overwritten by the next run); static buffers, four at
  * a time. */
 const char *scratch_path(const char *name);
+/* A new folder there; and its end, with all that is in it. */
+void make_folder(const char *path);
+void remove_folder(const char *path);
 void write_file(const char *path, const char *text);
 char *read_file(const char *path); /* to be freed */
 

@@ -290,7 +290,7 @@ static int make_fixture(void **state)
         .problems = {{canonical_of("f32:b1:h2:s64:d32"), 2.0}, {canonical_of("f32:b1:h1:s97:d32:causal"), 1.0}}};
     assert_ok(candidate_of_family(&f.incumbent, "fwd_simd", "portable", slow));
     snprintf(f.folder, sizeof f.folder, "%s", scratch_path("unit_gates"));
-    mkdir(f.folder, 0777);
+    make_folder(f.folder);
     f.setup = (gates_setup){.backend = "cpu",
                             .threads = 1,
                             .problems = f.problems,
@@ -314,6 +314,7 @@ static int free_fixture(void **state)
 {
     fixture *f = *state;
     candidate_free(&f->incumbent);
+    remove_folder(f->folder);
     return 0;
 }
 

@@ -5,31 +5,29 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 #include "evolve/gates.h"
 
 typedef struct fixture {
     gates_problem problem;
     gates *gates;
-    char *source, *descriptor;
+    char *source, *descriptor, folder[512];
 } fixture;
 
 static int make_fixture(void **state)
 {
     static fixture f;
-    char folder[512];
     f = (fixture){.problem = {canonical_of("b2:h8:s512:d64"), 1.0}};
     f.source = read_file("tests/exploits/attention.cu");
     f.descriptor = read_file("tests/exploits/attention.cuda.json");
-    snprintf(folder, sizeof folder, "%s", scratch_path("unit_gates_cuda"));
-    mkdir(folder, 0777);
+    snprintf(f.folder, sizeof f.folder, "%s", scratch_path("unit_gates_cuda"));
+    make_folder(f.folder);
     const gates_setup setup = {.backend = "cuda",
                                .problems = &f.problem,
                                .problem_count = 1,
                                .visible_cases = 1,
                                .hidden_cases = 1,
-                               .folder = folder,
+                               .folder = f.folder,
                                .source_root = "."};
     assert_ok(gates_open(&f.gates, &setup));
     *state = &f;
@@ -40,6 +38,7 @@ static int free_fixture(void **state)
 {
     fixture *f = *state;
     gates_close(f->gates);
+    remove_folder(f->folder);
     free(f->source);
     free(f->descriptor);
     return 0;
