@@ -157,6 +157,31 @@ static void families_are_compiled_as_the_build_does(void **state)
     candidate_free(&c);
 }
 
+/* The profiler wraps the child and prints where it is told to. */
+static void a_profiler_wraps_the_child(void **state)
+{
+    const fixture *f = *state;
+    static const char *const profiler[] = {"sh", "-c", "echo profiled >&2; exec \"$0\" \"$@\"", NULL};
+    static const char *const missing[] = {"/no/such/profiler", "--csv", NULL};
+    candidate c;
+    artefact *a;
+    trial_result result;
+    char log[600];
+    assert_ok(candidate_of_source(&c, "attention", "80", "", f->source, f->descriptor));
+    gates_prepare(&a, f->gates, &c, "profiled", &result);
+    skip_without_nvcc(&result);
+    assert_non_null(a);
+    gates_profile(f->gates, a, profiler, log, sizeof log, &result);
+    assert_end(&result, TRIAL_VALID, GATE_PROFILE, "");
+    char *text = read_file(log);
+    assert_non_null(strstr(text, "profiled\nat: profile b2:h8:s512:d64"));
+    free(text);
+    gates_profile(f->gates, a, missing, log, sizeof log, &result);
+    assert_end(&result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "127");
+    artefact_free(a);
+    candidate_free(&c);
+}
+
 /* A device that is gone is not the candidate's doing. */
 static void a_missing_device_is_not_held_against_it(void **state)
 {
@@ -180,6 +205,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(resources_are_looked_at),
         cmocka_unit_test(objects_are_looked_at),
         cmocka_unit_test(families_are_compiled_as_the_build_does),
+        cmocka_unit_test(a_profiler_wraps_the_child),
         cmocka_unit_test(a_missing_device_is_not_held_against_it),
     };
     return cmocka_run_group_tests(tests, make_fixture, free_fixture);

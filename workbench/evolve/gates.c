@@ -317,8 +317,8 @@ static acr_status path_in(char out[PATH_MAX], const char *folder, const char *pr
 
 /* Runs a stage in a child; the caller drops what it answers. NULL after filling result when the child did not live to
  * answer. */
-static json_t *ask_child(const gates *g, const judge_job *job, const char *folder, const char *name, double timeout_s,
-                         trial_result *result)
+static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const char *folder, const char *name,
+                                 const char *const *wrapper, double timeout_s, trial_result *result)
 {
     char job_path[PATH_MAX], result_path[PATH_MAX], log_path[PATH_MAX];
     process_outcome outcome;
@@ -337,7 +337,15 @@ static json_t *ask_child(const gates *g, const judge_job *job, const char *folde
     json_decref(object);
     if (status == ACR_OK) {
         unlink(result_path);
-        const char *const argv[] = {g->program, GATES_CHILD, job_path, result_path, NULL};
+        enum {
+            WORDS_MAX = 32
+        };
+        const char *argv[WORDS_MAX + 5], *const own[] = {g->program, GATES_CHILD, job_path, result_path, NULL};
+        size_t words = 0;
+        for (; wrapper && wrapper[words] && words < WORDS_MAX; ++words) {
+            argv[words] = wrapper[words];
+        }
+        memcpy(argv + words, own, sizeof own);
         status = process_run(&outcome, argv, log_path, &limits, g->setup.stop);
     }
     if (status != ACR_OK) {
@@ -351,6 +359,12 @@ static json_t *ask_child(const gates *g, const judge_job *job, const char *folde
         return NULL;
     }
     return answer;
+}
+
+static json_t *ask_child(const gates *g, const judge_job *job, const char *folder, const char *name, double timeout_s,
+                         trial_result *result)
+{
+    return ask_wrapped_child(g, job, folder, name, NULL, timeout_s, result);
 }
 
 static void read_end(trial_result *result, const json_t *answer)
@@ -454,7 +468,7 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
     g->source_root = absolute(build_source_root(setup->source_root));
     g->cc = tool(setup->cc, "CC", "cc");
     g->nvcc = tool(setup->nvcc, "NVCC", usual_nvcc());
-    g->program = strdup(setup->program ? setup->program : "/proc/self/exe");
+    g->program = absolute(setup->program ? setup->program : "/proc/self/exe");
     if (!g->backend || !g->folder || !g->source_root || !g->cc || !g->nvcc || !g->program) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the gates");
     }
@@ -862,6 +876,30 @@ void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
         result->gate = GATE_CONFIRMATION;
     }
     result->gate_s[GATE_CONFIRMATION] = result->gate_s[GATE_CORRECTNESS] + result->gate_s[GATE_PERFORMANCE];
+}
+
+void gates_profile(gates *g, const artefact *a, const char *const *profiler, char *log, size_t log_bytes,
+                   trial_result *result)
+{
+    trial_result_init(result);
+    result->gate = GATE_PROFILE;
+    if (a->backend != ACR__CUDA) {
+        fail_trial(result, TRIAL_HARNESS_FAILED, "a CPU kernel is not run outside of its sandbox to be profiled");
+        return;
+    }
+    const double start_s = monotonic_s();
+    const judge_job job = job_of(g, STAGE_PROFILE, a);
+    json_t *answer = ask_wrapped_child(g, &job, a->folder, "profile", profiler,
+                                       g->setup.timing_timeout_s * (double)g->setup.problem_count, result);
+    if (answer) {
+        read_end(result, answer);
+        json_decref(answer);
+    }
+    if (result->status != TRIAL_VALID) { /* it has passed the gates: whatever fails now is not its doing */
+        result->status = TRIAL_HARNESS_FAILED;
+    }
+    snprintf(log, log_bytes, "%s/profile.log", a->folder);
+    result->gate_s[GATE_PROFILE] = monotonic_s() - start_s;
 }
 
 void gates_control(gates *g, trial_result *result)

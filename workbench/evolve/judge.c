@@ -23,7 +23,7 @@
 
 /* ---- The job ---- */
 
-static const char *const stage_names[] = {"floors", "correctness", "performance"};
+static const char *const stage_names[] = {"floors", "correctness", "performance", "profile"};
 
 json_t *judge_job_json(const judge_job *job)
 {
@@ -701,6 +701,36 @@ static acr_status judge_performance(session *s)
     return status;
 }
 
+/* ---- Profile ---- */
+
+/* The launches of one problem; a profiler takes the last. */
+static acr_status launch_often(session *s, const acr_problem *problem)
+{
+    reference *ref = NULL;
+    execution *e = NULL;
+    announce(s, "profile", problem);
+    acr_status status = make_reference(&ref, s, problem, INPUT_NORMAL, s->job.hidden_seed, true);
+    if (status == ACR_OK) {
+        status = execution_create(&e, s->ctx, &s->candidate.kernel, problem, ref, false, 0, ALLOCATOR_ALIGNMENT);
+    }
+    for (int i = 0; i < GATES_PROFILE_LAUNCHES && status == ACR_OK; ++i) {
+        status = execution_rerun(e);
+    }
+    execution_destroy(e);
+    reference_destroy(ref);
+    return status;
+}
+
+static acr_status launch_for_profile(session *s)
+{
+    acr_status status = check_admits(s);
+    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
+        status = launch_often(s, &s->job.problems[i].problem);
+        status = status == ACR_OK ? ACR_OK : end_with(s, status, s->job.problems[i].text);
+    }
+    return status;
+}
+
 /* ---- The process ---- */
 
 static acr_status open_context(session *s)
@@ -729,7 +759,7 @@ static acr_status load_subjects(session *s)
         status = build_load(&s->incumbent, LOADED_INCUMBENT, s->job.incumbent, &s->device->device);
         return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "the incumbent: %s", acr_last_error());
     }
-    if (s->candidate.kernel.backend == ACR__CPU) {
+    if (s->candidate.kernel.backend == ACR__CPU && s->job.stage == STAGE_CORRECTNESS) {
         status = sandbox_begin(s->candidate.kernel.run, s->candidate.kernel.dtype, s->job.case_timeout_s);
         s->candidate.kernel.run = sandbox_run;
     }
@@ -738,17 +768,16 @@ static acr_status load_subjects(session *s)
 
 static void do_stage(session *s)
 {
+    static const trial_gate first_gates[] = {GATE_PERFORMANCE, GATE_CORRECTNESS, GATE_PLAUSIBILITY, GATE_PROFILE};
+    static acr_status (*const stages[])(session *) = {find_floors, judge_correctness, judge_performance,
+                                                      launch_for_profile};
+    s->gate = first_gates[s->job.stage];
     acr_status status = open_context(s);
-    if (status == ACR_OK && s->job.stage == STAGE_FLOORS) {
-        find_floors(s);
-        return;
-    }
-    s->gate = s->job.stage == STAGE_CORRECTNESS ? GATE_CORRECTNESS : GATE_PLAUSIBILITY;
-    if (status == ACR_OK) {
+    if (status == ACR_OK && s->job.stage != STAGE_FLOORS) {
         status = load_subjects(s);
     }
     if (status == ACR_OK) {
-        s->job.stage == STAGE_CORRECTNESS ? judge_correctness(s) : judge_performance(s);
+        stages[s->job.stage](s);
     }
     char ignored[160];
     sandbox_end(ignored);

@@ -13,7 +13,8 @@
 typedef enum judge_stage {
     STAGE_FLOORS,      /* of the problems on this machine */
     STAGE_CORRECTNESS, /* cases against the reference */
-    STAGE_PERFORMANCE  /* plausibility, then interleaved with the incumbent */
+    STAGE_PERFORMANCE, /* plausibility, then interleaved with the incumbent */
+    STAGE_PROFILE      /* launches for a profiler to look at */
 } judge_stage;
 
 typedef struct judge_problem {
