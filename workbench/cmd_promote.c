@@ -126,6 +126,9 @@ static acr_status read_trial(promotion *p, int64_t id)
     }
     json_decref(run);
     store_close(s);
+    if (status == ACR_OK && p->definition.clock == GATES_CLOCK_MODEL) {
+        return acr__fail(ACR_UNSUPPORTED, "the run had the model clock: nothing was timed");
+    }
     if (status == ACR_OK && *text_of(p->trial, "source_text")) {
         return acr__fail(ACR_UNSUPPORTED,
                          "trial %" PRId64 " is a whole source: it becomes a family by hand (docs/kernels-howto.md)",
