@@ -10,44 +10,68 @@
 
 /* ---- The text as the compiler's first phases see it ---- */
 
-/* A copy of the source without line splices and comments, literals kept, lines kept where they were. NULL = no
- * memory. */
-static char *plain_text(const char *source)
+/* Takes out line splices: a backslash and a newline, with blanks between them as compilers allow. */
+static void splice_lines(char *text)
 {
-    char *out = malloc(strlen(source) + 2), *to = out;
-    if (!out) {
-        return NULL;
+    char *to = text;
+    for (const char *at = text; *at;) {
+        const size_t blanks = *at == '\\' ? strspn(at + 1, " \t\r\v\f") : 0;
+        if (*at == '\\' && at[1 + blanks] == '\n') {
+            at += 2 + blanks;
+        } else {
+            *to++ = *at++;
+        }
     }
-    char quote = 0; /* of the literal that we are in */
-    for (const char *at = source; *at; ++at) {
-        if (at[0] == '\\' && at[1] == '\n') {
-            ++at;
-        } else if (quote) {
-            if (*at == '\\' && at[1]) {
-                *to++ = *at++;
-            } else if (*at == quote || *at == '\n') {
-                quote = 0;
-            }
-            *to++ = *at;
-        } else if (at[0] == '/' && at[1] == '/') {
-            while (at[1] && (at[1] != '\n' || at[0] == '\\')) {
-                ++at;
-            }
-        } else if (at[0] == '/' && at[1] == '*') {
-            for (at += 2; *at && !(at[0] == '*' && at[1] == '/'); ++at) {
+    *to = '\0';
+}
+
+/* Past a literal that begins at `at`: at its closing quote, the end of the line, or of the text. */
+static const char *literal_end(const char *at)
+{
+    const char quote = *at++;
+    while (*at && *at != quote && *at != '\n') {
+        at += *at == '\\' && at[1] ? 2 : 1;
+    }
+    return at;
+}
+
+/* Past a comment that begins at `at`: at its last character, or the end of the text. */
+static const char *comment_end(const char *at)
+{
+    const char *end = at[1] == '/' ? strchr(at, '\n') : strstr(at + 2, "*/");
+    return end ? end + (at[1] == '/' ? -1 : 1) : at + strlen(at);
+}
+
+/* Takes out comments; literals stay, lines stay where they are. False for a raw literal, which would be taken for an
+ * ordinary one here. */
+static bool strip_comments(char *text)
+{
+    char *to = text;
+    bool plain = true;
+    for (const char *at = text; *at; ++at) {
+        if (at[0] == '/' && (at[1] == '/' || at[1] == '*')) {
+            const char *end = comment_end(at);
+            for (; at < end; ++at) {
                 if (*at == '\n') {
                     *to++ = '\n';
                 }
             }
             *to++ = ' ';
-            at += *at ? 1 : -1;
-        } else {
-            quote = *at == '"' || *at == '\'' ? *at : 0;
+        } else if (*at == '"' || *at == '\'') {
+            plain = plain && !(*at == '"' && to > text && to[-1] == 'R');
+            for (const char *end = literal_end(at); at < end; ++at) {
+                *to++ = *at;
+            }
             *to++ = *at;
+        } else {
+            *to++ = *at;
+        }
+        if (!*at) {
+            break;
         }
     }
     *to = '\0';
-    return out;
+    return plain;
 }
 
 static int line_of(const char *text, const char *at)
@@ -321,11 +345,13 @@ static acr_status check_source(const candidate *c, descriptor *out)
     if (!strstr(c->source, "KERNEL_NAME")) {
         return acr__fail(ACR_INVALID, "the source does not define its entry point, KERNEL_NAME");
     }
-    char *text = plain_text(c->source);
+    char *text = strdup(c->source);
     if (!text) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a copy of the source");
     }
-    acr_status status = check_spellings(text, c->backend);
+    splice_lines(text);
+    acr_status status = strip_comments(text) ? check_spellings(text, c->backend)
+                                             : acr__fail(ACR_INVALID, "raw literals hide what is written");
     if (status == ACR_OK) {
         status = check_directives(text, c->backend);
     }

@@ -395,7 +395,7 @@ acr_status build_read_resources(const artefact *a, trial_resources *out)
 
 /* ---- Launches ---- */
 
-/* Who says what is launched: a source's descriptor, or the C half of a family. */
+/* Who says what is launched: the C half of a family, or, where kernel is NULL, a source's descriptor. */
 typedef struct launcher {
     const descriptor *d;
     const acr__kernel *kernel;
@@ -404,21 +404,21 @@ typedef struct launcher {
 static const char *launch_of(acr__launch *launch, size_t *workspace_bytes, acr__boxes *boxes, const launcher *l,
                              const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = l->d ? descriptor_why_not(l->d, problem, device) : l->kernel->why_not(problem, device);
+    const char *reason = l->kernel ? l->kernel->why_not(problem, device) : descriptor_why_not(l->d, problem, device);
     *launch = (acr__launch){.block = 1};
     if (reason) {
         return reason;
     }
-    if (l->d) {
-        *workspace_bytes = descriptor_workspace(l->d, problem, device);
-        *boxes = l->d->boxes;
-        if (l->d->backend == ACR__CUDA) {
-            descriptor_shape(l->d, problem, device, launch);
-        }
-    } else {
+    if (l->kernel) {
         *workspace_bytes = l->kernel->workspace ? l->kernel->workspace(problem, device) : 0;
         *boxes = l->kernel->boxes;
         l->kernel->shape(problem, device, launch);
+        return NULL;
+    }
+    *workspace_bytes = descriptor_workspace(l->d, problem, device);
+    *boxes = l->d->boxes;
+    if (l->d->backend == ACR__CUDA) {
+        descriptor_shape(l->d, problem, device, launch);
     }
     return NULL;
 }
@@ -440,7 +440,7 @@ static const char *find_launches(build_launches *out, char *text, size_t capacit
         const int wrote =
             snprintf(text + used, capacity - used, "%u,%u,%u/%u/%u/%u/%zu/%d,%d,%d,%d/%d\n", launch.grid[0],
                      launch.grid[1], launch.grid[2], launch.block, launch.cluster, launch.smem_bytes, workspace_bytes,
-                     boxes.q_rows, boxes.k_rows, boxes.v_rows, boxes.o_rows, l->d ? (int)l->d->q_tile : 0);
+                     boxes.q_rows, boxes.k_rows, boxes.v_rows, boxes.o_rows, l->kernel ? 0 : (int)l->d->q_tile);
         used += wrote > 0 && (size_t)wrote < capacity - used ? (size_t)wrote : 0;
     }
     return NULL;
@@ -453,7 +453,7 @@ acr_status build_find_launches(build_launches *out, char *text, size_t capacity,
                                size_t problem_count)
 {
     static _Thread_local char kept[256];
-    launcher l = {a->is_source ? d : NULL, NULL};
+    launcher l = {d, NULL};
     void *handle = NULL;
     *reason = NULL;
     if (!a->is_source && a->backend == ACR__CPU) {
