@@ -48,26 +48,17 @@ static bool strip_comments(char *text)
 {
     char *to = text;
     bool plain = true;
-    for (const char *at = text; *at; ++at) {
-        if (at[0] == '/' && (at[1] == '/' || at[1] == '*')) {
-            const char *end = comment_end(at);
-            for (; at < end; ++at) {
-                if (*at == '\n') {
-                    *to++ = '\n';
-                }
-            }
-            *to++ = ' ';
-        } else if (*at == '"' || *at == '\'') {
-            plain = plain && !(*at == '"' && to > text && to[-1] == 'R');
-            for (const char *end = literal_end(at); at < end; ++at) {
+    for (const char *at = text; *at;) {
+        const bool comment = at[0] == '/' && (at[1] == '/' || at[1] == '*'), literal = *at == '"' || *at == '\'';
+        const char *last = comment ? comment_end(at) : literal ? literal_end(at) : at;
+        plain = plain && !(*at == '"' && to > text && to[-1] == 'R');
+        for (; *at && at <= last; ++at) {
+            if (!comment || *at == '\n') {
                 *to++ = *at;
             }
-            *to++ = *at;
-        } else {
-            *to++ = *at;
         }
-        if (!*at) {
-            break;
+        if (comment && *at) {
+            *to++ = ' '; /* in place of two characters at least */
         }
     }
     *to = '\0';
