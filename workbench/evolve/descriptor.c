@@ -1,112 +1,20 @@
 /* Launch descriptors, see descriptor.h. */
 #include "evolve/descriptor.h"
 
-#include <ctype.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Expressions: recursive descent, evaluated as it is read ---- */
+#include "evolve/expression.h"
 
-typedef struct reader {
-    const char *text, *at;
+/* ---- Expressions ---- */
+
+/* What the names of an expression stand for. */
+typedef struct fields {
     const descriptor *s;
     const acr_problem *problem;
     const acr__device *device;
-    int depth;
-    bool skipping; /* the branch that a ?:, && or || does not take: read, not computed */
-    char error[96];
-} reader;
-
-enum {
-    DEPTH_MAX = 40
-};
-
-static int64_t read_choice(reader *r);
-
-static int64_t refuse(reader *r, const char *what)
-{
-    if (!r->error[0]) {
-        snprintf(r->error, sizeof r->error, "%s at character %d", what, (int)(r->at - r->text) + 1);
-    }
-    r->at = "";
-    return 0;
-}
-
-static void skip_space(reader *r)
-{
-    r->at += strspn(r->at, " ");
-}
-
-/* Takes the token when it comes next. */
-static bool take(reader *r, const char *token)
-{
-    skip_space(r);
-    size_t length = strlen(token);
-    if (strncmp(r->at, token, length) != 0) {
-        return false;
-    }
-    r->at += length;
-    return true;
-}
-
-/* As take, of a token that another continues: "<" is not the start of "<=". */
-static bool take_but_not(reader *r, const char *token, const char *following)
-{
-    skip_space(r);
-    size_t length = strlen(token);
-    if (strncmp(r->at, token, length) != 0 || (r->at[length] && strchr(following, r->at[length]))) {
-        return false;
-    }
-    r->at += length;
-    return true;
-}
-
-static void expect(reader *r, const char *token)
-{
-    if (!take(r, token)) {
-        char what[32];
-        snprintf(what, sizeof what, "'%s' is missing", token);
-        refuse(r, what);
-    }
-}
-
-static int64_t combine(reader *r, char operation, int64_t a, int64_t b)
-{
-    int64_t result = 0;
-    if (r->skipping) {
-        return 0;
-    }
-    bool overflow = false;
-    switch (operation) {
-    case '+':
-        overflow = __builtin_add_overflow(a, b, &result);
-        break;
-    case '-':
-        overflow = __builtin_sub_overflow(a, b, &result);
-        break;
-    case '*':
-        overflow = __builtin_mul_overflow(a, b, &result);
-        break;
-    default:
-        if (b == 0) {
-            return refuse(r, "division by zero");
-        }
-        overflow = a == INT64_MIN && b == -1;
-        result = overflow ? 0 : operation == '/' ? a / b : a % b;
-    }
-    return overflow ? refuse(r, "overflow") : result;
-}
-
-/* (a, b) */
-static void read_pair(reader *r, int64_t pair[2])
-{
-    expect(r, "(");
-    pair[0] = read_choice(r);
-    expect(r, ",");
-    pair[1] = read_choice(r);
-    expect(r, ")");
-}
+} fields;
 
 /* Rows lie one after another without gaps, in the layout's order. */
 static bool is_packed(const acr_problem *p)
@@ -120,11 +28,12 @@ static bool is_packed(const acr_problem *p)
            memcmp(&canonical.o, &p->o, sizeof p->o) == 0;
 }
 
-static bool field_value(const reader *r, const char *name, size_t length, int64_t *out)
+static bool field_value(void *arg, const char *name, size_t length, int64_t *out)
 {
-    const acr_problem *p = r->problem;
-    const acr__device *d = r->device;
-    const descriptor *s = r->s;
+    const fields *f = arg;
+    const acr_problem *p = f->problem;
+    const acr__device *d = f->device;
+    const descriptor *s = f->s;
 #define X(field, value)                                                                                                \
     if (length == sizeof #field - 1 && memcmp(name, #field, length) == 0) {                                            \
         *out = (int64_t)(value);                                                                                       \
@@ -135,161 +44,14 @@ static bool field_value(const reader *r, const char *name, size_t length, int64_
     return false;
 }
 
-static int64_t read_name(reader *r)
-{
-    const char *name = r->at;
-    size_t length = strspn(name, "abcdefghijklmnopqrstuvwxyz_0123456789");
-    int64_t pair[2], value;
-    r->at += length;
-    if (length == 3 && (memcmp(name, "min", 3) == 0 || memcmp(name, "max", 3) == 0)) {
-        read_pair(r, pair);
-        return (pair[0] < pair[1]) == (name[1] == 'i') ? pair[0] : pair[1];
-    }
-    if (length == 8 && memcmp(name, "ceil_div", 8) == 0) {
-        read_pair(r, pair);
-        return combine(r, '/', combine(r, '-', combine(r, '+', pair[0], pair[1]), 1), pair[1]);
-    }
-    if (!field_value(r, name, length, &value)) {
-        r->at = name;
-        return refuse(r, "unknown name");
-    }
-    return value;
-}
-
-static int64_t read_number(reader *r)
-{
-    int64_t value = 0;
-    for (; isdigit((unsigned char)*r->at); ++r->at) {
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *r->at - '0', &value)) {
-            return refuse(r, "overflow");
-        }
-    }
-    return value;
-}
-
-static int64_t read_operand(reader *r)
-{
-    skip_space(r);
-    if (take(r, "(")) {
-        int64_t value = read_choice(r);
-        expect(r, ")");
-        return value;
-    }
-    if (take_but_not(r, "!", "=") || take(r, "-")) {
-        const char operation = r->at[-1];
-        if (++r->depth > DEPTH_MAX) {
-            return refuse(r, "too deeply nested");
-        }
-        const int64_t value = read_operand(r);
-        --r->depth;
-        return operation == '!' ? !value : combine(r, '-', 0, value);
-    }
-    if (isdigit((unsigned char)*r->at)) {
-        return read_number(r);
-    }
-    return islower((unsigned char)*r->at) ? read_name(r) : refuse(r, "a number, a name or '(' is missing");
-}
-
-static int64_t read_product(reader *r)
-{
-    int64_t value = read_operand(r);
-    while (take(r, "*") || take(r, "/") || take(r, "%")) {
-        const char operation = r->at[-1];
-        value = combine(r, operation, value, read_operand(r));
-    }
-    return value;
-}
-
-static int64_t read_sum(reader *r)
-{
-    int64_t value = read_product(r);
-    while (take(r, "+") || take(r, "-")) {
-        const char operation = r->at[-1];
-        value = combine(r, operation, value, read_product(r));
-    }
-    return value;
-}
-
-static int64_t read_comparison(reader *r)
-{
-    const int64_t a = read_sum(r);
-    if (take(r, "<=")) {
-        return a <= read_sum(r);
-    }
-    if (take(r, ">=")) {
-        return a >= read_sum(r);
-    }
-    if (take(r, "==")) {
-        return a == read_sum(r);
-    }
-    if (take(r, "!=")) {
-        return a != read_sum(r);
-    }
-    if (take(r, "<")) {
-        return a < read_sum(r);
-    }
-    return take(r, ">") ? a > read_sum(r) : a;
-}
-
-static int64_t read_branch(reader *r, bool taken, int64_t (*read)(reader *))
-{
-    const bool outer = r->skipping;
-    r->skipping = outer || !taken;
-    const int64_t value = read(r);
-    r->skipping = outer;
-    return value;
-}
-
-static int64_t read_and(reader *r)
-{
-    int64_t value = read_comparison(r);
-    while (take(r, "&&")) {
-        const int64_t right = read_branch(r, value != 0, read_comparison);
-        value = value && right;
-    }
-    return value;
-}
-
-static int64_t read_or(reader *r)
-{
-    int64_t value = read_and(r);
-    while (take(r, "||")) {
-        const int64_t right = read_branch(r, value == 0, read_and);
-        value = value || right;
-    }
-    return value;
-}
-
-static int64_t read_choice(reader *r)
-{
-    if (++r->depth > DEPTH_MAX) {
-        return refuse(r, "too deeply nested");
-    }
-    int64_t value = read_or(r);
-    if (take(r, "?")) {
-        const int64_t yes = read_branch(r, value != 0, read_choice);
-        expect(r, ":");
-        const int64_t no = read_branch(r, value == 0, read_choice);
-        value = value ? yes : no;
-    }
-    --r->depth;
-    return value;
-}
-
 acr_status descriptor_evaluate(int64_t *out, const char *expression, const descriptor *s, const acr_problem *problem,
                                const acr__device *device)
 {
-    reader r = {.text = expression, .at = expression, .s = s, .problem = problem, .device = device};
-    const int64_t value = read_choice(&r);
-    skip_space(&r);
-    if (*r.at && !r.error[0]) {
-        refuse(&r, "an operator is missing");
-    }
-    if (r.error[0]) {
-        return acr__fail(ACR_FORMAT, "\"%s\": %s", expression, r.error);
-    }
-    *out = value;
-    return ACR_OK;
+    fields f = {s, problem, device};
+    char error[EXPRESSION_ERROR_MAX];
+    return expression_eval(expression, field_value, &f, out, error)
+               ? ACR_OK
+               : acr__fail(ACR_FORMAT, "\"%s\": %s", expression, error);
 }
 
 /* ---- JSON ---- */
@@ -330,7 +92,8 @@ static acr_status read_expression(const json_t *value, const char *key, const ch
     const acr__device device = {.sm_count = 1, .smem_per_cta_bytes = 1};
     int64_t ignored;
     acr_status status = descriptor_evaluate(&ignored, out, &tiles, &problem, &device);
-    if (status == ACR_OK || strstr(acr_last_error(), "division by zero") || strstr(acr_last_error(), "overflow")) {
+    if (status == ACR_OK || strstr(acr_last_error(), "division by zero") || strstr(acr_last_error(), "overflow") ||
+        strstr(acr_last_error(), "ceil_div of a negative")) {
         return ACR_OK;
     }
     char why[400];

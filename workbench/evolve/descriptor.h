@@ -6,10 +6,9 @@
  *      "grid": ["ceil_div(q_len, q_tile)", "q_heads", "batch"], "block": 128, "cluster": 0, "smem_bytes": "0",  cuda
  *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none
  *
- * Expressions are numbers or texts in C's notation over int64: + - * / % ( ) comparisons && || ! ?: min(a,b) max(a,b)
- * ceil_div(a,b), and the fields of the problem and device (DESCRIPTOR_FIELDS). Overflow, division by zero and a
- * negative size are errors. No other key is allowed. The kernel's entry point is KERNEL_NAME, its parameters as
- * kernel.h says. */
+ * Expressions (expression.h) are numbers or texts over the fields of the problem and the device (DESCRIPTOR_FIELDS).
+ * Overflow, division by zero and a size outside of its limits are errors. No other key is allowed. The kernel's entry
+ * point is KERNEL_NAME, its parameters as kernel.h says. */
 #ifndef WORKBENCH_EVOLVE_DESCRIPTOR_H
 #define WORKBENCH_EVOLVE_DESCRIPTOR_H
 
@@ -59,7 +58,7 @@ typedef struct descriptor {
  * too. */
 acr_status descriptor_parse(descriptor *out, acr__backend_id backend, const char *json);
 
-/* Evaluates an expression. Errors: ACR_FORMAT with the place in its text. */
+/* Evaluates an expression. Errors: ACR_FORMAT with what is wrong in its text. */
 acr_status descriptor_evaluate(int64_t *out, const char *expression, const descriptor *s, const acr_problem *problem,
                                const acr__device *device);
 

@@ -2,6 +2,7 @@
 #include "expression.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,7 +127,11 @@ static int64_t read_unary(reader *r)
         expect(r, ")");
     } else if (isdigit((unsigned char)*r->at)) {
         char *end = NULL;
+        errno = 0;
         value = strtoll(r->at, &end, 10);
+        if (errno == ERANGE) {
+            return fail(r, "overflow");
+        }
         r->at = end;
     } else if (isalpha((unsigned char)*r->at) || *r->at == '_') {
         value = read_name(r);
