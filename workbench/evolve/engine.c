@@ -452,9 +452,21 @@ static void prepare_flights(engine *e)
     e->longest_prepare_s = fmax(e->longest_prepare_s, monotonic_s() - start_s);
 }
 
+/* Takes a folder's name out of a text, so that what a compiler said is the same wherever the tree lies. */
+static void cut_out(char *text, const char *folder)
+{
+    size_t length = strlen(folder);
+    for (char *at = strstr(text, folder); at && length > 0; at = strstr(at, folder)) {
+        size_t cut = length + (at[length] == '/');
+        memmove(at, at + cut, strlen(at + cut) + 1);
+    }
+}
+
 static acr_status finish_flight(engine *e, flight *f, double wall_s)
 {
     const trial_result *r = &f->result;
+    cut_out(f->result.detail, e->request->tree);
+    cut_out(f->result.detail, e->request->folder);
     const arm_counts *c = &e->fold.counts[f->arm];
     bool duplicate = r->status == TRIAL_DUPLICATE;
     bool improved =

@@ -208,10 +208,18 @@ static void conclude(const summary *s, const definition *d, const char *path, ch
     const arm_summary *search = &s->arms[ARM_SEARCH], *control = &s->arms[ARM_CONTROL];
     const finding *won = &search->confirmed;
     if (!is_finished(s)) {
-        snprintf(out, capacity,
-                 "Not finished: %lld of %d distinct trials (control %lld); nothing is claimed yet. "
-                 "acromion evolve --resume --store %s goes on.",
-                 (long long)search->distinct, d->trials, (long long)control->distinct, path);
+        char so_far[400] = "nothing is claimed yet.";
+        if (won->trial) {
+            snprintf(
+                so_far, sizeof so_far,
+                "so far %s (trial %lld) is confirmed as %.3f times as fast as the incumbent %s, 95 %% interval %.3f "
+                "to %.3f.",
+                won->kernel, (long long)won->trial, won->speedup, d->incumbent_kernel, won->low, won->high);
+        }
+        snprintf(
+            out, capacity,
+            "Not finished: %lld of %d distinct trials (control %lld); %s acromion evolve --resume --store %s goes on.",
+            (long long)search->distinct, d->trials, (long long)control->distinct, so_far, path);
         return;
     }
     int length = 0;
