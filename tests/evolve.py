@@ -236,7 +236,8 @@ def test_trials(context):
     summary = context.summary("told")
     for arm in ("search", "control"):
         of_arm = [t for t in exported if t["arm"] == arm]
-        check(summary[arm]["distinct"] == 5 == sum(t["is_distinct"] for t in of_arm), "the budget counts distinct trials")
+        distinct = sum(t["is_distinct"] for t in of_arm)
+        check(summary[arm]["distinct"] == 5 == distinct, "the budget counts distinct trials")
         check(summary[arm]["proposed"] == len(of_arm), "all proposals are counted")
     check(summary["run"]["problems"][0]["weight"] == 2, "weights are kept")
     incumbents = [t for t in exported if t["status"] == "duplicate"]
@@ -291,8 +292,9 @@ def test_chat(context):
     check("429" in " ".join(t["detail"] or "" for t in search), "the endpoint's error is in the store")
     check("[model test-model, shown: task, elites, failures, history, notes]" in search[0]["rationale"],
           "the rationale says what was shown")
-    check(Model.seen[0]["path"] == "/v1/chat/completions" and Model.seen[0]["key"] == "Bearer secret-key", "path and key")
-    check("Narrow tiles" in Model.seen[0]["prompt"] and "Source of" not in Model.seen[0]["prompt"], "guidance is obeyed")
+    first = Model.seen[0]
+    check(first["path"] == "/v1/chat/completions" and first["key"] == "Bearer secret-key", "path and key")
+    check("Narrow tiles" in first["prompt"] and "Source of" not in first["prompt"], "guidance is obeyed")
     check("Q_TILE=8" in Model.seen[1]["prompt"], "the second prompt knows of the first trial")
     raw = context.run("trials", "export", "--store", context.store("chat")).stdout
     check("secret-key" not in raw, "the key is nowhere in the store")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A promotion from end to end, in a copy of the tree: a search on the CPU finds a kernel that beats a detuned one, the
-trial becomes a line of kernels.def and a fact of wisdom, the tree builds, the kernel passes conformance, and `why` shows
-it chosen.
+"""A promotion from end to end, in a copy of the tree: a search on the CPU finds a kernel that beats a detuned one, its
+trial becomes a line of kernels.def and a fact of wisdom, the tree builds, the kernel passes conformance, and `why`
+shows it chosen.
 
     evolve_promote.py PROGRAM SCRATCH
 """
@@ -20,7 +20,8 @@ COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "python", "d
 def run(*command, code=0, **how):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **how)
     if done.returncode != code:
-        sys.exit(f"{' '.join(map(str, command))}: exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}")
+        words = " ".join(map(str, command))
+        sys.exit(f"{words}: exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 

@@ -57,7 +57,8 @@ def main():
     for line in listed:
         family = line.split()[0]
         if family not in texts:
-            source = next(p for p in [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"] if p.exists())
+            places = [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"]
+            source = next(p for p in places if p.exists())
             texts[family], count = assertions_of(source)
             if count == 0:
                 wrong.append(f"{family}: no assertion was found in {source}")

@@ -1,4 +1,4 @@
-/* The archive, see archive.h. Runs have hundreds of trials at most, so everything is looked up by going through them. */
+/* The archive, see archive.h. Runs have hundreds of trials at most: everything is looked up by going through them. */
 #include "archive.h"
 
 #include <math.h>

@@ -19,7 +19,7 @@ enum {
 
 typedef struct store store;
 
-/* create: the file must not exist (ACR_IO); else it must. read_only: for looking at a run, even one that is going on. */
+/* Create: the file must not exist (ACR_IO); else it must. Read: for looking at a run, even one that is going on. */
 typedef enum store_mode {
     STORE_CREATE,
     STORE_WRITE,
