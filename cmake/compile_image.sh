@@ -2,8 +2,8 @@
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
 # ARCH 80 with PORTABLE_ARCHS (separated by ; or space): a fat binary with machine code for each of them and PTX;
-# otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which
-# `./run resources` tabulates).
+# otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas
+# -v, which `./run resources` tabulates).
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
