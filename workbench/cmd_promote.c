@@ -1,8 +1,7 @@
 /* acromion promote: makes a confirmed trial a kernel of the tree. Writes its line into src/kernels.def, builds, checks,
  * and writes the wisdom that makes the planner choose it. */
-#include <errno.h>
+#include <ctype.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -353,9 +352,7 @@ static void name_wisdom(promotion *p)
     char name[64];
     size_t length = 0;
     for (const char *at = p->definition.device_key; *at && *at != '/' && length < sizeof name - 1; ++at) {
-        bool letter = (*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9');
-        bool capital = *at >= 'A' && *at <= 'Z';
-        name[length++] = letter ? *at : capital ? (char)(*at - 'A' + 'a') : '-';
+        name[length++] = isalnum((unsigned char)*at) ? (char)tolower((unsigned char)*at) : '-';
     }
     name[length] = '\0';
     snprintf(p->wisdom, sizeof p->wisdom, "%s/wisdom", p->tree);

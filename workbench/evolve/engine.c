@@ -412,7 +412,7 @@ static acr_status propose_arm(engine *e, round_rows *r, trial_arm arm)
 /* Proposes the next round and takes it into the fold. */
 static acr_status propose_round(engine *e)
 {
-    size_t capacity = (size_t)(ARM_COUNT * e->definition->generation);
+    size_t capacity = (size_t)ARM_COUNT * (size_t)e->definition->generation;
     round_rows r = {.rows = calloc(capacity, sizeof *r.rows), .texts = calloc(capacity, sizeof *r.texts)};
     acr_status status = r.rows && r.texts ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for a round");
     for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
