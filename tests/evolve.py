@@ -348,6 +348,23 @@ esac
     check(not any(t["is_distinct"] for t in search[:5]) and search[5]["is_distinct"], "what costs budget")
 
 
+def test_source(context):
+    """A whole source passes every gate and is timed; a proposer that then only repeats itself ends the slice."""
+    exploits = ROOT / "tests/exploits"
+    answer = context.folder / "answer.json"
+    answer.write_text(json.dumps({"name": "plain", "arch": "portable", "macro": "row by row",
+                                  "source": (exploits / "attention.c").read_text(),
+                                  "descriptor": json.loads((exploits / "attention.cpu.json").read_text())}))
+    context.evolve("source", PROBLEM, "--trials", "2", "--from", "fwd_simd_f32_d1024_64x64_portable", "--proposer",
+                   f"cat {answer}", code=1)
+    search = [t for t in context.archive("source") if t["arm"] == "search"]
+    check(search[0]["status"] == "valid" and search[0]["speedup"] > 0, f"the source ends as {search[0]['status']}")
+    check(search[0]["cell"] == "source portable row by row", "its macro words name the cell")
+    check([t["status"] for t in search[1:]] == ["duplicate"] * 10 and search[1]["original"] == search[0]["id"],
+          "the same source again is a duplicate of it")
+    context.run("promote", str(search[0]["id"]), "--store", context.store("source"), code=1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")

@@ -394,7 +394,7 @@ static int64_t wanted(const engine *e, trial_arm arm)
     const definition *d = e->definition;
     const arm_counts *c = &e->fold.counts[arm];
     int64_t left = d->trials - c->distinct;
-    bool spent = c->proposed >= (int64_t)PROPOSALS_A_TRIAL * (d->trials + SEEDS_MAX);
+    bool spent = c->proposed >= (int64_t)PROPOSALS_A_TRIAL * d->trials + SEEDS_MAX;
     return e->exhausted[arm] || spent || left <= 0 ? 0 : left < d->generation ? left : d->generation;
 }
 
@@ -644,7 +644,7 @@ static acr_status search(engine *e, engine_end *end)
             *end = ENGINE_TIME;
             return ACR_OK;
         }
-        if (e->fold.counts[ARM_SEARCH].failures_in_a_row >= PROPOSER_FAILURES_MAX) {
+        if (e->definition->proposer[0] && e->fold.counts[ARM_SEARCH].failures_in_a_row >= PROPOSER_FAILURES_MAX) {
             *end = ENGINE_PROPOSER;
             return ACR_OK;
         }

@@ -83,7 +83,8 @@ static void count_finished(fold *f, trial_arm arm, const finished *t)
     c->distinct += t->distinct;
     c->valid += strcmp(t->status, trial_status_name(TRIAL_VALID)) == 0;
     c->improved += t->improved;
-    c->failures_in_a_row = no_candidate ? c->failures_in_a_row + 1 : 0;
+    bool duplicate = strcmp(t->status, trial_status_name(TRIAL_DUPLICATE)) == 0;
+    c->failures_in_a_row = no_candidate || duplicate ? c->failures_in_a_row + 1 : 0;
     if (t->improved) {
         c->best_speedup = t->speedup;
         snprintf(f->best_kernels[arm], WISDOM_KERNEL_MAX, "%s", t->kernel);

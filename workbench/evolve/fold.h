@@ -18,7 +18,7 @@ typedef struct flight {
 
 typedef struct arm_counts {
     int64_t proposed, distinct, valid, improved;
-    int64_t failures_in_a_row; /* of an external proposer */
+    int64_t failures_in_a_row; /* proposals that gave nothing new: no candidate, or a duplicate */
     const char *best_kernel;   /* the fastest whose interval excludes the incumbent; NULL = none; lives with the fold */
     double best_speedup;       /* of it; 1 when there is none */
 } arm_counts;
