@@ -407,6 +407,19 @@ static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_prob
     return ACR_OK;
 }
 
+acr_status acr__plan_lookup(acr_ctx *ctx, const acr_problem *problem)
+{
+    acr_problem canonical;
+    cached_plan *entry;
+    acr_status status = acr_problem_canonical(&canonical, problem);
+    if (status != ACR_OK)
+        return status;
+    pthread_mutex_lock(&ctx->lock);
+    status = cached_plan_of(&entry, ctx, &canonical);
+    pthread_mutex_unlock(&ctx->lock);
+    return status;
+}
+
 static acr_status make_workspace(stream_workspace **out, const acr_plan *plan, void *stream)
 {
     acr__backend_device *device = plan->prepared->device;

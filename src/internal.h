@@ -17,6 +17,10 @@ acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx);
  * but must outlive the plan). Errors as acr_plan_create; ACR_UNSUPPORTED with why_not's reason. */
 acr_status acr__plan_create_forced(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, const acr__kernel *kernel);
 
+/* Finds the plan that acr_forward would execute, or makes it, and executes nothing: the cost of finding it is part of
+ * that of acr_forward. */
+acr_status acr__plan_lookup(acr_ctx *ctx, const acr_problem *problem);
+
 /* The table's kernel of that name, or NULL. */
 const acr__kernel *acr__kernel_find(const char *name);
 

@@ -26,6 +26,8 @@ typedef struct tensor_view {
 struct execution {
     acr__backend_device *device;
     acr_plan *plan;
+    bool owns_plan;
+    bool negated; /* the values */
     acr_problem problem;
     size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
@@ -223,6 +225,24 @@ static acr_status make_outputs(execution *e)
     return status;
 }
 
+/* Gives an execution its buffers. */
+static acr_status furnish(execution *e, const reference *ref, bool reversed_keys, uint32_t flags)
+{
+    acr_status status = make_inputs(e, ref, reversed_keys);
+    if (status == ACR_OK) {
+        status = make_outputs(e);
+    }
+    e->buffers = (acr_buffers)ACR_BUFFERS_INIT;
+    e->buffers.flags = flags;
+    e->buffers.q = payload(&e->q);
+    e->buffers.k = payload(&e->k);
+    e->buffers.v = payload(&e->v);
+    e->buffers.o = payload(&e->o);
+    e->buffers.lse = payload(&e->lse);
+    e->buffers.kv_lens = payload(&e->kv_lens);
+    return status;
+}
+
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment)
 {
@@ -237,25 +257,34 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
     e->problem.q_scale = ref->problem.q_scale;
     e->problem.k_scale = ref->problem.k_scale;
     e->problem.v_scale = ref->problem.v_scale;
+    e->owns_plan = true;
     acr_status status = acr__plan_create_forced(&e->plan, ctx, &e->problem, kernel);
     if (status == ACR_OK) {
-        status = make_inputs(e, ref, reversed_keys);
-    }
-    if (status == ACR_OK) {
-        status = make_outputs(e);
+        status = furnish(e, ref, reversed_keys, flags);
     }
     if (status != ACR_OK) {
         execution_destroy(e);
         return status;
     }
-    e->buffers = (acr_buffers)ACR_BUFFERS_INIT;
-    e->buffers.flags = flags;
-    e->buffers.q = payload(&e->q);
-    e->buffers.k = payload(&e->k);
-    e->buffers.v = payload(&e->v);
-    e->buffers.o = payload(&e->o);
-    e->buffers.lse = payload(&e->lse);
-    e->buffers.kv_lens = payload(&e->kv_lens);
+    *out = e;
+    return ACR_OK;
+}
+
+acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref)
+{
+    execution *e = calloc(1, sizeof *e);
+    if (!e) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for an execution");
+    }
+    e->device = first->device;
+    e->plan = first->plan;
+    e->problem = first->problem;
+    e->alignment = first->alignment;
+    acr_status status = furnish(e, ref, false, first->buffers.flags);
+    if (status != ACR_OK) {
+        execution_destroy(e);
+        return status;
+    }
     *out = e;
     return ACR_OK;
 }
@@ -269,7 +298,9 @@ void execution_destroy(execution *e)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         guarded_destroy(all[i], e->device);
     }
-    acr_plan_destroy(e->plan);
+    if (e->owns_plan) {
+        acr_plan_destroy(e->plan);
+    }
     free(e);
 }
 
@@ -281,17 +312,39 @@ acr_status execution_enqueue(void *arg, void *stream)
     return acr_execute(e->plan, &e->buffers, payload(&e->workspace), e->workspace_bytes, stream);
 }
 
-acr_status execution_run(execution *e)
+acr_status execution_poison(execution *e)
 {
     const acr__backend *backend = e->device->backend;
     acr_status status = backend->mem_fill(e->device, e->o.memory, NAN_BYTE, e->o.bytes);
     if (status == ACR_OK && e->lse.memory) {
         status = backend->mem_fill(e->device, e->lse.memory, NAN_BYTE, e->lse.bytes);
     }
+    return status;
+}
+
+acr_status execution_run(execution *e)
+{
+    acr_status status = execution_poison(e);
     if (status == ACR_OK) {
         status = execution_enqueue(e, NULL);
     }
-    return status == ACR_OK ? backend->synchronize(e->device) : status;
+    return status == ACR_OK ? e->device->backend->synchronize(e->device) : status;
+}
+
+/* Elements are little endian in every type: the sign is the top bit of the last byte. A NaN byte pattern stays one. */
+static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
+{
+    for (size_t i = elem_bytes - 1; i < size; i += elem_bytes) {
+        bytes[i] ^= 0x80;
+    }
+}
+
+acr_status execution_negate_values(execution *e)
+{
+    guarded *v = &e->v;
+    negate(v->image + v->payload_offset, v->payload_bytes, (size_t)acr__dtype_bytes(e->problem.dtype));
+    e->negated = !e->negated;
+    return e->device->backend->mem_upload(e->device, v->memory, v->image, v->bytes);
 }
 
 /* ---- Collecting ---- */
@@ -359,6 +412,9 @@ acr_status execution_collect(execution *e, run_output *out)
     tensor_view o = view_of(p, &p->o, p->q_heads, p->q_len, p->v_dim, p->out_dtype);
     acr_status status =
         take_output(e, &e->o, &o, "o was written outside its elements", &out->o, &out->o_bytes, &out->violation);
+    if (status == ACR_OK && e->negated) {
+        negate(out->o, out->o_bytes, (size_t)acr__dtype_bytes(p->out_dtype));
+    }
     if (status == ACR_OK && e->lse.memory) {
         tensor_view lse = {p->batch,      p->q_heads,    p->q_len,
                            sizeof(float), sizeof(float), {p->q_heads * p->q_len, p->q_len, 1}};

@@ -26,10 +26,19 @@ enum {
  * execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment);
+/* Another with buffers of its own, to the same plan, which `first` must outlive. */
+acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref);
 void execution_destroy(execution *e);
 
 /* Fills the outputs with NaN again, runs once and waits. execution_create has initialised the workspace, once. */
 acr_status execution_run(execution *e);
+
+/* Changes what the next run must produce, and nothing about its cost: turns the sign of every value around (twice is as
+ * before), and with it that of every output. execution_collect turns the output's back, so that the same reference
+ * judges it. No work may be enqueued. */
+acr_status execution_negate_values(execution *e);
+/* Fills the outputs with NaN. No work may be enqueued. */
+acr_status execution_poison(execution *e);
 
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);

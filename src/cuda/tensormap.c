@@ -92,3 +92,29 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
         status = encode(driver, &maps->o, &o, boxes->o_rows);
     return status;
 }
+
+static acr_status move(const acr__cuda_driver *driver, fwd_map *map, const char *name, const void *base)
+{
+    void *address;
+    memcpy(&address, &base, sizeof address); /* the driver's signature lacks the const */
+    CUresult result = driver->TensorMapReplaceAddress((CUtensorMap *)(void *)map, address);
+    if (result == CUDA_SUCCESS)
+        return ACR_OK;
+    char what[80];
+    snprintf(what, sizeof what, "tensor map of %s (base %p)", name, base);
+    return acr__cuda_fail(driver, result, ACR_DEVICE_FAULT, what);
+}
+
+acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes, const fwd_args *args)
+{
+    acr_status status = ACR_OK;
+    if (boxes->q_rows != 0)
+        status = move(driver, &maps->q, "q", args->q);
+    if (boxes->k_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->k, "k", args->k);
+    if (boxes->v_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->v, "v", args->v);
+    if (boxes->o_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->o, "o", args->o);
+    return status;
+}
