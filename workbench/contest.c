@@ -134,8 +134,10 @@ static acr_status ready_peer(contestant *c)
     case MODE_STREAM:
     case MODE_ROTATING:
         return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->contest->sets);
-    case MODE_COLD:
-        return record_peer(&c->graph, c, 1);
+    case MODE_COLD: {
+        acr_status status = record_peer(&c->graph, c, 1);
+        return status == ACR_OK ? sample_peer(c, 1, &seconds) : status;
+    }
     default:
         return sample_calls(c, 1, &seconds);
     }
