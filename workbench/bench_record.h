@@ -14,6 +14,7 @@ typedef struct bench_conditions {
     const acr__device *device;
     const char *problem; /* its text */
     bench_mode mode;
+    double empty_us; /* cold mode: what no launch at all takes */
     const demand *demand;
     const floor_times *floor;
     uint64_t seed;

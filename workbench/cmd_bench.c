@@ -89,6 +89,7 @@ typedef struct session {
     const peer_provider *providers[CONTEST_PROVIDERS_MAX];
     int provider_count; /* 0 = ours alone */
     watch watched;
+    double empty_us; /* cold mode: what no launch at all takes */
     json_t *records;
     size_t saved; /* of the records: in the output file */
     int measured, refused;
@@ -227,8 +228,16 @@ static bool below_floor(const session *s, const bench_problem *on, const measure
 
 static json_t *record_json(const session *s, const bench_problem *on, const measurement *m)
 {
-    const bench_conditions conditions = {s->device,  on->text,         s->request->mode, &on->demand,
-                                         &on->floor, s->request->seed, &s->watched};
+    const bench_conditions conditions = {
+        .device = s->device,
+        .problem = on->text,
+        .mode = s->request->mode,
+        .empty_us = s->empty_us,
+        .demand = &on->demand,
+        .floor = &on->floor,
+        .seed = s->request->seed,
+        .watched = &s->watched,
+    };
     const bench_series series = {&m->timing.stats,    m->launches,         m->sets,
                                  m->timing.discarded, s->request->overlap, m->verdict.err_max};
     json_t *json = bench_record(&conditions, &series);
@@ -244,6 +253,9 @@ static void print_header(const session *s, const bench_problem *on)
            s->request->overlap ? ", overlapping launches" : "");
     printf("floor %s us, bound by %s\n", us_text(floor_us, 1e6 * mode_floor_s(mode, &on->floor)),
            mode_floor_bound(mode, &on->floor));
+    if (mode == MODE_COLD) {
+        printf("no launch at all: %s us, part of each time\n", us_text(floor_us, s->empty_us));
+    }
     printf("  %-44s %9s %19s %9s %9s %5s %8s %7s %8s\n", "kernel", "p50 us", "95 % interval", "p90", "p99", "n",
            "TFLOP/s", "x floor", "max err");
 }
@@ -279,10 +291,12 @@ static void refuse(session *s, const bench_problem *on, const measurement *m)
 /* The rungs measured at one problem. */
 typedef struct climb {
     double us[LADDER_RUNGS]; /* NaN = not measured */
+    bool any;
 } climb;
 
 static void climb_begin(climb *c)
 {
+    c->any = false;
     for (int rung = 0; rung < LADDER_RUNGS; ++rung) {
         c->us[rung] = NAN;
     }
@@ -302,6 +316,7 @@ static void climb_step(climb *c, const measurement *m, const bench_problem *on, 
         return;
     }
     c->us[rung] = m->timing.stats.p50;
+    c->any = true;
     json_object_set_new(record, "rung", json_integer(rung));
     json_object_set_new(record, "gain", json_number_or_null(climb_gain(c, rung)));
     json_object_set_new(record, "gain_predicted", json_number_or_null(ladder_predicted_gain(rung, on->text)));
@@ -380,7 +395,7 @@ static acr_status bench_kernels(session *s, const bench_problem *on)
             snprintf(best, sizeof best, "%.4g us", best_us);
         }
     }
-    if (s->request->ladder && !s->common->json && status == ACR_OK) {
+    if (climbed.any && !s->common->json && status == ACR_OK) {
         climb_print(&climbed, on);
     }
     return status;
@@ -424,6 +439,7 @@ static acr_status bench_contest(session *s, const bench_problem *on)
         .providers = s->providers,
         .provider_count = s->provider_count,
         .mode = s->request->mode,
+        .empty_us = s->empty_us,
         .overlap = s->request->overlap,
         .blocks = s->request->publish ? INTERLEAVE_BLOCKS_PUBLISH : INTERLEAVE_BLOCKS_SEARCH,
         .seed = s->request->seed,
@@ -524,6 +540,17 @@ static int find_providers(session *s, const peer_provider *torch)
     return s->provider_count > 0 ? EXIT_DONE : EXIT_CANNOT_RUN;
 }
 
+static acr_status find_empty_time(session *s)
+{
+    if (s->request->mode != MODE_COLD) {
+        return ACR_OK;
+    }
+    double seconds = 0;
+    acr_status status = timer_empty_cold(acr__ctx_backend_device(s->ctx), &seconds);
+    s->empty_us = 1e6 * seconds;
+    return status;
+}
+
 static int bench_all(session *s, const problem_list *problems, const peer_provider *torch)
 {
     s->device = &acr__ctx_backend_device(s->ctx)->device;
@@ -533,7 +560,7 @@ static int bench_all(session *s, const problem_list *problems, const peer_provid
     }
     s->records = json_array();
     watch_open(&s->watched, s->device, s->common->device);
-    acr_status status = ACR_OK;
+    acr_status status = find_empty_time(s);
     for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
         status = bench_one(s, &problems->items[i]);
         acr_status saved = save(s);

@@ -444,6 +444,9 @@ static void print_header(const contest *t)
     printf("\nfloor %s us, bound by %s; noise floor %.1f %%, control %s\n",
            us_text(floor_us, 1e6 * mode_floor_s(r->mode, r->floor)), mode_floor_bound(r->mode, r->floor),
            100 * t->noise_floor, stats_verdict_text(t->control.comparison.verdict));
+    if (r->mode == MODE_COLD) {
+        printf("no launch at all: %s us, part of each time\n", us_text(floor_us, r->empty_us));
+    }
     printf("  %-44s %9s %9s %9s %5s %8s %7s %15s %-9s %8s\n", "", "p50 us", "p90", "p99", "n",
            r->problem->q_len == 1 ? "GB/s" : "TFLOP/s", "ratio", "95 % interval", "verdict", "max err");
 }
@@ -516,8 +519,16 @@ static void print_table(const contest *t)
 static json_t *record_of(const contest *t, const contestant *c)
 {
     const contest_request *r = t->request;
-    const bench_conditions conditions = {&t->device->device, r->text, r->mode,    r->demand,
-                                         r->floor,           r->seed, &t->watched};
+    const bench_conditions conditions = {
+        .device = &t->device->device,
+        .problem = r->text,
+        .mode = r->mode,
+        .empty_us = r->empty_us,
+        .demand = r->demand,
+        .floor = r->floor,
+        .seed = r->seed,
+        .watched = &t->watched,
+    };
     const bench_series series = {
         .stats = c->kernel ? &c->encounter.ours : &c->encounter.theirs,
         .launches = c->kernel  ? subject_launches(c->subject)

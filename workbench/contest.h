@@ -28,7 +28,8 @@ typedef struct contest_request {
     const peer_provider *const *providers;
     int provider_count; /* 1..CONTEST_PROVIDERS_MAX */
     bench_mode mode;
-    bool overlap; /* ours may overlap their predecessors */
+    double empty_us; /* cold mode: what no launch at all takes */
+    bool overlap;    /* ours may overlap their predecessors */
     int blocks;
     uint64_t seed;
     bool quiet; /* no table */

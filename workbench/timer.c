@@ -53,6 +53,29 @@ acr_status timer_calls(acr__backend_device *device, acr__enqueue *enqueue, void 
     return status == ACR_OK ? ended : status;
 }
 
+static acr_status enqueue_nothing(void *arg, void *stream)
+{
+    (void)arg;
+    (void)stream;
+    return ACR_OK;
+}
+
+acr_status timer_empty_cold(acr__backend_device *device, double *seconds)
+{
+    enum {
+        SAMPLES = 16
+    };
+    double samples[SAMPLES];
+    acr__graph *graph = NULL;
+    acr_status status = device->backend->graph_record(&graph, device, enqueue_nothing, NULL, 1);
+    if (status == ACR_OK) {
+        status = device->backend->graph_time_cold(graph, SAMPLES, samples);
+    }
+    device->backend->graph_free(graph);
+    *seconds = stats_percentile(samples, SAMPLES, 0.5);
+    return status;
+}
+
 /* Repeats single samples for a while; *sample_s becomes the mean time of taking one. */
 static acr_status warm_up(interleave_sample *sample, void *arg, double seconds, double *sample_s)
 {

@@ -26,6 +26,9 @@ acr_status timer_fill(acr__graph **out, double *launch_s, timer_record *record, 
 /* Seconds a call, over `calls` host calls on the default stream, from the first to the completion of the last. */
 acr_status timer_calls(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int calls, double *seconds);
 
+/* Seconds between the two events of cold mode when nothing is launched between them: part of every cold time. */
+acr_status timer_empty_cold(acr__backend_device *device, double *seconds);
+
 typedef struct timer_limits {
     double warm_up_s;
     double budget_s; /* about how long to sample */
