@@ -405,6 +405,44 @@ class Judging(Cli):
             low, high = record["ci95_us"]
             self.assertTrue(low <= record["p50_us"] <= high)
 
+    def test_bench_modes(self):
+        for mode, launches in ("stream", None), ("call", 200), ("call-single", 1):
+            record, = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "--mode", mode,
+                                   "f32:b1:h1:s16:d16")
+            self.assertEqual(record["mode"], mode)
+            self.assertEqual(record["discarded"], 0)
+            self.assertEqual(record["buffer_sets"], 1)
+            self.assertEqual(record["launches"], launches or record["launches"])
+        self.run_fails(USAGE, "'warm' is unknown", "bench", "--mode", "warm")
+        self.run_fails(USAGE, "--publish goes with --peers", "bench", "--publish")
+
+    def test_bench_rotating_and_cold(self):
+        """Where the cache's size is known, these work; elsewhere, or with too small a problem, they say why not."""
+        rotating = ("bench", "--backend", "cpu", "--mode", "rotating", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+        self.run_fails(CANNOT_RUN, "rotating mode: ", *rotating)
+        cold = ("bench", "--backend", "cpu", "--quick", "--mode", "cold", "--json", "-k", "*_f32_*_portable",
+                "f32:b1:h1:s16:d16")
+        done = execute(*cold)
+        if done.returncode == CANNOT_RUN:
+            self.assertIn("cold mode: the size of the last-level cache is unknown", done.stderr)
+        else:
+            self.assertEqual(done.returncode, DONE, done.stderr)
+            record, = json.loads(done.stdout)
+            self.assertEqual((record["mode"], record["launches"]), ("cold", 1))
+            self.assertGreater(record["empty_us"], 0)
+
+    def test_host_cost(self):
+        output = self.path / "host.json"
+        table = self.run_ok("bench", "--backend", "cpu", "--host-cost", "f32:b1:h1:s16:d16", "-o", output)
+        self.assertIn("no driver launches it", table)
+        records = json.loads(output.read_text())
+        steps = [record["step"] for record in records]
+        self.assertEqual(steps, ["acr_execute", "acr_forward", "plan look-up", "first call, cold process"])
+        for record in records:
+            self.assertEqual(record["mode"], "host")
+            self.assertGreater(record["p50_us"], 0)
+        self.run_fails(USAGE, "--host-cost goes with", "bench", "--host-cost", "--mode", "cold")
+
     def test_bench_json(self):
         report = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
         self.assertTrue(report)

@@ -1,5 +1,5 @@
-/* A fake cuBLAS for tests: computes its products on host memory, which the fake driver's device memory is, and remembers
- * how it was called. Loaded by dlopen under the name that ACROMION_CUBLAS gives. */
+/* A fake cuBLAS for tests: computes its products on host memory, which the fake driver's device memory is, and
+ * remembers how it was called. Loaded by dlopen under the name that ACROMION_CUBLAS gives. */
 #ifndef FAKE_CUBLAS_H
 #define FAKE_CUBLAS_H
 

@@ -345,14 +345,15 @@ static acr_status attempt(act *run, set_fault *fail_at, long place)
 }
 
 /* What the driver still holds after an act that succeeded although one call failed: that call was one of cleaning up,
- * and what it should have freed is left for want of another way. At most a graph and its stream. */
+ * and what it should have freed is left for want of another way. At most a graph, its stream, and the memory that
+ * empties L2. */
 static void accept_leftovers(void)
 {
     const fake_cuda_counters c = fake_cuda_count();
     const long before = at_start.allocations + at_start.libraries + at_start.streams + at_start.events +
                         at_start.graphs + at_start.graph_execs;
     const long now = c.allocations + c.libraries + c.streams + c.events + c.graphs + c.graph_execs;
-    assert_in_range(now - before, 0, 2);
+    assert_in_range(now - before, 0, 3);
     const long contexts = at_start.contexts, pushed = at_start.pushed;
     at_start = c;
     at_start.contexts = contexts;
@@ -580,10 +581,10 @@ static void maps_follow_the_tensors(void **state)
     fake_cuda_fail_entry("cuTensorMapEncodeTiled", CUDA_ERROR_NOT_PERMITTED);
     for (int round = 0; round < 2; round++) {
         assert_ok(scene_execute(&s, NULL));
-        const void *const tensors[] = {s.b.buffers.q, s.b.buffers.k, s.b.buffers.v, s.b.buffers.o};
+        const void *const bases[] = {s.b.buffers.q, s.b.buffers.k, s.b.buffers.v, s.b.buffers.o};
         const fake_cuda_launch launch = fake_cuda_last_launch();
-        for (size_t i = 0; i < COUNT_OF(tensors); i++)
-            assert_int_equal(launch.map_bases[i], (uintptr_t)tensors[i]);
+        for (size_t i = 0; i < COUNT_OF(bases); i++)
+            assert_int_equal(launch.map_bases[i], (uintptr_t)bases[i]);
         const void *const k = s.b.buffers.k; /* then with k and v exchanged */
         s.b.buffers.k = s.b.buffers.v;
         s.b.buffers.v = k;

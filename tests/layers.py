@@ -65,6 +65,11 @@ def allowed_workbench(name, quoted):
     return is_posix(name) or name in PROCESSOR | {"jansson.h", "xxhash.h", "sqlite3.h"}
 
 
+def allowed_device(name, quoted):
+    """device code of the workbench and the tests: what the library's has, and its own headers."""
+    return allowed_cuda(name, quoted) or quoted and name in {"exploit.cuh"}
+
+
 def allowed_tests(name, quoted):
     """tests: anything of ours; cmocka, and JSON to read what the workbench writes."""
     if quoted:
@@ -82,6 +87,8 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src", allowed_core),
+    ("workbench/device", allowed_device),
+    ("tests/exploits_gpu", allowed_device),
     ("workbench", allowed_workbench),
     ("tests", allowed_tests),
     ("examples", allowed_examples),

@@ -1,7 +1,7 @@
-/* The unfused baseline over a fake cuBLAS and the fake driver: what it is asked to multiply, that it may be captured, what
- * it refuses, and that a missing library is named. The fake driver runs no kernels, so here the softmax leaves its scores
- * as they are, and the output must be the product of three matrices; the softmax itself runs on GPUs only, where its
- * output is judged like every peer's. */
+/* The unfused baseline over a fake cuBLAS and the fake driver: what it is asked to multiply, that it may be captured,
+ * what it refuses, and that a missing library is named. The fake driver runs no kernels, so here the softmax leaves its
+ * scores as they are, and the output must be the product of three matrices; the softmax itself runs on GPUs only, where
+ * its output is judged like every peer's. */
 #include "support.h"
 
 #include <dlfcn.h>

@@ -109,7 +109,7 @@ static void blocks_are_abba_or_mirrored(void **state)
     interleave_free(&r);
 }
 
-/* Every third of the first looks finds a disturbance; there is one before each block and one after each of its slots. */
+/* Every third of the first looks finds a disturbance; there is a look before each block and after each slot. */
 static bool every_third(void *arg)
 {
     int *asked = arg;

@@ -1,5 +1,6 @@
-/* The GPU's state by NVML, over a fake one: every field optional, which states count as throttled, what series of samples
- * discard, what records keep. Built twice: UNIT_NVML_BARE is the same over an NVML that lacks all that it may lack. */
+/* The GPU's state by NVML, over a fake one: every field optional, which states count as throttled, what series of
+ * samples discard, what records keep. Built twice: UNIT_NVML_BARE is the same over an NVML that lacks all that it may
+ * lack. */
 #include "support.h"
 
 #include <jansson.h>

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Checks and measures every kernel on this machine's GPU, with the program that lies beside this script (or $ACROMION).
+# Checks and measures every kernel on this machine's GPU, with the program that lies beside this script (or $ACROMION),
+# and the controls beside it (or $GPU_CONTROLS).
 #   gpu-check.sh [FOLDER]      FOLDER (default: gpu-check-out) receives the logs and bench.json
-# Exit code 0: every kernel is right, compute-sanitizer (where there is one) clean, and the mission shape was measured.
+# Exit code 0: every kernel is right, compute-sanitizer (where there is one) clean, kernels that cheat were refused, an
+# injected slowdown was found, and the mission shape was measured in every mode.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 program=${ACROMION:-$here/acromion}
+controls=${GPU_CONTROLS:-$here/gpu_controls}
 out=${1:-gpu-check-out}
 case $out in
--h | --help) sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
+-h | --help) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
 esac
 
 # Small, since the tools slow a kernel down a thousandfold, and ragged, since that is where faults hide.
@@ -59,13 +62,21 @@ if [[ -n $sanitizer ]]; then
 else
     echo "compute-sanitizer  not found: skipped"
 fi
+run_step controls "$controls"
 rm -f "$out/bench.json" # bench adds to a file
 run_step bench "$program" bench --backend cuda -o "$out/bench.json" "${bench_problems[@]}"
+for mode in rotating cold call call-single; do
+    run_step "$mode" "$program" bench --backend cuda --quick --mode "$mode" -o "$out/bench.json" "${bench_problems[0]}"
+done
+run_step ladder "$program" bench --backend cuda --quick -k 'fwd_ladder*' -o "$out/bench.json" "${bench_problems[0]}"
+run_step host-cost "$program" bench --backend cuda --host-cost -o "$out/bench.json" "${bench_problems[@]}"
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    run_step peers "$program" bench --peers -o "$out/bench.json" "${bench_problems[@]}"
+    peers=torch,cublas
 else
-    echo "peers        no PyTorch that sees a GPU: skipped"
+    echo "peers        no PyTorch that sees a GPU: cuBLAS alone"
+    peers=cublas
 fi
+run_step peers "$program" bench --peers "$peers" -o "$out/bench.json" "${bench_problems[@]}"
 run_step why "$program" why --backend cuda b2:h8:s512:d64
 run_step roofline "$program" roofline b2:h8:s512:d64
 echo "$passed passed, $failed failed; logs in $out/"

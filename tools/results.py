@@ -7,7 +7,9 @@ import pathlib
 import re
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
-MODES = ("stream", "rotating", "cold", "call")
+MODES = ("stream", "rotating", "cold", "call", "call-single", "host")
+HOST_STEPS = ("bare launch", "acr_execute", "acr_forward", "plan look-up", "first call, cold process")
+STATE_FIELDS = ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "reasons")
 COUNTS = r"[1-9]\d*(/[1-9]\d*)?"
 PROBLEM = re.compile(rf"^((f32|bf16|e4m3):)?b[1-9]\d*:h{COUNTS}:s{COUNTS}:d{COUNTS}(:[a-z0-9=,-]+)*$")
 
@@ -28,6 +30,20 @@ def is_interval_around(value, inside):
     return (low is None or low <= inside) and (high is None or inside <= high)
 
 
+def is_state(value):
+    """A GPU's state: null, or some of the fields; all are optional."""
+    return value is None or isinstance(value, dict) and set(value) <= set(STATE_FIELDS)
+
+
+def is_clocks(value):
+    if value is None:
+        return True
+    if isinstance(value, dict) and set(value) == {"cpu_mhz_before", "cpu_mhz_after"}:
+        return all(is_positive(mhz) for mhz in value.values())
+    return (isinstance(value, dict) and is_positive(value.get("nominal_mhz"))
+            and all(is_state(value.get(name)) for name in ("before", "after", "range")))
+
+
 # field -> (what must hold for a record that has every field, said in words)
 FIELDS = {
     "problem": (lambda r: isinstance(r["problem"], str) and PROBLEM.match(r["problem"]), "a problem's text"),
@@ -41,7 +57,10 @@ FIELDS = {
     "err_max": (lambda r: r["err_max"] is None or is_number(r["err_max"]) and r["err_max"] >= 0, "a number or null"),
     "device": (lambda r: isinstance(r["device"], str) and r["device"], "the device's name"),
     "driver": (lambda r: isinstance(r["driver"], str) and r["driver"], "the driver's version, or none on a CPU"),
-    "clocks": (lambda r: r["clocks"] is None or isinstance(r["clocks"], dict), "an object, or null where unknown"),
+    "clocks": (
+        lambda r: is_clocks(r["clocks"]),
+        "nominal_mhz and the states before, after, range; a processor's clock; or null",
+    ),
     "git_sha": (lambda r: re.fullmatch(r"[0-9a-f]{7,40}", str(r["git_sha"])), "a commit"),
     "dirty": (lambda r: isinstance(r["dirty"], bool), "true or false"),
     "seeds": (lambda r: isinstance(r["seeds"], dict), "an object: what was seeded with which number"),
@@ -56,10 +75,21 @@ def is_count(value):
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# The same for fields that only interleaved comparisons have; the first of a group stands for all of it.
-COMPARISON = {
-    "blocks": (lambda r: is_count(r["blocks"]) and r["blocks"] > 0, "a positive count of blocks"),
-    "discarded": (lambda r: is_count(r["discarded"]), "a count of discarded blocks"),
+# The same for fields that not all records have: where one field of a group is there, all of it must be.
+DISCARDED = {"discarded": (lambda r: is_count(r["discarded"]), "a count of discarded blocks")}
+COMPARISON = {"blocks": (lambda r: is_count(r["blocks"]) and r["blocks"] > 0, "a positive count of blocks")}
+SETS = {"buffer_sets": (lambda r: is_count(r["buffer_sets"]) and r["buffer_sets"] > 0, "a positive count")}
+LADDER = {
+    "rung": (lambda r: is_count(r["rung"]), "a rung's number"),
+    "gain": (lambda r: r["gain"] is None or is_positive(r["gain"]), "a positive number or null"),
+    "gain_predicted": (
+        lambda r: r["gain_predicted"] is None or is_positive(r["gain_predicted"]), "a positive number or null"),
+}
+ABOVE_BARE = {
+    "above_bare_us": (lambda r: is_number(r["above_bare_us"]), "a number"),
+    "above_bare_ci95": (
+        lambda r: len(r["above_bare_ci95"]) == 2
+        and r["above_bare_ci95"][0] <= r["above_bare_us"] <= r["above_bare_ci95"][1], "[low, high] around it"),
 }
 OURS_AMONG_PEERS = {
     "planned": (lambda r: isinstance(r["planned"], bool), "true or false"),
@@ -89,7 +119,13 @@ PEER = {
     "peer_version": (lambda r: isinstance(r["peer_version"], str) and r["peer_version"], "the peer's version"),
     "within_tolerance": (lambda r: isinstance(r["within_tolerance"], bool), "true or false"),
 }
-OPTIONAL = (COMPARISON, OURS_AMONG_PEERS, AGAINST_BEST, AGAINST_DEFAULT, PEER)
+OPTIONAL = (DISCARDED, COMPARISON, SETS, LADDER, ABOVE_BARE, OURS_AMONG_PEERS, AGAINST_BEST, AGAINST_DEFAULT, PEER)
+# What a mode's records must have beyond those of others.
+OF_MODE = {
+    "rotating": {"buffer_sets": (lambda r: is_count(r["buffer_sets"]) and r["buffer_sets"] > 1, "at least 2")},
+    "cold": {"empty_us": (lambda r: is_positive(r["empty_us"]), "what no launch at all takes")},
+    "host": {"step": (lambda r: r["step"] in HOST_STEPS, "one of " + ", ".join(HOST_STEPS))},
+}
 
 
 def fields_of(record):
@@ -98,7 +134,9 @@ def fields_of(record):
     for group in OPTIONAL:
         if any(name in record for name in group):
             fields |= group
-    return fields
+    if "blocks" in record or "verdict" in record:
+        fields |= COMPARISON | DISCARDED
+    return fields | OF_MODE.get(record.get("mode"), {})
 
 
 def faults_of(record):
@@ -114,6 +152,19 @@ def faults_of(record):
     ]
     if ("kernel" in record) == ("peer" in record):
         faults.append("names not exactly one of kernel and peer")
+    return faults
+
+
+def faults_of_file(path, records):
+    """One file for one machine and day, which its name says."""
+    faults = []
+    for field in ("device", "host"):
+        values = sorted({r[field] for r in records if field in r})
+        if len(values) > 1:
+            faults.append(f"{path.name}: records of several machines: {field} is {', '.join(values)}")
+    days = sorted({str(r["date"])[:10] for r in records if "date" in r})
+    if any(day not in path.name for day in days):
+        faults.append(f"{path.name}: records of {', '.join(days)}: the name must hold the one day")
     return faults
 
 
@@ -133,6 +184,7 @@ def load(folder=RESULTS):
             faults += [f"{path.name}: record {i}: {fault}" for fault in faults_of(record)]
             if isinstance(record, dict):
                 records.append(record | {"file": path.name})
+        faults += faults_of_file(path, [r for r in found if isinstance(r, dict)])
     if faults:
         raise ValueError("\n".join(faults))
     return records

@@ -43,9 +43,9 @@ typedef struct peer_provider {
     const char *version;      /* of their library */
     /* Makes the inputs of a problem; the peers keep them until end. */
     int32_t (*begin)(const peer_problem *problem, char *text);
-    /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays the provider's and valid until the
-     * peer's next capture or end. The output is NaN until the graph runs. On success too, text may say something about
-     * the peer. */
+    /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays the
+     * provider's and valid until the peer's next capture or end. The output is NaN until the graph runs. On success
+     * too, text may say something about the peer. */
     int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
      * enqueue(arg, NULL). */
@@ -54,8 +54,8 @@ typedef struct peer_provider {
     int32_t (*output)(int32_t peer, void *packed, int64_t bytes, char *text);
     /* Frees what belongs to the problem. */
     void (*end)(void);
-    /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream. Before
-     * the first, the output is NaN. */
+    /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream.
+     * Before the first, the output is NaN. */
     int32_t (*enqueue)(int32_t peer, int32_t set, void *stream, char *text);
 } peer_provider;
 

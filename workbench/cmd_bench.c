@@ -44,7 +44,7 @@ static const option_spec options[] = {
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,cublas",
-     "beside PyTorch's attention, or cuBLAS with a softmax between, or both: interleaved; the planner's kernel, or -k"},
+     "beside PyTorch's attention, unfused cuBLAS, or both: interleaved; the planner's kernel, or -k"},
     {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/measuring.md"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},

@@ -27,8 +27,8 @@ bool mode_is_call(bench_mode mode);
 /* Host calls of one sample in the call modes. */
 int mode_calls(bench_mode mode);
 
-/* The floor that a time of this mode must not undercut, seconds, and what binds it: inputs are in memory in rotating and
- * cold mode, else in the cache as far as they fit. */
+/* The floor that a time of this mode must not undercut, seconds, and what binds it: inputs are in memory in rotating
+ * and cold mode, else in the cache as far as they fit. */
 double mode_floor_s(bench_mode mode, const floor_times *floor);
 const char *mode_floor_bound(bench_mode mode, const floor_times *floor);
 
