@@ -43,8 +43,8 @@ typedef struct peer_provider {
     const char *version;      /* of their library */
     /* Makes the inputs of a problem; the peers keep them until end. */
     int32_t (*begin)(const peer_problem *problem, char *text);
-    /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays the
-     * provider's and valid until the peer's next capture or end. The output is NaN until the graph runs. On success
+    /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays
+     * the provider's and valid until the peer's next capture or end. The output is NaN until the graph runs. On success
      * too, text may say something about the peer. */
     int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is

@@ -1,6 +1,6 @@
 /* The middle of the unfused baseline (workbench/cublas.c): softmax of scores that a matrix product has written, one
- * warp a row, read twice. Not an attention kernel: it is in no list, and only the bench launches it. Parameters: SCORES and
- * ELEMENT, types of scores and weights.
+ * warp a row, read twice. Not an attention kernel: it is in no list, and only the bench launches it. Parameters:
+ * SCORES and ELEMENT, types of scores and weights.
  *
  * Takes fwd_args in which q points to the scores, already scaled, and o to the weights, both packed
  * [batch, q_heads, q_len, kv_len]. Keys that a mask hides get the weight 0: the next product multiplies all. */
