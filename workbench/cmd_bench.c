@@ -93,6 +93,7 @@ typedef struct session {
     json_t *records;
     size_t saved; /* of the records: in the output file */
     int measured, refused;
+    int unsupported; /* problems that cannot be had in this mode */
 } session;
 
 /* One problem and what all its kernels are compared with. Functions call it `on`. */
@@ -510,10 +511,13 @@ static int finish(const session *s, acr_status status)
     if (s->common->json) {
         json_print(json_incref(s->records));
     }
-    if (exit_code == EXIT_DONE && s->measured + s->refused == 0) {
+    if (exit_code == EXIT_DONE && s->measured + s->refused + s->unsupported == 0) {
         fprintf(stderr, "acromion: nothing was measured; `acromion why` says why\n");
     }
-    return exit_code != EXIT_DONE ? exit_code : s->measured == 0 || s->refused > 0 ? EXIT_FAILED : EXIT_DONE;
+    if (exit_code != EXIT_DONE || s->refused > 0) {
+        return exit_code != EXIT_DONE ? exit_code : EXIT_FAILED;
+    }
+    return s->unsupported > 0 ? EXIT_CANNOT_RUN : s->measured == 0 ? EXIT_FAILED : EXIT_DONE;
 }
 
 /* Gathers the peers that were asked for. Returns EXIT_DONE, or after printing the reason EXIT_CANNOT_RUN when there are
@@ -563,6 +567,11 @@ static int bench_all(session *s, const problem_list *problems, const peer_provid
     acr_status status = find_empty_time(s);
     for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
         status = bench_one(s, &problems->items[i]);
+        if (status == ACR_UNSUPPORTED) { /* this problem in this mode; others may do */
+            ++s->unsupported;
+            status = ACR_OK;
+            fprintf(stderr, "acromion bench: not measured: %s\n", acr_last_error());
+        }
         acr_status saved = save(s);
         status = status == ACR_OK ? saved : status;
     }
