@@ -656,14 +656,18 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
 acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts)
 {
     contest t = {.request = request, .device = acr__ctx_backend_device(request->ctx)};
+    t.ours = calloc(acr__kernel_count, sizeof *t.ours);
+    t.peers = calloc(PEERS_MAX, sizeof *t.peers);
+    if (!t.ours || !t.peers) {
+        free(t.ours);
+        free(t.peers);
+        return acr__fail(ACR_NO_MEMORY, "no memory for the contestants");
+    }
     watch_open(&t.watched, &t.device->device, request->ordinal);
     for (int i = 0; i < request->provider_count; ++i) {
         t.providers[i].provider = request->providers[i];
     }
-    t.ours = calloc(acr__kernel_count, sizeof *t.ours);
-    t.peers = calloc(PEERS_MAX, sizeof *t.peers);
-    acr_status status =
-        t.ours && t.peers ? hold(&t, records, counts) : acr__fail(ACR_NO_MEMORY, "no memory for the contestants");
+    acr_status status = hold(&t, records, counts);
     contest_close(&t);
     return status;
 }

@@ -541,7 +541,7 @@ static acr_status cuda_launch_bare(const acr__prepared *base, const fwd_args *ar
                                    double *seconds)
 {
     const cuda_device *d = (const cuda_device *)base->device;
-    const CUfunction function = ((const cuda_prepared *)base)->image->function;
+    CUfunction function = ((const cuda_prepared *)base)->image->function;
     kernel_call call;
     entered scope;
     acr_status status = enter(d, &scope);
