@@ -405,7 +405,7 @@ static acr_status take_output(const execution *e, const guarded *g, const tensor
     return status;
 }
 
-acr_status execution_collect(execution *e, run_output *out)
+acr_status execution_collect_outputs(execution *e, run_output *out)
 {
     const acr_problem *p = &e->problem;
     *out = (run_output){.o = NULL};
@@ -422,6 +422,18 @@ acr_status execution_collect(execution *e, run_output *out)
         status = take_output(e, &e->lse, &lse, "lse was written outside its elements", &packed, &out->lse_bytes,
                              &out->violation);
         out->lse = packed;
+    }
+    if (status != ACR_OK) {
+        run_output_free(out);
+    }
+    return status;
+}
+
+acr_status execution_collect(execution *e, run_output *out)
+{
+    acr_status status = execution_collect_outputs(e, out);
+    if (status != ACR_OK) {
+        return status;
     }
     const struct {
         const guarded *buffer;

@@ -53,6 +53,8 @@ typedef struct run_output {
 
 /* Copies the outputs to the host and looks at every byte that must not have changed. Free with run_output_free. */
 acr_status execution_collect(execution *e, run_output *out);
+/* The same without a look at inputs and workspace, which can be much larger than the outputs. */
+acr_status execution_collect_outputs(execution *e, run_output *out);
 void run_output_free(run_output *output);
 
 #endif

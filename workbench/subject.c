@@ -8,7 +8,8 @@
 #include "timer.h"
 
 enum {
-    CHECK_EVERY = 16,
+    CHECK_EVERY = 16, /* stretches, of a problem of CHECKED_BYTES or less */
+    CHECKED_BYTES = 64 << 20,
     STREAM_SIGN = 80, /* of random_bits */
     STREAM_CHECK = 81,
     STREAM_SET = 82
@@ -18,10 +19,11 @@ struct subject {
     subject_request request;
     acr__backend_device *device;
     execution **sets;
-    int set_count, next; /* next: set of the next launch */
-    acr__graph *graph;   /* not in call modes */
-    uint64_t stretches;  /* of samples, so far */
-    bool wrong;          /* once: verdict says how */
+    int set_count, next;  /* next: set of the next launch */
+    acr__graph *graph;    /* not in call modes */
+    uint64_t stretches;   /* of samples, so far */
+    uint64_t check_every; /* stretches: renewing the values of a large problem takes longer than timing it */
+    bool wrong;           /* once: verdict says how */
     verdict verdict;
 };
 
@@ -72,6 +74,7 @@ static acr_status make_sets(subject *s)
     const demand d = demand_of(r->problem, r->ref->kv_lens);
     int count = 1;
     acr_status status = ACR_OK;
+    s->check_every = CHECK_EVERY * (1 + (uint64_t)(d.bytes / CHECKED_BYTES));
     if (r->mode == MODE_ROTATING) {
         status = subject_sets(&count, &s->device->device, &d);
     }
@@ -175,14 +178,16 @@ static acr_status take_samples(subject *s, int count, double *seconds)
     }
 }
 
+typedef acr_status collect(execution *e, run_output *out);
+
 /* Judges a set of buffers. Once something is wrong, it stays said. */
-static acr_status judge_set(subject *s, int set)
+static acr_status judge_set(subject *s, int set, collect *take)
 {
     run_output output;
     if (s->wrong) {
         return ACR_OK;
     }
-    acr_status status = execution_collect(s->sets[set], &output);
+    acr_status status = take(s->sets[set], &output);
     if (status == ACR_OK) {
         conformance_judge(&s->verdict, s->request.ref, &output);
         s->wrong = !s->verdict.pass;
@@ -208,14 +213,13 @@ static acr_status check_lone_launch(subject *s, int set)
     if (status == ACR_OK) {
         status = s->device->backend->synchronize(s->device);
     }
-    return status == ACR_OK ? judge_set(s, set) : status;
+    return status == ACR_OK ? judge_set(s, set, execution_collect_outputs) : status;
 }
 
 static bool is_checked(const subject *s, uint64_t stretch)
 {
-    const uint64_t group = stretch / CHECK_EVERY;
-    return stretch == 0 ||
-           (group > 0 && stretch % CHECK_EVERY == random_bits(s->request.seed, STREAM_CHECK, group) % CHECK_EVERY);
+    const uint64_t group = stretch / s->check_every, place = stretch % s->check_every;
+    return stretch == 0 || (group > 0 && place == random_bits(s->request.seed, STREAM_CHECK, group) % s->check_every);
 }
 
 acr_status subject_sample(void *arg, int count, double *seconds)
@@ -234,7 +238,7 @@ acr_status subject_sample(void *arg, int count, double *seconds)
         status = take_samples(s, count, seconds);
     }
     if (status == ACR_OK) {
-        status = judge_set(s, set);
+        status = judge_set(s, set, execution_collect_outputs);
     }
     return status == ACR_OK ? check_lone_launch(s, set) : status;
 }
@@ -250,11 +254,11 @@ static acr_status refresh_all(subject *s)
     return status;
 }
 
-static acr_status judge_all(subject *s)
+static acr_status judge_all(subject *s, collect *take)
 {
     acr_status status = s->device->backend->synchronize(s->device);
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
-        status = judge_set(s, i);
+        status = judge_set(s, i, take);
     }
     return status;
 }
@@ -267,7 +271,7 @@ acr_status subject_judge(subject *s, verdict *out)
         status = take_samples(s, 1, &ignored);
     }
     if (status == ACR_OK) {
-        status = judge_all(s);
+        status = judge_all(s, execution_collect_outputs);
     }
     if (status == ACR_OK) {
         status = refresh_all(s);
@@ -276,7 +280,7 @@ acr_status subject_judge(subject *s, verdict *out)
         status = execution_enqueue(s->sets[i], NULL);
     }
     if (status == ACR_OK) {
-        status = judge_all(s);
+        status = judge_all(s, execution_collect);
     }
     *out = s->verdict;
     return status;

@@ -1,9 +1,10 @@
 /* One of our kernels being timed: its buffers, one sample after another in one of the modes, and its outputs checked in
  * between, in the timed loop itself, so that a kernel cannot be right when it is checked and cheat when it is timed.
  *
- * In the first stretch of samples, and then in one of sixteen chosen by the seed, the values change their sign and the
- * outputs are NaN before it is timed: what it leaves must be the output of the new values. Then both are done again and
- * a single launch must be right as well. docs/measuring.md says what this cannot catch. */
+ * In the first stretch of samples, and then in one of sixteen chosen by the seed (in fewer where the problem is large),
+ * the values change their sign and the outputs are NaN before it is timed: what it leaves must be the output of the new
+ * values. Then both are done again and a single launch must be right as well. docs/measuring.md says what this cannot
+ * catch. */
 #ifndef WORKBENCH_SUBJECT_H
 #define WORKBENCH_SUBJECT_H
 
