@@ -311,6 +311,12 @@ static acr_status check_input(const guarded *g, acr__backend_device *device, con
     return status;
 }
 
+acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes)
+{
+    return e->device->backend->mem_download(e->device, to, e->workspace.memory + e->workspace.payload_offset + offset,
+                                            bytes);
+}
+
 static acr_status check_workspace(const execution *e, const char **violation)
 {
     const guarded *g = &e->workspace;
