@@ -1,5 +1,5 @@
-/* How the clock stamps of a kernel built for `acromion profile --timeline` lie behind its workspace: MARK_HEADER_WORDS
- * words, the first of them the warps of a group, then uint32_t [MARK_CTAS][MARK_GROUPS][MARK_STEPS][MARK_HITS]: the SM's
+/* How the clock stamps of a kernel built for `acromion profile --timeline` lie behind its workspace:
+ * MARK_HEADER_WORDS words, the first of them the warps of a group, then uint32_t [MARK_CTAS][MARK_GROUPS][MARK_STEPS][MARK_HITS]: the SM's
  * clock, made odd; 0 or all ones where there was no stamp. Beyond these bounds nothing is noted. Read by device code
  * (cuda/device/marks.cuh) and by the workbench. */
 #ifndef ACR_MARKS_H

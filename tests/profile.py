@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`acromion profile` without a GPU: Nsight Compute is played by a script and the driver by tests/fake_driver.c. What the
-tool says becomes a record, or a status with its exit code and no number.
+"""`acromion profile` without a GPU: Nsight Compute is played by a script and the driver by tests/fake_driver.c. What
+the tool says becomes a record, or a status with its exit code and no number.
 
     profile.py PROGRAM FAKE_DRIVER_FOLDER [unittest arguments]"""
 import csv
@@ -68,8 +68,8 @@ BASE = {
 UNITS = {"gpu__time_duration.sum": "ns", "sm__cycles_elapsed.avg.per_second": "cycle/second",
          "lts__t_bytes.sum": "byte", "dram__bytes_read.sum": "byte", "launch__registers_per_thread": "register/thread"}
 PRINT = "print({text!r}.replace('KERNEL', arguments[arguments.index('--kernel-name') + 1]))"
-PERMISSION = ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters "
-              "on the target device 0. For instructions on enabling permissions see the web page.\n")
+PERMISSION = ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance "
+              "Counters on the target device 0. For instructions on enabling permissions see the web page.\n")
 
 
 class Profile(unittest.TestCase):

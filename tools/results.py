@@ -120,8 +120,8 @@ def faults_of(record):
 # ---- Profiles: results/profile/*.json, what `acromion profile -o FILE` writes ----
 
 COUNTERS = (
-    "duration_us sm_clock_mhz sm_active_pct sm_throughput_pct memory_throughput_pct tensor_pct exponentials_pct fma_pct "
-    "alu_pct issue_pct shared_pct l2_pct dram_pct l2_bytes dram_read_bytes dram_write_bytes shared_wavefronts "
+    "duration_us sm_clock_mhz sm_active_pct sm_throughput_pct memory_throughput_pct tensor_pct exponentials_pct "
+    "fma_pct alu_pct issue_pct shared_pct l2_pct dram_pct l2_bytes dram_read_bytes dram_write_bytes shared_wavefronts "
     "bank_conflicts occupancy_pct registers ctas threads smem_bytes waves"
 ).split()
 STALLS = (

@@ -17,7 +17,7 @@
 
 #include <glob.h>
 
-#include "error.h"
+#include "internal.h"
 #include "progress.h"
 
 /* Everything a pipe has brought so far. */

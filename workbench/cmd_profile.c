@@ -1,5 +1,5 @@
-/* acromion profile: what one launch of a kernel does on the GPU. Hardware counters by Nsight Compute, or a timeline of the
- * kernel's steps by clock stamps. */
+/* acromion profile: what one launch of a kernel does on the GPU. Hardware counters by Nsight Compute, or a timeline of
+ * the kernel's steps by clock stamps. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -289,7 +289,7 @@ static void print_value(double value)
     }
 }
 
-/* One line a counter, one column a kernel; of two kernels also the second over the first. Nothing when no kernel has it.
+/* One line a counter, one column a kernel; of two kernels also the second over the first. Nothing when none has it.
  */
 static void print_row(const char *key, const char *unit, const double *values, int count)
 {

@@ -94,10 +94,10 @@ extern const stall_info stall_infos[STALL_COUNT];
 /* All NaN. */
 profile_counters profile_no_counters(void);
 
-/* Reads what `ncu --csv --page raw` printed of the kernel of that name: a line a launch with a column a metric, or (older
- * or without the page) a line a metric. Lines that are no table, units and their prefixes, grouping commas and "n/a"
- * are dealt with. Returns how many launches of the kernel were found; the last one counts. *is_table: whether there was
- * a table at all. text is changed. */
+/* Reads what `ncu --csv --page raw` printed of the kernel of that name: a line a launch with a column a metric, or
+ * (older versions) a line a metric. Lines that are no table, units and their prefixes, grouping commas and "n/a" are
+ * dealt with. Returns how many launches of the kernel were found; the last one counts. *is_table: whether there was a
+ * table at all. text is changed. */
 int profile_parse_csv(profile_counters *out, char *text, const char *kernel, bool *is_table);
 
 /* {"key": number or null, ...}, and the stalls by reason. */

@@ -1,4 +1,4 @@
-/* What the counters of a launch say: which resource binds it, what the warps wait for, how far the physical floor is. */
+/* What the counters of a launch say: which resource binds it, what its warps wait for, how far the floor is. */
 #ifndef WORKBENCH_PROFILE_DIAGNOSIS_H
 #define WORKBENCH_PROFILE_DIAGNOSIS_H
 
