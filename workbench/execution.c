@@ -317,6 +317,12 @@ acr_status execution_read_workspace(const execution *e, size_t offset, void *to,
                                             bytes);
 }
 
+acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes)
+{
+    return e->device->backend->mem_upload(e->device, e->workspace.memory + e->workspace.payload_offset + offset, from,
+                                          bytes);
+}
+
 static acr_status check_workspace(const execution *e, const char **violation)
 {
     const guarded *g = &e->workspace;

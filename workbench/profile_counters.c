@@ -35,7 +35,7 @@ profile_counters profile_no_counters(void)
 /* ---- CSV ---- */
 
 enum {
-    FIELDS_MAX = 256
+    FIELDS_MAX = 2048 /* the raw page adds some 250 columns about device and launch to what was asked for */
 };
 
 /* Cuts a line into its fields, in place: quotes go, doubled quotes become one. Returns how many there are, at most

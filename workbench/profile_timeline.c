@@ -202,6 +202,21 @@ static acr_status launch_plain(timeline *out, const timeline_request *r)
     return status;
 }
 
+/* Lets the kernel hand its stamps over, launches once so that it forgets those of all launches before, launches again
+ * and reads. */
+static acr_status read_stamps(uint32_t *words, execution *e, size_t marks_at)
+{
+    const uint32_t asked = 1;
+    acr_status status = execution_write_workspace(e, marks_at + MARK_ASKED_WORD * sizeof *words, &asked, sizeof asked);
+    for (int i = 0; i < 2 && status == ACR_OK; ++i) {
+        status = execution_run(e);
+    }
+    if (status == ACR_OK) {
+        status = execution_read_workspace(e, marks_at, words, MARK_WORDS * sizeof *words);
+    }
+    return status;
+}
+
 /* Times many launches, then makes one alone and reads its stamps. */
 static acr_status launch_marked(timeline *out, const timeline_request *r, const acr__kernel *marked, size_t marks_at)
 {
@@ -219,10 +234,7 @@ static acr_status launch_marked(timeline *out, const timeline_request *r, const 
         status = time_launch(&out->marked_us, device, e);
     }
     if (status == ACR_OK) {
-        status = execution_run(e);
-    }
-    if (status == ACR_OK) {
-        status = execution_read_workspace(e, marks_at, words, MARK_WORDS * sizeof *words);
+        status = read_stamps(words, e, marks_at);
     }
     if (status == ACR_OK) {
         timeline_evaluate(out, words);
@@ -385,7 +397,7 @@ void timeline_evaluate(timeline *out, const uint32_t *words)
     observations *all = calloc(MARK_GROUPS, sizeof *all);
     stamp *stamps = calloc(MARK_STEPS * MARK_HITS, sizeof *stamps);
     observation *ends = calloc(MARK_CTAS, sizeof *ends);
-    out->warps_of_group = (int)words[0];
+    out->warps_of_group = (int)words[MARK_WARPS_WORD];
     out->ctas = 0;
     for (int cta = 0; cta < MARK_CTAS && all && stamps && ends; ++cta) {
         uint32_t first = 0;

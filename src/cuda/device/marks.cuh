@@ -51,18 +51,21 @@ DEV void mark_step(int step, uint32_t hit)
                  : "memory");
 }
 
-/* Each stamping thread hands its own over and clears them for the next launch. */
+/* The first warp of each group hands its stamps over and clears them for the next launch. */
 DEV void marks_end(void *workspace)
 {
-    const uint32_t cta = mark_cta(), group = threadIdx.x / (WARP_THREADS * MARK_WARPS);
+    const uint32_t cta = mark_cta(), group = threadIdx.x / (WARP_THREADS * MARK_WARPS),
+                   thread = threadIdx.x % WARP_THREADS;
     uint32_t *to = (uint32_t *)((char *)workspace + ACR_MARKS_AT);
-    if (threadIdx.x % (WARP_THREADS * MARK_WARPS) != 0 || cta >= MARK_CTAS || group >= MARK_GROUPS)
+    __syncwarp();
+    if (threadIdx.x % (WARP_THREADS * MARK_WARPS) >= WARP_THREADS || cta >= MARK_CTAS || group >= MARK_GROUPS ||
+        *(volatile uint32_t *)(to + MARK_ASKED_WORD) != 1)
         return;
-    if (cta == 0 && group == 0)
-        to[0] = MARK_WARPS;
+    if (cta == 0 && threadIdx.x == 0)
+        to[MARK_WARPS_WORD] = MARK_WARPS;
     to += MARK_HEADER_WORDS + (cta * MARK_GROUPS + group) * MARK_STEPS * MARK_HITS;
     uint32_t *from = &mark_times[cta][group][0][0];
-    for (int i = 0; i < MARK_STEPS * MARK_HITS; i++) {
+    for (int i = thread; i < MARK_STEPS * MARK_HITS; i += WARP_THREADS) {
         to[i] = from[i];
         from[i] = 0;
     }
