@@ -242,6 +242,22 @@ static json_t *counters_record(const session *s, const profiled *on, const acr__
     return json;
 }
 
+/* The steps of a group in the order in which they end first. Returns how many it has. */
+static int steps_in_order(int out[MARK_STEPS], const timeline *t, int group)
+{
+    int count = 0;
+    for (int i = 0; i < t->steps; ++i) {
+        if (t->table[group][i].hits > 0) {
+            int at = count++;
+            for (; at > 0 && t->table[group][out[at - 1]].first_cycles > t->table[group][i].first_cycles; --at) {
+                out[at] = out[at - 1];
+            }
+            out[at] = i;
+        }
+    }
+    return count;
+}
+
 static json_t *timeline_record(const session *s, const profiled *on, const acr__kernel *kernel, const timeline *t)
 {
     json_t *json = record_of(s, on, kernel, "timeline"), *groups = json_array();
@@ -250,14 +266,13 @@ static json_t *timeline_record(const session *s, const profiled *on, const acr__
             continue;
         }
         json_t *steps = json_array();
-        for (int i = 0; i < t->steps; ++i) {
-            const timeline_step *step = &t->table[group][i];
-            if (step->hits > 0) {
-                json_array_append_new(steps, json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f}", "step", t->names[i],
-                                                       "hits", step->hits, "first_cycles", step->first_cycles,
-                                                       "first_cycles_max", step->first_max, "cycles", step->each_cycles,
-                                                       "cycles_max", step->each_max, "share", step->share));
-            }
+        int order[MARK_STEPS], count = steps_in_order(order, t, group);
+        for (int i = 0; i < count; ++i) {
+            const timeline_step *step = &t->table[group][order[i]];
+            json_array_append_new(steps, json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f}", "step", t->names[order[i]],
+                                                   "hits", step->hits, "first_cycles", step->first_cycles,
+                                                   "first_cycles_max", step->first_max, "cycles", step->each_cycles,
+                                                   "cycles_max", step->each_max, "share", step->share));
         }
         json_array_append_new(groups, json_pack("{s:i, s:o}", "group", group, "steps", steps));
     }
@@ -351,12 +366,11 @@ static void print_timeline(const char *kernel, const timeline *t)
         printf("  warps %d to %d; cycles, median (most) of the CTAs\n", group * t->warps_of_group,
                (group + 1) * t->warps_of_group - 1);
         printf("    %-34s %20s %6s %20s %7s\n", "step", "first ends at", "times", "cycles each", "share");
-        for (int i = 0; i < t->steps; ++i) {
-            const timeline_step *step = &t->table[group][i];
-            if (step->hits > 0) {
-                printf("    %-34s %10.0f (%7.0f) %6d %10.0f (%7.0f) %5.0f %%\n", t->names[i], step->first_cycles,
-                       step->first_max, step->hits, step->each_cycles, step->each_max, 100 * step->share);
-            }
+        int order[MARK_STEPS], count = steps_in_order(order, t, group);
+        for (int i = 0; i < count; ++i) {
+            const timeline_step *step = &t->table[group][order[i]];
+            printf("    %-34s %10.0f (%7.0f) %6d %10.0f (%7.0f) %5.0f %%\n", t->names[order[i]], step->first_cycles,
+                   step->first_max, step->hits, step->each_cycles, step->each_max, 100 * step->share);
         }
     }
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "json.h"
 
@@ -88,7 +89,7 @@ static double unit_factor(const char *unit)
     static const struct {
         const char *name;
         double factor;
-    } times[] = {{"ns", 1e-9},
+    } units[] = {{"ns", 1e-9},
                  {"nsecond", 1e-9},
                  {"us", 1e-6},
                  {"usecond", 1e-6},
@@ -104,13 +105,14 @@ static double unit_factor(const char *unit)
                  {"Khz", 1e3},
                  {"Mhz", 1e6},
                  {"Ghz", 1e9},
-                 {"kHz", 1e3},
-                 {"MHz", 1e6},
-                 {"GHz", 1e9},
+                 {"cycle/s", 1},
+                 {"cycle/ms", 1e3},
+                 {"cycle/us", 1e6},
+                 {"cycle/ns", 1e9},
                  {"cycle/second", 1},
-                 {"cycle/nsecond", 1e9},
+                 {"cycle/msecond", 1e3},
                  {"cycle/usecond", 1e6},
-                 {"cycle/msecond", 1e3}};
+                 {"cycle/nsecond", 1e9}};
     char plain[32];
     size_t length = strcspn(unit, "/");
     bool rate = strncmp(unit, "cycle/", 6) == 0;
@@ -121,9 +123,9 @@ static double unit_factor(const char *unit)
     if (!rate) {
         plain[length] = '\0'; /* "Kbyte/block" */
     }
-    for (size_t i = 0; i < sizeof times / sizeof times[0]; ++i) {
-        if (strcmp(plain, times[i].name) == 0) {
-            return times[i].factor;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; ++i) {
+        if (strcasecmp(plain, units[i].name) == 0) {
+            return units[i].factor;
         }
     }
     return 1;

@@ -3,8 +3,8 @@
  *
  * ACR_MARK(hit, "K landed") notes when thread 0 of each group of MARK_WARPS warps (a family may define it before it
  * includes this file; default 4, a warpgroup) came here; hit counts how often before, 0 outside loops. The name says
- * what has just ended. ACR_MARKS_END(args) is the kernel's last statement. The program reads the names from the source, in
- * the order of their lines, so a mark is a line of the family's own file. */
+ * what has just ended. ACR_MARKS_END(args) is the kernel's last statement. The program reads the names from the source
+ * in the order of their lines, so a mark is a line of the family's own file. */
 #ifndef ACR_DEVICE_MARKS_CUH
 #define ACR_DEVICE_MARKS_CUH
 
