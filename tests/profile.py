@@ -135,6 +135,18 @@ class Profile(unittest.TestCase):
         for words in ("special function units", "fixed latency", "30 %", f"{100 * record['floor_share']:.0f} %"):
             self.assertIn(words, record["diagnosis"])
 
+    def test_a_recorded_table(self):
+        """What Nsight Compute 2025.3 printed on an H200, all of its 290 columns."""
+        self.play_text((ROOT / "tests/data/ncu-2025.3-h200.csv").read_text())
+        record = self.records("-k", A)[0]
+        self.assertEqual(results.profile_faults_of(record), [])
+        self.assertEqual(record["bound"], "latency")
+        self.assertNotIn(None, [*record["counters"].values(), *record["stalls"].values()])
+        counters = record["counters"]
+        self.assertEqual((counters["registers"], counters["ctas"], counters["threads"]), (168, 64, 384))
+        self.assertAlmostEqual(counters["duration_us"], 9.216, places=3)
+        self.assertIn("64 CTAs for 132 SMs", record["diagnosis"])
+
     def test_the_call(self):
         self.play_text(table("KERNEL", BASE, UNITS))
         self.records("-k", A, "b2:h8:s512:d64:causal")

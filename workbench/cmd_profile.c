@@ -401,7 +401,7 @@ static int profile_counters_of(const session *s, const profiled *on)
         if (runs[i].status != PROFILE_OK) {
             return refuse(s, on, name, runs[i].status, runs[i].detail);
         }
-        diagnose(&diagnoses[i], &runs[i].counters, &on->floor, on->launch_s);
+        diagnose(&diagnoses[i], &runs[i].counters, &on->floor, s->device->sm_count, on->launch_s);
         json_array_append_new(s->records, counters_record(s, on, on->kernels[i], &runs[i], &diagnoses[i]));
     }
     if (!s->common->json) {

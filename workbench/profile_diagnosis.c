@@ -67,9 +67,26 @@ static void say_conflicts(diagnosis *out, const profile_counters *c)
     }
 }
 
-void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, double launch_s)
+/* Why SMs stand empty, where they do. */
+static void say_idle(diagnosis *out, const profile_counters *c, int sm_count, double launch_s)
 {
-    double time_us = c->value[COUNTER_DURATION], active = c->value[COUNTER_SM_ACTIVE];
+    double active = c->value[COUNTER_SM_ACTIVE], ctas = c->value[COUNTER_GRID];
+    if (!(active < 80)) {
+        return;
+    }
+    say(out, " SMs have a CTA for %.0f %% of the time: ", active);
+    if (ctas < 0.9 * sm_count) {
+        say(out, "the grid has %.0f CTAs for %d SMs.", ctas, sm_count);
+    } else if (c->value[COUNTER_DURATION] < 20e6 * launch_s) {
+        say(out, "start and end of a launch this short weigh.");
+    } else {
+        say(out, "CTAs end unevenly.");
+    }
+}
+
+void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, int sm_count, double launch_s)
+{
+    double time_us = c->value[COUNTER_DURATION];
     *out = (diagnosis){.floor_share = 1e6 * floor->warm_s / time_us};
     find_busiest(out, c);
     if (strcmp(out->bound, "latency") == 0) {
@@ -82,10 +99,7 @@ void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floo
     }
     say_stalls(out, c);
     say_conflicts(out, c);
-    if (active < 80) {
-        say(out, " SMs have a CTA for %.0f %% of the time: %s.", active,
-            time_us < 10e6 * launch_s ? "the launch's start and end weigh" : "the grid is too small or uneven");
-    }
+    say_idle(out, c, sm_count, launch_s);
     say(out, " It runs at %.0f %% of the floor's rate (floor %.3g us, %s).", 100 * out->floor_share,
         1e6 * floor->warm_s, floor->warm_bound);
 }
