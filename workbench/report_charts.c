@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "child.h"
+#include "gpus.h"
 #include "internal.h"
 #include "report_tables.h"
 #include "roofline.h"
-
-#include "gpus.h"
+#include "text.h"
 
 enum {
     KEY_BYTES = 512,
@@ -66,6 +66,7 @@ void chart_inline(report_text *out, const char *svg, int number, const char *tit
         {"'black'", "'currentColor'"},
         {"\"black\"", "\"currentColor\""},
         {"\"white\"", "\"currentColor\""},
+        {"'white'", "'var(--ground)'"},
         {"<rect x=\"0\" y=\"0\"", "<rect class=\"back\" x=\"0\" y=\"0\""},
     };
     const char *at = strstr(svg, "<svg"), *box = at ? strstr(at, "viewBox=\"") : NULL;
@@ -183,6 +184,11 @@ static int by_chart_and_time(const void *a, const void *b)
 {
     const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
     static const char *const fields[] = {"device", "mode", "problem"};
+    int cpu = (strcmp(record_text(x, "driver"), "none") == 0) - (strcmp(record_text(y, "driver"), "none") == 0);
+    int calls = (strcmp(record_text(x, "mode"), "call") == 0) - (strcmp(record_text(y, "mode"), "call") == 0);
+    if (cpu || calls) { /* GPUs and streams come first */
+        return cpu ? cpu : calls;
+    }
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; ++i) {
         int order = strcmp(record_text(x, fields[i]), record_text(y, fields[i]));
         if (order) {
@@ -224,6 +230,36 @@ static int collect_bars(bar bars[BARS_MAX], const json_t **sorted, size_t first,
     return peers > 0 && ours > 0 ? count : 0;
 }
 
+/* 1, 2 or 5 times a power of ten: about four tics on an axis of this length. */
+static double tic_step(double length)
+{
+    double power = pow(10, floor(log10(length / 4))), rest = length / 4 / power;
+    return power * (rest <= 1 ? 1 : rest <= 2 ? 2 : rest <= 5 ? 5 : 10);
+}
+
+/* The rows of a chart, fastest at the top: the name and the time stand above the bar. */
+static void add_bars(report_text *script, report_text *description, const bar *bars, int count, double longest)
+{
+    enum {
+        LETTERS = 40 /* of a name, beside its time */
+    };
+    for (int i = 0; i < count; ++i) {
+        const bar *b = &bars[i];
+        const char *name = record_subject(b->record);
+        char us[24], low[24], high[24], label[256];
+        double shown = fmin(b->p50, longest);
+        us_text(us, b->p50);
+        snprintf(label, sizeof label, "%.*s%s  %s%s µs", LETTERS, name, strlen(name) > LETTERS ? "…" : "",
+                 shown < b->p50 ? "→ " : "", us);
+        text_add(script, "%g %d %g %g %d ", shown, count - i, fmin(b->low, shown), fmax(fmin(b->high, longest), shown),
+                 b->ours ? 1 : 2);
+        add_quoted(script, label);
+        text_add(script, "\n");
+        text_add(description, "%s%s %s microseconds, interval %s to %s", i ? "; " : "", name, us, us_text(low, b->low),
+                 us_text(high, b->high));
+    }
+}
+
 static acr_status draw_bars(chart_writer *w, const bar *bars, int count)
 {
     static const double cut = 4; /* times the fastest: longer bars end there, their time stands in the text */
@@ -234,31 +270,28 @@ static acr_status draw_bars(chart_writer *w, const bar *bars, int count)
     }
     const json_t *r = bars[0].record;
     text_add(&title, "%s, %s mode, %s", record_text(r, "problem"), record_text(r, "mode"), record_text(r, "device"));
-    begin_script(&script, 560, 62 + 30 * count);
-    text_add(&script,
-             "set lmargin 1\nset rmargin 2\nset tmargin 0.5\nset border 1\nunset ytics\nset xlabel \"µs a launch\"\n"
-             "set xrange [0:%g]\nset yrange [0.4:%d.6]\n$bars << END\n",
-             1.75 * longest, count);
-    for (int i = 0; i < count; ++i) {
-        const bar *b = &bars[i];
-        double shown = fmin(b->p50, cut * bars[0].p50);
-        text_add(&script, "%g %d %g %g %d ", shown, count - i, fmin(b->low, shown), fmax(fmin(b->high, longest), shown),
-                 b->ours ? 1 : 2);
-        char label[256];
-        snprintf(label, sizeof label, "%s%s  %.4g µs", shown < b->p50 ? "→ " : "", record_subject(b->record), b->p50);
-        add_quoted(&script, label);
-        text_add(&script, "\n");
-        text_add(&description, "%s%s %.4g microseconds (95 %% interval %.4g to %.4g)", i ? "; " : "",
-                 record_subject(b->record), b->p50, b->low, b->high);
-    }
+    enum {
+        ROW = 36,
+        BELOW = 42, /* for the axis */
+        ABOVE = 4
+    };
+    double height = ROW * count + BELOW + ABOVE;
+    begin_script(&script, 400, (int)height);
+    text_add(
+        &script,
+        "set lmargin 1\nset rmargin 3\nset tmargin at screen %g\nset bmargin at screen %g\nset border 1\n"
+        "unset ytics\nset xtics %g\nset format x \"%%.10g\"\nset xrange [0:%g]\nset yrange [0.5:%d.5]\n$bars << END\n",
+        1 - ABOVE / height, BELOW / height, tic_step(longest), 1.02 * longest, count);
+    add_bars(&script, &description, bars, count, longest);
     text_add(&script, "END\nplot ");
     for (int series = 1; series <= 2; ++series) {
-        text_add(&script,
-                 "$bars using ($5==%d ? $1/2 : NaN):2:($1/2):(0.34) with boxxyerror lc rgb \"#0%d0000\" notitle, ",
-                 series, series);
+        text_add(
+            &script,
+            "$bars using ($5==%d ? $1/2 : NaN):($2-0.2):($1/2):(0.16) with boxxyerror lc rgb \"#0%d0000\" notitle, ",
+            series, series);
     }
-    text_add(&script, "'' using 1:2:3:4 with xerrorbars pt 0 lw 1.5 lc rgb \"#030000\" notitle, "
-                      "'' using 1:2:6 with labels left offset 1,0 notitle\n");
+    text_add(&script, "'' using 1:($2-0.2):3:4 with xerrorbars pt 0 lw 1.5 lc rgb \"#030000\" notitle, "
+                      "'' using (0):($2+0.31):6 with labels left offset 0,0 notitle\n");
     acr_status status = title.failed || description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
                                                            : draw(w, &script, title.text, description.text);
     text_free(&script);
@@ -355,7 +388,7 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
     machine_of_gpu(&m, &model->device);
     report_text script = {NULL, 0, 0, false};
     double range[2] = {INFINITY, 0}, peak = m.multiply_add_flops[ACR_F16] / 1e12;
-    begin_script(&script, 640, 420);
+    begin_script(&script, 480, 420);
     text_add(&script, "$points << END\n");
     add_points(&script, sorted, first, end, range);
     text_add(&script, "END\n");
@@ -367,7 +400,7 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
     text_add(
         &script,
         "set logscale xy\nset xrange [%g:%g]\nset yrange [*:%g]\nset xlabel \"FLOP a byte that must be moved\"\n"
-        "set ylabel \"TFLOP/s\"\nset key bottom right\nset samples 400\n"
+        "set ylabel \"TFLOP/s\"\nset key above Left reverse vertical maxrows 4\nset samples 400\n"
         "plot (x*%g < %g ? x*%g : %g) lw 2 lc rgb \"#030000\" title \"DRAM %.3g TB/s, tensor cores %.4g TFLOP/s\", "
         "(x*%g < %g ? x*%g : NaN) lw 2 dt 2 lc rgb \"#040000\" title \"L2 %.3g TB/s\", "
         "$points using ($3==2 ? $1 : NaN):2 with points pt 7 ps 0.8 lc rgb \"#020000\" title \"fastest peer\", "
@@ -423,15 +456,16 @@ static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t coun
     char title[256];
     snprintf(title, sizeof title, "The ladder: %s, %s", record_text(rungs[0], "problem"),
              record_text(rungs[0], "device"));
-    begin_script(&script, 560, 320);
+    begin_script(&script, 400, 300);
     text_add(&script,
              "set logscale y\nset ylabel \"µs a launch (logarithmic)\"\nset xlabel \"rung\"\nset xrange [-0.5:%g]\n"
              "set offsets 0,0,graph 0.1,0\nset xtics 1\n$rungs << END\n",
              (double)count - 0.5);
     for (size_t i = 0; i < count; ++i) {
         double us = record_number(rungs[i], "p50_us");
-        text_add(&script, "%zu %g \"%.4g\"\n", i, us, us);
-        text_add(&description, "%s%s %.4g microseconds", i ? "; " : "", record_subject(rungs[i]), us);
+        char text[24];
+        text_add(&script, "%zu %g \"%s\"\n", i, us, us_text(text, us));
+        text_add(&description, "%s%s %s microseconds", i ? "; " : "", record_subject(rungs[i]), text);
     }
     text_add(&script, "END\nplot $rungs using 1:2 with linespoints lw 2 pt 7 lc rgb \"#010000\" notitle, "
                       "'' using 1:2:3 with labels offset 0,1 notitle\n");
@@ -448,11 +482,13 @@ acr_status charts_ladder(chart_writer *w, const report_data *data)
     const json_t **sorted =
         records_latest(&count, data->records, data->record_count, rung_wanted, bar_key, by_chart_and_name);
     acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
+    text_add(w->page, "<div class=\"grid\">\n");
     for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
         for (end = first; end < count && same_chart(sorted[first], sorted[end]); ++end) {
         }
         status = draw_ladder(w, sorted + first, end - first);
     }
+    text_add(w->page, "</div>\n");
     if (count == 0) {
         text_add(w->page, "<p>These files have no rung of the ladder; <code>acromion bench --ladder</code> measures "
                           "them.</p>\n");
@@ -468,7 +504,7 @@ static acr_status draw_run(chart_writer *w, const report_run *run)
     report_text script = {NULL, 0, 0, false};
     char title[320];
     snprintf(title, sizeof title, "Evolution run %s: times as fast as the incumbent", run->file);
-    begin_script(&script, 640, 360);
+    begin_script(&script, 480, 340);
     text_add(&script, "set xlabel \"trial\"\nset ylabel \"times as fast as the incumbent\"\nset key top left\n");
     int arms = 0;
     for (size_t first = 0, end; first < run->count; first = end, ++arms) {

@@ -52,7 +52,7 @@ static acr_status read_rows(report_run *out, sqlite3_stmt *rows, const char *pat
 acr_status report_read_trials(report_run *out, const char *path)
 {
     static const char query[] = "SELECT arm, number, status, is_distinct, is_improved, speedup, speedup_low, "
-                                "speedup_high FROM trial WHERE status IS NOT NULL ORDER BY arm, number";
+                                "speedup_high FROM trial WHERE status IS NOT NULL ORDER BY arm DESC, number";
     sqlite3 *db = NULL;
     sqlite3_stmt *rows = NULL;
     acr_status status;
