@@ -45,13 +45,13 @@ static const option_spec options[] = {
 static const command_spec spec = {
     .name = "profile",
     .operands = "[PROBLEM...]",
-    .about = "Runs Nsight Compute (ncu) on one launch of a kernel, with clocks and caches left as they are, and says "
-             "which resource binds it, what its\n"
-             "warps wait for, and what share of the physical floor's rate it reaches. Several kernels stand side by "
-             "side. With --timeline the\n"
-             "kernel is compiled with clock stamps instead and the cycles of its steps are listed.\n"
-             "Without the tool, the permission (ERR_NVGPUCTRPERM) or a fitting driver there is a status and no "
-             "number; exit code 4.\n",
+    .about = "Runs Nsight Compute (ncu) on one launch of a kernel, clocks and caches left as they are, and says which "
+             "resource binds it,\n"
+             "what its warps wait for, and what share of the physical floor's rate it reaches. Several kernels stand "
+             "side by side. With\n"
+             "--timeline the kernel is compiled with clock stamps instead, and the cycles of its steps are listed.\n"
+             "Without the tool, the permission (ERR_NVGPUCTRPERM) or a fitting driver there is a status and no number; "
+             "exit code 4.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion profile b2:h8:s512:d64\n"
@@ -401,7 +401,7 @@ static int profile_counters_of(const session *s, const profiled *on)
         if (runs[i].status != PROFILE_OK) {
             return refuse(s, on, name, runs[i].status, runs[i].detail);
         }
-        diagnose(&diagnoses[i], &runs[i].counters, &on->floor, s->device->sm_count, on->launch_s);
+        diagnose(&diagnoses[i], &runs[i].counters, &on->floor, s->device, on->launch_s);
         json_array_append_new(s->records, counters_record(s, on, on->kernels[i], &runs[i], &diagnoses[i]));
     }
     if (!s->common->json) {

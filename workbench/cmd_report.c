@@ -29,12 +29,13 @@ static const option_spec options[] = {
 static const command_spec spec = {
     .name = "report",
     .operands = "[FILE...]",
-    .about = "Writes one HTML page from results files (JSON of bench and profile) and evolution runs (SQLite): "
-             "roofline, latency beside the peers\n"
-             "with intervals, the ladder, evolution, profiles, tables. It holds its charts (drawn by gnuplot) and "
-             "styles and fetches nothing.\n"
-             "Without a file: results/*.json and results/profile/*.json of this folder. With --markdown it writes the "
-             "tables of the README.\n",
+    .about =
+        "Writes one HTML page from results files (JSON of bench and profile) and evolution runs (SQLite): "
+        "latency beside the peers,\n"
+        "roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by gnuplot) and styles, and "
+        "fetches nothing.\n"
+        "Without a file: results/*.json and results/profile/*.json of this folder. With --markdown it writes the "
+        "README's tables.\n",
     .options = options,
     .common = 0,
     .examples = "  acromion report -o report.html\n"

@@ -34,6 +34,24 @@ static void find_busiest(diagnosis *out, const profile_counters *c)
     out->bound = isnan(out->bound_pct) ? "unknown" : out->bound_pct >= DIAGNOSIS_BUSY_PCT ? out->busiest : "latency";
 }
 
+/* The others that are nearly as busy: a kernel between several limits gains little from easing one. */
+static void say_also(diagnosis *out, const profile_counters *c)
+{
+    static const double nearly = 0.85, some_pct = 30; /* below that no unit is a limit */
+    bool any = false;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; ++i) {
+        const char *what = counter_infos[units[i]].what;
+        double pct = c->value[units[i]];
+        if (strcmp(what, out->busiest) != 0 && pct > nearly * out->bound_pct && pct > some_pct) {
+            say(out, "%s%s %.0f %%", any ? ", " : " Nearly as busy: ", what, pct);
+            any = true;
+        }
+    }
+    if (any) {
+        say(out, ".");
+    }
+}
+
 /* The reasons by size, those of less than a tenth of a warp left out. */
 static void say_stalls(diagnosis *out, const profile_counters *c)
 {
@@ -68,15 +86,15 @@ static void say_conflicts(diagnosis *out, const profile_counters *c)
 }
 
 /* Why SMs stand empty, where they do. */
-static void say_idle(diagnosis *out, const profile_counters *c, int sm_count, double launch_s)
+static void say_idle(diagnosis *out, const profile_counters *c, const acr__device *device, double launch_s)
 {
     double active = c->value[COUNTER_SM_ACTIVE], ctas = c->value[COUNTER_GRID];
     if (!(active < 80)) {
         return;
     }
     say(out, " SMs have a CTA for %.0f %% of the time: ", active);
-    if (ctas < 0.9 * sm_count) {
-        say(out, "the grid has %.0f CTAs for %d SMs.", ctas, sm_count);
+    if (ctas < 0.9 * device->sm_count) {
+        say(out, "the grid has %.0f CTAs for %d SMs.", ctas, device->sm_count);
     } else if (c->value[COUNTER_DURATION] < 20e6 * launch_s) {
         say(out, "start and end of a launch this short weigh.");
     } else {
@@ -84,7 +102,8 @@ static void say_idle(diagnosis *out, const profile_counters *c, int sm_count, do
     }
 }
 
-void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, int sm_count, double launch_s)
+void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, const acr__device *device,
+              double launch_s)
 {
     double time_us = c->value[COUNTER_DURATION];
     *out = (diagnosis){.floor_share = 1e6 * floor->warm_s / time_us};
@@ -97,9 +116,13 @@ void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floo
     } else {
         say(out, "Bound by %s, busy for %.0f %% of the time.", out->bound, out->bound_pct);
     }
+    say_also(out, c);
     say_stalls(out, c);
     say_conflicts(out, c);
-    say_idle(out, c, sm_count, launch_s);
+    say_idle(out, c, device, launch_s);
+    if (1e6 * c->value[COUNTER_SM_CLOCK] < 0.95 * device->clock_hz) {
+        say(out, " The SMs ran at %.0f MHz of %.0f.", c->value[COUNTER_SM_CLOCK], device->clock_hz / 1e6);
+    }
     say(out, " It runs at %.0f %% of the floor's rate (floor %.3g us, %s).", 100 * out->floor_share,
         1e6 * floor->warm_s, floor->warm_bound);
 }

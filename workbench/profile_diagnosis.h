@@ -16,7 +16,8 @@ typedef struct diagnosis {
 /* A unit binds from here on: what keeps two thirds of its cycles busy while others depend on it leaves little room. */
 #define DIAGNOSIS_BUSY_PCT 60.0
 
-/* sm_count: of the GPU; launch_s: what an empty launch takes. */
-void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, int sm_count, double launch_s);
+/* launch_s: what an empty launch takes on the device. */
+void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floor, const acr__device *device,
+              double launch_s);
 
 #endif
