@@ -28,12 +28,22 @@ typedef struct substitution {
 /* "rgb(  3,   0,   0)" as "var(--s3)"; returns how many bytes were read, 0 when it is no such colour. */
 static int series_colour(report_text *out, const char *at)
 {
-    int series = 0, rest = 0;
-    if (sscanf(at, "rgb( %d , 0 , 0 )%n", &series, &rest) == 1 && rest > 0) {
-        text_add(out, "var(--s%d)", series);
-        return rest;
+    static const char pattern[] = "rgb(#,0,0)"; /* blanks may stand anywhere, # is the series */
+    const char *begin = at;
+    char series = '0';
+    for (const char *wanted = pattern; *wanted; ++at) {
+        if (*at == ' ') {
+            continue;
+        }
+        if (*wanted == '#' && *at >= '1' && *at <= '9') {
+            series = *at;
+        } else if (*wanted != *at) {
+            return 0;
+        }
+        ++wanted;
     }
-    return 0;
+    text_add(out, "var(--s%c)", series);
+    return (int)(at - begin);
 }
 
 /* Elements that only gnuplot's viewer needs: from an opening to a closing text. */
