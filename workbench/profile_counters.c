@@ -67,7 +67,7 @@ static int split_line(char *line, char *fields[FIELDS_MAX])
     return count;
 }
 
-/* "1,234.5" as 1234.5; NaN for what is no number. */
+/* "1,234.5" as 1234.5; NaN for what no counter can be. */
 static double number_of(const char *text)
 {
     char digits[64];
@@ -80,7 +80,7 @@ static double number_of(const char *text)
     digits[length] = '\0';
     char *end = NULL;
     double value = strtod(digits, &end);
-    return end == digits || *end ? NAN : value;
+    return end == digits || *end || !isfinite(value) || value < 0 ? NAN : value;
 }
 
 /* What a number in this unit is to be multiplied by, so that it is in seconds, bytes, hertz or plain. */
