@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "error.h"
+#include "marks.h"
 #include "problem.h"
 #include "wisdom.h"
 

@@ -18,7 +18,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ""
-COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom"]
+COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "report"]
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
 
 

@@ -13,7 +13,8 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h",
              "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
-POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "getopt.h", "pthread.h", "sched.h", "strings.h", "unistd.h"}
+POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "getopt.h", "glob.h", "pthread.h", "sched.h", "strings.h",
+         "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
 

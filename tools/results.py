@@ -168,7 +168,76 @@ def faults_of_file(path, records):
     return faults
 
 
-def load(folder=RESULTS):
+# ---- Profiles: results/profile/*.json, what `acromion profile -o FILE` writes ----
+
+COUNTERS = (
+    "duration_us sm_clock_mhz sm_active_pct sm_throughput_pct memory_throughput_pct tensor_pct exponentials_pct "
+    "fma_pct alu_pct issue_pct shared_pct l2_pct dram_pct l2_bytes dram_read_bytes dram_write_bytes shared_wavefronts "
+    "bank_conflicts occupancy_pct registers ctas threads smem_bytes waves"
+).split()
+STALLS = (
+    "barrier branch_resolving dispatch_stall drain gmma imc_miss lg_throttle long_scoreboard math_pipe_throttle membar "
+    "mio_throttle misc no_instruction not_selected short_scoreboard sleeping tex_throttle wait"
+).split()
+
+
+def are_amounts(values, names):
+    """Exactly these names, each with a number that is not negative, or null where the tool had none."""
+    return set(values) == set(names) and all(v is None or is_number(v) and v >= 0 for v in values.values())
+
+
+ANY_PROFILE = {name: FIELDS[name] for name in ("problem", "device", "driver", "git_sha", "dirty", "seeds", "date")} | {
+    "kernel": (lambda r: isinstance(r["kernel"], str) and r["kernel"], "a kernel's name"),
+    "image": (lambda r: re.fullmatch(r"[0-9a-f]{16}", str(r["image"])), "a digest"),
+}
+PROFILES = {
+    "counters": {
+        "tool": (lambda r: isinstance(r["tool"], str) and r["tool"], "the tool's name and version"),
+        "clock_control": (lambda r: r["clock_control"] == "none", "none"),
+        "counters": (
+            lambda r: are_amounts(r["counters"], COUNTERS) and is_positive(r["counters"]["duration_us"]),
+            "an object of the counters, with a time",
+        ),
+        "stalls": (lambda r: are_amounts(r["stalls"], STALLS), "an object of the stalls"),
+        "floor_us": (lambda r: is_positive(r["floor_us"]), "a positive number"),
+        "floor_share": (
+            lambda r: abs(r["floor_share"] * r["counters"]["duration_us"] / r["floor_us"] - 1) < 1e-5,
+            "the floor over the time",
+        ),
+        "bound": (lambda r: isinstance(r["bound"], str) and r["bound"], "a resource's name"),
+        "diagnosis": (lambda r: isinstance(r["diagnosis"], str) and r["diagnosis"], "sentences"),
+    },
+    "timeline": {
+        "ctas": (lambda r: is_count(r["ctas"]) and 0 < r["ctas"] <= r["grid_ctas"], "a count, at most grid_ctas"),
+        "cta_cycles": (lambda r: 0 < r["cta_cycles"] <= r["cta_cycles_max"], "at most cta_cycles_max"),
+        "plain_us": (lambda r: is_positive(r["plain_us"]), "a positive number"),
+        "marked_us": (lambda r: is_positive(r["marked_us"]), "a positive number"),
+        "groups": (
+            lambda r: r["groups"]
+            and all(
+                step["hits"] > 0 and 0 <= step["cycles"] <= step["cycles_max"] and 0 <= step["share"] <= 1
+                for group in r["groups"]
+                for step in group["steps"]
+            ),
+            "steps with hits, cycles of at most cycles_max, and a share",
+        ),
+    },
+}
+
+
+def profile_faults_of(record):
+    """What is wrong with a profile's record, as sentences."""
+    if not isinstance(record, dict) or record.get("kind") not in PROFILES:
+        return ["has no kind, counters or timeline"]
+    fields = ANY_PROFILE | PROFILES[record["kind"]]
+    missing = [name for name in fields if name not in record]
+    if missing:
+        return ["lacks " + ", ".join(missing)]
+    return [f"{name} is {record[name]!r}, must be {words}" for name, (holds, words) in fields.items()
+            if not holds(record)]
+
+
+def load(folder=RESULTS, faults_of=faults_of):
     """Every record of every file, each with its file's name under "file"; raises ValueError with all faults found."""
     records, faults = [], []
     for path in sorted(folder.glob("*.json")):

@@ -29,6 +29,8 @@ int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_roofline(int argc, char **argv);
 int cmd_wisdom(int argc, char **argv);
+int cmd_profile(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 
 /* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what
  * may be NULL. */

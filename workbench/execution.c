@@ -364,6 +364,18 @@ static acr_status check_input(const guarded *g, acr__backend_device *device, con
     return status;
 }
 
+acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes)
+{
+    return e->device->backend->mem_download(e->device, to, e->workspace.memory + e->workspace.payload_offset + offset,
+                                            bytes);
+}
+
+acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes)
+{
+    return e->device->backend->mem_upload(e->device, e->workspace.memory + e->workspace.payload_offset + offset, from,
+                                          bytes);
+}
+
 static acr_status check_workspace(const execution *e, const char **violation)
 {
     const guarded *g = &e->workspace;

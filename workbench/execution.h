@@ -43,6 +43,10 @@ acr_status execution_poison(execution *e);
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);
 
+/* Copies a part of the workspace, which must have it, to the host, or into it. */
+acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes);
+acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes);
+
 /* What a run left behind. */
 typedef struct run_output {
     void *o;    /* packed [batch, q_heads, q_len, v_dim] in the output's type */

@@ -13,6 +13,8 @@ static const command commands[] = {
     {"bench", "time the kernels, gates first; distance from the physical floor", cmd_bench},
     {"roofline", "the physical floor of a problem on a GPU you need not have", cmd_roofline},
     {"wisdom", "show, verify, merge or measure files of measured choices", cmd_wisdom},
+    {"profile", "hardware counters of one launch, what binds it; cycles of its steps", cmd_profile},
+    {"report", "results as one HTML page, and as the tables of the README", cmd_report},
 };
 enum {
     COMMAND_COUNT = sizeof commands / sizeof commands[0]

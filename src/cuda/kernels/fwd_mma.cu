@@ -48,6 +48,8 @@ enum {
 #include "cuda/device/common.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/keys.cuh"
+#define MARK_WARPS ROW_WARPS
+#include "cuda/device/marks.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/softmax.cuh"
 
@@ -529,6 +531,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 {
     extern __shared__ __align__(128) unsigned char smem[];
     wait_for_previous_kernel();
+    ACR_MARK(0, "start");
 
     const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
     const lane_place l = {(int)threadIdx.x % 32, group, thread / 32 * WARP_ROWS};
@@ -554,6 +557,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     clear(o, state);
     COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
     __syncthreads();
+    ACR_MARK(0, "Q and first K landed");
     query_operands q_operands;
     load_query_operands(q_operands, q_smem, l);
 
@@ -565,18 +569,21 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
             group_barrier(group);
         }
         load_next(loader, stage == 0 ? STAGES - 1 : stage - 1);
+        ACR_MARK(first / STEP_KEYS, "tile landed, next loads issued");
 
         const uint32_t k_smem = loader.ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
         const bool masked = first + KV_TILE > visible.full_end;
         int seen[M_TILES][2]; /* set where some keys are masked */
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
+        ACR_MARK(first / STEP_KEYS, "scores ready");
         if (masked) {
             count_seen(seen, a, visible, p, l, first);
             mask_scores(s, seen, l.lane);
         }
         probability_tile probabilities;
         update_softmax(probabilities, state, o, s, a.scale_log2);
+        ACR_MARK(first / STEP_KEYS, "exponentials done");
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
             group_barrier(group);
@@ -587,6 +594,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
             accumulate_seen(o, probabilities, v_smem, seen, l);
         else
             accumulate(o, probabilities, v_smem, l);
+        ACR_MARK(first / STEP_KEYS, "output product done");
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
@@ -601,9 +609,12 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         __syncthreads();
         merge(o, state, smem, l, a.scale_log2);
     }
+    ACR_MARK(0, "sums and groups merged");
     store_output(a, p, l, o, state);
     if (group == 0)
         store_lse(a, p, l, state);
+    ACR_MARK(0, "stored");
+    ACR_MARKS_END(a);
 }
 
 #else

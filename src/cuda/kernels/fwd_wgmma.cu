@@ -59,6 +59,7 @@ enum {
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
 #include "cuda/device/keys.cuh"
+#include "cuda/device/marks.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -428,19 +429,23 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     float factor[2];
     wait_full(c.smem + K_FULL_AT, use + 1);
     wait_turn(c);
+    ACR_MARK(use, "K landed, turn taken");
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
     wait_full(c.smem + V_FULL_AT, use);
     start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_turn(c);
     WGMMA_WAIT(1);
+    ACR_MARK(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_turn(c);
     release(c.smem + K_EMPTY_AT, use + 1);
     if (masked)
         mask_scores(s, seen_0, seen_1);
     const int grown = softmax_next(s, r, factor, c);
+    ACR_MARK(use, "exponentials done");
     WGMMA_WAIT(0);
+    ACR_MARK(use, "output product done");
     release(c.smem + V_EMPTY_AT, use);
     pack_probabilities(p, s);
     if (grown)
@@ -576,6 +581,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     place p = wait_place(c, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
+    ACR_MARK(0, "first Q and K landed");
     start_scores(s, q, c.k);
     do {
         const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
@@ -586,11 +592,13 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         int tile = count_kv_tiles(a, p) - 1, accumulate = 0;
 
         WGMMA_WAIT(0);
+        ACR_MARK(q_use, "tile: first scores ready");
         release(smem + K_EMPTY_AT, use);
         if (tile >= unmasked)
             mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
         softmax_first(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
+        ACR_MARK(q_use, "tile: first exponentials done");
         if (a.kv_lens != nullptr && (tile + 1) * KV_TILE > k.len)
             clear_rows(c, use, k.len - tile * KV_TILE);
 #pragma unroll 1
@@ -614,8 +622,10 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
             descriptor_at(c.k, stage_of(use + 1) * K_BYTES)); /* after the last place of stale tiles: never looked at */
         pass_turn(c);
         WGMMA_WAIT(1);
+        ACR_MARK(q_use, "tile: last output product done");
         release(smem + V_EMPTY_AT, use++);
         store_tile(a, p, k, o, r, c);
+        ACR_MARK(q_use, "tile: stored");
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
@@ -644,6 +654,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
+    ACR_MARK(0, "start");
     const int group =
         __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
     if (threadIdx.x == 0) {
@@ -655,6 +666,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
+    ACR_MARK(0, "CTA ready");
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (threadIdx.x == 0)
@@ -663,6 +675,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, smem, group - 1);
     }
+    ACR_MARKS_END(a);
 }
 
 #else
