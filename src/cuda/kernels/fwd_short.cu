@@ -25,6 +25,24 @@
 #ifndef RING
 #define RING 0
 #endif
+#ifndef X_ORDER
+#define X_ORDER 0
+#endif
+#ifndef X_NOCLOCK
+#define X_NOCLOCK 0
+#endif
+#ifndef X_WAITLATE
+#define X_WAITLATE 0
+#endif
+#ifndef X_LASTPV
+#define X_LASTPV 1
+#endif
+#ifndef X_RINGLAST
+#define X_RINGLAST 0
+#endif
+#ifndef X_PP
+#define X_PP 0
+#endif
 
 enum {
     ELEM_BYTES = 2,
@@ -32,14 +50,19 @@ enum {
     PANELS = DIM / PANEL_ELEMS,
     PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
     HALF_ROWS = 32,           /* a consumer's rows: so many from the top, and as many from the bottom */
-    SHARED_ROWS = Q_TILE == 64, /* both consumers hold the same rows */
+    ONE_HALF = Q_TILE == 32,    /* the rows of the bottom half are all that there are */
+    SHARED_ROWS = Q_TILE <= 64, /* both consumers hold the same rows */
     HALVES = Q_TILE / HALF_ROWS,
     CHUNK_KEYS = 64, /* that a consumer takes at a time */
     KV_TILE = SHARED_ROWS ? 2 * CHUNK_KEYS : CHUNK_KEYS,
     CONSUMERS = 2,
     CONSUMER_WARPS = 4, /* of each */
     CONSUMER_THREADS = CONSUMERS * CONSUMER_WARPS * 32,
+#ifdef X_T288
+    PRODUCER_THREADS = 32,
+#else
     PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
+#endif
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
     OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
@@ -92,7 +115,7 @@ enum {
 };
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
-static_assert(Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 64, or with a ring 128");
+static_assert(Q_TILE == 32 || Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 32, 64, or with a ring 128");
 static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4, "STAGES: a straight line of code for each number of chunks");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
@@ -110,7 +133,7 @@ typedef struct tile {
 DEV int first_row(const fwd_args &a, int half, int consumer)
 {
     const int from_end = SHARED_ROWS ? blockIdx.x : 2 * blockIdx.x + consumer;
-    return (half ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
+    return (half && !ONE_HALF ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
 }
 
 DEV tile find_tile(const fwd_args &a, int consumer)
@@ -272,6 +295,9 @@ typedef struct softmax_rows {
 } softmax_rows;
 
 enum {
+    EARLY_PRODUCT = RING ? X_RINGLAST : X_LASTPV,
+    FIRST_SCORES = X_ORDER == 3,
+    FIRST_OUTPUT = X_ORDER == 0 ? 4 : X_ORDER == 1 ? 0 : X_ORDER == 2 ? 2 : X_ORDER == 3 ? 3 : 1,
     GROUPS = 8, /* of 8 keys: a chunk's exponentials in pieces, products between them */
     /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
     SHIFT = BF16 ? 0 : 8
@@ -291,7 +317,9 @@ typedef struct consumer {
     int passed;    /* steps before chunk 0: none, or in a second pass those of the first */
     float scale_log2;
     int seen[2];      /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
-    int chunks;       /* of this consumer: chunk i is at key KV_TILE * i */
+    int late;      /* whether the next kernel may start only now */
+    int chunks;    /* of either consumer, so that both take the same way: chunk i is at key KV_TILE * i */
+    int masked;    /* whether any row of the tile does not see all of the chunks' keys */
     int top_chunks;   /* so many have keys that a row of the top half sees, at least 1 */
     int whole_chunks; /* so many are seen whole by every row of the tile */
     int bottom_chunks; /* so many are seen whole by every row of the bottom half */
@@ -305,6 +333,8 @@ typedef struct consumer {
  * is used. */
 DEV void keep_order(consumer &c)
 {
+    if (X_NOCLOCK)
+        return;
     asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; xor.b32 %0, %0, t; }" : "+r"(c.order)::"memory");
 }
 
@@ -417,7 +447,7 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
             r.sum[row] += t[i] + t[i + 1];
             p[i / 2] = pack(t[i], t[i + 1]);
         } else
-            p[i / 2] = 0;
+            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0;
     }
 }
 
@@ -463,29 +493,45 @@ DEV void release(const consumer &c, int free_at, int chunk)
  * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. At the end
  * only the latter may be in flight. top 0: the top half sees none of these keys. */
 DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
-                       const probability_tile &before, const int chunk, const int first, const int last, const int top)
+                       const probability_tile &before, const int chunk, const int first, const int last, const int top,
+                       const int masked)
 {
+    const int early = last && EARLY_PRODUCT && !(first && masked);
     score_tile t;
     scale_scores(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
-    if (!first)
+    if (!first && !X_WAITLATE)
         wait_values(c, chunk - 1);
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        if (!last && group < 4) {
+        const int score = group - FIRST_SCORES, output = group - (early ? 0 : FIRST_OUTPUT);
+        if (!last && score >= 0 && score < 4) {
             wgmma_fence();
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++)
-                score_step(c, s, chunk + 1, PANELS * group + panel);
-            if (group == 3)
+                score_step(c, s, chunk + 1, PANELS * score + panel);
+            if (score == 3)
                 wgmma_commit();
-        } else if (!first && group >= 4) {
+        }
+        if (!first && output >= 0 && output < 4) {
+            if (output == 0 && X_WAITLATE)
+                wait_values(c, chunk - 1);
             wgmma_fence();
-            output_step(c, o, before, chunk - 1, group - 4, RING || chunk > 1);
-            if (group == 7)
+            output_step(c, o, before, chunk - 1, output, RING || ONE_HALF || chunk > 1);
+            if (output == 3)
                 wgmma_commit();
+        }
+        if (early && group == 4) {
+            if (masked)
+                wait_last_values(c);
+            else
+                wait_values(c, chunk);
+        }
+        if (early && (group == 4 || group >= 6)) {
+            wgmma_fence();
+            output_step(c, o, p, chunk, max(0, group - 5), RING || ONE_HALF || chunk > 0);
         }
         exponentiate(t, group, top);
         if (group > 0)
@@ -510,10 +556,10 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
             mask_scores(c, s, chunk);
         if (chunk == 0)
             choose_reference(c, r, s);
-        if (!masked || chunk == 0 || chunk < c.top_chunks)
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1);
+        if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1, masked);
         else
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0);
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0, masked);
         if (chunk == chunks - 1)
             break;
         if (chunk == 0)
@@ -521,36 +567,78 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
         else
             WGMMA_WAIT(1);
     }
+    if (EARLY_PRODUCT && !(chunks == 1 && masked)) {
+        wgmma_fence();
+        output_step(c, o, p[(chunks - 1) % 2], chunks - 1, 3, 1);
+        wgmma_commit();
+        return;
+    }
     if (masked)
         wait_last_values(c);
     else
         wait_values(c, chunks - 1);
-    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, chunks > 1);
+    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, ONE_HALF || chunks > 1);
 }
 
 #else
 
-/* A chunk that is not the first; at the end no product is in flight. */
-DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &before,
-                      const int chunk, const int last, const int top)
+/* A chunk that is neither the first nor the last; at the end no product is in flight. */
+DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
+                      const probability_tile &before, const int chunk, const int top)
 {
-    probability_tile p;
     if (chunk >= c.whole_chunks)
         mask_scores(c, s, chunk);
-    compute_chunk(c, r, s, o, p, before, chunk, 0, last, top);
+    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 1);
     WGMMA_WAIT(0);
-    if (!last)
-        release(c, K_FREE_AT, chunk + 1);
+    release(c, K_FREE_AT, chunk + 1);
     release(c, V_FREE_AT, chunk - 1);
-#pragma unroll
-    for (int i = 0; i < CHUNK_KEYS / 4; i++) /* a plain copy would be merged with p, and the products serialised */
-        before[i] = p[i] ^ c.zero;
 }
 
-/* All chunks, at least one, in a loop. Leaves the last product running. */
+/* Those up to `end`. */
+DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, int &chunk,
+                       const int end, const int top)
+{
+    probability_tile q;
+#if X_PP
+#pragma unroll 1
+    for (; chunk + 1 < end; chunk += 2) {
+        compute_next(c, r, s, o, q, p, chunk, top);
+        compute_next(c, r, s, o, p, q, chunk + 1, top);
+    }
+    if (chunk < end) {
+        compute_next(c, r, s, o, q, p, chunk, top);
+#pragma unroll
+        for (int i = 0; i < CHUNK_KEYS / 4; i++)
+            p[i] = q[i] ^ c.zero;
+        chunk++;
+    }
+#else
+#pragma unroll 1
+    for (; chunk < end; chunk++) {
+        compute_next(c, r, s, o, q, p, chunk, top);
+#pragma unroll
+        for (int i = 0; i < CHUNK_KEYS / 4; i++) /* a plain copy would be merged with q, and the products serialised */
+            p[i] = q[i] ^ c.zero;
+    }
+#endif
+}
+
+DEV void finish_products(consumer &c, output_tile &o, const probability_tile &p, const int early)
+{
+    if (early) {
+        wgmma_fence();
+        output_step(c, o, p, c.chunks - 1, CHUNK_KEYS / WGMMA_K - 1, 1);
+        wgmma_commit();
+        return;
+    }
+    wait_last_values(c);
+    start_output(c, o, p, c.chunks - 1, 1);
+}
+
+/* All chunks, at least one, in a loop. Leaves the last products running. */
 DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o)
 {
-    probability_tile p;
+    probability_tile p, q;
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         o[i] = 0.0f;
@@ -558,27 +646,26 @@ DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o
     if (c.whole_chunks <= 0)
         mask_scores(c, s, 0);
     choose_reference(c, r, s);
-    if (c.chunks == 1)
-        compute_chunk(c, r, s, o, p, p, 0, 1, 1, 1);
-    else {
-        compute_chunk(c, r, s, o, p, p, 0, 1, 0, 1);
-        WGMMA_WAIT(0);
-        release(c, K_FREE_AT, 1);
-        int chunk = 1;
-        const int last = c.chunks - 1, top_end = min(last, c.top_chunks);
-#pragma unroll 1
-        for (; chunk < top_end; chunk++)
-            compute_next(c, r, s, o, p, chunk, 0, 1);
-#pragma unroll 1
-        for (; chunk < last; chunk++)
-            compute_next(c, r, s, o, p, chunk, 0, 0);
-        if (last < c.top_chunks)
-            compute_next(c, r, s, o, p, last, 1, 1);
-        else
-            compute_next(c, r, s, o, p, last, 1, 0);
+    if (c.chunks == 1) {
+        compute_chunk(c, r, s, o, p, p, 0, 1, 1, !ONE_HALF, 1);
+        finish_products(c, o, p, 0);
+        return;
     }
-    wait_last_values(c);
-    start_output(c, o, p, c.chunks - 1, 1);
+    compute_chunk(c, r, s, o, p, p, 0, 1, 0, !ONE_HALF, 1);
+    WGMMA_WAIT(0);
+    release(c, K_FREE_AT, 1);
+    const int last = c.chunks - 1;
+    int chunk = 1;
+    if (!ONE_HALF)
+        compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
+    compute_until(c, r, s, o, p, chunk, last, 0);
+    if (last >= c.whole_chunks)
+        mask_scores(c, s, last);
+    if (!ONE_HALF && last < c.top_chunks)
+        compute_chunk(c, r, s, o, q, p, last, 0, 1, 1, 1);
+    else
+        compute_chunk(c, r, s, o, q, p, last, 0, 1, 0, 1);
+    finish_products(c, o, q, EARLY_PRODUCT);
 }
 
 #endif
@@ -589,6 +676,8 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
     score_tile s;
     probability_tile p;
     if (RING) {
+        if (c.chunks > 1)
+            release(c, V_FREE_AT, c.chunks - 2);
         release(c, V_FREE_AT, c.chunks - 1);
         c.passed = c.chunks;
     }
@@ -619,11 +708,11 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] *= rescale[i / 2 % 2];
-        scale_scores(c, r, s, s, 1);
+        scale_scores(c, r, s, s, !ONE_HALF);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-            exponentiate(s, group, 1);
-            add_and_pack(r, p, s, group, 1);
+            exponentiate(s, group, !ONE_HALF);
+            add_and_pack(r, p, s, group, !ONE_HALF);
         }
         if (chunk == c.chunks - 1)
             wait_last_values(c);
@@ -701,18 +790,24 @@ DEV void weigh_own_rows(softmax_rows &r, finish &f)
     }
 }
 
-/* What can be done about the rows before the last product is there. Returns whether the tile must be computed again,
- * the same to all consumers. */
+/* What can be done about the rows before the last product is there. Returns whether the tile must be computed again, the
+ * same to all consumers; with a ring the producer is told. */
 DEV int weigh(const consumer &c, softmax_rows &r, finish &f)
 {
     const int too_large = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
     if (SHARED_ROWS)
         hand_rows(c, r);
     const int again = vote(too_large);
+    if (c.late)
+        allow_next_kernel();
     if (SHARED_ROWS)
         weigh_rows(c, r, f);
     else
         weigh_own_rows(r, f);
+    if (RING && threadIdx.x == 0) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(c.smem + AGAIN_AT), "r"(again) : "memory");
+        barrier_arrive(c.smem + VERDICT_AT);
+    }
     return again;
 }
 
@@ -765,7 +860,7 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
  * at a time. */
 DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const finish &f, const int out)
 {
-    const uint32_t rows_at = c.q_at + half_of(c, out) * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
+    const uint32_t rows_at = c.q_at + half_of(c, out) % HALVES * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
         const int row = c.lane % 8, place = i % 2 * 4 + c.lane / 8; /* of 16 bytes in the panel's row */
@@ -800,14 +895,18 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++)
                 packed[row][i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
-    else if (c.index == 0) {
-        hand_part(c, o, f, 1);
+    else {
+        if (c.index == 0)
+            hand_part(c, o, f, 1);
+        else if (!ONE_HALF)
+            hand_part(c, o, f, 0);
         named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed[0], o, f, 0);
-    } else {
-        hand_part(c, o, f, 0);
-        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed[0], o, f, 1);
+        if (c.index != 0)
+            add_part(c, packed[0], o, f, 1);
+        else if (!ONE_HALF)
+            add_part(c, packed[0], o, f, 0);
+        else
+            return;
     }
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++)
@@ -828,7 +927,7 @@ DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
 
 DEV void load_query(consumer &c)
 {
-    const int half = c.lane / 8 % 2, row = 8 * c.warp + c.lane % 8;
+    const int half = c.lane / 8 % 2 % HALVES, row = 8 * c.warp + c.lane % 8;
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const int place = step % 4 * 2 + c.lane / 16;
@@ -838,6 +937,12 @@ DEV void load_query(consumer &c)
                            ((place ^ (row % 8)) << 4))
                      : "memory");
     }
+}
+
+/* Under a mask CTAs last differently long, and the next kernel's, started early, are in the way of the last. */
+DEV int start_next_late(const fwd_args &a)
+{
+    return a.mask != FWD_MASK_NONE;
 }
 
 DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t smem, int index)
@@ -857,9 +962,10 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     for (int half = 0; half < 2; half++)
         c.seen[half] =
             keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
-    const int end = max(t.seen[0].end, t.seen[1].end), whole = min(t.seen[0].full_end, t.seen[1].full_end);
-    /* in a ring both consumers take every stage */
-    c.chunks = RING ? t.stages : (end - first_key + KV_TILE - 1) / KV_TILE;
+    const int whole = min(t.seen[0].full_end, t.seen[1].full_end);
+    c.late = start_next_late(a);
+    c.chunks = t.stages;
+    c.masked = whole < c.chunks * KV_TILE;
     c.top_chunks = max(1, (t.seen[0].end - first_key + KV_TILE - 1) / KV_TILE);
     c.whole_chunks = (whole - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
@@ -878,7 +984,8 @@ DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer
         const int bottom = half_of(c, out);
         f.row[out] = (bottom ? t.first[1] : t.first[0]) + 8 * c.warp + c.lane / 4;
         /* rows that are held twice are stored once */
-        f.present[out] = f.row[out] < a.q_len && (bottom ? t.first[0] < t.first[1] : t.first[0] <= t.first[1]);
+        f.present[out] = f.row[out] < a.q_len && (bottom ? ONE_HALF || t.first[0] < t.first[1]
+                                                         : !ONE_HALF && t.first[0] <= t.first[1]);
         f.o[out] = (char *)a.o +
                    (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * ELEM_BYTES;
         /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
@@ -886,7 +993,7 @@ DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer
     }
 }
 
-/* Whether the tile is computed again; the last product is done. */
+/* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
 DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, finish &f)
 {
     int again;
@@ -895,22 +1002,16 @@ DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, 
         attend_ring(c, r, s, o);
         again = weigh(c, r, f);
         WGMMA_WAIT(0);
-        if (threadIdx.x == 0) {
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(c.smem + AGAIN_AT), "r"(again) : "memory");
-            barrier_arrive(c.smem + VERDICT_AT);
-        }
-        return again;
-    }
+    } else
 #else
     /* One straight line of code for each number of chunks, with masks or without: taken jumps cost more than the
      * instructions that they save, since each code line is executed once and comes from afar. */
-    const int masked = c.whole_chunks < c.chunks;
 /* clang-format off */
 #define ATTEND(number, with_mask)                    \
-    if (c.chunks == number && masked == with_mask) { \
-        attend(c, r, s, o, number, with_mask);       \
-        again = weigh(c, r, f);                      \
-        WGMMA_WAIT(0);                               \
+    if (c.chunks == number && c.masked == with_mask) { \
+        attend(c, r, s, o, number, with_mask);         \
+        again = weigh(c, r, f);                        \
+        WGMMA_WAIT(0);                                 \
     } else
 #if STAGES >= 4
     ATTEND(4, 0) ATTEND(4, 1)
@@ -963,6 +1064,10 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     make_finish(f, a, t, c);
     wait_keys(c, 0);
     load_query(c);
+    if (ONE_HALF)
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++)
+            o[i] = 0.0f;
     start_scores(c, s, 0);
     WGMMA_WAIT(0);
     const int again = attend_all(c, r, s, o, f);
@@ -973,6 +1078,15 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
         weigh(c, r, f);
         complete(c, packed, o, f);
     }
+    if (ONE_HALF && c.order == 0x9e3779b9) { /* keeps registers */
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++)
+            sum += o[i];
+        __nanosleep(__float_as_uint(sum));
+    }
+    if (ONE_HALF && index == 0)
+        return;
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++)
         finish_row(a, t, c, f, packed[out], out);
@@ -994,15 +1108,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     wait_for_previous_kernel();
-    allow_next_kernel();
+    if (!start_next_late(a))
+        allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
     if (warp >= producer_warp) {
+#ifndef X_T288
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+#endif
         if (warp == producer_warp && elect_one())
             produce_all(maps, smem, kv_head, t.stages);
     } else {
+#ifndef X_T288
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+#endif
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
 }
