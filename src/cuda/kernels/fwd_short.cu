@@ -1,18 +1,20 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query
- * rows, alone on its SM, with all keys and values of the head in shared memory.
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a query tile, alone
+ * on its SM.
  *
- * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys,
- * of every 128 the first 64 and the last 64, and add their results at the end. The query rows of a tile are 32 from the
- * top and 32 from the bottom of the sequence, so that under a causal mask all CTAs have about the same number of
- * exponentials.
+ * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups multiply. With tiles of 64 or 32 rows both
+ * hold the same rows and share the keys, of every 128 the first 64 and the last 64, and add their results at the end;
+ * with tiles of 128 rows each holds its own. All keys of a head lie in shared memory at once, or pass through a ring.
+ * Of a consumer's rows, 32 are from the top and 32 from the bottom of the sequence, so that under a causal mask all CTAs
+ * have about the same number of exponentials. A tile of 32 rows fills half of each product, and is for problems that
+ * would leave SMs without work.
  *
  * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
  * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
  * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
  * docs/kernels/fwd_short.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory: kv_len <=
- * 128 * STAGES); optional BF16=1. */
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
+ * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1. */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -25,44 +27,21 @@
 #ifndef RING
 #define RING 0
 #endif
-#ifndef X_ORDER
-#define X_ORDER 0
-#endif
-#ifndef X_NOCLOCK
-#define X_NOCLOCK 0
-#endif
-#ifndef X_WAITLATE
-#define X_WAITLATE 0
-#endif
-#ifndef X_LASTPV
-#define X_LASTPV 1
-#endif
-#ifndef X_RINGLAST
-#define X_RINGLAST 0
-#endif
-#ifndef X_PP
-#define X_PP 0
-#endif
-
 enum {
     ELEM_BYTES = 2,
     PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
     PANELS = DIM / PANEL_ELEMS,
     PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
-    HALF_ROWS = 32,           /* a consumer's rows: so many from the top, and as many from the bottom */
-    ONE_HALF = Q_TILE == 32,    /* the rows of the bottom half are all that there are */
-    SHARED_ROWS = Q_TILE <= 64, /* both consumers hold the same rows */
+    HALF_ROWS = 32,             /* a consumer's rows: so many from the top, and as many from the bottom */
     HALVES = Q_TILE / HALF_ROWS,
+    ONE_HALF = HALVES == 1,     /* the bottom half is all that there is; the top one holds the same, and is not stored */
+    SHARED_ROWS = HALVES <= 2,  /* both consumers hold the same rows */
     CHUNK_KEYS = 64, /* that a consumer takes at a time */
     KV_TILE = SHARED_ROWS ? 2 * CHUNK_KEYS : CHUNK_KEYS,
     CONSUMERS = 2,
     CONSUMER_WARPS = 4, /* of each */
     CONSUMER_THREADS = CONSUMERS * CONSUMER_WARPS * 32,
-#ifdef X_T288
-    PRODUCER_THREADS = 32,
-#else
     PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
-#endif
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
     OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
@@ -116,7 +95,8 @@ enum {
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(Q_TILE == 32 || Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 32, 64, or with a ring 128");
-static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4, "STAGES: a straight line of code for each number of chunks");
+static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
+              "STAGES: a straight line of code for each number of chunks");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- The tile ---- */
@@ -130,6 +110,7 @@ typedef struct tile {
     int stages;   /* that hold every key which the CTA's rows see */
 } tile;
 
+/* Of a consumer's half: 0 from the top, 1 from the bottom. */
 DEV int first_row(const fwd_args &a, int half, int consumer)
 {
     const int from_end = SHARED_ROWS ? blockIdx.x : 2 * blockIdx.x + consumer;
@@ -295,9 +276,7 @@ typedef struct softmax_rows {
 } softmax_rows;
 
 enum {
-    EARLY_PRODUCT = RING ? X_RINGLAST : X_LASTPV,
-    FIRST_SCORES = X_ORDER == 3,
-    FIRST_OUTPUT = X_ORDER == 0 ? 4 : X_ORDER == 1 ? 0 : X_ORDER == 2 ? 2 : X_ORDER == 3 ? 3 : 1,
+    ACCUMULATE = RING || ONE_HALF, /* the output starts as zeros, not with the first product */
     GROUPS = 8, /* of 8 keys: a chunk's exponentials in pieces, products between them */
     /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
     SHIFT = BF16 ? 0 : 8
@@ -333,9 +312,20 @@ typedef struct consumer {
  * is used. */
 DEV void keep_order(consumer &c)
 {
-    if (X_NOCLOCK)
-        return;
     asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; xor.b32 %0, %0, t; }" : "+r"(c.order)::"memory");
+}
+
+/* The use, which never happens. It counts for rows that are not stored, too: without any, the assembler takes their
+ * registers away from the products and serialises them. */
+DEV void use_order(const consumer &c, const output_tile &o)
+{
+    if (c.order != 0x9e3779b9)
+        return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++)
+        sum += ONE_HALF ? o[i] : 0.0f;
+    __nanosleep(__float_as_uint(sum) & 1);
 }
 
 DEV uint64_t descriptor(uint32_t low, int bytes)
@@ -447,7 +437,7 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
             r.sum[row] += t[i] + t[i + 1];
             p[i / 2] = pack(t[i], t[i + 1]);
         } else
-            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0;
+            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
     }
 }
 
@@ -490,36 +480,34 @@ DEV void release(const consumer &c, int free_at, int chunk)
 }
 
 /* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full
- * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. At the end
- * only the latter may be in flight. top 0: the top half sees none of these keys. */
+ * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. In an early
+ * last chunk also three of its own four times V; end_output starts the fourth. top 0: the top half sees none of these
+ * keys. At the end only products with V may be in flight. */
 DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                        const probability_tile &before, const int chunk, const int first, const int last, const int top,
-                       const int masked)
+                       const int early, const int masked)
 {
-    const int early = last && EARLY_PRODUCT && !(first && masked);
     score_tile t;
     scale_scores(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
-    if (!first && !X_WAITLATE)
+    if (!first)
         wait_values(c, chunk - 1);
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        const int score = group - FIRST_SCORES, output = group - (early ? 0 : FIRST_OUTPUT);
-        if (!last && score >= 0 && score < 4) {
+        const int output = early ? group : group - 4; /* the product with V of the chunk before */
+        if (!last && group < 4) {
             wgmma_fence();
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++)
-                score_step(c, s, chunk + 1, PANELS * score + panel);
-            if (score == 3)
+                score_step(c, s, chunk + 1, PANELS * group + panel);
+            if (group == 3)
                 wgmma_commit();
         }
         if (!first && output >= 0 && output < 4) {
-            if (output == 0 && X_WAITLATE)
-                wait_values(c, chunk - 1);
             wgmma_fence();
-            output_step(c, o, before, chunk - 1, output, RING || ONE_HALF || chunk > 1);
+            output_step(c, o, before, chunk - 1, output, ACCUMULATE || chunk > 1);
             if (output == 3)
                 wgmma_commit();
         }
@@ -531,7 +519,7 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
         }
         if (early && (group == 4 || group >= 6)) {
             wgmma_fence();
-            output_step(c, o, p, chunk, max(0, group - 5), RING || ONE_HALF || chunk > 0);
+            output_step(c, o, p, chunk, max(0, group - 5), ACCUMULATE || chunk > 0);
         }
         exponentiate(t, group, top);
         if (group > 0)
@@ -543,11 +531,20 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
 
 #if !RING
 
+/* The last product of an early last chunk. */
+DEV void end_output(const consumer &c, output_tile &o, const probability_tile &p, int chunk)
+{
+    wgmma_fence();
+    output_step(c, o, p, chunk, CHUNK_KEYS / WGMMA_K - 1, 1);
+    wgmma_commit();
+}
+
 /* All chunks, in a straight line of code: their number is a constant, and so is whether any of them needs a mask.
  * Exponentials of the top half only where it sees something. Leaves the last product running. */
 DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks, const int masked)
 {
-    probability_tile p[2]; /* in turn */
+    const int early = !(masked && chunks == 1); /* no gain there */
+    probability_tile p[2];                      /* in turn */
 #pragma unroll
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
@@ -557,9 +554,11 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
         if (chunk == 0)
             choose_reference(c, r, s);
         if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1, masked);
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1,
+                          early && chunk == chunks - 1, masked);
         else
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0, masked);
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0,
+                          early && chunk == chunks - 1, masked);
         if (chunk == chunks - 1)
             break;
         if (chunk == 0)
@@ -567,17 +566,12 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
         else
             WGMMA_WAIT(1);
     }
-    if (EARLY_PRODUCT && !(chunks == 1 && masked)) {
-        wgmma_fence();
-        output_step(c, o, p[(chunks - 1) % 2], chunks - 1, 3, 1);
-        wgmma_commit();
+    if (early) {
+        end_output(c, o, p[(chunks - 1) % 2], chunks - 1);
         return;
     }
-    if (masked)
-        wait_last_values(c);
-    else
-        wait_values(c, chunks - 1);
-    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, ONE_HALF || chunks > 1);
+    wait_last_values(c);
+    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, ACCUMULATE);
 }
 
 #else
@@ -588,84 +582,61 @@ DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &
 {
     if (chunk >= c.whole_chunks)
         mask_scores(c, s, chunk);
-    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 1);
+    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1);
     WGMMA_WAIT(0);
     release(c, K_FREE_AT, chunk + 1);
     release(c, V_FREE_AT, chunk - 1);
 }
 
-/* Those up to `end`. */
+/* Those up to `end`. Two a round without copies pay where there are many; a single one needs a copy, and not a plain one,
+ * which the assembler would merge with the original, and then serialise the products. */
 DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, int &chunk,
                        const int end, const int top)
 {
-    probability_tile q;
-#if X_PP
+    probability_tile next;
+    if (!SHARED_ROWS)
 #pragma unroll 1
-    for (; chunk + 1 < end; chunk += 2) {
-        compute_next(c, r, s, o, q, p, chunk, top);
-        compute_next(c, r, s, o, p, q, chunk + 1, top);
-    }
-    if (chunk < end) {
-        compute_next(c, r, s, o, q, p, chunk, top);
-#pragma unroll
-        for (int i = 0; i < CHUNK_KEYS / 4; i++)
-            p[i] = q[i] ^ c.zero;
-        chunk++;
-    }
-#else
+        for (; chunk + 1 < end; chunk += 2) {
+            compute_next(c, r, s, o, next, p, chunk, top);
+            compute_next(c, r, s, o, p, next, chunk + 1, top);
+        }
 #pragma unroll 1
     for (; chunk < end; chunk++) {
-        compute_next(c, r, s, o, q, p, chunk, top);
+        compute_next(c, r, s, o, next, p, chunk, top);
 #pragma unroll
-        for (int i = 0; i < CHUNK_KEYS / 4; i++) /* a plain copy would be merged with q, and the products serialised */
-            p[i] = q[i] ^ c.zero;
+        for (int i = 0; i < CHUNK_KEYS / 4; i++)
+            p[i] = next[i] ^ c.zero;
     }
-#endif
-}
-
-DEV void finish_products(consumer &c, output_tile &o, const probability_tile &p, const int early)
-{
-    if (early) {
-        wgmma_fence();
-        output_step(c, o, p, c.chunks - 1, CHUNK_KEYS / WGMMA_K - 1, 1);
-        wgmma_commit();
-        return;
-    }
-    wait_last_values(c);
-    start_output(c, o, p, c.chunks - 1, 1);
 }
 
 /* All chunks, at least one, in a loop. Leaves the last products running. */
 DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o)
 {
-    probability_tile p, q;
-#pragma unroll
-    for (int i = 0; i < DIM / 2; i++)
-        o[i] = 0.0f;
+    probability_tile p, end;
+    const int last = c.chunks - 1;
     release(c, K_FREE_AT, 0);
     if (c.whole_chunks <= 0)
         mask_scores(c, s, 0);
     choose_reference(c, r, s);
-    if (c.chunks == 1) {
-        compute_chunk(c, r, s, o, p, p, 0, 1, 1, !ONE_HALF, 1);
-        finish_products(c, o, p, 0);
-        return;
+    if (last == 0)
+        compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1);
+    else {
+        compute_chunk(c, r, s, o, p, end, 0, 1, 0, !ONE_HALF, 0, 1);
+        WGMMA_WAIT(0);
+        release(c, K_FREE_AT, 1);
+        int chunk = 1;
+        if (!ONE_HALF)
+            compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
+        compute_until(c, r, s, o, p, chunk, last, 0);
+        if (last >= c.whole_chunks)
+            mask_scores(c, s, last);
+        if (!ONE_HALF && last < c.top_chunks)
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1);
+        else
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 0, 0, 1);
     }
-    compute_chunk(c, r, s, o, p, p, 0, 1, 0, !ONE_HALF, 1);
-    WGMMA_WAIT(0);
-    release(c, K_FREE_AT, 1);
-    const int last = c.chunks - 1;
-    int chunk = 1;
-    if (!ONE_HALF)
-        compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
-    compute_until(c, r, s, o, p, chunk, last, 0);
-    if (last >= c.whole_chunks)
-        mask_scores(c, s, last);
-    if (!ONE_HALF && last < c.top_chunks)
-        compute_chunk(c, r, s, o, q, p, last, 0, 1, 1, 1);
-    else
-        compute_chunk(c, r, s, o, q, p, last, 0, 1, 0, 1);
-    finish_products(c, o, q, EARLY_PRODUCT);
+    wait_last_values(c);
+    start_output(c, o, end, last, 1);
 }
 
 #endif
@@ -1064,7 +1035,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     make_finish(f, a, t, c);
     wait_keys(c, 0);
     load_query(c);
-    if (ONE_HALF)
+    if (ACCUMULATE)
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] = 0.0f;
@@ -1078,20 +1049,11 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
         weigh(c, r, f);
         complete(c, packed, o, f);
     }
-    if (ONE_HALF && c.order == 0x9e3779b9) { /* keeps registers */
-        float sum = 0.0f;
+    if (!ONE_HALF || index == 1)
 #pragma unroll
-        for (int i = 0; i < DIM / 2; i++)
-            sum += o[i];
-        __nanosleep(__float_as_uint(sum));
-    }
-    if (ONE_HALF && index == 0)
-        return;
-#pragma unroll
-    for (int out = 0; out < OUT_ROWS; out++)
-        finish_row(a, t, c, f, packed[out], out);
-    if (c.order == 0x9e3779b9) /* a use for the clocks; harmless */
-        __nanosleep(0);
+        for (int out = 0; out < OUT_ROWS; out++)
+            finish_row(a, t, c, f, packed[out], out);
+    use_order(c, o);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -1113,15 +1075,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
     if (warp >= producer_warp) {
-#ifndef X_T288
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
-#endif
         if (warp == producer_warp && elect_one())
             produce_all(maps, smem, kv_head, t.stages);
     } else {
-#ifndef X_T288
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
-#endif
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
 }
@@ -1134,7 +1092,9 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL && !RING && problem->kv_len > STAGES * KV_TILE)
-        reason = "kv_len: this kernel keeps all keys in shared memory, 128 a stage";
+        reason = STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
+                 : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
+                               : "kv_len is above 128 a stage: this kernel keeps all keys in shared memory";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)
@@ -1153,18 +1113,35 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
         .smem_bytes = SMEM_BYTES};
 }
 
+/* Measured on an H200, in cycles at 1980 MHz: a step (Q_TILE rows, KV_TILE keys) and what a CTA takes besides. */
+static double step_cycles(void)
+{
+    if (DIM == 128)
+        return Q_TILE == 32 ? 1250.0 : 1600.0;
+    return (Q_TILE == 32 ? 780.0 : Q_TILE == 64 ? 1050.0 : 965.0) + (RING && SHARED_ROWS ? 60.0 : 0.0);
+}
+
+static double cta_cycles(void)
+{
+    if (!SHARED_ROWS)
+        return 4800.0;
+    const double alone = Q_TILE == 32 ? 2900.0 : 3100.0, wide = DIM == 128 ? 600.0 : 0.0, ring = RING ? 400.0 : 0.0;
+    return alone + wide + ring - (STAGES < 4 && DIM == 64 ? 80.0 : 0.0); /* the last: less code */
+}
+
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     acr_problem padded = *problem; /* the products run over whole tiles */
     padded.qk_dim = DIM;
     padded.v_dim = DIM;
+    padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0,
         .exp_per_cycle = 13.0,
-        .step_cycles = 760.0,
-        .cta_cycles = 3700.0,
+        .step_cycles = step_cycles(),
+        .cta_cycles = cta_cycles(),
         .ctas_per_sm = 1,
     };
     return acr__fwd_seconds(&padded, device, &rates);
