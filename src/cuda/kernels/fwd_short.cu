@@ -1,12 +1,12 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a query tile, alone
- * on its SM.
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a query tile,
+ * alone on its SM.
  *
  * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups multiply. With tiles of 64 or 32 rows both
  * hold the same rows and share the keys, of every 128 the first 64 and the last 64, and add their results at the end;
  * with tiles of 128 rows each holds its own. All keys of a head lie in shared memory at once, or pass through a ring.
- * Of a consumer's rows, 32 are from the top and 32 from the bottom of the sequence, so that under a causal mask all CTAs
- * have about the same number of exponentials. A tile of 32 rows fills half of each product, and is for problems that
- * would leave SMs without work.
+ * Of a consumer's rows, 32 are from the top and 32 from the bottom of the sequence, so that under a causal mask all
+ * CTAs have about the same number of exponentials. A tile of 32 rows fills half of each product, and is for problems
+ * that would leave SMs without work.
  *
  * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
  * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
