@@ -18,7 +18,7 @@ small_cases=(b1:h2:s65:d64 b1:h4/2:s33/70:d64:causal:lse bf16:b2:h2:s17/40:d128:
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma and fwd_ladder5 (a tile's index, written after the consumers' arrivals), and fwd_mma
 # with key groups (partial results, published before the barrier of all threads).
-racecheck_kernels=('fwd_simt*' 'fwd_mma_*_s2_[sw]*' 'fwd_ladder[0-4]*')
+racecheck_kernels=('fwd_simt*' 'fwd_short*' 'fwd_mma_*_s2_[sw]*' 'fwd_ladder[0-4]*')
 bench_problems=(b2:h8:s512:d64 b2:h8:s512:d64:causal b4:h16:s2048:d64 b4:h16:s2048:d128:causal
     b8:h32/8:s1024:d128:causal)
 
