@@ -2,14 +2,14 @@
  * with too few query rows to fill the GPU. Bound by the bytes of K and V.
  *
  * The rows of a tile are the query heads of one key head times their query positions, so that K and V are read once for
- * a whole group of heads. The keys of a tile are split over CTAs, and within a CTA over KV_GROUPS groups of warps, which
- * take every KV_GROUPS-th tile of keys. Each group has a ring of STAGES of its own in shared memory (cp.async), and a
- * group of one warp waits for nobody: no barrier of the CTA until the end. Then the groups' results are added, and, where
- * a tile has several CTAs, left in the workspace; the last CTA to arrive adds them, always in the same order. After Dao
- * et al. 2023 (split keys). See docs/kernels/fwd_split.md.
+ * a whole group of heads. The keys of a tile are split over CTAs, and within a CTA over KV_GROUPS groups of warps, each
+ * of which takes every KV_GROUPS-th tile of keys through a ring of STAGES of its own in shared memory (cp.async); a
+ * group of one warp waits for nobody until the end. Then the groups' results are added, and, where a tile has several
+ * CTAs, left in the workspace; the last CTA to arrive adds them, always in the same order. After Dao et al. 2023 (split
+ * keys). See docs/kernels/fwd_split.md.
  *
- * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group), KV_TILE
- * (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1. */
+ * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1. */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -29,12 +29,12 @@ enum {
     GROUP_BYTES = STAGES * STAGE_BYTES + (Q_IN_REGISTERS ? 0 : Q_TILE * DIM * ELEM_BYTES),
     STEP_KEYS = KV_TILE * KV_GROUPS, /* keys that the CTA takes in a step */
     SMEM_BYTES = KV_GROUPS * GROUP_BYTES,
-    /* A partial result: Q_TILE rows of float32, DIM outputs, reference, sum, and padding that spreads rows over banks. */
+    /* A partial result: Q_TILE rows of floats: DIM outputs, reference, sum, padding that spreads rows over banks. */
     PARTIAL_STRIDE = DIM + 8,
     PARTIAL_ELEMS = Q_TILE * PARTIAL_STRIDE,
     ROWS_MAX = SMEM_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
     SPLITS_MAX = ROWS_MAX < 128 ? ROWS_MAX : 128, /* CTAs of a tile: a row of all of them must fit */
-    /* The workspace: counters of a tile's CTAs that have arrived, then the partial results of all CTAs. The counters' size
+    /* The workspace: of each tile, how many CTAs have arrived, then the partial results of all CTAs. The counters' size
      * is the same in every variant, so that variants may follow each other in one workspace. */
     COUNTERS_MAX = 4096,
     COUNTERS_BYTES = 4 * COUNTERS_MAX
@@ -99,8 +99,8 @@ DEV int row_position(const fwd_args &a, const place &p, int row)
     return a.q_len == 1 ? 0 : min(p.row_first + row, a.group * a.q_len - 1) / a.group;
 }
 
-/* The keys that the tile's rows see, divided evenly over as many of its CTAs as then have some: so all share the work of
- * a batch entry with few keys. */
+/* The keys that the tile's rows see, divided evenly over as many of its CTAs as then have some: so all share the work
+ * of a batch entry with few keys. */
 typedef struct share {
     int first, end;
     int steps, steps_each; /* of all CTAs of the tile; of one */
@@ -491,7 +491,7 @@ DEV void store_partial(float *row, const row_result &r, int lane)
         *(float2 *)(row + REFERENCE_AT) = make_float2(r.reference, r.sum);
 }
 
-/* Copies what all CTAs of the tile left of a row, side by side, to shared memory, past L1; by the warp that needs it. */
+/* Copies what all CTAs of the tile left of a row to shared memory, past L1; by the warp that needs it. */
 DEV void fetch_row(uint32_t smem, const float *row, int splits, int lane)
 {
 #pragma unroll 4
@@ -668,6 +668,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL)
         reason = problem->batch > 65535 ? "batch is above 65535" : NULL;
+    if (reason == NULL && problem->kv_len > INT32_MAX - 32768) /* shares, rounded up, are 32-bit numbers */
+        reason = "kv_len is above 2^31 - 32769";
     if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
         reason = "q_heads * q_len has more than 65535 tiles of rows";
     if (reason == NULL)
