@@ -20,7 +20,7 @@ typedef enum axis {
     AXES
 } axis;
 enum {
-    VALUES_MAX = 8
+    VALUES_MAX = 9
 };
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
@@ -170,18 +170,24 @@ static void add_length(int64_t *lens, int *count, int64_t length)
     }
 }
 
-/* Around a tile, one query, a prime, several tiles with a rest, and the common odd length 1333. */
+/* Around a tile, one query and a few, a prime, several tiles with a rest, and the common odd length 1333. For a GPU
+ * kernel that hands something over through a workspace also keys so many that it splits them as far as it ever does. */
 static void set_lengths(space *s)
 {
     int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
     int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
-    const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3};
+    const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3, 5};
     const int64_t kv_lens[] = {kv_tile + 1, kv_tile, 1, kv_tile - 1, 131, 1333, 3 * kv_tile + 5};
     s->kv_lens[0] = 0;
     s->counts[AXIS_KV_LEN] = 1;
     for (size_t i = 0; i < sizeof q_lens / sizeof q_lens[0]; ++i) {
         add_length(s->q_lens, &s->counts[AXIS_Q_LEN], q_lens[i]);
+    }
+    for (size_t i = 0; i < sizeof kv_lens / sizeof kv_lens[0]; ++i) {
         add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], kv_lens[i]);
+    }
+    if (s->kernel->backend == ACR__CUDA && s->kernel->workspace) {
+        add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], 10007);
     }
 }
 

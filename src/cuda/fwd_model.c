@@ -166,8 +166,8 @@ static visible count_steps(const acr_problem *p, const acr__fwd_rates *r)
     return (visible){ceil(fmax(first, last) / r->kv_tile), fmax(0.5, mean_keys / r->kv_tile)};
 }
 
-/* Bytes over DRAM (or L2 where all fits) at the device's rate. */
-static double memory_seconds(const acr_problem *p, const acr__device *device)
+/* Of the four tensors. */
+static double count_bytes(const acr_problem *p)
 {
     tensor tensors[TENSORS];
     describe(tensors, p);
@@ -176,10 +176,15 @@ static double memory_seconds(const acr_problem *p, const acr__device *device)
         const tensor *t = &tensors[i];
         bytes += (double)t->batch * (double)t->heads * (double)t->rows * (double)t->dim * t->elem_bytes;
     }
+    return bytes;
+}
+
+double acr__memory_rate(const acr_problem *p, const acr__device *device)
+{
     const double l2_bytes_per_cycle_sm = 32.0, dram_default = 300e9;
-    if (bytes < 0.8 * (double)device->l2_bytes)
-        return bytes / (l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz);
-    return bytes / (device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default);
+    if (count_bytes(p) < 0.8 * (double)device->l2_bytes)
+        return l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz;
+    return device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default;
 }
 
 double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *r)
@@ -196,5 +201,5 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     double following = (waves - 1.0) * (r->cta_cycles + steps.steps_mean * fmax(r->step_cycles, pipe));
     double pipes = r->cta_cycles + ctas_on_fullest_sm * steps.steps_mean * pipe;
     double cycles = fmax(longest + following, pipes);
-    return launch_seconds + fmax(cycles / device->clock_hz, memory_seconds(p, device));
+    return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / acr__memory_rate(p, device));
 }

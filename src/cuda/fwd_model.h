@@ -23,6 +23,9 @@ const char *acr__grid_why_not(const acr_problem *problem, int32_t q_tile);
 /* The query tiles of one head. */
 int64_t acr__q_tiles(const acr_problem *problem, int32_t q_tile);
 
+/* Bytes a second at which a problem's tensors are read: the L2 cache's where all fit, else the memory's. */
+double acr__memory_rate(const acr_problem *problem, const acr__device *device);
+
 /* The rates of one family on one SM, for acr__fwd_seconds. */
 typedef struct acr__fwd_rates {
     int32_t q_tile, kv_tile;
