@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "environment.h"
 #include "gpus.h"
 #include "internal.h"
 #include "json.h"
@@ -16,7 +17,8 @@
 static const option_spec options[] = {
     {'g', "gpu", "NAME", "ask for a GPU that is not here: l4 a100 h100 h200 ... (`acromion roofline --gpu help`)"},
     {'w', "wisdom", "FILE", "use the measured choices of this file"},
-    {'m', "measure", NULL, "also time every kernel that could be chosen, side by side, in scratch memory"},
+    {'m', "measure", NULL,
+     "time every kernel that could be chosen, side by side, in scratch memory, and list only those"},
     {0, NULL, NULL, NULL},
 };
 
@@ -102,6 +104,12 @@ static double seen_us(const answer *a, const acr__kernel *kernel)
     return NAN;
 }
 
+/* Whoever measures asks about speed: then only what was timed is listed. */
+static bool is_listed(const answer *a, const acr__kernel *kernel)
+{
+    return a->seen_count == 0 || isfinite(seen_us(a, kernel));
+}
+
 /* The kernel that was seen to take the least; NULL when none was timed. */
 static const acr__kernel *seen_best(const answer *a)
 {
@@ -162,6 +170,9 @@ static json_t *kernel_answer_json(const acr__kernel *kernel, const answer *a, co
         json_object_set_new(json, "estimate_us", json_number_or_null(1e6 * kernel->cost(problem, device)));
     }
     if (a->seen_count > 0) {
+        char digest[17];
+        digest_text(digest, kernel);
+        json_object_set_new(json, "image", json_string(digest));
         json_object_set_new(json, "measured_us", json_number_or_null(seen_us(a, kernel)));
     }
     return json;
@@ -171,10 +182,16 @@ static json_t *answer_json(const answer *a, const acr_problem *problem, const ac
 {
     json_t *kernels = json_array();
     for (size_t i = 0; i < acr__kernel_count; ++i) {
-        json_array_append_new(kernels, kernel_answer_json(acr__kernels[i], a, problem, device));
+        if (is_listed(a, acr__kernels[i])) {
+            json_array_append_new(kernels, kernel_answer_json(acr__kernels[i], a, problem, device));
+        }
     }
-    return json_pack("{s:s, s:s, s:s?, s:s, s:o}", "problem", a->text, "device", device->name, "chosen", a->chosen,
-                     "plan", a->plan, "kernels", kernels);
+    json_t *json = json_pack("{s:s, s:s, s:s?, s:s, s:o}", "problem", a->text, "device", device->name, "chosen",
+                             a->chosen, "plan", a->plan, "kernels", kernels);
+    if (a->seen_count > 0) {
+        environment_add(json, device);
+    }
+    return json;
 }
 
 static void print_answer(const answer *a, const acr_problem *problem, const acr__device *device)
@@ -182,7 +199,9 @@ static void print_answer(const answer *a, const acr_problem *problem, const acr_
     printf("%s on %s (%s)\n%s%s\n", a->text, device->name, backend_name(device->backend),
            a->chosen ? "plan: " : "no plan: ", a->plan);
     for (size_t i = 0; i < acr__kernel_count; ++i) {
-        print_kernel(acr__kernels[i], a, problem, device);
+        if (is_listed(a, acr__kernels[i])) {
+            print_kernel(acr__kernels[i], a, problem, device);
+        }
     }
 }
 
