@@ -318,6 +318,16 @@ class Commands(Cli):
             for kernel in result["kernels"]:
                 self.assertTrue(kernel["verdict"] != "no" or kernel["reason"])
 
+    def test_why_measure(self):
+        report = self.json_of("why", "--backend", "cpu", "--measure", "f32:b1:h2:s64:d64")[0]
+        times = [k["measured_us"] for k in report["kernels"]]
+        self.assertTrue(times and all(t > 0 for t in times), report)
+        self.assertTrue(all(k["verdict"] != "no" and len(k["image"]) == 16 for k in report["kernels"]))
+        self.assertIn("git_sha", report)
+        text = self.run_ok("why", "--backend", "cpu", "--measure", "f32:b1:h2:s64:d64")
+        self.assertEqual(text.count("(best)"), 1)
+        self.run_fails(USAGE, "--measure", "why", "--measure", "--gpu", "l4")
+
     def test_why_for_absent_gpus(self):
         for gpu in ("l4", "a100", "h100", "h200"):
             report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")

@@ -1155,6 +1155,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     padded.v_dim = DIM;
     padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0,

@@ -294,6 +294,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
 {
     const int32_t ctas_per_sm = DIM <= 128 ? 2 : 1;
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle =

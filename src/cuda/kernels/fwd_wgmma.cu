@@ -717,6 +717,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     padded.qk_dim = DIM;
     padded.v_dim = V_DIM;
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0, /* of 4096: what the power limit leaves */
