@@ -27,6 +27,18 @@ uint64_t acr__kernel_digest(const acr__kernel *kernel);
  * problem canonical. */
 const acr__kernel *acr__choose(const acr_problem *problem, const acr__device *device);
 
+/* What a kernel was estimated and seen to take. */
+typedef struct acr__surveyed {
+    const acr__kernel *kernel;
+    double cost_s, median_s; /* of one execution in a stream of them */
+    int samples;             /* fewer for a kernel that took more than twice the best one's time */
+} acr__surveyed;
+
+/* Times every candidate of a problem (canonical) side by side on the context's device, in scratch memory: out[0..*count)
+ * by rising estimate, at most `capacity` of them. Wisdom is neither read nor written. Errors: ACR_NO_MEMORY,
+ * ACR_DEVICE_FAULT. */
+acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ctx, const acr_problem *problem);
+
 /* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem
  * canonical. Valid until the thread asks again. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);

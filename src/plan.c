@@ -309,13 +309,11 @@ static acr_status prepare_runners(runner *runners, const candidate *list, int co
     return ACR_OK;
 }
 
-/* Times the candidates and fills in the fact about the winner. */
-static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count,
-                          acr_effort effort, acr__fact *fact)
+/* Times candidates side by side; afterwards runners[i] holds what was seen of list[i]. The caller frees with
+ * release_runners, after a failure too. */
+static acr_status time_candidates(runner *runners, const candidate *list, int count, acr__backend_device *device,
+                                  const acr_problem *p, int rounds, int *winner)
 {
-    runner *runners = calloc((size_t)count, sizeof *runners);
-    if (!runners)
-        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", count);
     acr_status status = prepare_runners(runners, list, count, device, p);
     size_t workspace_bytes = 0;
     for (int i = 0; i < count && status == ACR_OK; i++)
@@ -324,29 +322,70 @@ static acr_status measure(acr__backend_device *device, const acr_problem *p, con
     scratch s = {0};
     if (status == ACR_OK)
         status = make_scratch(&s, device, p, workspace_bytes);
-    if (status == ACR_OK) {
-        int winner = 0;
-        for (int i = 0; i < count; i++)
-            acr__fwd_args(&runners[i].args, p, &s.buffers, s.workspace);
-        if (s.workspace)
-            status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
-        if (status == ACR_OK)
-            status = race(runners, count, effort == ACR_PATIENT ? MAX_ROUNDS : 5, device, &winner);
-        if (status == ACR_OK) {
-            const runner *best = &runners[winner];
-            snprintf(fact->kernel, sizeof fact->kernel, "%s", list[winner].kernel->name);
-            fact->digest = acr__kernel_digest(list[winner].kernel);
-            fact->effort = effort;
-            fact->median_ns = 1e9 * best->median_s;
-            fact->mad_ns = 1e9 * median_of(best->samples_s, best->sample_count, best->median_s, true);
-            fact->samples = (uint32_t)best->sample_count;
-        }
-        free_scratch(&s);
-    }
+    if (status != ACR_OK)
+        return status;
+    for (int i = 0; i < count; i++)
+        acr__fwd_args(&runners[i].args, p, &s.buffers, s.workspace);
+    if (s.workspace)
+        status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
+    if (status == ACR_OK)
+        status = race(runners, count, rounds, device, winner);
+    free_scratch(&s);
+    return status;
+}
+
+static void release_runners(runner *runners, int count, acr__backend_device *device)
+{
     for (int i = 0; i < count; i++)
         if (runners[i].prepared)
             device->backend->release(runners[i].prepared);
     free(runners);
+}
+
+/* Times the candidates and fills in the fact about the winner. */
+static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count,
+                          acr_effort effort, acr__fact *fact)
+{
+    runner *runners = calloc((size_t)count, sizeof *runners);
+    if (!runners)
+        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", count);
+    int winner = 0;
+    const acr_status status =
+        time_candidates(runners, list, count, device, p, effort == ACR_PATIENT ? MAX_ROUNDS : 5, &winner);
+    if (status == ACR_OK) {
+        const runner *best = &runners[winner];
+        snprintf(fact->kernel, sizeof fact->kernel, "%s", list[winner].kernel->name);
+        fact->digest = acr__kernel_digest(list[winner].kernel);
+        fact->effort = effort;
+        fact->median_ns = 1e9 * best->median_s;
+        fact->mad_ns = 1e9 * median_of(best->samples_s, best->sample_count, best->median_s, true);
+        fact->samples = (uint32_t)best->sample_count;
+    }
+    release_runners(runners, count, device);
+    return status;
+}
+
+acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ctx, const acr_problem *problem)
+{
+    enum {
+        ROUNDS = 7
+    };
+    candidate list[MAX_CANDIDATES];
+    const int candidates = list_candidates(problem, &ctx->device->device, list);
+    const int timed = candidates < capacity ? candidates : capacity;
+    *count = 0;
+    if (timed <= 0)
+        return ACR_OK;
+    runner *runners = calloc((size_t)timed, sizeof *runners);
+    if (!runners)
+        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", timed);
+    int winner = 0;
+    const acr_status status = time_candidates(runners, list, timed, ctx->device, problem, ROUNDS, &winner);
+    for (int i = 0; i < timed && status == ACR_OK; i++)
+        out[i] = (acr__surveyed){list[i].kernel, list[i].cost_s, runners[i].median_s, runners[i].sample_count};
+    release_runners(runners, timed, ctx->device);
+    if (status == ACR_OK)
+        *count = timed;
     return status;
 }
 
