@@ -35,8 +35,9 @@ enum {
     TURNED_ROWS = DIM + ONES_ROWS,
     TURNED_PANEL_BYTES = TURNED_ROWS * ROW_BYTES,
     TURNED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TURNED_PANEL_BYTES, /* of V as it is used */
-    TOTAL_VECTORS = DIM / 8, /* of 4 floats: a thread's 64 rows by DIM / 128 */
-    TOTALS_BYTES = FOLD_TILES > 0 ? GROUP_ROWS * DIM * 4 : 0, /* of a consumer */
+    /* A thread's totals, in vectors of 4 floats: its part of the output; its two rows' maximum and sum. */
+    OUTPUT_VECTORS = DIM / 8,
+    TOTALS_BYTES = FOLD_TILES > 0 ? 128 * (OUTPUT_VECTORS + 1) * 16 : 0, /* of a consumer */
     PLACE_BYTES = 16,
     /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the producer's next index, barriers. */
     K_AT = Q_SLOTS * Q_GROUP_BYTES,
@@ -82,6 +83,7 @@ static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
+static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two, or 0");
 static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- The queue of query tiles ---- */
@@ -333,13 +335,7 @@ typedef struct softmax_rows {
     float offset[2]; /* the same, finite, times scale_log2, less the shift */
 } softmax_rows;
 
-/* What has been folded: the output's columns are in shared memory. */
-typedef struct totals {
-    int tiles;    /* added up by the tensor cores since the last fold */
-    int folds;
-    float max[2]; /* what the totals are relative to */
-    float sum[2];
-} totals;
+
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
@@ -519,17 +515,16 @@ DEV void store_total(const consumer &c, int i, const float *x)
                  : "memory");
 }
 
-/* O += totals, both relative to the maximum that is subtracted now. A row that had seen no key has no totals. */
-DEV void add_totals(output_tile &o, const totals &t, const softmax_rows &r, const consumer &c)
+/* O += totals, both relative to the maximum that is subtracted now. A row that had seen no key has a maximum of -inf. */
+DEV void add_totals(output_tile &o, const softmax_rows &r, const consumer &c)
 {
-    float factor[2];
+    const float4 rows = load_total(c, OUTPUT_VECTORS);
+    const float factor[2] = {exp2_fast(rows.x * c.scale_log2 - SHIFT - r.offset[0]),
+                             exp2_fast(rows.y * c.scale_log2 - SHIFT - r.offset[1])};
+    o[DIM / 2] = fmaf(rows.z, factor[0], o[DIM / 2]);
+    o[DIM / 2 + 2] = fmaf(rows.w, factor[1], o[DIM / 2 + 2]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        factor[h] = exp2_fast(t.max[h] * c.scale_log2 - SHIFT - r.offset[h]);
-        o[DIM / 2 + 2 * h] = fmaf(t.sum[h], factor[h], o[DIM / 2 + 2 * h]);
-    }
-#pragma unroll
-    for (int i = 0; i < TOTAL_VECTORS; i++) {
+    for (int i = 0; i < OUTPUT_VECTORS; i++) {
         const float4 x = load_total(c, i);
         o[4 * i] = fmaf(x.x, factor[0], o[4 * i]);
         o[4 * i + 1] = fmaf(x.y, factor[0], o[4 * i + 1]);
@@ -538,33 +533,45 @@ DEV void add_totals(output_tile &o, const totals &t, const softmax_rows &r, cons
     }
 }
 
-/* Totals += O; the next product starts O anew. */
-DEV void fold(output_tile &o, totals &t, const softmax_rows &r, const consumer &c)
+/* Totals += O, after every FOLD_TILES products: the next one starts O anew. */
+DEV void fold(output_tile &o, const softmax_rows &r, const consumer &c, int first)
 {
-    if (t.folds++ != 0)
-        add_totals(o, t, r, c);
+    if (!first)
+        add_totals(o, r, c);
+    const float rows[4] = {r.max[0], r.max[1], o[DIM / 2], o[DIM / 2 + 2]};
+    store_total(c, OUTPUT_VECTORS, rows);
 #pragma unroll
-    for (int i = 0; i < TOTAL_VECTORS; i++)
+    for (int i = 0; i < OUTPUT_VECTORS; i++)
         store_total(c, i, &o[4 * i]);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        t.max[h] = r.max[h];
-        t.sum[h] = o[DIM / 2 + 2 * h];
-    }
-    t.tiles = 0;
+}
+
+/* Whether O holds a product already, after so many of the place. */
+DEV int adds_up(int products)
+{
+#if FOLD_TILES
+    return products % FOLD_TILES != 0;
+#else
+    return products != 0;
+#endif
+}
+
+/* One product more; without folding it only matters whether there was one, and a counter would cost a register. */
+DEV int next_count(int products)
+{
+    return FOLD_TILES > 0 ? products + 1 : 1;
 }
 
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
- * tile before. */
-DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, totals &t, uint64_t q,
-              const consumer &c, int use, int masked, int seen_0, int seen_1)
+ * tile before, `products` how many the place has had. */
+DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
+              int use, int products, int masked, int seen_0, int seen_1)
 {
     float factor[2];
     wait_full(c.smem + K_FULL_AT, use + 1);
     wait_turn(c);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
     wait_full(c.smem + TURNED_FULL_AT, use);
-    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), t.tiles != 0);
+    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
     if (!PASS_AFTER_SCORES)
         pass_turn(c);
     WGMMA_WAIT(1);
@@ -579,9 +586,8 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
-    t.tiles++;
-    if (FOLD_TILES > 0 && t.tiles == FOLD_TILES)
-        fold(o, t, r, c);
+    if (FOLD_TILES > 0 && !adds_up(products + 1))
+        fold(o, r, c, products < FOLD_TILES);
 }
 
 /* ---- Output ---- */
@@ -710,8 +716,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
                   seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
         const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
-        int tile = count_kv_tiles(a, p) - 1;
-        totals t = {0, 0, {0.0f, 0.0f}, {0.0f, 0.0f}};
+        int tile = count_kv_tiles(a, p) - 1, products = 0;
 
         WGMMA_WAIT(0);
         release(smem + K_EMPTY_AT, use);
@@ -720,17 +725,17 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         softmax_first(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
 #pragma unroll 1
-        for (tile--; tile >= unmasked; tile--)
-            step(s, probabilities, o, r, t, q, c, use++, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        for (tile--; tile >= unmasked; tile--, products = next_count(products))
+            step(s, probabilities, o, r, q, c, use++, products, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
 #pragma unroll 1
-        for (; tile >= 0; tile--)
-            step(s, probabilities, o, r, t, q, c, use++, 0, 0, 0);
+        for (; tile >= 0; tile--, products = next_count(products))
+            step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
 
         /* The last output product of this place, and under its store the first scores of the next. */
         release_query(c, q_use);
         wait_full(smem + TURNED_FULL_AT, use);
         wait_turn(c);
-        start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), t.tiles != 0);
+        start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
         const place next = wait_place(c, ++q_use);
         if (next.q_first >= 0)
             wait_full(smem + K_FULL_AT, use + 1);
@@ -740,8 +745,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         pass_turn(c);
         WGMMA_WAIT(1);
         release(smem + TURNED_EMPTY_AT, use++);
-        if (FOLD_TILES > 0 && t.folds != 0)
-            add_totals(o, t, r, c);
+        if (FOLD_TILES > 0 && products >= FOLD_TILES)
+            add_totals(o, r, c);
         store_tile(a, p, k, o, r, c);
         p = next;
     } while (p.q_first >= 0);
@@ -812,6 +817,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/fwd_model.h"
 
+/* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
+enum {
+    UNFOLDED_KEYS_MAX = 4096
+};
+
 static int64_t count_places(const acr_problem *problem)
 {
     return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
@@ -824,6 +834,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
         reason = "batch * q_heads has more than 2^31 - 1 query tiles";
+    if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
+        reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
     if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
         reason = "a CTA's tiles need more shared memory than this device has";
     return reason;
