@@ -21,9 +21,9 @@ enum {
     PROBLEMS_MAX = 4096,
     TIMED_MAX = 96, /* kernels of one problem */
     KEYS_MAX = 96,  /* lines of rates.def */
-    RATE_COUNT = 4
+    RATE_COUNT = 5
 };
-static const double NEAR_BEST = 1.05, SHARE_WANTED = 0.95;
+static const double NEAR_BEST = 1.05, NEAR_CHOSEN = 1.08, SHARE_WANTED = 0.95, ERROR_WEIGHT = 0.1;
 
 typedef struct timed {
     const acr__kernel *kernel;
@@ -61,7 +61,7 @@ static void die(const char *what, const char *detail)
 /* ---- Reading ---- */
 
 /* Where the search begins, and how far it may go: a rate that the measurements say nothing about stays plausible. */
-static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0}, RANGE = 8.0;
+static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0, 0.9}, RANGE = 8.0;
 
 /* The index of a kernel's line, or -1 when trying a line for it changes nothing. */
 static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem)
@@ -71,7 +71,7 @@ static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem
     for (int i = 0; i < g->key_count; i++)
         if (strcmp(g->keys[i].name, name) == 0)
             return i;
-    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7};
+    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01};
     const double before = kernel->cost(problem, g->device);
     acr__rates_try(&slow);
     const double after = kernel->cost(problem, g->device);
@@ -141,7 +141,8 @@ static void estimate_key(grid *g, int key)
                                      exp(l->log_rates[0]),
                                      exp(l->log_rates[1]),
                                      exp(l->log_rates[2]),
-                                     exp(l->log_rates[3])};
+                                     exp(l->log_rates[3]),
+                                     exp(l->log_rates[4])};
     acr__rates_try(&trial);
     for (int i = 0; i < g->row_count; i++)
         for (int j = 0; j < g->rows[i].count; j++) {
@@ -202,16 +203,28 @@ static double error_of(const grid *g, int key)
     return sum;
 }
 
-/* What the choices lose against the fastest kernels, and a little of the error, so that it does not wander off. */
+/* How much is lost by taking a kernel rather than the fastest: beyond 5 % it counts as a miss besides. */
+static double loss_by(const row *r, const timed *taken)
+{
+    const double lost = log(taken->measured_s / fastest_of(r)->measured_s);
+    return lost + (lost > log(NEAR_BEST) ? 0.05 : 0.0);
+}
+
+/* What the choices lose; half as much for kernels that come so near to being chosen that another problem like this one
+ * might take them; and a little of the error, so that no rate wanders off. */
 static double loss_of(const grid *g)
 {
-    double sum = 0.02 * error_of(g, -1);
+    double sum = ERROR_WEIGHT * error_of(g, -1);
     for (int i = 0; i < g->row_count; i++) {
         const row *r = &g->rows[i];
         if (!r->to_fit)
             continue;
-        const double lost = log(chosen_of(r)->measured_s / fastest_of(r)->measured_s);
-        sum += lost + (lost > log(NEAR_BEST) ? 0.05 : 0.0);
+        const timed *chosen = chosen_of(r);
+        double near = 0.0;
+        for (int j = 0; j < r->count; j++)
+            if (r->timed[j].estimate_s < NEAR_CHOSEN * chosen->estimate_s)
+                near = fmax(near, loss_by(r, &r->timed[j]));
+        sum += loss_by(r, chosen) + 0.5 * near;
     }
     return sum;
 }
@@ -293,8 +306,8 @@ static void write_rates(grid *g, const char *path)
     qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
     for (int i = 0; i < g->key_count; i++) {
         const double *r = g->keys[i].log_rates;
-        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g)\n", g->keys[i].name, (int)g->device->arch, exp(r[0]),
-                exp(r[1]), exp(r[2]), exp(r[3]));
+        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g)\n", g->keys[i].name, (int)g->device->arch, exp(r[0]),
+                exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]));
     }
     if (fclose(f) != 0)
         die(path, "cannot be written");

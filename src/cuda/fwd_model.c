@@ -142,8 +142,8 @@ const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
 /* ---- Fitted rates ---- */
 
 static const acr__fitted_rates fitted[] = {
-#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles)                                \
-    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles},
+#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share)                  \
+    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share},
 #include "cuda/rates.def"
 #undef RATES
 };
@@ -194,6 +194,7 @@ static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
         out.exp_per_cycle = line->exp_per_cycle;
         out.step_cycles = line->step_cycles;
         out.cta_cycles = line->cta_cycles;
+        out.memory_share = line->memory_share;
     }
     return out;
 }
@@ -266,5 +267,6 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
         p->mask == ACR_MASK_NONE ? (ceil(ctas / slots) - 1.0) * mean : fmax(0.0, ctas / slots * mean - longest);
     double pipes = r->cta_cycles + ctas_on_fullest_sm * steps.steps_mean * pipe;
     double cycles = fmax(longest + following, pipes);
-    return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / acr__memory_rate(p, device));
+    double memory_rate = acr__memory_rate(p, device) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
+    return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
 }

@@ -28,12 +28,13 @@ double acr__memory_rate(const acr_problem *problem, const acr__device *device);
 
 /* The rates of one kernel on one SM, for acr__fwd_seconds. */
 typedef struct acr__fwd_rates {
-    const char *kernel; /* its name: a line of rates.def for it and the device's architecture replaces the four rates */
+    const char *kernel; /* its name: a line of rates.def for it and the device's architecture replaces the rates */
     int32_t q_tile, kv_tile;
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
     double step_cycles; /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
     double cta_cycles;  /* start, first load, last store */
+    double memory_share; /* of the memory's or L2's bandwidth that it reaches; 0 = all */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
 
@@ -41,11 +42,11 @@ typedef struct acr__fwd_rates {
  * whichever binds, and the launch. Rough; only the order of kernels matters. */
 double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, const acr__fwd_rates *rates);
 
-/* A line of rates.def: the four rates of one kernel, fitted to measurements on GPUs of one architecture. */
+/* A line of rates.def: the rates of one kernel, fitted to measurements on GPUs of one architecture. */
 typedef struct acr__fitted_rates {
     const char *kernel; /* its name without the type, so that fp16 and bf16 share a line */
     int32_t arch;
-    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles;
+    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share;
 } acr__fitted_rates;
 
 /* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the process's,
