@@ -26,7 +26,8 @@ class WisdomReport(NamedTuple):
 
 def import_wisdom(path: Union[str, "os.PathLike[str]"], device: str = "cuda:0") -> WisdomReport:
     """Lets what `acromion bench` or the planner measured on this GPU model choose the kernels of `device` from now on:
-    "cuda:N" or "cpu". The file's form: docs/wisdom-format.md. All or nothing; a malformed file raises acromion.Error."""
+    "cuda:N" or "cpu". The file's form: docs/wisdom-format.md. All or nothing: a malformed file raises
+    acromion.Error."""
     kind, _, index = device.partition(":")
     if kind not in _DEVICE_TYPES or not (index or "0").isdigit():
         raise ValueError(f"device is {device!r}, must be 'cpu', 'cuda' or 'cuda:N'")

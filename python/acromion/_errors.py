@@ -2,7 +2,7 @@
 
 
 class Error(RuntimeError):
-    """The library refused or failed. `status` is the number of the acr_status in acromion.h, -1 for invalid arguments."""
+    """The library refused or failed. `status` is the number of an acr_status in acromion.h; -1: invalid argument."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -103,9 +103,8 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Offset = 0, k
         waits = not _must_not_wait(padding)
         is_full = False
         if waits:
-            holds, is_full, offset = torch.stack([
-                is_right_padded.long(), padding.all().long(), torch.as_tensor(q_offset, device=padding.device)]).tolist()
-            q_offset = offset
+            answers = (is_right_padded, padding.all(), torch.as_tensor(q_offset, device=padding.device))
+            holds, is_full, q_offset = torch.stack([answer.long() for answer in answers]).tolist()
             if not holds:
                 raise NotImplementedError(NOT_RIGHT_PADDED)
         else:

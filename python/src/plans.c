@@ -1,5 +1,5 @@
-/* One context a device and a table of plans. The table is what makes a repeated call cheap: a hash over the problem, one
- * comparison, done. */
+/* One context a device and a table of plans. The table is what makes a repeated call cheap: a hash over the problem,
+ * one comparison, done. */
 #include "plans.h"
 
 #include <pthread.h>

@@ -227,35 +227,45 @@ static int fill_problem(call *c)
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
-/* A new array of a library other than PyTorch: of its array namespace, or NumPy before version 2, which has none. */
+/* The module whose `empty` makes arrays like this one: what the array says; NumPy before version 2 and CuPy do not
+ * say. */
+static PyObject *namespace_of(PyObject *array)
+{
+    PyObject *method = PyObject_GetAttrString(array, "__array_namespace__");
+    if (method) {
+        PyObject *namespace = PyObject_CallNoArgs(method);
+        Py_DECREF(method);
+        return namespace;
+    }
+    PyErr_Clear();
+    PyObject *home = PyObject_GetAttrString((PyObject *)Py_TYPE(array), "__module__"), *namespace = NULL;
+    if (home && PyUnicode_Check(home) &&
+        (!PyUnicode_CompareWithASCIIString(home, "numpy") || !PyUnicode_CompareWithASCIIString(home, "cupy")))
+    namespace = PyImport_Import(home);
+    else if (home) PyErr_Format(PyExc_TypeError, "out is needed: a %R does not say how to make another",
+                                (PyObject *)Py_TYPE(array));
+    Py_XDECREF(home);
+    return namespace;
+}
+
+/* A new array of a library other than PyTorch. */
 static PyObject *new_array(const operand *like, const int64_t *shape, int ndim, bool is_float32)
 {
-    PyObject *namespace = NULL, *dtype = NULL, *result = NULL;
-    PyObject *method = PyObject_GetAttrString(like->object, "__array_namespace__");
-    if (method) {
-        namespace = PyObject_CallNoArgs(method);
-    } else {
-        PyErr_Clear();
-        PyObject *home = PyObject_GetAttrString((PyObject *)Py_TYPE(like->object), "__module__");
-        if (home && PyUnicode_Check(home) && PyUnicode_CompareWithASCIIString(home, "numpy") == 0)
-        namespace = PyImport_ImportModule("numpy");
-        else if (home) PyErr_Format(PyExc_TypeError, "out is needed: a %R does not say how to make another",
-                                    (PyObject *)Py_TYPE(like->object));
-        Py_XDECREF(home);
+    PyObject *result = NULL, *dtype = NULL, *sizes = PyTuple_New(ndim), *namespace = namespace_of(like->object);
+    if (!sizes || !namespace)
+        goto done;
+    for (int i = 0; i < ndim; i++) {
+        PyObject *size = PyLong_FromLongLong(shape[i]);
+        if (!size)
+            goto done;
+        PyTuple_SetItem(sizes, i, size);
     }
-    Py_XDECREF(method);
-    if (namespace)
-        dtype =
-            is_float32 ? PyObject_GetAttrString(namespace, "float32") : PyObject_GetAttrString(like->object, "dtype");
-    if (dtype) {
-        PyObject *sizes = ndim == 4
-                              ? Py_BuildValue("(LLLL)", (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                                              (long long)shape[3])
-                              : Py_BuildValue("(LLL)", (long long)shape[0], (long long)shape[1], (long long)shape[2]);
-        result = sizes ? PyObject_CallMethod(namespace, "empty", "OO", sizes, dtype) : NULL;
-        Py_XDECREF(sizes);
-    }
+    dtype = is_float32 ? PyObject_GetAttrString(namespace, "float32") : PyObject_GetAttrString(like->object, "dtype");
+    if (dtype)
+        result = PyObject_CallMethod(namespace, "empty", "OO", sizes, dtype);
+done:
     Py_XDECREF(dtype);
+    Py_XDECREF(sizes);
     Py_XDECREF(namespace);
     return result;
 }
@@ -336,7 +346,8 @@ static int execute_cpu(const call *c, plan_entry *entry)
 
 static int execute_cuda(const call *c, acr_ctx *ctx, plan_entry *entry)
 {
-    const acr_buffers b = buffers_of(c);
+    acr_buffers b = buffers_of(c);
+    b.flags = ACR_OVERLAP_PREVIOUS; /* the order of the stream holds all the same: see acromion.h */
     void *stream;
     if (operand_stream(&c->q, &stream))
         return -1;

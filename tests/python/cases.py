@@ -3,7 +3,8 @@ table everywhere. Standard library only."""
 import dataclasses
 import random
 
-LENGTHS = ((1, 1), (1, 7), (1, 333), (5, 129), (17, 17), (33, 65), (64, 64), (127, 127), (128, 128), (200, 72), (256, 256))
+LENGTHS = ((1, 1), (1, 7), (1, 333), (5, 129), (17, 17), (33, 65), (64, 64), (127, 127), (128, 128), (200, 72),
+           (256, 256))
 HEADS = ((1, 1), (4, 4), (8, 2), (6, 1), (5, 5))
 DIMS = ((64, 64), (128, 128), (32, 32), (40, 40), (64, 32), (96, 96), (256, 256))
 MASKS = (None, "top_left", "bottom_right")
@@ -52,8 +53,8 @@ def table(count, dtypes):
     found = {}
     while len(found) < count:
         lengths, heads, dims = chance.choice(LENGTHS), chance.choice(HEADS), chance.choice(DIMS)
-        key = (dtypes[len(found) % len(dtypes)], chance.choice((1, 2, 3)), *heads, *lengths, *dims, chance.choice(MASKS),
-               chance.random() < 0.4, chance.choice(("bhsd", "bshd")), chance.choice(VIEWS),
+        key = (dtypes[len(found) % len(dtypes)], chance.choice((1, 2, 3)), *heads, *lengths, *dims,
+               chance.choice(MASKS), chance.random() < 0.4, chance.choice(("bhsd", "bshd")), chance.choice(VIEWS),
                chance.choice((None, None, 0.3)))
         found.setdefault(key, Case(*key, seed=len(found)))
     return list(found.values())

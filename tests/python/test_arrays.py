@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""acromion.sdpa on NumPy's arrays, and on objects that only speak DLPack: values, refusals, threads. Needs the installed
-package and NumPy; PyTorch is not used."""
+"""acromion.sdpa on NumPy's arrays, and on objects that only speak DLPack: values, refusals, threads. Needs the
+installed package and NumPy; PyTorch is not used."""
 import os
 import sys
 import threading
@@ -165,7 +165,8 @@ class Refusals(unittest.TestCase):
         self.check(ValueError, "k has extent 1 in dimension 0, must be 2, q's batch", q, q[:1], q[:1])
         self.check(ValueError, "k has extent 8 in dimension 3, must be 16", q, q[..., :8])
         self.check(ValueError, "v has extent 5 in dimension 2, must be 6, k's length", q, q, q[:, :, :5])
-        self.check(ValueError, "k has a stride of 2 in its last dimension", q, np.zeros((2, 4, 6, 32), np.float32)[..., ::2])
+        self.check(ValueError, "k has a stride of 2 in its last dimension",
+                   q, np.zeros((2, 4, 6, 32), np.float32)[..., ::2])
         self.check(ValueError, "k has a negative stride", q, q[:, :, ::-1])
         self.check(ValueError, "k repeats one row everywhere",
                    q, np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), q.shape, (0, 0, 0, 4)))

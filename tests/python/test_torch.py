@@ -70,13 +70,13 @@ class Operators(unittest.TestCase):
     def test_opcheck(self):
         q, k = normal(2, 4, 9, 64), normal(2, 2, 9, 64)
         lens = torch.tensor([9, 4], dtype=torch.int32, device=DEVICE)
-        for arguments in ({}, {"return_lse": True}, {"is_causal": True, "causal_align": "top_left", "kv_lens": lens},
-                          {"scale": 0.3}):
-            torch.library.opcheck(OPERATOR.sdpa.default, (q, k, k), {"enable_gqa": True, **arguments})
-            torch.library.opcheck(OPERATOR.sdpa_out.default, (q, k, k),
-                                  {"enable_gqa": True, "out": torch.empty_like(q), **arguments})
+        for arguments in ({}, {"is_causal": True, "causal_align": "top_left", "kv_lens": lens}, {"scale": 0.3}):
+            for name in ("sdpa", "sdpa_lse", "sdpa_out", "sdpa_lse_out"):
+                out = {"out": torch.empty_like(q)} if name.endswith("out") else {}
+                torch.library.opcheck(getattr(OPERATOR, name).default, (q, k, k),
+                                      {"enable_gqa": True, **arguments, **out})
         bshd = q.transpose(1, 2)
-        torch.library.opcheck(OPERATOR.sdpa.default, (bshd, bshd, bshd[..., :32]), {"layout": "bshd", "return_lse": True})
+        torch.library.opcheck(OPERATOR.sdpa_lse.default, (bshd, bshd, bshd[..., :32]), {"layout": "bshd"})
 
     def test_compile_without_graph_breaks(self):
         q, k = normal(2, 4, 9, 64), normal(2, 4, 12, 64)
@@ -85,7 +85,8 @@ class Operators(unittest.TestCase):
         def block(q, k, out):
             first, lse = acromion.sdpa(q * 2, k, k, is_causal=True, causal_align="bottom_right", return_lse=True)
             acromion.sdpa(q, k, k, out=out)
-            return first + 1, lse * 2, out + 1
+            last = acromion.sdpa(q, k, k, out=torch.empty_like(q), return_lse=True)[1]
+            return first + 1, lse * 2, out + 1, last
         expected = block(q, k, out)
         backends = ("aot_eager", "inductor") if HAS_GPU else ("aot_eager",)
         for backend in backends:

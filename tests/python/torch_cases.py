@@ -62,8 +62,8 @@ def largest(tensor):
 
 
 def check(case, device):
-    """Runs one case. Returns (error, limit): the limit is twice the error of SDPA's math backend in the same dtype, and a
-    rounding step of the largest output, in float32 four; both against that backend in float64 on the same inputs."""
+    """Runs one case. Returns (error, limit): the limit is twice the error of SDPA's math backend in the same dtype, and
+    a rounding step of the largest output, in float32 four; both against that backend in float64 on the same inputs."""
     generator = torch.Generator().manual_seed(case.seed)
     shapes = [(case.q_heads, case.q_len, case.qk_dim), (case.kv_heads, case.kv_len, case.qk_dim),
               (case.kv_heads, case.kv_len, case.v_dim)]
