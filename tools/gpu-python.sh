@@ -3,7 +3,7 @@
 #   tools/gpu-python.sh WHEEL OUTPUT-FOLDER
 # Needs a C compiler. Everything goes into OUTPUT-FOLDER: test logs, python.json (results/README.md).
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 wheel=$1 out=$2
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT

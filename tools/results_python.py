@@ -86,8 +86,9 @@ def compared_rows(records, baseline):
     for (problem, mode, contender), ours in by.items():
         if contender == "acromion":
             theirs = by[problem, mode, baseline]
+            low, high = ours["speedup_ci95"]
             yield (f"{problem} | {mode} | {ours['p50_us']:.0f} | {theirs['p50_us']:.0f} | {ours['speedup']:.2f}× "
-                   f"[{ours['speedup_ci95'][0]:.2f}, {ours['speedup_ci95'][1]:.2f}] | {ours['max_difference']:.1e} |"), 0
+                   f"[{low:.2f}, {high:.2f}] | {ours['max_difference']:.1e} |"), 0
 
 
 def table_rows(records):

@@ -1,7 +1,7 @@
 """attn_implementation="acromion" for Hugging Face's transformers: an attention function, and a mask function that says
 in key lengths and alignment what transformers says in mask functions and padding, or refuses."""
 import inspect
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, Literal, NamedTuple, Optional, Tuple, Union
 
 import torch
 import transformers
@@ -20,7 +20,7 @@ PADDED_CACHE = ("acromion: several new tokens over cached ones need a batch with
 
 class KeyMask(NamedTuple):
     """What a model's layers get as attention_mask."""
-    causal_align: Optional[str]  # None: every query sees every key that kv_lens leaves
+    causal_align: Optional[Literal["top_left", "bottom_right"]]  # None: every query sees every key that kv_lens leaves
     kv_lens: Optional[torch.Tensor]  # int32 [batch]
 
 
@@ -30,7 +30,7 @@ Offset = Union[int, torch.Tensor]
 def _is_causal(mask_function: Any, kv_length: int, local_size: Optional[int], allow_is_causal_skip: bool) -> bool:
     """Causal, not bidirectional; raises where the mask is neither."""
     if mask_function is causal_mask_function or mask_function is bidirectional_mask_function:
-        return mask_function is causal_mask_function
+        return bool(mask_function is causal_mask_function)
     # transformers' own rule for its SDPA: a window that the keys do not fill changes nothing.
     if allow_is_causal_skip and local_size is not None and kv_length < local_size:
         return True
@@ -51,7 +51,7 @@ def _require(holds: torch.Tensor, message: str) -> None:
 
 
 def _must_not_wait(tensor: torch.Tensor) -> bool:
-    return torch.compiler.is_compiling() or tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return bool(torch.compiler.is_compiling() or tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _lengths(padding: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -84,8 +84,10 @@ def _causal(q_length: int, kv_length: Optional[int], q_offset: Offset, batch: in
             return KeyMask("bottom_right" if q_length > 1 else None, None)
         if q_offset == 0:
             return KeyMask("top_left", None)
-    seen = torch.as_tensor(q_offset + q_length, dtype=torch.int32, device=device)
-    return KeyMask("bottom_right" if q_length > 1 else None, seen.reshape(1).expand(batch).contiguous())
+    seen = q_offset + q_length
+    lens = (torch.full((batch,), seen, dtype=torch.int32, device=device) if isinstance(seen, int)
+            else seen.to(torch.int32).reshape(1).expand(batch).contiguous())
+    return KeyMask("bottom_right" if q_length > 1 else None, lens)
 
 
 def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Offset = 0, kv_offset: Offset = 0,
@@ -140,9 +142,9 @@ def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.
         attention_mask = _plain_mask(module, query, is_causal)
     elif not isinstance(attention_mask, KeyMask):
         _refuse(f"a mask of its own, a {type(attention_mask).__name__}")
-    align, kv_lens = attention_mask
-    out = sdpa(query, key, value, is_causal=align is not None, causal_align=align, scale=scaling, enable_gqa=True,
-               kv_lens=kv_lens)
+    said: KeyMask = attention_mask
+    out = sdpa(query, key, value, is_causal=said.causal_align is not None, causal_align=said.causal_align,
+               scale=scaling, enable_gqa=True, kv_lens=said.kv_lens)
     return out.transpose(1, 2).contiguous(), None  # the output lies in memory as the query does: mostly no copy
 
 

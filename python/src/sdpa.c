@@ -348,24 +348,24 @@ static int execute_cuda(const call *c, acr_ctx *ctx, plan_entry *entry)
 {
     acr_buffers b = buffers_of(c);
     b.flags = ACR_OVERLAP_PREVIOUS; /* the order of the stream holds all the same: see acromion.h */
+    workspace w = {0};
     void *stream;
+    int result = 0;
+    acr_status status = ACR_OK;
     if (operand_stream(&c->q, &stream))
         return -1;
-    workspace w = {0};
-    acr_status status;
-    if (entry->workspace_bytes == 0) {
-        status = acr_execute(entry->plan, &b, NULL, 0, stream);
-    } else if (torch_is_tensor(c->q.object)) {
-        if (workspace_for_stream(&w, entry, c->q.object, c->q.device, stream)) {
-            workspace_return(&w);
-            return -1;
-        }
+    entry->users++; /* PyTorch's allocator lets other threads run */
+    if (entry->workspace_bytes == 0)
         status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
-    } else { /* the context keeps workspaces for callers who have no allocator */
+    else if (!torch_is_tensor(c->q.object)) /* the context keeps workspaces for callers who have no allocator */
         status = acr_forward(ctx, &c->problem, &b, stream);
-    }
+    else if (!(result = workspace_for_stream(&w, entry, c->q.object, c->q.device, stream)))
+        status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
+    if (status != ACR_OK)
+        result = acr_py_raise(status);
+    plans_release(entry);
     workspace_return(&w);
-    return status == ACR_OK ? 0 : acr_py_raise(status);
+    return result;
 }
 
 static int execute(call *c)

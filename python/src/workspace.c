@@ -69,9 +69,24 @@ static struct stream_workspace *find_stream(dl_device device, void *stream)
     for (unsigned i = 0; i < STREAMS_MAX; i++)
         if (streams[i].owner && streams[i].stream == stream && streams[i].device.id == device.id)
             return &streams[i];
-    struct stream_workspace *s = &streams[next_stream++ % STREAMS_MAX];
-    Py_CLEAR(s->owner);
-    *s = (struct stream_workspace){.device = device, .stream = stream};
+    return NULL;
+}
+
+/* Gives a stream a larger workspace. Allocating lets other threads run: only afterwards a place is chosen. What the
+ * place held goes to *replaced, to be let go when nothing can come between clearing and enqueueing any more. */
+static struct stream_workspace *replace(PyObject **replaced, PyObject *like, size_t bytes, dl_device device,
+                                        void *stream)
+{
+    PyObject *owner;
+    void *memory;
+    if (allocate(&owner, &memory, like, bytes))
+        return NULL;
+    struct stream_workspace *s = find_stream(device, stream);
+    if (!s)
+        s = &streams[next_stream++ % STREAMS_MAX];
+    *replaced = s->owner; /* the allocator hands it out again in the order of the stream */
+    *s = (struct stream_workspace){
+        .kept = {.memory = memory, .bytes = bytes}, .device = device, .stream = stream, .owner = owner};
     return s;
 }
 
@@ -91,15 +106,9 @@ int workspace_for_stream(workspace *out, const plan_entry *entry, PyObject *like
     if (capturing)
         return capturing < 0 ? -1 : capture_workspace(out, entry, like, stream);
     struct stream_workspace *s = find_stream(device, stream);
-    if (s->kept.bytes < entry->workspace_bytes) {
-        PyObject *owner;
-        void *memory;
-        if (allocate(&owner, &memory, like, entry->workspace_bytes))
-            return -1;
-        Py_XDECREF(s->owner); /* the allocator hands it out again in the order of the stream */
-        s->owner = owner;
-        s->kept = (kept){.memory = memory, .bytes = entry->workspace_bytes};
-    }
+    if ((!s || s->kept.bytes < entry->workspace_bytes) &&
+        !(s = replace(&out->owner, like, entry->workspace_bytes, device, stream)))
+        return -1;
     out->memory = s->kept.memory;
     out->bytes = s->kept.bytes;
     return make_fit(&s->kept, entry, stream);

@@ -10,7 +10,7 @@
 typedef struct workspace {
     void *memory;
     size_t bytes;
-    PyObject *owner; /* owned: a tensor to let go after enqueueing, or NULL */
+    PyObject *owner; /* owned: a tensor to let go once enqueued, or NULL */
     bool is_shared;  /* the CPU's common one: workspace_return gives it back */
     bool is_private; /* allocated for this execution: workspace_return frees it */
 } workspace;
