@@ -355,12 +355,14 @@ static int execute_cuda(const call *c, acr_ctx *ctx, plan_entry *entry)
     if (operand_stream(&c->q, &stream))
         return -1;
     entry->users++; /* PyTorch's allocator lets other threads run */
-    if (entry->workspace_bytes == 0)
-        status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
-    else if (!torch_is_tensor(c->q.object)) /* the context keeps workspaces for callers who have no allocator */
-        status = acr_forward(ctx, &c->problem, &b, stream);
-    else if (!(result = workspace_for_stream(&w, entry, c->q.object, c->q.device, stream)))
-        status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
+    if (entry->workspace_bytes > 0 && !torch_is_tensor(c->q.object)) {
+        status = acr_forward(ctx, &c->problem, &b, stream); /* the context allocates for callers who cannot */
+    } else {
+        if (entry->workspace_bytes > 0)
+            result = workspace_for_stream(&w, entry, c->q.object, c->q.device, stream);
+        if (!result)
+            status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
+    }
     if (status != ACR_OK)
         result = acr_py_raise(status);
     plans_release(entry);
