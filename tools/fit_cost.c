@@ -300,9 +300,9 @@ static void write_rates(grid *g, const char *path)
         die(path, "cannot be written");
     fprintf(
         f,
-        "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, exponentials "
-        "a\n * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end). Measurements: "
-        "results/grid/. */\n");
+        "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, exponentials a\n"
+        " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's bandwidth).\n"
+        " * Measurements: results/grid/. */\n");
     qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
     for (int i = 0; i < g->key_count; i++) {
         const double *r = g->keys[i].log_rates;
