@@ -100,7 +100,7 @@ static outcome hold(const char *text, bool call_mode, double ours_s, double floo
     const acr_problem problem = canonical_of(text);
     acr_plan *plan = estimate_plan(ctx, text);
     const reference_request wanted = {
-        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .full_kv_lens = true, .threads = 1};
+        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .lengths = LENGTHS_FULL, .threads = 1};
     reference *ref = NULL;
     assert_ok(reference_create(&ref, &wanted));
     fake.ref = ref;

@@ -25,6 +25,7 @@ enum {
     ID_LADDER = OPTION_LONG_ONLY,
     ID_OVERLAP,
     ID_SEED,
+    ID_LENGTHS,
     ID_QUICK,
     ID_PEERS,
     ID_PUBLISH,
@@ -37,6 +38,8 @@ static const option_spec options[] = {
     {ID_LADDER, "ladder", NULL, "also the kernels that are never planned: the teaching ladder"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
+    {ID_LENGTHS, "lengths", "full|skewed",
+     "with kvlens or packed: every batch entry the longest (default), or from a 64th of that up to it"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch",
      "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},
@@ -68,6 +71,7 @@ static const command_spec spec = {
 typedef struct request {
     const char *kernel, *output, *python_path;
     bool ladder, overlap, quick, peers, publish, call_mode;
+    length_pattern lengths;
     uint64_t seed;
 } request;
 
@@ -138,6 +142,9 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_PUBLISH:
         r->publish = true;
         return true;
+    case ID_LENGTHS:
+        r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
+        return r->lengths == LENGTHS_SKEWED || option_word("lengths", value, "full");
     case ID_MODE:
         r->call_mode = strcmp(value, "call") == 0;
         return r->call_mode || option_word("mode", value, "stream");
@@ -201,6 +208,9 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
     const bench_conditions conditions = {s->device, on->text, "stream", &on->demand, &on->floor, s->request->seed};
     json_t *json = bench_record(&conditions, &m->timing.stats, m->timing.launches, s->request->overlap,
                                 m->verdict.err_max, &m->before, &m->after);
+    if (s->request->lengths != LENGTHS_FULL) {
+        json_object_set_new(json, "lengths", json_string("skewed"));
+    }
     bench_record_kernel(json, m->kernel);
     return json;
 }
@@ -297,7 +307,8 @@ static void plan_name(char *out, size_t capacity, acr_ctx *ctx, const acr_proble
 static void find_floor(const session *s, bench_problem *on)
 {
     machine m;
-    on->demand = demand_of(on->problem, on->ref->kv_lens);
+    const acr_buffers lengths = reference_buffers(on->ref);
+    on->demand = demand_of(on->problem, &lengths);
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);
     } else {
@@ -349,7 +360,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
         .inputs = INPUT_NORMAL,
         .seed = s->request->seed,
         .sampled_rows = GATE_ROWS,
-        .full_kv_lens = true,
+        .lengths = s->request->lengths,
         .threads = s->threads,
     };
     acr_status status = reference_create(&on.ref, &wanted_reference);
@@ -419,7 +430,7 @@ static int bench_all(session *s, const problem_list *problems)
 int bench_with_peers(int argc, char **argv, const peer_provider *provider)
 {
     common_options common;
-    request r = {.seed = 1};
+    request r = {.seed = 1, .lengths = LENGTHS_FULL};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {

@@ -157,6 +157,9 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_KV_LENS) {
         return "PyTorch's attention takes no key lengths";
     }
+    if (p->flags & ACR_PACKED) {
+        return "PyTorch's attention takes no packed batches";
+    }
     if (p->flags & ACR_WANT_LSE) {
         return "PyTorch's attention returns no log-sum-exp";
     }
