@@ -206,7 +206,8 @@ typedef struct acr_problem {
  *     causal  causal-tl        mask, bottom-right or top-left  bhsd  bshd   layout (default bhsd)
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
  *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
- * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have no text form: they are 0 (default) in *out.
+ * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
+ * no text form: they are 0 (default) in *out.
  * On failure *position, if position is not NULL, is the 0-based offset of the offending character.
  * Errors: ACR_FORMAT (not the grammar), ACR_INVALID (grammatical, but not a problem). */
 ACR_API acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *position);
@@ -276,11 +277,11 @@ typedef struct acr_buffers {
                        Otherwise NULL */
     const int32_t *kv_lens; /* ACR_KV_LENS: [batch], 4-byte aligned: keys 0..kv_lens[b]-1 exist in batch entry b; what
                                else k and v hold is never used. Outside [0, kv_len] they are clamped. Otherwise NULL */
-    /* ACR_PACKED, otherwise NULL and 0, or left out by a caller's smaller size. Sequence b has the query rows q_offsets[b]..q_offsets[b+1]-1
-     * and the keys kv_offsets[b]..kv_offsets[b+1]-1. Both [batch + 1], 4-byte aligned, on the device, not decreasing;
-     * rows before the first and from the last offset on belong to no sequence. An offset outside [0, total] is clamped,
-     * a sequence longer than q_len or kv_len is cut there, one that would end before it begins is empty: whatever they
-     * hold, nothing outside the tensors is touched. */
+    /* ACR_PACKED, otherwise NULL and 0, or left out by a caller's smaller size. Sequence b has the query rows
+     * q_offsets[b]..q_offsets[b+1]-1 and the keys kv_offsets[b]..kv_offsets[b+1]-1. Both [batch + 1], 4-byte
+     * aligned, on the device, not decreasing; rows before the first and from the last offset on belong to no
+     * sequence. An offset outside [0, total] is clamped, a sequence longer than q_len or kv_len is cut there, one
+     * that would end before it begins is empty: whatever they hold, nothing outside the tensors is touched. */
     const int32_t *q_offsets, *kv_offsets;
     int64_t q_total, kv_total; /* rows of q and o, and of k and v; 1 to 2^31 - 1025 */
 } acr_buffers;

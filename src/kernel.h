@@ -60,10 +60,10 @@ typedef struct acr__launch {
 } acr__launch;
 
 /* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
- * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. Of a packed batch, rows is the total
- * and batch 1: a sequence is found by its first row, and the next one lies behind it. A kernel with any map takes a second
- * parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct (cuda/tensormap.h). All zero: no
- * maps, no second parameter. */
+ * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. Of a packed batch, rows is the
+ * total and batch 1: a sequence is found by its first row, and the next one lies behind it. A kernel with any map
+ * takes a second parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct
+ * (cuda/tensormap.h). All zero: no maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
 } acr__boxes;

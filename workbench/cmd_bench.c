@@ -39,7 +39,7 @@ static const option_spec options[] = {
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_LENGTHS, "lengths", "full|skewed",
-     "with kvlens or packed: every batch entry the longest (default), or from a 64th of that up to it"},
+     "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch",
      "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},

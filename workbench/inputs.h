@@ -43,7 +43,7 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
 typedef enum length_pattern {
     LENGTHS_EDGES, /* for checks: none, one, some, all, and what kernels must clamp */
     LENGTHS_FULL,  /* all of them the longest: times mean something */
-    LENGTHS_SKEWED /* from a 64th of the longest up to the longest, each longer than the one before by the same factor */
+    LENGTHS_SKEWED /* from a 64th of the longest to the longest, each longer than the one before by the same factor */
 } length_pattern;
 
 /* Writes [batch] key lengths. */

@@ -274,16 +274,41 @@ static double unit_in_last_place(acr_dtype dtype, double magnitude)
     return ldexp(1.0, exponent - formats[dtype].mantissa_bits);
 }
 
-static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows)
+/* The largest squared norm of each of NORM_SLICES parts of the rows. */
+enum {
+    NORM_SLICES = 64
+};
+typedef struct norm_search {
+    const acr_problem *p;
+    const void *packed;
+    int64_t rows;
+    double largest[NORM_SLICES];
+} norm_search;
+
+static void search_slice(void *arg, int64_t slice)
 {
-    double largest = 0;
-    for (int64_t row = 0; row < rows; ++row) {
+    norm_search *s = arg;
+    const acr_problem *p = s->p;
+    const int64_t each = (s->rows + NORM_SLICES - 1) / NORM_SLICES, first = slice * each;
+    const int64_t end = first + each < s->rows ? first + each : s->rows;
+    s->largest[slice] = 0;
+    for (int64_t row = first; row < end; ++row) {
         double sum = 0;
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            double x = acr__load_element(p->dtype, packed, row * p->qk_dim + d);
+            double x = acr__load_element(p->dtype, s->packed, row * p->qk_dim + d);
             sum += x * x;
         }
-        largest = fmax(largest, sum);
+        s->largest[slice] = fmax(s->largest[slice], sum);
+    }
+}
+
+static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows, uint32_t threads)
+{
+    norm_search s = {.p = p, .packed = packed, .rows = rows};
+    parallel_for(threads, NORM_SLICES, search_slice, &s);
+    double largest = 0;
+    for (int slice = 0; slice < NORM_SLICES; ++slice) {
+        largest = fmax(largest, s.largest[slice]);
     }
     return sqrt(largest);
 }
@@ -291,11 +316,11 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
 /* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
  * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
  * magnitude and, as a random walk, with the square root of the number of products that are summed. */
-static double lse_tolerance(const reference *ref)
+static double lse_tolerance(const reference *ref, uint32_t threads)
 {
     const acr_problem *p = &ref->problem;
-    double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref));
-    double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref));
+    double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
+    double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
     double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
     return unit_in_last_place(p->dtype, 1.0) + (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
 }
@@ -401,7 +426,7 @@ static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32
     acr_dtype stored = ref->problem.out_dtype;
     ref->tol_max = 2 * error.max + unit_in_last_place(stored, largest) + exponent_rounding(ref);
     ref->tol_rms = 2 * error.rms + unit_in_last_place(stored, sqrt(square / (double)elems));
-    ref->tol_lse = lse_tolerance(ref);
+    ref->tol_lse = lse_tolerance(ref, threads);
     return status;
 }
 

@@ -1,8 +1,8 @@
-/* The judged answer to a problem: its inputs, without gaps on the host, the oracle's output for the compared rows, and how
- * far a kernel may be from it.
+/* The judged answer to a problem: its inputs, without gaps on the host, the oracle's output for the compared rows, and
+ * how far a kernel may be from it.
  *
- * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes on
- * the same inputs, plus one unit in the last place of the output, for the maximum and for the root mean square. */
+ * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes
+ * on the same inputs, plus one unit in the last place of the output, for the maximum and for the root mean square. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 
@@ -15,8 +15,8 @@ typedef struct reference {
     acr_problem problem; /* canonical, of q, k and v as they are here, with log-sum-exp */
     input_kind inputs;
     uint64_t seed;
-    /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1 and
-     * the totals. */
+    /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
+     * and the totals. */
     int64_t entries, q_rows, kv_rows;
     void *q, *k, *v;
     int32_t *kv_lens;                /* [batch], or NULL */

@@ -231,7 +231,8 @@ static void put(const workspace *w, void *at, int64_t index, double value)
     }
 }
 
-/* The rows of a batch entry that exist; of a packed batch counted from the tensors' first, its batch strides being 0. */
+/* The rows of a batch entry that exist; of a packed batch counted from the tensors' first, its batch strides being
+ * 0. */
 typedef struct entry {
     int64_t batch;
     fwd_sequence q, kv;

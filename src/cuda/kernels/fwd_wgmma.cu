@@ -520,8 +520,8 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
         scale_output(o, factor);
 }
 
-/* Rows of V beyond the key length may hold anything, the next sequence for one, and NaN times a probability of zero is NaN: each consumer clears
- * them for itself. */
+/* Rows of V beyond the key length may hold anything, the next sequence for one, and NaN times a probability of zero
+ * is NaN: each consumer clears them for itself. */
 DEV void clear_rows(const consumer &c, int use, int first)
 {
     const int thread = threadIdx.x % WARPGROUP_THREADS;
