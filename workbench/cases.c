@@ -61,6 +61,7 @@ typedef struct space {
     const acr__device *device;
     dims dim_values[VALUES_MAX];
     int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
+    uint32_t flags[VALUES_MAX];
     int counts[AXES];
     uint64_t random_counter;
 } space;
@@ -170,7 +171,7 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     p.qk_dim = d->qk;
     p.v_dim = d->v;
     p.mask = mask_values[c->value[AXIS_MASK]];
-    p.flags = flag_values[c->value[AXIS_FLAGS]];
+    p.flags = s->flags[c->value[AXIS_FLAGS]];
     if (p.flags & ACR_PACKED) {
         p.batch += 4; /* sequences of every kind side by side */
         if (!set_packed_view(&p, (view)c->value[AXIS_VIEW])) {
@@ -242,6 +243,7 @@ static void set_dims(space *s)
         s->dim_values[place] = *d;
         choice c = {{0}};
         c.value[AXIS_DIMS] = (signed char)place;
+        c.value[AXIS_VIEW] = VIEW_BSHD;
         test_case probe;
         if (case_of(&probe, s, &c)) {
             ++s->counts[AXIS_DIMS];
@@ -249,15 +251,31 @@ static void set_dims(space *s)
     }
 }
 
+/* The flags that it takes at all: a kernel may serve packed batches alone, or none. */
+static void set_flags(space *s)
+{
+    s->dim_values[0] = (dims){s->kernel->qk_dim_max < 128 ? s->kernel->qk_dim_max : 128,
+                              s->kernel->v_dim_max < 128 ? s->kernel->v_dim_max : 128};
+    for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; ++i) {
+        int place = s->counts[AXIS_FLAGS];
+        s->flags[place] = flag_values[i];
+        choice c = {{0}};
+        c.value[AXIS_FLAGS] = (signed char)place;
+        c.value[AXIS_VIEW] = VIEW_BSHD;
+        test_case probe;
+        s->counts[AXIS_FLAGS] += case_of(&probe, s, &c);
+    }
+}
+
 static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
 {
     *s = (space){.kernel = kernel, .device = device};
     set_lengths(s);
+    set_flags(s);
     set_dims(s);
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
-    s->counts[AXIS_FLAGS] = sizeof flag_values / sizeof flag_values[0];
     s->counts[AXIS_INPUTS] = INPUT_KIND_COUNT;
     s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
 }
@@ -393,7 +411,7 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
     pair_table t = {{{{{PAIR_OPEN}}}}};
     *out = (case_list){.count = 0};
     set_axes(&s, kernel, device);
-    if (s.counts[AXIS_DIMS] == 0) {
+    if (s.counts[AXIS_FLAGS] == 0 || s.counts[AXIS_DIMS] == 0) {
         return;
     }
     for (int a = 0; a < AXES; ++a) {

@@ -10,9 +10,14 @@ typedef struct sequence {
     int kv_begin, kv_len; /* of k and v */
 } sequence;
 
+/* A family that is compiled apart for packed batches says by PACKED which this is; the others look. */
 DEV bool is_packed(const fwd_args &a)
 {
+#ifdef PACKED
+    return PACKED;
+#else
     return a.q_offsets != nullptr;
+#endif
 }
 
 /* Rows offsets[entry] to offsets[entry + 1], no more than length_max, whatever the offsets hold. */

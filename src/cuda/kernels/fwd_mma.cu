@@ -9,7 +9,7 @@
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
- * thread at most, in place of MIN_CTAS). */
+ * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -23,6 +23,9 @@
 #endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
+#endif
+#ifndef PACKED
+#define PACKED 0
 #endif
 #ifdef MAX_REGS
 #define BOUNDS __maxnreg__(MAX_REGS)
@@ -536,7 +539,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     const lane_place l = {(int)threadIdx.x % 32, group, thread / 32 * WARP_ROWS};
     const place p = find_place(a);
     const sequence rows = find_sequence(a, p.batch);
-    if (p.q_first >= rows.q_len) /* a sequence shorter than the longest */
+    if (PACKED && p.q_first >= rows.q_len) /* a sequence shorter than the longest */
         return;
     const int kv_head = divide_small(p.head, a.group);
     const keys visible = sequence_keys(a, rows, p.q_first, Q_TILE);
@@ -618,6 +621,8 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
+        reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__grid_why_not(problem, Q_TILE);
     if (reason == NULL)
@@ -683,7 +688,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = STAGES,
-    .traits = ACR__TRAIT_PACKED,
+    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .why_not = why_not,
     .cost = cost,
     .symbol = KERNEL_TEXT,

@@ -7,7 +7,8 @@
  * (online softmax) and Shah et al. 2024 (warpgroups in turns). See docs/kernels/fwd_wgmma.md.
  *
  * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
- * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1). */
+ * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:
+ * what they need costs the others 1 to 3 % in d64). */
 #include "fwd_args.h"
 
 #ifndef V_DIM
@@ -18,6 +19,9 @@
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
+#endif
+#ifndef PACKED
+#define PACKED 0
 #endif
 
 enum {
@@ -35,7 +39,7 @@ enum {
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     K_BYTES = QK_PANELS * KV_PANEL_BYTES,
     V_BYTES = V_PANELS * KV_PANEL_BYTES,
-    PLACE_BYTES = 32,
+    PLACE_BYTES = PACKED ? 32 : 16,
     ORDERED_SEQUENCES = 256, /* of a packed batch, so many are taken longest first */
     /* Shared memory: the tiles, where each slot of Q is in the problem, barriers of 8 bytes, and of a packed batch the
      * number of places, key lengths and an order of sequences. */
@@ -52,7 +56,7 @@ enum {
     CURSOR_AT = COUNT_AT + 8,
     LENGTHS_AT = CURSOR_AT + 16,
     ORDER_AT = LENGTHS_AT + ORDERED_SEQUENCES * 4,
-    SMEM_BYTES = ORDER_AT + ORDERED_SEQUENCES
+    SMEM_BYTES = PACKED ? ORDER_AT + ORDERED_SEQUENCES : COUNT_AT
 };
 
 #ifdef __CUDACC__
@@ -73,9 +77,9 @@ enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    FEW_OUTPUTS = V_DIM <= 64, /* in registers, so that the producer may have more */
-    PRODUCER_REGISTERS = CONSUMERS > 2 ? 32 : FEW_OUTPUTS ? 40 : 24,
-    CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : FEW_OUTPUTS ? 232 : 240,
+    MORE_FOR_PRODUCER = PACKED && CONSUMERS == 2 && V_DIM <= 64, /* where few outputs are in registers */
+    PRODUCER_REGISTERS = MORE_FOR_PRODUCER ? 40 : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32 : 24,
+    CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232 : CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
     /* Named barriers (0 is __syncthreads): a turn for each consumer, then one for each consumer alone. */
     FIRST_TURN = 1,
     FIRST_ALONE = FIRST_TURN + CONSUMERS,
@@ -118,13 +122,14 @@ DEV uint32_t count_places(const fwd_args &a, const uint8_t *memory)
 DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
                      uint32_t heads, int kv_len)
 {
-    const uint32_t section_elems = (32 << 20) / ELEM_BYTES;
+    const int64_t section_bytes = 32 << 20;
     if (a.mask == FWD_MASK_NONE) {
         head = index / q_tiles;
         q_tile = index - head * q_tiles;
     } else {
-        const uint32_t kv_heads = max(section_elems / (uint32_t)(a.qk_dim + a.v_dim) / (uint32_t)kv_len, 1u);
-        const uint32_t section_heads = kv_heads < heads / (uint32_t)a.group ? kv_heads * (uint32_t)a.group : heads;
+        const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
+        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
+        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
         const uint32_t section = index / (q_tiles * section_heads),
                        in_section = index - section * q_tiles * section_heads;
         const uint32_t heads_here = min(section_heads, heads - section * section_heads);
@@ -269,9 +274,10 @@ DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int us
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.q_first), "r"(p.head), "r"(p.batch),
                      "r"(p.rows.kv_len)
                      : "memory");
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to + 16), "r"(p.rows.q_begin), "r"(p.rows.q_len),
-                     "r"(p.rows.kv_begin)
-                     : "memory");
+        if (PACKED)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to + 16), "r"(p.rows.q_begin),
+                         "r"(p.rows.q_len), "r"(p.rows.kv_begin)
+                         : "memory");
         if (p.q_first < 0)
             barrier_arrive(full);
         else
@@ -351,7 +357,7 @@ DEV void pass_turn(const consumer &c)
 }
 
 /* Waits for the consumer's next place, and for its rows of Q. */
-DEV place wait_place(const consumer &c, int use)
+DEV place wait_place(const fwd_args &a, const consumer &c, int use)
 {
     const int slot = use % Q_STAGES * CONSUMERS + c.index;
     place p;
@@ -361,11 +367,15 @@ DEV place wait_place(const consumer &c, int use)
                  : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.rows.kv_len)
                  : "r"(from)
                  : "memory");
-    int unused;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p.rows.q_begin), "=r"(p.rows.q_len), "=r"(p.rows.kv_begin), "=r"(unused)
-                 : "r"(from + 16)
-                 : "memory");
+    p.rows.q_begin = p.rows.kv_begin = 0;
+    p.rows.q_len = a.q_len;
+    if (PACKED) {
+        int unused;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(p.rows.q_begin), "=r"(p.rows.q_len), "=r"(p.rows.kv_begin), "=r"(unused)
+                     : "r"(from + 16)
+                     : "memory");
+    }
     return p;
 }
 
@@ -647,7 +657,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
 
     if (index == 0)
         named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
-    place p = wait_place(c, q_use);
+    place p = wait_place(a, c, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
     start_scores(s, q, c.k);
@@ -679,7 +689,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         wait_full(smem + V_FULL_AT, use);
         wait_turn(c);
         start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
-        const place next = wait_place(c, ++q_use);
+        const place next = wait_place(a, c, ++q_use);
         if (next.q_first >= 0)
             wait_full(smem + K_FULL_AT, use + 1);
         q = query_matrix(c, q_use);
@@ -756,6 +766,8 @@ static int64_t count_places(const acr_problem *problem)
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
+    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
+        reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
@@ -804,7 +816,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = STAGES,
-    .traits = ACR__TRAIT_PACKED,
+    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
