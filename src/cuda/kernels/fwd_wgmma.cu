@@ -216,10 +216,18 @@ DEV uint32_t take_next(const fwd_args &a, uint32_t places)
     return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
 }
 
+/* Of the entry. Of other than packed batches from the arguments: no register, and no place, has to hold it. */
+DEV int count_queries(const fwd_args &a, const place &p)
+{
+    return PACKED ? p.rows.q_len : a.q_len;
+}
+
 /* The keys that the rows of a part of the tile see. */
 DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
 {
-    return sequence_keys(a, p.rows, p.q_first + first_row, rows);
+    sequence entry = p.rows;
+    entry.q_len = count_queries(a, p);
+    return sequence_keys(a, entry, p.q_first + first_row, rows);
 }
 
 /* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
@@ -357,7 +365,7 @@ DEV void pass_turn(const consumer &c)
 }
 
 /* Waits for the consumer's next place, and for its rows of Q. */
-DEV place wait_place(const fwd_args &a, const consumer &c, int use)
+DEV place wait_place(const consumer &c, int use)
 {
     const int slot = use % Q_STAGES * CONSUMERS + c.index;
     place p;
@@ -367,14 +375,13 @@ DEV place wait_place(const fwd_args &a, const consumer &c, int use)
                  : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.rows.kv_len)
                  : "r"(from)
                  : "memory");
-    p.rows.q_begin = p.rows.kv_begin = 0;
-    p.rows.q_len = a.q_len;
+    p.rows.q_begin = p.rows.q_len = p.rows.kv_begin = 0;
     if (PACKED) {
-        int unused;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(p.rows.q_begin), "=r"(p.rows.q_len), "=r"(p.rows.kv_begin), "=r"(unused)
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(p.rows.q_begin), "=r"(p.rows.q_len)
                      : "r"(from + 16)
                      : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(p.rows.kv_begin) : "r"(from + 24) : "memory");
     }
     return p;
 }
@@ -582,7 +589,7 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
         }
         transpose_quad(x, lane);
         const int column = 8 * (c + lane % 4);
-        if (row < p.rows.q_len && column < a.v_dim) {
+        if (row < count_queries(a, p) && column < a.v_dim) {
             const uint4 none = {0, 0, 0, 0}, values = {x[0], x[1], x[2], x[3]};
             *(uint4 *)(to + column * ELEM_BYTES) =
                 factor != 0.0f ? values : none; /* factor 0: no key seen, whatever V holds */
@@ -627,12 +634,12 @@ DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const outp
         const int row = p.q_first + c.row + 8 * h;
         const float sum = quad_sum(r.sum[h]), factor = inverse_sum(sum);
         const int finite = store_row(a, p, o, h, row, factor, c.lane);
-        if (a.lse != nullptr && c.lane % 4 == 0 && row < p.rows.q_len)
+        if (a.lse != nullptr && c.lane % 4 == 0 && row < count_queries(a, p))
             find_lse(a, p.rows, p.batch, p.head)[row] = log_sum_exp(r.max[h], sum, a.scale);
         if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
             __threadfence();
             __syncwarp(); /* the values are other lanes' */
-            if (row < p.rows.q_len && isfinite(sum))
+            if (row < count_queries(a, p) && isfinite(sum))
                 repair_row(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
         }
     }
@@ -657,7 +664,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
 
     if (index == 0)
         named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
-    place p = wait_place(a, c, q_use);
+    place p = wait_place(c, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
     start_scores(s, q, c.k);
@@ -689,7 +696,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         wait_full(smem + V_FULL_AT, use);
         wait_turn(c);
         start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
-        const place next = wait_place(a, c, ++q_use);
+        const place next = wait_place(c, ++q_use);
         if (next.q_first >= 0)
             wait_full(smem + K_FULL_AT, use + 1);
         q = query_matrix(c, q_use);
