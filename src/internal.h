@@ -53,11 +53,11 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
 
 /* ---- The judge (cpu/oracle.c) ---- */
 
-/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len +
- * i; row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
- * NULL) one double a row.
- * Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row without a key gives 0 and
- * -infinity. */
+/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len
+ * + i; of a packed batch head * q_total + the row in the tensor, and one of no sequence counts as seeing no key.
+ * row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
+ * NULL) one double a row. Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row
+ * without a key gives 0 and -infinity. */
 acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
                                int64_t rows, double *o, double *lse);
 

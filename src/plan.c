@@ -46,6 +46,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return over_limit("qk_dim", problem->qk_dim, kernel->qk_dim_max);
     if (problem->v_dim > kernel->v_dim_max)
         return over_limit("v_dim", problem->v_dim, kernel->v_dim_max);
+    if (problem->flags & ACR_PACKED && !(kernel->traits & ACR__TRAIT_PACKED))
+        return "packed: the kernel serves no packed batches (ACR_PACKED)";
     return kernel->why_not(problem, device);
 }
 
@@ -116,7 +118,7 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
 /* Scratch tensors of a problem, filled with noise: the caller's data are never touched by measuring. */
 typedef struct scratch {
     acr__backend_device *device;
-    void *memory[7]; /* q k v o lse kv_lens workspace */
+    void *memory[8]; /* q k v o lse kv_lens offsets workspace */
     acr_buffers buffers;
     void *workspace;
 } scratch;
@@ -169,20 +171,46 @@ static acr_status upload_lengths(scratch *s, void *to, const acr_problem *p)
     return status;
 }
 
+/* Of queries, then of keys: every sequence has its longest length. */
+static acr_status upload_offsets(scratch *s, void *to, const acr_problem *p)
+{
+    const size_t count = (size_t)p->batch + 1;
+    int32_t *offsets = malloc(2 * count * sizeof *offsets);
+    if (!offsets)
+        return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
+    for (size_t i = 0; i < count; i++) {
+        offsets[i] = (int32_t)((int64_t)i * p->q_len);
+        offsets[count + i] = (int32_t)((int64_t)i * p->kv_len);
+    }
+    const acr_status status = s->device->backend->mem_upload(s->device, to, offsets, 2 * count * sizeof *offsets);
+    free(offsets);
+    return status;
+}
+
 static acr_status make_scratch(scratch *s, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
+    enum {
+        PARTS = sizeof s->memory / sizeof s->memory[0]
+    };
     *s = (scratch){.device = device, .buffers = ACR_BUFFERS_INIT};
-    const int64_t bytes[7] = {
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype),
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype),
+    const bool packed = p->flags & ACR_PACKED;
+    const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? p->batch * p->q_len : p->q_len,
+                  kv_rows = packed ? p->batch * p->kv_len : p->kv_len;
+    if (packed && (q_rows > INT32_MAX || kv_rows > INT32_MAX))
+        return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
+                         (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
+    const int64_t bytes[PARTS] = {
+        acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
+        acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
+        acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
+        acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
         p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
         p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
+        packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
         (int64_t)workspace_bytes,
     };
     acr_status status = ACR_OK;
-    for (int i = 0; i < 7 && status == ACR_OK; i++) {
+    for (int i = 0; i < PARTS && status == ACR_OK; i++) {
         if (bytes[i] > 0)
             status = device->backend->mem_alloc(device, (size_t)bytes[i], &s->memory[i]);
         if (i < 3 && status == ACR_OK)
@@ -190,6 +218,8 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     }
     if (status == ACR_OK && s->memory[5])
         status = upload_lengths(s, s->memory[5], p);
+    if (status == ACR_OK && s->memory[6])
+        status = upload_offsets(s, s->memory[6], p);
     if (status != ACR_OK) {
         free_scratch(s);
         return status;
@@ -200,7 +230,13 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     s->buffers.o = s->memory[3];
     s->buffers.lse = s->memory[4];
     s->buffers.kv_lens = s->memory[5];
-    s->workspace = s->memory[6];
+    if (packed) {
+        s->buffers.q_offsets = s->memory[6];
+        s->buffers.kv_offsets = s->buffers.q_offsets + p->batch + 1;
+        s->buffers.q_total = q_rows;
+        s->buffers.kv_total = kv_rows;
+    }
+    s->workspace = s->memory[7];
     return ACR_OK;
 }
 
@@ -463,6 +499,7 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
+    /* Of a packed batch they are not known yet. */
     plan->q_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype);
     plan->k_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype);
     plan->v_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype);

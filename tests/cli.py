@@ -189,6 +189,45 @@ class Run(Cli):
             self.run_ok(*self.arguments("--scale", "0.7", "--kv-lens", self.path / "lens.npy"))
             self.check_output(attention(q, k, v, SHAPE, None, 0.7, [3, 0])[0], 1e-5)
 
+    def test_packed(self):
+        """Sequences of 3, 0 and 5 queries over 4, 2 and 6 keys, one after another, and a row of nobody at each end."""
+        heads, kv_heads, qk_dim, v_dim = 4, 2, 8, 6
+        q_lens, kv_lens = (3, 0, 5), (4, 2, 6)
+        generator, tensors, expected = random.Random(3), {}, {"o": [0.0] * (heads * v_dim), "lse": []}
+        for name, lens, count, dim in (("q", q_lens, heads, qk_dim), ("k", kv_lens, kv_heads, qk_dim),
+                                       ("v", kv_lens, kv_heads, v_dim)):
+            rows = sum(lens) + 2
+            write_npy(self.path / f"{name}.npy", (rows, count, dim),
+                      [generator.gauss(0, 1) for _ in range(rows * count * dim)])
+            held, first = read_npy(self.path / f"{name}.npy")[2], 1
+            tensors[name] = []
+            for length in lens:  # each sequence by itself, in bhsd order
+                part = held[first * count * dim:(first + length) * count * dim]
+                tensors[name].append(transposed(part, 1, length, count, dim))
+                first += length
+        lse = [[0.0] for _ in range(heads)]
+        for b, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens)):
+            o, part = attention(tensors["q"][b], tensors["k"][b], tensors["v"][b],
+                                (1, heads, kv_heads, q_len, kv_len, qk_dim, v_dim), "br")
+            expected["o"] += transposed(o, 1, heads, q_len, v_dim)
+            for h in range(heads):
+                lse[h] += part[h * q_len:(h + 1) * q_len]
+        expected["o"] += [0.0] * (heads * v_dim)
+        write_npy(self.path / "qo.npy", (4,), [1, 4, 4, 9], "<i4")
+        write_npy(self.path / "ko.npy", (4,), [1, 5, 7, 13], "<i8")
+        options = ["--q-offsets", self.path / "qo.npy", "--kv-offsets", self.path / "ko.npy", "--causal"]
+        self.run_ok(*self.arguments("--lse", self.path / "lse.npy", *options))
+        self.check_output(expected["o"], 1e-5)
+        self.check_output([x for row in lse for x in row + [0.0]], 1e-5, name="lse.npy")
+        self.assertEqual(read_npy(self.path / "o.npy")[1], (10, 4, 6))
+        self.assertEqual(read_npy(self.path / "lse.npy")[1], (4, 10))
+        self.run_fails(USAGE, "--layout", *self.arguments("--layout", "bshd", *options))
+        self.run_fails(USAGE, "--q-offsets", *self.arguments("--kv-offsets", self.path / "ko.npy"))
+        write_npy(self.path / "ko.npy", (4,), [1, 5, 4, 13], "<i8")
+        self.run_fails(BAD_INPUT, "kv-offsets[2] is 4, allowed are 5 to 14", *self.arguments(*options))
+        write_npy(self.path / "ko.npy", (3,), [1, 5, 14], "<i8")
+        self.run_fails(BAD_INPUT, "batch + 1", *self.arguments(*options))
+
     def test_conversion(self):
         q, k, v = self.make_inputs()
         self.run_ok(*self.arguments("--dtype", "f16"))

@@ -137,7 +137,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
     const acr_problem problem = canonical_of(text);
     acr_plan *plan = estimate_plan(ctx, text);
     const reference_request wanted = {
-        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .full_kv_lens = true, .threads = 1};
+        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .lengths = LENGTHS_FULL, .threads = 1};
     reference *ref = NULL;
     assert_ok(reference_create(&ref, &wanted));
     fake.ref = ref;

@@ -14,7 +14,10 @@ case $out in
 esac
 
 # Small, since the tools slow a kernel down a thousandfold, and ragged, since that is where faults hide.
-small_cases=(b1:h2:s65:d64 b1:h4/2:s33/70:d64:causal:lse bf16:b2:h2:s17/40:d128:kvlens f32:b1:h1:s20:d40:align4)
+small_cases=(b1:h2:s65:d64 b1:h4/2:s33/70:d64:causal:lse bf16:b2:h2:s17/40:d128:kvlens f32:b1:h1:s20:d40:align4
+    b6:h2/1:s40/70:d64:causal:bshd:packed:lse)
+# More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory.
+large_cases=(b1:h64/1:s262500/100:d128:bshd b300:h8:s1/7000:d128)
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma and fwd_ladder5 (a tile's index, written after the consumers' arrivals), and fwd_mma
 # with key groups (partial results, published before the barrier of all threads).
@@ -49,6 +52,7 @@ find_sanitizer() {
 
 run_step info "$program" info
 run_step check "$program" check --backend cuda
+run_step large "$program" check --backend cuda -k 'fwd_[mw]*_f16_d128_*' --inputs normal "${large_cases[@]}"
 sanitizer=$(find_sanitizer)
 if [[ -n $sanitizer ]]; then
     for tool in memcheck initcheck synccheck; do

@@ -29,6 +29,7 @@ enum {
     ID_LADDER = OPTION_LONG_ONLY,
     ID_OVERLAP,
     ID_SEED,
+    ID_LENGTHS,
     ID_QUICK,
     ID_PEERS,
     ID_PUBLISH,
@@ -42,6 +43,8 @@ static const option_spec options[] = {
     {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
+    {ID_LENGTHS, "lengths", "full|skewed",
+     "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,cublas",
      "beside PyTorch's attention, unfused cuBLAS, or both: interleaved; the planner's kernel, or -k"},
@@ -77,6 +80,7 @@ typedef struct request {
     const char *kernel, *output, *python_path;
     bool ladder, overlap, quick, torch, cublas, publish, host_cost;
     bench_mode mode;
+    length_pattern lengths;
     uint64_t seed;
 } request;
 
@@ -166,6 +170,9 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_PUBLISH:
         r->publish = true;
         return true;
+    case ID_LENGTHS:
+        r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
+        return r->lengths == LENGTHS_SKEWED || option_word("lengths", value, "full");
     case ID_MODE:
         return mode_parse(value, &r->mode) || unknown_word("mode", value);
     case ID_HOST_COST:
@@ -242,6 +249,9 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
     const bench_series series = {&m->timing.stats,    m->launches,         m->sets,
                                  m->timing.discarded, s->request->overlap, m->verdict.err_max};
     json_t *json = bench_record(&conditions, &series);
+    if (s->request->lengths != LENGTHS_FULL) {
+        json_object_set_new(json, "lengths", json_string("skewed"));
+    }
     bench_record_kernel(json, m->kernel);
     return json;
 }
@@ -415,7 +425,8 @@ static void plan_name(char *out, size_t capacity, acr_ctx *ctx, const acr_proble
 static void find_floor(const session *s, bench_problem *on)
 {
     machine m;
-    on->demand = demand_of(on->problem, on->ref->kv_lens);
+    const acr_buffers lengths = reference_buffers(on->ref);
+    on->demand = demand_of(on->problem, &lengths);
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);
     } else {
@@ -469,7 +480,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
         .inputs = INPUT_NORMAL,
         .seed = s->request->seed,
         .sampled_rows = GATE_ROWS,
-        .full_kv_lens = true,
+        .lengths = s->request->lengths,
         .threads = s->threads,
     };
     acr_status status = reference_create(&on.ref, &wanted_reference);
@@ -644,7 +655,7 @@ static const char *conflict_of(const request *r)
 int bench_with_peers(int argc, char **argv, const peer_provider *torch)
 {
     common_options common;
-    request r = {.seed = 1};
+    request r = {.seed = 1, .lengths = LENGTHS_FULL};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {

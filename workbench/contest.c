@@ -206,6 +206,9 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_KV_LENS) {
         return "peers are given no key lengths";
     }
+    if (p->flags & ACR_PACKED) {
+        return "PyTorch's attention takes no packed batches";
+    }
     if (p->flags & ACR_WANT_LSE) {
         return "peers return no log-sum-exp";
     }

@@ -2,8 +2,8 @@
  *
  * Every buffer is surrounded by guard bands, aligned to what the problem says and no better. All bytes that are no
  * element of an input are 0xff, a NaN in every type: guards, gaps between strided rows, keys beyond a batch entry's
- * length, outputs and workspace before a run. So what reads or writes where it must not shows in the result or in a
- * changed byte. */
+ * length, rows of a packed tensor that belong to no sequence, outputs and workspace before a run. So what reads or
+ * writes where it must not shows in the result or in a changed byte. */
 #ifndef WORKBENCH_EXECUTION_H
 #define WORKBENCH_EXECUTION_H
 
@@ -22,8 +22,9 @@ enum {
 /* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys
  * uploads keys and values in reverse order, which must not change the output when there is neither mask nor kv_lens.
  * flags are acr_buffers.flags. alignment, in bytes, is that of the tensors and no better: 0 = what the problem
- * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The caller frees with
- * execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
+ * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The reference must
+ * outlive the execution, which the caller frees with execution_destroy. Errors: as acr__plan_create_forced;
+ * ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment);
 /* Another with buffers of its own, to the same plan, which `first` must outlive. */
@@ -49,8 +50,8 @@ acr_status execution_write_workspace(const execution *e, size_t offset, const vo
 
 /* What a run left behind. */
 typedef struct run_output {
-    void *o;    /* packed [batch, q_heads, q_len, v_dim] in the output's type */
-    float *lse; /* packed [batch, q_heads, q_len]; NULL when the problem does not ask for it */
+    void *o;    /* [entries, q_heads, q_rows, v_dim] as the reference's tensors, in the output's type */
+    float *lse; /* [entries, q_heads, q_rows]; NULL when the problem does not ask for it */
     size_t o_bytes, lse_bytes;
     const char *violation; /* NULL, or which buffer was written where it must not be */
 } run_output;

@@ -18,13 +18,18 @@ typedef struct tensor {
     int elem_bytes;
 } tensor;
 
+/* A packed batch counts as one entry with the rows of all, and never as a single row: its tensors may hold more. */
 static void describe(tensor out[TENSORS], const acr_problem *p)
 {
     int in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
-    out[0] = (tensor){&p->q, p->batch, p->q_heads, p->q_len, p->qk_dim, in_bytes};
-    out[1] = (tensor){&p->k, p->batch, p->kv_heads, p->kv_len, p->qk_dim, in_bytes};
-    out[2] = (tensor){&p->v, p->batch, p->kv_heads, p->kv_len, p->v_dim, in_bytes};
-    out[3] = (tensor){&p->o, p->batch, p->q_heads, p->q_len, p->v_dim, out_bytes};
+    const int packed = (p->flags & ACR_PACKED) != 0;
+    const int64_t batch = packed ? 1 : p->batch;
+    const int64_t q_rows = packed ? p->batch * p->q_len + 1 : p->q_len,
+                  kv_rows = packed ? p->batch * p->kv_len + 1 : p->kv_len;
+    out[0] = (tensor){&p->q, batch, p->q_heads, q_rows, p->qk_dim, in_bytes};
+    out[1] = (tensor){&p->k, batch, p->kv_heads, kv_rows, p->qk_dim, in_bytes};
+    out[2] = (tensor){&p->v, batch, p->kv_heads, kv_rows, p->v_dim, in_bytes};
+    out[3] = (tensor){&p->o, batch, p->q_heads, q_rows, p->v_dim, out_bytes};
 }
 
 /* The texts for the limits that kernels have; another limit needs a line here. */
