@@ -39,9 +39,9 @@ typedef struct acr__surveyed {
     int samples;             /* fewer for a kernel that took more than twice the best one's time */
 } acr__surveyed;
 
-/* Times every candidate of a problem (canonical) side by side on the context's device, in scratch memory: out[0..*count)
- * by rising estimate, at most `capacity` of them. Wisdom is neither read nor written. Errors: ACR_NO_MEMORY,
- * ACR_DEVICE_FAULT. */
+/* Times every candidate of a problem (canonical) side by side on the context's device, in scratch memory:
+ * out[0..*count) by rising estimate, at most `capacity` of them. Wisdom is neither read nor written. Errors:
+ * ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
 acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ctx, const acr_problem *problem);
 
 /* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem

@@ -47,7 +47,7 @@ static bool make_reference(reference **out, const acr_problem *problem)
         ROWS = 128
     };
     const reference_request wanted = {
-        .problem = problem, .seed = 1, .sampled_rows = ROWS, .full_kv_lens = true, .threads = 4};
+        .problem = problem, .seed = 1, .sampled_rows = ROWS, .lengths = LENGTHS_FULL, .threads = 4};
     return reference_create(out, &wanted) == ACR_OK;
 }
 

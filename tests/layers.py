@@ -54,7 +54,11 @@ def allowed_cpu(name, quoted):
 def allowed_cuda(name, quoted):
     """src/cuda: the core's contracts, its own headers, and CUDA's; never cpu."""
     if quoted:
-        own = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src/cuda").rglob("*.*h")}
+        own = {
+            str(p.relative_to(ROOT / "src"))
+            for p in (ROOT / "src/cuda").rglob("*.*")
+            if p.suffix in (".h", ".cuh", ".def")
+        }
         return name == "acromion.h" or name in CORE or name in own or "cuda/device/" + name in own
     return is_posix(name) or name in CUDA
 

@@ -118,8 +118,11 @@ static int make_world(void **state)
     w.ctx = cpu_ctx(1);
     acr__ctx_backend_device(w.ctx)->device.l2_bytes = 1 << 20; /* little to empty in cold mode */
     w.problem = canonical_of("f32:b1:h1:s16:d8");
-    const reference_request wanted = {
-        .problem = &w.problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .full_kv_lens = true, .threads = 1};
+    const reference_request wanted = {.problem = &w.problem,
+                                      .seed = 1,
+                                      .sampled_rows = REFERENCE_SAMPLED_ROWS,
+                                      .lengths = LENGTHS_FULL,
+                                      .threads = 1};
     assert_ok(reference_create(&w.ref, &wanted));
     *state = &w;
     return 0;

@@ -1,8 +1,8 @@
-/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose.
- *     fit_cost --gpu NAME GRID.json             judges the rates as they are; exit code 1 when they fall short
- *     fit_cost --gpu NAME --fit FILE GRID.json  fits first and writes FILE (src/cuda/rates.def); then judges
- * GRID.json is what `acromion why --measure --json` printed. Half of its problems, by a hash of their text, serve to fit;
- * the others, which the fit never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of them. */
+/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose. fit_cost
+ * --gpu NAME GRID.json             judges the rates as they are; exit code 1 when they fall short fit_cost --gpu NAME
+ * --fit FILE GRID.json  fits first and writes FILE (src/cuda/rates.def); then judges GRID.json is what `acromion why
+ * --measure --json` printed. Half of its problems, by a hash of their text, serve to fit; the others, which the fit
+ * never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of them. */
 #include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
@@ -298,16 +298,16 @@ static void write_rates(grid *g, const char *path)
     FILE *f = fopen(path, "w");
     if (!f)
         die(path, "cannot be written");
-    fprintf(
-        f,
-        "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, exponentials a\n"
-        " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's bandwidth).\n"
-        " * Measurements: results/grid/. */\n");
+    fprintf(f, "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, "
+               "exponentials a\n"
+               " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's "
+               "bandwidth).\n"
+               " * Measurements: results/grid/. */\n");
     qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
     for (int i = 0; i < g->key_count; i++) {
         const double *r = g->keys[i].log_rates;
-        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g)\n", g->keys[i].name, (int)g->device->arch, exp(r[0]),
-                exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]));
+        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g)\n", g->keys[i].name, (int)g->device->arch,
+                exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]));
     }
     if (fclose(f) != 0)
         die(path, "cannot be written");

@@ -172,7 +172,7 @@ static bool take_option(void *arg, int id, const char *value)
         return true;
     case ID_LENGTHS:
         r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
-        return r->lengths == LENGTHS_SKEWED || option_word("lengths", value, "full");
+        return r->lengths == LENGTHS_SKEWED || strcmp(value, "full") == 0 || unknown_word("lengths", value);
     case ID_MODE:
         return mode_parse(value, &r->mode) || unknown_word("mode", value);
     case ID_HOST_COST:

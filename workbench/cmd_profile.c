@@ -168,7 +168,7 @@ static acr_status make_reference(reference **out, const session *s, const acr_pr
         .inputs = INPUT_NORMAL,
         .seed = s->request->seed,
         .sampled_rows = PROFILED_ROWS,
-        .full_kv_lens = true,
+        .lengths = LENGTHS_FULL,
         .threads = thread_count(s->common),
     };
     return reference_create(out, &wanted);

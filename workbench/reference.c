@@ -315,9 +315,9 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
 
 /* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
  * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
- * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor cores
- * align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3 Technical Report, section 3.3.2):
- * they lose up to 2^-13 of it with every 32 products. */
+ * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor
+ * cores align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3 Technical Report,
+ * section 3.3.2): they lose up to 2^-13 of it with every 32 products. */
 static double lse_tolerance(const reference *ref, uint32_t threads)
 {
     const acr_problem *p = &ref->problem;

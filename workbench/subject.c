@@ -71,7 +71,8 @@ acr_status subject_enqueue(void *arg, void *stream)
 static acr_status make_sets(subject *s)
 {
     const subject_request *r = &s->request;
-    const demand d = demand_of(r->problem, r->ref->kv_lens);
+    const acr_buffers lengths = reference_buffers(r->ref);
+    const demand d = demand_of(r->problem, &lengths);
     int count = 1;
     acr_status status = ACR_OK;
     s->check_every = CHECK_EVERY * (1 + (uint64_t)(d.bytes / CHECKED_BYTES));

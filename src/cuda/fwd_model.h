@@ -32,8 +32,8 @@ typedef struct acr__fwd_rates {
     int32_t q_tile, kv_tile;
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
-    double step_cycles; /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
-    double cta_cycles;  /* start, first load, last store */
+    double step_cycles;  /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
+    double cta_cycles;   /* start, first load, last store */
     double memory_share; /* of the memory's or L2's bandwidth that it reaches; 0 = all */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
@@ -49,8 +49,8 @@ typedef struct acr__fitted_rates {
     double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share;
 } acr__fitted_rates;
 
-/* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the process's,
- * not a thread's. */
+/* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the
+ * process's, not a thread's. */
 void acr__rates_try(const acr__fitted_rates *line);
 
 /* Writes a kernel's name as rates.def has it: without "_f16", "_bf16" and the like. */

@@ -1,7 +1,7 @@
-/* Warpgroup matrix products of sm_90a on e4m3 operands: D[64 x N] += A[64 x 32] * B[32 x N] in float32 (of which the tensor
- * cores keep about 14 bits while they add). Both operands are K-major: of a row, 32 consecutive bytes are summed over.
- * Accumulators lie as in wgmma.cuh; a register of A holds 4 bytes: lane l has bytes 4(l%4)..+3 of row l/4 (register 0) and
- * l/4 + 8 (1), and the same of bytes 16..31 (2, 3). */
+/* Warpgroup matrix products of sm_90a on e4m3 operands: D[64 x N] += A[64 x 32] * B[32 x N] in float32 (of which the
+ * tensor cores keep about 14 bits while they add). Both operands are K-major: of a row, 32 consecutive bytes are
+ * summed over. Accumulators lie as in wgmma.cuh; a register of A holds 4 bytes: lane l has bytes 4(l%4)..+3 of row l/4
+ * (register 0) and l/4 + 8 (1), and the same of bytes 16..31 (2, 3). */
 #ifndef ACR_DEVICE_WGMMA_FP8_CUH
 #define ACR_DEVICE_WGMMA_FP8_CUH
 

@@ -1,18 +1,18 @@
-/* Forward attention on e4m3 queries, keys and values, sm_90a: fwd_wgmma's shape (a queue of query tiles, warpgroups in turns)
- * with what 8 bits need besides.
+/* Forward attention on e4m3 queries, keys and values, sm_90a: fwd_wgmma's shape (a queue of query tiles, warpgroups in
+ * turns) with what 8 bits need besides.
  *
- * - V is transposed on the way: 8-bit products want both operands K-major, so the producer warpgroup turns each tile of V
- *   into one of dims by keys in shared memory. It moves pairs of bytes, which leaves the keys in the order in which a
- *   lane's packed probabilities are, and the dims with the even ones of each 16 first, which the store undoes.
+ * - V is transposed on the way: 8-bit products want both operands K-major, so the producer warpgroup turns each tile
+ *   of V into one of dims by keys in shared memory. It moves pairs of bytes, which leaves the keys in the order in
+ *   which a lane's packed probabilities are, and the dims with the even ones of each 16 first, which the store undoes.
  * - Probabilities are scaled by 2^8 before rounding, since e4m3 has 448 above 1 and little below.
  * - Row sums are those of the rounded probabilities: eight columns of ones behind V make the tensor cores add them up.
- * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles it is
- *   added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
+ * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles
+ *   it is added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
  *
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
- * (default 8, 0 = never), Q_STAGES (default 1). */
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
+ * 8, 0 = never), Q_STAGES (default 1). */
 #include "fwd_args.h"
 
 #ifndef FOLD_TILES
@@ -226,8 +226,8 @@ DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
     return row * ROW_BYTES + ((chunk ^ row % 8) << 4);
 }
 
-/* 16 dims of 32 keys: tiles of 8 keys by 16 bytes are read transposed by pairs of bytes, then the even and the odd dims of
- * the pairs are taken apart. */
+/* 16 dims of 32 keys: tiles of 8 keys by 16 bytes are read transposed by pairs of bytes, then the even and the odd
+ * dims of the pairs are taken apart. */
 DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, int lane)
 {
     uint32_t x[4];
@@ -335,8 +335,6 @@ typedef struct softmax_rows {
     float offset[2]; /* the same, finite, times scale_log2, less the shift */
 } softmax_rows;
 
-
-
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
     uint32_t smem;
@@ -400,8 +398,7 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++)
-        wgmma_fp8_rs(o, p + 4 * step,
-                     descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K),
+        wgmma_fp8_rs(o, p + 4 * step, descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K),
                      step != 0 || accumulate);
     wgmma_commit();
 }
@@ -470,8 +467,8 @@ DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
     exponentiate(s, r, scale_log2);
 }
 
-/* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed, and
- * what has been added up so far is to be multiplied by `factor`. */
+/* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
+ * and what has been added up so far is to be multiplied by `factor`. */
 DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
 {
     float max[2];
@@ -515,7 +512,7 @@ DEV void store_total(const consumer &c, int i, const float *x)
                  : "memory");
 }
 
-/* O += totals, both relative to the maximum that is subtracted now. A row that had seen no key has a maximum of -inf. */
+/* O += totals, both relative to the maximum that is subtracted now; of a row that had seen no key that is -inf. */
 DEV void add_totals(output_tile &o, const softmax_rows &r, const consumer &c)
 {
     const float4 rows = load_total(c, OUTPUT_VECTORS);
@@ -602,9 +599,9 @@ DEV uint32_t pack_output(float low, float high, int bf16)
     return pair;
 }
 
-/* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the even
- * ones, the second the odd ones: lane i of a quad holds dims 4i..4i + 3. Neighbouring lanes exchange halves of two such
- * 16, so that each has 8 dims in a row. Returns whether all values are finite. */
+/* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the
+ * even ones, the second the odd ones: lane i of a quad holds dims 4i..4i + 3. Neighbouring lanes exchange halves of
+ * two such 16, so that each has 8 dims in a row. Returns whether all values are finite. */
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
     char *to = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * 2;
@@ -616,16 +613,16 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int even_at = 4 * (dims / 8 + 2 * half) + 2 * h, odd_at = even_at + 4;
-            const float d0 = o[even_at] * factor, d1 = o[odd_at] * factor,
-                        d2 = o[even_at + 1] * factor, d3 = o[odd_at + 1] * factor;
+            const float d0 = o[even_at] * factor, d1 = o[odd_at] * factor, d2 = o[even_at + 1] * factor,
+                        d3 = o[odd_at + 1] * factor;
             probe = fmaf(d0, 0.0f, fmaf(d1, 0.0f, fmaf(d2, 0.0f, fmaf(d3, 0.0f, probe))));
             x[half][0] = pack_output(d0, d1, a.out_bf16);
             x[half][1] = pack_output(d2, d3, a.out_bf16);
         }
         const uint32_t got_0 = __shfl_xor_sync(~0u, odd ? x[0][0] : x[1][0], 1),
                        got_1 = __shfl_xor_sync(~0u, odd ? x[0][1] : x[1][1], 1);
-        const uint4 none = {0, 0, 0, 0}, values = {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1],
-                                                   odd ? x[1][0] : got_0, odd ? x[1][1] : got_1};
+        const uint4 none = {0, 0, 0, 0}, values = {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1], odd ? x[1][0] : got_0,
+                                                   odd ? x[1][1] : got_1};
         const int column = dims + 16 * odd + lane % 4 / 2 * 8;
         if (row < a.q_len && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
             *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
@@ -648,7 +645,8 @@ DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float 
         if (!isfinite(stored))
             for (key = 0; key < keys_end && isfinite(load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column));)
                 key++;
-        if (key < keys_end || keys_end == 0 || isfinite(stored)) /* the row sees such a value itself, or nothing is wrong */
+        if (key < keys_end || keys_end == 0 ||
+            isfinite(stored)) /* the row sees such a value itself, or nothing is wrong */
             continue;
         float output = 0.0f;
         for (key = 0; key < keys_end; key++) {
@@ -779,9 +777,8 @@ DEV void write_ones(uint32_t smem)
     const uint32_t ones = 0x38383838; /* 1.0 in e4m3 */
     const int chunks = ONES_ROWS * ROW_BYTES / 16, panels = STAGES * TURNED_BYTES / TURNED_PANEL_BYTES;
     for (int i = threadIdx.x; i < chunks * panels; i += THREADS)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(smem + TURNED_AT +
-                                                                      i / chunks * TURNED_PANEL_BYTES +
-                                                                      DIM * ROW_BYTES + i % chunks * 16),
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         smem + TURNED_AT + i / chunks * TURNED_PANEL_BYTES + DIM * ROW_BYTES + i % chunks * 16),
                      "r"(ones)
                      : "memory");
     shared_stores_visible();
