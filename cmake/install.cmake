@@ -10,6 +10,8 @@ install(TARGETS acromion acromion_static EXPORT acromion_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/acromion.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
+install(DIRECTORY wisdom DESTINATION ${CMAKE_INSTALL_DATADIR}/acromion FILES_MATCHING PATTERN "*.wisdom")
+
 install(EXPORT acromion_targets NAMESPACE acromion:: FILE acromion-targets.cmake DESTINATION ${package_dir})
 configure_package_config_file(cmake/acromion-config.cmake.in ${CMAKE_BINARY_DIR}/acromion-config.cmake
   INSTALL_DESTINATION ${package_dir})

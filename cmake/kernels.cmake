@@ -26,6 +26,42 @@ else()
   set(cpu_archs portable)
 endif()
 
+# acr_device_image(NAME SOURCE ARCH SPILLS [-DNAME=VALUE...]): makes ${ACR_IMAGES}/NAME.bin, the device image of SOURCE
+# with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS), and ${generated}/NAME.image.S, which embeds it as
+# acr__image_NAME to acr__image_end_NAME. For targets of the folder that calls it.
+function(acr_device_image name source arch spills)
+  set(image ${ACR_IMAGES}/${name}.bin)
+  if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
+    if(NOT ACR_NVCC)
+      message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, or run ./run setup")
+    endif()
+    add_custom_command(OUTPUT ${image}
+      COMMAND ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
+        ${PROJECT_SOURCE_DIR}/${source} -I${PROJECT_SOURCE_DIR}/src -I${ACR_CUDA_INCLUDE}
+        ${ARGN} -DKERNEL_NAME=${name}
+      DEPENDS ${PROJECT_SOURCE_DIR}/${source} ${compile_image}
+      DEPFILE ${image}.d
+      COMMENT "image ${name}" VERBATIM)
+  elseif(NOT EXISTS ${image})
+    message(FATAL_ERROR "ACR_IMAGES=${ACR_IMAGES} lacks ${name}.bin: build there first")
+  endif()
+  file(CONFIGURE OUTPUT ${generated}/${name}.image.S CONTENT
+"/* Generated: embeds the device image of ${name}. A zero byte follows it, as PTX needs. */
+    .section .rodata
+    .balign 64
+    .global acr__image_${name}
+    .hidden acr__image_${name}
+acr__image_${name}:
+    .incbin \"${image}\"
+    .global acr__image_end_${name}
+    .hidden acr__image_end_${name}
+acr__image_end_${name}:
+    .byte 0
+    .section .note.GNU-stack,\"\",%progbits
+")
+  set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
+endfunction()
+
 set(ACR_KERNEL_SOURCES "")
 set(images "")
 file(STRINGS ${kernels_def} lines REGEX "^KERNEL\\(")
@@ -75,37 +111,8 @@ foreach(line IN LISTS lines)
   if(source MATCHES "\\.cu$")
     string(APPEND wrapper "extern const unsigned char acr__image_${name}[], acr__image_end_${name}[];\n"
       "#define KERNEL_IMAGE acr__image_${name}\n#define KERNEL_IMAGE_END acr__image_end_${name}\n")
-    set(image ${ACR_IMAGES}/${name}.bin)
-    list(APPEND images ${image})
-    if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
-      if(NOT ACR_NVCC)
-        message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, or run ./run setup")
-      endif()
-      add_custom_command(OUTPUT ${image}
-        COMMAND ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
-          ${CMAKE_CURRENT_SOURCE_DIR}/${source} -I${CMAKE_CURRENT_SOURCE_DIR}/src -I${ACR_CUDA_INCLUDE}
-          ${device_defines} -DKERNEL_NAME=${name}
-        DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${compile_image}
-        DEPFILE ${image}.d
-        COMMENT "image ${name}" VERBATIM)
-    elseif(NOT EXISTS ${image})
-      message(FATAL_ERROR "ACR_IMAGES=${ACR_IMAGES} lacks ${name}.bin: build there first")
-    endif()
-    file(CONFIGURE OUTPUT ${generated}/${name}.image.S CONTENT
-"/* Generated: embeds the device image of ${name}. A zero byte follows it, as PTX needs. */
-    .section .rodata
-    .balign 64
-    .global acr__image_${name}
-    .hidden acr__image_${name}
-acr__image_${name}:
-    .incbin \"${image}\"
-    .global acr__image_end_${name}
-    .hidden acr__image_end_${name}
-acr__image_end_${name}:
-    .byte 0
-    .section .note.GNU-stack,\"\",%progbits
-")
-    set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
+    acr_device_image(${name} ${source} ${arch} "${spills}" ${device_defines})
+    list(APPEND images ${ACR_IMAGES}/${name}.bin)
     list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.image.S)
     set(flags "")
   else()

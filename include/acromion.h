@@ -139,7 +139,8 @@ typedef enum acr_dtype {
 typedef enum acr_mask {
     ACR_MASK_NONE = 0,
     ACR_MASK_CAUSAL = 1,         /* bottom-right: diagonal = key length - q_len; the last query sees every key
-                                    (FlashAttention's rule). With kv_lens the key length is that of the batch entry. */
+                                    (FlashAttention's rule). With kv_lens the key length is that of the batch entry,
+                                    with ACR_PACKED both lengths are. */
     ACR_MASK_CAUSAL_TOP_LEFT = 2 /* diagonal = 0: query i sees keys 0..i (PyTorch's is_causal) */
 } acr_mask;
 
@@ -150,14 +151,18 @@ typedef enum acr_layout {
 
 /* Distances in elements from one batch entry, head, row (position) to the next; >= 0. All three zero = packed in the
  * problem's layout. A stride of an extent of 1 is ignored. Inputs may repeat (stride 0 for some, not all); the output
- * may not overlap itself. */
+ * may not overlap itself. With ACR_PACKED batch is 0, and rows are outermost in the output. */
 typedef struct acr_strides {
     int64_t batch, head, row;
 } acr_strides;
 
 enum {                      /* acr_problem.flags */
     ACR_WANT_LSE = 1u << 0, /* executions also write the log-sum-exp */
-    ACR_KV_LENS = 1u << 1   /* executions read a key length for each batch entry */
+    ACR_KV_LENS = 1u << 1,  /* executions read a key length for each batch entry */
+    /* The batch entries are sequences of different lengths, one after another along the rows of tensors
+     * [total, heads, dim], and executions read where each begins (acr_buffers.q_offsets and kv_offsets). q_len and
+     * kv_len are the longest lengths that an entry may have. layout must be ACR_BSHD. Not with ACR_KV_LENS. */
+    ACR_PACKED = 1u << 2
 };
 
 typedef struct acr_problem {
@@ -167,7 +172,7 @@ typedef struct acr_problem {
     acr_dtype out_dtype; /* of o; 0 = dtype (ACR_F16 for ACR_E4M3). Only ACR_E4M3 may differ: ACR_F16 or ACR_BF16 */
     acr_mask mask;
     acr_layout layout;  /* of every tensor whose strides are all zero */
-    uint32_t flags;     /* ACR_WANT_LSE | ACR_KV_LENS */
+    uint32_t flags;     /* ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED */
     uint32_t alignment; /* bytes: q, k, v and o are multiples of it; a power of two, one element to 256; 0 = 16 */
     int64_t batch;      /* >= 1; every extent is at most 2^31 - 1 */
     int64_t q_heads;    /* >= 1 */
@@ -200,8 +205,9 @@ typedef struct acr_problem {
  *     sN or sN/M               query length / key length       dN or dN/M   query-key dim / value dim
  *     causal  causal-tl        mask, bottom-right or top-left  bhsd  bshd   layout (default bhsd)
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
- *     of16 obf16               output type, with e4m3          lse  kvlens  the two flags
- * b, h, s and d are required. scale and the fp8 scales have no text form: they are 0 (default) in *out.
+ *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
+ * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
+ * no text form: they are 0 (default) in *out.
  * On failure *position, if position is not NULL, is the 0-based offset of the offending character.
  * Errors: ACR_FORMAT (not the grammar), ACR_INVALID (grammatical, but not a problem). */
 ACR_API acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *position);
@@ -263,16 +269,26 @@ typedef struct acr_buffers {
     const void *q;  /* [batch, q_heads, q_len, qk_dim], the problem's strides and alignment; cuda: device memory */
     const void *k;  /* [batch, kv_heads, kv_len, qk_dim] */
     const void *v;  /* [batch, kv_heads, kv_len, v_dim] */
-    void *o;        /* [batch, q_heads, q_len, v_dim]: all of it is written; a row that sees no key gets 0 */
+    void *o;        /* [batch, q_heads, q_len, v_dim]: all of it is written; a row that sees no key gets 0.
+                       ACR_PACKED: q and o are [q_total, q_heads, dim], k and v [kv_total, kv_heads, dim], and only rows
+                       of a sequence are read and written */
     float *lse;     /* ACR_WANT_LSE: [batch, q_heads, q_len] packed, 4-byte aligned: ln(sum over visible keys of
-                       exp(scale * score)); -infinity for a row that sees no key. Otherwise NULL */
+                       exp(scale * score)); -infinity for a row that sees no key. ACR_PACKED: [q_heads, q_total].
+                       Otherwise NULL */
     const int32_t *kv_lens; /* ACR_KV_LENS: [batch], 4-byte aligned: keys 0..kv_lens[b]-1 exist in batch entry b; what
                                else k and v hold is never used. Outside [0, kv_len] they are clamped. Otherwise NULL */
+    /* ACR_PACKED, otherwise NULL and 0, or left out by a caller's smaller size. Sequence b has the query rows
+     * q_offsets[b]..q_offsets[b+1]-1 and the keys kv_offsets[b]..kv_offsets[b+1]-1. Both [batch + 1], 4-byte
+     * aligned, on the device, not decreasing; rows before the first and from the last offset on belong to no
+     * sequence. An offset outside [0, total] is clamped, a sequence longer than q_len or kv_len is cut there, one
+     * that would end before it begins is empty: whatever they hold, nothing outside the tensors is touched. */
+    const int32_t *q_offsets, *kv_offsets;
+    int64_t q_total, kv_total; /* rows of q and o, and of k and v; 1 to 2^31 - 1025 */
 } acr_buffers;
 
 #define ACR_BUFFERS_INIT                                                                                               \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL                                           \
+        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0                         \
     }
 
 /* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at
@@ -286,8 +302,8 @@ ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, siz
  * Several threads may execute one plan at once, with a workspace each.
  * On cuda, faults while running surface at the caller's next synchronisation.
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
- * Errors: ACR_INVALID (null pointers, or lse / kv_lens given or missing against the problem's flags), ACR_ALIGNMENT,
- * ACR_OVERLAP (o or lse overlaps an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
+ * Errors: ACR_INVALID (null pointers; lse, kv_lens or offsets given or missing against the problem's flags; a total out
+ * of range), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
                                void *stream);
 

@@ -260,11 +260,53 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
     return device->backend->mem_zero_async(device, workspace, plan->prepared->workspace_bytes, stream);
 }
 
+/* Copies a caller's buffers, whatever version of the header they were compiled against. */
+static acr_status read_buffers(acr_buffers *out, const acr_buffers *in)
+{
+    const size_t first_size = offsetof(acr_buffers, q_offsets); /* of the first version; it had no such field */
+    if (in->size < first_size || (in->size < sizeof *in && in->size != first_size))
+        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu or %zu: initialise with ACR_BUFFERS_INIT",
+                         in->size, sizeof *in, first_size);
+    const unsigned char *bytes = (const unsigned char *)in;
+    for (size_t i = sizeof *in; i < in->size; i++)
+        if (bytes[i] != 0)
+            return acr__fail(ACR_INVALID, "buffers.size is %u and sets fields that this library (%s) does not know",
+                             in->size, acr_version());
+    *out = (acr_buffers)ACR_BUFFERS_INIT;
+    memcpy(out, in, in->size < sizeof *in ? in->size : sizeof *in);
+    out->size = (uint32_t)sizeof *out;
+    return ACR_OK;
+}
+
+static acr_status check_total(const char *name, int64_t total)
+{
+    const int64_t most = INT32_MAX - 1024; /* a tile beyond the end is still a 32-bit number */
+    if (total < 1 || total > most)
+        return acr__fail(ACR_INVALID, "buffers.%s is %lld, must be 1 to %lld rows", name, (long long)total,
+                         (long long)most);
+    return ACR_OK;
+}
+
+static acr_status check_offsets(const acr_plan *plan, const acr_buffers *b)
+{
+    if (!(plan->problem.flags & ACR_PACKED)) {
+        if (b->q_offsets || b->kv_offsets || b->q_total != 0 || b->kv_total != 0)
+            return acr__fail(ACR_INVALID, "buffers.%s is given, the problem lacks ACR_PACKED",
+                             b->q_offsets    ? "q_offsets"
+                             : b->kv_offsets ? "kv_offsets"
+                             : b->q_total    ? "q_total"
+                                             : "kv_total");
+        return ACR_OK;
+    }
+    if (!b->q_offsets || !b->kv_offsets)
+        return acr__fail(ACR_INVALID, "buffers.%s is NULL, the problem has ACR_PACKED",
+                         b->q_offsets ? "kv_offsets" : "q_offsets");
+    const acr_status status = check_total("q_total", b->q_total);
+    return status == ACR_OK ? check_total("kv_total", b->kv_total) : status;
+}
+
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
-    if (b->size != sizeof *b)
-        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu: initialise with ACR_BUFFERS_INIT", b->size,
-                         sizeof *b);
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
         return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
     if (!b->q || !b->k || !b->v || !b->o)
@@ -276,7 +318,7 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
     if (has_lengths != (b->kv_lens != NULL))
         return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
                                                   : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
-    return ACR_OK;
+    return check_offsets(plan, b);
 }
 
 static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
@@ -286,8 +328,14 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
         const char *name;
         const void *pointer;
         size_t alignment;
-    } pointers[] = {{"q", b->q, promised}, {"k", b->k, promised},          {"v", b->v, promised},
-                    {"o", b->o, promised}, {"lse", b->lse, sizeof(float)}, {"kv_lens", b->kv_lens, sizeof(int32_t)}};
+    } pointers[] = {{"q", b->q, promised},
+                    {"k", b->k, promised},
+                    {"v", b->v, promised},
+                    {"o", b->o, promised},
+                    {"lse", b->lse, sizeof(float)},
+                    {"kv_lens", b->kv_lens, sizeof(int32_t)},
+                    {"q_offsets", b->q_offsets, sizeof(int32_t)},
+                    {"kv_offsets", b->kv_offsets, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
         if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
@@ -333,26 +381,36 @@ static bool overlap(const extent *a, const extent *b)
     return a->first <= b->first ? !are_interleaved(a, b) : !are_interleaved(b, a);
 }
 
-static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t dim,
-                        const acr_strides *s, acr_dtype dtype)
+/* total: rows of a packed tensor, whose span the plan cannot know; else 0. */
+static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t total,
+                        int64_t dim, const acr_strides *s, acr_dtype dtype)
 {
     const int64_t size = acr__dtype_bytes(dtype);
+    if (total > 0)
+        span_bytes = acr__span_bytes(1, heads, total, dim, s, dtype);
     return (extent){name,          (uintptr_t)pointer, span_bytes,      heads,
                     s->row * size, s->head * size,     s->batch * size, dim * size};
+}
+
+/* NULL: nothing. */
+static extent block_of(const char *name, const void *pointer, int64_t bytes)
+{
+    return (extent){name, (uintptr_t)pointer, pointer ? bytes : 0, 0, 0, 0, 0, 0};
 }
 
 static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
-    const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, p->v_dim, &p->o, p->out_dtype);
-    const extent lse = {
-        "lse", (uintptr_t)b->lse, b->lse ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0, 0, 0, 0, 0,
-        0};
+    const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
+    const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype);
+    const extent lse = block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float));
     const extent inputs[] = {
-        extent_of("q", b->q, plan->q_span_bytes, p->q_heads, p->qk_dim, &p->q, p->dtype),
-        extent_of("k", b->k, plan->k_span_bytes, p->kv_heads, p->qk_dim, &p->k, p->dtype),
-        extent_of("v", b->v, plan->v_span_bytes, p->kv_heads, p->v_dim, &p->v, p->dtype),
-        {"kv_lens", (uintptr_t)b->kv_lens, b->kv_lens ? p->batch * (int64_t)sizeof(int32_t) : 0, 0, 0, 0, 0, 0},
+        extent_of("q", b->q, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
+        extent_of("k", b->k, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
+        extent_of("v", b->v, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
+        block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
+        block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+        block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
     };
     if (overlap(&o, &lse))
         return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
@@ -367,14 +425,15 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
 {
     if (!plan || !buffers)
         return acr__fail(ACR_INVALID, "%s is NULL", plan ? "buffers" : "plan");
+    acr_buffers b;
     acr_status status;
-    if ((status = check_presence(plan, buffers)) != ACR_OK || (status = check_alignment(plan, buffers)) != ACR_OK ||
-        (status = check_overlap(plan, buffers)) != ACR_OK ||
+    if ((status = read_buffers(&b, buffers)) != ACR_OK || (status = check_presence(plan, &b)) != ACR_OK ||
+        (status = check_alignment(plan, &b)) != ACR_OK || (status = check_overlap(plan, &b)) != ACR_OK ||
         (status = check_workspace(plan, workspace, bytes)) != ACR_OK)
         return status;
     fwd_args args;
-    acr__fwd_args(&args, &plan->problem, buffers, workspace);
-    return plan->prepared->device->backend->launch(plan->prepared, &args, buffers->flags, stream);
+    acr__fwd_args(&args, &plan->problem, &b, workspace);
+    return plan->prepared->device->backend->launch(plan->prepared, &args, b.flags, stream);
 }
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */
@@ -405,6 +464,19 @@ static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_prob
     ctx->cache->buckets[digest % CACHE_BUCKETS] = entry;
     *out = entry;
     return ACR_OK;
+}
+
+acr_status acr__plan_lookup(acr_ctx *ctx, const acr_problem *problem)
+{
+    acr_problem canonical;
+    cached_plan *entry;
+    acr_status status = acr_problem_canonical(&canonical, problem);
+    if (status != ACR_OK)
+        return status;
+    pthread_mutex_lock(&ctx->lock);
+    status = cached_plan_of(&entry, ctx, &canonical);
+    pthread_mutex_unlock(&ctx->lock);
+    return status;
 }
 
 static acr_status make_workspace(stream_workspace **out, const acr_plan *plan, void *stream)

@@ -76,11 +76,23 @@ struct acr__backend {
     /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to
      * seconds[0..replays). */
     acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
+    /* Cold mode: the seconds of `samples` replays, each alone and after the cache was emptied by writing twice its size
+     * (cuda: L2, lines that a kernel marked to stay included; cpu: the last-level cache), a first one not counted.
+     * ACR_UNSUPPORTED where the cache's size is unknown. */
+    acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
     void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
 
     /* All of it at once: record, time, free. */
     acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                        double *seconds);
+
+    /* Host seconds a launch, over `launches` in a row, of the driver's launch call alone, everything else done before:
+     * what `launch` cannot be cheaper than. Waits for nothing. cpu: ACR_UNSUPPORTED. */
+    acr_status (*launch_bare)(const acr__prepared *prepared, const fwd_args *args, void *stream, int launches,
+                              double *seconds);
+
+    /* Calls work(arg, NULL) with the device's context current, for libraries that look for it. */
+    acr_status (*within)(acr__backend_device *device, acr__enqueue *work, void *arg);
 };
 
 extern const acr__backend acr__backend_cpu;

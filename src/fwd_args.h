@@ -13,7 +13,7 @@
 enum {
     FWD_MASK_NONE = 0,
     FWD_MASK_TOP_LEFT = 1,    /* diagonal = 0 */
-    FWD_MASK_BOTTOM_RIGHT = 2 /* diagonal = kv_len_b - q_len, kv_len_b the batch entry's own key length */
+    FWD_MASK_BOTTOM_RIGHT = 2 /* diagonal = kv_len_b - q_len_b, the batch entry's own lengths */
 };
 
 typedef struct fwd_strides {
@@ -25,6 +25,10 @@ typedef struct fwd_args {
     void *o;
     float *lse;             /* [batch, q_heads, q_len] packed, natural logarithm; NULL = not wanted */
     const int32_t *kv_lens; /* [batch], to be clamped to [0, kv_len]; NULL = kv_len for all */
+    /* Packed batches, else NULL and 0: batch entry b has the rows offsets[b]..offsets[b + 1]-1, each offset to be
+     * clamped to [0, total], and no more than q_len or kv_len of them; batch strides are 0; lse is [q_heads, q_total].
+     * Only kernels with ACR__TRAIT_PACKED are given them. */
+    const int32_t *q_offsets, *kv_offsets;
     void *workspace;
     fwd_strides q_stride, k_stride, v_stride, o_stride;
     int32_t batch, q_heads, kv_heads, group; /* group = q_heads / kv_heads */
@@ -34,7 +38,25 @@ typedef struct fwd_args {
     float scale_log2; /* scale * log2(e): exponentials are taken to base 2 */
     float out_scale;  /* of the output: the fp8 scale of v, else 1 */
     int32_t out_bf16; /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
+    int32_t q_total, kv_total;
     int32_t reserved;
 } fwd_args;
+
+#ifndef __CUDACC__ /* device/sequence.cuh has it for the GPU */
+
+/* The rows of one entry of a packed batch, relative to the tensor. */
+typedef struct fwd_sequence {
+    int64_t first, length;
+} fwd_sequence;
+
+static inline fwd_sequence fwd_sequence_of(const int32_t *offsets, int64_t entry, int64_t total, int64_t length_max)
+{
+    int64_t first = offsets[entry], end = offsets[entry + 1];
+    first = first < 0 ? 0 : first > total ? total : first;
+    end = end < first ? first : end > total ? total : end;
+    return (fwd_sequence){first, end - first < length_max ? end - first : length_max};
+}
+
+#endif
 
 #endif

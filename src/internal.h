@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "error.h"
+#include "marks.h"
 #include "problem.h"
 #include "wisdom.h"
 
@@ -17,6 +18,10 @@ acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx);
  * but must outlive the plan). Errors as acr_plan_create; ACR_UNSUPPORTED with why_not's reason. */
 acr_status acr__plan_create_forced(acr_plan **out, acr_ctx *ctx, const acr_problem *problem, const acr__kernel *kernel);
 
+/* Finds the plan that acr_forward would execute, or makes it, and executes nothing: the cost of finding it is part of
+ * that of acr_forward. */
+acr_status acr__plan_lookup(acr_ctx *ctx, const acr_problem *problem);
+
 /* The table's kernel of that name, or NULL. */
 const acr__kernel *acr__kernel_find(const char *name);
 
@@ -27,6 +32,18 @@ uint64_t acr__kernel_digest(const acr__kernel *kernel);
  * problem canonical. */
 const acr__kernel *acr__choose(const acr_problem *problem, const acr__device *device);
 
+/* What a kernel was estimated and seen to take. */
+typedef struct acr__surveyed {
+    const acr__kernel *kernel;
+    double cost_s, median_s; /* of one execution in a stream of them */
+    int samples;             /* fewer for a kernel that took more than twice the best one's time */
+} acr__surveyed;
+
+/* Times every candidate of a problem (canonical) side by side on the context's device, in scratch memory:
+ * out[0..*count) by rising estimate, at most `capacity` of them. Wisdom is neither read nor written. Errors:
+ * ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
+acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ctx, const acr_problem *problem);
+
 /* Why a kernel cannot run a problem on a device, backend and architecture range included; NULL when it can. problem
  * canonical. Valid until the thread asks again. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);
@@ -36,11 +53,11 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
 
 /* ---- The judge (cpu/oracle.c) ---- */
 
-/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len +
- * i; row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
- * NULL) one double a row.
- * Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row without a key gives 0 and
- * -infinity. */
+/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len
+ * + i; of a packed batch head * q_total + the row in the tensor, and one of no sequence counts as seeing no key.
+ * row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
+ * NULL) one double a row. Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row
+ * without a key gives 0 and -infinity. */
 acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
                                int64_t rows, double *o, double *lse);
 

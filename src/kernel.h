@@ -60,9 +60,10 @@ typedef struct acr__launch {
 } acr__launch;
 
 /* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
- * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. A kernel with any map takes a second
- * parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct (cuda/tensormap.h). All zero: no
- * maps, no second parameter. */
+ * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. Of a packed batch, rows is the
+ * total and batch 1: a sequence is found by its first row, and the next one lies behind it. A kernel with any map
+ * takes a second parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct
+ * (cuda/tensormap.h). All zero: no maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
 } acr__boxes;
@@ -106,7 +107,8 @@ typedef struct acr__kernel {
 
 enum {
     ACR__TRAIT_NEVER_PLANNED = 1u << 0, /* the teaching ladder: listed, checked and benched, never chosen */
-    ACR__TRAIT_LAST_RESORT = 1u << 1    /* correct everywhere, fast nowhere: said so by acr_plan_text */
+    ACR__TRAIT_LAST_RESORT = 1u << 1,   /* correct everywhere, fast nowhere: said so by acr_plan_text */
+    ACR__TRAIT_PACKED = 1u << 2         /* serves packed batches (ACR_PACKED); without it they are never offered */
 };
 
 /* Whether the image holds PTX, so that GPUs newer than the library can run it: the kernels without an upper limit. */

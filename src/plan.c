@@ -46,6 +46,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return over_limit("qk_dim", problem->qk_dim, kernel->qk_dim_max);
     if (problem->v_dim > kernel->v_dim_max)
         return over_limit("v_dim", problem->v_dim, kernel->v_dim_max);
+    if (problem->flags & ACR_PACKED && !(kernel->traits & ACR__TRAIT_PACKED))
+        return "packed: the kernel serves no packed batches (ACR_PACKED)";
     return kernel->why_not(problem, device);
 }
 
@@ -116,7 +118,7 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
 /* Scratch tensors of a problem, filled with noise: the caller's data are never touched by measuring. */
 typedef struct scratch {
     acr__backend_device *device;
-    void *memory[7]; /* q k v o lse kv_lens workspace */
+    void *memory[8]; /* q k v o lse kv_lens offsets workspace */
     acr_buffers buffers;
     void *workspace;
 } scratch;
@@ -169,20 +171,46 @@ static acr_status upload_lengths(scratch *s, void *to, const acr_problem *p)
     return status;
 }
 
+/* Of queries, then of keys: every sequence has its longest length. */
+static acr_status upload_offsets(scratch *s, void *to, const acr_problem *p)
+{
+    const size_t count = (size_t)p->batch + 1;
+    int32_t *offsets = malloc(2 * count * sizeof *offsets);
+    if (!offsets)
+        return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
+    for (size_t i = 0; i < count; i++) {
+        offsets[i] = (int32_t)((int64_t)i * p->q_len);
+        offsets[count + i] = (int32_t)((int64_t)i * p->kv_len);
+    }
+    const acr_status status = s->device->backend->mem_upload(s->device, to, offsets, 2 * count * sizeof *offsets);
+    free(offsets);
+    return status;
+}
+
 static acr_status make_scratch(scratch *s, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
+    enum {
+        PARTS = sizeof s->memory / sizeof s->memory[0]
+    };
     *s = (scratch){.device = device, .buffers = ACR_BUFFERS_INIT};
-    const int64_t bytes[7] = {
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype),
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype),
+    const bool packed = p->flags & ACR_PACKED;
+    const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? p->batch * p->q_len : p->q_len,
+                  kv_rows = packed ? p->batch * p->kv_len : p->kv_len;
+    if (packed && (q_rows > INT32_MAX || kv_rows > INT32_MAX))
+        return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
+                         (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
+    const int64_t bytes[PARTS] = {
+        acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
+        acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
+        acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
+        acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
         p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
         p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
+        packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
         (int64_t)workspace_bytes,
     };
     acr_status status = ACR_OK;
-    for (int i = 0; i < 7 && status == ACR_OK; i++) {
+    for (int i = 0; i < PARTS && status == ACR_OK; i++) {
         if (bytes[i] > 0)
             status = device->backend->mem_alloc(device, (size_t)bytes[i], &s->memory[i]);
         if (i < 3 && status == ACR_OK)
@@ -190,6 +218,8 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     }
     if (status == ACR_OK && s->memory[5])
         status = upload_lengths(s, s->memory[5], p);
+    if (status == ACR_OK && s->memory[6])
+        status = upload_offsets(s, s->memory[6], p);
     if (status != ACR_OK) {
         free_scratch(s);
         return status;
@@ -200,7 +230,13 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     s->buffers.o = s->memory[3];
     s->buffers.lse = s->memory[4];
     s->buffers.kv_lens = s->memory[5];
-    s->workspace = s->memory[6];
+    if (packed) {
+        s->buffers.q_offsets = s->memory[6];
+        s->buffers.kv_offsets = s->buffers.q_offsets + p->batch + 1;
+        s->buffers.q_total = q_rows;
+        s->buffers.kv_total = kv_rows;
+    }
+    s->workspace = s->memory[7];
     return ACR_OK;
 }
 
@@ -309,13 +345,11 @@ static acr_status prepare_runners(runner *runners, const candidate *list, int co
     return ACR_OK;
 }
 
-/* Times the candidates and fills in the fact about the winner. */
-static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count,
-                          acr_effort effort, acr__fact *fact)
+/* Times candidates side by side; afterwards runners[i] holds what was seen of list[i]. The caller frees with
+ * release_runners, after a failure too. */
+static acr_status time_candidates(runner *runners, const candidate *list, int count, acr__backend_device *device,
+                                  const acr_problem *p, int rounds, int *winner)
 {
-    runner *runners = calloc((size_t)count, sizeof *runners);
-    if (!runners)
-        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", count);
     acr_status status = prepare_runners(runners, list, count, device, p);
     size_t workspace_bytes = 0;
     for (int i = 0; i < count && status == ACR_OK; i++)
@@ -324,29 +358,70 @@ static acr_status measure(acr__backend_device *device, const acr_problem *p, con
     scratch s = {0};
     if (status == ACR_OK)
         status = make_scratch(&s, device, p, workspace_bytes);
-    if (status == ACR_OK) {
-        int winner = 0;
-        for (int i = 0; i < count; i++)
-            acr__fwd_args(&runners[i].args, p, &s.buffers, s.workspace);
-        if (s.workspace)
-            status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
-        if (status == ACR_OK)
-            status = race(runners, count, effort == ACR_PATIENT ? MAX_ROUNDS : 5, device, &winner);
-        if (status == ACR_OK) {
-            const runner *best = &runners[winner];
-            snprintf(fact->kernel, sizeof fact->kernel, "%s", list[winner].kernel->name);
-            fact->digest = acr__kernel_digest(list[winner].kernel);
-            fact->effort = effort;
-            fact->median_ns = 1e9 * best->median_s;
-            fact->mad_ns = 1e9 * median_of(best->samples_s, best->sample_count, best->median_s, true);
-            fact->samples = (uint32_t)best->sample_count;
-        }
-        free_scratch(&s);
-    }
+    if (status != ACR_OK)
+        return status;
+    for (int i = 0; i < count; i++)
+        acr__fwd_args(&runners[i].args, p, &s.buffers, s.workspace);
+    if (s.workspace)
+        status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
+    if (status == ACR_OK)
+        status = race(runners, count, rounds, device, winner);
+    free_scratch(&s);
+    return status;
+}
+
+static void release_runners(runner *runners, int count, acr__backend_device *device)
+{
     for (int i = 0; i < count; i++)
         if (runners[i].prepared)
             device->backend->release(runners[i].prepared);
     free(runners);
+}
+
+/* Times the candidates and fills in the fact about the winner. */
+static acr_status measure(acr__backend_device *device, const acr_problem *p, const candidate *list, int count,
+                          acr_effort effort, acr__fact *fact)
+{
+    runner *runners = calloc((size_t)count, sizeof *runners);
+    if (!runners)
+        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", count);
+    int winner = 0;
+    const acr_status status =
+        time_candidates(runners, list, count, device, p, effort == ACR_PATIENT ? MAX_ROUNDS : 5, &winner);
+    if (status == ACR_OK) {
+        const runner *best = &runners[winner];
+        snprintf(fact->kernel, sizeof fact->kernel, "%s", list[winner].kernel->name);
+        fact->digest = acr__kernel_digest(list[winner].kernel);
+        fact->effort = effort;
+        fact->median_ns = 1e9 * best->median_s;
+        fact->mad_ns = 1e9 * median_of(best->samples_s, best->sample_count, best->median_s, true);
+        fact->samples = (uint32_t)best->sample_count;
+    }
+    release_runners(runners, count, device);
+    return status;
+}
+
+acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ctx, const acr_problem *problem)
+{
+    enum {
+        ROUNDS = 7
+    };
+    candidate list[MAX_CANDIDATES];
+    const int candidates = list_candidates(problem, &ctx->device->device, list);
+    const int timed = candidates < capacity ? candidates : capacity;
+    *count = 0;
+    if (timed <= 0)
+        return ACR_OK;
+    runner *runners = calloc((size_t)timed, sizeof *runners);
+    if (!runners)
+        return acr__fail(ACR_NO_MEMORY, "no memory to time %d kernels", timed);
+    int winner = 0;
+    const acr_status status = time_candidates(runners, list, timed, ctx->device, problem, ROUNDS, &winner);
+    for (int i = 0; i < timed && status == ACR_OK; i++)
+        out[i] = (acr__surveyed){list[i].kernel, list[i].cost_s, runners[i].median_s, runners[i].sample_count};
+    release_runners(runners, timed, ctx->device);
+    if (status == ACR_OK)
+        *count = timed;
     return status;
 }
 
@@ -424,6 +499,7 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
+    /* Of a packed batch they are not known yet. */
     plan->q_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype);
     plan->k_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype);
     plan->v_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype);

@@ -71,8 +71,16 @@ enum {
     TENSORS = 4
 };
 
+/* A packed batch is one entry with as many rows as offsets can name: how many there are is known at the execution. */
 static void tensors_of(acr_problem *p, tensor list[TENSORS])
 {
+    if (p->flags & ACR_PACKED) {
+        list[0] = (tensor){"q", 1, p->q_heads, MAX_EXTENT, p->qk_dim, &p->q, false};
+        list[1] = (tensor){"k", 1, p->kv_heads, MAX_EXTENT, p->qk_dim, &p->k, false};
+        list[2] = (tensor){"v", 1, p->kv_heads, MAX_EXTENT, p->v_dim, &p->v, false};
+        list[3] = (tensor){"o", 1, p->q_heads, MAX_EXTENT, p->v_dim, &p->o, true};
+        return;
+    }
     list[0] = (tensor){"q", p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, false};
     list[1] = (tensor){"k", p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, false};
     list[2] = (tensor){"v", p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, false};
@@ -183,12 +191,13 @@ static bool all_packed(tensor list[TENSORS], acr_layout layout)
  * describes all four. */
 static void normalise_strides(acr_problem *p, tensor list[TENSORS])
 {
-    p->layout = !all_packed(list, ACR_BHSD) && all_packed(list, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
+    if (!(p->flags & ACR_PACKED)) /* which has but the one */
+        p->layout = !all_packed(list, ACR_BHSD) && all_packed(list, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
     for (int i = 0; i < TENSORS; i++) {
         const acr_strides packed = packed_strides(&list[i], p->layout);
         acr_strides *s = list[i].strides;
         if (list[i].batch == 1)
-            s->batch = packed.batch;
+            s->batch = p->flags & ACR_PACKED ? 0 : packed.batch;
         if (list[i].heads == 1)
             s->head = packed.head;
         if (list[i].rows == 1)
@@ -255,8 +264,9 @@ static acr_status check_choices(const acr_problem *p)
         return acr__fail(ACR_INVALID, "mask is %d, must be an acr_mask", (int)p->mask);
     if (p->layout != ACR_BHSD && p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is %d, must be ACR_BHSD or ACR_BSHD", (int)p->layout);
-    if (p->flags & ~(uint32_t)(ACR_WANT_LSE | ACR_KV_LENS))
-        return acr__fail(ACR_INVALID, "flags 0x%x has bits that are not ACR_WANT_LSE or ACR_KV_LENS", p->flags);
+    if (p->flags & ~(uint32_t)(ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED))
+        return acr__fail(ACR_INVALID, "flags 0x%x has bits that are not ACR_WANT_LSE, ACR_KV_LENS or ACR_PACKED",
+                         p->flags);
     const uint32_t a = p->alignment;
     if (a > MAX_ALIGNMENT || (a & (a - 1)) != 0 || a < (uint32_t)acr__dtype_bytes(p->dtype) ||
         a < (uint32_t)acr__dtype_bytes(p->out_dtype))
@@ -264,6 +274,28 @@ static acr_status check_choices(const acr_problem *p)
                          acr__dtype_bytes(p->dtype) > acr__dtype_bytes(p->out_dtype) ? acr__dtype_bytes(p->dtype)
                                                                                      : acr__dtype_bytes(p->out_dtype),
                          MAX_ALIGNMENT);
+    return ACR_OK;
+}
+
+/* What a packed batch cannot be combined with. Before defaults are filled in: a batch stride that was given shows. */
+static acr_status check_packed(const acr_problem *p)
+{
+    if (!(p->flags & ACR_PACKED))
+        return ACR_OK;
+    if (p->flags & ACR_KV_LENS)
+        return acr__fail(ACR_INVALID, "flags: ACR_PACKED with ACR_KV_LENS; the offsets already say the key lengths");
+    if (p->layout != ACR_BSHD)
+        return acr__fail(ACR_INVALID, "layout is ACR_BHSD, with ACR_PACKED it must be ACR_BSHD: [total, heads, dim]");
+    const struct {
+        const char *name;
+        int64_t batch_stride;
+    } tensors[TENSORS] = {{"q", p->q.batch}, {"k", p->k.batch}, {"v", p->v.batch}, {"o", p->o.batch}};
+    for (int i = 0; i < TENSORS; i++)
+        if (tensors[i].batch_stride != 0)
+            return acr__fail(ACR_INVALID,
+                             "%s.batch stride is %lld, with ACR_PACKED it must be 0: offsets say where "
+                             "an entry begins",
+                             tensors[i].name, (long long)tensors[i].batch_stride);
     return ACR_OK;
 }
 
@@ -290,7 +322,7 @@ static acr_status check_scales(acr_problem *p)
 static acr_mask canonical_mask(const acr_problem *p)
 {
     acr_mask mask = p->mask;
-    if (mask == ACR_MASK_CAUSAL_TOP_LEFT && p->q_len == p->kv_len && !(p->flags & ACR_KV_LENS))
+    if (mask == ACR_MASK_CAUSAL_TOP_LEFT && p->q_len == p->kv_len && !(p->flags & (ACR_KV_LENS | ACR_PACKED)))
         mask = ACR_MASK_CAUSAL; /* both diagonals are 0 */
     if (mask == ACR_MASK_CAUSAL && p->q_len == 1)
         mask = ACR_MASK_NONE; /* the last query sees every key */
@@ -313,7 +345,8 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
         p.alignment = DEFAULT_ALIGNMENT;
     if (p.out_dtype == ACR_DTYPE_DEFAULT)
         p.out_dtype = p.dtype == ACR_E4M3 ? ACR_F16 : p.dtype;
-    if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK)
+    if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK ||
+        (status = check_packed(&p)) != ACR_OK)
         return status;
     if (p.scale == 0.0f)
         p.scale = (float)(1.0 / sqrt((double)p.qk_dim));
@@ -399,6 +432,8 @@ static void put_problem(writer *w, acr_problem *p)
         put(w, ":lse");
     if (p->flags & ACR_KV_LENS)
         put(w, ":kvlens");
+    if (p->flags & ACR_PACKED)
+        put(w, ":packed");
 }
 
 acr_status acr_problem_format(const acr_problem *problem, char *text, size_t capacity)
@@ -437,7 +472,8 @@ enum {
     SEEN_ALIGN = 1u << 12,
     SEEN_OUT = 1u << 13,
     SEEN_LSE = 1u << 14,
-    SEEN_KV_LENS = 1u << 15
+    SEEN_KV_LENS = 1u << 15,
+    SEEN_PACKED = 1u << 16
 };
 
 typedef struct reader {
@@ -562,6 +598,10 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
     if (is_field(at, length, "kvlens")) {
         p->flags |= ACR_KV_LENS;
         return SEEN_KV_LENS;
+    }
+    if (is_field(at, length, "packed")) {
+        p->flags |= ACR_PACKED;
+        return SEEN_PACKED;
     }
     return 0;
 }

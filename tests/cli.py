@@ -18,7 +18,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ""
-COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom"]
+COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "report"]
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
 
 
@@ -189,6 +189,45 @@ class Run(Cli):
             self.run_ok(*self.arguments("--scale", "0.7", "--kv-lens", self.path / "lens.npy"))
             self.check_output(attention(q, k, v, SHAPE, None, 0.7, [3, 0])[0], 1e-5)
 
+    def test_packed(self):
+        """Sequences of 3, 0 and 5 queries over 4, 2 and 6 keys, one after another, and a row of nobody at each end."""
+        heads, kv_heads, qk_dim, v_dim = 4, 2, 8, 6
+        q_lens, kv_lens = (3, 0, 5), (4, 2, 6)
+        generator, tensors, expected = random.Random(3), {}, {"o": [0.0] * (heads * v_dim), "lse": []}
+        for name, lens, count, dim in (("q", q_lens, heads, qk_dim), ("k", kv_lens, kv_heads, qk_dim),
+                                       ("v", kv_lens, kv_heads, v_dim)):
+            rows = sum(lens) + 2
+            write_npy(self.path / f"{name}.npy", (rows, count, dim),
+                      [generator.gauss(0, 1) for _ in range(rows * count * dim)])
+            held, first = read_npy(self.path / f"{name}.npy")[2], 1
+            tensors[name] = []
+            for length in lens:  # each sequence by itself, in bhsd order
+                part = held[first * count * dim:(first + length) * count * dim]
+                tensors[name].append(transposed(part, 1, length, count, dim))
+                first += length
+        lse = [[0.0] for _ in range(heads)]
+        for b, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens)):
+            o, part = attention(tensors["q"][b], tensors["k"][b], tensors["v"][b],
+                                (1, heads, kv_heads, q_len, kv_len, qk_dim, v_dim), "br")
+            expected["o"] += transposed(o, 1, heads, q_len, v_dim)
+            for h in range(heads):
+                lse[h] += part[h * q_len:(h + 1) * q_len]
+        expected["o"] += [0.0] * (heads * v_dim)
+        write_npy(self.path / "qo.npy", (4,), [1, 4, 4, 9], "<i4")
+        write_npy(self.path / "ko.npy", (4,), [1, 5, 7, 13], "<i8")
+        options = ["--q-offsets", self.path / "qo.npy", "--kv-offsets", self.path / "ko.npy", "--causal"]
+        self.run_ok(*self.arguments("--lse", self.path / "lse.npy", *options))
+        self.check_output(expected["o"], 1e-5)
+        self.check_output([x for row in lse for x in row + [0.0]], 1e-5, name="lse.npy")
+        self.assertEqual(read_npy(self.path / "o.npy")[1], (10, 4, 6))
+        self.assertEqual(read_npy(self.path / "lse.npy")[1], (4, 10))
+        self.run_fails(USAGE, "--layout", *self.arguments("--layout", "bshd", *options))
+        self.run_fails(USAGE, "--q-offsets", *self.arguments("--kv-offsets", self.path / "ko.npy"))
+        write_npy(self.path / "ko.npy", (4,), [1, 5, 4, 13], "<i8")
+        self.run_fails(BAD_INPUT, "kv-offsets[2] is 4, allowed are 5 to 14", *self.arguments(*options))
+        write_npy(self.path / "ko.npy", (3,), [1, 5, 14], "<i8")
+        self.run_fails(BAD_INPUT, "batch + 1", *self.arguments(*options))
+
     def test_conversion(self):
         q, k, v = self.make_inputs()
         self.run_ok(*self.arguments("--dtype", "f16"))
@@ -318,6 +357,16 @@ class Commands(Cli):
             for kernel in result["kernels"]:
                 self.assertTrue(kernel["verdict"] != "no" or kernel["reason"])
 
+    def test_why_measure(self):
+        report = self.json_of("why", "--backend", "cpu", "--measure", "f32:b1:h2:s64:d64")[0]
+        times = [k["measured_us"] for k in report["kernels"]]
+        self.assertTrue(times and all(t > 0 for t in times), report)
+        self.assertTrue(all(k["verdict"] != "no" and len(k["image"]) == 16 for k in report["kernels"]))
+        self.assertIn("git_sha", report)
+        text = self.run_ok("why", "--backend", "cpu", "--measure", "f32:b1:h2:s64:d64")
+        self.assertEqual(text.count("(best)"), 1)
+        self.run_fails(USAGE, "--measure", "why", "--measure", "--gpu", "l4")
+
     def test_why_for_absent_gpus(self):
         for gpu in ("l4", "a100", "h100", "h200"):
             report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")
@@ -404,6 +453,44 @@ class Judging(Cli):
             self.assertLessEqual(record["p90_us"], record["p99_us"])
             low, high = record["ci95_us"]
             self.assertTrue(low <= record["p50_us"] <= high)
+
+    def test_bench_modes(self):
+        for mode, launches in ("stream", None), ("call", 200), ("call-single", 1):
+            record, = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "--mode", mode,
+                                   "f32:b1:h1:s16:d16")
+            self.assertEqual(record["mode"], mode)
+            self.assertEqual(record["discarded"], 0)
+            self.assertEqual(record["buffer_sets"], 1)
+            self.assertEqual(record["launches"], launches or record["launches"])
+        self.run_fails(USAGE, "'warm' is unknown", "bench", "--mode", "warm")
+        self.run_fails(USAGE, "--publish goes with --peers", "bench", "--publish")
+
+    def test_bench_rotating_and_cold(self):
+        """Where the cache's size is known, these work; elsewhere, or with too small a problem, they say why not."""
+        rotating = ("bench", "--backend", "cpu", "--mode", "rotating", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+        self.run_fails(CANNOT_RUN, "rotating mode: ", *rotating)
+        cold = ("bench", "--backend", "cpu", "--quick", "--mode", "cold", "--json", "-k", "*_f32_*_portable",
+                "f32:b1:h1:s16:d16")
+        done = execute(*cold)
+        if done.returncode == CANNOT_RUN:
+            self.assertIn("cold mode: the size of the last-level cache is unknown", done.stderr)
+        else:
+            self.assertEqual(done.returncode, DONE, done.stderr)
+            record, = json.loads(done.stdout)
+            self.assertEqual((record["mode"], record["launches"]), ("cold", 1))
+            self.assertGreater(record["empty_us"], 0)
+
+    def test_host_cost(self):
+        output = self.path / "host.json"
+        table = self.run_ok("bench", "--backend", "cpu", "--host-cost", "f32:b1:h1:s16:d16", "-o", output)
+        self.assertIn("no driver launches it", table)
+        records = json.loads(output.read_text())
+        steps = [record["step"] for record in records]
+        self.assertEqual(steps, ["acr_execute", "acr_forward", "plan look-up", "first call, cold process"])
+        for record in records:
+            self.assertEqual(record["mode"], "host")
+            self.assertGreater(record["p50_us"], 0)
+        self.run_fails(USAGE, "--host-cost goes with", "bench", "--host-cost", "--mode", "cold")
 
     def test_bench_json(self):
         report = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")

@@ -435,6 +435,12 @@ static CUresult fake_CtxSynchronize(void)
     return finish(result == CUDA_SUCCESS ? need_context() : result);
 }
 
+static CUresult fake_CtxResetPersistingL2Cache(void)
+{
+    CUresult result = begin("cuCtxResetPersistingL2Cache");
+    return finish(result == CUDA_SUCCESS ? need_context() : result);
+}
+
 static CUresult fake_ThreadExchangeStreamCaptureMode(CUstreamCaptureMode *exchanged)
 {
     CUresult result = begin("cuThreadExchangeStreamCaptureMode");
@@ -525,6 +531,8 @@ static void remember_launch(const CUlaunchConfig *config, void **parameters)
             last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
     }
     memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
+    for (int i = 0; i < 4; i++)
+        memcpy(&last_launch.map_bases[i], (const CUtensorMap *)parameters[1] + i, sizeof last_launch.map_bases[i]);
 }
 
 static int is_launchable(const CUlaunchConfig *c)
@@ -575,8 +583,20 @@ static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType 
         result = need_context();
     if (result == CUDA_SUCCESS && !is_legal_map(rank, base, extents, strides, box))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         memset(map, 0, sizeof *map);
+        map->opaque[0] = (cuuint64_t)(uintptr_t)base;
+    }
+    return finish(result);
+}
+
+static CUresult fake_TensorMapReplaceAddress(CUtensorMap *map, void *base)
+{
+    CUresult result = begin("cuTensorMapReplaceAddress");
+    if (result == CUDA_SUCCESS && (uintptr_t)base % 16 != 0)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        map->opaque[0] = (cuuint64_t)(uintptr_t)base;
     return finish(result);
 }
 

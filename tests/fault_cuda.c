@@ -234,6 +234,13 @@ static const acr__kernel candidate = {.name = "fwd_candidate_f16_d64_1x1_sm90a",
                                       .arch_max = 120,
                                       .shape = candidate_shape};
 
+static acr__kernel candidate_with_maps(void)
+{
+    acr__kernel kernel = candidate;
+    kernel.boxes = (acr__boxes){64, 32, 32, 64};
+    return kernel;
+}
+
 /* ---- Every call fails in turn -------------------------------------------------------------------------------------
  * */
 
@@ -277,6 +284,34 @@ static acr_status plan_candidate(acr_ctx *ctx)
     return status;
 }
 
+static acr_status plan_with_maps(acr_ctx *ctx)
+{
+    const acr_problem p = problem_of("b1:h2:s16:d64");
+    const acr__kernel kernel = candidate_with_maps();
+    acr_plan *plan = NULL;
+    const acr_status status = acr__plan_create_forced(&plan, ctx, &p, &kernel);
+    acr_plan_destroy(plan);
+    return status;
+}
+
+static acr_status enqueue_nothing(void *arg, void *stream)
+{
+    (void)arg, (void)stream;
+    return ACR_OK;
+}
+
+static acr_status time_cold(acr_ctx *ctx)
+{
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    acr__graph *graph = NULL;
+    double seconds[2];
+    acr_status status = device->backend->graph_record(&graph, device, enqueue_nothing, NULL, 1);
+    if (status == ACR_OK)
+        status = device->backend->graph_time_cold(graph, COUNT_OF(seconds), seconds);
+    device->backend->graph_free(graph);
+    return status;
+}
+
 /* How a fault is set: fake_cuda_fail_nth_call or fake_cuda_fail_nth_alloc. */
 typedef void set_fault(long n);
 
@@ -310,14 +345,15 @@ static acr_status attempt(act *run, set_fault *fail_at, long place)
 }
 
 /* What the driver still holds after an act that succeeded although one call failed: that call was one of cleaning up,
- * and what it should have freed is left for want of another way. At most a graph and its stream. */
+ * and what it should have freed is left for want of another way. At most a graph, its stream, and the memory that
+ * empties L2. */
 static void accept_leftovers(void)
 {
     const fake_cuda_counters c = fake_cuda_count();
     const long before = at_start.allocations + at_start.libraries + at_start.streams + at_start.events +
                         at_start.graphs + at_start.graph_execs;
     const long now = c.allocations + c.libraries + c.streams + c.events + c.graphs + c.graph_execs;
-    assert_in_range(now - before, 0, 2);
+    assert_in_range(now - before, 0, 3);
     const long contexts = at_start.contexts, pushed = at_start.pushed;
     at_start = c;
     at_start.contexts = contexts;
@@ -382,12 +418,14 @@ static void every_failing_call_of_planning_is_clean(void **state)
     (void)state;
     fail_every_call(plan_by_estimate);
     fail_every_call(plan_candidate);
+    fail_every_call(plan_with_maps);
 }
 
 static void every_failing_call_of_measuring_is_clean(void **state)
 {
     (void)state;
     fail_every_call(plan_by_measuring);
+    fail_every_call(time_cold);
 }
 
 static void every_failing_allocation_is_clean(void **state)
@@ -531,6 +569,76 @@ static void a_launch_carries_the_arguments(void **state)
     assert_int_equal(fake_cuda_last_launch().overlap_previous, 1);
     assert_int_equal(fake_cuda_count().launches, 2);
     scene_free(&s);
+}
+
+/* Maps are encoded with the plan; an execution only moves them to its tensors. */
+static void maps_follow_the_tensors(void **state)
+{
+    (void)state;
+    const acr__kernel kernel = candidate_with_maps();
+    scene s = scene_make("b3:h4/2:s16/24:d64", &kernel);
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    fake_cuda_fail_entry("cuTensorMapEncodeTiled", CUDA_ERROR_NOT_PERMITTED);
+    for (int round = 0; round < 2; round++) {
+        assert_ok(scene_execute(&s, NULL));
+        const void *const bases[] = {s.b.buffers.q, s.b.buffers.k, s.b.buffers.v, s.b.buffers.o};
+        const fake_cuda_launch launch = fake_cuda_last_launch();
+        for (size_t i = 0; i < COUNT_OF(bases); i++)
+            assert_int_equal(launch.map_bases[i], (uintptr_t)bases[i]);
+        const void *const k = s.b.buffers.k; /* then with k and v exchanged */
+        s.b.buffers.k = s.b.buffers.v;
+        s.b.buffers.v = k;
+    }
+    fake_cuda_fail_entry("cuTensorMapReplaceAddress", CUDA_ERROR_UNKNOWN);
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "tensor map of q");
+    fake_cuda_fail_entry(NULL, 0);
+    scene_free(&s);
+}
+
+/* What the bench compares acr_execute with: as many launches, and nothing but launches. */
+static void bare_launches_only_launch(void **state)
+{
+    (void)state;
+    enum {
+        LAUNCHES = 5
+    };
+    const acr__kernel kernel = candidate_with_maps();
+    scene s = scene_make("b1:h2:s16:d64", &kernel);
+    acr__prepared *prepared = NULL;
+    acr__backend_device *device = s.b.device;
+    assert_ok(device->backend->prepare(&prepared, device, &kernel, &s.problem));
+    fwd_args args;
+    double one = 0, five = 0;
+    acr__fwd_args(&args, &s.problem, &s.b.buffers, s.workspace);
+    const fake_cuda_counters before = fake_cuda_count();
+    assert_ok(device->backend->launch_bare(prepared, &args, NULL, 1, &one));
+    const fake_cuda_counters between = fake_cuda_count();
+    assert_ok(device->backend->launch_bare(prepared, &args, NULL, LAUNCHES, &five));
+    const fake_cuda_counters after = fake_cuda_count();
+    assert_int_equal(between.launches - before.launches, 1);
+    assert_int_equal(after.launches - between.launches, LAUNCHES);
+    assert_int_equal((after.calls - between.calls) - (between.calls - before.calls), LAUNCHES - 1);
+    assert_true(one > 0 && five > 0);
+    fake_cuda_fail_entry("cuLaunchKernelEx", CUDA_ERROR_UNKNOWN);
+    assert_fails(device->backend->launch_bare(prepared, &args, NULL, 1, &one), ACR_DEVICE_FAULT, "cuLaunchKernelEx");
+    fake_cuda_fail_entry(NULL, 0);
+    device->backend->release(prepared);
+    scene_free(&s);
+}
+
+/* Each cold sample empties L2 first; a GPU without lines that can be marked says so, and that is no fault. */
+static void cold_times_empty_the_cache(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cuda_ctx();
+    fake_cuda_fail_entry("cuCtxResetPersistingL2Cache", CUDA_ERROR_NOT_SUPPORTED);
+    assert_ok(time_cold(ctx));
+    fake_cuda_fail_entry("cuCtxResetPersistingL2Cache", CUDA_ERROR_UNKNOWN);
+    assert_fails(time_cold(ctx), ACR_DEVICE_FAULT, "cuCtxResetPersistingL2Cache");
+    fake_cuda_fail_entry("cuMemsetD8Async", CUDA_ERROR_UNKNOWN);
+    assert_fails(time_cold(ctx), ACR_DEVICE_FAULT, "cuMemsetD8Async");
+    fake_cuda_fail_entry(NULL, 0);
+    acr_ctx_destroy(ctx);
 }
 
 static void executions_neither_allocate_nor_wait(void **state)
@@ -786,6 +894,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(every_failing_host_allocation_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(memory_moves_and_every_failing_call_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(maps_follow_the_tensors, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(bare_launches_only_launch, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(cold_times_empty_the_cache, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(executions_neither_allocate_nor_wait, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_failed_launch_is_reported, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(refused_executions_launch_nothing, reset_driver, check_clean),

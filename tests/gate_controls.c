@@ -33,6 +33,12 @@ typedef enum flaw {
     LSE_UNWRITTEN,
     UNSTEADY,        /* the last bit of one element changes from run to run */
     WORKSPACE_SPENT, /* works only while the workspace is zero, and leaves it otherwise */
+    /* Of packed batches: */
+    SEQUENCES_NOT_CUT,   /* at the longest length */
+    NEIGHBOUR_SEEN,      /* one key of the next sequence */
+    DIAGONAL_OF_LONGEST, /* kv_len - q_len for every sequence */
+    LSE_BY_ROWS,         /* [q_total, q_heads] */
+    OWNERLESS_WRITTEN,   /* the row behind the last sequence's end */
     FLAWS
 } flaw;
 
@@ -57,7 +63,12 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "lse to base 2",
                                               "lse unwritten",
                                               "unsteady",
-                                              "workspace spent"};
+                                              "workspace spent",
+                                              "sequences not cut",
+                                              "neighbour seen",
+                                              "diagonal of longest",
+                                              "lse by rows",
+                                              "ownerless written"};
 
 static flaw present; /* the one flaw that the kernel has now */
 static _Atomic unsigned runs;
@@ -94,6 +105,13 @@ static double cost(const acr_problem *p, const acr__device *device)
     return 1.0;
 }
 
+/* A batch entry: first row and length of its queries and keys. */
+typedef struct entry {
+    fwd_sequence q, kv;
+} entry;
+
+static entry entry_of(const fwd_args *a, int64_t batch);
+
 static int64_t key_count(const fwd_args *a, int64_t batch)
 {
     if (!a->kv_lens || present == LENGTHS_IGNORED)
@@ -104,13 +122,28 @@ static int64_t key_count(const fwd_args *a, int64_t batch)
     return keys < 0 ? 0 : keys > a->kv_len ? a->kv_len : keys;
 }
 
-static int64_t keys_seen(const fwd_args *a, int64_t batch, int64_t row)
+static entry entry_of(const fwd_args *a, int64_t batch)
 {
-    const int64_t keys = key_count(a, batch);
+    if (!a->q_offsets)
+        return (entry){{0, a->q_len}, {0, key_count(a, batch)}};
+    entry e = {
+        fwd_sequence_of(a->q_offsets, batch, a->q_total, present == SEQUENCES_NOT_CUT ? INT32_MAX : a->q_len),
+        fwd_sequence_of(a->kv_offsets, batch, a->kv_total, present == SEQUENCES_NOT_CUT ? INT32_MAX : a->kv_len)};
+    if (present == NEIGHBOUR_SEEN && e.kv.first + e.kv.length < a->kv_total)
+        e.kv.length++;
+    if (present == OWNERLESS_WRITTEN && batch == a->batch - 1 && e.q.first + e.q.length < a->q_total)
+        e.q.length++;
+    return e;
+}
+
+static int64_t keys_seen(const fwd_args *a, const entry *e, int64_t row)
+{
+    const int64_t keys = e->kv.length;
     int64_t seen = keys;
     if (a->mask != FWD_MASK_NONE && present != MASK_IGNORED) {
         const bool bottom_right = a->mask == FWD_MASK_BOTTOM_RIGHT && present != WRONG_CORNER;
-        const int64_t wanted = row + 1 + (bottom_right ? keys - a->q_len : 0);
+        const int64_t diagonal = present == DIAGONAL_OF_LONGEST ? a->kv_len - a->q_len : keys - e->q.length;
+        const int64_t wanted = row + 1 + (bottom_right ? diagonal : 0);
         seen = wanted < 0 ? 0 : wanted > keys ? keys : wanted;
     }
     return present == LAST_KEY_LOST && seen > 1 ? seen - 1 : seen;
@@ -123,7 +156,9 @@ static double element(const void *base, const fwd_strides *s, int64_t batch, int
 
 /* Where a row of queries, keys and outputs is. */
 typedef struct place {
-    int64_t batch, head, kv_head, row, seen;
+    int64_t batch, head, kv_head;
+    int64_t row, first_key; /* in the tensors */
+    int64_t seen;
 } place;
 
 static double score_of(const fwd_args *a, const place *at, int64_t key)
@@ -132,7 +167,7 @@ static double score_of(const fwd_args *a, const place *at, int64_t key)
     double sum = 0.0;
     for (int64_t d = 0; d < a->qk_dim; d++)
         sum += element(a->q, &a->q_stride, at->batch, at->head, at->row, d) *
-               element(a->k, &a->k_stride, at->batch, at->kv_head, key, d);
+               element(a->k, &a->k_stride, at->batch, at->kv_head, at->first_key + key, d);
     return scale * sum;
 }
 
@@ -164,11 +199,12 @@ static void write_row(const fwd_args *a, const place *at, const double weights[K
     if (present == STRIDES_IGNORED)
         s = (fwd_strides){(int64_t)a->q_heads * a->q_len * a->v_dim, (int64_t)a->q_len * a->v_dim, a->v_dim};
     const int64_t first = at->batch * s.batch + at->head * s.head + at->row * s.row;
-    const int64_t summed = present == UNSEEN_TIMES_ZERO ? a->kv_len : at->seen;
+    const int64_t summed = present == UNSEEN_TIMES_ZERO && !a->q_offsets ? a->kv_len : at->seen;
     for (int64_t d = 0; d < a->v_dim; d++) {
         double out = 0.0;
         for (int64_t j = 0; j < summed; j++)
-            out += (j < at->seen ? weights[j] : 0.0) * element(a->v, &a->v_stride, at->batch, at->kv_head, j, d);
+            out += (j < at->seen ? weights[j] : 0.0) *
+                   element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
         out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
         acr__store_element(ACR_F16, a->o, first + d, out);
     }
@@ -183,16 +219,28 @@ static void write_lse(const fwd_args *a, const place *at, double lse)
     double value = at->seen ? lse : present == KEYLESS_LSE_FINITE ? 0.0 : -INFINITY;
     if (present == LSE_TO_BASE_2)
         value *= 1.4426950408889634;
-    a->lse[(at->batch * a->q_heads + at->head) * a->q_len + at->row] = (float)value;
+    const int64_t rows = a->q_offsets ? a->q_total : a->q_len;
+    a->lse[present == LSE_BY_ROWS && a->q_offsets ? at->row * a->q_heads + at->head
+                                                  : (at->batch * a->q_heads + at->head) * rows + at->row] =
+        (float)value;
+}
+
+/* Of any entry: sequences that are not cut may be longer than q_len. */
+static int64_t rows_most(const fwd_args *a)
+{
+    return a->q_offsets ? (int64_t)a->q_total : a->q_len;
 }
 
 static void do_row(const fwd_args *a, int64_t index)
 {
-    const int64_t row = index % a->q_len, head = index / a->q_len % a->q_heads;
-    place at = {index / a->q_len / a->q_heads, head, head / a->group, row, 0};
+    const int64_t row = index % rows_most(a), head = index / rows_most(a) % a->q_heads;
+    const int64_t batch = index / rows_most(a) / a->q_heads;
+    const entry e = entry_of(a, batch);
+    if (row >= e.q.length)
+        return;
+    place at = {a->q_offsets ? 0 : batch, head, head / a->group, e.q.first + row, e.kv.first, keys_seen(a, &e, row)};
     if (present == HEADS_INTERLEAVED)
         at.kv_head = head % a->kv_heads;
-    at.seen = keys_seen(a, at.batch, row);
     if (present == TAIL_ROW_UNWRITTEN && a->q_len % TILE == 1 && row == a->q_len - 1)
         return;
     if (present == KEYLESS_ROWS_SKIPPED && at.seen == 0)
@@ -210,7 +258,7 @@ static void run(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t 
     unsigned char *state = scratch;
     if (present == WORKSPACE_SPENT && state[0]++ != 0)
         return;
-    const int64_t rows = (int64_t)a->batch * a->q_heads * a->q_len;
+    const int64_t rows = (int64_t)a->batch * a->q_heads * rows_most(a);
     for (int64_t index; (index = atomic_fetch_add(queue, 1)) < rows;)
         do_row(a, index);
     if (present == INPUT_WRITTEN)
@@ -229,6 +277,7 @@ static const acr__kernel control = {.name = "fwd_control_f16_d256_16x16_portable
                                     .q_tile = TILE,
                                     .kv_tile = TILE,
                                     .stages = 1,
+                                    .traits = ACR__TRAIT_PACKED,
                                     .why_not = why_not,
                                     .workspace = workspace,
                                     .cost = cost,
@@ -244,8 +293,8 @@ static const acr__kernel control = {.name = "fwd_control_f16_d256_16x16_portable
 static size_t cases_passed(acr_ctx *ctx, const case_list *list, char failure[400])
 {
     for (size_t i = 0; i < list->count; i++) {
-        const reference_request wanted = {
-            &list->items[i].problem, list->items[i].inputs, 1, REFERENCE_SAMPLED_ROWS, false, 1};
+        const reference_request wanted = {&list->items[i].problem, list->items[i].inputs, 1,
+                                          REFERENCE_SAMPLED_ROWS,  LENGTHS_EDGES,         1};
         reference *ref = NULL;
         verdict v;
         assert_ok(reference_create(&ref, &wanted));

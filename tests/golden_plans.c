@@ -18,6 +18,9 @@ static const char *const problems[] = {
     "b2:h8:s512:d64:bshd",
     "b2:h8:s512:d64:lse",
     "b2:h8:s512:d64:kvlens",
+    "b2:h8:s512:d64:bshd:packed",
+    "bf16:b16:h32/8:s8192:d128:causal:bshd:packed",
+    "f32:b2:h8:s512:d64:bshd:packed",
     "b1:h1:s512:d64",
     "b32:h8:s512:d64",
     /* other head dims */

@@ -13,8 +13,8 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h",
              "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
-POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "ftw.h", "getopt.h", "pthread.h", "sched.h", "strings.h",
-         "unistd.h"}
+POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "ftw.h", "getopt.h", "glob.h", "pthread.h", "sched.h",
+         "strings.h", "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
 LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # workbench/evolve: sandbox, objects
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
@@ -56,7 +56,11 @@ def allowed_cpu(name, quoted):
 def allowed_cuda(name, quoted):
     """src/cuda: the core's contracts, its own headers, and CUDA's; never cpu."""
     if quoted:
-        own = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src/cuda").rglob("*.*h")}
+        own = {
+            str(p.relative_to(ROOT / "src"))
+            for p in (ROOT / "src/cuda").rglob("*.*")
+            if p.suffix in (".h", ".cuh", ".def")
+        }
         return name == "acromion.h" or name in CORE or name in own or "cuda/device/" + name in own
     return is_posix(name) or name in CUDA
 
@@ -66,6 +70,11 @@ def allowed_workbench(name, quoted):
     if quoted:
         return name in {"acromion.h", "internal.h", "kernels.def"} or name in WORKBENCH
     return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
+
+
+def allowed_device(name, quoted):
+    """device code of the workbench and the tests: what the library's has, and its own headers."""
+    return allowed_cuda(name, quoted) or quoted and name in {"exploit.cuh"}
 
 
 def allowed_tests(name, quoted):
@@ -90,6 +99,8 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src", allowed_core),
+    ("workbench/device", allowed_device),
+    ("tests/exploits_gpu", allowed_device),
     ("workbench", allowed_workbench),
     ("tests", allowed_tests),
     ("examples", allowed_examples),

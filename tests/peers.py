@@ -6,6 +6,7 @@ from the program through Python into libacromion_bench.so and back is sound.
 
 PyTorch is played by files of a few lines, so that a PyTorch that this machine may have changes nothing. And the records
 that comparisons leave: tools/results.py must see what is wrong with one."""
+import json
 import os
 import pathlib
 import subprocess
@@ -48,11 +49,11 @@ class Peers(unittest.TestCase):
         (self.path / "torch/nn/__init__.py").write_text("")
         (self.path / "torch/nn/attention.py").write_text(BACKENDS)
 
-    def bench(self, *arguments, **environment):
+    def bench(self, *arguments, peers="torch", **environment):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ACROMION"))}
         clean |= {"PYTHON": sys.executable, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1",
                   "ACROMION_BENCH_LIBRARY": LIBRARY} | environment
-        command = [PROGRAM, "bench", "--peers", "torch", "--python-path", str(ROOT / "python"), *arguments]
+        command = [PROGRAM, "bench", "--peers", peers, "--python-path", str(ROOT / "python"), *arguments]
         return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=50)
 
     def check_fails(self, code, fragment, *arguments, **environment):
@@ -87,12 +88,27 @@ class Peers(unittest.TestCase):
         self.check_fails(USAGE, "--frobnicate", "--frobnicate")
 
     def test_unknown_peers(self):
-        self.check_fails(USAGE, "'frobnicate' is unknown", "--peers", "frobnicate")
+        for peers in ("frobnicate", "torch,frobnicate", "torch,", "", "torchcublas", "tor"):
+            done = self.bench(peers=peers)
+            self.assertEqual(done.returncode, USAGE)
+            self.assertIn(f"'{peers}' is unknown", done.stderr)
+
+    def test_both_peers_come_through_python(self):
+        self.play_torch(COMPLETE)
+        for peers in ("torch,cublas", "cublas,torch"):
+            done = self.bench("--backend", "cpu", "f32:b1:h1:s16:d16", peers=peers)
+            self.assertEqual(done.returncode, CANNOT_RUN)
+            self.assertIn("peers are met on a GPU", done.stderr)
+
+    def test_cublas_needs_no_python(self):
+        done = self.bench("--backend", "cpu", "f32:b1:h1:s16:d16", peers="cublas", PYTHON="no-such-python")
+        self.assertEqual(done.returncode, CANNOT_RUN)
+        self.assertIn("peers are met on a GPU", done.stderr)
 
     def test_options_that_go_with_peers(self):
         done = subprocess.run([PROGRAM, "bench", "--publish"], capture_output=True, text=True)
         self.assertEqual(done.returncode, USAGE)
-        self.assertIn("go with --peers", done.stderr)
+        self.assertIn("goes with --peers", done.stderr)
 
 
 class Records(unittest.TestCase):
@@ -100,7 +116,7 @@ class Records(unittest.TestCase):
         "problem": "b2:h8:s512:d64", "mode": "stream", "overlap": False, "p50_us": 8.2, "p90_us": 8.3, "p99_us": 8.4,
         "n": 400, "ci95_us": [8.1, 8.3], "err_max": 1e-4, "device": "a GPU", "driver": "580", "clocks": None,
         "git_sha": "0123456789ab", "dirty": False, "seeds": {"inputs": 1}, "date": "2026-01-31T12:00:00Z",
-        "blocks": 50, "discarded": 0,
+        "blocks": 50, "discarded": 0, "buffer_sets": 1,
     }
     PEER = COMMON | {"peer": "torch-flash", "peer_version": "PyTorch 9.9", "within_tolerance": True}
     OURS = COMMON | {
@@ -120,6 +136,43 @@ class Records(unittest.TestCase):
         for name, value in wrong.items():
             self.assertIn(name, " ".join(results.faults_of(self.OURS | {name: value})), name)
         self.assertIn("within_tolerance", " ".join(results.faults_of(self.PEER | {"within_tolerance": None})))
+
+    def test_each_mode_has_its_fields(self):
+        alone = {k: v for k, v in self.OURS.items() if k in self.COMMON and k != "blocks"} | {"kernel": "k"}
+        self.assertEqual(results.faults_of(alone), [])
+        more = {
+            "rotating": ("buffer_sets", 80, 1), "cold": ("empty_us", 1.5, 0), "host": ("step", "acr_execute", "lunch")}
+        for mode, (name, good, bad) in more.items():
+            record = alone | {"mode": mode, name: good}
+            self.assertEqual(results.faults_of(record), [], mode)
+            self.assertIn(name, " ".join(results.faults_of(record | {name: bad})))
+            del record[name]
+            self.assertEqual(results.faults_of(record), [f"lacks {name}"])
+        self.assertIn("mode", " ".join(results.faults_of(alone | {"mode": "warm"})))
+
+    def test_clocks(self):
+        state = {"sm_mhz": 1980, "reasons": ["power cap"]}
+        clocks = {"nominal_mhz": 1980.0, "before": state, "after": None, "range": {"sm_mhz": [1900, 1980]}}
+        self.assertEqual(results.faults_of(self.OURS | {"clocks": clocks}), [])
+        for wrong in ({"before": 1}, {"nominal_mhz": 0}, {"range": {"sm_ghz": [1, 2]}}):
+            self.assertIn("clocks", " ".join(results.faults_of(self.OURS | {"clocks": clocks | wrong})))
+
+    def test_the_ladder(self):
+        rung = {"rung": 1, "gain": 9.0, "gain_predicted": 6.0}
+        self.assertEqual(results.faults_of(self.OURS | rung), [])
+        self.assertEqual(results.faults_of(self.OURS | {"rung": 1, "gain": 9.0}), ["lacks gain_predicted"])
+
+    def test_a_file_is_of_one_machine_and_day(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            path = folder / "2026-01-31-a-gpu.json"
+            path.write_text(json.dumps([self.OURS, self.PEER]))
+            self.assertEqual(len(results.load(folder)), 2)
+            for wrong, words in (({"device": "another GPU"}, "several machines"),
+                                 ({"date": "2026-02-01"}, "the one day")):
+                path.write_text(json.dumps([self.OURS, self.PEER | wrong]))
+                with self.assertRaisesRegex(ValueError, words):
+                    results.load(folder)
 
     def test_a_comparison_is_whole(self):
         for name in ("ratio_ci95", "verdict", "tier", "best_peer", "tier_to_default", "control", "discarded"):

@@ -127,22 +127,43 @@ static void *normal_tensor(size_t bytes, acr_dtype dtype, generator *g)
     return memory;
 }
 
+/* Of sequences with 0 to `longest` rows; *total: the tensor's rows. */
+static int32_t *random_offsets(int64_t batch, int64_t longest, int64_t *total, generator *g)
+{
+    int32_t *offsets = aligned_memory((size_t)(batch + 1) * sizeof *offsets);
+    offsets[0] = ROWS_AROUND;
+    for (int64_t b = 0; b < batch; b++)
+        offsets[b + 1] = offsets[b] + (int32_t)(next_u64(g) % (uint64_t)(longest + 1));
+    *total = offsets[batch] + ROWS_AROUND;
+    return offsets;
+}
+
 tensors tensors_make(const acr_problem *problem, uint64_t seed)
 {
     tensors t = {.buffers = ACR_BUFFERS_INIT};
     assert_ok(acr_problem_canonical(&t.problem, problem));
     const acr_problem *p = &t.problem;
-    t.q_bytes = span(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype);
-    t.k_bytes = span(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype);
-    t.v_bytes = span(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype);
-    t.o_bytes = span(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype);
     generator g = {seed};
+    int64_t entries = p->batch, q_rows = p->q_len, kv_rows = p->kv_len;
+    if (p->flags & ACR_PACKED) {
+        entries = 1;
+        t.q_offsets = random_offsets(p->batch, p->q_len, &q_rows, &g);
+        t.kv_offsets = random_offsets(p->batch, p->kv_len, &kv_rows, &g);
+        t.buffers.q_offsets = t.q_offsets;
+        t.buffers.kv_offsets = t.kv_offsets;
+        t.buffers.q_total = q_rows;
+        t.buffers.kv_total = kv_rows;
+    }
+    t.q_bytes = span(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype);
+    t.k_bytes = span(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype);
+    t.v_bytes = span(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype);
+    t.o_bytes = span(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype);
     t.buffers.q = t.q = normal_tensor(t.q_bytes, p->dtype, &g);
     t.buffers.k = t.k = normal_tensor(t.k_bytes, p->dtype, &g);
     t.buffers.v = t.v = normal_tensor(t.v_bytes, p->dtype, &g);
     t.buffers.o = t.o = aligned_memory(t.o_bytes);
     if (p->flags & ACR_WANT_LSE) {
-        t.lse_bytes = (size_t)(p->batch * p->q_heads * p->q_len) * sizeof(float);
+        t.lse_bytes = (size_t)(entries * p->q_heads * q_rows) * sizeof(float);
         t.buffers.lse = t.lse = aligned_memory(t.lse_bytes);
     }
     if (p->flags & ACR_KV_LENS) {
@@ -170,6 +191,8 @@ void tensors_free(tensors *t)
     free(t->o);
     free(t->lse);
     free(t->kv_lens);
+    free(t->q_offsets);
+    free(t->kv_offsets);
 }
 
 int64_t element_of(const acr_strides *strides, int64_t batch, int64_t head, int64_t row, int64_t dim)

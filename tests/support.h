@@ -44,14 +44,17 @@ typedef struct generator {
 uint64_t next_u64(generator *g);
 double next_normal(generator *g);
 
-/* The four tensors of a problem, lse and kv_lens where its flags want them. q, k and v are N(0, 1), o and lse all ones
- * (a NaN). */
+/* The four tensors of a problem, lse, kv_lens and offsets where its flags want them. q, k and v are N(0, 1), o and lse
+ * all ones (a NaN). Of a packed batch the sequences have random lengths, with ROWS_AROUND rows before and behind. */
+enum {
+    ROWS_AROUND = 3
+};
 typedef struct tensors {
     acr_problem problem; /* canonical */
     acr_buffers buffers;
     void *q, *k, *v, *o;
     float *lse;
-    int32_t *kv_lens;
+    int32_t *kv_lens, *q_offsets, *kv_offsets;
     size_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
 } tensors;
 tensors tensors_make(const acr_problem *problem, uint64_t seed);

@@ -256,6 +256,61 @@ static void buffers_have_a_size_and_known_flags(void **state)
     bench_free(&b);
 }
 
+/* A caller compiled against the first version's header, whose buffers end before the offsets. */
+static void buffers_of_the_first_version_are_accepted(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    acr_buffers buffers = b.t.buffers;
+    buffers.size = (uint32_t)offsetof(acr_buffers, q_offsets);
+    memset((char *)&buffers + buffers.size, 0x5a, sizeof buffers - buffers.size); /* not the caller's to set */
+    assert_ok(bench_execute(&b, &buffers));
+    struct {
+        acr_buffers known;
+        uint64_t later;
+    } longer = {b.t.buffers, 0};
+    longer.known.size = sizeof longer;
+    assert_ok(bench_execute(&b, &longer.known));
+    longer.later = 1;
+    assert_fails(bench_execute(&b, &longer.known), ACR_INVALID, "does not know");
+    bench_free(&b);
+}
+
+static void offsets_are_checked(void **state)
+{
+    (void)state;
+    const char *text = "b3:h2:s8:d16:bshd:packed:lse";
+    bench plain = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    const int32_t numbers[4] = {0, 1, 2, 3};
+    assert_buffers_refused(&plain, buffers.q_offsets = numbers, ACR_INVALID, "q_offsets");
+    assert_buffers_refused(&plain, buffers.kv_offsets = numbers, ACR_INVALID, "kv_offsets");
+    assert_buffers_refused(&plain, buffers.q_total = 1, ACR_INVALID, "q_total");
+    assert_buffers_refused(&plain, buffers.kv_total = 1, ACR_INVALID, "kv_total");
+    bench_free(&plain);
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr_problem p = problem_of(text);
+    acr_plan *plan = NULL;
+    assert_fails(acr__plan_create_forced(&plan, ctx, &p, &probe_kernel_without_workspace), ACR_UNSUPPORTED, "packed");
+    acr_ctx_destroy(ctx);
+    acr__kernel probe = probe_kernel_without_workspace;
+    probe.traits |= ACR__TRAIT_PACKED;
+    bench b = bench_make(text, &probe);
+    const int64_t most = INT32_MAX - 1024;
+    assert_buffers_refused(&b, buffers.q_offsets = NULL, ACR_INVALID, "q_offsets");
+    assert_buffers_refused(&b, buffers.kv_offsets = NULL, ACR_INVALID, "kv_offsets");
+    assert_buffers_refused(&b, buffers.q_total = 0, ACR_INVALID, "q_total");
+    assert_buffers_refused(&b, buffers.kv_total = -1, ACR_INVALID, "kv_total");
+    assert_buffers_refused(&b, buffers.kv_total = most + 1, ACR_INVALID, "2147482623");
+    assert_buffers_refused(&b, buffers.size = (uint32_t)offsetof(acr_buffers, q_offsets), ACR_INVALID, "q_offsets");
+    assert_buffers_refused(&b, buffers.q_offsets = (const int32_t *)(const void *)((char *)b.t.q_offsets + 2),
+                           ACR_ALIGNMENT, "q_offsets");
+    assert_buffers_refused(&b, buffers.kv_offsets = (const int32_t *)b.t.o, ACR_OVERLAP, "kv_offsets");
+    assert_buffers_refused(&b, buffers.q_offsets = (const int32_t *)(const void *)b.t.lse, ACR_OVERLAP, "q_offsets");
+    /* How far o reaches is known from the total. */
+    assert_buffers_refused(&b, (buffers.k = (char *)b.t.o + 64, buffers.q_total = 8), ACR_OVERLAP, "buffers.k");
+    bench_free(&b);
+}
+
 static void misaligned_pointers_are_refused(void **state)
 {
     (void)state;
@@ -795,6 +850,67 @@ static void extreme_lengths_are_clamped(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* Whatever the offsets hold, nothing outside the tensors is touched: their allocations end where they do, which the
+ * address sanitizer watches. */
+static void garbage_offsets_stay_inside(void **state)
+{
+    (void)state;
+    static const int32_t garbage[][5] = {{INT32_MIN, INT32_MAX, 0, -1, 7},
+                                         {9, 7, 5, 3, 1},
+                                         {INT32_MAX, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN},
+                                         {0, 1000000, 2000000, 3000000, 4000000},
+                                         {-5, -4, -3, -2, -1}};
+    acr_ctx *ctx = cpu_ctx(2);
+    const char *texts[] = {"f32:b4:h2:s40/50:d16:bshd:packed:lse", "f16:b4:h4/2:s40/50:d16:causal:bshd:packed:lse"};
+    for (size_t n = 0; n < COUNT_OF(texts); n++)
+        for (size_t i = 0; i < COUNT_OF(garbage); i++)
+            for (size_t j = 0; j < COUNT_OF(garbage); j++) {
+                const acr_problem p = problem_of(texts[n]);
+                tensors t = tensors_make(&p, 5);
+                memcpy(t.q_offsets, garbage[i], sizeof garbage[i]);
+                memcpy(t.kv_offsets, garbage[j], sizeof garbage[j]);
+                assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+                tensors_free(&t);
+            }
+    acr_ctx_destroy(ctx);
+}
+
+/* Sequences one by one, as problems of their own, give the same. */
+static void packed_batches_equal_their_sequences(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem p = problem_of("f32:b6:h4/2:s40/50:d16/24:causal:bshd:packed:lse");
+    tensors t = tensors_make(&p, 6);
+    assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+    for (int b = 0; b < 6; b++) {
+        acr_problem alone = problem_of("f32:b1:h4/2:s40/50:d16/24:causal:bshd:lse");
+        alone.q_len = t.q_offsets[b + 1] - t.q_offsets[b];
+        alone.kv_len = t.kv_offsets[b + 1] - t.kv_offsets[b];
+        if (alone.q_len == 0 || alone.kv_len == 0)
+            continue;
+        float o[40 * 4 * 24], lse[4 * 40];
+        acr_buffers buffers = ACR_BUFFERS_INIT;
+        buffers.q = (const float *)t.q + t.q_offsets[b] * t.problem.q.row;
+        buffers.k = (const float *)t.k + t.kv_offsets[b] * t.problem.k.row;
+        buffers.v = (const float *)t.v + t.kv_offsets[b] * t.problem.v.row;
+        buffers.o = o;
+        buffers.lse = lse;
+        alone.alignment = 4;
+        assert_ok(acr_forward(ctx, &alone, &buffers, NULL));
+        for (int64_t i = 0; i < alone.q_len * 4 * 24; i++)
+            assert_true(fabs(o[i] - ((const float *)t.o)[t.q_offsets[b] * t.problem.o.row + i]) < 1e-5);
+        for (int64_t i = 0; i < 4 * alone.q_len; i++) {
+            const int64_t head = i / alone.q_len, at = head * t.buffers.q_total + t.q_offsets[b] + i % alone.q_len;
+            assert_true(lse[i] == t.lse[at] || fabs(lse[i] - t.lse[at]) < 1e-5);
+        }
+    }
+    for (int64_t i = 0; i < ROWS_AROUND * t.problem.o.row; i++) /* rows of no sequence are left alone */
+        assert_true(isnan(((const float *)t.o)[i]));
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -810,6 +926,8 @@ int main(void)
         cmocka_unit_test(null_pointers_are_refused),
         cmocka_unit_test(outputs_and_lengths_nobody_asked_for_are_refused),
         cmocka_unit_test(buffers_have_a_size_and_known_flags),
+        cmocka_unit_test(buffers_of_the_first_version_are_accepted),
+        cmocka_unit_test(offsets_are_checked),
         cmocka_unit_test(misaligned_pointers_are_refused),
         cmocka_unit_test(promised_alignment_is_enough),
         cmocka_unit_test(overlapping_outputs_are_refused),
@@ -830,6 +948,8 @@ int main(void)
         cmocka_unit_test(forgetting_may_happen_while_others_execute),
         cmocka_unit_test(forward_makes_no_workspace_while_capturing),
         cmocka_unit_test(extreme_lengths_are_clamped),
+        cmocka_unit_test(garbage_offsets_stay_inside),
+        cmocka_unit_test(packed_batches_equal_their_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@
 #include <math.h>
 
 #include "contest.h"
+#include "interleave.h"
+#include "progress.h"
 #include "roofline.h"
 
 /* ---- the peers ---- */
@@ -24,6 +26,7 @@ static struct {
     const reference *ref;
     double ours_s;
     int begun, ended;
+    int32_t mask, sets;
 } fake;
 
 static int32_t refuse(char *text, const char *reason)
@@ -35,6 +38,8 @@ static int32_t refuse(char *text, const char *reason)
 static int32_t fake_begin(const peer_problem *problem, char *text)
 {
     ++fake.begun;
+    fake.mask = problem->mask;
+    fake.sets = problem->sets;
     bool known = problem->batch == 1 && problem->q_heads == 2 && problem->q_len == 16 && problem->qk_dim == 16 &&
                  problem->dtype == (int32_t)ACR_F32 && problem->q == fake.ref->q && fabs(problem->scale - 0.25) < 1e-9;
     return known ? 0 : refuse(text, "another problem than the test's");
@@ -86,6 +91,36 @@ static const peer_provider provider = {
     .end = fake_end,
 };
 
+/* A provider in C: it enqueues, here nothing but a wait, over the sets in turn. */
+enum {
+    SETS_SEEN = 64
+};
+static int32_t sets_seen[SETS_SEEN], calls_seen;
+
+static const double WAIT_S = 300e-6; /* far more than ours takes */
+
+static int32_t wait_a_while(int32_t peer, int32_t set, void *stream, char *text)
+{
+    (void)stream;
+    if (peer == REFUSING)
+        return refuse(text, "does not like this problem");
+    sets_seen[calls_seen++ % SETS_SEEN] = set;
+    const double start_s = monotonic_s();
+    while (monotonic_s() - start_s < WAIT_S)
+        continue;
+    return 0;
+}
+
+static const peer_provider enqueuing = {
+    .count = PEER_COUNT,
+    .names = names,
+    .version = "enqueuing 1.0",
+    .begin = fake_begin,
+    .output = fake_output,
+    .end = fake_end,
+    .enqueue = wait_a_while,
+};
+
 /* ---- one contest ---- */
 
 typedef struct outcome {
@@ -94,20 +129,23 @@ typedef struct outcome {
 } outcome;
 
 /* Holds a contest of the planner's kernel on a problem of the cpu backend. The caller drops the records. */
-static outcome hold(const char *text, bool call_mode, double ours_s, double floor_s)
+static outcome hold_with(const peer_provider *const *providers, int provider_count, const char *text, bench_mode mode,
+                         double ours_s, double floor_s)
 {
     acr_ctx *ctx = cpu_ctx(1);
+    acr__ctx_backend_device(ctx)->device.l2_bytes = 1 << 20; /* little to empty in cold mode */
     const acr_problem problem = canonical_of(text);
     acr_plan *plan = estimate_plan(ctx, text);
     const reference_request wanted = {
-        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .full_kv_lens = true, .threads = 1};
+        .problem = &problem, .seed = 1, .sampled_rows = REFERENCE_SAMPLED_ROWS, .lengths = LENGTHS_FULL, .threads = 1};
     reference *ref = NULL;
     assert_ok(reference_create(&ref, &wanted));
     fake.ref = ref;
     fake.ours_s = ours_s;
     fake.begun = fake.ended = 0;
     const demand asked = demand_of(&problem, NULL);
-    const floor_times floor = {.warm_s = floor_s, .warm_bound = "the test"};
+    const floor_times floor = {
+        .warm_s = floor_s, .warm_bound = "the test", .cold_s = floor_s, .cold_bound = "the test"};
     const contest_request request = {
         .ctx = ctx,
         .problem = &problem,
@@ -116,18 +154,25 @@ static outcome hold(const char *text, bool call_mode, double ours_s, double floo
         .demand = &asked,
         .floor = &floor,
         .planned = acr_plan_kernel(plan),
-        .provider = &provider,
-        .call_mode = call_mode,
+        .providers = providers,
+        .provider_count = provider_count,
+        .mode = mode,
         .blocks = 13,
         .seed = 1,
     };
     outcome result = {.records = json_array()};
     assert_ok(contest_run(&request, result.records, &result.counts));
-    assert_int_equal(fake.ended, 1);
+    assert_int_equal(fake.ended, provider_count);
     reference_destroy(ref);
     acr_plan_destroy(plan);
     acr_ctx_destroy(ctx);
     return result;
+}
+
+static outcome hold(const char *text, bench_mode mode, double ours_s, double floor_s)
+{
+    const peer_provider *const alone[] = {&provider};
+    return hold_with(alone, 1, text, mode, ours_s, floor_s);
 }
 
 static const char *text_of(const json_t *record, const char *field)
@@ -146,7 +191,7 @@ static double number_of(const json_t *record, const char *field)
 static void ours_meets_every_peer_that_can(void **state)
 {
     (void)state;
-    outcome result = hold(PROBLEM, true, 10e-6, 1e-9);
+    outcome result = hold(PROBLEM, MODE_CALL, 10e-6, 1e-9);
     assert_int_equal(result.counts.measured, 1);
     assert_int_equal(result.counts.refused, 0);
     assert_int_equal(json_array_size(result.records), 3); /* neither the wrong nor the refusing one */
@@ -175,12 +220,12 @@ static void ours_meets_every_peer_that_can(void **state)
 static void losing_is_said(void **state)
 {
     (void)state;
-    outcome result = hold(PROBLEM, true, 22e-6 * 1.05, 1e-9);
+    outcome result = hold(PROBLEM, MODE_CALL, 22e-6 * 1.05, 1e-9);
     const json_t *ours = json_array_get(result.records, 0);
     assert_string_equal(text_of(ours, "verdict"), "SLOWER");
     assert_string_equal(text_of(ours, "tier"), "-");
     json_decref(result.records);
-    result = hold(PROBLEM, true, 22e-6, 1e-9);
+    result = hold(PROBLEM, MODE_CALL, 22e-6, 1e-9);
     ours = json_array_get(result.records, 0);
     assert_string_equal(text_of(ours, "verdict"), "SAME");
     assert_string_equal(text_of(ours, "tier"), "C");
@@ -190,7 +235,7 @@ static void losing_is_said(void **state)
 static void times_below_the_floor_are_refused(void **state)
 {
     (void)state;
-    outcome result = hold(PROBLEM, true, 10e-6, 20e-6);
+    outcome result = hold(PROBLEM, MODE_CALL, 10e-6, 20e-6);
     assert_int_equal(result.counts.measured, 0);
     assert_int_equal(result.counts.refused, 1);
     json_t *record;
@@ -212,10 +257,10 @@ static void check_alone(const outcome *result)
 static void what_peers_cannot_be_given_they_are_not(void **state)
 {
     (void)state;
-    const char *const beyond[] = {"f32:b1:h2:s16:d16:lse", "f32:b1:h2:s16:d16:kvlens", "f32:b1:h2:s8/16:d16:causal",
+    const char *const beyond[] = {"f32:b1:h2:s16:d16:lse", "f32:b1:h2:s16:d16:kvlens",
                                   "f32:b1:h2:s16:d16:qs=1024,16,64"};
     for (size_t i = 0; i < COUNT_OF(beyond); i++) {
-        const outcome result = hold(beyond[i], true, 10e-6, 1e-9);
+        const outcome result = hold(beyond[i], MODE_CALL, 10e-6, 1e-9);
         assert_int_equal(fake.begun, 0);
         check_alone(&result);
     }
@@ -224,9 +269,58 @@ static void what_peers_cannot_be_given_they_are_not(void **state)
 static void no_cuda_graph_no_peer(void **state)
 {
     (void)state;
-    const outcome result = hold(PROBLEM, false, 0, 1e-9);
+    const outcome result = hold(PROBLEM, MODE_STREAM, 0, 1e-9);
     assert_int_equal(fake.begun, 1);
     check_alone(&result);
+}
+
+/* Where the two causal masks are the same, a peer may take the one that it knows. */
+static void the_mask_is_named(void **state)
+{
+    (void)state;
+    outcome result = hold("f32:b1:h2:s16:d16:causal", MODE_CALL, 10e-6, 1e-9);
+    assert_int_equal(fake.mask, PEER_MASK_TOP_LEFT);
+    json_decref(result.records);
+    result = hold("f32:b1:h2:s16/24:d16:causal", MODE_CALL, 10e-6, 1e-9);
+    assert_int_equal(fake.mask, PEER_MASK_BOTTOM_RIGHT);
+    json_decref(result.records);
+}
+
+/* Two providers in one contest: the best peer is the best of both, each in its own way of calling. */
+static void providers_meet_in_one_table(void **state)
+{
+    (void)state;
+    const peer_provider *const both[] = {&provider, &enqueuing};
+    outcome result = hold_with(both, 2, PROBLEM, MODE_CALL_SINGLE, 10e-6, 1e-9);
+    assert_int_equal(fake.begun, 2);
+    assert_int_equal(result.counts.measured, 1);
+    assert_int_equal(json_array_size(result.records), 1 + 2 + 2);
+    const json_t *ours = json_array_get(result.records, 0);
+    assert_string_equal(text_of(ours, "mode"), "call-single");
+    assert_string_equal(text_of(ours, "best_peer"), "fake-fast"); /* 22 us, where the others wait */
+    assert_int_equal(number_of(ours, "launches"), 1);
+    const json_t *last = json_array_get(result.records, 4);
+    assert_string_equal(text_of(last, "peer_version"), "enqueuing 1.0");
+    assert_true(number_of(last, "p50_us") > 0.99e6 * WAIT_S);
+    json_decref(result.records);
+}
+
+/* What is recorded by enqueuing can meet ours in every mode that the machine has. */
+static void enqueuing_peers_are_recorded(void **state)
+{
+    (void)state;
+    const peer_provider *const alone[] = {&enqueuing};
+    static const bench_mode modes[] = {MODE_STREAM, MODE_COLD, MODE_CALL_SINGLE};
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
+        calls_seen = 0;
+        outcome result = hold_with(alone, 1, PROBLEM, modes[i], 0, 1e-9);
+        assert_int_equal(fake.sets, 1);
+        const json_t *ours = json_array_get(result.records, 0);
+        assert_string_equal(text_of(ours, "mode"), mode_name(modes[i]));
+        assert_string_equal(text_of(ours, "verdict"), "FASTER");
+        assert_true(calls_seen > 13 * INTERLEAVE_BLOCK_SAMPLES);
+        json_decref(result.records);
+    }
 }
 
 int main(void)
@@ -237,6 +331,9 @@ int main(void)
         cmocka_unit_test(times_below_the_floor_are_refused),
         cmocka_unit_test(what_peers_cannot_be_given_they_are_not),
         cmocka_unit_test(no_cuda_graph_no_peer),
+        cmocka_unit_test(the_mask_is_named),
+        cmocka_unit_test(providers_meet_in_one_table),
+        cmocka_unit_test(enqueuing_peers_are_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

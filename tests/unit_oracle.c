@@ -306,6 +306,63 @@ static void masks_lengths_and_heads_follow_the_header(void **state)
                     }
 }
 
+/* A sequence of a packed batch gives, bit for bit, what it gives alone; rows of no sequence see no key. */
+static void assert_sequences_stand_alone(const char *text, const char *alone_text, uint64_t seed)
+{
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, seed);
+    const acr_problem *c = &t.problem;
+    const int64_t q_total = t.buffers.q_total;
+    const int64_t rows = c->q_heads * q_total;
+    double *o = calloc((size_t)(rows * c->v_dim), sizeof *o), *lse = calloc((size_t)rows, sizeof *lse);
+    assert_ok(acr__oracle_forward(c, &t.buffers, NULL, rows, o, lse));
+    int64_t seen = 0;
+    for (int64_t b = 0; b < c->batch; b++) {
+        const int64_t q_first = t.q_offsets[b], q_len = t.q_offsets[b + 1] - q_first;
+        const int64_t kv_first = t.kv_offsets[b], kv_len = t.kv_offsets[b + 1] - kv_first;
+        if (q_len == 0 || kv_len == 0)
+            continue;
+        acr_problem alone = problem_of(alone_text);
+        alone.q_len = q_len;
+        alone.kv_len = kv_len;
+        assert_ok(acr_problem_canonical(&alone, &alone));
+        acr_buffers buffers = ACR_BUFFERS_INIT;
+        const float *q = t.q, *k = t.k, *v = t.v;
+        buffers.q = q + q_first * c->q.row;
+        buffers.k = k + kv_first * c->k.row;
+        buffers.v = v + kv_first * c->v.row;
+        const int64_t alone_rows = c->q_heads * q_len;
+        double *alone_o = calloc((size_t)(alone_rows * c->v_dim), sizeof *o);
+        double *alone_lse = calloc((size_t)alone_rows, sizeof *lse);
+        assert_ok(acr__oracle_forward(&alone, &buffers, NULL, alone_rows, alone_o, alone_lse));
+        for (int64_t head = 0; head < c->q_heads; head++) {
+            const int64_t first = head * q_total + q_first;
+            assert_memory_equal(o + first * c->v_dim, alone_o + head * q_len * c->v_dim,
+                                (size_t)(q_len * c->v_dim) * sizeof *o);
+            assert_memory_equal(lse + first, alone_lse + head * q_len, (size_t)q_len * sizeof *lse);
+        }
+        free(alone_o);
+        free(alone_lse);
+        seen++;
+    }
+    assert_true(seen > 0 && lse[0] == -INFINITY && lse[rows - 1] == -INFINITY && o[0] == 0.0);
+    free(o);
+    free(lse);
+    tensors_free(&t);
+}
+
+static void sequences_of_a_packed_batch_stand_alone(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        assert_sequences_stand_alone("f32:b5:h4/2:s6/9:d5/3:bshd:packed", "f32:b1:h4/2:s6/9:d5/3:bshd", seed);
+        assert_sequences_stand_alone("f32:b5:h4/2:s6/9:d5/3:bshd:packed:causal", "f32:b1:h4/2:s6/9:d5/3:bshd:causal",
+                                     seed);
+        assert_sequences_stand_alone("f32:b5:h4/2:s6/9:d5/3:bshd:packed:causal-tl",
+                                     "f32:b1:h4/2:s6/9:d5/3:bshd:causal-tl", seed);
+    }
+}
+
 static void layouts_only_move_elements(void **state)
 {
     (void)state;
@@ -489,6 +546,7 @@ int main(void)
         cmocka_unit_test(the_scale_multiplies_the_scores),
         cmocka_unit_test(huge_scores_do_not_overflow),
         cmocka_unit_test(masks_lengths_and_heads_follow_the_header),
+        cmocka_unit_test(sequences_of_a_packed_batch_stand_alone),
         cmocka_unit_test(layouts_only_move_elements),
         cmocka_unit_test(listed_rows_are_those_of_the_whole),
         cmocka_unit_test(fp8_scales_say_what_stored_numbers_mean),

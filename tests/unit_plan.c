@@ -301,7 +301,8 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_ok(acr_problem_canonical(&p, &p));
     float lse[60];
     int32_t lens[2];
-    acr_buffers buffers = {(uint32_t)sizeof buffers, 0, lse, lse + 1, lse + 2, lse + 3, lse + 4, lens};
+    acr_buffers buffers = {
+        (uint32_t)sizeof buffers, 0, lse, lse + 1, lse + 2, lse + 3, lse + 4, lens, NULL, NULL, 0, 0};
     fwd_args args;
     memset(&args, 0x5a, sizeof args);
     acr__fwd_args(&args, &p, &buffers, lens + 1);
@@ -314,6 +315,7 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_int_equal(args.mask, FWD_MASK_TOP_LEFT);
     assert_true(args.scale == 0.25f && fabsf(args.scale_log2 - 0.25f * 1.44269504f) < 1e-7f && args.out_scale == 3.0f);
     assert_int_equal(args.out_bf16, 1);
+    assert_true(args.q_offsets == NULL && args.kv_offsets == NULL && args.q_total == 0 && args.kv_total == 0);
     p = canonical_of("bf16:b1:h1:s5/7:d16:causal");
     acr__fwd_args(&args, &p, &buffers, NULL);
     assert_int_equal(args.mask, FWD_MASK_BOTTOM_RIGHT);

@@ -386,10 +386,50 @@ static void choices_have_limits(void **state)
     assert_refused(p.mask = (acr_mask)3, "mask");
     assert_refused(p.mask = (acr_mask)-1, "mask");
     assert_refused(p.layout = (acr_layout)2, "layout");
-    assert_refused(p.flags = 4, "flags");
+    assert_refused(p.flags = 8, "flags");
     assert_refused(p.flags = ACR_WANT_LSE | 0x80000000u, "flags");
     assert_accepted((p.dtype = ACR_E4M3, p.out_dtype = ACR_BF16));
     assert_accepted(p.flags = ACR_WANT_LSE | ACR_KV_LENS);
+}
+
+static void packed_batches_have_one_layout(void **state)
+{
+    (void)state;
+    assert_refused(p.flags = ACR_PACKED, "layout");
+    assert_refused((p.layout = ACR_BSHD, p.flags = ACR_PACKED | ACR_KV_LENS), "ACR_KV_LENS");
+    assert_refused((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.q = (acr_strides){4096, 64, 256}), "q.batch");
+    assert_refused((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.o = (acr_strides){1, 64, 256}), "o.batch");
+    assert_refused((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.o = (acr_strides){0, 64, 255}), "overlap itself");
+    assert_refused((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.o = (acr_strides){0, 1 << 20, 64}), "overlap itself");
+    assert_accepted((p.layout = ACR_BSHD, p.flags = ACR_PACKED | ACR_WANT_LSE));
+    assert_accepted((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.k = (acr_strides){0, 64, 1000}));
+    assert_accepted((p.layout = ACR_BSHD, p.flags = ACR_PACKED, p.k = (acr_strides){0, 1 << 20, 64}));
+}
+
+static void assert_canonical_text(const char *text, const char *expected)
+{
+    const acr_problem p = problem_of(text);
+    char written[ACR_PROBLEM_TEXT_MAX];
+    assert_ok(acr_problem_format(&p, written, sizeof written));
+    assert_string_equal(written, expected);
+}
+
+/* Nothing of it depends on how many rows there are: that is the execution's to say. */
+static void packed_batches_are_canonical(void **state)
+{
+    (void)state;
+    const acr_problem p = canonical_of("b3:h4/2:s1/70:d16/8:bshd:packed"), q = canonical_of("b3:h4/2:s1/70:d16/8:bshd");
+    assert_int_equal(p.flags, ACR_PACKED);
+    assert_int_equal(p.layout, ACR_BSHD);
+    assert_true(p.q.batch == 0 && p.q.head == 16 && p.q.row == 64);
+    assert_true(p.v.batch == 0 && p.v.head == 8 && p.v.row == 16);
+    assert_true(acr__problem_digest(&p) != acr__problem_digest(&q));
+    assert_canonical_text("packed:b3:h4/2:s1/70:d16/8:bshd:lse", "b3:h4/2:s1/70:d16/8:bshd:lse:packed");
+    assert_canonical_text("b1:h1:s9:d8:bshd:packed", "b1:h1:s9:d8:bshd:packed");
+    assert_canonical_text("b2:h4:s9:d8:bshd:packed:ks=0,8,96", "b2:h4:s9:d8:bshd:ks=0,8,96:packed");
+    /* Sequences differ in length, so top-left and bottom-right stay apart; one query sees every key, in each. */
+    assert_canonical_text("b2:h4:s9:d8:bshd:packed:causal-tl", "b2:h4:s9:d8:causal-tl:bshd:packed");
+    assert_canonical_text("b2:h4:s1/9:d8:bshd:packed:causal", "b2:h4:s1/9:d8:bshd:packed");
 }
 
 static void alignment_has_limits(void **state)
@@ -663,6 +703,8 @@ int main(void)
         cmocka_unit_test(canonical_is_idempotent_and_in_place),
         cmocka_unit_test(extents_have_limits),
         cmocka_unit_test(choices_have_limits),
+        cmocka_unit_test(packed_batches_have_one_layout),
+        cmocka_unit_test(packed_batches_are_canonical),
         cmocka_unit_test(alignment_has_limits),
         cmocka_unit_test(scales_have_limits),
         cmocka_unit_test(strides_have_limits),

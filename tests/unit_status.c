@@ -59,8 +59,9 @@ static void other_enums_are_pinned(void **state)
                           ACR_MASK_NONE, ACR_MASK_CAUSAL,   ACR_MASK_CAUSAL_TOP_LEFT,
                           ACR_BHSD,      ACR_BSHD,          ACR_WANT_LSE,
                           ACR_KV_LENS,   ACR_ESTIMATE,      ACR_MEASURE,
-                          ACR_PATIENT,   ACR_WISDOM_ONLY,   ACR_OVERLAP_PREVIOUS};
-    const int numbers[] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 1, 2, 0, 1, 2, 3, 1};
+                          ACR_PATIENT,   ACR_WISDOM_ONLY,   ACR_OVERLAP_PREVIOUS,
+                          ACR_PACKED};
+    const int numbers[] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 1, 2, 0, 1, 2, 3, 1, 4};
     assert_int_equal(COUNT_OF(values), COUNT_OF(numbers));
     for (size_t i = 0; i < COUNT_OF(values); i++)
         assert_int_equal(values[i], numbers[i]);
@@ -76,8 +77,9 @@ static void structures_keep_their_layout(void **state)
     assert_int_equal(offsetof(acr_problem, batch), 32);
     assert_int_equal(offsetof(acr_problem, q), 88);
     assert_int_equal(offsetof(acr_problem, scale), 184);
-    assert_int_equal(sizeof(acr_buffers), 56);
+    assert_int_equal(sizeof(acr_buffers), 88);
     assert_int_equal(offsetof(acr_buffers, o), 32);
+    assert_int_equal(offsetof(acr_buffers, q_offsets), 56); /* the size of the first version, still accepted */
     assert_int_equal(sizeof(acr_ctx_options), 40);
     assert_int_equal(sizeof(acr_wisdom_report), 16);
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every file of results/ (or of the folder given) against docs/measuring.md. Exit code 1 says what is wrong."""
+"""Checks every file of results/ and results/profile/ (or of the folder given) against docs/measuring.md. Exit code 1
+says what is wrong."""
 import pathlib
 import sys
 
@@ -10,9 +11,11 @@ def main():
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else results.RESULTS
     try:
         records = results.load(folder)
+        profiles = results.load(folder / "profile", results.profile_faults_of)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"{folder.name}: {len(records)} records in {len({r['file'] for r in records})} files, all sound")
+    for what, found in (("records", records), ("profiles", profiles)):
+        print(f"{folder.name}: {len(found)} {what} in {len({r['file'] for r in found})} files, all sound")
 
 
 if __name__ == "__main__":

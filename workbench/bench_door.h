@@ -15,13 +15,21 @@ enum {
     PEERS_MAX = 16
 };
 
+enum {
+    PEER_MASK_NONE = 0,
+    PEER_MASK_TOP_LEFT = 1,    /* query i sees keys 0..i; also where both causal masks are the same */
+    PEER_MASK_BOTTOM_RIGHT = 2 /* query i sees keys 0..i + kv_len - q_len */
+};
+
 typedef struct peer_problem {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim;
     int32_t device; /* ordinal */
     int32_t dtype;  /* acr_dtype: 1 float32, 2 float16, 3 bfloat16 */
-    int32_t causal; /* query i sees keys 0..i */
+    int32_t mask;   /* PEER_MASK_* */
     int32_t bshd;   /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
-    double scale;   /* of the scores */
+    int32_t sets;   /* copies of the inputs on the device, more than 1 in rotating mode */
+    int32_t reserved;
+    double scale;          /* of the scores */
     const void *q, *k, *v; /* on the host, packed [batch, heads, length, dim] */
 } peer_problem;
 
@@ -35,9 +43,9 @@ typedef struct peer_provider {
     const char *version;      /* of their library */
     /* Makes the inputs of a problem; the peers keep them until end. */
     int32_t (*begin)(const peer_problem *problem, char *text);
-    /* Captures `launches` calls back to back into *graph, a CUgraph that stays the provider's and valid until the
-     * peer's next capture or end. The output is NaN until the graph runs. On success too, text may say something about
-     * the peer. */
+    /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays
+     * the provider's and valid until the peer's next capture or end. The output is NaN until the graph runs. On success
+     * too, text may say something about the peer. */
     int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
      * enqueue(arg, NULL). */
@@ -46,6 +54,9 @@ typedef struct peer_provider {
     int32_t (*output)(int32_t peer, void *packed, int64_t bytes, char *text);
     /* Frees what belongs to the problem. */
     void (*end)(void);
+    /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream.
+     * Before the first, the output is NaN. */
+    int32_t (*enqueue)(int32_t peer, int32_t set, void *stream, char *text);
 } peer_provider;
 
 /* `acromion bench` with the arguments argv[1..argc), argv[0] being ignored. Returns its exit code. */

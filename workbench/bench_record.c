@@ -4,17 +4,21 @@
 #include "json.h"
 #include "kernel_choice.h"
 
-json_t *bench_record(const bench_conditions *on, const stats_summary *stats, int launches, bool overlap, double err_max,
-                     const gpu_state *before, const gpu_state *after)
+json_t *bench_record(const bench_conditions *on, const bench_series *series)
 {
+    const stats_summary *s = series->stats;
     json_t *json = json_pack(
-        "{s:s, s:s, s:b, s:f, s:f, s:f, s:f, s:I, s:i, s:[o,o], s:o, s:f, s:s, s:f, s:{s:I}}", "problem", on->problem,
-        "mode", on->mode, "overlap", overlap, "p50_us", stats->p50, "p90_us", stats->p90, "p99_us", stats->p99,
-        "min_us", stats->min, "n", (json_int_t)stats->count, "launches", launches, "ci95_us",
-        json_number_or_null(stats->p50_ci95.low), json_number_or_null(stats->p50_ci95.high), "err_max",
-        json_number_or_null(err_max), "floor_us", 1e6 * on->floor->warm_s, "floor_bound", on->floor->warm_bound,
-        "tflops", on->demand->flops / stats->p50 / 1e6, "seeds", "inputs", (json_int_t)on->seed);
-    json_object_set_new(json, "clocks", clocks_json(on->device, before, after));
+        "{s:s, s:s, s:b, s:f, s:f, s:f, s:f, s:I, s:i, s:i, s:i, s:[o,o], s:o, s:f, s:s, s:f, s:{s:I}}", "problem",
+        on->problem, "mode", mode_name(on->mode), "overlap", series->overlap, "p50_us", s->p50, "p90_us", s->p90,
+        "p99_us", s->p99, "min_us", s->min, "n", (json_int_t)s->count, "launches", series->launches, "buffer_sets",
+        series->sets, "discarded", series->discarded, "ci95_us", json_number_or_null(s->p50_ci95.low),
+        json_number_or_null(s->p50_ci95.high), "err_max", json_number_or_null(series->err_max), "floor_us",
+        1e6 * mode_floor_s(on->mode, on->floor), "floor_bound", mode_floor_bound(on->mode, on->floor), "tflops",
+        on->demand->flops / s->p50 / 1e6, "seeds", "inputs", (json_int_t)on->seed);
+    if (on->mode == MODE_COLD) {
+        json_object_set_new(json, "empty_us", json_number_or_null(on->empty_us));
+    }
+    json_object_set_new(json, "clocks", watch_json(on->watched));
     environment_add(json, on->device);
     return json;
 }

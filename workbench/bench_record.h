@@ -5,22 +5,34 @@
 #include <jansson.h>
 
 #include "environment.h"
-#include "roofline.h"
+#include "mode.h"
 #include "stats.h"
+#include "watch.h"
 
 /* What the records of one problem share. */
 typedef struct bench_conditions {
     const acr__device *device;
     const char *problem; /* its text */
-    const char *mode;    /* "stream" or "call" */
+    bench_mode mode;
+    double empty_us; /* cold mode: what no launch at all takes */
     const demand *demand;
     const floor_times *floor;
     uint64_t seed;
+    const watch *watched;
 } bench_conditions;
 
-/* The record without what says whose it is: "kernel" and "image", or "peer". err_max NaN: unknown. */
-json_t *bench_record(const bench_conditions *on, const stats_summary *stats, int launches, bool overlap, double err_max,
-                     const gpu_state *before, const gpu_state *after);
+/* One series of samples. */
+typedef struct bench_series {
+    const stats_summary *stats;
+    int launches;  /* in a sample */
+    int sets;      /* of buffers */
+    int discarded; /* blocks */
+    bool overlap;
+    double err_max; /* NaN: unknown */
+} bench_series;
+
+/* The record without what says whose it is: "kernel" and "image", or "peer". */
+json_t *bench_record(const bench_conditions *on, const bench_series *series);
 
 /* Adds "kernel" and "image". */
 void bench_record_kernel(json_t *record, const acr__kernel *kernel);

@@ -20,7 +20,7 @@ typedef enum axis {
     AXES
 } axis;
 enum {
-    VALUES_MAX = 8
+    VALUES_MAX = 9
 };
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
@@ -47,7 +47,8 @@ enum {
 };
 
 static const acr_mask mask_values[] = {ACR_MASK_NONE, ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT};
-static const uint32_t flag_values[] = {0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS};
+static const uint32_t flag_values[] = {
+    0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS, ACR_PACKED, ACR_PACKED | ACR_WANT_LSE};
 static const acr_dtype out_dtype_values[] = {ACR_DTYPE_DEFAULT, ACR_BF16};
 
 typedef struct dims {
@@ -60,6 +61,7 @@ typedef struct space {
     const acr__device *device;
     dims dim_values[VALUES_MAX];
     int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
+    uint32_t flags[VALUES_MAX];
     int counts[AXES];
     uint64_t random_counter;
 } space;
@@ -92,6 +94,28 @@ static acr_strides fused_strides(const acr_problem *p, int64_t rows, int64_t dim
 {
     int64_t row = p->q_heads * p->qk_dim + p->kv_heads * (p->qk_dim + p->v_dim);
     return (acr_strides){rows * row, dim, row};
+}
+
+/* Of a packed batch, whose rows are outermost and whose batch stride is 0; false for what does not go with it. */
+static bool set_packed_view(acr_problem *p, view v)
+{
+    int64_t gap = v == VIEW_PADDED ? 16 / acr__dtype_bytes(p->dtype) : v == VIEW_ELEMENT ? 1 : 0;
+    int64_t out_gap = v == VIEW_PADDED && p->dtype == ACR_E4M3 ? gap / 2 : gap;
+    p->layout = ACR_BSHD;
+    if (v == VIEW_FUSED) {
+        int64_t row = p->q_heads * p->qk_dim + p->kv_heads * (p->qk_dim + p->v_dim);
+        p->q = p->k = (acr_strides){0, p->qk_dim, row};
+        p->v = (acr_strides){0, p->v_dim, row};
+    } else if (gap > 0) {
+        p->q = (acr_strides){0, p->qk_dim + gap, p->q_heads * (p->qk_dim + gap) + gap};
+        p->k = (acr_strides){0, p->qk_dim + gap, p->kv_heads * (p->qk_dim + gap) + gap};
+        p->v = (acr_strides){0, p->v_dim + gap, p->kv_heads * (p->v_dim + gap) + gap};
+        p->o = (acr_strides){0, p->v_dim + out_gap, p->q_heads * (p->v_dim + out_gap) + out_gap};
+    }
+    if (v == VIEW_ELEMENT) {
+        p->alignment = p->dtype == ACR_E4M3 ? 2 : (uint32_t)acr__dtype_bytes(p->dtype);
+    }
+    return v != VIEW_BHSD && v != VIEW_SHARED;
 }
 
 static void set_view(acr_problem *p, view v)
@@ -147,8 +171,15 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     p.qk_dim = d->qk;
     p.v_dim = d->v;
     p.mask = mask_values[c->value[AXIS_MASK]];
-    p.flags = flag_values[c->value[AXIS_FLAGS]];
-    set_view(&p, (view)c->value[AXIS_VIEW]);
+    p.flags = s->flags[c->value[AXIS_FLAGS]];
+    if (p.flags & ACR_PACKED) {
+        p.batch += 4; /* sequences of every kind side by side */
+        if (!set_packed_view(&p, (view)c->value[AXIS_VIEW])) {
+            return false;
+        }
+    } else {
+        set_view(&p, (view)c->value[AXIS_VIEW]);
+    }
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
     double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
@@ -170,18 +201,24 @@ static void add_length(int64_t *lens, int *count, int64_t length)
     }
 }
 
-/* Around a tile, one query, a prime, several tiles with a rest, and the common odd length 1333. */
+/* Around a tile, one query and a few, a prime, several tiles with a rest, and the common odd length 1333. For a GPU
+ * kernel that hands something over through a workspace also keys so many that it splits them as far as it ever does. */
 static void set_lengths(space *s)
 {
     int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
     int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
-    const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3};
+    const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3, 5};
     const int64_t kv_lens[] = {kv_tile + 1, kv_tile, 1, kv_tile - 1, 131, 1333, 3 * kv_tile + 5};
     s->kv_lens[0] = 0;
     s->counts[AXIS_KV_LEN] = 1;
     for (size_t i = 0; i < sizeof q_lens / sizeof q_lens[0]; ++i) {
         add_length(s->q_lens, &s->counts[AXIS_Q_LEN], q_lens[i]);
+    }
+    for (size_t i = 0; i < sizeof kv_lens / sizeof kv_lens[0]; ++i) {
         add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], kv_lens[i]);
+    }
+    if (s->kernel->backend == ACR__CUDA && s->kernel->workspace) {
+        add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], 10007);
     }
 }
 
@@ -212,6 +249,7 @@ static void set_dims(space *s)
         s->dim_values[place] = *d;
         choice c = {{0}};
         c.value[AXIS_DIMS] = (signed char)place;
+        c.value[AXIS_VIEW] = VIEW_BSHD;
         test_case probe;
         if (case_of(&probe, s, &c)) {
             ++s->counts[AXIS_DIMS];
@@ -219,15 +257,31 @@ static void set_dims(space *s)
     }
 }
 
+/* The flags that it takes at all: a kernel may serve packed batches alone, or none. */
+static void set_flags(space *s)
+{
+    s->dim_values[0] = (dims){s->kernel->qk_dim_max < 128 ? s->kernel->qk_dim_max : 128,
+                              s->kernel->v_dim_max < 128 ? s->kernel->v_dim_max : 128};
+    for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; ++i) {
+        int place = s->counts[AXIS_FLAGS];
+        s->flags[place] = flag_values[i];
+        choice c = {{0}};
+        c.value[AXIS_FLAGS] = (signed char)place;
+        c.value[AXIS_VIEW] = VIEW_BSHD;
+        test_case probe;
+        s->counts[AXIS_FLAGS] += case_of(&probe, s, &c);
+    }
+}
+
 static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
 {
     *s = (space){.kernel = kernel, .device = device};
     set_lengths(s);
+    set_flags(s);
     set_dims(s);
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
-    s->counts[AXIS_FLAGS] = sizeof flag_values / sizeof flag_values[0];
     s->counts[AXIS_INPUTS] = INPUT_KIND_COUNT;
     s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
 }
@@ -363,7 +417,7 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
     pair_table t = {{{{{PAIR_OPEN}}}}};
     *out = (case_list){.count = 0};
     set_axes(&s, kernel, device);
-    if (s.counts[AXIS_DIMS] == 0) {
+    if (s.counts[AXIS_FLAGS] == 0 || s.counts[AXIS_DIMS] == 0) {
         return;
     }
     for (int a = 0; a < AXES; ++a) {

@@ -10,14 +10,18 @@
 #include "command.h"
 #include "conformance.h"
 #include "contest.h"
-#include "environment.h"
+#include "cublas.h"
+#include "host_cost.h"
 #include "interleave.h"
 #include "json.h"
 #include "kernel_choice.h"
+#include "ladder.h"
+#include "mode.h"
 #include "options.h"
 #include "progress.h"
 #include "python_exec.h"
 #include "roofline.h"
+#include "subject.h"
 #include "text.h"
 #include "timer.h"
 
@@ -25,22 +29,27 @@ enum {
     ID_LADDER = OPTION_LONG_ONLY,
     ID_OVERLAP,
     ID_SEED,
+    ID_LENGTHS,
     ID_QUICK,
     ID_PEERS,
     ID_PUBLISH,
     ID_MODE,
+    ID_HOST_COST,
     ID_PYTHON_PATH
 };
 
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
-    {ID_LADDER, "ladder", NULL, "also the kernels that are never planned: the teaching ladder"},
+    {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
+    {ID_LENGTHS, "lengths", "full|skewed",
+     "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
-    {ID_PEERS, "peers", "torch",
-     "beside PyTorch's attention, in its process and interleaved; the planner's kernel, or -k"},
-    {ID_MODE, "mode", "stream|call", "with --peers: launches in a graph (default), or ordinary calls from Python"},
+    {ID_PEERS, "peers", "torch,cublas",
+     "beside PyTorch's attention, unfused cuBLAS, or both: interleaved; the planner's kernel, or -k"},
+    {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/measuring.md"},
+    {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
     {'o', "output", "FILE", "add the records to this JSON file"},
@@ -50,24 +59,28 @@ static const option_spec options[] = {
 static const command_spec spec = {
     .name = "bench",
     .operands = "[PROBLEM...]",
-    .about = "Checks each kernel on the problem, then measures it in stream mode: a sequence of back-to-back launches "
-             "over the same buffers,\n"
-             "replayed; a sample is the time a launch of one replay. What the timed launches wrote is judged again. A "
-             "kernel that fails is not\n"
-             "timed, a time below 0.9 of the physical floor is refused; both make the exit code 1. * marks the kernel "
-             "the planner takes.\n"
+    .about = "Checks each kernel on the problem, then measures it, in stream mode where no other is asked for: a "
+             "sequence of back-to-back\n"
+             "launches over the same buffers, replayed; a sample is the time a launch of one replay. What the timed "
+             "launches wrote is judged\n"
+             "too. A kernel that fails is not timed, a time below 0.9 of the physical floor is refused; both make the "
+             "exit code 1. * marks the\n"
+             "kernel the planner takes.\n"
              "How to repeat a measurement: docs/measuring.md.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion bench\n"
                 "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
                 "  acromion bench -k fwd_simt --ladder --json\n"
-                "  acromion bench b2:h8:s512:d64 --peers torch --publish -o results/mine.json\n",
+                "  acromion bench b2:h8:s512:d64 --mode cold\n"
+                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
 };
 
 typedef struct request {
     const char *kernel, *output, *python_path;
-    bool ladder, overlap, quick, peers, publish, call_mode;
+    bool ladder, overlap, quick, torch, cublas, publish, host_cost;
+    bench_mode mode;
+    length_pattern lengths;
     uint64_t seed;
 } request;
 
@@ -77,10 +90,14 @@ typedef struct session {
     acr_ctx *ctx;
     const acr__device *device;
     uint32_t threads;
-    const peer_provider *provider; /* NULL = ours alone */
+    const peer_provider *providers[CONTEST_PROVIDERS_MAX];
+    int provider_count; /* 0 = ours alone */
+    watch watched;
+    double empty_us; /* cold mode: what no launch at all takes */
     json_t *records;
     size_t saved; /* of the records: in the output file */
     int measured, refused;
+    int unsupported; /* problems that cannot be had in this mode */
 } session;
 
 /* One problem and what all its kernels are compared with. Functions call it `on`. */
@@ -98,18 +115,34 @@ typedef struct measurement {
     const acr__kernel *kernel;
     verdict verdict; /* of what the timed launches wrote */
     timing timing;
-    gpu_state before, after;
+    int launches, sets;
 } measurement;
 
-/* The one word that an option knows (besides those its caller has looked for). */
-static bool option_word(const char *option, const char *value, const char *known)
+static bool unknown_word(const char *option, const char *value)
 {
-    if (strcmp(value, known) == 0) {
-        return true;
-    }
     fprintf(stderr, "acromion bench: --%s: '%s' is unknown; `acromion bench --help` says what there is\n", option,
             value);
     return false;
+}
+
+/* Words separated by commas. */
+static bool take_peers(request *r, const char *value)
+{
+    static const char torch[] = "torch", cublas[] = "cublas";
+    for (const char *word = value;; ++word) {
+        const size_t length = strcspn(word, ",");
+        const bool is_torch = length == strlen(torch) && strncmp(word, torch, length) == 0;
+        const bool is_cublas = length == strlen(cublas) && strncmp(word, cublas, length) == 0;
+        if (!is_torch && !is_cublas) {
+            return unknown_word("peers", value);
+        }
+        r->torch = r->torch || is_torch;
+        r->cublas = r->cublas || is_cublas;
+        word += length;
+        if (!*word) {
+            return true;
+        }
+    }
 }
 
 static bool take_option(void *arg, int id, const char *value)
@@ -133,14 +166,18 @@ static bool take_option(void *arg, int id, const char *value)
         r->quick = true;
         return true;
     case ID_PEERS:
-        r->peers = true;
-        return option_word("peers", value, "torch");
+        return take_peers(r, value);
     case ID_PUBLISH:
         r->publish = true;
         return true;
+    case ID_LENGTHS:
+        r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
+        return r->lengths == LENGTHS_SKEWED || strcmp(value, "full") == 0 || unknown_word("lengths", value);
     case ID_MODE:
-        r->call_mode = strcmp(value, "call") == 0;
-        return r->call_mode || option_word("mode", value, "stream");
+        return mode_parse(value, &r->mode) || unknown_word("mode", value);
+    case ID_HOST_COST:
+        r->host_cost = true;
+        return true;
     case ID_PYTHON_PATH:
         r->python_path = value;
         return true;
@@ -156,72 +193,93 @@ static bool take_option(void *arg, int id, const char *value)
 /* ---- One kernel ---- */
 
 /* Gate, time, judge again. Returns ACR_OK with measurement->verdict.pass telling whether the times count. */
-static acr_status measure(measurement *m, const session *s, const bench_problem *on)
+static acr_status measure(measurement *m, session *s, const bench_problem *on)
 {
     static const timer_limits thorough = TIMER_LIMITS_DEFAULT;
-    static const timer_limits quick = {200e-6, 20e-3, 0.3, 10, 100};
+    static const timer_limits quick = {20e-3, 0.3, 16, 100};
     acr_status status = conformance_check(&m->verdict, s->ctx, m->kernel, on->problem, on->ref);
     if (status != ACR_OK || !m->verdict.pass) {
         return status;
     }
-    execution *e = NULL;
-    status = execution_create(&e, s->ctx, m->kernel, on->problem, on->ref, false,
-                              s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0, ALLOCATOR_ALIGNMENT);
-    if (status == ACR_OK) {
-        status = execution_run(e);
+    const subject_request wanted_subject = {
+        .ctx = s->ctx,
+        .kernel = m->kernel,
+        .problem = on->problem,
+        .ref = on->ref,
+        .mode = s->request->mode,
+        .flags = s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0,
+        .seed = s->request->seed,
+    };
+    subject *timed = NULL;
+    status = subject_create(&timed, &wanted_subject);
+    if (status != ACR_OK) {
+        return status;
     }
-    gpu_state_read(&m->before, s->device, s->common->device);
+    watch_restart(&s->watched);
+    m->launches = subject_launches(timed);
+    m->sets = subject_set_count(timed);
+    status = timer_series(&m->timing, subject_sample, timed, s->request->quick ? &quick : &thorough, &s->watched);
     if (status == ACR_OK) {
-        status = timer_stream(&m->timing, acr__ctx_backend_device(s->ctx), execution_enqueue, e,
-                              s->request->quick ? &quick : &thorough);
+        status = subject_judge(timed, &m->verdict);
     }
-    gpu_state_read(&m->after, s->device, s->common->device);
-    run_output output;
-    if (status == ACR_OK) {
-        status = execution_collect(e, &output);
-    }
-    if (status == ACR_OK) {
-        conformance_judge(&m->verdict, on->ref, &output);
-        run_output_free(&output);
-    }
-    execution_destroy(e);
+    subject_destroy(timed);
     return status;
 }
 
 /* A floor from the table of GPUs is a gate; one that was measured here, the CPU's, is only printed. */
 static bool below_floor(const session *s, const bench_problem *on, const measurement *m)
 {
-    return s->device->backend == ACR__CUDA && m->timing.stats.p50 < 0.9e6 * on->floor.warm_s;
+    return s->device->backend == ACR__CUDA && m->timing.stats.p50 < 0.9e6 * mode_floor_s(s->request->mode, &on->floor);
 }
 
 /* ---- Output ---- */
 
 static json_t *record_json(const session *s, const bench_problem *on, const measurement *m)
 {
-    const bench_conditions conditions = {s->device, on->text, "stream", &on->demand, &on->floor, s->request->seed};
-    json_t *json = bench_record(&conditions, &m->timing.stats, m->timing.launches, s->request->overlap,
-                                m->verdict.err_max, &m->before, &m->after);
+    const bench_conditions conditions = {
+        .device = s->device,
+        .problem = on->text,
+        .mode = s->request->mode,
+        .empty_us = s->empty_us,
+        .demand = &on->demand,
+        .floor = &on->floor,
+        .seed = s->request->seed,
+        .watched = &s->watched,
+    };
+    const bench_series series = {&m->timing.stats,    m->launches,         m->sets,
+                                 m->timing.discarded, s->request->overlap, m->verdict.err_max};
+    json_t *json = bench_record(&conditions, &series);
+    if (s->request->lengths != LENGTHS_FULL) {
+        json_object_set_new(json, "lengths", json_string("skewed"));
+    }
     bench_record_kernel(json, m->kernel);
     return json;
 }
 
 static void print_header(const session *s, const bench_problem *on)
 {
-    printf("%s on %s, stream mode%s\n", on->text, s->device->name, s->request->overlap ? ", overlapping launches" : "");
+    const bench_mode mode = s->request->mode;
     char floor_us[24];
-    printf("floor %s us, bound by %s\n", us_text(floor_us, 1e6 * on->floor.warm_s), on->floor.warm_bound);
+    printf("%s on %s, %s mode%s\n", on->text, s->device->name, mode_name(mode),
+           s->request->overlap ? ", overlapping launches" : "");
+    printf("floor %s us, bound by %s\n", us_text(floor_us, 1e6 * mode_floor_s(mode, &on->floor)),
+           mode_floor_bound(mode, &on->floor));
+    if (mode == MODE_COLD) {
+        printf("no launch at all: %s us, part of each time\n", us_text(floor_us, s->empty_us));
+    }
     printf("  %-44s %9s %19s %9s %9s %5s %8s %7s %8s\n", "kernel", "p50 us", "95 % interval", "p90", "p99", "n",
            "TFLOP/s", "x floor", "max err");
 }
 
-static void print_measurement(const bench_problem *on, const measurement *m)
+static void print_measurement(const session *s, const bench_problem *on, const measurement *m)
 {
     const stats_summary *t = &m->timing.stats;
     char p50[24], p90[24], p99[24], low[24], high[24], interval[64];
     snprintf(interval, sizeof interval, "%s - %s", us_text(low, t->p50_ci95.low), us_text(high, t->p50_ci95.high));
     printf("%c %-44s %9s %19s %9s %9s %5zu %8.3g %7.2f %8.2g\n", strcmp(on->planned, m->kernel->name) == 0 ? '*' : ' ',
            m->kernel->name, us_text(p50, t->p50), interval, us_text(p90, t->p90), us_text(p99, t->p99), t->count,
-           on->demand.flops / t->p50 / 1e6, t->p50 / (1e6 * on->floor.warm_s), m->verdict.err_max);
+           on->demand.flops / t->p50 / 1e6, t->p50 / (1e6 * mode_floor_s(s->request->mode, &on->floor)),
+           m->verdict.err_max);
     fflush(stdout);
 }
 
@@ -231,12 +289,75 @@ static void refuse(session *s, const bench_problem *on, const measurement *m)
     if (m->verdict.pass) {
         fprintf(stderr,
                 "REFUSED %s: %.4g us is below 0.9 of the floor of %.4g us: the measurement or the kernel is wrong\n",
-                m->kernel->name, m->timing.stats.p50, 1e6 * on->floor.warm_s);
+                m->kernel->name, m->timing.stats.p50, 1e6 * mode_floor_s(s->request->mode, &on->floor));
     } else {
         fprintf(stderr, "FAIL %s: %s\n     acromion check %s -k %s --seed %" PRIu64 " --inputs normal --backend %s\n",
                 m->kernel->name, m->verdict.failure, on->text, m->kernel->name, s->request->seed,
                 backend_name(m->kernel->backend));
     }
+}
+
+/* ---- The ladder ---- */
+
+/* The rungs measured at one problem. */
+typedef struct climb {
+    double us[LADDER_RUNGS]; /* NaN = not measured */
+    bool any;
+} climb;
+
+static void climb_begin(climb *c)
+{
+    c->any = false;
+    for (int rung = 0; rung < LADDER_RUNGS; ++rung) {
+        c->us[rung] = NAN;
+    }
+}
+
+/* How many times as fast a rung is as the one below it, NaN where one of the two is missing. */
+static double climb_gain(const climb *c, int rung)
+{
+    return rung > 0 ? c->us[rung - 1] / c->us[rung] : NAN;
+}
+
+/* Notes a rung, and what its record says beyond others. */
+static void climb_step(climb *c, const measurement *m, const bench_problem *on, json_t *record)
+{
+    const int rung = ladder_rung(m->kernel);
+    if (rung < 0) {
+        return;
+    }
+    c->us[rung] = m->timing.stats.p50;
+    c->any = true;
+    json_object_set_new(record, "rung", json_integer(rung));
+    json_object_set_new(record, "gain", json_number_or_null(climb_gain(c, rung)));
+    json_object_set_new(record, "gain_predicted", json_number_or_null(ladder_predicted_gain(rung, on->text)));
+}
+
+static void print_or_dash(int width, int digits, double value)
+{
+    if (isnan(value)) {
+        printf(" %*s", width, "-");
+    } else {
+        printf(" %*.*g", width, digits, value);
+    }
+}
+
+static void climb_print(const climb *c, const bench_problem *on)
+{
+    printf("the ladder on %s; predictions are for an H200, stream mode\n", on->text);
+    printf("  %-4s %-38s %9s %12s %6s %14s\n", "rung", "idea", "p50 us", "predicted us", "gain", "predicted gain");
+    for (int rung = 0; rung < LADDER_RUNGS; ++rung) {
+        printf("  %-4d %-38s", rung, ladder_idea(rung));
+        print_or_dash(9, 4, c->us[rung]);
+        print_or_dash(12, 4, ladder_predicted_us(rung, on->text));
+        print_or_dash(6, 3, climb_gain(c, rung));
+        print_or_dash(14, 3, ladder_predicted_gain(rung, on->text));
+        printf("\n");
+    }
+    printf("  all rungs: ");
+    print_or_dash(0, 3, c->us[0] / c->us[LADDER_RUNGS - 1]);
+    printf(" times\n\n");
+    fflush(stdout);
 }
 
 /* ---- All kernels of a problem ---- */
@@ -254,6 +375,8 @@ static acr_status bench_kernels(session *s, const bench_problem *on)
     progress line;
     char best[64] = "";
     double best_us = INFINITY;
+    climb climbed;
+    climb_begin(&climbed);
     progress_begin(&line, "bench", (int64_t)acr__kernel_count);
     acr_status status = ACR_OK;
     for (size_t i = 0; i < acr__kernel_count && status == ACR_OK; ++i) {
@@ -272,14 +395,19 @@ static acr_status bench_kernels(session *s, const bench_problem *on)
             continue;
         }
         ++s->measured;
-        json_array_append_new(s->records, record_json(s, on, &m));
+        json_t *record = record_json(s, on, &m);
+        climb_step(&climbed, &m, on, record);
+        json_array_append_new(s->records, record);
         if (!s->common->json) {
-            print_measurement(on, &m);
+            print_measurement(s, on, &m);
         }
         if (m.timing.stats.p50 < best_us) {
             best_us = m.timing.stats.p50;
             snprintf(best, sizeof best, "%.4g us", best_us);
         }
+    }
+    if (climbed.any && !s->common->json && status == ACR_OK) {
+        climb_print(&climbed, on);
     }
     return status;
 }
@@ -297,7 +425,8 @@ static void plan_name(char *out, size_t capacity, acr_ctx *ctx, const acr_proble
 static void find_floor(const session *s, bench_problem *on)
 {
     machine m;
-    on->demand = demand_of(on->problem, on->ref->kv_lens);
+    const acr_buffers lengths = reference_buffers(on->ref);
+    on->demand = demand_of(on->problem, &lengths);
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);
     } else {
@@ -319,8 +448,10 @@ static acr_status bench_contest(session *s, const bench_problem *on)
         .floor = &on->floor,
         .pattern = s->request->kernel,
         .planned = on->planned,
-        .provider = s->provider,
-        .call_mode = s->request->call_mode,
+        .providers = s->providers,
+        .provider_count = s->provider_count,
+        .mode = s->request->mode,
+        .empty_us = s->empty_us,
         .overlap = s->request->overlap,
         .blocks = s->request->publish ? INTERLEAVE_BLOCKS_PUBLISH : INTERLEAVE_BLOCKS_SEARCH,
         .seed = s->request->seed,
@@ -349,7 +480,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
         .inputs = INPUT_NORMAL,
         .seed = s->request->seed,
         .sampled_rows = GATE_ROWS,
-        .full_kv_lens = true,
+        .lengths = s->request->lengths,
         .threads = s->threads,
     };
     acr_status status = reference_create(&on.ref, &wanted_reference);
@@ -357,7 +488,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
         return status;
     }
     find_floor(s, &on);
-    if (s->provider) {
+    if (s->provider_count > 0) {
         status = bench_contest(s, &on);
     } else {
         if (!s->common->json) {
@@ -391,43 +522,149 @@ static int finish(const session *s, acr_status status)
     if (s->common->json) {
         json_print(json_incref(s->records));
     }
-    if (exit_code == EXIT_DONE && s->measured + s->refused == 0) {
+    if (exit_code == EXIT_DONE && s->measured + s->refused + s->unsupported == 0) {
         fprintf(stderr, "acromion: nothing was measured; `acromion why` says why\n");
     }
-    return exit_code != EXIT_DONE ? exit_code : s->measured == 0 || s->refused > 0 ? EXIT_FAILED : EXIT_DONE;
+    if (exit_code != EXIT_DONE || s->refused > 0) {
+        return exit_code != EXIT_DONE ? exit_code : EXIT_FAILED;
+    }
+    return s->unsupported > 0 ? EXIT_CANNOT_RUN : s->measured == 0 ? EXIT_FAILED : EXIT_DONE;
 }
 
-static int bench_all(session *s, const problem_list *problems)
+/* Gathers the peers that were asked for. Returns EXIT_DONE, or after printing the reason EXIT_CANNOT_RUN when there are
+ * none. */
+static int find_providers(session *s, const peer_provider *torch)
 {
-    s->device = &acr__ctx_backend_device(s->ctx)->device;
-    if (s->provider && s->device->backend != ACR__CUDA) {
+    if (torch) {
+        s->providers[s->provider_count++] = torch;
+    }
+    if (!torch && !s->request->cublas) {
+        return EXIT_DONE;
+    }
+    if (s->device->backend != ACR__CUDA) {
         fprintf(stderr, "acromion bench: peers are met on a GPU, and this context is %s\n", s->device->name);
         return EXIT_CANNOT_RUN;
     }
+    if (s->request->cublas) {
+        if (cublas_open(&s->providers[s->provider_count], s->ctx) == ACR_OK) {
+            ++s->provider_count;
+        } else {
+            fprintf(stderr, "acromion bench: --peers cublas: %s\n", acr_last_error());
+        }
+    }
+    return s->provider_count > 0 ? EXIT_DONE : EXIT_CANNOT_RUN;
+}
+
+static acr_status find_empty_time(session *s)
+{
+    if (s->request->mode != MODE_COLD) {
+        return ACR_OK;
+    }
+    double seconds = 0;
+    acr_status status = timer_empty_cold(acr__ctx_backend_device(s->ctx), &seconds);
+    s->empty_us = 1e6 * seconds;
+    return status;
+}
+
+static int bench_all(session *s, const problem_list *problems, const peer_provider *torch)
+{
+    s->device = &acr__ctx_backend_device(s->ctx)->device;
+    int exit_code = find_providers(s, torch);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
     s->records = json_array();
-    acr_status status = ACR_OK;
+    watch_open(&s->watched, s->device, s->common->device);
+    acr_status status = find_empty_time(s);
     for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
         status = bench_one(s, &problems->items[i]);
+        if (status == ACR_UNSUPPORTED) { /* this problem in this mode; others may do */
+            ++s->unsupported;
+            status = ACR_OK;
+            fprintf(stderr, "acromion bench: not measured: %s\n", acr_last_error());
+        }
         acr_status saved = save(s);
         status = status == ACR_OK ? saved : status;
     }
-    int exit_code = finish(s, status);
+    exit_code = finish(s, status);
+    watch_close(&s->watched);
     json_decref(s->records);
+    if (s->request->cublas) {
+        cublas_close();
+    }
     return exit_code;
 }
 
-int bench_with_peers(int argc, char **argv, const peer_provider *provider)
+/* ---- Host cost ---- */
+
+static acr_status host_cost_one(session *s, const acr_problem *problem, const host_cost_cold *cold)
+{
+    char text[ACR_PROBLEM_TEXT_MAX];
+    acr_problem_format(problem, text, sizeof text);
+    const host_cost_request wanted_cost = {s->ctx, problem, text, cold, &s->watched, s->common->json};
+    acr_status status = host_cost_run(&wanted_cost, s->records);
+    s->measured += status == ACR_OK;
+    acr_status saved = save(s);
+    return status == ACR_OK ? saved : status;
+}
+
+/* The cold processes of all problems come first: they must be made before this process opens a context. */
+static int bench_host_cost(session *s, const problem_list *problems)
+{
+    acr_ctx_options options_of_ctx = ACR_CTX_OPTIONS_INIT;
+    options_of_ctx.backend = s->common->backend;
+    options_of_ctx.device = s->common->device;
+    options_of_ctx.threads = s->common->threads;
+    host_cost_cold(*cold)[HOST_COST_COLD_RUNS] = calloc(problems->count, sizeof *cold);
+    acr_status status = cold ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the cold runs");
+    for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
+        status = host_cost_measure_cold(cold[i], &options_of_ctx, &problems->items[i]);
+    }
+    int exit_code = status == ACR_OK ? context_open(s->common, &s->ctx) : report_failure(status, "bench --host-cost");
+    if (exit_code == EXIT_DONE) {
+        s->device = &acr__ctx_backend_device(s->ctx)->device;
+        s->records = json_array();
+        watch_open(&s->watched, s->device, s->common->device);
+        for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
+            status = host_cost_one(s, &problems->items[i], cold[i]);
+        }
+        exit_code = finish(s, status);
+        watch_close(&s->watched);
+        json_decref(s->records);
+        acr_ctx_destroy(s->ctx);
+    }
+    free(cold);
+    return exit_code;
+}
+
+/* ---- The command ---- */
+
+/* Says what does not go together; NULL when all does. */
+static const char *conflict_of(const request *r)
+{
+    const bool peers = r->torch || r->cublas;
+    if (r->publish && !peers) {
+        return "--publish goes with --peers";
+    }
+    if (r->host_cost && (peers || r->kernel || r->ladder || r->overlap || r->mode != MODE_STREAM)) {
+        return "--host-cost goes with problems, --json and -o alone";
+    }
+    return NULL;
+}
+
+int bench_with_peers(int argc, char **argv, const peer_provider *torch)
 {
     common_options common;
-    request r = {.seed = 1};
+    request r = {.seed = 1, .lengths = LENGTHS_FULL};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {
         return exit_code;
     }
-    r.peers = r.peers || provider;
-    if (!r.peers && (r.publish || r.call_mode)) {
-        fprintf(stderr, "acromion bench: --publish and --mode call go with --peers\n");
+    r.torch = r.torch || torch;
+    const char *conflict = conflict_of(&r);
+    if (conflict) {
+        fprintf(stderr, "acromion bench: %s\n", conflict);
         return EXIT_USAGE;
     }
     problem_list problems;
@@ -435,16 +672,16 @@ int bench_with_peers(int argc, char **argv, const peer_provider *provider)
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    if (r.peers && !provider) {
-        problems_free(&problems);
-        return python_exec_bench(argc, argv, r.python_path);
+    session s = {.request = &r, .common = &common, .threads = thread_count(&common)};
+    if (r.torch && !torch) {
+        exit_code = python_exec_bench(argc, argv, r.python_path);
+    } else if (r.host_cost) {
+        exit_code = bench_host_cost(&s, &problems);
+    } else {
+        exit_code = context_open(&common, &s.ctx);
+        exit_code = exit_code == EXIT_DONE ? bench_all(&s, &problems, torch) : exit_code;
+        acr_ctx_destroy(s.ctx);
     }
-    session s = {.request = &r, .common = &common, .threads = thread_count(&common), .provider = provider};
-    exit_code = context_open(&common, &s.ctx);
-    if (exit_code == EXIT_DONE) {
-        exit_code = bench_all(&s, &problems);
-    }
-    acr_ctx_destroy(s.ctx);
     problems_free(&problems);
     return exit_code;
 }

@@ -116,6 +116,9 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
     if (problem->flags & ACR_KV_LENS) {
         printf("  key lengths are counted as full; shorter ones lower the floor\n");
     }
+    if (problem->flags & ACR_PACKED) {
+        printf("  every sequence is counted as the longest; shorter ones lower the floor\n");
+    }
     if (target_s > 0) {
         print_target(m, &f, target_s);
     }

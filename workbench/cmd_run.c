@@ -14,6 +14,8 @@ enum {
     ID_CAUSAL,
     ID_SCALE,
     ID_KV_LENS,
+    ID_Q_OFFSETS,
+    ID_KV_OFFSETS,
     ID_LAYOUT,
     ID_DTYPE,
     ID_Q_SCALE,
@@ -23,15 +25,18 @@ enum {
 };
 
 static const option_spec options[] = {
-    {'q', "q", "FILE", "queries, 4-D"},
-    {'k', "k", "FILE", "keys, 4-D; its heads divide those of q (grouped-query attention)"},
-    {'v', "v", "FILE", "values, 4-D"},
+    {'q', "q", "FILE", "queries, 4-D; of a packed batch 3-D: [rows, heads, dim]"},
+    {'k', "k", "FILE", "keys, as many dimensions; its heads divide those of q (grouped-query attention)"},
+    {'v', "v", "FILE", "values, as many dimensions"},
     {'o', "output", "FILE", "where the output goes"},
-    {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length], float32"},
+    {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length] or, packed, [heads, rows]; float32"},
     {ID_CAUSAL, "causal", "=tl|br",
      "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
     {ID_SCALE, "scale", "X", "factor of the scores; default: 1/sqrt(head dim)"},
     {ID_KV_LENS, "kv-lens", "FILE", "key length of each batch entry, 1-D int32 or int64"},
+    {ID_Q_OFFSETS, "q-offsets", "FILE",
+     "packed batch: sequence b has query rows offsets[b] to offsets[b+1]-1; 1-D int32 or int64"},
+    {ID_KV_OFFSETS, "kv-offsets", "FILE", "the same of the keys; default: the queries' offsets"},
     {ID_LAYOUT, "layout", "bhsd|bshd",
      "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
     {ID_DTYPE, "dtype", "TYPE",
@@ -55,13 +60,15 @@ static const command_spec spec = {
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples =
         "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
-        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n",
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
 };
 
 typedef struct request {
-    const char *q, *k, *v, *o, *lse, *kv_lens, *wisdom;
+    const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *wisdom;
     acr_mask mask;
     acr_layout layout;
+    bool layout_given;
     acr_dtype dtype;                         /* 0 = the files' */
     double scale, q_scale, k_scale, v_scale; /* 0 = default */
 } request;
@@ -88,6 +95,7 @@ static bool take_layout(request *r, const char *value)
         return false;
     }
     r->layout = strcmp(value, "bshd") == 0 ? ACR_BSHD : ACR_BHSD;
+    r->layout_given = true;
     return true;
 }
 
@@ -126,6 +134,12 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_KV_LENS:
         r->kv_lens = value;
         return true;
+    case ID_Q_OFFSETS:
+        r->q_offsets = value;
+        return true;
+    case ID_KV_OFFSETS:
+        r->kv_offsets = value;
+        return true;
     case ID_WISDOM:
         r->wisdom = value;
         return true;
@@ -151,14 +165,24 @@ static bool complete(const request *r)
     const char *missing = !r->q ? "q" : !r->k ? "k" : !r->v ? "v" : !r->o ? "output" : NULL;
     if (missing) {
         fprintf(stderr, "acromion run: --%s is missing; `acromion run --help` shows an example\n", missing);
+        return false;
     }
-    return !missing;
+    if (r->kv_offsets && !r->q_offsets) {
+        fprintf(stderr, "acromion run: --kv-offsets without --q-offsets\n");
+        return false;
+    }
+    if (r->q_offsets && (r->kv_lens || r->layout_given)) {
+        fprintf(stderr, "acromion run: --q-offsets goes with neither --kv-lens nor --layout\n");
+        return false;
+    }
+    return true;
 }
 
 /* ---- From files to a problem ---- */
 
 typedef struct tensors {
-    npy_file q, k, v, kv_lens;
+    npy_file q, k, v;
+    npy_file kv_lens, q_offsets, kv_offsets; /* where the request names them */
 } tensors;
 
 static void tensors_close(tensors *t)
@@ -167,22 +191,25 @@ static void tensors_close(tensors *t)
     npy_close(&t->k);
     npy_close(&t->v);
     npy_close(&t->kv_lens);
+    npy_close(&t->q_offsets);
+    npy_close(&t->kv_offsets);
 }
 
-static acr_status open_tensor(npy_file *file, const char *path)
+static acr_status open_tensor(npy_file *file, const char *path, int rank)
 {
     acr_status status = npy_open(path, file);
-    if (status == ACR_OK && file->array.rank != 4) {
-        return acr__fail(ACR_INVALID, "%s: has %d dimensions, expected 4", path, file->array.rank);
+    if (status == ACR_OK && file->array.rank != rank) {
+        return acr__fail(ACR_INVALID, "%s: has %d dimensions, expected %d", path, file->array.rank, rank);
     }
     return status;
 }
 
-static acr_status open_lengths(npy_file *file, const char *path)
+/* Lengths or offsets; nothing without a path. */
+static acr_status open_numbers(npy_file *file, const char *path)
 {
-    acr_status status = npy_open(path, file);
+    acr_status status = path ? npy_open(path, file) : ACR_OK;
     const npy_array *a = &file->array;
-    if (status == ACR_OK && (a->rank != 1 || (a->type != NPY_I32 && a->type != NPY_I64))) {
+    if (path && status == ACR_OK && (a->rank != 1 || (a->type != NPY_I32 && a->type != NPY_I64))) {
         return acr__fail(ACR_INVALID, "%s: expected a 1-D array of int32 or int64", path);
     }
     return status;
@@ -190,15 +217,22 @@ static acr_status open_lengths(npy_file *file, const char *path)
 
 static acr_status tensors_open(tensors *t, const request *r)
 {
+    const int rank = r->q_offsets ? 3 : 4;
     *t = (tensors){.q = {.bytes = NULL}};
-    acr_status status = open_tensor(&t->q, r->q);
+    acr_status status = open_tensor(&t->q, r->q, rank);
     if (status == ACR_OK) {
-        status = open_tensor(&t->k, r->k);
+        status = open_tensor(&t->k, r->k, rank);
     }
     if (status == ACR_OK) {
-        status = open_tensor(&t->v, r->v);
+        status = open_tensor(&t->v, r->v, rank);
     }
-    return status == ACR_OK && r->kv_lens ? open_lengths(&t->kv_lens, r->kv_lens) : status;
+    if (status == ACR_OK) {
+        status = open_numbers(&t->kv_lens, r->kv_lens);
+    }
+    if (status == ACR_OK) {
+        status = open_numbers(&t->q_offsets, r->q_offsets);
+    }
+    return status == ACR_OK ? open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets) : status;
 }
 
 /* The type that a file's elements are; 0 for integers. */
@@ -235,8 +269,12 @@ typedef struct extents {
     int64_t batch, heads, length, dim;
 } extents;
 
+/* Of a packed tensor the length is that of all sequences together, and the batch 1. */
 static extents extents_of(const npy_array *a, acr_layout layout)
 {
+    if (a->rank == 3) {
+        return (extents){1, a->shape[1], a->shape[0], a->shape[2]};
+    }
     int64_t heads = a->shape[layout == ACR_BHSD ? 1 : 2], length = a->shape[layout == ACR_BHSD ? 2 : 1];
     return (extents){a->shape[0], heads, length, a->shape[3]};
 }
@@ -270,6 +308,51 @@ static acr_status agree(const tensors *t, const request *r)
     return ACR_OK;
 }
 
+/* An integer of a file; its data may be less aligned than its type. */
+static int64_t integer_at(const npy_array *a, int64_t index)
+{
+    int32_t narrow = 0;
+    int64_t value = 0;
+    if (a->type == NPY_I32) {
+        memcpy(&narrow, (const char *)a->data + (size_t)index * sizeof narrow, sizeof narrow);
+        return narrow;
+    }
+    memcpy(&value, (const char *)a->data + (size_t)index * sizeof value, sizeof value);
+    return value;
+}
+
+/* Offsets of a file must be what they should: begin at 0 or later, not decrease, end within the rows. */
+static acr_status longest_of(int64_t *longest, const npy_array *offsets, int64_t rows, const char *option)
+{
+    *longest = 1; /* problems have no length 0, sequences may */
+    for (int64_t i = 0; i < offsets->elems; ++i) {
+        int64_t at = integer_at(offsets, i), before = i > 0 ? integer_at(offsets, i - 1) : 0;
+        if (at < before || at > rows) {
+            return acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are %lld to %lld", option, (long long)i,
+                             (long long)at, (long long)before, (long long)rows);
+        }
+        if (i > 0 && at - before > *longest) {
+            *longest = at - before;
+        }
+    }
+    return ACR_OK;
+}
+
+/* Makes a problem whose lengths are those of the tensors a packed one. */
+static acr_status pack(acr_problem *p, const tensors *t)
+{
+    const npy_array *q = &t->q_offsets.array, *kv = &t->kv_offsets.array;
+    if (q->elems < 2 || kv->elems != q->elems) {
+        return acr__fail(ACR_INVALID, "q-offsets has %lld entries, kv-offsets %lld; both need batch + 1, at least 2",
+                         (long long)q->elems, (long long)kv->elems);
+    }
+    p->flags |= ACR_PACKED;
+    p->layout = ACR_BSHD;
+    p->batch = q->elems - 1;
+    acr_status status = longest_of(&p->q_len, q, t->q.array.shape[0], "q-offsets");
+    return status == ACR_OK ? longest_of(&p->kv_len, kv, t->k.array.shape[0], "kv-offsets") : status;
+}
+
 static acr_status problem_of(acr_problem *out, const tensors *t, const request *r)
 {
     acr_status status = agree(t, r);
@@ -301,20 +384,24 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     if (dtype_of(t->q.array.type) == 0 || dtype_of(t->k.array.type) == 0 || dtype_of(t->v.array.type) == 0) {
         return acr__fail(ACR_INVALID, "q, k and v must be floating-point");
     }
-    return acr_problem_canonical(out, &p);
+    if (r->q_offsets) {
+        status = pack(&p, t);
+    }
+    return status == ACR_OK ? acr_problem_canonical(out, &p) : status;
 }
 
 /* ---- Device memory ---- */
 
 typedef struct device_buffers {
     acr__backend_device *device;
-    void *q, *k, *v, *o, *lse, *kv_lens, *workspace;
+    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *workspace;
+    int64_t q_total, kv_total; /* rows of a packed batch, else 0 */
     size_t o_bytes, lse_bytes, workspace_bytes;
 } device_buffers;
 
 static void buffers_free(device_buffers *b)
 {
-    void *const all[] = {b->q, b->k, b->v, b->o, b->lse, b->kv_lens, b->workspace};
+    void *const all[] = {b->q, b->k, b->v, b->o, b->lse, b->kv_lens, b->q_offsets, b->kv_offsets, b->workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         if (all[i]) {
             b->device->backend->mem_free(b->device, all[i]);
@@ -350,25 +437,20 @@ static acr_status upload_tensor(acr__backend_device *device, void **to, const np
     return status;
 }
 
-static acr_status upload_lengths(acr__backend_device *device, void **to, const npy_array *a, int64_t kv_len)
+/* Key lengths or offsets, as int32. */
+static acr_status upload_numbers(acr__backend_device *device, void **to, const npy_array *a, int64_t most,
+                                 const char *option)
 {
     int32_t *lens = malloc((size_t)a->elems * sizeof *lens);
     if (!lens) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for the key lengths");
+        return acr__fail(ACR_NO_MEMORY, "no memory for %s", option);
     }
     acr_status status = ACR_OK;
     for (int64_t i = 0; i < a->elems && status == ACR_OK; ++i) {
-        int32_t narrow = 0;
-        int64_t value = 0;
-        if (a->type == NPY_I32) {
-            memcpy(&narrow, (const char *)a->data + (size_t)i * sizeof narrow, sizeof narrow);
-            value = narrow;
-        } else {
-            memcpy(&value, (const char *)a->data + (size_t)i * sizeof value, sizeof value);
-        }
-        if (value < 0 || value > kv_len) {
-            status = acr__fail(ACR_INVALID, "kv-lens[%lld] is %lld, allowed are 0 to %lld", (long long)i,
-                               (long long)value, (long long)kv_len);
+        int64_t value = integer_at(a, i);
+        if (value < 0 || value > most || value > INT32_MAX) {
+            status = acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are 0 to %lld", option, (long long)i,
+                               (long long)value, (long long)(most < INT32_MAX ? most : INT32_MAX));
         }
         lens[i] = (int32_t)value;
     }
@@ -379,12 +461,8 @@ static acr_status upload_lengths(acr__backend_device *device, void **to, const n
     return status;
 }
 
-static acr_status buffers_make(device_buffers *b, const acr_problem *p, const tensors *t, size_t workspace_bytes)
+static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
 {
-    int64_t rows = p->batch * p->q_heads * p->q_len;
-    b->o_bytes = (size_t)(rows * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
-    b->lse_bytes = p->flags & ACR_WANT_LSE ? (size_t)rows * sizeof(float) : 0;
-    b->workspace_bytes = workspace_bytes;
     acr_status status = upload_tensor(b->device, &b->q, &t->q.array, p->dtype);
     if (status == ACR_OK) {
         status = upload_tensor(b->device, &b->k, &t->k.array, p->dtype);
@@ -393,15 +471,39 @@ static acr_status buffers_make(device_buffers *b, const acr_problem *p, const te
         status = upload_tensor(b->device, &b->v, &t->v.array, p->dtype);
     }
     if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
-        status = upload_lengths(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len);
+        status = upload_numbers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
     }
-    const acr__backend *backend = b->device->backend;
+    if (status != ACR_OK || !(p->flags & ACR_PACKED)) {
+        return status;
+    }
+    b->q_total = t->q.array.shape[0];
+    b->kv_total = t->k.array.shape[0];
+    status = upload_numbers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
+    return status == ACR_OK ? upload_numbers(b->device, &b->kv_offsets, &t->kv_offsets.array, b->kv_total, "kv-offsets")
+                            : status;
+}
+
+/* Zero, which rows of a packed batch that belong to no sequence keep. */
+static acr_status make_output(acr__backend_device *device, void **out, size_t bytes)
+{
+    acr_status status = device->backend->mem_alloc(device, bytes, out);
+    return status == ACR_OK ? device->backend->mem_fill(device, *out, 0, bytes) : status;
+}
+
+static acr_status buffers_make(device_buffers *b, const acr_problem *p, const tensors *t, size_t workspace_bytes)
+{
+    int64_t rows = p->q_heads * (p->flags & ACR_PACKED ? t->q.array.shape[0] : p->batch * p->q_len);
+    b->o_bytes = (size_t)(rows * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
+    b->lse_bytes = p->flags & ACR_WANT_LSE ? (size_t)rows * sizeof(float) : 0;
+    b->workspace_bytes = workspace_bytes;
+    acr_status status = upload_inputs(b, p, t);
     if (status == ACR_OK) {
-        status = backend->mem_alloc(b->device, b->o_bytes, &b->o);
+        status = make_output(b->device, &b->o, b->o_bytes);
     }
     if (status == ACR_OK && b->lse_bytes > 0) {
-        status = backend->mem_alloc(b->device, b->lse_bytes, &b->lse);
+        status = make_output(b->device, &b->lse, b->lse_bytes);
     }
+    const acr__backend *backend = b->device->backend;
     if (status == ACR_OK && workspace_bytes > 0) {
         status = backend->mem_alloc(b->device, workspace_bytes, &b->workspace);
     }
@@ -419,6 +521,10 @@ static acr_status execute(const acr_plan *plan, const device_buffers *b)
     buffers.o = b->o;
     buffers.lse = b->lse;
     buffers.kv_lens = b->kv_lens;
+    buffers.q_offsets = b->q_offsets;
+    buffers.kv_offsets = b->kv_offsets;
+    buffers.q_total = b->q_total;
+    buffers.kv_total = b->kv_total;
     acr_status status = acr_workspace_init(plan, b->workspace, b->workspace_bytes, NULL);
     if (status == ACR_OK) {
         status = acr_execute(plan, &buffers, b->workspace, b->workspace_bytes, NULL);
@@ -444,11 +550,15 @@ static acr_status save(const char *path, acr__backend_device *device, const void
 
 static acr_status save_results(const request *r, const acr_problem *p, const device_buffers *b)
 {
-    bool bhsd = p->layout == ACR_BHSD;
+    bool bhsd = p->layout == ACR_BHSD, packed = p->flags & ACR_PACKED;
     const int64_t o_shape[] = {p->batch, bhsd ? p->q_heads : p->q_len, bhsd ? p->q_len : p->q_heads, p->v_dim};
-    const int64_t lse_shape[] = {p->batch, p->q_heads, p->q_len};
-    acr_status status = save(r->o, b->device, b->o, b->o_bytes, type_of(p->out_dtype), 4, o_shape);
-    return status == ACR_OK && r->lse ? save(r->lse, b->device, b->lse, b->lse_bytes, NPY_F32, 3, lse_shape) : status;
+    const int64_t packed_o_shape[] = {b->q_total, p->q_heads, p->v_dim};
+    const int64_t lse_shape[] = {p->batch, p->q_heads, p->q_len}, packed_lse_shape[] = {p->q_heads, b->q_total};
+    acr_status status = save(r->o, b->device, b->o, b->o_bytes, type_of(p->out_dtype), packed ? 3 : 4,
+                             packed ? packed_o_shape : o_shape);
+    return status == ACR_OK && r->lse ? save(r->lse, b->device, b->lse, b->lse_bytes, NPY_F32, packed ? 2 : 3,
+                                             packed ? packed_lse_shape : lse_shape)
+                                      : status;
 }
 
 static void print_summary(const request *r, const acr_problem *p, const acr_plan *plan, const acr_ctx *ctx, bool json)

@@ -33,6 +33,8 @@ int cmd_wisdom(int argc, char **argv);
 int cmd_evolve(int argc, char **argv);
 int cmd_trials(int argc, char **argv);
 int cmd_promote(int argc, char **argv);
+int cmd_profile(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 
 /* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what
  * may be NULL. */

@@ -22,22 +22,26 @@ __attribute__((format(printf, 2, 3))) static void fail(verdict *v, const char *f
 
 /* ---- Comparison ---- */
 
-/* Every element of every row, compared or not, has been written with a number. */
+/* Every element of every row, compared or not, has been written with a number. That rows of no sequence have not been
+ * written at all is the execution's to see. */
 static void judge_written(verdict *v, const reference *ref, const run_output *output)
 {
     const acr_problem *p = &ref->problem;
-    int64_t rows = p->batch * p->q_heads * p->q_len;
+    int64_t rows = ref->entries * p->q_heads * ref->q_rows;
     for (int64_t row = 0; row < rows; ++row) {
+        if (ref->q_owner && ref->q_owner[row % ref->q_rows] < 0) {
+            continue;
+        }
         for (int64_t d = 0; d < p->v_dim; ++d) {
             if (isnan(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d))) {
                 fail(v, "o[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written",
-                     row / p->q_len / p->q_heads, row / p->q_len % p->q_heads, row % p->q_len, d);
+                     row / ref->q_rows / p->q_heads, row / ref->q_rows % p->q_heads, row % ref->q_rows, d);
                 return;
             }
         }
         if (output->lse && isnan(output->lse[row])) {
-            fail(v, "lse[%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written", row / p->q_len / p->q_heads,
-                 row / p->q_len % p->q_heads, row % p->q_len);
+            fail(v, "lse[%" PRId64 ",%" PRId64 ",%" PRId64 "] is NaN or was never written",
+                 row / ref->q_rows / p->q_heads, row / ref->q_rows % p->q_heads, row % ref->q_rows);
             return;
         }
     }
@@ -189,7 +193,7 @@ acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kern
     }
     status = check_first(out, e, ref, true);
     execution_destroy(e);
-    bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & ACR_KV_LENS);
+    bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & (ACR_KV_LENS | ACR_PACKED));
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {
         status = check_reversed_keys(out, ctx, kernel, problem, ref);
     }

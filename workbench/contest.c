@@ -11,12 +11,9 @@
 #include "interleave.h"
 #include "json.h"
 #include "kernel_choice.h"
+#include "subject.h"
 #include "text.h"
 #include "timer.h"
-
-enum {
-    CALLS = 200 /* of one sample in call mode */
-};
 
 /* How one comparison came out: of ours, as the candidate, with something else. */
 typedef struct encounter {
@@ -25,14 +22,23 @@ typedef struct encounter {
     int discarded;
 } encounter;
 
+/* A provider in this contest. */
+typedef struct bench_of_peers {
+    const peer_provider *provider;
+    char none[PEER_TEXT_BYTES]; /* why none of its peers takes part; "" otherwise */
+} bench_of_peers;
+
 typedef struct contestant {
     const struct contest *contest;
     const char *name;
     const acr__kernel *kernel; /* of ours; NULL = a peer */
-    int32_t peer;              /* its number, or PEER_OURS */
-    execution *execution;      /* ours */
-    acr__graph *graph;         /* stream mode */
-    bool out;                  /* takes no part, because of: */
+    /* A peer's, and its number there. Of ours: who makes the calls in call mode, the same as its rival's. */
+    const peer_provider *provider;
+    int32_t peer;
+    subject *subject;  /* ours */
+    acr__graph *graph; /* a peer's, not in call modes */
+    int32_t next_set;  /* a peer's next inputs, while its provider enqueues */
+    bool out;          /* takes no part, because of: */
     char text[PEER_TEXT_BYTES];
     verdict verdict;     /* of what the timed launches wrote */
     encounter encounter; /* a peer's with the first of ours; that of ours with the best peer, or with itself */
@@ -41,63 +47,100 @@ typedef struct contestant {
 typedef struct contest {
     const contest_request *request;
     acr__backend_device *device;
-    gpu_monitor *monitor;
-    gpu_state before, after;
+    watch watched;
+    int sets; /* of a peer's inputs */
+    bench_of_peers providers[CONTEST_PROVIDERS_MAX];
     contestant *ours, *peers;
     int ours_count, peer_count;
-    char no_peers[PEER_TEXT_BYTES]; /* why there are none; "" otherwise */
-    encounter control;              /* the first of ours with itself */
+    encounter control; /* the first of ours with itself */
     double noise_floor;
     const contestant *best, *standard; /* peers: the fastest, and what the library takes by itself; NULL = none */
 } contest;
 
 /* ---- Taking part ---- */
 
-static acr_status sample_stream(void *arg, int count, double *seconds)
-{
-    const contestant *c = arg;
-    return c->graph->device->backend->graph_time(c->graph, count, seconds);
-}
-
 static int32_t enqueue_ours(void *arg, void *stream)
 {
-    return (int32_t)execution_enqueue(arg, stream);
+    return (int32_t)subject_enqueue(arg, stream);
 }
 
+/* An acr__enqueue: one call of a peer whose provider enqueues. */
+static acr_status enqueue_peer(void *arg, void *stream)
+{
+    contestant *c = arg;
+    const int32_t set = c->next_set;
+    c->next_set = (set + 1) % c->contest->sets;
+    c->text[0] = '\0';
+    if (c->provider->enqueue(c->peer, set, stream, c->text) != 0) {
+        return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
+    }
+    return ACR_OK;
+}
+
+/* Call modes: by the provider's own loop, in its own language, or by ours where it has none. */
 static acr_status sample_calls(void *arg, int count, double *seconds)
 {
-    const contestant *c = arg;
+    contestant *c = arg;
+    const int calls = mode_calls(c->contest->request->mode);
     for (int i = 0; i < count; ++i) {
+        acr_status status = ACR_OK;
         char text[PEER_TEXT_BYTES] = "";
-        if (c->contest->request->provider->call(c->peer, CALLS, enqueue_ours, c->execution, &seconds[i], text) != 0) {
-            return acr__fail(ACR_UNSUPPORTED, "%s", text);
+        if (!c->provider->call) {
+            status = c->kernel ? timer_calls(c->contest->device, subject_enqueue, c->subject, calls, &seconds[i])
+                               : timer_calls(c->contest->device, enqueue_peer, c, calls, &seconds[i]);
+        } else if (c->provider->call(c->kernel ? PEER_OURS : c->peer, calls, enqueue_ours, c->subject, &seconds[i],
+                                     text) != 0) {
+            status = acr__fail(ACR_UNSUPPORTED, "%s", text);
+        }
+        if (status != ACR_OK) {
+            return status;
         }
     }
     return ACR_OK;
 }
 
+static acr_status sample_peer(void *arg, int count, double *seconds)
+{
+    contestant *c = arg;
+    const acr__backend *backend = c->contest->device->backend;
+    if (mode_is_call(c->contest->request->mode)) {
+        return sample_calls(c, count, seconds);
+    }
+    return c->contest->request->mode == MODE_COLD ? backend->graph_time_cold(c->graph, count, seconds)
+                                                  : backend->graph_time(c->graph, count, seconds);
+}
+
 static acr_status record_peer(acr__graph **out, void *arg, int launches)
 {
     contestant *c = arg;
+    acr__backend_device *device = c->contest->device;
     void *graph = NULL;
+    if (!c->provider->capture) {
+        c->next_set = 0;
+        return device->backend->graph_record(out, device, enqueue_peer, c, launches);
+    }
     c->text[0] = '\0';
-    if (c->contest->request->provider->capture(c->peer, launches, &graph, c->text) != 0) {
+    if (c->provider->capture(c->peer, launches, &graph, c->text) != 0) {
         return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
     }
-    return c->contest->device->backend->graph_adopt(out, c->contest->device, graph, launches);
+    return device->backend->graph_adopt(out, device, graph, launches);
 }
 
-/* Readies a contestant for its samples. */
-static acr_status make_ready(contestant *c)
+/* Readies a peer for its samples. */
+static acr_status ready_peer(contestant *c)
 {
-    static const timer_limits limits = TIMER_LIMITS_DEFAULT;
     double seconds;
-    if (c->contest->request->call_mode) {
+    switch (c->contest->request->mode) {
+    case MODE_STREAM:
+    case MODE_ROTATING:
+        return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->contest->sets);
+    case MODE_COLD: {
+        acr_status status = record_peer(&c->graph, c, 1);
+        return status == ACR_OK ? sample_peer(c, 1, &seconds) : status;
+    }
+    default:
         return sample_calls(c, 1, &seconds);
     }
-    timer_work work = {c->contest->device, execution_enqueue, c->execution};
-    return c->kernel ? timer_fill(&c->graph, &seconds, timer_record_work, &work, limits.stretch_s)
-                     : timer_fill(&c->graph, &seconds, record_peer, c, limits.stretch_s);
 }
 
 /* The gate, then one of ours is ready; one that fails is counted and said. */
@@ -105,7 +148,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
 {
     const contest_request *r = t->request;
     contestant *c = &t->ours[t->ours_count];
-    *c = (contestant){.contest = t, .name = kernel->name, .kernel = kernel, .peer = PEER_OURS};
+    *c = (contestant){.contest = t, .name = kernel->name, .kernel = kernel, .provider = r->providers[0]};
     acr_status status = conformance_check(&c->verdict, r->ctx, kernel, r->problem, r->ref);
     if (status != ACR_OK) {
         return status;
@@ -116,12 +159,18 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
         return ACR_OK;
     }
     ++t->ours_count; /* from here on contest_close frees it */
-    status = execution_create(&c->execution, r->ctx, kernel, r->problem, r->ref, false,
-                              r->overlap ? ACR_OVERLAP_PREVIOUS : 0, ALLOCATOR_ALIGNMENT);
-    if (status == ACR_OK) {
-        status = execution_run(c->execution);
-    }
-    return status == ACR_OK ? make_ready(c) : status;
+    const subject_request wanted = {
+        .ctx = r->ctx,
+        .kernel = kernel,
+        .problem = r->problem,
+        .ref = r->ref,
+        .mode = r->mode,
+        .flags = r->overlap ? ACR_OVERLAP_PREVIOUS : 0,
+        .seed = r->seed,
+        .take = sample_calls,
+        .take_arg = c,
+    };
+    return subject_create(&c->subject, &wanted);
 }
 
 static acr_status admit_ours(contest *t, contest_counts *counts)
@@ -148,25 +197,33 @@ static bool has_own_strides(const acr_problem *problem)
            acr_problem_format(&packed, without, sizeof without) != ACR_OK || strcmp(with, without) != 0;
 }
 
-/* Why no peer can be given the problem, or NULL. */
+/* Why no peer can be given the problem, or NULL. What only some cannot, their providers say. */
 static const char *inexpressible(const acr_problem *p)
 {
     if (p->dtype == ACR_E4M3) {
-        return "PyTorch's attention has no e4m3";
+        return "peers are given no e4m3";
     }
     if (p->flags & ACR_KV_LENS) {
-        return "PyTorch's attention takes no key lengths";
+        return "peers are given no key lengths";
+    }
+    if (p->flags & ACR_PACKED) {
+        return "PyTorch's attention takes no packed batches";
     }
     if (p->flags & ACR_WANT_LSE) {
-        return "PyTorch's attention returns no log-sum-exp";
-    }
-    if (p->mask == ACR_MASK_CAUSAL && p->q_len != p->kv_len) {
-        return "PyTorch's causal flag is top-left, this mask is bottom-right";
+        return "peers return no log-sum-exp";
     }
     return has_own_strides(p) ? "peers are given packed tensors only" : NULL;
 }
 
-static acr_status begin_peers(const contest *t)
+static int32_t mask_of(const acr_problem *p)
+{
+    if (p->mask == ACR_MASK_NONE) {
+        return PEER_MASK_NONE;
+    }
+    return p->mask == ACR_MASK_CAUSAL && p->q_len != p->kv_len ? PEER_MASK_BOTTOM_RIGHT : PEER_MASK_TOP_LEFT;
+}
+
+static acr_status begin_peers(const contest *t, const peer_provider *provider)
 {
     const acr_problem *p = &t->request->ref->problem; /* whose scale is set */
     const acr_problem *laid_out = t->request->problem;
@@ -184,15 +241,16 @@ static acr_status begin_peers(const contest *t)
         .v_dim = p->v_dim,
         .device = t->request->ordinal,
         .dtype = (int32_t)p->dtype,
-        .causal = p->mask != ACR_MASK_NONE,
+        .mask = mask_of(p),
         .bshd = laid_out->layout == ACR_BSHD,
+        .sets = t->sets,
         .scale = (double)p->scale,
         .q = t->request->ref->q,
         .k = t->request->ref->k,
         .v = t->request->ref->v,
     };
     char text[PEER_TEXT_BYTES] = "";
-    return t->request->provider->begin(&problem, text) == 0 ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "%s", text);
+    return provider->begin(&problem, text) == 0 ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "%s", text);
 }
 
 static void leave_out(contestant *c, const char *reason)
@@ -202,17 +260,17 @@ static void leave_out(contestant *c, const char *reason)
 }
 
 /* A peer that cannot is left out with its reason; only a lost device ends the contest. */
-static acr_status admit_peers(contest *t)
+static acr_status admit_from(contest *t, bench_of_peers *from)
 {
-    const peer_provider *provider = t->request->provider;
-    if (begin_peers(t) != ACR_OK) {
-        snprintf(t->no_peers, sizeof t->no_peers, "%s", acr_last_error());
+    const peer_provider *provider = from->provider;
+    if (begin_peers(t, provider) != ACR_OK) {
+        snprintf(from->none, sizeof from->none, "%s", acr_last_error());
         return ACR_OK;
     }
     for (int32_t i = 0; i < provider->count && t->peer_count < PEERS_MAX; ++i) {
         contestant *c = &t->peers[t->peer_count++];
-        *c = (contestant){.contest = t, .name = provider->names[i], .peer = i};
-        acr_status status = make_ready(c);
+        *c = (contestant){.contest = t, .name = provider->names[i], .provider = provider, .peer = i};
+        acr_status status = ready_peer(c);
         if (status == ACR_DEVICE_FAULT) {
             return status;
         }
@@ -223,19 +281,33 @@ static acr_status admit_peers(contest *t)
     return ACR_OK;
 }
 
+static acr_status admit_peers(contest *t)
+{
+    acr_status status = ACR_OK;
+    for (int i = 0; i < t->request->provider_count && status == ACR_OK; ++i) {
+        status = admit_from(t, &t->providers[i]);
+    }
+    return status;
+}
+
 /* ---- Timing ---- */
+
+static interleave_subject as_subject(contestant *c)
+{
+    return c->kernel ? (interleave_subject){subject_sample, c->subject} : (interleave_subject){sample_peer, c};
+}
 
 static acr_status meet(encounter *out, contest *t, contestant *theirs, contestant *ours, double noise_floor)
 {
-    interleave_sample *sample = t->request->call_mode ? sample_calls : sample_stream;
-    const interleave_subject baseline = {sample, theirs}, candidate = {sample, ours};
+    ours->provider = theirs->provider; /* so that both are called in the same way */
+    const interleave_subject baseline = as_subject(theirs), candidate = as_subject(ours);
     const interleave_design design = {
         .blocks = t->request->blocks,
         .warm_up_s = 50e-3,
         .budget_s = 5.0,
         .seed = t->request->seed,
-        .disturbed = gpu_monitor_throttled,
-        .disturbed_arg = t->monitor,
+        .disturbed = watch_disturbed,
+        .disturbed_arg = &t->watched,
     };
     interleave_result r;
     acr_status status = interleave_run(&r, &baseline, &candidate, &design);
@@ -272,7 +344,7 @@ static acr_status judge_peer(contestant *c)
     if (!output.o) {
         return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", bytes);
     }
-    if (r->provider->output(c->peer, output.o, (int64_t)bytes, text) != 0) {
+    if (c->provider->output(c->peer, output.o, (int64_t)bytes, text) != 0) {
         leave_out(c, text);
     } else {
         conformance_judge(&c->verdict, r->ref, &output);
@@ -314,17 +386,6 @@ static acr_status meet_peers(contest *t)
     return ACR_OK;
 }
 
-static acr_status judge_ours(contestant *c)
-{
-    run_output output;
-    acr_status status = execution_collect(c->execution, &output);
-    if (status == ACR_OK) {
-        conformance_judge(&c->verdict, c->contest->request->ref, &output);
-        run_output_free(&output);
-    }
-    return status;
-}
-
 /* Each of ours gets its encounter with the best peer, or without one with itself, and its verdict. */
 static acr_status meet_best(contest *t)
 {
@@ -338,7 +399,7 @@ static acr_status meet_best(contest *t)
             status = meet(&c->encounter, t, rival, c, t->noise_floor);
         }
         if (status == ACR_OK) {
-            status = judge_ours(c);
+            status = subject_judge(c->subject, &c->verdict);
         }
     }
     return status;
@@ -378,10 +439,17 @@ static void print_header(const contest *t)
 {
     const contest_request *r = t->request;
     char floor_us[24];
-    printf("%s on %s, %s mode%s; peers: %s\n", r->text, t->device->device.name, r->call_mode ? "call" : "stream",
-           r->overlap ? ", ours overlapping" : "", r->provider->version);
-    printf("floor %s us, bound by %s; noise floor %.1f %%, control %s\n", us_text(floor_us, 1e6 * r->floor->warm_s),
-           r->floor->warm_bound, 100 * t->noise_floor, stats_verdict_text(t->control.comparison.verdict));
+    printf("%s on %s, %s mode%s; peers:", r->text, t->device->device.name, mode_name(r->mode),
+           r->overlap ? ", ours overlapping" : "");
+    for (int i = 0; i < r->provider_count; ++i) {
+        printf("%s %s", i ? ";" : "", r->providers[i]->version);
+    }
+    printf("\nfloor %s us, bound by %s; noise floor %.1f %%, control %s\n",
+           us_text(floor_us, 1e6 * mode_floor_s(r->mode, r->floor)), mode_floor_bound(r->mode, r->floor),
+           100 * t->noise_floor, stats_verdict_text(t->control.comparison.verdict));
+    if (r->mode == MODE_COLD) {
+        printf("no launch at all: %s us, part of each time\n", us_text(floor_us, r->empty_us));
+    }
     printf("  %-44s %9s %9s %9s %5s %8s %7s %15s %-9s %8s\n", "", "p50 us", "p90", "p99", "n",
            r->problem->q_len == 1 ? "GB/s" : "TFLOP/s", "ratio", "95 % interval", "verdict", "max err");
 }
@@ -413,8 +481,10 @@ static void print_summary(const contest *t)
             printf("  %-44s %s\n", t->peers[i].name, t->peers[i].text);
         }
     }
-    if (*t->no_peers) {
-        printf("  no peer takes part: %s\n", t->no_peers);
+    for (int i = 0; i < t->request->provider_count; ++i) {
+        if (*t->providers[i].none) {
+            printf("  %s: no peer takes part: %s\n", t->providers[i].provider->version, t->providers[i].none);
+        }
     }
     printf("ratio: how many times as fast ours is as the peer; of ours, as the best peer (*). %d blocks discarded\n",
            discarded);
@@ -452,13 +522,28 @@ static void print_table(const contest *t)
 static json_t *record_of(const contest *t, const contestant *c)
 {
     const contest_request *r = t->request;
-    const bench_conditions conditions = {&t->device->device, r->text,  r->call_mode ? "call" : "stream",
-                                         r->demand,          r->floor, r->seed};
-    json_t *json = bench_record(&conditions, c->kernel ? &c->encounter.ours : &c->encounter.theirs,
-                                c->graph ? c->graph->launches : CALLS, c->kernel && r->overlap, c->verdict.err_max,
-                                &t->before, &t->after);
+    const bench_conditions conditions = {
+        .device = &t->device->device,
+        .problem = r->text,
+        .mode = r->mode,
+        .empty_us = r->empty_us,
+        .demand = r->demand,
+        .floor = r->floor,
+        .seed = r->seed,
+        .watched = &t->watched,
+    };
+    const bench_series series = {
+        .stats = c->kernel ? &c->encounter.ours : &c->encounter.theirs,
+        .launches = c->kernel  ? subject_launches(c->subject)
+                    : c->graph ? c->graph->launches
+                               : mode_calls(r->mode),
+        .sets = t->sets,
+        .discarded = c->encounter.discarded,
+        .overlap = c->kernel && r->overlap,
+        .err_max = c->verdict.err_max,
+    };
+    json_t *json = bench_record(&conditions, &series);
     json_object_set_new(json, "blocks", json_integer((json_int_t)c->encounter.comparison.blocks));
-    json_object_set_new(json, "discarded", json_integer(c->encounter.discarded));
     return json;
 }
 
@@ -496,7 +581,7 @@ static json_t *record_of_peer(const contest *t, const contestant *c)
 {
     json_t *json = record_of(t, c);
     json_object_set_new(json, "peer", json_string(c->name));
-    json_object_set_new(json, "peer_version", json_string(t->request->provider->version));
+    json_object_set_new(json, "peer_version", json_string(c->provider->version));
     json_object_set_new(json, "within_tolerance", json_boolean(c->verdict.pass));
     return json;
 }
@@ -506,7 +591,7 @@ static void refuse_wrong(contest *t, contest_counts *counts)
 {
     for (int i = 0; i < t->ours_count; ++i) {
         contestant *c = &t->ours[i];
-        bool below_floor = c->encounter.ours.p50 < 0.9e6 * t->request->floor->warm_s;
+        bool below_floor = c->encounter.ours.p50 < 0.9e6 * mode_floor_s(t->request->mode, t->request->floor);
         c->out = !c->verdict.pass || below_floor;
         *(c->out ? &counts->refused : &counts->measured) += 1;
         if (c->out) {
@@ -536,14 +621,15 @@ static void append_records(const contest *t, json_t *records)
 static void contest_close(contest *t)
 {
     for (int i = 0; i < t->ours_count; ++i) {
-        t->device->backend->graph_free(t->ours[i].graph);
-        execution_destroy(t->ours[i].execution);
+        subject_destroy(t->ours[i].subject);
     }
     for (int i = 0; i < t->peer_count; ++i) {
         t->device->backend->graph_free(t->peers[i].graph);
     }
-    t->request->provider->end();
-    gpu_monitor_close(t->monitor);
+    for (int i = 0; i < t->request->provider_count; ++i) {
+        t->request->providers[i]->end();
+    }
+    watch_close(&t->watched);
     free(t->ours);
     free(t->peers);
 }
@@ -554,12 +640,11 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
     if (status != ACR_OK || t->ours_count == 0) {
         return status;
     }
+    t->sets = subject_set_count(t->ours[0].subject);
     status = admit_peers(t);
-    gpu_state_read(&t->before, &t->device->device, t->request->ordinal);
     if (status == ACR_OK) {
         status = measure(t);
     }
-    gpu_state_read(&t->after, &t->device->device, t->request->ordinal);
     if (status != ACR_OK) {
         return status;
     }
@@ -574,11 +659,18 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
 acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts)
 {
     contest t = {.request = request, .device = acr__ctx_backend_device(request->ctx)};
-    t.monitor = gpu_monitor_open(&t.device->device, request->ordinal);
     t.ours = calloc(acr__kernel_count, sizeof *t.ours);
     t.peers = calloc(PEERS_MAX, sizeof *t.peers);
-    acr_status status =
-        t.ours && t.peers ? hold(&t, records, counts) : acr__fail(ACR_NO_MEMORY, "no memory for the contestants");
+    if (!t.ours || !t.peers) {
+        free(t.ours);
+        free(t.peers);
+        return acr__fail(ACR_NO_MEMORY, "no memory for the contestants");
+    }
+    watch_open(&t.watched, &t.device->device, request->ordinal);
+    for (int i = 0; i < request->provider_count; ++i) {
+        t.providers[i].provider = request->providers[i];
+    }
+    acr_status status = hold(&t, records, counts);
     contest_close(&t);
     return status;
 }

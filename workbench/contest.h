@@ -1,5 +1,5 @@
 /* Ours against peers: one problem, every kernel wanted and every peer that can run it, timed interleaved in one process
- * and one context, judged by docs/statistics.md. */
+ * and one context, judged by docs/statistics.md. Peers come from one or several providers. */
 #ifndef WORKBENCH_CONTEST_H
 #define WORKBENCH_CONTEST_H
 
@@ -8,8 +8,12 @@
 
 #include "bench_door.h"
 #include "internal.h"
+#include "mode.h"
 #include "reference.h"
-#include "roofline.h"
+
+enum {
+    CONTEST_PROVIDERS_MAX = 2
+};
 
 typedef struct contest_request {
     acr_ctx *ctx;
@@ -21,9 +25,11 @@ typedef struct contest_request {
     const floor_times *floor;
     const char *pattern; /* which of our kernels, as kernel_matches takes it; NULL = the planner's */
     const char *planned; /* the planner's, "" = none */
-    const peer_provider *provider;
-    bool call_mode; /* else stream mode */
-    bool overlap;   /* ours may overlap their predecessors */
+    const peer_provider *const *providers;
+    int provider_count; /* 1..CONTEST_PROVIDERS_MAX */
+    bench_mode mode;
+    double empty_us; /* cold mode: what no launch at all takes */
+    bool overlap;    /* ours may overlap their predecessors */
     int blocks;
     uint64_t seed;
     bool quiet; /* no table */
@@ -42,7 +48,7 @@ acr_status contest_run(const contest_request *request, json_t *records, contest_
  * 5, "B+" 3, "B" 2, "C" parity, which the noise floor allows to be a little below 1; else "-". */
 const char *contest_tier(double ratio_low, double noise_floor);
 
-/* cmd_bench with peers at hand (cmd_bench.c). */
-int bench_with_peers(int argc, char **argv, const peer_provider *provider);
+/* cmd_bench with PyTorch's peers at hand (cmd_bench.c). */
+int bench_with_peers(int argc, char **argv, const peer_provider *torch);
 
 #endif

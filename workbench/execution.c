@@ -16,30 +16,44 @@ typedef struct guarded {
     unsigned char *image; /* inputs: what the whole allocation holds and must go on holding; else NULL */
 } guarded;
 
-/* A tensor inside an allocation, and its packed twin on the host. */
+/* A tensor inside an allocation, and its twin without gaps on the host. */
 typedef struct tensor_view {
-    int64_t batch, heads, length;
+    int64_t entries, heads, length;
     size_t row_bytes, elem_bytes;
     acr_strides strides;
+    const reference *key_lens; /* keys: whose key lengths bound an entry's rows; else NULL */
+    const int32_t *owner;      /* of a packed batch: rows with -1 do not exist; else NULL */
 } tensor_view;
 
 struct execution {
     acr__backend_device *device;
     acr_plan *plan;
+    bool owns_plan;
+    bool negated; /* the values */
     acr_problem problem;
+    const reference *ref;
     size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
-    guarded q, k, v, o, lse, kv_lens, workspace;
+    guarded q, k, v, o, lse, kv_lens, q_offsets, kv_offsets, workspace;
     size_t workspace_bytes;
 };
 
 /* ---- Views ---- */
 
-static tensor_view view_of(const acr_problem *p, const acr_strides *strides, int64_t heads, int64_t length, int64_t dim,
-                           acr_dtype dtype)
+static tensor_view query_view(const reference *ref, const acr_strides *strides, int64_t heads, int64_t dim,
+                              acr_dtype dtype)
 {
     size_t elem_bytes = (size_t)acr__dtype_bytes(dtype);
-    return (tensor_view){p->batch, heads, length, (size_t)dim * elem_bytes, elem_bytes, *strides};
+    return (tensor_view){ref->entries, heads,    ref->q_rows, (size_t)dim * elem_bytes,
+                         elem_bytes,   *strides, NULL,        ref->q_owner};
+}
+
+static tensor_view key_view(const reference *ref, const acr_strides *strides, int64_t heads, int64_t dim,
+                            acr_dtype dtype)
+{
+    size_t elem_bytes = (size_t)acr__dtype_bytes(dtype);
+    return (tensor_view){ref->entries, heads,    ref->kv_rows, (size_t)dim * elem_bytes,
+                         elem_bytes,   *strides, ref,          ref->kv_owner};
 }
 
 static size_t row_offset(const tensor_view *view, int64_t batch, int64_t head, int64_t position)
@@ -55,21 +69,28 @@ static const unsigned char *packed_row(const tensor_view *view, const void *pack
            (size_t)((batch * view->heads + head) * view->length + position) * view->row_bytes;
 }
 
-/* How many positions of a batch entry exist: all queries, or the keys within its length. */
-static int64_t existing(const tensor_view *view, const reference *key_lens, int64_t batch)
+/* One past the last row of an entry that may exist: all queries, or the keys within its length. */
+static int64_t existing_end(const tensor_view *view, int64_t batch)
 {
-    return key_lens ? reference_kv_len(key_lens, batch) : view->length;
+    return view->key_lens && view->key_lens->kv_lens ? reference_kv_len(view->key_lens, batch) : view->length;
 }
 
-/* Packed rows to their strided places. key_lens: NULL for queries, else whose key lengths bound the rows. */
-static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, const reference *key_lens,
-                    bool reversed)
+static bool exists(const tensor_view *view, int64_t position)
 {
-    for (int64_t batch = 0; batch < view->batch; ++batch) {
-        int64_t end = existing(view, key_lens, batch);
+    return !view->owner || view->owner[position] >= 0;
+}
+
+/* Packed rows to their strided places. */
+static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, bool reversed)
+{
+    for (int64_t batch = 0; batch < view->entries; ++batch) {
+        int64_t end = existing_end(view, batch);
         for (int64_t head = 0; head < view->heads; ++head) {
             for (int64_t position = 0; position < end; ++position) {
                 int64_t source = reversed ? end - 1 - position : position;
+                if (!exists(view, position)) {
+                    continue;
+                }
                 memcpy(payload + row_offset(view, batch, head, position), packed_row(view, packed, batch, head, source),
                        view->row_bytes);
             }
@@ -77,16 +98,18 @@ static void scatter(unsigned char *payload, const tensor_view *view, const void 
     }
 }
 
-/* Strided rows to packed ones; their places become NaN bytes, so that afterwards the whole allocation must be NaN
- * bytes. */
+/* Strided rows to packed ones; the places of those that exist become NaN bytes, so that afterwards the whole allocation
+ * must be NaN bytes. */
 static void gather(unsigned char *payload, const tensor_view *view, unsigned char *packed)
 {
-    for (int64_t batch = 0; batch < view->batch; ++batch) {
+    for (int64_t batch = 0; batch < view->entries; ++batch) {
         for (int64_t head = 0; head < view->heads; ++head) {
             for (int64_t position = 0; position < view->length; ++position) {
                 unsigned char *row = payload + row_offset(view, batch, head, position);
                 memcpy(packed, row, view->row_bytes);
-                memset(row, NAN_BYTE, view->row_bytes);
+                if (exists(view, position)) {
+                    memset(row, NAN_BYTE, view->row_bytes);
+                }
                 packed += view->row_bytes;
             }
         }
@@ -158,10 +181,10 @@ static acr_status download(const guarded *g, acr__backend_device *device, unsign
 /* ---- Creation ---- */
 
 static acr_status make_input(guarded *g, acr__backend_device *device, size_t alignment, acr_dtype dtype,
-                             const tensor_view *view, const void *packed, const reference *key_lens, bool reversed)
+                             const tensor_view *view, const void *packed, bool reversed)
 {
     int64_t dim = (int64_t)(view->row_bytes / view->elem_bytes);
-    int64_t span = acr__span_bytes(view->batch, view->heads, view->length, dim, &view->strides, dtype);
+    int64_t span = acr__span_bytes(view->entries, view->heads, view->length, dim, &view->strides, dtype);
     acr_status status = guarded_create(g, device, (size_t)span, alignment);
     if (status == ACR_OK) {
         status = guarded_image(g);
@@ -169,45 +192,56 @@ static acr_status make_input(guarded *g, acr__backend_device *device, size_t ali
     if (status != ACR_OK) {
         return status;
     }
-    scatter(g->image + g->payload_offset, view, packed, key_lens, reversed);
+    scatter(g->image + g->payload_offset, view, packed, reversed);
     return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
 }
 
-static acr_status make_inputs(execution *e, const reference *ref, bool reversed_keys)
+/* Lengths or offsets; nothing for a NULL. */
+static acr_status make_numbers(guarded *g, acr__backend_device *device, const int32_t *numbers, int64_t count)
+{
+    size_t bytes = (size_t)count * sizeof *numbers;
+    acr_status status = numbers ? guarded_create(g, device, bytes, sizeof *numbers) : ACR_OK;
+    if (status == ACR_OK && numbers) {
+        status = guarded_image(g);
+    }
+    if (status != ACR_OK || !numbers) {
+        return status;
+    }
+    memcpy(g->image + g->payload_offset, numbers, bytes);
+    return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
+}
+
+static acr_status make_inputs(execution *e, bool reversed_keys)
 {
     const acr_problem *p = &e->problem;
-    tensor_view q = view_of(p, &p->q, p->q_heads, p->q_len, p->qk_dim, p->dtype);
-    tensor_view k = view_of(p, &p->k, p->kv_heads, p->kv_len, p->qk_dim, p->dtype);
-    tensor_view v = view_of(p, &p->v, p->kv_heads, p->kv_len, p->v_dim, p->dtype);
-    acr_status status = make_input(&e->q, e->device, e->alignment, p->dtype, &q, ref->q, NULL, false);
+    const reference *ref = e->ref;
+    tensor_view q = query_view(ref, &p->q, p->q_heads, p->qk_dim, p->dtype);
+    tensor_view k = key_view(ref, &p->k, p->kv_heads, p->qk_dim, p->dtype);
+    tensor_view v = key_view(ref, &p->v, p->kv_heads, p->v_dim, p->dtype);
+    acr_status status = make_input(&e->q, e->device, e->alignment, p->dtype, &q, ref->q, false);
     if (status == ACR_OK) {
-        status = make_input(&e->k, e->device, e->alignment, p->dtype, &k, ref->k, ref, reversed_keys);
+        status = make_input(&e->k, e->device, e->alignment, p->dtype, &k, ref->k, reversed_keys);
     }
     if (status == ACR_OK) {
-        status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, ref, reversed_keys);
+        status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, reversed_keys);
     }
-    if (status != ACR_OK || !(p->flags & ACR_KV_LENS)) {
-        return status;
-    }
-    size_t lens_bytes = (size_t)p->batch * sizeof *ref->kv_lens;
-    status = guarded_create(&e->kv_lens, e->device, lens_bytes, sizeof *ref->kv_lens);
     if (status == ACR_OK) {
-        status = guarded_image(&e->kv_lens);
+        status = make_numbers(&e->kv_lens, e->device, ref->kv_lens, p->batch);
     }
-    if (status != ACR_OK) {
-        return status;
+    if (status == ACR_OK) {
+        status = make_numbers(&e->q_offsets, e->device, ref->q_offsets, p->batch + 1);
     }
-    memcpy(e->kv_lens.image + e->kv_lens.payload_offset, ref->kv_lens, lens_bytes);
-    return e->device->backend->mem_upload(e->device, e->kv_lens.memory, e->kv_lens.image, e->kv_lens.bytes);
+    return status == ACR_OK ? make_numbers(&e->kv_offsets, e->device, ref->kv_offsets, p->batch + 1) : status;
 }
 
 static acr_status make_outputs(execution *e)
 {
     const acr_problem *p = &e->problem;
-    int64_t span = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype);
+    const reference *ref = e->ref;
+    int64_t span = acr__span_bytes(ref->entries, p->q_heads, ref->q_rows, p->v_dim, &p->o, p->out_dtype);
     acr_status status = guarded_create(&e->o, e->device, (size_t)span, e->alignment);
     if (status == ACR_OK && (p->flags & ACR_WANT_LSE)) {
-        size_t lse_bytes = (size_t)(p->batch * p->q_heads * p->q_len) * sizeof(float);
+        size_t lse_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows) * sizeof(float);
         status = guarded_create(&e->lse, e->device, lse_bytes, sizeof(float));
     }
     e->workspace_bytes = acr_plan_workspace(e->plan);
@@ -223,30 +257,12 @@ static acr_status make_outputs(execution *e)
     return status;
 }
 
-acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
-                            const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment)
+/* Gives an execution its buffers. */
+static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
 {
-    execution *e = calloc(1, sizeof *e);
-    if (!e) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for an execution");
-    }
-    e->device = acr__ctx_backend_device(ctx);
-    e->problem = *problem;
-    e->alignment = alignment ? alignment : problem->alignment;
-    e->problem.scale = ref->problem.scale;
-    e->problem.q_scale = ref->problem.q_scale;
-    e->problem.k_scale = ref->problem.k_scale;
-    e->problem.v_scale = ref->problem.v_scale;
-    acr_status status = acr__plan_create_forced(&e->plan, ctx, &e->problem, kernel);
-    if (status == ACR_OK) {
-        status = make_inputs(e, ref, reversed_keys);
-    }
+    acr_status status = make_inputs(e, reversed_keys);
     if (status == ACR_OK) {
         status = make_outputs(e);
-    }
-    if (status != ACR_OK) {
-        execution_destroy(e);
-        return status;
     }
     e->buffers = (acr_buffers)ACR_BUFFERS_INIT;
     e->buffers.flags = flags;
@@ -256,6 +272,59 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
     e->buffers.o = payload(&e->o);
     e->buffers.lse = payload(&e->lse);
     e->buffers.kv_lens = payload(&e->kv_lens);
+    if (e->problem.flags & ACR_PACKED) {
+        e->buffers.q_offsets = payload(&e->q_offsets);
+        e->buffers.kv_offsets = payload(&e->kv_offsets);
+        e->buffers.q_total = e->ref->q_rows;
+        e->buffers.kv_total = e->ref->kv_rows;
+    }
+    return status;
+}
+
+acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                            const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment)
+{
+    execution *e = calloc(1, sizeof *e);
+    if (!e) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for an execution");
+    }
+    e->device = acr__ctx_backend_device(ctx);
+    e->problem = *problem;
+    e->ref = ref;
+    e->alignment = alignment ? alignment : problem->alignment;
+    e->problem.scale = ref->problem.scale;
+    e->problem.q_scale = ref->problem.q_scale;
+    e->problem.k_scale = ref->problem.k_scale;
+    e->problem.v_scale = ref->problem.v_scale;
+    e->owns_plan = true;
+    acr_status status = acr__plan_create_forced(&e->plan, ctx, &e->problem, kernel);
+    if (status == ACR_OK) {
+        status = furnish(e, reversed_keys, flags);
+    }
+    if (status != ACR_OK) {
+        execution_destroy(e);
+        return status;
+    }
+    *out = e;
+    return ACR_OK;
+}
+
+acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref)
+{
+    execution *e = calloc(1, sizeof *e);
+    if (!e) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for an execution");
+    }
+    e->device = first->device;
+    e->plan = first->plan;
+    e->problem = first->problem;
+    e->ref = ref;
+    e->alignment = first->alignment;
+    acr_status status = furnish(e, false, first->buffers.flags);
+    if (status != ACR_OK) {
+        execution_destroy(e);
+        return status;
+    }
     *out = e;
     return ACR_OK;
 }
@@ -265,34 +334,36 @@ void execution_destroy(execution *e)
     if (!e) {
         return;
     }
-    guarded *const all[] = {&e->q, &e->k, &e->v, &e->o, &e->lse, &e->kv_lens, &e->workspace};
+    guarded *const all[] = {&e->q,       &e->k,         &e->v,          &e->o,        &e->lse,
+                            &e->kv_lens, &e->q_offsets, &e->kv_offsets, &e->workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         guarded_destroy(all[i], e->device);
     }
-    acr_plan_destroy(e->plan);
+    if (e->owns_plan) {
+        acr_plan_destroy(e->plan);
+    }
     free(e);
 }
 
 /* ---- Running ---- */
 
-static acr_status replace_input(guarded *g, acr__backend_device *device, const tensor_view *view, const void *packed,
-                                const reference *key_lens)
+static acr_status replace_input(guarded *g, acr__backend_device *device, const tensor_view *view, const void *packed)
 {
-    scatter(g->image + g->payload_offset, view, packed, key_lens, false);
+    scatter(g->image + g->payload_offset, view, packed, false);
     return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
 }
 
 acr_status execution_replace_inputs(execution *e, const reference *ref)
 {
     const acr_problem *p = &e->problem;
-    const tensor_view q = view_of(p, &p->q, p->q_heads, p->q_len, p->qk_dim, p->dtype);
-    const tensor_view k = view_of(p, &p->k, p->kv_heads, p->kv_len, p->qk_dim, p->dtype);
-    const tensor_view v = view_of(p, &p->v, p->kv_heads, p->kv_len, p->v_dim, p->dtype);
-    acr_status status = replace_input(&e->q, e->device, &q, ref->q, NULL);
+    const tensor_view q = query_view(ref, &p->q, p->q_heads, p->qk_dim, p->dtype);
+    const tensor_view k = key_view(ref, &p->k, p->kv_heads, p->qk_dim, p->dtype);
+    const tensor_view v = key_view(ref, &p->v, p->kv_heads, p->v_dim, p->dtype);
+    acr_status status = replace_input(&e->q, e->device, &q, ref->q);
     if (status == ACR_OK) {
-        status = replace_input(&e->k, e->device, &k, ref->k, ref);
+        status = replace_input(&e->k, e->device, &k, ref->k);
     }
-    return status == ACR_OK ? replace_input(&e->v, e->device, &v, ref->v, ref) : status;
+    return status == ACR_OK ? replace_input(&e->v, e->device, &v, ref->v) : status;
 }
 
 acr_status execution_rerun(execution *e)
@@ -307,14 +378,14 @@ acr_status execution_enqueue(void *arg, void *stream)
     return acr_execute(e->plan, &e->buffers, payload(&e->workspace), e->workspace_bytes, stream);
 }
 
-acr_status execution_run(execution *e)
+acr_status execution_poison(execution *e)
 {
     const acr__backend *backend = e->device->backend;
     acr_status status = backend->mem_fill(e->device, e->o.memory, NAN_BYTE, e->o.bytes);
     if (status == ACR_OK && e->lse.memory) {
         status = backend->mem_fill(e->device, e->lse.memory, NAN_BYTE, e->lse.bytes);
     }
-    return status == ACR_OK ? execution_rerun(e) : status;
+    return status;
 }
 
 acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream)
@@ -324,6 +395,28 @@ acr_status execution_enqueue_with(execution *e, const execution *inputs, void *s
     buffers.k = inputs->buffers.k;
     buffers.v = inputs->buffers.v;
     return acr_execute(e->plan, &buffers, payload(&e->workspace), e->workspace_bytes, stream);
+}
+
+acr_status execution_run(execution *e)
+{
+    acr_status status = execution_poison(e);
+    return status == ACR_OK ? execution_rerun(e) : status;
+}
+
+/* Elements are little endian in every type: the sign is the top bit of the last byte. A NaN byte pattern stays one. */
+static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
+{
+    for (size_t i = elem_bytes - 1; i < size; i += elem_bytes) {
+        bytes[i] ^= 0x80;
+    }
+}
+
+acr_status execution_negate_values(execution *e)
+{
+    guarded *v = &e->v;
+    negate(v->image + v->payload_offset, v->payload_bytes, (size_t)acr__dtype_bytes(e->problem.dtype));
+    e->negated = !e->negated;
+    return e->device->backend->mem_upload(e->device, v->memory, v->image, v->bytes);
 }
 
 /* ---- Collecting ---- */
@@ -341,6 +434,18 @@ static acr_status check_input(const guarded *g, acr__backend_device *device, con
     }
     free(now);
     return status;
+}
+
+acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes)
+{
+    return e->device->backend->mem_download(e->device, to, e->workspace.memory + e->workspace.payload_offset + offset,
+                                            bytes);
+}
+
+acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes)
+{
+    return e->device->backend->mem_upload(e->device, e->workspace.memory + e->workspace.payload_offset + offset, from,
+                                          bytes);
 }
 
 static acr_status check_workspace(const execution *e, const char **violation)
@@ -370,7 +475,7 @@ static acr_status take_output(const execution *e, const guarded *g, const tensor
     if (status != ACR_OK) {
         return status;
     }
-    *packed_bytes = (size_t)(view->batch * view->heads * view->length) * view->row_bytes;
+    *packed_bytes = (size_t)(view->entries * view->heads * view->length) * view->row_bytes;
     *packed = malloc(*packed_bytes);
     if (*packed) {
         gather(now + g->payload_offset, view, *packed);
@@ -384,20 +489,35 @@ static acr_status take_output(const execution *e, const guarded *g, const tensor
     return status;
 }
 
-acr_status execution_collect(execution *e, run_output *out)
+acr_status execution_collect_outputs(execution *e, run_output *out)
 {
     const acr_problem *p = &e->problem;
     *out = (run_output){.o = NULL};
-    tensor_view o = view_of(p, &p->o, p->q_heads, p->q_len, p->v_dim, p->out_dtype);
+    tensor_view o = query_view(e->ref, &p->o, p->q_heads, p->v_dim, p->out_dtype);
     acr_status status =
         take_output(e, &e->o, &o, "o was written outside its elements", &out->o, &out->o_bytes, &out->violation);
+    if (status == ACR_OK && e->negated) {
+        negate(out->o, out->o_bytes, (size_t)acr__dtype_bytes(p->out_dtype));
+    }
     if (status == ACR_OK && e->lse.memory) {
-        tensor_view lse = {p->batch,      p->q_heads,    p->q_len,
-                           sizeof(float), sizeof(float), {p->q_heads * p->q_len, p->q_len, 1}};
+        const acr_strides strides = {p->q_heads * e->ref->q_rows, e->ref->q_rows, 1};
+        tensor_view lse = query_view(e->ref, &strides, p->q_heads, 1, ACR_F32);
         void *packed = NULL;
         status = take_output(e, &e->lse, &lse, "lse was written outside its elements", &packed, &out->lse_bytes,
                              &out->violation);
         out->lse = packed;
+    }
+    if (status != ACR_OK) {
+        run_output_free(out);
+    }
+    return status;
+}
+
+acr_status execution_collect(execution *e, run_output *out)
+{
+    acr_status status = execution_collect_outputs(e, out);
+    if (status != ACR_OK) {
+        return status;
     }
     const struct {
         const guarded *buffer;
@@ -405,7 +525,9 @@ acr_status execution_collect(execution *e, run_output *out)
     } inputs[] = {{&e->q, "q, an input, was written"},
                   {&e->k, "k, an input, was written"},
                   {&e->v, "v, an input, was written"},
-                  {&e->kv_lens, "kv_lens, an input, was written"}};
+                  {&e->kv_lens, "kv_lens, an input, was written"},
+                  {&e->q_offsets, "q_offsets, an input, was written"},
+                  {&e->kv_offsets, "kv_offsets, an input, was written"}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
         status = check_input(inputs[i].buffer, e->device, inputs[i].what, &out->violation);
     }

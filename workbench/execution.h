@@ -2,8 +2,8 @@
  *
  * Every buffer is surrounded by guard bands, aligned to what the problem says and no better. All bytes that are no
  * element of an input are 0xff, a NaN in every type: guards, gaps between strided rows, keys beyond a batch entry's
- * length, outputs and workspace before a run. So what reads or writes where it must not shows in the result or in a
- * changed byte. */
+ * length, rows of a packed tensor that belong to no sequence, outputs and workspace before a run. So what reads or
+ * writes where it must not shows in the result or in a changed byte. */
 #ifndef WORKBENCH_EXECUTION_H
 #define WORKBENCH_EXECUTION_H
 
@@ -22,10 +22,13 @@ enum {
 /* Prepares a kernel for a problem (canonical, any strides; its scales are taken from the reference). reversed_keys
  * uploads keys and values in reverse order, which must not change the output when there is neither mask nor kv_lens.
  * flags are acr_buffers.flags. alignment, in bytes, is that of the tensors and no better: 0 = what the problem
- * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The caller frees with
- * execution_destroy. Errors: as acr__plan_create_forced; ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
+ * promises, for checks; ALLOCATOR_ALIGNMENT for timing, since no program's tensors lie worse. The reference must
+ * outlive the execution, which the caller frees with execution_destroy. Errors: as acr__plan_create_forced;
+ * ACR_NO_MEMORY; ACR_DEVICE_FAULT. */
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment);
+/* Another with buffers of its own, to the same plan, which `first` must outlive. */
+acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref);
 void execution_destroy(execution *e);
 
 /* Fills the outputs with NaN again, runs once and waits. execution_create has initialised the workspace, once. */
@@ -37,23 +40,34 @@ acr_status execution_rerun(execution *e);
 /* Writes another reference's inputs in place of those that it was created with: of the same problem, with the same
  * scales and key lengths. No launch may be under way. Errors: ACR_DEVICE_FAULT. */
 acr_status execution_replace_inputs(execution *e, const reference *ref);
+/* Changes what the next run must produce, and nothing about its cost: turns the sign of every value around (twice is as
+ * before), and with it that of every output. execution_collect turns the output's back, so that the same reference
+ * judges it. No work may be enqueued. */
+acr_status execution_negate_values(execution *e);
+/* Fills the outputs with NaN. No work may be enqueued. */
+acr_status execution_poison(execution *e);
 
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);
 
 /* The same with the q, k and v of another execution of the same problem; outputs and workspace are e's. */
 acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream);
+/* Copies a part of the workspace, which must have it, to the host, or into it. */
+acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes);
+acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes);
 
 /* What a run left behind. */
 typedef struct run_output {
-    void *o;    /* packed [batch, q_heads, q_len, v_dim] in the output's type */
-    float *lse; /* packed [batch, q_heads, q_len]; NULL when the problem does not ask for it */
+    void *o;    /* [entries, q_heads, q_rows, v_dim] as the reference's tensors, in the output's type */
+    float *lse; /* [entries, q_heads, q_rows]; NULL when the problem does not ask for it */
     size_t o_bytes, lse_bytes;
     const char *violation; /* NULL, or which buffer was written where it must not be */
 } run_output;
 
 /* Copies the outputs to the host and looks at every byte that must not have changed. Free with run_output_free. */
 acr_status execution_collect(execution *e, run_output *out);
+/* The same without a look at inputs and workspace, which can be much larger than the outputs. */
+acr_status execution_collect_outputs(execution *e, run_output *out);
 void run_output_free(run_output *output);
 
 #endif

@@ -16,7 +16,9 @@ static const char *const kind_names[INPUT_KIND_COUNT] = {
 enum {
     STREAM_NEEDLE_KEY = 16,
     STREAM_NEEDLE_SIGNS,
-    STREAM_KV_LENS
+    STREAM_KV_LENS,
+    STREAM_Q_OFFSETS,
+    STREAM_KV_OFFSETS
 };
 
 const char *input_kind_name(input_kind kind)
@@ -138,8 +140,8 @@ static void fill_row(void *arg, int64_t row)
     }
 }
 
-void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed,
-                uint32_t threads)
+void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
+                input_kind kind, uint64_t seed, uint32_t threads)
 {
     const acr_strides *strides = tensor == INPUT_Q ? &problem->q : tensor == INPUT_K ? &problem->k : &problem->v;
     fill f = {
@@ -149,19 +151,69 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
         .kind = kind,
         .seed = seed,
         .heads = tensor == INPUT_Q ? problem->q_heads : problem->kv_heads,
-        .length = tensor == INPUT_Q ? problem->q_len : problem->kv_len,
+        .length = length,
         .dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim,
         .one_batch = strides->batch == 0,
         .one_head = strides->head == 0,
     };
-    parallel_for(threads, problem->batch * f.heads * f.length, fill_row, &f);
+    parallel_for(threads, entries * f.heads * f.length, fill_row, &f);
 }
 
-void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, bool full)
+/* Between 1 and the longest. */
+static int64_t some_length(uint64_t seed, uint64_t stream, int64_t entry, int64_t longest)
+{
+    return 1 + (int64_t)(random_bits(seed, stream, (uint64_t)entry) % (uint64_t)longest);
+}
+
+/* The i-th of `count` lengths, a geometric series that ends with the longest. */
+static int64_t skewed_length(int64_t entry, int64_t count, int64_t longest)
+{
+    static const double spread = 64.0;
+    if (count == 1) {
+        return longest;
+    }
+    double length = (double)longest * pow(spread, (double)(entry + 1 - count) / (double)(count - 1));
+    return length < 1 ? 1 : (int64_t)(length + 0.5);
+}
+
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
-        int64_t some = 1 + (int64_t)(random_bits(seed, STREAM_KV_LENS, (uint64_t)batch) % (uint64_t)problem->kv_len);
-        const int64_t pattern[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
-        lens[batch] = (int32_t)(full ? problem->kv_len : pattern[batch % 6]);
+        int64_t some = some_length(seed, STREAM_KV_LENS, batch, problem->kv_len);
+        const int64_t edges[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
+        lens[batch] = (int32_t)(pattern == LENGTHS_FULL     ? problem->kv_len
+                                : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, problem->kv_len)
+                                                            : edges[batch % 6]);
     }
+}
+
+enum {
+    ROWS_BEFORE = 2,
+    ROWS_BEHIND = 3
+};
+
+int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
+                      length_pattern pattern)
+{
+    const int64_t longest = tensor == INPUT_Q ? problem->q_len : problem->kv_len;
+    const uint64_t stream = tensor == INPUT_Q ? STREAM_Q_OFFSETS : STREAM_KV_OFFSETS;
+    /* Which of the edges come first differs from problem to problem. */
+    const uint64_t bits = random_bits(seed, stream, (uint64_t)(problem->q_len * 65537 + problem->kv_len));
+    const bool beyond = pattern == LENGTHS_EDGES && bits >> 32 & 1; /* outermost offsets outside the tensor */
+    int64_t at = pattern == LENGTHS_EDGES && !beyond ? ROWS_BEFORE : 0;
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        int64_t some = some_length(seed, stream, batch, longest);
+        const int64_t edges[] = {some, 0, longest + 5, 1, longest, some};
+        const int64_t edge = problem->batch > 1 ? edges[((uint64_t)batch + bits) % 6] : some;
+        offsets[batch] = (int32_t)at;
+        at += pattern == LENGTHS_FULL     ? longest
+              : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, longest)
+                                          : edge;
+    }
+    offsets[problem->batch] = (int32_t)at;
+    if (beyond) {
+        offsets[0] = -7;
+        offsets[problem->batch] += 100;
+    }
+    return pattern == LENGTHS_EDGES && !beyond ? at + ROWS_BEHIND : at;
 }

@@ -34,14 +34,26 @@ const char *input_kind_names(void);
 /* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED. */
 void input_scales(acr_problem *problem, input_kind kind);
 
-/* Writes a tensor, packed [batch, heads, length, dim], in the problem's input type. A batch or head stride of 0 in the
- * problem repeats the values of entry 0. */
-void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, input_kind kind, uint64_t seed,
-                uint32_t threads);
+/* Writes a tensor [entries, heads, length, dim], packed, in the problem's input type. A batch or head stride of 0 in
+ * the problem repeats the values of entry 0. */
+void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
+                input_kind kind, uint64_t seed, uint32_t threads);
 
-/* Writes [batch] key lengths: all of them kv_len when full; else none, one, some, all, and values outside [0, kv_len],
- * which kernels clamp. */
-void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, bool full);
+/* How long the entries of a batch are, where the problem leaves it to the execution. */
+typedef enum length_pattern {
+    LENGTHS_EDGES, /* for checks: none, one, some, all, and what kernels must clamp */
+    LENGTHS_FULL,  /* all of them the longest: times mean something */
+    LENGTHS_SKEWED /* from a 64th of the longest to the longest, each longer than the one before by the same factor */
+} length_pattern;
+
+/* Writes [batch] key lengths. */
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern);
+
+/* Writes the [batch + 1] offsets of a packed batch, of queries (tensor INPUT_Q) or of keys, and returns the tensors'
+ * rows. With LENGTHS_EDGES there are rows that belong to no sequence before the first, behind the last, and behind one
+ * that is cut at the longest length; or the outermost offsets lie outside the tensor. */
+int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
+                      length_pattern pattern);
 
 /* The counter-based generator itself: 64 random bits for a seed, a stream and a counter. */
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter);

@@ -26,6 +26,11 @@ static acr_status warm_up(const interleave_subject *baseline, const interleave_s
     return status;
 }
 
+static bool is_disturbed(const interleave_design *design)
+{
+    return design->disturbed && design->disturbed(design->disturbed_arg);
+}
+
 /* One block into the samples that follow those of the blocks already kept. *kept tells whether it counts. */
 static acr_status run_block(interleave_result *r, const interleave_subject *baseline,
                             const interleave_subject *candidate, const interleave_design *design, bool *kept)
@@ -34,7 +39,7 @@ static acr_status run_block(interleave_result *r, const interleave_subject *base
     bool mirrored = random_bits(design->seed, STREAM_MIRROR, (uint64_t)attempt) & 1;
     double *baseline_us = r->baseline_us + (size_t)r->blocks * INTERLEAVE_BLOCK_SAMPLES;
     double *candidate_us = r->candidate_us + (size_t)r->blocks * INTERLEAVE_BLOCK_SAMPLES;
-    *kept = true;
+    *kept = !is_disturbed(design);
     for (int slot = 0; slot < SLOTS; ++slot) {
         bool outer = slot == 0 || slot == SLOTS - 1;
         bool first_half = slot < SLOTS / 2; /* each subject has one slot in either half */
@@ -47,10 +52,7 @@ static acr_status run_block(interleave_result *r, const interleave_subject *base
         for (int i = 0; i < INTERLEAVE_SLOT_SAMPLES; ++i) {
             samples[i] *= 1e6;
         }
-        if (design->disturbed && design->disturbed(design->disturbed_arg)) {
-            *kept = false;
-            return ACR_OK;
-        }
+        *kept = !is_disturbed(design) && *kept;
     }
     return ACR_OK;
 }

@@ -31,8 +31,8 @@ typedef struct interleave_design {
      * least. Only durations decide, never what they say about the subjects. */
     double budget_s;
     uint64_t seed; /* of the choice which blocks are mirrored */
-    /* Asked after each slot: true when its samples are not to be trusted (a throttled clock). The block is discarded
-     * and made again. NULL = never. */
+    /* Asked before each block and after each of its slots: true when samples are not to be trusted here (a throttled
+     * clock). The block is then discarded and made again. NULL = never. */
     bool (*disturbed)(void *arg);
     void *disturbed_arg;
 } interleave_design;

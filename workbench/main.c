@@ -18,6 +18,8 @@ static const command commands[] = {
     {"evolve", "search for a faster kernel, with gates, a control and a store of every trial", cmd_evolve},
     {"trials", "what a search tried: list, show, diff, export", cmd_trials},
     {"promote", "put a confirmed trial into kernels.def and the wisdom", cmd_promote},
+    {"profile", "hardware counters of one launch, what binds it; cycles of its steps", cmd_profile},
+    {"report", "results as one HTML page, and as the tables of the README", cmd_report},
 };
 enum {
     COMMAND_COUNT = sizeof commands / sizeof commands[0]

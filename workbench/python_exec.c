@@ -9,19 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "command.h"
-
-/* The folder of this program, without the last slash. */
-static bool program_folder(char out[PATH_MAX])
-{
-    ssize_t length = readlink("/proc/self/exe", out, PATH_MAX - 1);
-    if (length <= 0) {
-        return false;
-    }
-    out[length] = '\0';
-    *strrchr(out, '/') = '\0';
-    return true;
-}
 
 /* The first of the places, relative to the folder, where the file exists: folder/place. */
 static bool find_place(char out[PATH_MAX], const char *folder, const char *const *places, const char *file)
@@ -62,7 +51,7 @@ static bool set_environment(const char *python_path)
     static const char *const library_places[] = {".", "../lib/acromion", NULL};
     static const char module[] = "acromion/bench.py", library[] = "libacromion_bench.so";
     char folder[PATH_MAX], found[PATH_MAX], library_path[PATH_MAX + sizeof library];
-    if (!program_folder(folder)) {
+    if (!child_own_folder(folder)) {
         fprintf(stderr, "acromion: --peers: where this program lies is unknown: %s\n", strerror(errno));
         return false;
     }

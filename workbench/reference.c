@@ -9,12 +9,12 @@
 #include "internal.h"
 #include "parallel.h"
 
-/* The same mathematics, packed. */
+/* The same mathematics, without gaps. */
 static acr_problem packed_problem(const acr_problem *problem)
 {
     acr_problem packed = *problem;
     const acr_strides none = {0, 0, 0};
-    packed.layout = ACR_BHSD;
+    packed.layout = problem->flags & ACR_PACKED ? ACR_BSHD : ACR_BHSD;
     packed.q = packed.k = packed.v = packed.o = none;
     packed.alignment = 0;
     packed.flags |= ACR_WANT_LSE;
@@ -52,74 +52,173 @@ int64_t reference_kv_len(const reference *ref, int64_t batch)
     return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
 }
 
+acr_buffers reference_buffers(const reference *ref)
+{
+    acr_buffers b = ACR_BUFFERS_INIT;
+    b.q = ref->q;
+    b.k = ref->k;
+    b.v = ref->v;
+    b.kv_lens = ref->kv_lens;
+    if (ref->q_offsets) {
+        b.q_offsets = ref->q_offsets;
+        b.kv_offsets = ref->kv_offsets;
+        b.q_total = ref->q_rows;
+        b.kv_total = ref->kv_rows;
+    }
+    return b;
+}
+
 row_place reference_row(const reference *ref, int64_t i)
 {
-    const acr_problem *p = &ref->problem;
-    int64_t row = ref->row_list ? ref->row_list[i] : i;
-    return (row_place){row, row / p->q_len / p->q_heads, row / p->q_len % p->q_heads, row % p->q_len};
+    int64_t row = ref->row_list ? ref->row_list[i] : i, in_tensor = row % ref->q_rows;
+    int64_t head_index = row / ref->q_rows, q_heads = ref->problem.q_heads;
+    if (!ref->q_owner) {
+        return (row_place){row, head_index / q_heads, head_index % q_heads, in_tensor};
+    }
+    int32_t owner = ref->q_owner[in_tensor];
+    int64_t first = fwd_sequence_of(ref->q_offsets, owner, ref->q_rows, ref->problem.q_len).first;
+    return (row_place){row, owner, head_index, in_tensor - first};
 }
 
 /* ---- Inputs ---- */
 
-static void *make_tensor(const reference_request *request, input_tensor tensor)
+/* Rows of q, or of k and of v, over all entries and heads. */
+static int64_t all_q_rows(const reference *ref)
+{
+    return ref->entries * ref->problem.q_heads * ref->q_rows;
+}
+
+static int64_t all_kv_rows(const reference *ref)
+{
+    return ref->entries * ref->problem.kv_heads * ref->kv_rows;
+}
+
+static void *make_tensor(const reference *ref, const reference_request *request, input_tensor tensor)
 {
     const acr_problem *problem = request->problem;
-    int64_t rows =
-        problem->batch * (tensor == INPUT_Q ? problem->q_heads * problem->q_len : problem->kv_heads * problem->kv_len);
+    int64_t rows = tensor == INPUT_Q ? all_q_rows(ref) : all_kv_rows(ref);
     int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
     void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
     if (packed) {
-        input_fill(packed, problem, tensor, request->inputs, request->seed, request->threads);
+        input_fill(packed, problem, tensor, ref->entries, tensor == INPUT_Q ? ref->q_rows : ref->kv_rows,
+                   request->inputs, request->seed, request->threads);
     }
     return packed;
+}
+
+/* The sequence that each row belongs to; NULL when out of memory. */
+static int32_t *make_owners(const int32_t *offsets, int64_t batch, int64_t total, int64_t longest)
+{
+    int32_t *owners = malloc((size_t)total * sizeof *owners);
+    for (int64_t row = 0; owners && row < total; ++row) {
+        owners[row] = -1;
+    }
+    for (int64_t entry = 0; owners && entry < batch; ++entry) {
+        fwd_sequence s = fwd_sequence_of(offsets, entry, total, longest);
+        for (int64_t i = 0; i < s.length; ++i) {
+            owners[s.first + i] = (int32_t)entry;
+        }
+    }
+    return owners;
+}
+
+static acr_status make_sequences(reference *ref, const reference_request *request)
+{
+    acr_problem *p = &ref->problem;
+    const size_t bytes = (size_t)(p->batch + 1) * sizeof(int32_t);
+    ref->q_offsets = malloc(bytes);
+    ref->kv_offsets = malloc(bytes);
+    if (!ref->q_offsets || !ref->kv_offsets) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the offsets");
+    }
+    ref->entries = 1;
+    ref->q_rows = input_offsets(ref->q_offsets, p, INPUT_Q, request->seed, request->lengths);
+    ref->kv_rows = input_offsets(ref->kv_offsets, p, INPUT_K, request->seed, request->lengths);
+    ref->q_owner = make_owners(ref->q_offsets, p->batch, ref->q_rows, p->q_len);
+    ref->kv_owner = make_owners(ref->kv_offsets, p->batch, ref->kv_rows, p->kv_len);
+    p->q = (acr_strides){0, ref->q_rows * p->qk_dim, p->qk_dim};
+    p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
+    p->v = (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
+    return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
 }
 
 static acr_status make_inputs(reference *ref, const reference_request *request)
 {
     const acr_problem *problem = request->problem;
-    ref->q = make_tensor(request, INPUT_Q);
-    ref->k = make_tensor(request, INPUT_K);
-    ref->v = make_tensor(request, INPUT_V);
+    ref->entries = problem->batch;
+    ref->q_rows = problem->q_len;
+    ref->kv_rows = problem->kv_len;
+    acr_status status = problem->flags & ACR_PACKED ? make_sequences(ref, request) : ACR_OK;
+    if (status != ACR_OK) {
+        return status;
+    }
+    ref->q = make_tensor(ref, request, INPUT_Q);
+    ref->k = make_tensor(ref, request, INPUT_K);
+    ref->v = make_tensor(ref, request, INPUT_V);
     bool complete = ref->q && ref->k && ref->v;
     if (problem->flags & ACR_KV_LENS) {
         ref->kv_lens = malloc((size_t)problem->batch * sizeof *ref->kv_lens);
         complete = complete && ref->kv_lens;
     }
     if (ref->kv_lens) {
-        input_kv_lens(ref->kv_lens, problem, request->seed, request->full_kv_lens);
+        input_kv_lens(ref->kv_lens, problem, request->seed, request->lengths);
     }
     return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
 
 /* ---- Rows ---- */
 
-/* One row from each of `rows` equal strata, the very first and last for the outermost. */
-static acr_status choose_rows(reference *ref, int64_t sampled_rows)
+/* Of a packed batch, the numbers of the rows that belong to a sequence; NULL when out of memory. */
+static int64_t *list_owned(const reference *ref, int64_t *count)
 {
-    const acr_problem *p = &ref->problem;
-    int64_t total = p->batch * p->q_heads * p->q_len;
-    double work = (double)total * (double)p->kv_len * (double)(p->qk_dim + p->v_dim);
-    ref->rows = total;
-    if (work <= (double)REFERENCE_FULL_WORK || total <= sampled_rows) {
-        return ACR_OK;
+    int64_t *list = malloc((size_t)all_q_rows(ref) * sizeof *list);
+    *count = 0;
+    for (int64_t row = 0; list && row < all_q_rows(ref); ++row) {
+        if (ref->q_owner[row % ref->q_rows] >= 0) {
+            list[(*count)++] = row;
+        }
     }
-    ref->rows = sampled_rows;
-    ref->row_list = malloc((size_t)sampled_rows * sizeof *ref->row_list);
-    if (!ref->row_list) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for the row list");
-    }
+    return list;
+}
+
+/* One from each of `sampled` equal strata of 0..total-1, the very first and last for the outermost. */
+static void sample_rows(int64_t *list, int64_t sampled, int64_t total, uint64_t seed)
+{
     enum {
         STREAM_ROWS = 32
     };
-    for (int64_t i = 0; i < sampled_rows; ++i) {
-        int64_t first = (int64_t)((double)i * (double)total / (double)sampled_rows);
-        int64_t end = (int64_t)((double)(i + 1) * (double)total / (double)sampled_rows);
-        ref->row_list[i] =
-            first + (int64_t)(random_bits(ref->seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
+    for (int64_t i = 0; i < sampled; ++i) {
+        int64_t first = (int64_t)((double)i * (double)total / (double)sampled);
+        int64_t end = (int64_t)((double)(i + 1) * (double)total / (double)sampled);
+        list[i] = first + (int64_t)(random_bits(seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
     }
-    ref->row_list[0] = 0;
-    ref->row_list[sampled_rows - 1] = total - 1;
-    return ACR_OK;
+    list[0] = 0;
+    list[sampled - 1] = total - 1;
+}
+
+static acr_status choose_rows(reference *ref, int64_t sampled_rows)
+{
+    const acr_problem *p = &ref->problem;
+    ref->rows = all_q_rows(ref);
+    int64_t *owned = ref->q_owner ? list_owned(ref, &ref->rows) : NULL;
+    if (ref->q_owner && !owned) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the row list");
+    }
+    double work = (double)ref->rows * (double)p->kv_len * (double)(p->qk_dim + p->v_dim);
+    if (work <= (double)REFERENCE_FULL_WORK || ref->rows <= sampled_rows) {
+        ref->row_list = owned;
+        return ACR_OK;
+    }
+    ref->row_list = malloc((size_t)sampled_rows * sizeof *ref->row_list);
+    if (ref->row_list) {
+        sample_rows(ref->row_list, sampled_rows, ref->rows, ref->seed);
+    }
+    for (int64_t i = 0; i < sampled_rows && ref->row_list && owned; ++i) {
+        ref->row_list[i] = owned[ref->row_list[i]];
+    }
+    ref->rows = sampled_rows;
+    free(owned);
+    return ref->row_list ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the row list");
 }
 
 /* ---- The oracle, its rows split over threads ---- */
@@ -151,11 +250,7 @@ static void judge_slice(void *arg, int64_t slice)
 static acr_status judge(const reference *ref, const int64_t *row_list, double *o, double *lse, uint32_t threads)
 {
     judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse};
-    j.buffers = (acr_buffers)ACR_BUFFERS_INIT;
-    j.buffers.q = ref->q;
-    j.buffers.k = ref->k;
-    j.buffers.v = ref->v;
-    j.buffers.kv_lens = ref->kv_lens;
+    j.buffers = reference_buffers(ref);
     int64_t slices =
         threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
     j.rows_per_slice = (ref->rows + slices - 1) / slices;
@@ -179,30 +274,59 @@ static double unit_in_last_place(acr_dtype dtype, double magnitude)
     return ldexp(1.0, exponent - formats[dtype].mantissa_bits);
 }
 
-static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows)
+/* The largest squared norm of each of NORM_SLICES parts of the rows. */
+enum {
+    NORM_SLICES = 64
+};
+typedef struct norm_search {
+    const acr_problem *p;
+    const void *packed;
+    int64_t rows;
+    double largest[NORM_SLICES];
+} norm_search;
+
+static void search_slice(void *arg, int64_t slice)
 {
-    double largest = 0;
-    for (int64_t row = 0; row < rows; ++row) {
+    norm_search *s = arg;
+    const acr_problem *p = s->p;
+    const int64_t each = (s->rows + NORM_SLICES - 1) / NORM_SLICES, first = slice * each;
+    const int64_t end = first + each < s->rows ? first + each : s->rows;
+    s->largest[slice] = 0;
+    for (int64_t row = first; row < end; ++row) {
         double sum = 0;
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            double x = acr__load_element(p->dtype, packed, row * p->qk_dim + d);
+            double x = acr__load_element(p->dtype, s->packed, row * p->qk_dim + d);
             sum += x * x;
         }
-        largest = fmax(largest, sum);
+        s->largest[slice] = fmax(s->largest[slice], sum);
+    }
+}
+
+static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows, uint32_t threads)
+{
+    norm_search s = {.p = p, .packed = packed, .rows = rows};
+    parallel_for(threads, NORM_SLICES, search_slice, &s);
+    double largest = 0;
+    for (int slice = 0; slice < NORM_SLICES; ++slice) {
+        largest = fmax(largest, s.largest[slice]);
     }
     return sqrt(largest);
 }
 
 /* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
  * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
- * magnitude and, as a random walk, with the square root of the number of products that are summed. */
-static double lse_tolerance(const reference *ref)
+ * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor
+ * cores align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3 Technical Report,
+ * section 3.3.2): they lose up to 2^-13 of it with every 32 products. */
+static double lse_tolerance(const reference *ref, uint32_t threads)
 {
     const acr_problem *p = &ref->problem;
-    double q_norm = largest_row_norm(p, ref->q, p->batch * p->q_heads * p->q_len);
-    double k_norm = largest_row_norm(p, ref->k, p->batch * p->kv_heads * p->kv_len);
+    double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
+    double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
     double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
-    return unit_in_last_place(p->dtype, 1.0) + (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
+    double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * (double)((p->qk_dim + 31) / 32) : 0.0;
+    return unit_in_last_place(p->dtype, 1.0) + aligned +
+           (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
 }
 
 /* The unfused computation's error over the compared rows. */
@@ -247,8 +371,8 @@ static acr_status rerounded_error(error_size *out, const reference *ref, const i
 {
     const acr_problem *p = &ref->problem;
     reference other = *ref;
-    float *q = scaled_rows(ref->q, p->batch * p->q_heads * p->q_len, p->qk_dim, factor, reversed);
-    float *k = scaled_rows(ref->k, p->batch * p->kv_heads * p->kv_len, p->qk_dim, 1.0f, reversed);
+    float *q = scaled_rows(ref->q, all_q_rows(ref), p->qk_dim, factor, reversed);
+    float *k = scaled_rows(ref->k, all_kv_rows(ref), p->qk_dim, 1.0f, reversed);
     other.q = q;
     other.k = k;
     other.problem.scale = p->scale / factor;
@@ -287,7 +411,7 @@ static double exponent_rounding(const reference *ref)
     const acr_problem *p = &ref->problem;
     const float *v = ref->v;
     double largest = 0;
-    for (int64_t i = 0; p->dtype == ACR_F32 && i < p->batch * p->kv_heads * p->kv_len * p->v_dim; ++i) {
+    for (int64_t i = 0; p->dtype == ACR_F32 && i < all_kv_rows(ref) * p->v_dim; ++i) {
         largest = fmax(largest, fabs((double)v[i]));
     }
     return 0x1p-25 * log2((double)p->kv_len) * largest;
@@ -306,7 +430,7 @@ static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32
     acr_dtype stored = ref->problem.out_dtype;
     ref->tol_max = 2 * error.max + unit_in_last_place(stored, largest) + exponent_rounding(ref);
     ref->tol_rms = 2 * error.rms + unit_in_last_place(stored, sqrt(square / (double)elems));
-    ref->tol_lse = lse_tolerance(ref);
+    ref->tol_lse = lse_tolerance(ref, threads);
     return status;
 }
 
@@ -377,6 +501,10 @@ void reference_destroy(reference *ref)
     free(ref->k);
     free(ref->v);
     free(ref->kv_lens);
+    free(ref->q_offsets);
+    free(ref->kv_offsets);
+    free(ref->q_owner);
+    free(ref->kv_owner);
     free(ref->row_list);
     free(ref->o);
     free(ref->lse);

@@ -1,26 +1,30 @@
-/* The judged answer to a problem: its inputs, packed on the host, the oracle's output for the compared rows, and how
- * far a kernel may be from it.
+/* The judged answer to a problem: its inputs, without gaps on the host, the oracle's output for the compared rows, and
+ * how far a kernel may be from it.
  *
- * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes on
- * the same inputs, plus one unit in the last place of the output, for the maximum and for the root mean square. */
+ * The tolerance (docs/design.md, Correctness): twice the error that the unfused computation of the same type makes
+ * on the same inputs, plus one unit in the last place of the output, for the maximum and for the root mean square. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "acromion.h"
 #include "inputs.h"
 
 typedef struct reference {
-    acr_problem problem; /* canonical, packed bhsd, with log-sum-exp */
+    acr_problem problem; /* canonical, of q, k and v as they are here, with log-sum-exp */
     input_kind inputs;
     uint64_t seed;
-    void *q, *k, *v;   /* packed [batch, heads, length, dim] */
-    int32_t *kv_lens;  /* [batch], or NULL */
-    int64_t rows;      /* compared rows */
-    int64_t *row_list; /* ascending; NULL = all */
-    double *o, *lse;   /* the oracle's: rows * v_dim, rows */
+    /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
+     * and the totals. */
+    int64_t entries, q_rows, kv_rows;
+    void *q, *k, *v;
+    int32_t *kv_lens;                /* [batch], or NULL */
+    int32_t *q_offsets, *kv_offsets; /* of a packed batch [batch + 1], else NULL */
+    int32_t *q_owner, *kv_owner;     /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
+    int64_t rows;                    /* compared rows */
+    int64_t *row_list;               /* ascending, numbers as of acr__oracle_forward; NULL = all */
+    double *o, *lse;                 /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
 } reference;
 
@@ -36,9 +40,8 @@ typedef struct reference_request {
     const acr_problem *problem; /* canonical, any strides: only which of them are 0 matters */
     input_kind inputs;
     uint64_t seed;
-    int64_t sampled_rows; /* bounds the compared rows of a large problem */
-    /* Key lengths: all keys, so that times mean something; else none, one, some, all, and out of range. */
-    bool full_kv_lens;
+    int64_t sampled_rows;   /* bounds the compared rows of a large problem */
+    length_pattern lengths; /* of kv_lens, or of a packed batch's sequences */
     uint32_t threads;
 } reference_request;
 
@@ -52,7 +55,10 @@ void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *probl
 /* Key length of a batch entry, clamped. */
 int64_t reference_kv_len(const reference *ref, int64_t batch);
 
-/* (Batch, head, position) of the i-th compared row. */
+/* Its tensors and lengths as buffers, on the host and without outputs. */
+acr_buffers reference_buffers(const reference *ref);
+
+/* (Batch, head, position) of the i-th compared row; of a packed batch the position is within the sequence. */
 typedef struct row_place {
     int64_t row, batch, head, position;
 } row_place;

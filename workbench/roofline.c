@@ -53,13 +53,13 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
 }
 
 /* Pairs of a query and a key that it sees, for one head: query i sees min(max(i + 1 + diagonal, 0), keys) of them. */
-static double visible_pairs(const acr_problem *p, int64_t keys)
+static double visible_pairs(const acr_problem *p, int64_t query_count, int64_t keys)
 {
-    double queries = (double)p->q_len;
+    double queries = (double)query_count;
     if (p->mask == ACR_MASK_NONE) {
         return queries * (double)keys;
     }
-    int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - p->q_len : 0;
+    int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - query_count : 0;
     double first = fmin(fmax(0.0, (double)-diagonal), queries);              /* the first query that sees a key */
     double full = fmin(fmax(first, (double)(keys - 1 - diagonal)), queries); /* the first that sees all keys */
     double growing = (full - first) *
@@ -67,27 +67,44 @@ static double visible_pairs(const acr_problem *p, int64_t keys)
     return growing + (queries - full) * (double)keys;
 }
 
-/* Elements that exist once: repeated batch entries or heads (stride 0) are the same memory. */
-static double distinct_rows(const acr_strides *strides, int64_t batch, int64_t heads, int64_t rows)
+/* Of each position: repeated batch entries or heads (stride 0) are the same memory. */
+static double distinct_rows(const acr_strides *strides, int64_t batch, int64_t heads)
 {
-    return (strides->batch == 0 ? 1.0 : (double)batch) * (strides->head == 0 ? 1.0 : (double)heads) * (double)rows;
+    return (strides->batch == 0 ? 1.0 : (double)batch) * (strides->head == 0 ? 1.0 : (double)heads);
 }
 
-demand demand_of(const acr_problem *p, const int32_t *kv_lens)
+/* Queries and keys of one batch entry. */
+typedef struct entry_lengths {
+    int64_t queries, keys;
+} entry_lengths;
+
+static entry_lengths lengths_of(const acr_problem *p, const acr_buffers *lengths, int64_t batch)
 {
-    double pairs = 0, keys_total = 0;
+    if (lengths && lengths->q_offsets) {
+        return (entry_lengths){fwd_sequence_of(lengths->q_offsets, batch, lengths->q_total, p->q_len).length,
+                               fwd_sequence_of(lengths->kv_offsets, batch, lengths->kv_total, p->kv_len).length};
+    }
+    int64_t keys = lengths && lengths->kv_lens ? lengths->kv_lens[batch] : p->kv_len;
+    return (entry_lengths){p->q_len, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys};
+}
+
+demand demand_of(const acr_problem *p, const acr_buffers *lengths)
+{
+    double pairs = 0, keys_total = 0, queries_total = 0;
     for (int64_t batch = 0; batch < p->batch; ++batch) {
-        int64_t keys = kv_lens ? kv_lens[batch] : p->kv_len;
-        keys = keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
-        pairs += visible_pairs(p, keys) * (double)p->q_heads;
-        keys_total += (double)keys;
+        entry_lengths entry = lengths_of(p, lengths, batch);
+        pairs += visible_pairs(p, entry.queries, entry.keys) * (double)p->q_heads;
+        keys_total += (double)entry.keys;
+        queries_total += (double)entry.queries;
     }
     double in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
-    double q_rows = (double)(p->batch * p->q_heads) * (double)p->q_len;
-    double keys_mean = keys_total / (double)p->batch;
-    double k_elems = distinct_rows(&p->k, p->batch, p->kv_heads, 1) * keys_mean * (double)p->qk_dim;
-    double v_elems = distinct_rows(&p->v, p->batch, p->kv_heads, 1) * keys_mean * (double)p->v_dim;
-    double q_elems = distinct_rows(&p->q, p->batch, p->q_heads, p->q_len) * (double)p->qk_dim;
+    /* A packed batch is one entry of the tensors, with the rows of all. */
+    int64_t entries = p->flags & ACR_PACKED ? 1 : p->batch;
+    double q_rows = (double)p->q_heads * queries_total;
+    double keys_mean = keys_total / (double)entries, queries_mean = queries_total / (double)entries;
+    double k_elems = distinct_rows(&p->k, entries, p->kv_heads) * keys_mean * (double)p->qk_dim;
+    double v_elems = distinct_rows(&p->v, entries, p->kv_heads) * keys_mean * (double)p->v_dim;
+    double q_elems = distinct_rows(&p->q, entries, p->q_heads) * queries_mean * (double)p->qk_dim;
     demand d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = pairs};
     d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim;
     d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;

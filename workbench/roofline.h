@@ -32,8 +32,9 @@ typedef struct demand {
     double bytes; /* every element of q, k, v read once and of o and lse written once */
 } demand;
 
-/* kv_lens: [batch] clamped key lengths, or NULL: all keys exist. problem is canonical. */
-demand demand_of(const acr_problem *problem, const int32_t *kv_lens);
+/* lengths: whose kv_lens, or offsets and totals, on the host, say how long the batch entries are; its other members are
+ * not used. NULL: all are the longest. problem is canonical. */
+demand demand_of(const acr_problem *problem, const acr_buffers *lengths);
 
 typedef struct floor_times {
     double multiply_add_s, exp_s,

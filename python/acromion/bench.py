@@ -1,8 +1,8 @@
 """`acromion bench` beside PyTorch: python3 -m acromion.bench [arguments of `acromion bench`].
 
 Everything is measured in C (workbench/bench_door.h, which this file mirrors). Python only brings the peer: it makes
-the tensors, captures scaled_dot_product_attention into CUDA graphs, and in call mode makes the calls. Exit codes are
-those of `acromion`; 4 says what is missing here."""
+the tensors, captures scaled_dot_product_attention into CUDA graphs, and in the call modes makes the calls. Exit codes
+are those of `acromion`; 4 says what is missing here."""
 import ctypes
 import os
 import pathlib
@@ -13,6 +13,7 @@ import warnings
 EXIT_CANNOT_RUN = 4
 TEXT_BYTES = 512
 OURS = -1
+BOTTOM_RIGHT = 2
 LIBRARY = "libacromion_bench.so"
 # Larger score matrices than this are not tried with the math backend, which keeps several of them.
 MATH_SCORES_MAX = 2**29 - 1
@@ -23,7 +24,7 @@ Pointer, Int, Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 class Problem(ctypes.Structure):
     """struct peer_problem"""
     _fields_ = [(name, Long) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "qk_dim", "v_dim")] + [
-        (name, Int) for name in ("device", "dtype", "causal", "bshd")] + [
+        (name, Int) for name in ("device", "dtype", "mask", "bshd", "sets", "reserved")] + [
         ("scale", ctypes.c_double), ("q", Pointer), ("k", Pointer), ("v", Pointer)]
 
 
@@ -39,7 +40,8 @@ class Provider(ctypes.Structure):
     """struct peer_provider"""
     _fields_ = [("provider_bytes", Int), ("problem_bytes", Int), ("count", Int),
                 ("names", ctypes.POINTER(ctypes.c_char_p)), ("version", ctypes.c_char_p),
-                ("begin", Begin), ("capture", Capture), ("call", Call), ("output", Output), ("end", End)]
+                ("begin", Begin), ("capture", Capture), ("call", Call), ("output", Output), ("end", End),
+                ("enqueue", Pointer)]
 
 
 def write_text(address, text):
@@ -83,22 +85,26 @@ class Sdpa:
 
     def begin(self, problem):
         torch, p = self.torch, problem
+        if p.mask == BOTTOM_RIGHT:
+            raise RuntimeError("PyTorch's causal flag is top-left, this mask is bottom-right")
         torch.cuda.set_device(p.device)
         dtype = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}[p.dtype]
-        self.q = self.tensor(p.q, (p.batch, p.q_heads, p.q_len, p.qk_dim), dtype, p.bshd)
-        self.k = self.tensor(p.k, (p.batch, p.kv_heads, p.kv_len, p.qk_dim), dtype, p.bshd)
-        self.v = self.tensor(p.v, (p.batch, p.kv_heads, p.kv_len, p.v_dim), dtype, p.bshd)
-        self.options = {"is_causal": bool(p.causal), "scale": p.scale}
+        q = self.tensor(p.q, (p.batch, p.q_heads, p.q_len, p.qk_dim), dtype, p.bshd)
+        k = self.tensor(p.k, (p.batch, p.kv_heads, p.kv_len, p.qk_dim), dtype, p.bshd)
+        v = self.tensor(p.v, (p.batch, p.kv_heads, p.kv_len, p.v_dim), dtype, p.bshd)
+        # clone keeps the strides
+        self.sets = [(q, k, v)] + [(q.clone(), k.clone(), v.clone()) for _ in range(p.sets - 1)]
+        self.options = {"is_causal": bool(p.mask), "scale": p.scale}
         if p.q_heads != p.kv_heads:
             self.options["enable_gqa"] = True
         self.scores = p.batch * p.q_heads * p.q_len * p.kv_len
 
     def end(self):
-        self.q = self.k = self.v = None
+        self.sets = []
         self.graphs, self.outputs, self.usable = {}, {}, set()
 
-    def attend(self):
-        return self.torch.nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, **self.options)
+    def attend(self, set_number=0):
+        return self.torch.nn.functional.scaled_dot_product_attention(*self.sets[set_number], **self.options)
 
     def chosen(self, name):
         """A context in which PyTorch takes that backend."""
@@ -126,7 +132,7 @@ class Sdpa:
     def choice(self):
         """Which backend PyTorch takes by itself."""
         from torch.nn.attention import SDPBackend
-        number = self.torch._fused_sdp_choice(self.q, self.k, self.v, **self.options)
+        number = self.torch._fused_sdp_choice(*self.sets[0], **self.options)
         return "takes " + next((n for n, b in self.backends.items() if b == SDPBackend(number)), str(number))
 
     def capture(self, name, launches):
@@ -138,12 +144,15 @@ class Sdpa:
             with torch.cuda.stream(side):
                 self.first_call(name)
             graph = torch.cuda.CUDAGraph(keep_graph=True)
+            outputs = [None] * len(self.sets)  # alive all at once, so that each has memory of its own
             with torch.cuda.graph(graph, stream=side):
-                for _ in range(launches):
-                    output = self.attend()
-            output.fill_(float("nan"))
+                for i in range(launches):
+                    outputs[i % len(self.sets)] = self.attend(i % len(self.sets))
+            for output in outputs:
+                if output is not None:
+                    output.fill_(float("nan"))
             torch.cuda.synchronize()
-        self.graphs[name], self.outputs[name] = graph, output
+        self.graphs[name], self.outputs[name] = graph, outputs[(launches - 1) % len(self.sets)]
         return graph.raw_cuda_graph()
 
     def call(self, name, calls):
@@ -200,7 +209,7 @@ def provider_of(sdpa):
 
     return Provider(ctypes.sizeof(Provider), ctypes.sizeof(Problem), len(sdpa.NAMES), names, sdpa.version().encode(),
                     Begin(reporting(begin)), Capture(reporting(capture)), Call(reporting(call)),
-                    Output(reporting(output)), End(sdpa.end))
+                    Output(reporting(output)), End(sdpa.end), None)
 
 
 class Missing(Exception):

@@ -372,6 +372,7 @@ typedef struct cpu_graph {
     acr__graph base;
     acr__enqueue *enqueue;
     void *arg;
+    unsigned char *flush; /* cold mode: memory to write, NULL = not needed yet */
 } cpu_graph;
 
 static acr_status cpu_graph_record(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
@@ -381,7 +382,7 @@ static acr_status cpu_graph_record(acr__graph **out, acr__backend_device *device
     if (!graph) {
         return acr__fail(ACR_NO_MEMORY, "recording %d launches: no host memory", launches);
     }
-    *graph = (cpu_graph){{device, launches}, enqueue, arg};
+    *graph = (cpu_graph){{device, launches}, enqueue, arg, NULL};
     *out = &graph->base;
     return ACR_OK;
 }
@@ -418,16 +419,55 @@ static acr_status cpu_graph_time(acr__graph *graph, int replays, double *seconds
     return status;
 }
 
+/* Writes memory of twice the size of the last-level cache. */
+static void flush_cache(unsigned char *memory, size_t bytes, int value)
+{
+    memset(memory, value, bytes);
+    atomic_signal_fence(memory_order_seq_cst); /* the compiler must not leave the writing out */
+}
+
+static acr_status cpu_graph_time_cold(acr__graph *graph, int samples, double *seconds)
+{
+    const size_t bytes = 2 * (size_t)graph->device->device.l2_bytes;
+    if (bytes == 0)
+        return acr__fail(ACR_UNSUPPORTED, "cold mode: the size of the last-level cache is unknown");
+    cpu_graph *g = (cpu_graph *)graph;
+    if (!g->flush && !(g->flush = malloc(bytes)))
+        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes to empty the cache with", bytes);
+    double first;
+    acr_status status = ACR_OK;
+    for (int i = -1; i < samples && status == ACR_OK; i++) {
+        flush_cache(g->flush, bytes, i & 0xff);
+        status = replay_once(g, i < 0 ? &first : &seconds[i]);
+    }
+    return status;
+}
+
 static void cpu_graph_free(acr__graph *graph)
 {
+    if (graph)
+        free(((cpu_graph *)graph)->flush);
     free(graph);
 }
 
 static acr_status cpu_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                            double *seconds)
 {
-    cpu_graph graph = {{device, launches}, enqueue, arg};
+    cpu_graph graph = {{device, launches}, enqueue, arg, NULL};
     return cpu_graph_time(&graph.base, replays, seconds);
+}
+
+static acr_status cpu_launch_bare(const acr__prepared *prepared, const fwd_args *args, void *stream, int launches,
+                                  double *seconds)
+{
+    (void)args, (void)stream, (void)launches, (void)seconds;
+    return acr__fail(ACR_UNSUPPORTED, "%s: a cpu kernel is called, no driver launches it", prepared->kernel->name);
+}
+
+static acr_status cpu_within(acr__backend_device *device, acr__enqueue *work, void *arg)
+{
+    (void)device;
+    return work(arg, NULL);
 }
 
 const acr__backend acr__backend_cpu = {
@@ -449,6 +489,9 @@ const acr__backend acr__backend_cpu = {
     .graph_record = cpu_graph_record,
     .graph_adopt = cpu_graph_adopt,
     .graph_time = cpu_graph_time,
+    .graph_time_cold = cpu_graph_time_cold,
     .graph_free = cpu_graph_free,
     .time = cpu_time,
+    .launch_bare = cpu_launch_bare,
+    .within = cpu_within,
 };

@@ -291,8 +291,9 @@ INLINE void store_some_floats(const fwd_args *args, int64_t index, int64_t count
  * r % group. */
 typedef struct tile {
     int64_t batch, kv_head;
-    int64_t first_row, end_row;
-    int64_t keys; /* that exist in the batch entry */
+    int64_t first_row, end_row;     /* empty beyond the end of a sequence */
+    int64_t queries, keys;          /* that exist in the batch entry */
+    int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
 } tile;
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
@@ -342,9 +343,24 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     return used;
 }
 
-static int64_t rows_of(const fwd_args *args)
+/* The queries and keys of the tile's batch entry. */
+static void find_entry(const fwd_args *args, tile *t)
 {
-    return (int64_t)args->group * args->q_len;
+    if (args->q_offsets) {
+        const fwd_sequence q = fwd_sequence_of(args->q_offsets, t->batch, args->q_total, args->q_len);
+        const fwd_sequence kv = fwd_sequence_of(args->kv_offsets, t->batch, args->kv_total, args->kv_len);
+        t->first_query = q.first;
+        t->queries = q.length;
+        t->first_key = kv.first;
+        t->keys = kv.length;
+        return;
+    }
+    t->queries = args->q_len;
+    t->keys = args->kv_len;
+    if (args->kv_lens) {
+        const int64_t keys = args->kv_lens[t->batch];
+        t->keys = keys < 0 ? 0 : keys < t->keys ? keys : t->keys;
+    }
 }
 
 /* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches;
@@ -355,15 +371,10 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
     const bool masked = args->mask != FWD_MASK_NONE;
     const int64_t head = masked ? item % heads : item / tiles;
     const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
-    tile t = {.batch = head / args->kv_heads,
-              .kv_head = head % args->kv_heads,
-              .first_row = index * Q_TILE,
-              .keys = args->kv_len};
-    t.end_row = t.first_row + Q_TILE < rows_of(args) ? t.first_row + Q_TILE : rows_of(args);
-    if (args->kv_lens) {
-        const int64_t keys = args->kv_lens[t.batch];
-        t.keys = keys < 0 ? 0 : keys < t.keys ? keys : t.keys;
-    }
+    tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
+    find_entry(args, &t);
+    const int64_t rows = args->group * t.queries;
+    t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
 }
 
@@ -371,7 +382,7 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
 static int64_t row_offset(const fwd_args *args, const fwd_strides *stride, const tile *t, int64_t row)
 {
     const int64_t head = t->kv_head * args->group + row % args->group;
-    return t->batch * stride->batch + head * stride->head + row / args->group * stride->row;
+    return t->batch * stride->batch + head * stride->head + (t->first_query + row / args->group) * stride->row;
 }
 
 static int32_t keys_seen(const fwd_args *args, const tile *t, int64_t row)
@@ -379,7 +390,7 @@ static int32_t keys_seen(const fwd_args *args, const tile *t, int64_t row)
     if (args->mask == FWD_MASK_NONE) {
         return (int32_t)t->keys;
     }
-    const int64_t diagonal = args->mask == FWD_MASK_BOTTOM_RIGHT ? t->keys - args->q_len : 0;
+    const int64_t diagonal = args->mask == FWD_MASK_BOTTOM_RIGHT ? t->keys - t->queries : 0;
     const int64_t seen = row / args->group + diagonal + 1;
     return (int32_t)(seen < 0 ? 0 : seen < t->keys ? seen : t->keys);
 }
@@ -434,7 +445,7 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
 INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
                         int64_t first, int64_t end)
 {
-    const int64_t offset = t->batch * stride->batch + t->kv_head * stride->head + first * stride->row;
+    const int64_t offset = t->batch * stride->batch + t->kv_head * stride->head + (t->first_key + first) * stride->row;
     if (!WIDENS) {
         return (matrix){(const float *)base + offset, stride->row};
     }
@@ -696,7 +707,9 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
         const int64_t tile_row = t->first_row + row + lane;
         const int64_t head = t->kv_head * args->group + tile_row % args->group;
-        args->lse[(t->batch * args->q_heads + head) * args->q_len + tile_row / args->group] = lse[lane];
+        const int64_t first_row =
+            args->q_offsets ? head * args->q_total + t->first_query : (t->batch * args->q_heads + head) * args->q_len;
+        args->lse[first_row + tile_row / args->group] = lse[lane];
     }
 }
 
@@ -726,7 +739,7 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
     (void)lanes;
     scratch_parts parts;
     cut_scratch(&parts, scratch, args->qk_dim, args->v_dim);
-    const int64_t tiles = (rows_of(args) + Q_TILE - 1) / Q_TILE;
+    const int64_t tiles = ((int64_t)args->group * args->q_len + Q_TILE - 1) / Q_TILE; /* of the longest entry */
     const int64_t items = tiles * args->batch * args->kv_heads;
     for (;;) {
         const int64_t item = atomic_fetch_add_explicit(queue, 1, memory_order_relaxed);
@@ -734,7 +747,9 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
             return;
         }
         const tile t = locate(args, item, tiles);
-        run_tile(&parts, args, &t);
+        if (t.first_row < t.end_row) {
+            run_tile(&parts, args, &t);
+        }
     }
 }
 
@@ -804,6 +819,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .v_dim_max = DIM,
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
+    .traits = ACR__TRAIT_PACKED,
     .image = KERNEL_IMAGE,
     .image_end = KERNEL_IMAGE_END,
     .why_not = why_not,

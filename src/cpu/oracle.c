@@ -5,6 +5,7 @@
  * Both go row by row:   scores -> softmax over the keys this row sees -> weighted sum of those keys' values. Keys
  * a row does not see are not touched, so that whatever they hold, NaN included, stays out of it. */
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -230,28 +231,34 @@ static void put(const workspace *w, void *at, int64_t index, double value)
     }
 }
 
-/* Keys that exist in a batch entry. */
-static int64_t key_count(const acr_problem *p, const acr_buffers *b, int64_t batch)
+/* The rows of a batch entry that exist; of a packed batch counted from the tensors' first, its batch strides being
+ * 0. */
+typedef struct entry {
+    int64_t batch;
+    fwd_sequence q, kv;
+} entry;
+
+static entry entry_of(const acr_problem *p, const acr_buffers *b, int64_t batch)
 {
-    if (!b->kv_lens) {
-        return p->kv_len;
+    if (p->flags & ACR_PACKED) {
+        return (entry){batch, fwd_sequence_of(b->q_offsets, batch, b->q_total, p->q_len),
+                       fwd_sequence_of(b->kv_offsets, batch, b->kv_total, p->kv_len)};
     }
-    const int64_t keys = b->kv_lens[batch];
-    return keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
+    const int64_t keys = b->kv_lens ? b->kv_lens[batch] : p->kv_len;
+    return (entry){batch, {0, p->q_len}, {0, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys}};
 }
 
-static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t batch,
+static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, const entry *e,
                                 int64_t kv_head)
 {
-    if (w->batch == batch && w->kv_head == kv_head) {
+    if (w->batch == e->batch && w->kv_head == kv_head) {
         return;
     }
-    w->batch = batch;
+    w->batch = e->batch;
     w->kv_head = kv_head;
-    const int64_t keys = key_count(p, b, batch);
-    for (int64_t j = 0; j < keys; j++) {
-        const int64_t k_row = batch * p->k.batch + kv_head * p->k.head + j * p->k.row;
-        const int64_t v_row = batch * p->v.batch + kv_head * p->v.head + j * p->v.row;
+    for (int64_t j = 0; j < e->kv.length; j++) {
+        const int64_t k_row = e->batch * p->k.batch + kv_head * p->k.head + (e->kv.first + j) * p->k.row;
+        const int64_t v_row = e->batch * p->v.batch + kv_head * p->v.head + (e->kv.first + j) * p->v.row;
         for (int64_t d = 0; d < p->qk_dim; d++) {
             put(w, w->k, d * w->kv_padded + j, acr__load_element(p->dtype, b->k, k_row + d));
         }
@@ -360,30 +367,50 @@ static void attend_float(workspace *w, const acr_problem *p, int64_t keys, doubl
     }
 }
 
-/* Keys that query row i sees, of the `keys` that exist. */
-static int64_t visible_keys(const acr_problem *p, int64_t keys, int64_t i)
+/* Keys that the entry's query i sees. */
+static int64_t visible_keys(const acr_problem *p, const entry *e, int64_t i)
 {
+    const int64_t keys = e->kv.length;
     if (p->mask == ACR_MASK_NONE) {
         return keys;
     }
-    const int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - p->q_len : 0;
+    const int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - e->q.length : 0;
     const int64_t visible = i + diagonal + 1;
     return visible < 0 ? 0 : visible > keys ? keys : visible;
+}
+
+/* The batch entry that a row of a packed batch belongs to; batch where there is none. Where garbage offsets make
+ * sequences overlap, the first. */
+static int64_t find_owner(const acr_problem *p, const acr_buffers *b, int64_t row)
+{
+    int64_t batch = 0;
+    for (; batch < p->batch; batch++) {
+        const fwd_sequence q = fwd_sequence_of(b->q_offsets, batch, b->q_total, p->q_len);
+        if (row >= q.first && row < q.first + q.length) {
+            break;
+        }
+    }
+    return batch;
 }
 
 /* One row, by its number; o and lse point at its results. lse may be NULL. */
 static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t row, double *o, double *lse)
 {
-    const int64_t i = row % p->q_len, head = row / p->q_len % p->q_heads, batch = row / p->q_len / p->q_heads;
-    const int64_t keys = visible_keys(p, key_count(p, b, batch), i);
+    const bool packed = p->flags & ACR_PACKED;
+    const int64_t q_rows = packed ? b->q_total : p->q_len, in_tensor = row % q_rows;
+    const int64_t head = row / q_rows % p->q_heads;
+    const int64_t batch = packed ? find_owner(p, b, in_tensor) : row / q_rows / p->q_heads;
+    const entry e = batch < p->batch ? entry_of(p, b, batch) : (entry){batch, {0, 0}, {0, 0}};
+    const int64_t i = in_tensor - e.q.first;
+    const int64_t keys = visible_keys(p, &e, i);
     double row_lse = -INFINITY;
     if (keys == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
     } else {
-        load_key_value_head(w, p, b, batch, head / (p->q_heads / p->kv_heads));
+        load_key_value_head(w, p, b, &e, head / (p->q_heads / p->kv_heads));
         for (int64_t d = 0; d < p->qk_dim; d++) {
             put(w, w->q, d,
-                acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + i * p->q.row + d));
+                acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + in_tensor * p->q.row + d));
         }
         if (w->precision == IN_DOUBLE) {
             row_lse = attend_double(w, p, keys, o);

@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cuda/driver.h"
 #include "cuda/tensormap.h"
 #include "error.h"
+#include "internal.h"
 
 /* Machine code in the driver's hands. Images of listed kernels stay loaded until the device is closed, because graphs
  * that a caller has captured refer to them even after the plan is gone; a candidate's image lives as long as its one
@@ -35,6 +37,7 @@ typedef struct cuda_prepared {
     acr__prepared base;
     loaded_image *image;
     int owns_image; /* a candidate's */
+    fwd_maps maps;  /* of a kernel with maps: as for an execution whose tensors all begin at MAP_BASE */
 } cuda_prepared;
 
 /* ---- Entering and leaving the device ---- */
@@ -370,6 +373,46 @@ static acr_status obtain_image(cuda_device *d, cuda_prepared *prepared)
     return status;
 }
 
+static void cuda_release(acr__prepared *base)
+{
+    cuda_prepared *prepared = (cuda_prepared *)base;
+    cuda_device *d = (cuda_device *)base->device;
+    entered scope;
+    if (prepared->owns_image && enter(d, &scope) == ACR_OK) {
+        d->driver.CtxSynchronize(); /* its last launch may still be running */
+        d->driver.LibraryUnload(prepared->image->library);
+        leave(d, &scope);
+    }
+    if (prepared->owns_image)
+        free(prepared->image);
+    free(prepared);
+}
+
+static int has_maps(const acr__boxes *boxes)
+{
+    return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
+}
+
+/* Encodes the maps of a plan's executions, but for their bases. */
+static acr_status encode_maps(const cuda_device *d, cuda_prepared *prepared)
+{
+    enum {
+        MAP_BASE = 4096 /* any address that the driver accepts: nothing is read through these maps */
+    };
+    void *const base = (void *)(uintptr_t)MAP_BASE;
+    const acr_buffers nowhere = {.q = base, .k = base, .v = base, .o = base};
+    fwd_args args;
+    entered scope;
+    acr__fwd_args(&args, &prepared->base.problem, &nowhere, NULL);
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status =
+        acr__maps_encode(&d->driver, &prepared->maps, &prepared->base.kernel->boxes, &prepared->base.problem, &args);
+    leave(d, &scope);
+    return status;
+}
+
 static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel,
                                const acr_problem *problem)
 {
@@ -388,23 +431,14 @@ static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device,
         free(prepared);
         return status;
     }
+    if (has_maps(&kernel->boxes))
+        status = encode_maps(d, prepared);
+    if (status != ACR_OK) {
+        cuda_release(base);
+        return status;
+    }
     *out = base;
     return ACR_OK;
-}
-
-static void cuda_release(acr__prepared *base)
-{
-    cuda_prepared *prepared = (cuda_prepared *)base;
-    cuda_device *d = (cuda_device *)base->device;
-    entered scope;
-    if (prepared->owns_image && enter(d, &scope) == ACR_OK) {
-        d->driver.CtxSynchronize(); /* its last launch may still be running */
-        d->driver.LibraryUnload(prepared->image->library);
-        leave(d, &scope);
-    }
-    if (prepared->owns_image)
-        free(prepared->image);
-    free(prepared);
 }
 
 /* ---- Launching ---- */
@@ -434,40 +468,51 @@ static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], con
     return count;
 }
 
-static int has_maps(const acr__boxes *boxes)
+/* What one launch hands to the driver. The configuration points to the attributes and the parameters to the rest: it
+ * stays where it was filled. */
+typedef struct kernel_call {
+    fwd_args args;
+    fwd_maps maps;
+    CUlaunchAttribute attributes[ATTRIBUTES_MAX];
+    CUlaunchConfig config;
+    void *parameters[2]; /* a kernel without maps has one parameter: the driver reads no further */
+} kernel_call;
+
+static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, const fwd_args *args,
+                            int overlap_previous, CUstream stream)
 {
-    return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
+    const acr__prepared *base = &prepared->base;
+    const acr__launch *launch = &base->launch;
+    call->args = *args;
+    call->parameters[0] = &call->args;
+    call->parameters[1] = &call->maps;
+    memset(&call->config, 0, sizeof call->config);
+    call->config.gridDimX = launch->grid[0];
+    call->config.gridDimY = launch->grid[1];
+    call->config.gridDimZ = launch->grid[2];
+    call->config.blockDimX = launch->block;
+    call->config.blockDimY = call->config.blockDimZ = 1;
+    call->config.sharedMemBytes = launch->smem_bytes;
+    call->config.hStream = stream;
+    call->config.attrs = call->attributes;
+    call->config.numAttrs = set_attributes(call->attributes, launch, overlap_previous);
+    if (!has_maps(&base->kernel->boxes))
+        return ACR_OK;
+    call->maps = prepared->maps;
+    return acr__maps_move(&((const cuda_device *)base->device)->driver, &call->maps, &base->kernel->boxes, args);
 }
 
-/* With the primary context current: encoding maps needs one, too. */
+/* With the primary context current. */
 static acr_status enqueue_kernel(const cuda_prepared *prepared, const fwd_args *args, int overlap_previous,
                                  CUstream stream)
 {
-    const acr__prepared *base = &prepared->base;
-    const cuda_device *d = (const cuda_device *)base->device;
-    const acr__launch *launch = &base->launch;
-    fwd_args kernel_args = *args;
-    fwd_maps maps;
-    if (has_maps(&base->kernel->boxes)) {
-        acr_status status = acr__maps_encode(&d->driver, &maps, &base->kernel->boxes, &base->problem, args);
-        if (status != ACR_OK)
-            return status;
-    }
-    void *parameters[] = {&kernel_args,
-                          &maps}; /* a kernel without maps has one parameter: the driver reads no further */
-    CUlaunchAttribute attributes[ATTRIBUTES_MAX];
-    CUlaunchConfig config;
-    memset(&config, 0, sizeof config);
-    config.gridDimX = launch->grid[0];
-    config.gridDimY = launch->grid[1];
-    config.gridDimZ = launch->grid[2];
-    config.blockDimX = launch->block;
-    config.blockDimY = config.blockDimZ = 1;
-    config.sharedMemBytes = launch->smem_bytes;
-    config.hStream = stream;
-    config.attrs = attributes;
-    config.numAttrs = set_attributes(attributes, launch, overlap_previous);
-    return check(d, d->driver.LaunchKernelEx(&config, prepared->image->function, parameters, NULL), "cuLaunchKernelEx");
+    const cuda_device *d = (const cuda_device *)prepared->base.device;
+    kernel_call call;
+    acr_status status = fill_call(&call, prepared, args, overlap_previous, stream);
+    if (status != ACR_OK)
+        return status;
+    return check(d, d->driver.LaunchKernelEx(&call.config, prepared->image->function, call.parameters, NULL),
+                 "cuLaunchKernelEx");
 }
 
 static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
@@ -482,6 +527,44 @@ static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, u
     status = enqueue_kernel((const cuda_prepared *)base, args, overlap_previous, stream);
     CUcontext popped;
     d->driver.CtxPopCurrent(&popped);
+    return status;
+}
+
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static acr_status cuda_launch_bare(const acr__prepared *base, const fwd_args *args, void *stream, int launches,
+                                   double *seconds)
+{
+    const cuda_device *d = (const cuda_device *)base->device;
+    CUfunction function = ((const cuda_prepared *)base)->image->function;
+    kernel_call call;
+    entered scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = fill_call(&call, (const cuda_prepared *)base, args, 0, stream);
+    double start = now_seconds();
+    for (int i = 0; i < launches && status == ACR_OK; i++)
+        status = check(d, d->driver.LaunchKernelEx(&call.config, function, call.parameters, NULL), "cuLaunchKernelEx");
+    *seconds = (now_seconds() - start) / launches;
+    leave(d, &scope);
+    return status;
+}
+
+static acr_status cuda_within(acr__backend_device *device, acr__enqueue *work, void *arg)
+{
+    const cuda_device *d = (const cuda_device *)device;
+    entered scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = work(arg, NULL);
+    leave(d, &scope);
     return status;
 }
 
@@ -622,6 +705,8 @@ typedef struct cuda_graph {
     acr__graph base;
     CUstream stream;
     CUgraphExec exec;
+    CUdeviceptr flush; /* cold mode: memory to write, 0 = not needed yet */
+    size_t flush_bytes;
 } cuda_graph;
 
 /* Captures `launches` units on the stream. */
@@ -669,6 +754,8 @@ static void cuda_graph_free(acr__graph *graph)
     if (enter(d, &scope) == ACR_OK) {
         if (g->exec != NULL)
             d->driver.GraphExecDestroy(g->exec);
+        if (g->flush != 0)
+            d->driver.MemFree(g->flush);
         if (g->stream != NULL)
             d->driver.StreamDestroy(g->stream);
         leave(d, &scope);
@@ -775,6 +862,86 @@ static acr_status cuda_graph_time(acr__graph *graph, int replays, double *second
     return status;
 }
 
+/* ---- Cold mode ---- */
+
+/* Memory of twice the size of L2, and the events around a replay. */
+typedef struct cold_timer {
+    cuda_graph *graph;
+    CUevent start, stop;
+} cold_timer;
+
+static acr_status make_flush(const cuda_device *d, cuda_graph *g)
+{
+    if (g->flush != 0)
+        return ACR_OK;
+    g->flush_bytes = 2 * (size_t)d->base.device.l2_bytes;
+    if (g->flush_bytes == 0)
+        return acr__fail(ACR_UNSUPPORTED, "cold mode: the driver gives no size of L2");
+    return check(d, d->driver.MemAlloc(&g->flush, g->flush_bytes), "cuMemAlloc to empty L2");
+}
+
+/* Ends with the device idle and nothing of the kernel in L2; lines marked to stay would outlive the writing, so their
+ * mark is taken first. The writing takes tens of microseconds, in which the host queues what follows it. */
+static acr_status flush_l2(const cuda_device *d, const cuda_graph *g)
+{
+    CUresult reset = d->driver.CtxResetPersistingL2Cache();
+    if (reset != CUDA_ERROR_NOT_SUPPORTED && reset != CUDA_SUCCESS)
+        return check(d, reset, "cuCtxResetPersistingL2Cache");
+    return check(d, d->driver.MemsetD8Async(g->flush, 0, g->flush_bytes, g->stream), "cuMemsetD8Async");
+}
+
+static acr_status time_one_cold(const cuda_device *d, const cold_timer *timer, double *seconds)
+{
+    const cuda_graph *g = timer->graph;
+    float milliseconds = 0;
+    acr_status status = flush_l2(d, g);
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventRecord(timer->start, g->stream), "cuEventRecord");
+    if (status == ACR_OK)
+        status = check(d, d->driver.GraphLaunch(g->exec, g->stream), "cuGraphLaunch");
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventRecord(timer->stop, g->stream), "cuEventRecord");
+    acr_status finished =
+        check(d, d->driver.StreamSynchronize(g->stream), "cuStreamSynchronize"); /* also after a failure */
+    status = status == ACR_OK ? finished : status;
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventElapsedTime(&milliseconds, timer->start, timer->stop), "cuEventElapsedTime");
+    *seconds = 1e-3 * (double)milliseconds / g->base.launches;
+    return status;
+}
+
+static acr_status time_cold(const cuda_device *d, cold_timer *timer, int samples, double *seconds)
+{
+    double first;
+    acr_status status = make_flush(d, timer->graph);
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventCreate(&timer->start, CU_EVENT_DEFAULT), "cuEventCreate");
+    if (status == ACR_OK)
+        status = check(d, d->driver.EventCreate(&timer->stop, CU_EVENT_DEFAULT), "cuEventCreate");
+    if (status == ACR_OK)
+        status = time_one_cold(d, timer, &first);
+    for (int i = 0; i < samples && status == ACR_OK; i++)
+        status = time_one_cold(d, timer, &seconds[i]);
+    if (timer->stop != NULL)
+        d->driver.EventDestroy(timer->stop);
+    if (timer->start != NULL)
+        d->driver.EventDestroy(timer->start);
+    return status;
+}
+
+static acr_status cuda_graph_time_cold(acr__graph *graph, int samples, double *seconds)
+{
+    const cuda_device *d = (const cuda_device *)graph->device;
+    cold_timer timer = {.graph = (cuda_graph *)graph};
+    entered scope;
+    acr_status status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = time_cold(d, &timer, samples, seconds);
+    leave(d, &scope);
+    return status;
+}
+
 static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                             double *seconds)
 {
@@ -805,6 +972,9 @@ const acr__backend acr__backend_cuda = {
     .graph_record = cuda_graph_record,
     .graph_adopt = cuda_graph_adopt,
     .graph_time = cuda_graph_time,
+    .graph_time_cold = cuda_graph_time_cold,
     .graph_free = cuda_graph_free,
     .time = cuda_time,
+    .launch_bare = cuda_launch_bare,
+    .within = cuda_within,
 };

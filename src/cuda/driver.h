@@ -24,6 +24,7 @@
     X(CtxPushCurrent, 4000)                                                                                            \
     X(CtxPopCurrent, 4000)                                                                                             \
     X(CtxSynchronize, 2000)                                                                                            \
+    X(CtxResetPersistingL2Cache, 11000)                                                                                \
     X(ThreadExchangeStreamCaptureMode, 10010)                                                                          \
     X(LibraryLoadData, 12000)                                                                                          \
     X(LibraryUnload, 12000)                                                                                            \
@@ -33,6 +34,7 @@
     X(KernelGetFunction, 12000)                                                                                        \
     X(LaunchKernelEx, 11060)                                                                                           \
     X(TensorMapEncodeTiled, 12000)                                                                                     \
+    X(TensorMapReplaceAddress, 12000)                                                                                  \
     X(MemAlloc, 3020)                                                                                                  \
     X(MemFree, 3020)                                                                                                   \
     X(MemcpyHtoDAsync, 3020)                                                                                           \

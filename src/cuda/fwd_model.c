@@ -2,6 +2,8 @@
 #include "cuda/fwd_model.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "problem.h"
 
@@ -16,13 +18,18 @@ typedef struct tensor {
     int elem_bytes;
 } tensor;
 
+/* A packed batch counts as one entry with the rows of all, and never as a single row: its tensors may hold more. */
 static void describe(tensor out[TENSORS], const acr_problem *p)
 {
     int in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
-    out[0] = (tensor){&p->q, p->batch, p->q_heads, p->q_len, p->qk_dim, in_bytes};
-    out[1] = (tensor){&p->k, p->batch, p->kv_heads, p->kv_len, p->qk_dim, in_bytes};
-    out[2] = (tensor){&p->v, p->batch, p->kv_heads, p->kv_len, p->v_dim, in_bytes};
-    out[3] = (tensor){&p->o, p->batch, p->q_heads, p->q_len, p->v_dim, out_bytes};
+    const int packed = (p->flags & ACR_PACKED) != 0;
+    const int64_t batch = packed ? 1 : p->batch;
+    const int64_t q_rows = packed ? p->batch * p->q_len + 1 : p->q_len,
+                  kv_rows = packed ? p->batch * p->kv_len + 1 : p->kv_len;
+    out[0] = (tensor){&p->q, batch, p->q_heads, q_rows, p->qk_dim, in_bytes};
+    out[1] = (tensor){&p->k, batch, p->kv_heads, kv_rows, p->qk_dim, in_bytes};
+    out[2] = (tensor){&p->v, batch, p->kv_heads, kv_rows, p->v_dim, in_bytes};
+    out[3] = (tensor){&p->o, batch, p->q_heads, q_rows, p->v_dim, out_bytes};
 }
 
 /* The texts for the limits that kernels have; another limit needs a line here. */
@@ -137,6 +144,66 @@ const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
     return NULL;
 }
 
+/* ---- Fitted rates ---- */
+
+static const acr__fitted_rates fitted[] = {
+#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share)                  \
+    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share},
+#include "cuda/rates.def"
+#undef RATES
+};
+
+static const acr__fitted_rates *on_trial;
+
+void acr__rates_try(const acr__fitted_rates *line)
+{
+    on_trial = line;
+}
+
+/* <pass>_<family>_<dtype>_<rest>: the third part goes. */
+void acr__rates_key(char *out, size_t capacity, const char *kernel)
+{
+    const char *pass_end = strchr(kernel, '_');
+    const char *type = pass_end ? strchr(pass_end + 1, '_') : NULL;
+    const char *rest = type ? strchr(type + 1, '_') : NULL;
+    if (rest)
+        snprintf(out, capacity, "%.*s%s", (int)(type - kernel), kernel, rest);
+    else
+        snprintf(out, capacity, "%s", kernel);
+}
+
+static int is_line_of(const acr__fitted_rates *line, const char *key, int32_t arch)
+{
+    return line && line->arch == arch && strcmp(line->kernel, key) == 0;
+}
+
+/* NULL: nobody has fitted this kernel on such a GPU. */
+static const acr__fitted_rates *find_fitted(const char *kernel, int32_t arch)
+{
+    char key[96];
+    acr__rates_key(key, sizeof key, kernel);
+    if (is_line_of(on_trial, key, arch))
+        return on_trial;
+    for (size_t i = 0; i < sizeof fitted / sizeof fitted[0]; i++)
+        if (is_line_of(&fitted[i], key, arch))
+            return &fitted[i];
+    return NULL;
+}
+
+static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
+{
+    acr__fwd_rates out = *rates;
+    const acr__fitted_rates *line = rates->kernel ? find_fitted(rates->kernel, arch) : NULL;
+    if (line) {
+        out.mma_flop_per_cycle = line->mma_flop_per_cycle;
+        out.exp_per_cycle = line->exp_per_cycle;
+        out.step_cycles = line->step_cycles;
+        out.cta_cycles = line->cta_cycles;
+        out.memory_share = line->memory_share;
+    }
+    return out;
+}
+
 /* ---- Cost ---- */
 
 /* The largest number of keys that one query tile sees, and the mean over tiles, as fractions of kv_len rounded up to
@@ -166,8 +233,8 @@ static visible count_steps(const acr_problem *p, const acr__fwd_rates *r)
     return (visible){ceil(fmax(first, last) / r->kv_tile), fmax(0.5, mean_keys / r->kv_tile)};
 }
 
-/* Bytes over DRAM (or L2 where all fits) at the device's rate. */
-static double memory_seconds(const acr_problem *p, const acr__device *device)
+/* Of the four tensors. */
+static double count_bytes(const acr_problem *p)
 {
     tensor tensors[TENSORS];
     describe(tensors, p);
@@ -176,25 +243,35 @@ static double memory_seconds(const acr_problem *p, const acr__device *device)
         const tensor *t = &tensors[i];
         bytes += (double)t->batch * (double)t->heads * (double)t->rows * (double)t->dim * t->elem_bytes;
     }
-    const double l2_bytes_per_cycle_sm = 32.0, dram_default = 300e9;
-    if (bytes < 0.8 * (double)device->l2_bytes)
-        return bytes / (l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz);
-    return bytes / (device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default);
+    return bytes;
 }
 
-double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *r)
+double acr__memory_rate(const acr_problem *p, const acr__device *device)
 {
+    const double l2_bytes_per_cycle_sm = 32.0, dram_default = 300e9;
+    if (count_bytes(p) < 0.8 * (double)device->l2_bytes)
+        return l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz;
+    return device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default;
+}
+
+double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *rates)
+{
+    const acr__fwd_rates fitted_or_given = with_fitted(rates, device->arch), *r = &fitted_or_given;
     const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
     visible steps = count_steps(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
     double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
     double ctas = (double)acr__q_tiles(p, r->q_tile) * (double)p->q_heads * (double)p->batch;
-    double waves = ceil(ctas / ((double)device->sm_count * r->ctas_per_sm));
+    double slots = (double)device->sm_count * r->ctas_per_sm;
     double ctas_on_fullest_sm = ceil(ctas / device->sm_count);
     double longest = r->cta_cycles + steps.steps_max * fmax(r->step_cycles, pipe); /* one CTA from start to end */
-    double following = (waves - 1.0) * (r->cta_cycles + steps.steps_mean * fmax(r->step_cycles, pipe));
+    double mean = r->cta_cycles + steps.steps_mean * fmax(r->step_cycles, pipe);
+    /* CTAs of one length go in waves; of unequal ones the longest start first and the short ones fill the gaps. */
+    double following =
+        p->mask == ACR_MASK_NONE ? (ceil(ctas / slots) - 1.0) * mean : fmax(0.0, ctas / slots * mean - longest);
     double pipes = r->cta_cycles + ctas_on_fullest_sm * steps.steps_mean * pipe;
     double cycles = fmax(longest + following, pipes);
-    return launch_seconds + fmax(cycles / device->clock_hz, memory_seconds(p, device));
+    double memory_rate = acr__memory_rate(p, device) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
+    return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
 }

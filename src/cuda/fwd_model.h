@@ -23,18 +23,37 @@ const char *acr__grid_why_not(const acr_problem *problem, int32_t q_tile);
 /* The query tiles of one head. */
 int64_t acr__q_tiles(const acr_problem *problem, int32_t q_tile);
 
-/* The rates of one family on one SM, for acr__fwd_seconds. */
+/* Bytes a second at which a problem's tensors are read: the L2 cache's where all fit, else the memory's. */
+double acr__memory_rate(const acr_problem *problem, const acr__device *device);
+
+/* The rates of one kernel on one SM, for acr__fwd_seconds. */
 typedef struct acr__fwd_rates {
+    const char *kernel; /* its name: a line of rates.def for it and the device's architecture replaces the rates */
     int32_t q_tile, kv_tile;
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
-    double step_cycles; /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
-    double cta_cycles;  /* start, first load, last store */
+    double step_cycles;  /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
+    double cta_cycles;   /* start, first load, last store */
+    double memory_share; /* of the memory's or L2's bandwidth that it reaches; 0 = all */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
 
 /* Expected seconds of one execution in a stream of them: the longest CTA, or the SMs' shared pipes, or memory,
  * whichever binds, and the launch. Rough; only the order of kernels matters. */
 double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, const acr__fwd_rates *rates);
+
+/* A line of rates.def: the rates of one kernel, fitted to measurements on GPUs of one architecture. */
+typedef struct acr__fitted_rates {
+    const char *kernel; /* its name without the type, so that fp16 and bf16 share a line */
+    int32_t arch;
+    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share;
+} acr__fitted_rates;
+
+/* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the
+ * process's, not a thread's. */
+void acr__rates_try(const acr__fitted_rates *line);
+
+/* Writes a kernel's name as rates.def has it: without "_f16", "_bf16" and the like. */
+void acr__rates_key(char *out, size_t capacity, const char *kernel);
 
 #endif

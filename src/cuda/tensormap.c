@@ -73,14 +73,13 @@ static acr_status encode(const acr__cuda_driver *driver, fwd_map *map, const ten
 acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
                             const acr_problem *problem, const fwd_args *args)
 {
-    const tensor q = {"q",           args->q,     args->q_stride, args->batch,
-                      args->q_heads, args->q_len, args->qk_dim,   problem->dtype};
-    const tensor k = {"k",          args->k,      args->k_stride, args->batch, args->kv_heads,
-                      args->kv_len, args->qk_dim, problem->dtype};
-    const tensor v = {"v",          args->v,     args->v_stride, args->batch, args->kv_heads,
-                      args->kv_len, args->v_dim, problem->dtype};
-    const tensor o = {"o",           args->o,     args->o_stride, args->batch,
-                      args->q_heads, args->q_len, args->v_dim,    problem->out_dtype};
+    const int packed = args->q_offsets != NULL;
+    const int32_t batch = packed ? 1 : args->batch;
+    const int32_t q_rows = packed ? args->q_total : args->q_len, kv_rows = packed ? args->kv_total : args->kv_len;
+    const tensor q = {"q", args->q, args->q_stride, batch, args->q_heads, q_rows, args->qk_dim, problem->dtype};
+    const tensor k = {"k", args->k, args->k_stride, batch, args->kv_heads, kv_rows, args->qk_dim, problem->dtype};
+    const tensor v = {"v", args->v, args->v_stride, batch, args->kv_heads, kv_rows, args->v_dim, problem->dtype};
+    const tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
         status = encode(driver, &maps->q, &q, boxes->q_rows);
@@ -90,5 +89,31 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
         status = encode(driver, &maps->v, &v, boxes->v_rows);
     if (boxes->o_rows != 0 && status == ACR_OK)
         status = encode(driver, &maps->o, &o, boxes->o_rows);
+    return status;
+}
+
+static acr_status move(const acr__cuda_driver *driver, fwd_map *map, const char *name, const void *base)
+{
+    void *address;
+    memcpy(&address, &base, sizeof address); /* the driver's signature lacks the const */
+    CUresult result = driver->TensorMapReplaceAddress((CUtensorMap *)(void *)map, address);
+    if (result == CUDA_SUCCESS)
+        return ACR_OK;
+    char what[80];
+    snprintf(what, sizeof what, "tensor map of %s (base %p)", name, base);
+    return acr__cuda_fail(driver, result, ACR_DEVICE_FAULT, what);
+}
+
+acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes, const fwd_args *args)
+{
+    acr_status status = ACR_OK;
+    if (boxes->q_rows != 0)
+        status = move(driver, &maps->q, "q", args->q);
+    if (boxes->k_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->k, "k", args->k);
+    if (boxes->v_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->v, "v", args->v);
+    if (boxes->o_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->o, "o", args->o);
     return status;
 }

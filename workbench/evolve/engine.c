@@ -19,6 +19,7 @@
 #include "json.h"
 #include "parallel.h"
 #include "progress.h"
+#include "watch.h"
 
 enum {
     PROPOSER_FAILURES_MAX = 10, /* in a row: then the proposer is broken, and the run waits for a better one */
@@ -176,13 +177,14 @@ static acr_status open_spaces(engine *e)
 
 static acr_status begin_slice(engine *e)
 {
-    gpu_state now;
-    const gpu_state none = {.known = false};
+    watch now;
     const acr__device *device = gates_device(e->gates);
     json_t *environment = json_object();
     environment_add(environment, device);
-    gpu_state_read(&now, device, e->request->ordinal);
-    json_object_set_new(environment, "clocks", clocks_json(device, &now, &none));
+    watch_open(&now, device, e->request->ordinal);
+    watch_disturbed(&now); /* looks once */
+    json_object_set_new(environment, "clocks", watch_json(&now));
+    watch_close(&now);
     acr_status status = store_begin_slice(e->request->store, environment, &e->slice);
     json_decref(environment);
     return status;

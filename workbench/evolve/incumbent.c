@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "execution.h"
+#include "subject.h"
 #include "timer.h"
 
 /* Estimates are good enough to leave those out that are so much slower. */
@@ -37,27 +37,30 @@ static double estimate(const acr__kernel *kernel, const gates_problem *problems,
 static acr_status time_one(double *seconds, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                            uint32_t threads)
 {
-    static const timer_limits limits = {200e-6, 20e-3, 0.2, 10, 50};
+    static const timer_limits limits = {20e-3, 0.2, 16, 48};
     const reference_request wanted = {.problem = problem,
                                       .inputs = INPUT_NORMAL,
                                       .seed = 1,
                                       .sampled_rows = 1,
-                                      .full_kv_lens = true,
+                                      .lengths = LENGTHS_FULL,
                                       .threads = threads};
     reference *ref = NULL;
-    execution *e = NULL;
+    subject *timed = NULL;
     timing t;
+    watch unwatched = {.monitor = NULL};
     acr_status status = reference_create(&ref, &wanted);
     if (status == ACR_OK) {
-        status = execution_create(&e, ctx, kernel, problem, ref, false, 0, ALLOCATOR_ALIGNMENT);
+        const subject_request asked = {
+            .ctx = ctx, .kernel = kernel, .problem = problem, .ref = ref, .mode = MODE_STREAM, .seed = 1};
+        status = subject_create(&timed, &asked);
     }
     if (status == ACR_OK) {
-        status = timer_stream(&t, acr__ctx_backend_device(ctx), execution_enqueue, e, &limits);
+        status = timer_series(&t, subject_sample, timed, &limits, &unwatched);
     }
     if (status == ACR_OK) {
         *seconds = 1e-6 * t.stats.p50;
     }
-    execution_destroy(e);
+    subject_destroy(timed);
     reference_destroy(ref);
     return status;
 }

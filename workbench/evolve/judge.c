@@ -268,8 +268,12 @@ static acr_status check_sandbox(session *s, const char *where)
 static acr_status make_reference(reference **out, const session *s, const acr_problem *problem, input_kind inputs,
                                  uint64_t seed, bool full)
 {
-    const reference_request wanted = {
-        problem, inputs, seed, REFERENCE_SAMPLED_ROWS, full, s->job.threads ? s->job.threads : 1};
+    const reference_request wanted = {problem,
+                                      inputs,
+                                      seed,
+                                      REFERENCE_SAMPLED_ROWS,
+                                      full ? LENGTHS_FULL : LENGTHS_EDGES,
+                                      s->job.threads ? s->job.threads : 1};
     return reference_create(out, &wanted);
 }
 
@@ -453,16 +457,28 @@ static acr_status make_duel(session *s, duel *d, const judge_problem *problem, u
     return status == ACR_OK ? ACR_OK : end_with(s, status, "timing");
 }
 
+/* What is recorded. */
+typedef struct work {
+    acr__backend_device *device;
+    acr__enqueue *enqueue;
+    void *arg;
+} work;
+
+static acr_status record_work(acr__graph **out, void *arg, int launches)
+{
+    const work *w = arg;
+    return w->device->backend->graph_record(out, w->device, w->enqueue, w->arg, launches);
+}
+
 static acr_status record_fighter(fighter *f, session *s)
 {
-    static const timer_limits limits = TIMER_LIMITS_DEFAULT;
-    timer_work repeated = {s->device, execution_enqueue, f->sets[0]}, alternating = {s->device, enqueue_alternating, f};
+    work repeated = {s->device, execution_enqueue, f->sets[0]}, alternating = {s->device, enqueue_alternating, f};
     double ignored;
     acr_status status = execution_run(f->sets[0]);
     if (status == ACR_OK) {
-        status = timer_fill(&f->repeated, &ignored, timer_record_work, &repeated, limits.stretch_s);
+        status = timer_fill(&f->repeated, &ignored, record_work, &repeated, TIMER_STRETCH_S, 1);
     }
-    return status == ACR_OK ? timer_fill(&f->alternating, &ignored, timer_record_work, &alternating, limits.stretch_s)
+    return status == ACR_OK ? timer_fill(&f->alternating, &ignored, record_work, &alternating, TIMER_STRETCH_S, 1)
                             : status;
 }
 

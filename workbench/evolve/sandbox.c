@@ -44,6 +44,8 @@ typedef enum part {
     PART_K,
     PART_V,
     PART_KV_LENS,
+    PART_Q_OFFSETS,
+    PART_KV_OFFSETS,
     PART_O,
     PART_LSE,
     PART_SCRATCH,
@@ -368,7 +370,8 @@ static void end_worker(bool by_force)
 static int64_t span(const fwd_args *a, const fwd_strides *s, int32_t heads, int32_t rows, int32_t dim, acr_dtype dtype)
 {
     const acr_strides strides = {s->batch, s->head, s->row};
-    return acr__span_bytes(a->batch, heads, rows, dim, &strides, dtype);
+    const int64_t entries = a->q_offsets ? 1 : a->batch; /* a packed batch is one entry with all rows */
+    return acr__span_bytes(entries, heads, rows, dim, &strides, dtype);
 }
 
 static acr_dtype out_dtype(const fwd_args *a)
@@ -382,13 +385,18 @@ static acr_dtype out_dtype(const fwd_args *a)
 /* Lays the call's tensors out, and says whether the present worker's layout is another. */
 static bool lay_out(place places[PARTS], const fwd_args *a)
 {
-    const int64_t rows = (int64_t)a->batch * a->q_heads * a->q_len;
+    const bool is_packed = a->q_offsets != NULL;
+    const int32_t q_rows = is_packed ? a->q_total : a->q_len, kv_rows = is_packed ? a->kv_total : a->kv_len;
+    const int64_t rows = (is_packed ? 1 : (int64_t)a->batch) * a->q_heads * q_rows;
+    const int64_t offset_bytes = is_packed ? (int64_t)sizeof(int32_t) * (a->batch + 1) : 0;
     const place wanted[PARTS] = {
-        [PART_Q] = {span(a, &a->q_stride, a->q_heads, a->q_len, a->qk_dim, box.dtype), a->q, 0, 0, 0},
-        [PART_K] = {span(a, &a->k_stride, a->kv_heads, a->kv_len, a->qk_dim, box.dtype), a->k, 0, 0, 0},
-        [PART_V] = {span(a, &a->v_stride, a->kv_heads, a->kv_len, a->v_dim, box.dtype), a->v, 0, 0, 0},
+        [PART_Q] = {span(a, &a->q_stride, a->q_heads, q_rows, a->qk_dim, box.dtype), a->q, 0, 0, 0},
+        [PART_K] = {span(a, &a->k_stride, a->kv_heads, kv_rows, a->qk_dim, box.dtype), a->k, 0, 0, 0},
+        [PART_V] = {span(a, &a->v_stride, a->kv_heads, kv_rows, a->v_dim, box.dtype), a->v, 0, 0, 0},
         [PART_KV_LENS] = {a->kv_lens ? (int64_t)sizeof(int32_t) * a->batch : 0, a->kv_lens, 0, 0, 0},
-        [PART_O] = {span(a, &a->o_stride, a->q_heads, a->q_len, a->v_dim, out_dtype(a)), a->o, 0, 0, 0},
+        [PART_Q_OFFSETS] = {offset_bytes, a->q_offsets, 0, 0, 0},
+        [PART_KV_OFFSETS] = {offset_bytes, a->kv_offsets, 0, 0, 0},
+        [PART_O] = {span(a, &a->o_stride, a->q_heads, q_rows, a->v_dim, out_dtype(a)), a->o, 0, 0, 0},
         [PART_LSE] = {a->lse ? (int64_t)sizeof(float) * rows : 0, a->lse, 0, 0, 0},
         [PART_SCRATCH] = {(int64_t)box.scratch_bytes, a->workspace, 0, 0, 0}};
     int64_t at = PAGE;
@@ -456,6 +464,8 @@ static void set_args(const fwd_args *a, const place places[PARTS])
     there.k = arena_address(&places[PART_K]);
     there.v = arena_address(&places[PART_V]);
     there.kv_lens = arena_address(&places[PART_KV_LENS]);
+    there.q_offsets = arena_address(&places[PART_Q_OFFSETS]);
+    there.kv_offsets = arena_address(&places[PART_KV_OFFSETS]);
     there.o = arena_address(&places[PART_O]);
     there.lse = arena_address(&places[PART_LSE]);
     there.workspace = arena_address(&places[PART_SCRATCH]);

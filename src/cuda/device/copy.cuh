@@ -16,6 +16,22 @@ DEV void copy_chunk_async(uint32_t smem, const void *global, int valid)
                  : "memory");
 }
 
+/* For copies of what this kernel reads once: the L2 cache gives it up before anything else. */
+DEV uint64_t policy_read_once(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* copy_chunk_async with a policy of the L2 cache. */
+DEV void copy_chunk_async_by(uint32_t smem, const void *global, int valid, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(global),
+                 "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
 /* Closes the group of this thread's copies since the last commit. */
 DEV void copies_commit(void)
 {

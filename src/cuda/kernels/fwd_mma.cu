@@ -9,7 +9,7 @@
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
- * thread at most, in place of MIN_CTAS). */
+ * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -23,6 +23,9 @@
 #endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
+#endif
+#ifndef PACKED
+#define PACKED 0
 #endif
 #ifdef MAX_REGS
 #define BOUNDS __maxnreg__(MAX_REGS)
@@ -47,8 +50,10 @@ enum {
 
 #include "cuda/device/common.cuh"
 #include "cuda/device/copy.cuh"
-#include "cuda/device/keys.cuh"
+#define MARK_WARPS ROW_WARPS
+#include "cuda/device/marks.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/sequence.cuh"
 #include "cuda/device/softmax.cuh"
 
 enum {
@@ -118,10 +123,10 @@ DEV void group_barrier(int group)
 
 /* ---- Loading ---- */
 
-DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
+DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int row, int dim)
 {
-    return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES,
-            dim / CHUNK_ELEMS};
+    return {(const char *)tensor + (batch * strides.batch + head * strides.head + row * strides.row) * ELEM_BYTES,
+            strides.row * ELEM_BYTES, dim / CHUNK_ELEMS};
 }
 
 /* What a group's threads load, step by step: the keys and values of every KV_GROUPS-th tile. */
@@ -450,10 +455,11 @@ DEV void merge(output_tile &o, softmax_state &state, unsigned char *smem, const 
 /* ---- Storing ---- */
 
 /* Divides the group's slice by the sums and stores it, 16 bytes a lane. */
-DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, const output_tile &o,
-                      const softmax_state &state)
+DEV void store_output(const fwd_args &a, const place &p, const sequence &rows, const lane_place &l,
+                      const output_tile &o, const softmax_state &state)
 {
-    char *base = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head) * ELEM_BYTES;
+    char *base = (char *)a.o +
+                 (p.batch * a.o_stride.batch + p.head * a.o_stride.head + rows.q_begin * a.o_stride.row) * ELEM_BYTES;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         const float inverse[2] = {inverse_sum(state.sum[m][0]), inverse_sum(state.sum[m][1])};
@@ -468,23 +474,24 @@ DEV void store_output(const fwd_args &a, const place &p, const lane_place &l, co
                                   o[m][n + i % 2][i / 2 * 2 + 1] * inverse[i / 2]);
             transpose_quad(w);
             const int column = 8 * (tile_column(n, l.group) + l.lane % 2);
-            if (row < a.q_len && column < a.v_dim)
+            if (row < rows.q_len && column < a.v_dim)
                 *(uint4 *)(base + (row * a.o_stride.row + column) * ELEM_BYTES) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-DEV void store_lse(const fwd_args &a, const place &p, const lane_place &l, const softmax_state &state)
+DEV void store_lse(const fwd_args &a, const place &p, const sequence &rows, const lane_place &l,
+                   const softmax_state &state)
 {
     if (a.lse == nullptr || l.lane % 4 != 0)
         return;
-    float *base = a.lse + ((int64_t)p.batch * a.q_heads + p.head) * a.q_len;
+    float *base = find_lse(a, rows, p.batch, p.head);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = p.q_first + l.row + 16 * m + l.lane / 4 + 8 * h;
-            if (row < a.q_len)
+            if (row < rows.q_len)
                 base[row] = log_sum_exp(state.reference[m][h], state.sum[m][h], a.scale);
         }
 }
@@ -529,23 +536,27 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 {
     extern __shared__ __align__(128) unsigned char smem[];
     wait_for_previous_kernel();
+    ACR_MARK(0, "start");
 
     const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
     const lane_place l = {(int)threadIdx.x % 32, group, thread / 32 * WARP_ROWS};
     const place p = find_place(a);
+    const sequence rows = find_sequence(a, p.batch);
+    if (PACKED && p.q_first >= rows.q_len) /* a sequence shorter than the longest */
+        return;
     const int kv_head = divide_small(p.head, a.group);
-    const keys visible = find_keys(a, p.batch, p.q_first, Q_TILE);
-    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, a.qk_dim);
+    const keys visible = sequence_keys(a, rows, p.q_first, Q_TILE);
+    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, rows.q_begin, a.qk_dim);
     const uint32_t q_smem = smem_address(smem);
-    key_loader loader = {find_matrix(a.k, a.k_stride, p.batch, kv_head, a.qk_dim),
-                         find_matrix(a.v, a.v_stride, p.batch, kv_head, a.v_dim),
+    key_loader loader = {find_matrix(a.k, a.k_stride, p.batch, kv_head, rows.kv_begin, a.qk_dim),
+                         find_matrix(a.v, a.v_stride, p.batch, kv_head, rows.kv_begin, a.v_dim),
                          q_smem + Q_BYTES + group * GROUP_BYTES,
                          thread,
                          group * KV_TILE,
                          visible.end};
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... */
-    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, a.q_len, threadIdx.x);
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, rows.q_len, threadIdx.x);
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++)
         load_next(loader, stage);
@@ -554,6 +565,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     clear(o, state);
     COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
     __syncthreads();
+    ACR_MARK(0, "Q and first K landed");
     query_operands q_operands;
     load_query_operands(q_operands, q_smem, l);
 
@@ -565,18 +577,21 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
             group_barrier(group);
         }
         load_next(loader, stage == 0 ? STAGES - 1 : stage - 1);
+        ACR_MARK(first / STEP_KEYS, "tile landed, next loads issued");
 
         const uint32_t k_smem = loader.ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
         const bool masked = first + KV_TILE > visible.full_end;
         int seen[M_TILES][2]; /* set where some keys are masked */
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
+        ACR_MARK(first / STEP_KEYS, "scores ready");
         if (masked) {
             count_seen(seen, a, visible, p, l, first);
             mask_scores(s, seen, l.lane);
         }
         probability_tile probabilities;
         update_softmax(probabilities, state, o, s, a.scale_log2);
+        ACR_MARK(first / STEP_KEYS, "exponentials done");
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
             group_barrier(group);
@@ -587,6 +602,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
             accumulate_seen(o, probabilities, v_smem, seen, l);
         else
             accumulate(o, probabilities, v_smem, l);
+        ACR_MARK(first / STEP_KEYS, "output product done");
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
@@ -601,9 +617,12 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         __syncthreads();
         merge(o, state, smem, l, a.scale_log2);
     }
-    store_output(a, p, l, o, state);
+    ACR_MARK(0, "sums and groups merged");
+    store_output(a, p, rows, l, o, state);
     if (group == 0)
-        store_lse(a, p, l, state);
+        store_lse(a, p, rows, l, state);
+    ACR_MARK(0, "stored");
+    ACR_MARKS_END(a);
 }
 
 #else
@@ -613,6 +632,8 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
+        reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__grid_why_not(problem, Q_TILE);
     if (reason == NULL)
@@ -656,6 +677,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = STEP_KEYS,
         .mma_flop_per_cycle =
@@ -678,6 +700,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = STAGES,
+    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .why_not = why_not,
     .cost = cost,
     .symbol = KERNEL_TEXT,

@@ -1,51 +1,73 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a tile of 64 query
- * rows, alone on its SM, with all keys and values of the head in shared memory.
+/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a query tile,
+ * alone on its SM.
  *
- * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups hold the same 64 rows and share the keys,
- * of every 128 the first 64 and the last 64, and add their results at the end. The query rows of a tile are 32 from the
- * top and 32 from the bottom of the sequence, so that under a causal mask all CTAs have about the same number of
- * exponentials.
+ * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups multiply. With tiles of 64 or 32 rows both
+ * hold the same rows and share the keys, of every 128 the first 64 and the last 64, and add their results at the end;
+ * with tiles of 128 rows each holds its own. All keys of a head lie in shared memory at once, or pass through a ring.
+ * Of a consumer's rows, 32 are from the top and 32 from the bottom of the sequence, so that under a causal mask all
+ * CTAs have about the same number of exponentials. A tile of 32 rows fills half of each product, and is for problems
+ * that would leave SMs without work.
  *
  * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
  * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
  * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
  * docs/kernels/fwd_short.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (pairs of 64 keys in shared memory: kv_len <=
- * 128 * STAGES); optional BF16=1. */
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
+ * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1, LAG (of consumer 1, in
+ * cycles). */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
 #endif
 
+#ifndef Q_TILE
+#define Q_TILE 64
+#endif
+#ifndef RING
+#define RING 0
+#endif
+#ifndef LAG
+#define LAG 0
+#endif
 enum {
     ELEM_BYTES = 2,
     PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
     PANELS = DIM / PANEL_ELEMS,
     PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
-    HALF_ROWS = 32, /* of a query tile: from the top, and from the bottom */
-    Q_TILE = 2 * HALF_ROWS,
-    CHUNK_KEYS = 64, /* that a consumer takes at a time */
-    KV_TILE = 2 * CHUNK_KEYS,
-    CONSUMER_THREADS = 2 * 128,
+    HALF_ROWS = 32, /* a consumer's rows: so many from the top, and as many from the bottom */
+    HALVES = Q_TILE / HALF_ROWS,
+    ONE_HALF = HALVES == 1,    /* the bottom half is all that there is; the top one holds the same, and is not stored */
+    SHARED_ROWS = HALVES <= 2, /* both consumers hold the same rows */
+    CHUNK_KEYS = 64,           /* that a consumer takes at a time */
+    KV_TILE = SHARED_ROWS ? 2 * CHUNK_KEYS : CHUNK_KEYS,
+    CONSUMERS = 2,
+    CONSUMER_WARPS = 4, /* of each */
+    CONSUMER_THREADS = CONSUMERS * CONSUMER_WARPS * 32,
     PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
+    OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
     Q_HALF_BYTES = PANELS * Q_PANEL_BYTES,
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     STAGE_BYTES = PANELS * KV_PANEL_BYTES,
     CHUNK_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
-    /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers. */
-    K_AT = 2 * Q_HALF_BYTES,
+    /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers, and
+     * whether the tile is computed again. */
+    K_AT = HALVES * Q_HALF_BYTES,
     V_AT = K_AT + STAGES * STAGE_BYTES,
     ROWS_AT = V_AT + STAGES * STAGE_BYTES,
     ROWS_BYTES = 128 * 16,
-    PART_AT = ROWS_AT + 2 * ROWS_BYTES,
+    PART_AT = ROWS_AT + (SHARED_ROWS ? 2 * ROWS_BYTES : 0),
     PART_BYTES = 128 * DIM / 2,
-    K_FULL_AT = PART_AT + 2 * PART_BYTES,
+    K_FULL_AT = PART_AT + (SHARED_ROWS ? 2 * PART_BYTES : 0),
     V_FULL_AT = K_FULL_AT + STAGES * 8,
-    SMEM_BYTES = V_FULL_AT + STAGES * 8
+    K_FREE_AT = V_FULL_AT + STAGES * 8,
+    V_FREE_AT = K_FREE_AT + (RING ? STAGES * 8 : 0),
+    VERDICT_AT = V_FREE_AT + (RING ? STAGES * 8 : 0),
+    AGAIN_AT = VERDICT_AT + (RING ? 8 : 0),
+    SMEM_BYTES = AGAIN_AT + (RING ? 8 : 0)
 };
 
 #ifdef __CUDACC__
@@ -76,32 +98,61 @@ enum {
 };
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
-static_assert(STAGES >= 1 && STAGES <= 4, "STAGES: a straight line of code for each number of chunks");
+static_assert(Q_TILE == 32 || Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 32, 64, or with a ring 128");
+static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
+              "STAGES: a straight line of code for each number of chunks");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- The tile ---- */
 
-/* The query rows are HALF_ROWS from first[0] and HALF_ROWS from first[1]; where the sequence has an odd number of
- * halves, the middle CTA holds the same rows twice. */
+/* A consumer's query rows are HALF_ROWS from first[0], counted from the top, and HALF_ROWS from first[1], as far from
+ * the bottom; where the two meet, rows are held twice or do not exist. */
 typedef struct tile {
     int first[2];
     int head, batch;
     keys seen[2]; /* of each half */
-    int stages;   /* pairs of chunks that hold every key seen */
+    int stages;   /* that hold every key which the CTA's rows see */
 } tile;
 
-DEV tile find_tile(const fwd_args &a)
+/* Of a consumer's half: 0 from the top, 1 from the bottom. */
+DEV int first_row(const fwd_args &a, int half, int consumer)
+{
+    const int from_end = SHARED_ROWS ? blockIdx.x : 2 * blockIdx.x + consumer;
+    return (half && !ONE_HALF ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
+}
+
+DEV tile find_tile(const fwd_args &a, int consumer)
 {
     tile t;
-    t.first[0] = blockIdx.x * HALF_ROWS;
-    t.first[1] = ((a.q_len - 1) / HALF_ROWS - (int)blockIdx.x) * HALF_ROWS;
     t.head = blockIdx.y;
     t.batch = blockIdx.z;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        t.first[half] = first_row(a, half, consumer);
         t.seen[half] = find_keys(a, t.batch, t.first[half], HALF_ROWS);
-    t.stages = (max(t.seen[0].end, t.seen[1].end) + KV_TILE - 1) / KV_TILE;
+    }
+    int end = max(t.seen[0].end, t.seen[1].end);
+    if (!SHARED_ROWS) /* rows see the more keys the lower they are */
+        end = max(end, find_keys(a, t.batch, max(first_row(a, 0, 1), first_row(a, 1, 0)), HALF_ROWS).end);
+    t.stages = (end + KV_TILE - 1) / KV_TILE;
     return t;
+}
+
+/* ---- Stages: a step is a stage's use. Without a ring each is used once. ---- */
+
+DEV uint32_t barrier_of(uint32_t first, int step)
+{
+    return first + BARRIER_BYTES * (RING ? step % STAGES : step);
+}
+
+DEV uint32_t phase_of(int step)
+{
+    return RING ? step / STAGES & 1 : 0;
+}
+
+DEV uint32_t stage_of(uint32_t first, int step, int bytes)
+{
+    return first + (RING ? step % STAGES : step) * bytes;
 }
 
 /* ---- Producer: one thread ---- */
@@ -121,7 +172,13 @@ DEV void init_barriers(uint32_t smem)
         if (stage > 0)
             barrier_init(smem + K_FULL_AT + BARRIER_BYTES * stage, 1);
         barrier_init(smem + V_FULL_AT + BARRIER_BYTES * stage, 1);
+        if (RING) {
+            barrier_init(smem + K_FREE_AT + BARRIER_BYTES * stage, CONSUMERS * CONSUMER_WARPS);
+            barrier_init(smem + V_FREE_AT + BARRIER_BYTES * stage, CONSUMERS * CONSUMER_WARPS);
+        }
     }
+    if (RING)
+        barrier_init(smem + VERDICT_AT, 1);
     barrier_init_done();
 }
 
@@ -132,45 +189,61 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
     barrier_init(full, 1);
     barrier_init_done();
     wait_for_previous_kernel();
-    barrier_arrive_expecting(full, STAGE_BYTES + 2 * Q_HALF_BYTES);
+    barrier_arrive_expecting(full, STAGE_BYTES + HALVES * Q_HALF_BYTES);
     load_stage(smem + K_AT, &maps.k, full, 0, kv_head, blockIdx.z);
-    const int bottom = ((a.q_len - 1) / HALF_ROWS - (int)blockIdx.x) * HALF_ROWS;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < HALVES; half++)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(smem + half * Q_HALF_BYTES + panel * Q_PANEL_BYTES, &maps.q, full, PANEL_ELEMS * panel,
-                     half ? bottom : blockIdx.x * HALF_ROWS, blockIdx.y, blockIdx.z);
+                     first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
 }
 
-DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage)
+DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
 {
-    const uint32_t full = smem + K_FULL_AT + BARRIER_BYTES * stage;
+    const uint32_t full = barrier_of(smem + K_FULL_AT, step);
+    if (RING)
+        barrier_wait(barrier_of(smem + K_FREE_AT, step), !phase_of(step));
     barrier_arrive_expecting(full, STAGE_BYTES);
-    load_stage(smem + K_AT + stage * STAGE_BYTES, &maps.k, full, stage, kv_head, blockIdx.z);
+    load_stage(stage_of(smem + K_AT, step, STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
 }
 
-DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage)
+DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
 {
-    const uint32_t full = smem + V_FULL_AT + BARRIER_BYTES * stage;
+    const uint32_t full = barrier_of(smem + V_FULL_AT, step);
+    if (RING)
+        barrier_wait(barrier_of(smem + V_FREE_AT, step), !phase_of(step));
     barrier_arrive_expecting(full, STAGE_BYTES);
-    load_stage(smem + V_AT + stage * STAGE_BYTES, &maps.v, full, stage, kv_head, blockIdx.z);
+    load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
 }
 
 /* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
- * first would come last. */
-DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
+ * first would come last. `from`: the first K that is not under way yet. */
+DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int from, int step)
 {
-    if (stages > 1)
-        load_k(maps, smem, kv_head, 1);
-    for (int stage = 0; stage < stages; stage++) {
-        barrier_wait(smem + K_FULL_AT + BARRIER_BYTES * stage, 0);
-        load_v(maps, smem, kv_head, stage);
+    for (int stage = from; stage < 2 && stage < stages; stage++)
+        load_k(maps, smem, kv_head, stage, step + stage);
+    for (int stage = 0; stage < stages; stage++, step++) {
+        barrier_wait(barrier_of(smem + K_FULL_AT, step), phase_of(step));
+        load_v(maps, smem, kv_head, stage, step);
         if (stage + 2 < stages)
-            load_k(maps, smem, kv_head, stage + 2);
+            load_k(maps, smem, kv_head, stage + 2, step + 2);
     }
     if (stages == 0) /* no CTA ends before its loads */
         barrier_wait(smem + K_FULL_AT, 0);
+}
+
+/* All loads; with a ring once more if the consumers say so. */
+DEV void produce_all(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
+{
+    produce(maps, smem, kv_head, stages, 1, 0);
+    if (!RING)
+        return;
+    barrier_wait(smem + VERDICT_AT, 0);
+    int again;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(again) : "r"(smem + AGAIN_AT) : "memory");
+    if (again)
+        produce(maps, smem, kv_head, stages, 0, stages);
 }
 
 /* The consumers: whether any thread of them says yes. */
@@ -207,7 +280,8 @@ typedef struct softmax_rows {
 } softmax_rows;
 
 enum {
-    GROUPS = 8, /* of 8 keys: a chunk's exponentials in pieces, products between them */
+    ACCUMULATE = RING || ONE_HALF, /* the output starts as zeros, not with the first product */
+    GROUPS = 8,                    /* of 8 keys: a chunk's exponentials in pieces, products between them */
     /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
     SHIFT = BF16 ? 0 : 8
 };
@@ -221,16 +295,21 @@ typedef struct consumer {
     int index; /* among the consumers */
     int warp;  /* of the consumer */
     int lane;
+    uint32_t q_at; /* its rows of Q: two halves */
     uint32_t k, v; /* low words of the descriptors of stage 0, the consumer's keys */
+    int passed;    /* steps before chunk 0: none, or in a second pass those of the first */
     float scale_log2;
     int seen[2];      /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
-    int chunks;       /* of this consumer: chunk i is at key 128i */
+    int late;         /* whether the next kernel may start only now */
+    int chunks;       /* of either consumer, so that both take the same way: chunk i is at key KV_TILE * i */
+    int masked;       /* whether any row of the tile does not see all of the chunks' keys */
     int top_chunks;   /* so many have keys that a row of the top half sees, at least 1 */
     int whole_chunks; /* so many are seen whole by every row of the tile */
     int bottom_chunks; /* so many are seen whole by every row of the bottom half */
     int present_rows;  /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
     query_tile q;
     uint32_t order; /* see keep_order */
+    uint32_t zero;  /* 0, which the compiler does not know */
 } consumer;
 
 /* Keeps the assembler from moving instructions across: it does not reorder around a clock read (2 cycles) whose value
@@ -238,6 +317,19 @@ typedef struct consumer {
 DEV void keep_order(consumer &c)
 {
     asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; xor.b32 %0, %0, t; }" : "+r"(c.order)::"memory");
+}
+
+/* The use, which never happens. It counts for rows that are not stored, too: without any, the assembler takes their
+ * registers away from the products and serialises them. */
+DEV void use_order(const consumer &c, const output_tile &o)
+{
+    if (c.order != 0x9e3779b9)
+        return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++)
+        sum += ONE_HALF ? o[i] : 0.0f;
+    __nanosleep(__float_as_uint(sum) & 1);
 }
 
 DEV uint64_t descriptor(uint32_t low, int bytes)
@@ -257,15 +349,16 @@ DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumu
 
 DEV void score_step(const consumer &c, score_tile &s, int chunk, int step)
 {
-    product_scores(
-        s, c.q + 4 * step,
-        descriptor(c.k + chunk * (STAGE_BYTES / 16), step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
-        step != 0);
+    product_scores(s, c.q + 4 * step,
+                   descriptor(stage_of(c.k, c.passed + chunk, STAGE_BYTES / 16),
+                              step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
+                   step != 0);
 }
 
 DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int step, int accumulate)
 {
-    wgmma_rs_mn(o, p + 4 * step, descriptor(c.v + chunk * (STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES),
+    wgmma_rs_mn(o, p + 4 * step,
+                descriptor(stage_of(c.v, c.passed + chunk, STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES),
                 accumulate || step != 0);
 }
 
@@ -349,18 +442,30 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
             r.sum[row] += t[i] + t[i + 1];
             p[i / 2] = pack(t[i], t[i + 1]);
         } else
-            p[i / 2] = 0;
+            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
     }
 }
 
-/* Waits for a chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not silence:
- * such rows become 0. */
+DEV void wait_keys(const consumer &c, int chunk)
+{
+    barrier_wait(barrier_of(c.smem + K_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
+}
+
 DEV void wait_values(const consumer &c, int chunk)
 {
-    barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * chunk, 0);
+    barrier_wait(barrier_of(c.smem + V_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
+}
+
+/* Waits for the last chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not
+ * silence: such rows become 0. */
+DEV void wait_last_values(const consumer &c)
+{
+    const int chunk = c.chunks - 1;
+    wait_values(c, chunk);
     if (c.present_rows == CHUNK_KEYS)
         return;
-    const uint32_t chunk_at = c.smem + V_AT + chunk * STAGE_BYTES + c.index * CHUNK_BYTES;
+    const uint32_t chunk_at =
+        stage_of(c.smem + V_AT, c.passed + chunk, STAGE_BYTES) + (SHARED_ROWS ? c.index * CHUNK_BYTES : 0);
     for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES;
          at += WARPGROUP_THREADS * 16)
 #pragma unroll
@@ -372,21 +477,31 @@ DEV void wait_values(const consumer &c, int chunk)
     named_sync(CONSUMER_ALONE + c.index, WARPGROUP_THREADS);
 }
 
+/* The warp has read this chunk of K or V for the last time. */
+DEV void release(const consumer &c, int free_at, int chunk)
+{
+    if (RING && c.lane == 0)
+        barrier_arrive(barrier_of(c.smem + free_at, c.passed + chunk));
+}
+
 /* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full
- * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. At the end
- * only the latter may be in flight. top 0: the top half sees none of these keys. */
+ * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. In an early
+ * last chunk also three of its own four times V; end_output starts the fourth. top 0: the top half sees none of these
+ * keys. At the end only products with V may be in flight. */
 DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
-                       const probability_tile &before, const int chunk, const int last, const int top)
+                       const probability_tile &before, const int chunk, const int first, const int last, const int top,
+                       const int early, const int masked)
 {
     score_tile t;
     scale_scores(c, r, t, s, top);
     if (!last)
-        barrier_wait(c.smem + K_FULL_AT + BARRIER_BYTES * (chunk + 1), 0);
-    if (chunk > 0)
-        barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * (chunk - 1), 0);
+        wait_keys(c, chunk + 1);
+    if (!first)
+        wait_values(c, chunk - 1);
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
+        const int output = early ? group : group - 4; /* the product with V of the chunk before */
         if (!last && group < 4) {
             wgmma_fence();
 #pragma unroll
@@ -394,11 +509,22 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
                 score_step(c, s, chunk + 1, PANELS * group + panel);
             if (group == 3)
                 wgmma_commit();
-        } else if (chunk > 0 && group >= 4) {
+        }
+        if (!first && output >= 0 && output < 4) {
             wgmma_fence();
-            output_step(c, o, before, chunk - 1, group - 4, chunk > 1);
-            if (group == 7)
+            output_step(c, o, before, chunk - 1, output, ACCUMULATE || chunk > 1);
+            if (output == 3)
                 wgmma_commit();
+        }
+        if (early && group == 4) {
+            if (masked)
+                wait_last_values(c);
+            else
+                wait_values(c, chunk);
+        }
+        if (early && (group == 4 || group >= 6)) {
+            wgmma_fence();
+            output_step(c, o, p, chunk, max(0, group - 5), ACCUMULATE || chunk > 0);
         }
         exponentiate(t, group, top);
         if (group > 0)
@@ -408,11 +534,22 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
     add_and_pack(r, p, t, GROUPS - 1, top);
 }
 
+#if !RING
+
+/* The last product of an early last chunk. */
+DEV void end_output(const consumer &c, output_tile &o, const probability_tile &p, int chunk)
+{
+    wgmma_fence();
+    output_step(c, o, p, chunk, CHUNK_KEYS / WGMMA_K - 1, 1);
+    wgmma_commit();
+}
+
 /* All chunks, in a straight line of code: their number is a constant, and so is whether any of them needs a mask.
  * Exponentials of the top half only where it sees something. Leaves the last product running. */
 DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks, const int masked)
 {
-    probability_tile p[2]; /* in turn */
+    const int early = !(masked && chunks == 1); /* no gain there */
+    probability_tile p[2];                      /* in turn */
 #pragma unroll
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
@@ -421,10 +558,12 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
             mask_scores(c, s, chunk);
         if (chunk == 0)
             choose_reference(c, r, s);
-        if (!masked || chunk == 0 || chunk < c.top_chunks)
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 1);
+        if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1,
+                          early && chunk == chunks - 1, masked);
         else
-            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == chunks - 1, 0);
+            compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0,
+                          early && chunk == chunks - 1, masked);
         if (chunk == chunks - 1)
             break;
         if (chunk == 0)
@@ -432,18 +571,92 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
         else
             WGMMA_WAIT(1);
     }
-    if (masked)
-        wait_values(c, chunks - 1);
-    else
-        barrier_wait(c.smem + V_FULL_AT + BARRIER_BYTES * (chunks - 1), 0);
-    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, chunks > 1);
+    if (early) {
+        end_output(c, o, p[(chunks - 1) % 2], chunks - 1);
+        return;
+    }
+    wait_last_values(c);
+    start_output(c, o, p[(chunks - 1) % 2], chunks - 1, ACCUMULATE);
 }
 
+#else
+
+/* A chunk that is neither the first nor the last; at the end no product is in flight. */
+DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
+                      const probability_tile &before, const int chunk, const int top)
+{
+    if (chunk >= c.whole_chunks)
+        mask_scores(c, s, chunk);
+    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1);
+    WGMMA_WAIT(0);
+    release(c, K_FREE_AT, chunk + 1);
+    release(c, V_FREE_AT, chunk - 1);
+}
+
+/* Those up to `end`. Two a round without copies pay where there are many; a single one needs a copy, and not a plain
+ * one, which the assembler would merge with the original, and then serialise the products. */
+DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, int &chunk,
+                       const int end, const int top)
+{
+    probability_tile next;
+    if (!SHARED_ROWS)
+#pragma unroll 1
+        for (; chunk + 1 < end; chunk += 2) {
+            compute_next(c, r, s, o, next, p, chunk, top);
+            compute_next(c, r, s, o, p, next, chunk + 1, top);
+        }
+#pragma unroll 1
+    for (; chunk < end; chunk++) {
+        compute_next(c, r, s, o, next, p, chunk, top);
+#pragma unroll
+        for (int i = 0; i < CHUNK_KEYS / 4; i++)
+            p[i] = next[i] ^ c.zero;
+    }
+}
+
+/* All chunks, at least one, in a loop. Leaves the last products running. */
+DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o)
+{
+    probability_tile p, end;
+    const int last = c.chunks - 1;
+    release(c, K_FREE_AT, 0);
+    if (c.whole_chunks <= 0)
+        mask_scores(c, s, 0);
+    choose_reference(c, r, s);
+    if (last == 0)
+        compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1);
+    else {
+        compute_chunk(c, r, s, o, p, end, 0, 1, 0, !ONE_HALF, 0, 1);
+        WGMMA_WAIT(0);
+        release(c, K_FREE_AT, 1);
+        int chunk = 1;
+        if (!ONE_HALF)
+            compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
+        compute_until(c, r, s, o, p, chunk, last, 0);
+        if (last >= c.whole_chunks)
+            mask_scores(c, s, last);
+        if (!ONE_HALF && last < c.top_chunks)
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1);
+        else
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 0, 0, 1);
+    }
+    wait_last_values(c);
+    start_output(c, o, end, last, 1);
+}
+
+#endif
+
 /* The tile again with the true maximum, chunk by chunk: for scores that rose too far above the reference. */
-DEV void attend_exactly(const consumer &c, softmax_rows &r, output_tile &o)
+DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
 {
     score_tile s;
     probability_tile p;
+    if (RING) {
+        if (c.chunks > 1)
+            release(c, V_FREE_AT, c.chunks - 2);
+        release(c, V_FREE_AT, c.chunks - 1);
+        c.passed = c.chunks;
+    }
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         o[i] = 0.0f;
@@ -454,8 +667,10 @@ DEV void attend_exactly(const consumer &c, softmax_rows &r, output_tile &o)
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < c.chunks; chunk++) {
+        wait_keys(c, chunk);
         start_scores(c, s, chunk);
         WGMMA_WAIT(0);
+        release(c, K_FREE_AT, chunk);
         mask_scores(c, s, chunk);
         float rescale[2];
 #pragma unroll
@@ -469,29 +684,40 @@ DEV void attend_exactly(const consumer &c, softmax_rows &r, output_tile &o)
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] *= rescale[i / 2 % 2];
-        scale_scores(c, r, s, s, 1);
+        scale_scores(c, r, s, s, !ONE_HALF);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-            exponentiate(s, group, 1);
-            add_and_pack(r, p, s, group, 1);
+            exponentiate(s, group, !ONE_HALF);
+            add_and_pack(r, p, s, group, !ONE_HALF);
         }
+        if (chunk == c.chunks - 1)
+            wait_last_values(c);
+        else
+            wait_values(c, chunk);
         start_output(c, o, p, chunk, 1);
         WGMMA_WAIT(0);
+        release(c, V_FREE_AT, chunk);
     }
 }
 
-/* ---- Adding up: a lane finishes the row of half `index` and hands its part of the other one to the other consumer
- * ---- */
+/* ---- Adding up. Where both consumers hold the same rows, a lane finishes that of half `index` and hands its part of
+ * the other one to the other consumer; else it finishes both of its rows. ---- */
 
-/* A row on its way out: where it goes, and what its consumer's own part counts. */
+/* Rows on their way out. */
 typedef struct finish {
-    float own[2];     /* factors of this consumer's part: of its row in the top half, in the bottom half */
-    float max, total; /* of both consumers: what was subtracted from the raw scores, and the sum */
-    int row;
-    int present; /* the row exists, and is this consumer's to store */
-    char *o;     /* the row's first byte */
+    float own[2];                         /* factors of this consumer's part, of the lane's row in each half */
+    float max[OUT_ROWS], total[OUT_ROWS]; /* what was subtracted from the raw scores, and the sum */
+    int row[OUT_ROWS];
+    int present[OUT_ROWS]; /* the row exists, and is this consumer's to store */
+    char *o[OUT_ROWS];     /* the row's first byte */
     int v_dim;
 } finish;
+
+/* The half that finished row `out` is of. */
+DEV int half_of(const consumer &c, int out)
+{
+    return SHARED_ROWS ? c.index : out;
+}
 
 DEV uint32_t rows_from(const consumer &c, int index)
 {
@@ -523,20 +749,41 @@ DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
         const float total = own * r.sum[row] + other * sum[row];
         f.own[row] = own * inverse_sum(total);
         if (row == c.index) {
-            f.max = max;
-            f.total = total;
+            f.max[0] = max;
+            f.total[0] = total;
         }
     }
 }
 
+DEV void weigh_own_rows(softmax_rows &r, finish &f)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        r.sum[row] = quad_sum(r.sum[row]);
+        f.own[row] = inverse_sum(r.sum[row]);
+        f.max[row % OUT_ROWS] = r.reference[row];
+        f.total[row % OUT_ROWS] = r.sum[row];
+    }
+}
+
 /* What can be done about the rows before the last product is there. Returns whether the tile must be computed again,
- * the same to all consumers. */
+ * the same to all consumers; with a ring the producer is told. */
 DEV int weigh(const consumer &c, softmax_rows &r, finish &f)
 {
     const int too_large = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
-    hand_rows(c, r);
+    if (SHARED_ROWS)
+        hand_rows(c, r);
     const int again = vote(too_large);
-    weigh_rows(c, r, f);
+    if (c.late)
+        allow_next_kernel();
+    if (SHARED_ROWS)
+        weigh_rows(c, r, f);
+    else
+        weigh_own_rows(r, f);
+    if (RING && threadIdx.x == 0) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(c.smem + AGAIN_AT), "r"(again) : "memory");
+        barrier_arrive(c.smem + VERDICT_AT);
+    }
     return again;
 }
 
@@ -587,9 +834,9 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
 
 /* Eight rows of a warp, from fragments through the place where its rows of Q were to 16-byte stores, 64 bytes of a row
  * at a time. */
-DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const finish &f)
+DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const finish &f, const int out)
 {
-    const uint32_t rows_at = c.smem + c.index * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
+    const uint32_t rows_at = c.q_at + half_of(c, out) % HALVES * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
         const int row = c.lane % 8, place = i % 2 * 4 + c.lane / 8; /* of 16 bytes in the panel's row */
@@ -609,25 +856,37 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                      : "r"(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ row) << 4))
                      : "memory");
-        if (f.present && column < f.v_dim)
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o + column * ELEM_BYTES), "r"(v[0]),
+        if (f.present[out] && column < f.v_dim)
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o[out] + column * ELEM_BYTES), "r"(v[0]),
                          "r"(v[1]), "r"(v[2]), "r"(v[3])
                          : "memory");
     }
 }
 
-DEV void complete(const consumer &c, uint32_t (&packed)[DIM / 8], const output_tile &o, const finish &f)
+DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], const output_tile &o, const finish &f)
 {
-    if (c.index == 0) {
-        hand_part(c, o, f, 1);
+    if (!SHARED_ROWS)
+#pragma unroll
+        for (int row = 0; row < OUT_ROWS; row++)
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++)
+                packed[row][i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+    else {
+        if (c.index == 0)
+            hand_part(c, o, f, 1);
+        else if (!ONE_HALF)
+            hand_part(c, o, f, 0);
         named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed, o, f, 0);
-    } else {
-        hand_part(c, o, f, 0);
-        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        add_part(c, packed, o, f, 1);
+        if (c.index != 0)
+            add_part(c, packed[0], o, f, 1);
+        else if (!ONE_HALF)
+            add_part(c, packed[0], o, f, 0);
+        else
+            return;
     }
-    store_rows(c, packed, f);
+#pragma unroll
+    for (int out = 0; out < OUT_ROWS; out++)
+        store_rows(c, packed[out], f, out);
 }
 
 DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
@@ -644,16 +903,22 @@ DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
 
 DEV void load_query(consumer &c)
 {
-    const int half = c.lane / 8 % 2, row = 8 * c.warp + c.lane % 8;
+    const int half = c.lane / 8 % 2 % HALVES, row = 8 * c.warp + c.lane % 8;
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const int place = step % 4 * 2 + c.lane / 16;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(c.q[4 * step]), "=r"(c.q[4 * step + 1]), "=r"(c.q[4 * step + 2]), "=r"(c.q[4 * step + 3])
-                     : "r"(c.smem + half * Q_HALF_BYTES + step / 4 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES +
+                     : "r"(c.q_at + half * Q_HALF_BYTES + step / 4 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES +
                            ((place ^ (row % 8)) << 4))
                      : "memory");
     }
+}
+
+/* Under a mask CTAs last differently long, and the next kernel's, started early, are in the way of the last. */
+DEV int start_next_late(const fwd_args &a)
+{
+    return a.mask != FWD_MASK_NONE;
 }
 
 DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t smem, int index)
@@ -662,60 +927,76 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.index = index;
     c.warp = threadIdx.x / WARP_THREADS % 4;
     c.lane = threadIdx.x % WARP_THREADS;
+    c.q_at = smem + (SHARED_ROWS ? 0 : index * 2 * Q_HALF_BYTES);
     const uint32_t no_panel_stride = 1 << 16, v_panel_stride = KV_PANEL_BYTES / 16 << 16;
-    c.k = (smem + K_AT + index * CHUNK_BYTES) / 16 | no_panel_stride;
-    c.v = (smem + V_AT + index * CHUNK_BYTES) / 16 | v_panel_stride;
+    const int first_chunk = SHARED_ROWS ? index : 0, first_key = first_chunk * CHUNK_KEYS;
+    c.k = (smem + K_AT + first_chunk * CHUNK_BYTES) / 16 | no_panel_stride;
+    c.v = (smem + V_AT + first_chunk * CHUNK_BYTES) / 16 | v_panel_stride;
+    c.passed = 0;
     c.scale_log2 = a.scale_log2;
-    const int first_key = index * CHUNK_KEYS;
 #pragma unroll
     for (int half = 0; half < 2; half++)
         c.seen[half] =
             keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
-    const int end = max(t.seen[0].end, t.seen[1].end), whole = min(t.seen[0].full_end, t.seen[1].full_end);
-    c.chunks = (end - first_key + KV_TILE - 1) / KV_TILE;
+    const int whole = min(t.seen[0].full_end, t.seen[1].full_end);
+    c.late = start_next_late(a);
+    c.chunks = t.stages;
+    c.masked = whole < c.chunks * KV_TILE;
     c.top_chunks = max(1, (t.seen[0].end - first_key + KV_TILE - 1) / KV_TILE);
-    c.whole_chunks = (whole - first_key + CHUNK_KEYS) / KV_TILE;
-    c.bottom_chunks = (t.seen[1].full_end - first_key + CHUNK_KEYS) / KV_TILE;
-    c.present_rows =
-        a.kv_lens == nullptr ? CHUNK_KEYS : min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE);
+    c.whole_chunks = (whole - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
+    c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
+    c.present_rows = CHUNK_KEYS;
+    if (a.kv_lens != nullptr)
+        c.present_rows = max(0, min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE));
     c.order = 0;
+    c.zero = (uint32_t)c.chunks >> 31;
+}
+
+/* Consumer 1 begins a little later, so that one has products where the other has exponentials. Barriers that keep them
+ * so cost more than they bring. */
+DEV void lag_behind(int index)
+{
+    const long long start = clock64();
+    while (index == 1 && clock64() - start < LAG)
+        ;
 }
 
 DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer &c)
 {
-    f.row = (c.index == 0 ? t.first[0] : t.first[1]) + 8 * c.warp + c.lane / 4;
-    f.present = f.row < a.q_len && (c.index == 0 || t.first[1] != t.first[0]); /* one of two equal halves is enough */
-    f.o = (char *)a.o + (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row * a.o_stride.row) * ELEM_BYTES;
     f.v_dim = a.v_dim;
-    /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
-    asm volatile("" : "+l"(f.o), "+r"(f.v_dim), "+r"(f.present));
+#pragma unroll
+    for (int out = 0; out < OUT_ROWS; out++) {
+        const int bottom = half_of(c, out);
+        f.row[out] = (bottom ? t.first[1] : t.first[0]) + 8 * c.warp + c.lane / 4;
+        /* rows that are held twice are stored once */
+        f.present[out] = f.row[out] < a.q_len &&
+                         (bottom ? ONE_HALF || t.first[0] < t.first[1] : !ONE_HALF && t.first[0] <= t.first[1]);
+        f.o[out] = (char *)a.o +
+                   (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * ELEM_BYTES;
+        /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
+        asm volatile("" : "+l"(f.o[out]), "+r"(f.v_dim), "+r"(f.present[out]));
+    }
 }
 
-/* The way through the chunks is one straight line for each number of them, with masks or without: taken jumps cost more
- * than the instructions that they save, since each code line is executed once and comes from afar. What is rare comes
- * last. */
-DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
+/* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
+DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, finish &f)
 {
-    consumer c;
-    finish f;
-    softmax_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
-    score_tile s;
-    output_tile o;
-    uint32_t packed[DIM / 8];
     int again;
-    make_consumer(c, a, t, smem, index);
-    make_finish(f, a, t, c);
-    const int masked = c.whole_chunks < c.chunks;
-    barrier_wait(smem + K_FULL_AT, 0);
-    load_query(c);
-    start_scores(c, s, 0);
-    WGMMA_WAIT(0);
+#if RING
+    if (c.chunks > 0) {
+        attend_ring(c, r, s, o);
+        again = weigh(c, r, f);
+        WGMMA_WAIT(0);
+    } else
+#else
+    /* One straight line of code for each number of chunks, with masks or without: taken jumps cost more than the
+     * instructions that they save, since each code line is executed once and comes from afar. */
 /* clang-format off */
 #define ATTEND(number, with_mask)                    \
-    if (c.chunks == number && masked == with_mask) { \
-        attend(c, r, s, o, number, with_mask);       \
-        again = weigh(c, r, f);                      \
-        WGMMA_WAIT(0);                               \
+    if (c.chunks == number && c.masked == with_mask) { \
+        attend(c, r, s, o, number, with_mask);         \
+        again = weigh(c, r, f);                        \
+        WGMMA_WAIT(0);                                 \
     } else
 #if STAGES >= 4
     ATTEND(4, 0) ATTEND(4, 1)
@@ -726,7 +1007,9 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
 #if STAGES >= 2
     ATTEND(2, 0) ATTEND(2, 1)
 #endif
-    ATTEND(1, 0) ATTEND(1, 1) {
+    ATTEND(1, 0) ATTEND(1, 1)
+#endif
+    {
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] = 0.0f;
@@ -734,6 +1017,46 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     }
 /* clang-format on */
 #undef ATTEND
+    return again;
+}
+
+/* The rest of a finished row: what few callers want or few inputs need. */
+DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const finish &f,
+                    const uint32_t (&packed)[DIM / 8], const int out)
+{
+    if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
+        a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row[out]] =
+            log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), a.scale);
+    if (a.mask != FWD_MASK_NONE && any_not_finite(packed)) {
+        __threadfence();
+        __syncwarp(); /* the values are other lanes' */
+        if (f.present[out] && isfinite(f.total[out]))
+            repair_row<ELEMENT>(a, t.batch, t.head, f.row[out], keys_seen(a, t.seen[0], f.row[out]),
+                                finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out]), c.lane);
+    }
+}
+
+/* What is rare comes last. */
+DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
+{
+    consumer c;
+    finish f;
+    softmax_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    score_tile s;
+    output_tile o;
+    uint32_t packed[OUT_ROWS][DIM / 8];
+    make_consumer(c, a, t, smem, index);
+    make_finish(f, a, t, c);
+    wait_keys(c, 0);
+    load_query(c);
+    lag_behind(index);
+    if (ACCUMULATE)
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++)
+            o[i] = 0.0f;
+    start_scores(c, s, 0);
+    WGMMA_WAIT(0);
+    const int again = attend_all(c, r, s, o, f);
     complete(c, packed, o, f);
     if (again) {
         attend_exactly(c, r, o);
@@ -741,19 +1064,11 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
         weigh(c, r, f);
         complete(c, packed, o, f);
     }
-    if (a.lse != nullptr && f.present && c.lane % 4 == 0)
-        a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row] =
-            log_sum_exp(f.max, f.total * (float)(1 << SHIFT), a.scale);
-    if (a.mask != FWD_MASK_NONE && any_not_finite(packed)) {
-        __threadfence();
-        __syncwarp(); /* the values are other lanes' */
-        if (f.present && isfinite(f.total))
-            repair_row<ELEMENT>(a, t.batch, t.head, f.row,
-                                index == 0 ? keys_seen(a, t.seen[0], f.row) : keys_seen(a, t.seen[1], f.row),
-                                finite_max(f.max) * c.scale_log2 + SHIFT, inverse_sum(f.total), c.lane);
-    }
-    if (c.order == 0x9e3779b9) /* a use for the clocks; harmless */
-        __nanosleep(0);
+    if (!ONE_HALF || index == 1)
+#pragma unroll
+        for (int out = 0; out < OUT_ROWS; out++)
+            finish_row(a, t, c, f, packed[out], out);
+    use_order(c, o);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -770,16 +1085,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     wait_for_previous_kernel();
-    allow_next_kernel();
-    const tile t = find_tile(a);
+    if (!start_next_late(a))
+        allow_next_kernel();
+    const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
     if (warp >= producer_warp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (warp == producer_warp && elect_one())
-            produce(maps, smem, kv_head, t.stages);
+            produce_all(maps, smem, kv_head, t.stages);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
-        consume(a, t, smem, warp / 4);
+        consume(a, t, smem, warp / CONSUMER_WARPS);
     }
 }
 
@@ -790,8 +1106,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
-    if (reason == NULL && problem->kv_len > STAGES * KV_TILE)
-        reason = "kv_len: this kernel keeps all keys in shared memory, 128 a stage";
+    if (reason == NULL && !RING && problem->kv_len > STAGES * KV_TILE)
+        reason = STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
+                 : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
+                               : "kv_len is above 128 a stage: this kernel keeps all keys in shared memory";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)
@@ -810,18 +1128,40 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
         .smem_bytes = SMEM_BYTES};
 }
 
+/* Measured on an H200, in cycles at 1980 MHz: a step (Q_TILE rows, KV_TILE keys), and what a CTA takes besides. */
+static double step_cycles(void)
+{
+    if (DIM == 128)
+        return Q_TILE == 32 ? 1400.0 : 1650.0;
+    if (!SHARED_ROWS)
+        return 1030.0;
+    return Q_TILE == 64 ? (RING ? 1050.0 : 1100.0) : RING ? 900.0 : 780.0;
+}
+
+static double cta_cycles(void)
+{
+    if (DIM == 128)
+        return (Q_TILE == 32 ? 3350.0 : 3700.0) + (RING ? 450.0 : 0.0);
+    if (!SHARED_ROWS)
+        return 3900.0;
+    const double less_code = STAGES < 4 ? 150.0 : 0.0;
+    return (Q_TILE == 64 ? (RING ? 3750.0 : 3200.0) : RING ? 3100.0 : 3030.0) - less_code;
+}
+
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     acr_problem padded = *problem; /* the products run over whole tiles */
     padded.qk_dim = DIM;
     padded.v_dim = DIM;
+    padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0,
         .exp_per_cycle = 13.0,
-        .step_cycles = 760.0,
-        .cta_cycles = 3700.0,
+        .step_cycles = step_cycles(),
+        .cta_cycles = cta_cycles(),
         .ctas_per_sm = 1,
     };
     return acr__fwd_seconds(&padded, device, &rates);

@@ -19,7 +19,7 @@ enum {
 
 #include "cuda/device/common.cuh"
 #include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/sequence.cuh"
 #include "cuda/device/softmax.cuh"
 
 enum {
@@ -44,6 +44,7 @@ typedef struct shared_tiles {
         float v[KEY_SLICE][DIM];
     };
     float p[KV_TILE][PITCH]; /* probabilities, transposed */
+    sequence rows;           /* of the batch entry; registers are for the products */
 } shared_tiles;
 
 typedef struct thread_place {
@@ -57,9 +58,9 @@ typedef struct head_matrix {
     int dim;
 } head_matrix;
 
-DEV head_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
+DEV head_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int row, int dim)
 {
-    return {tensor, batch * strides.batch + head * strides.head, strides.row, dim};
+    return {tensor, batch * strides.batch + head * strides.head + row * strides.row, strides.row, dim};
 }
 
 /* An element, or 0 where there is none. */
@@ -206,16 +207,16 @@ DEV void store(const fwd_args &a, int64_t index, float value)
         store_element<ACR_F16>(a.o, index, value * a.out_scale);
 }
 
-DEV void store_rows(const fwd_args &a, int batch, int head, int q_first, const softmax_state &state,
-                    const output_block &o, const thread_place &t)
+DEV void store_rows(const fwd_args &a, const sequence &rows, int batch, int head, int q_first,
+                    const softmax_state &state, const output_block &o, const thread_place &t)
 {
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
         const int row = q_first + BLOCK * t.y + i;
         const float sum = row_sum(state.sum[i]), inverse = inverse_sum(sum);
-        if (row >= a.q_len)
+        if (row >= rows.q_len)
             continue;
-        const int64_t base = batch * a.o_stride.batch + head * a.o_stride.head + row * a.o_stride.row;
+        const int64_t base = batch * a.o_stride.batch + head * a.o_stride.head + (rows.q_begin + row) * a.o_stride.row;
 #pragma unroll
         for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++) {
             const int column = j / BLOCK * COLUMNS + BLOCK * t.x + j % BLOCK;
@@ -223,17 +224,19 @@ DEV void store_rows(const fwd_args &a, int batch, int head, int q_first, const s
                 store(a, base + column, o[i][j / BLOCK][j % BLOCK] * inverse);
         }
         if (a.lse != nullptr && t.x == 0)
-            a.lse[((int64_t)batch * a.q_heads + head) * a.q_len + row] = log_sum_exp(state.max[i], sum, a.scale);
+            find_lse(a, rows, batch, head)[row] = log_sum_exp(state.max[i], sum, a.scale);
     }
 }
 
 DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int q_first)
 {
     const thread_place t = {(int)threadIdx.x / SIDE, (int)threadIdx.x % SIDE};
-    const keys visible = find_keys(a, batch, q_first, Q_TILE);
-    const head_matrix q = find_matrix(a.q, a.q_stride, batch, head, a.qk_dim);
-    const head_matrix k = find_matrix(a.k, a.k_stride, batch, head / a.group, a.qk_dim);
-    const head_matrix v = find_matrix(a.v, a.v_stride, batch, head / a.group, a.v_dim);
+    const keys visible = sequence_keys(a, tiles.rows, q_first, Q_TILE);
+    const head_matrix q = find_matrix(a.q, a.q_stride, batch, head, 0, a.qk_dim);
+    /* Queries of the next sequence may be read, they are not stored: the tensor's end needs no register. */
+    const int q_row = tiles.rows.q_begin + q_first, q_end = is_packed(a) ? a.q_total : a.q_len;
+    const head_matrix k = find_matrix(a.k, a.k_stride, batch, head / a.group, tiles.rows.kv_begin, a.qk_dim);
+    const head_matrix v = find_matrix(a.v, a.v_stride, batch, head / a.group, tiles.rows.kv_begin, a.v_dim);
     softmax_state state;
     output_block o;
     int seen[BLOCK]; /* keys that the thread's rows see */
@@ -248,14 +251,14 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
     }
     for (int64_t first = 0; first < visible.end; first += KV_TILE) {
         float s[BLOCK][BLOCK];
-        multiply_scores(s, tiles, q, k, q_first, a.q_len, (int)first, visible.end, t);
+        multiply_scores(s, tiles, q, k, q_row, q_end, (int)first, visible.end, t);
         update_softmax(tiles, state, o, s, seen, (int)first, a.scale_log2, t);
         if (a.mask != FWD_MASK_NONE && first + KV_TILE > visible.full_end)
             accumulate<true>(o, tiles, v, seen, (int)first, visible.end, t);
         else
             accumulate<false>(o, tiles, v, seen, (int)first, visible.end, t);
     }
-    store_rows(a, batch, head, q_first, state, o, t);
+    store_rows(a, tiles.rows, batch, head, q_first, state, o, t);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
@@ -266,7 +269,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
     for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
         const int64_t tile = q_tiles - 1 - index % q_tiles,
                       head = index / q_tiles; /* with a causal mask the last tile is the longest */
-        attend(a, tiles, (int)(head / a.q_heads), (int)(head % a.q_heads), (int)(tile * Q_TILE));
+        const int batch = (int)(head / a.q_heads), q_first = (int)(tile * Q_TILE);
+        if (threadIdx.x == 0)
+            tiles.rows = find_sequence(a, batch);
+        __syncthreads();
+        if (q_first < tiles.rows.q_len)
+            attend(a, tiles, batch, (int)(head % a.q_heads), q_first);
         __syncthreads(); /* the tiles are free for the next */
     }
     allow_next_kernel();
@@ -294,6 +302,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
 {
     const int32_t ctas_per_sm = DIM <= 128 ? 2 : 1;
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle =
@@ -316,7 +325,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = 1,
-    .traits = ACR__TRAIT_LAST_RESORT,
+    .traits = ACR__TRAIT_LAST_RESORT | ACR__TRAIT_PACKED,
     .why_not = why_not,
     .cost = cost,
     .symbol = KERNEL_TEXT,

@@ -7,7 +7,8 @@
  * (online softmax) and Shah et al. 2024 (warpgroups in turns). See docs/kernels/fwd_wgmma.md.
  *
  * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
- * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1). */
+ * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:
+ * what they need costs the others 1 to 3 % in d64). */
 #include "fwd_args.h"
 
 #ifndef V_DIM
@@ -18,6 +19,9 @@
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
+#endif
+#ifndef PACKED
+#define PACKED 0
 #endif
 
 enum {
@@ -35,8 +39,10 @@ enum {
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     K_BYTES = QK_PANELS * KV_PANEL_BYTES,
     V_BYTES = V_PANELS * KV_PANEL_BYTES,
-    PLACE_BYTES = 16,
-    /* Shared memory: the tiles, where each slot of Q is in the problem, barriers of 8 bytes. */
+    PLACE_BYTES = PACKED ? 32 : 16,
+    ORDERED_SEQUENCES = 256, /* of a packed batch, so many are taken longest first */
+    /* Shared memory: the tiles, where each slot of Q is in the problem, barriers of 8 bytes, and of a packed batch the
+     * number of places, key lengths and an order of sequences. */
     K_AT = Q_SLOTS * Q_GROUP_BYTES,
     V_AT = K_AT + STAGES * K_BYTES,
     PLACES_AT = V_AT + STAGES * V_BYTES,
@@ -46,7 +52,11 @@ enum {
     K_EMPTY_AT = K_FULL_AT + STAGES * 8,
     V_FULL_AT = K_EMPTY_AT + STAGES * 8,
     V_EMPTY_AT = V_FULL_AT + STAGES * 8,
-    SMEM_BYTES = V_EMPTY_AT + STAGES * 8
+    COUNT_AT = V_EMPTY_AT + STAGES * 8,
+    CURSOR_AT = COUNT_AT + 8,
+    LENGTHS_AT = CURSOR_AT + 16,
+    ORDER_AT = LENGTHS_AT + ORDERED_SEQUENCES * 4,
+    SMEM_BYTES = PACKED ? ORDER_AT + ORDERED_SEQUENCES : COUNT_AT
 };
 
 #ifdef __CUDACC__
@@ -58,7 +68,8 @@ enum {
 #endif
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/marks.cuh"
+#include "cuda/device/sequence.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -67,8 +78,9 @@ enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24,
-    CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
+    MORE_FOR_PRODUCER = PACKED && CONSUMERS == 2 && V_DIM <= 64, /* where few outputs are in registers */
+    PRODUCER_REGISTERS = MORE_FOR_PRODUCER ? 40 : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32 : 24,
+    CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232 : CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
     /* Named barriers (0 is __syncthreads): a turn for each consumer, then one for each consumer alone. */
     FIRST_TURN = 1,
     FIRST_ALONE = FIRST_TURN + CONSUMERS,
@@ -86,36 +98,37 @@ static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on 
 
 /* ---- The queue of query tiles ---- */
 
-/* A query tile, and the key length of its batch entry. */
+/* A query tile, and the rows of its batch entry. */
 typedef struct place {
-    int q_first; /* -1: the queue is empty */
-    int head, batch;
-    int kv_len;
+    int q_first;     /* from the entry's first row; -1: the queue is empty */
+    int head, batch; /* batch: in the tensors, 0 of a packed batch */
+    sequence rows;
 } place;
 
-DEV uint32_t count_q_tiles(const fwd_args &a)
+DEV uint32_t count_q_tiles(int q_len)
 {
-    return (uint32_t)(a.q_len + Q_TILE - 1) / Q_TILE;
+    return (uint32_t)(q_len + Q_TILE - 1) / Q_TILE;
 }
 
-DEV uint32_t count_places(const fwd_args &a)
+/* Of a packed batch, order_sequences has counted them. */
+DEV uint32_t count_places(const fwd_args &a, const uint8_t *memory)
 {
-    return count_q_tiles(a) * (uint32_t)a.q_heads * (uint32_t)a.batch;
+    return is_packed(a) ? *(const uint32_t *)(memory + COUNT_AT)
+                        : count_q_tiles(a.q_len) * (uint32_t)a.q_heads * (uint32_t)a.batch;
 }
 
-/* The order of the queue. Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles
- * differ in length: within sections of heads whose keys and values fit L2 together, the long tiles of all heads come
- * first. */
-DEV place find_place(const fwd_args &a, uint32_t index)
+/* The order of the queue over entries of equal lengths, or over the heads of one. Without a mask, tiles of one head run
+ * side by side and share its keys in L2. With one, tiles differ in length: within sections of heads whose keys and
+ * values fit L2 together, the long tiles of all heads come first. */
+DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
+                     uint32_t heads, int kv_len)
 {
     const int64_t section_bytes = 32 << 20;
-    const uint32_t q_tiles = count_q_tiles(a), heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
-    uint32_t head, q_tile;
     if (a.mask == FWD_MASK_NONE) {
         head = index / q_tiles;
         q_tile = index - head * q_tiles;
     } else {
-        const int64_t kv_head_bytes = (int64_t)a.kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
+        const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
         const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
         const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
         const uint32_t section = index / (q_tiles * section_heads),
@@ -125,12 +138,74 @@ DEV place find_place(const fwd_args &a, uint32_t index)
         head = section * section_heads + in_section - rank * heads_here;
         q_tile = q_tiles - 1 - rank;
     }
+}
+
+DEV place find_place(const fwd_args &a, uint32_t index)
+{
+    uint32_t head, q_tile;
+    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), (uint32_t)a.q_heads * (uint32_t)a.batch, a.kv_len);
     place p;
     p.batch = (int)(head / (uint32_t)a.q_heads);
     p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
     p.q_first = (int)q_tile * Q_TILE;
-    p.kv_len = a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len);
+    p.rows = {0, a.q_len, 0, a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len)};
     return p;
+}
+
+/* ---- The queue of a packed batch: sequence after sequence, the one with the most keys first ---- */
+
+/* The sequence that the producer is at: it takes places in ascending order. In shared memory, the producer has few
+ * registers. */
+typedef struct cursor {
+    int next;       /* in the order of sequences */
+    uint32_t first; /* the sequence's first place, */
+    uint32_t end;   /* and the next one's */
+    int batch;
+} cursor;
+
+/* By all threads: counts the places, and orders the sequences if they are not too many. */
+DEV void order_sequences(const fwd_args &a, uint8_t *memory)
+{
+    uint32_t *const count = (uint32_t *)(memory + COUNT_AT);
+    int *const lengths = (int *)(memory + LENGTHS_AT);
+    const int ordered = a.batch <= ORDERED_SEQUENCES;
+    if (threadIdx.x == 0) {
+        *count = 0;
+        *(cursor *)(memory + CURSOR_AT) = {0, 0, 0, 0};
+    }
+    __syncthreads();
+    uint32_t q_tiles = 0;
+    for (int i = threadIdx.x; i < a.batch; i += THREADS) {
+        const sequence rows = find_sequence(a, i);
+        q_tiles += count_q_tiles(rows.q_len);
+        if (ordered)
+            lengths[i] = rows.kv_len;
+    }
+    atomicAdd(count, q_tiles * (uint32_t)a.q_heads);
+    __syncthreads();
+    for (int i = threadIdx.x; ordered && i < a.batch; i += THREADS) {
+        int rank = 0;
+        for (int other = 0; other < a.batch; other++)
+            rank += lengths[other] > lengths[i] || (lengths[other] == lengths[i] && other < i);
+        memory[ORDER_AT + rank] = (uint8_t)i;
+    }
+    __syncthreads();
+}
+
+DEV place find_packed_place(const fwd_args &a, uint32_t index, uint8_t *memory)
+{
+    cursor *const at = (cursor *)(memory + CURSOR_AT);
+    while (index >= at->end) {
+        const int next = at->next;
+        const int batch = a.batch <= ORDERED_SEQUENCES ? memory[ORDER_AT + next] : next;
+        const sequence rows = find_sequence(a, batch);
+        *at = {next + 1, at->end, at->end + count_q_tiles(rows.q_len) * (uint32_t)a.q_heads, batch};
+    }
+    const sequence rows = find_sequence(a, at->batch);
+    uint32_t head, q_tile;
+    order_tiles(head, q_tile, a, index - at->first, count_q_tiles(rows.q_len), (uint32_t)a.q_heads,
+                max(rows.kv_len, 1));
+    return {(int)q_tile * Q_TILE, (int)head, 0, rows};
 }
 
 /* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
@@ -142,15 +217,18 @@ DEV uint32_t take_next(const fwd_args &a, uint32_t places)
     return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
 }
 
+/* Of the entry. Of other than packed batches from the arguments: no register, and no place, has to hold it. */
+DEV int count_queries(const fwd_args &a, const place &p)
+{
+    return PACKED ? p.rows.q_len : a.q_len;
+}
+
 /* The keys that the rows of a part of the tile see. */
 DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
 {
-    keys k;
-    k.len = p.kv_len;
-    k.diagonal = a.mask == FWD_MASK_BOTTOM_RIGHT ? k.len - a.q_len : 0;
-    k.end = keys_seen(a, k, p.q_first + first_row + rows - 1);
-    k.full_end = keys_seen(a, k, p.q_first + first_row);
-    return k;
+    sequence entry = p.rows;
+    entry.q_len = count_queries(a, p);
+    return sequence_keys(a, entry, p.q_first + first_row, rows);
 }
 
 /* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
@@ -201,14 +279,19 @@ DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int us
         const int slot = use % Q_STAGES * CONSUMERS + consumer;
         const uint32_t full = smem + Q_FULL_AT + BARRIER_BYTES * slot;
         barrier_wait(smem + Q_EMPTY_AT + BARRIER_BYTES * slot, ((uint32_t)(use / Q_STAGES) & 1) ^ 1);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem + PLACES_AT + PLACE_BYTES * slot),
-                     "r"(p.q_first), "r"(p.head), "r"(p.batch), "r"(p.kv_len)
+        const uint32_t to = smem + PLACES_AT + PLACE_BYTES * slot;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.q_first), "r"(p.head), "r"(p.batch),
+                     "r"(p.rows.kv_len)
                      : "memory");
+        if (PACKED)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to + 16), "r"(p.rows.q_begin),
+                         "r"(p.rows.q_len), "r"(p.rows.kv_begin)
+                         : "memory");
         if (p.q_first < 0)
             barrier_arrive(full);
         else
             load_tile(smem + slot * Q_GROUP_BYTES, map, full, QK_PANELS, Q_PANEL_BYTES,
-                      p.q_first + GROUP_ROWS * consumer, p.head, p.batch);
+                      p.rows.q_begin + p.q_first + GROUP_ROWS * consumer, p.head, p.batch);
     }
 }
 
@@ -217,7 +300,7 @@ DEV void produce_k(const place &p, const fwd_map *map, uint32_t smem, int kv_hea
     const int stage = stage_of(use);
     barrier_wait(smem + K_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
     load_tile(smem + K_AT + stage * K_BYTES, map, smem + K_FULL_AT + BARRIER_BYTES * stage, QK_PANELS, KV_PANEL_BYTES,
-              kv_tile * KV_TILE, kv_head, p.batch);
+              p.rows.kv_begin + kv_tile * KV_TILE, kv_head, p.batch);
 }
 
 DEV void produce_v(const place &p, const fwd_map *map, uint32_t smem, int kv_head, int use, int kv_tile)
@@ -225,16 +308,15 @@ DEV void produce_v(const place &p, const fwd_map *map, uint32_t smem, int kv_hea
     const int stage = stage_of(use);
     barrier_wait(smem + V_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
     load_tile(smem + V_AT + stage * V_BYTES, map, smem + V_FULL_AT + BARRIER_BYTES * stage, V_PANELS, KV_PANEL_BYTES,
-              kv_tile * KV_TILE, kv_head, p.batch);
+              p.rows.kv_begin + kv_tile * KV_TILE, kv_head, p.batch);
 }
 
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
-DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
+DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, uint8_t *memory)
 {
-    const uint32_t places = count_places(a);
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
-    for (uint32_t index = blockIdx.x; index < places;) {
-        const place p = find_place(a, index);
+    for (uint32_t index = blockIdx.x; index < count_places(a, memory);) {
+        const place p = is_packed(a) ? find_packed_place(a, index, memory) : find_place(a, index);
         const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
         produce_k(p, &maps.k, smem, kv_head, use, kv_tiles - 1);
         produce_place(p, &maps.q, smem, q_use++);
@@ -243,10 +325,10 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
             produce_k(p, &maps.k, smem, kv_head, use, kv_tile);
             produce_v(p, &maps.v, smem, kv_head, use - 1, kv_tile + 1);
         }
-        index = take_next(a, places); /* arrives during the wait for the last V's stage */
+        index = take_next(a, count_places(a, memory)); /* arrives during the wait for the last V's stage */
         produce_v(p, &maps.v, smem, kv_head, use++, 0);
     }
-    const place none = {-1, 0, 0, 0};
+    const place none = {-1, 0, 0, {0, 0, 0, 0}};
     produce_place(none, nullptr, smem, q_use);
 }
 
@@ -289,10 +371,19 @@ DEV place wait_place(const consumer &c, int use)
     const int slot = use % Q_STAGES * CONSUMERS + c.index;
     place p;
     barrier_wait(c.smem + Q_FULL_AT + BARRIER_BYTES * slot, (uint32_t)(use / Q_STAGES) & 1);
+    const uint32_t from = c.smem + PLACES_AT + PLACE_BYTES * slot;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.kv_len)
-                 : "r"(c.smem + PLACES_AT + PLACE_BYTES * slot)
+                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.rows.kv_len)
+                 : "r"(from)
                  : "memory");
+    p.rows.q_begin = p.rows.q_len = p.rows.kv_begin = 0;
+    if (PACKED) {
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(p.rows.q_begin), "=r"(p.rows.q_len)
+                     : "r"(from + 16)
+                     : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(p.rows.kv_begin) : "r"(from + 24) : "memory");
+    }
     return p;
 }
 
@@ -428,27 +519,31 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     float factor[2];
     wait_full(c.smem + K_FULL_AT, use + 1);
     wait_turn(c);
+    ACR_MARK(use, "K landed, turn taken");
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
     wait_full(c.smem + V_FULL_AT, use);
     start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_turn(c);
     WGMMA_WAIT(1);
+    ACR_MARK(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_turn(c);
     release(c.smem + K_EMPTY_AT, use + 1);
     if (masked)
         mask_scores(s, seen_0, seen_1);
     const int grown = softmax_next(s, r, factor, c);
+    ACR_MARK(use, "exponentials done");
     WGMMA_WAIT(0);
+    ACR_MARK(use, "output product done");
     release(c.smem + V_EMPTY_AT, use);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
 }
 
-/* Rows of V beyond the key length may hold anything, and NaN times a probability of zero is NaN: each consumer clears
- * them for itself. */
+/* Rows of V beyond the key length may hold anything, the next sequence for one, and NaN times a probability of zero
+ * is NaN: each consumer clears them for itself. */
 DEV void clear_rows(const consumer &c, int use, int first)
 {
     const int thread = threadIdx.x % WARPGROUP_THREADS;
@@ -485,7 +580,8 @@ DEV void transpose_quad(uint32_t (&x)[4], int lane)
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
     char *to =
-        (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * ELEM_BYTES;
+        (char *)a.o +
+        (p.batch * a.o_stride.batch + p.head * a.o_stride.head + (p.rows.q_begin + row) * a.o_stride.row) * ELEM_BYTES;
     float probe = 0.0f;
 #pragma unroll
     for (int c = 0; c < V_DIM / 8; c += 4) {
@@ -498,7 +594,7 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
         }
         transpose_quad(x, lane);
         const int column = 8 * (c + lane % 4);
-        if (row < a.q_len && column < a.v_dim) {
+        if (row < count_queries(a, p) && column < a.v_dim) {
             const uint4 none = {0, 0, 0, 0}, values = {x[0], x[1], x[2], x[3]};
             *(uint4 *)(to + column * ELEM_BYTES) =
                 factor != 0.0f ? values : none; /* factor 0: no key seen, whatever V holds */
@@ -511,11 +607,11 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
  * those outputs of one row of the lane again, one by one: right, and slow, and only for such inputs. */
 DEV void repair_row(const fwd_args &a, const place &p, int row, int keys_end, float offset, float factor, int lane)
 {
-    const int kv_head = p.head / a.group;
-    const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
-    const int64_t k = p.batch * a.k_stride.batch + kv_head * a.k_stride.head,
-                  v = p.batch * a.v_stride.batch + kv_head * a.v_stride.head;
-    const int64_t o = p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row;
+    const int kv_head = p.head / a.group, q_row = p.rows.q_begin + row;
+    const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + q_row * a.q_stride.row;
+    const int64_t k = p.batch * a.k_stride.batch + kv_head * a.k_stride.head + p.rows.kv_begin * a.k_stride.row,
+                  v = p.batch * a.v_stride.batch + kv_head * a.v_stride.head + p.rows.kv_begin * a.v_stride.row;
+    const int64_t o = p.batch * a.o_stride.batch + p.head * a.o_stride.head + q_row * a.o_stride.row;
     for (int column = lane % 4; column < a.v_dim; column += 4) {
         int key = keys_end;
         if (!isfinite(load_element<ELEMENT>(a.o, o + column)))
@@ -543,12 +639,12 @@ DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const outp
         const int row = p.q_first + c.row + 8 * h;
         const float sum = quad_sum(r.sum[h]), factor = inverse_sum(sum);
         const int finite = store_row(a, p, o, h, row, factor, c.lane);
-        if (a.lse != nullptr && c.lane % 4 == 0 && row < a.q_len)
-            a.lse[((int64_t)p.batch * a.q_heads + p.head) * a.q_len + row] = log_sum_exp(r.max[h], sum, a.scale);
+        if (a.lse != nullptr && c.lane % 4 == 0 && row < count_queries(a, p))
+            find_lse(a, p.rows, p.batch, p.head)[row] = log_sum_exp(r.max[h], sum, a.scale);
         if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
             __threadfence();
             __syncwarp(); /* the values are other lanes' */
-            if (row < a.q_len && isfinite(sum))
+            if (row < count_queries(a, p) && isfinite(sum))
                 repair_row(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
         }
     }
@@ -576,6 +672,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     place p = wait_place(c, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
+    ACR_MARK(0, "first Q and K landed");
     start_scores(s, q, c.k);
     do {
         const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
@@ -586,12 +683,14 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         int tile = count_kv_tiles(a, p) - 1, accumulate = 0;
 
         WGMMA_WAIT(0);
+        ACR_MARK(q_use, "tile: first scores ready");
         release(smem + K_EMPTY_AT, use);
         if (tile >= unmasked)
             mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
         softmax_first(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
-        if (a.kv_lens != nullptr && (tile + 1) * KV_TILE > k.len)
+        ACR_MARK(q_use, "tile: first exponentials done");
+        if ((a.kv_lens != nullptr || is_packed(a)) && (tile + 1) * KV_TILE > k.len)
             clear_rows(c, use, k.len - tile * KV_TILE);
 #pragma unroll 1
         for (tile--; tile >= unmasked; tile--, accumulate = 1)
@@ -614,8 +713,10 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
             descriptor_at(c.k, stage_of(use + 1) * K_BYTES)); /* after the last place of stale tiles: never looked at */
         pass_turn(c);
         WGMMA_WAIT(1);
+        ACR_MARK(q_use, "tile: last output product done");
         release(smem + V_EMPTY_AT, use++);
         store_tile(a, p, k, o, r, c);
+        ACR_MARK(q_use, "tile: stored");
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
@@ -644,6 +745,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
+    ACR_MARK(0, "start");
     const int group =
         __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
     if (threadIdx.x == 0) {
@@ -655,14 +757,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
+    if (is_packed(a)) {
+        order_sequences(a, memory);
+        if (blockIdx.x >= count_places(a, memory))
+            return;
+    }
+    ACR_MARK(0, "CTA ready");
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (threadIdx.x == 0)
-            produce(a, maps, smem);
+            produce(a, maps, smem, memory);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, smem, group - 1);
     }
+    ACR_MARKS_END(a);
 }
 
 #else
@@ -677,6 +786,8 @@ static int64_t count_places(const acr_problem *problem)
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
+    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
+        reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
@@ -704,6 +815,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     padded.qk_dim = DIM;
     padded.v_dim = V_DIM;
     const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0, /* of 4096: what the power limit leaves */
@@ -725,6 +837,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = STAGES,
+    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,

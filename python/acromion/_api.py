@@ -1,0 +1,43 @@
+"""What the package offers, loaded with the compiled half. Where PyTorch is installed it is imported here, so that
+acromion's operator exists before anything is compiled."""
+import importlib.util
+import os
+from typing import NamedTuple, Union
+
+from ._native import explain, forget_plans, sdpa
+from ._native import import_wisdom as _import_wisdom
+from ._native import version as __version__
+
+__all__ = ["__version__", "WisdomReport", "explain", "forget_plans", "import_wisdom", "register_transformers", "sdpa"]
+
+if importlib.util.find_spec("torch"):
+    from . import _torch
+    _torch.bind()
+
+_DEVICE_TYPES = {"cpu": 1, "cuda": 2}  # DLPack's numbers
+
+
+class WisdomReport(NamedTuple):
+    """What an import did: facts taken, facts left out because they no longer hold, facts for other devices."""
+    imported: int
+    skipped: int
+    other: int
+
+
+def import_wisdom(path: Union[str, "os.PathLike[str]"], device: str = "cuda:0") -> WisdomReport:
+    """Lets what `acromion bench` or the planner measured on this GPU model choose the kernels of `device` from now on:
+    "cuda:N" or "cpu". The file's form: docs/wisdom-format.md. All or nothing: a malformed file raises
+    acromion.Error."""
+    kind, _, index = device.partition(":")
+    if kind not in _DEVICE_TYPES or not (index or "0").isdigit():
+        raise ValueError(f"device is {device!r}, must be 'cpu', 'cuda' or 'cuda:N'")
+    return WisdomReport(*_import_wisdom(os.fspath(path), _DEVICE_TYPES[kind], int(index or "0")))
+
+
+def register_transformers() -> None:
+    """Makes attn_implementation="acromion" known to Hugging Face's transformers. Again is harmless.
+
+    Causal and bidirectional attention, grouped key/value heads, caches, and batches padded on the right are served;
+    every other mask is refused with its reason when the model runs (docs/python.md)."""
+    from . import _transformers
+    _transformers.register()

@@ -1,0 +1,34 @@
+"""The exceptions: one for each kind of status of acromion.h, each also what Python calls such a failure."""
+
+
+class Error(RuntimeError):
+    """The library refused or failed. `status` is the number of an acr_status in acromion.h; -1: invalid argument."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class InvalidError(Error, ValueError):
+    """An argument is wrong; the message names it, its value and what is allowed."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """No kernel can run this; the message is the reason of the one that came nearest."""
+
+
+class DeviceError(Error):
+    """There is no such device, its driver is missing or too old, or it reported an error."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """No memory on the host or the device."""
+
+
+_CLASSES = {-1: InvalidError, -2: UnsupportedError, -3: DeviceError, -4: OutOfMemoryError, -9: InvalidError,
+            -10: DeviceError, -11: InvalidError}
+
+
+def from_status(status: int, message: str) -> Error:
+    """The exception for an acr_status."""
+    return _CLASSES.get(status, Error)(message, status)

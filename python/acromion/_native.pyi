@@ -1,0 +1,24 @@
+from typing import Any, Literal, Optional, Tuple, TypeVar, Union, overload
+
+Array = TypeVar("Array")  # a torch.Tensor, a numpy.ndarray, or another array that speaks DLPack
+
+version: str
+
+@overload
+def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+         causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
+         enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
+         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> Array: ...
+@overload
+def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+         causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
+         enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
+         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> Tuple[Array, Array]: ...
+def explain(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+            causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
+            enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: bool = False,
+            layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> str: ...
+def run(q: Array, k: Array, v: Array, **arguments_of_sdpa: Any) -> Union[Array, Tuple[Array, Array]]: ...
+def forget_plans() -> None: ...
+def import_wisdom(path: str, device_type: int, device: int) -> Tuple[int, int, int]: ...
+def bind_torch(*objects: Any) -> None: ...

@@ -1,0 +1,115 @@
+"""The operators torch.ops.acromion.sdpa, .sdpa_lse, .sdpa_out and .sdpa_lse_out: what acromion.sdpa becomes under
+torch.compile, and the way through PyTorch's dispatcher for tensor subclasses and dispatch modes. Plain eager calls
+never come here."""
+from typing import Any, Dict, Optional, Tuple, Union
+
+import torch
+
+from . import _native
+
+Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal_align=None, float? scale=None, "
+             "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd'")
+library = torch.library.Library("acromion", "DEF")
+
+
+# ---- What the operators compute ----
+
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+    return _native.run(q, k, v, **arguments)
+
+
+def _run_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+    return _native.run(q, k, v, return_lse=True, **arguments)
+
+
+def _run_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
+    _native.run(q, k, v, **arguments)
+
+
+def _run_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+    return _native.run(q, k, v, return_lse=True, **arguments)[1]
+
+
+# ---- What comes out, without computing ----
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    # The same memory layout as sdpa.c gives: like q where the shape is q's, else packed.
+    return torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd",
+                  **arguments: Any) -> torch.Tensor:
+    heads, rows = (2, 1) if layout == "bshd" else (1, 2)
+    return q.new_empty((q.shape[0], q.shape[heads], q.shape[rows]), dtype=torch.float32)
+
+
+def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+              **arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    return _fake(q, k, v), _fake_lse_out(q, k, v, **arguments)
+
+
+def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
+    pass
+
+
+# name -> (arguments beside ARGUMENTS, result, computing, faking)
+OPERATORS = {
+    "sdpa": ("", "Tensor", _run, _fake),
+    "sdpa_lse": ("", "(Tensor, Tensor)", _run_lse, _fake_lse),
+    "sdpa_out": (", Tensor(a!) out", "()", _run_out, _fake_out),
+    "sdpa_lse_out": (", Tensor(a!) out", "Tensor", _run_lse_out, _fake_lse_out),
+}
+
+
+# ---- Defining them ----
+
+def _refuse_grad(*tensors: Optional[torch.Tensor]) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise NotImplementedError(
+            "a tensor requires a gradient, and acromion computes the forward pass only: call under torch.no_grad() or "
+            "torch.inference_mode(), or give tensors from .detach()")
+
+
+def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: Any) -> None:
+    library.define(f"{name}({ARGUMENTS}{extra_arguments}) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        library.impl(name, compute, key)
+    torch.library.register_fake(f"acromion::{name}", fake, lib=library)
+    operator = getattr(torch.ops.acromion, name).default
+
+    def below_autograd(keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        _refuse_grad(q, k, v, arguments.get("out"))
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, **arguments)
+
+    library.impl(name, below_autograd, "Autograd", with_keyset=True)
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False,
+          causal_align: Optional[str] = None, scale: Optional[float] = None, enable_gqa: bool = False,
+          kv_lens: Optional[torch.Tensor] = None, return_lse: bool = False, layout: str = "bhsd",
+          out: Optional[torch.Tensor] = None) -> Result:
+    """acromion.sdpa by the operators."""
+    arguments: Dict[str, Any] = {
+        "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
+        "kv_lens": kv_lens, "layout": layout}
+    operators = torch.ops.acromion
+    if out is None:
+        return (operators.sdpa_lse if return_lse else operators.sdpa)(q, k, v, **arguments)
+    if return_lse:
+        return out, operators.sdpa_lse_out(q, k, v, out=out, **arguments)
+    operators.sdpa_out(q, k, v, out=out, **arguments)
+    return out
+
+
+def bind() -> None:
+    """Defines the operators and shows PyTorch to the compiled half."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        raise ImportError(f"acromion needs PyTorch 2.10 or newer, this is {torch.__version__}")
+    for name, definition in OPERATORS.items():
+        _define(name, *definition)
+    torch.compiler.substitute_in_graph(_native.sdpa)(_sdpa)
+    _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
+                       torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
+                       torch.float32, torch.uint8)

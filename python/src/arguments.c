@@ -1,0 +1,140 @@
+/* Reading sdpa's arguments. Keyword names arrive interned, so that comparing addresses finds them. */
+#include "arguments.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *const texts[ARGUMENTS] = {
+    "q", "k", "v", "is_causal", "causal_align", "scale", "enable_gqa", "kv_lens", "return_lse", "layout", "out"};
+static PyObject *names[ARGUMENTS], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
+
+int arguments_setup(void)
+{
+    for (int i = 0; i < ARGUMENTS; i++)
+        if (!(names[i] = PyUnicode_InternFromString(texts[i])))
+            return -1;
+    text_bhsd = PyUnicode_InternFromString("bhsd");
+    text_bshd = PyUnicode_InternFromString("bshd");
+    text_top_left = PyUnicode_InternFromString("top_left");
+    text_bottom_right = PyUnicode_InternFromString("bottom_right");
+    return text_bhsd && text_bshd && text_top_left && text_bottom_right ? 0 : -1;
+}
+
+/* The position of a name among `names`, or -1. */
+static int position_of(PyObject *name)
+{
+    for (int i = 0; i < ARGUMENTS; i++)
+        if (names[i] == name)
+            return i;
+    for (int i = 0; i < ARGUMENTS; i++)
+        if (PyUnicode_CompareWithASCIIString(name, texts[i]) == 0)
+            return i;
+    return -1;
+}
+
+static int fail_unknown(PyObject *name)
+{
+    if (PyUnicode_CompareWithASCIIString(name, "attn_mask") == 0)
+        PyErr_SetString(PyExc_TypeError, "sdpa() has no attn_mask: it masks by is_causal and by kv_lens only");
+    else if (PyUnicode_CompareWithASCIIString(name, "dropout_p") == 0)
+        PyErr_SetString(PyExc_TypeError, "sdpa() has no dropout_p: it never drops");
+    else
+        PyErr_Format(PyExc_TypeError, "sdpa() got an unexpected keyword argument '%U'", name);
+    return -1;
+}
+
+static int collect(PyObject *given[ARGUMENTS], PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    if (positional > POSITIONAL) {
+        PyErr_Format(PyExc_TypeError, "sdpa() takes %d positional arguments (q, k, v) but %zd were given; it has no %s",
+                     POSITIONAL, positional, "attn_mask, and the rest goes by keyword");
+        return -1;
+    }
+    memset(given, 0, ARGUMENTS * sizeof given[0]);
+    for (Py_ssize_t i = 0; i < positional; i++)
+        given[i] = args[i];
+    const Py_ssize_t keywords = keyword_names ? PyTuple_Size(keyword_names) : 0;
+    for (Py_ssize_t i = 0; i < keywords; i++) {
+        PyObject *name = PyTuple_GetItem(keyword_names, i);
+        const int position = position_of(name);
+        if (position < 0)
+            return fail_unknown(name);
+        if (given[position]) {
+            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%U'", name);
+            return -1;
+        }
+        given[position] = args[positional + i];
+    }
+    for (int i = 0; i < POSITIONAL; i++)
+        if (!given[i]) {
+            PyErr_Format(PyExc_TypeError, "sdpa() is missing the argument '%s'", texts[i]);
+            return -1;
+        }
+    for (int i = POSITIONAL; i < ARGUMENTS; i++)
+        if (given[i] == Py_None)
+            given[i] = NULL;
+    return 0;
+}
+
+static int read_bool(bool *out, PyObject *value, const char *name)
+{
+    if (!value || value == Py_False) {
+        *out = false;
+        return 0;
+    }
+    if (value == Py_True) {
+        *out = true;
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s is %R, must be True or False", name, value);
+    return -1;
+}
+
+/* Which of two words a text is: 0 or 1, or -1 with an exception. */
+static int read_word(PyObject *value, const char *name, PyObject *first, PyObject *second)
+{
+    if (value == first || value == second)
+        return value == second;
+    if (PyUnicode_Check(value)) {
+        if (PyUnicode_Compare(value, first) == 0 || PyUnicode_Compare(value, second) == 0)
+            return PyUnicode_Compare(value, second) == 0;
+        return acr_py_invalid("%s is %R, must be %R or %R", name, value, first, second);
+    }
+    PyErr_Format(PyExc_TypeError, "%s is %R, must be %R or %R", name, value, first, second);
+    return -1;
+}
+
+static int read_scale(float *out, PyObject *value)
+{
+    *out = 0;
+    if (!value)
+        return 0;
+    const double scale = PyFloat_AsDouble(value);
+    if (scale == -1.0 && PyErr_Occurred())
+        return -1;
+    *out = (float)scale;
+    if (*out > 0 && isfinite(*out))
+        return 0;
+    return acr_py_invalid("scale is %R, must be positive and finite", value);
+}
+
+int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    if (collect(out->given, args, positional, keyword_names) ||
+        read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
+        read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
+        read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
+        read_scale(&out->scale, out->given[ARG_SCALE]))
+        return -1;
+    PyObject *layout = out->given[ARG_LAYOUT], *align = out->given[ARG_CAUSAL_ALIGN];
+    const int is_bshd = layout ? read_word(layout, "layout", text_bhsd, text_bshd) : 0;
+    const int is_bottom_right = align ? read_word(align, "causal_align", text_top_left, text_bottom_right) : 0;
+    if (is_bshd < 0 || is_bottom_right < 0)
+        return -1;
+    if (align && !out->is_causal)
+        return acr_py_invalid("causal_align is %R, but is_causal is not True", align);
+    out->layout = is_bshd ? ACR_BSHD : ACR_BHSD;
+    out->has_align = align != NULL;
+    out->mask = !out->is_causal ? ACR_MASK_NONE : is_bottom_right ? ACR_MASK_CAUSAL : ACR_MASK_CAUSAL_TOP_LEFT;
+    return 0;
+}

@@ -1,0 +1,40 @@
+/* The arguments of sdpa, as Python hands them over. */
+#ifndef ACR_PY_ARGUMENTS_H
+#define ACR_PY_ARGUMENTS_H
+
+#include <stdbool.h>
+
+#include "common.h"
+
+enum {
+    ARG_Q,
+    ARG_K,
+    ARG_V,
+    POSITIONAL,
+    ARG_IS_CAUSAL = POSITIONAL,
+    ARG_CAUSAL_ALIGN,
+    ARG_SCALE,
+    ARG_ENABLE_GQA,
+    ARG_KV_LENS,
+    ARG_RETURN_LSE,
+    ARG_LAYOUT,
+    ARG_OUT,
+    ARGUMENTS
+};
+
+typedef struct arguments {
+    PyObject *given[ARGUMENTS]; /* borrowed; NULL: not given, or None */
+    bool is_causal, enable_gqa, return_lse;
+    acr_mask mask; /* what is_causal and causal_align say, before the lengths are known */
+    bool has_align;
+    acr_layout layout;
+    float scale; /* 0: not given */
+} arguments;
+
+/* Reads the arguments of a vector call. Returns 0, or -1 with a Python exception. */
+int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+
+/* Interns the names; called once at import. */
+int arguments_setup(void);
+
+#endif

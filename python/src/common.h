@@ -1,0 +1,19 @@
+/* What the files of the extension share: the limited C API of Python and how errors are raised. */
+#ifndef ACR_PY_COMMON_H
+#define ACR_PY_COMMON_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#error "build with -DPy_LIMITED_API: one binary serves every Python from that version on"
+#endif
+#include <Python.h>
+
+#include "acromion.h"
+
+/* Raises acromion.InvalidError, a ValueError, with a text in the manner of PyUnicode_FromFormat. Returns -1. */
+int acr_py_invalid(const char *format, ...);
+
+/* Raises the exception of a status with acr_last_error()'s text. Returns -1. */
+int acr_py_raise(acr_status status);
+
+#endif

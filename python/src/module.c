@@ -1,0 +1,100 @@
+/* The module acromion._native: its functions, their documentation, and how a status becomes an exception. */
+#include "arguments.h"
+#include "common.h"
+#include "operand.h"
+#include "plans.h"
+#include "sdpa.h"
+#include "torch_side.h"
+
+#include <stdarg.h>
+
+/* acromion._errors.from_status(status, text) -> exception */
+static PyObject *from_status;
+
+/* Sets the exception of a status; steals text. */
+static void set_error(acr_status status, PyObject *text)
+{
+    PyObject *error = text ? PyObject_CallFunction(from_status, "iO", (int)status, text) : NULL;
+    Py_XDECREF(text);
+    if (error)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+}
+
+int acr_py_raise(acr_status status)
+{
+    set_error(status, PyUnicode_FromString(acr_last_error()));
+    return -1;
+}
+
+int acr_py_invalid(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    set_error(ACR_INVALID, PyUnicode_FromFormatV(format, values));
+    va_end(values);
+    return -1;
+}
+
+PyDoc_STRVAR(
+    sdpa_doc,
+    "sdpa(q, k, v, *, is_causal=False, causal_align=None, scale=None, enable_gqa=False, kv_lens=None, "
+    "return_lse=False, layout='bhsd', out=None)\n"
+    "--\n\n"
+    "Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v, per batch entry and head.\n"
+    "\n"
+    "q, k, v: tensors of four dimensions, float16, bfloat16 or float32, all of one dtype, on one device, CUDA\n"
+    "    or CPU; PyTorch's, NumPy's, or any other that speaks DLPack. Read in place, through any strides\n"
+    "    whose last is 1.\n"
+    "is_causal: query i sees keys 0..i, and what causal_align says where the lengths differ.\n"
+    "causal_align: 'top_left' (query i sees keys 0..i, PyTorch's rule) or 'bottom_right' (the last query sees\n"
+    "    the last key, FlashAttention's rule). Required with is_causal where the two could differ: q_len\n"
+    "    is not kv_len, or kv_lens is given.\n"
+    "scale: positive; None is 1 / sqrt(head dim).\n"
+    "enable_gqa: allow fewer key/value heads than query heads; their number must divide.\n"
+    "kv_lens: int32 tensor [batch] on the same device: keys from kv_lens[b] on do not exist in batch entry b.\n"
+    "return_lse: also return the log-sum-exp of the scaled scores, float32 [batch, heads, q_len].\n"
+    "layout: 'bhsd' for [batch, heads, length, dim], 'bshd' for [batch, length, heads, dim].\n"
+    "out: a tensor to write to and return; must not overlap an input. None makes one.\n"
+    "\n"
+    "Returns the output, or (output, lse). On CUDA the work is enqueued on the current stream of the tensors'\n"
+    "library, without copies and without waiting. Raises instead of computing something else: ValueError,\n"
+    "TypeError, NotImplementedError or another, those of the library being acromion.Error too.");
+
+PyDoc_STRVAR(explain_doc, "explain(q, k, v, **arguments_of_sdpa)\n"
+                          "--\n\n"
+                          "Which kernel sdpa would run for these arguments, and why: one line of text. Runs nothing.");
+
+static PyMethodDef methods[] = {
+    {"sdpa", (PyCFunction)(void (*)(void))sdpa_call, METH_FASTCALL | METH_KEYWORDS, sdpa_doc},
+    {"explain", (PyCFunction)(void (*)(void))sdpa_explain, METH_FASTCALL | METH_KEYWORDS, explain_doc},
+    {"run", (PyCFunction)(void (*)(void))sdpa_run, METH_FASTCALL | METH_KEYWORDS,
+     "run(q, k, v, **arguments_of_sdpa)\n--\n\nsdpa below PyTorch's dispatcher: what the operator calls."},
+    {"bind_torch", torch_bind, METH_VARARGS, "bind_torch(...)\n--\n\nCalled once, by acromion._torch."},
+    {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},
+    {"import_wisdom", sdpa_import_wisdom, METH_VARARGS,
+     "import_wisdom(path, device_type, device)\n--\n\nSee acromion.import_wisdom."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "acromion._native",
+    .m_doc = "The compiled half of acromion. Use the names of the package acromion.",
+    .m_size = -1, /* one interpreter: contexts and plans are shared by everything in the process */
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *errors = PyImport_ImportModule("acromion._errors");
+    from_status = errors ? PyObject_GetAttrString(errors, "from_status") : NULL;
+    Py_XDECREF(errors);
+    if (!from_status || arguments_setup() || operand_setup() || plans_setup())
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddStringConstant(module, "version", acr_version()))
+        Py_CLEAR(module);
+    return module;
+}

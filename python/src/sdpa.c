@@ -1,0 +1,501 @@
+/* From arguments to an enqueued execution: checks, the problem, output, plan, launch. */
+#include "sdpa.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "operand.h"
+#include "plans.h"
+#include "torch_side.h"
+#include "workspace.h"
+
+/* One call. Zero-initialised; finish() lets go of what it came to own. */
+typedef struct call {
+    arguments a;
+    operand q, k, v, kv_lens, o, lse;
+    PyObject *out, *lse_object; /* owned: what is returned */
+    acr_problem problem;
+    bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap */
+} call;
+
+static void finish(call *c)
+{
+    operand *const all[] = {&c->q, &c->k, &c->v, &c->kv_lens, &c->o, &c->lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        operand_release(all[i]);
+    Py_CLEAR(c->out);
+    Py_CLEAR(c->lse_object);
+}
+
+/* ---- Checking ---------------------------------------------------------------------------------------------------- */
+
+/* Where the dimensions of a layout are: batch is 0, dim is 3. */
+static int head_axis(const call *c)
+{
+    return c->a.layout == ACR_BSHD ? 2 : 1;
+}
+
+static int row_axis(const call *c)
+{
+    return c->a.layout == ACR_BSHD ? 1 : 2;
+}
+
+/* "float16" and so on, for errors. */
+static PyObject *type_text(dl_type t)
+{
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    const char *kind = t.code < sizeof kinds / sizeof kinds[0] ? kinds[t.code] : "an 8-bit float or smaller, bits: ";
+    return PyUnicode_FromFormat("%s%d", kind, t.bits);
+}
+
+static bool same_type(dl_type a, dl_type b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+static bool same_device(dl_device a, dl_device b)
+{
+    return a.type == b.type && a.id == b.id;
+}
+
+static int fail_type(const operand *op, const char *wanted)
+{
+    PyObject *text = type_text(op->dtype);
+    if (text)
+        PyErr_Format(PyExc_TypeError, "%s is %U, must be %s", op->name, text, wanted);
+    Py_XDECREF(text);
+    return -1;
+}
+
+static int read_dtype(acr_dtype *out, const operand *op)
+{
+    const dl_type t = op->dtype;
+    if (t.lanes == 1 && t.code == DL_FLOAT && t.bits == 16)
+        *out = ACR_F16;
+    else if (t.lanes == 1 && t.code == DL_FLOAT && t.bits == 32)
+        *out = ACR_F32;
+    else if (t.lanes == 1 && t.code == DL_BFLOAT && t.bits == 16)
+        *out = ACR_BF16;
+    else
+        return fail_type(op, "float16, bfloat16 or float32");
+    return 0;
+}
+
+static int check_device(const call *c, const operand *op)
+{
+    if (same_device(op->device, c->q.device))
+        return 0;
+    static const char *const texts[] = {[DL_CPU] = "CPU", [DL_CUDA] = "CUDA device"};
+    return acr_py_invalid("%s is on %s %d and q on %s %d, must be the same", op->name, texts[op->device.type],
+                          (int)op->device.id, texts[c->q.device.type], (int)c->q.device.id);
+}
+
+/* What holds for q, k, v and out alike. */
+static int check_tensor(const call *c, const operand *op)
+{
+    if (op->ndim != OPERAND_DIMS)
+        return acr_py_invalid("%s has %d dimensions, must have 4: %s", op->name, (int)op->ndim,
+                              c->a.layout == ACR_BSHD ? "[batch, length, heads, dim]" : "[batch, heads, length, dim]");
+    if (!same_type(op->dtype, c->q.dtype)) {
+        PyObject *text = type_text(c->q.dtype);
+        if (text)
+            fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
+        Py_XDECREF(text);
+        return -1;
+    }
+    const bool is_empty = op->shape[0] == 0 || op->shape[1] == 0 || op->shape[2] == 0;
+    if (op->strides[3] != 1 && op->shape[3] > 1 && !is_empty)
+        return acr_py_invalid("%s has a stride of %lld in its last dimension, must be 1: give a contiguous copy",
+                              op->name, (long long)op->strides[3]);
+    return check_device(c, op);
+}
+
+static int check_extent(const operand *op, int axis, int64_t wanted, const char *of)
+{
+    if (op->shape[axis] == wanted)
+        return 0;
+    return acr_py_invalid("%s has extent %lld in dimension %d, must be %lld, %s", op->name, (long long)op->shape[axis],
+                          axis, (long long)wanted, of);
+}
+
+static int check_shapes(const call *c)
+{
+    const operand *q = &c->q, *k = &c->k, *v = &c->v;
+    const int head = head_axis(c), row = row_axis(c);
+    if (check_extent(k, 0, q->shape[0], "q's batch") || check_extent(v, 0, q->shape[0], "q's batch") ||
+        check_extent(k, 3, q->shape[3], "q's head dim") || check_extent(v, head, k->shape[head], "k's heads") ||
+        check_extent(v, row, k->shape[row], "k's length"))
+        return -1;
+    const long long q_heads = q->shape[head], kv_heads = k->shape[head];
+    if (q_heads != kv_heads && !c->a.enable_gqa)
+        return acr_py_invalid("q has %lld heads and k %lld: fewer key heads need enable_gqa=True", q_heads, kv_heads);
+    if (kv_heads < 1 || q_heads % kv_heads != 0)
+        return acr_py_invalid("q has %lld heads, must be a multiple of k's %lld", q_heads, kv_heads);
+    if (k->shape[row] < 1 || k->shape[3] < 1 || v->shape[3] < 1)
+        return acr_py_invalid("k has length %lld and dim %lld, v has dim %lld, must be at least 1",
+                              (long long)k->shape[row], (long long)k->shape[3], (long long)v->shape[3]);
+    return 0;
+}
+
+static int check_mask(const call *c)
+{
+    if (!c->a.is_causal || c->a.has_align)
+        return 0;
+    const long long q_len = c->q.shape[row_axis(c)], kv_len = c->k.shape[row_axis(c)];
+    if (q_len != kv_len)
+        return acr_py_invalid("is_causal with q_len %lld and kv_len %lld: say causal_align='top_left' (query i sees "
+                              "keys 0..i, as PyTorch) or 'bottom_right' (the last query sees the last key)",
+                              q_len, kv_len);
+    if (c->a.given[ARG_KV_LENS])
+        return acr_py_invalid("is_causal with kv_lens: say causal_align='top_left' (query i sees keys 0..i) or "
+                              "'bottom_right' (the last query sees the last of the batch entry's keys)");
+    return 0;
+}
+
+static int check_kv_lens(const call *c)
+{
+    const operand *lens = &c->kv_lens;
+    if (lens->dtype.code != DL_INT || lens->dtype.bits != 32 || lens->dtype.lanes != 1)
+        return fail_type(lens, "int32");
+    if (lens->ndim != 1 || lens->shape[0] != c->q.shape[0])
+        return acr_py_invalid("kv_lens must have one dimension of q's batch, %lld", (long long)c->q.shape[0]);
+    if (lens->strides[0] != 1 && lens->shape[0] > 1)
+        return acr_py_invalid("kv_lens has a stride of %lld, must be 1", (long long)lens->strides[0]);
+    return check_device(c, lens);
+}
+
+static int check_inputs(const call *c)
+{
+    if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) || check_mask(c))
+        return -1;
+    return c->a.given[ARG_KV_LENS] ? check_kv_lens(c) : 0;
+}
+
+/* ---- The problem ------------------------------------------------------------------------------------------------- */
+
+/* A tensor's strides. Those of an extent of 1 mean nothing: packed ones in their place give equal problems equal keys,
+ * and all zero would mean packed. */
+static int read_strides(acr_strides *out, const call *c, const operand *op)
+{
+    const int head = head_axis(c), row = row_axis(c);
+    const int64_t *n = op->shape, *s = op->strides;
+    const bool is_bshd = c->a.layout == ACR_BSHD;
+    const int64_t packed_head = is_bshd ? n[3] : n[row] * n[3], packed_row = is_bshd ? n[head] * n[3] : n[3];
+    out->batch = n[0] == 1 ? n[head] * n[row] * n[3] : s[0];
+    out->head = n[head] == 1 ? packed_head : s[head];
+    out->row = n[row] == 1 ? packed_row : s[row];
+    if (out->batch < 0 || out->head < 0 || out->row < 0)
+        return acr_py_invalid("%s has a negative stride, must be at least 0", op->name);
+    if (out->batch == 0 && out->head == 0 && out->row == 0)
+        return acr_py_invalid("%s repeats one row everywhere: its strides are all 0, at least one must not be",
+                              op->name);
+    return 0;
+}
+
+/* The alignment that all pointers share, at most 16 bytes. */
+static uint32_t shared_alignment(const call *c)
+{
+    const uintptr_t bits =
+        (uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data | (uintptr_t)c->o.data | 16;
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+static int fill_problem(call *c)
+{
+    acr_problem *p = &c->problem;
+    const int head = head_axis(c), row = row_axis(c);
+    p->size = (uint32_t)sizeof *p;
+    p->pass = ACR_FORWARD;
+    p->mask = c->a.mask;
+    p->layout = c->a.layout;
+    p->flags = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.given[ARG_KV_LENS] ? ACR_KV_LENS : 0);
+    p->alignment = shared_alignment(c);
+    p->batch = c->q.shape[0];
+    p->q_heads = c->q.shape[head];
+    p->kv_heads = c->k.shape[head];
+    p->q_len = c->q.shape[row];
+    p->kv_len = c->k.shape[row];
+    p->qk_dim = c->q.shape[3];
+    p->v_dim = c->v.shape[3];
+    p->scale = c->a.scale;
+    if (read_dtype(&p->dtype, &c->q) || read_strides(&p->q, c, &c->q) || read_strides(&p->k, c, &c->k) ||
+        read_strides(&p->v, c, &c->v))
+        return -1;
+    return c->o.object ? read_strides(&p->o, c, &c->o) : 0;
+}
+
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
+
+/* The module whose `empty` makes arrays like this one: what the array says; NumPy before version 2 and CuPy do not
+ * say. */
+static PyObject *namespace_of(PyObject *array)
+{
+    PyObject *method = PyObject_GetAttrString(array, "__array_namespace__");
+    if (method) {
+        PyObject *namespace = PyObject_CallNoArgs(method);
+        Py_DECREF(method);
+        return namespace;
+    }
+    PyErr_Clear();
+    PyObject *home = PyObject_GetAttrString((PyObject *)Py_TYPE(array), "__module__"), *namespace = NULL;
+    if (home && PyUnicode_Check(home) &&
+        (!PyUnicode_CompareWithASCIIString(home, "numpy") || !PyUnicode_CompareWithASCIIString(home, "cupy")))
+    namespace = PyImport_Import(home);
+    else if (home) PyErr_Format(PyExc_TypeError, "out is needed: a %R does not say how to make another",
+                                (PyObject *)Py_TYPE(array));
+    Py_XDECREF(home);
+    return namespace;
+}
+
+/* A new array of a library other than PyTorch. */
+static PyObject *new_array(const operand *like, const int64_t *shape, int ndim, bool is_float32)
+{
+    PyObject *result = NULL, *dtype = NULL, *sizes = PyTuple_New(ndim), *namespace = namespace_of(like->object);
+    if (!sizes || !namespace)
+        goto done;
+    for (int i = 0; i < ndim; i++) {
+        PyObject *size = PyLong_FromLongLong(shape[i]);
+        if (!size)
+            goto done;
+        PyTuple_SetItem(sizes, i, size);
+    }
+    dtype = is_float32 ? PyObject_GetAttrString(namespace, "float32") : PyObject_GetAttrString(like->object, "dtype");
+    if (dtype)
+        result = PyObject_CallMethod(namespace, "empty", "OO", sizes, dtype);
+done:
+    Py_XDECREF(dtype);
+    Py_XDECREF(sizes);
+    Py_XDECREF(namespace);
+    return result;
+}
+
+static PyObject *new_output(const call *c)
+{
+    const operand *q = &c->q;
+    const int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], c->v.shape[3]};
+    if (!torch_is_tensor(q->object))
+        return new_array(q, shape, 4, false);
+    return shape[3] == q->shape[3] ? torch_empty_like(q->object) : torch_new_empty(q->object, shape, 4, false, false);
+}
+
+static PyObject *new_lse(const call *c)
+{
+    const int64_t shape[] = {c->q.shape[0], c->q.shape[head_axis(c)], c->q.shape[row_axis(c)]};
+    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape, 3, true, false)
+                                        : new_array(&c->q, shape, 3, true);
+}
+
+static int check_output(const call *c)
+{
+    const operand *o = &c->o;
+    if (check_tensor(c, o))
+        return -1;
+    for (int axis = 0; axis < 3; axis++)
+        if (check_extent(o, axis, c->q.shape[axis], "as q has"))
+            return -1;
+    if (check_extent(o, 3, c->v.shape[3], "v's head dim"))
+        return -1;
+    return o->read_only ? acr_py_invalid("out is read-only") : 0;
+}
+
+static int prepare_output(call *c)
+{
+    c->out = c->a.given[ARG_OUT];
+    if (c->out)
+        Py_INCREF(c->out);
+    else if (!(c->out = new_output(c)))
+        return -1;
+    if (operand_acquire(&c->o, "out", c->out) || check_output(c))
+        return -1;
+    if (!c->a.return_lse)
+        return 0;
+    return (c->lse_object = new_lse(c)) ? operand_acquire(&c->lse, "lse", c->lse_object) : -1;
+}
+
+/* ---- Executing --------------------------------------------------------------------------------------------------- */
+
+static acr_buffers buffers_of(const call *c)
+{
+    acr_buffers b = ACR_BUFFERS_INIT;
+    b.q = c->q.data;
+    b.k = c->k.data;
+    b.v = c->v.data;
+    b.o = c->o.data;
+    b.lse = (float *)(void *)c->lse.data;
+    b.kv_lens = (const int32_t *)(const void *)c->kv_lens.data;
+    return b;
+}
+
+static int execute_cpu(const call *c, plan_entry *entry)
+{
+    const acr_buffers b = buffers_of(c);
+    workspace w = {0};
+    if (entry->workspace_bytes > 0 && workspace_for_cpu(&w, entry))
+        return -1;
+    acr_status status;
+    entry->users++;
+    Py_BEGIN_ALLOW_THREADS;
+    status = acr_execute(entry->plan, &b, w.memory, w.bytes, NULL);
+    Py_END_ALLOW_THREADS;
+    const int result = status == ACR_OK ? 0 : acr_py_raise(status);
+    plans_release(entry);
+    workspace_return(&w);
+    return result;
+}
+
+static int execute_cuda(const call *c, acr_ctx *ctx, plan_entry *entry)
+{
+    acr_buffers b = buffers_of(c);
+    b.flags = ACR_OVERLAP_PREVIOUS; /* the order of the stream holds all the same: see acromion.h */
+    workspace w = {0};
+    void *stream;
+    int result = 0;
+    acr_status status = ACR_OK;
+    if (operand_stream(&c->q, &stream))
+        return -1;
+    entry->users++; /* PyTorch's allocator lets other threads run */
+    if (entry->workspace_bytes > 0 && !torch_is_tensor(c->q.object)) {
+        status = acr_forward(ctx, &c->problem, &b, stream); /* the context allocates for callers who cannot */
+    } else {
+        if (entry->workspace_bytes > 0)
+            result = workspace_for_stream(&w, entry, c->q.object, c->q.device, stream);
+        if (!result)
+            status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
+    }
+    if (status != ACR_OK)
+        result = acr_py_raise(status);
+    plans_release(entry);
+    workspace_return(&w);
+    return result;
+}
+
+static int execute(call *c)
+{
+    acr_ctx *ctx;
+    plan_entry *entry;
+    if (plans_context(&ctx, c->q.device) || plans_find(&entry, ctx, &c->problem))
+        return -1;
+    return c->q.device.type == DL_CUDA ? execute_cuda(c, ctx, entry) : execute_cpu(c, entry);
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+static int acquire_inputs(call *c)
+{
+    static const char *const texts[] = {"q", "k", "v"};
+    operand *const inputs[] = {&c->q, &c->k, &c->v};
+    for (int i = 0; i < 3; i++)
+        if (operand_acquire(inputs[i], texts[i], c->a.given[i])) {
+            c->is_opaque = torch_is_tensor(c->a.given[i]);
+            return -1;
+        }
+    PyObject *lens = c->a.given[ARG_KV_LENS];
+    return lens ? operand_acquire(&c->kv_lens, "kv_lens", lens) : 0;
+}
+
+static bool has_no_rows(const call *c)
+{
+    return c->q.shape[0] == 0 || c->q.shape[1] == 0 || c->q.shape[2] == 0;
+}
+
+/* Everything after parsing. Returns the result, or NULL with an exception. */
+static PyObject *perform(call *c)
+{
+    if (acquire_inputs(c) || check_inputs(c) || prepare_output(c))
+        return NULL;
+    if (!has_no_rows(c) && (fill_problem(c) || execute(c)))
+        return NULL;
+    if (c->a.return_lse)
+        return PyTuple_Pack(2, c->out, c->lse_object);
+    Py_INCREF(c->out);
+    return c->out;
+}
+
+PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    call c;
+    memset(&c, 0, sizeof c);
+    if (arguments_parse(&c.a, args, positional, keyword_names))
+        return NULL;
+    PyObject *result = perform(&c);
+    finish(&c);
+    return result;
+}
+
+static bool uses_torch(const arguments *a)
+{
+    return torch_is_tensor(a->given[ARG_Q]) || torch_is_tensor(a->given[ARG_K]) || torch_is_tensor(a->given[ARG_V]);
+}
+
+PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    call c;
+    memset(&c, 0, sizeof c);
+    if (arguments_parse(&c.a, args, positional, keyword_names))
+        return NULL;
+    if (uses_torch(&c.a)) {
+        const int needs_dispatch = torch_needs_dispatch(&c.a);
+        if (needs_dispatch)
+            return needs_dispatch < 0 ? NULL : torch_dispatch(args, positional, keyword_names);
+        if (torch_check_grad(&c.a))
+            return NULL;
+    }
+    PyObject *result = perform(&c);
+    finish(&c);
+    if (result || !c.is_opaque)
+        return result;
+    PyErr_Clear();
+    return torch_dispatch(args, positional, keyword_names);
+}
+
+PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    call c;
+    memset(&c, 0, sizeof c);
+    acr_ctx *ctx;
+    plan_entry *entry;
+    PyObject *result = NULL;
+    if (arguments_parse(&c.a, args, positional, keyword_names))
+        return NULL;
+    PyObject *out = c.a.given[ARG_OUT];
+    if (!acquire_inputs(&c) && !check_inputs(&c) &&
+        (!out || (!operand_acquire(&c.o, "out", out) && !check_output(&c)))) {
+        if (has_no_rows(&c))
+            result = PyUnicode_FromString("nothing to compute: q has no rows");
+        else if (!fill_problem(&c) && !plans_context(&ctx, c.q.device) && !plans_find(&entry, ctx, &c.problem))
+            result = PyUnicode_FromString(acr_plan_text(entry->plan));
+    }
+    finish(&c);
+    return result;
+}
+
+PyObject *sdpa_forget(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    workspace_forget();
+    plans_forget();
+    Py_RETURN_NONE;
+}
+
+PyObject *sdpa_import_wisdom(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *path;
+    dl_device device;
+    acr_ctx *ctx;
+    if (!PyArg_ParseTuple(args, "sii:import_wisdom", &path, &device.type, &device.id) || plans_context(&ctx, device))
+        return NULL;
+    acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
+    const acr_status status = acr_wisdom_import(ctx, path, &report);
+    if (status != ACR_OK) {
+        acr_py_raise(status);
+        return NULL;
+    }
+    plans_forget(); /* they were made without it */
+    return Py_BuildValue("(III)", report.imported, report.skipped, report.other);
+}

@@ -1,0 +1,34 @@
+/* What the extension knows of PyTorch: objects that python/acromion/_torch.py hands over. No header of PyTorch is
+ * needed, and without PyTorch nothing here is ever true. */
+#ifndef ACR_PY_TORCH_SIDE_H
+#define ACR_PY_TORCH_SIDE_H
+
+#include <stdbool.h>
+
+#include "arguments.h"
+#include "common.h"
+
+/* _native.bind_torch(tensor_type, parameter_type, run_op, is_grad_enabled, dispatch_depth, is_capturing, empty_like,
+ * float32, uint8): called once. */
+PyObject *torch_bind(PyObject *module, PyObject *args);
+
+bool torch_is_tensor(PyObject *object);
+
+/* True when a call has to go through PyTorch's dispatcher: a tensor of a subclass, or a dispatch mode is active. -1
+ * with an exception. */
+int torch_needs_dispatch(const arguments *a);
+
+/* The same call through the dispatcher. */
+PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+
+/* Raises where a gradient would be expected. */
+int torch_check_grad(const arguments *a);
+
+/* New tensors on the device of `like`: like it in shape and order of strides, or packed of the shape. */
+PyObject *torch_empty_like(PyObject *like);
+PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, bool is_float32, bool is_bytes);
+
+/* Whether the current stream is being captured into a graph. -1 with an exception. */
+int torch_is_capturing(void);
+
+#endif

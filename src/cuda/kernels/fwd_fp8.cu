@@ -1,0 +1,893 @@
+/* Forward attention on e4m3 queries, keys and values, sm_90a: fwd_wgmma's shape (a queue of query tiles, warpgroups in
+ * turns) with what 8 bits need besides.
+ *
+ * - V is transposed on the way: 8-bit products want both operands K-major, so the producer warpgroup turns each tile
+ *   of V into one of dims by keys in shared memory. It moves pairs of bytes, which leaves the keys in the order in
+ *   which a lane's packed probabilities are, and the dims with the even ones of each 16 first, which the store undoes.
+ * - Probabilities are scaled by 2^8 before rounding, since e4m3 has 448 above 1 and little below.
+ * - Row sums are those of the rounded probabilities: eight columns of ones behind V make the tensor cores add them up.
+ * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles
+ *   it is added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
+ *
+ * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
+ *
+ * Parameters: DIM (64 or 128: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
+ * 8, 0 = never), Q_STAGES (default 1). */
+#include "fwd_args.h"
+
+#ifndef FOLD_TILES
+#define FOLD_TILES 8
+#endif
+#ifndef Q_STAGES
+#define Q_STAGES 1
+#endif
+
+enum {
+    ROW_BYTES = 128,  /* of a tile of Q, K and V: a box of the tensor map, zeros beyond the head dim */
+    GROUP_ROWS = 64,  /* query rows of a consumer warpgroup */
+    PANEL_KEYS = 128, /* the transposed V is in panels of 128-byte rows, a byte a key */
+    ONES_ROWS = 8,    /* of the transposed V, behind its dims */
+    CONSUMERS = Q_TILE / GROUP_ROWS,
+    THREADS = 128 * (CONSUMERS + 1),
+    Q_GROUP_BYTES = GROUP_ROWS * ROW_BYTES,
+    Q_SLOTS = Q_STAGES * CONSUMERS,
+    TILE_BYTES = KV_TILE * ROW_BYTES, /* of K, or of V as it comes */
+    TURNED_ROWS = DIM + ONES_ROWS,
+    TURNED_PANEL_BYTES = TURNED_ROWS * ROW_BYTES,
+    TURNED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TURNED_PANEL_BYTES, /* of V as it is used */
+    /* A thread's totals, in vectors of 4 floats: its part of the output; its two rows' maximum and sum. */
+    OUTPUT_VECTORS = DIM / 8,
+    TOTALS_BYTES = FOLD_TILES > 0 ? 128 * (OUTPUT_VECTORS + 1) * 16 : 0, /* of a consumer */
+    PLACE_BYTES = 16,
+    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the producer's next index, barriers. */
+    K_AT = Q_SLOTS * Q_GROUP_BYTES,
+    V_AT = K_AT + STAGES * TILE_BYTES,
+    TURNED_AT = V_AT + STAGES * TILE_BYTES,
+    TOTALS_AT = TURNED_AT + STAGES * TURNED_BYTES,
+    PLACES_AT = TOTALS_AT + CONSUMERS * TOTALS_BYTES,
+    NEXT_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    Q_FULL_AT = NEXT_AT + 8,
+    Q_EMPTY_AT = Q_FULL_AT + Q_SLOTS * 8,
+    K_FULL_AT = Q_EMPTY_AT + Q_SLOTS * 8,
+    K_EMPTY_AT = K_FULL_AT + STAGES * 8,
+    V_FULL_AT = K_EMPTY_AT + STAGES * 8,
+    V_EMPTY_AT = V_FULL_AT + STAGES * 8,
+    TURNED_FULL_AT = V_EMPTY_AT + STAGES * 8,
+    TURNED_EMPTY_AT = TURNED_FULL_AT + STAGES * 8,
+    SMEM_BYTES = TURNED_EMPTY_AT + STAGES * 8
+};
+
+#ifdef __CUDACC__
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/element.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/device/tma.cuh"
+#include "cuda/device/wgmma_fp8.cuh"
+
+enum {
+    PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
+    CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112,
+    /* Named barriers (0 is __syncthreads): a turn for each consumer, then one of the producers. */
+    FIRST_TURN = 1,
+    PRODUCERS_MEET = FIRST_TURN + CONSUMERS,
+    TURN_THREADS = 2 * WARPGROUP_THREADS,
+    PASS_AFTER_SCORES = CONSUMERS == 2 /* as in fwd_wgmma */
+};
+
+/* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
+static constexpr float SHIFT = 8.0f, SLACK = 0.75f;
+
+static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
+static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
+static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
+static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
+static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two, or 0");
+static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
+
+/* ---- The queue of query tiles ---- */
+
+/* A query tile, and the key length of its batch entry. */
+typedef struct place {
+    int q_first; /* -1: the queue is empty */
+    int head, batch;
+    int kv_len;
+} place;
+
+DEV uint32_t count_q_tiles(const fwd_args &a)
+{
+    return (uint32_t)(a.q_len + Q_TILE - 1) / Q_TILE;
+}
+
+DEV uint32_t count_places(const fwd_args &a)
+{
+    return count_q_tiles(a) * (uint32_t)a.q_heads * (uint32_t)a.batch;
+}
+
+/* The order of the queue. Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles
+ * differ in length: within sections of heads whose keys and values fit L2 together, the long tiles of all heads come
+ * first. */
+DEV place find_place(const fwd_args &a, uint32_t index)
+{
+    const int64_t section_bytes = 32 << 20;
+    const uint32_t q_tiles = count_q_tiles(a), heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
+    uint32_t head, q_tile;
+    if (a.mask == FWD_MASK_NONE) {
+        head = index / q_tiles;
+        q_tile = index - head * q_tiles;
+    } else {
+        const int64_t kv_head_bytes = (int64_t)a.kv_len * (a.qk_dim + a.v_dim);
+        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
+        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
+        const uint32_t section = index / (q_tiles * section_heads),
+                       in_section = index - section * q_tiles * section_heads;
+        const uint32_t heads_here = min(section_heads, heads - section * section_heads);
+        const uint32_t rank = in_section / heads_here;
+        head = section * section_heads + in_section - rank * heads_here;
+        q_tile = q_tiles - 1 - rank;
+    }
+    place p;
+    p.batch = (int)(head / (uint32_t)a.q_heads);
+    p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
+    p.q_first = (int)q_tile * Q_TILE;
+    p.kv_len = a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len);
+    return p;
+}
+
+/* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
+ * failure, so a launch takes as many numbers as there are places, and the counter wraps back to 0 with the last one. */
+DEV uint32_t take_next(const fwd_args &a, uint32_t places)
+{
+    if (places <= gridDim.x)
+        return places;
+    return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
+}
+
+/* The keys that the rows of a part of the tile see. */
+DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
+{
+    keys k;
+    k.len = p.kv_len;
+    k.diagonal = a.mask == FWD_MASK_BOTTOM_RIGHT ? k.len - a.q_len : 0;
+    k.end = keys_seen(a, k, p.q_first + first_row + rows - 1);
+    k.full_end = keys_seen(a, k, p.q_first + first_row);
+    return k;
+}
+
+/* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
+DEV int count_kv_tiles(const fwd_args &a, const place &p)
+{
+    return max(1, (place_keys(a, p, 0, Q_TILE).end + KV_TILE - 1) / KV_TILE);
+}
+
+/* ---- Rings: use number n of a ring is slot n % slots in round n / slots ---- */
+
+DEV int stage_of(int use)
+{
+    return use % STAGES;
+}
+
+DEV uint32_t parity_of(int use)
+{
+    return (uint32_t)(use / STAGES) & 1;
+}
+
+/* Waits, as a consumer, for use number `use` of the barriers at `full`. */
+DEV void wait_full(uint32_t full, int use)
+{
+    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
+}
+
+/* One arrival per warp: the warp reads the stage no more. */
+DEV void release(uint32_t empty, int use)
+{
+    if (threadIdx.x % WARP_THREADS == 0)
+        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
+}
+
+/* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
+
+DEV void load_tile(uint32_t to, const fwd_map *map, uint32_t full, int bytes, int row, int head, int batch)
+{
+    barrier_arrive_expecting(full, bytes);
+    load_box(to, map, full, 0, row, head, batch);
+}
+
+/* Tells every consumer its next place, and loads its rows of Q. */
+DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int use)
+{
+    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+        const int slot = use % Q_STAGES * CONSUMERS + consumer;
+        const uint32_t full = smem + Q_FULL_AT + BARRIER_BYTES * slot;
+        barrier_wait(smem + Q_EMPTY_AT + BARRIER_BYTES * slot, ((uint32_t)(use / Q_STAGES) & 1) ^ 1);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem + PLACES_AT + PLACE_BYTES * slot),
+                     "r"(p.q_first), "r"(p.head), "r"(p.batch), "r"(p.kv_len)
+                     : "memory");
+        if (p.q_first < 0)
+            barrier_arrive(full);
+        else
+            load_tile(smem + slot * Q_GROUP_BYTES, map, full, Q_GROUP_BYTES, p.q_first + GROUP_ROWS * consumer, p.head,
+                      p.batch);
+    }
+}
+
+DEV void produce_tile(uint32_t tiles, uint32_t full, uint32_t empty, const place &p, const fwd_map *map, int kv_head,
+                      int use, int kv_tile)
+{
+    const int stage = stage_of(use);
+    barrier_wait(empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
+    load_tile(tiles + stage * TILE_BYTES, map, full + BARRIER_BYTES * stage, TILE_BYTES, kv_tile * KV_TILE, kv_head,
+              p.batch);
+}
+
+DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
+{
+    return row * ROW_BYTES + ((chunk ^ row % 8) << 4);
+}
+
+/* 16 dims of 32 keys: tiles of 8 keys by 16 bytes are read transposed by pairs of bytes, then the even and the odd
+ * dims of the pairs are taken apart. */
+DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, int lane)
+{
+    uint32_t x[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(v + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)dim_chunk))
+                 : "memory");
+    const uint32_t even_0 = __byte_perm(x[0], x[1], 0x6420), even_1 = __byte_perm(x[2], x[3], 0x6420),
+                   odd_0 = __byte_perm(x[0], x[1], 0x7531), odd_1 = __byte_perm(x[2], x[3], 0x7531);
+    const int matrix = lane / 8; /* even dims of keys 0..15 and 16..31, then odd ones */
+    const uint32_t row = (uint32_t)(dim_chunk * 16 + matrix / 2 * 8 + lane % 8),
+                   chunk = (uint32_t)(key_block % 4 * 2 + matrix % 2);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     turned + key_block / 4 * TURNED_PANEL_BYTES + swizzled(row, chunk)),
+                 "r"(even_0), "r"(even_1), "r"(odd_0), "r"(odd_1)
+                 : "memory");
+}
+
+/* Rows of V beyond a batch entry's key length may hold anything, and NaN times a probability of zero is NaN. */
+DEV void clear_rows(uint32_t v, int first)
+{
+    const int thread = threadIdx.x;
+    for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
+    shared_stores_visible(); /* the copy engine writes here next */
+    named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
+}
+
+/* Use number `use` of V, of which `keys` keys exist, becomes the same use of the transposed V. */
+DEV void turn_tile(uint32_t smem, int use, int keys)
+{
+    const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS, stage = stage_of(use);
+    const uint32_t v = smem + V_AT + stage * TILE_BYTES, turned = smem + TURNED_AT + stage * TURNED_BYTES;
+    barrier_wait(smem + V_FULL_AT + BARRIER_BYTES * stage, parity_of(use));
+    if (keys < KV_TILE)
+        clear_rows(v, keys);
+    barrier_wait(smem + TURNED_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
+#pragma unroll
+    for (int dims = 0; dims < DIM / 64; dims++)
+#pragma unroll
+        for (int key_block = 0; key_block < KV_TILE / 32; key_block++)
+            turn_block(v, turned, dims * 4 + warp, key_block, lane);
+    shared_stores_visible();
+    __syncwarp();
+    if (lane == 0) {
+        barrier_arrive(smem + V_EMPTY_AT + BARRIER_BYTES * stage);
+        barrier_arrive(smem + TURNED_FULL_AT + BARRIER_BYTES * stage);
+    }
+}
+
+/* The loading thread's next index, for all producers. Two words in turns: one meeting a place is enough. */
+DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
+{
+    const uint32_t word = smem + NEXT_AT + q_use % 2 * 4;
+    if (threadIdx.x == 0)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(word), "r"(index) : "memory");
+    named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(index) : "r"(word) : "memory");
+    return index;
+}
+
+/* Loads in the order of use, from the right to the left, and a tile behind the loads transposes V. */
+DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
+{
+    const uint32_t places = count_places(a);
+    const bool loads = threadIdx.x == 0;
+    int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
+    int keys_before = 0;    /* of the tile before, which is still to be transposed */
+    for (uint32_t index = blockIdx.x; index < places;) {
+        const place p = find_place(a, index);
+        const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
+        for (int kv_tile = kv_tiles - 1; kv_tile >= 0; kv_tile--, use++) {
+            if (loads) {
+                produce_tile(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, p, &maps.k, kv_head, use, kv_tile);
+                if (kv_tile == kv_tiles - 1)
+                    produce_place(p, &maps.q, smem, q_use);
+                produce_tile(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, p, &maps.v, kv_head, use, kv_tile);
+            }
+            __syncwarp();
+            if (use > 0)
+                turn_tile(smem, use - 1, keys_before);
+            keys_before = a.kv_lens == nullptr ? KV_TILE : p.kv_len - kv_tile * KV_TILE;
+        }
+        uint32_t next = 0;
+        if (loads)
+            next = take_next(a, places);
+        index = share_index(smem, next, q_use++);
+    }
+    if (use > 0)
+        turn_tile(smem, use - 1, keys_before);
+    const place none = {-1, 0, 0, 0};
+    if (loads)
+        produce_place(none, nullptr, smem, q_use);
+}
+
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
+
+typedef float score_tile[KV_TILE / 2];
+typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
+typedef uint32_t probability_tile[KV_TILE / 8];
+
+/* The two rows that a lane holds: l / 4 and l / 4 + 8 of its warp's 16. */
+typedef struct softmax_rows {
+    float max[2];    /* what is subtracted from the raw scores; the true maximum may be higher by the slack */
+    float offset[2]; /* the same, finite, times scale_log2, less the shift */
+} softmax_rows;
+
+/* Where a thread is, and what stays the same for it. */
+typedef struct consumer {
+    uint32_t smem;
+    int index;          /* among the consumers */
+    int lane, row;      /* the lane's first row within the query tile */
+    uint64_t k, turned; /* descriptors of stage 0 */
+    float scale_log2;
+    float slack;     /* of raw scores */
+    uint32_t totals; /* the thread's first vector; the next is a warpgroup's vectors further */
+} consumer;
+
+DEV void wait_turn(const consumer &c)
+{
+    named_sync(FIRST_TURN + c.index, TURN_THREADS);
+}
+
+DEV void pass_turn(const consumer &c)
+{
+    named_arrive(FIRST_TURN + (c.index + 1) % CONSUMERS, TURN_THREADS);
+}
+
+/* Waits for the consumer's next place, and for its rows of Q. */
+DEV place wait_place(const consumer &c, int use)
+{
+    const int slot = use % Q_STAGES * CONSUMERS + c.index;
+    place p;
+    barrier_wait(c.smem + Q_FULL_AT + BARRIER_BYTES * slot, (uint32_t)(use / Q_STAGES) & 1);
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.kv_len)
+                 : "r"(c.smem + PLACES_AT + PLACE_BYTES * slot)
+                 : "memory");
+    return p;
+}
+
+DEV void release_query(const consumer &c, int use)
+{
+    __syncwarp(); /* every lane has read its place */
+    if (c.lane == 0)
+        barrier_arrive(c.smem + Q_EMPTY_AT + BARRIER_BYTES * (use % Q_STAGES * CONSUMERS + c.index));
+}
+
+/* The descriptor of the consumer's rows of Q. */
+DEV uint64_t query_matrix(const consumer &c, int use)
+{
+    return matrix_descriptor(c.smem + (use % Q_STAGES * CONSUMERS + c.index) * Q_GROUP_BYTES, 0);
+}
+
+/* Starts S = Q * transpose(K) as a group of its own. */
+DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_FP8_K; step++)
+        wgmma_fp8_ss(s, descriptor_at(q, step * WGMMA_FP8_K), descriptor_at(k, step * WGMMA_FP8_K), step != 0);
+    wgmma_commit();
+}
+
+/* Starts O += P * V, or O = P * V, as a group of its own. */
+DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned, int accumulate)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++)
+        wgmma_fp8_rs(o, p + 4 * step, descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K),
+                     step != 0 || accumulate);
+    wgmma_commit();
+}
+
+DEV uint32_t pack_four(float a, float b, float c, float d)
+{
+    uint32_t packed;
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
+        "mov.b32 %0, {low, high}; }"
+        : "=r"(packed)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return packed;
+}
+
+/* A lane's scores of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
+ * turn_block leaves. */
+DEV void pack_probabilities(probability_tile &p, const score_tile &s)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 8; i++) {
+        const int group = i / 4 * 4 + i % 4 / 2 * 2, at = 4 * group + 2 * (i % 2);
+        p[i] = pack_four(s[at], s[at + 1], s[at + 4], s[at + 5]);
+    }
+}
+
+/* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
+DEV void mask_scores(score_tile &s, int seen_0, int seen_1)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++)
+        if (8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
+            s[i] = -CUDART_INF_F;
+}
+
+DEV void lane_max(float (&max)[2], const score_tile &s)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        max[h] = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < KV_TILE / 2; i++)
+        max[i % 4 / 2] = fmaxf(max[i % 4 / 2], s[i]);
+}
+
+/* Scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
+DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++)
+        s[i] = exp2_fast(fmaf(s[i], scale_log2, -r.offset[i % 4 / 2]));
+}
+
+DEV float offset_of(float max, float scale_log2)
+{
+    return finite_max(max) * scale_log2 - SHIFT;
+}
+
+DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
+{
+    lane_max(r.max, s);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        r.max[h] = quad_max(r.max[h]);
+        r.offset[h] = offset_of(r.max[h], scale_log2);
+    }
+    exponentiate(s, r, scale_log2);
+}
+
+/* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
+ * and what has been added up so far is to be multiplied by `factor`. */
+DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
+{
+    float max[2];
+    lane_max(max, s);
+    const int grown = __any_sync(~0u, max[0] > r.max[0] + c.slack || max[1] > r.max[1] + c.slack);
+    if (grown) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            max[h] = fmaxf(r.max[h], quad_max(max[h]));
+            const float offset = offset_of(max[h], c.scale_log2);
+            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
+            r.max[h] = max[h];
+            r.offset[h] = offset;
+        }
+    }
+    exponentiate(s, r, c.scale_log2);
+    return grown;
+}
+
+DEV void scale_output(output_tile &o, const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < TURNED_ROWS / 2; i++)
+        o[i] *= factor[i % 4 / 2];
+}
+
+DEV float4 load_total(const consumer &c, int i)
+{
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(c.totals + i * WARPGROUP_THREADS * 16)
+                 : "memory");
+    return x;
+}
+
+DEV void store_total(const consumer &c, int i, const float *x)
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(c.totals + i * WARPGROUP_THREADS * 16), "f"(x[0]),
+                 "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
+
+/* O += totals, both relative to the maximum that is subtracted now; of a row that had seen no key that is -inf. */
+DEV void add_totals(output_tile &o, const softmax_rows &r, const consumer &c)
+{
+    const float4 rows = load_total(c, OUTPUT_VECTORS);
+    const float factor[2] = {exp2_fast(rows.x * c.scale_log2 - SHIFT - r.offset[0]),
+                             exp2_fast(rows.y * c.scale_log2 - SHIFT - r.offset[1])};
+    o[DIM / 2] = fmaf(rows.z, factor[0], o[DIM / 2]);
+    o[DIM / 2 + 2] = fmaf(rows.w, factor[1], o[DIM / 2 + 2]);
+#pragma unroll
+    for (int i = 0; i < OUTPUT_VECTORS; i++) {
+        const float4 x = load_total(c, i);
+        o[4 * i] = fmaf(x.x, factor[0], o[4 * i]);
+        o[4 * i + 1] = fmaf(x.y, factor[0], o[4 * i + 1]);
+        o[4 * i + 2] = fmaf(x.z, factor[1], o[4 * i + 2]);
+        o[4 * i + 3] = fmaf(x.w, factor[1], o[4 * i + 3]);
+    }
+}
+
+/* Totals += O, after every FOLD_TILES products: the next one starts O anew. */
+DEV void fold(output_tile &o, const softmax_rows &r, const consumer &c, int first)
+{
+    if (!first)
+        add_totals(o, r, c);
+    const float rows[4] = {r.max[0], r.max[1], o[DIM / 2], o[DIM / 2 + 2]};
+    store_total(c, OUTPUT_VECTORS, rows);
+#pragma unroll
+    for (int i = 0; i < OUTPUT_VECTORS; i++)
+        store_total(c, i, &o[4 * i]);
+}
+
+/* Whether O holds a product already, after so many of the place. */
+DEV int adds_up(int products)
+{
+#if FOLD_TILES
+    return products % FOLD_TILES != 0;
+#else
+    return products != 0;
+#endif
+}
+
+/* One product more; without folding it only matters whether there was one, and a counter would cost a register. */
+DEV int next_count(int products)
+{
+    return FOLD_TILES > 0 ? products + 1 : 1;
+}
+
+/* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
+ * tile before, `products` how many the place has had. */
+DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
+              int use, int products, int masked, int seen_0, int seen_1)
+{
+    float factor[2];
+    wait_full(c.smem + K_FULL_AT, use + 1);
+    wait_turn(c);
+    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
+    wait_full(c.smem + TURNED_FULL_AT, use);
+    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
+    if (!PASS_AFTER_SCORES)
+        pass_turn(c);
+    WGMMA_WAIT(1);
+    if (PASS_AFTER_SCORES)
+        pass_turn(c);
+    release(c.smem + K_EMPTY_AT, use + 1);
+    if (masked)
+        mask_scores(s, seen_0, seen_1);
+    const int grown = softmax_next(s, r, factor, c);
+    WGMMA_WAIT(0);
+    release(c.smem + TURNED_EMPTY_AT, use);
+    pack_probabilities(p, s);
+    if (grown)
+        scale_output(o, factor);
+    if (FOLD_TILES > 0 && !adds_up(products + 1))
+        fold(o, r, c, products < FOLD_TILES);
+}
+
+/* ---- Output ---- */
+
+DEV uint32_t pack_output(float low, float high, int bf16)
+{
+    uint32_t pair;
+    if (bf16)
+        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
+    return pair;
+}
+
+/* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the
+ * even ones, the second the odd ones: lane i of a quad holds dims 4i..4i + 3. Neighbouring lanes exchange halves of
+ * two such 16, so that each has 8 dims in a row. Returns whether all values are finite. */
+DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
+{
+    char *to = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * 2;
+    const int odd = lane % 2;
+    float probe = 0.0f;
+#pragma unroll
+    for (int dims = 0; dims < DIM; dims += 32) {
+        uint32_t x[2][2]; /* of the first and the second 16 dims */
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int even_at = 4 * (dims / 8 + 2 * half) + 2 * h, odd_at = even_at + 4;
+            const float d0 = o[even_at] * factor, d1 = o[odd_at] * factor, d2 = o[even_at + 1] * factor,
+                        d3 = o[odd_at + 1] * factor;
+            probe = fmaf(d0, 0.0f, fmaf(d1, 0.0f, fmaf(d2, 0.0f, fmaf(d3, 0.0f, probe))));
+            x[half][0] = pack_output(d0, d1, a.out_bf16);
+            x[half][1] = pack_output(d2, d3, a.out_bf16);
+        }
+        const uint32_t got_0 = __shfl_xor_sync(~0u, odd ? x[0][0] : x[1][0], 1),
+                       got_1 = __shfl_xor_sync(~0u, odd ? x[0][1] : x[1][1], 1);
+        const uint4 none = {0, 0, 0, 0}, values = {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1], odd ? x[1][0] : got_0,
+                                                   odd ? x[1][1] : got_1};
+        const int column = dims + 16 * odd + lane % 4 / 2 * 8;
+        if (row < a.q_len && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
+            *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
+    }
+    return probe == 0.0f;
+}
+
+/* The outputs of one row of the lane that a hidden, not finite value of V spoilt, computed again; see repair.cuh. */
+DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float offset, float factor, int lane)
+{
+    const int kv_head = p.head / a.group;
+    const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
+    const int64_t k = p.batch * a.k_stride.batch + kv_head * a.k_stride.head,
+                  v = p.batch * a.v_stride.batch + kv_head * a.v_stride.head;
+    const int64_t o = p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row;
+    for (int column = lane % 4; column < a.v_dim; column += 4) {
+        const float stored =
+            a.out_bf16 ? load_element<ACR_BF16>(a.o, o + column) : load_element<ACR_F16>(a.o, o + column);
+        int key = keys_end;
+        if (!isfinite(stored))
+            for (key = 0; key < keys_end && isfinite(load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column));)
+                key++;
+        if (key < keys_end || keys_end == 0 ||
+            isfinite(stored)) /* the row sees such a value itself, or nothing is wrong */
+            continue;
+        float output = 0.0f;
+        for (key = 0; key < keys_end; key++) {
+            float score = 0.0f;
+            for (int d = 0; d < a.qk_dim; d++)
+                score += load_element<ACR_E4M3>(a.q, q + d) * load_element<ACR_E4M3>(a.k, k + key * a.k_stride.row + d);
+            output += exp2_fast(fmaf(score, a.scale_log2, -offset)) *
+                      load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column);
+        }
+        if (a.out_bf16)
+            store_element<ACR_BF16>(a.o, o + column, output * factor);
+        else
+            store_element<ACR_F16>(a.o, o + column, output * factor);
+    }
+}
+
+DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
+                    const consumer &c)
+{
+    const float shift_ln = SHIFT * 0.6931471806f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = p.q_first + c.row + 8 * h;
+        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * a.out_scale;
+        const int finite = store_row(a, p, o, h, row, factor, c.lane);
+        if (a.lse != nullptr && c.lane % 4 == 0 && row < a.q_len)
+            a.lse[((int64_t)p.batch * a.q_heads + p.head) * a.q_len + row] =
+                log_sum_exp(r.max[h], sum, a.scale) - shift_ln;
+        if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
+            __threadfence();
+            __syncwarp(); /* the values are other lanes' */
+            if (row < a.q_len && isfinite(sum))
+                repair(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
+        }
+    }
+}
+
+DEV void consume(const fwd_args &a, uint32_t smem, int index)
+{
+    const int lane = threadIdx.x % WARP_THREADS;
+    const consumer c = {smem,
+                        index,
+                        lane,
+                        GROUP_ROWS * index + 16 * ((int)threadIdx.x % WARPGROUP_THREADS / WARP_THREADS) + lane / 4,
+                        matrix_descriptor(smem + K_AT, 0),
+                        matrix_descriptor(smem + TURNED_AT, 0),
+                        a.scale_log2,
+                        SLACK / a.scale_log2,
+                        smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
+    int use = 0, q_use = 0;
+    score_tile s;
+    probability_tile probabilities;
+    output_tile o;
+    softmax_rows r;
+
+    if (index == 0)
+        named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
+    place p = wait_place(c, q_use);
+    uint64_t q = query_matrix(c, q_use);
+    wait_full(smem + K_FULL_AT, use);
+    start_scores(s, q, c.k);
+    do {
+        const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
+        const int first_column = 2 * (lane % 4);
+        const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
+                  seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
+        const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
+        int tile = count_kv_tiles(a, p) - 1, products = 0;
+
+        WGMMA_WAIT(0);
+        release(smem + K_EMPTY_AT, use);
+        if (tile >= unmasked)
+            mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        softmax_first(s, r, c.scale_log2);
+        pack_probabilities(probabilities, s);
+#pragma unroll 1
+        for (tile--; tile >= unmasked; tile--, products = next_count(products))
+            step(s, probabilities, o, r, q, c, use++, products, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+#pragma unroll 1
+        for (; tile >= 0; tile--, products = next_count(products))
+            step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
+
+        /* The last output product of this place, and under its store the first scores of the next. */
+        release_query(c, q_use);
+        wait_full(smem + TURNED_FULL_AT, use);
+        wait_turn(c);
+        start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
+        const place next = wait_place(c, ++q_use);
+        if (next.q_first >= 0)
+            wait_full(smem + K_FULL_AT, use + 1);
+        q = query_matrix(c, q_use);
+        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
+                                                                                   never looked at */
+        pass_turn(c);
+        WGMMA_WAIT(1);
+        release(smem + TURNED_EMPTY_AT, use++);
+        if (FOLD_TILES > 0 && products >= FOLD_TILES)
+            add_totals(o, r, c);
+        store_tile(a, p, k, o, r, c);
+        p = next;
+    } while (p.q_first >= 0);
+    WGMMA_WAIT(0);
+    if (index == 0)
+        wait_turn(c); /* nobody is left to take it: a named barrier must not be left half full */
+}
+
+DEV void init_barriers(uint32_t smem)
+{
+    const int warps = WARPGROUP_THREADS / WARP_THREADS;
+    for (int i = 0; i < Q_SLOTS; i++) {
+        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + Q_EMPTY_AT + BARRIER_BYTES * i, warps);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(smem + K_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + K_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + V_EMPTY_AT + BARRIER_BYTES * i, warps);
+        barrier_init(smem + TURNED_FULL_AT + BARRIER_BYTES * i, warps);
+        barrier_init(smem + TURNED_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
+    }
+    barrier_init_done();
+}
+
+/* The rows of ones behind every stage's transposed V, once. */
+DEV void write_ones(uint32_t smem)
+{
+    const uint32_t ones = 0x38383838; /* 1.0 in e4m3 */
+    const int chunks = ONES_ROWS * ROW_BYTES / 16, panels = STAGES * TURNED_BYTES / TURNED_PANEL_BYTES;
+    for (int i = threadIdx.x; i < chunks * panels; i += THREADS)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         smem + TURNED_AT + i / chunks * TURNED_PANEL_BYTES + DIM * ROW_BYTES + i % chunks * 16),
+                     "r"(ones)
+                     : "memory");
+    shared_stores_visible();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t smem = smem_address(memory);
+    const int group =
+        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    if (threadIdx.x == 0) {
+        prefetch_map(&maps.q);
+        prefetch_map(&maps.k);
+        prefetch_map(&maps.v);
+        init_barriers(smem);
+    }
+    write_ones(smem);
+    __syncthreads();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+        produce(a, maps, smem);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+        consume(a, smem, group - 1);
+    }
+}
+
+#else
+
+#include "cuda/fwd_model.h"
+
+/* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
+enum {
+    UNFOLDED_KEYS_MAX = 4096
+};
+
+static int64_t count_places(const acr_problem *problem)
+{
+    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
+}
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL)
+        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
+    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
+        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
+    if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
+        reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
+    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+/* The queue's counter; none when every CTA has one tile. */
+static size_t workspace(const acr_problem *problem, const acr__device *device)
+{
+    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
+    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    acr_problem padded = *problem; /* the products run over whole tiles */
+    padded.qk_dim = DIM;
+    padded.v_dim = DIM;
+    const acr__fwd_rates rates = {
+        .kernel = KERNEL_TEXT,
+        .q_tile = Q_TILE,
+        .kv_tile = KV_TILE,
+        .mma_flop_per_cycle = 5600.0, /* of 8192 */
+        .exp_per_cycle = 14.0,
+        .step_cycles = 600.0 + 4.0 * KV_TILE, /* of one warpgroup alone */
+        .cta_cycles = 3500.0,
+        .ctas_per_sm = 1,
+    };
+    return acr__fwd_seconds(&padded, device, &rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_fp8",
+    .backend = ACR__CUDA,
+    .dtype = ACR_E4M3,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .why_not = why_not,
+    .workspace = workspace,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 90,
+    .arch_max = 90,
+    .shape = shape,
+    .boxes = {.q_rows = GROUP_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
+};
+
+#endif

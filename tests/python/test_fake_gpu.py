@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""The CUDA side of the extension without a GPU and without PyTorch: tests/fake_driver.c plays the driver, a class of a
+few lines plays torch.Tensor.
+
+    test_fake_gpu.py LIBCUDA [unittest arguments]
+
+The fake driver launches nothing and its device memory is host memory, so NumPy's arrays play device memory; workspaces
+come from the driver, which fills no memory of strangers. What counts is what is launched, with which workspace, and
+what happens when others get a turn in between."""
+import ctypes
+import sys
+import unittest
+
+import numpy as np
+
+import acromion
+from acromion import _native
+
+DL_CUDA = 2
+
+
+class Counters(ctypes.Structure):
+    """struct fake_cuda_counters"""
+    _fields_ = [(name, ctypes.c_long) for name in ("calls", "launches", "allocations", "libraries", "streams", "events",
+                                                   "graphs", "graph_execs", "contexts", "pushed", "misuses")]
+
+
+class Launch(ctypes.Structure):
+    """struct fake_cuda_launch"""
+    _fields_ = [("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32), ("cluster", ctypes.c_uint32),
+                ("smem_bytes", ctypes.c_uint32), ("overlap_previous", ctypes.c_int), ("stream", ctypes.c_void_p),
+                ("args", ctypes.c_ubyte * 512)]
+
+
+def entry(name):
+    """A function of the driver."""
+    found = ctypes.c_void_p()
+    assert driver.cuGetProcAddress_v2(name.encode(), ctypes.byref(found), 13000, ctypes.c_uint64(0), None) == 0
+    return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2)(found.value)
+
+
+def device_memory(size):
+    """An array of bytes in the driver's memory, never freed."""
+    context, address, popped = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+    for name, first, second in (("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0),
+                                ("cuCtxPushCurrent", None, None),
+                                ("cuMemAlloc", ctypes.byref(address), size),
+                                ("cuCtxPopCurrent", ctypes.byref(popped), 0)):
+        first = context if name == "cuCtxPushCurrent" else ctypes.cast(first, ctypes.c_void_p)
+        assert entry(name)(first, second) == 0, name
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address.value), np.uint8)
+
+
+class Tensor:
+    """A NumPy array that says it is on a CUDA device, with what the extension uses of torch.Tensor."""
+    requires_grad = False
+    made = []  # by new_empty: workspaces
+    on_new_empty = staticmethod(lambda: None)
+
+    def __init__(self, array, device=0):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return DL_CUDA, self.device
+
+    def __dlpack__(self, **keywords):
+        if "max_version" in keywords:
+            raise TypeError("an older library")
+        assert keywords == {"stream": 1}
+        capsule = self.array.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        device = ctypes.c_int32.from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
+        device.value = DL_CUDA  # behind the data pointer: device type, device id
+        ctypes.c_int32.from_address(ctypes.addressof(device) + 4).value = self.device
+        return capsule
+
+    def new_empty(self, shape, dtype=None):
+        self.on_new_empty()
+        memory = device_memory(shape[0])
+        memory[:] = 0xEE
+        self.made.append(Tensor(memory, self.device))
+        return self.made[-1]
+
+    @property
+    def address(self):
+        return self.array.ctypes.data
+
+
+class Subclass(Tensor):
+    pass
+
+
+class State:
+    grad, depth, capturing = False, 0, False
+
+
+def tensor(*shape):
+    return Tensor(np.empty(shape, np.float16))
+
+
+def long_causal(length):
+    """A problem whose kernel shares work out by a counter in a workspace."""
+    return [tensor(2, 16, length, 128) for _ in range(4)]
+
+
+class FakeGpu(unittest.TestCase):
+    def setUp(self):
+        State.grad, State.depth, State.capturing = False, 0, False
+        Tensor.on_new_empty = staticmethod(lambda: None)
+        _native.forget_plans()
+        Tensor.made.clear()
+
+    def run_causal(self, tensors):
+        q, k, v, out = tensors
+        self.assertIs(acromion.sdpa(q, k, v, is_causal=True, out=out), out)
+        self.assertEqual(driver.fake_cuda_count().misuses, 0)
+        return bytes(driver.fake_cuda_last_launch().args)
+
+    def check_uses(self, args, workspace):
+        """The launch was given this workspace, which is clear."""
+        self.assertIn(workspace.address.to_bytes(8, "little"), args)
+        self.assertFalse(workspace.array.any())
+
+    def test_one_launch_a_call(self):
+        q = tensor(2, 8, 512, 64)
+        before = driver.fake_cuda_count().launches
+        out = acromion.sdpa(q, q, q)
+        self.assertEqual(out.array.shape, q.array.shape)
+        self.assertEqual(driver.fake_cuda_count().launches - before, 1)
+        self.assertTrue(driver.fake_cuda_last_launch().overlap_previous)
+        self.assertIn("sm90a", acromion.explain(q, q, q))
+
+    def test_a_workspace_is_kept_and_cleared_for_another_plan(self):
+        first, second = long_causal(2048), long_causal(3000)
+        self.check_uses(self.run_causal(first), Tensor.made[0])
+        Tensor.made[0].array[:] = 1  # what the first plan leaves for itself must stay
+        self.run_causal(first)
+        self.assertTrue(Tensor.made[0].array.all())
+        self.check_uses(self.run_causal(second), Tensor.made[0])
+        Tensor.made[0].array[:] = 1
+        self.check_uses(self.run_causal(first), Tensor.made[0])
+        self.assertEqual(len(Tensor.made), 1)
+
+    def test_a_capture_has_its_own(self):
+        tensors = long_causal(2048)
+        self.run_causal(tensors)
+        State.capturing = True
+        for count in (2, 3):
+            self.assertIn(self.run_causal_made(tensors, count).address.to_bytes(8, "little"), self.args)
+        State.capturing = False
+        self.run_causal(tensors)
+        self.assertEqual(len(Tensor.made), 3)
+
+    def run_causal_made(self, tensors, count):
+        self.args = self.run_causal(tensors)
+        self.assertEqual(len(Tensor.made), count)
+        return Tensor.made[-1]
+
+    def test_others_get_a_turn_while_allocating(self):
+        """PyTorch's allocator lets other threads run: they may drop every plan, or make the workspace first."""
+        tensors, others = long_causal(2048), long_causal(3000)
+
+        def turn():
+            Tensor.on_new_empty = staticmethod(lambda: None)
+            _native.forget_plans()
+            self.run_causal(others)
+            _native.forget_plans()
+        Tensor.on_new_empty = staticmethod(turn)
+        args = self.run_causal(tensors)
+        self.check_uses(args, Tensor.made[-1])
+        self.assertIn(tensors[0].address.to_bytes(8, "little"), args)
+
+    def test_gradients_and_dispatch(self):
+        q = tensor(1, 8, 64, 64)
+        State.grad, q.requires_grad = True, True
+        with self.assertRaisesRegex(NotImplementedError, "q requires a gradient"):
+            acromion.sdpa(q, q, q)
+        State.grad = False
+        self.assertIsInstance(acromion.sdpa(q, q, q), Tensor)
+        State.depth = 1
+        self.assertEqual(acromion.sdpa(q, q, v=q, scale=0.5), ("dispatched", 2, {"v": q, "scale": 0.5}))
+        State.depth = 0
+        self.assertEqual(acromion.sdpa(q, Subclass(q.array), q)[0], "dispatched")
+
+    def test_no_such_device(self):
+        q = Tensor(np.empty((1, 8, 64, 64), np.float16), device=1)
+        with self.assertRaisesRegex(acromion.DeviceError, "the driver has 1 device") as raised:
+            acromion.sdpa(q, q, q, out=q)
+        self.assertEqual(raised.exception.status, -3)
+        with self.assertRaisesRegex(ValueError, "k is on CUDA device 0 and q on CUDA device 1, must be the same"):
+            acromion.sdpa(q, tensor(1, 8, 64, 64), q)
+
+
+if __name__ == "__main__":
+    driver = ctypes.CDLL(sys.argv.pop(1), mode=ctypes.RTLD_GLOBAL)  # the library's dlopen finds it by its soname
+    driver.fake_cuda_count.restype, driver.fake_cuda_last_launch.restype = Counters, Launch
+    _native.bind_torch(
+        Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
+        lambda: State.grad, lambda: State.depth, lambda: State.capturing,
+        lambda like: Tensor(np.empty_like(like.array)), "float32", "uint8")
+    unittest.main()

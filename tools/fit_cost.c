@@ -1,0 +1,376 @@
+/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose. fit_cost
+ * --gpu NAME GRID.json             judges the rates as they are; exit code 1 when they fall short fit_cost --gpu NAME
+ * --fit FILE GRID.json  fits first and writes FILE (src/cuda/rates.def); then judges GRID.json is what `acromion why
+ * --measure --json` printed. Half of its problems, by a hash of their text, serve to fit; the others, which the fit
+ * never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of them. */
+#include <jansson.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "cuda/fwd_model.h"
+#include "gpus.h"
+#include "internal.h"
+
+enum {
+    PROBLEMS_MAX = 4096,
+    TIMED_MAX = 96, /* kernels of one problem */
+    KEYS_MAX = 96,  /* lines of rates.def */
+    RATE_COUNT = 5
+};
+static const double NEAR_BEST = 1.05, NEAR_CHOSEN = 1.08, SHARE_WANTED = 0.95, ERROR_WEIGHT = 0.1;
+
+typedef struct timed {
+    const acr__kernel *kernel;
+    int key; /* of its line; -1 = its cost does not come from the shared model */
+    double measured_s, estimate_s;
+} timed;
+
+typedef struct row {
+    char text[ACR_PROBLEM_TEXT_MAX];
+    acr_problem problem;
+    bool to_fit;
+    timed timed[TIMED_MAX];
+    int count;
+} row;
+
+typedef struct line {
+    char name[96];
+    double log_rates[RATE_COUNT];
+} line;
+
+typedef struct grid {
+    const acr__device *device;
+    row *rows;
+    int row_count;
+    line keys[KEYS_MAX];
+    int key_count;
+} grid;
+
+static void die(const char *what, const char *detail)
+{
+    fprintf(stderr, "fit_cost: %s: %s\n", what, detail);
+    exit(2);
+}
+
+/* ---- Reading ---- */
+
+/* Where the search begins, and how far it may go: a rate that the measurements say nothing about stays plausible. */
+static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0, 0.9}, RANGE = 8.0;
+
+/* The index of a kernel's line, or -1 when trying a line for it changes nothing. */
+static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem)
+{
+    char name[96];
+    acr__rates_key(name, sizeof name, kernel->name);
+    for (int i = 0; i < g->key_count; i++)
+        if (strcmp(g->keys[i].name, name) == 0)
+            return i;
+    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01};
+    const double before = kernel->cost(problem, g->device);
+    acr__rates_try(&slow);
+    const double after = kernel->cost(problem, g->device);
+    acr__rates_try(NULL);
+    if (after == before)
+        return -1;
+    if (g->key_count == KEYS_MAX)
+        die("too many kernels", name);
+    line *l = &g->keys[g->key_count];
+    snprintf(l->name, sizeof l->name, "%s", name);
+    for (int i = 0; i < RATE_COUNT; i++)
+        l->log_rates[i] = log(first_rates[i]);
+    return g->key_count++;
+}
+
+static void read_kernel(grid *g, row *r, const json_t *entry)
+{
+    const json_t *measured = json_object_get(entry, "measured_us");
+    const char *name = json_string_value(json_object_get(entry, "kernel"));
+    const acr__kernel *kernel = name ? acr__kernel_find(name) : NULL;
+    if (!json_is_number(measured) || !kernel || acr__why_not(kernel, &r->problem, g->device))
+        return;
+    if (r->count == TIMED_MAX)
+        die("too many kernels for one problem", r->text);
+    r->timed[r->count++] = (timed){kernel, key_of(g, kernel, &r->problem), 1e-6 * json_number_value(measured), 0.0};
+}
+
+static void read_row(grid *g, const json_t *answer)
+{
+    const char *text = json_string_value(json_object_get(answer, "problem"));
+    row *r = &g->rows[g->row_count];
+    if (!text || acr_problem_parse(&r->problem, text, NULL) != ACR_OK ||
+        acr_problem_canonical(&r->problem, &r->problem) != ACR_OK)
+        die("a problem of the grid", acr_last_error());
+    snprintf(r->text, sizeof r->text, "%s", text);
+    r->to_fit = XXH3_64bits(text, strlen(text)) % 2 == 0;
+    size_t i;
+    const json_t *entry;
+    json_array_foreach(json_object_get(answer, "kernels"), i, entry) read_kernel(g, r, entry);
+    g->row_count += r->count > 0;
+}
+
+static void read_grid(grid *g, const char *path)
+{
+    json_error_t error;
+    json_t *answers = json_load_file(path, 0, &error);
+    if (!json_is_array(answers))
+        die(path, answers ? "no array" : error.text);
+    if (json_array_size(answers) > PROBLEMS_MAX)
+        die(path, "too many problems");
+    g->rows = calloc(PROBLEMS_MAX, sizeof *g->rows);
+    if (!g->rows)
+        die(path, "no memory");
+    size_t i;
+    const json_t *answer;
+    json_array_foreach(answers, i, answer) read_row(g, answer);
+    json_decref(answers);
+}
+
+/* ---- Estimating ---- */
+
+static void estimate_key(grid *g, int key)
+{
+    const line *l = &g->keys[key];
+    const acr__fitted_rates trial = {l->name,
+                                     g->device->arch,
+                                     exp(l->log_rates[0]),
+                                     exp(l->log_rates[1]),
+                                     exp(l->log_rates[2]),
+                                     exp(l->log_rates[3]),
+                                     exp(l->log_rates[4])};
+    acr__rates_try(&trial);
+    for (int i = 0; i < g->row_count; i++)
+        for (int j = 0; j < g->rows[i].count; j++) {
+            timed *t = &g->rows[i].timed[j];
+            if (t->key == key)
+                t->estimate_s = t->kernel->cost(&g->rows[i].problem, g->device);
+        }
+    acr__rates_try(NULL);
+}
+
+/* With the rates that the library has. */
+static void estimate_all(grid *g)
+{
+    for (int i = 0; i < g->row_count; i++)
+        for (int j = 0; j < g->rows[i].count; j++) {
+            timed *t = &g->rows[i].timed[j];
+            t->estimate_s = t->kernel->cost(&g->rows[i].problem, g->device);
+        }
+}
+
+static const timed *chosen_of(const row *r)
+{
+    const timed *best = &r->timed[0];
+    for (int i = 1; i < r->count; i++)
+        if (r->timed[i].estimate_s < best->estimate_s)
+            best = &r->timed[i];
+    return best;
+}
+
+static const timed *fastest_of(const row *r)
+{
+    const timed *best = &r->timed[0];
+    for (int i = 1; i < r->count; i++)
+        if (r->timed[i].measured_s < best->measured_s)
+            best = &r->timed[i];
+    return best;
+}
+
+/* ---- Fitting ---- */
+
+/* How far the estimates are off, where it matters: of kernels near the fastest more than of slow ones. */
+static double error_of(const grid *g, int key)
+{
+    double sum = 0.0;
+    for (int i = 0; i < g->row_count; i++) {
+        const row *r = &g->rows[i];
+        if (!r->to_fit)
+            continue;
+        const double fastest_s = fastest_of(r)->measured_s;
+        for (int j = 0; j < r->count; j++) {
+            const timed *t = &r->timed[j];
+            if (key >= 0 && t->key != key)
+                continue;
+            const double off = log(t->estimate_s / t->measured_s), weight = pow(fastest_s / t->measured_s, 4.0);
+            sum += weight * off * off;
+        }
+    }
+    return sum;
+}
+
+/* How much is lost by taking a kernel rather than the fastest: beyond 5 % it counts as a miss besides. */
+static double loss_by(const row *r, const timed *taken)
+{
+    const double lost = log(taken->measured_s / fastest_of(r)->measured_s);
+    return lost + (lost > log(NEAR_BEST) ? 0.05 : 0.0);
+}
+
+/* What the choices lose; half as much for kernels that come so near to being chosen that another problem like this one
+ * might take them; and a little of the error, so that no rate wanders off. */
+static double loss_of(const grid *g)
+{
+    double sum = ERROR_WEIGHT * error_of(g, -1);
+    for (int i = 0; i < g->row_count; i++) {
+        const row *r = &g->rows[i];
+        if (!r->to_fit)
+            continue;
+        const timed *chosen = chosen_of(r);
+        double near = 0.0;
+        for (int j = 0; j < r->count; j++)
+            if (r->timed[j].estimate_s < NEAR_CHOSEN * chosen->estimate_s)
+                near = fmax(near, loss_by(r, &r->timed[j]));
+        sum += loss_by(r, chosen) + 0.5 * near;
+    }
+    return sum;
+}
+
+typedef double objective(const grid *g, int key);
+
+static double whole_loss(const grid *g, int key)
+{
+    (void)key;
+    return loss_of(g);
+}
+
+/* One step of a pattern search: every rate of a line up and down; true when one of the moves helped. */
+static bool try_moves(grid *g, int key, double step, objective *judge)
+{
+    bool moved = false;
+    double best = judge(g, key);
+    for (int i = 0; i < RATE_COUNT; i++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const double before = g->keys[key].log_rates[i];
+            g->keys[key].log_rates[i] = before + sign * step;
+            if (fabs(before + sign * step - log(first_rates[i])) > log(RANGE)) {
+                g->keys[key].log_rates[i] = before;
+                continue;
+            }
+            estimate_key(g, key);
+            const double now = judge(g, key);
+            if (now < best - 1e-12) {
+                best = now;
+                moved = true;
+            } else {
+                g->keys[key].log_rates[i] = before;
+            }
+        }
+    estimate_key(g, key);
+    return moved;
+}
+
+static const double steps[] = {0.4, 0.15, 0.06, 0.025, 0.01};
+
+static void fit(grid *g)
+{
+    enum {
+        MOVES_MAX = 200,
+        SWEEPS_MAX = 20
+    };
+    estimate_all(g);
+    for (int key = 0; key < g->key_count; key++) {
+        estimate_key(g, key);
+        for (size_t s = 0; s < sizeof steps / sizeof *steps; s++)
+            for (int moves = 0; moves < MOVES_MAX && try_moves(g, key, steps[s], error_of); moves++)
+                ;
+    }
+    for (size_t s = 1; s < sizeof steps / sizeof *steps; s++) {
+        bool moved = true;
+        for (int sweep = 0; sweep < SWEEPS_MAX && moved; sweep++) {
+            moved = false;
+            for (int key = 0; key < g->key_count; key++)
+                moved |= try_moves(g, key, steps[s], whole_loss);
+        }
+    }
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const line *)a)->name, ((const line *)b)->name);
+}
+
+static void write_rates(grid *g, const char *path)
+{
+    FILE *f = fopen(path, "w");
+    if (!f)
+        die(path, "cannot be written");
+    fprintf(f, "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, "
+               "exponentials a\n"
+               " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's "
+               "bandwidth).\n"
+               " * Measurements: results/grid/. */\n");
+    qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
+    for (int i = 0; i < g->key_count; i++) {
+        const double *r = g->keys[i].log_rates;
+        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g)\n", g->keys[i].name, (int)g->device->arch,
+                exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]));
+    }
+    if (fclose(f) != 0)
+        die(path, "cannot be written");
+}
+
+/* ---- Judging ---- */
+
+typedef struct score {
+    int problems, near;
+} score;
+
+static void judge_row(const row *r, score *s)
+{
+    const timed *chosen = chosen_of(r), *fastest = fastest_of(r);
+    const double ratio = chosen->measured_s / fastest->measured_s;
+    s->problems++;
+    if (ratio <= NEAR_BEST) {
+        s->near++;
+        return;
+    }
+    printf("%-6s %-36s %.3f times the fastest: %s %.2f us (estimated %.2f), %s %.2f us (%.2f)\n",
+           r->to_fit ? "fit" : "judge", r->text, ratio, chosen->kernel->name, 1e6 * chosen->measured_s,
+           1e6 * chosen->estimate_s, fastest->kernel->name, 1e6 * fastest->measured_s, 1e6 * fastest->estimate_s);
+}
+
+/* Exit code. */
+static int judge(const grid *g)
+{
+    score scores[2] = {{0, 0}, {0, 0}};
+    for (int i = 0; i < g->row_count; i++)
+        judge_row(&g->rows[i], &scores[g->rows[i].to_fit]);
+    for (int fitted = 1; fitted >= 0; fitted--)
+        printf("%s half: within 5 %% of the fastest kernel for %d of %d problems (%.1f %%)\n",
+               fitted ? "fitted" : "judged", scores[fitted].near, scores[fitted].problems,
+               100.0 * scores[fitted].near / fmax(1.0, scores[fitted].problems));
+    return scores[0].problems > 0 && scores[0].near >= SHARE_WANTED * scores[0].problems ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    const char *gpu = NULL, *output = NULL, *path = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--gpu") == 0 && i + 1 < argc)
+            gpu = argv[++i];
+        else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc)
+            output = argv[++i];
+        else if (argv[i][0] != '-' && !path)
+            path = argv[i];
+        else
+            die("usage", "fit_cost --gpu NAME [--fit FILE] GRID.json");
+    }
+    const gpu_model *model = gpu ? gpu_find(gpu) : NULL;
+    if (!model || !path)
+        die("usage", model ? "no grid" : "--gpu names no GPU of the table");
+    static grid g;
+    g.device = &model->device;
+    read_grid(&g, path);
+    estimate_all(&g);
+    if (output) {
+        fit(&g);
+        write_rates(&g, output);
+    }
+    const int code = judge(&g);
+    free(g.rows);
+    return code;
+}

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""The results of the Python package, results/python/*.json, as tools/gpu_python.py writes them.
+
+    results_python.py           every record is sound, and the tables of docs/python.md are what the records say
+    results_python.py --write   writes the tables
+
+A table stands between `<!-- NAME FILE -->` and `<!-- end -->`."""
+import json
+import re
+import sys
+
+import results
+
+FOLDER = results.RESULTS / "python"
+DOCUMENT = results.RESULTS.parent / "docs" / "python.md"
+MARKED = re.compile(r"(<!-- (eager|compile|transformers|table) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CONTENDERS = {"eager": ("acromion out=", "acromion", "torch-default", "bare launch"),
+              "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",)}
+MODES = {"eager": ("host", "back-to-back", "single"), "compile": ("default", "reduce-overhead"),
+         "transformers": ("back-to-back",), "table": ("values",)}
+PROVENANCE = ("device", "driver", "torch", "python", "acromion", "date", "seeds")
+
+
+def is_estimate(record, name, interval):
+    return results.is_number(record.get(name)) and results.is_interval_around(record.get(interval), record[name])
+
+
+def faults_of(record):
+    """What is wrong with a record, as words; empty when nothing is."""
+    what = record.get("what")
+    if what not in CONTENDERS:
+        return [f"what is {what!r}, must be one of {', '.join(CONTENDERS)}"]
+    checks = {
+        "contender": record.get("contender") in CONTENDERS[what],
+        "mode": record.get("mode") in MODES[what],
+        "problem": bool(record.get("problem")),
+        "n": results.is_count(record.get("n")) and record["n"] > 0,
+        "git_sha": bool(re.fullmatch(r"[0-9a-f]{7,40}", str(record.get("git_sha")))),
+        "dirty": isinstance(record.get("dirty"), bool),
+        **{name: bool(record.get(name)) for name in PROVENANCE},
+    }
+    if what == "table":
+        checks["failed"] = record.get("failed") == 0
+        checks["worst_share_of_limit"] = results.is_number(record.get("worst_share_of_limit"))
+    else:
+        checks["p50_us"] = is_estimate(record, "p50_us", "ci95_us")
+        checks["p90_us"] = results.is_positive(record.get("p90_us"))
+        checks["p99_us"] = results.is_positive(record.get("p99_us"))
+    for name, interval in (("speedup", "speedup_ci95"), ("above_launch_us", "above_launch_ci95_us")):
+        if name in record:
+            checks[name] = is_estimate(record, name, interval)
+    return [f"{name} is {record.get(name)!r}" for name, holds in checks.items() if not holds]
+
+
+def load():
+    """file name -> records; raises SystemExit with all faults."""
+    files = {path.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+    faults = [f"python/{name}: record {i}: {fault}" for name, records in files.items()
+              for i, record in enumerate(records) for fault in faults_of(record)]
+    if faults or not files:
+        sys.exit("\n".join(faults) or f"{FOLDER}: no results")
+    return files
+
+
+def eager_rows(records):
+    yield "problem | | host | above a launch | back to back | single |", 6
+    by = {(r["problem"], r["contender"], r["mode"]): r for r in records}
+    for problem in dict.fromkeys(r["problem"] for r in records):
+        for contender in CONTENDERS["eager"]:
+            cells = []
+            for mode in ("host", "above", "back-to-back", "single"):
+                record = by.get((problem, contender, "host" if mode == "above" else mode), {})
+                if mode == "above":
+                    cells.append(f"{record['above_launch_us']:.2f}" if "above_launch_us" in record else "")
+                elif record:
+                    ratio = f" ({record['speedup']:.2f}×)" if "speedup" in record else ""
+                    cells.append(f"{record['p50_us']:.2f}{ratio}")
+                else:
+                    cells.append("")
+            yield f"`{problem}` | {contender} | " + " | ".join(cells) + " |", 0
+
+
+def compared_rows(records, baseline):
+    yield f"| mode | acromion | {baseline} | ratio | largest difference |", 6
+    by = {(r["problem"], r["mode"], r["contender"]): r for r in records}
+    for (problem, mode, contender), ours in by.items():
+        if contender == "acromion":
+            theirs = by[problem, mode, baseline]
+            low, high = ours["speedup_ci95"]
+            yield (f"{problem} | {mode} | {ours['p50_us']:.0f} | {theirs['p50_us']:.0f} | {ours['speedup']:.2f}× "
+                   f"[{low:.2f}, {high:.2f}] | {ours['max_difference']:.1e} |"), 0
+
+
+def table_rows(records):
+    yield "type | cases | failed | largest share of the limit |", 4
+    for record in records:
+        yield (f"{record['problem']} | {record['n']} | {record['failed']} | {record['worst_share_of_limit']:.2f} |"), 0
+
+
+def render(what, records):
+    records = [r for r in records if r["what"] == what]
+    rows = {"eager": eager_rows, "table": table_rows, "compile": lambda r: compared_rows(r, "torch-default"),
+            "transformers": lambda r: compared_rows(r, "sdpa")}[what](records)
+    lines = []
+    for row, columns in rows:
+        lines.append(f"| {row}")
+        if columns:
+            lines.append("|" + "---|" * columns)
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    files = load()
+    text = DOCUMENT.read_text()
+    wanted = MARKED.sub(lambda m: m[1] + render(m[2], files[m[3]]) + m[4], text)
+    if "--write" in sys.argv:
+        DOCUMENT.write_text(wanted)
+    elif wanted != text:
+        sys.exit(f"{DOCUMENT.name}: a table differs from the results: tools/results_python.py --write")
+    print(f"python: {sum(map(len, files.values()))} records in {len(files)} files, all sound")
+
+
+if __name__ == "__main__":
+    main()

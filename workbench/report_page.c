@@ -1,0 +1,174 @@
+/* The page, see report_page.h. */
+#include "report_page.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "build_info.h"
+#include "internal.h"
+#include "report_charts.h"
+#include "report_tables.h"
+
+/* Colours have enough contrast on both grounds; --s1 is ours, --s2 the peers', --s3 lines, --s4 a second line. */
+static const char head[] =
+    "<!DOCTYPE html>\n"
+    "<html lang=\"en\">\n"
+    "<head>\n"
+    "<meta charset=\"utf-8\">\n"
+    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+    "<meta name=\"color-scheme\" content=\"light dark\">\n"
+    "<link rel=\"icon\" href=\"data:,\">\n"
+    "<title>acromion: results</title>\n"
+    "<style>\n"
+    ":root { color-scheme: light dark; --ground: #fff; --text: #1b1f24; --soft: #57606a; --line: #d0d7de;\n"
+    "  --head: #f3f5f7; --s1: #0969da; --s2: #9a6700; --s3: #57606a; --s4: #8250df; }\n"
+    "@media (prefers-color-scheme: dark) {\n"
+    "  :root { --ground: #0d1117; --text: #e6edf3; --soft: #9da7b1; --line: #30363d; --head: #161b22;\n"
+    "    --s1: #58a6ff; --s2: #d29922; --s3: #9da7b1; --s4: #bc8cff; } }\n"
+    "body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--ground); color: var(--text);\n"
+    "  font: 1rem/1.5 system-ui, sans-serif; }\n"
+    "h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }\n"
+    "a { color: var(--s1); } p, figcaption { color: var(--soft); } code { font-size: .92em; }\n"
+    "nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; list-style: none; padding: 0; }\n"
+    "figure { margin: 0 0 1rem; min-width: 0; } figcaption { font-size: .875rem; overflow-wrap: anywhere; }\n"
+    "svg { display: block; width: 100%; height: auto; max-width: 36rem; color: var(--text); font-family: inherit; }\n"
+    "svg text { fill: currentColor; }\n"
+    ".grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem 2rem; "
+    "}\n"
+    ".scroll { overflow-x: auto; margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px; }\n"
+    "table { border-collapse: collapse; font-size: .875rem; width: 100%; }\n"
+    "caption { text-align: left; padding: .5rem .75rem; color: var(--soft); }\n"
+    "th, td { padding: .3rem .75rem; text-align: left; white-space: nowrap; border-top: 1px solid var(--line); }\n"
+    "th { background: var(--head); } td.n { font-variant-numeric: tabular-nums; }\n"
+    "dd { margin: 0 0 .75rem; }\n"
+    ".ours { color: var(--s1); } .peers { color: var(--s2); }\n"
+    "</style>\n"
+    "</head>\n"
+    "<body>\n"
+    "<header>\n"
+    "<h1>acromion: results</h1>\n";
+
+static const struct section {
+    const char *id, *title, *text; /* text: HTML */
+} sections[] = {
+    {"latency", "Latency beside the peers",
+     "<p>Median time of a launch with its 95&nbsp;% interval: <strong class=\"ours\">ours</strong>, the planner's "
+     "kernel or "
+     "else our fastest, and <strong class=\"peers\">the peers</strong>. Bars longer than four times the fastest end at "
+     "an "
+     "arrow.</p>\n"},
+    {"roofline", "Roofline",
+     "<p>Each problem once for <strong class=\"ours\">ours</strong> and once for <strong class=\"peers\">the fastest "
+     "peer</strong>. Bytes are those that must be moved once; inputs in L2 may pass the DRAM line.</p>\n"},
+    {"ladder", "The ladder", ""},
+    {"evolution", "Evolution", ""},
+    {"profiles", "Profiles", ""},
+    {"tables", "Tables", ""},
+};
+enum {
+    SECTION_COUNT = sizeof sections / sizeof sections[0]
+};
+
+static void add_table(report_text *page, const report_data *data, const char *name)
+{
+    report_table table;
+    if (table_make(&table, name, data)) {
+        if (table.row_count > 0) {
+            table_html(page, &table);
+        }
+        page->failed = page->failed || table.failed;
+        table_free(&table);
+    }
+}
+
+/* The names of the files that the records are from, each once. */
+static void add_sources(report_text *page, const report_data *data)
+{
+    const char *last = "";
+    text_add(page, "<p>Made by acromion %s (%s%s) from:", acr_version(), BUILD_GIT_SHA,
+             BUILD_GIT_DIRTY ? ", modified" : "");
+    for (size_t i = 0; i < data->record_count + data->profile_count; ++i) {
+        const json_t *record = i < data->record_count ? data->records[i] : data->profiles[i - data->record_count];
+        const char *file = record_text(record, "file");
+        if (strcmp(file, last) != 0) {
+            text_add(page, "%s <code>", *last ? "," : "");
+            text_add_escaped(page, file);
+            text_add(page, "</code>");
+            last = file;
+        }
+    }
+    for (size_t i = 0; i < data->run_count; ++i) {
+        text_add(page, "%s <code>", *last || i > 0 ? "," : "");
+        text_add_escaped(page, data->runs[i].file);
+        text_add(page, "</code>");
+    }
+    text_add(page, ".</p>\n");
+}
+
+static void add_diagnoses(report_text *page, const report_data *data)
+{
+    if (data->profile_count == 0) {
+        text_add(page, "<p>These files have no profile; <code>acromion profile -o FILE</code> makes them.</p>\n");
+        return;
+    }
+    text_add(page, "<dl>\n");
+    for (size_t i = 0; i < data->profile_count; ++i) {
+        const json_t *p = data->profiles[i];
+        if (*record_text(p, "diagnosis")) {
+            text_add(page, "<dt><code>");
+            text_add_escaped(page, record_text(p, "kernel"));
+            text_add(page, "</code> at <code>");
+            text_add_escaped(page, record_text(p, "problem"));
+            text_add(page, "</code></dt><dd>");
+            text_add_escaped(page, record_text(p, "diagnosis"));
+            text_add(page, "</dd>\n");
+        }
+    }
+    text_add(page, "</dl>\n");
+}
+
+static acr_status add_section(report_text *page, const report_data *data, chart_writer *charts, const struct section *s)
+{
+    text_add(page, "<section aria-labelledby=\"%s\">\n<h2 id=\"%s\">%s</h2>\n%s", s->id, s->id, s->title, s->text);
+    acr_status status = ACR_OK;
+    if (strcmp(s->id, "latency") == 0) {
+        status = charts_latency(charts, data);
+        add_table(page, data, "gpu-peers");
+        add_table(page, data, "cpu-pytorch");
+    } else if (strcmp(s->id, "roofline") == 0) {
+        status = charts_roofline(charts, data);
+    } else if (strcmp(s->id, "ladder") == 0) {
+        status = charts_ladder(charts, data);
+        add_table(page, data, "ladder");
+    } else if (strcmp(s->id, "evolution") == 0) {
+        status = charts_trials(charts, data);
+        add_table(page, data, "trials");
+    } else if (strcmp(s->id, "profiles") == 0) {
+        add_table(page, data, "profiles");
+        add_diagnoses(page, data);
+    } else {
+        add_table(page, data, "mission-gpu");
+        add_table(page, data, "all");
+    }
+    text_add(page, "</section>\n");
+    return status;
+}
+
+acr_status page_make(report_text *page, const report_data *data, int *charts)
+{
+    chart_writer writer;
+    acr_status status = charts_open(&writer, page);
+    text_add(page, "%s", head);
+    add_sources(page, data);
+    text_add(page, "<nav aria-label=\"Sections\"><ul>\n");
+    for (size_t i = 0; i < SECTION_COUNT; ++i) {
+        text_add(page, "<li><a href=\"#%s\">%s</a></li>\n", sections[i].id, sections[i].title);
+    }
+    text_add(page, "</ul></nav>\n</header>\n<main>\n");
+    for (size_t i = 0; i < SECTION_COUNT && status == ACR_OK; ++i) {
+        status = add_section(page, data, &writer, &sections[i]);
+    }
+    text_add(page, "</main>\n</body>\n</html>\n");
+    *charts = writer.charts;
+    return status == ACR_OK && page->failed ? acr__fail(ACR_NO_MEMORY, "no memory for the page") : status;
+}
