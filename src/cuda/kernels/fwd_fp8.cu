@@ -65,6 +65,7 @@ enum {
 
 #define PACKED 0 /* places.cuh asks: no packed batches here */
 #include "cuda/device/element.cuh"
+#include "cuda/device/fragment.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/scores.cuh"
 #include "cuda/device/softmax.cuh"
@@ -404,12 +405,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
 
 DEV uint32_t pack_output(float low, float high, int bf16)
 {
-    uint32_t pair;
-    if (bf16)
-        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
+    return bf16 ? pack<1>(low, high) : pack<0>(low, high);
 }
 
 /* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the

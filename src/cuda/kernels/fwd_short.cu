@@ -79,6 +79,7 @@ enum {
 #endif
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
+#include "cuda/device/fragment.cuh"
 #include "cuda/device/keys.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
@@ -380,13 +381,6 @@ DEV void start_scores(const consumer &c, score_tile &s, int chunk)
     wgmma_commit();
 }
 
-DEV uint32_t pack(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
-}
-
 /* Scores that a row does not see become -inf. */
 DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
 {
@@ -440,9 +434,9 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
         const int i = 4 * group + 2 * row;
         if (top || row) {
             r.sum[row] += t[i] + t[i + 1];
-            p[i / 2] = pack(t[i], t[i + 1]);
+            p[i / 2] = pack<BF16>(t[i], t[i + 1]);
         } else
-            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
+            p[i / 2] = ONE_HALF ? pack<BF16>(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
     }
 }
 
@@ -798,7 +792,7 @@ DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, con
     uint32_t part[DIM / 8];
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
-        part[i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+        part[i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++)
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES),
@@ -828,7 +822,7 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
     for (int i = 0; i < DIM / 8; i++) {
         const float2 part = unpack(packed[i]);
         packed[i] =
-            pack(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
+            pack<BF16>(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
     }
 }
 
@@ -870,7 +864,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
         for (int row = 0; row < OUT_ROWS; row++)
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++)
-                packed[row][i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+                packed[row][i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
     else {
         if (c.index == 0)
             hand_part(c, o, f, 1);

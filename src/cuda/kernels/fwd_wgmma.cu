@@ -67,6 +67,7 @@ enum {
 #define WGMMA_TYPE "f16"
 #endif
 #include "cuda/device/element.cuh"
+#include "cuda/device/fragment.cuh"
 #include "cuda/device/marks.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/scores.cuh"
@@ -238,18 +239,11 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t v, int
     wgmma_commit();
 }
 
-DEV uint32_t pack(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
-}
-
 DEV void pack_probabilities(probability_tile &p, const score_tile &s)
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 4; i++)
-        p[i] = pack(s[2 * i], s[2 * i + 1]);
+        p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
 /* Scores become probabilities, relative to the subtracted maximum, and are added up. */
@@ -349,22 +343,6 @@ DEV void clear_rows(const consumer &c, int use, int first)
 
 /* ---- Output ---- */
 
-/* Lane i of a quad holds columns 2i and 2i + 1 of four neighbouring groups of 8, a register each; afterwards all of
- * group i. */
-DEV void transpose_quad(uint32_t (&x)[4], int lane)
-{
-#pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if ((i & distance) == 0) {
-                const int upper = lane & distance;
-                const uint32_t other = __shfl_xor_sync(~0u, upper ? x[i] : x[i + distance], distance);
-                x[i] = upper ? other : x[i];
-                x[i + distance] = upper ? x[i + distance] : other;
-            }
-}
-
 /* Stores one row of the lane, 16 bytes at a time: h selects it. Returns whether all its values are finite. */
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
@@ -379,9 +357,9 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
         for (int i = 0; i < 4 && c + i < V_DIM / 8; i++) {
             const float low = o[4 * (c + i) + 2 * h] * factor, high = o[4 * (c + i) + 2 * h + 1] * factor;
             probe = fmaf(low, 0.0f, fmaf(high, 0.0f, probe));
-            x[i] = pack(low, high);
+            x[i] = pack<BF16>(low, high);
         }
-        transpose_quad(x, lane);
+        transpose_quad(x);
         const int column = 8 * (c + lane % 4);
         if (row < count_queries(a, p) && column < a.v_dim) {
             const uint4 none = {0, 0, 0, 0}, values = {x[0], x[1], x[2], x[3]};
