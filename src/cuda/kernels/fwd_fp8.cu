@@ -626,42 +626,31 @@ enum {
     UNFOLDED_KEYS_MAX = 4096
 };
 
-static int64_t count_places(const acr_problem *problem)
-{
-    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
-        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
+    if (reason == NULL)
+        reason = acr__queue_why_not(problem, Q_TILE);
     if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
         reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
-/* The queue's counter; none when every CTA has one tile. */
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
-    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+    return acr__queue_workspace(problem, device, Q_TILE);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
-    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = DIM;
+    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,

@@ -1108,18 +1108,13 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)
         reason = acr__grid_why_not(problem, Q_TILE);
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = (acr__launch){
-        .grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
-        .block = THREADS,
-        .smem_bytes = SMEM_BYTES};
+    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 /* Measured on an H200, in cycles at 1980 MHz: a step (Q_TILE rows, KV_TILE keys), and what a CTA takes besides. */
@@ -1144,9 +1139,7 @@ static double cta_cycles(void)
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = DIM;
+    acr_problem padded = acr__padded(problem, DIM, DIM);
     padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,

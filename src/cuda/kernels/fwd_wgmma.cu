@@ -543,11 +543,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/fwd_model.h"
 
-static int64_t count_places(const acr_problem *problem)
-{
-    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
@@ -555,30 +550,24 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
-        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    if (reason == NULL)
+        reason = acr__queue_why_not(problem, Q_TILE);
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
-/* The queue's counter; none when every CTA has one tile. */
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
-    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+    return acr__queue_workspace(problem, device, Q_TILE);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
-    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = V_DIM;
+    const acr_problem padded = acr__padded(problem, DIM, V_DIM);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
