@@ -144,6 +144,57 @@ const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
     return NULL;
 }
 
+const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device)
+{
+    return smem_bytes > device->smem_per_cta_bytes ? "a CTA's tiles need more shared memory than this device has"
+                                                   : NULL;
+}
+
+/* ---- Launches ---- */
+
+acr__launch acr__tile_launch(const acr_problem *p, int32_t q_tile, int32_t threads, int32_t smem_bytes)
+{
+    return (acr__launch){
+        .grid = {(uint32_t)acr__q_tiles(p, q_tile), (uint32_t)p->q_heads, (uint32_t)p->batch},
+        .block = (uint32_t)threads,
+        .smem_bytes = (uint32_t)smem_bytes,
+    };
+}
+
+static int64_t count_places(const acr_problem *p, int32_t q_tile)
+{
+    return acr__q_tiles(p, q_tile) * p->q_heads * p->batch;
+}
+
+const char *acr__queue_why_not(const acr_problem *p, int32_t q_tile)
+{
+    return acr__q_tiles(p, q_tile) * p->q_heads > INT32_MAX / p->batch
+               ? "batch * q_heads has more than 2^31 - 1 query tiles"
+               : NULL;
+}
+
+size_t acr__queue_workspace(const acr_problem *p, const acr__device *device, int32_t q_tile)
+{
+    return count_places(p, q_tile) > device->sm_count ? sizeof(uint32_t) : 0;
+}
+
+acr__launch acr__queue_launch(const acr_problem *p, const acr__device *device, int32_t q_tile, int32_t threads,
+                              int32_t smem_bytes)
+{
+    const int64_t places = count_places(p, q_tile), ctas = places < device->sm_count ? places : device->sm_count;
+    return (acr__launch){
+        .grid = {(uint32_t)ctas, 1, 1}, .block = (uint32_t)threads, .smem_bytes = (uint32_t)smem_bytes};
+}
+
+int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t regs_per_thread, int32_t threads)
+{
+    const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
+    const int32_t by_smem = device->smem_per_sm_bytes / (smem_bytes + reserved_bytes),
+                  by_regs = device->regs_per_sm / (regs_per_thread * threads);
+    const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
+    return fewer > 0 ? fewer : 1;
+}
+
 /* ---- Fitted rates ---- */
 
 static const acr__fitted_rates fitted[] = {
@@ -244,6 +295,14 @@ static double count_bytes(const acr_problem *p)
         bytes += (double)t->batch * (double)t->heads * (double)t->rows * (double)t->dim * t->elem_bytes;
     }
     return bytes;
+}
+
+acr_problem acr__padded(const acr_problem *p, int32_t qk_dim, int32_t v_dim)
+{
+    acr_problem padded = *p;
+    padded.qk_dim = qk_dim;
+    padded.v_dim = v_dim;
+    return padded;
 }
 
 double acr__memory_rate(const acr_problem *p, const acr__device *device)

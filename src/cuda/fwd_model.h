@@ -20,8 +20,28 @@ const char *acr__boxes_why_not(const acr_problem *problem, const acr__boxes *box
 /* Why a grid of {query tiles, q_heads, batch} is too large for a launch; NULL when it is not. */
 const char *acr__grid_why_not(const acr_problem *problem, int32_t q_tile);
 
+/* Why a CTA's shared memory is more than the device has; NULL when it is not. */
+const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device);
+
 /* The query tiles of one head. */
 int64_t acr__q_tiles(const acr_problem *problem, int32_t q_tile);
+
+/* A CTA for each query tile of every head, in a grid of {query tiles, q_heads, batch}. */
+acr__launch acr__tile_launch(const acr_problem *problem, int32_t q_tile, int32_t threads, int32_t smem_bytes);
+
+/* Of kernels whose CTAs, one for each SM at most, take the query tiles of all heads from a queue (device/places.cuh):
+ * why the queue would be too long, NULL when it is not; the bytes of its counter, none when every CTA has one tile; and
+ * the launch. */
+const char *acr__queue_why_not(const acr_problem *problem, int32_t q_tile);
+size_t acr__queue_workspace(const acr_problem *problem, const acr__device *device, int32_t q_tile);
+acr__launch acr__queue_launch(const acr_problem *problem, const acr__device *device, int32_t q_tile, int32_t threads,
+                              int32_t smem_bytes);
+
+/* The CTAs that fit on an SM beside each other; at least 1. */
+int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t regs_per_thread, int32_t threads);
+
+/* The problem with the head dims that a kernel's products run over, for acr__fwd_seconds. */
+acr_problem acr__padded(const acr_problem *problem, int32_t qk_dim, int32_t v_dim);
 
 /* Bytes a second at which a problem's tensors are read: the L2 cache's where all fit, else the memory's. */
 double acr__memory_rate(const acr_problem *problem, const acr__device *device);

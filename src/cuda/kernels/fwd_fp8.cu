@@ -23,13 +23,17 @@
 #endif
 
 enum {
-    ROW_BYTES = 128,  /* of a tile of Q, K and V: a box of the tensor map, zeros beyond the head dim */
+    ELEM_BYTES = 1,
+    PANEL_ELEMS = 128, /* a row of a tile of Q, K and V: a box of the tensor map, zeros beyond the head dim */
+    ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
     GROUP_ROWS = 64,  /* query rows of a consumer warpgroup */
     PANEL_KEYS = 128, /* the transposed V is in panels of 128-byte rows, a byte a key */
     ONES_ROWS = 8,    /* of the transposed V, behind its dims */
     CONSUMERS = Q_TILE / GROUP_ROWS,
     THREADS = 128 * (CONSUMERS + 1),
-    Q_GROUP_BYTES = GROUP_ROWS * ROW_BYTES,
+    QK_PANELS = 1,
+    Q_PANEL_BYTES = GROUP_ROWS * ROW_BYTES,
+    Q_GROUP_BYTES = QK_PANELS * Q_PANEL_BYTES,
     Q_SLOTS = Q_STAGES * CONSUMERS,
     TILE_BYTES = KV_TILE * ROW_BYTES, /* of K, or of V as it comes */
     TURNED_ROWS = DIM + ONES_ROWS,
@@ -59,21 +63,18 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/barrier.cuh"
+#define PACKED 0 /* places.cuh asks: no packed batches here */
 #include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/fragment.cuh"
+#include "cuda/device/pipeline.cuh"
+#include "cuda/device/scores.cuh"
 #include "cuda/device/softmax.cuh"
-#include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma_fp8.cuh"
 
 enum {
     PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
     CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112,
-    /* Named barriers (0 is __syncthreads): a turn for each consumer, then one of the producers. */
-    FIRST_TURN = 1,
-    PRODUCERS_MEET = FIRST_TURN + CONSUMERS,
-    TURN_THREADS = 2 * WARPGROUP_THREADS,
-    PASS_AFTER_SCORES = CONSUMERS == 2 /* as in fwd_wgmma */
+    PRODUCERS_MEET = FIRST_TURN + CONSUMERS /* a named barrier, behind those of the turns */
 };
 
 /* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
@@ -86,140 +87,7 @@ static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use
 static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two, or 0");
 static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
-/* ---- The queue of query tiles ---- */
-
-/* A query tile, and the key length of its batch entry. */
-typedef struct place {
-    int q_first; /* -1: the queue is empty */
-    int head, batch;
-    int kv_len;
-} place;
-
-DEV uint32_t count_q_tiles(const fwd_args &a)
-{
-    return (uint32_t)(a.q_len + Q_TILE - 1) / Q_TILE;
-}
-
-DEV uint32_t count_places(const fwd_args &a)
-{
-    return count_q_tiles(a) * (uint32_t)a.q_heads * (uint32_t)a.batch;
-}
-
-/* The order of the queue. Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles
- * differ in length: within sections of heads whose keys and values fit L2 together, the long tiles of all heads come
- * first. */
-DEV place find_place(const fwd_args &a, uint32_t index)
-{
-    const int64_t section_bytes = 32 << 20;
-    const uint32_t q_tiles = count_q_tiles(a), heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
-    uint32_t head, q_tile;
-    if (a.mask == FWD_MASK_NONE) {
-        head = index / q_tiles;
-        q_tile = index - head * q_tiles;
-    } else {
-        const int64_t kv_head_bytes = (int64_t)a.kv_len * (a.qk_dim + a.v_dim);
-        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
-        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
-        const uint32_t section = index / (q_tiles * section_heads),
-                       in_section = index - section * q_tiles * section_heads;
-        const uint32_t heads_here = min(section_heads, heads - section * section_heads);
-        const uint32_t rank = in_section / heads_here;
-        head = section * section_heads + in_section - rank * heads_here;
-        q_tile = q_tiles - 1 - rank;
-    }
-    place p;
-    p.batch = (int)(head / (uint32_t)a.q_heads);
-    p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
-    p.q_first = (int)q_tile * Q_TILE;
-    p.kv_len = a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len);
-    return p;
-}
-
-/* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
- * failure, so a launch takes as many numbers as there are places, and the counter wraps back to 0 with the last one. */
-DEV uint32_t take_next(const fwd_args &a, uint32_t places)
-{
-    if (places <= gridDim.x)
-        return places;
-    return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
-}
-
-/* The keys that the rows of a part of the tile see. */
-DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
-{
-    keys k;
-    k.len = p.kv_len;
-    k.diagonal = a.mask == FWD_MASK_BOTTOM_RIGHT ? k.len - a.q_len : 0;
-    k.end = keys_seen(a, k, p.q_first + first_row + rows - 1);
-    k.full_end = keys_seen(a, k, p.q_first + first_row);
-    return k;
-}
-
-/* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
-DEV int count_kv_tiles(const fwd_args &a, const place &p)
-{
-    return max(1, (place_keys(a, p, 0, Q_TILE).end + KV_TILE - 1) / KV_TILE);
-}
-
-/* ---- Rings: use number n of a ring is slot n % slots in round n / slots ---- */
-
-DEV int stage_of(int use)
-{
-    return use % STAGES;
-}
-
-DEV uint32_t parity_of(int use)
-{
-    return (uint32_t)(use / STAGES) & 1;
-}
-
-/* Waits, as a consumer, for use number `use` of the barriers at `full`. */
-DEV void wait_full(uint32_t full, int use)
-{
-    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
-}
-
-/* One arrival per warp: the warp reads the stage no more. */
-DEV void release(uint32_t empty, int use)
-{
-    if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
-}
-
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
-
-DEV void load_tile(uint32_t to, const fwd_map *map, uint32_t full, int bytes, int row, int head, int batch)
-{
-    barrier_arrive_expecting(full, bytes);
-    load_box(to, map, full, 0, row, head, batch);
-}
-
-/* Tells every consumer its next place, and loads its rows of Q. */
-DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int use)
-{
-    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-        const int slot = use % Q_STAGES * CONSUMERS + consumer;
-        const uint32_t full = smem + Q_FULL_AT + BARRIER_BYTES * slot;
-        barrier_wait(smem + Q_EMPTY_AT + BARRIER_BYTES * slot, ((uint32_t)(use / Q_STAGES) & 1) ^ 1);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem + PLACES_AT + PLACE_BYTES * slot),
-                     "r"(p.q_first), "r"(p.head), "r"(p.batch), "r"(p.kv_len)
-                     : "memory");
-        if (p.q_first < 0)
-            barrier_arrive(full);
-        else
-            load_tile(smem + slot * Q_GROUP_BYTES, map, full, Q_GROUP_BYTES, p.q_first + GROUP_ROWS * consumer, p.head,
-                      p.batch);
-    }
-}
-
-DEV void produce_tile(uint32_t tiles, uint32_t full, uint32_t empty, const place &p, const fwd_map *map, int kv_head,
-                      int use, int kv_tile)
-{
-    const int stage = stage_of(use);
-    barrier_wait(empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_tile(tiles + stage * TILE_BYTES, map, full + BARRIER_BYTES * stage, TILE_BYTES, kv_tile * KV_TILE, kv_head,
-              p.batch);
-}
 
 DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
@@ -292,7 +160,7 @@ DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
 /* Loads in the order of use, from the right to the left, and a tile behind the loads transposes V. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
-    const uint32_t places = count_places(a);
+    const uint32_t places = count_equal_places(a);
     const bool loads = threadIdx.x == 0;
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
     int keys_before = 0;    /* of the tile before, which is still to be transposed */
@@ -301,15 +169,17 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
         const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
         for (int kv_tile = kv_tiles - 1; kv_tile >= 0; kv_tile--, use++) {
             if (loads) {
-                produce_tile(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, p, &maps.k, kv_head, use, kv_tile);
+                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, 1, TILE_BYTES, p, &maps.k, kv_head, use,
+                             kv_tile);
                 if (kv_tile == kv_tiles - 1)
                     produce_place(p, &maps.q, smem, q_use);
-                produce_tile(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, p, &maps.v, kv_head, use, kv_tile);
+                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, 1, TILE_BYTES, p, &maps.v, kv_head, use,
+                             kv_tile);
             }
             __syncwarp();
             if (use > 0)
                 turn_tile(smem, use - 1, keys_before);
-            keys_before = a.kv_lens == nullptr ? KV_TILE : p.kv_len - kv_tile * KV_TILE;
+            keys_before = a.kv_lens == nullptr ? KV_TILE : p.rows.kv_len - kv_tile * KV_TILE;
         }
         uint32_t next = 0;
         if (loads)
@@ -318,7 +188,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
     }
     if (use > 0)
         turn_tile(smem, use - 1, keys_before);
-    const place none = {-1, 0, 0, 0};
+    const place none = {-1, 0, 0, {0, 0, 0, 0}};
     if (loads)
         produce_place(none, nullptr, smem, q_use);
 }
@@ -346,40 +216,10 @@ typedef struct consumer {
     uint32_t totals; /* the thread's first vector; the next is a warpgroup's vectors further */
 } consumer;
 
-DEV void wait_turn(const consumer &c)
-{
-    named_sync(FIRST_TURN + c.index, TURN_THREADS);
-}
-
-DEV void pass_turn(const consumer &c)
-{
-    named_arrive(FIRST_TURN + (c.index + 1) % CONSUMERS, TURN_THREADS);
-}
-
-/* Waits for the consumer's next place, and for its rows of Q. */
-DEV place wait_place(const consumer &c, int use)
-{
-    const int slot = use % Q_STAGES * CONSUMERS + c.index;
-    place p;
-    barrier_wait(c.smem + Q_FULL_AT + BARRIER_BYTES * slot, (uint32_t)(use / Q_STAGES) & 1);
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.kv_len)
-                 : "r"(c.smem + PLACES_AT + PLACE_BYTES * slot)
-                 : "memory");
-    return p;
-}
-
-DEV void release_query(const consumer &c, int use)
-{
-    __syncwarp(); /* every lane has read its place */
-    if (c.lane == 0)
-        barrier_arrive(c.smem + Q_EMPTY_AT + BARRIER_BYTES * (use % Q_STAGES * CONSUMERS + c.index));
-}
-
 /* The descriptor of the consumer's rows of Q. */
 DEV uint64_t query_matrix(const consumer &c, int use)
 {
-    return matrix_descriptor(c.smem + (use % Q_STAGES * CONSUMERS + c.index) * Q_GROUP_BYTES, 0);
+    return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
 /* Starts S = Q * transpose(K) as a group of its own. */
@@ -422,25 +262,6 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
         const int group = i / 4 * 4 + i % 4 / 2 * 2, at = 4 * group + 2 * (i % 2);
         p[i] = pack_four(s[at], s[at + 1], s[at + 4], s[at + 5]);
     }
-}
-
-/* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
-DEV void mask_scores(score_tile &s, int seen_0, int seen_1)
-{
-#pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++)
-        if (8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
-            s[i] = -CUDART_INF_F;
-}
-
-DEV void lane_max(float (&max)[2], const score_tile &s)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        max[h] = fmaxf(s[2 * h], s[2 * h + 1]);
-#pragma unroll
-    for (int i = 4; i < KV_TILE / 2; i++)
-        max[i % 4 / 2] = fmaxf(max[i % 4 / 2], s[i]);
 }
 
 /* Scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
@@ -486,13 +307,6 @@ DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const c
     }
     exponentiate(s, r, c.scale_log2);
     return grown;
-}
-
-DEV void scale_output(output_tile &o, const float (&factor)[2])
-{
-#pragma unroll
-    for (int i = 0; i < TURNED_ROWS / 2; i++)
-        o[i] *= factor[i % 4 / 2];
 }
 
 DEV float4 load_total(const consumer &c, int i)
@@ -565,15 +379,15 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
 {
     float factor[2];
     wait_full(c.smem + K_FULL_AT, use + 1);
-    wait_turn(c);
+    wait_turn(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
     wait_full(c.smem + TURNED_FULL_AT, use);
     start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
     if (!PASS_AFTER_SCORES)
-        pass_turn(c);
+        pass_turn(c.index);
     WGMMA_WAIT(1);
     if (PASS_AFTER_SCORES)
-        pass_turn(c);
+        pass_turn(c.index);
     release(c.smem + K_EMPTY_AT, use + 1);
     if (masked)
         mask_scores(s, seen_0, seen_1);
@@ -591,12 +405,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
 
 DEV uint32_t pack_output(float low, float high, int bf16)
 {
-    uint32_t pair;
-    if (bf16)
-        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
+    return bf16 ? pack<1>(low, high) : pack<0>(low, high);
 }
 
 /* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the
@@ -690,7 +499,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     const consumer c = {smem,
                         index,
                         lane,
-                        GROUP_ROWS * index + 16 * ((int)threadIdx.x % WARPGROUP_THREADS / WARP_THREADS) + lane / 4,
+                        lane_row(index, lane),
                         matrix_descriptor(smem + K_AT, 0),
                         matrix_descriptor(smem + TURNED_AT, 0),
                         a.scale_log2,
@@ -702,9 +511,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     output_tile o;
     softmax_rows r;
 
-    if (index == 0)
-        named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
-    place p = wait_place(c, q_use);
+    open_turns(index);
+    place p = wait_place(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
     start_scores(s, q, c.k);
@@ -730,17 +538,17 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
             step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
 
         /* The last output product of this place, and under its store the first scores of the next. */
-        release_query(c, q_use);
+        release_query(smem, index, q_use);
         wait_full(smem + TURNED_FULL_AT, use);
-        wait_turn(c);
+        wait_turn(c.index);
         start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-        const place next = wait_place(c, ++q_use);
+        const place next = wait_place(smem, index, ++q_use);
         if (next.q_first >= 0)
             wait_full(smem + K_FULL_AT, use + 1);
         q = query_matrix(c, q_use);
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
                                                                                    never looked at */
-        pass_turn(c);
+        pass_turn(c.index);
         WGMMA_WAIT(1);
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
@@ -749,8 +557,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
-    if (index == 0)
-        wait_turn(c); /* nobody is left to take it: a named barrier must not be left half full */
+    close_turns(index);
 }
 
 DEV void init_barriers(uint32_t smem)
@@ -819,42 +626,31 @@ enum {
     UNFOLDED_KEYS_MAX = 4096
 };
 
-static int64_t count_places(const acr_problem *problem)
-{
-    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
-        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
+    if (reason == NULL)
+        reason = acr__queue_why_not(problem, Q_TILE);
     if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
         reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
-/* The queue's counter; none when every CTA has one tile. */
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
-    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+    return acr__queue_workspace(problem, device, Q_TILE);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
-    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = DIM;
+    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,

@@ -638,41 +638,31 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__grid_why_not(problem, Q_TILE);
     if (reason == NULL)
         reason = acr__vector_why_not(problem);
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = (acr__launch){
-        .grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
-        .block = THREADS,
-        .smem_bytes = SMEM_BYTES};
+    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
 {
-    const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
 #ifdef MAX_REGS
     const int32_t regs_per_thread = MAX_REGS;
 #else
     const int32_t wide = DIM >= 128 || WARP_ROWS == 32;
     const int32_t regs_per_thread = wide ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
 #endif
-    const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes),
-                  by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
-    const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
-    return fewer > 0 ? fewer : 1;
+    return acr__ctas_per_sm(device, SMEM_BYTES, regs_per_thread, THREADS);
 }
 
 /* Fitted to runs on an H200 (docs/kernels/fwd_mma.md); other GPUs by the ratio of their tensor rates. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles of DIM */
-    padded.qk_dim = padded.v_dim = DIM;
+    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
     const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);

@@ -79,6 +79,7 @@ enum {
 #endif
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
+#include "cuda/device/fragment.cuh"
 #include "cuda/device/keys.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
@@ -380,13 +381,6 @@ DEV void start_scores(const consumer &c, score_tile &s, int chunk)
     wgmma_commit();
 }
 
-DEV uint32_t pack(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
-}
-
 /* Scores that a row does not see become -inf. */
 DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
 {
@@ -440,9 +434,9 @@ DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t,
         const int i = 4 * group + 2 * row;
         if (top || row) {
             r.sum[row] += t[i] + t[i + 1];
-            p[i / 2] = pack(t[i], t[i + 1]);
+            p[i / 2] = pack<BF16>(t[i], t[i + 1]);
         } else
-            p[i / 2] = ONE_HALF ? pack(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
+            p[i / 2] = ONE_HALF ? pack<BF16>(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
     }
 }
 
@@ -798,7 +792,7 @@ DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, con
     uint32_t part[DIM / 8];
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
-        part[i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+        part[i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++)
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES),
@@ -828,7 +822,7 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
     for (int i = 0; i < DIM / 8; i++) {
         const float2 part = unpack(packed[i]);
         packed[i] =
-            pack(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
+            pack<BF16>(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
     }
 }
 
@@ -870,7 +864,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
         for (int row = 0; row < OUT_ROWS; row++)
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++)
-                packed[row][i] = pack(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+                packed[row][i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
     else {
         if (c.index == 0)
             hand_part(c, o, f, 1);
@@ -1114,18 +1108,13 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)
         reason = acr__grid_why_not(problem, Q_TILE);
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = (acr__launch){
-        .grid = {(uint32_t)acr__q_tiles(problem, Q_TILE), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
-        .block = THREADS,
-        .smem_bytes = SMEM_BYTES};
+    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 /* Measured on an H200, in cycles at 1980 MHz: a step (Q_TILE rows, KV_TILE keys), and what a CTA takes besides. */
@@ -1150,9 +1139,7 @@ static double cta_cycles(void)
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = DIM;
+    acr_problem padded = acr__padded(problem, DIM, DIM);
     padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,

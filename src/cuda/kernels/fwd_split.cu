@@ -674,20 +674,14 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = "q_heads * q_len has more than 65535 tiles of rows";
     if (reason == NULL)
         reason = acr__vector_why_not(problem);
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
 {
-    const int32_t reserved_bytes = 1024; /* of shared memory, for each CTA */
     const int32_t regs_per_thread = DIM == 64 ? 160 : DIM == 128 && Q_TILE == 16 ? 184 : 255; /* ptxas -v tells */
-    const int32_t by_smem = device->smem_per_sm_bytes / (SMEM_BYTES + reserved_bytes),
-                  by_regs = device->regs_per_sm / (regs_per_thread * THREADS);
-    const int32_t fewer = by_smem < by_regs ? by_smem : by_regs;
-    return fewer > 0 ? fewer : 1;
+    return acr__ctas_per_sm(device, SMEM_BYTES, regs_per_thread, THREADS);
 }
 
 /* Cycles from a CTA's start to its end when nothing waits for memory. Fitted, as are the other numbers here, to runs on

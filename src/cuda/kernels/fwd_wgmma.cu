@@ -66,12 +66,12 @@ enum {
 #else
 #define WGMMA_TYPE "f16"
 #endif
-#include "cuda/device/barrier.cuh"
 #include "cuda/device/element.cuh"
+#include "cuda/device/fragment.cuh"
 #include "cuda/device/marks.cuh"
-#include "cuda/device/sequence.cuh"
+#include "cuda/device/pipeline.cuh"
+#include "cuda/device/scores.cuh"
 #include "cuda/device/softmax.cuh"
-#include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma.cuh"
 
 enum {
@@ -81,13 +81,7 @@ enum {
     MORE_FOR_PRODUCER = PACKED && CONSUMERS == 2 && V_DIM <= 64, /* where few outputs are in registers */
     PRODUCER_REGISTERS = MORE_FOR_PRODUCER ? 40 : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32 : 24,
     CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232 : CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
-    /* Named barriers (0 is __syncthreads): a turn for each consumer, then one for each consumer alone. */
-    FIRST_TURN = 1,
-    FIRST_ALONE = FIRST_TURN + CONSUMERS,
-    TURN_THREADS = 2 * WARPGROUP_THREADS,
-    /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
-     * product of the other; more of them keep the tensor cores fed by queueing. */
-    PASS_AFTER_SCORES = CONSUMERS == 2
+    FIRST_ALONE = FIRST_TURN + CONSUMERS /* named barriers, behind those of the turns: one for each consumer */
 };
 
 static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
@@ -95,62 +89,6 @@ static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
-
-/* ---- The queue of query tiles ---- */
-
-/* A query tile, and the rows of its batch entry. */
-typedef struct place {
-    int q_first;     /* from the entry's first row; -1: the queue is empty */
-    int head, batch; /* batch: in the tensors, 0 of a packed batch */
-    sequence rows;
-} place;
-
-DEV uint32_t count_q_tiles(int q_len)
-{
-    return (uint32_t)(q_len + Q_TILE - 1) / Q_TILE;
-}
-
-/* Of a packed batch, order_sequences has counted them. */
-DEV uint32_t count_places(const fwd_args &a, const uint8_t *memory)
-{
-    return is_packed(a) ? *(const uint32_t *)(memory + COUNT_AT)
-                        : count_q_tiles(a.q_len) * (uint32_t)a.q_heads * (uint32_t)a.batch;
-}
-
-/* The order of the queue over entries of equal lengths, or over the heads of one. Without a mask, tiles of one head run
- * side by side and share its keys in L2. With one, tiles differ in length: within sections of heads whose keys and
- * values fit L2 together, the long tiles of all heads come first. */
-DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
-                     uint32_t heads, int kv_len)
-{
-    const int64_t section_bytes = 32 << 20;
-    if (a.mask == FWD_MASK_NONE) {
-        head = index / q_tiles;
-        q_tile = index - head * q_tiles;
-    } else {
-        const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
-        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
-        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
-        const uint32_t section = index / (q_tiles * section_heads),
-                       in_section = index - section * q_tiles * section_heads;
-        const uint32_t heads_here = min(section_heads, heads - section * section_heads);
-        const uint32_t rank = in_section / heads_here;
-        head = section * section_heads + in_section - rank * heads_here;
-        q_tile = q_tiles - 1 - rank;
-    }
-}
-
-DEV place find_place(const fwd_args &a, uint32_t index)
-{
-    uint32_t head, q_tile;
-    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), (uint32_t)a.q_heads * (uint32_t)a.batch, a.kv_len);
-    place p;
-    p.batch = (int)(head / (uint32_t)a.q_heads);
-    p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
-    p.q_first = (int)q_tile * Q_TILE;
-    p.rows = {0, a.q_len, 0, a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len)};
-    return p;
-}
 
 /* ---- The queue of a packed batch: sequence after sequence, the one with the most keys first ---- */
 
@@ -192,6 +130,12 @@ DEV void order_sequences(const fwd_args &a, uint8_t *memory)
     __syncthreads();
 }
 
+/* Of a packed batch, order_sequences has counted them. */
+DEV uint32_t count_places(const fwd_args &a, const uint8_t *memory)
+{
+    return is_packed(a) ? *(const uint32_t *)(memory + COUNT_AT) : count_equal_places(a);
+}
+
 DEV place find_packed_place(const fwd_args &a, uint32_t index, uint8_t *memory)
 {
     cursor *const at = (cursor *)(memory + CURSOR_AT);
@@ -208,107 +152,18 @@ DEV place find_packed_place(const fwd_args &a, uint32_t index, uint8_t *memory)
     return {(int)q_tile * Q_TILE, (int)head, 0, rows};
 }
 
-/* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
- * failure, so a launch takes as many numbers as there are places, and the counter wraps back to 0 with the last one. */
-DEV uint32_t take_next(const fwd_args &a, uint32_t places)
-{
-    if (places <= gridDim.x)
-        return places;
-    return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
-}
-
-/* Of the entry. Of other than packed batches from the arguments: no register, and no place, has to hold it. */
-DEV int count_queries(const fwd_args &a, const place &p)
-{
-    return PACKED ? p.rows.q_len : a.q_len;
-}
-
-/* The keys that the rows of a part of the tile see. */
-DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
-{
-    sequence entry = p.rows;
-    entry.q_len = count_queries(a, p);
-    return sequence_keys(a, entry, p.q_first + first_row, rows);
-}
-
-/* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
-DEV int count_kv_tiles(const fwd_args &a, const place &p)
-{
-    return max(1, (place_keys(a, p, 0, Q_TILE).end + KV_TILE - 1) / KV_TILE);
-}
-
-/* ---- Rings: use number n of a ring is slot n % slots in round n / slots ---- */
-
-DEV int stage_of(int use)
-{
-    return use % STAGES;
-}
-
-DEV uint32_t parity_of(int use)
-{
-    return (uint32_t)(use / STAGES) & 1;
-}
-
-/* Waits, as a consumer, for use number `use` of the barriers at `full`. */
-DEV void wait_full(uint32_t full, int use)
-{
-    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
-}
-
-/* One arrival per warp: the warp reads the stage no more. */
-DEV void release(uint32_t empty, int use)
-{
-    if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
-}
-
 /* ---- Producer: one thread ---- */
-
-DEV void load_tile(uint32_t to, const fwd_map *map, uint32_t full, int panels, int panel_bytes, int row, int head,
-                   int batch)
-{
-    barrier_arrive_expecting(full, panels * panel_bytes);
-    for (int panel = 0; panel < panels; panel++)
-        load_box(to + panel * panel_bytes, map, full, PANEL_ELEMS * panel, row, head, batch);
-}
-
-/* Tells every consumer its next place, and loads its rows of Q. */
-DEV void produce_place(const place &p, const fwd_map *map, uint32_t smem, int use)
-{
-    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-        const int slot = use % Q_STAGES * CONSUMERS + consumer;
-        const uint32_t full = smem + Q_FULL_AT + BARRIER_BYTES * slot;
-        barrier_wait(smem + Q_EMPTY_AT + BARRIER_BYTES * slot, ((uint32_t)(use / Q_STAGES) & 1) ^ 1);
-        const uint32_t to = smem + PLACES_AT + PLACE_BYTES * slot;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.q_first), "r"(p.head), "r"(p.batch),
-                     "r"(p.rows.kv_len)
-                     : "memory");
-        if (PACKED)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to + 16), "r"(p.rows.q_begin),
-                         "r"(p.rows.q_len), "r"(p.rows.kv_begin)
-                         : "memory");
-        if (p.q_first < 0)
-            barrier_arrive(full);
-        else
-            load_tile(smem + slot * Q_GROUP_BYTES, map, full, QK_PANELS, Q_PANEL_BYTES,
-                      p.rows.q_begin + p.q_first + GROUP_ROWS * consumer, p.head, p.batch);
-    }
-}
 
 DEV void produce_k(const place &p, const fwd_map *map, uint32_t smem, int kv_head, int use, int kv_tile)
 {
-    const int stage = stage_of(use);
-    barrier_wait(smem + K_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_tile(smem + K_AT + stage * K_BYTES, map, smem + K_FULL_AT + BARRIER_BYTES * stage, QK_PANELS, KV_PANEL_BYTES,
-              p.rows.kv_begin + kv_tile * KV_TILE, kv_head, p.batch);
+    produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, QK_PANELS, KV_PANEL_BYTES, p, map, kv_head, use,
+                 kv_tile);
 }
 
 DEV void produce_v(const place &p, const fwd_map *map, uint32_t smem, int kv_head, int use, int kv_tile)
 {
-    const int stage = stage_of(use);
-    barrier_wait(smem + V_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_tile(smem + V_AT + stage * V_BYTES, map, smem + V_FULL_AT + BARRIER_BYTES * stage, V_PANELS, KV_PANEL_BYTES,
-              p.rows.kv_begin + kv_tile * KV_TILE, kv_head, p.batch);
+    produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, V_PANELS, KV_PANEL_BYTES, p, map, kv_head, use,
+                 kv_tile);
 }
 
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
@@ -355,49 +210,10 @@ typedef struct consumer {
     float slack; /* raw scores may rise so far above the subtracted maximum: probabilities stay below 2^8 */
 } consumer;
 
-DEV void wait_turn(const consumer &c)
-{
-    named_sync(FIRST_TURN + c.index, TURN_THREADS);
-}
-
-DEV void pass_turn(const consumer &c)
-{
-    named_arrive(FIRST_TURN + (c.index + 1) % CONSUMERS, TURN_THREADS);
-}
-
-/* Waits for the consumer's next place, and for its rows of Q. */
-DEV place wait_place(const consumer &c, int use)
-{
-    const int slot = use % Q_STAGES * CONSUMERS + c.index;
-    place p;
-    barrier_wait(c.smem + Q_FULL_AT + BARRIER_BYTES * slot, (uint32_t)(use / Q_STAGES) & 1);
-    const uint32_t from = c.smem + PLACES_AT + PLACE_BYTES * slot;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p.q_first), "=r"(p.head), "=r"(p.batch), "=r"(p.rows.kv_len)
-                 : "r"(from)
-                 : "memory");
-    p.rows.q_begin = p.rows.q_len = p.rows.kv_begin = 0;
-    if (PACKED) {
-        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                     : "=r"(p.rows.q_begin), "=r"(p.rows.q_len)
-                     : "r"(from + 16)
-                     : "memory");
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(p.rows.kv_begin) : "r"(from + 24) : "memory");
-    }
-    return p;
-}
-
-DEV void release_query(const consumer &c, int use)
-{
-    __syncwarp(); /* every lane has read its place */
-    if (c.lane == 0)
-        barrier_arrive(c.smem + Q_EMPTY_AT + BARRIER_BYTES * (use % Q_STAGES * CONSUMERS + c.index));
-}
-
 /* The descriptor of the consumer's rows of Q. */
 DEV uint64_t query_matrix(const consumer &c, int use)
 {
-    return matrix_descriptor(c.smem + (use % Q_STAGES * CONSUMERS + c.index) * Q_GROUP_BYTES, 0);
+    return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
 /* Starts S = Q * transpose(K) as a group of its own. */
@@ -423,37 +239,11 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t v, int
     wgmma_commit();
 }
 
-DEV uint32_t pack(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn." WGMMA_TYPE "x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
-}
-
 DEV void pack_probabilities(probability_tile &p, const score_tile &s)
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 4; i++)
-        p[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-
-/* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
-DEV void mask_scores(score_tile &s, int seen_0, int seen_1)
-{
-#pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++)
-        if (8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
-            s[i] = -CUDART_INF_F;
-}
-
-DEV void lane_max(float (&max)[2], const score_tile &s)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        max[h] = fmaxf(s[2 * h], s[2 * h + 1]);
-#pragma unroll
-    for (int i = 4; i < KV_TILE / 2; i++)
-        max[i % 4 / 2] = fmaxf(max[i % 4 / 2], s[i]);
+        p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
 /* Scores become probabilities, relative to the subtracted maximum, and are added up. */
@@ -504,13 +294,6 @@ DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const c
     return grown;
 }
 
-DEV void scale_output(output_tile &o, const float (&factor)[2])
-{
-#pragma unroll
-    for (int i = 0; i < V_DIM / 2; i++)
-        o[i] *= factor[i % 4 / 2];
-}
-
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
@@ -518,17 +301,17 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
 {
     float factor[2];
     wait_full(c.smem + K_FULL_AT, use + 1);
-    wait_turn(c);
+    wait_turn(c.index);
     ACR_MARK(use, "K landed, turn taken");
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
     wait_full(c.smem + V_FULL_AT, use);
     start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
-        pass_turn(c);
+        pass_turn(c.index);
     WGMMA_WAIT(1);
     ACR_MARK(use, "scores ready");
     if (PASS_AFTER_SCORES)
-        pass_turn(c);
+        pass_turn(c.index);
     release(c.smem + K_EMPTY_AT, use + 1);
     if (masked)
         mask_scores(s, seen_0, seen_1);
@@ -560,22 +343,6 @@ DEV void clear_rows(const consumer &c, int use, int first)
 
 /* ---- Output ---- */
 
-/* Lane i of a quad holds columns 2i and 2i + 1 of four neighbouring groups of 8, a register each; afterwards all of
- * group i. */
-DEV void transpose_quad(uint32_t (&x)[4], int lane)
-{
-#pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if ((i & distance) == 0) {
-                const int upper = lane & distance;
-                const uint32_t other = __shfl_xor_sync(~0u, upper ? x[i] : x[i + distance], distance);
-                x[i] = upper ? other : x[i];
-                x[i + distance] = upper ? x[i + distance] : other;
-            }
-}
-
 /* Stores one row of the lane, 16 bytes at a time: h selects it. Returns whether all its values are finite. */
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
@@ -590,9 +357,9 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
         for (int i = 0; i < 4 && c + i < V_DIM / 8; i++) {
             const float low = o[4 * (c + i) + 2 * h] * factor, high = o[4 * (c + i) + 2 * h + 1] * factor;
             probe = fmaf(low, 0.0f, fmaf(high, 0.0f, probe));
-            x[i] = pack(low, high);
+            x[i] = pack<BF16>(low, high);
         }
-        transpose_quad(x, lane);
+        transpose_quad(x);
         const int column = 8 * (c + lane % 4);
         if (row < count_queries(a, p) && column < a.v_dim) {
             const uint4 none = {0, 0, 0, 0}, values = {x[0], x[1], x[2], x[3]};
@@ -656,7 +423,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     const consumer c = {smem,
                         index,
                         lane,
-                        GROUP_ROWS * index + 16 * ((int)threadIdx.x % WARPGROUP_THREADS / WARP_THREADS) + lane / 4,
+                        lane_row(index, lane),
                         matrix_descriptor(smem + K_AT, 0),
                         matrix_descriptor(smem + V_AT, KV_PANEL_BYTES),
                         a.scale_log2,
@@ -667,9 +434,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     output_tile o;
     softmax_rows r;
 
-    if (index == 0)
-        named_arrive(FIRST_TURN, TURN_THREADS); /* the first turn is consumer 0's */
-    place p = wait_place(c, q_use);
+    open_turns(index);
+    place p = wait_place(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
     ACR_MARK(0, "first Q and K landed");
@@ -700,18 +466,18 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
             step(s, probabilities, o, r, q, c, use++, accumulate, 0, 0, 0);
 
         /* The last output product of this place, and under its store the first scores of the next. */
-        release_query(c, q_use);
+        release_query(smem, index, q_use);
         wait_full(smem + V_FULL_AT, use);
-        wait_turn(c);
+        wait_turn(c.index);
         start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
-        const place next = wait_place(c, ++q_use);
+        const place next = wait_place(smem, index, ++q_use);
         if (next.q_first >= 0)
             wait_full(smem + K_FULL_AT, use + 1);
         q = query_matrix(c, q_use);
         start_scores(
             s, q,
             descriptor_at(c.k, stage_of(use + 1) * K_BYTES)); /* after the last place of stale tiles: never looked at */
-        pass_turn(c);
+        pass_turn(c.index);
         WGMMA_WAIT(1);
         ACR_MARK(q_use, "tile: last output product done");
         release(smem + V_EMPTY_AT, use++);
@@ -720,8 +486,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
-    if (index == 0)
-        wait_turn(c); /* nobody is left to take it: a named barrier must not be left half full */
+    close_turns(index);
 }
 
 DEV void init_barriers(uint32_t smem)
@@ -778,11 +543,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/fwd_model.h"
 
-static int64_t count_places(const acr_problem *problem)
-{
-    return acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
@@ -790,30 +550,24 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL && acr__q_tiles(problem, Q_TILE) * problem->q_heads > INT32_MAX / problem->batch)
-        reason = "batch * q_heads has more than 2^31 - 1 query tiles";
-    if (reason == NULL && SMEM_BYTES > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
+    if (reason == NULL)
+        reason = acr__queue_why_not(problem, Q_TILE);
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
-/* The queue's counter; none when every CTA has one tile. */
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
-    return count_places(problem) > device->sm_count ? sizeof(uint32_t) : 0;
+    return acr__queue_workspace(problem, device, Q_TILE);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t places = count_places(problem), ctas = places < device->sm_count ? places : device->sm_count;
-    *launch = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = THREADS, .smem_bytes = SMEM_BYTES};
+    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    acr_problem padded = *problem; /* the products run over whole tiles */
-    padded.qk_dim = DIM;
-    padded.v_dim = V_DIM;
+    const acr_problem padded = acr__padded(problem, DIM, V_DIM);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,

@@ -248,7 +248,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = ladder_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
+    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)

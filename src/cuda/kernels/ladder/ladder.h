@@ -1,5 +1,4 @@
-/* What the descriptions of the ladder's rungs share: the problems they serve, their grid, and most fields. Host side
- * only. */
+/* What the descriptions of the ladder's rungs share: the problems they serve, and most fields. Host side only. */
 #ifndef ACR_LADDER_H
 #define ACR_LADDER_H
 
@@ -24,20 +23,7 @@ static inline const char *ladder_tiles_why_not(const acr_problem *problem, const
     const char *reason = ladder_why_not(problem, q_tile);
     if (reason == NULL)
         reason = acr__vector_why_not(problem);
-    if (reason == NULL && smem_bytes > device->smem_per_cta_bytes)
-        reason = "a CTA's tiles need more shared memory than this device has";
-    return reason;
-}
-
-/* A CTA for every query tile of every head. */
-static inline acr__launch ladder_launch(const acr_problem *problem, int32_t q_tile, uint32_t threads,
-                                        uint32_t smem_bytes)
-{
-    return (acr__launch){
-        .grid = {(uint32_t)acr__q_tiles(problem, q_tile), (uint32_t)problem->q_heads, (uint32_t)problem->batch},
-        .block = threads,
-        .smem_bytes = smem_bytes,
-    };
+    return reason != NULL ? reason : acr__smem_why_not(smem_bytes, device);
 }
 
 /* The fields of an acr__kernel that all rungs have alike. */
