@@ -249,6 +249,9 @@ static void judge_slice(void *arg, int64_t slice)
 /* lse NULL = the unfused computation. */
 static acr_status judge(const reference *ref, const int64_t *row_list, double *o, double *lse, uint32_t threads)
 {
+    if (ref->rows <= 0) {
+        return ACR_OK; /* a packed batch without rows */
+    }
     judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse};
     j.buffers = reference_buffers(ref);
     int64_t slices =
@@ -324,7 +327,7 @@ static double lse_tolerance(const reference *ref, uint32_t threads)
     double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
     double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
     double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
-    double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * (double)((p->qk_dim + 31) / 32) : 0.0;
+    double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
     return unit_in_last_place(p->dtype, 1.0) + aligned +
            (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
 }
