@@ -531,8 +531,12 @@ static void remember_launch(const CUlaunchConfig *config, void **parameters)
             last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
     }
     memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
-    for (int i = 0; i < 4; i++)
-        memcpy(&last_launch.map_bases[i], (const CUtensorMap *)parameters[1] + i, sizeof last_launch.map_bases[i]);
+    for (int i = 0; i < 4; i++) {
+        CUtensorMap map;
+        memcpy(&map, (const CUtensorMap *)parameters[1] + i, sizeof map);
+        last_launch.map_bases[i] = map.opaque[0];
+        last_launch.map_rows[i] = map.opaque[1];
+    }
 }
 
 static int is_launchable(const CUlaunchConfig *c)
@@ -586,6 +590,7 @@ static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType 
     if (result == CUDA_SUCCESS) {
         memset(map, 0, sizeof *map);
         map->opaque[0] = (cuuint64_t)(uintptr_t)base;
+        map->opaque[1] = extents[1];
     }
     return finish(result);
 }

@@ -49,6 +49,7 @@ typedef struct fake_cuda_launch {
     void *stream;
     unsigned char args[512]; /* the first parameter's bytes: begins with the fwd_args */
     uint64_t map_bases[4];   /* of the tensor maps in the second parameter: q, k, v, o; noise where a kernel has none */
+    uint64_t map_rows[4];    /* their extents in rows */
 } fake_cuda_launch;
 fake_cuda_launch fake_cuda_last_launch(void);
 

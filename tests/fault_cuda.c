@@ -571,6 +571,32 @@ static void a_launch_carries_the_arguments(void **state)
     scene_free(&s);
 }
 
+/* How many rows a packed batch's tensors have, an execution says: its maps end there. */
+static void maps_of_packed_batches_have_their_rows(void **state)
+{
+    (void)state;
+    acr__kernel kernel = candidate_with_maps();
+    kernel.traits |= ACR__TRAIT_PACKED;
+    scene s = scene_make("b3:h4/2:s16/24:d64:bshd:packed", &kernel);
+    int32_t *offsets = device_memory(s.b.device, 8 * (int64_t)sizeof *offsets);
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    s.b.buffers.q_offsets = offsets;
+    s.b.buffers.kv_offsets = offsets + 4;
+    for (int64_t rows = 10; rows <= 14; rows += 4) {
+        s.b.buffers.q_total = rows;
+        s.b.buffers.kv_total = rows + 5;
+        assert_ok(scene_execute(&s, NULL));
+        const fake_cuda_launch launch = fake_cuda_last_launch();
+        assert_int_equal(launch.map_bases[0], (uintptr_t)s.b.buffers.q);
+        assert_int_equal(launch.map_rows[0], rows);
+        assert_int_equal(launch.map_rows[1], rows + 5);
+        assert_int_equal(launch.map_rows[2], rows + 5);
+        assert_int_equal(launch.map_rows[3], rows);
+    }
+    s.b.device->backend->mem_free(s.b.device, offsets);
+    scene_free(&s);
+}
+
 /* Maps are encoded with the plan; an execution only moves them to its tensors. */
 static void maps_follow_the_tensors(void **state)
 {
@@ -895,6 +921,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_moves_and_every_failing_call_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(maps_follow_the_tensors, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(maps_of_packed_batches_have_their_rows, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(bare_launches_only_launch, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(cold_times_empty_the_cache, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(executions_neither_allocate_nor_wait, reset_driver, check_clean),

@@ -37,7 +37,7 @@ typedef struct cuda_prepared {
     acr__prepared base;
     loaded_image *image;
     int owns_image; /* a candidate's */
-    fwd_maps maps;  /* of a kernel with maps: as for an execution whose tensors all begin at MAP_BASE */
+    fwd_maps maps;  /* of a kernel with fixed maps: as for an execution whose tensors all begin at MAP_BASE */
 } cuda_prepared;
 
 /* ---- Entering and leaving the device ---- */
@@ -393,6 +393,13 @@ static int has_maps(const acr__boxes *boxes)
     return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
 }
 
+/* Whether the executions of a plan differ in the bases of their maps alone. The rows of a packed batch's tensors are
+ * known with the buffers only. */
+static int has_fixed_maps(const acr__kernel *kernel, const acr_problem *problem)
+{
+    return has_maps(&kernel->boxes) && !(problem->flags & ACR_PACKED);
+}
+
 /* Encodes the maps of a plan's executions, but for their bases. */
 static acr_status encode_maps(const cuda_device *d, cuda_prepared *prepared)
 {
@@ -431,7 +438,7 @@ static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device,
         free(prepared);
         return status;
     }
-    if (has_maps(&kernel->boxes))
+    if (has_fixed_maps(kernel, problem))
         status = encode_maps(d, prepared);
     if (status != ACR_OK) {
         cuda_release(base);
@@ -496,10 +503,14 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
     call->config.hStream = stream;
     call->config.attrs = call->attributes;
     call->config.numAttrs = set_attributes(call->attributes, launch, overlap_previous);
-    if (!has_maps(&base->kernel->boxes))
+    const acr__boxes *boxes = &base->kernel->boxes;
+    const acr__cuda_driver *driver = &((const cuda_device *)base->device)->driver;
+    if (!has_maps(boxes))
         return ACR_OK;
+    if (!has_fixed_maps(base->kernel, &base->problem))
+        return acr__maps_encode(driver, &call->maps, boxes, &base->problem, args);
     call->maps = prepared->maps;
-    return acr__maps_move(&((const cuda_device *)base->device)->driver, &call->maps, &base->kernel->boxes, args);
+    return acr__maps_move(driver, &call->maps, boxes, args);
 }
 
 /* With the primary context current. */
