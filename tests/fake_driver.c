@@ -185,6 +185,9 @@ fake_cuda_counters fake_cuda_count(void)
     return now;
 }
 
+const size_t fake_cuda_counters_bytes = sizeof(fake_cuda_counters);
+const size_t fake_cuda_launch_bytes = sizeof(fake_cuda_launch);
+
 fake_cuda_launch fake_cuda_last_launch(void)
 {
     lock_state();

@@ -53,4 +53,7 @@ typedef struct fake_cuda_launch {
 } fake_cuda_launch;
 fake_cuda_launch fake_cuda_last_launch(void);
 
+/* For those who write these structs down again in another language. */
+extern const size_t fake_cuda_counters_bytes, fake_cuda_launch_bytes;
+
 #endif

@@ -29,7 +29,7 @@ class Launch(ctypes.Structure):
     """struct fake_cuda_launch"""
     _fields_ = [("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32), ("cluster", ctypes.c_uint32),
                 ("smem_bytes", ctypes.c_uint32), ("overlap_previous", ctypes.c_int), ("stream", ctypes.c_void_p),
-                ("args", ctypes.c_ubyte * 512)]
+                ("args", ctypes.c_ubyte * 512), ("map_bases", ctypes.c_uint64 * 4), ("map_rows", ctypes.c_uint64 * 4)]
 
 
 def entry(name):
@@ -195,6 +195,9 @@ class FakeGpu(unittest.TestCase):
 if __name__ == "__main__":
     driver = ctypes.CDLL(sys.argv.pop(1), mode=ctypes.RTLD_GLOBAL)  # the library's dlopen finds it by its soname
     driver.fake_cuda_count.restype, driver.fake_cuda_last_launch.restype = Counters, Launch
+    for name, struct in (("fake_cuda_counters", Counters), ("fake_cuda_launch", Launch)):
+        size = ctypes.c_size_t.in_dll(driver, name + "_bytes").value
+        assert size == ctypes.sizeof(struct), f"{struct.__name__} is not {name} of tests/fake_driver.h: {size} bytes"
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,

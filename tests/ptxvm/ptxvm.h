@@ -1,0 +1,51 @@
+/* A machine that executes PTX on the CPU: device code runs in tests on machines without a GPU, slowly, one launch at a
+ * time, with every access checked. It knows the instructions that the kernels of this project use (NVIDIA's PTX ISA 9.0
+ * tells what they do) and refuses others by name.
+ *
+ * It is no model of a GPU's speed. It executes warps in an order drawn from a seed, asynchronous copies and wgmma as
+ * late as the program's waits allow (or at once), and so finds missing waits and barriers that a GPU forgives most of
+ * the time. What it cannot show: ptxas's own faults, and orders that need two instructions of different warps at once. */
+#ifndef PTXVM_H
+#define PTXVM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ptxvm_module ptxvm_module;
+
+/* Parses a module of PTX text. Returns NULL and an error's text ("line 12: unknown instruction foo.b32") where it
+ * cannot. The module does not keep the text. */
+ptxvm_module *ptxvm_load(const char *text, char *error, size_t error_bytes);
+void ptxvm_free(ptxvm_module *module); /* NULL does nothing */
+
+/* Whether the module holds this entry. */
+int ptxvm_has_entry(const ptxvm_module *module, const char *entry);
+
+typedef struct ptxvm_launch {
+    const ptxvm_module *module;
+    const char *entry;
+    uint32_t grid[3], block[3];
+    uint32_t cluster;            /* CTAs along x that share a cluster; 0 and 1 = none */
+    uint32_t dynamic_smem_bytes; /* as the launch configuration says */
+    void *const *parameters;     /* one host address for each parameter, as for cuLaunchKernel */
+    uint32_t sm_count;           /* CTAs that are alive at once, and %nsmid */
+
+    /* Whether [address, address + bytes) lies in one live allocation. Global memory is host memory. */
+    int (*is_allocated)(void *user, uint64_t address, size_t bytes);
+    void *user;
+
+    uint64_t seed; /* of the order of warps and of asynchronous work; equal seeds, equal runs */
+    int eager;     /* asynchronous work happens at once instead of as late as it may */
+} ptxvm_launch;
+
+typedef struct ptxvm_counts {
+    uint64_t instructions; /* of warps */
+    uint64_t bytes_global_read, bytes_global_written;
+} ptxvm_counts;
+
+/* Runs a launch to its end. 0 = done. Otherwise -1 and one line of what went wrong and where: "CTA (0,1,0) warp 3, PTX
+ * line 412, `ld.shared.v4.u32 ...`: 16 bytes at shared address 232448: the CTA has 232448". A deadlock is an error that
+ * names what each kind of waiting warp waits for. Memory is left as it was at that moment. counts may be NULL. */
+int ptxvm_run(const ptxvm_launch *launch, ptxvm_counts *counts, char *error, size_t error_bytes);
+
+#endif

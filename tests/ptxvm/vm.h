@@ -1,0 +1,295 @@
+/* Inside the PTX machine: programs, warps, CTAs, and what the files of it offer each other.
+ *
+ *     parse.c   text -> ptxvm_module            arith.c   scalar arithmetic, comparisons, conversions, moves
+ *     run.c     warps' control flow, the order  memory.c  ld, st, atom, red, cp.async; address checks
+ *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
+ *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
+ *
+ * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL for
+ * instructions that are not its own. */
+#ifndef PTXVM_VM_H
+#define PTXVM_VM_H
+
+#include "ptxvm.h"
+
+enum {
+    LANES = 32,
+    FULL_WARP = -1, /* as uint32_t: every lane */
+    MAX_OPERANDS = 8,
+    NAMED_BARRIERS = 16
+};
+
+/* ---- Programs ---- */
+
+/* The type at the end of a mnemonic; the width decides how a register's low bits are read. */
+typedef enum scalar_type {
+    T_NONE,
+    T_PRED,
+    T_B8,
+    T_U8,
+    T_S8,
+    T_B16,
+    T_U16,
+    T_S16,
+    T_F16,
+    T_BF16,
+    T_B32,
+    T_U32,
+    T_S32,
+    T_F32,
+    T_F16X2,
+    T_BF16X2,
+    T_B64,
+    T_U64,
+    T_S64,
+    T_F64
+} scalar_type;
+
+typedef enum operand_kind {
+    O_NONE,
+    O_REGISTER,  /* reg */
+    O_IMMEDIATE, /* imm: integers sign-extended, 0f… floats as their 32 bits; also the address of a shared variable */
+    O_ADDRESS,   /* [reg + imm]; reg -1 = imm alone. A parameter's address has is_parameter set and imm = its offset.
+                    A tensor's address [map, {c0, c1, …}] has the coordinates as items. */
+    O_VECTOR,    /* {a, b, …}: items */
+    O_LABEL      /* imm: index of the instruction to go on with */
+} operand_kind;
+
+typedef struct operand {
+    operand_kind kind;
+    int negated;      /* !%p */
+    int is_parameter; /* O_ADDRESS, O_IMMEDIATE: imm counts from the first parameter byte */
+    int reg;          /* index into a warp's registers; -1 none; `_` (a sink) is O_NONE */
+    int64_t imm;
+    int count; /* of items */
+    struct operand *items;
+} operand;
+
+struct warp;
+struct instruction;
+
+/* Executes for the lanes of `active` (never 0; lanes whose guard is false are not in it). NULL = done; otherwise what
+ * went wrong, the text being valid until the next call (see fail()). An executor that must wait (a barrier) sets
+ * warp->wait and returns NULL: it is executed again when woken unless it also set warp->wait.done (then the warp goes
+ * on behind it). */
+typedef const char *(*executor)(struct warp *warp, const struct instruction *instruction, uint32_t active);
+
+typedef struct instruction {
+    executor execute;     /* NULL: control flow, run.c's own */
+    char mnemonic[96];    /* whole: "ld.shared.v4.u32" */
+    scalar_type type;     /* the last type in the mnemonic: what ld loads, what add adds, the source of a cvt */
+    scalar_type to;       /* the type before it, if there are two (cvt.TO.FROM, mul.wide has one): else T_NONE */
+    int vector;           /* .v2 = 2, .v4 = 4, else 1 */
+    int guard;            /* a predicate register, -1 = none */
+    int guard_negated;
+    int is_convergent;    /* needs all lanes of the warp that have not exited (.sync, bar): run.c gathers them first */
+    int line;             /* in the text, from 1 */
+    int operand_count;
+    operand operands[MAX_OPERANDS]; /* destination first; `d|p` counts as two */
+    uint64_t decoded[4];  /* for the executor's file: what it read from the mnemonic while parsing (shapes, flags) */
+} instruction;
+
+/* Whether the mnemonic holds this modifier: has_modifier(i, "trans") for ldmatrix….trans.shared.b16. Slow: call while
+ * parsing, keep the answer in decoded[]. */
+int has_modifier(const instruction *instruction, const char *modifier);
+
+typedef struct entry {
+    char name[160];
+    int first, register_count; /* instructions [first, first + …) end with ret; registers of all kinds, numbered from 0 */
+    int parameter_count;
+    struct {
+        uint32_t offset, bytes; /* in the parameter block */
+    } parameters[8];
+    uint32_t parameter_bytes;
+    uint32_t static_smem_bytes; /* module's shared variables; the extern one begins behind them, aligned */
+    uint32_t max_threads;       /* .maxntid, 0 = not said */
+} entry;
+
+struct ptxvm_module {
+    instruction *instructions;
+    int instruction_count;
+    entry *entries;
+    int entry_count;
+    void *arena; /* parse.c's: operands' items */
+};
+
+executor find_executor_arith(instruction *instruction);
+executor find_executor_memory(instruction *instruction);
+executor find_executor_sync(instruction *instruction);
+executor find_executor_tensor(instruction *instruction);
+executor find_executor_matrix(instruction *instruction);
+
+/* ---- A running launch ---- */
+
+/* Asynchronous work of one warp or CTA: run.c keeps the list in order of issue and runs items when told to. */
+typedef struct async_work async_work;
+typedef const char *(*async_action)(struct warp *issuer, void *data); /* frees nothing; data is freed behind it */
+
+typedef enum async_kind {
+    ASYNC_CP,    /* cp.async: until cp.async.wait_group/all or the mbarrier it arrives on */
+    ASYNC_BULK,  /* cp.async.bulk into shared memory: completes on an mbarrier at any time */
+    ASYNC_STORE, /* cp.async.bulk out of shared memory: bulk groups */
+    ASYNC_WGMMA  /* wgmma.mma_async: until wgmma.wait_group */
+} async_kind;
+
+/* Why a warp does not run now. poll() returns 1 when it may run again; NULL poll = it runs. */
+typedef struct wait_state {
+    int (*poll)(struct warp *warp, void *data);
+    void *data;
+    char what[96]; /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
+} wait_state;
+
+struct cta;
+
+typedef struct warp {
+    struct cta *cta;
+    int index;             /* in the CTA */
+    uint32_t lanes;        /* that exist: the last warp of a block may be short */
+    uint32_t alive;        /* not exited */
+    int pc[LANES];         /* of each lane */
+    uint64_t *registers;   /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
+    wait_state wait;
+    int passed_wait;       /* the executor that waited is being executed again */
+    uint64_t instructions;
+    struct async_work *pending; /* of ASYNC_CP, ASYNC_STORE, ASYNC_WGMMA, in order of issue (run.c) */
+    int open_groups[4];    /* run.c's */
+} warp;
+
+/* A named barrier of a CTA (sync.c). */
+typedef struct named_barrier {
+    uint32_t expected, arrived, phase; /* threads; expected 0 = nobody is there yet */
+    uint64_t reduction;                /* bar.red */
+    uint64_t result;                   /* of the phase before */
+} named_barrier;
+
+typedef struct cta {
+    struct launch *launch;
+    uint32_t id[3], rank; /* rank in its cluster */
+    struct cta **cluster; /* its CTAs by rank; cluster[rank] == this one */
+    unsigned char *shared;
+    uint32_t shared_bytes;
+    warp *warps;
+    int warp_count, warps_alive;
+    named_barrier barriers[NAMED_BARRIERS];
+    uint32_t sm; /* %smid */
+} cta;
+
+typedef struct launch {
+    const ptxvm_launch *asked;
+    const entry *entry;
+    unsigned char *parameters; /* the parameter block: a copy; cvta.param gives its host address */
+    uint64_t random;           /* state of next_random() */
+    ptxvm_counts counts;
+    uint64_t clock; /* %clock64, globaltimer: counts instructions */
+} launch;
+
+uint64_t next_random(launch *launch);
+
+/* ---- Reading and writing operands (run.c, inline here: everything is made of them) ---- */
+
+static inline uint64_t *register_of(const warp *w, int reg)
+{
+    return w->registers + (size_t)reg * LANES;
+}
+
+/* The value of a register or immediate in one lane (an address operand: its address in its state space). */
+static inline uint64_t value_of(const warp *w, const operand *o, int lane)
+{
+    if (o->kind == O_REGISTER)
+        return register_of(w, o->reg)[lane];
+    uint64_t base = o->kind == O_ADDRESS && o->reg >= 0 ? register_of(w, o->reg)[lane] : 0;
+    return base + (uint64_t)o->imm;
+}
+
+/* A predicate operand with its negation. */
+static inline int predicate_of(const warp *w, const operand *o, int lane)
+{
+    return (int)(value_of(w, o, lane) & 1) != o->negated;
+}
+
+static inline void set_register(warp *w, const operand *o, int lane, uint64_t value)
+{
+    if (o->kind == O_REGISTER)
+        register_of(w, o->reg)[lane] = value;
+}
+
+/* Formats an error into the thread's buffer and returns it. */
+const char *fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- Memory (memory.c) ---- */
+
+/* Host address of [address, address + bytes) in shared memory. Addresses below 2^24 are the warp's own CTA's; bits 24
+ * and up hold 1 + the rank of a CTA of the cluster (as mapa gives). NULL and *error where it lies outside or is not
+ * aligned to `alignment`. */
+unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error);
+
+/* The same for global memory (and parameters by their generic address). */
+unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error);
+
+/* ---- mbarriers (sync.c): 64-bit objects in shared memory ---- */
+
+/* tensor.c and memory.c: completes `bytes` of the transaction count (complete_tx), or arrives. */
+const char *mbarrier_complete_bytes(warp *w, uint64_t shared_address, uint32_t bytes);
+const char *mbarrier_arrive(warp *w, uint64_t shared_address, uint32_t count);
+
+/* ---- Asynchronous work (run.c) ---- */
+
+/* Adds work issued by the warp. `data` (malloc'd; the list frees it) goes to `action`, which runs when the kind's waits
+ * demand it, at a random moment before (ASYNC_BULK: any moment), or at once where the launch is eager. Work of one kind
+ * and warp keeps its order. Returns what the action says if it ran. */
+const char *async_add(warp *w, async_kind kind, async_action action, void *data);
+
+/* cp.async.commit_group, bulk commit_group, wgmma.commit_group: closes the open group of that kind. */
+void async_commit(warp *w, async_kind kind);
+
+/* …wait_group N: runs all work of the kind but that of the N newest closed groups (and of the open one). */
+const char *async_wait(warp *w, async_kind kind, int newest);
+
+/* cp.async.mbarrier.arrive.noinc: behind all the warp's cp.async so far, then does `action`. */
+const char *async_after_cp(warp *w, async_action action, void *data);
+
+/* ---- Numbers (arith.c) ---- */
+
+float float_of_half(uint16_t bits);
+float float_of_bfloat(uint16_t bits);
+float float_of_e4m3(uint8_t bits);
+uint16_t half_of_float(float value);      /* round to nearest even */
+uint16_t bfloat_of_float(float value);    /* round to nearest even */
+uint8_t e4m3_of_float_satfinite(float value); /* NaN stays NaN */
+
+static inline float float_of_bits(uint32_t bits)
+{
+    union {
+        uint32_t u;
+        float f;
+    } both = {.u = bits};
+    return both.f;
+}
+
+static inline uint32_t bits_of_float(float value)
+{
+    union {
+        float f;
+        uint32_t u;
+    } both = {.f = value};
+    return both.u;
+}
+
+/* ---- Tensor maps (tensor.c): how the fake driver writes CUtensorMap's 128 bytes, and the machine reads them ---- */
+
+typedef struct tensor_map {
+    uint64_t base, extents[5]; /* base first: cuTensorMapReplaceAddress changes it. [1] next: tests read the rows there */
+    uint64_t strides[4];       /* bytes, of dimensions 1 and up */
+    uint16_t box[5];
+    uint8_t rank, element_bytes, swizzle; /* 0, 32, 64, 128 bytes */
+    uint8_t fill_nan;
+    uint32_t magic; /* TENSOR_MAP_MAGIC */
+} tensor_map;
+
+enum {
+    TENSOR_MAP_MAGIC = 0x54455831
+};
+
+_Static_assert(sizeof(tensor_map) <= 128, "it fits CUtensorMap");
+
+#endif
