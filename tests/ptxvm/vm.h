@@ -60,6 +60,7 @@ typedef struct operand {
     int negated;      /* !%p */
     int is_parameter; /* O_ADDRESS, O_IMMEDIATE: imm counts from the first parameter byte */
     int reg;          /* index into a warp's registers; -1 none; `_` (a sink) is O_NONE */
+    int bits; /* O_REGISTER: its declared width; 1 = a predicate. ld.s32 may fill a .b64, and extends the sign */
     int64_t imm;
     int count; /* of items */
     struct operand *items;
