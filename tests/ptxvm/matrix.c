@@ -259,6 +259,8 @@ static const char *execute_stmatrix(warp *w, const instruction *in, uint32_t act
                 memcpy(rows[8 * m + row] + 2 * column, &bits, sizeof bits);
             }
         }
+    for (int lane = 0; lane < 8 * count; lane++)
+        shared_written(w, value_of(w, &in->operands[0], lane), CHUNK_BYTES);
     return NULL;
 }
 
@@ -349,20 +351,25 @@ static const char *execute_wmma_mma(warp *w, const instruction *in, uint32_t act
 }
 
 /* Accumulators to and from shared memory, f32, rows or columns `stride` elements apart. */
-static const char *sums_in_memory(warp *w, const instruction *in, int address_at, float *rows[WMMA_SIDE])
+static uint64_t address_of_sums(const warp *w, const instruction *in, int address_at, int row)
+{
+    const uint64_t stride = in->operand_count > 2 ? value_of(w, &in->operands[2], 0) : WMMA_SIDE;
+    return value_of(w, &in->operands[address_at], 0) + sizeof(float) * stride * (unsigned)row;
+}
+
+static const char *sums_in_memory(warp *w, const instruction *in, int address_at, unsigned char *rows[WMMA_SIDE])
 {
     const char *error = NULL;
-    const uint64_t address = value_of(w, &in->operands[address_at], 0);
-    const uint64_t stride = in->operand_count > 2 ? value_of(w, &in->operands[2], 0) : WMMA_SIDE;
-    for (unsigned row = 0; row < WMMA_SIDE && !error; row++)
-        rows[row] = (float *)(void *)shared_at(w, address + sizeof(float) * stride * row, WMMA_SIDE * sizeof(float),
-                                               CHUNK_BYTES, &error);
+    for (int row = 0; row < WMMA_SIDE && !error; row++)
+        rows[row] =
+            shared_at(w, address_of_sums(w, in, address_at, row), WMMA_SIDE * sizeof(float), CHUNK_BYTES, &error);
     return error;
 }
 
 static const char *execute_wmma_load_sums(warp *w, const instruction *in, uint32_t active)
 {
-    float *rows[WMMA_SIDE], read[WMMA_SIDE * WMMA_SIDE], sums[WMMA_SIDE * WMMA_SIDE];
+    unsigned char *rows[WMMA_SIDE];
+    float read[WMMA_SIDE * WMMA_SIDE], sums[WMMA_SIDE * WMMA_SIDE];
     const char *error = check_whole(w, active);
     if (!error)
         error = check_vector(&in->operands[0], 8);
@@ -379,7 +386,8 @@ static const char *execute_wmma_load_sums(warp *w, const instruction *in, uint32
 
 static const char *execute_wmma_store_sums(warp *w, const instruction *in, uint32_t active)
 {
-    float *rows[WMMA_SIDE], sums[WMMA_SIDE * WMMA_SIDE], turned[WMMA_SIDE * WMMA_SIDE];
+    unsigned char *rows[WMMA_SIDE];
+    float sums[WMMA_SIDE * WMMA_SIDE], turned[WMMA_SIDE * WMMA_SIDE];
     const char *error = check_whole(w, active);
     if (!error)
         error = check_vector(&in->operands[1], 8);
@@ -390,8 +398,10 @@ static const char *execute_wmma_store_sums(warp *w, const instruction *in, uint3
     read_sums(w, &in->operands[1], WMMA_SIDE, sums);
     transpose(sums, WMMA_SIDE, WMMA_SIDE, turned);
     const float *from = in->decoded[SUMS_BY_COLUMNS] ? turned : sums;
-    for (int row = 0; row < WMMA_SIDE; row++)
+    for (int row = 0; row < WMMA_SIDE; row++) {
         memcpy(rows[row], from + row * WMMA_SIDE, WMMA_SIDE * sizeof(float));
+        shared_written(w, address_of_sums(w, in, 0, row), WMMA_SIDE * sizeof(float));
+    }
     return NULL;
 }
 
@@ -456,9 +466,11 @@ static const char *read_matrix(warp *w, uint64_t bits, element_type type, int is
             const char *error = NULL;
             const uint32_t offset =
                 is_mn_major ? offset_by_mn(&d, row, chunk + first / 8) : offset_by_k(&d, first + row, chunk);
-            const unsigned char *bytes =
-                shared_at(w, swizzled(d.address + offset, d.swizzle), CHUNK_BYTES, CHUNK_BYTES, &error);
-            if (!bytes)
+            const uint32_t address = swizzled(d.address + offset, d.swizzle);
+            const unsigned char *bytes = shared_at(w, address, CHUNK_BYTES, CHUNK_BYTES, &error);
+            if (bytes)
+                error = shared_for_async(w, address, CHUNK_BYTES);
+            if (error)
                 return error;
             memcpy(tile + (row * chunks + chunk) * CHUNK_BYTES, bytes, CHUNK_BYTES);
         }
