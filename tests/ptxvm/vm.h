@@ -52,7 +52,8 @@ typedef enum operand_kind {
     O_ADDRESS,   /* [reg + imm]; reg -1 = imm alone. A parameter's address has is_parameter set and imm = its offset.
                     A tensor's address [map, {c0, c1, …}] has the coordinates as items. */
     O_VECTOR,    /* {a, b, …}: items */
-    O_LABEL      /* imm: index of the instruction to go on with */
+    O_LABEL,     /* imm: index of the instruction to go on with */
+    O_SPECIAL    /* %tid.x …: imm is a special_register; the parser allows it in mov only (arith.c) */
 } operand_kind;
 
 typedef struct operand {
@@ -66,6 +67,33 @@ typedef struct operand {
     struct operand *items;
 } operand;
 
+/* What `mov` reads of O_SPECIAL. The three of a vector follow each other: .x, .y, .z. */
+typedef enum special_register {
+    S_TID,
+    S_NTID = S_TID + 3,
+    S_CTAID = S_NTID + 3,
+    S_NCTAID = S_CTAID + 3,
+    S_CLUSTERID = S_NCTAID + 3,
+    S_NCLUSTERID = S_CLUSTERID + 3,
+    S_CLUSTER_CTAID = S_NCLUSTERID + 3,
+    S_CLUSTER_NCTAID = S_CLUSTER_CTAID + 3,
+    S_CLUSTER_CTARANK = S_CLUSTER_NCTAID + 3,
+    S_CLUSTER_NCTARANK,
+    S_LANEID,
+    S_WARPID,
+    S_NWARPID,
+    S_SMID,
+    S_NSMID,
+    S_LANEMASK_EQ,
+    S_LANEMASK_LE,
+    S_LANEMASK_LT,
+    S_LANEMASK_GE,
+    S_LANEMASK_GT,
+    S_CLOCK, /* and clock64, globaltimer: instructions of the launch so far */
+    S_DYNAMIC_SMEM_SIZE,
+    S_TOTAL_SMEM_SIZE
+} special_register;
+
 struct warp;
 struct instruction;
 
@@ -76,18 +104,20 @@ struct instruction;
 typedef const char *(*executor)(struct warp *warp, const struct instruction *instruction, uint32_t active);
 
 typedef struct instruction {
-    executor execute;  /* NULL: control flow, run.c's own */
-    char mnemonic[96]; /* whole: "ld.shared.v4.u32" */
-    scalar_type type;  /* the last type in the mnemonic: what ld loads, what add adds, the source of a cvt */
-    scalar_type to;    /* the type before it, if there are two (cvt.TO.FROM, mul.wide has one): else T_NONE */
-    int vector;        /* .v2 = 2, .v4 = 4, else 1 */
-    int guard;         /* a predicate register, -1 = none */
+    executor execute; /* NULL: control flow, run.c's own */
+    scalar_type type; /* the last type in the mnemonic: what ld loads, what add adds, the source of a cvt */
+    scalar_type to;   /* the type before it, if there are two (cvt.TO.FROM, mul.wide has one): else T_NONE */
+    int vector;       /* .v2 = 2, .v4 = 4, else 1 */
+    int guard;        /* a predicate register, -1 = none */
     int guard_negated;
     int is_convergent; /* needs all lanes of the warp that have not exited (.sync, bar): run.c gathers them first */
+    int mask_operand;  /* is_convergent: the operand that names the lanes it needs; -1 = all that have not exited */
     int line;          /* in the text, from 1 */
     int operand_count;
-    operand operands[MAX_OPERANDS]; /* destination first; `d|p` counts as two */
     uint64_t decoded[4]; /* for the executor's file: what it read from the mnemonic while parsing (shapes, flags) */
+    operand operands[MAX_OPERANDS]; /* destination first; `d|p` counts as two */
+    char mnemonic[128];             /* whole: "ld.shared.v4.u32" */
+    const char *text;               /* the statement, shortened: for messages */
 } instruction;
 
 /* Whether the mnemonic holds this modifier: has_modifier(i, "trans") for ldmatrix….trans.shared.b16. Slow: call while
@@ -96,8 +126,8 @@ int has_modifier(const instruction *instruction, const char *modifier);
 
 typedef struct entry {
     char name[160];
-    int first,
-        register_count; /* instructions [first, first + …) end with ret; registers of all kinds, numbered from 0 */
+    int first;          /* of its instructions; they end with ret */
+    int register_count; /* of all kinds, numbered from 0 */
     int parameter_count;
     struct {
         uint32_t offset, bytes; /* in the parameter block */
@@ -138,6 +168,7 @@ typedef enum async_kind {
 typedef struct wait_state {
     int (*poll)(struct warp *warp, void *data);
     void *data;
+    int done;       /* the instruction needs no second execution: the warp goes on behind it */
     uint64_t token; /* poll's own: the phase that it waits for */
     char what[96];  /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
 } wait_state;
@@ -152,11 +183,17 @@ typedef struct warp {
     int pc[LANES];       /* of each lane */
     uint64_t *registers; /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
     wait_state wait;
-    int passed_wait; /* the executor that waited is being executed again */
-    uint64_t instructions;
-    struct async_work *pending; /* of ASYNC_CP, ASYNC_STORE, ASYNC_WGMMA, in order of issue (run.c) */
-    int open_groups[4];         /* run.c's */
-    uint32_t cluster_phase;     /* of the cluster's barrier when the warp arrived there (sync.c) */
+    int passed_wait;        /* the executor that waited is being executed again */
+    uint32_t active;        /* lanes of the instruction that is being executed */
+    uint32_t cluster_phase; /* of the cluster's barrier when the warp arrived there (sync.c) */
+
+    /* run.c's: */
+    uint32_t gathering; /* lanes that stand at a convergent instruction until others come */
+    uint32_t waiting;   /* lanes of waits[] */
+    struct group_wait *waits;
+    int wait_count;
+    struct async_work *pending;     /* ASYNC_CP, ASYNC_STORE, ASYNC_WGMMA in order of issue */
+    uint32_t open_groups[4][LANES]; /* of an async_kind: groups that each lane has closed */
 } warp;
 
 /* A named barrier of a CTA (sync.c). */
@@ -187,7 +224,7 @@ typedef struct cta {
     unsigned char *shared;
     uint32_t shared_bytes;
     warp *warps;
-    int warp_count, warps_alive;
+    int warp_count, warps_alive; /* alive: with a lane that has not exited */
     named_barrier barriers[NAMED_BARRIERS];
     named_barrier cluster_barrier; /* of the CTA with rank 0: the cluster's */
     mbarrier mbarriers[MAX_MBARRIERS];
