@@ -145,6 +145,9 @@ struct ptxvm_module {
     void *arena; /* parse.c's: operands' items */
 };
 
+/* NULL where the module does not hold it. */
+const entry *find_entry(const ptxvm_module *module, const char *name);
+
 executor find_executor_arith(instruction *instruction);
 executor find_executor_memory(instruction *instruction);
 executor find_executor_sync(instruction *instruction);
