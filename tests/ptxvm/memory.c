@@ -268,14 +268,18 @@ static const char *execute_st(warp *w, const instruction *i, uint32_t active)
         unsigned char *to = access(w, i, &i->operands[0], lane, all, &error);
         if (to == NULL)
             return error;
+        unsigned char stored[4 * sizeof(uint64_t)];
         for (int e = 0; e < i->vector; e++) {
             const uint64_t value = value_of(w, element_of(&i->operands[1], e), lane);
-            memcpy(to + (size_t)e * bytes, &value, bytes);
+            memcpy(stored + (size_t)e * bytes, &value, sizeof value);
         }
-        if (i->decoded[D_SPACE] == SHARED)
-            shared_written(w, value_of(w, &i->operands[0], lane), all);
-        else
+        /* Two warpgroups may clear the same rows each for itself: bytes that stay as they are need no fence. */
+        const int changes = memcmp(to, stored, all) != 0;
+        memcpy(to, stored, all);
+        if (i->decoded[D_SPACE] == GLOBAL)
             w->cta->launch->counts.bytes_global_written += all;
+        else if (changes)
+            shared_written(w, value_of(w, &i->operands[0], lane), all);
     }
     return NULL;
 }
@@ -287,7 +291,7 @@ static executor find_ld_or_st(instruction *i)
     const int has_policy = strstr(i->mnemonic, "L2::cache_hint") != NULL;
     i->decoded[D_BYTES] = bytes_of(i->type);
     if (!decode_space(i) || i->decoded[D_BYTES] == 0 || has_modifier(i, "async") ||
-        i->operand_count != 2 + has_policy || (i->vector > 1) != (data->kind == O_VECTOR) ||
+        i->operand_count != 2 + has_policy || i->vector > 4 || (i->vector > 1) != (data->kind == O_VECTOR) ||
         (data->kind == O_VECTOR && data->count != i->vector))
         return NULL;
     if (!is_load)
