@@ -1047,7 +1047,7 @@ int ptxvm_has_entry(const ptxvm_module *module, const char *name)
 int ptxvm_describe(const ptxvm_module *module, const char *name, ptxvm_needs *out)
 {
     const entry *e = find_entry(module, name);
-    if (e == NULL)
+    if (!e)
         return -1;
     *out = (ptxvm_needs){.parameter_count = e->parameter_count,
                          .static_smem_bytes = e->static_smem_bytes,
