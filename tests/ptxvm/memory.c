@@ -94,7 +94,9 @@ static void first_and_end_unit(uint64_t address, size_t bytes, size_t *first, si
     *end = (offset + bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
 }
 
-void shared_written(warp *w, uint64_t address, size_t bytes)
+/* A store that changes nothing vouches for what is there as well: two warpgroups may clear the same rows each for
+ * itself, and each needs its own fence only. */
+static void note_store(warp *w, uint64_t address, size_t bytes, int changes)
 {
     const char *error;
     cta *owner = cta_at(w, address, &error);
@@ -102,15 +104,24 @@ void shared_written(warp *w, uint64_t address, size_t bytes)
         return; /* the store itself has failed */
     size_t first, end;
     first_and_end_unit(address, bytes, &first, &end);
-    memset(owner->unfenced + first, 1 + w->index, end - first);
+    for (size_t i = first; i < end; i++)
+        if (changes)
+            owner->unfenced[i] = 1u << w->index;
+        else if (owner->unfenced[i] != 0)
+            owner->unfenced[i] |= 1u << w->index;
+}
+
+void shared_written(warp *w, uint64_t address, size_t bytes)
+{
+    note_store(w, address, bytes, 1);
 }
 
 void shared_fenced(warp *w)
 {
     const size_t units = (w->cta->shared_bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
-    unsigned char *unfenced = w->cta->unfenced;
+    uint32_t *unfenced = w->cta->unfenced;
     for (size_t i = 0; i < units; i++)
-        if (unfenced[i] == 1 + w->index)
+        if (unfenced[i] >> w->index & 1)
             unfenced[i] = 0;
 }
 
@@ -125,7 +136,7 @@ const char *shared_for_async(warp *w, uint64_t address, size_t bytes)
     for (size_t i = first; i < end; i++)
         if (owner->unfenced[i] != 0)
             return fail("shared address %zu was stored to by warp %d without a fence.proxy.async behind it",
-                        i * PROXY_UNIT_BYTES, owner->unfenced[i] - 1);
+                        i * PROXY_UNIT_BYTES, __builtin_ctz(owner->unfenced[i]));
     return NULL;
 }
 
@@ -273,13 +284,12 @@ static const char *execute_st(warp *w, const instruction *i, uint32_t active)
             const uint64_t value = value_of(w, element_of(&i->operands[1], e), lane);
             memcpy(stored + (size_t)e * bytes, &value, sizeof value);
         }
-        /* Two warpgroups may clear the same rows each for itself: bytes that stay as they are need no fence. */
         const int changes = memcmp(to, stored, all) != 0;
         memcpy(to, stored, all);
         if (i->decoded[D_SPACE] == GLOBAL)
             w->cta->launch->counts.bytes_global_written += all;
-        else if (changes)
-            shared_written(w, value_of(w, &i->operands[0], lane), all);
+        else
+            note_store(w, value_of(w, &i->operands[0], lane), all, changes);
     }
     return NULL;
 }

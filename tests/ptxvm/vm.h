@@ -231,9 +231,9 @@ typedef struct cta {
     named_barrier barriers[NAMED_BARRIERS];
     named_barrier cluster_barrier; /* of the CTA with rank 0: the cluster's */
     mbarrier mbarriers[MAX_MBARRIERS];
-    unsigned char unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: 1 + the warp whose ordinary stores to
-                                                                    this unit no fence.proxy.async has followed */
-    uint32_t sm;                                                 /* %smid */
+    uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit
+                                                               holds, none of them with a fence.proxy.async behind it */
+    uint32_t sm;                                            /* %smid */
 } cta;
 
 typedef struct launch {
