@@ -2,6 +2,7 @@
  *
  *     fit_cost --gpu NAME GRID.json               judges the rates as they are; exit code 1 when they fall short
  *     fit_cost --gpu NAME --fit FILE GRID.json    fits first and writes FILE (src/cuda/rates.def); then judges
+ *     fit_cost --gpu NAME --unseen GRID.json      judges, and counts every problem as one that no fit has seen
  *
  * GRID.json is what `acromion why --measure --json` printed. Half of its problems, by a hash of their text, serve to
  * fit; the others, which the fit never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of
@@ -400,16 +401,21 @@ static int judge(const grid *g)
 int main(int argc, char **argv)
 {
     const char *gpu = NULL, *output = NULL, *path = NULL;
+    bool unseen = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--gpu") == 0 && i + 1 < argc)
             gpu = argv[++i];
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc)
             output = argv[++i];
+        else if (strcmp(argv[i], "--unseen") == 0)
+            unseen = true;
         else if (argv[i][0] != '-' && !path)
             path = argv[i];
         else
-            die("usage", "fit_cost --gpu NAME [--fit FILE] GRID.json");
+            die("usage", "fit_cost --gpu NAME [--fit FILE | --unseen] GRID.json");
     }
+    if (unseen && output)
+        die("usage", "--fit and --unseen exclude each other");
     const gpu_model *model = gpu ? gpu_find(gpu) : NULL;
     if (!model || !path)
         die("usage", model ? "no grid" : "--gpu names no GPU of the table");
@@ -417,6 +423,8 @@ int main(int argc, char **argv)
     g.device = &model->device;
     g.held_out = -1;
     read_grid(&g, path);
+    for (int i = 0; i < g.row_count && unseen; i++)
+        g.rows[i].to_fit = false;
     estimate_all(&g);
     if (output) {
         choose_margin_and_fit(&g);
