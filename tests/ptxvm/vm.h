@@ -5,8 +5,8 @@
  *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
  *
- * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL for
- * instructions that are not its own. */
+ * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL
+ * for instructions that are not its own. */
 #ifndef PTXVM_VM_H
 #define PTXVM_VM_H
 
@@ -52,7 +52,8 @@ typedef enum operand_kind {
     O_ADDRESS,   /* [reg + imm]; reg -1 = imm alone. A parameter's address has is_parameter set and imm = its offset.
                     A tensor's address [map, {c0, c1, …}] has the coordinates as items. */
     O_VECTOR,    /* {a, b, …}: items */
-    O_LABEL      /* imm: index of the instruction to go on with */
+    O_LABEL,     /* imm: index of the instruction to go on with */
+    O_SPECIAL    /* %tid.x …: imm is a special_register; the parser allows it in mov only (arith.c) */
 } operand_kind;
 
 typedef struct operand {
@@ -60,10 +61,38 @@ typedef struct operand {
     int negated;      /* !%p */
     int is_parameter; /* O_ADDRESS, O_IMMEDIATE: imm counts from the first parameter byte */
     int reg;          /* index into a warp's registers; -1 none; `_` (a sink) is O_NONE */
+    int bits; /* O_REGISTER: its declared width; 1 = a predicate. ld.s32 may fill a .b64, and extends the sign */
     int64_t imm;
     int count; /* of items */
     struct operand *items;
 } operand;
+
+/* What `mov` reads of O_SPECIAL. The three of a vector follow each other: .x, .y, .z. */
+typedef enum special_register {
+    S_TID,
+    S_NTID = S_TID + 3,
+    S_CTAID = S_NTID + 3,
+    S_NCTAID = S_CTAID + 3,
+    S_CLUSTERID = S_NCTAID + 3,
+    S_NCLUSTERID = S_CLUSTERID + 3,
+    S_CLUSTER_CTAID = S_NCLUSTERID + 3,
+    S_CLUSTER_NCTAID = S_CLUSTER_CTAID + 3,
+    S_CLUSTER_CTARANK = S_CLUSTER_NCTAID + 3,
+    S_CLUSTER_NCTARANK,
+    S_LANEID,
+    S_WARPID,
+    S_NWARPID,
+    S_SMID,
+    S_NSMID,
+    S_LANEMASK_EQ,
+    S_LANEMASK_LE,
+    S_LANEMASK_LT,
+    S_LANEMASK_GE,
+    S_LANEMASK_GT,
+    S_CLOCK, /* and clock64, globaltimer: instructions of the launch so far */
+    S_DYNAMIC_SMEM_SIZE,
+    S_TOTAL_SMEM_SIZE
+} special_register;
 
 struct warp;
 struct instruction;
@@ -75,18 +104,20 @@ struct instruction;
 typedef const char *(*executor)(struct warp *warp, const struct instruction *instruction, uint32_t active);
 
 typedef struct instruction {
-    executor execute;     /* NULL: control flow, run.c's own */
-    char mnemonic[96];    /* whole: "ld.shared.v4.u32" */
-    scalar_type type;     /* the last type in the mnemonic: what ld loads, what add adds, the source of a cvt */
-    scalar_type to;       /* the type before it, if there are two (cvt.TO.FROM, mul.wide has one): else T_NONE */
-    int vector;           /* .v2 = 2, .v4 = 4, else 1 */
-    int guard;            /* a predicate register, -1 = none */
+    executor execute; /* NULL: control flow, run.c's own */
+    scalar_type type; /* the last type in the mnemonic: what ld loads, what add adds, the source of a cvt */
+    scalar_type to;   /* the type before it, if there are two (cvt.TO.FROM, mul.wide has one): else T_NONE */
+    int vector;       /* .v2 = 2, .v4 = 4, else 1 */
+    int guard;        /* a predicate register, -1 = none */
     int guard_negated;
-    int is_convergent;    /* needs all lanes of the warp that have not exited (.sync, bar): run.c gathers them first */
-    int line;             /* in the text, from 1 */
+    int is_convergent; /* needs all lanes of the warp that have not exited (.sync, bar): run.c gathers them first */
+    int mask_operand;  /* is_convergent: the operand that names the lanes it needs; -1 = all that have not exited */
+    int line;          /* in the text, from 1 */
     int operand_count;
+    uint64_t decoded[4]; /* for the executor's file: what it read from the mnemonic while parsing (shapes, flags) */
     operand operands[MAX_OPERANDS]; /* destination first; `d|p` counts as two */
-    uint64_t decoded[4];  /* for the executor's file: what it read from the mnemonic while parsing (shapes, flags) */
+    char mnemonic[128];             /* whole: "ld.shared.v4.u32" */
+    const char *text;               /* the statement, shortened: for messages */
 } instruction;
 
 /* Whether the mnemonic holds this modifier: has_modifier(i, "trans") for ldmatrix….trans.shared.b16. Slow: call while
@@ -95,7 +126,8 @@ int has_modifier(const instruction *instruction, const char *modifier);
 
 typedef struct entry {
     char name[160];
-    int first, register_count; /* instructions [first, first + …) end with ret; registers of all kinds, numbered from 0 */
+    int first;          /* of its instructions; they end with ret */
+    int register_count; /* of all kinds, numbered from 0 */
     int parameter_count;
     struct {
         uint32_t offset, bytes; /* in the parameter block */
@@ -112,6 +144,9 @@ struct ptxvm_module {
     int entry_count;
     void *arena; /* parse.c's: operands' items */
 };
+
+/* NULL where the module does not hold it. */
+const entry *find_entry(const ptxvm_module *module, const char *name);
 
 executor find_executor_arith(instruction *instruction);
 executor find_executor_memory(instruction *instruction);
@@ -136,23 +171,32 @@ typedef enum async_kind {
 typedef struct wait_state {
     int (*poll)(struct warp *warp, void *data);
     void *data;
-    char what[96]; /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
+    int done;       /* the instruction needs no second execution: the warp goes on behind it */
+    uint64_t token; /* poll's own: the phase that it waits for */
+    char what[96];  /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
 } wait_state;
 
 struct cta;
 
 typedef struct warp {
     struct cta *cta;
-    int index;             /* in the CTA */
-    uint32_t lanes;        /* that exist: the last warp of a block may be short */
-    uint32_t alive;        /* not exited */
-    int pc[LANES];         /* of each lane */
-    uint64_t *registers;   /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
+    int index;           /* in the CTA */
+    uint32_t lanes;      /* that exist: the last warp of a block may be short */
+    uint32_t alive;      /* not exited */
+    int pc[LANES];       /* of each lane */
+    uint64_t *registers; /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
     wait_state wait;
-    int passed_wait;       /* the executor that waited is being executed again */
-    uint64_t instructions;
-    struct async_work *pending; /* of ASYNC_CP, ASYNC_STORE, ASYNC_WGMMA, in order of issue (run.c) */
-    int open_groups[4];    /* run.c's */
+    int passed_wait;        /* the executor that waited is being executed again */
+    uint32_t active;        /* lanes of the instruction that is being executed */
+    uint32_t cluster_phase; /* of the cluster's barrier when the warp arrived there (sync.c) */
+
+    /* run.c's: */
+    uint32_t gathering; /* lanes that stand at a convergent instruction until others come */
+    uint32_t waiting;   /* lanes of waits[] */
+    struct group_wait *waits;
+    int wait_count;
+    struct async_work *pending;     /* ASYNC_CP, ASYNC_STORE, ASYNC_WGMMA in order of issue */
+    uint32_t open_groups[4][LANES]; /* of an async_kind: groups that each lane has closed */
 } warp;
 
 /* A named barrier of a CTA (sync.c). */
@@ -162,6 +206,20 @@ typedef struct named_barrier {
     uint64_t result;                   /* of the phase before */
 } named_barrier;
 
+/* An mbarrier (sync.c). Its eight bytes of shared memory hold a mark, so that stores over it are noticed. */
+typedef struct mbarrier {
+    uint32_t address, expected, pending; /* expected 0 = no barrier is here */
+    int32_t bytes;                       /* the transaction count */
+    uint32_t failed_tests;               /* test_waits that failed in this phase */
+    uint64_t phase;
+} mbarrier;
+
+enum {
+    MAX_MBARRIERS = 128, /* of a CTA */
+    PROXY_UNIT_BYTES = 16,
+    MAX_SHARED_BYTES = 233472
+};
+
 typedef struct cta {
     struct launch *launch;
     uint32_t id[3], rank; /* rank in its cluster */
@@ -169,9 +227,13 @@ typedef struct cta {
     unsigned char *shared;
     uint32_t shared_bytes;
     warp *warps;
-    int warp_count, warps_alive;
+    int warp_count, warps_alive; /* alive: with a lane that has not exited */
     named_barrier barriers[NAMED_BARRIERS];
-    uint32_t sm; /* %smid */
+    named_barrier cluster_barrier; /* of the CTA with rank 0: the cluster's */
+    mbarrier mbarriers[MAX_MBARRIERS];
+    uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit
+                                                               holds, none of them with a fence.proxy.async behind it */
+    uint32_t sm;                                            /* %smid */
 } cta;
 
 typedef struct launch {
@@ -180,7 +242,8 @@ typedef struct launch {
     unsigned char *parameters; /* the parameter block: a copy; cvta.param gives its host address */
     uint64_t random;           /* state of next_random() */
     ptxvm_counts counts;
-    uint64_t clock; /* %clock64, globaltimer: counts instructions */
+    uint64_t clock;                 /* %clock64, globaltimer: counts instructions */
+    uint64_t allocated_blocks[256]; /* memory.c's: blocks of global memory known to be allocated */
 } launch;
 
 uint64_t next_random(launch *launch);
@@ -226,6 +289,13 @@ unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignme
 /* The same for global memory (and parameters by their generic address). */
 unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error);
 
+/* Ordinary ("generic") stores to shared memory are visible to the copy engine and to wgmma only behind a
+ * fence.proxy.async. Who stores without being one of them says so (st, stmatrix, cp.async); the fence forgets the
+ * warp's marks; who reads as one of them asks first. shared_for_async: NULL or the error. */
+void shared_written(warp *w, uint64_t address, size_t bytes);
+void shared_fenced(warp *w);
+const char *shared_for_async(warp *w, uint64_t address, size_t bytes);
+
 /* ---- mbarriers (sync.c): 64-bit objects in shared memory ---- */
 
 /* tensor.c and memory.c: completes `bytes` of the transaction count (complete_tx), or arrives. */
@@ -253,8 +323,8 @@ const char *async_after_cp(warp *w, async_action action, void *data);
 float float_of_half(uint16_t bits);
 float float_of_bfloat(uint16_t bits);
 float float_of_e4m3(uint8_t bits);
-uint16_t half_of_float(float value);      /* round to nearest even */
-uint16_t bfloat_of_float(float value);    /* round to nearest even */
+uint16_t half_of_float(float value);          /* round to nearest even */
+uint16_t bfloat_of_float(float value);        /* round to nearest even */
 uint8_t e4m3_of_float_satfinite(float value); /* NaN stays NaN */
 
 static inline float float_of_bits(uint32_t bits)
@@ -274,22 +344,5 @@ static inline uint32_t bits_of_float(float value)
     } both = {.f = value};
     return both.u;
 }
-
-/* ---- Tensor maps (tensor.c): how the fake driver writes CUtensorMap's 128 bytes, and the machine reads them ---- */
-
-typedef struct tensor_map {
-    uint64_t base, extents[5]; /* base first: cuTensorMapReplaceAddress changes it. [1] next: tests read the rows there */
-    uint64_t strides[4];       /* bytes, of dimensions 1 and up */
-    uint16_t box[5];
-    uint8_t rank, element_bytes, swizzle; /* 0, 32, 64, 128 bytes */
-    uint8_t fill_nan;
-    uint32_t magic; /* TENSOR_MAP_MAGIC */
-} tensor_map;
-
-enum {
-    TENSOR_MAP_MAGIC = 0x54455831
-};
-
-_Static_assert(sizeof(tensor_map) <= 128, "it fits CUtensorMap");
 
 #endif
