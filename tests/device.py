@@ -83,9 +83,69 @@ def run_group(program, driver, images, name):
     return failures
 
 
+# Faults: kernel, GPU, what is wrong, and the edit of the PTX that makes it so.
+MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
+SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
+SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
+COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
+PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
+FLAWS = [
+    (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
+     lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+    (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
+    (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
+    (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
+    (WGMMA, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (WGMMA, 90, "every phase is the first", PHASE, r"\1, 0;"),
+    (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),
+    (WGMMA, 90, "consumers release no slot", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+    (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (FP8, 90, "turned tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (FP8, 90, "every phase is the first", PHASE, r"\1, 0;"),
+]
+FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64"}  # of the others:
+FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
+
+
+def run_flawed(program, driver, images, folder, flaw):
+    """Whether the unchanged kernel passes and the changed one does not."""
+    kernel, arch, _, pattern, replacement = flaw
+    source = pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
+    text = source.read_text()
+    changed, edits = re.subn(pattern, replacement, text)
+    verdicts = []
+    for name, content in (("whole", text), ("flawed", changed)):
+        place = folder / name
+        place.mkdir()
+        (place / f"{kernel}.bin").symlink_to(pathlib.Path(images).resolve() / f"{kernel}.bin")
+        (place / source.name).write_text(content)
+        asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
+        sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
+        verdicts.append(check(program, environment(driver, str(place), arch, sms, LATE), kernel, [asked]))
+    (whole, shown), (flawed, _) = verdicts
+    found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
+    passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found
+    return passed, f"{edits} edits; {found[0][:400] if found else 'nothing found'}", shown, whole, flawed
+
+
+def run_flaws(program, driver, images):
+    failures = 0
+    for flaw in FLAWS:
+        with tempfile.TemporaryDirectory() as folder:
+            passed, found, shown, whole, flawed = run_flawed(program, driver, images, pathlib.Path(folder), flaw)
+        print(f"{flaw[0]}: {flaw[2]}: {found}", flush=True)
+        if not passed:
+            failures += 1
+            print(f"FAILED: {shown}\nas it is: {whole.stdout}{whole.stderr}\nwith the flaw: {flawed.stdout}"
+                  f"{flawed.stderr}")
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    return 1 if run_group(program, driver, images, name) else 0
+    failures = run_flaws(program, driver, images) if name == "flaws" else run_group(program, driver, images, name)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

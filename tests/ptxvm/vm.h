@@ -6,8 +6,8 @@
  *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
  *
- * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL for
- * instructions that are not its own. */
+ * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL
+ * for instructions that are not its own. */
 #ifndef PTXVM_VM_H
 #define PTXVM_VM_H
 
