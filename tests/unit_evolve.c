@@ -101,42 +101,107 @@ static void make_world(world *w, const char *problem, const acr__device *device)
     assert_int_equal(tree_spaces(&w->spaces, ".", &scene, NULL), ACR_OK);
 }
 
-/* Every line of kernels.def whose family has a space is a legal point of it, and comes back as it is written there. */
+/* The families that a search leaves out: nothing to choose in the one, rungs of a ladder the others. */
+static bool has_no_space(const char *family)
+{
+    return strcmp(family, "fwd_simt") == 0 || strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0;
+}
+
+/* A small problem that the line is made for. */
+static void problem_of_line(char out[ACR_PROBLEM_TEXT_MAX], const acr__kernel *kernel, const candidate *c)
+{
+    static const char *const dtypes[] = {[ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
+    char packed[8];
+    bool is_packed = candidate_parameter(c, "PACKED", packed, sizeof packed);
+    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s:b2:h1:s64:d%d/%d%s", dtypes[kernel->dtype], (int)kernel->qk_dim_max,
+             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "");
+}
+
+/* Every line of kernels.def is a legal point of its family's space, and comes back as it is written there, under its
+ * name: lists and spaces do not drift apart. */
 static void test_lines_are_points(void **state)
 {
-    static const char *const problems[] = {
-        "f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64",  "bf16:b1:h1:s64:d64", "e4m3:b1:h1:s64:d64", "f16:b1:h1:s64:d32",
-        "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d128", "f16:b1:h1:s64:d192", "f16:b1:h1:s64:d256", "bf16:b1:h1:s64:d128"};
     (void)state;
     int points = 0;
-    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
-        for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
-            world w;
-            const char *problem = problems[i];
-            if (on_gpu && (strncmp(problem, "f32", 3) == 0 || strncmp(problem, "e4m3", 4) == 0)) {
-                continue;
-            }
-            make_world(&w, problem, on_gpu ? &h200 : &cpu);
-            for (size_t k = 0; k < acr__kernel_count; ++k) {
-                candidate c;
-                genome g;
-                assert_int_equal(candidate_of_kernel(&c, acr__kernels[k]->name), ACR_OK);
-                if (fold_point(&w.spaces, c.family, c.arch, c.parameters, &g)) {
-                    char parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
-                    candidate again;
-                    const space *s = &w.spaces.items[g.space];
-                    assert_true(space_legal(s, &g, reason));
-                    space_parameters(s, &g, parameters);
-                    assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
-                    assert_string_equal(again.parameters, c.parameters);
-                    candidate_free(&again);
-                    ++points;
-                }
-                candidate_free(&c);
-            }
+    for (size_t k = 0; k < acr__kernel_count; ++k) {
+        const acr__kernel *kernel = acr__kernels[k];
+        candidate c, again;
+        genome g;
+        world w;
+        char problem[ACR_PROBLEM_TEXT_MAX], parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
+        char name[WISDOM_KERNEL_MAX];
+        if (has_no_space(kernel->family)) {
+            continue;
         }
+        assert_int_equal(candidate_of_kernel(&c, kernel->name), ACR_OK);
+        problem_of_line(problem, kernel, &c);
+        make_world(&w, problem, kernel->backend == ACR__CUDA ? &h200 : &cpu);
+        if (!fold_point(&w.spaces, c.family, c.arch, c.parameters, &g)) {
+            fail_msg("%s is no point of %s.space", kernel->name, c.family);
+        }
+        const space *s = &w.spaces.items[g.space];
+        if (!space_legal(s, &g, reason)) {
+            fail_msg("%s is no legal point: %s", kernel->name, reason);
+        }
+        space_parameters(s, &g, parameters);
+        assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
+        assert_string_equal(again.parameters, c.parameters);
+        space_kernel_name(s, &g, name);
+        assert_string_equal(name, kernel->name);
+        candidate_free(&again);
+        candidate_free(&c);
+        ++points;
     }
-    assert_true(points >= 40);
+    assert_true(points >= 100);
+}
+
+/* No set has the name of a line that is another set; the traits of sets are all in their names. */
+static void test_names_are_unique(void **state)
+{
+    static const struct {
+        const char *problem, *family, *parameters, *name;
+    } sets[] = {
+        {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=64 STAGES=4", "fwd_short_f16_d64_64x128_s4_l0_sm90a"},
+        {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=128 STAGES=5 RING=1 LAG=100",
+         "fwd_short_f16_d64_128x64_s5_l100_ring_sm90a"},
+        {"e4m3:b2:h8:s512:d128", "fwd_fp8", "DIM=128 Q_TILE=192 KV_TILE=64 STAGES=2 Q_STAGES=2 FOLD_TILES=4",
+         "fwd_fp8_e4m3_d128_192x64_s2_q2f4_sm90a"},
+        {"b2:h8:s512:d192/128", "fwd_wgmma", "DIM=192 V_DIM=128 Q_TILE=128 KV_TILE=80 STAGES=2",
+         "fwd_wgmma_f16_d192_128x80_s2_v128_sm90a"},
+        {"b2:h8:s512:d64:bshd:packed", "fwd_mma",
+         "DIM=64 Q_TILE=128 KV_TILE=64 STAGES=3 WARP_ROWS=32 PACKED=1", "fwd_mma_f16_d64_128x64_s3_w32_packed_sm80"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; ++i) {
+        world w;
+        genome g;
+        char name[WISDOM_KERNEL_MAX];
+        make_world(&w, sets[i].problem, &h200);
+        assert_true(fold_point(&w.spaces, sets[i].family, strcmp(sets[i].family, "fwd_mma") == 0 ? "80" : "90a",
+                               sets[i].parameters, &g));
+        space_kernel_name(&w.spaces.items[g.space], &g, name);
+        assert_string_equal(name, sets[i].name);
+    }
+}
+
+/* Packed batches: variants of their own, or none; never both kinds in one search. */
+static void test_packed_spaces(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "b2:h8:s512:d64:bshd:packed", &h200);
+    for (int i = 0; i < w.spaces.count; ++i) {
+        assert_true(w.spaces.items[i].is_packed);
+        assert_non_null(strstr(w.spaces.items[i].fixed, "PACKED=1"));
+    }
+    assert_int_equal(w.spaces.count, 2); /* fwd_mma, fwd_wgmma */
+    acr_problem both[2] = {w.problem, w.problem};
+    assert_int_equal(acr_problem_parse(&both[1], "b2:h8:s512:d64:bshd", NULL), ACR_OK);
+    assert_int_equal(acr_problem_canonical(&both[1], &both[1]), ACR_OK);
+    const search_scene scene = {both, 2, &h200};
+    space_list spaces;
+    assert_int_equal(tree_spaces(&spaces, ".", &scene, NULL), ACR_UNSUPPORTED);
+    assert_non_null(strstr(acr_last_error(), "not all problems are packed"));
 }
 
 static void test_space_texts(void **state)
@@ -185,6 +250,9 @@ static void test_bad_spaces(void **state)
         "arch 80\ndtype f16\ndim DIM 64\n",                                  /* no parameters */
         "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nlet B A + 1\n",        /* no = */
         "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nforbid A > 1 # why\n", /* directive */
+        "arch 80\ndtype f16\ndim DIM 64\npacked\nmicro A 1 2\n",             /* packed: how */
+        "arch 80\ndtype f16\ndim DIM 64\npacked maybe\nmicro A 1 2\n",       /* the same */
+        "arch 80\ndtype f16\ndim DIM 64\nv_dim V 8\nv_dim V 9\nmicro A 1\n", /* twice */
     };
     (void)state;
     char path[256];
@@ -332,7 +400,7 @@ static void test_exhaustion(void **state)
 {
     (void)state;
     world w;
-    make_world(&w, "b2:h8:s512:d64", &h200);
+    make_world(&w, "b2:h8:s512:d128", &h200);
     const search_scene scene = w.spaces.scene;
     assert_int_equal(tree_spaces(&w.spaces, ".", &scene, "fwd_short"), ACR_OK);
     const int64_t points = genome_count(&w.spaces, 1000, NULL, NULL);
@@ -675,8 +743,16 @@ static void print_point(const world *w, const genome *g)
 
 static void print_points(int count)
 {
-    static const char *const problems[] = {"f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64", "bf16:b1:h1:s64:d128",
-                                           "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d256"};
+    static const char *const problems[] = {"f32:b1:h1:s64:d64",
+                                           "f16:b1:h1:s64:d64",
+                                           "bf16:b1:h1:s64:d128",
+                                           "f16:b1:h1:s64:d96",
+                                           "f16:b1:h1:s64:d256",
+                                           "f16:b1:h1:s64:d192/128",
+                                           "e4m3:b1:h1:s64:d64",
+                                           "e4m3:b1:h1:s64:d128",
+                                           "f16:b1:h1:s64:d64:bshd:packed",
+                                           "bf16:b1:h1:s64:d128:bshd:packed"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
         world w;
         make_world(&w, problems[i], i == 0 ? &cpu : &h200);
@@ -704,6 +780,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expressions),       cmocka_unit_test(test_lines_are_points),
+        cmocka_unit_test(test_names_are_unique),  cmocka_unit_test(test_packed_spaces),
         cmocka_unit_test(test_space_texts),       cmocka_unit_test(test_bad_spaces),
         cmocka_unit_test(test_moves_are_legal),   cmocka_unit_test(test_proposals_repeat),
         cmocka_unit_test(test_search_climbs),     cmocka_unit_test(test_exhaustion),

@@ -77,7 +77,7 @@ static json_t *space_json(const space *s)
                                  : json_pack("{s:s, s:s}", "require", rule->expression, "reason", rule->reason));
     }
     return json_pack("{s:s, s:o, s:s, s:s, s:I, s:o, s:o}", "family", s->family, "archs", archs, "fixed",
-                     s->dtype_parameters, "dim", s->dim.name, "dim_value", (json_int_t)s->dim_value, "parameters",
+                     s->fixed, "dim", s->dim.name, "dim_value", (json_int_t)s->dim_value, "parameters",
                      parameters, "rules", rules);
 }
 
@@ -316,20 +316,28 @@ static char *copy_member(const json_t *answer, const char *key)
     return json_is_object(value) ? json_dumps(value, JSON_COMPACT) : text ? strdup(text) : NULL;
 }
 
+static bool names_parameter(const char *set, const char *name, size_t length)
+{
+    for (const char *at = set + strspn(set, " "); *at; at += strspn(at, " ")) {
+        if (strncmp(at, name, length) == 0 && at[length] == '=') {
+            return true;
+        }
+        at += strcspn(at, " ");
+    }
+    return false;
+}
+
 /* Fixed parameters may be given or left out: they are added where they are missing. */
 static void complete_parameters(request_trial *t, const space *s)
 {
-    char dim[SPACE_NAME_MAX + 24], given[SPACE_PARAMETERS_MAX];
-    snprintf(given, sizeof given, "%s", t->parameters);
-    snprintf(dim, sizeof dim, "%s=", s->dim.name);
-    bool has_dim = strncmp(given, dim, strlen(dim)) == 0;
-    char inner[sizeof dim + 1];
-    snprintf(inner, sizeof inner, " %s", dim);
-    has_dim = has_dim || strstr(given, inner) != NULL;
-    snprintf(dim, sizeof dim, "%s=%lld", s->dim.name, (long long)s->dim_value);
-    bool has_dtype = !*s->dtype_parameters || strstr(given, s->dtype_parameters) != NULL;
-    snprintf(t->parameters, sizeof t->parameters, "%.400s%s%s%s%s", given, has_dim ? "" : " ", has_dim ? "" : dim,
-             has_dtype ? "" : " ", has_dtype ? "" : s->dtype_parameters);
+    char fixed[SPACE_PARAMETERS_MAX];
+    snprintf(fixed, sizeof fixed, "%s %s=%lld", s->fixed, s->dim.name, (long long)s->dim_value);
+    for (char *rest = NULL, *word = strtok_r(fixed, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        size_t length = strlen(t->parameters);
+        if (!names_parameter(t->parameters, word, strcspn(word, "="))) {
+            snprintf(t->parameters + length, sizeof t->parameters - length, " %s", word);
+        }
+    }
 }
 
 static void accept_set(request_trial *t, const space_list *spaces, const archive *proposed)
