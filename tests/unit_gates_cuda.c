@@ -177,7 +177,7 @@ static void a_profiler_wraps_the_child(void **state)
     assert_non_null(strstr(text, "profiled\nat: profile b2:h8:s512:d64"));
     free(text);
     gates_profile(f->gates, a, missing, log, sizeof log, &result);
-    assert_end(&result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "127");
+    assert_end(&result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "No such file");
     artefact_free(a);
     candidate_free(&c);
 }

@@ -12,12 +12,12 @@
 #include "environment.h"
 #include "evolve/incumbent.h"
 #include "evolve/parametric.h"
-#include "evolve/process.h"
 #include "evolve/request.h"
 #include "evolve/screen.h"
 #include "evolve/tree.h"
 #include "json.h"
 #include "parallel.h"
+#include "process.h"
 #include "progress.h"
 #include "watch.h"
 

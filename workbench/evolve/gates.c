@@ -16,8 +16,8 @@
 #include "evolve/build.h"
 #include "evolve/identity.h"
 #include "evolve/judge.h"
-#include "evolve/process.h"
 #include "interleave.h"
+#include "process.h"
 #include "progress.h"
 
 struct gates {
