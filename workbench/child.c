@@ -142,10 +142,9 @@ static acr_status start_and_wait(child_result *result, const char *const *argv, 
     const double end_s = monotonic_s() + limit_s;
     const char **environment = plain_environment();
     pid_t pid;
-    acr_status status =
-        environment
-            ? process_start(&pid, argv, environment, (const int[]){ends[IN], ends[OUT_WRITE], ends[ERR_WRITE]}, &limits)
-            : acr__fail(ACR_NO_MEMORY, "%s: no memory for its environment", argv[0]);
+    acr_status status = environment ? process_start(&pid, argv, environment,
+                                                    (const int[]){ends[IN], ends[OUT_WRITE], ends[ERR_WRITE]}, &limits)
+                                    : acr__fail(ACR_NO_MEMORY, "%s: no memory for its environment", argv[0]);
     free((void *)environment);
     if (status != ACR_OK) {
         return status;
@@ -180,10 +179,9 @@ acr_status child_run(child_result *out, const char *const *argv, const char *inp
     int ends[ENDS] = {-1, -1, -1, -1, -1};
     *out = (child_result){.exit_code = -1};
     ends[IN] = input_file(input);
-    acr_status status =
-        ends[IN] < 0 || pipe2(ends + OUT_READ, O_CLOEXEC) != 0 || pipe2(ends + ERR_READ, O_CLOEXEC) != 0
-            ? acr__fail(ACR_IO, "%s: %s", argv[0], strerror(errno))
-            : start_and_wait(out, argv, ends, limit_s);
+    acr_status status = ends[IN] < 0 || pipe2(ends + OUT_READ, O_CLOEXEC) != 0 || pipe2(ends + ERR_READ, O_CLOEXEC) != 0
+                            ? acr__fail(ACR_IO, "%s: %s", argv[0], strerror(errno))
+                            : start_and_wait(out, argv, ends, limit_s);
     for (int i = 0; i < ENDS; ++i) {
         close_end(&ends[i]);
     }

@@ -133,7 +133,7 @@ void process_wait(process_outcome *out, pid_t pid, double end_s, const volatile 
 acr_status process_run(process_outcome *out, const char *const *argv, const char *log_path,
                        const process_limits *limits, const volatile int *stop)
 {
-    *out = (process_outcome){.end = PROCESS_EXITED};
+    *out = (process_outcome){.end = PROCESS_EXITED, .code = -1};
     const int log = open(log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (log < 0) {
         return acr__fail(ACR_IO, "%s: %s", log_path, strerror(errno));

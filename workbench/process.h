@@ -24,7 +24,7 @@ typedef enum process_end {
 
 typedef struct process_outcome {
     process_end end;
-    int code; /* exit code, or the signal */
+    int code; /* exit code, or the signal; -1 = it was not started */
     double wall_s;
 } process_outcome;
 

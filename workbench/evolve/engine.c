@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "environment.h"
+#include "evolve/elites.h"
 #include "evolve/incumbent.h"
 #include "evolve/parametric.h"
 #include "evolve/request.h"
@@ -40,7 +41,8 @@ typedef struct engine {
     trial_result control;
     int64_t slice;
     screen screen;
-    double started_s, longest_prepare_s, longest_judge_s;
+    double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
+    bool profiles; /* of elites are wanted, and to be had */
     trial_arm judging;
 } engine;
 
@@ -567,23 +569,34 @@ static bool take_candidate(void *arg, const trial_view *v)
     return false;
 }
 
-static acr_status confirm(engine *e, int64_t trial)
+/* Compiles a trial anew, under a name of its own. *a is NULL where that failed, which result says. */
+static acr_status prepare_again(engine *e, int64_t trial, char purpose, artefact **a, trial_result *result)
 {
     wanted_candidate w = {.trial = trial, .status = ACR_INVALID};
-    int round = 0;
     char name[32];
-    trial_result result;
-    artefact *a = NULL;
+    *a = NULL;
     acr_status status = store_trials(e->request->store, take_candidate, &w);
     status = status == ACR_OK ? w.status : status;
     if (status == ACR_OK) {
-        status = store_confirmation_count(e->request->store, &round);
+        snprintf(name, sizeof name, "%c%lld", purpose, (long long)trial);
+        gates_prepare(a, e->gates, &w.candidate, name, result);
+        candidate_free(&w.candidate);
+    }
+    return status;
+}
+
+static acr_status confirm(engine *e, int64_t trial)
+{
+    int round = 0;
+    trial_result result;
+    artefact *a = NULL;
+    acr_status status = store_confirmation_count(e->request->store, &round);
+    if (status == ACR_OK) {
+        status = prepare_again(e, trial, 'c', &a, &result);
     }
     if (status != ACR_OK) {
         return status;
     }
-    snprintf(name, sizeof name, "c%lld", (long long)trial);
-    gates_prepare(&a, e->gates, &w.candidate, name, &result);
     if (a) {
         trial_result_free(&result);
         gates_confirm(e->gates, a, round, &result);
@@ -597,7 +610,6 @@ static acr_status confirm(engine *e, int64_t trial)
     }
     trial_result_free(&result);
     artefact_free(a);
-    candidate_free(&w.candidate);
     return status;
 }
 
@@ -626,6 +638,51 @@ static acr_status confirm_winners(engine *e, engine_end *end)
     return status;
 }
 
+/* ---- Profiles of elites ---- */
+
+/* Of the incumbent (0) or a trial. */
+static acr_status profile_one(engine *e, int64_t trial)
+{
+    const elite_profiler profiler = {e->gates, e->request->store, e->slice, e->definition, e->request->stop};
+    const double start_s = monotonic_s();
+    artefact *a = NULL;
+    trial_result result;
+    trial_result_init(&result);
+    acr_status status = trial > 0 ? prepare_again(e, trial, 'p', &a, &result) : ACR_OK;
+    if (status == ACR_OK && trial > 0 && !a) { /* it was compiled before */
+        status = acr__fail(ACR_DEVICE_FAULT, "trial %lld, for its profile: %s", (long long)trial, result.detail);
+    }
+    if (status == ACR_OK) {
+        status = elites_profile(&profiler, trial, a, &e->profiles);
+    }
+    trial_result_free(&result);
+    artefact_free(a);
+    e->longest_profile_s = fmax(e->longest_profile_s, monotonic_s() - start_s);
+    return status;
+}
+
+/* All that are wanted now; *end is set when there was no time for one. */
+static acr_status profile_elites(engine *e, engine_end *end)
+{
+    int64_t trial = 0;
+    acr_status status = ACR_OK;
+    while (e->profiles && status == ACR_OK) {
+        status = elites_next(&trial, e->request->store, &e->fold.learnt[ARM_SEARCH]);
+        if (status != ACR_OK || trial < 0) {
+            return status;
+        }
+        if (stopped(e) || out_of_time(e, e->longest_prepare_s + e->longest_profile_s)) {
+            *end = stopped(e) ? ENGINE_INTERRUPTED : ENGINE_TIME;
+            return ACR_OK;
+        }
+        char now[64];
+        snprintf(now, sizeof now, "counters of trial %lld", (long long)trial);
+        screen_draw(&e->screen, &e->fold, now);
+        status = profile_one(e, trial);
+    }
+    return status;
+}
+
 /* ---- The run ---- */
 
 static bool budget_left(const engine *e)
@@ -650,6 +707,12 @@ static acr_status search(engine *e, engine_end *end)
             *end = ENGINE_PROPOSER;
             return ACR_OK;
         }
+        if (e->fold.flight_count == 0 && e->definition->proposer[0]) { /* which is told of them */
+            status = profile_elites(e, end);
+            if (status != ACR_OK || *end != ENGINE_COMPLETE) {
+                return status;
+            }
+        }
         status = e->fold.flight_count == 0 ? propose_round(e) : ACR_OK;
         if (status == ACR_OK && e->fold.flight_count > 0) {
             status = fly(e, end);
@@ -658,7 +721,8 @@ static acr_status search(engine *e, engine_end *end)
             return status;
         }
     }
-    return status == ACR_OK ? confirm_winners(e, end) : status;
+    status = status == ACR_OK ? confirm_winners(e, end) : status;
+    return status == ACR_OK && *end == ENGINE_COMPLETE ? profile_elites(e, end) : status;
 }
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
@@ -719,6 +783,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     e->request = request;
     e->definition = request->definition;
     e->started_s = monotonic_s();
+    e->profiles = strcmp(request->definition->backend, "cuda") == 0 && !request->no_profiles;
     trial_result_init(&e->control);
     if (mkdir(request->folder, 0777) != 0 && access(request->folder, W_OK) != 0) {
         free(e);

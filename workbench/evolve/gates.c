@@ -318,10 +318,11 @@ static acr_status path_in(char out[PATH_MAX], const char *folder, const char *pr
 /* Runs a stage in a child; the caller drops what it answers. NULL after filling result when the child did not live to
  * answer. */
 static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const char *folder, const char *name,
-                                 const char *const *wrapper, double timeout_s, trial_result *result)
+                                 const char *const *wrapper, double timeout_s, process_outcome *outcome,
+                                 trial_result *result)
 {
     char job_path[PATH_MAX], result_path[PATH_MAX], log_path[PATH_MAX];
-    process_outcome outcome;
+    *outcome = (process_outcome){.end = PROCESS_EXITED, .code = -1};
     const process_limits limits = {timeout_s, 0, (int64_t)256 << 20};
     json_t *object = judge_job_json(job);
     acr_status status = path_in(job_path, folder, name, ".job.json");
@@ -346,16 +347,16 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
             argv[words] = wrapper[words];
         }
         memcpy(argv + words, own, sizeof own);
-        status = process_run(&outcome, argv, log_path, &limits, g->setup.stop);
+        status = process_run(outcome, argv, log_path, &limits, g->setup.stop);
     }
     if (status != ACR_OK) {
         fail_trial(result, TRIAL_HARNESS_FAILED, acr_last_error());
         return NULL;
     }
     json_t *answer = json_load_file(result_path, 0, NULL);
-    if (!answer || outcome.end != PROCESS_EXITED || outcome.code != 0) {
+    if (!answer || outcome->end != PROCESS_EXITED || outcome->code != 0) {
         json_decref(answer);
-        read_death(result, &outcome, log_path);
+        read_death(result, outcome, log_path);
         return NULL;
     }
     return answer;
@@ -364,7 +365,8 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
 static json_t *ask_child(const gates *g, const judge_job *job, const char *folder, const char *name, double timeout_s,
                          trial_result *result)
 {
-    return ask_wrapped_child(g, job, folder, name, NULL, timeout_s, result);
+    process_outcome outcome;
+    return ask_wrapped_child(g, job, folder, name, NULL, timeout_s, &outcome, result);
 }
 
 static void read_end(trial_result *result, const json_t *answer)
@@ -878,19 +880,24 @@ void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
     result->gate_s[GATE_CONFIRMATION] = result->gate_s[GATE_CORRECTNESS] + result->gate_s[GATE_PERFORMANCE];
 }
 
-void gates_profile(gates *g, const artefact *a, const char *const *profiler, char *log, size_t log_bytes,
-                   trial_result *result)
+void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t problem, const char *const *profiler,
+                   double timeout_s)
 {
+    trial_result *result = &out->result;
+    a = a ? a : g->incumbent;
+    *out = (gates_profiled){.outcome = {.end = PROCESS_EXITED, .code = -1}};
     trial_result_init(result);
     result->gate = GATE_PROFILE;
-    if (a->backend != ACR__CUDA) {
-        fail_trial(result, TRIAL_HARNESS_FAILED, "a CPU kernel is not run outside of its sandbox to be profiled");
+    if (!a || a->backend != ACR__CUDA) {
+        fail_trial(result, TRIAL_HARNESS_FAILED,
+                   a ? "a CPU kernel is not run outside of its sandbox to be profiled" : "there is no incumbent");
         return;
     }
     const double start_s = monotonic_s();
-    const judge_job job = job_of(g, STAGE_PROFILE, a);
-    json_t *answer = ask_wrapped_child(g, &job, a->folder, "profile", profiler,
-                                       g->setup.timing_timeout_s * (double)g->setup.problem_count, result);
+    judge_job job = job_of(g, STAGE_PROFILE, a);
+    job.problems = g->problems + problem;
+    job.problem_count = 1;
+    json_t *answer = ask_wrapped_child(g, &job, a->folder, "profile", profiler, timeout_s, &out->outcome, result);
     if (answer) {
         read_end(result, answer);
         json_decref(answer);
@@ -898,7 +905,7 @@ void gates_profile(gates *g, const artefact *a, const char *const *profiler, cha
     if (result->status != TRIAL_VALID) { /* it has passed the gates: whatever fails now is not its doing */
         result->status = TRIAL_HARNESS_FAILED;
     }
-    snprintf(log, log_bytes, "%s/profile.log", a->folder);
+    (void)path_in(out->log, a->folder, "profile", ".log");
     result->gate_s[GATE_PROFILE] = monotonic_s() - start_s;
 }
 

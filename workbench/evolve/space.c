@@ -634,8 +634,7 @@ static bool take_parameter(const space *s, genome *g, uint32_t *given, char *wor
     char *equals = strchr(word, '=');
     int64_t value = 0;
     if (!equals || !parse_value(equals + 1, &value)) {
-        snprintf(reason, SPACE_REASON_MAX, "'%.60s' is not NAME=whole number, and not one of '%.80s'", word,
-                 s->fixed);
+        snprintf(reason, SPACE_REASON_MAX, "'%.60s' is not NAME=whole number, and not one of '%.80s'", word, s->fixed);
         return false;
     }
     *equals = '\0';
