@@ -365,6 +365,49 @@ def test_source(context):
     context.run("promote", str(search[0]["id"]), "--store", context.store("source"), code=1)
 
 
+def test_runs(context):
+    """tools/gpu-evolve.sh: several runs within a time, stopped and gone on with; what it leaves behind."""
+    folder = context.folder / "runs"
+    tiny = "--backend cpu --clock model --cases 1 --threads 2 --trials 5 --generation 3 --seed 4 "
+    runs = ["--run", "plain", tiny + PROBLEM, "--run", "causal", tiny + PROBLEM + ":causal"]
+    environment = os.environ | {"ACROMION": str(context.program)}
+
+    def call(*arguments, code):
+        done = subprocess.run([ROOT / "tools/gpu-evolve.sh", *arguments, folder], cwd=ROOT, env=environment,
+                              capture_output=True, text=True, timeout=300)
+        check(done.returncode == code, f"{arguments}: exit code {done.returncode}, not {code}: "
+                                       f"{done.stdout}{done.stderr}")
+        return done.stdout
+
+    call("--seconds", "0", *runs, code=UNFINISHED)
+    check(not list(folder.glob("*.db")), "without time nothing is begun")
+    process = subprocess.Popen([ROOT / "tools/gpu-evolve.sh", *runs, folder], cwd=ROOT, env=environment,
+                               stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not finished_ids(folder / "plain.db"):
+        check(time.monotonic() < deadline and process.poll() is None, "no trial was finished")
+        time.sleep(0.05)
+    process.terminate()
+    told = process.communicate(timeout=120)[0]
+    check(process.returncode == UNFINISHED and "plain: not finished" in told, f"a signal: {told}")
+    check(not (folder / "causal.db").exists(), "a run behind one that was stopped is not begun")
+    check(not processes_naming(str(folder)), f"left behind: {processes_naming(str(folder))}")
+    before = finished_ids(folder / "plain.db")
+    told = call(*runs, code=0)
+    check("plain: complete" in told and "causal: complete" in told, told)
+    check(before and before < finished_ids(folder / "plain.db"), "finished trials stay")
+    table = (folder / "runs.md").read_text()
+    check("| plain |" in table and "## causal" in table and "MODEL CLOCK" in table, f"the table: {table}")
+    summary = json.loads((folder / "plain.json").read_text())
+    check(summary["finished"] and summary["search"]["distinct"] == 5 == summary["control"]["distinct"], "the summary")
+    context.run("evolve", *(tiny + PROBLEM).split(), "--store", context.store("at_once"))
+    lines = (folder / "plain.jsonl").read_text().splitlines()
+    found = difference(context.archive("at_once"), [strip(json.loads(line)) for line in lines])
+    check(found is None, f"in slices it found something else: {found}")
+    told = call("--run", "broken", "--backend cpu not-a-problem", code=1)
+    check("broken: FAILED" in told, told)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")

@@ -12,7 +12,7 @@ enum {
     SPACE_GENES_MAX = 12,
     SPACE_VALUES_MAX = 32,
     SPACE_ARCHS_MAX = 4,
-    SPACE_CONDITIONS_MAX = 24,
+    SPACE_CONDITIONS_MAX = 32,
     SPACE_NAME_MAX = 32,
     SPACE_TEXT_MAX = 200,
     SPACE_PARAMETERS_MAX = 512, /* "NAME=value NAME=value": as a line of kernels.def has them */
