@@ -216,6 +216,31 @@ def test_usage(context):
     context.run("trials", "list", "--store", str(bad), code=3)
 
 
+def test_moved(context):
+    """A run does not go on with other spaces than it began with; the refusal names them, and the store stays readable."""
+    tree = context.folder / "tree"
+    tree.mkdir()
+    for name in ("src", "include", "cmake", "workbench"):
+        shutil.copytree(ROOT / name, tree / name)
+    space = tree / "src/cpu/fwd_simd.space"
+    context.evolve("moved", PROBLEM, "--trials", "3", "--time", "1s", "--tree", str(tree), code=UNFINISHED)
+    before, text = context.archive("moved"), space.read_text()
+    resume = ["evolve", "--resume", "--threads", "2", "--store", context.store("moved"), "--tree", str(tree)]
+    space.write_text(text.replace("UNROLL    1 2 4 8", "UNROLL    1 2 4"))
+    told = context.run(*resume, code=3).stderr
+    check("fwd_simd.space has changed" in told and "another --store" in told, f"a changed space: {told}")
+    space.unlink()
+    told = context.run(*resume, code=3).stderr
+    check("fwd_simd.space is gone" in told, f"a space that is gone: {told}")
+    space.write_text(text)
+    (tree / "src/cpu/fwd_plain.space").write_text(text)
+    told = context.run(*resume, code=3).stderr
+    check("fwd_plain.space is new" in told, f"a new space: {told}")
+    (tree / "src/cpu/fwd_plain.space").unlink()
+    check(before == context.archive("moved"), "a refused resume changes nothing")
+    context.run(*resume)
+
+
 def test_trials(context):
     """list, show, diff, export and summary tell the same."""
     context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4")

@@ -789,7 +789,10 @@ acr_status engine_run(const engine_request *request, engine_end *end)
         free(e);
         return acr__fail(ACR_IO, "%s: cannot be made", request->folder);
     }
-    acr_status status = open_gates(e);
+    acr_status status = definition_check_spaces(e->definition, NULL, request->tree); /* before anything is compiled */
+    if (status == ACR_OK) {
+        status = open_gates(e);
+    }
     if (status == ACR_OK) {
         status = run_slice(e, end);
     }

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device_lock.h"
 #include "evolve/admission.h"
 #include "evolve/build.h"
 #include "evolve/identity.h"
@@ -788,13 +789,30 @@ static void judge_correctness(gates *g, const artefact *a, trial_result *result,
     result->gate_s[GATE_CORRECTNESS] += monotonic_s() - start_s;
 }
 
+/* The child that times, alone on its device. */
+static json_t *ask_timing_child(gates *g, const artefact *a, trial_result *result, const judge_job *job,
+                                const char *name)
+{
+    const double timeout_s = g->setup.timing_timeout_s * (double)g->setup.problem_count;
+    int lock = -1;
+    if (g->setup.clock == GATES_CLOCK_REAL &&
+        device_lock(&lock, g->backend, g->setup.device, g->setup.stop) != ACR_OK) {
+        fail_trial(result, TRIAL_HARNESS_FAILED, acr_last_error());
+        return NULL;
+    }
+    json_t *answer = ask_child(g, job, a->folder, name, timeout_s, result);
+    if (lock >= 0) {
+        device_unlock(lock);
+    }
+    return answer;
+}
+
 /* One measurement in a process of its own. */
 static void judge_performance(gates *g, const artefact *a, trial_result *result, const judge_job *job, const char *name)
 {
     result->gate = GATE_PLAUSIBILITY;
     const double start_s = monotonic_s();
-    json_t *answer =
-        ask_child(g, job, a->folder, name, g->setup.timing_timeout_s * (double)g->setup.problem_count, result);
+    json_t *answer = ask_timing_child(g, a, result, job, name);
     if (answer) {
         read_end(result, answer);
         if (result->status == TRIAL_VALID &&
