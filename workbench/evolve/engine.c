@@ -196,8 +196,9 @@ static acr_status begin_slice(engine *e)
 static acr_status run_control(engine *e)
 {
     gates_control(e->gates, &e->control);
-    if (e->control.status == TRIAL_HARNESS_FAILED) {
-        return acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s", e->control.detail);
+    if (e->control.status != TRIAL_VALID) { /* without it there is no noise floor, and no trial means anything */
+        return acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s", trial_status_name(e->control.status),
+                         e->control.detail);
     }
     return store_slice_control(e->request->store, e->slice, &e->control);
 }

@@ -488,6 +488,7 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
     return copy_problems(g, setup->problems, setup->problem_count);
 }
 
+/* Measures them, on a CPU; the lowest that was ever seen counts, since other work on the machine only raises them. */
 static acr_status find_floors(gates *g)
 {
     trial_result result;
@@ -504,8 +505,9 @@ static acr_status find_floors(gates *g)
     const bool whole = json_array_size(floors) == g->setup.problem_count;
     for (size_t i = 0; whole && i < g->setup.problem_count; ++i) {
         const json_t *pair = json_array_get(floors, i);
-        g->problems[i].floor_us = json_number_value(json_array_get(pair, 0));
-        g->problems[i].memory_us = json_number_value(json_array_get(pair, 1));
+        const double floor_us = json_number_value(json_array_get(pair, 0)), known_us = g->problems[i].floor_us;
+        g->problems[i].floor_us = known_us > 0 ? fmin(floor_us, known_us) : floor_us;
+        g->problems[i].memory_us = fmax(g->problems[i].memory_us, json_number_value(json_array_get(pair, 1)));
     }
     text_of(result.detail, sizeof result.detail, answer, "detail");
     json_decref(answer);
@@ -929,9 +931,21 @@ void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t prob
 
 void gates_control(gates *g, trial_result *result)
 {
+    enum {
+        TRIES = 4
+    };
+    judge_job job = job_of(g, STAGE_PERFORMANCE, g->incumbent);
     trial_result_init(result);
-    const judge_job job = job_of(g, STAGE_PERFORMANCE, g->incumbent);
     judge_performance(g, g->incumbent, result, &job, "control");
+    /* The incumbent is right: what it falls below was measured on a machine busy with something else. */
+    for (int i = 1; i < TRIES && result->status == TRIAL_IMPLAUSIBLE && g->device.backend == ACR__CPU; ++i) {
+        if (find_floors(g) != ACR_OK) {
+            fail_trial(result, TRIAL_HARNESS_FAILED, acr_last_error());
+            return;
+        }
+        trial_result_free(result);
+        judge_performance(g, g->incumbent, result, &job, "control");
+    }
     if (result->status == TRIAL_VALID) {
         compare_overall(g, result, &g->noise_floor);
     }
