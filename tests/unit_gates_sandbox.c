@@ -387,14 +387,10 @@ int main(int argc, char **argv)
         return misbehave(argv);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exit_codes_and_signals_are_told),
-        cmocka_unit_test(output_goes_to_the_log),
-        cmocka_unit_test(a_crowd_ends_with_its_time),
-        cmocka_unit_test(memory_and_files_are_limited),
-        cmocka_unit_test(a_stop_ends_a_process),
-        cmocka_unit_test(a_device_is_timed_by_one),
-        cmocka_unit_test(an_honest_kernel_runs),
-        cmocka_unit_test(every_breach_is_told),
+        cmocka_unit_test(exit_codes_and_signals_are_told), cmocka_unit_test(output_goes_to_the_log),
+        cmocka_unit_test(a_crowd_ends_with_its_time),      cmocka_unit_test(memory_and_files_are_limited),
+        cmocka_unit_test(a_stop_ends_a_process),           cmocka_unit_test(a_device_is_timed_by_one),
+        cmocka_unit_test(an_honest_kernel_runs),           cmocka_unit_test(every_breach_is_told),
         cmocka_unit_test(after_a_breach_nothing_runs),
     };
     return cmocka_run_group_tests(tests, NULL, remove_log);

@@ -137,19 +137,48 @@ static acr_status open_gates(engine *e)
     return gates_open(&e->gates, &setup);
 }
 
-/* The lines of the table that are points of the spaces: what both arms begin with. */
-static int list_seeds(const space_list *spaces, genome seeds[SEEDS_MAX])
+/* The logarithm of what the cost models think of a kernel on all the problems; infinity where it cannot run one. */
+static double modelled_cost(const definition *d, const acr__kernel *kernel, const acr__device *device)
 {
+    double sum = 0.0;
+    for (size_t i = 0; i < d->problem_count; ++i) {
+        const acr_problem *p = &d->problems[i].problem;
+        sum += acr__why_not(kernel, p, device) ? INFINITY : d->problems[i].weight * log(kernel->cost(p, device));
+    }
+    return sum;
+}
+
+static bool line_is_point(const space_list *spaces, const acr__kernel *kernel, genome *out)
+{
+    candidate c = {.family = NULL};
+    bool wanted = kernel->dtype == spaces->scene.problems[0].dtype && candidate_of_kernel(&c, kernel->name) == ACR_OK &&
+                  fold_point(spaces, c.family, c.arch, c.parameters, out) && genome_legal(spaces, out);
+    candidate_free(&c);
+    return wanted;
+}
+
+/* The lines of the table that are points of the spaces, those that the cost models like best: what both arms begin
+ * with. */
+static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX])
+{
+    double costs[SEEDS_MAX];
     int count = 0;
-    for (size_t i = 0; i < acr__kernel_count && count < SEEDS_MAX; ++i) {
-        candidate c = {.family = NULL};
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
         genome g;
-        bool wanted = acr__kernels[i]->dtype == spaces->scene.problems[0].dtype &&
-                      candidate_of_kernel(&c, acr__kernels[i]->name) == ACR_OK &&
-                      fold_point(spaces, c.family, c.arch, c.parameters, &g) && genome_legal(spaces, &g);
-        candidate_free(&c);
-        if (wanted) {
-            seeds[count++] = g;
+        double cost = line_is_point(spaces, acr__kernels[i], &g)
+                          ? modelled_cost(d, acr__kernels[i], spaces->scene.device)
+                          : INFINITY;
+        int at = count;
+        for (; at > 0 && cost < costs[at - 1]; --at) {
+            if (at < SEEDS_MAX) {
+                costs[at] = costs[at - 1];
+                seeds[at] = seeds[at - 1];
+            }
+        }
+        if (at < SEEDS_MAX && isfinite(cost)) {
+            costs[at] = cost;
+            seeds[at] = g;
+            count += count < SEEDS_MAX;
         }
     }
     return count;
@@ -172,7 +201,7 @@ static acr_status open_spaces(engine *e)
     for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
         parametric *p = &e->arms[arm];
         *p = (parametric){.spaces = &e->spaces, .seed = d->seed, .control = arm == ARM_CONTROL};
-        p->seed_count = d->from ? 0 : list_seeds(&e->spaces, p->seeds);
+        p->seed_count = d->from ? 0 : list_seeds(d, &e->spaces, p->seeds);
     }
     return status;
 }
