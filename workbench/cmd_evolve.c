@@ -51,7 +51,7 @@ static const option_spec options[] = {
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
-    {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself; cpu only"},
+    {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself"},
     {0, NULL, NULL, NULL},
 };
 
@@ -255,9 +255,6 @@ static int define(request *r, const common_options *common, const char *tree)
     d->generation = d->generation ? d->generation : d->proposer[0] ? 1 : GENERATION_DEFAULT;
     choose_seeds(d);
     acr_status status = r->from ? definition_set_incumbent(d, r->from) : ACR_OK;
-    if (status == ACR_OK && d->clock == GATES_CLOCK_MODEL && device->backend != ACR__CPU) {
-        status = acr__fail(ACR_UNSUPPORTED, "--clock model is for the cpu backend");
-    }
     if (status == ACR_OK && d->proposer[0] && d->generation != 1) {
         status = acr__fail(ACR_INVALID, "--generation is 1 with an external proposer");
     }

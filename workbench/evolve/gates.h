@@ -134,7 +134,7 @@ typedef struct gates_problem {
 
 typedef enum gates_clock {
     GATES_CLOCK_REAL,
-    /* For tests of the search, cpu only: nothing is timed; samples are what the description's `cost` says for a fixed
+    /* For tests of the search: nothing is timed; samples are what the description's `cost` says for a fixed
      * machine (a source: a function of its identity), with noise from the identity, the problem and the seeds. The same
      * candidate gets the same figures in every run. */
     GATES_CLOCK_MODEL
