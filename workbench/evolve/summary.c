@@ -203,7 +203,7 @@ static int compare_findings(const finding *a, const finding *b)
                                   : 0;
 }
 
-static void conclude(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
+static void conclude_of_times(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
 {
     const arm_summary *search = &s->arms[ARM_SEARCH], *control = &s->arms[ARM_CONTROL];
     const finding *won = &search->confirmed;
@@ -260,6 +260,13 @@ static void conclude(const summary *s, const definition *d, const char *path, ch
         snprintf(out + length, capacity - (size_t)length, " Random search with %s found no confirmed improvement.",
                  budget);
     }
+}
+
+static void conclude(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
+{
+    const int length =
+        snprintf(out, capacity, "%s", d->clock == GATES_CLOCK_MODEL ? "MODEL CLOCK, nothing was timed: " : "");
+    conclude_of_times(s, d, path, out + length, capacity - (size_t)length);
 }
 
 /* Above it a machine is not one to measure on. */
