@@ -18,7 +18,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ""
-COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "report"]
+COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "variant", "report"]
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
 
 
@@ -434,6 +434,28 @@ class Judging(Cli):
 
     def test_nothing_to_check_is_a_failure(self):
         self.run_fails(FAILED, "nothing was checked", "check", "--backend", "cpu", "-k", "*_f32_*", "b1:h1:s8:d8")
+
+    def test_reruns(self):
+        arguments = ("check", "--backend", "cpu", "-k", "*_f32_*_portable", "f32:b1:h1:s9:d8", "--inputs", "normal")
+        self.assertEqual(self.json_of(*arguments, "--reruns", "5")["reruns"], 5)
+        self.run_fails(USAGE, "reruns", *arguments, "--reruns", "0")
+
+    def test_variants(self):
+        base, problem = "fwd_simd_f32_d1024_64x64_portable", "f32:b1:h2:s65:d64"
+        variant = f"{base}:UNROLL=1"
+        self.run_ok("variant", "-o", self.path, variant)
+        for given in (variant, self.path):
+            records = self.json_of("bench", "--backend", "cpu", "--quick", problem, "--variant", given)
+            self.assertEqual([r["kernel"] for r in records], [base, f"{base}+UNROLL=1"])
+            self.assertNotEqual(records[0]["image"], records[1]["image"])
+        report = self.json_of("check", "--backend", "cpu", "-k", "*_f32_*_64x64_avx2", "--quick", "--variant", self.path)
+        self.assertEqual([k["failed"] for k in report["kernels"] if k["kernel"] == f"{base}+UNROLL=1"], [0])
+        self.assertFalse([k for k in report["kernels"] if k["kernel"] == base])
+        self.run_fails(FAILED, "compile_failed", "variant", "-o", self.path, f"{base}:DIM=nothing")
+        self.run_fails(BAD_INPUT, "kernels.def", "variant", "-o", self.path, "fwd_nothing:A=1")
+        self.run_fails(BAD_INPUT, "NAME=value", "bench", "--backend", "cpu", problem, "--variant", f"{base}:lower=1")
+        self.run_fails(FILE, "no variants", "check", "--backend", "cpu", "--variant", ROOT / "docs")
+        self.run_fails(USAGE, "-o", "variant", variant)
 
     def test_bench_records(self):
         output = self.path / "bench.json"

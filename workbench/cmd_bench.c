@@ -42,8 +42,8 @@ enum {
 
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
-    {ID_VARIANT, "variant", "KERNEL:NAME=VALUE,...",
-     "also this kernel with other parameters, or a folder of them (`acromion variant`); without -k beside it alone"},
+    {ID_VARIANT, "variant", "VARIANT",
+     "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},

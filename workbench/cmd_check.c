@@ -26,8 +26,8 @@ enum {
 
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
-    {ID_VARIANT, "variant", "KERNEL:NAME=VALUE,...",
-     "also this kernel with other parameters, or a folder of them (`acromion variant`); without -k beside it alone"},
+    {ID_VARIANT, "variant", "VARIANT",
+     "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled"},

@@ -63,6 +63,7 @@ int cmd_variant(int argc, char **argv)
                 r.output ? "which variants?" : "-o FOLDER is missing");
         return EXIT_USAGE;
     }
+    exit_code = EXIT_DONE;
     for (int i = first; i < argc; ++i) {
         acr_status status = variant_build(argv[i], r.output, &r.gpu->device);
         if (status == ACR_UNSUPPORTED) { /* this one; others may do */

@@ -16,8 +16,8 @@ enum {
 };
 
 /* Compiles a variant into the folder `into`/<name>, for the architecture of `device`. Returns ACR_OK after saying on
- * standard error what it took, spills included. Errors: ACR_INVALID for a malformed text; ACR_UNSUPPORTED where there is
- * no compiler or it refused the variant, serialised wgmma included; ACR_IO. */
+ * standard error what it took, spills included. Errors: ACR_INVALID for a malformed text; ACR_UNSUPPORTED where there
+ * is no compiler or it refused the variant, serialised wgmma included; ACR_IO. */
 acr_status variant_build(const char *text, const char *into, const acr__device *device);
 
 /* Notes what --variant was given, for variants_load. False after printing what is wrong. */
