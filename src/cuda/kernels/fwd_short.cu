@@ -81,6 +81,7 @@ enum {
 #include "cuda/device/element.cuh"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/keys.cuh"
+#include "cuda/device/marks.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
@@ -198,6 +199,7 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
         for (int panel = 0; panel < PANELS; panel++)
             load_box(smem + half * Q_HALF_BYTES + panel * Q_PANEL_BYTES, &maps.q, full, PANEL_ELEMS * panel,
                      first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
+    ACR_MARK(0, "first loads issued");
 }
 
 DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
@@ -207,6 +209,7 @@ DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
         barrier_wait(barrier_of(smem + K_FREE_AT, step), !phase_of(step));
     barrier_arrive_expecting(full, STAGE_BYTES);
     load_stage(stage_of(smem + K_AT, step, STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
+    ACR_MARK(step, "K asked for");
 }
 
 DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
@@ -216,6 +219,7 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
         barrier_wait(barrier_of(smem + V_FREE_AT, step), !phase_of(step));
     barrier_arrive_expecting(full, STAGE_BYTES);
     load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
+    ACR_MARK(step, "V asked for");
 }
 
 /* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
@@ -487,11 +491,13 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
                        const int early, const int masked)
 {
     score_tile t;
+    ACR_MARK(chunk, "scores ready, masked");
     scale_scores(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
     if (!first)
         wait_values(c, chunk - 1);
+    ACR_MARK(chunk, "scores scaled, next keys and values landed");
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
@@ -526,6 +532,7 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
         keep_order(c);
     }
     add_and_pack(r, p, t, GROUPS - 1, top);
+    ACR_MARK(chunk, "exponentials done");
 }
 
 #if !RING
@@ -778,6 +785,7 @@ DEV int weigh(const consumer &c, softmax_rows &r, finish &f)
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(c.smem + AGAIN_AT), "r"(again) : "memory");
         barrier_arrive(c.smem + VERDICT_AT);
     }
+    ACR_MARK(0, "rows weighed");
     return again;
 }
 
@@ -859,6 +867,7 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
 
 DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], const output_tile &o, const finish &f)
 {
+    ACR_MARK(0, "last product done");
     if (!SHARED_ROWS)
 #pragma unroll
         for (int row = 0; row < OUT_ROWS; row++)
@@ -871,6 +880,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
         else if (!ONE_HALF)
             hand_part(c, o, f, 0);
         named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        ACR_MARK(0, "parts exchanged");
         if (c.index != 0)
             add_part(c, packed[0], o, f, 1);
         else if (!ONE_HALF)
@@ -881,6 +891,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++)
         store_rows(c, packed[out], f, out);
+    ACR_MARK(0, "stored");
 }
 
 DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
@@ -1042,6 +1053,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     make_consumer(c, a, t, smem, index);
     make_finish(f, a, t, c);
     wait_keys(c, 0);
+    ACR_MARK(0, "Q and first keys landed");
     load_query(c);
     lag_behind(index);
     if (ACCUMULATE)
@@ -1050,6 +1062,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
             o[i] = 0.0f;
     start_scores(c, s, 0);
     WGMMA_WAIT(0);
+    ACR_MARK(0, "first scores ready");
     const int again = attend_all(c, r, s, o, f);
     complete(c, packed, o, f);
     if (again) {
@@ -1073,6 +1086,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
     const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
+    ACR_MARK(0, "start");
     if (warp == producer_warp && elect_one()) {
         produce_first(a, maps, smem, kv_head);
         init_barriers(smem);
@@ -1083,6 +1097,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
+    ACR_MARK(0, "CTA ready");
     if (warp >= producer_warp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (warp == producer_warp && elect_one())
@@ -1091,6 +1106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
+    ACR_MARKS_END(a);
 }
 
 #else
