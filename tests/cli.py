@@ -448,7 +448,8 @@ class Judging(Cli):
             records = self.json_of("bench", "--backend", "cpu", "--quick", problem, "--variant", given)
             self.assertEqual([r["kernel"] for r in records], [base, f"{base}+UNROLL=1"])
             self.assertNotEqual(records[0]["image"], records[1]["image"])
-        report = self.json_of("check", "--backend", "cpu", "-k", "*_f32_*_64x64_avx2", "--quick", "--variant", self.path)
+        report = self.json_of("check", "--backend", "cpu", "-k", "*_f32_*_64x64_avx2", "--quick",
+                              "--variant", self.path)
         self.assertEqual([k["failed"] for k in report["kernels"] if k["kernel"] == f"{base}+UNROLL=1"], [0])
         self.assertFalse([k for k in report["kernels"] if k["kernel"] == base])
         self.run_fails(FAILED, "compile_failed", "variant", "-o", self.path, f"{base}:DIM=nothing")

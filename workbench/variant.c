@@ -48,8 +48,8 @@ static acr_status split(const char *text, char base[128], char changes[CANDIDATE
     snprintf(base, 128, "%.*s", (int)length, text);
     snprintf(changes, CANDIDATE_TEXT_MAX, "%s", text + length + 1);
     snprintf(name, NAME_MAX_BYTES, "%s+%s", base, text + length + 1);
-    for (char *at = changes; *at; ++at) {
-        *at = *at == ',' ? ' ' : *at;
+    for (char *comma = changes; (comma = strchr(comma, ',')) != NULL;) {
+        *comma = ' ';
     }
     return strpbrk(name, "/ ") ? acr__fail(ACR_INVALID, "variant: \"%.100s\" has blanks or slashes", text) : ACR_OK;
 }

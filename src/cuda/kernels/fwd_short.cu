@@ -610,8 +610,8 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
 
 #else
 
-/* A chunk that is neither the first nor the last; at the end no product is in flight, or, where it is late, that with V.
- * drain: the chunk before was late. */
+/* A chunk that is neither the first nor the last; at the end no product is in flight, or, where it is late, that with
+ * V. drain: the chunk before was late. */
 DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                       const probability_tile &before, const int chunk, const int top, const int late, const int drain)
 {
