@@ -86,19 +86,17 @@ static acr_status candidate_of_text(candidate *out, const char *base, const char
 
 static acr_status source_root(char out[PATH_MAX])
 {
-    char src[PATH_MAX - 4];
     const char *named = getenv("ACROMION_SOURCE");
-    if (named && *named) {
-        snprintf(out, PATH_MAX, "%s", named);
-        return ACR_OK;
-    }
     char folder[PATH_MAX];
-    if (!kernel_source_folder(folder, NULL)) {
+    int length;
+    if (named && *named) {
+        length = snprintf(out, PATH_MAX, "%s", named);
+    } else if (kernel_source_folder(folder, NULL)) {
+        length = snprintf(out, PATH_MAX, "%s/..", folder);
+    } else {
         return acr__fail(ACR_IO, "the kernels' sources are not here; ACROMION_SOURCE names the folder that holds src/");
     }
-    snprintf(src, sizeof src, "%.*s", (int)(sizeof src - 1), folder);
-    snprintf(out, PATH_MAX, "%s/..", src);
-    return ACR_OK;
+    return length < PATH_MAX ? ACR_OK : acr__fail(ACR_IO, "the path of the kernels' sources is too long");
 }
 
 /* A CPU kernel's identity is what its digest is made of. */
