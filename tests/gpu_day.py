@@ -159,15 +159,22 @@ class Day(unittest.TestCase):
             (tools / name).chmod(0o755)
         built = self.bundle / "variants/fwd_x+A=1"
         built.mkdir(parents=True)
-        self.script("tools/gpu-evolve.sh", "echo found >\"$1/summary.json\"\n")
+        self.script("tools/gpu-evolve.sh", "echo trial >>\"$3/summary.json\"\n[ \"$TRIALS\" = all ] || exit 7\n")
         done = self.day("sanitize.racecheck", "variants", "evolve", path=str(tools))
-        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, UNFINISHED, done.stdout + done.stderr)
+        self.assertEqual(self.steps()["evolve"]["status"], "unfinished")
         log = (self.out / "day.log").read_text()
         self.assertEqual(log.count("\nsanitizer\n"), 5)  # a run for each of racecheck's patterns
         self.assertRegex(log, r"--variant \S+/variants/fwd_x\+A=1 --variant fwd_x:B=1 b1:h1:s1:d8 -o")
         with tarfile.open(self.out / "more.tar.gz") as archive:
             self.assertEqual({m.name for m in archive if m.isfile()}, {"variants.json", "evolve/summary.json"})
+            self.assertEqual(archive.extractfile("evolve/summary.json").read(), b"trial\n")
         self.assertLessEqual(len(list(self.out.iterdir())), 8)
+        second = self.path / "second"
+        done = self.day("--after", str(self.out), "evolve", path=str(tools), out=second, TRIALS="all")
+        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        with tarfile.open(second / "more.tar.gz") as archive:  # gone on with, not begun anew
+            self.assertEqual(archive.extractfile("evolve/summary.json").read(), b"trial\ntrial\n")
 
     def test_command_line(self):
         self.assertEqual(self.day("nonsense").returncode, USAGE)

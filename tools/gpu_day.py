@@ -12,7 +12,7 @@ profile.json, gpu.wisdom, more.tar.gz. Steps that FOLDER, or a folder named by -
 again.
 
 Exit code: 0 all passed; 1 a step failed; 2 the command line; 4 a step cannot run here, and what it lacks is said; 7 the
-budget left steps unrun."""
+budget left steps unrun, or a step (a search) wants to go on another time."""
 import argparse
 import concurrent.futures
 import dataclasses
@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 
-PASSED, FAILED, CANNOT, UNRUN = "passed", "failed", "cannot run here", "not run"
+PASSED, FAILED, CANNOT, UNFINISHED, UNRUN = "passed", "failed", "cannot run here", "unfinished", "not run"
 DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_RUN, EXIT_UNFINISHED = 0, 1, 2, 4, 7
 SKIPPED_TEST = 77  # what our tests end with where they cannot run
 
@@ -114,7 +114,7 @@ class Place:
         wheels = sorted(self.root.glob("*.whl")) + sorted(self.root.glob("dist/*.whl"))
         self.wheel = wheels[-1] if wheels else None
         self.variants = self.first(self.root / "variants")
-        self.evolve = self.first(self.root / "tools/gpu-evolve.sh")
+        self.evolve = self.first(self.root / "tools/gpu-evolve.sh", self.root / "gpu-evolve.sh")
 
     @staticmethod
     def first(*paths):
@@ -317,7 +317,8 @@ def steps():
             lambda d, name=name: [bench(d, "--peers", "torch,cublas", "--publish", *d.cut(PEERS[name]))],
             known=True, lacks=Day.lacks_torch)
     add("evolve", "searches on this GPU (tools/gpu-evolve.sh)", 300,
-        lambda d: [Command(["bash", str(d.place.evolve)], "folder", "evolve")], lacks=Day.lacks_evolve)
+        lambda d: [Command(["bash", str(d.place.evolve), "--seconds", "280"], "folder", "evolve")],
+        lacks=Day.lacks_evolve)
     return run
 
 
@@ -485,6 +486,8 @@ def run_command(day, step, part, command, limit_s, log):
         log.flush()
     if code is None:
         return FAILED, f"killed after {limit_s:.0f} s"
+    if code == EXIT_UNFINISHED:
+        return UNFINISHED, "to be gone on with"
     if code in (EXIT_CANNOT_RUN, SKIPPED_TEST):
         return CANNOT, last_words(log.name)
     if code != DONE or wrong:
@@ -616,7 +619,7 @@ def exit_code_of(found):
         return EXIT_FAILED
     if CANNOT in found:
         return EXIT_CANNOT_RUN
-    return EXIT_UNFINISHED if UNRUN in found else DONE
+    return EXIT_UNFINISHED if UNRUN in found or UNFINISHED in found else DONE
 
 
 def parse(arguments):
@@ -669,10 +672,12 @@ def run_day(day, asked, all_steps):
         if step.name in done:
             print(f"{step.name:20} passed before", flush=True)
     chosen = [step for step in chosen if step.name not in done]
-    if (day.out / "more.tar.gz").is_file():
-        unpack_more(day, day.out / "more.tar.gz")
+    for folder in [*map(pathlib.Path, asked.after), day.out]:  # a search goes on from its store
+        if (folder / "more.tar.gz").is_file():
+            unpack_more(day, folder / "more.tar.gz")
     found = run_all(day, chosen, asked.budget, asked.jobs)
-    counts = [f"{list(found.values()).count(status)} {status}" for status in (PASSED, FAILED, CANNOT, UNRUN)]
+    counts = [f"{list(found.values()).count(status)} {status}"
+              for status in (PASSED, FAILED, CANNOT, UNFINISHED, UNRUN)]
     print(f"{', '.join(counts)}; in {day.out}/")
     return exit_code_of(found.values())
 
