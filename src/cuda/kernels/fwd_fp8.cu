@@ -43,13 +43,17 @@ enum {
     OUTPUT_VECTORS = DIM / 8,
     TOTALS_BYTES = FOLD_TILES > 0 ? 128 * (OUTPUT_VECTORS + 1) * 16 : 0, /* of a consumer */
     PLACE_BYTES = 16,
-    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the producer's next index, barriers. */
+    SCALES_SLOTS = Q_STAGES + 1, /* one more: see produce_scales */
+    SCALES_BYTES = 16,
+    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the places' scales, the producer's next
+     * index, barriers. */
     K_AT = Q_SLOTS * Q_GROUP_BYTES,
     V_AT = K_AT + STAGES * TILE_BYTES,
     TURNED_AT = V_AT + STAGES * TILE_BYTES,
     TOTALS_AT = TURNED_AT + STAGES * TURNED_BYTES,
     PLACES_AT = TOTALS_AT + CONSUMERS * TOTALS_BYTES,
-    NEXT_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    SCALES_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    NEXT_AT = SCALES_AT + SCALES_SLOTS * SCALES_BYTES,
     Q_FULL_AT = NEXT_AT + 8,
     Q_EMPTY_AT = Q_FULL_AT + Q_SLOTS * 8,
     K_FULL_AT = Q_EMPTY_AT + Q_SLOTS * 8,
@@ -67,6 +71,7 @@ enum {
 #include "cuda/device/element.cuh"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/pipeline.cuh"
+#include "cuda/device/scales.cuh"
 #include "cuda/device/scores.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/wgmma_fp8.cuh"
@@ -88,6 +93,25 @@ static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two,
 static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
+
+/* Of a place, for all consumers: floats in this order. */
+enum {
+    SCORE_SCALE,
+    SCORE_SCALE_LOG2,
+    OUT_SCALE
+};
+
+DEV uint32_t scales_at(uint32_t smem, int use)
+{
+    return smem + SCALES_AT + use % SCALES_SLOTS * SCALES_BYTES;
+}
+
+DEV float load_scale(uint32_t smem, int use, int which)
+{
+    float scale;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(scales_at(smem, use) + 4 * which) : "memory");
+    return scale;
+}
 
 DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
@@ -157,6 +181,19 @@ DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
     return index;
 }
 
+/* The second arrival at the barriers of a place's Q: its scales, of no matter what when there is none. Behind the loads,
+ * so that theirs and these from global memory are under way together. The scales of use n stay until those of use
+ * n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
+DEV void produce_scales(const fwd_args &a, const place &p, uint32_t smem, int use)
+{
+    const head_scales s = p.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, p.batch, p.head / a.group);
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %3};" ::"r"(scales_at(smem, use)), "f"(s.scale),
+                 "f"(s.scale_log2), "f"(s.out)
+                 : "memory");
+    for (int consumer = 0; consumer < CONSUMERS; consumer++)
+        barrier_arrive(smem + Q_FULL_AT + BARRIER_BYTES * q_slot(use, consumer));
+}
+
 /* Loads in the order of use, from the right to the left, and a tile behind the loads transposes V. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
@@ -175,6 +212,8 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
                     produce_place(p, &maps.q, smem, q_use);
                 produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, 1, TILE_BYTES, p, &maps.v, kv_head, use,
                              kv_tile);
+                if (kv_tile == kv_tiles - 1)
+                    produce_scales(a, p, smem, q_use);
             }
             __syncwarp();
             if (use > 0)
@@ -189,8 +228,10 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
     if (use > 0)
         turn_tile(smem, use - 1, keys_before);
     const place none = {-1, 0, 0, {0, 0, 0, 0}};
-    if (loads)
+    if (loads) {
         produce_place(none, nullptr, smem, q_use);
+        produce_scales(a, none, smem, q_use);
+    }
 }
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
@@ -211,9 +252,8 @@ typedef struct consumer {
     int index;          /* among the consumers */
     int lane, row;      /* the lane's first row within the query tile */
     uint64_t k, turned; /* descriptors of stage 0 */
-    float scale_log2;
-    float slack;     /* of raw scores */
-    uint32_t totals; /* the thread's first vector; the next is a warpgroup's vectors further */
+    float scale_log2;   /* of raw scores, in the place that it is at */
+    uint32_t totals;    /* the thread's first vector; the next is a warpgroup's vectors further */
 } consumer;
 
 /* The descriptor of the consumer's rows of Q. */
@@ -294,7 +334,8 @@ DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const c
 {
     float max[2];
     lane_max(max, s);
-    const int grown = __any_sync(~0u, max[0] > r.max[0] + c.slack || max[1] > r.max[1] + c.slack);
+    const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
+                                          (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
     if (grown) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -440,7 +481,8 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
 }
 
 /* The outputs of one row of the lane that a hidden, not finite value of V spoilt, computed again; see repair.cuh. */
-DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float offset, float factor, int lane)
+DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float scale_log2, float offset, float factor,
+                int lane)
 {
     const int kv_head = p.head / a.group;
     const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
@@ -462,7 +504,7 @@ DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float 
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<ACR_E4M3>(a.q, q + d) * load_element<ACR_E4M3>(a.k, k + key * a.k_stride.row + d);
-            output += exp2_fast(fmaf(score, a.scale_log2, -offset)) *
+            output += exp2_fast(fmaf(score, scale_log2, -offset)) *
                       load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column);
         }
         if (a.out_bf16)
@@ -472,23 +514,37 @@ DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float 
     }
 }
 
-DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
-                    const consumer &c)
+DEV void store_lse(const fwd_args &a, const place &p, const output_tile &o, const softmax_rows &r, const consumer &c,
+                   int use)
 {
-    const float shift_ln = SHIFT * 0.6931471806f;
+    const float shift_ln = SHIFT * 0.6931471806f, scale = load_scale(c.smem, use, SCORE_SCALE);
+    float *const lse = a.lse + ((int64_t)p.batch * a.q_heads + p.head) * a.q_len;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = p.q_first + c.row + 8 * h;
-        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * a.out_scale;
+        if (c.lane % 4 == 0 && row < a.q_len)
+            lse[row] = log_sum_exp(r.max[h], o[DIM / 2 + 2 * h], scale) - shift_ln;
+    }
+}
+
+/* Use number `use` of Q was the place's. Scales are loaded where they are used: four consumers have no register to
+ * spare. */
+DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
+                    const consumer &c, int use)
+{
+    if (a.lse != nullptr)
+        store_lse(a, p, o, r, c, use);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = p.q_first + c.row + 8 * h;
+        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * load_scale(c.smem, use, OUT_SCALE);
         const int finite = store_row(a, p, o, h, row, factor, c.lane);
-        if (a.lse != nullptr && c.lane % 4 == 0 && row < a.q_len)
-            a.lse[((int64_t)p.batch * a.q_heads + p.head) * a.q_len + row] =
-                log_sum_exp(r.max[h], sum, a.scale) - shift_ln;
         if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
             __threadfence();
             __syncwarp(); /* the values are other lanes' */
             if (row < a.q_len && isfinite(sum))
-                repair(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
+                repair(a, p, row, keys_seen(a, k, row), load_scale(c.smem, use, SCORE_SCALE_LOG2), r.offset[h], factor,
+                       c.lane);
         }
     }
 }
@@ -496,15 +552,14 @@ DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const outp
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        index,
-                        lane,
-                        lane_row(index, lane),
-                        matrix_descriptor(smem + K_AT, 0),
-                        matrix_descriptor(smem + TURNED_AT, 0),
-                        a.scale_log2,
-                        SLACK / a.scale_log2,
-                        smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
+    consumer c = {smem,
+                  index,
+                  lane,
+                  lane_row(index, lane),
+                  matrix_descriptor(smem + K_AT, 0),
+                  matrix_descriptor(smem + TURNED_AT, 0),
+                  0.0f,
+                  smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
     int use = 0, q_use = 0;
     score_tile s;
     probability_tile probabilities;
@@ -528,6 +583,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         release(smem + K_EMPTY_AT, use);
         if (tile >= unmasked)
             mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
         softmax_first(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
 #pragma unroll 1
@@ -553,7 +609,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
             add_totals(o, r, c);
-        store_tile(a, p, k, o, r, c);
+        store_tile(a, p, k, o, r, c, q_use - 1);
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
@@ -564,7 +620,7 @@ DEV void init_barriers(uint32_t smem)
 {
     const int warps = WARPGROUP_THREADS / WARP_THREADS;
     for (int i = 0; i < Q_SLOTS; i++) {
-        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 2); /* Q with its place, and the scales */
         barrier_init(smem + Q_EMPTY_AT + BARRIER_BYTES * i, warps);
     }
     for (int i = 0; i < STAGES; i++) {
