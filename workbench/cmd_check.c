@@ -25,7 +25,7 @@ static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
-    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled"},
+    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
     {0, NULL, NULL, NULL},
 };
@@ -158,7 +158,7 @@ static bool add_problems(session *s, const acr__kernel *kernel, const problem_li
         if (acr__why_not(kernel, &problems->items[i], s->device)) {
             continue;
         }
-        for (int kind = 0; kind < INPUT_KIND_COUNT; ++kind) {
+        for (int kind = 0; kind < input_kind_count(kernel->dtype); ++kind) {
             test_case test = {problems->items[i], (input_kind)kind};
             bool wanted = !s->request->one_kind || s->request->inputs == test.inputs;
             if (wanted && !add_job(&s->jobs, kernel, &test)) {
