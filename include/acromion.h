@@ -287,10 +287,11 @@ typedef struct acr_buffers {
     int64_t q_total, kv_total; /* rows of q and o, and of k and v; 1 to 2^31 - 1025 */
     /* ACR_E4M3, otherwise NULL, or left out by a caller's smaller size: scales for each batch entry (ACR_PACKED:
      * sequence) and key/value head, [batch, kv_heads] packed, 4-byte aligned; cuda: device memory, read when the
-     * execution runs. They multiply those of the problem: in batch entry b and key/value head h, k's value = stored *
-     * k_scale * k_scales[b * kv_heads + h]; q's scale is shared by the query heads that read h. Each may be NULL, which
-     * is 1 everywhere; none is part of the plan. Every scale is positive and finite: on cpu checked (ACR_INVALID), on
-     * cuda one that is not spoils the output rows of its batch entry and head, never others. */
+     * execution runs (ACR_INVALID for an address of the host where that can be told). They multiply those of the
+     * problem: in batch entry b and key/value head h, k's value = stored * k_scale * k_scales[b * kv_heads + h]; q's
+     * scale is shared by the query heads that read h. Each may be NULL, which is 1 everywhere; none is part of the
+     * plan. Every scale is positive and finite: on cpu checked (ACR_INVALID), on cuda one that is not spoils the output
+     * rows of its batch entry and head, never others. */
     const float *q_scales, *k_scales, *v_scales;
 } acr_buffers;
 
