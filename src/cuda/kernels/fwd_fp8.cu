@@ -11,7 +11,7 @@
  *
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
+ * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
  * 8, 0 = never), Q_STAGES (default 1). */
 #include "fwd_args.h"
 
@@ -31,12 +31,15 @@ enum {
     ONES_ROWS = 8,    /* of the transposed V, behind its dims */
     CONSUMERS = Q_TILE / GROUP_ROWS,
     THREADS = 128 * (CONSUMERS + 1),
-    QK_PANELS = 1,
+    QK_PANELS = (DIM + PANEL_ELEMS - 1) / PANEL_ELEMS, /* of V as it comes, too */
     Q_PANEL_BYTES = GROUP_ROWS * ROW_BYTES,
     Q_GROUP_BYTES = QK_PANELS * Q_PANEL_BYTES,
     Q_SLOTS = Q_STAGES * CONSUMERS,
-    TILE_BYTES = KV_TILE * ROW_BYTES, /* of K, or of V as it comes */
+    PANEL_BYTES = KV_TILE * ROW_BYTES,
+    TILE_BYTES = QK_PANELS * PANEL_BYTES, /* of K, or of V as it comes */
     TURNED_ROWS = DIM + ONES_ROWS,
+    /* A product is at most 256 columns wide: if there are more, the first ones are in a product of their own. */
+    FIRST_COLUMNS = TURNED_ROWS <= 256 ? 0 : 128,
     TURNED_PANEL_BYTES = TURNED_ROWS * ROW_BYTES,
     TURNED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TURNED_PANEL_BYTES, /* of V as it is used */
     /* A thread's totals, in vectors of 4 floats: its part of the output; its two rows' maximum and sum. */
@@ -85,7 +88,7 @@ enum {
 /* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
 static constexpr float SHIFT = 8.0f, SLACK = 0.75f;
 
-static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
+static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
@@ -123,10 +126,11 @@ DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, int lane)
 {
     uint32_t x[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(v + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)dim_chunk))
-                 : "memory");
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+        : "r"(v + dim_chunk / 8 * PANEL_BYTES + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)(dim_chunk % 8)))
+        : "memory");
     const uint32_t even_0 = __byte_perm(x[0], x[1], 0x6420), even_1 = __byte_perm(x[2], x[3], 0x6420),
                    odd_0 = __byte_perm(x[0], x[1], 0x7531), odd_1 = __byte_perm(x[2], x[3], 0x7531);
     const int matrix = lane / 8; /* even dims of keys 0..15 and 16..31, then odd ones */
@@ -142,8 +146,10 @@ DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, i
 DEV void clear_rows(uint32_t v, int first)
 {
     const int thread = threadIdx.x;
-    for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
+    for (int panel = 0; panel < QK_PANELS; panel++)
+        for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * PANEL_BYTES + i * 16), "r"(0)
+                         : "memory");
     shared_stores_visible(); /* the copy engine writes here next */
     named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
 }
@@ -206,12 +212,12 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
         const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
         for (int kv_tile = kv_tiles - 1; kv_tile >= 0; kv_tile--, use++) {
             if (loads) {
-                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, 1, TILE_BYTES, p, &maps.k, kv_head, use,
-                             kv_tile);
+                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.k,
+                             kv_head, use, kv_tile);
                 if (kv_tile == kv_tiles - 1)
                     produce_place(p, &maps.q, smem, q_use);
-                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, 1, TILE_BYTES, p, &maps.v, kv_head, use,
-                             kv_tile);
+                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.v,
+                             kv_head, use, kv_tile);
                 if (kv_tile == kv_tiles - 1)
                     produce_scales(a, p, smem, q_use);
             }
@@ -267,9 +273,20 @@ DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < DIM / WGMMA_FP8_K; step++)
-        wgmma_fp8_ss(s, descriptor_at(q, step * WGMMA_FP8_K), descriptor_at(k, step * WGMMA_FP8_K), step != 0);
+    for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
+        const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
+        wgmma_fp8_ss(s, descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
+                     descriptor_at(k, panel * PANEL_BYTES + in_panel), step != 0);
+    }
     wgmma_commit();
+}
+
+/* Columns [FIRST, END) of O += P * V for the next WGMMA_FP8_K keys. */
+template <int FIRST, int END> DEV void add_columns(output_tile &o, const uint32_t *p, uint64_t turned, int accumulate)
+{
+    if constexpr (END > FIRST)
+        wgmma_fp8_rs(*(float(*)[(END - FIRST) / 2])(o + FIRST / 2), p, descriptor_at(turned, FIRST * ROW_BYTES),
+                     accumulate);
 }
 
 /* Starts O += P * V, or O = P * V, as a group of its own. */
@@ -277,9 +294,12 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++)
-        wgmma_fp8_rs(o, p + 4 * step, descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K),
-                     step != 0 || accumulate);
+    for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++) {
+        const uint64_t keys = descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K);
+        const int adds = step != 0 || accumulate;
+        add_columns<0, FIRST_COLUMNS>(o, p + 4 * step, keys, adds);
+        add_columns<FIRST_COLUMNS, TURNED_ROWS>(o, p + 4 * step, keys, adds);
+    }
     wgmma_commit();
 }
 
@@ -549,13 +569,22 @@ DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const outp
     }
 }
 
+/* The lane's first row within the query tile, from the thread's number read again: four consumers have no register to
+ * keep it in from place to place. */
+DEV int find_row(int index)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return GROUP_ROWS * index + 16 * (thread % WARPGROUP_THREADS / WARP_THREADS) + thread % WARP_THREADS / 4;
+}
+
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
     consumer c = {smem,
                   index,
                   lane,
-                  lane_row(index, lane),
+                  0,
                   matrix_descriptor(smem + K_AT, 0),
                   matrix_descriptor(smem + TURNED_AT, 0),
                   0.0f,
@@ -572,6 +601,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     wait_full(smem + K_FULL_AT, use);
     start_scores(s, q, c.k);
     do {
+        c.row = find_row(index);
         const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
         const int first_column = 2 * (lane % 4);
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
