@@ -29,8 +29,8 @@ typedef struct fwd_args {
      * clamped to [0, total], and no more than q_len or kv_len of them; batch strides are 0; lse is [q_heads, q_total].
      * Only kernels with ACR__TRAIT_PACKED are given them. */
     const int32_t *q_offsets, *kv_offsets;
-    /* e4m3 inputs only: [batch, kv_heads], factors beside those below, of the scores (q, k) and of the output (v); NULL =
-     * 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/scales.cuh). */
+    /* e4m3 inputs only: [batch, kv_heads], factors beside those below, of the scores (q, k) and of the output (v);
+     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/scales.cuh). */
     const float *q_scales, *k_scales, *v_scales;
     void *workspace;
     fwd_strides q_stride, k_stride, v_stride, o_stride;

@@ -946,8 +946,8 @@ static void packed_batches_equal_their_sequences(void **state)
     acr_ctx_destroy(ctx);
 }
 
-/* A problem of e4m3 inputs, whole or packed, with scales of heads gives what its entries and heads give one by one, with
- * the same numbers as the problem's scales. */
+/* A problem of e4m3 inputs, whole or packed, with scales of heads gives what its entries and heads give one by one,
+ * with the same numbers as the problem's scales. */
 static void assert_scales_are_of_the_head(acr_ctx *ctx, const char *text, const char *alone_text)
 {
     const acr_problem p = problem_of(text);

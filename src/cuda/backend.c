@@ -529,8 +529,9 @@ static acr_status enqueue_kernel(const cuda_prepared *prepared, const fwd_args *
                  "cuLaunchKernelEx");
 }
 
-/* Scales are numbers of the host in the problem and device memory in an execution: the two are easily confused, and what
- * the kernel would make of it is a fault that names no cause. Memory unknown to the driver the device cannot read. */
+/* Scales are numbers of the host in the problem and device memory in an execution: the two are easily confused, and
+ * what the kernel would make of it is a fault that names no cause. Memory unknown to the driver the device cannot
+ * read. */
 static acr_status check_scales(const cuda_device *d, const fwd_args *args)
 {
     const struct {

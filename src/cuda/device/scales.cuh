@@ -1,5 +1,5 @@
-/* The scales of e4m3 inputs: the problem's, and those that the execution brings for each batch entry and key/value head.
- * For every kernel of such inputs. */
+/* The scales of e4m3 inputs: the problem's, and those that the execution brings for each batch entry and key/value
+ * head. For every kernel of such inputs. */
 #ifndef ACR_DEVICE_SCALES_CUH
 #define ACR_DEVICE_SCALES_CUH
 

@@ -11,8 +11,8 @@
  *
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
  *
- * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
- * 8, 0 = never), Q_STAGES (default 1). */
+ * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
+ * (default 8, 0 = never), Q_STAGES (default 1). */
 #include "fwd_args.h"
 
 #ifndef FOLD_TILES
@@ -187,9 +187,9 @@ DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
     return index;
 }
 
-/* The second arrival at the barriers of a place's Q: its scales, of no matter what when there is none. Behind the loads,
- * so that theirs and these from global memory are under way together. The scales of use n stay until those of use
- * n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
+/* The second arrival at the barriers of a place's Q: its scales, of no matter what when there is none. Behind the
+ * loads, so that theirs and these from global memory are under way together. The scales of use n stay until those of
+ * use n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
 DEV void produce_scales(const fwd_args &a, const place &p, uint32_t smem, int use)
 {
     const head_scales s = p.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, p.batch, p.head / a.group);
