@@ -470,6 +470,8 @@ static int attribute_of(const model *m, CUdevice_attribute which)
         return m->memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
         return m->memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+        return 0;
     default:
         return -1;
     }
@@ -933,6 +935,19 @@ static CUresult fake_MemFree(CUdeviceptr address)
         found = found->next;
     CUresult ended = found != NULL ? end_object(found, MEMORY, &count.allocations) : misuse(CUDA_ERROR_INVALID_VALUE);
     return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+/* Of memory that the driver did not allocate it knows nothing, and says so: no misuse. */
+static CUresult fake_PointerGetAttribute(void *out, CUpointer_attribute which, CUdeviceptr address)
+{
+    CUresult result = begin("cuPointerGetAttribute");
+    if (result == CUDA_SUCCESS && which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && find_memory(address, 1) == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *(CUmemorytype *)out = CU_MEMORYTYPE_DEVICE;
+    return finish(result);
 }
 
 static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
