@@ -2,8 +2,8 @@
  * reason; what it accepts has executors, registers and labels within their bounds. */
 #include <string.h>
 
-#include "../ptxvm/vm.h"
 #include "fuzz.h"
+#include "ptxvm/vm.h"
 
 const char *const fuzz_words[] = {".visible .entry k(.param .u64 p)\n{\n",
                                   ".reg .b32 %r<5>;\n",
