@@ -1302,8 +1302,8 @@ static executor find_cvt(instruction *i)
         return cvt_to_integer;
     }
     if (from_float && to_float && has_only(i, "rn rni rzi rmi rpi ftz sat relu")) {
-        const u64 limits = (u64)(has_modifier(i, "ftz") * FLUSH + has_modifier(i, "sat") * SATURATE_01 +
-                                 has_modifier(i, "relu") * RELU);
+        const u64 limits = (has_modifier(i, "ftz") ? FLUSH : 0u) | (has_modifier(i, "sat") ? SATURATE_01 : 0u) |
+                           (has_modifier(i, "relu") ? RELU : 0u);
         memcpy(i->decoded, (u64[]){rounding, limits, 0, 0}, sizeof i->decoded);
         return cvt_float;
     }

@@ -235,7 +235,7 @@ static int take_number(parser *p, int64_t *value)
     p->at += negative;
     if (!isdigit((unsigned char)*p->at))
         return error_at(p, "a number expected");
-    const char kind = p->at[0] == '0' ? (char)tolower((unsigned char)p->at[1]) : '\0';
+    const int kind = p->at[0] == '0' ? tolower((unsigned char)p->at[1]) : 0;
     char *end;
     errno = 0;
     if (kind == 'f' || kind == 'd') {
@@ -625,7 +625,7 @@ static const char *statement_text(parser *p, const char *start)
     for (; *at && *at != ';' && length < TEXT_BYTES - sizeof "..."; at++) {
         const int blank = isspace((unsigned char)*at);
         if (!blank || (length && text[length - 1] != ' '))
-            text[length++] = blank ? ' ' : *at;
+            text[length++] = *(blank ? " " : at);
     }
     const char *rest = *at && *at != ';' ? "..." : "";
     memcpy(text + length, rest, strlen(rest) + 1);
