@@ -779,6 +779,28 @@ static int take_shared(parser *p, int is_extern)
     return add_symbol(p, d.name, address, 0);
 }
 
+/* A variable in global memory, behind .global: zeros at first. */
+static int take_variable(parser *p)
+{
+    enum {
+        ALIGNMENT = 256
+    };
+    declaration d;
+    if (take_declaration(p, &d) || expect(p, ';')) /* initialised ones are not known */
+        return -1;
+    if (!d.has_count || d.align > ALIGNMENT || p->module->variable_count == MAX_VARIABLES)
+        return error_at(p, "a variable without a size, aligned to more than %d bytes, or behind %d others", ALIGNMENT,
+                        MAX_VARIABLES);
+    unsigned char *memory = arena_take(p, (size_t)d.bytes + ALIGNMENT);
+    if (!memory)
+        return -1;
+    memset(memory, 0, (size_t)d.bytes + ALIGNMENT);
+    const int64_t address = align_up((int64_t)(intptr_t)memory, ALIGNMENT);
+    p->module->variables[p->module->variable_count].address = (uint64_t)address;
+    p->module->variables[p->module->variable_count++].bytes = (uint64_t)d.bytes;
+    return add_symbol(p, d.name, address, 0);
+}
+
 /* (.param …, …) of an entry. */
 static int take_parameters(parser *p)
 {
@@ -986,6 +1008,8 @@ static int take_module(parser *p)
                 slice_is(take_dotted(p), ".shared") ? take_shared(p, 1) : error_at(p, "an .extern that is not .shared");
         else if (slice_is(word, ".shared"))
             status = take_shared(p, 0);
+        else if (slice_is(word, ".global"))
+            status = take_variable(p);
         else if (slice_is(word, ".entry"))
             status = take_entry(p);
         else if (word.length)
