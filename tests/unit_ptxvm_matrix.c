@@ -110,7 +110,7 @@ static void write_module(const experiment *e, char *text)
         length += (size_t)snprintf(text + length, TEXT_BYTES - length, __VA_ARGS__);                                   \
         assert_true(length < TEXT_BYTES);                                                                              \
     } while (0)
-    LINE(".version 8.3\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n");
+    LINE(".version 8.7\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n");
     LINE(".visible .entry test(.param .u64 test_param_0)\n{\n");
     LINE(".reg .pred %%p<4>;\n.reg .f32 %%f<%d>;\n.reg .b32 %%r<%d>;\n.reg .b64 %%rd<16>;\n", REGISTERS_MAX,
          REGISTERS_MAX + 16);
@@ -451,10 +451,10 @@ static void multiplies_by_wmma(int a_by_columns, int b_by_columns, int c_by_colu
             memcpy(e->smem + 2048 + 2 * (24 * i + j), &of_b, 2);
             memcpy(e->smem + 4096 + 4 * (20 * i + j), &of_c, 4);
         }
-    say(e, "mov.u32 %%r40, 24;\nmov.u32 %%r41, 20;\nmov.u32 %%r42, 2048;\n");
+    say(e, "mov.u32 %%r40, 24;\nmov.u32 %%r41, 20;\nmov.u32 %%r42, 2048;\nmov.u32 %%r43, 0;\n");
     say(e, "wmma.load.a.sync.aligned.%s.m16n16k16.shared.f16 ", orders[a_by_columns]);
     say_registers(e, "r", 0, 8);
-    say(e, ", [0], %%r40;\nwmma.load.b.sync.aligned.%s.m16n16k16.shared.f16 ", orders[b_by_columns]);
+    say(e, ", [%%r43], %%r40;\nwmma.load.b.sync.aligned.%s.m16n16k16.shared.f16 ", orders[b_by_columns]);
     say_registers(e, "r", 8, 8);
     say(e, ", [%%r42], %%r40;\nwmma.load.c.sync.aligned.%s.m16n16k16.shared.f32 ", orders[c_by_columns]);
     say_registers(e, "f", 0, 8);
@@ -856,7 +856,7 @@ static void other_shapes_are_unknown(void **state)
     char text[1024], error[512];
     for (size_t i = 0; i < COUNT_OF(bodies); i++) {
         snprintf(text, sizeof text,
-                 ".version 8.3\n.target sm_90a\n.address_size 64\n.visible .entry test()\n{\n.reg .f32 %%f<4>;\n"
+                 ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry test()\n{\n.reg .f32 %%f<4>;\n"
                  ".reg .b32 %%r<4>;\n.reg .b64 %%rd<8>;\n%s\nret;\n}\n",
                  bodies[i]);
         assert_null(ptxvm_load(text, error, sizeof error));
