@@ -3,7 +3,8 @@
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
 # ARCH 80 with PORTABLE_ARCHS (separated by ; or space): a fat binary with machine code for each of them and PTX;
 # otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas
-# -v, which `./run resources` tabulates).
+# -v, which `./run resources` tabulates). With KEEP_PTX=1 in the environment also the PTX that nvcc made on the way, for
+# the PTX machine of the tests: of a cubin NAME.ptx beside NAME.bin, of a fat binary NAME.<arch>.ptx for each.
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
@@ -16,11 +17,17 @@ else
     targets="-gencode=arch=compute_$arch,code=sm_$arch"
 fi
 log=$image.ptxas
-# shellcheck disable=SC2086  # kind and targets are lists of words
-"$nvcc" $kind $targets -std=c++17 -O3 -Xptxas -v -MMD -MF "$image.d" -MT "$image" -o "$image.tmp" "$source" "$@" \
+keep=
+folder=$image.keep
+if [ -n "${KEEP_PTX-}" ]; then
+    mkdir -p "$folder"
+    keep="--keep --keep-dir $folder"
+fi
+# shellcheck disable=SC2086  # kind, targets and keep are lists of words
+"$nvcc" $kind $targets $keep -std=c++17 -O3 -Xptxas -v -MMD -MF "$image.d" -MT "$image" -o "$image.tmp" "$source" "$@" \
     >"$log" 2>&1 || {
     cat "$log" >&2
-    rm -f "$image.tmp"
+    rm -rf "$image.tmp" "$folder"
     exit 1
 }
 bad=
@@ -33,7 +40,13 @@ fi
 if [ -n "$bad" ]; then
     grep -E 'Compiling|spill|Performance' "$log" >&2
     echo "$image: $bad" >&2
-    rm -f "$image.tmp"
+    rm -rf "$image.tmp" "$folder"
     exit 1
 fi
+for ptx in "$folder"/*.ptx; do # SOURCE.compute_80.ptx, or with one target SOURCE.ptx
+    [ -e "$ptx" ] || continue
+    compiled_for=$(basename "$ptx" .ptx | sed -n 's/.*\.compute_\([0-9a-z]*\)$/.\1/p')
+    mv "$ptx" "${image%.bin}$compiled_for.ptx"
+done
+rm -rf "$folder"
 mv "$image.tmp" "$image"

@@ -3,11 +3,14 @@
 #include "fake_driver.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
+#include "fake_program.h"
 #include "fwd_args.h"
+#include "ptxvm/ptxvm.h"
 
 /* ---- State ---- */
 
@@ -25,10 +28,33 @@ static const model models[] = {
     {120, 188, 101376, 102400, 134217728, 2430000, 14001000, 512, (size_t)96 << 30, "NVIDIA RTX PRO 6000"},
 };
 
+/* What a captured stream shall do with each replay. */
+typedef struct step {
+    struct object *kernel; /* NULL: a fill */
+    CUlaunchConfig config; /* without attributes */
+    unsigned cluster;
+    unsigned char *parameters; /* copies, one behind the other; NULL where launches are not executed */
+    CUdeviceptr to;
+    unsigned char value;
+    size_t bytes;
+} step;
+
+/* The steps of a graph and of those made from it. */
+typedef struct recording {
+    int users, count;
+    step *steps;
+} recording;
+
+enum {
+    DEFAULT_SMEM_BYTES = 49152, /* of a CTA whose kernel was not allowed more */
+    MAX_CLUSTER = 8
+};
+
 /* An object that the driver handed out; handles point to it. */
 typedef enum object_kind {
     MEMORY,
     LIBRARY,
+    KERNEL,
     STREAM,
     EVENT,
     GRAPH,
@@ -38,10 +64,16 @@ typedef enum object_kind {
 typedef struct object {
     struct object *next;
     object_kind kind;
-    void *memory;  /* MEMORY */
-    size_t bytes;  /* MEMORY */
-    int capturing; /* STREAM */
-    long launches; /* STREAM while capturing, GRAPH, GRAPH_EXEC */
+    void *memory;            /* MEMORY: between two guards, in `block` */
+    size_t bytes;            /* MEMORY */
+    unsigned char *block;    /* MEMORY */
+    int capturing;           /* STREAM */
+    recording *steps;        /* STREAM while capturing, GRAPH, GRAPH_EXEC */
+    ptxvm_module *program;   /* LIBRARY, NULL where launches are not executed */
+    struct object *library;  /* KERNEL */
+    char name[160];          /* KERNEL */
+    ptxvm_needs needs;       /* KERNEL of a program */
+    int dynamic_bytes_limit; /* KERNEL */
 } object;
 
 typedef struct settings {
@@ -50,6 +82,11 @@ typedef struct settings {
     char hidden[64], failing[64];
     CUresult failing_result;
     long fail_call, fail_alloc; /* counted down; the fault happens at 1 */
+    char execute[512];          /* the folder with the PTX; "" = launches nothing */
+    int sms;                    /* 0 = the model's */
+    uint64_t seed;
+    int eager;
+    CUresult fault; /* of a launch: every later call returns it */
 } settings;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
@@ -57,9 +94,9 @@ static int is_set_up;
 static settings set;
 static fake_cuda_counters count;
 static fake_cuda_launch last_launch;
-static object *objects;                        /* all that are alive */
-static object primary_context;                 /* its address is the handle */
-static object kernel_of_all;                   /* likewise, of every kernel and function */
+static object *objects;        /* all that are alive */
+static object primary_context; /* its address is the handle */
+static long kernels_alive;
 static _Thread_local CUstreamCaptureMode mode; /* of the thread: begins as global */
 
 static void copy_text(char *to, size_t capacity, const char *from)
@@ -103,6 +140,10 @@ static void set_up_from_environment(void)
     set.fail_call = number_from_environment("FAKE_CUDA_FAIL_CALL", 0);
     set.fail_alloc = number_from_environment("FAKE_CUDA_FAIL_ALLOC", 0);
     copy_text(set.hidden, sizeof set.hidden, getenv("FAKE_CUDA_HIDE"));
+    copy_text(set.execute, sizeof set.execute, getenv("FAKE_CUDA_EXECUTE"));
+    set.sms = (int)number_from_environment("FAKE_CUDA_SMS", 0);
+    set.seed = (uint64_t)number_from_environment("FAKE_CUDA_SEED", 1);
+    set.eager = number_from_environment("FAKE_CUDA_EAGER", 0) != 0;
 }
 
 static void lock_state(void)
@@ -145,6 +186,22 @@ void fake_cuda_set_arch(int arch)
 {
     lock_state();
     set.model = model_of(arch);
+    unlock_state();
+}
+
+void fake_cuda_set_sms(int sms)
+{
+    lock_state();
+    set.sms = sms;
+    unlock_state();
+}
+
+void fake_cuda_set_execute(const char *folder, uint64_t seed, int eager)
+{
+    lock_state();
+    copy_text(set.execute, sizeof set.execute, folder);
+    set.seed = seed;
+    set.eager = eager;
     unlock_state();
 }
 
@@ -217,6 +274,8 @@ static CUresult begin(const char *entry)
     count.calls++;
     if (strcmp(entry, set.failing) == 0)
         return set.failing_result;
+    if (set.fault != CUDA_SUCCESS)
+        return set.fault;
     return is_due(&set.fail_call) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 
@@ -224,6 +283,39 @@ static CUresult finish(CUresult result)
 {
     unlock_state();
     return result;
+}
+
+static void leave_recording(recording *steps)
+{
+    if (steps == NULL || --steps->users > 0)
+        return;
+    for (int i = 0; i < steps->count; i++)
+        free(steps->steps[i].parameters);
+    free(steps->steps);
+    free(steps);
+}
+
+static recording *join_recording(recording *steps)
+{
+    steps->users++;
+    return steps;
+}
+
+static recording *make_recording(void)
+{
+    recording *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        abort();
+    return join_recording(made);
+}
+
+static void record(recording *to, const step *added)
+{
+    step *longer = realloc(to->steps, (size_t)(to->count + 1) * sizeof *longer);
+    if (longer == NULL)
+        abort();
+    to->steps = longer;
+    to->steps[to->count++] = *added;
 }
 
 static object *make_object(object_kind kind, long *counter)
@@ -256,10 +348,22 @@ static CUresult end_object(void *handle, object_kind kind, long *counter)
         link = &(*link)->next;
     object *ended = *link;
     *link = ended->next;
-    free(ended->memory);
+    free(ended->block);
+    leave_recording(ended->steps);
+    ptxvm_free(ended->program);
     free(ended);
     --*counter;
     return CUDA_SUCCESS;
+}
+
+/* Kernels end with their library. */
+static void end_kernels_of(const object *library)
+{
+    for (object *o = objects, *next; o != NULL; o = next) {
+        next = o->next;
+        if (o->kind == KERNEL && o->library == library)
+            end_object(o, KERNEL, &kernels_alive);
+    }
 }
 
 static CUresult need_context(void)
@@ -301,15 +405,18 @@ static CUresult fake_Init(unsigned flags)
 /* The two texts never fail by order: what they explain has failed already. */
 static CUresult fake_GetErrorName(CUresult error, const char **out)
 {
-    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-           : error == CUDA_ERROR_UNKNOWN     ? "CUDA_ERROR_UNKNOWN"
-                                             : "CUDA_ERROR_FAKE";
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+           : error == CUDA_ERROR_UNKNOWN       ? "CUDA_ERROR_UNKNOWN"
+           : error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+                                               : "CUDA_ERROR_FAKE";
     return CUDA_SUCCESS;
 }
 
 static CUresult fake_GetErrorString(CUresult error, const char **out)
 {
-    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "a fault that the fake driver was told to make";
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY   ? "out of memory"
+           : error == CUDA_ERROR_LAUNCH_FAILED ? "a kernel went wrong in the PTX machine"
+                                               : "a fault that the fake driver was told to make";
     return CUDA_SUCCESS;
 }
 
@@ -348,7 +455,7 @@ static int attribute_of(const model *m, CUdevice_attribute which)
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         return m->arch % 10;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        return m->sm_count;
+        return set.sms > 0 ? set.sms : m->sm_count;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
         return m->smem_per_cta;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
@@ -457,6 +564,20 @@ static CUresult fake_ThreadExchangeStreamCaptureMode(CUstreamCaptureMode *exchan
 
 /* ---- Entries: kernels ---- */
 
+static int is_ptx_forced(void)
+{
+    return getenv("CUDA_FORCE_PTX_JIT") != NULL;
+}
+
+static ptxvm_module *load_program(const void *code)
+{
+    char error[512];
+    ptxvm_module *program = fake_program_load(set.execute, code, set.model->arch, is_ptx_forced(), error, sizeof error);
+    if (program == NULL)
+        fprintf(stderr, "fake driver: an image cannot be executed: %s\n", error);
+    return program;
+}
+
 static CUresult fake_LibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, void **values,
                                      unsigned options_count, CUlibraryOption *library_options, void **library_values,
                                      unsigned library_options_count)
@@ -466,14 +587,24 @@ static CUresult fake_LibraryLoadData(CUlibrary *out, const void *code, CUjit_opt
         (void)library_options_count;
     if (result == CUDA_SUCCESS && code == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
-        *out = (CUlibrary)(void *)make_object(LIBRARY, &count.libraries);
+    ptxvm_module *program = NULL;
+    if (result == CUDA_SUCCESS && set.execute[0] != '\0') {
+        program = load_program(code);
+        result = program != NULL ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
+    if (result == CUDA_SUCCESS) {
+        object *made = make_object(LIBRARY, &count.libraries);
+        made->program = program;
+        *out = (CUlibrary)(void *)made;
+    }
     return finish(result);
 }
 
 static CUresult fake_LibraryUnload(CUlibrary library)
 {
     CUresult result = begin("cuLibraryUnload");
+    if (is_alive(library, LIBRARY))
+        end_kernels_of((object *)(void *)library);
     CUresult ended = end_object(library, LIBRARY, &count.libraries);
     return finish(result == CUDA_SUCCESS ? ended : result);
 }
@@ -483,28 +614,48 @@ static CUresult fake_LibraryGetKernel(CUkernel *out, CUlibrary library, const ch
     CUresult result = begin("cuLibraryGetKernel");
     if (result == CUDA_SUCCESS && (!is_alive(library, LIBRARY) || name == NULL))
         result = misuse(CUDA_ERROR_INVALID_HANDLE);
-    if (result == CUDA_SUCCESS)
-        *out = (CUkernel)(void *)&kernel_of_all;
+    const object *owner = (const object *)(void *)library;
+    ptxvm_needs needs = {0};
+    if (result == CUDA_SUCCESS && owner->program != NULL && ptxvm_describe(owner->program, name, &needs) != 0)
+        result = CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS) {
+        object *made = make_object(KERNEL, &kernels_alive);
+        made->library = (object *)(void *)library;
+        copy_text(made->name, sizeof made->name, name);
+        made->needs = needs;
+        made->dynamic_bytes_limit = DEFAULT_SMEM_BYTES - (int)needs.static_smem_bytes;
+        *out = (CUkernel)(void *)made;
+    }
     return finish(result);
 }
 
 static CUresult fake_KernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device)
 {
     CUresult result = begin("cuKernelGetAttribute");
-    (void)kernel, (void)device;
-    const int forced = getenv("CUDA_FORCE_PTX_JIT") != NULL;
-    if (result == CUDA_SUCCESS) /* an image has machine code for the GPU and PTX of compute_80 */
-        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION ? (forced ? 80 : set.model->arch) : 0;
+    (void)device;
+    if (result == CUDA_SUCCESS && !is_alive(kernel, KERNEL))
+        result = misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) { /* an image has machine code for the GPU and PTX of compute_80 */
+        const ptxvm_needs *needs = &((const object *)(void *)kernel)->needs;
+        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION         ? (is_ptx_forced() ? 80 : set.model->arch)
+               : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? (int)needs->static_smem_bytes
+                                                              : 0;
+    }
     return finish(result);
 }
 
 static CUresult fake_KernelSetAttribute(CUfunction_attribute which, int value, CUkernel kernel, CUdevice device)
 {
     CUresult result = begin("cuKernelSetAttribute");
-    (void)kernel, (void)device;
-    if (result == CUDA_SUCCESS && which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES &&
-        value > set.model->smem_per_cta)
+    (void)device;
+    if (result == CUDA_SUCCESS && !is_alive(kernel, KERNEL))
+        result = misuse(CUDA_ERROR_INVALID_HANDLE);
+    object *changed = (object *)(void *)kernel;
+    const int is_limit = which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if (result == CUDA_SUCCESS && is_limit && value + (int)changed->needs.static_smem_bytes > set.model->smem_per_cta)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && is_limit)
+        changed->dynamic_bytes_limit = value;
     return finish(result);
 }
 
@@ -518,51 +669,141 @@ static CUresult fake_KernelGetFunction(CUfunction *out, CUkernel kernel)
     return finish(result);
 }
 
-static void remember_launch(const CUlaunchConfig *config, void **parameters)
+static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void **parameters)
 {
     memset(&last_launch, 0, sizeof last_launch);
     last_launch.grid[0] = config->gridDimX;
     last_launch.grid[1] = config->gridDimY;
     last_launch.grid[2] = config->gridDimZ;
     last_launch.block = config->blockDimX;
+    last_launch.cluster = cluster;
     last_launch.smem_bytes = config->sharedMemBytes;
     last_launch.stream = config->hStream;
-    for (unsigned i = 0; i < config->numAttrs; i++) {
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-            last_launch.cluster = config->attrs[i].value.clusterDim.x;
+    for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
-    }
     memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
     for (int i = 0; i < 4; i++) {
-        CUtensorMap map;
+        tensor_map map;
         memcpy(&map, (const CUtensorMap *)parameters[1] + i, sizeof map);
-        last_launch.map_bases[i] = map.opaque[0];
-        last_launch.map_rows[i] = map.opaque[1];
+        last_launch.map_bases[i] = map.base;
+        last_launch.map_rows[i] = map.extents[1];
     }
 }
 
-static int is_launchable(const CUlaunchConfig *c)
+static unsigned cluster_of(const CUlaunchConfig *config)
 {
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            return config->attrs[i].value.clusterDim.x;
+    return 0;
+}
+
+/* The kernel's own limits are known only of a program. */
+static int is_launchable(const CUlaunchConfig *c, unsigned cluster, const object *kernel)
+{
+    const int known = kernel->library->program != NULL;
+    const unsigned threads = c->blockDimX * c->blockDimY * c->blockDimZ;
     return c->gridDimX > 0 && c->gridDimX <= 2147483647u && c->gridDimY > 0 && c->gridDimY <= 65535 &&
-           c->gridDimZ > 0 && c->gridDimZ <= 65535 && c->blockDimX > 0 && c->blockDimX <= 1024 &&
-           c->sharedMemBytes <= (unsigned)set.model->smem_per_cta;
+           c->gridDimZ > 0 && c->gridDimZ <= 65535 && threads > 0 && threads <= 1024 &&
+           c->sharedMemBytes <= (unsigned)set.model->smem_per_cta &&
+           (!known || kernel->needs.max_threads == 0 || threads <= kernel->needs.max_threads) &&
+           (!known || (int)c->sharedMemBytes <= kernel->dynamic_bytes_limit) &&
+           (cluster <= 1 || (cluster <= MAX_CLUSTER && c->gridDimX % cluster == 0));
+}
+
+/* The machine asks with the lock held: a launch is executed within a call. */
+static int is_allocated(void *user, uint64_t address, size_t bytes)
+{
+    (void)user;
+    return find_memory(address, bytes) != NULL;
+}
+
+static void execute(const object *kernel, const CUlaunchConfig *c, unsigned cluster, void *const *parameters)
+{
+    const ptxvm_launch launch = {
+        .module = kernel->library->program,
+        .entry = kernel->name,
+        .grid = {c->gridDimX, c->gridDimY, c->gridDimZ},
+        .block = {c->blockDimX, c->blockDimY, c->blockDimZ},
+        .cluster = cluster,
+        .dynamic_smem_bytes = c->sharedMemBytes,
+        .parameters = parameters,
+        .sm_count = (uint32_t)(set.sms > 0 ? set.sms : set.model->sm_count),
+        .is_allocated = is_allocated,
+        .seed = set.seed++,
+        .eager = set.eager,
+    };
+    char error[1024];
+    if (ptxvm_run(&launch, NULL, error, sizeof error) == 0)
+        return;
+    fprintf(stderr, "fake driver: %s, seed %llu: %s\n", kernel->name, (unsigned long long)launch.seed, error);
+    set.fault = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+/* A kernel runs at once, or with every replay of what the stream captures. */
+static void launch_or_record(const object *kernel, const CUlaunchConfig *config, unsigned cluster, void **parameters)
+{
+    const int is_program = kernel->library->program != NULL;
+    if (!is_capturing(config->hStream)) {
+        count.launches++;
+        if (is_program)
+            execute(kernel, config, cluster, parameters);
+        return;
+    }
+    step added = {.kernel = (object *)(uintptr_t)kernel, .config = *config, .cluster = cluster};
+    added.config.attrs = NULL;
+    added.config.numAttrs = 0;
+    size_t bytes = 0;
+    for (int i = 0; i < kernel->needs.parameter_count && is_program; i++) {
+        unsigned char *longer = realloc(added.parameters, bytes + kernel->needs.parameter_bytes[i]);
+        if (longer == NULL)
+            abort();
+        memcpy(longer + bytes, parameters[i], kernel->needs.parameter_bytes[i]);
+        added.parameters = longer;
+        bytes += kernel->needs.parameter_bytes[i];
+    }
+    record(((object *)(void *)config->hStream)->steps, &added);
+}
+
+/* One step of a graph; what it refers to must live still. */
+static CUresult replay(const step *s)
+{
+    if (s->kernel == NULL) {
+        unsigned char *memory = find_memory(s->to, s->bytes);
+        if (memory == NULL)
+            return misuse(CUDA_ERROR_INVALID_VALUE);
+        memset(memory, s->value, s->bytes);
+        return CUDA_SUCCESS;
+    }
+    if (!is_alive(s->kernel, KERNEL))
+        return misuse(CUDA_ERROR_INVALID_HANDLE);
+    count.launches++;
+    if (s->parameters == NULL)
+        return CUDA_SUCCESS;
+    void *parameters[sizeof s->kernel->needs.parameter_bytes / sizeof(size_t)];
+    size_t bytes = 0;
+    for (int i = 0; i < s->kernel->needs.parameter_count; i++) {
+        parameters[i] = s->parameters + bytes;
+        bytes += s->kernel->needs.parameter_bytes[i];
+    }
+    execute(s->kernel, &s->config, s->cluster, parameters);
+    return CUDA_SUCCESS;
 }
 
 static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CUresult result = begin("cuLaunchKernelEx");
     (void)extra;
+    const unsigned cluster = cluster_of(config);
+    const object *kernel = (const object *)(void *)function;
     if (result == CUDA_SUCCESS)
         result = need_stream(config->hStream);
-    if (result == CUDA_SUCCESS && ((void *)function != &kernel_of_all || !is_launchable(config)))
+    if (result == CUDA_SUCCESS && (!is_alive(function, KERNEL) || !is_launchable(config, cluster, kernel)))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS) {
-        remember_launch(config, parameters);
-        if (is_capturing(config->hStream))
-            ((object *)(void *)config->hStream)->launches++;
-        else
-            count.launches++;
+        remember_launch(config, cluster, parameters);
+        launch_or_record(kernel, config, cluster, parameters);
     }
     return finish(result);
 }
@@ -578,6 +819,32 @@ static int is_legal_map(cuuint32_t rank, const void *base, const cuuint64_t *ext
     return legal;
 }
 
+static unsigned element_bytes(CUtensorMapDataType type)
+{
+    switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+        return 1;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+        return 2;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT32:
+    case CU_TENSOR_MAP_DATA_TYPE_INT32:
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+        return 4;
+    default:
+        return 0; /* nobody uses the others */
+    }
+}
+
+static unsigned bytes_of_swizzle(CUtensorMapSwizzle swizzle)
+{
+    return swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+           : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+           : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
+                                                  : 0;
+}
+
 static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
                                           const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
                                           const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
@@ -585,15 +852,28 @@ static CUresult fake_TensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType 
                                           CUtensorMapFloatOOBfill fill)
 {
     CUresult result = begin("cuTensorMapEncodeTiled");
-    (void)type, (void)element_strides, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    (void)element_strides, (void)interleave, (void)promotion;
+    const unsigned row_bytes = box[0] * element_bytes(type), swizzle_bytes = bytes_of_swizzle(swizzle);
     if (result == CUDA_SUCCESS)
         result = need_context();
-    if (result == CUDA_SUCCESS && !is_legal_map(rank, base, extents, strides, box))
+    if (result == CUDA_SUCCESS &&
+        (!is_legal_map(rank, base, extents, strides, box) || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+         row_bytes == 0 || row_bytes % 16 != 0 || (swizzle_bytes != 0 && row_bytes > swizzle_bytes)))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS) {
+        tensor_map made = {.base = (uint64_t)(uintptr_t)base,
+                           .rank = (uint8_t)rank,
+                           .element_bytes = (uint8_t)element_bytes(type),
+                           .swizzle = (uint8_t)swizzle_bytes,
+                           .magic = TENSOR_MAP_MAGIC};
+        for (cuuint32_t i = 0; i < rank; i++) {
+            made.extents[i] = extents[i];
+            made.box[i] = (uint16_t)box[i];
+            if (i > 0)
+                made.strides[i - 1] = strides[i - 1];
+        }
         memset(map, 0, sizeof *map);
-        map->opaque[0] = (cuuint64_t)(uintptr_t)base;
-        map->opaque[1] = extents[1];
+        memcpy(map, &made, sizeof made);
     }
     return finish(result);
 }
@@ -603,12 +883,20 @@ static CUresult fake_TensorMapReplaceAddress(CUtensorMap *map, void *base)
     CUresult result = begin("cuTensorMapReplaceAddress");
     if (result == CUDA_SUCCESS && (uintptr_t)base % 16 != 0)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
-        map->opaque[0] = (cuuint64_t)(uintptr_t)base;
+    if (result == CUDA_SUCCESS) {
+        const uint64_t address = (uint64_t)(uintptr_t)base;
+        memcpy((unsigned char *)map + offsetof(tensor_map, base), &address, sizeof address);
+    }
     return finish(result);
 }
 
 /* ---- Entries: memory ---- */
+
+/* A kernel that overruns an allocation comes into a guard, which belongs to none. */
+static size_t guard_bytes(void)
+{
+    return set.execute[0] != '\0' ? 65536 : 0;
+}
 
 static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
 {
@@ -622,14 +910,17 @@ static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && bytes == 0)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    void *memory = NULL;
-    if (result == CUDA_SUCCESS && posix_memalign(&memory, ALIGNMENT, bytes) != 0)
+    void *block = NULL;
+    if (result == CUDA_SUCCESS && posix_memalign(&block, ALIGNMENT, bytes + 2 * guard_bytes()) != 0)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         object *made = make_object(MEMORY, &count.allocations);
-        made->memory = memory;
+        made->block = block;
+        made->memory = made->block + guard_bytes();
         made->bytes = bytes;
-        *out = (CUdeviceptr)(uintptr_t)memory;
+        if (set.execute[0] != '\0')
+            memset(made->memory, POISON, bytes); /* a GPU does not clear memory either */
+        *out = (CUdeviceptr)(uintptr_t)made->memory;
     }
     return finish(result);
 }
@@ -678,8 +969,12 @@ static CUresult fake_MemsetD8Async(CUdeviceptr to, unsigned char value, size_t b
     unsigned char *memory = find_memory(to, bytes);
     if (result == CUDA_SUCCESS && memory == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS && !is_capturing(stream))
+    if (result == CUDA_SUCCESS && is_capturing(stream)) {
+        const step added = {.to = to, .value = value, .bytes = bytes};
+        record(((object *)(void *)stream)->steps, &added);
+    } else if (result == CUDA_SUCCESS) {
         memset(memory, value, bytes);
+    }
     return finish(result);
 }
 
@@ -734,7 +1029,7 @@ static CUresult fake_StreamBeginCapture(CUstream stream, CUstreamCaptureMode cap
     if (result == CUDA_SUCCESS) {
         object *o = (object *)(void *)stream;
         o->capturing = 1;
-        o->launches = 0;
+        o->steps = make_recording();
     }
     return finish(result);
 }
@@ -745,14 +1040,21 @@ static CUresult fake_StreamEndCapture(CUstream stream, CUgraph *out)
     CUresult usable = need_stream(stream);
     if (usable == CUDA_SUCCESS && !is_capturing(stream))
         usable = misuse(CUDA_ERROR_ILLEGAL_STATE);
-    if (usable == CUDA_SUCCESS)
-        ((object *)(void *)stream)->capturing = 0; /* a failed end ends the capture as well */
+    recording *steps = NULL;
+    if (usable == CUDA_SUCCESS) { /* a failed end ends the capture as well */
+        object *o = (object *)(void *)stream;
+        o->capturing = 0;
+        steps = o->steps;
+        o->steps = NULL;
+    }
     if (result == CUDA_SUCCESS)
         result = usable;
     if (result == CUDA_SUCCESS) {
         object *graph = make_object(GRAPH, &count.graphs);
-        graph->launches = ((object *)(void *)stream)->launches;
+        graph->steps = steps;
         *out = (CUgraph)(void *)graph;
+    } else {
+        leave_recording(steps);
     }
     return finish(result);
 }
@@ -765,7 +1067,7 @@ static CUresult fake_GraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, 
         result = misuse(CUDA_ERROR_INVALID_HANDLE);
     if (result == CUDA_SUCCESS) {
         object *exec = make_object(GRAPH_EXEC, &count.graph_execs);
-        exec->launches = ((object *)(void *)graph)->launches;
+        exec->steps = join_recording(((object *)(void *)graph)->steps);
         *out = (CUgraphExec)(void *)exec;
     }
     return finish(result);
@@ -784,8 +1086,11 @@ static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
     CUresult result = begin("cuGraphLaunch");
     if (result == CUDA_SUCCESS)
         result = is_alive(exec, GRAPH_EXEC) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
-    if (result == CUDA_SUCCESS)
-        count.launches += ((object *)(void *)exec)->launches;
+    if (result != CUDA_SUCCESS)
+        return finish(result);
+    const recording *steps = ((object *)(void *)exec)->steps;
+    for (int i = 0; i < steps->count && result == CUDA_SUCCESS && set.fault == CUDA_SUCCESS; i++)
+        result = replay(&steps->steps[i]);
     return finish(result);
 }
 

@@ -1,16 +1,18 @@
 /* A CUDA driver that is none: fake_driver.c, built as a libcuda.so.1 of its own. It shows one H200 (or what it is
- * told), keeps device memory in host memory, and launches nothing, so kernels leave their outputs as they were. It
- * counts what is alive, and fails where it is told to.
+ * told), keeps device memory in host memory, counts what is alive, and fails where it is told to. It launches nothing,
+ * so kernels leave their outputs as they were, unless it is told where the PTX of the images lies: then the PTX machine
+ * (ptxvm/ptxvm.h) executes every launch, at once, and a fault of a kernel is one of the device, printed to stderr.
  *
  * Use in a test: link the test with the target fake_driver; the library's dlopen("libcuda.so.1") then finds it, because
  * a library of that soname is loaded already. Or, for a program, put its folder first in LD_LIBRARY_PATH and set it up
  * by environment variables, read at the first call:
  *
  *     FAKE_CUDA_DRIVER_VERSION=12080   FAKE_CUDA_DEVICES=0   FAKE_CUDA_ARCH=89   FAKE_CUDA_HIDE=cuLaunchKernelEx
- *     FAKE_CUDA_FAIL_CALL=7            FAKE_CUDA_FAIL_ALLOC=2
+ *     FAKE_CUDA_FAIL_CALL=7            FAKE_CUDA_FAIL_ALLOC=2    FAKE_CUDA_SMS=2
+ *     FAKE_CUDA_EXECUTE=build/images   FAKE_CUDA_SEED=7          FAKE_CUDA_EAGER=1
  *
- * All functions may be called from any thread. Copies and fills happen at once; on a capturing stream a fill does
- * nothing and a launch only counts. */
+ * All functions may be called from any thread. Copies, fills and launches happen at once; fills and launches on a
+ * capturing stream happen with each replay. */
 #ifndef FAKE_DRIVER_H
 #define FAKE_DRIVER_H
 
@@ -24,6 +26,10 @@ void fake_cuda_reset(void);
 void fake_cuda_set_driver_version(int version); /* 13000 = CUDA 13.0, the default */
 void fake_cuda_set_devices(int count);          /* default 1 */
 void fake_cuda_set_arch(int arch); /* 80, 86, 89, 90 (default) or 120: capability, SMs, shared memory, L2 alike */
+void fake_cuda_set_sms(int count); /* of the GPU shown; behind set_arch */
+/* Executes launches from now on: the folder holds the images and their PTX. The seed orders warps and asynchronous
+ * work; eager: asynchronous work happens at once, not as late as it may. NULL = launches nothing, the default. */
+void fake_cuda_set_execute(const char *folder, uint64_t seed, int eager);
 void fake_cuda_hide_entry(const char *name); /* cuGetProcAddress does not find it; NULL = none hidden */
 
 /* Faults. n counts from 1 = the next such call; 0 = never. Each happens once. */

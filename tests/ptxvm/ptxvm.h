@@ -21,6 +21,17 @@ void ptxvm_free(ptxvm_module *module); /* NULL does nothing */
 /* Whether the module holds this entry. */
 int ptxvm_has_entry(const ptxvm_module *module, const char *entry);
 
+/* What a launch of an entry must agree with. */
+typedef struct ptxvm_needs {
+    int parameter_count;
+    size_t parameter_bytes[8];
+    uint32_t static_smem_bytes; /* beside which the launch's dynamic ones lie */
+    uint32_t max_threads;       /* of a CTA, 0 = not said */
+} ptxvm_needs;
+
+/* 0 = done, -1 = the module has no such entry. */
+int ptxvm_describe(const ptxvm_module *module, const char *entry, ptxvm_needs *out);
+
 typedef struct ptxvm_launch {
     const ptxvm_module *module;
     const char *entry;
@@ -47,5 +58,23 @@ typedef struct ptxvm_counts {
  * line 412, `ld.shared.v4.u32 ...`: 16 bytes at shared address 232448: the CTA has 232448". A deadlock is an error that
  * names what each kind of waiting warp waits for. Memory is left as it was at that moment. counts may be NULL. */
 int ptxvm_run(const ptxvm_launch *launch, ptxvm_counts *counts, char *error, size_t error_bytes);
+
+/* How a driver for the machine writes CUtensorMap's 128 bytes. */
+typedef struct tensor_map {
+    uint64_t base; /* first: cuTensorMapReplaceAddress changes it */
+    uint64_t extents[5];
+    uint64_t strides[4]; /* bytes, of dimensions 1 and up */
+    uint16_t box[5];
+    uint8_t rank, element_bytes, swizzle; /* 0, 32, 64, 128 bytes */
+    uint32_t magic;                       /* TENSOR_MAP_MAGIC */
+} tensor_map;                             /* what lies outside the tensor reads as zero */
+
+enum {
+    TENSOR_MAP_MAGIC = 0x54455831,
+    POISON = 0xFF /* every byte of memory that nobody wrote, and of what a copy on its way will write: NaN in every
+                     floating-point type */
+};
+
+_Static_assert(sizeof(tensor_map) <= 128, "it fits CUtensorMap");
 
 #endif

@@ -145,6 +145,9 @@ struct ptxvm_module {
     void *arena; /* parse.c's: operands' items */
 };
 
+/* NULL where the module does not hold it. */
+const entry *find_entry(const ptxvm_module *module, const char *name);
+
 executor find_executor_arith(instruction *instruction);
 executor find_executor_memory(instruction *instruction);
 executor find_executor_sync(instruction *instruction);
@@ -213,8 +216,6 @@ typedef struct mbarrier {
 
 enum {
     MAX_MBARRIERS = 128, /* of a CTA */
-    POISON = 0xFF,       /* every byte of shared memory that nobody wrote, and of what a copy on its way will write: NaN
-                            in every floating-point type */
     PROXY_UNIT_BYTES = 16,
     MAX_SHARED_BYTES = 233472
 };
@@ -343,23 +344,5 @@ static inline uint32_t bits_of_float(float value)
     } both = {.f = value};
     return both.u;
 }
-
-/* ---- Tensor maps (tensor.c): how the fake driver writes CUtensorMap's 128 bytes, and the machine reads them ---- */
-
-typedef struct tensor_map {
-    uint64_t base;       /* first: cuTensorMapReplaceAddress changes it */
-    uint64_t extents[5]; /* next: tests read the rows in [1] */
-    uint64_t strides[4]; /* bytes, of dimensions 1 and up */
-    uint16_t box[5];
-    uint8_t rank, element_bytes, swizzle; /* 0, 32, 64, 128 bytes */
-    uint8_t fill_nan;
-    uint32_t magic; /* TENSOR_MAP_MAGIC */
-} tensor_map;
-
-enum {
-    TENSOR_MAP_MAGIC = 0x54455831
-};
-
-_Static_assert(sizeof(tensor_map) <= 128, "it fits CUtensorMap");
 
 #endif
