@@ -175,8 +175,6 @@ static void mbarriers_order_arrivals_and_waits(void **state)
         {W0 ARRIVE("%q0", "%r10") WAIT("%p1", "a", "%r10", "0") R1 ARRIVE("%q1", "%r11") WAIT("%p0", "b", "%r11", "1")
              W0 ARRIVE("%q0", "%r10") WAIT("%p1", "c", "%r10", "1") R1,
          "nothing orders this", 2, 0, 0},
-        /* the barrier's own bytes */
-        {WAIT("%p1", "a", "%r10", "1") "@%p0 st.shared.u32 [%r3+8192], %r0;\n", "nothing orders this", 2, 0, 0},
     };
     check_all(experiments, COUNT_OF(experiments));
 }
@@ -189,7 +187,8 @@ static void copies_are_ordered_by_their_mbarrier(void **state)
          0},
         {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p0", "a", "%r10", "0") R1,
          "a copy that completes on the mbarrier at 8192 wrote", 2, 0, 0},
-        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p0", "a", "%r10", "0") "bar.sync 0;\n" R1,
+        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10")
+             WAIT("%p0", "a", "%r10", "0") "bar.sync 0;\n" R1,
          NULL, 2, 0, 0},
         /* two copies, and a wait for the other one */
         {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") EXPECT("%q0", "%r11", "128")
@@ -202,12 +201,12 @@ static void copies_are_ordered_by_their_mbarrier(void **state)
         {R1 EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p0", "a", "%r10", "0"),
          "nothing orders this", 2, 0, 0},
         /* the next copy into the same place, one phase later */
-        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p1", "a", "%r10", "0") R1
-             WAIT("%p0", "b", "%r10", "0") EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10")
+        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p1", "a", "%r10", "0")
+             R1 WAIT("%p0", "b", "%r10", "0") EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10")
                  WAIT("%p0", "c", "%r10", "1"),
          "nothing orders this", 2, 0, 0},
-        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p1", "a", "%r10", "0") R1
-             ARRIVE("%q1", "%r11") WAIT("%p0", "b", "%r11", "0") EXPECT("%q0", "%r10", "128")
+        {EXPECT("%q0", "%r10", "128") COPY("%q0", "%r13", "128", "%r10") WAIT("%p1", "a", "%r10", "0")
+             R1 ARRIVE("%q1", "%r11") WAIT("%p0", "b", "%r11", "0") EXPECT("%q0", "%r10", "128")
                  COPY("%q0", "%r13", "128", "%r10") WAIT("%p1", "c", "%r10", "1") R1,
          NULL, 2, 0, 0},
     };
@@ -243,14 +242,18 @@ static void products_read_until_they_are_waited_for(void **state)
     (void)state;
 #define WAIT_PRODUCT(n) "@!%p4 wgmma.wait_group.sync.aligned " n ";\n"
 #define PRODUCT(name, a) "@%p4 bra $" name ";\n" WGMMA(a) "$" name ":\n"
-#define W4 "@%p4 st.shared.u32 [%r3], %r0;\n" /* within the first rows of A */
+#define W4 "@%p4 st.shared.u32 [%r3], %r0;\n" /* B; A is at 4096 or 12288 */
     const experiment experiments[] = {
         {PRODUCT("a", "4294967552") WAIT_PRODUCT("0") "bar.sync 0;\n" W4, NULL, 5, 0, 0},
         {PRODUCT("a", "4294967552") "bar.sync 0;\n" W4 WAIT_PRODUCT("0"), "'s wgmma", 5, 0, 0},
-        {PRODUCT("a", "4294967552") PRODUCT("b", "4294968064") WAIT_PRODUCT("1") "bar.sync 0;\n"
-         "@%p4 st.shared.u32 [%r3+4096], %r0;\n" WAIT_PRODUCT("0"), NULL, 5, 0, 0},
-        {PRODUCT("a", "4294967552") PRODUCT("b", "4294968064") WAIT_PRODUCT("1") "bar.sync 0;\n"
-         "@%p4 st.shared.u32 [%r3+12288], %r0;\n" WAIT_PRODUCT("0"), "'s wgmma", 5, 0, 0},
+        {PRODUCT("a", "4294967552") PRODUCT("b", "4294968064")
+             WAIT_PRODUCT("1") "bar.sync 0;\n"
+                               "@%p4 st.shared.u32 [%r3+4096], %r0;\n" WAIT_PRODUCT("0"),
+         NULL, 5, 0, 0},
+        {PRODUCT("a", "4294967552") PRODUCT("b", "4294968064")
+             WAIT_PRODUCT("1") "bar.sync 0;\n"
+                               "@%p4 st.shared.u32 [%r3+12288], %r0;\n" WAIT_PRODUCT("0"),
+         "'s wgmma", 5, 0, 0},
     };
     check_all(experiments, COUNT_OF(experiments));
 }
@@ -258,7 +261,8 @@ static void products_read_until_they_are_waited_for(void **state)
 static void stores_read_until_they_are_waited_for(void **state)
 {
     (void)state;
-#define STORE "@%q0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r13], 128;\n@%q0 cp.async.bulk.commit_group;\n"
+#define STORE                                                                                                          \
+    "@%q0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r13], 128;\n@%q0 cp.async.bulk.commit_group;\n"
 #define FENCED W0 "fence.proxy.async;\nbar.sync 0;\n"
     const experiment experiments[] = {
         {FENCED STORE "@%q0 cp.async.bulk.wait_group.read 0;\n" W0, NULL, 2, 0, 0},
@@ -334,8 +338,8 @@ static void bytes_of_a_word_are_told_apart(void **state)
 static void all_races_of_a_launch_are_told(void **state)
 {
     (void)state;
-    const experiment e = {W0 "@%p0 st.shared.u32 [%r3+128], %r0;\n" R1 "@%p1 ld.shared.u32 %r5, [%r3+128];\n", NULL, 2, 0,
-                          0};
+    const experiment e = {W0 "@%p0 st.shared.u32 [%r3+128], %r0;\n" R1 "@%p1 ld.shared.u32 %r5, [%r3+128];\n", NULL, 2,
+                          0, 0};
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         char error[1024] = "";
         found_count = 0;

@@ -8,7 +8,8 @@
 
 enum {
     RANK_SHIFT = 24, /* of 1 + a CTA's rank in addresses of the cluster's shared memory */
-    BLOCK_BYTES = 1024
+    BLOCK_BYTES = 1024,
+    MAX_VECTOR_BYTES = 64 /* of a load or store of one lane */
 };
 
 static const char *misaligned(const char *space, uint64_t address, size_t bytes, size_t alignment)
@@ -245,6 +246,8 @@ static const char *execute_ld(warp *w, const instruction *i, uint32_t active)
         const unsigned char *from = access(w, i, &i->operands[1], lane, bytes * (size_t)i->vector, &error);
         if (from == NULL)
             return error;
+        if (i->decoded[D_SPACE] == SHARED && w->cta->races != NULL)
+            races_access(w, lane, ACCESS_READ, value_of(w, &i->operands[1], lane), bytes * (size_t)i->vector);
         for (int e = 0; e < i->vector; e++) {
             const operand *to = element_of(&i->operands[0], e);
             uint64_t value = read_element(from + (size_t)e * bytes, bytes);
@@ -268,10 +271,14 @@ static const char *execute_st(warp *w, const instruction *i, uint32_t active)
         unsigned char *to = access(w, i, &i->operands[0], lane, all, &error);
         if (to == NULL)
             return error;
+        unsigned char data[MAX_VECTOR_BYTES];
         for (int e = 0; e < i->vector; e++) {
             const uint64_t value = value_of(w, element_of(&i->operands[1], e), lane);
-            memcpy(to + (size_t)e * bytes, &value, bytes);
+            memcpy(data + (size_t)e * bytes, &value, bytes);
         }
+        if (i->decoded[D_SPACE] == SHARED && w->cta->races != NULL)
+            races_store(w, lane, value_of(w, &i->operands[0], lane), all, to, data);
+        memcpy(to, data, all);
         if (i->decoded[D_SPACE] == SHARED)
             shared_written(w, value_of(w, &i->operands[0], lane), all);
         else
@@ -376,8 +383,11 @@ static const char *update(warp *w, const instruction *i, int is_red, int lane)
     memcpy(at, &now, bytes);
     if (!is_red)
         set_register(w, &i->operands[0], lane, old);
-    if (i->decoded[D_SPACE] == SHARED)
+    if (i->decoded[D_SPACE] == SHARED) {
         shared_written(w, value_of(w, address, lane), bytes);
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_ATOMIC, value_of(w, address, lane), bytes);
+    }
     return NULL;
 }
 
@@ -486,6 +496,8 @@ static const char *execute_cp_async(warp *w, const instruction *i, uint32_t acti
         }
         /* From now on the copy may write at any time: who still reads what was there reads NaN. */
         memset(all->items[all->count].to, POISON, all->items[all->count].bytes);
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_CP_WRITE, all->items[all->count].shared_address, all->items[all->count].bytes);
         all->count++;
     }
     return async_add(w, ASYNC_CP, copy_chunks, all);
@@ -531,9 +543,20 @@ static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t act
     if (all == NULL)
         return fail("no memory");
     all->count = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        if (active >> lane & 1)
-            all->addresses[all->count++] = value_of(w, &i->operands[0], lane);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (!(active >> lane & 1))
+            continue;
+        const uint64_t address = value_of(w, &i->operands[0], lane);
+        const char *error = NULL;
+        const mbarrier *b = mbarrier_at(w, address, &error);
+        if (b == NULL) {
+            free(all);
+            return error;
+        }
+        if (w->cta->races != NULL)
+            races_arrive_after_cp(w, b);
+        all->addresses[all->count++] = address;
+    }
     return async_after_cp(w, arrive_all, all);
 }
 

@@ -24,7 +24,6 @@ enum {
     KINDS_READ = 3, /* agents of a warp that read: itself, its wgmmas, its stores */
     KINDS = 4,      /* and its cp.async */
     GROUPS_KEPT = 64,
-    BARRIERS = NAMED_BARRIERS + 1, /* the last one is the cluster's, of the CTA of rank 0 */
     MAX_REPORTED = 256,
     TEXT_BYTES = 640
 };
@@ -57,14 +56,14 @@ typedef struct lane_record {
 
 /* Of a warp and one kind of asynchronous work. */
 typedef struct async_clock {
-    uint32_t issued;                      /* operations */
-    uint32_t closed[LANES];               /* groups */
-    uint32_t end[LANES][GROUPS_KEPT];     /* of the group: issued when it was closed; by its number modulo */
+    uint32_t issued;                  /* operations */
+    uint32_t closed[LANES];           /* groups */
+    uint32_t end[LANES][GROUPS_KEPT]; /* of the group: issued when it was closed; by its number modulo */
 } async_clock;
 
 typedef struct barrier_clock {
-    uint32_t *known;   /* what those that arrived know */
-    uint64_t waiting;  /* warps of the cluster that go on when the barrier's phase ends */
+    uint32_t *known;  /* what those that arrived know */
+    uint64_t waiting; /* warps of the cluster that go on when the barrier's phase ends */
 } barrier_clock;
 
 typedef struct mbarrier_clock {
@@ -73,17 +72,19 @@ typedef struct mbarrier_clock {
 } mbarrier_clock;
 
 typedef struct cta_races {
-    int ranks, warps;            /* CTAs of the cluster, warps of each */
-    int agents, readers;         /* of each CTA */
-    int total;                   /* agents of the cluster */
+    int ranks, warps;    /* CTAs of the cluster, warps of each */
+    int agents, readers; /* of each CTA */
+    int total;           /* agents of the cluster */
     uint32_t cell_bytes, cells;
-    uint32_t *known;             /* [warps][total] */
-    async_clock *asynchronous;   /* [warps][KINDS] */
-    barrier_clock barriers[BARRIERS];
+    uint32_t *known;           /* [warps][total] */
+    async_clock *asynchronous; /* [warps][KINDS] */
+    barrier_clock barriers[NAMED_BARRIERS];
+    barrier_clock cluster;   /* of rank 0: the cluster's barrier */
+    uint32_t *cluster_ended; /* known to who arrived there in the phase before */
     mbarrier_clock mbarriers[MAX_MBARRIERS];
-    write_record *writes;        /* [cells] */
-    read_record *reads;          /* [cells][ranks][readers] */
-    lane_record *lanes;          /* [cells], NULL unless strict */
+    write_record *writes; /* [cells] */
+    read_record *reads;   /* [cells][ranks][readers] */
+    lane_record *lanes;   /* [cells], NULL unless strict */
 } cta_races;
 
 /* Pairs of instructions that were reported, of a launch. */
@@ -123,7 +124,9 @@ static uint32_t *clocks(const cta_races *r)
 static int take_clocks(cta_races *r)
 {
     int is_whole = 1;
-    for (int b = 0; b < BARRIERS; b++)
+    is_whole &= (r->cluster.known = clocks(r)) != NULL;
+    is_whole &= (r->cluster_ended = clocks(r)) != NULL;
+    for (int b = 0; b < NAMED_BARRIERS; b++)
         is_whole &= (r->barriers[b].known = clocks(r)) != NULL;
     for (int b = 0; b < MAX_MBARRIERS; b++) {
         is_whole &= (r->mbarriers[b].arrived = clocks(r)) != NULL;
@@ -180,7 +183,9 @@ void races_end(cta *c)
     c->races = NULL;
     if (r == NULL)
         return;
-    for (int b = 0; b < BARRIERS; b++)
+    free(r->cluster.known);
+    free(r->cluster_ended);
+    for (int b = 0; b < NAMED_BARRIERS; b++)
         free(r->barriers[b].known);
     for (int b = 0; b < MAX_MBARRIERS; b++) {
         free(r->mbarriers[b].arrived);
@@ -205,7 +210,7 @@ static uint32_t *known_by(const warp *w)
 static uint32_t agent_of(const warp *w, agent_kind kind)
 {
     const cta_races *r = w->cta->races;
-    return w->cta->rank * (uint32_t)r->agents + (uint32_t)(kind * r->warps + w->index);
+    return w->cta->rank * (uint32_t)r->agents + (uint32_t)((int)kind * r->warps + w->index);
 }
 
 static uint32_t agent_of_mbarrier(const mbarrier *b)
@@ -237,8 +242,8 @@ static void release(warp *w, uint32_t *to)
 
 static void name_agent(const warp *w, uint32_t agent, int is_write, char *text, size_t bytes)
 {
-    static const char *const kinds[] = {[A_WARP] = "", [A_WGMMA] = "'s wgmma", [A_STORE] = "'s bulk store",
-                                        [A_CP] = "'s cp.async"};
+    static const char *const kinds[] = {
+        [A_WARP] = "", [A_WGMMA] = "'s wgmma", [A_STORE] = "'s bulk store", [A_CP] = "'s cp.async"};
     const cta_races *r = w->cta->races;
     const int rank = (int)agent / r->agents, local = (int)agent % r->agents;
     char other[32] = "";
@@ -285,11 +290,12 @@ static void report(const access *a, uint32_t address, uint32_t earlier_instructi
     char text[TEXT_BYTES], name[96];
     name_agent(a->warp, a->agent, a->is_write, name, sizeof name);
     const cta *c = a->warp->cta;
-    snprintf(text, sizeof text,
-             "race at shared address %u of CTA (%u,%u,%u): %s (lane %d, PTX line %d, `%s`); nothing orders this behind: "
-             "%s (PTX line %d, `%s`)",
-             address, c->id[0], c->id[1], c->id[2], name, a->lane, now->line, now->text, earlier, before->line,
-             before->text);
+    snprintf(
+        text, sizeof text,
+        "race at shared address %u of CTA (%u,%u,%u): %s (lane %d, PTX line %d, `%s`); nothing orders this behind: "
+        "%s (PTX line %d, `%s`)",
+        address, c->id[0], c->id[1], c->id[2], name, a->lane, now->line, now->text, earlier, before->line,
+        before->text);
     if (l->asked->race_found != NULL)
         l->asked->race_found(l->asked->user, text);
     else if (found->first[0] == '\0')
@@ -412,8 +418,8 @@ static async_clock *async_of(const warp *w, agent_kind kind)
 
 void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t bytes)
 {
-    static const agent_kind agents[] = {[ACCESS_WGMMA_READ] = A_WGMMA, [ACCESS_STORE_READ] = A_STORE,
-                                        [ACCESS_CP_WRITE] = A_CP};
+    static const agent_kind agents[] = {
+        [ACCESS_WGMMA_READ] = A_WGMMA, [ACCESS_STORE_READ] = A_STORE, [ACCESS_CP_WRITE] = A_CP};
     access a = access_of(w, lane);
     a.is_write = kind == ACCESS_WRITE || kind == ACCESS_ATOMIC || kind == ACCESS_CP_WRITE;
     a.is_atomic = kind == ACCESS_ATOMIC;
@@ -493,7 +499,7 @@ void races_arrive_after_cp(warp *w, const mbarrier *b)
 
 static barrier_clock *barrier_at(const cta *c, int id)
 {
-    return id == NAMED_BARRIERS ? &c->cluster[0]->races->barriers[id] : &c->races->barriers[id];
+    return id == NAMED_BARRIERS ? &c->cluster[0]->races->cluster : &c->races->barriers[id];
 }
 
 void races_barrier_arrive(warp *w, int id)
@@ -503,7 +509,8 @@ void races_barrier_arrive(warp *w, int id)
 
 void races_barrier_wait(warp *w, int id)
 {
-    barrier_at(w->cta, id)->waiting |= UINT64_C(1) << (w->cta->rank * (uint32_t)w->cta->warp_count + (uint32_t)w->index);
+    barrier_at(w->cta, id)->waiting |= UINT64_C(1)
+                                       << (w->cta->rank * (uint32_t)w->cta->warp_count + (uint32_t)w->index);
 }
 
 void races_barrier_ends(cta *c, int id)
@@ -514,7 +521,15 @@ void races_barrier_ends(cta *c, int id)
         if (b->waiting >> n & 1)
             join_clocks(known_by(&c->cluster[n / r->warps]->warps[n % r->warps]), b->known, r->total);
     b->waiting = 0;
+    if (id == NAMED_BARRIERS)
+        memcpy(c->cluster[0]->races->cluster_ended, b->known, (size_t)r->total * sizeof *b->known);
     memset(b->known, 0, (size_t)r->total * sizeof *b->known);
+}
+
+/* The phase cannot end again before this warp arrives again. */
+void races_cluster_passed(warp *w)
+{
+    join_clocks(known_by(w), w->cta->cluster[0]->races->cluster_ended, w->cta->races->total);
 }
 
 /* ---- mbarriers ---- */
@@ -536,7 +551,8 @@ void races_mbarrier_arrive(warp *w, const mbarrier *b)
 void races_mbarrier_ends(const mbarrier *b)
 {
     mbarrier_clock *c = clock_of(b);
-    c->arrived[agent_of_mbarrier(b)] = c->first + (uint32_t)b->phase; /* of the phase that ended: b->phase is the next */
+    c->arrived[agent_of_mbarrier(b)] =
+        c->first + (uint32_t)b->phase; /* of the phase that ended: b->phase is the next */
     memcpy(c->ended, c->arrived, (size_t)b->owner->races->total * sizeof *c->ended);
 }
 
