@@ -14,8 +14,9 @@ enum {
 
 /* The one allocation of a program: its parameter is the address of `in`. */
 typedef struct arrays {
-    tensor_map map __attribute__((aligned(128)));
-    uint32_t in[WORDS], out[WORDS];
+    tensor_map map;
+    _Alignas(128) uint32_t in[WORDS];
+    uint32_t out[WORDS];
 } arrays;
 
 typedef struct trial {
@@ -274,7 +275,7 @@ static void lanes_read_each_other(void **state)
             }
             free(t.memory);
         }
-    refuses(32, "shfl.sync.idx.b32 %r1, %r0, 0, 31, 65535;", "member mask");
+    refuses(32, "shfl.sync.idx.b32 %r1, %r0, 0, 31, 65535;", "mask");
 }
 
 static void lanes_vote(void **state)

@@ -1043,3 +1043,16 @@ int ptxvm_has_entry(const ptxvm_module *module, const char *name)
 {
     return find_entry(module, name) != NULL;
 }
+
+int ptxvm_describe(const ptxvm_module *module, const char *name, ptxvm_needs *out)
+{
+    const entry *e = find_entry(module, name);
+    if (e == NULL)
+        return -1;
+    *out = (ptxvm_needs){.parameter_count = e->parameter_count,
+                         .static_smem_bytes = e->static_smem_bytes,
+                         .max_threads = e->max_threads};
+    for (int i = 0; i < e->parameter_count; i++)
+        out->parameter_bytes[i] = e->parameters[i].bytes;
+    return 0;
+}
