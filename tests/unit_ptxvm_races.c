@@ -128,6 +128,8 @@ static void barriers_order_warps(void **state)
         {R1 W0, "nothing orders this", 2, 0, 0},
         {R1 "bar.sync 0;\n" W0, NULL, 2, 0, 0},
         {W0 W1, "wrote", 2, 0, 0},
+        {"st.shared.u32 [%r3], %r13;\n", NULL, 2, 0, 0}, /* both write 0: the second changes nothing */
+        {"st.shared.u32 [%r3], %r13;\n", "wrote", 2, 1, 0},
         {W0 "bar.sync 0;\n" W1, NULL, 2, 0, 0},
         {R0 R1, NULL, 2, 0, 0},
         {W0 R0, NULL, 2, 0, 0}, /* its own */
@@ -225,6 +227,15 @@ static void small_copies_are_ordered_by_groups(void **state)
          "warp 0's cp.async wrote", 2, 0, 0},
         {CP("%p0", "%r3") "cp.async.wait_all;\nbar.sync 0;\n" R1, NULL, 2, 0, 0},
         {CP("%p0", "%r3+128") "cp.async.wait_all;\n" CP("%p0", "%r3") "bar.sync 0;\n" R1 "cp.async.wait_all;\n",
+         "warp 0's cp.async wrote", 2, 0, 0},
+        /* lanes that issue one half after the other */
+        {"setp.lt.u32 %p5, %r0, 16;\n@!%p5 bra $upper;\n" CP("%p5", "%r3") COMMIT CP("%p5", "%r3+128") COMMIT
+         "cp.async.wait_group 1;\nbra.uni $met;\n$upper:\n" CP("%p0", "%r3") COMMIT CP("%p0", "%r3+128") COMMIT
+         "cp.async.wait_group 1;\n$met:\nbar.sync 0;\n" R1,
+         NULL, 2, 0, 0},
+        {"setp.lt.u32 %p5, %r0, 16;\n@!%p5 bra $upper;\n" CP("%p5", "%r3") COMMIT
+         "cp.async.wait_group 0;\n"
+         "bra.uni $met;\n$upper:\n" CP("%p0", "%r3") COMMIT "$met:\nbar.sync 0;\n" R1 "cp.async.wait_all;\n",
          "warp 0's cp.async wrote", 2, 0, 0},
         {R1 CP("%p0", "%r3") "cp.async.wait_all;\n", "nothing orders this", 2, 0, 0},
         {CP("%p0", "%r3") "@%p0 cp.async.mbarrier.arrive.noinc.shared.b64 [%r12];\n" WAIT("%p1", "a", "%r12", "0") R1,

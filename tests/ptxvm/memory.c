@@ -554,7 +554,7 @@ static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t act
             return error;
         }
         if (w->cta->races != NULL)
-            races_arrive_after_cp(w, b);
+            races_arrive_after_cp(w, lane, b);
         all->addresses[all->count++] = address;
     }
     return async_after_cp(w, arrive_all, all);

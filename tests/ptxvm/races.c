@@ -11,9 +11,10 @@
  * Of each cell of shared memory it keeps the last write and, for each agent that reads, the last read. An access races
  * with one of them that another agent made at a clock which the accessing warp does not know yet.
  *
- * Asynchronous accesses are checked and noted when they are issued: from then on they may happen. What this does not
- * see: lanes of a warp are one agent (but for what `strict` adds), of several atomics at one place the last one alone
- * is remembered, and a copy between shared memories is not noted as a read. */
+ * Asynchronous accesses are checked and noted when they are issued: from then on they may happen. A store of what is
+ * there already races with nothing unless the check is strict: kernels have several warps clear the same rows, each
+ * before it reads them. What this does not see: lanes of a warp are one agent (but for what `strict` adds), of several
+ * atomics at one place the last one alone is remembered, and a copy between shared memories is not noted as a read. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,11 +55,14 @@ typedef struct lane_record {
     uint8_t write_lane;
 } lane_record;
 
-/* Of a warp and one kind of asynchronous work. */
+/* Of a warp and one kind of asynchronous work. Lanes count groups each for itself; the agent's clock is the number of
+ * the group, so that lanes that parted and issue one after another agree. An arrival behind cp.async ends a group too. */
 typedef struct async_clock {
-    uint32_t issued;                  /* operations */
-    uint32_t closed[LANES];           /* groups */
-    uint32_t end[LANES][GROUPS_KEPT]; /* of the group: issued when it was closed; by its number modulo */
+    uint32_t number[LANES];           /* groups that have ended */
+    uint32_t done[LANES];             /* up to this number they have been waited for */
+    uint32_t closed[LANES];           /* groups that wait_group counts */
+    uint32_t end[LANES][GROUPS_KEPT]; /* of those, by their number modulo: `number` behind it */
+    uint32_t lanes;                   /* that have issued any */
 } async_clock;
 
 typedef struct barrier_clock {
@@ -276,6 +280,7 @@ typedef struct access {
     int lane;
     uint32_t agent, clock; /* that it is noted by */
     int is_write, is_atomic;
+    int is_unchecked; /* only noted */
     uint32_t instruction, instance;
 } access;
 
@@ -311,7 +316,7 @@ const char *races_found(const launch *l)
 
 static void check_earlier_write(const access *a, const write_record *record, const uint32_t *known, uint32_t address)
 {
-    if (record->clock <= known[record->agent] || (a->is_atomic && record->is_atomic))
+    if (record->clock <= known[record->agent] || (a->is_atomic && record->is_atomic) || a->is_unchecked)
         return;
     char earlier[128];
     name_agent(a->warp, record->agent, 1, earlier, sizeof earlier);
@@ -385,8 +390,9 @@ static void note(const access *a, uint64_t address, size_t bytes)
         check_earlier_write(a, &owner->writes[cell], known, at);
         if (owner->lanes != NULL && a->agent == agent_of(a->warp, A_WARP))
             check_lanes(a, &owner->lanes[cell], at);
-        if (a->is_write) {
+        if (a->is_write && !a->is_unchecked)
             check_earlier_reads(a, reads, known, at);
+        if (a->is_write) {
             owner->writes[cell] = (write_record){.clock = a->clock,
                                                  .instruction = a->instruction,
                                                  .instance = a->instance,
@@ -425,24 +431,29 @@ void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t 
     a.is_atomic = kind == ACCESS_ATOMIC;
     if (kind == ACCESS_WGMMA_READ || kind == ACCESS_STORE_READ || kind == ACCESS_CP_WRITE) {
         a.agent = agent_of(w, agents[kind]);
-        a.clock = ++async_of(w, agents[kind])->issued;
+        async_clock *c = async_of(w, agents[kind]);
+        c->lanes |= UINT32_C(1) << lane;
+        a.clock = c->number[lane] + 1;
     }
     note(&a, address, bytes);
 }
 
 void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *old, const void *new)
 {
-    const access a = access_of(w, lane);
+    access a = access_of(w, lane);
     const cta_races *owner = cta_at(w, address)->races;
     const uint32_t offset = (uint32_t)address & 0xFFFFFF;
     const write_record *record = &owner->writes[offset / owner->cell_bytes];
     const int same_instruction = record->clock != 0 && record->agent == a.agent && record->instance == a.instance;
-    if (same_instruction && record->lane != lane && memcmp(old, new, bytes) != 0) {
+    const int is_change = memcmp(old, new, bytes) != 0;
+    if (same_instruction && record->lane != lane && is_change) {
         char earlier[128];
         snprintf(earlier, sizeof earlier, "lane %u of the same instruction wrote another value", record->lane);
         report(&a, offset, record->instruction, earlier);
     }
-    races_access(w, lane, ACCESS_WRITE, address, bytes);
+    a.is_write = 1;
+    a.is_unchecked = !is_change && w->cta->launch->asked->check_races != PTXVM_RACES_STRICT;
+    note(&a, address, bytes);
 }
 
 void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b)
@@ -466,33 +477,38 @@ void races_commit(warp *w, async_kind kind)
     async_clock *c = async_of(w, agent_kind_of(kind));
     for (int lane = 0; lane < LANES; lane++)
         if (w->active >> lane & 1)
-            c->end[lane][c->closed[lane]++ % GROUPS_KEPT] = c->issued;
+            c->end[lane][c->closed[lane]++ % GROUPS_KEPT] = ++c->number[lane];
 }
 
-/* What every lane that waits has waited for; one that never closed a group waits for nothing. */
+/* The group that is done in all lanes that have issued any. */
+static uint32_t least(const async_clock *c, const uint32_t *numbers)
+{
+    uint32_t result = UINT32_MAX;
+    for (int lane = 0; lane < LANES; lane++)
+        if ((c->lanes >> lane & 1) && numbers[lane] < result)
+            result = numbers[lane];
+    return c->lanes != 0 ? result : 0;
+}
+
+static void raise_to(uint32_t *clock, uint32_t value)
+{
+    *clock = value > *clock ? value : *clock;
+}
+
 void races_waited(warp *w, async_kind kind, int newest)
 {
-    const async_clock *c = async_of(w, agent_kind_of(kind));
-    uint32_t done = c->issued, pending = (uint32_t)newest;
-    int has_groups = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        if (!(w->active >> lane & 1) || c->closed[lane] == 0)
-            continue;
-        const uint32_t closed = c->closed[lane];
-        const uint32_t end = closed > pending ? c->end[lane][(closed - pending - 1) % GROUPS_KEPT] : 0;
-        done = end < done ? end : done;
-        has_groups = 1;
-    }
-    uint32_t *known = &known_by(w)[agent_of(w, agent_kind_of(kind))];
-    if (has_groups && done > *known)
-        *known = done;
+    async_clock *c = async_of(w, agent_kind_of(kind));
+    for (int lane = 0; lane < LANES; lane++)
+        if ((w->active >> lane & 1) && c->closed[lane] > (uint32_t)newest)
+            raise_to(&c->done[lane], c->end[lane][(c->closed[lane] - (uint32_t)newest - 1) % GROUPS_KEPT]);
+    raise_to(&known_by(w)[agent_of(w, agent_kind_of(kind))], least(c, c->done));
 }
 
-void races_arrive_after_cp(warp *w, const mbarrier *b)
+void races_arrive_after_cp(warp *w, int lane, const mbarrier *b)
 {
-    uint32_t *arrived = &clock_of(b)->arrived[agent_of(w, A_CP)];
-    const uint32_t issued = async_of(w, A_CP)->issued;
-    *arrived = issued > *arrived ? issued : *arrived;
+    async_clock *c = async_of(w, A_CP);
+    c->number[lane]++;
+    raise_to(&clock_of(b)->arrived[agent_of(w, A_CP)], least(c, c->number));
 }
 
 /* ---- Barriers ---- */

@@ -354,7 +354,7 @@ void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrie
 
 void races_commit(warp *w, async_kind kind);
 void races_waited(warp *w, async_kind kind, int newest);
-void races_arrive_after_cp(warp *w, const mbarrier *b);
+void races_arrive_after_cp(warp *w, int lane, const mbarrier *b);
 
 /* Named barriers by number; NAMED_BARRIERS is the cluster's, which has a wait of its own. */
 void races_barrier_arrive(warp *w, int id);
