@@ -31,6 +31,8 @@ static const char *const beginning =
 
 /* Pieces of bodies. W: warp 0 writes its words; R: warp 1 reads them. */
 #define W0 "@%p0 st.shared.u32 [%r3], %r0;\n"
+#define W0_AGAIN "@%p0 st.shared.u32 [%r3], %r10;\n" /* another value */
+#define CLEAR "st.shared.u32 [%r3], %r13;\n"
 #define R0 "@%p0 ld.shared.u32 %r5, [%r3];\n"
 #define R1 "@%p1 ld.shared.u32 %r5, [%r3];\n"
 #define R2 "@%p2 ld.shared.u32 %r5, [%r3];\n"
@@ -128,18 +130,23 @@ static void barriers_order_warps(void **state)
         {R1 W0, "nothing orders this", 2, 0, 0},
         {R1 "bar.sync 0;\n" W0, NULL, 2, 0, 0},
         {W0 W1, "wrote", 2, 0, 0},
-        {"st.shared.u32 [%r3], %r13;\n", NULL, 2, 0, 0}, /* both write 0: the second changes nothing */
-        {"st.shared.u32 [%r3], %r13;\n", "wrote", 2, 1, 0},
+        {CLEAR, NULL, 2, 0, 0}, /* both warps clear the same words */
+        {CLEAR "ld.shared.u32 %r5, [%r3];\n", NULL, 2, 0, 0},
+        {CLEAR "bar.sync 0;\n@%p0 st.shared.u32 [%r3], %r10;\n", NULL, 2, 0, 0},
+        {CLEAR, "wrote", 2, 1, 0}, /* strict */
+        {"@!%p2 st.shared.u32 [%r3], %r13;\n@%p1 bar.arrive 1, 64;\n@%p2 bar.sync 1, 64;\n" R2, NULL, 3, 0, 0},
+        {CLEAR "@%p0 st.shared.u32 [%r3], %r10;\n", "nothing orders this", 2, 0, 0}, /* the other's may come later */
+        {"@!%p2 st.shared.u32 [%r3], %r13;\n" R2, "nothing orders this", 3, 0, 0},
         {W0 "bar.sync 0;\n" W1, NULL, 2, 0, 0},
         {R0 R1, NULL, 2, 0, 0},
-        {W0 R0, NULL, 2, 0, 0}, /* its own */
+        {W0 R0 W0_AGAIN, NULL, 2, 0, 0}, /* its own */
         {W0 "@%p1 ld.shared.u32 %r5, [%r3+128];\n", NULL, 2, 0, 0},
         {W0 "@%p1 ld.shared.u32 %r5, [%r3+124];\n", "nothing orders this", 2, 0, 0}, /* one lane's word */
         {"@%p0 st.shared.v4.u32 [%r13], {%r0, %r0, %r0, %r0};\n@%p1 ld.shared.u32 %r5, [%r13+12];\n",
          "nothing orders this", 2, 0, 0},
         {W0 "bar.red.or.pred %p5, 0, %p0;\n" R1, NULL, 2, 0, 0},
-        {W0 "bar.sync 0;\n" R1 W0, "nothing orders this", 2, 0, 0}, /* the next turn overtakes */
-        {W0 "bar.sync 0;\n" R1 "bar.sync 0;\n" W0, NULL, 2, 0, 0},
+        {W0 "bar.sync 0;\n" R1 W0_AGAIN, "nothing orders this", 2, 0, 0}, /* the next turn overtakes */
+        {W0 "bar.sync 0;\n" R1 "bar.sync 0;\n" W0_AGAIN, NULL, 2, 0, 0},
         {W0 "fence.acq_rel.cta;\n" R1, "nothing orders this", 2, 0, 0}, /* a fence alone is no order */
     };
     check_all(experiments, COUNT_OF(experiments));
@@ -172,10 +179,10 @@ static void mbarriers_order_arrivals_and_waits(void **state)
         {W0 ARRIVE("%p0", "%r12") WAIT("%p1", "a", "%r12", "0") R1, NULL, 2, 0, 0}, /* all lanes arrive */
         /* a ring of one place: full at %r10, empty at %r11, two turns */
         {W0 ARRIVE("%q0", "%r10") WAIT("%p1", "a", "%r10", "0") R1 ARRIVE("%q1", "%r11") WAIT("%p0", "b", "%r11", "0")
-             W0 ARRIVE("%q0", "%r10") WAIT("%p1", "c", "%r10", "1") R1,
+             W0_AGAIN ARRIVE("%q0", "%r10") WAIT("%p1", "c", "%r10", "1") R1,
          NULL, 2, 0, 0},
-        {W0 ARRIVE("%q0", "%r10") WAIT("%p1", "a", "%r10", "0") R1 ARRIVE("%q1", "%r11") W0, "nothing orders this", 2,
-         0, 0},
+        {W0 ARRIVE("%q0", "%r10") WAIT("%p1", "a", "%r10", "0") R1 ARRIVE("%q1", "%r11") W0_AGAIN,
+         "nothing orders this", 2, 0, 0},
     };
     check_all(experiments, COUNT_OF(experiments));
 }
@@ -233,10 +240,6 @@ static void small_copies_are_ordered_by_groups(void **state)
          "cp.async.wait_group 1;\nbra.uni $met;\n$upper:\n" CP("%p0", "%r3") COMMIT CP("%p0", "%r3+128") COMMIT
          "cp.async.wait_group 1;\n$met:\nbar.sync 0;\n" R1,
          NULL, 2, 0, 0},
-        {"setp.lt.u32 %p5, %r0, 16;\n@!%p5 bra $upper;\n" CP("%p5", "%r3") COMMIT
-         "cp.async.wait_group 0;\n"
-         "bra.uni $met;\n$upper:\n" CP("%p0", "%r3") COMMIT "$met:\nbar.sync 0;\n" R1 "cp.async.wait_all;\n",
-         "warp 0's cp.async wrote", 2, 0, 0},
         {R1 CP("%p0", "%r3") "cp.async.wait_all;\n", "nothing orders this", 2, 0, 0},
         {CP("%p0", "%r3") "@%p0 cp.async.mbarrier.arrive.noinc.shared.b64 [%r12];\n" WAIT("%p1", "a", "%r12", "0") R1,
          NULL, 2, 0, 0},
@@ -275,8 +278,8 @@ static void stores_read_until_they_are_waited_for(void **state)
     "@%q0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r13], 128;\n@%q0 cp.async.bulk.commit_group;\n"
 #define FENCED W0 "fence.proxy.async;\nbar.sync 0;\n"
     const experiment experiments[] = {
-        {FENCED STORE "@%q0 cp.async.bulk.wait_group.read 0;\n" W0, NULL, 2, 0, 0},
-        {FENCED STORE W0 "@%q0 cp.async.bulk.wait_group.read 0;\n", "warp 0's bulk store read", 2, 0, 0},
+        {FENCED STORE "@%q0 cp.async.bulk.wait_group.read 0;\n" W0_AGAIN, NULL, 2, 0, 0},
+        {FENCED STORE W0_AGAIN "@%q0 cp.async.bulk.wait_group.read 0;\n", "warp 0's bulk store read", 2, 0, 0},
         {FENCED STORE "@%q0 cp.async.bulk.wait_group.read 0;\nbar.sync 0;\n" W1, NULL, 2, 0, 0},
         {FENCED STORE "bar.sync 0;\n" W1 "@%q0 cp.async.bulk.wait_group.read 0;\n", "warp 0's bulk store read", 2, 0,
          0},
@@ -290,7 +293,7 @@ static void atomics_race_with_ordinary_accesses_only(void **state)
 {
     (void)state;
     const experiment experiments[] = {
-        {"st.shared.u32 [%r3], %r13;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r13], 1;\n", "wrote", 2, 0, 0},
+        {"st.shared.u32 [%r3], %r0;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r13], 1;\n", "wrote", 2, 0, 0},
         {"@%p0 st.shared.u32 [%r3], %r13;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r13], 1;\n", NULL, 2, 0, 0},
         {"@%p0 st.shared.u32 [%r3], %r13;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r13], 1;\nbar.sync 0;\n" R1, NULL, 2,
          0, 0},

@@ -3,7 +3,7 @@
  *
  * Everything that accesses is an agent: a warp; of each warp its copies by cp.async, its wgmmas and its bulk stores,
  * which go on while the warp does; and each mbarrier, for the copies that complete on it. An agent's clock counts: a
- * warp's what it has released, an asynchronous agent's its operations, an mbarrier's its phases. Each warp keeps, for
+ * warp's what it has released, an asynchronous agent's its groups, an mbarrier's its phases. Each warp keeps, for
  * every agent, the clock up to which that agent's accesses are known to lie behind it. Barriers pass this knowledge on:
  * who arrives gives its own, who waits takes what all that arrived gave. wait_group takes the warp's own asynchronous
  * operations, an mbarrier's end of phase the copies that it counted.
@@ -11,10 +11,15 @@
  * Of each cell of shared memory it keeps the last write and, for each agent that reads, the last read. An access races
  * with one of them that another agent made at a clock which the accessing warp does not know yet.
  *
- * Asynchronous accesses are checked and noted when they are issued: from then on they may happen. A store of what is
- * there already races with nothing unless the check is strict: kernels have several warps clear the same rows, each
- * before it reads them. What this does not see: lanes of a warp are one agent (but for what `strict` adds), of several
- * atomics at one place the last one alone is remembered, and a copy between shared memories is not noted as a read. */
+ * Asynchronous accesses are checked and noted when they are issued: from then on they may happen.
+ *
+ * A store of what a warp's store has put there already (a repeat) races neither with that nor with reads, unless the
+ * check is strict: kernels have several warps clear the same rows, each before it reads them. Who reads must know the
+ * store or one of its repeats to lie before, who writes something else all of them.
+ *
+ * What this does not see: lanes of a warp are one agent (but for what `strict` adds), and where some of them wait for a
+ * copy all do; of several atomics at one place the last one alone is remembered; a copy between shared memories is not
+ * noted as a read. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +93,7 @@ typedef struct cta_races {
     mbarrier_clock mbarriers[MAX_MBARRIERS];
     write_record *writes; /* [cells] */
     read_record *reads;   /* [cells][ranks][readers] */
+    read_record *repeats; /* [cells][ranks][warps]: of the last write, by warps */
     lane_record *lanes;   /* [cells], NULL unless strict */
 } cta_races;
 
@@ -171,10 +177,11 @@ const char *races_begin(cta *c)
     r->asynchronous = calloc((size_t)r->warps * KINDS, sizeof *r->asynchronous);
     r->writes = calloc(r->cells + 1, sizeof *r->writes);
     r->reads = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->readers), sizeof *r->reads);
+    r->repeats = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
     if (l->asked->check_races == PTXVM_RACES_STRICT)
         r->lanes = calloc(r->cells + 1, sizeof *r->lanes);
     if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->writes == NULL || r->reads == NULL ||
-        (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
+        r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
         return fail("no memory for the race detector");
     for (int w = 0; w < r->warps; w++)
         r->known[(size_t)w * (size_t)r->total + c->rank * (uint32_t)r->agents + (uint32_t)w] = 1;
@@ -199,6 +206,7 @@ void races_end(cta *c)
     free(r->asynchronous);
     free(r->writes);
     free(r->reads);
+    free(r->repeats);
     free(r->lanes);
     free(r);
 }
@@ -280,7 +288,7 @@ typedef struct access {
     int lane;
     uint32_t agent, clock; /* that it is noted by */
     int is_write, is_atomic;
-    int is_unchecked; /* only noted */
+    int is_repeat;
     uint32_t instruction, instance;
 } access;
 
@@ -314,26 +322,57 @@ const char *races_found(const launch *l)
 
 /* ---- Accesses ---- */
 
-static void check_earlier_write(const access *a, const write_record *record, const uint32_t *known, uint32_t address)
+/* What a cell remembers. */
+typedef struct cell {
+    write_record *write;
+    read_record *reads, *repeats;
+    uint32_t address;
+} cell;
+
+static cell cell_at(const cta_races *r, uint32_t number)
 {
-    if (record->clock <= known[record->agent] || (a->is_atomic && record->is_atomic) || a->is_unchecked)
+    return (cell){.write = &r->writes[number],
+                  .reads = r->reads + (size_t)number * (size_t)(r->ranks * r->readers),
+                  .repeats = r->repeats + (size_t)number * (size_t)(r->ranks * r->warps),
+                  .address = number * r->cell_bytes};
+}
+
+static int is_repeat_known(const cta_races *r, const cell *c, const uint32_t *known)
+{
+    for (int rank = 0; rank < r->ranks; rank++)
+        for (int n = 0; n < r->warps; n++) {
+            const uint32_t clock = c->repeats[rank * r->warps + n].clock;
+            if (clock != 0 && clock <= known[rank * r->agents + n])
+                return 1;
+        }
+    return 0;
+}
+
+static void check_earlier_write(const access *a, const cell *c, const uint32_t *known)
+{
+    const write_record *record = c->write;
+    const cta_races *r = a->warp->cta->races;
+    if (record->clock <= known[record->agent] || (a->is_atomic && record->is_atomic) ||
+        (!a->is_write && is_repeat_known(r, c, known)))
         return;
     char earlier[128];
     name_agent(a->warp, record->agent, 1, earlier, sizeof earlier);
-    report(a, address, record->instruction, earlier);
+    report(a, c->address, record->instruction, earlier);
 }
 
-static void check_earlier_reads(const access *a, const read_record *records, const uint32_t *known, uint32_t address)
+/* Records of the first `count` agents of each rank. */
+static void check_earlier_records(const access *a, const read_record *records, int count, int are_writes,
+                                  const uint32_t *known, uint32_t address)
 {
     const cta_races *r = a->warp->cta->races;
     for (int rank = 0; rank < r->ranks; rank++)
-        for (int reader = 0; reader < r->readers; reader++) {
-            const read_record *record = &records[rank * r->readers + reader];
-            const uint32_t agent = (uint32_t)(rank * r->agents + reader);
+        for (int n = 0; n < count; n++) {
+            const read_record *record = &records[rank * count + n];
+            const uint32_t agent = (uint32_t)(rank * r->agents + n);
             if (record->clock <= known[agent])
                 continue;
             char earlier[128];
-            name_agent(a->warp, agent, 0, earlier, sizeof earlier);
+            name_agent(a->warp, agent, are_writes, earlier, sizeof earlier);
             report(a, address, record->instruction, earlier);
         }
 }
@@ -377,6 +416,20 @@ static cta *cta_at(const warp *w, uint64_t address)
     return rank == 0 ? w->cta : w->cta->cluster[rank - 1];
 }
 
+static void note_write(const access *a, const cell *c, const uint32_t *known)
+{
+    const cta_races *r = a->warp->cta->races;
+    check_earlier_records(a, c->reads, r->readers, 0, known, c->address);
+    check_earlier_records(a, c->repeats, r->warps, 1, known, c->address);
+    memset(c->repeats, 0, (size_t)(r->ranks * r->warps) * sizeof *c->repeats);
+    *c->write = (write_record){.clock = a->clock,
+                               .instruction = a->instruction,
+                               .instance = a->instance,
+                               .agent = (uint16_t)a->agent,
+                               .lane = (uint8_t)a->lane,
+                               .is_atomic = (uint8_t)a->is_atomic};
+}
+
 /* Checks the access against what each cell remembers, and has the cell remember it. The address has been checked. */
 static void note(const access *a, uint64_t address, size_t bytes)
 {
@@ -384,25 +437,21 @@ static void note(const access *a, uint64_t address, size_t bytes)
     const uint32_t offset = (uint32_t)address & 0xFFFFFF;
     const uint32_t *known = known_by(a->warp);
     const uint32_t end = (uint32_t)((offset + bytes + owner->cell_bytes - 1) / owner->cell_bytes);
-    for (uint32_t cell = offset / owner->cell_bytes; cell < end; cell++) {
-        const uint32_t at = cell * owner->cell_bytes;
-        read_record *reads = owner->reads + (size_t)cell * (size_t)(owner->ranks * owner->readers);
-        check_earlier_write(a, &owner->writes[cell], known, at);
+    const int rank = (int)a->agent / owner->agents, local = (int)a->agent % owner->agents;
+    for (uint32_t number = offset / owner->cell_bytes; number < end; number++) {
+        const cell c = cell_at(owner, number);
+        const int is_repeat = a->is_repeat && c.write->clock != 0 && (int)c.write->agent % owner->agents < owner->warps;
         if (owner->lanes != NULL && a->agent == agent_of(a->warp, A_WARP))
-            check_lanes(a, &owner->lanes[cell], at);
-        if (a->is_write && !a->is_unchecked)
-            check_earlier_reads(a, reads, known, at);
-        if (a->is_write) {
-            owner->writes[cell] = (write_record){.clock = a->clock,
-                                                 .instruction = a->instruction,
-                                                 .instance = a->instance,
-                                                 .agent = (uint16_t)a->agent,
-                                                 .lane = (uint8_t)a->lane,
-                                                 .is_atomic = (uint8_t)a->is_atomic};
-        } else {
-            const int rank = (int)a->agent / owner->agents, local = (int)a->agent % owner->agents;
-            reads[rank * owner->readers + local] = (read_record){a->clock, a->instruction};
+            check_lanes(a, &owner->lanes[number], c.address);
+        if (is_repeat) {
+            c.repeats[rank * owner->warps + local] = (read_record){a->clock, a->instruction};
+            continue;
         }
+        check_earlier_write(a, &c, known);
+        if (a->is_write)
+            note_write(a, &c, known);
+        else
+            c.reads[rank * owner->readers + local] = (read_record){a->clock, a->instruction};
     }
 }
 
@@ -452,7 +501,7 @@ void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *
         report(&a, offset, record->instruction, earlier);
     }
     a.is_write = 1;
-    a.is_unchecked = !is_change && w->cta->launch->asked->check_races != PTXVM_RACES_STRICT;
+    a.is_repeat = !is_change && w->cta->launch->asked->check_races != PTXVM_RACES_STRICT;
     note(&a, address, bytes);
 }
 
