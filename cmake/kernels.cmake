@@ -27,9 +27,9 @@ else()
 endif()
 
 # acr_device_image(NAME SOURCE ARCH SPILLS [-DNAME=VALUE...]): makes ${ACR_IMAGES}/NAME.bin, the device image of SOURCE
-# with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS; the PTX machine of the tests takes the PTX that it
-# leaves beside the image), and ${generated}/NAME.image.S, which embeds it as
-# acr__image_NAME to acr__image_end_NAME. For targets of the folder that calls it.
+# with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS; the PTX that it leaves beside the image is for the
+# PTX machine of the tests), and ${generated}/NAME.image.S, which embeds it as acr__image_NAME to acr__image_end_NAME.
+# For targets of the folder that calls it.
 function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)
   if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
@@ -37,7 +37,8 @@ function(acr_device_image name source arch spills)
       message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, or run ./run setup")
     endif()
     add_custom_command(OUTPUT ${image}
-      COMMAND ${CMAKE_COMMAND} -E env KEEP_PTX=1 ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
+      COMMAND ${CMAKE_COMMAND} -E env KEEP_PTX=1
+        ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
         ${PROJECT_SOURCE_DIR}/${source} -I${PROJECT_SOURCE_DIR}/src -I${ACR_CUDA_INCLUDE}
         ${ARGN} -DKERNEL_NAME=${name}
       DEPENDS ${PROJECT_SOURCE_DIR}/${source} ${compile_image}

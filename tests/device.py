@@ -18,12 +18,38 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Asynchronous work late or at once, with an order of warps of its own.
 LATE, LATE_TOO, EAGER = ("1", "0"), ("7", "0"), ("2", "1")
 
-# A group: which GPU, how many SMs (few, so that persistent kernels have several tiles each), which kernels, and the
-# problems that each of them gets if it can run them.
+# How long problems of these kernels may be: whole tiles, and tails of them.
+SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:s33:d{d}:causal-tl:bshd",
+          "b3:h2:s70/50:d{d}:causal:bshd:packed", "b1:h4/1:s1/200:d{d}"]
+LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
+DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd"]
+
+
+def problems(shapes, dims, dtypes=("f16", "bf16")):
+    return [f"{dtype}:{shape.format(d=d)}" for dtype in dtypes for d in dims for shape in shapes]
+
+
+# A group: which GPU, how many SMs (few, so that persistent kernels have several tiles each), which kernels, in which
+# orders, and the problems that each of them gets if it can run them.
 GROUPS = {
-    "simt": [
-        (90, 4, "fwd_simt", [LATE, EAGER], ["f32:b1:h2:s70/90:d64:causal:lse"]),
-    ],
+    "simt": [(90, 4, "fwd_simt_f32_*", [LATE, EAGER], problems(SHAPES, [40, 128], ["f32"])),
+             (80, 4, "fwd_simt_*16_*", [LATE], problems(SHAPES, [72, 256])),
+             (89, 4, "fwd_simt_e4m3_*", [LATE], problems(SHAPES, [64], ["e4m3", "e4m3:of16"]))],
+    "ladder": [(80, 4, "fwd_ladder0_*", [LATE], problems(SHAPES, [64], ["f16"])),
+               (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
+    "split": [(arch, 8, "fwd_split", orders, problems(DECODING + SHAPES, [64, 128]))
+              for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
+             [(89, 8, "fwd_split_*_16x*", [LATE], problems(DECODING, [64, 192]))],
+    "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
+              for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
+             [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
+    "short": [(90, 4, "fwd_short_*_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
+              (90, 4, "fwd_short_*_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128]))],
+    "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
+             problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"])) for d in (64, 128)],
+    "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
+            for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO])) for d in (32, 64, 96, 128)] +
+           [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)],
 }
 
 
@@ -33,9 +59,9 @@ def environment(driver, images, arch, sms, order):
             "FAKE_CUDA_SMS": str(sms), "FAKE_CUDA_SEED": seed, "FAKE_CUDA_EAGER": eager}
 
 
-def check(program, chosen, kernels, problems, inputs="normal"):
+def check(program, chosen, kernels, asked, inputs="normal"):
     """Runs `acromion check`; returns what became of it and the command."""
-    command = [program, "check", "--backend", "cuda", "--threads", "2", "-k", kernels, "--inputs", inputs, *problems]
+    command = [program, "check", "--backend", "cuda", "--threads", "2", "-k", kernels, "--inputs", inputs, *asked]
     done = subprocess.run(command, env={**os.environ, **chosen}, cwd=ROOT, capture_output=True, text=True)
     shown = " ".join([*(f"{name}={value}" for name, value in chosen.items()), *command])
     return done, shown
@@ -43,13 +69,13 @@ def check(program, chosen, kernels, problems, inputs="normal"):
 
 def run_group(program, driver, images, name):
     failures = 0
-    for arch, sms, kernels, orders, problems in GROUPS[name]:
+    for arch, sms, kernels, orders, asked in GROUPS[name]:
         for order in orders:
             began = time.monotonic()
-            done, shown = check(program, environment(driver, images, arch, sms, order), kernels, problems)
+            done, shown = check(program, environment(driver, images, arch, sms, order), kernels, asked)
             summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
             passed = re.search(r"(\d+) cases passed, 0 failed", summary)
-            if done.returncode != 0 or not passed or int(passed.group(1)) == 0:
+            if done.returncode != 0 or not passed or "not run" in done.stdout:
                 failures += 1
                 print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
             print(f"sm_{arch} {kernels} seed {order[0]} eager {order[1]}: {summary}; "
@@ -57,9 +83,69 @@ def run_group(program, driver, images, name):
     return failures
 
 
+# Faults: kernel, GPU, what is wrong, and the edit of the PTX that makes it so.
+MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
+SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
+SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
+COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
+PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
+FLAWS = [
+    (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
+     lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+    (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
+    (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
+    (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
+    (WGMMA, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (WGMMA, 90, "every phase is the first", PHASE, r"\1, 0;"),
+    (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),
+    (WGMMA, 90, "consumers release no slot", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+    (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (FP8, 90, "turned tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (FP8, 90, "every phase is the first", PHASE, r"\1, 0;"),
+]
+FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64"}  # of the others:
+FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
+
+
+def run_flawed(program, driver, images, folder, flaw):
+    """Whether the unchanged kernel passes and the changed one does not."""
+    kernel, arch, _, pattern, replacement = flaw
+    source = pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
+    text = source.read_text()
+    changed, edits = re.subn(pattern, replacement, text)
+    verdicts = []
+    for name, content in (("whole", text), ("flawed", changed)):
+        place = folder / name
+        place.mkdir()
+        (place / f"{kernel}.bin").symlink_to(pathlib.Path(images).resolve() / f"{kernel}.bin")
+        (place / source.name).write_text(content)
+        asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
+        sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
+        verdicts.append(check(program, environment(driver, str(place), arch, sms, LATE), kernel, [asked]))
+    (whole, shown), (flawed, _) = verdicts
+    found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
+    passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found
+    return passed, f"{edits} edits; {found[0][:400] if found else 'nothing found'}", shown, whole, flawed
+
+
+def run_flaws(program, driver, images):
+    failures = 0
+    for flaw in FLAWS:
+        with tempfile.TemporaryDirectory() as folder:
+            passed, found, shown, whole, flawed = run_flawed(program, driver, images, pathlib.Path(folder), flaw)
+        print(f"{flaw[0]}: {flaw[2]}: {found}", flush=True)
+        if not passed:
+            failures += 1
+            print(f"FAILED: {shown}\nas it is: {whole.stdout}{whole.stderr}\nwith the flaw: {flawed.stdout}"
+                  f"{flawed.stderr}")
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    return 1 if run_group(program, driver, images, name) else 0
+    failures = run_flaws(program, driver, images) if name == "flaws" else run_group(program, driver, images, name)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -579,8 +579,8 @@ typedef struct product {
     int accumulate, sign_a, sign_b;
 } product;
 
-/* D's element i of thread t of the warpgroup: row 16 (t / 32) + (t % 32) / 4, of odd pairs 8 below; columns in pairs, of
- * four elements 8 further. */
+/* D's element i of thread t of the warpgroup: row 16 (t / 32) + (t % 32) / 4, of odd pairs 8 below; columns by pairs,
+ * of four elements 8 further. */
 static void place_of_d(int t, int i, int *row, int *column)
 {
     *row = 16 * (t / 32) + t % 32 / 4 + (i % 4 >= 2 ? 8 : 0);

@@ -1,8 +1,12 @@
-/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose. fit_cost
- * --gpu NAME GRID.json             judges the rates as they are; exit code 1 when they fall short fit_cost --gpu NAME
- * --fit FILE GRID.json  fits first and writes FILE (src/cuda/rates.def); then judges GRID.json is what `acromion why
- * --measure --json` printed. Half of its problems, by a hash of their text, serve to fit; the others, which the fit
- * never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of them. */
+/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose.
+ *
+ *     fit_cost --gpu NAME GRID.json               judges the rates as they are; exit code 1 when they fall short
+ *     fit_cost --gpu NAME --fit FILE GRID.json    fits first and writes FILE (src/cuda/rates.def); then judges
+ *     fit_cost --gpu NAME --unseen GRID.json      judges, and counts every problem as one that no fit has seen
+ *
+ * GRID.json is what `acromion why --measure --json` printed. Half of its problems, by a hash of their text, serve to
+ * fit; the others, which the fit never sees, to judge: ESTIMATE must pick within 5 % of the fastest kernel for 95 % of
+ * them. */
 #include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
@@ -21,9 +25,13 @@ enum {
     PROBLEMS_MAX = 4096,
     TIMED_MAX = 96, /* kernels of one problem */
     KEYS_MAX = 96,  /* lines of rates.def */
-    RATE_COUNT = 5
+    RATE_COUNT = 6,
+    FOLDS = 5 /* of the fitting half, to choose the margin */
 };
-static const double NEAR_BEST = 1.05, NEAR_CHOSEN = 1.08, SHARE_WANTED = 0.95, ERROR_WEIGHT = 0.1;
+static const double NEAR_BEST = 1.05, SHARE_WANTED = 0.95, ERROR_WEIGHT = 0.1;
+
+/* How near an estimate must come to the lowest to count as nearly chosen: what the fit tries. */
+static const double margins[] = {1.02, 1.04, 1.06, 1.08, 1.12, 1.16, 1.20, 1.30};
 
 typedef struct timed {
     const acr__kernel *kernel;
@@ -34,7 +42,8 @@ typedef struct timed {
 typedef struct row {
     char text[ACR_PROBLEM_TEXT_MAX];
     acr_problem problem;
-    bool to_fit;
+    bool to_fit; /* else to judge */
+    int fold;    /* of those to fit, 0 … FOLDS - 1 */
     timed timed[TIMED_MAX];
     int count;
 } row;
@@ -50,6 +59,8 @@ typedef struct grid {
     int row_count;
     line keys[KEYS_MAX];
     int key_count;
+    double margin; /* one of margins */
+    int held_out;  /* a fold that the fit leaves aside; -1 = none */
 } grid;
 
 static void die(const char *what, const char *detail)
@@ -61,7 +72,7 @@ static void die(const char *what, const char *detail)
 /* ---- Reading ---- */
 
 /* Where the search begins, and how far it may go: a rate that the measurements say nothing about stays plausible. */
-static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0, 0.9}, RANGE = 8.0;
+static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0, 0.9, 1000.0}, RANGE = 8.0;
 
 /* The index of a kernel's line, or -1 when trying a line for it changes nothing. */
 static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem)
@@ -71,7 +82,7 @@ static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem
     for (int i = 0; i < g->key_count; i++)
         if (strcmp(g->keys[i].name, name) == 0)
             return i;
-    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01};
+    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01, 1e7};
     const double before = kernel->cost(problem, g->device);
     acr__rates_try(&slow);
     const double after = kernel->cost(problem, g->device);
@@ -80,10 +91,7 @@ static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem
         return -1;
     if (g->key_count == KEYS_MAX)
         die("too many kernels", name);
-    line *l = &g->keys[g->key_count];
-    snprintf(l->name, sizeof l->name, "%s", name);
-    for (int i = 0; i < RATE_COUNT; i++)
-        l->log_rates[i] = log(first_rates[i]);
+    snprintf(g->keys[g->key_count].name, sizeof g->keys->name, "%s", name);
     return g->key_count++;
 }
 
@@ -107,7 +115,9 @@ static void read_row(grid *g, const json_t *answer)
         acr_problem_canonical(&r->problem, &r->problem) != ACR_OK)
         die("a problem of the grid", acr_last_error());
     snprintf(r->text, sizeof r->text, "%s", text);
-    r->to_fit = XXH3_64bits(text, strlen(text)) % 2 == 0;
+    const XXH64_hash_t hash = XXH3_64bits(text, strlen(text));
+    r->to_fit = hash % 2 == 0;
+    r->fold = (int)(hash / 2 % FOLDS);
     size_t i;
     const json_t *entry;
     json_array_foreach(json_object_get(answer, "kernels"), i, entry) read_kernel(g, r, entry);
@@ -142,7 +152,8 @@ static void estimate_key(grid *g, int key)
                                      exp(l->log_rates[1]),
                                      exp(l->log_rates[2]),
                                      exp(l->log_rates[3]),
-                                     exp(l->log_rates[4])};
+                                     exp(l->log_rates[4]),
+                                     exp(l->log_rates[5])};
     acr__rates_try(&trial);
     for (int i = 0; i < g->row_count; i++)
         for (int j = 0; j < g->rows[i].count; j++) {
@@ -183,13 +194,19 @@ static const timed *fastest_of(const row *r)
 
 /* ---- Fitting ---- */
 
+/* Whether the fit may look at this problem. */
+static bool is_seen(const grid *g, const row *r)
+{
+    return r->to_fit && r->fold != g->held_out;
+}
+
 /* How far the estimates are off, where it matters: of kernels near the fastest more than of slow ones. */
 static double error_of(const grid *g, int key)
 {
     double sum = 0.0;
     for (int i = 0; i < g->row_count; i++) {
         const row *r = &g->rows[i];
-        if (!r->to_fit)
+        if (!is_seen(g, r))
             continue;
         const double fastest_s = fastest_of(r)->measured_s;
         for (int j = 0; j < r->count; j++) {
@@ -217,12 +234,12 @@ static double loss_of(const grid *g)
     double sum = ERROR_WEIGHT * error_of(g, -1);
     for (int i = 0; i < g->row_count; i++) {
         const row *r = &g->rows[i];
-        if (!r->to_fit)
+        if (!is_seen(g, r))
             continue;
         const timed *chosen = chosen_of(r);
         double near = 0.0;
         for (int j = 0; j < r->count; j++)
-            if (r->timed[j].estimate_s < NEAR_CHOSEN * chosen->estimate_s)
+            if (r->timed[j].estimate_s < g->margin * chosen->estimate_s)
                 near = fmax(near, loss_by(r, &r->timed[j]));
         sum += loss_by(r, chosen) + 0.5 * near;
     }
@@ -273,6 +290,8 @@ static void fit(grid *g)
     };
     estimate_all(g);
     for (int key = 0; key < g->key_count; key++) {
+        for (int i = 0; i < RATE_COUNT; i++)
+            g->keys[key].log_rates[i] = log(first_rates[i]);
         estimate_key(g, key);
         for (size_t s = 0; s < sizeof steps / sizeof *steps; s++)
             for (int moves = 0; moves < MOVES_MAX && try_moves(g, key, steps[s], error_of); moves++)
@@ -288,6 +307,39 @@ static void fit(grid *g)
     }
 }
 
+/* What the choices of each fold lose after a fit to the others. */
+static double loss_held_out(grid *g)
+{
+    double sum = 0.0;
+    for (g->held_out = 0; g->held_out < FOLDS; g->held_out++) {
+        fit(g);
+        for (int i = 0; i < g->row_count; i++) {
+            const row *r = &g->rows[i];
+            if (r->to_fit && r->fold == g->held_out)
+                sum += loss_by(r, chosen_of(r));
+        }
+    }
+    g->held_out = -1;
+    return sum;
+}
+
+/* The margin by cross-validation within the fitting half, then the fit to all of it: the judged half has no say. */
+static void choose_margin_and_fit(grid *g)
+{
+    double best_loss = INFINITY, best = 0.0;
+    for (size_t i = 0; i < sizeof margins / sizeof *margins; i++) {
+        g->margin = margins[i];
+        const double loss = loss_held_out(g);
+        printf("margin %.2f: choices of held-out folds lose %.4f\n", g->margin, loss);
+        if (loss < best_loss) {
+            best_loss = loss;
+            best = g->margin;
+        }
+    }
+    g->margin = best;
+    fit(g);
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const line *)a)->name, ((const line *)b)->name);
@@ -301,13 +353,13 @@ static void write_rates(grid *g, const char *path)
     fprintf(f, "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, "
                "exponentials a\n"
                " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's "
-               "bandwidth).\n"
-               " * Measurements: results/grid/. */\n");
+               "bandwidth,\n"
+               " * more cycles of a causal CTA). Measurements: results/grid/. */\n");
     qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
     for (int i = 0; i < g->key_count; i++) {
         const double *r = g->keys[i].log_rates;
-        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g)\n", g->keys[i].name, (int)g->device->arch,
-                exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]));
+        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g, %.5g)\n", g->keys[i].name, (int)g->device->arch,
+                exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]), exp(r[5]));
     }
     if (fclose(f) != 0)
         die(path, "cannot be written");
@@ -349,25 +401,33 @@ static int judge(const grid *g)
 int main(int argc, char **argv)
 {
     const char *gpu = NULL, *output = NULL, *path = NULL;
+    bool unseen = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--gpu") == 0 && i + 1 < argc)
             gpu = argv[++i];
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc)
             output = argv[++i];
+        else if (strcmp(argv[i], "--unseen") == 0)
+            unseen = true;
         else if (argv[i][0] != '-' && !path)
             path = argv[i];
         else
-            die("usage", "fit_cost --gpu NAME [--fit FILE] GRID.json");
+            die("usage", "fit_cost --gpu NAME [--fit FILE | --unseen] GRID.json");
     }
+    if (unseen && output)
+        die("usage", "--fit and --unseen exclude each other");
     const gpu_model *model = gpu ? gpu_find(gpu) : NULL;
     if (!model || !path)
         die("usage", model ? "no grid" : "--gpu names no GPU of the table");
     static grid g;
     g.device = &model->device;
+    g.held_out = -1;
     read_grid(&g, path);
+    for (int i = 0; i < g.row_count && unseen; i++)
+        g.rows[i].to_fit = false;
     estimate_all(&g);
     if (output) {
-        fit(&g);
+        choose_margin_and_fit(&g);
         write_rates(&g, output);
     }
     const int code = judge(&g);

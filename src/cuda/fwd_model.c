@@ -198,8 +198,8 @@ int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t 
 /* ---- Fitted rates ---- */
 
 static const acr__fitted_rates fitted[] = {
-#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share)                  \
-    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share},
+#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles)     \
+    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles},
 #include "cuda/rates.def"
 #undef RATES
 };
@@ -251,37 +251,45 @@ static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
         out.step_cycles = line->step_cycles;
         out.cta_cycles = line->cta_cycles;
         out.memory_share = line->memory_share;
+        out.mask_cycles = line->mask_cycles;
     }
     return out;
 }
 
 /* ---- Cost ---- */
 
-/* The largest number of keys that one query tile sees, and the mean over tiles, as fractions of kv_len rounded up to
- * key tiles. */
-typedef struct visible {
-    double steps_max, steps_mean; /* key tiles a query tile visits */
-} visible;
-
-static visible count_steps(const acr_problem *p, const acr__fwd_rates *r)
+/* The key tiles that a query tile visits; tile 0 is the first. */
+static double count_steps(const acr_problem *p, const acr__fwd_rates *r, double tile)
 {
-    double q_len = (double)p->q_len, kv_len = (double)p->kv_len, q_tiles = (double)acr__q_tiles(p, r->q_tile);
-    double all = ceil(kv_len / r->kv_tile);
-    if (p->mask == ACR_MASK_NONE)
-        return (visible){all, all};
-    double diagonal = p->mask == ACR_MASK_CAUSAL ? kv_len - q_len : 0.0;
-    /* Keys seen by the last row of the first and of the last tile; linear in between, cut off at 0 and kv_len. */
-    double first = fmin(kv_len, fmax(0.0, fmin(q_len, r->q_tile) + diagonal));
-    double last = fmin(kv_len, fmax(0.0, q_len + diagonal));
-    double mean_keys = 0.0;
-    enum {
-        SAMPLES = 16
-    };
-    for (int i = 0; i < SAMPLES; i++) {
-        double tile = floor((i + 0.5) / SAMPLES * q_tiles);
-        mean_keys += fmin(kv_len, fmax(0.0, fmin(q_len, (tile + 1.0) * r->q_tile) + diagonal)) / SAMPLES;
+    const double q_len = (double)p->q_len, kv_len = (double)p->kv_len;
+    const double diagonal = p->mask == ACR_MASK_CAUSAL ? kv_len - q_len : 0.0;
+    double keys = kv_len;
+    if (p->mask != ACR_MASK_NONE) /* of the tile's last row */
+        keys = fmin(kv_len, fmax(0.0, fmin(q_len, (tile + 1.0) * r->q_tile) + diagonal));
+    return ceil(keys / r->kv_tile);
+}
+
+enum {
+    CLASSES_MAX = 8,
+    ROUNDS_MAX = 8 /* CTAs of a slot, one after another, that are followed one by one */
+};
+
+/* The query tiles of all heads, as work for CTAs: classes of equal length, the longest first. */
+typedef struct load {
+    int classes;
+    double ctas, steps[CLASSES_MAX], steps_mean; /* ctas: of all classes; each has as many */
+} load;
+
+static load count_load(const acr_problem *p, const acr__fwd_rates *r)
+{
+    const double tiles = (double)acr__q_tiles(p, r->q_tile);
+    load l = {.ctas = tiles * (double)p->q_heads * (double)p->batch};
+    l.classes = p->mask == ACR_MASK_NONE ? 1 : tiles < CLASSES_MAX ? (int)tiles : CLASSES_MAX;
+    for (int i = 0; i < l.classes; i++) {
+        l.steps[i] = count_steps(p, r, tiles - 1.0 - floor((i + 0.5) / l.classes * tiles));
+        l.steps_mean += l.steps[i] / l.classes;
     }
-    return (visible){ceil(fmax(first, last) / r->kv_tile), fmax(0.5, mean_keys / r->kv_tile)};
+    return l;
 }
 
 /* Of the four tensors. */
@@ -305,32 +313,71 @@ acr_problem acr__padded(const acr_problem *p, int32_t qk_dim, int32_t v_dim)
     return padded;
 }
 
-double acr__memory_rate(const acr_problem *p, const acr__device *device)
+double acr__memory_rate(const acr_problem *p, const acr__device *device, double readers)
 {
     const double l2_bytes_per_cycle_sm = 32.0, dram_default = 300e9;
+    const double l2_rate = l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz;
     if (count_bytes(p) < 0.8 * (double)device->l2_bytes)
-        return l2_bytes_per_cycle_sm * device->sm_count * device->clock_hz;
-    return device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default;
+        return l2_rate;
+    return fmin(l2_rate, readers * (device->dram_bytes_per_s > 0.0 ? device->dram_bytes_per_s : dram_default));
+}
+
+/* Slots that end at the same time. */
+typedef struct slot_group {
+    double end_cycles, slots;
+} slot_group;
+
+/* Adds slots that end then to groups in ascending order. */
+static int add_slots(slot_group *groups, int count, slot_group added)
+{
+    int at = count;
+    while (at > 0 && groups[at - 1].end_cycles > added.end_cycles)
+        at--;
+    if (at > 0 && groups[at - 1].end_cycles == added.end_cycles) {
+        groups[at - 1].slots += added.slots;
+        return count;
+    }
+    memmove(groups + at + 1, groups + at, (size_t)(count - at) * sizeof *groups);
+    groups[at] = added;
+    return count + 1;
+}
+
+/* When the last CTA ends if each slot takes the longest CTA left as soon as it is free. */
+static double last_end_cycles(const load *l, double slots, double start_cycles, double step_cycles)
+{
+    if (l->ctas > ROUNDS_MAX * slots) /* all slots end together, but for half of a short CTA */
+        return l->ctas / slots * (start_cycles + l->steps_mean * step_cycles) +
+               0.5 * (start_cycles + l->steps[l->classes - 1] * step_cycles);
+    slot_group groups[CLASSES_MAX + 2] = {{0.0, slots}}; /* each class divides one group at most */
+    int count = 1;
+    for (int i = 0; i < l->classes; i++) {
+        const double cta_cycles = start_cycles + l->steps[i] * step_cycles;
+        for (double left = l->ctas / l->classes; left > 1e-6;) {
+            const double taken = fmin(left, groups[0].slots);
+            const slot_group busy = {groups[0].end_cycles + cta_cycles, taken};
+            left -= taken;
+            groups[0].slots -= taken;
+            if (groups[0].slots <= 1e-6)
+                memmove(groups, groups + 1, (size_t)--count * sizeof *groups);
+            count = add_slots(groups, count, busy);
+        }
+    }
+    return groups[count - 1].end_cycles;
 }
 
 double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *rates)
 {
     const acr__fwd_rates fitted_or_given = with_fitted(rates, device->arch), *r = &fitted_or_given;
     const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
-    visible steps = count_steps(p, r);
+    const load l = count_load(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
     double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
-    double ctas = (double)acr__q_tiles(p, r->q_tile) * (double)p->q_heads * (double)p->batch;
+    double start_cycles = r->cta_cycles + (p->mask == ACR_MASK_NONE ? 0.0 : r->mask_cycles);
+    double ctas_on_fullest_sm = ceil(l.ctas / device->sm_count);
+    double pipes = start_cycles + ctas_on_fullest_sm * l.steps_mean * pipe;
     double slots = (double)device->sm_count * r->ctas_per_sm;
-    double ctas_on_fullest_sm = ceil(ctas / device->sm_count);
-    double longest = r->cta_cycles + steps.steps_max * fmax(r->step_cycles, pipe); /* one CTA from start to end */
-    double mean = r->cta_cycles + steps.steps_mean * fmax(r->step_cycles, pipe);
-    /* CTAs of one length go in waves; of unequal ones the longest start first and the short ones fill the gaps. */
-    double following =
-        p->mask == ACR_MASK_NONE ? (ceil(ctas / slots) - 1.0) * mean : fmax(0.0, ctas / slots * mean - longest);
-    double pipes = r->cta_cycles + ctas_on_fullest_sm * steps.steps_mean * pipe;
-    double cycles = fmax(longest + following, pipes);
-    double memory_rate = acr__memory_rate(p, device) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
+    double cycles = fmax(pipes, last_end_cycles(&l, slots, start_cycles, fmax(r->step_cycles, pipe)));
+    double memory_rate = acr__memory_rate(p, device, 1.0) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
     return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
 }

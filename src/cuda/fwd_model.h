@@ -43,8 +43,9 @@ int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t 
 /* The problem with the head dims that a kernel's products run over, for acr__fwd_seconds. */
 acr_problem acr__padded(const acr_problem *problem, int32_t qk_dim, int32_t v_dim);
 
-/* Bytes a second at which a problem's tensors are read: the L2 cache's where all fit, else the memory's. */
-double acr__memory_rate(const acr_problem *problem, const acr__device *device);
+/* Bytes a second at which CTAs read a problem's tensors: the L2 cache's where all fit, else the memory's, for each of
+ * `readers` CTAs that read the same bytes at about the same time (1 = none do), up to the cache's. */
+double acr__memory_rate(const acr_problem *problem, const acr__device *device, double readers);
 
 /* The rates of one kernel on one SM, for acr__fwd_seconds. */
 typedef struct acr__fwd_rates {
@@ -54,11 +55,12 @@ typedef struct acr__fwd_rates {
     double exp_per_cycle;
     double step_cycles;  /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
     double cta_cycles;   /* start, first load, last store */
+    double mask_cycles;  /* more of each CTA when the problem is causal: tiles across the diagonal */
     double memory_share; /* of the memory's or L2's bandwidth that it reaches; 0 = all */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
 
-/* Expected seconds of one execution in a stream of them: the longest CTA, or the SMs' shared pipes, or memory,
+/* Expected seconds of one execution in a stream of them: the last CTA's end, or the SMs' shared pipes, or memory,
  * whichever binds, and the launch. Rough; only the order of kernels matters. */
 double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, const acr__fwd_rates *rates);
 
@@ -66,7 +68,7 @@ double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, c
 typedef struct acr__fitted_rates {
     const char *kernel; /* its name without the type, so that fp16 and bf16 share a line */
     int32_t arch;
-    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share;
+    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles;
 } acr__fitted_rates;
 
 /* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the

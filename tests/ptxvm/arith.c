@@ -1043,13 +1043,6 @@ static const char *cvta_param(warp *w, const instruction *i, uint32_t active)
     return finish(w, &i->operands[0], results, active);
 }
 
-/* createpolicy: a cache policy, which changes no result. */
-static const char *createpolicy(warp *w, const instruction *i, uint32_t active)
-{
-    const uint64_t results[LANES] = {0};
-    return finish(w, &i->operands[0], results, active);
-}
-
 static const char *trap(warp *w, const instruction *i, uint32_t active)
 {
     (void)w;
@@ -1501,10 +1494,6 @@ static const struct {
     {"cvta.to.global.u64", mov, 1},
     {"cvta.global.u64", mov, 1},
     {"cvta.param.u64", cvta_param, 1},
-    {"createpolicy.fractional.L2::evict_first.b64", createpolicy, 1},
-    {"createpolicy.fractional.L2::evict_last.b64", createpolicy, 1},
-    {"createpolicy.fractional.L2::evict_normal.b64", createpolicy, 1},
-    {"createpolicy.fractional.L2::evict_unchanged.b64", createpolicy, 1},
 
     {"cvt.rn.satfinite.e4m3x2.f32", cvt_e4m3x2_f32, 2},
     {"cvt.rn.satfinite.e4m3x2.f16x2", cvt_e4m3x2_f16x2, 1},

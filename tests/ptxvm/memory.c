@@ -8,8 +8,7 @@
 
 enum {
     RANK_SHIFT = 24, /* of 1 + a CTA's rank in addresses of the cluster's shared memory */
-    BLOCK_BYTES = 1024,
-    MAX_VECTOR_BYTES = 64 /* of a load or store of one lane */
+    BLOCK_BYTES = 1024
 };
 
 static const char *misaligned(const char *space, uint64_t address, size_t bytes, size_t alignment)
@@ -95,7 +94,9 @@ static void first_and_end_unit(uint64_t address, size_t bytes, size_t *first, si
     *end = (offset + bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
 }
 
-void shared_written(warp *w, uint64_t address, size_t bytes)
+/* A store that changes nothing vouches for what is there as well: two warpgroups may clear the same rows each for
+ * itself, and each needs its own fence only. */
+static void note_store(warp *w, uint64_t address, size_t bytes, int changes)
 {
     const char *error;
     cta *owner = cta_at(w, address, &error);
@@ -103,15 +104,24 @@ void shared_written(warp *w, uint64_t address, size_t bytes)
         return; /* the store itself has failed */
     size_t first, end;
     first_and_end_unit(address, bytes, &first, &end);
-    memset(owner->unfenced + first, 1 + w->index, end - first);
+    for (size_t i = first; i < end; i++)
+        if (changes)
+            owner->unfenced[i] = 1u << w->index;
+        else if (owner->unfenced[i] != 0)
+            owner->unfenced[i] |= 1u << w->index;
+}
+
+void shared_written(warp *w, uint64_t address, size_t bytes)
+{
+    note_store(w, address, bytes, 1);
 }
 
 void shared_fenced(warp *w)
 {
     const size_t units = (w->cta->shared_bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
-    unsigned char *unfenced = w->cta->unfenced;
+    uint32_t *unfenced = w->cta->unfenced;
     for (size_t i = 0; i < units; i++)
-        if (unfenced[i] == 1 + w->index)
+        if (unfenced[i] >> w->index & 1)
             unfenced[i] = 0;
 }
 
@@ -126,7 +136,7 @@ const char *shared_for_async(warp *w, uint64_t address, size_t bytes)
     for (size_t i = first; i < end; i++)
         if (owner->unfenced[i] != 0)
             return fail("shared address %zu was stored to by warp %d without a fence.proxy.async behind it",
-                        i * PROXY_UNIT_BYTES, owner->unfenced[i] - 1);
+                        i * PROXY_UNIT_BYTES, __builtin_ctz(owner->unfenced[i]));
     return NULL;
 }
 
@@ -271,18 +281,19 @@ static const char *execute_st(warp *w, const instruction *i, uint32_t active)
         unsigned char *to = access(w, i, &i->operands[0], lane, all, &error);
         if (to == NULL)
             return error;
-        unsigned char data[MAX_VECTOR_BYTES];
+        unsigned char stored[4 * sizeof(uint64_t)];
         for (int e = 0; e < i->vector; e++) {
             const uint64_t value = value_of(w, element_of(&i->operands[1], e), lane);
-            memcpy(data + (size_t)e * bytes, &value, bytes);
+            memcpy(stored + (size_t)e * bytes, &value, sizeof value);
         }
+        const int changes = memcmp(to, stored, all) != 0;
         if (i->decoded[D_SPACE] == SHARED && w->cta->races != NULL)
-            races_store(w, lane, value_of(w, &i->operands[0], lane), all, to, data);
-        memcpy(to, data, all);
-        if (i->decoded[D_SPACE] == SHARED)
-            shared_written(w, value_of(w, &i->operands[0], lane), all);
-        else
+            races_store(w, lane, value_of(w, &i->operands[0], lane), all, to, stored);
+        memcpy(to, stored, all);
+        if (i->decoded[D_SPACE] == GLOBAL)
             w->cta->launch->counts.bytes_global_written += all;
+        else
+            note_store(w, value_of(w, &i->operands[0], lane), all, changes);
     }
     return NULL;
 }
@@ -294,7 +305,7 @@ static executor find_ld_or_st(instruction *i)
     const int has_policy = strstr(i->mnemonic, "L2::cache_hint") != NULL;
     i->decoded[D_BYTES] = bytes_of(i->type);
     if (!decode_space(i) || i->decoded[D_BYTES] == 0 || has_modifier(i, "async") ||
-        i->operand_count != 2 + has_policy || (i->vector > 1) != (data->kind == O_VECTOR) ||
+        i->operand_count != 2 + has_policy || i->vector > 4 || (i->vector > 1) != (data->kind == O_VECTOR) ||
         (data->kind == O_VECTOR && data->count != i->vector))
         return NULL;
     if (!is_load)

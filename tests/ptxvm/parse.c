@@ -1,4 +1,4 @@
-/* The PTX machine's reader: text of a module to instructions whose executors are known. One pass over the text, which is
+/* The PTX machine's reader: text of a module to instructions whose executors are known. One pass over the text, being
  * what nvcc writes: directives, entries, and in them statements, some within the braces of an inline assembly that
  * declare registers of their own. What it does not know it refuses with the line. */
 #include <ctype.h>
@@ -713,7 +713,7 @@ static int take_registers(parser *p)
     return expect(p, ';');
 }
 
-/* [.align N] .TYPE NAME [ "[" [COUNT] "]" ]: what .shared and .param declare. has_count: COUNT was there or no bracket. */
+/* [.align N] .TYPE NAME [ "[" [COUNT] "]" ]: what .shared and .param declare. has_count: COUNT, or no bracket. */
 typedef struct declaration {
     slice name;
     int64_t align, bytes;
@@ -1047,7 +1047,7 @@ int ptxvm_has_entry(const ptxvm_module *module, const char *name)
 int ptxvm_describe(const ptxvm_module *module, const char *name, ptxvm_needs *out)
 {
     const entry *e = find_entry(module, name);
-    if (e == NULL)
+    if (!e)
         return -1;
     *out = (ptxvm_needs){.parameter_count = e->parameter_count,
                          .static_smem_bytes = e->static_smem_bytes,

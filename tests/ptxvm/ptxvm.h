@@ -4,7 +4,7 @@
  *
  * It is no model of a GPU's speed. It executes warps in an order drawn from a seed, asynchronous copies and wgmma as
  * late as the program's waits allow (or at once), and so finds missing waits and barriers that a GPU forgives most of
- * the time. What it cannot show: ptxas's own faults, and orders that need two instructions of different warps at once. */
+ * the time. What it cannot show: ptxas's own faults, and orders that need two warps' instructions at once. */
 #ifndef PTXVM_H
 #define PTXVM_H
 

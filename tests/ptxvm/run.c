@@ -2,10 +2,10 @@
  * happens.
  *
  * Every lane has a program counter of its own. The lanes of a warp that stand at one instruction run together, those
- * that are furthest behind first, so that lanes which parted meet again; now and then others go first, for a program may
- * not rely on this. At a convergent instruction lanes gather until all that it needs are there. A warp runs for a random
- * number of instructions, then another one does; what a warp waits for is asked when it is its turn. All randomness
- * comes from the launch's seed. */
+ * that are furthest behind first, so that lanes which parted meet again; now and then others go first, for a program
+ * may not rely on this. At a convergent instruction lanes gather until all that it needs are there. A warp runs for a
+ * random number of instructions, then another one does; what a warp waits for is asked when it is its turn. All
+ * randomness comes from the launch's seed. */
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>

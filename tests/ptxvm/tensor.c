@@ -195,7 +195,9 @@ static const char *issue_load(warp *w, int lane, const box_copy *copy)
     if (shared_at(w, copy->shared, bytes, BOX_ALIGNMENT_BYTES, &error) == NULL ||
         shared_at(w, copy->barrier, 8, 8, &error) == NULL)
         return error;
-    error = for_each_run(w, copy, poison_run);
+    error = shared_for_async(w, copy->shared, bytes); /* a store without a fence might come behind the copy */
+    if (error == NULL)
+        error = for_each_run(w, copy, poison_run);
     if (error == NULL && w->cta->races != NULL)
         error = tell_of_copy(w, lane, copy->shared, bytes, copy->barrier);
     if (error != NULL)
@@ -310,6 +312,9 @@ static const char *issue_plain(warp *w, int lane, const plain_copy *copy)
         return fail("a copy of %u bytes: a multiple of %d", copy->bytes, BULK_UNIT_BYTES);
     unsigned char *to = end_of_copy(w, copy->to, copy->bytes, copy->way == SHARED_TO_GLOBAL, &error);
     if (to == NULL || end_of_copy(w, copy->from, copy->bytes, copy->way == GLOBAL_TO_SHARED, &error) == NULL)
+        return error;
+    error = copy->way == SHARED_TO_GLOBAL ? NULL : shared_for_async(w, copy->to, copy->bytes);
+    if (error != NULL)
         return error;
     if (copy->way != SHARED_TO_GLOBAL)
         memset(to, POISON, copy->bytes);

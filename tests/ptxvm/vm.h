@@ -6,8 +6,8 @@
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
  *     races.c   what orders accesses of shared memory, and which nothing orders
  *
- * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL for
- * instructions that are not its own. */
+ * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL
+ * for instructions that are not its own. */
 #ifndef PTXVM_VM_H
 #define PTXVM_VM_H
 
@@ -235,10 +235,10 @@ typedef struct cta {
     named_barrier barriers[NAMED_BARRIERS];
     named_barrier cluster_barrier; /* of the CTA with rank 0: the cluster's */
     mbarrier mbarriers[MAX_MBARRIERS];
-    unsigned char unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: 1 + the warp whose ordinary stores to
-                                                                    this unit no fence.proxy.async has followed */
-    uint32_t sm;                                                 /* %smid */
-    struct cta_races *races;                                     /* NULL: they are not checked */
+    uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit
+                                                               holds, none of them with a fence.proxy.async behind it */
+    uint32_t sm;                                            /* %smid */
+    struct cta_races *races;                                /* NULL: they are not checked */
 } cta;
 
 typedef struct launch {

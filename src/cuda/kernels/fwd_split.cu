@@ -707,7 +707,8 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
     const double clock_hz = 0.89 * device->clock_hz; /* what the power limit leaves of it */
     /* Groups of several warps wait for each other; padded dims take room from loads under way. */
     const double padding = 2.0 * DIM / (double)(problem->qk_dim + problem->v_dim) - 1.0;
-    const double rate = (1.0 - 0.05 * (ROW_WARPS - 1) - 0.02 * fmin(padding, 4.0)) * acr__memory_rate(problem, device);
+    const double rate = (1.0 - 0.05 * (ROW_WARPS - 1) - 0.02 * fmin(padding, 4.0)) *
+                        acr__memory_rate(problem, device, (double)row_tiles(problem));
     const double sm_rate = 1.75 * rate / device->sm_count;
     const double cta_keys = fmin((double)steps_each * STEP_KEYS, (double)problem->kv_len);
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
