@@ -87,7 +87,7 @@ typedef struct settings {
     uint64_t seed;
     int eager;
     ptxvm_races check_races;
-    int races; /* found in the present launch */
+    int races;      /* found in the present launch */
     CUresult fault; /* of a launch: every later call returns it */
 } settings;
 

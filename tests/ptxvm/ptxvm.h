@@ -36,7 +36,7 @@ int ptxvm_describe(const ptxvm_module *module, const char *entry, ptxvm_needs *o
 typedef enum ptxvm_races {
     PTXVM_RACES_OFF,
     PTXVM_RACES_ON,
-    PTXVM_RACES_STRICT /* also stores of what is there already, and lanes of a warp that no .sync has gathered between */
+    PTXVM_RACES_STRICT /* and stores of what is there already, and lanes of a warp that no .sync has gathered */
 } ptxvm_races;
 
 typedef struct ptxvm_launch {

@@ -61,7 +61,7 @@ typedef struct lane_record {
 } lane_record;
 
 /* Of a warp and one kind of asynchronous work. Lanes count groups each for itself; the agent's clock is the number of
- * the group, so that lanes that parted and issue one after another agree. An arrival behind cp.async ends a group too. */
+ * the group, so that lanes that parted and issue one after another agree. An arrival behind cp.async ends one too. */
 typedef struct async_clock {
     uint32_t number[LANES];           /* groups that have ended */
     uint32_t done[LANES];             /* up to this number they have been waited for */

@@ -329,8 +329,8 @@ const char *async_after_cp(warp *w, async_action action, void *data);
 
 /* ---- Races (races.c) ----
  *
- * Executors tell the detector what they access and what they order, where w->cta->races is not NULL. Addresses have been
- * checked. Asynchronous accesses are told when they are issued. */
+ * Executors tell the detector what they access and what they order, where w->cta->races is not NULL. Addresses have
+ * been checked. Asynchronous accesses are told when they are issued. */
 
 int races_open(launch *l); /* 0 = no memory */
 void races_close(launch *l);
