@@ -39,7 +39,7 @@ GROUPS = {
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split", orders, problems(DECODING + SHAPES, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(89, 8, "fwd_split_*_16x*", [LATE], problems(DECODING, [64, 192]))],
+             [(arch, 8, "fwd_split_*_16x*", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)],
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
@@ -54,7 +54,8 @@ GROUPS = {
               [(arch, 4, "*_e4m3_*_sm8*", [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
                for arch in (80, 89)],
     "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
-            for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO])) for d in (32, 64, 96, 128)] +
+            for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
+            for d in (32, 64, 96, 128)] +
            [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)],
 }
 
