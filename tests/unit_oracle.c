@@ -474,7 +474,7 @@ static void fp8_scales_of_heads_multiply_those_of_the_problem(void **state)
         assert_near(a.lse[i], b.lse[i]);
     double *unfused = malloc((size_t)(a.rows * a.v_dim) * sizeof *unfused);
     assert_non_null(unfused);
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, a.rows, unfused));
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, a.rows, 1.0f, unfused));
     for (int64_t i = 0; i < a.rows * a.v_dim; i++) /* weights of 3 mantissa bits, values up to 4 times the scale */
         assert_true(fabs(unfused[i] - a.o[i]) <= 0.25 * 0.25 * v_scales[i / (2 * 5 * 8)]);
     free(unfused);
@@ -534,7 +534,7 @@ static double unfused_error(const char *text)
     answer exact = judge(&t);
     double *o = malloc((size_t)(exact.rows * exact.v_dim) * sizeof *o), worst = 0.0;
     assert_non_null(o);
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, o));
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, 1.0f, o));
     for (int64_t i = 0; i < exact.rows * exact.v_dim; i++) {
         const double error = fabs(o[i] - exact.o[i]);
         assert_true(error <= 1.0); /* fails for NaN */
@@ -570,7 +570,7 @@ static void unfused_rows_without_keys_are_zero(void **state)
     const acr_problem p = problem_of("f16:b1:h1:s5/2:d4:causal");
     tensors t = tensors_make(&p, 1);
     double o[20];
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, o));
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, 1.0f, o));
     for (int i = 0; i < 3 * 4; i++)
         assert_true(o[i] == 0.0);
     assert_true(o[12] != 0.0);

@@ -144,13 +144,13 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
     }
 }
 
-/* A softmax weight as it is stored between the two products of an unfused computation. */
-static float round_weight(acr_dtype dtype, float weight)
+/* A softmax weight as it is stored, times a factor, between the two products of an unfused computation. */
+static float round_weight(acr_dtype dtype, float weight, float grid)
 {
     if (dtype == ACR_F32 || isnan(weight)) {
         return weight;
     }
-    return (float)round_magnitude(format_of(dtype), weight);
+    return (float)round_magnitude(format_of(dtype), weight * grid) / grid;
 }
 
 /* ---- One key/value head, widened ------------------------------------------------------------------------------- */
@@ -180,6 +180,7 @@ typedef struct workspace {
     void *scores;                /* [kv_padded] */
     void *out;                   /* [v_padded] */
     int64_t batch, kv_head;      /* whose k and v are loaded; -1 = none */
+    float grid;                  /* see acr__oracle_unfused */
 } workspace;
 
 static int64_t round_up(int64_t value, int64_t multiple)
@@ -370,7 +371,7 @@ static void attend_float(workspace *w, const acr_problem *p, const scales *of, i
         sum += s[j];
     }
     for (int64_t j = 0; j < keys; j++) {
-        s[j] = round_weight(p->dtype, s[j] / sum);
+        s[j] = round_weight(p->dtype, s[j] / sum, w->grid);
     }
     float *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
@@ -468,14 +469,15 @@ static acr_status sort_rows(wanted_row **out, const int64_t *row_list, int64_t r
     return ACR_OK;
 }
 
-static acr_status attend_rows(precision in, const acr_problem *p, const acr_buffers *b, const int64_t *row_list,
-                              int64_t rows, double *o, double *lse)
+static acr_status attend_rows(precision in, float grid, const acr_problem *p, const acr_buffers *b,
+                              const int64_t *row_list, int64_t rows, double *o, double *lse)
 {
     wanted_row *wanted = NULL;
     acr_status status = row_list && rows > 0 ? sort_rows(&wanted, row_list, rows) : ACR_OK;
     workspace w;
     if (status == ACR_OK) {
         status = open_workspace(&w, in, p);
+        w.grid = grid;
     }
     if (status == ACR_OK) {
         for (int64_t r = 0; r < rows; r++) {
@@ -491,11 +493,11 @@ static acr_status attend_rows(precision in, const acr_problem *p, const acr_buff
 acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
                                int64_t rows, double *o, double *lse)
 {
-    return attend_rows(IN_DOUBLE, problem, buffers, row_list, rows, o, lse);
+    return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, o, lse);
 }
 
 acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
-                               int64_t rows, double *o)
+                               int64_t rows, float grid, double *o)
 {
-    return attend_rows(IN_FLOAT, problem, buffers, row_list, rows, o, NULL);
+    return attend_rows(IN_FLOAT, grid, problem, buffers, row_list, rows, o, NULL);
 }
