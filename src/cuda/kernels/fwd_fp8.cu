@@ -303,16 +303,6 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
     wgmma_commit();
 }
 
-DEV uint32_t pack_four(float a, float b, float c, float d)
-{
-    uint32_t packed;
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
-        "mov.b32 %0, {low, high}; }"
-        : "=r"(packed)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return packed;
-}
-
 /* A lane's scores of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
  * turn_block leaves. */
 DEV void pack_probabilities(probability_tile &p, const score_tile &s)
@@ -320,7 +310,7 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
 #pragma unroll
     for (int i = 0; i < KV_TILE / 8; i++) {
         const int group = i / 4 * 4 + i % 4 / 2 * 2, at = 4 * group + 2 * (i % 2);
-        p[i] = pack_four(s[at], s[at + 1], s[at + 4], s[at + 5]);
+        p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
     }
 }
 
@@ -475,7 +465,6 @@ DEV uint32_t pack_output(float low, float high, int bf16)
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
     char *to = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * 2;
-    const int odd = lane % 2;
     float probe = 0.0f;
 #pragma unroll
     for (int dims = 0; dims < DIM; dims += 32) {
@@ -489,11 +478,8 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
             x[half][0] = pack_output(d0, d1, a.out_bf16);
             x[half][1] = pack_output(d2, d3, a.out_bf16);
         }
-        const uint32_t got_0 = __shfl_xor_sync(~0u, odd ? x[0][0] : x[1][0], 1),
-                       got_1 = __shfl_xor_sync(~0u, odd ? x[0][1] : x[1][1], 1);
-        const uint4 none = {0, 0, 0, 0}, values = {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1], odd ? x[1][0] : got_0,
-                                                   odd ? x[1][1] : got_1};
-        const int column = dims + 16 * odd + lane % 4 / 2 * 8;
+        const uint4 none = {0, 0, 0, 0}, values = join_neighbours(x);
+        const int column = dims + 16 * (lane % 2) + lane % 4 / 2 * 8;
         if (row < a.q_len && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
             *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
     }

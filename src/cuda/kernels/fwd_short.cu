@@ -1069,8 +1069,10 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const f
         __threadfence();
         __syncwarp(); /* the values are other lanes' */
         if (f.present[out] && isfinite(f.total[out]))
-            repair_row<ELEMENT>(a, t.batch, t.head, f.row[out], keys_seen(a, t.seen[0], f.row[out]),
-                                finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out]), c.lane);
+            repair_row<ELEMENT>(a,
+                                {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]), a.scale_log2,
+                                 finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out])},
+                                c.lane);
     }
 }
 

@@ -545,8 +545,10 @@ DEV void repair(const fwd_args &a, const place &p, const keys &visible, const ro
     __threadfence();
     __syncwarp(); /* the values are other lanes' */
     if (isfinite(r.sum) && lane < 4)
-        repair_row<ELEMENT>(a, p.batch, at.head, at.position, keys_seen(a, visible, at.position),
-                            finite_max(r.reference) * a.scale_log2, inverse_sum(r.sum), lane);
+        repair_row<ELEMENT>(a,
+                            {p.batch, at.head, at.position, 0, 0, keys_seen(a, visible, at.position), a.scale_log2,
+                             finite_max(r.reference) * a.scale_log2, inverse_sum(r.sum)},
+                            lane);
 }
 
 /* Whether this CTA is the last of `count` to come here: then what the others left before is visible to it. The counter
