@@ -510,15 +510,14 @@ static int32_t ctas_per_sm(const acr__device *device)
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr_problem padded = acr__padded(problem, DIM, DIM);
-    const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
     const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = STEP_KEYS,
-        .mma_flop_per_cycle =
-            1200.0 * arch_rate * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) / (1.0 + 0.05 * (KV_GROUPS - 1)),
+        .mma_flop_per_cycle = 1200.0 * acr__mma_share(device) * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) /
+                              (1.0 + 0.05 * (KV_GROUPS - 1)),
         .exp_per_cycle = 16.0,
         .step_cycles = (400.0 + row_cycles) * (1.0 + 0.25 * crowded) * (1.0 + 0.2 * query_reread),
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),

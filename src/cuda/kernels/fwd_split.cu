@@ -696,10 +696,9 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
                          double ctas_beside)
 {
     const double rows_of_warp = ceil(fmin((double)head_rows(problem), Q_TILE) / WARPS);
-    const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
     /* One warp's way through a tile of keys, all latencies; and what its CTA takes of the SM's pipes meanwhile. */
     const double latency = (100.0 + 5.75 * DIM) * pow(KV_TILE / 16.0, 0.85);
-    const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / arch_rate;
+    const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);
     const double ends = 3450.0 + 420.0 * rows_of_warp; /* until the first data; adding the groups' results */
     const double merge = 2750.0 + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
