@@ -398,7 +398,7 @@ class Commands(Cli):
     def test_why_for_absent_gpus(self):
         for gpu in ("l4", "a100", "h100", "h200"):
             report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")
-            self.assertRegex(report[0]["chosen"], r"_sm(80|90a)$")
+            self.assertRegex(report[0]["chosen"], r"_sm(80|89|90a)$")
 
     def test_why_without_kernel(self):
         self.run_fails(CANNOT_RUN, "qk_dim", "why", "--backend", "cpu", "b1:h1:s1:d5000")

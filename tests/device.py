@@ -57,6 +57,10 @@ GROUPS = {
             for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
             for d in (32, 64, 96, 128)] +
            [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)],
+    "mma8": [(arch, 4, f"fwd_mma8_*_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
+             for arch, orders in ((89, [LATE, EAGER]), (120, [LATE_TOO])) for d in (64, 128)] +
+            [(89, 4, "fwd_mma8_*_d256_*", [LATE], problems(SHAPES, [160, 256], ["e4m3"])),
+             (90, 4, "fwd_mma8_*_d64_*", [LATE], problems(SHAPES, [48], ["e4m3"]))],
 }
 
 
@@ -94,6 +98,7 @@ def run_group(program, driver, images, name):
 MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
+MMA8 = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
@@ -113,8 +118,13 @@ FLAWS = [
     (FP8, 90, "values are scaled as keys are", r"(ld\.param\.u64\s+%rd\d+, \[%rd\d+)\+80\]", r"\1+72]", "head-scaled"),
     (FP8, 90, "the output is scaled as the scores are",
      r"(st\.shared\.v4\.f32 \[%r\d+\], \{(%f\d+), %f\d+), (%f\d+), \3\}", r"\1, \2, \2}", "head-scaled"),
+    (MMA8, 89, "one group of copies too few is waited for", COPIES_WAIT,
+     lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+    (MMA8, 89, "even dims of V in place of odd ones", r"(mov\.u32\s+%r\d+), 30001;", r"\1, 25632;"),
+    (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
-FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64"}  # of the others:
+FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
+                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 

@@ -634,16 +634,23 @@ static CUresult fake_LibraryGetKernel(CUkernel *out, CUlibrary library, const ch
     return finish(result);
 }
 
+/* An image has machine code for the GPU, and PTX of the architecture that its kernel's name ends in. */
+static int oldest_arch(const char *kernel)
+{
+    const char *end = strrchr(kernel, '_');
+    return end != NULL && strncmp(end, "_sm", 3) == 0 ? (int)strtol(end + 3, NULL, 10) : 80;
+}
+
 static CUresult fake_KernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device)
 {
     CUresult result = begin("cuKernelGetAttribute");
     (void)device;
     if (result == CUDA_SUCCESS && !is_alive(kernel, KERNEL))
         result = misuse(CUDA_ERROR_INVALID_HANDLE);
-    if (result == CUDA_SUCCESS) { /* an image has machine code for the GPU and PTX of compute_80 */
-        const ptxvm_needs *needs = &((const object *)(void *)kernel)->needs;
-        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION         ? (is_ptx_forced() ? 80 : set.model->arch)
-               : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? (int)needs->static_smem_bytes
+    if (result == CUDA_SUCCESS) {
+        const object *known = (const object *)(void *)kernel;
+        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION ? (is_ptx_forced() ? oldest_arch(known->name) : set.model->arch)
+               : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? (int)known->needs.static_smem_bytes
                                                               : 0;
     }
     return finish(result);

@@ -144,6 +144,43 @@ static void a_usable_gpu_is_the_default(void **state)
     }
 }
 
+/* e4m3 by mma.sync: from sm_89 on the plan, below it refused by name; on Hopper only where fwd_fp8 cannot run. */
+static void eight_bit_products_need_sm_89(void **state)
+{
+    (void)state;
+    static const struct {
+        int arch;
+        const char *problem, *planned;
+        const char *reason; /* of the 8-bit kernel that is forced, else NULL */
+    } rows[] = {
+        {80, "e4m3:b2:h8:s512:d64", "fwd_simt_", "compute capability is 8.0, the kernel needs 8.9"},
+        {86, "e4m3:b2:h8:s512:d64", "fwd_simt_", "compute capability is 8.6, the kernel needs 8.9"},
+        {89, "e4m3:b2:h8:s512:d64", "fwd_mma8_e4m3_d64_", NULL},
+        {89, "e4m3:b2:h8/2:s77/1333:d128:causal:obf16:lse:kvlens", "fwd_mma8_e4m3_d128_", NULL},
+        {120, "e4m3:b2:h8:s512:d256", "fwd_mma8_e4m3_d256_", NULL},
+        {120, "e4m3:b2:h8:s512:d64:bshd:packed", "fwd_mma8_e4m3_d64_64x64_s3_packed_", NULL},
+        {90, "e4m3:b2:h8:s512:d64", "fwd_fp8_", NULL},
+        {90, "e4m3:b2:h8:s512:d64:ks=0,32768,64:vs=0,32768,64", "fwd_mma8_",
+         NULL}, /* no tensor map has such a stride */
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        fake_cuda_set_arch(rows[i].arch);
+        acr_ctx *ctx = cuda_ctx();
+        const acr_problem p = canonical_of(rows[i].problem);
+        acr_plan *plan = NULL;
+        assert_ok(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE));
+        if (strncmp(acr_plan_kernel(plan), rows[i].planned, strlen(rows[i].planned)) != 0)
+            fail_msg("sm_%d, %s: planned %s", rows[i].arch, rows[i].problem, acr_plan_kernel(plan));
+        acr_plan_destroy(plan);
+        const acr__kernel *kernel = acr__kernel_find("fwd_mma8_e4m3_d64_64x64_s3_r120_sm89");
+        assert_non_null(kernel);
+        if (rows[i].reason)
+            assert_fails(acr__plan_create_forced(&plan, ctx, &p, kernel), ACR_UNSUPPORTED, rows[i].reason);
+        acr_ctx_destroy(ctx);
+        assert_clean(rows[i].problem);
+    }
+}
+
 /* ---- Device memory for executions ---------------------------------------------------------------------------------
  * */
 
@@ -404,6 +441,14 @@ static void forced_ptx_is_not_believed_unseen(void **state)
     ctx = cuda_ctx(); /* images are loaded afresh */
     unsetenv("CUDA_FORCE_PTX_JIT");
     assert_fails(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE), ACR_DEVICE_FAULT, "compute_90");
+    acr_ctx_destroy(ctx);
+    fake_cuda_set_arch(120); /* PTX of compute_89 */
+    setenv("CUDA_FORCE_PTX_JIT", "1", 1);
+    ctx = cuda_ctx();
+    problem = canonical_of("e4m3:b2:h8:s512:d64");
+    assert_ok(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE));
+    assert_non_null(strstr(acr_plan_kernel(plan), "_sm89"));
+    acr_plan_destroy(plan);
     acr_ctx_destroy(ctx);
 }
 
@@ -945,6 +990,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_machine_without_devices_is_refused, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_missing_entry_is_named, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_usable_gpu_is_the_default, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(eight_bit_products_need_sm_89, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(forced_ptx_is_not_believed_unseen, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_opening_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_planning_is_clean, reset_driver, check_clean),

@@ -243,10 +243,6 @@ static void cuda_close(acr__backend_device *device)
 
 /* ---- Loading kernels ---- */
 
-enum {
-    PORTABLE_PTX_VERSION = 80 /* of the PTX that cmake/compile_image.sh puts into the images of arch 80 */
-};
-
 /* Allows all dynamic shared memory that the device can give beyond the kernel's static part. */
 static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 {
@@ -270,18 +266,19 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 }
 
 /* ACR_FORCE_PTX must not be believed when the driver took machine code all the same, as it does when something else in
- * the process initialised it before: PTX of the portable kernels is of compute_80, machine code of the GPU's own. */
-static acr_status check_origin(const cuda_device *d, CUkernel kernel, const char *name)
+ * the process initialised it before: PTX is of the oldest architecture that a kernel serves (cmake/compile_image.sh),
+ * machine code of the GPU's own. */
+static acr_status check_origin(const cuda_device *d, CUkernel function, const acr__kernel *kernel)
 {
     int ptx_version = 0;
     const acr_status status =
-        check(d, d->driver.KernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, kernel, d->handle),
+        check(d, d->driver.KernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, function, d->handle),
               "cuKernelGetAttribute(PTX_VERSION)");
-    if (status != ACR_OK || ptx_version == PORTABLE_PTX_VERSION)
+    if (status != ACR_OK || ptx_version == kernel->arch_min)
         return status;
     return acr__fail(ACR_DEVICE_FAULT,
                      "%s: ACR_FORCE_PTX is set, but the driver took code of compute_%d: was it initialised before?",
-                     name, ptx_version);
+                     kernel->name, ptx_version);
 }
 
 /* Finds the entry point in a loaded library and readies it. */
@@ -291,7 +288,7 @@ static acr_status find_function(const cuda_device *d, loaded_image *image)
     acr_status status =
         check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
     if (status == ACR_OK && d->base.device.ptx_only)
-        status = check_origin(d, kernel, image->kernel->name);
+        status = check_origin(d, kernel, image->kernel);
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)
