@@ -745,6 +745,58 @@ static void scopes_hide_names(void **state)
     check_operations(operations, COUNT_OF(operations));
 }
 
+/* A hundred values, each used once, need few numbers; what a wgmma reads and writes late shares none. */
+static void values_share_registers(void **state)
+{
+    (void)state;
+    char text[TEXT_BYTES], error[ERROR_BYTES];
+    int length = snprintf(text, sizeof text,
+                          ".version 9.0\n.target sm_90a\n.visible .entry test(.param .u64 p)\n{\n"
+                          ".reg .b32 %%r<200>; .reg .f32 %%f<20>; .reg .b64 %%d<20>; .reg .pred %%p<2>;\n"
+                          "mov.u32 %%r0, 1;\n");
+    for (int k = 0; k < 100; k++)
+        length += snprintf(text + length, sizeof text - (size_t)length, "add.u32 %%r%d, %%r%d, 1;\n", k + 1, k);
+    for (int k = 0; k < 4; k++)
+        length +=
+            snprintf(text + length, sizeof text - (size_t)length,
+                     "mov.f32 %%f%d, 0f00000000; mov.f32 %%f%d, 0f00000000; mov.f32 %%f%d, 0f00000000;\n"
+                     "mov.f32 %%f%d, 0f00000000; mov.b64 %%d0, 0; setp.eq.u32 %%p1, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%%f%d, %%f%d, %%f%d, %%f%d}, %%d0, %%d0, "
+                     "%%p1, 1, 1, 0, 0;\n",
+                     4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3, 4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3);
+    snprintf(text + length, sizeof text - (size_t)length, "ret;\n}\n");
+    ptxvm_module *module = ptxvm_load(text, error, sizeof error);
+    if (!module)
+        fail_msg("%s", error);
+    assert_in_range(find_entry(module, "test")->register_count, 18, 24);
+    uint64_t taken = 0;
+    for (int n = 0; n < module->instruction_count; n++) {
+        const operand *sums = &module->instructions[n].operands[0];
+        for (int k = 0; k < sums->count; k++) {
+            assert_int_equal(taken >> sums->items[k].reg & 1, 0);
+            taken |= 1ULL << sums->items[k].reg;
+        }
+    }
+    assert_int_equal(__builtin_popcountll(taken), 16);
+    ptxvm_free(module);
+}
+
+static uint32_t kept_from_the_first_round(uint32_t t)
+{
+    return 100 + t;
+}
+
+/* A register that only a guarded instruction of a loop's block writes keeps its value from round to round. */
+static void values_outlive_rounds(void **state)
+{
+    (void)state;
+    program *p = program_make("{ .reg .b32 kept, a, b; mov.u32 %r1, %tid.x; mov.u32 %r2, 0;\n"
+                              "$round: setp.eq.u32 %p1, %r2, 0; add.u32 a, %r1, 50; add.u32 b, a, 50;\n"
+                              "@%p1 mov.u32 kept, b; add.u32 a, %r2, 7; add.u32 b, a, 7; mov.u32 %r0, kept;\n"
+                              "add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 3; @%p2 bra $round; }\n" STORE_R0);
+    check_threads(p, kept_from_the_first_round);
+}
+
 /* ---- Warps and CTAs ---- */
 
 /* Every warp writes its number where a counter says; the order is the seed's. */
@@ -1000,6 +1052,8 @@ int main(void)
         cmocka_unit_test(lanes_wait_for_lanes),
         cmocka_unit_test(guards_hold),
         cmocka_unit_test(scopes_hide_names),
+        cmocka_unit_test(values_share_registers),
+        cmocka_unit_test(values_outlive_rounds),
         cmocka_unit_test(seeds_repeat),
         cmocka_unit_test(ctas_wait_for_each_other),
         cmocka_unit_test(groups_belong_to_lanes),
