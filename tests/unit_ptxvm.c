@@ -64,14 +64,8 @@ static const char head[] = ".version 9.0\n.target sm_90a\n.address_size 64\n%s"
                            "setp.ne.u64 %%p1, %%d1, 0; setp.ne.u64 %%p2, %%d2, 0; setp.ne.u64 %%p3, %%d3, 0;\n"
                            "%s\nret;\n}\n";
 
-static int program_run(program *p)
+static int launch_program(program *p, const ptxvm_module *module)
 {
-    char text[TEXT_BYTES];
-    const int length = snprintf(text, sizeof text, head, p->declarations, p->body);
-    assert_in_range(length, 1, TEXT_BYTES - 1);
-    ptxvm_module *module = ptxvm_load(text, p->error, sizeof p->error);
-    if (!module)
-        return -1;
     memset(p->out, 0, sizeof p->out);
     const uint32_t *out = p->out;
     void *parameters[] = {&out, &p->a, &p->b, &p->c};
@@ -87,7 +81,16 @@ static int program_run(program *p)
                                 .user = p,
                                 .seed = p->seed,
                                 .eager = p->eager};
-    const int status = ptxvm_run(&asked, &p->counts, p->error, sizeof p->error);
+    return ptxvm_run(&asked, &p->counts, p->error, sizeof p->error);
+}
+
+static int program_run(program *p)
+{
+    char text[TEXT_BYTES];
+    const int length = snprintf(text, sizeof text, head, p->declarations, p->body);
+    assert_in_range(length, 1, TEXT_BYTES - 1);
+    ptxvm_module *module = ptxvm_load(text, p->error, sizeof p->error);
+    const int status = module ? launch_program(p, module) : -1;
     ptxvm_free(module);
     return status;
 }
@@ -900,6 +903,30 @@ static void shared_variables_have_places(void **state)
     free(p);
 }
 
+/* Global variables begin as zero and live as long as their module, from launch to launch. */
+static void global_variables_stay(void **state)
+{
+    (void)state;
+    char text[TEXT_BYTES], error[ERROR_BYTES];
+    program *p = program_make("mov.u64 %d1, number; atom.global.add.u32 %r1, [%d1], 1; ld.global.u32 %r2, [bytes+4];\n"
+                              "st.global.u32 [%d9], %r1; st.global.u32 [%d9+4], %r2; st.global.u32 [bytes+4], 7;\n");
+    snprintf(text, sizeof text, head, ".global .align 8 .b8 bytes[12];\n.visible .global .u32 number;\n", p->body);
+    ptxvm_module *module = ptxvm_load(text, error, sizeof error);
+    if (!module)
+        fail_msg("%s", error);
+    p->block[0] = 1;
+    for (uint32_t k = 0; k < 3; k++) {
+        assert_int_equal(launch_program(p, module), 0);
+        assert_int_equal(p->out[0], k);
+        assert_int_equal(p->out[1], k ? 7 : 0);
+    }
+    ptxvm_free(module);
+    p->body = "st.global.u32 [bytes+12], 7;";
+    p->declarations = ".global .align 8 .b8 bytes[12];\n";
+    program_fails(p, "in no allocation");
+    free(p);
+}
+
 /* ---- What goes wrong ---- */
 
 static void deadlocks_are_told(void **state)
@@ -986,7 +1013,9 @@ static void texts_are_refused(void **state)
         {ENTRY "call foo;\n}", "line 5: nothing is called foo"},
         {ENTRY "st.global.u32 [%r1], %r2, %r2, %r2, %r2, %r2, %r2, %r2, %r2;\n}", "line 5: more than 8 operands"},
         {".visible .func f()\n{\n}", "line 1: unknown directive .func"},
-        {".global .b32 g;", "line 1: unknown directive .global"},
+        {".const .b32 g;", "line 1: unknown directive .const"},
+        {".global .b32 g = 5;", "line 1: ';' expected, not '='"},
+        {".global .b8 g[70000];", "line 1: a global variable without a size, or more than 65536 bytes"},
         {".address_size 32\n", "line 1: addresses of 32 bits"},
         {".shared .align 3 .b8 x[4];", "line 1: 3 is no alignment"},
         {".shared .b8 x[999999];", "line 1: 999999 is not within"},
@@ -1058,6 +1087,7 @@ int main(void)
         cmocka_unit_test(ctas_wait_for_each_other),
         cmocka_unit_test(groups_belong_to_lanes),
         cmocka_unit_test(shared_variables_have_places),
+        cmocka_unit_test(global_variables_stay),
         cmocka_unit_test(deadlocks_are_told),
         cmocka_unit_test(launches_are_checked),
         cmocka_unit_test(texts_are_refused),

@@ -15,6 +15,8 @@ enum {
     MAX_INSTRUCTIONS = 1 << 20,
     MAX_ITEMS = 512, /* of a vector operand */
     MAX_DEPTH = 64,  /* of braces */
+    MAX_GLOBAL_BYTES = 1 << 16,
+    GLOBALS_ALIGNMENT = 256,
     TEXT_BYTES = 100 /* of a statement, kept for messages */
 };
 
@@ -31,7 +33,7 @@ typedef struct register_name {
     int first, count, bits;
 } register_name;
 
-/* A shared variable or a parameter, and where it begins. */
+/* A variable or a parameter, and where it begins: a global one at its host address. */
 typedef struct symbol {
     slice name;
     int is_parameter;
@@ -779,6 +781,23 @@ static int take_shared(parser *p, int is_extern)
     return add_symbol(p, d.name, address, 0);
 }
 
+/* A global variable behind .global: all of them begin as zero, and those with values of their own are not known. */
+static int take_global(parser *p)
+{
+    declaration d;
+    if (take_declaration(p, &d) || expect(p, ';'))
+        return -1;
+    ptxvm_module *m = p->module;
+    if (!m->globals && !(m->globals = aligned_alloc(GLOBALS_ALIGNMENT, MAX_GLOBAL_BYTES)))
+        return no_memory(p);
+    const int64_t offset = align_up((int64_t)m->global_bytes, d.align);
+    if (!d.has_count || d.align > GLOBALS_ALIGNMENT || offset + d.bytes > MAX_GLOBAL_BYTES)
+        return error_at(p, "a global variable without a size, or more than %d bytes of them", MAX_GLOBAL_BYTES);
+    memset(m->globals + m->global_bytes, 0, (size_t)(offset + d.bytes) - m->global_bytes);
+    m->global_bytes = (size_t)(offset + d.bytes);
+    return add_symbol(p, d.name, (int64_t)(uintptr_t)(m->globals + offset), 0);
+}
+
 /* (.param …, …) of an entry. */
 static int take_parameters(parser *p)
 {
@@ -986,6 +1005,8 @@ static int take_module(parser *p)
                 slice_is(take_dotted(p), ".shared") ? take_shared(p, 1) : error_at(p, "an .extern that is not .shared");
         else if (slice_is(word, ".shared"))
             status = take_shared(p, 0);
+        else if (slice_is(word, ".global"))
+            status = take_global(p);
         else if (slice_is(word, ".entry"))
             status = take_entry(p);
         else if (word.length)
@@ -1028,6 +1049,7 @@ void ptxvm_free(ptxvm_module *module)
         next = block->next;
         free(block);
     }
+    free(module->globals);
     free(module->instructions);
     free(module->entries);
     free(module);

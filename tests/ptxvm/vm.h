@@ -143,7 +143,9 @@ struct ptxvm_module {
     int instruction_count;
     entry *entries;
     int entry_count;
-    void *arena; /* parse.c's: operands' items */
+    void *arena;            /* parse.c's: operands' items */
+    unsigned char *globals; /* the .global variables, which live as long as the module; NULL = it has none */
+    size_t global_bytes;
 };
 
 /* NULL where the module does not hold it. */
