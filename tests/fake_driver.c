@@ -86,6 +86,8 @@ typedef struct settings {
     int sms;                    /* 0 = the model's */
     uint64_t seed;
     int eager;
+    ptxvm_races check_races;
+    int races;      /* found in the present launch */
     CUresult fault; /* of a launch: every later call returns it */
 } settings;
 
@@ -144,6 +146,7 @@ static void set_up_from_environment(void)
     set.sms = (int)number_from_environment("FAKE_CUDA_SMS", 0);
     set.seed = (uint64_t)number_from_environment("FAKE_CUDA_SEED", 1);
     set.eager = number_from_environment("FAKE_CUDA_EAGER", 0) != 0;
+    set.check_races = (ptxvm_races)number_from_environment("FAKE_CUDA_RACES", PTXVM_RACES_OFF);
 }
 
 static void lock_state(void)
@@ -470,6 +473,8 @@ static int attribute_of(const model *m, CUdevice_attribute which)
         return m->memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
         return m->memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+        return 0;
     default:
         return -1;
     }
@@ -719,8 +724,16 @@ static int is_allocated(void *user, uint64_t address, size_t bytes)
     return find_memory(address, bytes) != NULL;
 }
 
+static void tell_race(void *user, const char *text)
+{
+    const object *kernel = user;
+    set.races++;
+    fprintf(stderr, "fake driver: %s: %s\n", kernel->name, text);
+}
+
 static void execute(const object *kernel, const CUlaunchConfig *c, unsigned cluster, void *const *parameters)
 {
+    set.races = 0;
     const ptxvm_launch launch = {
         .module = kernel->library->program,
         .entry = kernel->name,
@@ -733,10 +746,16 @@ static void execute(const object *kernel, const CUlaunchConfig *c, unsigned clus
         .is_allocated = is_allocated,
         .seed = set.seed++,
         .eager = set.eager,
+        .user = (void *)(uintptr_t)kernel,
+        .check_races = set.check_races,
+        .race_found = tell_race,
     };
     char error[1024];
-    if (ptxvm_run(&launch, NULL, error, sizeof error) == 0)
+    const int result = ptxvm_run(&launch, NULL, error, sizeof error);
+    if (result == 0 && set.races == 0)
         return;
+    if (result == 0)
+        snprintf(error, sizeof error, "%d races", set.races);
     fprintf(stderr, "fake driver: %s, seed %llu: %s\n", kernel->name, (unsigned long long)launch.seed, error);
     set.fault = CUDA_ERROR_LAUNCH_FAILED;
 }
@@ -933,6 +952,19 @@ static CUresult fake_MemFree(CUdeviceptr address)
         found = found->next;
     CUresult ended = found != NULL ? end_object(found, MEMORY, &count.allocations) : misuse(CUDA_ERROR_INVALID_VALUE);
     return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+/* Of memory that the driver did not allocate it knows nothing, and says so: no misuse. */
+static CUresult fake_PointerGetAttribute(void *out, CUpointer_attribute which, CUdeviceptr address)
+{
+    CUresult result = begin("cuPointerGetAttribute");
+    if (result == CUDA_SUCCESS && which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && find_memory(address, 1) == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *(CUmemorytype *)out = CU_MEMORYTYPE_DEVICE;
+    return finish(result);
 }
 
 static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)

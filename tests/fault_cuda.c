@@ -571,6 +571,39 @@ static void a_launch_carries_the_arguments(void **state)
     scene_free(&s);
 }
 
+/* Scales of heads are the device's memory: those of the host are noticed before the launch. */
+static void scales_are_device_memory(void **state)
+{
+    (void)state;
+    acr__kernel kernel = candidate;
+    kernel.dtype = ACR_E4M3;
+    scene s = scene_make("e4m3:b3:h4/2:s16/24:d64", &kernel);
+    float *scales = device_memory(s.b.device, 3 * 6 * (int64_t)sizeof *scales);
+    const float of_host[6] = {1, 1, 1, 1, 1, 1};
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    s.b.buffers.q_scales = scales;
+    s.b.buffers.k_scales = scales + 6;
+    s.b.buffers.v_scales = scales + 12;
+    assert_ok(scene_execute(&s, NULL));
+    fwd_args got;
+    memcpy(&got, fake_cuda_last_launch().args, sizeof got);
+    assert_true(got.q_scales == scales && got.k_scales == scales + 6 && got.v_scales == scales + 12);
+    const float **const pointers[] = {&s.b.buffers.q_scales, &s.b.buffers.k_scales, &s.b.buffers.v_scales};
+    const char *const names[] = {"buffers.q_scales", "buffers.k_scales", "buffers.v_scales"};
+    for (size_t i = 0; i < COUNT_OF(pointers); i++) {
+        const float *of_device = *pointers[i];
+        *pointers[i] = of_host;
+        assert_fails(scene_execute(&s, NULL), ACR_INVALID, names[i]);
+        *pointers[i] = of_device;
+    }
+    fake_cuda_fail_entry("cuPointerGetAttribute", CUDA_ERROR_UNKNOWN);
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "cuPointerGetAttribute");
+    fake_cuda_fail_entry(NULL, 0);
+    assert_int_equal(fake_cuda_count().launches, 1);
+    s.b.device->backend->mem_free(s.b.device, scales);
+    scene_free(&s);
+}
+
 /* How many rows a packed batch's tensors have, an execution says: its maps end there. */
 static void maps_of_packed_batches_have_their_rows(void **state)
 {
@@ -921,6 +954,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_moves_and_every_failing_call_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(maps_follow_the_tensors, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(scales_are_device_memory, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(maps_of_packed_batches_have_their_rows, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(bare_launches_only_launch, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(cold_times_empty_the_cache, reset_driver, check_clean),

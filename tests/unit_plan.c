@@ -301,8 +301,21 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_ok(acr_problem_canonical(&p, &p));
     float lse[60];
     int32_t lens[2];
-    acr_buffers buffers = {
-        (uint32_t)sizeof buffers, 0, lse, lse + 1, lse + 2, lse + 3, lse + 4, lens, NULL, NULL, 0, 0};
+    acr_buffers buffers = {(uint32_t)sizeof buffers,
+                           0,
+                           lse,
+                           lse + 1,
+                           lse + 2,
+                           lse + 3,
+                           lse + 4,
+                           lens,
+                           NULL,
+                           NULL,
+                           0,
+                           0,
+                           lse + 5,
+                           lse + 6,
+                           lse + 7};
     fwd_args args;
     memset(&args, 0x5a, sizeof args);
     acr__fwd_args(&args, &p, &buffers, lens + 1);
@@ -315,9 +328,18 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_int_equal(args.mask, FWD_MASK_TOP_LEFT);
     assert_true(args.scale == 0.25f && fabsf(args.scale_log2 - 0.25f * 1.44269504f) < 1e-7f && args.out_scale == 3.0f);
     assert_int_equal(args.out_bf16, 1);
+    assert_true(args.q_scales == lse + 5 && args.k_scales == lse + 6 && args.v_scales == lse + 7);
+    for (int i = 5; i < 5 + 2 + 6; i++)
+        lse[i] = (float)(1 << i); /* of batch entry 1, head 2, the sixth of each */
+    const fwd_scales scales = fwd_scales_of(&args, 1, 2);
+    assert_true(scales.scale == 0.25f * (1 << 10) * (1 << 11) && scales.out_scale == 3.0f * (1 << 12));
+    assert_true(scales.scale_log2 == args.scale_log2 * (1 << 10) * (1 << 11));
     assert_true(args.q_offsets == NULL && args.kv_offsets == NULL && args.q_total == 0 && args.kv_total == 0);
     p = canonical_of("bf16:b1:h1:s5/7:d16:causal");
+    buffers.q_scales = buffers.k_scales = buffers.v_scales = NULL;
     acr__fwd_args(&args, &p, &buffers, NULL);
+    const fwd_scales none = fwd_scales_of(&args, 0, 0);
+    assert_true(none.scale == args.scale && none.scale_log2 == args.scale_log2 && none.out_scale == 1.0f);
     assert_int_equal(args.mask, FWD_MASK_BOTTOM_RIGHT);
     assert_int_equal(args.out_bf16, 0);
     assert_true(args.out_scale == 1.0f);

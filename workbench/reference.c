@@ -59,6 +59,9 @@ acr_buffers reference_buffers(const reference *ref)
     b.k = ref->k;
     b.v = ref->v;
     b.kv_lens = ref->kv_lens;
+    b.q_scales = ref->q_scales;
+    b.k_scales = ref->k_scales;
+    b.v_scales = ref->v_scales;
     if (ref->q_offsets) {
         b.q_offsets = ref->q_offsets;
         b.kv_offsets = ref->kv_offsets;
@@ -142,6 +145,16 @@ static acr_status make_sequences(reference *ref, const reference_request *reques
     return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
 }
 
+static float *make_head_scales(const reference_request *request, input_tensor tensor)
+{
+    const acr_problem *p = request->problem;
+    float *scales = malloc((size_t)(p->batch * p->kv_heads) * sizeof *scales);
+    if (scales) {
+        input_head_scales(scales, p, tensor, request->seed);
+    }
+    return scales;
+}
+
 static acr_status make_inputs(reference *ref, const reference_request *request)
 {
     const acr_problem *problem = request->problem;
@@ -162,6 +175,12 @@ static acr_status make_inputs(reference *ref, const reference_request *request)
     }
     if (ref->kv_lens) {
         input_kv_lens(ref->kv_lens, problem, request->seed, request->lengths);
+    }
+    if (request->inputs == INPUT_HEAD_SCALED) {
+        ref->q_scales = make_head_scales(request, INPUT_Q);
+        ref->k_scales = make_head_scales(request, INPUT_K);
+        ref->v_scales = make_head_scales(request, INPUT_V);
+        complete = complete && ref->q_scales && ref->k_scales && ref->v_scales;
     }
     return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
@@ -316,6 +335,16 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
     return sqrt(largest);
 }
 
+/* The largest factor that a head's scales put on its scores. */
+static double largest_head_scale(const reference *ref)
+{
+    double largest = ref->q_scales ? 0 : 1;
+    for (int64_t i = 0; ref->q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
+        largest = fmax(largest, (double)ref->q_scales[i] * (double)ref->k_scales[i]);
+    }
+    return largest;
+}
+
 /* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
  * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
  * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor
@@ -326,7 +355,8 @@ static double lse_tolerance(const reference *ref, uint32_t threads)
     const acr_problem *p = &ref->problem;
     double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
     double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
-    double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
+    double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
+    double score = scale * q_norm * k_norm;
     double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
     return unit_in_last_place(p->dtype, 1.0) + aligned +
            (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
@@ -504,6 +534,9 @@ void reference_destroy(reference *ref)
     free(ref->k);
     free(ref->v);
     free(ref->kv_lens);
+    free(ref->q_scales);
+    free(ref->k_scales);
+    free(ref->v_scales);
     free(ref->q_offsets);
     free(ref->kv_offsets);
     free(ref->q_owner);

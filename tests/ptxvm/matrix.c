@@ -196,13 +196,16 @@ static void write_half_sums(warp *w, const operand *fragment, int columns, const
 /* ---- ldmatrix, stmatrix: 8x8 matrices of 16-bit elements, rows of 16 bytes ---- */
 
 /* Row r of matrix m is where lane 8m + r says. */
-static const char *rows_of_matrices(warp *w, const operand *address, int count, unsigned char *rows[LANES])
+static const char *rows_of_matrices(warp *w, const operand *address, int count, access_kind kind,
+                                    unsigned char *rows[LANES])
 {
     for (int lane = 0; lane < 8 * count; lane++) {
         const char *error = NULL;
         rows[lane] = shared_at(w, value_of(w, address, lane), CHUNK_BYTES, CHUNK_BYTES, &error);
         if (!rows[lane])
             return error;
+        if (w->cta->races)
+            races_access(w, lane, kind, value_of(w, address, lane), CHUNK_BYTES);
     }
     return NULL;
 }
@@ -222,7 +225,7 @@ static const char *execute_ldmatrix(warp *w, const instruction *in, uint32_t act
     if (!error)
         error = check_vector(&in->operands[0], count);
     if (!error)
-        error = rows_of_matrices(w, &in->operands[1], count, rows);
+        error = rows_of_matrices(w, &in->operands[1], count, ACCESS_READ, rows);
     if (error)
         return error;
     for (int m = 0; m < count; m++)
@@ -246,7 +249,7 @@ static const char *execute_stmatrix(warp *w, const instruction *in, uint32_t act
     if (!error)
         error = check_vector(&in->operands[1], count);
     if (!error)
-        error = rows_of_matrices(w, &in->operands[0], count, rows);
+        error = rows_of_matrices(w, &in->operands[0], count, ACCESS_WRITE, rows);
     if (error)
         return error;
     for (int m = 0; m < count; m++)
@@ -315,6 +318,8 @@ static const char *execute_wmma_load(warp *w, const instruction *in, uint32_t ac
         const unsigned char *bytes = shared_at(w, address + 2 * stride * row, ROW_BYTES, CHUNK_BYTES, &error);
         if (!bytes)
             return error;
+        if (w->cta->races)
+            races_access(w, 0, ACCESS_READ, address + 2 * stride * row, ROW_BYTES);
         memcpy(tile[row], bytes, ROW_BYTES);
     }
     write_a(w, &in->operands[0], 0, tile);
@@ -360,10 +365,16 @@ static uint64_t address_of_sums(const warp *w, const instruction *in, int addres
 static const char *sums_in_memory(warp *w, const instruction *in, int address_at, unsigned char *rows[WMMA_SIDE])
 {
     const char *error = NULL;
-    for (int row = 0; row < WMMA_SIDE && !error; row++)
-        rows[row] =
-            shared_at(w, address_of_sums(w, in, address_at, row), WMMA_SIDE * sizeof(float), CHUNK_BYTES, &error);
-    return error;
+    const size_t bytes = WMMA_SIDE * sizeof(float);
+    for (int row = 0; row < WMMA_SIDE; row++) {
+        const uint64_t address = address_of_sums(w, in, address_at, row);
+        rows[row] = shared_at(w, address, bytes, CHUNK_BYTES, &error);
+        if (!rows[row])
+            return error;
+        if (w->cta->races)
+            races_access(w, 0, address_at == 0 ? ACCESS_WRITE : ACCESS_READ, address, bytes);
+    }
+    return NULL;
 }
 
 static const char *execute_wmma_load_sums(warp *w, const instruction *in, uint32_t active)
@@ -450,31 +461,65 @@ static uint32_t offset_by_mn(const descriptor *d, uint32_t k, uint32_t chunk)
            k % 8 * d->swizzle;
 }
 
-/* Rows (of A) or columns (of B) [first, first + count) of the matrix: as floats [count][depth], or, where the matrix is
- * MN-major, [depth][count]. */
-static const char *read_matrix(warp *w, uint64_t bits, element_type type, int is_mn_major, uint32_t first,
-                               uint32_t count, float *out)
+/* Rows (of A) or columns (of B) [first, first + count) of a matrix, in memory's order: `rows` runs of `chunks`, which
+ * are along K, or, where the matrix is MN-major, along M or N. */
+typedef struct region {
+    descriptor matrix;
+    int is_mn_major;
+    uint32_t first, rows, chunks;
+} region;
+
+static region region_of(uint64_t bits, element_type type, int is_mn_major, uint32_t first, uint32_t count)
+{
+    return (region){.matrix = descriptor_of(bits),
+                    .is_mn_major = is_mn_major,
+                    .first = first,
+                    .rows = is_mn_major ? (uint32_t)depth_of(type) : count,
+                    .chunks = is_mn_major ? count / 8 : ROW_BYTES / CHUNK_BYTES};
+}
+
+/* Where a chunk lies; NULL and *error where wgmma must not read it. */
+static const unsigned char *chunk_at(warp *w, const region *r, uint32_t row, uint32_t chunk, uint32_t *address,
+                                     const char **error)
+{
+    const descriptor *d = &r->matrix;
+    const uint32_t offset =
+        r->is_mn_major ? offset_by_mn(d, row, chunk + r->first / 8) : offset_by_k(d, r->first + row, chunk);
+    *address = swizzled(d->address + offset, d->swizzle);
+    return shared_at(w, *address, CHUNK_BYTES, CHUNK_BYTES, error);
+}
+
+/* The region as floats [count][depth], or, where the matrix is MN-major, [depth][count]. */
+static const char *read_region(warp *w, const region *r, element_type type, float *out)
 {
     static _Thread_local unsigned char tile[MAX_COLUMNS * ROW_BYTES];
-    const descriptor d = descriptor_of(bits);
-    if (d.base_offset)
-        return fail("a matrix descriptor with base offset %u: only 0 is known here", d.base_offset);
-    const uint32_t rows = is_mn_major ? (uint32_t)depth_of(type) : count;
-    const uint32_t chunks = is_mn_major ? count / 8 : ROW_BYTES / CHUNK_BYTES;
-    for (uint32_t row = 0; row < rows; row++)
-        for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+    for (uint32_t row = 0; row < r->rows; row++)
+        for (uint32_t chunk = 0; chunk < r->chunks; chunk++) {
             const char *error = NULL;
-            const uint32_t offset =
-                is_mn_major ? offset_by_mn(&d, row, chunk + first / 8) : offset_by_k(&d, first + row, chunk);
-            const uint32_t address = swizzled(d.address + offset, d.swizzle);
-            const unsigned char *bytes = shared_at(w, address, CHUNK_BYTES, CHUNK_BYTES, &error);
+            uint32_t address;
+            const unsigned char *bytes = chunk_at(w, r, row, chunk, &address, &error);
             if (bytes)
                 error = shared_for_async(w, address, CHUNK_BYTES);
             if (error)
                 return error;
-            memcpy(tile + (row * chunks + chunk) * CHUNK_BYTES, bytes, CHUNK_BYTES);
+            memcpy(tile + (row * r->chunks + chunk) * CHUNK_BYTES, bytes, CHUNK_BYTES);
         }
-    convert_elements(type, tile, (int)count * depth_of(type), out);
+    const uint32_t elements_per_chunk = type == E_E4M3 ? CHUNK_BYTES : CHUNK_BYTES / 2;
+    convert_elements(type, tile, (int)(r->rows * r->chunks * elements_per_chunk), out);
+    return NULL;
+}
+
+/* To the race detector, when the product is issued. */
+static const char *tell_of_region(warp *w, const region *r)
+{
+    for (uint32_t row = 0; row < r->rows; row++)
+        for (uint32_t chunk = 0; chunk < r->chunks; chunk++) {
+            const char *error = NULL;
+            uint32_t address;
+            if (!chunk_at(w, r, row, chunk, &address, &error))
+                return error;
+            races_access(w, 0, ACCESS_WGMMA_READ, address, CHUNK_BYTES);
+        }
     return NULL;
 }
 
@@ -497,7 +542,22 @@ static int b_is_n_major(const instruction *in)
     return in->operand_count > 6 && in->operands[in->operand_count - 1].imm;
 }
 
-/* The warp's 16 rows of A, [16][depth]. */
+/* The warp's 16 rows of A. */
+static region region_of_a(const warp *w, const wgmma *product)
+{
+    const instruction *in = product->instruction;
+    return region_of(product->a, (element_type)in->decoded[WGMMA_ELEMENT], a_is_m_major(in),
+                     (uint32_t)(w->index % WARPS_PER_GROUP * TILE_ROWS), TILE_ROWS);
+}
+
+static region region_of_b(const wgmma *product)
+{
+    const instruction *in = product->instruction;
+    return region_of(product->b, (element_type)in->decoded[WGMMA_ELEMENT], b_is_n_major(in), 0,
+                     (uint32_t)in->decoded[WGMMA_COLUMNS]);
+}
+
+/* [16][depth] */
 static const char *read_wgmma_a(warp *w, const wgmma *product, element_type type, float *a)
 {
     const instruction *in = product->instruction;
@@ -508,23 +568,24 @@ static const char *read_wgmma_a(warp *w, const wgmma *product, element_type type
         convert_elements(type, tile[0], TILE_ROWS * depth, a);
         return NULL;
     }
-    const uint32_t first = (uint32_t)(w->index % WARPS_PER_GROUP * TILE_ROWS);
-    if (!a_is_m_major(in))
-        return read_matrix(w, product->a, type, 0, first, TILE_ROWS, a);
+    const region r = region_of_a(w, product);
+    if (!r.is_mn_major)
+        return read_region(w, &r, type, a);
     float by_m[MAX_DEPTH * TILE_ROWS];
-    const char *error = read_matrix(w, product->a, type, 1, first, TILE_ROWS, by_m);
+    const char *error = read_region(w, &r, type, by_m);
     if (!error)
         transpose(by_m, depth, TILE_ROWS, a);
     return error;
 }
 
-/* B, [depth][columns]. */
+/* [depth][columns] */
 static const char *read_wgmma_b(warp *w, const wgmma *product, element_type type, int columns, float *b)
 {
     static _Thread_local float by_columns[MAX_COLUMNS * MAX_DEPTH];
-    if (b_is_n_major(product->instruction))
-        return read_matrix(w, product->b, type, 1, 0, (uint32_t)columns, b);
-    const char *error = read_matrix(w, product->b, type, 0, 0, (uint32_t)columns, by_columns);
+    const region r = region_of_b(product);
+    if (r.is_mn_major)
+        return read_region(w, &r, type, b);
+    const char *error = read_region(w, &r, type, by_columns);
     if (!error)
         transpose(by_columns, columns, depth_of(type), b);
     return error;
@@ -565,6 +626,13 @@ static const char *common_value(const warp *w, const operand *o, const char *wha
     return NULL;
 }
 
+static const char *tell_of_product(warp *w, const wgmma *product)
+{
+    const region a = region_of_a(w, product), b = region_of_b(product);
+    const char *error = product->instruction->operands[1].kind == O_VECTOR ? NULL : tell_of_region(w, &a);
+    return error ? error : tell_of_region(w, &b);
+}
+
 static const char *check_group(const warp *w, uint32_t active)
 {
     if (w->cta->warp_count < (w->index / WARPS_PER_GROUP + 1) * WARPS_PER_GROUP)
@@ -591,6 +659,12 @@ static const char *execute_wgmma(warp *w, const instruction *in, uint32_t active
     if (error)
         return error;
     issued.accumulate = predicate_of(w, &in->operands[3], 0);
+    if ((!a_in_registers && descriptor_of(issued.a).base_offset) || descriptor_of(issued.b).base_offset)
+        return fail("a matrix descriptor with a base offset: only 0 is known here");
+    if (w->cta->races)
+        error = tell_of_product(w, &issued);
+    if (error)
+        return error;
     wgmma *kept = malloc(sizeof *kept);
     if (!kept)
         return fail("no memory for a wgmma");

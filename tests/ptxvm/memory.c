@@ -56,8 +56,11 @@ static int is_parameter(const launch *l, uint64_t address, size_t bytes)
 
 static int is_variable(const launch *l, uint64_t address, size_t bytes)
 {
-    const uint64_t first = (uint64_t)(uintptr_t)l->asked->module->globals;
-    return address >= first && address + bytes <= first + l->asked->module->global_bytes;
+    const ptxvm_module *m = l->asked->module;
+    for (int i = 0; i < m->variable_count; i++)
+        if (address >= m->variables[i].address && address + bytes <= m->variables[i].address + m->variables[i].bytes)
+            return 1;
+    return 0;
 }
 
 /* Whether an allocation holds the bytes. Whole blocks that do are remembered, one for each place of a small table:
@@ -262,6 +265,8 @@ static const char *execute_ld(warp *w, const instruction *i, uint32_t active)
         const unsigned char *from = access(w, i, &i->operands[1], lane, bytes * (size_t)i->vector, &error);
         if (from == NULL)
             return error;
+        if (i->decoded[D_SPACE] == SHARED && w->cta->races != NULL)
+            races_access(w, lane, ACCESS_READ, value_of(w, &i->operands[1], lane), bytes * (size_t)i->vector);
         for (int e = 0; e < i->vector; e++) {
             const operand *to = element_of(&i->operands[0], e);
             uint64_t value = read_element(from + (size_t)e * bytes, bytes);
@@ -291,6 +296,8 @@ static const char *execute_st(warp *w, const instruction *i, uint32_t active)
             memcpy(stored + (size_t)e * bytes, &value, sizeof value);
         }
         const int changes = memcmp(to, stored, all) != 0;
+        if (i->decoded[D_SPACE] == SHARED && w->cta->races != NULL)
+            races_store(w, lane, value_of(w, &i->operands[0], lane), all, to, stored);
         memcpy(to, stored, all);
         if (i->decoded[D_SPACE] == GLOBAL)
             w->cta->launch->counts.bytes_global_written += all;
@@ -396,8 +403,11 @@ static const char *update(warp *w, const instruction *i, int is_red, int lane)
     memcpy(at, &now, bytes);
     if (!is_red)
         set_register(w, &i->operands[0], lane, old);
-    if (i->decoded[D_SPACE] == SHARED)
+    if (i->decoded[D_SPACE] == SHARED) {
         shared_written(w, value_of(w, address, lane), bytes);
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_ATOMIC, value_of(w, address, lane), bytes);
+    }
     return NULL;
 }
 
@@ -506,6 +516,8 @@ static const char *execute_cp_async(warp *w, const instruction *i, uint32_t acti
         }
         /* From now on the copy may write at any time: who still reads what was there reads NaN. */
         memset(all->items[all->count].to, POISON, all->items[all->count].bytes);
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_CP_WRITE, all->items[all->count].shared_address, all->items[all->count].bytes);
         all->count++;
     }
     return async_add(w, ASYNC_CP, copy_chunks, all);
@@ -551,9 +563,20 @@ static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t act
     if (all == NULL)
         return fail("no memory");
     all->count = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        if (active >> lane & 1)
-            all->addresses[all->count++] = value_of(w, &i->operands[0], lane);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (!(active >> lane & 1))
+            continue;
+        const uint64_t address = value_of(w, &i->operands[0], lane);
+        const char *error = NULL;
+        const mbarrier *b = mbarrier_at(w, address, &error);
+        if (b == NULL) {
+            free(all);
+            return error;
+        }
+        if (w->cta->races != NULL)
+            races_arrive_after_cp(w, lane, b);
+        all->addresses[all->count++] = address;
+    }
     return async_after_cp(w, arrive_all, all);
 }
 

@@ -15,8 +15,6 @@ enum {
     MAX_INSTRUCTIONS = 1 << 20,
     MAX_ITEMS = 512, /* of a vector operand */
     MAX_DEPTH = 64,  /* of braces */
-    MAX_GLOBAL_BYTES = 1 << 16,
-    GLOBALS_ALIGNMENT = 256,
     TEXT_BYTES = 100 /* of a statement, kept for messages */
 };
 
@@ -781,21 +779,26 @@ static int take_shared(parser *p, int is_extern)
     return add_symbol(p, d.name, address, 0);
 }
 
-/* A global variable behind .global: all of them begin as zero, and those with values of their own are not known. */
-static int take_global(parser *p)
+/* A variable in global memory, behind .global: zeros at first. */
+static int take_variable(parser *p)
 {
+    enum {
+        ALIGNMENT = 256
+    };
     declaration d;
-    if (take_declaration(p, &d) || expect(p, ';'))
+    if (take_declaration(p, &d) || expect(p, ';')) /* initialised ones are not known */
         return -1;
-    ptxvm_module *m = p->module;
-    if (!m->globals && !(m->globals = aligned_alloc(GLOBALS_ALIGNMENT, MAX_GLOBAL_BYTES)))
+    if (!d.has_count || d.align > ALIGNMENT || p->module->variable_count == MAX_VARIABLES)
+        return error_at(p, "a variable without a size, aligned to more than %d bytes, or behind %d others", ALIGNMENT,
+                        MAX_VARIABLES);
+    unsigned char *memory = arena_take(p, (size_t)d.bytes + ALIGNMENT);
+    if (!memory)
         return no_memory(p);
-    const int64_t offset = align_up((int64_t)m->global_bytes, d.align);
-    if (!d.has_count || d.align > GLOBALS_ALIGNMENT || offset + d.bytes > MAX_GLOBAL_BYTES)
-        return error_at(p, "a global variable without a size, or more than %d bytes of them", MAX_GLOBAL_BYTES);
-    memset(m->globals + m->global_bytes, 0, (size_t)(offset + d.bytes) - m->global_bytes);
-    m->global_bytes = (size_t)(offset + d.bytes);
-    return add_symbol(p, d.name, (int64_t)(uintptr_t)(m->globals + offset), 0);
+    memset(memory, 0, (size_t)d.bytes + ALIGNMENT);
+    const int64_t address = align_up((int64_t)(intptr_t)memory, ALIGNMENT);
+    p->module->variables[p->module->variable_count].address = (uint64_t)address;
+    p->module->variables[p->module->variable_count++].bytes = (uint64_t)d.bytes;
+    return add_symbol(p, d.name, address, 0);
 }
 
 /* (.param …, …) of an entry. */
@@ -1006,7 +1009,7 @@ static int take_module(parser *p)
         else if (slice_is(word, ".shared"))
             status = take_shared(p, 0);
         else if (slice_is(word, ".global"))
-            status = take_global(p);
+            status = take_variable(p);
         else if (slice_is(word, ".entry"))
             status = take_entry(p);
         else if (word.length)
@@ -1049,7 +1052,6 @@ void ptxvm_free(ptxvm_module *module)
         next = block->next;
         free(block);
     }
-    free(module->globals);
     free(module->instructions);
     free(module->entries);
     free(module);

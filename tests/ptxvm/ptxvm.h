@@ -32,6 +32,13 @@ typedef struct ptxvm_needs {
 /* 0 = done, -1 = the module has no such entry. */
 int ptxvm_describe(const ptxvm_module *module, const char *entry, ptxvm_needs *out);
 
+/* Whether accesses of shared memory that no barrier orders end a launch, whatever order they happened to have. */
+typedef enum ptxvm_races {
+    PTXVM_RACES_OFF,
+    PTXVM_RACES_ON,
+    PTXVM_RACES_STRICT /* and stores of what is there already, and lanes of a warp that no .sync has gathered */
+} ptxvm_races;
+
 typedef struct ptxvm_launch {
     const ptxvm_module *module;
     const char *entry;
@@ -47,6 +54,10 @@ typedef struct ptxvm_launch {
 
     uint64_t seed; /* of the order of warps and of asynchronous work; equal seeds, equal runs */
     int eager;     /* asynchronous work happens at once instead of as late as it may */
+
+    ptxvm_races check_races;
+    void (*race_found)(void *user, const char *text); /* NULL: the first race is the launch's error. Otherwise each pair
+                                                         of instructions is told once, and the launch goes on */
 } ptxvm_launch;
 
 typedef struct ptxvm_counts {

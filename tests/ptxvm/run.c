@@ -216,6 +216,8 @@ void async_commit(warp *w, async_kind kind)
 {
     for (int lane = 0; lane < LANES; lane++)
         w->open_groups[kind][lane] += w->active >> lane & 1;
+    if (w->cta->races)
+        races_commit(w, kind);
 }
 
 const char *async_wait(warp *w, async_kind kind, int newest)
@@ -232,6 +234,8 @@ const char *async_wait(warp *w, async_kind kind, int newest)
     const char *error = NULL;
     for (; demanded > 0 && !error; demanded--)
         error = run_work(m, take_oldest(w, kind));
+    if (w->cta->races)
+        races_waited(w, kind, newest);
     return error || kind != ASYNC_CP ? error : run_afters(m, w);
 }
 
@@ -350,8 +354,9 @@ static void add_wait(warp *w, uint32_t lanes, int pc)
 static const char *execute(machine *m, warp *w, const instruction *i, uint32_t active)
 {
     w->active = active;
-    m->instruction = i;
-    return i->execute(w, i, active);
+    m->instruction = w->executing = i;
+    const char *error = i->execute(w, i, active);
+    return error || !m->launch.races ? error : races_found(&m->launch);
 }
 
 /* A group at a convergent instruction. *executed: the lanes that it was executed for; the others stay. */
@@ -371,6 +376,7 @@ static const char *run_convergent(machine *m, warp *w, const instruction *i, con
         return NULL;
     }
     w->gathering &= ~needed;
+    w->converged += needed == w->alive;
     *executed = needed;
     return execute(m, w, i, needed);
 }
@@ -526,6 +532,7 @@ static void free_cta(cta *c)
     free(c->warps);
     free(c->shared);
     free(c->cluster);
+    races_end(c);
     free(c);
 }
 
@@ -624,7 +631,10 @@ static const char *begin_cluster(machine *m)
         m->ctas[m->cta_count++] = cluster[rank];
     }
     m->events++;
-    return NULL;
+    const char *error = NULL;
+    for (uint32_t rank = 0; rank < m->cluster && m->launch.races && !error; rank++)
+        error = races_begin(cluster[rank]);
+    return error;
 }
 
 static int can_begin(const machine *m)
@@ -672,6 +682,7 @@ static const char *end_cluster(machine *m, const cta *ended)
     m->cta_count = kept;
     for (uint32_t rank = 0; rank < m->cluster; rank++) {
         m->sm_load[cluster[rank]->sm]--;
+        races_end(cluster[rank]);
         m->spare[m->spare_count++] = cluster[rank];
     }
     return NULL;
@@ -878,6 +889,8 @@ static const char *prepare(machine *m, const ptxvm_launch *asked)
     m->sm_load = calloc(asked->sm_count, sizeof *m->sm_load);
     if (!m->ctas || !m->spare || !m->sm_load)
         return fail("no memory");
+    if (asked->check_races != PTXVM_RACES_OFF && !races_open(&m->launch))
+        return fail("no memory for the race detector");
     return copy_parameters(m);
 }
 
@@ -897,6 +910,7 @@ static void clean_up(machine *m)
     free(m->spare);
     free(m->sm_load);
     free(m->launch.parameters);
+    races_close(&m->launch);
 }
 
 /* An error with its place. */

@@ -62,8 +62,10 @@ static uint32_t threads_needed(const cta *c, const named_barrier *b)
     return b->expected == (uint32_t)EVERYONE ? LANES * (uint32_t)c->warps_alive : b->expected;
 }
 
-static void end_phase(named_barrier *b)
+static void end_phase(cta *c, named_barrier *b)
 {
+    if (c->races != NULL)
+        races_barrier_ends(c, b == &c->cluster[0]->cluster_barrier ? NAMED_BARRIERS : (int)(b - c->barriers));
     b->phase++;
     b->result = b->reduction;
     b->expected = b->arrived = 0;
@@ -75,7 +77,7 @@ static int has_ended(warp *w, void *data)
 {
     named_barrier *b = data;
     if (b->phase == (uint32_t)w->wait.token && b->arrived >= threads_needed(w->cta, b))
-        end_phase(b);
+        end_phase(w->cta, b);
     return b->phase != (uint32_t)w->wait.token;
 }
 
@@ -138,6 +140,11 @@ static const char *join(warp *w, const instruction *i, uint32_t active, named_ba
     b->arrived += LANES;
     if (i->decoded[D_WHAT] >= RED_OR)
         b->reduction += contribution(w, i, active);
+    if (w->cta->races != NULL) {
+        races_barrier_arrive(w, (int)id);
+        if (i->decoded[D_WHAT] != ARRIVE)
+            races_barrier_wait(w, (int)id);
+    }
     return NULL;
 }
 
@@ -155,7 +162,7 @@ static const char *execute_bar(warp *w, const instruction *i, uint32_t active)
             return error;
         const uint32_t needed = threads_needed(w->cta, b);
         if (b->arrived >= needed) {
-            end_phase(b);
+            end_phase(w->cta, b);
         } else if (i->decoded[D_WHAT] != ARRIVE) {
             w->wait = (wait_state){.poll = has_ended, .data = b, .token = phase};
             snprintf(w->wait.what, sizeof w->wait.what, "barrier %llu (%u of %u threads)", (unsigned long long)id,
@@ -209,20 +216,21 @@ static int has_cluster_ended(warp *w, void *data)
 {
     named_barrier *b = data;
     if (b->phase == (uint32_t)w->wait.token && b->arrived >= threads_of_cluster(w->cta))
-        end_phase(b);
+        end_phase(w->cta, b);
     return b->phase != (uint32_t)w->wait.token;
 }
 
 static const char *execute_cluster_arrive(warp *w, const instruction *i, uint32_t active)
 {
-    (void)i;
     named_barrier *b = &w->cta->cluster[0]->cluster_barrier;
     if (active != w->alive)
         return fail("the cluster's barrier: lanes %#x of the warp come, %#x exist", active, w->alive);
     w->cluster_phase = b->phase;
     b->arrived += LANES;
+    if (w->cta->races != NULL && strstr(i->mnemonic, ".relaxed") == NULL)
+        races_barrier_arrive(w, NAMED_BARRIERS);
     if (b->arrived >= threads_of_cluster(w->cta))
-        end_phase(b);
+        end_phase(w->cta, b);
     return NULL;
 }
 
@@ -230,8 +238,11 @@ static const char *execute_cluster_wait(warp *w, const instruction *i, uint32_t 
 {
     (void)i, (void)active;
     named_barrier *b = &w->cta->cluster[0]->cluster_barrier;
-    if (w->passed_wait || b->phase != w->cluster_phase)
+    if (w->passed_wait || b->phase != w->cluster_phase) {
+        if (w->cta->races != NULL)
+            races_cluster_passed(w);
         return NULL;
+    }
     w->wait = (wait_state){.poll = has_cluster_ended, .data = b, .token = w->cluster_phase};
     snprintf(w->wait.what, sizeof w->wait.what, "the cluster's barrier (%u of %u threads)", b->arrived,
              threads_of_cluster(w->cta));
@@ -285,8 +296,7 @@ static mbarrier *search(cta *owner, uint32_t offset, int for_free_place)
     return NULL;
 }
 
-/* The live barrier at an address; NULL and *error otherwise. */
-static mbarrier *mbarrier_at(warp *w, uint64_t address, const char **error)
+mbarrier *mbarrier_at(warp *w, uint64_t address, const char **error)
 {
     uint32_t offset;
     unsigned char *bytes;
@@ -311,6 +321,8 @@ static const char *end_mbarrier_phase_if_due(mbarrier *b)
         b->phase++;
         b->pending = b->expected;
         b->failed_tests = 0;
+        if (b->owner->races != NULL)
+            races_mbarrier_ends(b);
     }
     return NULL;
 }
@@ -348,7 +360,7 @@ const char *mbarrier_arrive(warp *w, uint64_t shared_address, uint32_t count)
     return arrive(w, shared_address, count, 0, &phase);
 }
 
-static const char *init_one(warp *w, uint64_t address, uint32_t count)
+static const char *init_one(warp *w, int lane, uint64_t address, uint32_t count)
 {
     const char *error = NULL;
     uint32_t offset;
@@ -363,8 +375,12 @@ static const char *init_one(warp *w, uint64_t address, uint32_t count)
     mbarrier *b = search(owner, offset, 1);
     if (b == NULL)
         return fail("more than %d mbarriers in a CTA", MAX_MBARRIERS);
-    *b = (mbarrier){.address = offset, .expected = count, .pending = count};
+    *b = (mbarrier){.address = offset, .expected = count, .pending = count, .owner = owner};
     memcpy(bytes, mbarrier_mark, sizeof mbarrier_mark);
+    if (w->cta->races != NULL) {
+        races_access(w, lane, ACCESS_WRITE, address, sizeof mbarrier_mark);
+        races_mbarrier_begins(b);
+    }
     return NULL;
 }
 
@@ -373,7 +389,7 @@ static const char *execute_init(warp *w, const instruction *i, uint32_t active)
     const char *error = NULL;
     for (int lane = 0; lane < LANES && error == NULL; lane++)
         if (active >> lane & 1)
-            error = init_one(w, value_of(w, &i->operands[0], lane), (uint32_t)value_of(w, &i->operands[1], lane));
+            error = init_one(w, lane, value_of(w, &i->operands[0], lane), (uint32_t)value_of(w, &i->operands[1], lane));
     return error;
 }
 
@@ -387,6 +403,8 @@ static const char *execute_inval(warp *w, const instruction *i, uint32_t active)
         if (b == NULL)
             return error;
         b->expected = 0;
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_WRITE, value_of(w, &i->operands[0], lane), sizeof mbarrier_mark);
     }
     return NULL;
 }
@@ -398,6 +416,19 @@ enum {
     COMPLETES = 4
 };
 
+/* The barrier's own bytes are read: stores of others to them, its initialisation too, must lie before or behind. */
+static const char *tell_of_arrival(warp *w, int lane, uint64_t address, uint32_t arrivals)
+{
+    const char *error = NULL;
+    const mbarrier *b = mbarrier_at(w, address, &error);
+    if (b == NULL)
+        return error;
+    races_access(w, lane, ACCESS_READ, address, sizeof mbarrier_mark);
+    if (arrivals > 0)
+        races_mbarrier_arrive(w, b);
+    return NULL;
+}
+
 static const char *change_one(warp *w, const instruction *i, int lane)
 {
     const operand *address = &i->operands[i->decoded[D_SOURCE]];
@@ -408,7 +439,10 @@ static const char *change_one(warp *w, const instruction *i, int lane)
         return mbarrier_complete_bytes(w, at, number);
     uint64_t phase = 0;
     const uint32_t arrivals = what == EXPECTS ? 0 : what == ARRIVES ? number : 1;
-    const char *error = arrive(w, at, arrivals, what & EXPECTS ? number : 0, &phase);
+    const char *error = w->cta->races == NULL ? NULL : tell_of_arrival(w, lane, at, arrivals);
+    if (error != NULL)
+        return error;
+    error = arrive(w, at, arrivals, what & EXPECTS ? number : 0, &phase);
     if (error == NULL && i->decoded[D_SOURCE] == 1)
         set_register(w, &i->operands[0], lane, phase);
     return error;
@@ -472,6 +506,11 @@ static const char *execute_wait(warp *w, const instruction *i, uint32_t active)
         first = first == NULL ? b : first;
         is_uniform &= b == first;
         some_ended |= has_phase_ended;
+        if (w->cta->races != NULL) {
+            races_access(w, lane, ACCESS_READ, value_of(w, &i->operands[1], lane), sizeof mbarrier_mark);
+            if (has_phase_ended)
+                races_mbarrier_passed(w, b);
+        }
         set_register(w, &i->operands[0], lane, (uint64_t)has_phase_ended);
     }
     if (some_ended || w->passed_wait)

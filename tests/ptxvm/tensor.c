@@ -175,8 +175,20 @@ static uint64_t in_cta(uint64_t shared_address, uint32_t rank)
     return (shared_address & 0xFFFFFF) | (uint64_t)(rank + 1) << 24;
 }
 
+/* To the race detector; the barrier's bytes are accessed too. */
+static const char *tell_of_copy(warp *w, int lane, uint64_t address, uint32_t bytes, uint64_t barrier)
+{
+    const char *error = NULL;
+    const mbarrier *b = mbarrier_at(w, barrier, &error);
+    if (b == NULL)
+        return error;
+    races_access(w, lane, ACCESS_READ, barrier, sizeof(uint64_t));
+    races_copy(w, lane, address, bytes, b);
+    return NULL;
+}
+
 /* One copy of a load, to the CTA that its addresses name. */
-static const char *issue_load(warp *w, const box_copy *copy)
+static const char *issue_load(warp *w, int lane, const box_copy *copy)
 {
     const char *error = NULL;
     const uint32_t bytes = box_bytes(&copy->map);
@@ -186,6 +198,8 @@ static const char *issue_load(warp *w, const box_copy *copy)
     error = shared_for_async(w, copy->shared, bytes); /* a store without a fence might come behind the copy */
     if (error == NULL)
         error = for_each_run(w, copy, poison_run);
+    if (error == NULL && w->cta->races != NULL)
+        error = tell_of_copy(w, lane, copy->shared, bytes, copy->barrier);
     if (error != NULL)
         return error;
     box_copy *kept = malloc(sizeof *kept);
@@ -207,7 +221,7 @@ static const char *execute_load(warp *w, const instruction *i, uint32_t active)
         copy.shared = value_of(w, &i->operands[0], lane);
         copy.barrier = value_of(w, &i->operands[2], lane);
         if (error == NULL && !i->decoded[0])
-            error = issue_load(w, &copy);
+            error = issue_load(w, lane, &copy);
         const uint32_t mask = i->decoded[0] ? (uint32_t)value_of(w, &i->operands[3], lane) & 0xFFFF : 0;
         if (error == NULL && mask >> ranks != 0)
             error = fail("a copy to CTAs %#x: the cluster has %u", mask, ranks);
@@ -217,7 +231,7 @@ static const char *execute_load(warp *w, const instruction *i, uint32_t active)
             box_copy one = copy;
             one.shared = in_cta(copy.shared, rank);
             one.barrier = in_cta(copy.barrier, rank);
-            error = issue_load(w, &one);
+            error = issue_load(w, lane, &one);
         }
         if (error != NULL)
             return error;
@@ -242,6 +256,8 @@ static const char *execute_store(warp *w, const instruction *i, uint32_t active)
         if (kept == NULL)
             return error != NULL ? error : fail("no memory");
         *kept = copy;
+        if (w->cta->races != NULL)
+            races_access(w, lane, ACCESS_STORE_READ, copy.shared, box_bytes(&copy.map));
         error = async_add(w, ASYNC_STORE, store_box, kept);
         if (error != NULL)
             return error;
@@ -289,7 +305,7 @@ static const char *copy_plainly(warp *issuer, void *data)
     return NULL;
 }
 
-static const char *issue_plain(warp *w, const plain_copy *copy)
+static const char *issue_plain(warp *w, int lane, const plain_copy *copy)
 {
     const char *error = NULL;
     if (copy->bytes == 0 || copy->bytes % BULK_UNIT_BYTES != 0)
@@ -302,6 +318,12 @@ static const char *issue_plain(warp *w, const plain_copy *copy)
         return error;
     if (copy->way != SHARED_TO_GLOBAL)
         memset(to, POISON, copy->bytes);
+    if (w->cta->races != NULL && copy->way == SHARED_TO_GLOBAL)
+        races_access(w, lane, ACCESS_STORE_READ, copy->from, copy->bytes);
+    else if (w->cta->races != NULL)
+        error = tell_of_copy(w, lane, copy->to, copy->bytes, copy->barrier);
+    if (error != NULL)
+        return error;
     plain_copy *kept = malloc(sizeof *kept);
     if (kept == NULL)
         return fail("no memory");
@@ -323,7 +345,7 @@ static const char *execute_plain(warp *w, const instruction *i, uint32_t active)
             .bytes = (uint32_t)value_of(w, &i->operands[2], lane),
             .barrier = i->decoded[0] == SHARED_TO_GLOBAL ? 0 : value_of(w, &i->operands[3], lane),
         };
-        error = issue_plain(w, &copy);
+        error = issue_plain(w, lane, &copy);
     }
     return error;
 }

@@ -5,6 +5,7 @@
  *     run.c     warps' control flow, the order  memory.c  ld, st, atom, red, cp.async; address checks
  *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
+ *     races.c   what orders accesses of shared memory, and which nothing orders
  *
  * An instruction's executor is looked up once, while parsing: each file offers `find_executor_…`, which returns NULL
  * for instructions that are not its own. */
@@ -17,6 +18,7 @@ enum {
     LANES = 32,
     FULL_WARP = -1, /* as uint32_t: every lane */
     MAX_OPERANDS = 8,
+    MAX_VARIABLES = 16,
     NAMED_BARRIERS = 16
 };
 
@@ -143,9 +145,11 @@ struct ptxvm_module {
     int instruction_count;
     entry *entries;
     int entry_count;
-    void *arena;            /* parse.c's: operands' items */
-    unsigned char *globals; /* the .global variables, which live as long as the module; NULL = it has none */
-    size_t global_bytes;
+    struct {
+        uint64_t address, bytes; /* host memory that lives as long as the module, from launch to launch */
+    } variables[MAX_VARIABLES];  /* of the .global state space */
+    int variable_count;
+    void *arena; /* parse.c's: operands' items, variables */
 };
 
 /* NULL where the module does not hold it. */
@@ -193,8 +197,10 @@ typedef struct warp {
     int pc[LANES];       /* of each lane */
     uint64_t *registers; /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
     wait_state wait;
-    int passed_wait;        /* the executor that waited is being executed again */
-    uint32_t active;        /* lanes of the instruction that is being executed */
+    int passed_wait; /* the executor that waited is being executed again */
+    uint32_t active; /* lanes of the instruction that is being executed */
+    const struct instruction *executing;
+    uint32_t converged;     /* .sync instructions that gathered all lanes so far */
     uint32_t cluster_phase; /* of the cluster's barrier when the warp arrived there (sync.c) */
 
     /* run.c's: */
@@ -219,6 +225,7 @@ typedef struct mbarrier {
     int32_t bytes;                       /* the transaction count */
     uint32_t failed_tests;               /* test_waits that failed in this phase */
     uint64_t phase;
+    struct cta *owner;
 } mbarrier;
 
 enum {
@@ -241,6 +248,7 @@ typedef struct cta {
     uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit
                                                                holds, none of them with a fence.proxy.async behind it */
     uint32_t sm;                                            /* %smid */
+    struct cta_races *races;                                /* NULL: they are not checked */
 } cta;
 
 typedef struct launch {
@@ -251,6 +259,7 @@ typedef struct launch {
     ptxvm_counts counts;
     uint64_t clock;                 /* %clock64, globaltimer: counts instructions */
     uint64_t allocated_blocks[256]; /* memory.c's: blocks of global memory known to be allocated */
+    struct launch_races *races;     /* NULL: they are not checked */
 } launch;
 
 uint64_t next_random(launch *launch);
@@ -305,6 +314,9 @@ const char *shared_for_async(warp *w, uint64_t address, size_t bytes);
 
 /* ---- mbarriers (sync.c): 64-bit objects in shared memory ---- */
 
+/* The live one at an address; NULL and *error otherwise. */
+mbarrier *mbarrier_at(warp *w, uint64_t shared_address, const char **error);
+
 /* tensor.c and memory.c: completes `bytes` of the transaction count (complete_tx), or arrives. */
 const char *mbarrier_complete_bytes(warp *w, uint64_t shared_address, uint32_t bytes);
 const char *mbarrier_arrive(warp *w, uint64_t shared_address, uint32_t count);
@@ -324,6 +336,46 @@ const char *async_wait(warp *w, async_kind kind, int newest);
 
 /* cp.async.mbarrier.arrive.noinc: behind all the warp's cp.async so far, then does `action`. */
 const char *async_after_cp(warp *w, async_action action, void *data);
+
+/* ---- Races (races.c) ----
+ *
+ * Executors tell the detector what they access and what they order, where w->cta->races is not NULL. Addresses have
+ * been checked. Asynchronous accesses are told when they are issued. */
+
+int races_open(launch *l); /* 0 = no memory */
+void races_close(launch *l);
+const char *races_begin(cta *c); /* NULL or the error; races_end follows either */
+void races_end(cta *c);
+const char *races_found(const launch *l); /* the first race's text, or NULL */
+
+typedef enum access_kind {
+    ACCESS_READ,
+    ACCESS_WRITE,
+    ACCESS_ATOMIC,
+    ACCESS_CP_WRITE,   /* cp.async */
+    ACCESS_WGMMA_READ, /* before the group is closed */
+    ACCESS_STORE_READ  /* cp.async.bulk out of shared memory, before the group is closed */
+} access_kind;
+void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t bytes);
+/* An ordinary store of `new` over `old`, which other lanes of the same instruction may have written already. */
+void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *old, const void *new);
+/* A copy into shared memory that completes on the mbarrier. */
+void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b);
+
+void races_commit(warp *w, async_kind kind);
+void races_waited(warp *w, async_kind kind, int newest);
+void races_arrive_after_cp(warp *w, int lane, const mbarrier *b);
+
+/* Named barriers by number; NAMED_BARRIERS is the cluster's, which has a wait of its own. */
+void races_barrier_arrive(warp *w, int id);
+void races_barrier_wait(warp *w, int id); /* goes on when the phase ends */
+void races_barrier_ends(cta *c, int id);
+void races_cluster_passed(warp *w);
+
+void races_mbarrier_begins(const mbarrier *b);
+void races_mbarrier_arrive(warp *w, const mbarrier *b);
+void races_mbarrier_ends(const mbarrier *b); /* a phase, and b->phase is the next one */
+void races_mbarrier_passed(warp *w, const mbarrier *b);
 
 /* ---- Numbers (arith.c) ---- */
 

@@ -9,11 +9,15 @@
  * keys). See docs/kernels/fwd_split.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1. */
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
+ * place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
+#endif
+#ifndef SPLITS
+#define SPLITS 0
 #endif
 
 enum {
@@ -742,6 +746,10 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
     const int64_t tiles = row_tiles(problem) * problem->kv_heads * problem->batch;
     const int64_t most = tiles > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
+    if (SPLITS > 0) {
+        const int64_t wanted = most < SPLITS ? most : SPLITS, steps_each = (steps + wanted - 1) / wanted;
+        return (choice){(steps + steps_each - 1) / steps_each, steps_each};
+    }
     choice best = {1, steps};
     double best_seconds = split_seconds(problem, device, steps, 1, mean_len);
     for (int64_t wanted = 2; wanted <= most; wanted++) {

@@ -1,0 +1,627 @@
+/* The race detector of the PTX machine: finds accesses of shared memory that nothing orders, whether or not the order
+ * that they happened to have was the right one.
+ *
+ * Everything that accesses is an agent: a warp; of each warp its copies by cp.async, its wgmmas and its bulk stores,
+ * which go on while the warp does; and each mbarrier, for the copies that complete on it. An agent's clock counts: a
+ * warp's what it has released, an asynchronous agent's its groups, an mbarrier's its phases. Each warp keeps, for
+ * every agent, the clock up to which that agent's accesses are known to lie behind it. Barriers pass this knowledge on:
+ * who arrives gives its own, who waits takes what all that arrived gave. wait_group takes the warp's own asynchronous
+ * operations, an mbarrier's end of phase the copies that it counted.
+ *
+ * Of each cell of shared memory it keeps the last write and, for each agent that reads, the last read. An access races
+ * with one of them that another agent made at a clock which the accessing warp does not know yet.
+ *
+ * Asynchronous accesses are checked and noted when they are issued: from then on they may happen.
+ *
+ * A store of what a warp's store has put there already (a repeat) races neither with that nor with reads, unless the
+ * check is strict: kernels have several warps clear the same rows, each before it reads them. Who reads must know the
+ * store or one of its repeats to lie before, who writes something else all of them.
+ *
+ * What this does not see: lanes of a warp are one agent (but for what `strict` adds), and where some of them wait for a
+ * copy all do; of several atomics at one place the last one alone is remembered; a copy between shared memories is not
+ * noted as a read. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vm.h"
+
+enum {
+    KINDS_READ = 3, /* agents of a warp that read: itself, its wgmmas, its stores */
+    KINDS = 4,      /* and its cp.async */
+    GROUPS_KEPT = 64,
+    MAX_REPORTED = 256,
+    TEXT_BYTES = 640
+};
+
+/* Of a warp: agent kind * warps + index of the warp; of the mbarrier m: KINDS * warps + m. */
+typedef enum agent_kind {
+    A_WARP,
+    A_WGMMA,
+    A_STORE,
+    A_CP
+} agent_kind;
+
+typedef struct write_record {
+    uint32_t clock; /* 0 = nobody wrote */
+    uint32_t instruction, instance;
+    uint16_t agent;
+    uint8_t lane, is_atomic;
+} write_record;
+
+typedef struct read_record {
+    uint32_t clock, instruction;
+} read_record;
+
+/* strict: what the lanes of one warp did to a cell since they last stood together. */
+typedef struct lane_record {
+    uint32_t write_epoch, read_epoch, write_instruction, read_instruction, write_instance, read_lanes;
+    uint16_t writer, reader; /* 1 + the warp's agent */
+    uint8_t write_lane;
+} lane_record;
+
+/* Of a warp and one kind of asynchronous work. Lanes count groups each for itself; the agent's clock is the number of
+ * the group, so that lanes that parted and issue one after another agree. An arrival behind cp.async ends one too. */
+typedef struct async_clock {
+    uint32_t number[LANES];           /* groups that have ended */
+    uint32_t done[LANES];             /* up to this number they have been waited for */
+    uint32_t closed[LANES];           /* groups that wait_group counts */
+    uint32_t end[LANES][GROUPS_KEPT]; /* of those, by their number modulo: `number` behind it */
+    uint32_t lanes;                   /* that have issued any */
+} async_clock;
+
+typedef struct barrier_clock {
+    uint32_t *known;  /* what those that arrived know */
+    uint64_t waiting; /* warps of the cluster that go on when the barrier's phase ends */
+} barrier_clock;
+
+typedef struct mbarrier_clock {
+    uint32_t *arrived, *ended; /* known to who arrived so far; the same when the last phase ended */
+    uint32_t first;            /* the agent's clock of phase 0 */
+} mbarrier_clock;
+
+typedef struct cta_races {
+    int ranks, warps;    /* CTAs of the cluster, warps of each */
+    int agents, readers; /* of each CTA */
+    int total;           /* agents of the cluster */
+    uint32_t cell_bytes, cells;
+    uint32_t *known;           /* [warps][total] */
+    async_clock *asynchronous; /* [warps][KINDS] */
+    barrier_clock barriers[NAMED_BARRIERS];
+    barrier_clock cluster;   /* of rank 0: the cluster's barrier */
+    uint32_t *cluster_ended; /* known to who arrived there in the phase before */
+    mbarrier_clock mbarriers[MAX_MBARRIERS];
+    write_record *writes; /* [cells] */
+    read_record *reads;   /* [cells][ranks][readers] */
+    read_record *repeats; /* [cells][ranks][warps]: of the last write, by warps */
+    lane_record *lanes;   /* [cells], NULL unless strict */
+} cta_races;
+
+/* Pairs of instructions that were reported, of a launch. */
+typedef struct launch_races {
+    char first[TEXT_BYTES];
+    int count;
+    uint64_t pairs[MAX_REPORTED];
+} launch_races;
+
+/* ---- Their memory ---- */
+
+/* The smallest access of the entry decides: most kernels touch shared memory in words. */
+static uint32_t cell_bytes_of(const launch *l)
+{
+    uint32_t least = 4;
+    const ptxvm_module *m = l->asked->module;
+    const entry *next = l->entry + 1;
+    const int end = next < m->entries + m->entry_count ? next->first : m->instruction_count;
+    for (int i = l->entry->first; i < end; i++) {
+        const instruction *in = &m->instructions[i];
+        if (strstr(in->mnemonic, ".shared") == NULL)
+            continue;
+        const int is_plain = strncmp(in->mnemonic, "ld.", 3) == 0 || strncmp(in->mnemonic, "st.", 3) == 0;
+        if (is_plain && (in->type == T_U8 || in->type == T_S8 || in->type == T_B8))
+            least = 1;
+        else if (is_plain && least > 2 && (in->type == T_U16 || in->type == T_S16 || in->type == T_B16))
+            least = 2;
+    }
+    return least;
+}
+
+static uint32_t *clocks(const cta_races *r)
+{
+    return calloc((size_t)r->total, sizeof(uint32_t));
+}
+
+static int take_clocks(cta_races *r)
+{
+    int is_whole = 1;
+    is_whole &= (r->cluster.known = clocks(r)) != NULL;
+    is_whole &= (r->cluster_ended = clocks(r)) != NULL;
+    for (int b = 0; b < NAMED_BARRIERS; b++)
+        is_whole &= (r->barriers[b].known = clocks(r)) != NULL;
+    for (int b = 0; b < MAX_MBARRIERS; b++) {
+        is_whole &= (r->mbarriers[b].arrived = clocks(r)) != NULL;
+        is_whole &= (r->mbarriers[b].ended = clocks(r)) != NULL;
+    }
+    return is_whole;
+}
+
+int races_open(launch *l)
+{
+    l->races = calloc(1, sizeof *l->races);
+    return l->races != NULL;
+}
+
+void races_close(launch *l)
+{
+    free(l->races);
+    l->races = NULL;
+}
+
+const char *races_begin(cta *c)
+{
+    const launch *l = c->launch;
+    cta_races *r = calloc(1, sizeof *r);
+    c->races = r;
+    if (r == NULL)
+        return fail("no memory for the race detector");
+    r->ranks = l->asked->cluster > 1 ? (int)l->asked->cluster : 1;
+    r->warps = c->warp_count;
+    r->agents = KINDS * r->warps + MAX_MBARRIERS;
+    r->readers = KINDS_READ * r->warps;
+    r->total = r->ranks * r->agents;
+    r->cell_bytes = cell_bytes_of(l);
+    r->cells = (c->shared_bytes + r->cell_bytes - 1) / r->cell_bytes;
+    if (r->ranks * r->warps > 64)
+        return fail("the race detector knows clusters of up to 64 warps, not %d", r->ranks * r->warps);
+    r->known = calloc((size_t)r->warps * (size_t)r->total, sizeof *r->known);
+    r->asynchronous = calloc((size_t)r->warps * KINDS, sizeof *r->asynchronous);
+    r->writes = calloc(r->cells + 1, sizeof *r->writes);
+    r->reads = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->readers), sizeof *r->reads);
+    r->repeats = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
+    if (l->asked->check_races == PTXVM_RACES_STRICT)
+        r->lanes = calloc(r->cells + 1, sizeof *r->lanes);
+    if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->writes == NULL || r->reads == NULL ||
+        r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
+        return fail("no memory for the race detector");
+    for (int w = 0; w < r->warps; w++)
+        r->known[(size_t)w * (size_t)r->total + c->rank * (uint32_t)r->agents + (uint32_t)w] = 1;
+    return NULL;
+}
+
+void races_end(cta *c)
+{
+    cta_races *r = c->races;
+    c->races = NULL;
+    if (r == NULL)
+        return;
+    free(r->cluster.known);
+    free(r->cluster_ended);
+    for (int b = 0; b < NAMED_BARRIERS; b++)
+        free(r->barriers[b].known);
+    for (int b = 0; b < MAX_MBARRIERS; b++) {
+        free(r->mbarriers[b].arrived);
+        free(r->mbarriers[b].ended);
+    }
+    free(r->known);
+    free(r->asynchronous);
+    free(r->writes);
+    free(r->reads);
+    free(r->repeats);
+    free(r->lanes);
+    free(r);
+}
+
+/* ---- Clocks ---- */
+
+static uint32_t *known_by(const warp *w)
+{
+    const cta_races *r = w->cta->races;
+    return r->known + (size_t)w->index * (size_t)r->total;
+}
+
+static uint32_t agent_of(const warp *w, agent_kind kind)
+{
+    const cta_races *r = w->cta->races;
+    return w->cta->rank * (uint32_t)r->agents + (uint32_t)((int)kind * r->warps + w->index);
+}
+
+static uint32_t agent_of_mbarrier(const mbarrier *b)
+{
+    const cta_races *r = b->owner->races;
+    return b->owner->rank * (uint32_t)r->agents + (uint32_t)(KINDS * r->warps) + (uint32_t)(b - b->owner->mbarriers);
+}
+
+static mbarrier_clock *clock_of(const mbarrier *b)
+{
+    return &b->owner->races->mbarriers[b - b->owner->mbarriers];
+}
+
+static void join_clocks(uint32_t *to, const uint32_t *from, int count)
+{
+    for (int i = 0; i < count; i++)
+        to[i] = to[i] > from[i] ? to[i] : from[i];
+}
+
+/* The warp gives what it knows and what it has done; what it does from now on is later. */
+static void release(warp *w, uint32_t *to)
+{
+    uint32_t *known = known_by(w);
+    join_clocks(to, known, w->cta->races->total);
+    known[agent_of(w, A_WARP)]++;
+}
+
+/* ---- Reports ---- */
+
+static void name_agent(const warp *w, uint32_t agent, int is_write, char *text, size_t bytes)
+{
+    static const char *const kinds[] = {
+        [A_WARP] = "", [A_WGMMA] = "'s wgmma", [A_STORE] = "'s bulk store", [A_CP] = "'s cp.async"};
+    const cta_races *r = w->cta->races;
+    const int rank = (int)agent / r->agents, local = (int)agent % r->agents;
+    char other[32] = "";
+    if (rank != (int)w->cta->rank)
+        snprintf(other, sizeof other, "rank %d's ", rank);
+    if (local >= KINDS * r->warps)
+        snprintf(text, bytes, "%sa copy that completes on the mbarrier at %u wrote", other,
+                 w->cta->cluster[rank]->mbarriers[local - KINDS * r->warps].address);
+    else
+        snprintf(text, bytes, "%swarp %d%s %s", other, local % r->warps, kinds[local / r->warps],
+                 is_write ? "wrote" : "read");
+}
+
+/* Each pair of instructions once a launch. */
+static int is_new_pair(launch_races *found, uint32_t a, uint32_t b)
+{
+    const uint64_t pair = (uint64_t)a << 32 | b;
+    for (int i = 0; i < found->count; i++)
+        if (found->pairs[i] == pair)
+            return 0;
+    if (found->count == MAX_REPORTED)
+        return 0;
+    found->pairs[found->count++] = pair;
+    return 1;
+}
+
+/* An access that is being made, or issued. */
+typedef struct access {
+    warp *warp;
+    int lane;
+    uint32_t agent, clock; /* that it is noted by */
+    int is_write, is_atomic;
+    int is_repeat;
+    uint32_t instruction, instance;
+} access;
+
+static void report(const access *a, uint32_t address, uint32_t earlier_instruction, const char *earlier)
+{
+    launch *l = a->warp->cta->launch;
+    launch_races *found = l->races;
+    if (!is_new_pair(found, a->instruction, earlier_instruction))
+        return;
+    const instruction *all = l->asked->module->instructions;
+    const instruction *now = &all[a->instruction], *before = &all[earlier_instruction];
+    char text[TEXT_BYTES], name[96];
+    name_agent(a->warp, a->agent, a->is_write, name, sizeof name);
+    const cta *c = a->warp->cta;
+    snprintf(
+        text, sizeof text,
+        "race at shared address %u of CTA (%u,%u,%u): %s (lane %d, PTX line %d, `%s`); nothing orders this behind: "
+        "%s (PTX line %d, `%s`)",
+        address, c->id[0], c->id[1], c->id[2], name, a->lane, now->line, now->text, earlier, before->line,
+        before->text);
+    if (l->asked->race_found != NULL)
+        l->asked->race_found(l->asked->user, text);
+    else if (found->first[0] == '\0')
+        memcpy(found->first, text, sizeof text);
+}
+
+const char *races_found(const launch *l)
+{
+    return l->races->first[0] != '\0' ? l->races->first : NULL;
+}
+
+/* ---- Accesses ---- */
+
+/* What a cell remembers. */
+typedef struct cell {
+    write_record *write;
+    read_record *reads, *repeats;
+    uint32_t address;
+} cell;
+
+static cell cell_at(const cta_races *r, uint32_t number)
+{
+    return (cell){.write = &r->writes[number],
+                  .reads = r->reads + (size_t)number * (size_t)(r->ranks * r->readers),
+                  .repeats = r->repeats + (size_t)number * (size_t)(r->ranks * r->warps),
+                  .address = number * r->cell_bytes};
+}
+
+static int is_repeat_known(const cta_races *r, const cell *c, const uint32_t *known)
+{
+    for (int rank = 0; rank < r->ranks; rank++)
+        for (int n = 0; n < r->warps; n++) {
+            const uint32_t clock = c->repeats[rank * r->warps + n].clock;
+            if (clock != 0 && clock <= known[rank * r->agents + n])
+                return 1;
+        }
+    return 0;
+}
+
+static void check_earlier_write(const access *a, const cell *c, const uint32_t *known)
+{
+    const write_record *record = c->write;
+    const cta_races *r = a->warp->cta->races;
+    if (record->clock <= known[record->agent] || (a->is_atomic && record->is_atomic) ||
+        (!a->is_write && is_repeat_known(r, c, known)))
+        return;
+    char earlier[128];
+    name_agent(a->warp, record->agent, 1, earlier, sizeof earlier);
+    report(a, c->address, record->instruction, earlier);
+}
+
+/* Records of the first `count` agents of each rank. */
+static void check_earlier_records(const access *a, const read_record *records, int count, int are_writes,
+                                  const uint32_t *known, uint32_t address)
+{
+    const cta_races *r = a->warp->cta->races;
+    for (int rank = 0; rank < r->ranks; rank++)
+        for (int n = 0; n < count; n++) {
+            const read_record *record = &records[rank * count + n];
+            const uint32_t agent = (uint32_t)(rank * r->agents + n);
+            if (record->clock <= known[agent])
+                continue;
+            char earlier[128];
+            name_agent(a->warp, agent, are_writes, earlier, sizeof earlier);
+            report(a, address, record->instruction, earlier);
+        }
+}
+
+/* Two lanes of a warp that have not stood together since. */
+static void check_lanes(const access *a, lane_record *record, uint32_t address)
+{
+    const uint16_t agent = (uint16_t)(agent_of(a->warp, A_WARP) + 1);
+    const uint32_t epoch = a->warp->converged;
+    char earlier[128];
+    const int has_write = record->writer == agent && record->write_epoch == epoch;
+    if (has_write && record->write_lane != a->lane && record->write_instance != a->instance) {
+        snprintf(earlier, sizeof earlier, "lane %u of the same warp wrote", record->write_lane);
+        report(a, address, record->write_instruction, earlier);
+    }
+    const uint32_t others =
+        record->reader == agent && record->read_epoch == epoch ? record->read_lanes & ~(UINT32_C(1) << a->lane) : 0;
+    if (a->is_write && others != 0) {
+        snprintf(earlier, sizeof earlier, "lanes %#x of the same warp read", others);
+        report(a, address, record->read_instruction, earlier);
+    }
+    if (a->is_write) {
+        record->writer = agent;
+        record->write_epoch = epoch;
+        record->write_instruction = a->instruction;
+        record->write_instance = a->instance;
+        record->write_lane = (uint8_t)a->lane;
+        return;
+    }
+    if (record->reader != agent || record->read_epoch != epoch)
+        record->read_lanes = 0;
+    record->reader = agent;
+    record->read_epoch = epoch;
+    record->read_instruction = a->instruction;
+    record->read_lanes |= UINT32_C(1) << a->lane;
+}
+
+static cta *cta_at(const warp *w, uint64_t address)
+{
+    const uint64_t rank = address >> 24;
+    return rank == 0 ? w->cta : w->cta->cluster[rank - 1];
+}
+
+static void note_write(const access *a, const cell *c, const uint32_t *known)
+{
+    const cta_races *r = a->warp->cta->races;
+    check_earlier_records(a, c->reads, r->readers, 0, known, c->address);
+    check_earlier_records(a, c->repeats, r->warps, 1, known, c->address);
+    memset(c->repeats, 0, (size_t)(r->ranks * r->warps) * sizeof *c->repeats);
+    *c->write = (write_record){.clock = a->clock,
+                               .instruction = a->instruction,
+                               .instance = a->instance,
+                               .agent = (uint16_t)a->agent,
+                               .lane = (uint8_t)a->lane,
+                               .is_atomic = (uint8_t)a->is_atomic};
+}
+
+/* Checks the access against what each cell remembers, and has the cell remember it. The address has been checked. */
+static void note(const access *a, uint64_t address, size_t bytes)
+{
+    const cta_races *owner = cta_at(a->warp, address)->races;
+    const uint32_t offset = (uint32_t)address & 0xFFFFFF;
+    const uint32_t *known = known_by(a->warp);
+    const uint32_t end = (uint32_t)((offset + bytes + owner->cell_bytes - 1) / owner->cell_bytes);
+    const int rank = (int)a->agent / owner->agents, local = (int)a->agent % owner->agents;
+    for (uint32_t number = offset / owner->cell_bytes; number < end; number++) {
+        const cell c = cell_at(owner, number);
+        const int is_repeat = a->is_repeat && c.write->clock != 0 && (int)c.write->agent % owner->agents < owner->warps;
+        if (owner->lanes != NULL && a->agent == agent_of(a->warp, A_WARP))
+            check_lanes(a, &owner->lanes[number], c.address);
+        if (is_repeat) {
+            c.repeats[rank * owner->warps + local] = (read_record){a->clock, a->instruction};
+            continue;
+        }
+        check_earlier_write(a, &c, known);
+        if (a->is_write)
+            note_write(a, &c, known);
+        else
+            c.reads[rank * owner->readers + local] = (read_record){a->clock, a->instruction};
+    }
+}
+
+static access access_of(warp *w, int lane)
+{
+    const launch *l = w->cta->launch;
+    return (access){.warp = w,
+                    .lane = lane,
+                    .agent = agent_of(w, A_WARP),
+                    .clock = known_by(w)[agent_of(w, A_WARP)],
+                    .instruction = (uint32_t)(w->executing - l->asked->module->instructions),
+                    .instance = (uint32_t)l->clock};
+}
+
+static async_clock *async_of(const warp *w, agent_kind kind)
+{
+    return &w->cta->races->asynchronous[w->index * KINDS + (int)kind];
+}
+
+void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t bytes)
+{
+    static const agent_kind agents[] = {
+        [ACCESS_WGMMA_READ] = A_WGMMA, [ACCESS_STORE_READ] = A_STORE, [ACCESS_CP_WRITE] = A_CP};
+    access a = access_of(w, lane);
+    a.is_write = kind == ACCESS_WRITE || kind == ACCESS_ATOMIC || kind == ACCESS_CP_WRITE;
+    a.is_atomic = kind == ACCESS_ATOMIC;
+    if (kind == ACCESS_WGMMA_READ || kind == ACCESS_STORE_READ || kind == ACCESS_CP_WRITE) {
+        a.agent = agent_of(w, agents[kind]);
+        async_clock *c = async_of(w, agents[kind]);
+        c->lanes |= UINT32_C(1) << lane;
+        a.clock = c->number[lane] + 1;
+    }
+    note(&a, address, bytes);
+}
+
+void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *old, const void *new)
+{
+    access a = access_of(w, lane);
+    const cta_races *owner = cta_at(w, address)->races;
+    const uint32_t offset = (uint32_t)address & 0xFFFFFF;
+    const write_record *record = &owner->writes[offset / owner->cell_bytes];
+    const int same_instruction = record->clock != 0 && record->agent == a.agent && record->instance == a.instance;
+    const int is_change = memcmp(old, new, bytes) != 0;
+    if (same_instruction && record->lane != lane && is_change) {
+        char earlier[128];
+        snprintf(earlier, sizeof earlier, "lane %u of the same instruction wrote another value", record->lane);
+        report(&a, offset, record->instruction, earlier);
+    }
+    a.is_write = 1;
+    a.is_repeat = !is_change && w->cta->launch->asked->check_races != PTXVM_RACES_STRICT;
+    note(&a, address, bytes);
+}
+
+void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b)
+{
+    access a = access_of(w, lane);
+    a.agent = agent_of_mbarrier(b);
+    a.clock = clock_of(b)->first + (uint32_t)b->phase + 1;
+    a.is_write = 1;
+    note(&a, address, bytes);
+}
+
+/* ---- Groups of asynchronous work ---- */
+
+static agent_kind agent_kind_of(async_kind kind)
+{
+    return kind == ASYNC_CP ? A_CP : kind == ASYNC_WGMMA ? A_WGMMA : A_STORE;
+}
+
+void races_commit(warp *w, async_kind kind)
+{
+    async_clock *c = async_of(w, agent_kind_of(kind));
+    for (int lane = 0; lane < LANES; lane++)
+        if (w->active >> lane & 1)
+            c->end[lane][c->closed[lane]++ % GROUPS_KEPT] = ++c->number[lane];
+}
+
+/* The group that is done in all lanes that have issued any. */
+static uint32_t least(const async_clock *c, const uint32_t *numbers)
+{
+    uint32_t result = UINT32_MAX;
+    for (int lane = 0; lane < LANES; lane++)
+        if ((c->lanes >> lane & 1) && numbers[lane] < result)
+            result = numbers[lane];
+    return c->lanes != 0 ? result : 0;
+}
+
+static void raise_to(uint32_t *clock, uint32_t value)
+{
+    *clock = value > *clock ? value : *clock;
+}
+
+void races_waited(warp *w, async_kind kind, int newest)
+{
+    async_clock *c = async_of(w, agent_kind_of(kind));
+    for (int lane = 0; lane < LANES; lane++)
+        if ((w->active >> lane & 1) && c->closed[lane] > (uint32_t)newest)
+            raise_to(&c->done[lane], c->end[lane][(c->closed[lane] - (uint32_t)newest - 1) % GROUPS_KEPT]);
+    raise_to(&known_by(w)[agent_of(w, agent_kind_of(kind))], least(c, c->done));
+}
+
+void races_arrive_after_cp(warp *w, int lane, const mbarrier *b)
+{
+    async_clock *c = async_of(w, A_CP);
+    c->number[lane]++;
+    raise_to(&clock_of(b)->arrived[agent_of(w, A_CP)], least(c, c->number));
+}
+
+/* ---- Barriers ---- */
+
+static barrier_clock *barrier_at(const cta *c, int id)
+{
+    return id == NAMED_BARRIERS ? &c->cluster[0]->races->cluster : &c->races->barriers[id];
+}
+
+void races_barrier_arrive(warp *w, int id)
+{
+    release(w, barrier_at(w->cta, id)->known);
+}
+
+void races_barrier_wait(warp *w, int id)
+{
+    barrier_at(w->cta, id)->waiting |= UINT64_C(1)
+                                       << (w->cta->rank * (uint32_t)w->cta->warp_count + (uint32_t)w->index);
+}
+
+void races_barrier_ends(cta *c, int id)
+{
+    barrier_clock *b = barrier_at(c, id);
+    const cta_races *r = c->races;
+    for (int n = 0; n < r->ranks * r->warps; n++)
+        if (b->waiting >> n & 1)
+            join_clocks(known_by(&c->cluster[n / r->warps]->warps[n % r->warps]), b->known, r->total);
+    b->waiting = 0;
+    if (id == NAMED_BARRIERS)
+        memcpy(c->cluster[0]->races->cluster_ended, b->known, (size_t)r->total * sizeof *b->known);
+    memset(b->known, 0, (size_t)r->total * sizeof *b->known);
+}
+
+/* The phase cannot end again before this warp arrives again. */
+void races_cluster_passed(warp *w)
+{
+    join_clocks(known_by(w), w->cta->cluster[0]->races->cluster_ended, w->cta->races->total);
+}
+
+/* ---- mbarriers ---- */
+
+void races_mbarrier_begins(const mbarrier *b)
+{
+    mbarrier_clock *c = clock_of(b);
+    const uint32_t agent = agent_of_mbarrier(b), last = c->ended[agent];
+    memset(c->arrived, 0, (size_t)b->owner->races->total * sizeof *c->arrived);
+    memset(c->ended, 0, (size_t)b->owner->races->total * sizeof *c->ended);
+    c->first = c->ended[agent] = last + 1; /* behind the phases of one that was in its place before */
+}
+
+void races_mbarrier_arrive(warp *w, const mbarrier *b)
+{
+    release(w, clock_of(b)->arrived);
+}
+
+void races_mbarrier_ends(const mbarrier *b)
+{
+    mbarrier_clock *c = clock_of(b);
+    c->arrived[agent_of_mbarrier(b)] =
+        c->first + (uint32_t)b->phase; /* of the phase that ended: b->phase is the next */
+    memcpy(c->ended, c->arrived, (size_t)b->owner->races->total * sizeof *c->ended);
+}
+
+void races_mbarrier_passed(warp *w, const mbarrier *b)
+{
+    join_clocks(known_by(w), clock_of(b)->ended, w->cta->races->total);
+}
