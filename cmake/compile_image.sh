@@ -26,8 +26,10 @@ fi
 # shellcheck disable=SC2086  # kind, targets and keep are lists of words
 "$nvcc" $kind $targets $keep -std=c++17 -O3 -Xptxas -v -MMD -MF "$image.d" -MT "$image" -o "$image.tmp" "$source" "$@" \
     >"$log" 2>&1 || {
+    code=$?
     cat "$log" >&2
     rm -rf "$image.tmp" "$folder"
+    [ $code -eq 127 ] && exit 127 # there is no such compiler, which says nothing about the source
     exit 1
 }
 bad=

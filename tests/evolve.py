@@ -2,10 +2,11 @@
 """The search as a user runs it, on the CPU with the model clock: kills and resumes, interrupts, proposers, the commands
 over the store.
 
-    evolve.py PROGRAM SCRATCH [--kills N] [TEST...]
+    evolve.py PROGRAM SCRATCH [--kills N] [--driver FOLDER] [TEST...]
 
 Every run compiles real candidates and passes them through the real gates; only times are made up, so that two runs can
-be compared to the last bit.
+be compared to the last bit. With the fake driver's folder the test `device` runs a search on a GPU that is none: the
+PTX machine executes the candidates.
 """
 import argparse
 import contextlib
@@ -34,8 +35,9 @@ PASSING = {"proposed_in", "proposed_at", "finished_in", "finished_at", "wall_s",
 class Context:
     """The program under test and where its files go."""
 
-    def __init__(self, program, scratch, kills):
+    def __init__(self, program, scratch, kills, driver):
         self.program = pathlib.Path(program).resolve()
+        self.driver = driver
         self.folder = pathlib.Path(scratch).resolve() / f"evolve.{os.getpid()}"
         self.kills = kills
         self.folder.mkdir(parents=True)
@@ -216,6 +218,31 @@ def test_usage(context):
     context.run("trials", "list", "--store", str(bad), code=3)
 
 
+def test_moved(context):
+    """A run does not go on with other spaces than it began with; the refusal names them, and the store stays readable."""
+    tree = context.folder / "tree"
+    tree.mkdir()
+    for name in ("src", "include", "cmake", "workbench"):
+        shutil.copytree(ROOT / name, tree / name)
+    space = tree / "src/cpu/fwd_simd.space"
+    context.evolve("moved", PROBLEM, "--trials", "3", "--time", "1s", "--tree", str(tree), code=UNFINISHED)
+    before, text = context.archive("moved"), space.read_text()
+    resume = ["evolve", "--resume", "--threads", "2", "--store", context.store("moved"), "--tree", str(tree)]
+    space.write_text(text.replace("UNROLL    1 2 4 8", "UNROLL    1 2 4"))
+    told = context.run(*resume, code=3).stderr
+    check("fwd_simd.space has changed" in told and "another --store" in told, f"a changed space: {told}")
+    space.unlink()
+    told = context.run(*resume, code=3).stderr
+    check("fwd_simd.space is gone" in told, f"a space that is gone: {told}")
+    space.write_text(text)
+    (tree / "src/cpu/fwd_plain.space").write_text(text)
+    told = context.run(*resume, code=3).stderr
+    check("fwd_plain.space is new" in told, f"a new space: {told}")
+    (tree / "src/cpu/fwd_plain.space").unlink()
+    check(before == context.archive("moved"), "a refused resume changes nothing")
+    context.run(*resume)
+
+
 def test_trials(context):
     """list, show, diff, export and summary tell the same."""
     context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4")
@@ -365,15 +392,123 @@ def test_source(context):
     context.run("promote", str(search[0]["id"]), "--store", context.store("source"), code=1)
 
 
+# What is given to the profiler: runs the rest of its command line, then prints what Nsight Compute printed on an H200.
+NCU = """#!/bin/sh
+[ "$1" = --version ] && { echo 'Version 2025.3.1.0 (build 1)'; exit; }
+while [ "${1#--}" != "$1" ]; do
+    [ "$1" = --kernel-name ] && kernel=$2
+    [ "$1" = --csv ] && shift || shift 2
+done
+"$@" || exit
+sed "s/fwd_wgmma_f16_d64_128x128_s3_sm90a/$kernel/" DATA
+"""
+
+
+def test_device(context):
+    """A search on a GPU from end to end: nvcc, the gates, correctness by the PTX machine, counters of elites, requests
+    that tell of them; a tool that may not count; the model clock's times."""
+    if not context.driver or not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
+        print("skipped: the fake driver's folder (--driver) and nvcc are needed")
+        sys.exit(77)
+    tools = context.folder / "tools"
+    tools.mkdir()
+    ncu = tools / "ncu"
+    ncu.write_text(NCU.replace("DATA", str(ROOT / "tests/data/ncu-2025.3-h200.csv")))
+    ncu.chmod(0o755)
+    before = dict(os.environ)
+    os.environ.update(LD_LIBRARY_PATH=context.driver, FAKE_CUDA_SMS="2", KEEP_PTX="1",
+                      FAKE_CUDA_EXECUTE=context.store("device") + ".work", PATH=f"{tools}:{os.environ['PATH']}")
+    try:
+        device_search(context, ncu)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def device_search(context, ncu):
+    scripted = f"{sys.executable} {ROOT}/tools/proposers/scripted.py"
+    begin = ["evolve", "--backend", "cuda", "--clock", "model", "--cases", "1", "--trials", "2", "--store",
+             context.store("device"), "--from", "fwd_mma_f16_d32_64x64_s2_sm80", "--family", "fwd_mma"]
+    context.run(*begin, "--proposer", scripted, "b1:h1:s33:d32")
+    trials = context.archive("device")
+    told = {t["status"] for t in trials if t["is_distinct"]}
+    check("valid" in told and told <= {"valid", "resources"}, f"outcomes {told}")
+    valid = [t for t in trials if t["status"] == "valid" and t["arm"] == "search"]
+    check(valid and all(t["cases"] and all(c["pass"] for c in t["cases"]) for t in valid), "cases are executed")
+    check(valid[0]["resources"], "resources are kept")
+    for trial in valid:
+        profile, = trial["profile"]
+        check(profile["status"] == "OK" and profile["counters"]["registers"] == 168, f"counters: {profile}")
+    requests = [json.loads(t["request_text"]) for t in map(json.loads, context.run(
+        "trials", "export", "--store", context.store("device")).stdout.splitlines()) if t["request_text"]]
+    check(requests[0]["task"]["incumbent"]["profile"][0]["diagnosis"], "the first request tells what binds the incumbent")
+    check(any(e["profile"] and e["profile"][0]["diagnosis"] for e in requests[-1]["elites"]), "later ones, the elites")
+    shown = context.run("trials", "show", str(valid[0]["id"]), "--store", context.store("device")).stdout
+    check("profile of" in shown and "tensor_pct" in shown, f"show prints the profile: {shown}")
+    ncu.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM: no permission'\nexit 1\n")
+    pathlib.Path(context.store("device")).rename(context.store("first"))
+    context.run(*begin, "b1:h1:s33:d32")
+    profiles = [p for t in context.archive("device") for p in t["profile"]]
+    check(not profiles, "the machine's refusal is met at the incumbent, and ends the profiles")
+    with contextlib.closing(sqlite3.connect(context.store("device"))) as store:
+        rows = list(store.execute("SELECT trial, status FROM profiled"))
+        check(rows == [(0, "NO_PERMISSION")], f"what is stored instead: {rows}")
+        check(not list(store.execute("SELECT * FROM profile")), "no number")
+
+
+def test_runs(context):
+    """tools/gpu-evolve.sh: several runs within a time, stopped and gone on with; what it leaves behind."""
+    folder = context.folder / "runs"
+    tiny = "--backend cpu --clock model --cases 1 --threads 2 --trials 5 --generation 3 --seed 4 "
+    runs = ["--run", "plain", tiny + PROBLEM, "--run", "causal", tiny + PROBLEM + ":causal"]
+    environment = os.environ | {"ACROMION": str(context.program)}
+
+    def call(*arguments, code):
+        done = subprocess.run([ROOT / "tools/gpu-evolve.sh", *arguments, folder], cwd=ROOT, env=environment,
+                              capture_output=True, text=True, timeout=300)
+        check(done.returncode == code, f"{arguments}: exit code {done.returncode}, not {code}: "
+                                       f"{done.stdout}{done.stderr}")
+        return done.stdout
+
+    call("--seconds", "0", *runs, code=UNFINISHED)
+    check(not list(folder.glob("*.db")), "without time nothing is begun")
+    process = subprocess.Popen([ROOT / "tools/gpu-evolve.sh", *runs, folder], cwd=ROOT, env=environment,
+                               stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not finished_ids(folder / "plain.db"):
+        check(time.monotonic() < deadline and process.poll() is None, "no trial was finished")
+        time.sleep(0.05)
+    process.terminate()
+    told = process.communicate(timeout=120)[0]
+    check(process.returncode == UNFINISHED and "plain: not finished" in told, f"a signal: {told}")
+    check(not (folder / "causal.db").exists(), "a run behind one that was stopped is not begun")
+    check(not processes_naming(str(folder)), f"left behind: {processes_naming(str(folder))}")
+    before = finished_ids(folder / "plain.db")
+    told = call(*runs, code=0)
+    check("plain: complete" in told and "causal: complete" in told, told)
+    check(before and before < finished_ids(folder / "plain.db"), "finished trials stay")
+    table = (folder / "runs.md").read_text()
+    check("| plain |" in table and "## causal" in table and "MODEL CLOCK" in table, f"the table: {table}")
+    summary = json.loads((folder / "plain.json").read_text())
+    check(summary["finished"] and summary["search"]["distinct"] == 5 == summary["control"]["distinct"], "the summary")
+    context.run("evolve", *(tiny + PROBLEM).split(), "--store", context.store("at_once"))
+    lines = (folder / "plain.jsonl").read_text().splitlines()
+    found = difference(context.archive("at_once"), [strip(json.loads(line)) for line in lines])
+    check(found is None, f"in slices it found something else: {found}")
+    told = call("--run", "broken", "--backend cpu not-a-problem", code=1)
+    check("broken: FAILED" in told, told)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("scratch")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--driver")
     parser.add_argument("tests", nargs="*")
     options = parser.parse_intermixed_args()
     tests = {name[len("test_"):]: function for name, function in globals().items() if name.startswith("test_")}
-    context = Context(options.program, options.scratch, options.kills)
+    context = Context(options.program, options.scratch, options.kills, options.driver)
     try:
         for name in options.tests or tests:
             started = time.monotonic()

@@ -3,16 +3,22 @@
 family's file accept; for fwd_simd, whose conditions are all assertions, also the other way round.
 
     evolve_spaces.py UNIT_EVOLVE
+    evolve_spaces.py UNIT_EVOLVE --compile N [FAMILY...]
 
 The assertions are taken out of the sources, with the enums and defaults they need, and compiled for points that
-`unit_evolve --points` draws.
+`unit_evolve --points` draws. With --compile nvcc builds N legal points of each CUDA family as the search's gates do,
+the portable ones for sm_80 and sm_90, and what became of them is counted: how tight the spaces are (minutes; not a
+part of ctest).
 """
+import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 POINTS = 24
@@ -50,18 +56,78 @@ def compiles(text, arch, parameters):
     return subprocess.run(command, input=text, capture_output=True, text=True)
 
 
-def main():
-    listed = subprocess.run([sys.argv[1], "--points", str(POINTS)], cwd=ROOT, capture_output=True, text=True,
-                            check=True).stdout.splitlines()
+def draw(program, count):
+    """Lines of `family arch legal|illegal NAME=value...`."""
+    return subprocess.run([program, "--points", str(count)], cwd=ROOT, capture_output=True, text=True,
+                          check=True).stdout.splitlines()
+
+
+def source_of(family):
+    places = [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"]
+    return next(p for p in places if p.exists())
+
+
+# ---- building points ----
+
+
+def build(folder, line):
+    """What becomes of a point: (its line, an outcome, details)."""
+    family, arch, _, *parameters = line.split()
+    image = pathlib.Path(folder) / hashlib.sha256(line.encode()).hexdigest()[:16]
+    portable = "80 90" if arch == "80" else ""
+    nvcc = os.environ.get("ACR_NVCC", "nvcc")
+    done = subprocess.run(["sh", ROOT / "cmake/compile_image.sh", nvcc, image, arch, portable, "SPILLS_OK=counted",
+                           source_of(family), f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}", "-DKERNEL_NAME=acr_point",
+                           *(f"-D{p}" for p in parameters)], capture_output=True, text=True)
+    said = image.with_suffix(".ptxas").read_text() if image.with_suffix(".ptxas").exists() else ""
+    said += done.stderr
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    spilled = sum(int(a) + int(b) for a, b in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said))
+    if "wgmma is serialised" in said:
+        return line, "wgmma serialised", ""
+    if done.returncode:
+        errors = re.findall(r"error\s*:? *(.*)", said) or said.splitlines()[-1:]
+        return line, "refused", errors[0] if errors else "?"
+    if spilled:
+        return line, "spills", f"{spilled} bytes, {max(registers)} registers"
+    return line, "built", f"{max(registers)} registers"
+
+
+def compile_points(program, count, families):
+    drawn = {}
+    for line in draw(program, 8 * count):
+        family, arch, verdict = line.split()[:3]
+        if verdict == "legal" and arch[0].isdigit() and (not families or family in families):
+            drawn.setdefault(family, {})[line] = None
+    chosen = []
+    for family, lines in sorted(drawn.items()):
+        # By a hash, so that all problems have their share of the points.
+        chosen += sorted(lines, key=lambda line: hashlib.sha256(line.encode()).digest())[:count]
+    counts = {}
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for line, outcome, detail in pool.map(lambda line: build(folder, line), chosen):
+            family = line.split()[0]
+            counts.setdefault(family, {}).setdefault(outcome, 0)
+            counts[family][outcome] += 1
+            print(f"{outcome:16} {detail:28} {line}", flush=True)
+    for family, outcomes in counts.items():
+        total = sum(outcomes.values())
+        print(f"{family}: {total} points, " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items())))
+    return 0
+
+
+# ---- the assertions ----
+
+
+def check_assertions(program):
+    listed = draw(program, POINTS)
     texts, wrong, seen = {}, [], {}
     for line in listed:
         family = line.split()[0]
         if family not in texts:
-            places = [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"]
-            source = next(p for p in places if p.exists())
-            texts[family], count = assertions_of(source)
+            texts[family], count = assertions_of(source_of(family))
             if count == 0:
-                wrong.append(f"{family}: no assertion was found in {source}")
+                wrong.append(f"{family}: no assertion was found in its source")
 
     def judge(line):
         family, arch, verdict, *parameters = line.split()
@@ -86,6 +152,17 @@ def main():
     if missing:
         print(f"no legal point was drawn of {missing}")
     return 1 if wrong or missing else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--compile", type=int, metavar="N")
+    parser.add_argument("families", nargs="*")
+    given = parser.parse_args()
+    if given.compile:
+        return compile_points(given.program, given.compile, given.families)
+    return check_assertions(given.program)
 
 
 if __name__ == "__main__":

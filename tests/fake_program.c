@@ -56,19 +56,24 @@ static char *read_text(const char *path)
     return text;
 }
 
-/* The path of the image with these bytes, without its ".bin". 0 = there is none. */
-static int find_image(const char *folder, const void *code, char stem[STEM_BYTES])
+/* The path of the image with these bytes, without its ".bin": in the folder, or where `levels` is above 0, in those
+ * inside it. 0 = there is none. */
+static int find_image(const char *folder, int levels, const void *code, char stem[STEM_BYTES])
 {
     DIR *listing = opendir(folder);
     int found = 0;
     for (const struct dirent *d; listing != NULL && !found && (d = readdir(listing)) != NULL;) {
         const size_t length = strlen(d->d_name);
-        if (length <= 4 || strcmp(d->d_name + length - 4, ".bin") != 0)
+        char path[STEM_BYTES];
+        const int written = snprintf(path, STEM_BYTES, "%s/%s", folder, d->d_name);
+        if (written <= 0 || written >= STEM_BYTES || d->d_name[0] == '.')
             continue;
-        const int written = snprintf(stem, STEM_BYTES, "%s/%s", folder, d->d_name);
-        found = written > 0 && written < STEM_BYTES && holds(stem, code);
-        if (found)
-            stem[written - 4] = '\0';
+        if (length > 4 && strcmp(d->d_name + length - 4, ".bin") == 0) {
+            found = holds(path, code);
+            if (found)
+                snprintf(stem, STEM_BYTES, "%.*s", written - 4, path);
+        } else if (levels > 0 && d->d_type == DT_DIR)
+            found = find_image(path, levels - 1, code, stem);
     }
     if (listing != NULL)
         closedir(listing);
@@ -103,7 +108,7 @@ static int is_text(const char *code)
 static char *find_text(const char *folder, const void *code, int arch, int ptx_only, char *error, size_t error_bytes)
 {
     char stem[STEM_BYTES], path[PATH_BYTES];
-    if (!find_image(folder, code, stem)) {
+    if (!find_image(folder, 1, code, stem)) {
         snprintf(error, error_bytes, "no image in %s has these bytes", folder);
         return NULL;
     }

@@ -3,9 +3,12 @@
 #include "support.h"
 
 #include <math.h>
+#include <sqlite3.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
+#include "evolve/elites.h"
 #include "evolve/expression.h"
 #include "evolve/fold.h"
 #include "evolve/parametric.h"
@@ -101,42 +104,108 @@ static void make_world(world *w, const char *problem, const acr__device *device)
     assert_int_equal(tree_spaces(&w->spaces, ".", &scene, NULL), ACR_OK);
 }
 
-/* Every line of kernels.def whose family has a space is a legal point of it, and comes back as it is written there. */
+/* The families that a search leaves out: nothing to choose in the one, rungs of a ladder the others. */
+static bool has_no_space(const char *family)
+{
+    return strcmp(family, "fwd_simt") == 0 || strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0;
+}
+
+/* A small problem that the line is made for. */
+static void problem_of_line(char out[ACR_PROBLEM_TEXT_MAX], const acr__kernel *kernel, const candidate *c)
+{
+    static const char *const dtypes[] = {
+        [ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
+    char packed[8];
+    bool is_packed = candidate_parameter(c, "PACKED", packed, sizeof packed);
+    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s:b2:h1:s64:d%d/%d%s", dtypes[kernel->dtype], (int)kernel->qk_dim_max,
+             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "");
+}
+
+/* Every line of kernels.def is a legal point of its family's space, and comes back as it is written there, under its
+ * name: lists and spaces do not drift apart. */
 static void test_lines_are_points(void **state)
 {
-    static const char *const problems[] = {
-        "f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64",  "bf16:b1:h1:s64:d64", "e4m3:b1:h1:s64:d64", "f16:b1:h1:s64:d32",
-        "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d128", "f16:b1:h1:s64:d192", "f16:b1:h1:s64:d256", "bf16:b1:h1:s64:d128"};
     (void)state;
     int points = 0;
-    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
-        for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
-            world w;
-            const char *problem = problems[i];
-            if (on_gpu && (strncmp(problem, "f32", 3) == 0 || strncmp(problem, "e4m3", 4) == 0)) {
-                continue;
-            }
-            make_world(&w, problem, on_gpu ? &h200 : &cpu);
-            for (size_t k = 0; k < acr__kernel_count; ++k) {
-                candidate c;
-                genome g;
-                assert_int_equal(candidate_of_kernel(&c, acr__kernels[k]->name), ACR_OK);
-                if (fold_point(&w.spaces, c.family, c.arch, c.parameters, &g)) {
-                    char parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
-                    candidate again;
-                    const space *s = &w.spaces.items[g.space];
-                    assert_true(space_legal(s, &g, reason));
-                    space_parameters(s, &g, parameters);
-                    assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
-                    assert_string_equal(again.parameters, c.parameters);
-                    candidate_free(&again);
-                    ++points;
-                }
-                candidate_free(&c);
-            }
+    for (size_t k = 0; k < acr__kernel_count; ++k) {
+        const acr__kernel *kernel = acr__kernels[k];
+        candidate c, again;
+        genome g;
+        world w;
+        char problem[ACR_PROBLEM_TEXT_MAX], parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX];
+        char name[WISDOM_KERNEL_MAX];
+        if (has_no_space(kernel->family)) {
+            continue;
         }
+        assert_int_equal(candidate_of_kernel(&c, kernel->name), ACR_OK);
+        problem_of_line(problem, kernel, &c);
+        make_world(&w, problem, kernel->backend == ACR__CUDA ? &h200 : &cpu);
+        if (!fold_point(&w.spaces, c.family, c.arch, c.parameters, &g)) {
+            fail_msg("%s is no point of %s.space", kernel->name, c.family);
+        }
+        const space *s = &w.spaces.items[g.space];
+        if (!space_legal(s, &g, reason)) {
+            fail_msg("%s is no legal point: %s", kernel->name, reason);
+        }
+        space_parameters(s, &g, parameters);
+        assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
+        assert_string_equal(again.parameters, c.parameters);
+        space_kernel_name(s, &g, name);
+        assert_string_equal(name, kernel->name);
+        candidate_free(&again);
+        candidate_free(&c);
+        ++points;
     }
-    assert_true(points >= 40);
+    assert_true(points >= 100);
+}
+
+/* No set has the name of a line that is another set; the traits of sets are all in their names. */
+static void test_names_are_unique(void **state)
+{
+    static const struct {
+        const char *problem, *family, *parameters, *name;
+    } sets[] = {
+        {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=64 STAGES=4", "fwd_short_f16_d64_64x128_s4_l0_sm90a"},
+        {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=128 STAGES=5 RING=1 LAG=100",
+         "fwd_short_f16_d64_128x64_s5_l100_ring_sm90a"},
+        {"e4m3:b2:h8:s512:d128", "fwd_fp8", "DIM=128 Q_TILE=192 KV_TILE=64 STAGES=2 Q_STAGES=2 FOLD_TILES=4",
+         "fwd_fp8_e4m3_d128_192x64_s2_q2f4_sm90a"},
+        {"b2:h8:s512:d192/128", "fwd_wgmma", "DIM=192 V_DIM=128 Q_TILE=128 KV_TILE=80 STAGES=2",
+         "fwd_wgmma_f16_d192_128x80_s2_v128_sm90a"},
+        {"b2:h8:s512:d64:bshd:packed", "fwd_mma", "DIM=64 Q_TILE=128 KV_TILE=64 STAGES=3 WARP_ROWS=32 PACKED=1",
+         "fwd_mma_f16_d64_128x64_s3_w32_packed_sm80"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; ++i) {
+        world w;
+        genome g;
+        char name[WISDOM_KERNEL_MAX];
+        make_world(&w, sets[i].problem, &h200);
+        assert_true(fold_point(&w.spaces, sets[i].family, strcmp(sets[i].family, "fwd_mma") == 0 ? "80" : "90a",
+                               sets[i].parameters, &g));
+        space_kernel_name(&w.spaces.items[g.space], &g, name);
+        assert_string_equal(name, sets[i].name);
+    }
+}
+
+/* Packed batches: variants of their own, or none; never both kinds in one search. */
+static void test_packed_spaces(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "b2:h8:s512:d64:bshd:packed", &h200);
+    for (int i = 0; i < w.spaces.count; ++i) {
+        assert_true(w.spaces.items[i].is_packed);
+        assert_non_null(strstr(w.spaces.items[i].fixed, "PACKED=1"));
+    }
+    assert_int_equal(w.spaces.count, 2); /* fwd_mma, fwd_wgmma */
+    acr_problem both[2] = {w.problem, w.problem};
+    assert_int_equal(acr_problem_parse(&both[1], "b2:h8:s512:d64:bshd", NULL), ACR_OK);
+    assert_int_equal(acr_problem_canonical(&both[1], &both[1]), ACR_OK);
+    const search_scene scene = {both, 2, &h200};
+    space_list spaces;
+    assert_int_equal(tree_spaces(&spaces, ".", &scene, NULL), ACR_UNSUPPORTED);
+    assert_non_null(strstr(acr_last_error(), "not all problems are packed"));
 }
 
 static void test_space_texts(void **state)
@@ -185,6 +254,9 @@ static void test_bad_spaces(void **state)
         "arch 80\ndtype f16\ndim DIM 64\n",                                  /* no parameters */
         "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nlet B A + 1\n",        /* no = */
         "arch 80\ndtype f16\ndim DIM 64\nmicro A 1 2\nforbid A > 1 # why\n", /* directive */
+        "arch 80\ndtype f16\ndim DIM 64\npacked\nmicro A 1 2\n",             /* packed: how */
+        "arch 80\ndtype f16\ndim DIM 64\npacked maybe\nmicro A 1 2\n",       /* the same */
+        "arch 80\ndtype f16\ndim DIM 64\nv_dim V 8\nv_dim V 9\nmicro A 1\n", /* twice */
     };
     (void)state;
     char path[256];
@@ -332,7 +404,7 @@ static void test_exhaustion(void **state)
 {
     (void)state;
     world w;
-    make_world(&w, "b2:h8:s512:d64", &h200);
+    make_world(&w, "b2:h8:s512:d128", &h200);
     const search_scene scene = w.spaces.scene;
     assert_int_equal(tree_spaces(&w.spaces, ".", &scene, "fwd_short"), ACR_OK);
     const int64_t points = genome_count(&w.spaces, 1000, NULL, NULL);
@@ -662,6 +734,174 @@ static void test_answers(void **state)
     archive_free(&proposed);
 }
 
+/* ---- Profiles ---- */
+
+static profile_run counted(void)
+{
+    profile_run run = {.status = PROFILE_OK, .tool = "Nsight Compute 1", .counters = profile_no_counters()};
+    run.counters.value[COUNTER_DURATION] = 7.5;
+    run.counters.value[COUNTER_TENSOR] = 25.5;
+    run.counters.stall[STALL_wait] = 1.48;
+    return run;
+}
+
+/* A store with a run of one valid trial, 1.5 times as fast as the incumbent. */
+static store *store_with_a_trial(const char *path, const char *parameters, int64_t *slice)
+{
+    store *s = NULL;
+    json_t *run = json_object();
+    remove_store(path);
+    assert_int_equal(store_open(&s, path, STORE_CREATE), ACR_OK);
+    assert_int_equal(store_set_run(s, run), ACR_OK);
+    assert_int_equal(store_begin_slice(s, run, slice), ACR_OK);
+    json_decref(run);
+    const trial_row row = {.id = 1,
+                           .operation = "seed",
+                           .kernel = "k1",
+                           .family = "fwd_mma",
+                           .arch = "80",
+                           .parameters = parameters,
+                           .cell = "fwd_mma 80"};
+    trial_result result;
+    trial_result_init(&result);
+    result.gate = GATE_PERFORMANCE;
+    result.overall = (stats_comparison){1.5, {1.4, 1.6}, 0.01, STATS_FASTER, 13};
+    const trial_end end = {.id = 1,
+                           .status = "valid",
+                           .detail = "",
+                           .original = -1,
+                           .distinct = true,
+                           .improved = true,
+                           .result = &result};
+    assert_int_equal(store_propose(s, *slice, &row, 1), ACR_OK);
+    assert_int_equal(store_finish(s, *slice, &end), ACR_OK);
+    return s;
+}
+
+/* What the machine refuses is asked again in another slice, what the trial does is not. */
+static void test_profiles_are_stored(void **state)
+{
+    (void)state;
+    const char *path = scratch_file("profiles");
+    int64_t slice = 0;
+    store *s = store_with_a_trial(path, "DIM=64", &slice);
+    bool profiled = true;
+    assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
+    assert_false(profiled);
+    profile_run run = {.status = PROFILE_NO_PERMISSION, .detail = "ERR_NVGPUCTRPERM", .tool = "Nsight Compute 1"};
+    const store_profile_row refused = {1, 0, "b1:h1:s1:d1", &run, ""};
+    assert_int_equal(store_profile(s, slice, &refused), ACR_OK);
+    assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
+    assert_false(profiled);
+    json_t *json = NULL;
+    assert_int_equal(store_profile_json(s, 1, &json), ACR_OK);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(json, 0), "status")), "NO_PERMISSION");
+    assert_int_equal(json_object_size(json_object_get(json_array_get(json, 0), "counters")), 0); /* and no number */
+    json_decref(json);
+    run = counted();
+    const store_profile_row done = {1, 0, "b1:h1:s1:d1", &run, "Bound by latency."};
+    assert_int_equal(store_profile(s, slice, &done), ACR_OK);
+    run.status = PROFILE_TIMEOUT;
+    const store_profile_row slow = {1, 1, "b1:h1:s2:d1", &run, ""};
+    assert_int_equal(store_profile(s, slice, &slow), ACR_OK);
+    assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
+    assert_true(profiled);
+    json_t *trial = NULL;
+    assert_int_equal(store_trial_json(s, 1, false, &trial), ACR_OK);
+    const json_t *profile = json_object_get(trial, "profile"), *first = json_array_get(profile, 0);
+    assert_int_equal(json_array_size(profile), 2);
+    assert_string_equal(json_string_value(json_object_get(first, "status")), "OK");
+    assert_string_equal(json_string_value(json_object_get(first, "diagnosis")), "Bound by latency.");
+    const json_t *counters = json_object_get(first, "counters");
+    assert_int_equal(json_object_size(counters), 3); /* what the tool did not count is not there */
+    assert_true(json_number_value(json_object_get(counters, "tensor_pct")) == 25.5);
+    assert_true(json_number_value(json_object_get(counters, "stall_wait")) == 1.48);
+    assert_int_equal(json_object_size(json_object_get(json_array_get(profile, 1), "counters")), 0);
+    json_decref(trial);
+    store_close(s);
+    remove_store(path);
+}
+
+/* A store of version 1 is read as it is, and becomes version 2 when a run in it goes on. */
+static void test_an_old_store(void **state)
+{
+    (void)state;
+    static const char down[] = "DROP TABLE profiled; DROP TABLE profile; PRAGMA user_version = 1;"
+                               "CREATE TABLE profile (trial INTEGER NOT NULL REFERENCES trial, name TEXT NOT NULL,"
+                               "  value REAL, unit TEXT NOT NULL, PRIMARY KEY (trial, name)) WITHOUT ROWID;";
+    const char *path = scratch_file("old");
+    int64_t slice = 0;
+    store *s = store_with_a_trial(path, "DIM=64", &slice);
+    store_close(s);
+    sqlite3 *db = NULL;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, down, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    json_t *trial = NULL;
+    assert_int_equal(store_open(&s, path, STORE_READ), ACR_OK);
+    assert_int_equal(store_trial_json(s, 1, true, &trial), ACR_OK);
+    assert_int_equal(json_array_size(json_object_get(trial, "profile")), 0);
+    json_decref(trial);
+    store_close(s);
+    assert_int_equal(store_open(&s, path, STORE_WRITE), ACR_OK);
+    const profile_run run = counted();
+    const store_profile_row row = {1, 0, "b1:h1:s1:d1", &run, "Bound by latency."};
+    assert_int_equal(store_profile(s, slice, &row), ACR_OK);
+    store_close(s);
+    assert_int_equal(store_open(&s, path, STORE_READ), ACR_OK);
+    bool profiled = false;
+    assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
+    assert_true(profiled);
+    store_close(s);
+    remove_store(path);
+}
+
+/* The proposer is told what binds the incumbent and the elites, and the next to be profiled is the next of them. */
+static void test_requests_tell_profiles(void **state)
+{
+    (void)state;
+    const char *path = scratch_file("told");
+    const char *const set = "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=3";
+    int64_t slice = 0, next = -1;
+    store *s = store_with_a_trial(path, set, &slice);
+    world w;
+    fold f;
+    make_world(&w, "b2:h8:s512:d64", &h200);
+    definition d = {.problem_count = 1, .problems = {{w.problem, 1.0}}, .trials = 4};
+    assert_int_equal(definition_set_incumbent(&d, "fwd_mma_f16_d64_64x32_s2_g4w32_sm80"), ACR_OK);
+    assert_int_equal(fold_read(&f, s, &d, &w.spaces), ACR_OK);
+    profile_run run = counted();
+    for (int64_t trial = 0; trial < 2; ++trial) {
+        assert_int_equal(elites_next(&next, s, &f.learnt[ARM_SEARCH]), ACR_OK);
+        assert_int_equal(next, trial);
+        const store_profile_row row = {trial, 0, "b2:h8:s512:d64", &run, trial ? "of the elite" : "of the incumbent"};
+        assert_int_equal(store_profile(s, slice, &row), ACR_OK);
+    }
+    assert_int_equal(elites_next(&next, s, &f.learnt[ARM_SEARCH]), ACR_OK);
+    assert_int_equal(next, -1);
+    trial_result control;
+    trial_result_init(&control);
+    const request_inputs inputs = {&d, &h200, &w.spaces, &f, s, ".", &control, NULL, 2};
+    char *text = NULL;
+    assert_int_equal(request_make(&text, &inputs), ACR_OK);
+    json_t *request = json_loads(text, 0, NULL);
+    const json_t *incumbent = json_object_get(json_object_get(request, "task"), "incumbent");
+    const json_t *elite = json_array_get(json_object_get(request, "elites"), 0);
+    const json_t *const told[] = {incumbent, elite};
+    for (size_t i = 0; i < 2; ++i) {
+        const json_t *profile = json_array_get(json_object_get(told[i], "profile"), 0);
+        assert_string_equal(json_string_value(json_object_get(profile, "diagnosis")),
+                            i ? "of the elite" : "of the incumbent");
+        assert_true(json_number_value(json_object_get(json_object_get(profile, "counters"), "tensor_pct")) == 25.5);
+    }
+    json_decref(request);
+    free(text);
+    fold_free(&f);
+    definition_free(&d);
+    store_close(s);
+    remove_store(path);
+}
+
 /* ---- For evolve_spaces.py: points of every space, each with what the space says of it ---- */
 
 static void print_point(const world *w, const genome *g)
@@ -675,8 +915,16 @@ static void print_point(const world *w, const genome *g)
 
 static void print_points(int count)
 {
-    static const char *const problems[] = {"f32:b1:h1:s64:d64", "f16:b1:h1:s64:d64", "bf16:b1:h1:s64:d128",
-                                           "f16:b1:h1:s64:d96", "f16:b1:h1:s64:d256"};
+    static const char *const problems[] = {"f32:b1:h1:s64:d64",
+                                           "f16:b1:h1:s64:d64",
+                                           "bf16:b1:h1:s64:d128",
+                                           "f16:b1:h1:s64:d96",
+                                           "f16:b1:h1:s64:d256",
+                                           "f16:b1:h1:s64:d192/128",
+                                           "e4m3:b1:h1:s64:d64",
+                                           "e4m3:b1:h1:s64:d128",
+                                           "f16:b1:h1:s64:d64:bshd:packed",
+                                           "bf16:b1:h1:s64:d128:bshd:packed"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
         world w;
         make_world(&w, problems[i], i == 0 ? &cpu : &h200);
@@ -704,12 +952,14 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expressions),       cmocka_unit_test(test_lines_are_points),
+        cmocka_unit_test(test_names_are_unique),  cmocka_unit_test(test_packed_spaces),
         cmocka_unit_test(test_space_texts),       cmocka_unit_test(test_bad_spaces),
         cmocka_unit_test(test_moves_are_legal),   cmocka_unit_test(test_proposals_repeat),
         cmocka_unit_test(test_search_climbs),     cmocka_unit_test(test_exhaustion),
         cmocka_unit_test(test_archive),           cmocka_unit_test(test_store),
         cmocka_unit_test(test_proposer_outcomes), cmocka_unit_test(test_large_request),
-        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_answers),           cmocka_unit_test(test_profiles_are_stored),
+        cmocka_unit_test(test_an_old_store),      cmocka_unit_test(test_requests_tell_profiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

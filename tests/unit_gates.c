@@ -541,7 +541,7 @@ static void compilers_have_their_time(void **state)
     run_with_compiler(f, script, TRIAL_COMPILE_FAILED, GATE_COMPILE, "out of ideas");
     write_script(script, "#!/bin/sh\nkill -SEGV $$\n");
     run_with_compiler(f, script, TRIAL_COMPILE_FAILED, GATE_COMPILE, "");
-    run_with_compiler(f, "/no/such/compiler", TRIAL_HARNESS_FAILED, GATE_COMPILE, "127");
+    run_with_compiler(f, "/no/such/compiler", TRIAL_HARNESS_FAILED, GATE_COMPILE, "No such file");
     unlink(script);
 }
 

@@ -5,8 +5,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "evolve/gates.h"
+#include "evolve/elites.h"
+#include "profile_counters.h"
 
 typedef struct fixture {
     gates_problem problem;
@@ -166,18 +169,106 @@ static void a_profiler_wraps_the_child(void **state)
     candidate c;
     artefact *a;
     trial_result result;
-    char log[600];
+    gates_profiled done;
     assert_ok(candidate_of_source(&c, "attention", "80", "", f->source, f->descriptor));
     gates_prepare(&a, f->gates, &c, "profiled", &result);
     skip_without_nvcc(&result);
     assert_non_null(a);
-    gates_profile(f->gates, a, profiler, log, sizeof log, &result);
-    assert_end(&result, TRIAL_VALID, GATE_PROFILE, "");
-    char *text = read_file(log);
+    gates_profile(&done, f->gates, a, 0, profiler, 60);
+    assert_end(&done.result, TRIAL_VALID, GATE_PROFILE, "");
+    assert_int_equal(done.outcome.code, 0);
+    char *text = read_file(done.log);
     assert_non_null(strstr(text, "profiled\nat: profile b2:h8:s512:d64"));
     free(text);
-    gates_profile(f->gates, a, missing, log, sizeof log, &result);
-    assert_end(&result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "127");
+    gates_profile(&done, f->gates, a, 0, missing, 60);
+    assert_end(&done.result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "No such file");
+    assert_int_equal(done.outcome.code, -1);
+    gates_profile(&done, f->gates, NULL, 0, profiler, 60);
+    assert_end(&done.result, TRIAL_HARNESS_FAILED, GATE_PROFILE, "no incumbent");
+    artefact_free(a);
+    candidate_free(&c);
+}
+
+/* A tool that runs what it is given, then prints what Nsight Compute printed on an H200, about our kernel. */
+static const char fake_ncu[] = "#!/bin/sh\n"
+                               "[ \"$1\" = --version ] && { echo 'Version 2025.3.1.0 (build 1)'; exit; }\n"
+                               "while [ \"${1#--}\" != \"$1\" ]; do\n"
+                               "    [ \"$1\" = --kernel-name ] && kernel=$2\n"
+                               "    [ \"$1\" = --csv ] && shift || shift 2\n"
+                               "done\n"
+                               "\"$@\" || exit\n"
+                               "sed \"s/fwd_wgmma_f16_d64_128x128_s3_sm90a/$kernel/\" tests/data/ncu-2025.3-h200.csv\n";
+static const char refusing_ncu[] = "#!/bin/sh\n"
+                                   "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\n"
+                                   "exit 1\n";
+
+static void write_program(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(path, 0755), 0);
+}
+
+/* Profiles one trial with this program as `ncu`, and returns what the store then says of it; the caller drops it. */
+static json_t *profile_with(const fixture *f, const char *program, const artefact *a, bool *works)
+{
+    char path[600], search_path[2048];
+    store *s = NULL;
+    int64_t slice = 0;
+    json_t *empty = json_object(), *said = NULL;
+    definition d = {.problem_count = 1, .problems = {f->problem}};
+    snprintf(path, sizeof path, "%s/ncu", f->folder);
+    write_program(path, program);
+    snprintf(search_path, sizeof search_path, "%s:%s", f->folder, getenv("PATH"));
+    char *before = strdup(getenv("PATH"));
+    setenv("PATH", search_path, 1);
+    snprintf(path, sizeof path, "%s/profiles.db", f->folder);
+    assert_ok(store_open(&s, path, STORE_CREATE));
+    assert_ok(store_begin_slice(s, empty, &slice));
+    const elite_profiler profiler = {f->gates, s, slice, &d, NULL};
+    assert_ok(elites_profile(&profiler, 1, a, works));
+    assert_ok(store_profile_json(s, 1, &said));
+    store_close(s);
+    setenv("PATH", before, 1);
+    unlink(path);
+    free(before);
+    json_decref(empty);
+    assert_int_equal(json_array_size(said), 1);
+    return said;
+}
+
+/* From a candidate to counters in the store and a sentence about them; or to the reason why there are none. */
+static void elites_get_counters(void **state)
+{
+    const fixture *f = *state;
+    candidate c;
+    artefact *a;
+    trial_result result;
+    bool works = false;
+    assert_ok(candidate_of_source(&c, "attention", "80", "", f->source, f->descriptor));
+    gates_prepare(&a, f->gates, &c, "elite", &result);
+    skip_without_nvcc(&result);
+    json_t *said = profile_with(f, fake_ncu, a, &works);
+    const json_t *profile = json_array_get(said, 0);
+    assert_string_equal(json_string_value(json_object_get(profile, "status")), "OK");
+    assert_string_equal(json_string_value(json_object_get(profile, "tool")), "Nsight Compute 2025.3.1.0");
+    assert_true(json_number_value(json_object_get(json_object_get(profile, "counters"), "registers")) == 168);
+    assert_int_equal(json_object_size(json_object_get(profile, "counters")), COUNTER_COUNT + STALL_COUNT);
+    assert_non_null(strstr(json_string_value(json_object_get(profile, "diagnosis")), "64 CTAs for 132 SMs"));
+    assert_true(works);
+    json_decref(said);
+    said = profile_with(f, refusing_ncu, a, &works);
+    profile = json_array_get(said, 0);
+    assert_string_equal(json_string_value(json_object_get(profile, "status")), "NO_PERMISSION");
+    assert_int_equal(json_object_size(json_object_get(profile, "counters")), 0);
+    assert_false(works); /* nor will others have any */
+    json_decref(said);
+    said = profile_with(f, "#!/bin/sh\necho no table\n", a, &works);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(said, 0), "status")), "BAD_OUTPUT");
+    assert_true(works);
+    json_decref(said);
     artefact_free(a);
     candidate_free(&c);
 }
@@ -206,6 +297,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(objects_are_looked_at),
         cmocka_unit_test(families_are_compiled_as_the_build_does),
         cmocka_unit_test(a_profiler_wraps_the_child),
+        cmocka_unit_test(elites_get_counters),
         cmocka_unit_test(a_missing_device_is_not_held_against_it),
     };
     return cmocka_run_group_tests(tests, make_fixture, free_fixture);

@@ -11,8 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "evolve/process.h"
+#include "device_lock.h"
 #include "evolve/sandbox.h"
+#include "process.h"
 
 /* ---- Processes: this program again, misbehaving ---- */
 
@@ -112,8 +113,7 @@ static void output_goes_to_the_log(void **state)
     assert_string_equal(log, "out\nerr\n");
     free(log);
     const char *const missing[] = {"/no/such/program", NULL};
-    assert_ok(process_run(&outcome, missing, scratch_path("process.log"), &limits, NULL));
-    assert_int_equal(outcome.code, 127);
+    assert_fails(process_run(&outcome, missing, scratch_path("process.log"), &limits, NULL), ACR_IO, "No such file");
     assert_fails(process_run(&outcome, argv, "/no/such/folder/log", &limits, NULL), ACR_IO, "/no/such/folder");
 }
 
@@ -159,6 +159,26 @@ static void a_stop_ends_a_process(void **state)
     assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &limits, &stop));
     assert_int_equal(outcome.end, PROCESS_STOPPED);
     assert_true(outcome.wall_s < 5);
+}
+
+/* One timing job a device, whichever process it is in. */
+static void a_device_is_timed_by_one(void **state)
+{
+    (void)state;
+    static const volatile int stop = 2; /* do not wait */
+    int first, second;
+    assert_ok(device_lock(&first, "cuda", 101, NULL));
+    assert_fails(device_lock(&second, "cuda", 101, &stop), ACR_IO, "stopped");
+    assert_ok(device_lock(&second, "cuda", 102, &stop)); /* another GPU */
+    device_unlock(second);
+    setenv("CUDA_VISIBLE_DEVICES", "7,101", 1);
+    assert_fails(device_lock(&second, "cuda", 1, &stop), ACR_IO, "cuda101");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    device_unlock(first);
+    assert_ok(device_lock(&second, "cuda", 101, &stop));
+    device_unlock(second);
+    unlink("/tmp/acromion-cuda101.lock");
+    unlink("/tmp/acromion-cuda102.lock");
 }
 
 /* ---- The sandbox ---- */
@@ -367,13 +387,10 @@ int main(int argc, char **argv)
         return misbehave(argv);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exit_codes_and_signals_are_told),
-        cmocka_unit_test(output_goes_to_the_log),
-        cmocka_unit_test(a_crowd_ends_with_its_time),
-        cmocka_unit_test(memory_and_files_are_limited),
-        cmocka_unit_test(a_stop_ends_a_process),
-        cmocka_unit_test(an_honest_kernel_runs),
-        cmocka_unit_test(every_breach_is_told),
+        cmocka_unit_test(exit_codes_and_signals_are_told), cmocka_unit_test(output_goes_to_the_log),
+        cmocka_unit_test(a_crowd_ends_with_its_time),      cmocka_unit_test(memory_and_files_are_limited),
+        cmocka_unit_test(a_stop_ends_a_process),           cmocka_unit_test(a_device_is_timed_by_one),
+        cmocka_unit_test(an_honest_kernel_runs),           cmocka_unit_test(every_breach_is_told),
         cmocka_unit_test(after_a_breach_nothing_runs),
     };
     return cmocka_run_group_tests(tests, NULL, remove_log);

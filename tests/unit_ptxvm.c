@@ -863,8 +863,8 @@ static void deadlocks_are_told(void **state)
     free(p);
     p = program_make("mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 5; @%p1 bra $other;\n"
                      "bar.warp.sync -1; bra $end;\n$other: bar.sync 0;\n$end:");
-    program_fails(p, "lanes ffffffe0 stand here, lanes 0000001f at line 14: no lane can go on");
-    program_fails(p, "CTA (0,0,0) warp 0, PTX line 13, `bar.warp.sync -1`: ");
+    program_fails(p, "lanes 0000001f stand here, lanes ffffffe0 at line 13: no lane can go on");
+    program_fails(p, "CTA (0,0,0) warp 0, PTX line 14, `bar.sync 0`: ");
     free(p);
     p = program_make("$spin: ld.volatile.global.u32 %r1, [%d9]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $spin;");
     program_fails(p, "spins");

@@ -1,23 +1,20 @@
-/* Child processes, see child.h. */
+/* What children print, see child.h. */
 #include "child.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/poll.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <glob.h>
 
 #include "internal.h"
+#include "process.h"
 #include "progress.h"
 
 /* Everything a pipe has brought so far. */
@@ -89,20 +86,6 @@ static bool collect(collected pipes[2], double end_s, bool *timed_out)
     return true;
 }
 
-/* The child's part: never returns. What keeps it from starting goes to `failed` as an errno. */
-static void become(const char *const *argv, int in, int out, int err, int failed)
-{
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setenv("LC_ALL", "C", 1); /* numbers with a point and without grouping */
-    if (dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0) {
-        execvp(argv[0], (char *const *)(uintptr_t)argv);
-    }
-    int reason = errno;
-    (void)!write(failed, &reason, sizeof reason);
-    _exit(127);
-}
-
 /* An unnamed file that holds the input, at its start. */
 static int input_file(const char *input)
 {
@@ -115,80 +98,92 @@ static int input_file(const char *input)
     return fd;
 }
 
-/* The fate of a started child, whose pipes are collected: waits for it, kills it when its time is over. */
-static void await(child_result *result, pid_t pid, double end_s)
+/* This program's environment, with numbers that have a point and no grouping; NULL without memory. */
+static const char **plain_environment(void)
 {
-    int state = 0;
-    while (!result->timed_out && waitpid(pid, &state, WNOHANG) == 0) {
-        result->timed_out = monotonic_s() > end_s;
-        usleep(1000);
+    size_t count = 0, kept = 0;
+    while (environ[count]) {
+        ++count;
     }
-    if (result->timed_out) {
-        kill(-pid, SIGKILL);
-        waitpid(pid, &state, 0);
+    const char **out = calloc(count + 2, sizeof *out);
+    for (size_t i = 0; out && i < count; ++i) {
+        if (strncmp(environ[i], "LC_ALL=", strlen("LC_ALL=")) != 0) {
+            out[kept++] = environ[i];
+        }
     }
-    result->exit_code = WIFEXITED(state) && !result->timed_out ? WEXITSTATUS(state) : -1;
+    if (out) {
+        out[kept] = "LC_ALL=C";
+    }
+    return out;
 }
 
-/* With all descriptors made: {input, stdout's two ends, stderr's, the failure's}. Closes the ends it uses up. */
-static acr_status start_and_wait(child_result *result, const char *const *argv, int fds[7], double limit_s)
+/* Ends of the pipes from a child's stdout and stderr, and its input. */
+enum {
+    IN,
+    OUT_READ,
+    OUT_WRITE,
+    ERR_READ,
+    ERR_WRITE,
+    ENDS
+};
+
+static void close_end(int *fd)
 {
-    double end_s = monotonic_s() + limit_s;
-    pid_t pid = fork();
-    if (pid < 0) {
-        return acr__fail(ACR_IO, "%s: %s", argv[0], strerror(errno));
+    if (*fd >= 0) {
+        close(*fd);
     }
-    if (pid == 0) {
-        become(argv, fds[0], fds[2], fds[4], fds[6]);
+    *fd = -1;
+}
+
+/* With the ends made; closes those that it uses up. */
+static acr_status start_and_wait(child_result *result, const char *const *argv, int ends[ENDS], double limit_s)
+{
+    const process_limits limits = {.wall_s = limit_s};
+    const double end_s = monotonic_s() + limit_s;
+    const char **environment = plain_environment();
+    pid_t pid;
+    acr_status status = environment ? process_start(&pid, argv, environment,
+                                                    (const int[]){ends[IN], ends[OUT_WRITE], ends[ERR_WRITE]}, &limits)
+                                    : acr__fail(ACR_NO_MEMORY, "%s: no memory for its environment", argv[0]);
+    free((void *)environment);
+    if (status != ACR_OK) {
+        return status;
     }
-    static const int children[] = {2, 4, 6};
-    for (size_t i = 0; i < sizeof children / sizeof children[0]; ++i) {
-        close(fds[children[i]]);
-        fds[children[i]] = -1;
-    }
-    int reason = 0;
-    bool started = read(fds[5], &reason, sizeof reason) != (ssize_t)sizeof reason;
-    collected pipes[2] = {{fds[1], NULL, 0, 0}, {fds[3], NULL, 0, 0}};
-    fds[1] = fds[3] = -1;
+    close_end(&ends[OUT_WRITE]);
+    close_end(&ends[ERR_WRITE]);
+    collected pipes[2] = {{ends[OUT_READ], NULL, 0, 0}, {ends[ERR_READ], NULL, 0, 0}};
+    ends[OUT_READ] = ends[ERR_READ] = -1;
     bool enough_memory = grow(&pipes[0]) && grow(&pipes[1]);
     if (enough_memory) {
         pipes[0].text[0] = pipes[1].text[0] = '\0';
         enough_memory = collect(pipes, end_s, &result->timed_out);
     }
-    result->timed_out = result->timed_out || !enough_memory;
-    await(result, pid, end_s);
-    for (int i = 0; i < 2; ++i) {
-        if (pipes[i].fd >= 0) {
-            close(pipes[i].fd);
-        }
-    }
+    process_outcome outcome;
+    process_wait(&outcome, pid, enough_memory && !result->timed_out ? end_s : 0.0, NULL);
+    close_end(&pipes[0].fd);
+    close_end(&pipes[1].fd);
+    result->timed_out = outcome.end == PROCESS_TIMED_OUT;
+    result->exit_code = outcome.end == PROCESS_EXITED ? outcome.code : -1;
     result->out = pipes[0].text;
     result->out_bytes = pipes[0].size;
     result->err = pipes[1].text;
-    if (started && enough_memory) {
-        return ACR_OK;
+    if (!enough_memory) {
+        child_result_free(result);
+        return acr__fail(ACR_NO_MEMORY, "%s: no memory for its output", argv[0]);
     }
-    child_result_free(result);
-    return started ? acr__fail(ACR_NO_MEMORY, "%s: no memory for its output", argv[0])
-                   : acr__fail(ACR_IO, "%s: %s", argv[0], strerror(reason));
+    return ACR_OK;
 }
 
 acr_status child_run(child_result *out, const char *const *argv, const char *input, double limit_s)
 {
-    int fds[7] = {-1, -1, -1, -1, -1, -1, -1};
+    int ends[ENDS] = {-1, -1, -1, -1, -1};
     *out = (child_result){.exit_code = -1};
-    fds[0] = input_file(input);
-    acr_status status = ACR_OK;
-    if (fds[0] < 0 || pipe2(fds + 1, O_CLOEXEC) != 0 || pipe2(fds + 3, O_CLOEXEC) != 0 ||
-        pipe2(fds + 5, O_CLOEXEC) != 0) {
-        status = acr__fail(ACR_IO, "%s: %s", argv[0], strerror(errno));
-    } else {
-        status = start_and_wait(out, argv, fds, limit_s);
-    }
-    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; ++i) {
-        if (fds[i] >= 0) {
-            close(fds[i]);
-        }
+    ends[IN] = input_file(input);
+    acr_status status = ends[IN] < 0 || pipe2(ends + OUT_READ, O_CLOEXEC) != 0 || pipe2(ends + ERR_READ, O_CLOEXEC) != 0
+                            ? acr__fail(ACR_IO, "%s: %s", argv[0], strerror(errno))
+                            : start_and_wait(out, argv, ends, limit_s);
+    for (int i = 0; i < ENDS; ++i) {
+        close_end(&ends[i]);
     }
     return status;
 }

@@ -1,4 +1,4 @@
-/* Child processes: what they print, how they end, and a limit on their time. */
+/* Child processes (process.h) whose output is wanted: what they print and how they end; and where programs are. */
 #ifndef WORKBENCH_CHILD_H
 #define WORKBENCH_CHILD_H
 

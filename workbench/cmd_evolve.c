@@ -29,6 +29,7 @@ enum {
     ID_INSIGHTS,
     ID_PEERS,
     ID_PYTHON_PATH,
+    ID_NO_PROFILE,
     ID_TREE
 };
 
@@ -46,10 +47,11 @@ static const option_spec options[] = {
     {ID_INSIGHTS, "insights", "FILE", "a text that an external proposer is told"},
     {ID_PEERS, "peers", "torch", "time PyTorch beside the first slice, for the record"},
     {ID_PYTHON_PATH, "python-path", "DIR", "with --peers: where the Python package is"},
+    {ID_NO_PROFILE, "no-profile", NULL, "cuda: take no Nsight Compute counters of the elites"},
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
-    {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself; cpu only"},
+    {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself"},
     {0, NULL, NULL, NULL},
 };
 
@@ -72,7 +74,7 @@ static const command_spec spec = {
 typedef struct request {
     definition definition; /* what of it the options say */
     bool fixed;            /* an option that is fixed when a run begins was given */
-    bool resume, peers;
+    bool resume, peers, no_profiles;
     const char *store, *from, *insights, *python_path, *tree;
     double time_s, proposer_timeout_s;
 } request;
@@ -160,6 +162,9 @@ static bool take_option(void *arg, int id, const char *value)
         return r->peers;
     case ID_PYTHON_PATH:
         r->python_path = value;
+        return true;
+    case ID_NO_PROFILE:
+        r->no_profiles = true;
         return true;
     case ID_TREE:
         r->tree = value;
@@ -250,9 +255,6 @@ static int define(request *r, const common_options *common, const char *tree)
     d->generation = d->generation ? d->generation : d->proposer[0] ? 1 : GENERATION_DEFAULT;
     choose_seeds(d);
     acr_status status = r->from ? definition_set_incumbent(d, r->from) : ACR_OK;
-    if (status == ACR_OK && d->clock == GATES_CLOCK_MODEL && device->backend != ACR__CPU) {
-        status = acr__fail(ACR_UNSUPPORTED, "--clock model is for the cpu backend");
-    }
     if (status == ACR_OK && d->proposer[0] && d->generation != 1) {
         status = acr__fail(ACR_INVALID, "--generation is 1 with an external proposer");
     }
@@ -386,6 +388,7 @@ static int run(request *r, const common_options *common, const char *tree, store
         .folder = folder,
         .insights = insights,
         .peers_python = r->peers ? r->python_path : NULL,
+        .no_profiles = r->no_profiles,
         .time_s = r->time_s,
         .proposer_timeout_s = r->proposer_timeout_s,
         .ordinal = common->device,

@@ -10,11 +10,11 @@
 
 #include "command.h"
 #include "evolve/definition.h"
-#include "evolve/process.h"
 #include "evolve/store.h"
 #include "evolve/tree.h"
 #include "files.h"
 #include "options.h"
+#include "process.h"
 #include "wisdom_device.h"
 
 enum {

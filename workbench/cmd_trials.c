@@ -160,6 +160,26 @@ static void print_named(const char *title, const json_t *rows)
     }
 }
 
+/* Of each problem the counters and what they say, or why there are none. */
+static void print_profiles(const json_t *profiles)
+{
+    for (size_t i = 0; i < json_array_size(profiles); ++i) {
+        const json_t *p = json_array_get(profiles, i);
+        const char *name = NULL;
+        json_t *value = NULL;
+        printf("profile of %s: %s, %s%s%s\n", text_of(p, "problem"), text_of(p, "status"), text_of(p, "tool"),
+               *text_of(p, "detail") ? ": " : "", text_of(p, "detail"));
+        if (*text_of(p, "diagnosis")) {
+            printf("  %s\n ", text_of(p, "diagnosis"));
+            json_object_foreach(json_object_get(p, "counters"), name, value)
+            {
+                printf(" %s %.6g", name, json_number_value(value));
+            }
+            putchar('\n');
+        }
+    }
+}
+
 static void print_trial(const json_t *trial)
 {
     printf("trial %lld, %s by %s, round %lld\n", (long long)json_integer_value(json_object_get(trial, "id")),
@@ -185,7 +205,7 @@ static void print_trial(const json_t *trial)
                100.0 * number_of(trial, "noise_floor"));
     }
     print_named("resources", json_object_get(trial, "resources"));
-    print_named("profile", json_object_get(trial, "profile"));
+    print_profiles(json_object_get(trial, "profile"));
     print_timings(trial);
     print_cases(trial);
     if (*text_of(trial, "source_text")) {

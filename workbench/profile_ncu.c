@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "child.h"
 #include "command.h"
 
 static const struct {
@@ -35,6 +34,11 @@ const char *profile_status_name(profile_status status)
 int profile_status_exit(profile_status status)
 {
     return statuses[status].exit_code;
+}
+
+bool profile_status_is_machines(profile_status status)
+{
+    return status == PROFILE_NO_TOOL || status == PROFILE_NO_PERMISSION || status == PROFILE_DRIVER;
 }
 
 profile_status profile_fail(profile_status *status, char detail[PROFILE_TEXT_BYTES], profile_status is,
@@ -223,16 +227,21 @@ static void read_version(profile_run *out, const char *ncu, double limit_s)
     child_result_free(&result);
 }
 
+/* What does not change between attempts. */
+typedef struct tool_call {
+    const char *ncu, *kernel;
+    profile_runner *run;
+    void *arg;
+    double limit_s;
+} tool_call;
+
 /* One attempt. Returns how many metrics were taken off the list, when it is worth another one. */
-static int attempt(profile_run *out, metric_list *list, const char *ncu, const char *const *target, double limit_s)
+static int attempt(profile_run *out, metric_list *list, const tool_call *call)
 {
-    enum {
-        OPTIONS_MAX = 48
-    };
     char skip[16];
     char *metrics = joined(list);
     snprintf(skip, sizeof skip, "%d", PROFILE_WARM_UPS);
-    const char *const options[] = {ncu,
+    const char *const options[] = {call->ncu,
                                    "--csv",
                                    "--page",
                                    "raw",
@@ -245,30 +254,25 @@ static int attempt(profile_run *out, metric_list *list, const char *ncu, const c
                                    "--kernel-name-base",
                                    "function",
                                    "--kernel-name",
-                                   target[0],
+                                   call->kernel,
                                    "--launch-skip",
                                    skip,
                                    "--launch-count",
                                    "1",
                                    "--metrics",
-                                   metrics};
-    const char *arguments[OPTIONS_MAX] = {NULL};
-    size_t count = sizeof options / sizeof options[0];
-    memcpy(arguments, options, sizeof options);
-    for (size_t i = 1; target[i] && count < OPTIONS_MAX - 1; ++i) {
-        arguments[count++] = target[i];
-    }
+                                   metrics,
+                                   NULL};
     out->status = PROFILE_OK;
     out->detail[0] = '\0';
     child_result result;
     int dropped = 0;
-    if (!metrics || child_run(&result, arguments, NULL, limit_s) != ACR_OK) {
-        profile_fail(&out->status, out->detail, PROFILE_NO_TOOL, "%s cannot be run: %s", ncu,
+    if (!metrics || call->run(call->arg, options, &result) != ACR_OK) {
+        profile_fail(&out->status, out->detail, PROFILE_NO_TOOL, "%s cannot be run: %s", call->ncu,
                      metrics ? acr_last_error() : "out of memory");
     } else {
         metric_list before = *list;
         dropped = drop_unknown(list, result.err) + drop_unknown(list, result.out);
-        judge(out, &result, target[0], limit_s);
+        judge(out, &result, call->kernel, call->limit_s);
         dropped = out->status == PROFILE_OK ? 0 : dropped; /* the rest was measured all the same */
         *list = dropped ? *list : before;
         child_result_free(&result);
@@ -277,10 +281,9 @@ static int attempt(profile_run *out, metric_list *list, const char *ncu, const c
     return dropped;
 }
 
-void profile_with_ncu(profile_run *out, const char *program, const char *kernel, const char *problem, int device,
-                      double limit_s)
+void profile_under_ncu(profile_run *out, const char *kernel, profile_runner *run, void *arg, double limit_s)
 {
-    char ncu[PATH_MAX], home[PATH_MAX] = "/usr/local/cuda/bin", ordinal[16];
+    char ncu[PATH_MAX], home[PATH_MAX] = "/usr/local/cuda/bin";
     *out = (profile_run){.status = PROFILE_OK, .counters = profile_no_counters()};
     const char *cuda_home = getenv("CUDA_HOME");
     if (cuda_home && *cuda_home) {
@@ -294,11 +297,44 @@ void profile_with_ncu(profile_run *out, const char *program, const char *kernel,
         return;
     }
     read_version(out, ncu, limit_s);
-    snprintf(ordinal, sizeof ordinal, "%d", device);
-    const char *const target[] = {kernel,      program, "profile",  "--launch", "-k",    kernel,
-                                  "--backend", "cuda",  "--device", ordinal,    problem, NULL};
+    const tool_call call = {ncu, kernel, run, arg, limit_s};
     metric_list list = all_metrics();
-    if (attempt(out, &list, ncu, target, limit_s) > 0 && list.count > 0) {
-        attempt(out, &list, ncu, target, limit_s);
+    if (attempt(out, &list, &call) > 0 && list.count > 0) {
+        attempt(out, &list, &call);
     }
+}
+
+/* ---- A kernel of the table, in `program profile --launch` ---- */
+
+typedef struct listed_launch {
+    const char *const *words;
+    double limit_s;
+} listed_launch;
+
+static acr_status run_listed(void *arg, const char *const *tool, child_result *out)
+{
+    enum {
+        WORDS_MAX = 48
+    };
+    const listed_launch *launch = arg;
+    const char *arguments[WORDS_MAX] = {NULL};
+    size_t count = 0;
+    for (; tool[count] && count < WORDS_MAX - 1; ++count) {
+        arguments[count] = tool[count];
+    }
+    for (size_t i = 0; launch->words[i] && count < WORDS_MAX - 1; ++i) {
+        arguments[count++] = launch->words[i];
+    }
+    return child_run(out, arguments, NULL, launch->limit_s);
+}
+
+void profile_with_ncu(profile_run *out, const char *program, const char *kernel, const char *problem, int device,
+                      double limit_s)
+{
+    char ordinal[16];
+    snprintf(ordinal, sizeof ordinal, "%d", device);
+    const char *const words[] = {program, "profile",  "--launch", "-k",    kernel, "--backend",
+                                 "cuda",  "--device", ordinal,    problem, NULL};
+    listed_launch launch = {words, limit_s};
+    profile_under_ncu(out, kernel, run_listed, &launch, limit_s);
 }

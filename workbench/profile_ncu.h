@@ -4,6 +4,7 @@
 
 #include <limits.h>
 
+#include "child.h"
 #include "profile_counters.h"
 
 /* What can come of a profile; each ends the command with its exit code and is named in its output. No status but OK
@@ -43,6 +44,15 @@ typedef struct profile_run {
  * NaN. */
 void profile_with_ncu(profile_run *out, const char *program, const char *kernel, const char *problem, int device,
                       double limit_s);
+
+/* Whether nothing can be profiled on this machine as it is, whatever the kernel. */
+bool profile_status_is_machines(profile_status status);
+
+/* The same for a launch of any program: run(arg, ...) starts the tool's command line (NULL-terminated) with the
+ * program's behind it, and returns what it printed as out->out and out->err, both malloc'd. The launch behind
+ * PROFILE_WARM_UPS others of the kernel is measured. Errors of run: it could not be started. */
+typedef acr_status profile_runner(void *arg, const char *const *tool, child_result *out);
+void profile_under_ncu(profile_run *out, const char *kernel, profile_runner *run, void *arg, double limit_s);
 
 /* Sets status and detail, formatted; returns the status. */
 profile_status profile_fail(profile_status *status, char detail[PROFILE_TEXT_BYTES], profile_status is,

@@ -924,7 +924,9 @@ static int take_body(parser *p)
     if (!end)
         return -1;
     memcpy(end->mnemonic, "ret", 4);
-    return resolve_labels(p);
+    if (resolve_labels(p))
+        return -1;
+    return renumber_registers(p->entry, p->instructions.items, (int)p->instructions.count) ? no_memory(p) : 0;
 }
 
 static int take_entry(parser *p)

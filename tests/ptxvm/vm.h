@@ -1,6 +1,7 @@
 /* Inside the PTX machine: programs, warps, CTAs, and what the files of it offer each other.
  *
  *     parse.c   text -> ptxvm_module            arith.c   scalar arithmetic, comparisons, conversions, moves
+ *     registers.c  fewer registers
  *     run.c     warps' control flow, the order  memory.c  ld, st, atom, red, cp.async; address checks
  *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
@@ -148,6 +149,10 @@ struct ptxvm_module {
 
 /* NULL where the module does not hold it. */
 const entry *find_entry(const ptxvm_module *module, const char *name);
+
+/* registers.c: gives the entry's registers new numbers, as few as it finds; its instructions go up to `end`. -1 = no
+ * memory. Operands of wgmma.mma_async keep a number of their own: they are read and written later. */
+int renumber_registers(entry *e, instruction *instructions, int end);
 
 executor find_executor_arith(instruction *instruction);
 executor find_executor_memory(instruction *instruction);

@@ -6,8 +6,8 @@
     export CHAT_KEY=...                           # sent as a bearer token; may be unset for a local server
     acromion evolve --proposer "python3 tools/proposers/chat.py" ...
 
-The prompt is made from the request alone. Options: --guidance task,elites,failures,history,effects,notes,sources names
-the parts of the request that the model sees (leave parts out to learn what each is worth: the store keeps the request,
+The prompt is made from the request alone. Options: --guidance task,elites,profiles,failures,history,effects,notes,
+sources names the parts of the request that the model sees (leave parts out to learn what each is worth: the store keeps the request,
 and the answer's rationale says which parts were shown); --temperature; --timeout seconds; --show prints the prompt
 instead.
 """
@@ -18,7 +18,7 @@ import sys
 import urllib.error
 import urllib.request
 
-PARTS = ["task", "elites", "failures", "history", "effects", "notes", "sources"]
+PARTS = ["task", "elites", "profiles", "failures", "history", "effects", "notes", "sources"]
 ANSWER_BYTES_MAX = 1 << 20
 
 SYSTEM = """You improve attention kernels by measurement. You are given a task, the spaces of parameters that may be \
@@ -35,13 +35,27 @@ def section(title, content):
     return f"## {title}\n{text}\n"
 
 
+def without_profile(trial):
+    return {key: value for key, value in trial.items() if key != "profile"}
+
+
+def profiles_of(request):
+    """What hardware counters say of the incumbent and the elites, where there are some: by trial and problem."""
+    trials = [{"id": "the incumbent", **request["task"]["incumbent"]}, *request["elites"]]
+    return [{"trial": trial["id"], "problem": p["problem"], "diagnosis": p["diagnosis"], "counters": p["counters"]}
+            for trial in trials for p in trial.get("profile", []) if p["status"] == "OK"]
+
+
 def make_prompt(request, parts):
     """The user's message: the parts of the request that are wanted."""
     texts = [section("Spaces", request["spaces"]), section("Device", request["device"])]
     if "task" in parts:
-        texts.append(section("Task", request["task"]))
+        task = request["task"]
+        texts.append(section("Task", {**task, "incumbent": without_profile(task["incumbent"])}))
     if "elites" in parts:
-        texts.append(section("Best trials so far", request["elites"] or "none yet"))
+        texts.append(section("Best trials so far", [without_profile(t) for t in request["elites"]] or "none yet"))
+    if "profiles" in parts:
+        texts.append(section("What the hardware counters of one launch say", profiles_of(request) or "none were taken"))
     if "failures" in parts:
         texts.append(section("Latest failures", request["failures"] or "none"))
     if "history" in parts:

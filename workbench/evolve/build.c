@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "evolve/admission.h"
-#include "evolve/process.h"
 #include "files.h"
+#include "process.h"
 
 enum {
     ARGS_MAX = 96,

@@ -143,21 +143,62 @@ acr_status candidate_of_family(candidate *out, const char *family, const char *a
     return candidate_of_source(out, family, arch, parameters, NULL, NULL);
 }
 
-acr_status candidate_of_kernel(candidate *out, const char *kernel_name)
-{
-    static const struct {
-        const char *name, *family, *arch, *parameters;
-    } lines[] = {
+/* ---- The lines of kernels.def ---- */
+
+static const struct {
+    const char *name, *family, *arch, *parameters;
+} lines[] = {
 #define KERNEL(kernel, family_name, arch_name, ...) {#kernel, #family_name, #arch_name, #__VA_ARGS__},
 #include "kernels.def"
 #undef KERNEL
-    };
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; ++i) {
+};
+enum {
+    LINE_COUNT = sizeof lines / sizeof lines[0]
+};
+
+acr_status candidate_of_kernel(candidate *out, const char *kernel_name)
+{
+    for (size_t i = 0; i < LINE_COUNT; ++i) {
         if (strcmp(lines[i].name, kernel_name) == 0) {
             return candidate_of_family(out, lines[i].family, lines[i].arch, lines[i].parameters);
         }
     }
     return acr__fail(ACR_INVALID, "kernel: \"%.100s\" is not in kernels.def", kernel_name);
+}
+
+bool candidate_name_is_listed(const char *kernel_name)
+{
+    for (size_t i = 0; i < LINE_COUNT; ++i) {
+        if (strcmp(lines[i].name, kernel_name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool same_items(const parameter_list *a, const parameter_list *b)
+{
+    for (size_t i = 0; i < a->count && a->count == b->count; ++i) {
+        if (strcmp(a->items[i], b->items[i]) != 0) {
+            return false;
+        }
+    }
+    return a->count == b->count;
+}
+
+const char *candidate_listed_name(const char *family, const char *arch, const char *parameters)
+{
+    parameter_list wanted, of_line;
+    if (split_parameters(&wanted, parameters) != ACR_OK) {
+        return NULL;
+    }
+    for (size_t i = 0; i < LINE_COUNT; ++i) {
+        if (strcmp(lines[i].family, family) == 0 && strcmp(lines[i].arch, arch) == 0 &&
+            split_parameters(&of_line, lines[i].parameters) == ACR_OK && same_items(&wanted, &of_line)) {
+            return lines[i].name;
+        }
+    }
+    return NULL;
 }
 
 acr_status candidate_copy(candidate *out, const candidate *from)

@@ -32,6 +32,9 @@ acr_status candidate_of_source(candidate *out, const char *name, const char *arc
                                const char *source, const char *descriptor);
 /* The line of kernels.def with that name. Errors: ACR_INVALID for an unknown name; ACR_NO_MEMORY. */
 acr_status candidate_of_kernel(candidate *out, const char *kernel_name);
+/* The name of the line with this family, arch and set (in any order); NULL = none. */
+const char *candidate_listed_name(const char *family, const char *arch, const char *parameters);
+bool candidate_name_is_listed(const char *kernel_name);
 acr_status candidate_copy(candidate *out, const candidate *from);
 /* Frees the strings; a zeroed candidate is a no-op. */
 void candidate_free(candidate *c);

@@ -160,26 +160,45 @@ acr_status definition_note_spaces(definition *d, const space_list *spaces, const
     return status;
 }
 
+/* The digest that the run began with; NULL = the family had no part in it. */
+static const char *digest_of(const definition *d, const char *family)
+{
+    for (int i = 0; i < d->space_count; ++i) {
+        if (strcmp(d->spaces[i].family, family) == 0) {
+            return d->spaces[i].digest;
+        }
+    }
+    return NULL;
+}
+
+static void note_difference(char *out, size_t capacity, const char *family, const char *what)
+{
+    size_t length = strlen(out);
+    snprintf(out + length, capacity - length, "%s%s.space %s", length > 0 ? ", " : "", family, what);
+}
+
 acr_status definition_check_spaces(const definition *d, const space_list *spaces, const char *tree)
 {
-    definition now = {.problem_count = 0};
-    acr_status status = definition_note_spaces(&now, spaces, tree);
-    if (status != ACR_OK) {
-        return status;
-    }
-    for (int i = 0; i < now.space_count; ++i) {
-        bool known = false;
-        for (int k = 0; k < d->space_count; ++k) {
-            known = known || (strcmp(now.spaces[i].family, d->spaces[k].family) == 0 &&
-                              strcmp(now.spaces[i].digest, d->spaces[k].digest) == 0);
-        }
-        if (!known || now.space_count != d->space_count) {
-            return acr__fail(ACR_FORMAT,
-                             "the spaces are not those that the run began with (%s.space): begin another run",
-                             now.spaces[i].family);
+    char found[400] = "";
+    for (int i = 0; i < d->space_count; ++i) {
+        char digest[17];
+        if (tree_space_digest(digest, tree, d->spaces[i].family) != ACR_OK) {
+            note_difference(found, sizeof found, d->spaces[i].family, "is gone");
+        } else if (strcmp(digest, d->spaces[i].digest) != 0) {
+            note_difference(found, sizeof found, d->spaces[i].family, "has changed");
         }
     }
-    return ACR_OK;
+    for (int i = 0; spaces && i < spaces->count; ++i) {
+        if (!digest_of(d, spaces->items[i].family)) {
+            note_difference(found, sizeof found, spaces->items[i].family, "is new");
+        }
+    }
+    return found[0] ? acr__fail(ACR_FORMAT,
+                                "the spaces are not those that the run began with (%s), so its proposals would not "
+                                "follow from its seed any more: begin another run with another --store; `acromion "
+                                "trials` still reads this one",
+                                found)
+                    : ACR_OK;
 }
 
 acr_status definition_set_incumbent(definition *d, const char *text)

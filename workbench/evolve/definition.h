@@ -42,8 +42,8 @@ json_t *definition_json(const definition *d);
 /* Errors: ACR_FORMAT naming what is missing; ACR_NO_MEMORY. */
 acr_status definition_read(definition *out, const json_t *json);
 
-/* Notes the digests of the spaces that a run begins with; or checks them: ACR_FORMAT when a family's space is no longer
- * what it was. */
+/* Notes the digests of the spaces that a run begins with; or checks them: ACR_FORMAT naming each that has changed, is
+ * gone or, where the spaces of today are given (NULL = not known yet), is new. */
 acr_status definition_note_spaces(definition *d, const space_list *spaces, const char *tree);
 acr_status definition_check_spaces(const definition *d, const space_list *spaces, const char *tree);
 

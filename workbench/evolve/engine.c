@@ -10,14 +10,15 @@
 #include <unistd.h>
 
 #include "environment.h"
+#include "evolve/elites.h"
 #include "evolve/incumbent.h"
 #include "evolve/parametric.h"
-#include "evolve/process.h"
 #include "evolve/request.h"
 #include "evolve/screen.h"
 #include "evolve/tree.h"
 #include "json.h"
 #include "parallel.h"
+#include "process.h"
 #include "progress.h"
 #include "watch.h"
 
@@ -40,7 +41,8 @@ typedef struct engine {
     trial_result control;
     int64_t slice;
     screen screen;
-    double started_s, longest_prepare_s, longest_judge_s;
+    double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
+    bool profiles; /* of elites are wanted, and to be had */
     trial_arm judging;
 } engine;
 
@@ -135,19 +137,48 @@ static acr_status open_gates(engine *e)
     return gates_open(&e->gates, &setup);
 }
 
-/* The lines of the table that are points of the spaces: what both arms begin with. */
-static int list_seeds(const space_list *spaces, genome seeds[SEEDS_MAX])
+/* The logarithm of what the cost models think of a kernel on all the problems; infinity where it cannot run one. */
+static double modelled_cost(const definition *d, const acr__kernel *kernel, const acr__device *device)
 {
+    double sum = 0.0;
+    for (size_t i = 0; i < d->problem_count; ++i) {
+        const acr_problem *p = &d->problems[i].problem;
+        sum += acr__why_not(kernel, p, device) ? INFINITY : d->problems[i].weight * log(kernel->cost(p, device));
+    }
+    return sum;
+}
+
+static bool line_is_point(const space_list *spaces, const acr__kernel *kernel, genome *out)
+{
+    candidate c = {.family = NULL};
+    bool wanted = kernel->dtype == spaces->scene.problems[0].dtype && candidate_of_kernel(&c, kernel->name) == ACR_OK &&
+                  fold_point(spaces, c.family, c.arch, c.parameters, out) && genome_legal(spaces, out);
+    candidate_free(&c);
+    return wanted;
+}
+
+/* The lines of the table that are points of the spaces, those that the cost models like best: what both arms begin
+ * with. */
+static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX])
+{
+    double costs[SEEDS_MAX];
     int count = 0;
-    for (size_t i = 0; i < acr__kernel_count && count < SEEDS_MAX; ++i) {
-        candidate c = {.family = NULL};
+    for (size_t i = 0; i < acr__kernel_count; ++i) {
         genome g;
-        bool wanted = acr__kernels[i]->dtype == spaces->scene.problems[0].dtype &&
-                      candidate_of_kernel(&c, acr__kernels[i]->name) == ACR_OK &&
-                      fold_point(spaces, c.family, c.arch, c.parameters, &g) && genome_legal(spaces, &g);
-        candidate_free(&c);
-        if (wanted) {
-            seeds[count++] = g;
+        double cost = line_is_point(spaces, acr__kernels[i], &g)
+                          ? modelled_cost(d, acr__kernels[i], spaces->scene.device)
+                          : INFINITY;
+        int at = count;
+        for (; at > 0 && cost < costs[at - 1]; --at) {
+            if (at < SEEDS_MAX) {
+                costs[at] = costs[at - 1];
+                seeds[at] = seeds[at - 1];
+            }
+        }
+        if (at < SEEDS_MAX && isfinite(cost)) {
+            costs[at] = cost;
+            seeds[at] = g;
+            count += count < SEEDS_MAX;
         }
     }
     return count;
@@ -170,7 +201,7 @@ static acr_status open_spaces(engine *e)
     for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
         parametric *p = &e->arms[arm];
         *p = (parametric){.spaces = &e->spaces, .seed = d->seed, .control = arm == ARM_CONTROL};
-        p->seed_count = d->from ? 0 : list_seeds(&e->spaces, p->seeds);
+        p->seed_count = d->from ? 0 : list_seeds(d, &e->spaces, p->seeds);
     }
     return status;
 }
@@ -194,8 +225,9 @@ static acr_status begin_slice(engine *e)
 static acr_status run_control(engine *e)
 {
     gates_control(e->gates, &e->control);
-    if (e->control.status == TRIAL_HARNESS_FAILED) {
-        return acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s", e->control.detail);
+    if (e->control.status != TRIAL_VALID) { /* without it there is no noise floor, and no trial means anything */
+        return acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s", trial_status_name(e->control.status),
+                         e->control.detail);
     }
     return store_slice_control(e->request->store, e->slice, &e->control);
 }
@@ -567,23 +599,34 @@ static bool take_candidate(void *arg, const trial_view *v)
     return false;
 }
 
-static acr_status confirm(engine *e, int64_t trial)
+/* Compiles a trial anew, under a name of its own. *a is NULL where that failed, which result says. */
+static acr_status prepare_again(engine *e, int64_t trial, char purpose, artefact **a, trial_result *result)
 {
     wanted_candidate w = {.trial = trial, .status = ACR_INVALID};
-    int round = 0;
     char name[32];
-    trial_result result;
-    artefact *a = NULL;
+    *a = NULL;
     acr_status status = store_trials(e->request->store, take_candidate, &w);
     status = status == ACR_OK ? w.status : status;
     if (status == ACR_OK) {
-        status = store_confirmation_count(e->request->store, &round);
+        snprintf(name, sizeof name, "%c%lld", purpose, (long long)trial);
+        gates_prepare(a, e->gates, &w.candidate, name, result);
+        candidate_free(&w.candidate);
+    }
+    return status;
+}
+
+static acr_status confirm(engine *e, int64_t trial)
+{
+    int round = 0;
+    trial_result result;
+    artefact *a = NULL;
+    acr_status status = store_confirmation_count(e->request->store, &round);
+    if (status == ACR_OK) {
+        status = prepare_again(e, trial, 'c', &a, &result);
     }
     if (status != ACR_OK) {
         return status;
     }
-    snprintf(name, sizeof name, "c%lld", (long long)trial);
-    gates_prepare(&a, e->gates, &w.candidate, name, &result);
     if (a) {
         trial_result_free(&result);
         gates_confirm(e->gates, a, round, &result);
@@ -597,7 +640,6 @@ static acr_status confirm(engine *e, int64_t trial)
     }
     trial_result_free(&result);
     artefact_free(a);
-    candidate_free(&w.candidate);
     return status;
 }
 
@@ -626,6 +668,51 @@ static acr_status confirm_winners(engine *e, engine_end *end)
     return status;
 }
 
+/* ---- Profiles of elites ---- */
+
+/* Of the incumbent (0) or a trial. */
+static acr_status profile_one(engine *e, int64_t trial)
+{
+    const elite_profiler profiler = {e->gates, e->request->store, e->slice, e->definition, e->request->stop};
+    const double start_s = monotonic_s();
+    artefact *a = NULL;
+    trial_result result;
+    trial_result_init(&result);
+    acr_status status = trial > 0 ? prepare_again(e, trial, 'p', &a, &result) : ACR_OK;
+    if (status == ACR_OK && trial > 0 && !a) { /* it was compiled before */
+        status = acr__fail(ACR_DEVICE_FAULT, "trial %lld, for its profile: %s", (long long)trial, result.detail);
+    }
+    if (status == ACR_OK) {
+        status = elites_profile(&profiler, trial, a, &e->profiles);
+    }
+    trial_result_free(&result);
+    artefact_free(a);
+    e->longest_profile_s = fmax(e->longest_profile_s, monotonic_s() - start_s);
+    return status;
+}
+
+/* All that are wanted now; *end is set when there was no time for one. */
+static acr_status profile_elites(engine *e, engine_end *end)
+{
+    int64_t trial = 0;
+    acr_status status = ACR_OK;
+    while (e->profiles && status == ACR_OK) {
+        status = elites_next(&trial, e->request->store, &e->fold.learnt[ARM_SEARCH]);
+        if (status != ACR_OK || trial < 0) {
+            return status;
+        }
+        if (stopped(e) || out_of_time(e, e->longest_prepare_s + e->longest_profile_s)) {
+            *end = stopped(e) ? ENGINE_INTERRUPTED : ENGINE_TIME;
+            return ACR_OK;
+        }
+        char now[64];
+        snprintf(now, sizeof now, "counters of trial %lld", (long long)trial);
+        screen_draw(&e->screen, &e->fold, now);
+        status = profile_one(e, trial);
+    }
+    return status;
+}
+
 /* ---- The run ---- */
 
 static bool budget_left(const engine *e)
@@ -650,6 +737,12 @@ static acr_status search(engine *e, engine_end *end)
             *end = ENGINE_PROPOSER;
             return ACR_OK;
         }
+        if (e->fold.flight_count == 0 && e->definition->proposer[0]) { /* which is told of them */
+            status = profile_elites(e, end);
+            if (status != ACR_OK || *end != ENGINE_COMPLETE) {
+                return status;
+            }
+        }
         status = e->fold.flight_count == 0 ? propose_round(e) : ACR_OK;
         if (status == ACR_OK && e->fold.flight_count > 0) {
             status = fly(e, end);
@@ -658,7 +751,8 @@ static acr_status search(engine *e, engine_end *end)
             return status;
         }
     }
-    return status == ACR_OK ? confirm_winners(e, end) : status;
+    status = status == ACR_OK ? confirm_winners(e, end) : status;
+    return status == ACR_OK && *end == ENGINE_COMPLETE ? profile_elites(e, end) : status;
 }
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
@@ -719,12 +813,16 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     e->request = request;
     e->definition = request->definition;
     e->started_s = monotonic_s();
+    e->profiles = strcmp(request->definition->backend, "cuda") == 0 && !request->no_profiles;
     trial_result_init(&e->control);
     if (mkdir(request->folder, 0777) != 0 && access(request->folder, W_OK) != 0) {
         free(e);
         return acr__fail(ACR_IO, "%s: cannot be made", request->folder);
     }
-    acr_status status = open_gates(e);
+    acr_status status = definition_check_spaces(e->definition, NULL, request->tree); /* before anything is compiled */
+    if (status == ACR_OK) {
+        status = open_gates(e);
+    }
     if (status == ACR_OK) {
         status = run_slice(e, end);
     }

@@ -24,6 +24,7 @@ typedef struct engine_request {
     const char *folder;       /* for artefacts; made, and removed at the end */
     const char *insights;     /* the user's notes for external proposers; NULL = none */
     const char *peers_python; /* measure PyTorch beside the slice: the folder of the module, "" = wherever; NULL = no */
+    bool no_profiles;         /* of elites, on a GPU */
     double time_s;            /* 0 = no limit */
     double proposer_timeout_s;
     int32_t ordinal; /* of the device */

@@ -14,11 +14,13 @@
 #ifndef WORKBENCH_EVOLVE_GATES_H
 #define WORKBENCH_EVOLVE_GATES_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "evolve/candidate.h"
+#include "process.h"
 #include "stats.h"
 
 /* ---- Results ---- */
@@ -132,7 +134,7 @@ typedef struct gates_problem {
 
 typedef enum gates_clock {
     GATES_CLOCK_REAL,
-    /* For tests of the search, cpu only: nothing is timed; samples are what the description's `cost` says for a fixed
+    /* For tests of the search: nothing is timed; samples are what the description's `cost` says for a fixed
      * machine (a source: a function of its identity), with noise from the identity, the problem and the seeds. The same
      * candidate gets the same figures in every run. */
     GATES_CLOCK_MODEL
@@ -202,17 +204,21 @@ void gates_run(gates *g, const candidate *c, const char *trial, trial_result *re
  * UNCONFIRMED when the interval does not exclude 1 / (1 + noise floor) .. 1 + noise floor, or what else happened. */
 void gates_confirm(gates *g, const artefact *a, int round, trial_result *result);
 
-/* Counters of an elite: runs it GATES_PROFILE_LAUNCHES times on each problem, in order, in a child that `profiler` (a
- * NULL-terminated command line, to which the child's is added) wraps; the kernel's name there is GATES_PROFILE_KERNEL.
- * What the profiler prints goes to the file that log names, which the caller reads; nothing is timed. For cuda: a
- * foreign CPU kernel has no business outside of its sandbox. result is initialised by it; VALID, or HARNESS_FAILED with
- * the reason. */
+/* Counters of an elite: runs it GATES_PROFILE_LAUNCHES times on one of the problems in a child that `profiler` (a
+ * NULL-terminated command line, to which the child's is added) wraps, for at most timeout_s; the kernel's name there is
+ * GATES_PROFILE_KERNEL. What the profiler prints goes to a file, which the caller reads; nothing is timed. a: NULL = the
+ * incumbent. For cuda: a foreign CPU kernel has no business outside of its sandbox. */
 enum {
     GATES_PROFILE_LAUNCHES = 21
 };
 #define GATES_PROFILE_KERNEL "acr_candidate"
-void gates_profile(gates *g, const artefact *a, const char *const *profiler, char *log, size_t log_bytes,
-                   trial_result *result);
+typedef struct gates_profiled {
+    trial_result result;     /* VALID: all launches were made; or HARNESS_FAILED with the reason */
+    process_outcome outcome; /* of the profiler; code -1 where it was not started */
+    char log[PATH_MAX];      /* the file's path; "" where there is none */
+} gates_profiled;
+void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t problem, const char *const *profiler,
+                   double timeout_s);
 
 /* The incumbent against itself, which sets the noise floor of all later comparisons (1 % before). */
 void gates_control(gates *g, trial_result *result);

@@ -6,8 +6,8 @@
 #include "evolve/archive.h"
 
 enum {
-    SEEDS_MAX = 64,
-    PARAMETRIC_FIRST = 8 /* proposals before any parent is chosen: the seeds, and random points where they are fewer */
+    PARAMETRIC_FIRST = 8, /* proposals before any parent is chosen: the seeds, and random points where they are fewer */
+    SEEDS_MAX = PARAMETRIC_FIRST
 };
 
 typedef struct proposal {

@@ -8,12 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
+#include "process.h"
 #include "progress.h"
 
 const char *proposer_status_name(proposer_status status)
@@ -121,44 +119,32 @@ static void close_end(conversation *c, int end)
     }
 }
 
-/* After fork: only what is safe there. */
-static void become(const char *command, int pipes[PIPES][2])
+/* Errors: those of process_start; ACR_IO without pipes. */
+static acr_status start(conversation *c, const char *command, double timeout_s)
 {
-    static const int standard[PIPES] = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int i = 0; i < PIPES; ++i) {
-        dup2(pipes[i][i == END_IN ? 0 : 1], standard[i]);
-    }
-    signal(SIGPIPE, SIG_DFL);
-    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-    _exit(127);
-}
-
-static bool start(conversation *c, const char *command)
-{
-    int pipes[PIPES][2];
-    int made = 0;
+    const char *const argv[] = {"/bin/sh", "-c", command, NULL};
+    const process_limits limits = {.wall_s = timeout_s};
+    int pipes[PIPES][2], theirs[PIPES], made = 0;
     while (made < PIPES && pipe2(pipes[made], O_CLOEXEC) == 0) {
         ++made;
     }
-    c->pid = made == PIPES ? fork() : -1;
-    if (c->pid == 0) {
-        become(command, pipes);
-    }
     for (int i = 0; i < made; ++i) {
-        int ours = i == END_IN ? 1 : 0;
-        close(pipes[i][1 - ours]);
+        const int ours = i == END_IN ? 1 : 0;
+        theirs[i] = pipes[i][1 - ours];
         c->ends[i] = pipes[i][ours];
-        if (c->pid < 0) {
+    }
+    acr_status status = made == PIPES ? process_start(&c->pid, argv, NULL, theirs, &limits)
+                                      : acr__fail(ACR_IO, "no pipes for the proposer: %s", strerror(errno));
+    for (int i = 0; i < made; ++i) {
+        close(theirs[i]);
+        if (status != ACR_OK) {
             close_end(c, i);
         }
     }
-    if (c->pid > 0) {
-        setpgid(c->pid, c->pid); /* whichever of the two is first */
+    if (status == ACR_OK) {
         fcntl(c->ends[END_IN], F_SETFL, O_NONBLOCK);
     }
-    return c->pid > 0;
+    return status;
 }
 
 static void write_some(conversation *c)
@@ -239,44 +225,25 @@ static proposer_status talk(conversation *c, double timeout_s, const volatile in
     return PROPOSER_ANSWERED;
 }
 
-/* Waits for the program itself; one that has closed its stdout has until end_s to leave. */
-static bool await(pid_t pid, double end_s, int *code)
+/* One that has closed its stdout has until end_s to leave; the others are ended at once. */
+static void finish(const conversation *c, proposer_status status, double end_s, const volatile int *stop,
+                   proposer_answer *out)
 {
-    for (;;) {
-        pid_t done = waitpid(pid, code, WNOHANG);
-        if (done == pid) {
-            return true;
-        }
-        if ((done < 0 && errno != EINTR) || monotonic_s() > end_s) {
-            return false;
-        }
-        const struct timespec pause = {0, 5000000};
-        nanosleep(&pause, NULL);
-    }
-}
-
-static void finish(conversation *c, proposer_status status, double end_s, proposer_answer *out)
-{
-    int code = 0;
-    bool left = status == PROPOSER_ANSWERED && await(c->pid, end_s, &code);
-    kill(-c->pid, SIGKILL); /* whatever it has started */
-    if (!left) {
-        while (waitpid(c->pid, &code, 0) < 0 && errno == EINTR) {
-        }
-    }
-    char what[sizeof out->detail];
+    process_outcome outcome;
+    char what[sizeof out->detail], how[96];
     const char *complaint = c->complaint_length > 0 ? c->complaint : "nothing on stderr";
-    if (status == PROPOSER_TIMEOUT || (status == PROPOSER_ANSWERED && !left)) {
-        snprintf(what, sizeof what, "it did not answer and end in its time; stderr: %s", complaint);
-        refuse(out, PROPOSER_TIMEOUT, what);
+    process_wait(&outcome, c->pid, status == PROPOSER_ANSWERED ? end_s : 0.0, stop);
+    process_outcome_text(how, &outcome);
+    if (status == PROPOSER_STOPPED || (status == PROPOSER_ANSWERED && outcome.end == PROCESS_STOPPED)) {
+        refuse(out, PROPOSER_STOPPED, "stopped");
     } else if (status == PROPOSER_FLOOD) {
         snprintf(what, sizeof what, "it wrote more than %d bytes", PROPOSER_ANSWER_BYTES_MAX - 1);
         refuse(out, PROPOSER_FLOOD, what);
-    } else if (status == PROPOSER_STOPPED) {
-        refuse(out, PROPOSER_STOPPED, "stopped");
-    } else if (!WIFEXITED(code) || WEXITSTATUS(code) != 0) {
-        snprintf(what, sizeof what, "%s %d; stderr: %s", WIFEXITED(code) ? "exit code" : "signal",
-                 WIFEXITED(code) ? WEXITSTATUS(code) : WTERMSIG(code), complaint);
+    } else if (status == PROPOSER_TIMEOUT || outcome.end == PROCESS_TIMED_OUT) {
+        snprintf(what, sizeof what, "it did not answer and end in its time; stderr: %s", complaint);
+        refuse(out, PROPOSER_TIMEOUT, what);
+    } else if (outcome.end != PROCESS_EXITED || outcome.code != 0) {
+        snprintf(what, sizeof what, "%s; stderr: %s", how, complaint);
         refuse(out, PROPOSER_CRASHED, what);
     } else {
         proposer_read(out);
@@ -291,8 +258,8 @@ void proposer_ask(proposer_answer *out, const char *command, const char *request
     *out = (proposer_answer){.status = PROPOSER_ANSWERED};
     c.text = calloc(1, PROPOSER_ANSWER_BYTES_MAX + 1);
     out->text = c.text;
-    if (!c.text || !start(&c, command)) {
-        refuse(out, PROPOSER_CRASHED, c.text ? strerror(errno) : "out of memory");
+    if (!c.text || start(&c, command, timeout_s) != ACR_OK) {
+        refuse(out, PROPOSER_CRASHED, c.text ? acr_last_error() : "out of memory");
         return;
     }
     void (*before)(int) = signal(SIGPIPE, SIG_IGN);
@@ -300,6 +267,6 @@ void proposer_ask(proposer_answer *out, const char *command, const char *request
     for (int i = 0; i < PIPES; ++i) {
         close_end(&c, i);
     }
-    finish(&c, status, end_s, out);
+    finish(&c, status, end_s, stop, out);
     signal(SIGPIPE, before);
 }

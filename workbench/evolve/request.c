@@ -15,9 +15,14 @@ enum {
 
 /* ---- The task ---- */
 
-static json_t *task_json(const request_inputs *in)
+static acr_status task_json(const request_inputs *in, json_t **out)
 {
     const definition *d = in->definition;
+    json_t *profile = NULL;
+    acr_status status = store_profile_json(in->store, 0, &profile);
+    if (status != ACR_OK) {
+        return status;
+    }
     json_t *problems = json_array();
     for (size_t i = 0; i < in->control->timing_count; ++i) {
         const trial_timing *t = &in->control->timings[i];
@@ -25,13 +30,15 @@ static json_t *task_json(const request_inputs *in)
                                                   "floor_us", json_number_or_null(t->floor_us), "incumbent_us",
                                                   json_number_or_null(t->incumbent.p50)));
     }
-    json_t *incumbent = json_pack("{s:s, s:s, s:s, s:s}", "kernel", d->incumbent_kernel, "family", d->incumbent.family,
-                                  "arch", d->incumbent.arch, "parameters", d->incumbent.parameters);
-    return json_pack("{s:s, s:o, s:o, s:o}", "goal",
+    json_t *incumbent =
+        json_pack("{s:s, s:s, s:s, s:s, s:o}", "kernel", d->incumbent_kernel, "family", d->incumbent.family, "arch",
+                  d->incumbent.arch, "parameters", d->incumbent.parameters, "profile", profile);
+    *out = json_pack("{s:s, s:o, s:o, s:o}", "goal",
                      "a kernel that runs all problems correctly in less time than the incumbent: the weighted "
                      "geometric mean of the speed-ups counts",
                      "problems", problems, "incumbent", incumbent, "noise_floor",
                      json_number_or_null(in->control->overall.noise_floor));
+    return ACR_OK;
 }
 
 static json_t *device_json(const acr__device *d)
@@ -76,9 +83,9 @@ static json_t *space_json(const space *s)
             rules, rule->name[0] ? json_pack("{s:s, s:s}", "let", rule->name, "is", rule->expression)
                                  : json_pack("{s:s, s:s}", "require", rule->expression, "reason", rule->reason));
     }
-    return json_pack("{s:s, s:o, s:s, s:s, s:I, s:o, s:o}", "family", s->family, "archs", archs, "fixed",
-                     s->dtype_parameters, "dim", s->dim.name, "dim_value", (json_int_t)s->dim_value, "parameters",
-                     parameters, "rules", rules);
+    return json_pack("{s:s, s:o, s:s, s:s, s:I, s:o, s:o}", "family", s->family, "archs", archs, "fixed", s->fixed,
+                     "dim", s->dim.name, "dim_value", (json_int_t)s->dim_value, "parameters", parameters, "rules",
+                     rules);
 }
 
 /* ---- Trials ---- */
@@ -246,6 +253,7 @@ acr_status request_make(char **out, const request_inputs *in)
 {
     const arm_counts *c = &in->fold->counts[ARM_SEARCH];
     json_t *spaces = json_array(), *history = json_array(), *elites = NULL, *failures = NULL, *sources = NULL;
+    json_t *task = NULL;
     for (int i = 0; i < in->spaces->count; ++i) {
         json_array_append_new(spaces, space_json(&in->spaces->items[i]));
     }
@@ -257,15 +265,18 @@ acr_status request_make(char **out, const request_inputs *in)
         status = sources_json(in, &sources);
     }
     if (status == ACR_OK) {
+        status = task_json(in, &task);
+    }
+    if (status == ACR_OK) {
         status = store_trials(in->store, add_history, history);
     }
     json_t *counts =
         json_pack("{s:I, s:I, s:I, s:I, s:i}", "proposed", (json_int_t)c->proposed, "distinct", (json_int_t)c->distinct,
                   "valid", (json_int_t)c->valid, "improved", (json_int_t)c->improved, "budget", in->definition->trials);
-    json_t *request = json_pack("{s:i, s:I, s:o, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o, s:o}", "protocol", 1, "trial",
-                                (json_int_t)in->trial, "task", task_json(in), "device", device_json(in->device),
-                                "counts", counts, "spaces", spaces, "elites", elites, "failures", failures, "sources",
-                                sources, "history", history, "insights", insights_json(in));
+    json_t *request = json_pack("{s:i, s:I, s:o*, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o, s:o}", "protocol", 1, "trial",
+                                (json_int_t)in->trial, "task", task, "device", device_json(in->device), "counts",
+                                counts, "spaces", spaces, "elites", elites, "failures", failures, "sources", sources,
+                                "history", history, "insights", insights_json(in));
     *out = status == ACR_OK && request ? json_dumps(request, JSON_INDENT(1)) : NULL;
     json_decref(request);
     return status == ACR_OK && !*out ? acr__fail(ACR_NO_MEMORY, "no memory for a request") : status;
@@ -316,20 +327,28 @@ static char *copy_member(const json_t *answer, const char *key)
     return json_is_object(value) ? json_dumps(value, JSON_COMPACT) : text ? strdup(text) : NULL;
 }
 
+static bool names_parameter(const char *set, const char *name, size_t length)
+{
+    for (const char *at = set + strspn(set, " "); *at; at += strspn(at, " ")) {
+        if (strncmp(at, name, length) == 0 && at[length] == '=') {
+            return true;
+        }
+        at += strcspn(at, " ");
+    }
+    return false;
+}
+
 /* Fixed parameters may be given or left out: they are added where they are missing. */
 static void complete_parameters(request_trial *t, const space *s)
 {
-    char dim[SPACE_NAME_MAX + 24], given[SPACE_PARAMETERS_MAX];
-    snprintf(given, sizeof given, "%s", t->parameters);
-    snprintf(dim, sizeof dim, "%s=", s->dim.name);
-    bool has_dim = strncmp(given, dim, strlen(dim)) == 0;
-    char inner[sizeof dim + 1];
-    snprintf(inner, sizeof inner, " %s", dim);
-    has_dim = has_dim || strstr(given, inner) != NULL;
-    snprintf(dim, sizeof dim, "%s=%lld", s->dim.name, (long long)s->dim_value);
-    bool has_dtype = !*s->dtype_parameters || strstr(given, s->dtype_parameters) != NULL;
-    snprintf(t->parameters, sizeof t->parameters, "%.400s%s%s%s%s", given, has_dim ? "" : " ", has_dim ? "" : dim,
-             has_dtype ? "" : " ", has_dtype ? "" : s->dtype_parameters);
+    char fixed[SPACE_PARAMETERS_MAX];
+    snprintf(fixed, sizeof fixed, "%s %s=%lld", s->fixed, s->dim.name, (long long)s->dim_value);
+    for (char *rest = NULL, *word = strtok_r(fixed, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        size_t length = strlen(t->parameters);
+        if (!names_parameter(t->parameters, word, strcspn(word, "="))) {
+            snprintf(t->parameters + length, sizeof t->parameters - length, " %s", word);
+        }
+    }
 }
 
 static void accept_set(request_trial *t, const space_list *spaces, const archive *proposed)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "evolve/candidate.h"
 #include "expression.h"
 #include "files.h"
 
@@ -112,6 +113,18 @@ static const char *read_dtype(space *s, char *rest)
     return "the type is none of f32 f16 bf16 e4m3";
 }
 
+/* none, or the parameter of the variants for packed batches. */
+static const char *read_packed(space *s, char *rest)
+{
+    const char *word = next_word(&rest);
+    if (!word || next_word(&rest) || (strcmp(word, "none") != 0 && !strchr(word, '='))) {
+        return "packed needs `none` or one NAME=value";
+    }
+    s->refuses_packed = strcmp(word, "none") == 0;
+    snprintf(s->packed_parameter, sizeof s->packed_parameter, "%s", s->refuses_packed ? "" : word);
+    return NULL;
+}
+
 /* What follows the '=' of a let, or a condition; the reason comes after '#'. */
 static const char *read_rule(space *s, bool let, char *rest, const char *comment)
 {
@@ -183,6 +196,12 @@ static const char *read_line(space *s, char *line)
     if (strcmp(directive, "dim") == 0) {
         return s->dim.count ? "a second head dim" : read_gene(&s->dim, rest);
     }
+    if (strcmp(directive, "v_dim") == 0) {
+        return s->v_dim.count ? "a second head dim of values" : read_gene(&s->v_dim, rest);
+    }
+    if (strcmp(directive, "packed") == 0) {
+        return read_packed(s, rest);
+    }
     if (strcmp(directive, "constant") == 0) {
         bool room = s->constant_count < (int)(sizeof s->constants / sizeof s->constants[0]);
         return room ? read_gene(&s->constants[s->constant_count++], rest) : "too many constants";
@@ -193,7 +212,7 @@ static const char *read_line(space *s, char *line)
     if (strcmp(directive, "let") == 0 || strcmp(directive, "require") == 0) {
         return read_rule(s, directive[0] == 'l', rest, comment ? comment : "");
     }
-    return "none of arch dtype dim constant macro micro let require";
+    return "none of arch dtype dim v_dim packed constant macro micro let require";
 }
 
 static acr_status read_text(space *out, const char *path, const char *text, size_t size)
@@ -251,28 +270,90 @@ static bool arch_runs(const char *arch, const acr__device *device)
     return end != arch && (*end == 'a' ? device->arch == capability : device->arch >= capability);
 }
 
-bool space_bind(space *s, const search_scene *scene, char reason[SPACE_REASON_MAX])
+/* The smallest value of a head dim's parameter that serves `wanted`; 0 = none. */
+static int64_t smallest_serving(const space_gene *dim, int64_t wanted)
 {
-    const acr_problem *p = &scene->problems[0];
-    s->scene = scene;
-    s->dtype_parameters = NULL;
+    int64_t value = 0;
+    for (int i = dim->count - 1; i >= 0 && dim->values[i] >= wanted; --i) {
+        value = dim->values[i];
+    }
+    return value;
+}
+
+static const char *dtype_parameter(const space *s, acr_dtype dtype)
+{
     for (int i = 0; i < s->dtype_count; ++i) {
-        if (s->dtypes[i].dtype == p->dtype) {
-            s->dtype_parameters = s->dtypes[i].parameters;
+        if (s->dtypes[i].dtype == dtype) {
+            return s->dtypes[i].parameters;
         }
     }
-    if (!s->dtype_parameters) {
-        snprintf(reason, SPACE_REASON_MAX, "%s does not serve this dtype", s->family);
-        return false;
+    return NULL;
+}
+
+static bool any_packed(const search_scene *scene, bool packed)
+{
+    for (size_t i = 0; i < scene->count; ++i) {
+        if (((scene->problems[i].flags & ACR_PACKED) != 0) == packed) {
+            return true;
+        }
     }
-    int64_t wanted = p->qk_dim > p->v_dim ? p->qk_dim : p->v_dim;
-    s->dim_value = 0;
-    for (int i = s->dim.count - 1; i >= 0 && s->dim.values[i] >= wanted; --i) {
-        s->dim_value = s->dim.values[i];
+    return false;
+}
+
+/* An empty text adds nothing. */
+static void append(char *out, size_t capacity, const char *separator, const char *text)
+{
+    size_t length = strlen(out);
+    if (*text) {
+        snprintf(out + length, capacity - length, "%s%s", length > 0 ? separator : "", text);
     }
+}
+
+/* Binds what the head dims decide. */
+static bool bind_dims(space *s, const acr_problem *p, char reason[SPACE_REASON_MAX])
+{
+    s->dim_value = smallest_serving(&s->dim, p->qk_dim > p->v_dim ? p->qk_dim : p->v_dim);
     if (!s->dim_value) {
         snprintf(reason, SPACE_REASON_MAX, "%s serves head dims up to %lld", s->family,
                  (long long)s->dim.values[s->dim.count - 1]);
+        return false;
+    }
+    const int64_t v_dim = s->v_dim.count > 0 ? smallest_serving(&s->v_dim, p->v_dim) : 0;
+    s->v_dim_value = v_dim > 0 && v_dim < s->dim_value ? v_dim : s->dim_value;
+    if (s->v_dim_value != s->dim_value) {
+        char text[SPACE_NAME_MAX + 24];
+        snprintf(text, sizeof text, "%s=%lld", s->v_dim.name, (long long)s->v_dim_value);
+        append(s->fixed, sizeof s->fixed, " ", text);
+    }
+    return true;
+}
+
+static bool bind_packed(space *s, char reason[SPACE_REASON_MAX])
+{
+    const bool some = any_packed(s->scene, true);
+    s->is_packed = s->packed_parameter[0] && some;
+    if (some && s->refuses_packed) {
+        snprintf(reason, SPACE_REASON_MAX, "%s takes no packed batches", s->family);
+    } else if (s->is_packed && any_packed(s->scene, false)) {
+        snprintf(reason, SPACE_REASON_MAX, "%s has variants for packed batches alone, and not all problems are packed",
+                 s->family);
+    } else {
+        append(s->fixed, sizeof s->fixed, " ", s->is_packed ? s->packed_parameter : "");
+        return true;
+    }
+    return false;
+}
+
+bool space_bind(space *s, const search_scene *scene, char reason[SPACE_REASON_MAX])
+{
+    const char *dtype = dtype_parameter(s, scene->problems[0].dtype);
+    s->scene = scene;
+    if (!dtype) {
+        snprintf(reason, SPACE_REASON_MAX, "%s does not serve this dtype", s->family);
+        return false;
+    }
+    snprintf(s->fixed, sizeof s->fixed, "%s", dtype);
+    if (!bind_dims(s, &scene->problems[0], reason) || !bind_packed(s, reason)) {
         return false;
     }
     for (int i = 0; i < s->arch_count; ++i) {
@@ -323,6 +404,10 @@ static bool lookup_choice(const names *n, const char *name, size_t length, int64
         *value = s->dim_value;
         return true;
     }
+    if (s->v_dim.count > 0 && same(name, length, s->v_dim.name)) {
+        *value = s->v_dim_value;
+        return true;
+    }
     return false;
 }
 
@@ -350,6 +435,7 @@ static bool lookup(void *arg, const char *name, size_t length, int64_t *value)
         {"qk_dim", p->qk_dim},
         {"v_dim", p->v_dim},
         {"masked", p->mask != ACR_MASK_NONE},
+        {"packed", (p->flags & ACR_PACKED) != 0},
         {"capability", d->arch},
         {"sm_count", d->sm_count},
         {"smem_per_cta_bytes", d->smem_per_cta_bytes},
@@ -401,12 +487,6 @@ bool space_legal(const space *s, const genome *g, char reason[SPACE_REASON_MAX])
 
 /* ---- Text ---- */
 
-static void append(char *out, size_t capacity, const char *separator, const char *text)
-{
-    size_t length = strlen(out);
-    snprintf(out + length, capacity - length, "%s%s", length > 0 ? separator : "", text);
-}
-
 static void append_value(char *out, size_t capacity, const char *separator, const char *name, int64_t value)
 {
     char text[64];
@@ -432,7 +512,7 @@ void space_parameters(const space *s, const genome *g, char out[SPACE_PARAMETERS
 {
     char dim[SPACE_NAME_MAX + 1];
     snprintf(dim, sizeof dim, "%s=", s->dim.name);
-    snprintf(out, SPACE_PARAMETERS_MAX, "%s", s->dtype_parameters);
+    snprintf(out, SPACE_PARAMETERS_MAX, "%s", s->fixed);
     append_value(out, SPACE_PARAMETERS_MAX, " ", dim, s->dim_value);
     append_genes(s, g, false, out);
 }
@@ -443,48 +523,72 @@ void space_cell(const space *s, const genome *g, char out[SPACE_PARAMETERS_MAX])
     append_genes(s, g, true, out);
 }
 
-static const space_gene *find_gene(const space *s, const genome *g, const char *name, int64_t *value)
+/* The value of a parameter, a constant or a let at a point; false where there is none of that name. */
+static bool value_at(const space *s, const genome *g, const char *name, int64_t *value)
 {
-    for (int i = 0; i < s->gene_count; ++i) {
-        if (strcmp(s->genes[i].name, name) == 0) {
-            *value = s->genes[i].values[g->choice[i]];
-            return &s->genes[i];
+    names n = {.space = s, .genome = g, .problem = &s->scene->problems[0]};
+    char error[EXPRESSION_ERROR_MAX];
+    for (; n.let_count < s->rule_count; ++n.let_count) {
+        const space_rule *rule = &s->rules[n.let_count];
+        if (rule->name[0] && !expression_eval(rule->expression, lookup, &n, &n.lets[n.let_count], error)) {
+            return false;
         }
     }
-    for (int i = 0; i < s->constant_count; ++i) {
-        if (strcmp(s->constants[i].name, name) == 0) {
-            *value = s->constants[i].values[0];
-            return &s->constants[i];
-        }
-    }
-    return NULL;
+    return lookup_choice(&n, name, strlen(name), value);
 }
 
-void space_kernel_name(const space *s, const genome *g, char out[WISDOM_KERNEL_MAX])
+/* A parameter that is on or off: its tag is a word of the name, without the value. */
+static bool is_switch(const space_gene *g)
+{
+    return g->count == 2 && g->values[0] == 0 && g->values[1] == 1;
+}
+
+/* By the naming rule. whole: defaults are in it, too. */
+static void compose_name(const space *s, const genome *g, bool whole, char out[WISDOM_KERNEL_MAX])
 {
     static const char *const dtype_names[] = {
         [ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
     const char *arch = s->archs[g->arch];
     int64_t q_tile = 0, kv_tile = 0, stages = 0;
-    find_gene(s, g, "Q_TILE", &q_tile);
-    find_gene(s, g, "KV_TILE", &kv_tile);
+    char traits[WISDOM_KERNEL_MAX] = "", words[WISDOM_KERNEL_MAX] = "";
+    value_at(s, g, "Q_TILE", &q_tile);
+    value_at(s, g, "KV_TILE", &kv_tile);
     snprintf(out, WISDOM_KERNEL_MAX, "%s_%s_d%lld_%lldx%lld", s->family, dtype_names[s->scene->problems[0].dtype],
              (long long)s->dim_value, (long long)q_tile, (long long)kv_tile);
-    if (find_gene(s, g, "STAGES", &stages)) {
+    if (value_at(s, g, "STAGES", &stages)) {
         append_value(out, WISDOM_KERNEL_MAX, "_", "s", stages);
     }
-    char traits[WISDOM_KERNEL_MAX] = "";
     for (int i = 0; i < s->gene_count; ++i) {
         const space_gene *gene = &s->genes[i];
         int64_t value = gene->values[g->choice[i]];
-        if (gene->tag[0] && !(gene->has_default && value == gene->default_value)) {
+        if (is_switch(gene)) {
+            append(words, sizeof words, "_", value ? gene->tag : "");
+        } else if (gene->tag[0] && (whole || !gene->has_default || value != gene->default_value)) {
             append_value(traits, sizeof traits, "", gene->tag, value);
         }
     }
-    if (traits[0]) {
-        append(out, WISDOM_KERNEL_MAX, "_", traits);
+    if (s->v_dim_value != s->dim_value) {
+        append_value(traits, sizeof traits, "", "v", s->v_dim_value);
     }
+    append(words, sizeof words, "_", s->is_packed ? "packed" : "");
+    append(out, WISDOM_KERNEL_MAX, "_", traits);
+    append(out, WISDOM_KERNEL_MAX, "_", words);
     append(out, WISDOM_KERNEL_MAX, isdigit((unsigned char)arch[0]) ? "_sm" : "_", arch);
+}
+
+void space_kernel_name(const space *s, const genome *g, char out[WISDOM_KERNEL_MAX])
+{
+    char parameters[SPACE_PARAMETERS_MAX];
+    space_parameters(s, g, parameters);
+    const char *listed = candidate_listed_name(s->family, s->archs[g->arch], parameters);
+    if (listed) {
+        snprintf(out, WISDOM_KERNEL_MAX, "%s", listed);
+        return;
+    }
+    compose_name(s, g, false, out);
+    if (candidate_name_is_listed(out)) {
+        compose_name(s, g, true, out);
+    }
 }
 
 /* ---- From text ---- */
@@ -499,21 +603,38 @@ static int index_of_value(const space_gene *g, int64_t value)
     return -1;
 }
 
+/* The n-th of the parameters that every set has, as a word; false after the last. */
+static bool fixed_word(const space *s, int n, char out[SPACE_TEXT_MAX])
+{
+    char text[SPACE_TEXT_MAX];
+    snprintf(text, sizeof text, "%s", s->fixed);
+    char *rest = text, *word = next_word(&rest);
+    for (; word && n > 0; --n) {
+        word = next_word(&rest);
+    }
+    snprintf(out, SPACE_TEXT_MAX, "%s", word ? word : "");
+    return word != NULL;
+}
+
 enum {
-    GIVEN_DTYPE = 1 << 30 /* beside a bit for each gene */
+    FIXED_BIT = 16 /* the first of those for fixed parameters, behind a bit for each gene */
 };
+_Static_assert((int)SPACE_GENES_MAX <= (int)FIXED_BIT, "bits of genes and of fixed parameters are apart");
 
 /* Takes NAME=value into the point; false with the reason. */
 static bool take_parameter(const space *s, genome *g, uint32_t *given, char *word, char reason[SPACE_REASON_MAX])
 {
-    if (strcmp(word, s->dtype_parameters) == 0) {
-        *given |= GIVEN_DTYPE;
-        return true;
+    char fixed[SPACE_TEXT_MAX];
+    for (int i = 0; fixed_word(s, i, fixed); ++i) {
+        if (strcmp(word, fixed) == 0) {
+            *given |= 1u << (FIXED_BIT + i);
+            return true;
+        }
     }
     char *equals = strchr(word, '=');
     int64_t value = 0;
     if (!equals || !parse_value(equals + 1, &value)) {
-        snprintf(reason, SPACE_REASON_MAX, "'%.60s' is not NAME=whole number, and not this type's parameter", word);
+        snprintf(reason, SPACE_REASON_MAX, "'%.60s' is not NAME=whole number, and not one of '%.80s'", word, s->fixed);
         return false;
     }
     *equals = '\0';
@@ -562,9 +683,12 @@ bool space_point(const space *s, const char *arch, const char *parameters, genom
             return false;
         }
     }
-    if (s->dtype_parameters[0] && !(given & GIVEN_DTYPE)) {
-        snprintf(reason, SPACE_REASON_MAX, "%s is missing", s->dtype_parameters);
-        return false;
+    char fixed[SPACE_TEXT_MAX];
+    for (int i = 0; fixed_word(s, i, fixed); ++i) {
+        if (!(given & 1u << (FIXED_BIT + i))) {
+            snprintf(reason, SPACE_REASON_MAX, "%s is missing", fixed);
+            return false;
+        }
     }
     for (int i = 0; i < s->gene_count; ++i) {
         const space_gene *gene = &s->genes[i];

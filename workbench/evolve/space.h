@@ -12,7 +12,7 @@ enum {
     SPACE_GENES_MAX = 12,
     SPACE_VALUES_MAX = 32,
     SPACE_ARCHS_MAX = 4,
-    SPACE_CONDITIONS_MAX = 24,
+    SPACE_CONDITIONS_MAX = 32,
     SPACE_NAME_MAX = 32,
     SPACE_TEXT_MAX = 200,
     SPACE_PARAMETERS_MAX = 512, /* "NAME=value NAME=value": as a line of kernels.def has them */
@@ -56,16 +56,20 @@ typedef struct space {
     int dtype_count;
     space_dtype dtypes[ACR_E4M3 + 1];
     space_gene dim;     /* the head dim's parameter: the smallest value that serves the problems */
+    space_gene v_dim;   /* of the values' head dim, where it has its own; count 0 = it is the head dim's */
     int constant_count; /* fixed in the source: for names and conditions */
     space_gene constants[4];
     int gene_count;
     space_gene genes[SPACE_GENES_MAX]; /* macro ones first */
     int rule_count;
     space_rule rules[SPACE_CONDITIONS_MAX];
+    bool refuses_packed;
+    char packed_parameter[SPACE_TEXT_MAX]; /* of the variants for packed batches alone; "" = they are like others */
     /* Bound by space_bind. */
     const search_scene *scene;
-    int64_t dim_value;
-    const char *dtype_parameters;
+    int64_t dim_value, v_dim_value;
+    bool is_packed;             /* packed_parameter is part of every set */
+    char fixed[SPACE_TEXT_MAX]; /* what every set has beside DIM and the genes: "BF16=1 V_DIM=128"; "" = nothing */
 } space;
 
 /* A point: which arch and which value of each gene, by index. */
@@ -88,7 +92,8 @@ bool space_legal(const space *s, const genome *g, char reason[SPACE_REASON_MAX])
 /* The -D set of a point, as a line of kernels.def has it. */
 void space_parameters(const space *s, const genome *g, char out[SPACE_PARAMETERS_MAX]);
 
-/* The kernel's name by the naming rule (docs/design.md, section 3), a function of its family, set and arch alone. */
+/* The kernel's name: that of the line of kernels.def with the same family, arch and set; else by the naming rule
+ * (docs/design.md, section 3), with defaults where a line has the shorter name for another set. */
 void space_kernel_name(const space *s, const genome *g, char out[WISDOM_KERNEL_MAX]);
 
 /* The cell of the archive a point belongs to: family, arch and macro choices. */

@@ -57,9 +57,15 @@ static const char schema[] =
     "  PRIMARY KEY (trial, phase, ordinal)) WITHOUT ROWID;"
     "CREATE TABLE gate_time (phase TEXT NOT NULL, trial INTEGER NOT NULL, gate TEXT NOT NULL, seconds REAL NOT NULL,"
     "  PRIMARY KEY (trial, phase, gate)) WITHOUT ROWID;"
-    "CREATE TABLE profile (trial INTEGER NOT NULL REFERENCES trial, name TEXT NOT NULL, value REAL,"
-    "  unit TEXT NOT NULL, PRIMARY KEY (trial, name)) WITHOUT ROWID;"
-    "PRAGMA user_version = 1;";
+    "PRAGMA user_version = 2;";
+
+/* Since version 2; %s: TEMP or nothing. profile was in version 1, always empty and with fewer columns. */
+static const char profile_schema[] =
+    "CREATE %s TABLE profiled (trial INTEGER NOT NULL, ordinal INTEGER NOT NULL, problem TEXT NOT NULL,"
+    "  status TEXT NOT NULL, detail TEXT NOT NULL, tool TEXT NOT NULL, diagnosis TEXT NOT NULL,"
+    "  slice INTEGER NOT NULL REFERENCES slice, at TEXT NOT NULL, PRIMARY KEY (trial, ordinal)) WITHOUT ROWID;"
+    "CREATE %s TABLE profile (trial INTEGER NOT NULL, ordinal INTEGER NOT NULL, name TEXT NOT NULL, value REAL,"
+    "  unit TEXT NOT NULL, PRIMARY KEY (trial, ordinal, name)) WITHOUT ROWID;";
 
 struct store {
     sqlite3 *db;
@@ -188,6 +194,18 @@ static acr_status query_int(store *s, const char *sql, int64_t *out)
 
 /* ---- Opening ---- */
 
+static acr_status run_script(store *s, const char *script)
+{
+    return sqlite3_exec(s->db, script, NULL, NULL, NULL) == SQLITE_OK ? ACR_OK : fail(s, "the schema");
+}
+
+static acr_status make_profile_tables(store *s, const char *kind)
+{
+    char script[sizeof profile_schema + 16];
+    snprintf(script, sizeof script, profile_schema, kind, kind);
+    return run_script(s, script);
+}
+
 static acr_status make_schema(store *s)
 {
     char pragma[64];
@@ -197,13 +215,27 @@ static acr_status make_schema(store *s)
         status = begin(s);
     }
     if (status == ACR_OK) {
-        status = sqlite3_exec(s->db, schema, NULL, NULL, NULL) == SQLITE_OK ? ACR_OK : fail(s, "the schema");
-        status = end(s, status);
+        status = run_script(s, schema);
+        status = end(s, status == ACR_OK ? make_profile_tables(s, "") : status);
     }
     return status;
 }
 
-static acr_status check_version(store *s)
+/* Version 1 as version 2: in the file where it may be written, else for this connection. */
+static acr_status upgrade(store *s, store_mode mode)
+{
+    if (mode == STORE_READ) {
+        return make_profile_tables(s, "TEMP");
+    }
+    acr_status status = begin(s);
+    if (status == ACR_OK) {
+        status = run_script(s, "DROP TABLE profile; PRAGMA user_version = 2;");
+        status = end(s, status == ACR_OK ? make_profile_tables(s, "") : status);
+    }
+    return status;
+}
+
+static acr_status check_version(store *s, store_mode mode)
 {
     int64_t application = 0, version = 0;
     acr_status status = query_int(s, "PRAGMA application_id", &application);
@@ -214,8 +246,9 @@ static acr_status check_version(store *s)
         return acr__fail(ACR_FORMAT, "%s: not a trial store", s->path);
     }
     return version == STORE_VERSION ? ACR_OK
-                                    : acr__fail(ACR_FORMAT, "%s: a trial store of version %lld, this program reads %d",
-                                                s->path, (long long)version, STORE_VERSION);
+           : version == 1           ? upgrade(s, mode)
+                          : acr__fail(ACR_FORMAT, "%s: a trial store of version %lld, this program reads %d", s->path,
+                                      (long long)version, STORE_VERSION);
 }
 
 static acr_status open_file(store *s, store_mode mode)
@@ -232,7 +265,7 @@ static acr_status open_file(store *s, store_mode mode)
     }
     sqlite3_busy_timeout(s->db, BUSY_TIMEOUT_MS);
     if (mode != STORE_CREATE) {
-        acr_status status = check_version(s);
+        acr_status status = check_version(s, mode);
         if (status != ACR_OK || mode == STORE_READ) {
             return status;
         }
@@ -587,6 +620,71 @@ acr_status store_confirmation_count(store *s, int *out)
     return status;
 }
 
+/* ---- Profiles ---- */
+
+static acr_status write_counter(store *s, const store_profile_row *row, const char *name, double value,
+                                const char *unit)
+{
+    return isnan(value) ? ACR_OK
+                        : execute(s, "INSERT INTO profile VALUES (?,?,?,?,?)", "iitnt", row->trial, row->ordinal, name,
+                                  value, unit);
+}
+
+static acr_status write_counters(store *s, const store_profile_row *row)
+{
+    const profile_counters *c = &row->run->counters;
+    acr_status status = ACR_OK;
+    for (int i = 0; i < COUNTER_COUNT && status == ACR_OK; ++i) {
+        status = write_counter(s, row, counter_infos[i].key, c->value[i], counter_infos[i].unit);
+    }
+    for (int i = 0; i < STALL_COUNT && status == ACR_OK; ++i) {
+        char name[64];
+        snprintf(name, sizeof name, "stall_%s", stall_infos[i].reason);
+        status = write_counter(s, row, name, c->stall[i], "warps");
+    }
+    return status;
+}
+
+static acr_status write_profile(store *s, int64_t slice, const store_profile_row *row)
+{
+    char date[24];
+    date_text(date);
+    acr_status status =
+        execute(s, "DELETE FROM profile WHERE trial = ? AND ordinal = ?", "ii", row->trial, row->ordinal);
+    if (status == ACR_OK) {
+        status = execute(s, "INSERT OR REPLACE INTO profiled VALUES (?,?,?,?,?,?,?,?,?)", "iitttttit", row->trial,
+                         row->ordinal, row->problem, profile_status_name(row->run->status), row->run->detail,
+                         row->run->tool, row->diagnosis, slice, date);
+    }
+    return status == ACR_OK && row->run->status == PROFILE_OK ? write_counters(s, row) : status;
+}
+
+acr_status store_profile(store *s, int64_t slice, const store_profile_row *row)
+{
+    acr_status status = begin(s);
+    return status == ACR_OK ? end(s, write_profile(s, slice, row)) : status;
+}
+
+acr_status store_is_profiled(store *s, int64_t trial, bool *out)
+{
+    sqlite3_stmt *statement = NULL;
+    acr_status status = prepare(s, &statement, "SELECT status FROM profiled WHERE trial = ?", "i", trial);
+    if (status != ACR_OK) {
+        return status;
+    }
+    bool any = false, machines = false;
+    while (next_row(s, statement, &status)) {
+        any = true;
+        for (int i = 0; i < PROFILE_STATUS_COUNT; ++i) {
+            bool same = strcmp(profile_status_name((profile_status)i), column_text(statement, 0)) == 0;
+            machines = machines || (same && profile_status_is_machines((profile_status)i));
+        }
+    }
+    sqlite3_finalize(statement);
+    *out = any && !machines;
+    return status;
+}
+
 /* ---- Reading trials ---- */
 
 static stats_verdict parse_verdict(const char *text)
@@ -775,6 +873,38 @@ static acr_status rows_json(store *s, const char *sql, int64_t argument, json_t 
     return status;
 }
 
+acr_status store_profile_json(store *s, int64_t trial, json_t **out)
+{
+    json_t *rows = NULL, *counters = NULL;
+    acr_status status = rows_json(s,
+                                  "SELECT ordinal, problem, status, detail, tool, diagnosis FROM profiled"
+                                  " WHERE trial = ? ORDER BY ordinal",
+                                  trial, &rows);
+    if (status == ACR_OK) {
+        status = rows_json(s, "SELECT ordinal, name, value FROM profile WHERE trial = ? ORDER BY ordinal, name", trial,
+                           &counters);
+    }
+    for (size_t i = 0; i < json_array_size(rows) && status == ACR_OK; ++i) {
+        json_t *row = json_array_get(rows, i), *named = json_object();
+        for (size_t k = 0; k < json_array_size(counters); ++k) {
+            const json_t *counter = json_array_get(counters, k);
+            if (json_equal(json_object_get(counter, "ordinal"), json_object_get(row, "ordinal"))) {
+                json_object_set(named, json_string_value(json_object_get(counter, "name")),
+                                json_object_get(counter, "value"));
+            }
+        }
+        json_object_del(row, "ordinal");
+        json_object_set_new(row, "counters", named);
+    }
+    json_decref(counters);
+    if (status != ACR_OK) {
+        json_decref(rows);
+        return status;
+    }
+    *out = rows;
+    return ACR_OK;
+}
+
 acr_status store_trial_json(store *s, int64_t id, bool samples, json_t **out)
 {
     static const char timings[] =
@@ -790,7 +920,6 @@ acr_status store_trial_json(store *s, int64_t id, bool samples, json_t **out)
         {"timings", samples ? "SELECT * FROM timing WHERE trial = ? AND phase <> 'control' ORDER BY phase DESC, ordinal"
                             : timings},
         {"gate_times", "SELECT phase, gate, seconds FROM gate_time WHERE trial = ? AND phase <> 'control'"},
-        {"profile", "SELECT name, value, unit FROM profile WHERE trial = ? ORDER BY name"},
         {"confirmations", "SELECT * FROM confirmation WHERE trial = ? ORDER BY round"},
     };
     json_t *rows = NULL;
@@ -809,6 +938,11 @@ acr_status store_trial_json(store *s, int64_t id, bool samples, json_t **out)
         json_t *part = NULL;
         status = rows_json(s, parts[i].sql, id, &part);
         json_object_set_new(trial, parts[i].name, part);
+    }
+    if (status == ACR_OK) {
+        json_t *profile = NULL;
+        status = store_profile_json(s, id, &profile);
+        json_object_set_new(trial, "profile", profile);
     }
     if (status != ACR_OK) {
         json_decref(trial);

@@ -11,9 +11,10 @@
 
 #include "evolve/archive.h"
 #include "evolve/gates.h"
+#include "profile_ncu.h"
 
 enum {
-    STORE_VERSION = 1,
+    STORE_VERSION = 2, /* 1, which had no profiles, is read, and becomes 2 when a run in it goes on */
     STORE_DIGEST_MAX = 33
 };
 
@@ -85,6 +86,19 @@ acr_status store_failure(store *s, int64_t slice, const trial_row *row, const tr
 /* A confirmation of a trial, valid or not. round counts the run's. */
 acr_status store_confirm(store *s, int64_t slice, int64_t trial, int round, const trial_result *result);
 
+/* What a profile of an elite on one of the run's problems gave: counters, or why there are none. Takes the place of an
+ * earlier one. */
+typedef struct store_profile_row {
+    int64_t trial, ordinal; /* 0 = the incumbent; the problem's place in the run */
+    const char *problem;
+    const profile_run *run;
+    const char *diagnosis; /* "" where there are no counters */
+} store_profile_row;
+acr_status store_profile(store *s, int64_t slice, const store_profile_row *row);
+
+/* Whether it has a profile, or a reason of its own why it has none: one that is not the machine's. */
+acr_status store_is_profiled(store *s, int64_t trial, bool *out);
+
 /* ---- Reading ---- */
 
 /* A trial's own row, strings valid during the visit. */
@@ -107,6 +121,9 @@ acr_status store_trials(store *s, store_visit *visit, void *arg);
 
 /* Everything about one trial, raw samples included when wanted. The caller decrefs. */
 acr_status store_trial_json(store *s, int64_t id, bool samples, json_t **out);
+/* The profiles of a trial (0 = the incumbent), a problem each: [{"problem", "status", "detail", "tool", "diagnosis",
+ * "counters": {name: number}}]. The caller decrefs. */
+acr_status store_profile_json(store *s, int64_t trial, json_t **out);
 /* Its whole source, malloc'd; NULL when it is a family's parameter set. */
 acr_status store_trial_source(store *s, int64_t id, char **out);
 /* The slices, with their environments, controls and peers. */

@@ -11,7 +11,7 @@
 enum {
     CURVE_MAX = 1024, /* distinct trials of an arm that the curve keeps */
     CURVE_SHOWN = 10,
-    CELLS_MAX = 64,
+    CELLS_MAX = ARCHIVE_CELLS_MAX,
     OUTCOMES_MAX = 32,
     VALIDITY_ALARM_FROM = 20, /* distinct trials, all valid: the gates may be blind */
     ELITES_ALARM_FROM = 10
@@ -203,7 +203,7 @@ static int compare_findings(const finding *a, const finding *b)
                                   : 0;
 }
 
-static void conclude(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
+static void conclude_of_times(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
 {
     const arm_summary *search = &s->arms[ARM_SEARCH], *control = &s->arms[ARM_CONTROL];
     const finding *won = &search->confirmed;
@@ -244,29 +244,46 @@ static void conclude(const summary *s, const definition *d, const char *path, ch
     }
     const finding *drawn = &control->confirmed;
     int order = compare_findings(won, drawn);
+    char budget[96] = "the same budget";
+    if (control->distinct != search->distinct) {
+        snprintf(budget, sizeof budget, "%lld distinct trials (the search: %lld)", (long long)control->distinct,
+                 (long long)search->distinct);
+    }
     if (drawn->trial) {
         snprintf(out + length, capacity - (size_t)length,
-                 " Random search with the same budget: %.3f (%.3f to %.3f, trial %lld), %s.", drawn->speedup,
-                 drawn->low, drawn->high, (long long)drawn->trial,
+                 " Random search with %s: %.3f (%.3f to %.3f, trial %lld), %s.", budget, drawn->speedup, drawn->low,
+                 drawn->high, (long long)drawn->trial,
                  order > 0   ? "less: the intervals are apart"
                  : order < 0 ? "more: the search did worse than chance"
                              : "not told apart from it");
     } else {
-        snprintf(out + length, capacity - (size_t)length,
-                 " Random search with the same budget found no confirmed improvement.");
+        snprintf(out + length, capacity - (size_t)length, " Random search with %s found no confirmed improvement.",
+                 budget);
     }
+}
+
+static void conclude(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
+{
+    const int length =
+        snprintf(out, capacity, "%s", d->clock == GATES_CLOCK_MODEL ? "MODEL CLOCK, nothing was timed: " : "");
+    conclude_of_times(s, d, path, out + length, capacity - (size_t)length);
 }
 
 /* Above it a machine is not one to measure on. */
 static const double QUIET_FLOOR = 0.05;
 
 /* The tripwires of docs/evolve.md; returns an array of texts. */
-static json_t *alarms(const summary *s)
+static json_t *alarms(const summary *s, const definition *d)
 {
     json_t *list = json_array();
     for (int arm = 0; arm < ARM_COUNT; ++arm) {
         const arm_summary *a = &s->arms[arm];
         const char *name = trial_arm_name((trial_arm)arm);
+        if (is_finished(s) && a->distinct < d->trials) {
+            json_array_append_new(list, json_sprintf("%s: ended after %lld of %d distinct trials: no set was left that "
+                                                     "is legal, new and another kernel",
+                                                     name, (long long)a->distinct, d->trials));
+        }
         if (a->distinct >= VALIDITY_ALARM_FROM && a->valid == a->distinct) {
             json_array_append_new(list, json_sprintf("%s: all %lld distinct trials were valid: look whether the gates "
                                                      "see anything",
@@ -331,7 +348,7 @@ static json_t *to_json(const summary *s, const definition *d, const char *path)
     return json_pack("{s:o, s:b, s:s, s:f, s:b, s:o, s:o, s:o, s:o, s:O}", "run", definition_json(d), "finished",
                      (int)is_finished(s), "conclusion", conclusion, "noise_floor", s->noise_floor, "control_is_same",
                      (int)s->control_same, "search", arm_json(&s->arms[ARM_SEARCH]), "control",
-                     arm_json(&s->arms[ARM_CONTROL]), "outcomes", outcomes, "alarms", alarms(s), "slices",
+                     arm_json(&s->arms[ARM_CONTROL]), "outcomes", outcomes, "alarms", alarms(s, d), "slices",
                      s->slice_list);
 }
 
@@ -426,7 +443,7 @@ static void print_head(FILE *out, const summary *s, const definition *d, const c
 static void print_rest(FILE *out, const summary *s, const definition *d, const char *path)
 {
     char conclusion[1024];
-    json_t *warnings = alarms(s);
+    json_t *warnings = alarms(s, d);
     fputs("outcomes:", out);
     for (int i = 0; i < s->outcome_count; ++i) {
         fprintf(out, "%s %s %lld", i > 0 ? "," : "", s->outcomes[i].status, (long long)s->outcomes[i].count);
