@@ -3,6 +3,7 @@
 
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES GROUP     one of GROUPS below
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
+    device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
 
 A failure prints the command that repeats it, its environment included."""
 import os
@@ -15,8 +16,9 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Asynchronous work late or at once, with an order of warps of its own.
-LATE, LATE_TOO, EAGER = ("1", "0"), ("7", "0"), ("2", "1")
+# Asynchronous work late or at once, with an order of warps of its own: a seed, whether at once, whether races are sought.
+LATE, LATE_TOO, EAGER = ("1", "0", "1"), ("7", "0", "0"), ("2", "1", "0")
+UNSOUGHT = ("1", "0", "0")
 
 # How long problems of these kernels may be: whole tiles, and tails of them.
 SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:s33:d{d}:causal-tl:bshd",
@@ -65,9 +67,9 @@ GROUPS = {
 
 
 def environment(driver, images, arch, sms, order):
-    seed, eager = order
+    seed, eager, races = order
     return {"LD_LIBRARY_PATH": driver, "FAKE_CUDA_EXECUTE": images, "FAKE_CUDA_ARCH": str(arch),
-            "FAKE_CUDA_SMS": str(sms), "FAKE_CUDA_SEED": seed, "FAKE_CUDA_EAGER": eager}
+            "FAKE_CUDA_SMS": str(sms), "FAKE_CUDA_SEED": seed, "FAKE_CUDA_EAGER": eager, "FAKE_CUDA_RACES": races}
 
 
 def check(program, chosen, kernels, asked, inputs="normal"):
@@ -142,7 +144,7 @@ def run_flawed(program, driver, images, folder, flaw):
         (place / source.name).write_text(content)
         asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
         sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
-        verdicts.append(check(program, environment(driver, str(place), arch, sms, LATE), kernel, [asked], *inputs))
+        verdicts.append(check(program, environment(driver, str(place), arch, sms, UNSOUGHT), kernel, [asked], *inputs))
     (whole, shown), (flawed, _) = verdicts
     found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
     passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found
@@ -162,9 +164,43 @@ def run_flaws(program, driver, images):
     return failures
 
 
+# Kernels all of whose waits the problems need, and how a wait is taken out. That this is found must not hang on its
+# having done harm in the order that warps happened to have.
+WAITED_FOR = [(MMA, 80), ("fwd_ladder5_f16_d64_64x64_s3_sm80", 80)]
+WAITED_FOR_PROBLEMS = ["b1:h2:s130/300:d64", "b1:h2:s200:d64:causal"]
+WAITS = [(r"bar\.sync\s+[^;]*;", lambda m: ""),
+         (COPIES_WAIT, lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+         (r"mbarrier\.(?:try|test)_wait[\w.:]*\s+(%?\w+),[^;]*;", lambda m: f"setp.eq.u32 {m[1]}, 0, 0;")]
+
+
+def run_races(program, driver, images):
+    failures = 0
+    for kernel, arch in WAITED_FOR:
+        source = pathlib.Path(images) / f"{kernel}.{arch}.ptx"
+        text = source.read_text()
+        waits = [(m, replacement(m)) for pattern, replacement in WAITS for m in re.finditer(pattern, text)]
+        for wait, replacement in waits:
+            with tempfile.TemporaryDirectory() as folder:
+                (pathlib.Path(folder) / f"{kernel}.bin").symlink_to(pathlib.Path(images).resolve() / f"{kernel}.bin")
+                edited = pathlib.Path(folder) / source.name
+                edited.write_text(text[:wait.start()] + replacement + text[wait.end():])
+                done, shown = check(program, environment(driver, folder, arch, 1, LATE), kernel, WAITED_FOR_PROBLEMS)
+            line = text.count("\n", 0, wait.start()) + 1
+            told = [text for text in done.stderr.splitlines() if "race at" in text or "no mbarrier was init" in text]
+            print(f"{kernel}: line {line}, `{wait[0]}`: {len(told)} pairs; {told[0][:300] if told else ''}", flush=True)
+            if not told or done.returncode == 0:
+                failures += 1
+                print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
+        if len(waits) < 5:
+            failures += 1
+            print(f"FAILED: {source} has {len(waits)} waits: the patterns know others")
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    failures = run_flaws(program, driver, images) if name == "flaws" else run_group(program, driver, images, name)
+    special = {"flaws": run_flaws, "races": run_races}
+    failures = special[name](program, driver, images) if name in special else run_group(program, driver, images, name)
     return 1 if failures else 0
 
 
