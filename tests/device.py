@@ -53,8 +53,8 @@ GROUPS = {
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +
-              [(arch, 4, "*_e4m3_*_sm8*", [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
-               for arch in (80, 89)],
+              [(arch, 4, kernels, [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
+               for arch, kernels in ((80, "fwd_simt_e4m3_*"), (89, "*_e4m3_*_sm8*"))],
     "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
             for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
             for d in (32, 64, 96, 128)] +
