@@ -31,7 +31,7 @@ typedef struct register_name {
     int first, count, bits;
 } register_name;
 
-/* A shared variable or a parameter, and where it begins. */
+/* A variable or a parameter, and where it begins: a global one at its host address. */
 typedef struct symbol {
     slice name;
     int is_parameter;
@@ -793,7 +793,7 @@ static int take_variable(parser *p)
                         MAX_VARIABLES);
     unsigned char *memory = arena_take(p, (size_t)d.bytes + ALIGNMENT);
     if (!memory)
-        return -1;
+        return no_memory(p);
     memset(memory, 0, (size_t)d.bytes + ALIGNMENT);
     const int64_t address = align_up((int64_t)(intptr_t)memory, ALIGNMENT);
     p->module->variables[p->module->variable_count].address = (uint64_t)address;
