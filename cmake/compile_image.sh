@@ -1,17 +1,20 @@
 #!/bin/sh
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
-# ARCH 80 with PORTABLE_ARCHS (separated by ; or space): a fat binary with machine code for each of them and PTX;
-# otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas
-# -v, which `./run resources` tabulates). With KEEP_PTX=1 in the environment also the PTX that nvcc made on the way, for
-# the PTX machine of the tests: of a cubin NAME.ptx beside NAME.bin, of a fat binary NAME.<arch>.ptx for each.
+# ARCH without a letter (80, 89) with PORTABLE_ARCHS (separated by ; or space): a fat binary with machine code for each
+# of them that is no older, and PTX of ARCH; otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves
+# IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which `./run resources` tabulates). With KEEP_PTX=1 in the
+# environment also the PTX that nvcc made on the way, for the PTX machine of the tests: of a cubin NAME.ptx beside
+# NAME.bin, of a fat binary NAME.<arch>.ptx for each.
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
-if [ "$arch" = 80 ] && [ -n "$portable" ]; then
+if [ "${arch%[a-z]}" = "$arch" ] && [ -n "$portable" ]; then
     kind="-fatbin --compress-mode=size" # six targets in a fifth of their bytes; the driver unpacks the one it loads
-    targets="-gencode=arch=compute_80,code=compute_80"
-    for a in $portable; do targets="$targets -gencode=arch=compute_$a,code=sm_$a"; done
+    targets="-gencode=arch=compute_$arch,code=compute_$arch"
+    for a in $portable; do
+        [ "$a" -lt "$arch" ] || targets="$targets -gencode=arch=compute_$a,code=sm_$a"
+    done
 else
     kind=-cubin
     targets="-gencode=arch=compute_$arch,code=sm_$arch"

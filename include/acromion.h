@@ -186,7 +186,8 @@ typedef struct acr_problem {
     acr_strides v;      /* of v [batch, kv_heads, kv_len, v_dim] */
     acr_strides o;      /* of o [batch, q_heads, q_len, v_dim] */
     float scale;        /* multiplies the scores; positive and finite; 0 = 1 / sqrt(qk_dim) */
-    float q_scale;      /* ACR_E4M3: value = stored * q_scale; positive and finite; 0 = 1. Other types: 0 or 1 */
+    float q_scale;      /* ACR_E4M3: value = stored * q_scale; positive and finite; 0 = 1. Other types: 0 or 1. Scales
+                           for each batch entry and head: acr_buffers.q_scales */
     float k_scale;      /* likewise for k */
     float v_scale;      /* likewise for v */
 } acr_problem;
@@ -284,11 +285,19 @@ typedef struct acr_buffers {
      * that would end before it begins is empty: whatever they hold, nothing outside the tensors is touched. */
     const int32_t *q_offsets, *kv_offsets;
     int64_t q_total, kv_total; /* rows of q and o, and of k and v; 1 to 2^31 - 1025 */
+    /* ACR_E4M3, otherwise NULL, or left out by a caller's smaller size: scales for each batch entry (ACR_PACKED:
+     * sequence) and key/value head, [batch, kv_heads] packed, 4-byte aligned; cuda: device memory, read when the
+     * execution runs (ACR_INVALID for an address of the host where that can be told). They multiply those of the
+     * problem: in batch entry b and key/value head h, k's value = stored * k_scale * k_scales[b * kv_heads + h]; q's
+     * scale is shared by the query heads that read h. Each may be NULL, which is 1 everywhere; none is part of the
+     * plan. Every scale is positive and finite: on cpu checked (ACR_INVALID), on cuda one that is not spoils the output
+     * rows of its batch entry and head, never others. */
+    const float *q_scales, *k_scales, *v_scales;
 } acr_buffers;
 
 #define ACR_BUFFERS_INIT                                                                                               \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0                         \
+        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL       \
     }
 
 /* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at
@@ -303,7 +312,8 @@ ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, siz
  * On cuda, faults while running surface at the caller's next synchronisation.
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
  * Errors: ACR_INVALID (null pointers; lse, kv_lens or offsets given or missing against the problem's flags; a total out
- * of range), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
+ * of range; scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps
+ * an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
                                void *stream);
 

@@ -263,10 +263,12 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
 /* Copies a caller's buffers, whatever version of the header they were compiled against. */
 static acr_status read_buffers(acr_buffers *out, const acr_buffers *in)
 {
-    const size_t first_size = offsetof(acr_buffers, q_offsets); /* of the first version; it had no such field */
-    if (in->size < first_size || (in->size < sizeof *in && in->size != first_size))
-        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu or %zu: initialise with ACR_BUFFERS_INIT",
-                         in->size, sizeof *in, first_size);
+    const size_t first_size =
+                     offsetof(acr_buffers, q_offsets), /* of earlier versions, which ended before such a field */
+        second_size = offsetof(acr_buffers, q_scales);
+    if (in->size < sizeof *in && in->size != first_size && in->size != second_size)
+        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu, %zu or %zu: initialise with ACR_BUFFERS_INIT",
+                         in->size, sizeof *in, second_size, first_size);
     const unsigned char *bytes = (const unsigned char *)in;
     for (size_t i = sizeof *in; i < in->size; i++)
         if (bytes[i] != 0)
@@ -305,6 +307,18 @@ static acr_status check_offsets(const acr_plan *plan, const acr_buffers *b)
     return status == ACR_OK ? check_total("kv_total", b->kv_total) : status;
 }
 
+static acr_status check_scales(const acr_plan *plan, const acr_buffers *b)
+{
+    if (plan->problem.dtype == ACR_E4M3 || (!b->q_scales && !b->k_scales && !b->v_scales))
+        return ACR_OK;
+    return acr__fail(ACR_INVALID,
+                     "buffers.%s_scales is given, but only e4m3 inputs have scales and the problem's are %s",
+                     b->q_scales   ? "q"
+                     : b->k_scales ? "k"
+                                   : "v",
+                     acr__dtype_text(plan->problem.dtype));
+}
+
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
@@ -318,7 +332,8 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
     if (has_lengths != (b->kv_lens != NULL))
         return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
                                                   : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
-    return check_offsets(plan, b);
+    const acr_status status = check_scales(plan, b);
+    return status == ACR_OK ? check_offsets(plan, b) : status;
 }
 
 static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
@@ -335,7 +350,10 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
                     {"lse", b->lse, sizeof(float)},
                     {"kv_lens", b->kv_lens, sizeof(int32_t)},
                     {"q_offsets", b->q_offsets, sizeof(int32_t)},
-                    {"kv_offsets", b->kv_offsets, sizeof(int32_t)}};
+                    {"kv_offsets", b->kv_offsets, sizeof(int32_t)},
+                    {"q_scales", b->q_scales, sizeof(float)},
+                    {"k_scales", b->k_scales, sizeof(float)},
+                    {"v_scales", b->v_scales, sizeof(float)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
         if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
@@ -401,6 +419,7 @@ static extent block_of(const char *name, const void *pointer, int64_t bytes)
 static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
+    const int64_t scale_bytes = p->batch * p->kv_heads * (int64_t)sizeof(float);
     const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
     const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype);
     const extent lse = block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float));
@@ -411,6 +430,9 @@ static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
         block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
         block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
         block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+        block_of("q_scales", b->q_scales, scale_bytes),
+        block_of("k_scales", b->k_scales, scale_bytes),
+        block_of("v_scales", b->v_scales, scale_bytes),
     };
     if (overlap(&o, &lse))
         return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");

@@ -29,6 +29,9 @@ typedef struct fwd_args {
      * clamped to [0, total], and no more than q_len or kv_len of them; batch strides are 0; lse is [q_heads, q_total].
      * Only kernels with ACR__TRAIT_PACKED are given them. */
     const int32_t *q_offsets, *kv_offsets;
+    /* e4m3 inputs only: [batch, kv_heads], factors beside those below, of the scores (q, k) and of the output (v);
+     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/scales.cuh). */
+    const float *q_scales, *k_scales, *v_scales;
     void *workspace;
     fwd_strides q_stride, k_stride, v_stride, o_stride;
     int32_t batch, q_heads, kv_heads, group; /* group = q_heads / kv_heads */
@@ -42,7 +45,7 @@ typedef struct fwd_args {
     int32_t reserved;
 } fwd_args;
 
-#ifndef __CUDACC__ /* device/sequence.cuh has it for the GPU */
+#ifndef __CUDACC__ /* device/sequence.cuh and device/scales.cuh have them for the GPU */
 
 /* The rows of one entry of a packed batch, relative to the tensor. */
 typedef struct fwd_sequence {
@@ -55,6 +58,19 @@ static inline fwd_sequence fwd_sequence_of(const int32_t *offsets, int64_t entry
     first = first < 0 ? 0 : first > total ? total : first;
     end = end < first ? first : end > total ? total : end;
     return (fwd_sequence){first, end - first < length_max ? end - first : length_max};
+}
+
+/* scale, scale_log2 and out_scale of one key/value head of a batch entry. */
+typedef struct fwd_scales {
+    float scale, scale_log2, out_scale;
+} fwd_scales;
+
+static inline fwd_scales fwd_scales_of(const fwd_args *args, int64_t entry, int64_t kv_head)
+{
+    const int64_t at = entry * args->kv_heads + kv_head;
+    const float scores = (args->q_scales ? args->q_scales[at] : 1.0f) * (args->k_scales ? args->k_scales[at] : 1.0f);
+    const float values = args->v_scales ? args->v_scales[at] : 1.0f;
+    return (fwd_scales){args->scale * scores, args->scale_log2 * scores, args->out_scale * values};
 }
 
 #endif

@@ -30,6 +30,15 @@ static const char *over_limit(const char *field, int64_t value, int32_t limit)
     return reason;
 }
 
+/* "compute capability is 8.6, the kernel needs 8.9"; valid until the thread's next call. */
+static const char *below_capability(int32_t arch, int32_t arch_min)
+{
+    static _Thread_local char reason[96];
+    snprintf(reason, sizeof reason, "compute capability is %d.%d, the kernel needs %d.%d", (int)arch / 10,
+             (int)arch % 10, (int)arch_min / 10, (int)arch_min % 10);
+    return reason;
+}
+
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     if (kernel->backend != device->backend)
@@ -37,7 +46,7 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
     if (kernel->dtype != problem->dtype)
         return "dtype is another than the kernel's";
     if (kernel->backend == ACR__CUDA && device->arch < kernel->arch_min)
-        return "the GPU's compute capability is below what the kernel needs";
+        return below_capability(device->arch, kernel->arch_min);
     if (kernel->backend == ACR__CUDA && device->arch > kernel->arch_max)
         return "the kernel's machine code is for an older compute capability only";
     if (kernel->backend == ACR__CUDA && device->ptx_only && !acr__kernel_has_ptx(kernel))

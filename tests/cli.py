@@ -18,7 +18,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ""
-COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "report"]
+COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "variant", "report"]
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
 
 
@@ -188,6 +188,34 @@ class Run(Cli):
             write_npy(self.path / "lens.npy", (2,), [3, 0], descr)
             self.run_ok(*self.arguments("--scale", "0.7", "--kv-lens", self.path / "lens.npy"))
             self.check_output(attention(q, k, v, SHAPE, None, 0.7, [3, 0])[0], 1e-5)
+
+    def test_fp8_scales(self):
+        """A number for a tensor, or a file with one for each batch entry and key/value head. Inputs that e4m3 holds."""
+        batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = SHAPE
+        generator, values = random.Random(11), {}
+        for name, heads, length, dim in (("q", q_heads, q_len, qk_dim), ("k", kv_heads, kv_len, qk_dim),
+                                         ("v", kv_heads, kv_len, v_dim)):
+            values[name] = [generator.randrange(-8, 9) / 8 for _ in range(batch * heads * length * dim)]
+            write_npy(self.path / f"{name}.npy", (batch, heads, length, dim), values[name])
+        scales = {"q": [1, 2, 0.5, 4], "k": [1, 0.25, 2, 0.5], "v": [0.5, 1, 2, 0.25]}
+        options = ["--dtype", "e4m3"]
+        for name, of_head in scales.items():
+            write_npy(self.path / f"{name}s.npy", (batch, kv_heads), of_head)
+            options += [f"--{name}-scale", self.path / f"{name}s.npy"]
+            each = len(values[name]) // (batch * kv_heads)
+            values[name + "s"] = [x * of_head[i // each] for i, x in enumerate(values[name])]
+        self.run_ok(*self.arguments(*options))
+        self.check_output(attention(values["qs"], values["ks"], values["vs"], SHAPE)[0], 2e-3, "<f2")
+        self.run_ok(*self.arguments("--dtype", "e4m3", "--q-scale", "3", "--v-scale", self.path / "vs.npy"))
+        self.check_output(attention([3 * x for x in values["q"]], values["k"], values["vs"], SHAPE)[0], 2e-3, "<f2")
+        self.run_fails(BAD_INPUT, "only e4m3", *self.arguments("--k-scale", self.path / "ks.npy"))
+        write_npy(self.path / "ks.npy", (kv_heads * batch, 1), scales["k"])
+        self.run_fails(BAD_INPUT, "k-scale has shape [4, 1], expected [2, 2]", *self.arguments(*options))
+        write_npy(self.path / "ks.npy", (batch, kv_heads), [1, 1, -2, 1])
+        self.run_fails(BAD_INPUT, "k_scales[1, 0] is -2", *self.arguments(*options))
+        write_npy(self.path / "ks.npy", (batch, kv_heads), [1, 1, 1, 1], "<i4")
+        self.run_fails(BAD_INPUT, "float32", *self.arguments(*options))
+        self.run_fails(USAGE, "--v-scale", *self.arguments("--v-scale", "none"))
 
     def test_packed(self):
         """Sequences of 3, 0 and 5 queries over 4, 2 and 6 keys, one after another, and a row of nobody at each end."""
@@ -370,7 +398,7 @@ class Commands(Cli):
     def test_why_for_absent_gpus(self):
         for gpu in ("l4", "a100", "h100", "h200"):
             report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")
-            self.assertRegex(report[0]["chosen"], r"_sm(80|90a)$")
+            self.assertRegex(report[0]["chosen"], r"_sm(80|89|90a)$")
 
     def test_why_without_kernel(self):
         self.run_fails(CANNOT_RUN, "qk_dim", "why", "--backend", "cpu", "b1:h1:s1:d5000")
@@ -434,6 +462,29 @@ class Judging(Cli):
 
     def test_nothing_to_check_is_a_failure(self):
         self.run_fails(FAILED, "nothing was checked", "check", "--backend", "cpu", "-k", "*_f32_*", "b1:h1:s8:d8")
+
+    def test_reruns(self):
+        arguments = ("check", "--backend", "cpu", "-k", "*_f32_*_portable", "f32:b1:h1:s9:d8", "--inputs", "normal")
+        self.assertEqual(self.json_of(*arguments, "--reruns", "5")["reruns"], 5)
+        self.run_fails(USAGE, "reruns", *arguments, "--reruns", "0")
+
+    def test_variants(self):
+        base, problem = "fwd_simd_f32_d1024_64x64_portable", "f32:b1:h2:s65:d64"
+        variant = f"{base}:UNROLL=1"
+        self.run_ok("variant", "-o", self.path, variant)
+        for given in (variant, self.path):
+            records = self.json_of("bench", "--backend", "cpu", "--quick", problem, "--variant", given)
+            self.assertEqual([r["kernel"] for r in records], [base, f"{base}+UNROLL=1"])
+            self.assertNotEqual(records[0]["image"], records[1]["image"])
+        report = self.json_of("check", "--backend", "cpu", "-k", "*_f32_*_64x64_avx2", "--quick",
+                              "--variant", self.path)
+        self.assertEqual([k["failed"] for k in report["kernels"] if k["kernel"] == f"{base}+UNROLL=1"], [0])
+        self.assertFalse([k for k in report["kernels"] if k["kernel"] == base])
+        self.run_fails(FAILED, "compile_failed", "variant", "-o", self.path, f"{base}:DIM=nothing")
+        self.run_fails(BAD_INPUT, "kernels.def", "variant", "-o", self.path, "fwd_nothing:A=1")
+        self.run_fails(BAD_INPUT, "NAME=value", "bench", "--backend", "cpu", problem, "--variant", f"{base}:lower=1")
+        self.run_fails(FILE, "no variants", "check", "--backend", "cpu", "--variant", ROOT / "docs")
+        self.run_fails(USAGE, "-o", "variant", variant)
 
     def test_bench_records(self):
         output = self.path / "bench.json"

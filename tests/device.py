@@ -33,7 +33,7 @@ def problems(shapes, dims, dtypes=("f16", "bf16")):
 
 
 # A group: which GPU, how many SMs (few, so that persistent kernels have several tiles each), which kernels, in which
-# orders, and the problems that each of them gets if it can run them.
+# orders, the problems that each of them gets if it can run them, and the kind of inputs, if not normal.
 GROUPS = {
     "simt": [(90, 4, "fwd_simt_f32_*", [LATE, EAGER], problems(SHAPES, [40, 128], ["f32"])),
              (80, 4, "fwd_simt_*16_*", [LATE], problems(SHAPES, [72, 256])),
@@ -42,17 +42,28 @@ GROUPS = {
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split", orders, problems(DECODING + SHAPES, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(89, 8, "fwd_split_*_16x*", [LATE], problems(DECODING, [64, 192]))],
+             [(arch, 8, "fwd_split_*_16x*", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)],
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
     "short": [(90, 4, "fwd_short_*_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
               (90, 4, "fwd_short_*_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
-             problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"])) for d in (64, 128)],
+             problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"])) for d in (64, 128)] +
+           [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)],
+    # fp8 scales of batch entries and heads.
+    "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
+                "head-scaled") for d in (64, 128, 192, 256)] +
+              [(arch, 4, "*_e4m3_*_sm8*", [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
+               for arch in (80, 89)],
     "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
-            for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO])) for d in (32, 64, 96, 128)] +
+            for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
+            for d in (32, 64, 96, 128)] +
            [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)],
+    "mma8": [(arch, 4, f"fwd_mma8_*_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
+             for arch, orders in ((89, [LATE, EAGER]), (120, [LATE_TOO])) for d in (64, 128)] +
+            [(89, 4, "fwd_mma8_*_d256_*", [LATE], problems(SHAPES, [160, 256], ["e4m3"])),
+             (90, 4, "fwd_mma8_*_d64_*", [LATE], problems(SHAPES, [48], ["e4m3"]))],
 }
 
 
@@ -72,10 +83,10 @@ def check(program, chosen, kernels, asked, inputs="normal"):
 
 def run_group(program, driver, images, name):
     failures = 0
-    for arch, sms, kernels, orders, asked in GROUPS[name]:
+    for arch, sms, kernels, orders, asked, *inputs in GROUPS[name]:
         for order in orders:
             began = time.monotonic()
-            done, shown = check(program, environment(driver, images, arch, sms, order), kernels, asked)
+            done, shown = check(program, environment(driver, images, arch, sms, order), kernels, asked, *inputs)
             summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
             passed = re.search(r"(\d+) cases passed, 0 failed", summary)
             if done.returncode != 0 or not passed or "not run" in done.stdout:
@@ -86,10 +97,11 @@ def run_group(program, driver, images, name):
     return failures
 
 
-# Faults: kernel, GPU, what is wrong, and the edit of the PTX that makes it so.
+# Faults: kernel, GPU, what is wrong, the edit of the PTX that makes it so, and the kind of inputs, if not normal.
 MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
+MMA8 = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
@@ -106,14 +118,22 @@ FLAWS = [
     (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (FP8, 90, "turned tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (FP8, 90, "every phase is the first", PHASE, r"\1, 0;"),
+    (FP8, 90, "values are scaled as keys are", r"(ld\.param\.u64\s+%rd\d+, \[%rd\d+)\+80\]", r"\1+72]", "head-scaled"),
+    (FP8, 90, "the output is scaled as the scores are",
+     r"(st\.shared\.v4\.f32 \[%r\d+\], \{(%f\d+), %f\d+), (%f\d+), \3\}", r"\1, \2, \2}", "head-scaled"),
+    (MMA8, 89, "one group of copies too few is waited for", COPIES_WAIT,
+     lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+    (MMA8, 89, "even dims of V in place of odd ones", r"(mov\.u32\s+%r\d+), 30001;", r"\1, 25632;"),
+    (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
-FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64"}  # of the others:
+FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
+                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 
 def run_flawed(program, driver, images, folder, flaw):
     """Whether the unchanged kernel passes and the changed one does not."""
-    kernel, arch, _, pattern, replacement = flaw
+    kernel, arch, _, pattern, replacement, *inputs = flaw
     source = pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
     text = source.read_text()
     changed, edits = re.subn(pattern, replacement, text)
@@ -125,7 +145,7 @@ def run_flawed(program, driver, images, folder, flaw):
         (place / source.name).write_text(content)
         asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
         sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
-        verdicts.append(check(program, environment(driver, str(place), arch, sms, UNSOUGHT), kernel, [asked]))
+        verdicts.append(check(program, environment(driver, str(place), arch, sms, UNSOUGHT), kernel, [asked], *inputs))
     (whole, shown), (flawed, _) = verdicts
     found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
     passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found

@@ -219,7 +219,7 @@ def test_usage(context):
 
 
 def test_moved(context):
-    """A run does not go on with other spaces than it began with; the refusal names them, and the store stays readable."""
+    """A run does not go on with other spaces than it began with; the refusal names them, the store stays readable."""
     tree = context.folder / "tree"
     tree.mkdir()
     for name in ("src", "include", "cmake", "workbench"):
@@ -441,7 +441,7 @@ def device_search(context, ncu):
         check(profile["status"] == "OK" and profile["counters"]["registers"] == 168, f"counters: {profile}")
     requests = [json.loads(t["request_text"]) for t in map(json.loads, context.run(
         "trials", "export", "--store", context.store("device")).stdout.splitlines()) if t["request_text"]]
-    check(requests[0]["task"]["incumbent"]["profile"][0]["diagnosis"], "the first request tells what binds the incumbent")
+    check(requests[0]["task"]["incumbent"]["profile"][0]["diagnosis"], "the first request tells of the incumbent")
     check(any(e["profile"] and e["profile"][0]["diagnosis"] for e in requests[-1]["elites"]), "later ones, the elites")
     shown = context.run("trials", "show", str(valid[0]["id"]), "--store", context.store("device")).stdout
     check("profile of" in shown and "tensor_pct" in shown, f"show prints the profile: {shown}")

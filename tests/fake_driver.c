@@ -473,6 +473,8 @@ static int attribute_of(const model *m, CUdevice_attribute which)
         return m->memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
         return m->memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+        return 0;
     default:
         return -1;
     }
@@ -632,16 +634,23 @@ static CUresult fake_LibraryGetKernel(CUkernel *out, CUlibrary library, const ch
     return finish(result);
 }
 
+/* An image has machine code for the GPU, and PTX of the architecture that its kernel's name ends in. */
+static int oldest_arch(const char *kernel)
+{
+    const char *end = strrchr(kernel, '_');
+    return end != NULL && strncmp(end, "_sm", 3) == 0 ? (int)strtol(end + 3, NULL, 10) : 80;
+}
+
 static CUresult fake_KernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device)
 {
     CUresult result = begin("cuKernelGetAttribute");
     (void)device;
     if (result == CUDA_SUCCESS && !is_alive(kernel, KERNEL))
         result = misuse(CUDA_ERROR_INVALID_HANDLE);
-    if (result == CUDA_SUCCESS) { /* an image has machine code for the GPU and PTX of compute_80 */
-        const ptxvm_needs *needs = &((const object *)(void *)kernel)->needs;
-        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION         ? (is_ptx_forced() ? 80 : set.model->arch)
-               : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? (int)needs->static_smem_bytes
+    if (result == CUDA_SUCCESS) {
+        const object *known = (const object *)(void *)kernel;
+        *out = which == CU_FUNC_ATTRIBUTE_PTX_VERSION ? (is_ptx_forced() ? oldest_arch(known->name) : set.model->arch)
+               : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? (int)known->needs.static_smem_bytes
                                                               : 0;
     }
     return finish(result);
@@ -950,6 +959,19 @@ static CUresult fake_MemFree(CUdeviceptr address)
         found = found->next;
     CUresult ended = found != NULL ? end_object(found, MEMORY, &count.allocations) : misuse(CUDA_ERROR_INVALID_VALUE);
     return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
+/* Of memory that the driver did not allocate it knows nothing, and says so: no misuse. */
+static CUresult fake_PointerGetAttribute(void *out, CUpointer_attribute which, CUdeviceptr address)
+{
+    CUresult result = begin("cuPointerGetAttribute");
+    if (result == CUDA_SUCCESS && which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && find_memory(address, 1) == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *(CUmemorytype *)out = CU_MEMORYTYPE_DEVICE;
+    return finish(result);
 }
 
 static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)

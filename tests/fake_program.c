@@ -7,8 +7,8 @@
 #include <string.h>
 
 enum {
-    PORTABLE_ARCH = 80, /* of the PTX in images for many architectures */
-    STEM_BYTES = 4096,  /* of a path without its ending */
+    OLDEST_ARCH = 80,  /* an image for many architectures holds PTX of its oldest, which is none before */
+    STEM_BYTES = 4096, /* of a path without its ending */
     PATH_BYTES = STEM_BYTES + 32
 };
 
@@ -97,7 +97,10 @@ static char *choose(const char stem[STEM_BYTES], int arch, int ptx_only)
         if (text != NULL)
             return text;
     }
-    return arch >= PORTABLE_ARCH ? read_of_arch(stem, PORTABLE_ARCH) : NULL;
+    char *text = NULL;
+    for (int a = OLDEST_ARCH; a <= arch && text == NULL; a++)
+        text = read_of_arch(stem, a);
+    return text;
 }
 
 static int is_text(const char *code)

@@ -144,6 +144,43 @@ static void a_usable_gpu_is_the_default(void **state)
     }
 }
 
+/* e4m3 by mma.sync: from sm_89 on the plan, below it refused by name; on Hopper only where fwd_fp8 cannot run. */
+static void eight_bit_products_need_sm_89(void **state)
+{
+    (void)state;
+    static const struct {
+        int arch;
+        const char *problem, *planned;
+        const char *reason; /* of the 8-bit kernel that is forced, else NULL */
+    } rows[] = {
+        {80, "e4m3:b2:h8:s512:d64", "fwd_simt_", "compute capability is 8.0, the kernel needs 8.9"},
+        {86, "e4m3:b2:h8:s512:d64", "fwd_simt_", "compute capability is 8.6, the kernel needs 8.9"},
+        {89, "e4m3:b2:h8:s512:d64", "fwd_mma8_e4m3_d64_", NULL},
+        {89, "e4m3:b2:h8/2:s77/1333:d128:causal:obf16:lse:kvlens", "fwd_mma8_e4m3_d128_", NULL},
+        {120, "e4m3:b2:h8:s512:d256", "fwd_mma8_e4m3_d256_", NULL},
+        {120, "e4m3:b2:h8:s512:d64:bshd:packed", "fwd_mma8_e4m3_d64_64x64_s3_packed_", NULL},
+        {90, "e4m3:b2:h8:s512:d64", "fwd_fp8_", NULL},
+        {90, "e4m3:b2:h8:s512:d64:ks=0,32768,64:vs=0,32768,64", "fwd_mma8_",
+         NULL}, /* no tensor map has such a stride */
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        fake_cuda_set_arch(rows[i].arch);
+        acr_ctx *ctx = cuda_ctx();
+        const acr_problem p = canonical_of(rows[i].problem);
+        acr_plan *plan = NULL;
+        assert_ok(acr_plan_create(&plan, ctx, &p, ACR_ESTIMATE));
+        if (strncmp(acr_plan_kernel(plan), rows[i].planned, strlen(rows[i].planned)) != 0)
+            fail_msg("sm_%d, %s: planned %s", rows[i].arch, rows[i].problem, acr_plan_kernel(plan));
+        acr_plan_destroy(plan);
+        const acr__kernel *kernel = acr__kernel_find("fwd_mma8_e4m3_d64_64x64_s3_r120_sm89");
+        assert_non_null(kernel);
+        if (rows[i].reason)
+            assert_fails(acr__plan_create_forced(&plan, ctx, &p, kernel), ACR_UNSUPPORTED, rows[i].reason);
+        acr_ctx_destroy(ctx);
+        assert_clean(rows[i].problem);
+    }
+}
+
 /* ---- Device memory for executions ---------------------------------------------------------------------------------
  * */
 
@@ -405,6 +442,14 @@ static void forced_ptx_is_not_believed_unseen(void **state)
     unsetenv("CUDA_FORCE_PTX_JIT");
     assert_fails(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE), ACR_DEVICE_FAULT, "compute_90");
     acr_ctx_destroy(ctx);
+    fake_cuda_set_arch(120); /* PTX of compute_89 */
+    setenv("CUDA_FORCE_PTX_JIT", "1", 1);
+    ctx = cuda_ctx();
+    problem = canonical_of("e4m3:b2:h8:s512:d64");
+    assert_ok(acr_plan_create(&plan, ctx, &problem, ACR_ESTIMATE));
+    assert_non_null(strstr(acr_plan_kernel(plan), "_sm89"));
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
 }
 
 static void every_failing_call_of_opening_is_clean(void **state)
@@ -568,6 +613,39 @@ static void a_launch_carries_the_arguments(void **state)
     assert_ok(scene_execute(&s, NULL));
     assert_int_equal(fake_cuda_last_launch().overlap_previous, 1);
     assert_int_equal(fake_cuda_count().launches, 2);
+    scene_free(&s);
+}
+
+/* Scales of heads are the device's memory: those of the host are noticed before the launch. */
+static void scales_are_device_memory(void **state)
+{
+    (void)state;
+    acr__kernel kernel = candidate;
+    kernel.dtype = ACR_E4M3;
+    scene s = scene_make("e4m3:b3:h4/2:s16/24:d64", &kernel);
+    float *scales = device_memory(s.b.device, 3 * 6 * (int64_t)sizeof *scales);
+    const float of_host[6] = {1, 1, 1, 1, 1, 1};
+    assert_ok(acr_workspace_init(s.plan, s.workspace, s.workspace_bytes, NULL));
+    s.b.buffers.q_scales = scales;
+    s.b.buffers.k_scales = scales + 6;
+    s.b.buffers.v_scales = scales + 12;
+    assert_ok(scene_execute(&s, NULL));
+    fwd_args got;
+    memcpy(&got, fake_cuda_last_launch().args, sizeof got);
+    assert_true(got.q_scales == scales && got.k_scales == scales + 6 && got.v_scales == scales + 12);
+    const float **const pointers[] = {&s.b.buffers.q_scales, &s.b.buffers.k_scales, &s.b.buffers.v_scales};
+    const char *const names[] = {"buffers.q_scales", "buffers.k_scales", "buffers.v_scales"};
+    for (size_t i = 0; i < COUNT_OF(pointers); i++) {
+        const float *of_device = *pointers[i];
+        *pointers[i] = of_host;
+        assert_fails(scene_execute(&s, NULL), ACR_INVALID, names[i]);
+        *pointers[i] = of_device;
+    }
+    fake_cuda_fail_entry("cuPointerGetAttribute", CUDA_ERROR_UNKNOWN);
+    assert_fails(scene_execute(&s, NULL), ACR_DEVICE_FAULT, "cuPointerGetAttribute");
+    fake_cuda_fail_entry(NULL, 0);
+    assert_int_equal(fake_cuda_count().launches, 1);
+    s.b.device->backend->mem_free(s.b.device, scales);
     scene_free(&s);
 }
 
@@ -912,6 +990,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_machine_without_devices_is_refused, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_missing_entry_is_named, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_usable_gpu_is_the_default, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(eight_bit_products_need_sm_89, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(forced_ptx_is_not_believed_unseen, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_opening_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(every_failing_call_of_planning_is_clean, reset_driver, check_clean),
@@ -921,6 +1000,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_moves_and_every_failing_call_is_clean, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(a_launch_carries_the_arguments, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(maps_follow_the_tensors, reset_driver, check_clean),
+        cmocka_unit_test_setup_teardown(scales_are_device_memory, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(maps_of_packed_batches_have_their_rows, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(bare_launches_only_launch, reset_driver, check_clean),
         cmocka_unit_test_setup_teardown(cold_times_empty_the_cache, reset_driver, check_clean),

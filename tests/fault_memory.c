@@ -344,7 +344,7 @@ static acr_status judge_unfused(void *arg)
 {
     const tensors *t = arg;
     double o[16 * 8];
-    return acr__oracle_unfused(&t->problem, &t->buffers, NULL, 16, o);
+    return acr__oracle_unfused(&t->problem, &t->buffers, NULL, 16, 1.0f, o);
 }
 
 static void the_oracle_survives_lack_of_memory(void **state)

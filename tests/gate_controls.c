@@ -39,7 +39,19 @@ typedef enum flaw {
     DIAGONAL_OF_LONGEST, /* kv_len - q_len for every sequence */
     LSE_BY_ROWS,         /* [q_total, q_heads] */
     OWNERLESS_WRITTEN,   /* the row behind the last sequence's end */
-    FLAWS
+    /* Of scales for each batch entry and key/value head, which e4m3 inputs alone have: */
+    SCALES_IGNORED,
+    FIRST_SCALES_FOR_ALL, /* those of batch entry 0, head 0 */
+    FIRST_ENTRYS_SCALES,  /* those of batch entry 0 */
+    SCALES_INTERLEAVED,   /* those of key/value head h mod kv_heads for query head h */
+    SCALES_TRANSPOSED,    /* read as [kv_heads, batch] */
+    SCALES_OF_Q_LOST,     /* applied to k and v alone */
+    SCALES_OF_V_LOST,     /* applied to q and k alone */
+    SCALES_OF_K_AND_V_SWAPPED,
+    PROBLEMS_SCALES_REPLACED, /* by the execution's, where both multiply */
+    LSE_UNSCALED,             /* scores scaled, log-sum-exp of the scores before */
+    FLAWS,
+    FIRST_E4M3_FLAW = SCALES_IGNORED
 } flaw;
 
 static const char *const flaw_names[FLAWS] = {"none",
@@ -68,9 +80,20 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "neighbour seen",
                                               "diagonal of longest",
                                               "lse by rows",
-                                              "ownerless written"};
+                                              "ownerless written",
+                                              "scales ignored",
+                                              "first scales for all",
+                                              "first entry's scales",
+                                              "scales interleaved",
+                                              "scales transposed",
+                                              "scales of q lost",
+                                              "scales of v lost",
+                                              "scales of k, v swapped",
+                                              "problem's replaced",
+                                              "lse unscaled"};
 
-static flaw present; /* the one flaw that the kernel has now */
+static flaw present;          /* the one flaw that the kernel has now */
+static acr_dtype input_dtype; /* of the kernel that runs: float16 or e4m3 */
 static _Atomic unsigned runs;
 
 /* ---- The kernel: float64, row by row ------------------------------------------------------------------------------
@@ -151,7 +174,12 @@ static int64_t keys_seen(const fwd_args *a, const entry *e, int64_t row)
 
 static double element(const void *base, const fwd_strides *s, int64_t batch, int64_t head, int64_t row, int64_t dim)
 {
-    return acr__load_element(ACR_F16, base, batch * s->batch + head * s->head + row * s->row + dim);
+    return acr__load_element(input_dtype, base, batch * s->batch + head * s->head + row * s->row + dim);
+}
+
+static void store(const fwd_args *a, int64_t index, double value)
+{
+    acr__store_element(a->out_bf16 ? ACR_BF16 : ACR_F16, a->o, index, value);
 }
 
 /* Where a row of queries, keys and outputs is. */
@@ -159,11 +187,43 @@ typedef struct place {
     int64_t batch, head, kv_head;
     int64_t row, first_key; /* in the tensors */
     int64_t seen;
+    fwd_scales scales;
 } place;
+
+/* batch: of a packed batch the sequence. */
+static fwd_scales scales_of(const fwd_args *a, int64_t batch, int64_t head)
+{
+    fwd_args seen = *a;
+    int64_t kv_head = head / a->group;
+    if (present == SCALES_IGNORED)
+        seen.q_scales = seen.k_scales = seen.v_scales = NULL;
+    if (present == SCALES_OF_Q_LOST)
+        seen.q_scales = NULL;
+    if (present == SCALES_OF_V_LOST)
+        seen.v_scales = NULL;
+    if (present == SCALES_OF_K_AND_V_SWAPPED) {
+        seen.k_scales = a->v_scales;
+        seen.v_scales = a->k_scales;
+    }
+    if (present == PROBLEMS_SCALES_REPLACED && a->v_scales)
+        seen.out_scale = 1.0f;
+    if (present == FIRST_SCALES_FOR_ALL)
+        batch = kv_head = 0;
+    if (present == FIRST_ENTRYS_SCALES)
+        batch = 0;
+    if (present == SCALES_INTERLEAVED)
+        kv_head = head % a->kv_heads;
+    if (present == SCALES_TRANSPOSED) {
+        const int64_t at = kv_head * a->batch + batch;
+        batch = at / a->kv_heads;
+        kv_head = at % a->kv_heads;
+    }
+    return fwd_scales_of(&seen, batch, kv_head);
+}
 
 static double score_of(const fwd_args *a, const place *at, int64_t key)
 {
-    const double scale = present == SCALE_FROM_DIM ? 1.0 / sqrt((double)a->qk_dim) : (double)a->scale;
+    const double scale = present == SCALE_FROM_DIM ? 1.0 / sqrt((double)a->qk_dim) : (double)at->scales.scale;
     double sum = 0.0;
     for (int64_t d = 0; d < a->qk_dim; d++)
         sum += element(a->q, &a->q_stride, at->batch, at->head, at->row, d) *
@@ -190,7 +250,8 @@ static double softmax(const fwd_args *a, const place *at, double weights[KEYS_MA
         }
         *sum += weights[j];
     }
-    return base + log(*sum);
+    const double unscaled = present == LSE_UNSCALED && a->q_scales ? (double)(a->scale / at->scales.scale) : 1.0;
+    return unscaled * base + log(*sum);
 }
 
 static void write_row(const fwd_args *a, const place *at, const double weights[KEYS_MAX], double sum)
@@ -206,10 +267,10 @@ static void write_row(const fwd_args *a, const place *at, const double weights[K
             out += (j < at->seen ? weights[j] : 0.0) *
                    element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
         out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
-        acr__store_element(ACR_F16, a->o, first + d, out);
+        store(a, first + d, out * (double)at->scales.out_scale);
     }
     if (present == GAP_WRITTEN)
-        acr__store_element(ACR_F16, a->o, first + a->v_dim, 0.0);
+        store(a, first + a->v_dim, 0.0);
 }
 
 static void write_lse(const fwd_args *a, const place *at, double lse)
@@ -238,7 +299,8 @@ static void do_row(const fwd_args *a, int64_t index)
     const entry e = entry_of(a, batch);
     if (row >= e.q.length)
         return;
-    place at = {a->q_offsets ? 0 : batch, head, head / a->group, e.q.first + row, e.kv.first, keys_seen(a, &e, row)};
+    place at = {a->q_offsets ? 0 : batch, head, head / a->group, e.q.first + row, e.kv.first, keys_seen(a, &e, row),
+                scales_of(a, batch, head)};
     if (present == HEADS_INTERLEAVED)
         at.kv_head = head % a->kv_heads;
     if (present == TAIL_ROW_UNWRITTEN && a->q_len % TILE == 1 && row == a->q_len - 1)
@@ -284,21 +346,30 @@ static const acr__kernel control = {.name = "fwd_control_f16_d256_16x16_portable
                                     .run = run,
                                     .image = identity,
                                     .image_end = identity + sizeof identity - 1};
+static acr__kernel control_e4m3; /* the same of e4m3 inputs */
 
 /* ---- The gate -----------------------------------------------------------------------------------------------------
  * */
 
-/* Runs the control's own cases, in order, until one fails; returns how many passed before. The first failure's words go
+/* A kernel and its own cases. */
+typedef struct controlled {
+    const acr__kernel *kernel;
+    case_list list;
+} controlled;
+
+/* Runs a control's own cases, in order, until one fails; returns how many passed before. The first failure's words go
  * to `failure`. */
-static size_t cases_passed(acr_ctx *ctx, const case_list *list, char failure[400])
+static size_t cases_passed(acr_ctx *ctx, const controlled *c, char failure[400])
 {
+    const case_list *list = &c->list;
+    input_dtype = c->kernel->dtype;
     for (size_t i = 0; i < list->count; i++) {
         const reference_request wanted = {&list->items[i].problem, list->items[i].inputs, 1,
                                           REFERENCE_SAMPLED_ROWS,  LENGTHS_EDGES,         1};
         reference *ref = NULL;
         verdict v;
         assert_ok(reference_create(&ref, &wanted));
-        const acr_status status = conformance_check(&v, ctx, &control, &list->items[i].problem, ref);
+        const acr_status status = conformance_check(&v, ctx, c->kernel, &list->items[i].problem, ref);
         reference_destroy(ref);
         assert_int_equal(status, ACR_OK);
         memcpy(failure, v.failure, sizeof v.failure);
@@ -308,14 +379,21 @@ static size_t cases_passed(acr_ctx *ctx, const case_list *list, char failure[400
     return list->count;
 }
 
-static case_list list; /* too large for the stack */
+static controlled of_f16, of_e4m3; /* too large for the stack */
 
-static int make_list(void **state)
+static int make_lists(void **state)
 {
     acr_ctx *ctx = cpu_ctx(1);
     *state = ctx;
-    cases_make(&list, &control, &acr__ctx_backend_device(ctx)->device, false);
-    return list.count < 20;
+    const acr__device *device = &acr__ctx_backend_device(ctx)->device;
+    control_e4m3 = control;
+    control_e4m3.name = "fwd_control_e4m3_d256_16x16_portable";
+    control_e4m3.dtype = ACR_E4M3;
+    of_f16.kernel = &control;
+    of_e4m3.kernel = &control_e4m3;
+    cases_make(&of_f16.list, &control, device, false);
+    cases_make(&of_e4m3.list, &control_e4m3, device, false);
+    return of_f16.list.count < 20 || of_e4m3.list.count < 20;
 }
 
 static int destroy_context(void **state)
@@ -326,20 +404,24 @@ static int destroy_context(void **state)
 
 static void the_flawless_kernel_passes_every_case(void **state)
 {
-    char failure[400];
+    const controlled *const all[] = {&of_f16, &of_e4m3};
     present = NO_FLAW;
-    const size_t passed = cases_passed(*state, &list, failure);
-    if (passed != list.count)
-        fail_msg("case %zu: %s", passed, failure);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        char failure[400];
+        const size_t passed = cases_passed(*state, all[i], failure);
+        if (passed != all[i]->list.count)
+            fail_msg("%s, case %zu: %s", all[i]->kernel->name, passed, failure);
+    }
 }
 
 static void every_flaw_is_caught(void **state)
 {
     for (int f = NO_FLAW + 1; f < FLAWS; f++) {
         char failure[400];
+        const controlled *c = f >= FIRST_E4M3_FLAW ? &of_e4m3 : &of_f16;
         present = (flaw)f;
-        const size_t passed = cases_passed(*state, &list, failure);
-        if (passed == list.count)
+        const size_t passed = cases_passed(*state, c, failure);
+        if (passed == c->list.count)
             fail_msg("nothing caught the flaw \"%s\"", flaw_names[f]);
         print_message("%-22s caught by case %zu: %s\n", flaw_names[f], passed, failure);
     }
@@ -351,5 +433,5 @@ int main(void)
         cmocka_unit_test(the_flawless_kernel_passes_every_case),
         cmocka_unit_test(every_flaw_is_caught),
     };
-    return cmocka_run_group_tests(tests, make_list, destroy_context);
+    return cmocka_run_group_tests(tests, make_lists, destroy_context);
 }

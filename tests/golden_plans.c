@@ -40,6 +40,8 @@ static const char *const problems[] = {
     "b4:h16:s2048:d128",
     "bf16:b4:h16:s2048:d128:causal",
     "e4m3:b4:h16:s2048:d128",
+    "e4m3:b2:h16:s4096:d192/128:causal",
+    "e4m3:b2:h8:s2048:d256",
     "b1:h16:s16384:d128:causal",
     "b8:h32/8:s2048:d128:causal",
     "b1:h16:s2048:d64",

@@ -1,6 +1,6 @@
 /* Positive controls of measuring, on a GPU: kernels that cheat must be refused and an honest one must not be; a kernel
  * must be the same as itself; and 5 % more work must be found. Device code of the cheats: exploits_gpu/; they
- * borrow the host description of fwd_ladder0. Without a GPU: exit code 77. tools/gpu-check.sh runs it. */
+ * borrow the host description of fwd_ladder0. Without a GPU: exit code 77. tools/gpu_day.py runs it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -78,10 +78,10 @@ def allowed_device(name, quoted):
 
 
 def allowed_tests(name, quoted):
-    """tests: anything of ours; cmocka, and JSON to read what the workbench writes."""
+    """tests: anything of ours; cmocka, and JSON and SQLite to read what the workbench writes."""
     if quoted:
         return name in {"acromion.h", "fuzz.h", "cuda/driver.h"} or name in CORE | WORKBENCH | TESTS
-    return is_posix(name) or name in {"cmocka.h", "jansson.h"}
+    return is_posix(name) or name in {"cmocka.h", "jansson.h", "sqlite3.h"}
 
 
 def allowed_machine(name, quoted):

@@ -256,15 +256,19 @@ static void buffers_have_a_size_and_known_flags(void **state)
     bench_free(&b);
 }
 
-/* A caller compiled against the first version's header, whose buffers end before the offsets. */
-static void buffers_of_the_first_version_are_accepted(void **state)
+/* Callers compiled against earlier versions of the header, whose buffers end before the offsets or the scales. */
+static void buffers_of_earlier_versions_are_accepted(void **state)
 {
     (void)state;
     bench b = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
-    acr_buffers buffers = b.t.buffers;
-    buffers.size = (uint32_t)offsetof(acr_buffers, q_offsets);
-    memset((char *)&buffers + buffers.size, 0x5a, sizeof buffers - buffers.size); /* not the caller's to set */
-    assert_ok(bench_execute(&b, &buffers));
+    const size_t sizes[] = {offsetof(acr_buffers, q_offsets), offsetof(acr_buffers, q_scales)};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        acr_buffers earlier = b.t.buffers;
+        earlier.size = (uint32_t)sizes[i];
+        memset((char *)&earlier + sizes[i], 0x5a, sizeof earlier - sizes[i]); /* not the caller's to set */
+        assert_ok(bench_execute(&b, &earlier));
+        assert_buffers_refused(&b, buffers.size = (uint32_t)sizes[i] + 8, ACR_INVALID, "size");
+    }
     struct {
         acr_buffers known;
         uint64_t later;
@@ -308,6 +312,37 @@ static void offsets_are_checked(void **state)
     assert_buffers_refused(&b, buffers.q_offsets = (const int32_t *)(const void *)b.t.lse, ACR_OVERLAP, "q_offsets");
     /* How far o reaches is known from the total. */
     assert_buffers_refused(&b, (buffers.k = (char *)b.t.o + 64, buffers.q_total = 8), ACR_OVERLAP, "buffers.k");
+    bench_free(&b);
+}
+
+static void scales_are_checked(void **state)
+{
+    (void)state;
+    const float fine[6] = {1, 2, 3, 4, 5, 6};
+    bench f16 = bench_make("b2:h6/3:s8:d16", &probe_kernel_without_workspace);
+    assert_buffers_refused(&f16, buffers.q_scales = fine, ACR_INVALID, "q_scales");
+    assert_buffers_refused(&f16, buffers.k_scales = fine, ACR_INVALID, "only e4m3");
+    assert_buffers_refused(&f16, buffers.v_scales = fine, ACR_INVALID, "f16");
+    bench_free(&f16);
+    acr__kernel probe = probe_kernel_without_workspace;
+    probe.dtype = ACR_E4M3;
+    bench b = bench_make("e4m3:b2:h6/3:s8:d16:lse", &probe);
+    acr_buffers given = b.t.buffers;
+    given.q_scales = given.k_scales = given.v_scales = fine;
+    assert_ok(bench_execute(&b, &given));
+    assert_buffers_refused(&b, buffers.k_scales = (const float *)(const void *)((const char *)fine + 2), ACR_ALIGNMENT,
+                           "k_scales");
+    assert_buffers_refused(&b, buffers.q_scales = b.t.o, ACR_OVERLAP, "q_scales");
+    assert_buffers_refused(&b, buffers.v_scales = b.t.lse + 2 * 6 * 8 - 1, ACR_OVERLAP, "v_scales");
+    /* The last byte of the scales counts: two entries of three heads. */
+    assert_buffers_refused(&b, buffers.k_scales = b.t.lse - 5, ACR_OVERLAP, "k_scales");
+    const float bad[] = {0.0f, -1.0f, NAN, INFINITY};
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        const float scales[6] = {1, 2, 3, 4, bad[i], 6};
+        assert_buffers_refused(&b, buffers.q_scales = scales, ACR_INVALID, "q_scales[1, 1]");
+        assert_buffers_refused(&b, (buffers.q_scales = fine, buffers.k_scales = scales), ACR_INVALID, "k_scales[1, 1]");
+        assert_buffers_refused(&b, buffers.v_scales = scales, ACR_INVALID, "positive and finite");
+    }
     bench_free(&b);
 }
 
@@ -911,6 +946,91 @@ static void packed_batches_equal_their_sequences(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* A problem of e4m3 inputs, whole or packed, with scales of heads gives what its entries and heads give one by one,
+ * with the same numbers as the problem's scales. */
+static void assert_scales_are_of_the_head(acr_ctx *ctx, const char *text, const char *alone_text)
+{
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, 8);
+    const acr_problem *c = &t.problem;
+    float scales[3][3 * 2];
+    for (int i = 0; i < 3 * 6; i++)
+        scales[i / 6][i % 6] = ldexpf(1.0f, (7 * i + i / 5) % 6 - 3);
+    acr_buffers with = t.buffers;
+    with.q_scales = scales[0];
+    with.k_scales = scales[1];
+    with.v_scales = scales[2];
+    assert_ok(acr_forward(ctx, &p, &with, NULL));
+    for (int i = 0; i < 6; i++) {
+        const int64_t b = i / 2, kv_head = i % 2;
+        acr_problem alone = problem_of(alone_text); /* of the two query heads that read one key/value head */
+        int64_t q_first = 0, kv_first = 0;
+        if (t.q_offsets) {
+            q_first = t.q_offsets[b];
+            kv_first = t.kv_offsets[b];
+            alone.q_len = t.q_offsets[b + 1] - q_first;
+            alone.kv_len = t.kv_offsets[b + 1] - kv_first;
+            if (alone.q_len == 0 || alone.kv_len == 0)
+                continue;
+        }
+        alone.q = c->q;
+        alone.k = c->k;
+        alone.v = c->v;
+        alone.alignment = 2;
+        alone.q_scale = scales[0][i];
+        alone.k_scale = scales[1][i];
+        alone.v_scale = scales[2][i];
+        uint16_t o[2 * 40 * 24];
+        acr_buffers buffers = ACR_BUFFERS_INIT;
+        buffers.q = (const char *)t.q + element_of(&c->q, b, 2 * kv_head, q_first, 0);
+        buffers.k = (const char *)t.k + element_of(&c->k, b, kv_head, kv_first, 0);
+        buffers.v = (const char *)t.v + element_of(&c->v, b, kv_head, kv_first, 0);
+        buffers.o = o;
+        assert_ok(acr_forward(ctx, &alone, &buffers, NULL));
+        for (int64_t h = 0; h < 2; h++)
+            for (int64_t row = 0; row < alone.q_len; row++)
+                for (int64_t d = 0; d < 24; d++) {
+                    const double got = o_at(&t, b, 2 * kv_head + h, q_first + row, d);
+                    const double expected = acr__load_element(ACR_F16, o, (h * alone.q_len + row) * 24 + d);
+                    assert_true(fabs(got - expected) <= 2e-3 * (double)scales[2][i]);
+                }
+    }
+    tensors_free(&t);
+}
+
+static void scales_are_of_the_batch_entry_and_head(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    assert_scales_are_of_the_head(ctx, "e4m3:b3:h4/2:s40/50:d16/24:causal", "e4m3:b1:h2/1:s40/50:d16/24:causal");
+    assert_scales_are_of_the_head(ctx, "e4m3:b3:h4/2:s40/50:d16/24:causal:bshd:packed",
+                                  "e4m3:b1:h2/1:s40/50:d16/24:causal");
+    acr_ctx_destroy(ctx);
+}
+
+/* Products that no float holds: the weights are all equal, or all of them the largest score's. */
+static void scales_may_have_any_product(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr_problem p = problem_of("e4m3:b1:h1:s8/40:d16");
+    tensors t = tensors_make(&p, 9);
+    const float sizes[] = {1e-38f, 1e-30f, 1e30f, 3e38f};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        t.buffers.q_scales = t.buffers.k_scales = &sizes[i];
+        assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+        double mean = 0;
+        for (int64_t key = 0; key < 40; key++)
+            mean += acr__load_element(ACR_E4M3, t.v, key * 16) / 40;
+        for (int64_t row = 0; row < 8; row++) {
+            const double o = o_at(&t, 0, 0, row, 0);
+            assert_true(isfinite(o) && (sizes[i] > 1.0f || fabs(o - mean) < 1e-3));
+        }
+    }
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -926,8 +1046,9 @@ int main(void)
         cmocka_unit_test(null_pointers_are_refused),
         cmocka_unit_test(outputs_and_lengths_nobody_asked_for_are_refused),
         cmocka_unit_test(buffers_have_a_size_and_known_flags),
-        cmocka_unit_test(buffers_of_the_first_version_are_accepted),
+        cmocka_unit_test(buffers_of_earlier_versions_are_accepted),
         cmocka_unit_test(offsets_are_checked),
+        cmocka_unit_test(scales_are_checked),
         cmocka_unit_test(misaligned_pointers_are_refused),
         cmocka_unit_test(promised_alignment_is_enough),
         cmocka_unit_test(overlapping_outputs_are_refused),
@@ -950,6 +1071,8 @@ int main(void)
         cmocka_unit_test(extreme_lengths_are_clamped),
         cmocka_unit_test(garbage_offsets_stay_inside),
         cmocka_unit_test(packed_batches_equal_their_sequences),
+        cmocka_unit_test(scales_are_of_the_batch_entry_and_head),
+        cmocka_unit_test(scales_may_have_any_product),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

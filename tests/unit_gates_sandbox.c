@@ -197,6 +197,22 @@ static void write_o(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int6
     ++*(unsigned char *)a->workspace;
 }
 
+/* The scales of the last head of the last entry, as the worker sees them. */
+static void write_scales(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    const int last = a->batch * a->kv_heads - 1;
+    ((float *)a->o)[0] = a->q_scales[last];
+    ((float *)a->o)[1] = a->k_scales == NULL;
+    ((float *)a->o)[2] = a->v_scales[last];
+}
+
+static void write_to_scales(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
+{
+    (void)lane, (void)lanes, (void)queue, (void)scratch;
+    *(volatile float *)(uintptr_t)a->v_scales = 1.0f;
+}
+
 static void loop_forever(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
 {
     (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
@@ -331,6 +347,32 @@ static void an_honest_kernel_runs(void **state)
     assert_string_equal(text, "");
 }
 
+static void scales_are_handed_in(void **state)
+{
+    (void)state;
+    const float q_scales[] = {1, 2, 3, 4, 5, 6}, v_scales[] = {10, 20, 30, 40, 50, 60};
+    small_call call;
+    char text[160];
+    make_call(&call);
+    call.args.batch = 2;
+    call.args.kv_heads = 3;
+    call.args.q_scales = q_scales;
+    call.args.v_scales = v_scales;
+    /* The tensors hold one entry and head: all of them read it. */
+    call.args.q_stride.batch = call.args.k_stride.batch = call.args.v_stride.batch = call.args.o_stride.batch = 0;
+    call.args.q_stride.head = call.args.k_stride.head = call.args.v_stride.head = call.args.o_stride.head = 0;
+    assert_ok(sandbox_begin(write_scales, ACR_F32, 5.0));
+    sandbox_set_workspace(SCRATCH_BYTES);
+    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+    assert_true(call.o[0] == 6.0f && call.o[1] == 1.0f && call.o[2] == 60.0f);
+    assert_int_equal(sandbox_end(text), SANDBOX_FINE);
+    assert_ok(sandbox_begin(write_to_scales, ACR_F32, 5.0));
+    sandbox_set_workspace(SCRATCH_BYTES);
+    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+    assert_int_equal(sandbox_end(text), SANDBOX_CRASHED);
+    assert_true(v_scales[0] == 10.0f);
+}
+
 static void every_breach_is_told(void **state)
 {
     (void)state;
@@ -387,10 +429,15 @@ int main(int argc, char **argv)
         return misbehave(argv);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exit_codes_and_signals_are_told), cmocka_unit_test(output_goes_to_the_log),
-        cmocka_unit_test(a_crowd_ends_with_its_time),      cmocka_unit_test(memory_and_files_are_limited),
-        cmocka_unit_test(a_stop_ends_a_process),           cmocka_unit_test(a_device_is_timed_by_one),
-        cmocka_unit_test(an_honest_kernel_runs),           cmocka_unit_test(every_breach_is_told),
+        cmocka_unit_test(exit_codes_and_signals_are_told),
+        cmocka_unit_test(output_goes_to_the_log),
+        cmocka_unit_test(a_crowd_ends_with_its_time),
+        cmocka_unit_test(memory_and_files_are_limited),
+        cmocka_unit_test(a_stop_ends_a_process),
+        cmocka_unit_test(a_device_is_timed_by_one),
+        cmocka_unit_test(an_honest_kernel_runs),
+        cmocka_unit_test(scales_are_handed_in),
+        cmocka_unit_test(every_breach_is_told),
         cmocka_unit_test(after_a_breach_nothing_runs),
     };
     return cmocka_run_group_tests(tests, NULL, remove_log);

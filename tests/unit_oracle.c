@@ -440,6 +440,50 @@ static void fp8_scales_say_what_stored_numbers_mean(void **state)
     tensors_free(&w);
 }
 
+/* dim elements of every row: the stored numbers of t times the problem's scale and the head's, in float32 storage. */
+static void multiply_out(void *to, const void *stored, int64_t heads, int64_t rows_of_head, int64_t dim, float scale,
+                         const float *head_scales, int64_t heads_sharing)
+{
+    for (int64_t i = 0; i < heads * rows_of_head * dim; i++)
+        ((float *)to)[i] = scale * head_scales[i / (rows_of_head * dim) / heads_sharing] *
+                           (float)acr__load_element(ACR_E4M3, stored, i);
+}
+
+static void fp8_scales_of_heads_multiply_those_of_the_problem(void **state)
+{
+    (void)state;
+    acr_problem p = problem_of("e4m3:b2:h6/3:s5/7:d16/8");
+    p.q_scale = 0.5f;
+    p.k_scale = 4.0f;
+    p.v_scale = 0.25f;
+    tensors t = tensors_make(&p, 2);
+    const float q_scales[] = {1, 2, 4, 0.5f, 0.25f, 8}, k_scales[] = {0.5f, 2, 1, 0.25f, 1, 0.125f},
+                v_scales[] = {16, 1, 0.5f, 2, 32, 4};
+    t.buffers.q_scales = q_scales;
+    t.buffers.k_scales = k_scales;
+    t.buffers.v_scales = v_scales;
+    const acr_problem wide = problem_of("f32:b2:h6/3:s5/7:d16/8");
+    tensors w = tensors_make(&wide, 2);
+    multiply_out(w.q, t.q, 12, 5, 16, 0.5f, q_scales, 2);
+    multiply_out(w.k, t.k, 6, 7, 16, 4.0f, k_scales, 1);
+    multiply_out(w.v, t.v, 6, 7, 8, 0.25f, v_scales, 1);
+    answer a = judge(&t), b = judge(&w);
+    for (int64_t i = 0; i < a.rows * a.v_dim; i++)
+        assert_near(a.o[i], b.o[i]);
+    for (int64_t i = 0; i < a.rows; i++)
+        assert_near(a.lse[i], b.lse[i]);
+    double *unfused = malloc((size_t)(a.rows * a.v_dim) * sizeof *unfused);
+    assert_non_null(unfused);
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, a.rows, 1.0f, unfused));
+    for (int64_t i = 0; i < a.rows * a.v_dim; i++) /* weights of 3 mantissa bits, values up to 4 times the scale */
+        assert_true(fabs(unfused[i] - a.o[i]) <= 0.25 * 0.25 * v_scales[i / (2 * 5 * 8)]);
+    free(unfused);
+    answer_free(&a);
+    answer_free(&b);
+    tensors_free(&t);
+    tensors_free(&w);
+}
+
 static void nan_spoils_the_rows_that_see_it_and_no_others(void **state)
 {
     (void)state;
@@ -490,7 +534,7 @@ static double unfused_error(const char *text)
     answer exact = judge(&t);
     double *o = malloc((size_t)(exact.rows * exact.v_dim) * sizeof *o), worst = 0.0;
     assert_non_null(o);
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, o));
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, 1.0f, o));
     for (int64_t i = 0; i < exact.rows * exact.v_dim; i++) {
         const double error = fabs(o[i] - exact.o[i]);
         assert_true(error <= 1.0); /* fails for NaN */
@@ -526,7 +570,7 @@ static void unfused_rows_without_keys_are_zero(void **state)
     const acr_problem p = problem_of("f16:b1:h1:s5/2:d4:causal");
     tensors t = tensors_make(&p, 1);
     double o[20];
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, o));
+    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, 1.0f, o));
     for (int i = 0; i < 3 * 4; i++)
         assert_true(o[i] == 0.0);
     assert_true(o[12] != 0.0);
@@ -550,6 +594,7 @@ int main(void)
         cmocka_unit_test(layouts_only_move_elements),
         cmocka_unit_test(listed_rows_are_those_of_the_whole),
         cmocka_unit_test(fp8_scales_say_what_stored_numbers_mean),
+        cmocka_unit_test(fp8_scales_of_heads_multiply_those_of_the_problem),
         cmocka_unit_test(nan_spoils_the_rows_that_see_it_and_no_others),
         cmocka_unit_test(keys_beyond_the_length_are_never_used),
         cmocka_unit_test(unfused_errs_as_much_as_its_type),

@@ -70,11 +70,11 @@ static void names_decode(void **state)
         snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
         if (!strstr(kernel->name, dim))
             fail_msg("%s does not say %s", kernel->name, dim);
-        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm90a"};
+        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm89",
+                                                                                                "_sm90a"};
         bool known = false;
         for (size_t i = 0; i < 3; i++)
-            known = known || (kernel->backend == ACR__CPU ? ends_in(kernel->name, cpu_ends[i])
-                                                          : i < 2 && ends_in(kernel->name, cuda_ends[i]));
+            known = known || ends_in(kernel->name, kernel->backend == ACR__CPU ? cpu_ends[i] : cuda_ends[i]);
         if (!known)
             fail_msg("%s does not end in its arch", kernel->name);
         for (const char *c = kernel->name; *c; c++)
@@ -203,6 +203,28 @@ static void the_cheapest_that_can_run_is_chosen(void **state)
         }
 }
 
+/* The rates of fwd_mma8 are predictions: where fwd_fp8, whose rates are fitted, can run, it is taken. */
+static void predicted_rates_yield_to_measured_ones(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 16, 64, 65, 128, 512, 1333, 4096, 16384}, dims[] = {16, 64, 96, 128};
+    static const char *const masks[] = {"", ":causal", ":kvlens:lse"};
+    for (size_t q = 0; q < COUNT_OF(lengths); q++)
+        for (size_t k = 0; k < COUNT_OF(lengths); k++)
+            for (size_t d = 0; d < COUNT_OF(dims); d++)
+                for (size_t i = 0; i < 3 * COUNT_OF(masks); i++) {
+                    char text[96];
+                    snprintf(text, sizeof text, "e4m3:b%d:h8:s%d/%d:d%d%s", 1 << i / 3 * 3, lengths[q], lengths[k],
+                             dims[d], masks[i % 3]);
+                    const acr_problem p = canonical_of(text);
+                    const acr__kernel *kernel = acr__choose(&p, &test_devices[0].device);
+                    assert_string_equal(test_devices[0].label, "h200");
+                    assert_non_null(kernel);
+                    if (strcmp(kernel->family, "fwd_fp8") != 0)
+                        fail_msg("%s on an H200: %s", text, kernel->name);
+                }
+}
+
 static void common_problems_run_everywhere(void **state)
 {
     (void)state;
@@ -301,8 +323,21 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_ok(acr_problem_canonical(&p, &p));
     float lse[60];
     int32_t lens[2];
-    acr_buffers buffers = {
-        (uint32_t)sizeof buffers, 0, lse, lse + 1, lse + 2, lse + 3, lse + 4, lens, NULL, NULL, 0, 0};
+    acr_buffers buffers = {(uint32_t)sizeof buffers,
+                           0,
+                           lse,
+                           lse + 1,
+                           lse + 2,
+                           lse + 3,
+                           lse + 4,
+                           lens,
+                           NULL,
+                           NULL,
+                           0,
+                           0,
+                           lse + 5,
+                           lse + 6,
+                           lse + 7};
     fwd_args args;
     memset(&args, 0x5a, sizeof args);
     acr__fwd_args(&args, &p, &buffers, lens + 1);
@@ -315,9 +350,18 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_int_equal(args.mask, FWD_MASK_TOP_LEFT);
     assert_true(args.scale == 0.25f && fabsf(args.scale_log2 - 0.25f * 1.44269504f) < 1e-7f && args.out_scale == 3.0f);
     assert_int_equal(args.out_bf16, 1);
+    assert_true(args.q_scales == lse + 5 && args.k_scales == lse + 6 && args.v_scales == lse + 7);
+    for (int i = 5; i < 5 + 2 + 6; i++)
+        lse[i] = (float)(1 << i); /* of batch entry 1, head 2, the sixth of each */
+    const fwd_scales scales = fwd_scales_of(&args, 1, 2);
+    assert_true(scales.scale == 0.25f * (1 << 10) * (1 << 11) && scales.out_scale == 3.0f * (1 << 12));
+    assert_true(scales.scale_log2 == args.scale_log2 * (1 << 10) * (1 << 11));
     assert_true(args.q_offsets == NULL && args.kv_offsets == NULL && args.q_total == 0 && args.kv_total == 0);
     p = canonical_of("bf16:b1:h1:s5/7:d16:causal");
+    buffers.q_scales = buffers.k_scales = buffers.v_scales = NULL;
     acr__fwd_args(&args, &p, &buffers, NULL);
+    const fwd_scales none = fwd_scales_of(&args, 0, 0);
+    assert_true(none.scale == args.scale && none.scale_log2 == args.scale_log2 && none.out_scale == 1.0f);
     assert_int_equal(args.mask, FWD_MASK_BOTTOM_RIGHT);
     assert_int_equal(args.out_bf16, 0);
     assert_true(args.out_scale == 1.0f);
@@ -333,6 +377,7 @@ int main(void)
         cmocka_unit_test(more_work_never_costs_less),
         cmocka_unit_test(launches_fit_the_device),
         cmocka_unit_test(the_cheapest_that_can_run_is_chosen),
+        cmocka_unit_test(predicted_rates_yield_to_measured_ones),
         cmocka_unit_test(common_problems_run_everywhere),
         cmocka_unit_test(better_instructions_are_used),
         cmocka_unit_test(estimate_follows_choose),

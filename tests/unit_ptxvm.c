@@ -64,14 +64,8 @@ static const char head[] = ".version 9.0\n.target sm_90a\n.address_size 64\n%s"
                            "setp.ne.u64 %%p1, %%d1, 0; setp.ne.u64 %%p2, %%d2, 0; setp.ne.u64 %%p3, %%d3, 0;\n"
                            "%s\nret;\n}\n";
 
-static int program_run(program *p)
+static int launch_program(program *p, const ptxvm_module *module)
 {
-    char text[TEXT_BYTES];
-    const int length = snprintf(text, sizeof text, head, p->declarations, p->body);
-    assert_in_range(length, 1, TEXT_BYTES - 1);
-    ptxvm_module *module = ptxvm_load(text, p->error, sizeof p->error);
-    if (!module)
-        return -1;
     memset(p->out, 0, sizeof p->out);
     const uint32_t *out = p->out;
     void *parameters[] = {&out, &p->a, &p->b, &p->c};
@@ -87,7 +81,16 @@ static int program_run(program *p)
                                 .user = p,
                                 .seed = p->seed,
                                 .eager = p->eager};
-    const int status = ptxvm_run(&asked, &p->counts, p->error, sizeof p->error);
+    return ptxvm_run(&asked, &p->counts, p->error, sizeof p->error);
+}
+
+static int program_run(program *p)
+{
+    char text[TEXT_BYTES];
+    const int length = snprintf(text, sizeof text, head, p->declarations, p->body);
+    assert_in_range(length, 1, TEXT_BYTES - 1);
+    ptxvm_module *module = ptxvm_load(text, p->error, sizeof p->error);
+    const int status = module ? launch_program(p, module) : -1;
     ptxvm_free(module);
     return status;
 }
@@ -178,6 +181,8 @@ static void integers_calculate(void **state)
         {"mul.wide.u16 %r0, %h1, %h2;", M1_16, M1_16, 0, 0xfffe0001},
         {"mad.lo.s32 %r0, %r1, %r2, %r3;", 3, 5, M1_32, 14},
         {"mad.lo.s64 %d0, %d1, %d2, %d3;", 3, 5, M1_64, 14},
+        {"dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", 0x00030005, 0xFFFF0207, 11, 11 + 5 * 7 + 3 * 2},
+        {"dp2a.hi.u32.u32 %r0, %r1, %r2, %r3;", 0xFFFF0005, 0x02070000, 11, 11 + 5 * 7 + 0xFFFF * 2},
         {"mad.hi.u32 %r0, %r1, %r2, %r3;", M1_32, M1_32, 2, 0},
         {"mad.wide.s32 %d0, %r1, %r2, %d3;", M1_32, 7, 0x100000000, 0xfffffff9},
         {"mad.wide.u32 %d0, %r1, %r2, %d3;", M1_32, 2, 3, 0x200000001},
@@ -247,6 +252,11 @@ static void bits_are_moved(void **state)
         {"bfi.b64 %d0, %d1, %d2, 0, 64;", 0xab, 5, 0, 0xab},
         {"lop3.b32 %r0, %r1, %r2, %r3, 0xe8;", 0xff00, 0xf0f0, 0xcccc, 0xfcc0},
         {"lop3.b32 %r0, %r1, %r2, %r3, 0x01;", 1, 2, 4, 0xfffffff8},
+        {"dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", 0x00050003, 0xfffe0702, 100, 141}, /* 3 * 2 + 5 * 7 */
+        {"dp2a.hi.u32.u32 %r0, %r1, %r2, %r3;", 0x00050003, 0x07020000, M1_32, 40},
+        {"dp2a.lo.s32.u32 %r0, %r1, %r2, %r3;", 0xffff0000, 0x0000ff00, 0, (uint32_t)-255},
+        {"dp4a.u32.u32 %r0, %r1, %r2, %r3;", 0x01020304, 0xff010101, 1, 265},
+        {"dp4a.s32.s32 %r0, %r1, %r2, %r3;", 0x01020304, 0xff010101, 1, 9},
         {"popc.b32 %r0, %r1;", 0xf0f0, 0, 0, 8},
         {"popc.b64 %r0, %d1;", M1_64, 0, 0, 64},
         {"clz.b32 %r0, %r1;", 1, 0, 0, 31},
@@ -745,6 +755,58 @@ static void scopes_hide_names(void **state)
     check_operations(operations, COUNT_OF(operations));
 }
 
+/* A hundred values, each used once, need few numbers; what a wgmma reads and writes late shares none. */
+static void values_share_registers(void **state)
+{
+    (void)state;
+    char text[TEXT_BYTES], error[ERROR_BYTES];
+    int length = snprintf(text, sizeof text,
+                          ".version 9.0\n.target sm_90a\n.visible .entry test(.param .u64 p)\n{\n"
+                          ".reg .b32 %%r<200>; .reg .f32 %%f<20>; .reg .b64 %%d<20>; .reg .pred %%p<2>;\n"
+                          "mov.u32 %%r0, 1;\n");
+    for (int k = 0; k < 100; k++)
+        length += snprintf(text + length, sizeof text - (size_t)length, "add.u32 %%r%d, %%r%d, 1;\n", k + 1, k);
+    for (int k = 0; k < 4; k++)
+        length +=
+            snprintf(text + length, sizeof text - (size_t)length,
+                     "mov.f32 %%f%d, 0f00000000; mov.f32 %%f%d, 0f00000000; mov.f32 %%f%d, 0f00000000;\n"
+                     "mov.f32 %%f%d, 0f00000000; mov.b64 %%d0, 0; setp.eq.u32 %%p1, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%%f%d, %%f%d, %%f%d, %%f%d}, %%d0, %%d0, "
+                     "%%p1, 1, 1, 0, 0;\n",
+                     4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3, 4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3);
+    snprintf(text + length, sizeof text - (size_t)length, "ret;\n}\n");
+    ptxvm_module *module = ptxvm_load(text, error, sizeof error);
+    if (!module)
+        fail_msg("%s", error);
+    assert_in_range(find_entry(module, "test")->register_count, 18, 24);
+    uint64_t taken = 0;
+    for (int n = 0; n < module->instruction_count; n++) {
+        const operand *sums = &module->instructions[n].operands[0];
+        for (int k = 0; k < sums->count; k++) {
+            assert_int_equal(taken >> sums->items[k].reg & 1, 0);
+            taken |= 1ULL << sums->items[k].reg;
+        }
+    }
+    assert_int_equal(__builtin_popcountll(taken), 16);
+    ptxvm_free(module);
+}
+
+static uint32_t kept_from_the_first_round(uint32_t t)
+{
+    return 100 + t;
+}
+
+/* A register that only a guarded instruction of a loop's block writes keeps its value from round to round. */
+static void values_outlive_rounds(void **state)
+{
+    (void)state;
+    program *p = program_make("{ .reg .b32 kept, a, b; mov.u32 %r1, %tid.x; mov.u32 %r2, 0;\n"
+                              "$round: setp.eq.u32 %p1, %r2, 0; add.u32 a, %r1, 50; add.u32 b, a, 50;\n"
+                              "@%p1 mov.u32 kept, b; add.u32 a, %r2, 7; add.u32 b, a, 7; mov.u32 %r0, kept;\n"
+                              "add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 3; @%p2 bra $round; }\n" STORE_R0);
+    check_threads(p, kept_from_the_first_round);
+}
+
 /* ---- Warps and CTAs ---- */
 
 /* Every warp writes its number where a counter says; the order is the seed's. */
@@ -848,6 +910,30 @@ static void shared_variables_have_places(void **state)
     free(p);
 }
 
+/* Global variables begin as zero and live as long as their module, from launch to launch. */
+static void global_variables_stay(void **state)
+{
+    (void)state;
+    char text[TEXT_BYTES], error[ERROR_BYTES];
+    program *p = program_make("mov.u64 %d1, number; atom.global.add.u32 %r1, [%d1], 1; ld.global.u32 %r2, [bytes+4];\n"
+                              "st.global.u32 [%d9], %r1; st.global.u32 [%d9+4], %r2; st.global.u32 [bytes+4], 7;\n");
+    snprintf(text, sizeof text, head, ".global .align 8 .b8 bytes[12];\n.visible .global .u32 number;\n", p->body);
+    ptxvm_module *module = ptxvm_load(text, error, sizeof error);
+    if (!module)
+        fail_msg("%s", error);
+    p->block[0] = 1;
+    for (uint32_t k = 0; k < 3; k++) {
+        assert_int_equal(launch_program(p, module), 0);
+        assert_int_equal(p->out[0], k);
+        assert_int_equal(p->out[1], k ? 7 : 0);
+    }
+    ptxvm_free(module);
+    p->body = "st.global.u32 [bytes+12], 7;";
+    p->declarations = ".global .align 8 .b8 bytes[12];\n";
+    program_fails(p, "in no allocation");
+    free(p);
+}
+
 /* ---- What goes wrong ---- */
 
 static void deadlocks_are_told(void **state)
@@ -934,7 +1020,9 @@ static void texts_are_refused(void **state)
         {ENTRY "call foo;\n}", "line 5: nothing is called foo"},
         {ENTRY "st.global.u32 [%r1], %r2, %r2, %r2, %r2, %r2, %r2, %r2, %r2;\n}", "line 5: more than 8 operands"},
         {".visible .func f()\n{\n}", "line 1: unknown directive .func"},
-        {".global .b32 g;", "line 1: unknown directive .global"},
+        {".const .b32 g;", "line 1: unknown directive .const"},
+        {".global .b32 g = 5;", "line 1: ';' expected, not '='"},
+        {".global .b8 g[];", "line 1: a variable without a size"},
         {".address_size 32\n", "line 1: addresses of 32 bits"},
         {".shared .align 3 .b8 x[4];", "line 1: 3 is no alignment"},
         {".shared .b8 x[999999];", "line 1: 999999 is not within"},
@@ -1000,10 +1088,13 @@ int main(void)
         cmocka_unit_test(lanes_wait_for_lanes),
         cmocka_unit_test(guards_hold),
         cmocka_unit_test(scopes_hide_names),
+        cmocka_unit_test(values_share_registers),
+        cmocka_unit_test(values_outlive_rounds),
         cmocka_unit_test(seeds_repeat),
         cmocka_unit_test(ctas_wait_for_each_other),
         cmocka_unit_test(groups_belong_to_lanes),
         cmocka_unit_test(shared_variables_have_places),
+        cmocka_unit_test(global_variables_stay),
         cmocka_unit_test(deadlocks_are_told),
         cmocka_unit_test(launches_are_checked),
         cmocka_unit_test(texts_are_refused),

@@ -50,6 +50,7 @@ static const char prologue[] = ".version 9.0\n"
                                ".target sm_90a\n"
                                ".address_size 64\n"
                                ".extern .shared .align 1024 .b8 smem[];\n"
+                               ".global .align 8 .u32 kept[2];\n"
                                ".visible .entry test(.param .u64 test_param_0)\n"
                                "{\n"
                                ".reg .pred %p<8>;\n"
@@ -157,6 +158,18 @@ static void addresses_are_checked(void **state)
     refuses(1, "cp.async.cg.shared.global [smem], [%rd0+8], 16;", "not a multiple of 16");
     refuses(1, "cp.async.cg.shared.global [smem], [%rd1+16384], 16;", "in no allocation");
     refuses(1, "ld.local.u32 %r1, [smem];", "ld.local.u32");
+    refuses(1, "st.global.u32 [kept+8], %r0;", "in no allocation");
+}
+
+static void variables_hold_what_is_stored(void **state)
+{
+    (void)state;
+    trial t = trial_of(32);
+    run(&t, "atom.global.add.u32 %r1, [kept+4], 1; bar.warp.sync -1; mov.u64 %rd5, kept; cvta.global.u64 %rd6, %rd5;\n"
+            "ld.u32 %r2, [%rd6+4]; ld.global.u32 %r3, [kept]; add.s32 %r2, %r2, %r3; st.global.u32 [%rd3], %r2;");
+    assert_int_equal(t.memory->out[0], 32);
+    assert_int_equal(t.memory->out[31], 32);
+    free(t.memory);
 }
 
 static void atomics_return_what_was_there(void **state)
@@ -562,6 +575,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loads_and_stores_move_what_they_name),
         cmocka_unit_test(addresses_are_checked),
+        cmocka_unit_test(variables_hold_what_is_stored),
         cmocka_unit_test(atomics_return_what_was_there),
         cmocka_unit_test(copies_are_late_until_they_are_waited_for),
         cmocka_unit_test(copies_arrive_on_a_barrier),

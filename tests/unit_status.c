@@ -77,9 +77,10 @@ static void structures_keep_their_layout(void **state)
     assert_int_equal(offsetof(acr_problem, batch), 32);
     assert_int_equal(offsetof(acr_problem, q), 88);
     assert_int_equal(offsetof(acr_problem, scale), 184);
-    assert_int_equal(sizeof(acr_buffers), 88);
+    assert_int_equal(sizeof(acr_buffers), 112);
     assert_int_equal(offsetof(acr_buffers, o), 32);
     assert_int_equal(offsetof(acr_buffers, q_offsets), 56); /* the size of the first version, still accepted */
+    assert_int_equal(offsetof(acr_buffers, q_scales), 88);  /* of the second, likewise */
     assert_int_equal(sizeof(acr_ctx_options), 40);
     assert_int_equal(sizeof(acr_wisdom_report), 16);
 }

@@ -44,9 +44,9 @@ def curve(arm):
 
 def section(name, summary):
     run = summary["run"]
+    clock = "" if run["clock"] == "real" else "; MODEL CLOCK: nothing was timed, no figure means anything"
     texts = [f"## {name}", "", summary["conclusion"], "",
-             f"On {run['device']}, seed {run['seed']}, {len(summary['slices'])} slices"
-             + ("" if run["clock"] == "real" else "; MODEL CLOCK: nothing was timed, no figure means anything") + ".", "",
+             f"On {run['device']}, seed {run['seed']}, {len(summary['slices'])} slices{clock}.", "",
              "Best so far after so many distinct trials, unconfirmed:", "",
              f"- search {curve(summary['search'])}", f"- random {curve(summary['control'])}", "",
              line(["macro cell", "distinct trials", "best", "trial"]), line(["---"] * 4)]

@@ -79,7 +79,7 @@ wait_for() {
     return "$code"
 }
 
-# run_gpu DEVICE: every gpus-th run, one after another, until one is not finished. Writes each one's exit code to a file.
+# run_gpu DEVICE: every gpus-th run, one after another, until one is not finished. Writes their exit codes to files.
 run_gpu() {
     local i code=0 slice=
     trap '[[ -z $slice ]] || kill -TERM "$slice" 2>/dev/null' TERM
@@ -127,6 +127,6 @@ for name in "${names[@]}"; do
     fi
 done
 if ((${#tables[@]} > 0)) && command -v python3 >/dev/null; then
-    python3 "$here/evolve_table.py" "${tables[@]}" >"$out/runs.md" && echo "$out/runs.md:" && sed -n '1,/^$/p' "$out/runs.md"
+    python3 "$here/evolve_table.py" "${tables[@]}" >"$out/runs.md" && sed -n '1,/^$/p' "$out/runs.md"
 fi
 exit $worst

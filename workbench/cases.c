@@ -282,7 +282,7 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
-    s->counts[AXIS_INPUTS] = INPUT_KIND_COUNT;
+    s->counts[AXIS_INPUTS] = input_kind_count(kernel->dtype);
     s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
 }
 

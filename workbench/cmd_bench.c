@@ -24,6 +24,7 @@
 #include "subject.h"
 #include "text.h"
 #include "timer.h"
+#include "variant.h"
 
 enum {
     ID_LADDER = OPTION_LONG_ONLY,
@@ -35,11 +36,14 @@ enum {
     ID_PUBLISH,
     ID_MODE,
     ID_HOST_COST,
+    ID_VARIANT,
     ID_PYTHON_PATH
 };
 
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
+    {ID_VARIANT, "variant", "VARIANT",
+     "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
@@ -156,6 +160,8 @@ static bool take_option(void *arg, int id, const char *value)
     case 'o':
         r->output = value;
         return true;
+    case ID_VARIANT:
+        return variant_ask(value);
     case ID_LADDER:
         r->ladder = true;
         return true;
@@ -377,10 +383,10 @@ static acr_status bench_kernels(session *s, const bench_problem *on)
     double best_us = INFINITY;
     climb climbed;
     climb_begin(&climbed);
-    progress_begin(&line, "bench", (int64_t)acr__kernel_count);
+    progress_begin(&line, "bench", (int64_t)kernel_total());
     acr_status status = ACR_OK;
-    for (size_t i = 0; i < acr__kernel_count && status == ACR_OK; ++i) {
-        measurement m = {.kernel = acr__kernels[i]};
+    for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
+        measurement m = {.kernel = kernel_at(i)};
         if (!wanted(s, m.kernel, on->problem)) {
             continue;
         }
@@ -573,9 +579,13 @@ static int bench_all(session *s, const problem_list *problems, const peer_provid
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
+    acr_status status = variants_load(s->device);
+    if (status != ACR_OK) {
+        return report_failure(status, "variant");
+    }
     s->records = json_array();
     watch_open(&s->watched, s->device, s->common->device);
-    acr_status status = find_empty_time(s);
+    status = find_empty_time(s);
     for (size_t i = 0; i < problems->count && status == ACR_OK; ++i) {
         status = bench_one(s, &problems->items[i]);
         if (status == ACR_UNSUPPORTED) { /* this problem in this mode; others may do */
@@ -646,7 +656,7 @@ static const char *conflict_of(const request *r)
     if (r->publish && !peers) {
         return "--publish goes with --peers";
     }
-    if (r->host_cost && (peers || r->kernel || r->ladder || r->overlap || r->mode != MODE_STREAM)) {
+    if (r->host_cost && (peers || r->kernel || r->ladder || r->overlap || variant_asked() || r->mode != MODE_STREAM)) {
         return "--host-cost goes with problems, --json and -o alone";
     }
     return NULL;
@@ -681,6 +691,7 @@ int bench_with_peers(int argc, char **argv, const peer_provider *torch)
         exit_code = context_open(&common, &s.ctx);
         exit_code = exit_code == EXIT_DONE ? bench_all(&s, &problems, torch) : exit_code;
         acr_ctx_destroy(s.ctx);
+        variants_unload();
     }
     problems_free(&problems);
     return exit_code;

@@ -13,19 +13,25 @@
 #include "kernel_choice.h"
 #include "options.h"
 #include "progress.h"
+#include "variant.h"
 
 enum {
     ID_QUICK = OPTION_LONG_ONLY,
     ID_SEED,
     ID_INPUTS,
+    ID_RERUNS,
+    ID_VARIANT,
     ID_LIST
 };
 
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
+    {ID_VARIANT, "variant", "VARIANT",
+     "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
-    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled"},
+    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled"},
+    {ID_RERUNS, "reruns", "N", "runs of each case after the first, all to give its bits; default 1"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
     {0, NULL, NULL, NULL},
 };
@@ -52,6 +58,7 @@ typedef struct request {
     const char *kernel; /* pattern, NULL = all */
     bool quick, list, one_kind;
     input_kind inputs; /* when one_kind */
+    int reruns;
     uint64_t seed;
 } request;
 
@@ -89,11 +96,13 @@ typedef struct session {
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
-    int64_t seed = 0;
+    int64_t number = 0;
     switch (id) {
     case 'k':
         r->kernel = value;
         return kernel_pattern_known(value);
+    case ID_VARIANT:
+        return variant_ask(value);
     case ID_QUICK:
         r->quick = true;
         return true;
@@ -101,10 +110,16 @@ static bool take_option(void *arg, int id, const char *value)
         r->list = true;
         return true;
     case ID_SEED:
-        if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
+        if (!option_int("seed", value, 0, INT64_MAX, &number)) {
             return false;
         }
-        r->seed = (uint64_t)seed;
+        r->seed = (uint64_t)number;
+        return true;
+    case ID_RERUNS:
+        if (!option_int("reruns", value, 1, 1000000, &number)) {
+            return false;
+        }
+        r->reruns = (int)number;
         return true;
     default:
         r->one_kind = input_kind_parse(value, &r->inputs);
@@ -158,7 +173,7 @@ static bool add_problems(session *s, const acr__kernel *kernel, const problem_li
         if (acr__why_not(kernel, &problems->items[i], s->device)) {
             continue;
         }
-        for (int kind = 0; kind < INPUT_KIND_COUNT; ++kind) {
+        for (int kind = 0; kind < input_kind_count(kernel->dtype); ++kind) {
             test_case test = {problems->items[i], (input_kind)kind};
             bool wanted = !s->request->one_kind || s->request->inputs == test.inputs;
             if (wanted && !add_job(&s->jobs, kernel, &test)) {
@@ -187,8 +202,8 @@ static bool same_reference(const job *a, const job *b)
 /* problems NULL: each kernel's own cases. */
 static bool make_jobs(session *s, const problem_list *problems)
 {
-    for (size_t i = 0; i < acr__kernel_count; ++i) {
-        const acr__kernel *kernel = acr__kernels[i];
+    for (size_t i = 0; i < kernel_total(); ++i) {
+        const acr__kernel *kernel = kernel_at(i);
         if (!kernel_matches(kernel, s->request->kernel)) {
             continue;
         }
@@ -214,8 +229,8 @@ static void repro_text(char *out, size_t capacity, const session *s, const job *
 
 static tally *tally_of(const session *s, const acr__kernel *kernel)
 {
-    for (size_t i = 0; i < acr__kernel_count; ++i) {
-        if (acr__kernels[i] == kernel) {
+    for (size_t i = 0; i < kernel_total(); ++i) {
+        if (kernel_at(i) == kernel) {
             return &s->tallies[i];
         }
     }
@@ -281,7 +296,7 @@ static acr_status run_group(session *s, size_t first, size_t end, progress *line
     for (size_t i = first; i < end && status == ACR_OK; ++i) {
         progress_step(line, (int64_t)i, jobs[i].kernel->name, "");
         verdict v;
-        status = conformance_check(&v, s->ctx, jobs[i].kernel, &jobs[i].test.problem, ref);
+        status = conformance_check_reruns(&v, s->ctx, jobs[i].kernel, &jobs[i].test.problem, ref, s->request->reruns);
         progress_clear(line);
         record(s, &jobs[i], &v);
         s->device_lost = status == ACR_DEVICE_FAULT;
@@ -324,9 +339,9 @@ static const char *skip_reason(const session *s, size_t index, const problem_lis
     if (s->tallies[index].passed + s->tallies[index].failed > 0 || s->device_lost) {
         return NULL;
     }
-    const char *reason = kernel_not_here(acr__kernels[index], s->device);
+    const char *reason = kernel_not_here(kernel_at(index), s->device);
     if (!reason && problems) {
-        reason = acr__why_not(acr__kernels[index], &problems->items[0], s->device);
+        reason = acr__why_not(kernel_at(index), &problems->items[0], s->device);
     }
     return reason ? reason : "none of its cases uses these inputs";
 }
@@ -334,9 +349,9 @@ static const char *skip_reason(const session *s, size_t index, const problem_lis
 static void print_report(const session *s, const problem_list *problems, double elapsed_s)
 {
     int passed = 0, failed = 0, kernels = 0, skipped = 0;
-    for (size_t i = 0; i < acr__kernel_count; ++i) {
+    for (size_t i = 0; i < kernel_total(); ++i) {
         const tally *t = &s->tallies[i];
-        if (!kernel_matches(acr__kernels[i], s->request->kernel)) {
+        if (!kernel_matches(kernel_at(i), s->request->kernel)) {
             continue;
         }
         passed += t->passed;
@@ -345,12 +360,12 @@ static void print_report(const session *s, const problem_list *problems, double 
         if (reason) {
             ++skipped;
             if (s->request->kernel) {
-                printf("not run  %-44s %s\n", acr__kernels[i]->name, reason);
+                printf("not run  %-44s %s\n", kernel_at(i)->name, reason);
             }
         } else {
             ++kernels;
             printf("%s %-44s %3d cases, max error %.2g, at most %.0f %% of a tolerance%s\n",
-                   t->failed ? "FAIL    " : "pass    ", acr__kernels[i]->name, t->passed + t->failed, t->worst_error,
+                   t->failed ? "FAIL    " : "pass    ", kernel_at(i)->name, t->passed + t->failed, t->worst_error,
                    100 * t->worst_share, t->failed ? " where passed" : "");
         }
     }
@@ -362,20 +377,21 @@ static void print_report(const session *s, const problem_list *problems, double 
 static void print_json(const session *s, const problem_list *problems)
 {
     json_t *kernels = json_array();
-    for (size_t i = 0; i < acr__kernel_count; ++i) {
-        if (!kernel_matches(acr__kernels[i], s->request->kernel)) {
+    for (size_t i = 0; i < kernel_total(); ++i) {
+        if (!kernel_matches(kernel_at(i), s->request->kernel)) {
             continue;
         }
         const tally *t = &s->tallies[i];
-        json_t *entry = json_pack("{s:s, s:i, s:i, s:f}", "kernel", acr__kernels[i]->name, "passed", t->passed,
-                                  "failed", t->failed, "worst_share", t->worst_share);
+        json_t *entry = json_pack("{s:s, s:i, s:i, s:f}", "kernel", kernel_at(i)->name, "passed", t->passed, "failed",
+                                  t->failed, "worst_share", t->worst_share);
         const char *reason = skip_reason(s, i, problems);
         if (reason) {
             json_object_set_new(entry, "not_run", json_string(reason));
         }
         json_array_append_new(kernels, entry);
     }
-    json_t *document = json_pack("{s:o, s:O}", "kernels", kernels, "records", s->records);
+    json_t *document =
+        json_pack("{s:i, s:o, s:O}", "reruns", s->request->reruns, "kernels", kernels, "records", s->records);
     environment_add(document, s->device);
     json_print(document);
 }
@@ -384,7 +400,7 @@ static void print_json(const session *s, const problem_list *problems)
 static int result_of(const session *s)
 {
     int passed = 0, failed = 0;
-    for (size_t i = 0; i < acr__kernel_count; ++i) {
+    for (size_t i = 0; i < kernel_total(); ++i) {
         passed += s->tallies[i].passed;
         failed += s->tallies[i].failed;
     }
@@ -419,7 +435,7 @@ static int check_all(session *s, const problem_list *problems)
 int cmd_check(int argc, char **argv)
 {
     common_options common;
-    request r = {.seed = 1};
+    request r = {.seed = 1, .reruns = 1};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {
@@ -434,14 +450,19 @@ int cmd_check(int argc, char **argv)
     }
     if (exit_code == EXIT_DONE) {
         s.device = &acr__ctx_backend_device(s.ctx)->device;
+        const acr_status status = variants_load(s.device);
+        exit_code = status == ACR_OK ? EXIT_DONE : report_failure(status, "variant");
+    }
+    if (exit_code == EXIT_DONE) {
         s.records = json_array();
-        s.tallies = calloc(acr__kernel_count, sizeof *s.tallies);
+        s.tallies = calloc(kernel_total(), sizeof *s.tallies);
         exit_code = s.tallies ? check_all(&s, own_cases ? NULL : &problems) : EXIT_FAULT;
     }
     json_decref(s.records);
     free(s.tallies);
     free(s.jobs.items);
     acr_ctx_destroy(s.ctx);
+    variants_unload();
     problems_free(&problems);
     return exit_code;
 }

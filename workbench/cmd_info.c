@@ -115,7 +115,7 @@ static void kernel_limits(char *out, size_t capacity, const acr__kernel *k)
 {
     char arch[32] = "";
     if (k->backend == ACR__CUDA && k->arch_max > k->arch_min) {
-        snprintf(arch, sizeof arch, k->arch_max >= 1000 ? "sm_%d and newer" : "sm_%d to sm_%d", k->arch_min,
+        snprintf(arch, sizeof arch, acr__kernel_has_ptx(k) ? "sm_%d and newer" : "sm_%d to sm_%d", k->arch_min,
                  k->arch_max);
     } else if (k->backend == ACR__CUDA) {
         snprintf(arch, sizeof arch, "sm_%d", k->arch_min);

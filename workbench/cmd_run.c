@@ -41,9 +41,10 @@ static const option_spec options[] = {
      "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
     {ID_DTYPE, "dtype", "TYPE",
      "compute in f32, f16, bf16 or e4m3; default: the files' type, else they are rounded to it"},
-    {ID_Q_SCALE, "q-scale", "X", "with e4m3: what a stored q means, value = stored * X; default 1"},
-    {ID_K_SCALE, "k-scale", "X", "the same for k"},
-    {ID_V_SCALE, "v-scale", "X", "the same for v"},
+    {ID_Q_SCALE, "q-scale", "X|FILE",
+     "with e4m3: value = stored * X; FILE: 2-D float32, one X a batch entry and head of k"},
+    {ID_K_SCALE, "k-scale", "X|FILE", "the same for k"},
+    {ID_V_SCALE, "v-scale", "X|FILE", "the same for v"},
     {ID_WISDOM, "wisdom", "FILE", "use the measured choices of this file"},
     {0, NULL, NULL, NULL},
 };
@@ -64,13 +65,20 @@ static const command_spec spec = {
         "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
 };
 
+/* What an fp8 scale is given as. */
+typedef struct scale_choice {
+    double number;    /* 0 = default */
+    const char *file; /* or NULL */
+} scale_choice;
+
 typedef struct request {
     const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *wisdom;
     acr_mask mask;
     acr_layout layout;
     bool layout_given;
-    acr_dtype dtype;                         /* 0 = the files' */
-    double scale, q_scale, k_scale, v_scale; /* 0 = default */
+    acr_dtype dtype; /* 0 = the files' */
+    double scale;    /* 0 = default */
+    scale_choice q_scale, k_scale, v_scale;
 } request;
 
 /* ---- Options ---- */
@@ -111,9 +119,20 @@ static bool take_dtype(request *r, const char *value)
     return false;
 }
 
+static const double scale_smallest = 1e-30, scale_largest = 1e30;
+
+static bool take_scale(scale_choice *out, const char *name, const char *value)
+{
+    const size_t length = strlen(value);
+    if (length > 4 && strcmp(value + length - 4, ".npy") == 0) {
+        out->file = value;
+        return true;
+    }
+    return option_double(name, value, scale_smallest, scale_largest, &out->number);
+}
+
 static bool take_option(void *arg, int id, const char *value)
 {
-    static const double smallest = 1e-30, largest = 1e30;
     request *r = arg;
     switch (id) {
     case 'q':
@@ -150,13 +169,13 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_DTYPE:
         return take_dtype(r, value);
     case ID_SCALE:
-        return option_double("scale", value, smallest, largest, &r->scale);
+        return option_double("scale", value, scale_smallest, scale_largest, &r->scale);
     case ID_Q_SCALE:
-        return option_double("q-scale", value, smallest, largest, &r->q_scale);
+        return take_scale(&r->q_scale, "q-scale", value);
     case ID_K_SCALE:
-        return option_double("k-scale", value, smallest, largest, &r->k_scale);
+        return take_scale(&r->k_scale, "k-scale", value);
     default:
-        return option_double("v-scale", value, smallest, largest, &r->v_scale);
+        return take_scale(&r->v_scale, "v-scale", value);
     }
 }
 
@@ -183,6 +202,7 @@ static bool complete(const request *r)
 typedef struct tensors {
     npy_file q, k, v;
     npy_file kv_lens, q_offsets, kv_offsets; /* where the request names them */
+    npy_file q_scales, k_scales, v_scales;   /* likewise */
 } tensors;
 
 static void tensors_close(tensors *t)
@@ -193,6 +213,9 @@ static void tensors_close(tensors *t)
     npy_close(&t->kv_lens);
     npy_close(&t->q_offsets);
     npy_close(&t->kv_offsets);
+    npy_close(&t->q_scales);
+    npy_close(&t->k_scales);
+    npy_close(&t->v_scales);
 }
 
 static acr_status open_tensor(npy_file *file, const char *path, int rank)
@@ -215,6 +238,16 @@ static acr_status open_numbers(npy_file *file, const char *path)
     return status;
 }
 
+/* Scales of heads; nothing without a path. */
+static acr_status open_scales(npy_file *file, const char *path)
+{
+    acr_status status = path ? npy_open(path, file) : ACR_OK;
+    if (path && status == ACR_OK && (file->array.rank != 2 || file->array.type != NPY_F32)) {
+        return acr__fail(ACR_INVALID, "%s: expected a 2-D array of float32", path);
+    }
+    return status;
+}
+
 static acr_status tensors_open(tensors *t, const request *r)
 {
     const int rank = r->q_offsets ? 3 : 4;
@@ -232,7 +265,16 @@ static acr_status tensors_open(tensors *t, const request *r)
     if (status == ACR_OK) {
         status = open_numbers(&t->q_offsets, r->q_offsets);
     }
-    return status == ACR_OK ? open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets) : status;
+    if (status == ACR_OK) {
+        status = open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets);
+    }
+    if (status == ACR_OK) {
+        status = open_scales(&t->q_scales, r->q_scale.file);
+    }
+    if (status == ACR_OK) {
+        status = open_scales(&t->k_scales, r->k_scale.file);
+    }
+    return status == ACR_OK ? open_scales(&t->v_scales, r->v_scale.file) : status;
 }
 
 /* The type that a file's elements are; 0 for integers. */
@@ -374,9 +416,9 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     p.qk_dim = q.dim;
     p.v_dim = v.dim;
     p.scale = (float)r->scale;
-    p.q_scale = (float)r->q_scale;
-    p.k_scale = (float)r->k_scale;
-    p.v_scale = (float)r->v_scale;
+    p.q_scale = (float)r->q_scale.number;
+    p.k_scale = (float)r->k_scale.number;
+    p.v_scale = (float)r->v_scale.number;
     /* A zero would mean "as the other one" to the problem; in a file it is an empty tensor. */
     if (k.length == 0 || k.heads == 0 || v.dim == 0) {
         return acr__fail(ACR_INVALID, "k or v is empty");
@@ -394,14 +436,15 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
 
 typedef struct device_buffers {
     acr__backend_device *device;
-    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *workspace;
+    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *q_scales, *k_scales, *v_scales, *workspace;
     int64_t q_total, kv_total; /* rows of a packed batch, else 0 */
     size_t o_bytes, lse_bytes, workspace_bytes;
 } device_buffers;
 
 static void buffers_free(device_buffers *b)
 {
-    void *const all[] = {b->q, b->k, b->v, b->o, b->lse, b->kv_lens, b->q_offsets, b->kv_offsets, b->workspace};
+    void *const all[] = {b->q,         b->k,          b->v,        b->o,        b->lse,      b->kv_lens,
+                         b->q_offsets, b->kv_offsets, b->q_scales, b->k_scales, b->v_scales, b->workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         if (all[i]) {
             b->device->backend->mem_free(b->device, all[i]);
@@ -461,6 +504,20 @@ static acr_status upload_numbers(acr__backend_device *device, void **to, const n
     return status;
 }
 
+/* Scales of heads, where a file holds them. */
+static acr_status upload_scales(acr__backend_device *device, void **to, const npy_array *a, const acr_problem *p,
+                                const char *option)
+{
+    if (!a->data) {
+        return ACR_OK;
+    }
+    if (a->shape[0] != p->batch || a->shape[1] != p->kv_heads) {
+        return acr__fail(ACR_INVALID, "%s has shape [%lld, %lld], expected [%lld, %lld]: batch and heads of k", option,
+                         (long long)a->shape[0], (long long)a->shape[1], (long long)p->batch, (long long)p->kv_heads);
+    }
+    return upload(device, to, a->data, a->data_bytes);
+}
+
 static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
 {
     acr_status status = upload_tensor(b->device, &b->q, &t->q.array, p->dtype);
@@ -472,6 +529,15 @@ static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const t
     }
     if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
         status = upload_numbers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->q_scales, &t->q_scales.array, p, "q-scale");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->k_scales, &t->k_scales.array, p, "k-scale");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->v_scales, &t->v_scales.array, p, "v-scale");
     }
     if (status != ACR_OK || !(p->flags & ACR_PACKED)) {
         return status;
@@ -523,6 +589,9 @@ static acr_status execute(const acr_plan *plan, const device_buffers *b)
     buffers.kv_lens = b->kv_lens;
     buffers.q_offsets = b->q_offsets;
     buffers.kv_offsets = b->kv_offsets;
+    buffers.q_scales = b->q_scales;
+    buffers.k_scales = b->k_scales;
+    buffers.v_scales = b->v_scales;
     buffers.q_total = b->q_total;
     buffers.kv_total = b->kv_total;
     acr_status status = acr_workspace_init(plan, b->workspace, b->workspace_bytes, NULL);

@@ -35,6 +35,7 @@ int cmd_trials(int argc, char **argv);
 int cmd_promote(int argc, char **argv);
 int cmd_profile(int argc, char **argv);
 int cmd_report(int argc, char **argv);
+int cmd_variant(int argc, char **argv);
 
 /* Prints "acromion: <what>: <detail of the last error>" to stderr and returns the exit code that fits the status. what
  * may be NULL. */

@@ -127,28 +127,32 @@ static bool same_output(const run_output *a, const run_output *b)
     return memcmp(a->o, b->o, a->o_bytes) == 0 && (!a->lse || memcmp(a->lse, b->lse, a->lse_bytes) == 0);
 }
 
-/* One more run of the same execution gives the same bits; the workspace is as the first run left it. */
-static acr_status check_repeat(verdict *v, execution *e, const run_output *first)
+/* More runs of the same execution give the same bits; the workspace is as the run before left it. */
+static acr_status check_repeat(verdict *v, execution *e, const run_output *first, int reruns)
 {
-    run_output second;
-    acr_status status = execution_run(e);
-    if (status == ACR_OK) {
-        status = execution_collect(e, &second);
+    for (int run = 2; run <= reruns + 1 && v->pass; ++run) {
+        char step[32];
+        run_output next;
+        snprintf(step, sizeof step, "run %d", run);
+        acr_status status = execution_run(e);
+        if (status == ACR_OK) {
+            status = execution_collect(e, &next);
+        }
+        if (status != ACR_OK) {
+            return failed_step(v, status, step);
+        }
+        if (!same_output(first, &next)) {
+            fail(v, "run %d on the same inputs gives other bits than the first", run);
+        }
+        if (next.violation) {
+            fail(v, "%s: %s", step, next.violation);
+        }
+        run_output_free(&next);
     }
-    if (status != ACR_OK) {
-        return failed_step(v, status, "second run");
-    }
-    if (!same_output(first, &second)) {
-        fail(v, "a second run on the same inputs gives other bits");
-    }
-    if (second.violation) {
-        fail(v, "second run: %s", second.violation);
-    }
-    run_output_free(&second);
     return ACR_OK;
 }
 
-static acr_status check_first(verdict *v, execution *e, const reference *ref, bool repeat)
+static acr_status check_first(verdict *v, execution *e, const reference *ref, int reruns)
 {
     run_output output;
     acr_status status = execution_run(e);
@@ -159,7 +163,7 @@ static acr_status check_first(verdict *v, execution *e, const reference *ref, bo
         return failed_step(v, status, "run");
     }
     conformance_judge(v, ref, &output);
-    status = v->pass && repeat ? check_repeat(v, e, &output) : ACR_OK;
+    status = check_repeat(v, e, &output, reruns);
     run_output_free(&output);
     return status;
 }
@@ -174,7 +178,7 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(v, status, "with the keys reversed");
     }
-    status = check_first(&reversed, e, ref, false);
+    status = check_first(&reversed, e, ref, 0);
     execution_destroy(e);
     if (!reversed.pass) {
         fail(v, "with the keys reversed: %s", reversed.failure);
@@ -182,8 +186,8 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
     return status;
 }
 
-acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
-                             const reference *ref)
+acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                    const reference *ref, int reruns)
 {
     *out = (verdict){.pass = true};
     execution *e = NULL;
@@ -191,11 +195,17 @@ acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kern
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }
-    status = check_first(out, e, ref, true);
+    status = check_first(out, e, ref, reruns);
     execution_destroy(e);
     bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & (ACR_KV_LENS | ACR_PACKED));
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {
         status = check_reversed_keys(out, ctx, kernel, problem, ref);
     }
     return status;
+}
+
+acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                             const reference *ref)
+{
+    return conformance_check_reruns(out, ctx, kernel, problem, ref, 1);
 }

@@ -23,6 +23,10 @@ typedef struct verdict {
 acr_status conformance_check(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                              const reference *ref);
 
+/* The same with `reruns` runs after the first, at least 0, each to give its bits. */
+acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                    const reference *ref, int reruns);
+
 /* The comparison alone: what a run left behind, against the reference. */
 void conformance_judge(verdict *out, const reference *ref, const run_output *output);
 

@@ -177,8 +177,8 @@ static acr_status admit_ours(contest *t, contest_counts *counts)
 {
     const char *pattern = t->request->pattern ? t->request->pattern : t->request->planned;
     acr_status status = ACR_OK;
-    for (size_t i = 0; i < acr__kernel_count && status == ACR_OK; ++i) {
-        const acr__kernel *kernel = acr__kernels[i];
+    for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
+        const acr__kernel *kernel = kernel_at(i);
         if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, t->request->problem, &t->device->device)) {
             status = admit_kernel(t, kernel, counts);
         }
@@ -659,7 +659,7 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
 acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts)
 {
     contest t = {.request = request, .device = acr__ctx_backend_device(request->ctx)};
-    t.ours = calloc(acr__kernel_count, sizeof *t.ours);
+    t.ours = calloc(kernel_total(), sizeof *t.ours);
     t.peers = calloc(PEERS_MAX, sizeof *t.peers);
     if (!t.ours || !t.peers) {
         free(t.ours);

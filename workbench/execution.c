@@ -34,7 +34,7 @@ struct execution {
     const reference *ref;
     size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
-    guarded q, k, v, o, lse, kv_lens, q_offsets, kv_offsets, workspace;
+    guarded q, k, v, o, lse, kv_lens, q_offsets, kv_offsets, q_scales, k_scales, v_scales, workspace;
     size_t workspace_bytes;
 };
 
@@ -196,11 +196,14 @@ static acr_status make_input(guarded *g, acr__backend_device *device, size_t ali
     return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
 }
 
-/* Lengths or offsets; nothing for a NULL. */
-static acr_status make_numbers(guarded *g, acr__backend_device *device, const int32_t *numbers, int64_t count)
+/* Lengths, offsets or scales, of 4 bytes each; nothing for a NULL. */
+static acr_status make_numbers(guarded *g, acr__backend_device *device, const void *numbers, int64_t count)
 {
-    size_t bytes = (size_t)count * sizeof *numbers;
-    acr_status status = numbers ? guarded_create(g, device, bytes, sizeof *numbers) : ACR_OK;
+    enum {
+        NUMBER_BYTES = 4
+    };
+    size_t bytes = (size_t)count * NUMBER_BYTES;
+    acr_status status = numbers ? guarded_create(g, device, bytes, NUMBER_BYTES) : ACR_OK;
     if (status == ACR_OK && numbers) {
         status = guarded_image(g);
     }
@@ -225,13 +228,20 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
     if (status == ACR_OK) {
         status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, reversed_keys);
     }
-    if (status == ACR_OK) {
-        status = make_numbers(&e->kv_lens, e->device, ref->kv_lens, p->batch);
+    const struct {
+        guarded *buffer;
+        const void *numbers;
+        int64_t count;
+    } small[] = {{&e->kv_lens, ref->kv_lens, p->batch},
+                 {&e->q_offsets, ref->q_offsets, p->batch + 1},
+                 {&e->kv_offsets, ref->kv_offsets, p->batch + 1},
+                 {&e->q_scales, ref->q_scales, p->batch * p->kv_heads},
+                 {&e->k_scales, ref->k_scales, p->batch * p->kv_heads},
+                 {&e->v_scales, ref->v_scales, p->batch * p->kv_heads}};
+    for (size_t i = 0; i < sizeof small / sizeof small[0] && status == ACR_OK; ++i) {
+        status = make_numbers(small[i].buffer, e->device, small[i].numbers, small[i].count);
     }
-    if (status == ACR_OK) {
-        status = make_numbers(&e->q_offsets, e->device, ref->q_offsets, p->batch + 1);
-    }
-    return status == ACR_OK ? make_numbers(&e->kv_offsets, e->device, ref->kv_offsets, p->batch + 1) : status;
+    return status;
 }
 
 static acr_status make_outputs(execution *e)
@@ -272,6 +282,9 @@ static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
     e->buffers.o = payload(&e->o);
     e->buffers.lse = payload(&e->lse);
     e->buffers.kv_lens = payload(&e->kv_lens);
+    e->buffers.q_scales = payload(&e->q_scales);
+    e->buffers.k_scales = payload(&e->k_scales);
+    e->buffers.v_scales = payload(&e->v_scales);
     if (e->problem.flags & ACR_PACKED) {
         e->buffers.q_offsets = payload(&e->q_offsets);
         e->buffers.kv_offsets = payload(&e->kv_offsets);
@@ -334,8 +347,8 @@ void execution_destroy(execution *e)
     if (!e) {
         return;
     }
-    guarded *const all[] = {&e->q,       &e->k,         &e->v,          &e->o,        &e->lse,
-                            &e->kv_lens, &e->q_offsets, &e->kv_offsets, &e->workspace};
+    guarded *const all[] = {&e->q,       &e->k,         &e->v,          &e->o,        &e->lse,      &e->workspace,
+                            &e->kv_lens, &e->q_offsets, &e->kv_offsets, &e->q_scales, &e->k_scales, &e->v_scales};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         guarded_destroy(all[i], e->device);
     }
@@ -527,7 +540,10 @@ acr_status execution_collect(execution *e, run_output *out)
                   {&e->v, "v, an input, was written"},
                   {&e->kv_lens, "kv_lens, an input, was written"},
                   {&e->q_offsets, "q_offsets, an input, was written"},
-                  {&e->kv_offsets, "kv_offsets, an input, was written"}};
+                  {&e->kv_offsets, "kv_offsets, an input, was written"},
+                  {&e->q_scales, "q_scales, an input, was written"},
+                  {&e->k_scales, "k_scales, an input, was written"},
+                  {&e->v_scales, "v_scales, an input, was written"}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
         status = check_input(inputs[i].buffer, e->device, inputs[i].what, &out->violation);
     }

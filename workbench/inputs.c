@@ -8,8 +8,9 @@
 #include "parallel.h"
 
 static const char *const kind_names[INPUT_KIND_COUNT] = {
-    [INPUT_NORMAL] = "normal",         [INPUT_SHIFTED] = "shifted", [INPUT_HEAVY] = "heavy",   [INPUT_LARGE] = "large",
-    [INPUT_CONSTANT_V] = "constant-v", [INPUT_NEEDLE] = "needle",   [INPUT_SCALED] = "scaled",
+    [INPUT_NORMAL] = "normal", [INPUT_SHIFTED] = "shifted",         [INPUT_HEAVY] = "heavy",
+    [INPUT_LARGE] = "large",   [INPUT_CONSTANT_V] = "constant-v",   [INPUT_NEEDLE] = "needle",
+    [INPUT_SCALED] = "scaled", [INPUT_HEAD_SCALED] = "head-scaled",
 };
 
 /* Streams of random numbers that are no tensor's. */
@@ -18,7 +19,8 @@ enum {
     STREAM_NEEDLE_SIGNS,
     STREAM_KV_LENS,
     STREAM_Q_OFFSETS,
-    STREAM_KV_OFFSETS
+    STREAM_KV_OFFSETS,
+    STREAM_HEAD_SCALES /* and the next two */
 };
 
 const char *input_kind_name(input_kind kind)
@@ -39,12 +41,17 @@ bool input_kind_parse(const char *name, input_kind *out)
 
 const char *input_kind_names(void)
 {
-    return "normal shifted heavy large constant-v needle scaled";
+    return "normal shifted heavy large constant-v needle scaled head-scaled";
+}
+
+int input_kind_count(acr_dtype dtype)
+{
+    return dtype == ACR_E4M3 ? INPUT_KIND_COUNT : INPUT_HEAD_SCALED;
 }
 
 void input_scales(acr_problem *problem, input_kind kind)
 {
-    if (kind != INPUT_SCALED) {
+    if (kind != INPUT_SCALED && kind != INPUT_HEAD_SCALED) {
         return;
     }
     problem->scale = 0.3f;
@@ -157,6 +164,14 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
         .one_head = strides->head == 0,
     };
     parallel_for(threads, entries * f.heads * f.length, fill_row, &f);
+}
+
+void input_head_scales(float *scales, const acr_problem *problem, input_tensor tensor, uint64_t seed)
+{
+    for (int64_t i = 0; i < problem->batch * problem->kv_heads; ++i) {
+        const uint64_t bits = random_bits(seed, STREAM_HEAD_SCALES + (uint64_t)tensor, (uint64_t)i);
+        scales[i] = (float)exp2(3.0 * ((double)(bits >> 32) * 0x1p-32) - 1.5);
+    }
 }
 
 /* Between 1 and the longest. */

@@ -9,13 +9,14 @@
 #include "acromion.h"
 
 typedef enum input_kind {
-    INPUT_NORMAL,     /* N(0,1) */
-    INPUT_SHIFTED,    /* N(1,1): scores with a common offset, outputs away from 0 */
-    INPUT_HEAVY,      /* Student t with 2 degrees of freedom, cut at 50: few elements dominate */
-    INPUT_LARGE,      /* q and k N(0,10^2): scores of magnitude 100, one key takes nearly all the weight */
-    INPUT_CONSTANT_V, /* every key has the same value row: the output is that row */
-    INPUT_NEEDLE,     /* one key of each head matches every query: the output is its value */
-    INPUT_SCALED,     /* N(0,1) with a scale that is not the default, and with fp8 scales for e4m3 */
+    INPUT_NORMAL,      /* N(0,1) */
+    INPUT_SHIFTED,     /* N(1,1): scores with a common offset, outputs away from 0 */
+    INPUT_HEAVY,       /* Student t with 2 degrees of freedom, cut at 50: few elements dominate */
+    INPUT_LARGE,       /* q and k N(0,10^2): scores of magnitude 100, one key takes nearly all the weight */
+    INPUT_CONSTANT_V,  /* every key has the same value row: the output is that row */
+    INPUT_NEEDLE,      /* one key of each head matches every query: the output is its value */
+    INPUT_SCALED,      /* N(0,1) with a scale that is not the default, and with fp8 scales for e4m3 */
+    INPUT_HEAD_SCALED, /* e4m3 alone: besides, fp8 scales for each batch entry and key/value head, which differ a lot */
     INPUT_KIND_COUNT
 } input_kind;
 
@@ -31,8 +32,14 @@ bool input_kind_parse(const char *name, input_kind *out);
 /* All names, separated by spaces. */
 const char *input_kind_names(void);
 
-/* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED. */
+/* The kinds that inputs of a type can be: the first so many. */
+int input_kind_count(acr_dtype dtype);
+
+/* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED and INPUT_HEAD_SCALED. */
 void input_scales(acr_problem *problem, input_kind kind);
+/* Writes the [batch, kv_heads] scales of a tensor for INPUT_HEAD_SCALED: within a factor of 8, since the gate's
+ * tolerance is that of the largest head. */
+void input_head_scales(float *scales, const acr_problem *problem, input_tensor tensor, uint64_t seed);
 
 /* Writes a tensor [entries, heads, length, dim], packed, in the problem's input type. A batch or head stride of 0 in
  * the problem repeats the values of entry 0. */

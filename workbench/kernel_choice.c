@@ -6,9 +6,27 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "variant.h"
+
+size_t kernel_total(void)
+{
+    return acr__kernel_count + variant_count();
+}
+
+const acr__kernel *kernel_at(size_t index)
+{
+    return index < acr__kernel_count ? acr__kernels[index] : variant_at(index - acr__kernel_count);
+}
+
 bool kernel_matches(const acr__kernel *kernel, const char *pattern)
 {
-    return !pattern || strcmp(kernel->family, pattern) == 0 || fnmatch(pattern, kernel->name, 0) == 0;
+    if (variant_is(kernel)) {
+        return true;
+    }
+    if (!pattern) {
+        return variant_count() == 0 || variant_is_base(kernel);
+    }
+    return strcmp(kernel->family, pattern) == 0 || fnmatch(pattern, kernel->name, 0) == 0;
 }
 
 bool kernel_pattern_known(const char *pattern)

@@ -7,7 +7,12 @@
 
 #include "internal.h"
 
-/* True when a kernel is meant by -k: its name, its family, or a shell pattern ('fwd_mma_*_d64_*'). NULL means all. */
+/* Every kernel there is: the table, then the variants that were loaded (variant.h). */
+size_t kernel_total(void);
+const acr__kernel *kernel_at(size_t index);
+
+/* True when a kernel is meant by -k: its name, its family, or a shell pattern ('fwd_mma_*_d64_*'). NULL means all; or,
+ * where variants are loaded, the kernels that these are variants of. Variants themselves are always meant. */
 bool kernel_matches(const acr__kernel *kernel, const char *pattern);
 
 /* Checks that a pattern means at least one kernel; prints what is wrong and returns false otherwise. */

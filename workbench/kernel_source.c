@@ -22,6 +22,11 @@ static bool has_list(char out[PATH_MAX], const char *folder)
     return length > 0 && length < PATH_MAX && joined(list, folder, "kernels.def");
 }
 
+bool kernel_arch_is_portable(const char *arch)
+{
+    return *arch != '\0' && arch[strspn(arch, "0123456789")] == '\0';
+}
+
 bool kernel_source_folder(char out[PATH_MAX], const char *given)
 {
     char own[PATH_MAX], candidate[PATH_MAX];

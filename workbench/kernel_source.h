@@ -14,6 +14,10 @@ typedef struct kernel_line {
     char parameters[256]; /* NAME=value, separated by blanks */
 } kernel_line;
 
+/* Whether a line's arch is that of a family with images for many architectures (80, 89), and so is compiled for the
+ * device that is here; false for 90a. */
+bool kernel_arch_is_portable(const char *arch);
+
 /* The folder src: `given`, or beside the program (a bundle), or two above it (a build tree). False when none holds
  * kernels.def. */
 bool kernel_source_folder(char out[PATH_MAX], const char *given);

@@ -19,6 +19,7 @@ static const command commands[] = {
     {"trials", "what a search tried: list, show, diff, export", cmd_trials},
     {"promote", "put a confirmed trial into kernels.def and the wisdom", cmd_promote},
     {"profile", "hardware counters of one launch, what binds it; cycles of its steps", cmd_profile},
+    {"variant", "compile listed kernels with other parameters, for bench and check", cmd_variant},
     {"report", "results as one HTML page, and as the tables of the README", cmd_report},
 };
 enum {

@@ -63,7 +63,7 @@ static void fill_arguments(compilation *c, const kernel_line *line, const acr__d
     char arch[32];
     size_t count = 0;
     snprintf(arch, sizeof arch, "%s", line->arch);
-    if (strcmp(line->arch, "80") == 0) { /* the portable ones: for the device that is here */
+    if (kernel_arch_is_portable(line->arch)) {
         snprintf(arch, sizeof arch, "%d", device->arch);
     }
     snprintf(c->gencode, sizeof c->gencode, "-gencode=arch=compute_%.15s,code=sm_%.15s", arch, arch);

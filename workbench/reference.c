@@ -59,6 +59,9 @@ acr_buffers reference_buffers(const reference *ref)
     b.k = ref->k;
     b.v = ref->v;
     b.kv_lens = ref->kv_lens;
+    b.q_scales = ref->q_scales;
+    b.k_scales = ref->k_scales;
+    b.v_scales = ref->v_scales;
     if (ref->q_offsets) {
         b.q_offsets = ref->q_offsets;
         b.kv_offsets = ref->kv_offsets;
@@ -142,6 +145,16 @@ static acr_status make_sequences(reference *ref, const reference_request *reques
     return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
 }
 
+static float *make_head_scales(const reference_request *request, input_tensor tensor)
+{
+    const acr_problem *p = request->problem;
+    float *scales = malloc((size_t)(p->batch * p->kv_heads) * sizeof *scales);
+    if (scales) {
+        input_head_scales(scales, p, tensor, request->seed);
+    }
+    return scales;
+}
+
 static acr_status make_inputs(reference *ref, const reference_request *request)
 {
     const acr_problem *problem = request->problem;
@@ -162,6 +175,12 @@ static acr_status make_inputs(reference *ref, const reference_request *request)
     }
     if (ref->kv_lens) {
         input_kv_lens(ref->kv_lens, problem, request->seed, request->lengths);
+    }
+    if (request->inputs == INPUT_HEAD_SCALED) {
+        ref->q_scales = make_head_scales(request, INPUT_Q);
+        ref->k_scales = make_head_scales(request, INPUT_K);
+        ref->v_scales = make_head_scales(request, INPUT_V);
+        complete = complete && ref->q_scales && ref->k_scales && ref->v_scales;
     }
     return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
@@ -229,6 +248,7 @@ typedef struct judging {
     int64_t rows_per_slice;
     const int64_t *row_list;
     double *o, *lse;    /* lse NULL: the unfused computation */
+    float grid;         /* of its weights */
     _Atomic int status; /* the first failure */
 } judging;
 
@@ -240,19 +260,20 @@ static void judge_slice(void *arg, int64_t slice)
     const acr_problem *p = &j->ref->problem;
     double *o = j->o + first * p->v_dim;
     acr_status status = j->lse ? acr__oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
-                               : acr__oracle_unfused(p, &j->buffers, j->row_list + first, rows, o);
+                               : acr__oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
     if (status != ACR_OK) {
         atomic_store(&j->status, (int)status);
     }
 }
 
-/* lse NULL = the unfused computation. */
-static acr_status judge(const reference *ref, const int64_t *row_list, double *o, double *lse, uint32_t threads)
+/* lse NULL = the unfused computation, its weights rounded on this grid. */
+static acr_status judge(const reference *ref, const int64_t *row_list, float grid, double *o, double *lse,
+                        uint32_t threads)
 {
     if (ref->rows <= 0) {
         return ACR_OK; /* a packed batch without rows */
     }
-    judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse};
+    judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse, .grid = grid};
     j.buffers = reference_buffers(ref);
     int64_t slices =
         threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
@@ -316,6 +337,16 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
     return sqrt(largest);
 }
 
+/* The largest factor that a head's scales put on its scores. */
+static double largest_head_scale(const reference *ref)
+{
+    double largest = ref->q_scales ? 0 : 1;
+    for (int64_t i = 0; ref->q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
+        largest = fmax(largest, (double)ref->q_scales[i] * (double)ref->k_scales[i]);
+    }
+    return largest;
+}
+
 /* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
  * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
  * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor
@@ -326,7 +357,8 @@ static double lse_tolerance(const reference *ref, uint32_t threads)
     const acr_problem *p = &ref->problem;
     double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
     double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
-    double score = (double)p->scale * (double)p->q_scale * (double)p->k_scale * q_norm * k_norm;
+    double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
+    double score = scale * q_norm * k_norm;
     double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
     return unit_in_last_place(p->dtype, 1.0) + aligned +
            (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
@@ -337,14 +369,15 @@ typedef struct error_size {
     double max, rms;
 } error_size;
 
-static acr_status unfused_error(error_size *out, const reference *ref, const int64_t *row_list, uint32_t threads)
+static acr_status unfused_error(error_size *out, const reference *ref, const int64_t *row_list, float grid,
+                                uint32_t threads)
 {
     int64_t elems = ref->rows * ref->problem.v_dim;
     double *unfused = malloc((size_t)elems * sizeof *unfused);
     if (!unfused) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
     }
-    acr_status status = judge(ref, row_list, unfused, NULL, threads);
+    acr_status status = judge(ref, row_list, grid, unfused, NULL, threads);
     double largest = 0, square = 0;
     for (int64_t i = 0; i < elems && status == ACR_OK; ++i) {
         double error = fabs(unfused[i] - ref->o[i]);
@@ -379,7 +412,7 @@ static acr_status rerounded_error(error_size *out, const reference *ref, const i
     other.q = q;
     other.k = k;
     other.problem.scale = p->scale / factor;
-    acr_status status = q && k ? unfused_error(out, &other, row_list, threads)
+    acr_status status = q && k ? unfused_error(out, &other, row_list, 1.0f, threads)
                                : acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
     free(q);
     free(k);
@@ -388,17 +421,24 @@ static acr_status rerounded_error(error_size *out, const reference *ref, const i
 
 /* With float32 inputs all error comes from how scores were rounded, and where they are large a few of them decide: one
  * way to round may be lucky where another, just as good, is not. So the unfused computation is done in several ways,
- * and the largest error counts. With narrower types the rounding of the weights hides this. */
+ * and the largest error counts. With narrower types the rounding of the weights hides this. Of e4m3, which has eight
+ * values in an octave, the weights' own rounding is such luck where a few rows have two or three weights that matter:
+ * there the ways differ by where its values lie. */
 static acr_status largest_unfused_error(error_size *out, const reference *ref, const int64_t *row_list,
                                         uint32_t threads)
 {
     static const float factors[] = {1.44269504f, 1.1547f, 1.7853f,
                                     1.3171f}; /* log2(e), as exponents to base 2 have it, and three at random */
-    acr_status status = unfused_error(out, ref, row_list, threads);
-    size_t ways = ref->problem.dtype == ACR_F32 ? sizeof factors / sizeof factors[0] : 0;
+    static const float grids[] = {1.18920712f, 1.41421356f, 1.68179283f}; /* quarters of an octave */
+    const acr_dtype dtype = ref->problem.dtype;
+    acr_status status = unfused_error(out, ref, row_list, 1.0f, threads);
+    size_t ways = dtype == ACR_F32    ? sizeof factors / sizeof factors[0]
+                  : dtype == ACR_E4M3 ? sizeof grids / sizeof grids[0]
+                                      : 0;
     for (size_t i = 0; i < ways && status == ACR_OK; ++i) {
         error_size other;
-        status = rerounded_error(&other, ref, row_list, factors[i], i % 2 == 0, threads);
+        status = dtype == ACR_F32 ? rerounded_error(&other, ref, row_list, factors[i], i % 2 == 0, threads)
+                                  : unfused_error(&other, ref, row_list, grids[i], threads);
         if (status == ACR_OK) {
             *out = (error_size){fmax(out->max, other.max), fmax(out->rms, other.rms)};
         }
@@ -464,7 +504,7 @@ static acr_status fill_reference(reference *ref, const reference_request *reques
     if (!ref->o || !ref->lse || !row_list) {
         status = acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
     } else {
-        status = judge(ref, row_list, ref->o, ref->lse, request->threads);
+        status = judge(ref, row_list, 1.0f, ref->o, ref->lse, request->threads);
     }
     if (status == ACR_OK) {
         status = set_tolerances(ref, row_list, request->threads);
@@ -504,6 +544,9 @@ void reference_destroy(reference *ref)
     free(ref->k);
     free(ref->v);
     free(ref->kv_lens);
+    free(ref->q_scales);
+    free(ref->k_scales);
+    free(ref->v_scales);
     free(ref->q_offsets);
     free(ref->kv_offsets);
     free(ref->q_owner);

@@ -19,12 +19,13 @@ typedef struct reference {
      * and the totals. */
     int64_t entries, q_rows, kv_rows;
     void *q, *k, *v;
-    int32_t *kv_lens;                /* [batch], or NULL */
-    int32_t *q_offsets, *kv_offsets; /* of a packed batch [batch + 1], else NULL */
-    int32_t *q_owner, *kv_owner;     /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
-    int64_t rows;                    /* compared rows */
-    int64_t *row_list;               /* ascending, numbers as of acr__oracle_forward; NULL = all */
-    double *o, *lse;                 /* the oracle's: rows * v_dim, rows */
+    int32_t *kv_lens;                      /* [batch], or NULL */
+    int32_t *q_offsets, *kv_offsets;       /* of a packed batch [batch + 1], else NULL */
+    float *q_scales, *k_scales, *v_scales; /* [batch, kv_heads] with INPUT_HEAD_SCALED, else NULL */
+    int32_t *q_owner, *kv_owner;           /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
+    int64_t rows;                          /* compared rows */
+    int64_t *row_list;                     /* ascending, numbers as of acr__oracle_forward; NULL = all */
+    double *o, *lse;                       /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
 } reference;
 

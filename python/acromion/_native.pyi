@@ -1,6 +1,7 @@
 from typing import Any, Literal, Optional, Tuple, TypeVar, Union, overload
 
 Array = TypeVar("Array")  # a torch.Tensor, a numpy.ndarray, or another array that speaks DLPack
+Scale = Optional[Union[float, Any]]  # a number, or a float32 tensor [batch, heads of k]
 
 version: str
 
@@ -8,16 +9,19 @@ version: str
 def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
-         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> Array: ...
+         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
+         k_scale: Scale = None, v_scale: Scale = None) -> Array: ...
 @overload
 def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
-         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> Tuple[Array, Array]: ...
+         layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
+         k_scale: Scale = None, v_scale: Scale = None) -> Tuple[Array, Array]: ...
 def explain(q: Array, k: Array, v: Array, *, is_causal: bool = False,
             causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
             enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: bool = False,
-            layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None) -> str: ...
+            layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
+            k_scale: Scale = None, v_scale: Scale = None) -> str: ...
 def run(q: Array, k: Array, v: Array, **arguments_of_sdpa: Any) -> Union[Array, Tuple[Array, Array]]: ...
 def forget_plans() -> None: ...
 def import_wisdom(path: str, device_type: int, device: int) -> Tuple[int, int, int]: ...

@@ -7,36 +7,46 @@ import torch
 
 from . import _native
 
+Scale = Union[float, torch.Tensor]
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal_align=None, float? scale=None, "
-             "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd'")
+             "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd', float? q_scale=None, "
+             "float? k_scale=None, float? v_scale=None, Tensor? q_scales=None, Tensor? k_scales=None, "
+             "Tensor? v_scales=None")
+SCALES = ("q_scale", "k_scale", "v_scale")
 library = torch.library.Library("acromion", "DEF")
 
 
 # ---- What the operators compute ----
 
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+    for name in SCALES:  # an operator's argument is either a number or a tensor
+        tensor = arguments.pop(name + "s", None)
+        if tensor is not None:
+            arguments[name] = tensor
     return _native.run(q, k, v, **arguments)
 
 
 def _run_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-    return _native.run(q, k, v, return_lse=True, **arguments)
+    return _run(q, k, v, return_lse=True, **arguments)
 
 
 def _run_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
-    _native.run(q, k, v, **arguments)
+    _run(q, k, v, **arguments)
 
 
 def _run_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-    return _native.run(q, k, v, return_lse=True, **arguments)[1]
+    return _run(q, k, v, return_lse=True, **arguments)[1]
 
 
 # ---- What comes out, without computing ----
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
     # The same memory layout as sdpa.c gives: like q where the shape is q's, else packed.
-    return torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+    dtype = torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    same = v.shape[3] == q.shape[3]
+    return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
 
 
 def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd",
@@ -80,7 +90,7 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
     operator = getattr(torch.ops.acromion, name).default
 
     def below_autograd(keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-        _refuse_grad(q, k, v, arguments.get("out"))
+        _refuse_grad(q, k, v, arguments.get("out"), *(arguments.get(name + "s") for name in SCALES))
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, **arguments)
 
     library.impl(name, below_autograd, "Autograd", with_keyset=True)
@@ -89,11 +99,15 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False,
           causal_align: Optional[str] = None, scale: Optional[float] = None, enable_gqa: bool = False,
           kv_lens: Optional[torch.Tensor] = None, return_lse: bool = False, layout: str = "bhsd",
-          out: Optional[torch.Tensor] = None) -> Result:
+          out: Optional[torch.Tensor] = None, q_scale: Optional[Scale] = None, k_scale: Optional[Scale] = None,
+          v_scale: Optional[Scale] = None) -> Result:
     """acromion.sdpa by the operators."""
     arguments: Dict[str, Any] = {
         "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
         "kv_lens": kv_lens, "layout": layout}
+    for name, scale in zip(SCALES, (q_scale, k_scale, v_scale)):
+        if scale is not None:
+            arguments[name + "s" if isinstance(scale, torch.Tensor) else name] = scale
     operators = torch.ops.acromion
     if out is None:
         return (operators.sdpa_lse if return_lse else operators.sdpa)(q, k, v, **arguments)
@@ -112,4 +126,4 @@ def bind() -> None:
     torch.compiler.substitute_in_graph(_native.sdpa)(_sdpa)
     _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
-                       torch.float32, torch.uint8)
+                       torch.float16, torch.float32, torch.uint8)

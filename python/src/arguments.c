@@ -4,8 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const texts[ARGUMENTS] = {
-    "q", "k", "v", "is_causal", "causal_align", "scale", "enable_gqa", "kv_lens", "return_lse", "layout", "out"};
+static const char *const texts[ARGUMENTS] = {"q",     "k",          "v",       "is_causal",  "causal_align",
+                                             "scale", "enable_gqa", "kv_lens", "return_lse", "layout",
+                                             "out",   "q_scale",    "k_scale", "v_scale"};
 static PyObject *names[ARGUMENTS], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
 
 int arguments_setup(void)
@@ -104,7 +105,7 @@ static int read_word(PyObject *value, const char *name, PyObject *first, PyObjec
     return -1;
 }
 
-static int read_scale(float *out, PyObject *value)
+static int read_scale(float *out, PyObject *value, const char *name)
 {
     *out = 0;
     if (!value)
@@ -115,7 +116,18 @@ static int read_scale(float *out, PyObject *value)
     *out = (float)scale;
     if (*out > 0 && isfinite(*out))
         return 0;
-    return acr_py_invalid("scale is %R, must be positive and finite", value);
+    return acr_py_invalid("%s is %R, must be positive and finite", name, value);
+}
+
+/* A scale of fp8 may be a number, which is read, or a tensor, which is left in its place. */
+static int read_fp8_scale(float *number, PyObject **value, const char *name)
+{
+    *number = 0;
+    if (!*value || (!PyFloat_Check(*value) && !PyLong_Check(*value) && PyObject_HasAttrString(*value, "__dlpack__")))
+        return 0;
+    PyObject *given = *value;
+    *value = NULL;
+    return read_scale(number, given, name);
 }
 
 int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
@@ -124,7 +136,10 @@ int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
-        read_scale(&out->scale, out->given[ARG_SCALE]))
+        read_scale(&out->scale, out->given[ARG_SCALE], "scale") ||
+        read_fp8_scale(&out->q_number, &out->given[ARG_Q_SCALE], "q_scale") ||
+        read_fp8_scale(&out->k_number, &out->given[ARG_K_SCALE], "k_scale") ||
+        read_fp8_scale(&out->v_number, &out->given[ARG_V_SCALE], "v_scale"))
         return -1;
     PyObject *layout = out->given[ARG_LAYOUT], *align = out->given[ARG_CAUSAL_ALIGN];
     const int is_bshd = layout ? read_word(layout, "layout", text_bhsd, text_bshd) : 0;

@@ -19,16 +19,20 @@ enum {
     ARG_RETURN_LSE,
     ARG_LAYOUT,
     ARG_OUT,
+    ARG_Q_SCALE, /* in the order of q, k, v */
+    ARG_K_SCALE,
+    ARG_V_SCALE,
     ARGUMENTS
 };
 
 typedef struct arguments {
-    PyObject *given[ARGUMENTS]; /* borrowed; NULL: not given, or None */
+    PyObject *given[ARGUMENTS]; /* borrowed; NULL: not given, or None, or a scale of fp8 that is a number */
     bool is_causal, enable_gqa, return_lse;
     acr_mask mask; /* what is_causal and causal_align say, before the lengths are known */
     bool has_align;
     acr_layout layout;
-    float scale; /* 0: not given */
+    float scale;                        /* 0: not given */
+    float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */
 } arguments;
 
 /* Reads the arguments of a vector call. Returns 0, or -1 with a Python exception. */

@@ -14,6 +14,7 @@
 typedef struct call {
     arguments a;
     operand q, k, v, kv_lens, o, lse;
+    operand scales[3];          /* of q, k and v, where they are tensors */
     PyObject *out, *lse_object; /* owned: what is returned */
     acr_problem problem;
     bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap */
@@ -21,7 +22,8 @@ typedef struct call {
 
 static void finish(call *c)
 {
-    operand *const all[] = {&c->q, &c->k, &c->v, &c->kv_lens, &c->o, &c->lse};
+    operand *const all[] = {&c->q,   &c->k,         &c->v,         &c->kv_lens,  &c->o,
+                            &c->lse, &c->scales[0], &c->scales[1], &c->scales[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         operand_release(all[i]);
     Py_CLEAR(c->out);
@@ -45,6 +47,8 @@ static int row_axis(const call *c)
 static PyObject *type_text(dl_type t)
 {
     static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    if (t.code == DL_FLOAT8_E4M3FN)
+        return PyUnicode_FromString("float8_e4m3fn");
     const char *kind = t.code < sizeof kinds / sizeof kinds[0] ? kinds[t.code] : "an 8-bit float or smaller, bits: ";
     return PyUnicode_FromFormat("%s%d", kind, t.bits);
 }
@@ -52,6 +56,11 @@ static PyObject *type_text(dl_type t)
 static bool same_type(dl_type a, dl_type b)
 {
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+static bool is_e4m3(dl_type t)
+{
+    return t.code == DL_FLOAT8_E4M3FN && t.bits == 8 && t.lanes == 1;
 }
 
 static bool same_device(dl_device a, dl_device b)
@@ -77,8 +86,10 @@ static int read_dtype(acr_dtype *out, const operand *op)
         *out = ACR_F32;
     else if (t.lanes == 1 && t.code == DL_BFLOAT && t.bits == 16)
         *out = ACR_BF16;
+    else if (is_e4m3(t))
+        *out = ACR_E4M3;
     else
-        return fail_type(op, "float16, bfloat16 or float32");
+        return fail_type(op, "float16, bfloat16, float32 or float8_e4m3fn");
     return 0;
 }
 
@@ -91,19 +102,32 @@ static int check_device(const call *c, const operand *op)
                           (int)op->device.id, texts[c->q.device.type], (int)c->q.device.id);
 }
 
+/* q's type, or as output of 8-bit inputs one of 16 bits. */
+static int check_type(const call *c, const operand *op)
+{
+    if (op == &c->o && is_e4m3(c->q.dtype)) {
+        const bool is_16_bit = op->dtype.bits == 16 && op->dtype.lanes == 1;
+        return is_16_bit && (op->dtype.code == DL_FLOAT || op->dtype.code == DL_BFLOAT)
+                   ? 0
+                   : fail_type(op, "float16 or bfloat16 for q of float8_e4m3fn");
+    }
+    if (same_type(op->dtype, c->q.dtype))
+        return 0;
+    PyObject *text = type_text(c->q.dtype);
+    if (text)
+        fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
+    Py_XDECREF(text);
+    return -1;
+}
+
 /* What holds for q, k, v and out alike. */
 static int check_tensor(const call *c, const operand *op)
 {
     if (op->ndim != OPERAND_DIMS)
         return acr_py_invalid("%s has %d dimensions, must have 4: %s", op->name, (int)op->ndim,
                               c->a.layout == ACR_BSHD ? "[batch, length, heads, dim]" : "[batch, heads, length, dim]");
-    if (!same_type(op->dtype, c->q.dtype)) {
-        PyObject *text = type_text(c->q.dtype);
-        if (text)
-            fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
-        Py_XDECREF(text);
+    if (check_type(c, op))
         return -1;
-    }
     const bool is_empty = op->shape[0] == 0 || op->shape[1] == 0 || op->shape[2] == 0;
     if (op->strides[3] != 1 && op->shape[3] > 1 && !is_empty)
         return acr_py_invalid("%s has a stride of %lld in its last dimension, must be 1: give a contiguous copy",
@@ -165,10 +189,29 @@ static int check_kv_lens(const call *c)
     return check_device(c, lens);
 }
 
+static int check_scale(const call *c, const operand *scale)
+{
+    const long long batch = c->q.shape[0], heads = c->k.shape[head_axis(c)];
+    if (!is_e4m3(c->q.dtype))
+        return fail_type(&c->q, "float8_e4m3fn: no other type has q_scale, k_scale or v_scale");
+    if (scale->dtype.code != DL_FLOAT || scale->dtype.bits != 32 || scale->dtype.lanes != 1)
+        return fail_type(scale, "float32");
+    if (scale->ndim != 2 || scale->shape[0] != batch || scale->shape[1] != heads)
+        return acr_py_invalid("%s must be a number, or have two dimensions [%lld, %lld], batch and heads of k",
+                              scale->name, batch, heads);
+    if ((heads > 1 && scale->strides[1] != 1) || (batch > 1 && scale->strides[0] != heads))
+        return acr_py_invalid("%s has strides [%lld, %lld], must be contiguous", scale->name,
+                              (long long)scale->strides[0], (long long)scale->strides[1]);
+    return check_device(c, scale);
+}
+
 static int check_inputs(const call *c)
 {
     if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) || check_mask(c))
         return -1;
+    for (int i = 0; i < 3; i++)
+        if (c->a.given[ARG_Q_SCALE + i] && check_scale(c, &c->scales[i]))
+            return -1;
     return c->a.given[ARG_KV_LENS] ? check_kv_lens(c) : 0;
 }
 
@@ -219,10 +262,15 @@ static int fill_problem(call *c)
     p->qk_dim = c->q.shape[3];
     p->v_dim = c->v.shape[3];
     p->scale = c->a.scale;
+    p->q_scale = c->a.q_number;
+    p->k_scale = c->a.k_number;
+    p->v_scale = c->a.v_number;
     if (read_dtype(&p->dtype, &c->q) || read_strides(&p->q, c, &c->q) || read_strides(&p->k, c, &c->k) ||
         read_strides(&p->v, c, &c->v))
         return -1;
-    return c->o.object ? read_strides(&p->o, c, &c->o) : 0;
+    if (!c->o.object)
+        return 0;
+    return read_strides(&p->o, c, &c->o) || (p->dtype == ACR_E4M3 && read_dtype(&p->out_dtype, &c->o)) ? -1 : 0;
 }
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
@@ -248,8 +296,8 @@ static PyObject *namespace_of(PyObject *array)
     return namespace;
 }
 
-/* A new array of a library other than PyTorch. */
-static PyObject *new_array(const operand *like, const int64_t *shape, int ndim, bool is_float32)
+/* A new array of a library other than PyTorch. dtype: what its namespace calls it, or NULL for that of `like`. */
+static PyObject *new_array(const operand *like, const int64_t *shape, int ndim, const char *dtype_name)
 {
     PyObject *result = NULL, *dtype = NULL, *sizes = PyTuple_New(ndim), *namespace = namespace_of(like->object);
     if (!sizes || !namespace)
@@ -260,7 +308,7 @@ static PyObject *new_array(const operand *like, const int64_t *shape, int ndim, 
             goto done;
         PyTuple_SetItem(sizes, i, size);
     }
-    dtype = is_float32 ? PyObject_GetAttrString(namespace, "float32") : PyObject_GetAttrString(like->object, "dtype");
+    dtype = dtype_name ? PyObject_GetAttrString(namespace, dtype_name) : PyObject_GetAttrString(like->object, "dtype");
     if (dtype)
         result = PyObject_CallMethod(namespace, "empty", "OO", sizes, dtype);
 done:
@@ -274,16 +322,18 @@ static PyObject *new_output(const call *c)
 {
     const operand *q = &c->q;
     const int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], c->v.shape[3]};
+    const bool narrow = is_e4m3(q->dtype);
     if (!torch_is_tensor(q->object))
-        return new_array(q, shape, 4, false);
-    return shape[3] == q->shape[3] ? torch_empty_like(q->object) : torch_new_empty(q->object, shape, 4, false, false);
+        return new_array(q, shape, 4, narrow ? "float16" : NULL);
+    const torch_dtype dtype = narrow ? TORCH_FLOAT16 : TORCH_SAME;
+    return shape[3] == q->shape[3] ? torch_empty_like(q->object, dtype) : torch_new_empty(q->object, shape, 4, dtype);
 }
 
 static PyObject *new_lse(const call *c)
 {
     const int64_t shape[] = {c->q.shape[0], c->q.shape[head_axis(c)], c->q.shape[row_axis(c)]};
-    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape, 3, true, false)
-                                        : new_array(&c->q, shape, 3, true);
+    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape, 3, TORCH_FLOAT32)
+                                        : new_array(&c->q, shape, 3, "float32");
 }
 
 static int check_output(const call *c)
@@ -324,6 +374,9 @@ static acr_buffers buffers_of(const call *c)
     b.o = c->o.data;
     b.lse = (float *)(void *)c->lse.data;
     b.kv_lens = (const int32_t *)(const void *)c->kv_lens.data;
+    b.q_scales = (const float *)(const void *)c->scales[0].data;
+    b.k_scales = (const float *)(const void *)c->scales[1].data;
+    b.v_scales = (const float *)(const void *)c->scales[2].data;
     return b;
 }
 
@@ -390,6 +443,12 @@ static int acquire_inputs(call *c)
             c->is_opaque = torch_is_tensor(c->a.given[i]);
             return -1;
         }
+    static const char *const scale_texts[] = {"q_scale", "k_scale", "v_scale"};
+    for (int i = 0; i < 3; i++) {
+        PyObject *scale = c->a.given[ARG_Q_SCALE + i];
+        if (scale && operand_acquire(&c->scales[i], scale_texts[i], scale))
+            return -1;
+    }
     PyObject *lens = c->a.given[ARG_KV_LENS];
     return lens ? operand_acquire(&c->kv_lens, "kv_lens", lens) : 0;
 }

@@ -3,16 +3,16 @@
 
 static struct {
     PyTypeObject *tensor, *parameter;
-    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *float32, *uint8;
+    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *float16, *float32, *uint8;
     PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
 
 PyObject *torch_bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type, &torch.parameter,
+    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type, &torch.parameter,
                           &torch.run_op, &torch.is_grad_enabled, &torch.dispatch_depth, &torch.is_capturing,
-                          &torch.empty_like, &torch.float32, &torch.uint8))
+                          &torch.empty_like, &torch.float16, &torch.float32, &torch.uint8))
         return NULL;
     Py_INCREF(args); /* holds everything in `torch` from now on */
     torch.name_requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -35,7 +35,7 @@ static bool is_subclassed(PyObject *object)
 
 int torch_needs_dispatch(const arguments *a)
 {
-    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_KV_LENS, ARG_OUT};
+    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_KV_LENS, ARG_OUT, ARG_Q_SCALE, ARG_K_SCALE, ARG_V_SCALE};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         if (is_subclassed(a->given[tensors[i]]))
             return 1;
@@ -70,7 +70,7 @@ done:
 /* The argument that requires a gradient, -1 for none, -2 with an exception. */
 static int find_requiring(const arguments *a)
 {
-    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_OUT};
+    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_OUT, ARG_Q_SCALE, ARG_K_SCALE, ARG_V_SCALE};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
         PyObject *tensor = a->given[tensors[i]];
         if (!tensor || !torch_is_tensor(tensor))
@@ -88,7 +88,13 @@ static int find_requiring(const arguments *a)
 
 int torch_check_grad(const arguments *a)
 {
-    static const char *const texts[] = {[ARG_Q] = "q", [ARG_K] = "k", [ARG_V] = "v", [ARG_OUT] = "out"};
+    static const char *const texts[] = {[ARG_Q] = "q",
+                                        [ARG_K] = "k",
+                                        [ARG_V] = "v",
+                                        [ARG_OUT] = "out",
+                                        [ARG_Q_SCALE] = "q_scale",
+                                        [ARG_K_SCALE] = "k_scale",
+                                        [ARG_V_SCALE] = "v_scale"};
     const int found = find_requiring(a);
     if (found < 0)
         return found == -1 ? 0 : -1;
@@ -106,12 +112,30 @@ int torch_check_grad(const arguments *a)
     return -1;
 }
 
-PyObject *torch_empty_like(PyObject *like)
+/* Keyword arguments that ask for a type; NULL with an exception. */
+static PyObject *keywords_of(torch_dtype dtype)
 {
-    return PyObject_CallFunctionObjArgs(torch.empty_like, like, NULL);
+    PyObject *const types[] = {
+        [TORCH_FLOAT16] = torch.float16, [TORCH_FLOAT32] = torch.float32, [TORCH_UINT8] = torch.uint8};
+    PyObject *keywords = PyDict_New();
+    if (keywords && PyDict_SetItem(keywords, torch.name_dtype, types[dtype]))
+        Py_CLEAR(keywords);
+    return keywords;
 }
 
-PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, bool is_float32, bool is_bytes)
+PyObject *torch_empty_like(PyObject *like, torch_dtype dtype)
+{
+    if (dtype == TORCH_SAME)
+        return PyObject_CallFunctionObjArgs(torch.empty_like, like, NULL);
+    PyObject *args = PyTuple_Pack(1, like), *keywords = keywords_of(dtype), *result = NULL;
+    if (args && keywords)
+        result = PyObject_Call(torch.empty_like, args, keywords);
+    Py_XDECREF(args);
+    Py_XDECREF(keywords);
+    return result;
+}
+
+PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype)
 {
     PyObject *result = NULL, *keywords = NULL, *sizes = PyTuple_New(ndim), *args = PyTuple_New(1),
              *method = PyObject_GetAttr(like, torch.name_new_empty);
@@ -125,11 +149,8 @@ PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, bool i
     }
     PyTuple_SetItem(args, 0, sizes);
     sizes = NULL;
-    if (is_float32 || is_bytes) {
-        keywords = PyDict_New();
-        if (!keywords || PyDict_SetItem(keywords, torch.name_dtype, is_bytes ? torch.uint8 : torch.float32))
-            goto done;
-    }
+    if (dtype != TORCH_SAME && !(keywords = keywords_of(dtype)))
+        goto done;
     result = PyObject_Call(method, args, keywords);
 done:
     Py_XDECREF(sizes);

@@ -9,7 +9,7 @@
 #include "common.h"
 
 /* _native.bind_torch(tensor_type, parameter_type, run_op, is_grad_enabled, dispatch_depth, is_capturing, empty_like,
- * float32, uint8): called once. */
+ * float16, float32, uint8): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
 bool torch_is_tensor(PyObject *object);
@@ -24,9 +24,17 @@ PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject 
 /* Raises where a gradient would be expected. */
 int torch_check_grad(const arguments *a);
 
+/* The type of a new tensor. */
+typedef enum torch_dtype {
+    TORCH_SAME, /* as that of `like` */
+    TORCH_FLOAT16,
+    TORCH_FLOAT32,
+    TORCH_UINT8
+} torch_dtype;
+
 /* New tensors on the device of `like`: like it in shape and order of strides, or packed of the shape. */
-PyObject *torch_empty_like(PyObject *like);
-PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, bool is_float32, bool is_bytes);
+PyObject *torch_empty_like(PyObject *like, torch_dtype dtype);
+PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype);
 
 /* Whether the current stream is being captured into a graph. -1 with an exception. */
 int torch_is_capturing(void);

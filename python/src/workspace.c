@@ -50,7 +50,7 @@ static int allocate(PyObject **owner, void **memory, PyObject *like, size_t byte
 {
     const int64_t shape[] = {(int64_t)bytes};
     operand op = {0};
-    PyObject *tensor = torch_new_empty(like, shape, 1, false, true);
+    PyObject *tensor = torch_new_empty(like, shape, 1, TORCH_UINT8);
     if (!tensor)
         return -1;
     const int failed = operand_acquire(&op, "the workspace", tensor);

@@ -2,6 +2,7 @@
  * return when their work is done, so streams are ignored and there is nothing to wait for. */
 #include "backend.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -291,10 +292,30 @@ static void run_indexed_lane(void *arg, size_t index)
     run_lane(arg, (int32_t)index);
 }
 
+/* Looks at what a GPU's caller alone could know. */
+static acr_status check_scales(const fwd_args *args)
+{
+    const struct {
+        const char *name;
+        const float *values;
+    } scales[] = {{"q_scales", args->q_scales}, {"k_scales", args->k_scales}, {"v_scales", args->v_scales}};
+    for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {
+        const float *values = scales[s].values;
+        for (int64_t i = 0; values && i < (int64_t)args->batch * args->kv_heads; i++)
+            if (!(values[i] > 0.0f) || !isfinite(values[i]))
+                return acr__fail(ACR_INVALID, "buffers.%s[%d, %d] is %g, must be positive and finite", scales[s].name,
+                                 (int)(i / args->kv_heads), (int)(i % args->kv_heads), (double)values[i]);
+    }
+    return ACR_OK;
+}
+
 static acr_status cpu_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
 {
     (void)flags; /* ACR_OVERLAP_PREVIOUS: the previous kernel has always ended */
     (void)stream;
+    const acr_status status = check_scales(args);
+    if (status != ACR_OK)
+        return status;
     const cpu_prepared *prepared = (const cpu_prepared *)base;
     cpu_device *cpu = (cpu_device *)base->device;
     lane_call call = {.args = args, .prepared = prepared, .lanes = prepared->lanes};

@@ -294,6 +294,7 @@ typedef struct tile {
     int64_t first_row, end_row;     /* empty beyond the end of a sequence */
     int64_t queries, keys;          /* that exist in the batch entry */
     int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
+    fwd_scales scales;              /* of the batch entry and head */
 } tile;
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
@@ -363,6 +364,20 @@ static void find_entry(const fwd_args *args, tile *t)
     }
 }
 
+/* Scales that the execution brings may have any product: beyond these bounds, which why_not holds the problem's to, all
+ * weights are equal, or all but the largest 0, as they are at the bound. */
+static const float scale_min = 1e-36f, scale_max = 1e36f;
+
+static void find_scales(const fwd_args *args, tile *t)
+{
+    t->scales = (fwd_scales){args->scale, args->scale_log2, args->out_scale};
+    if (DTYPE == ACR_E4M3) {
+        t->scales = fwd_scales_of(args, t->batch, t->kv_head);
+        const float at_least = t->scales.scale_log2 > scale_min ? t->scales.scale_log2 : scale_min;
+        t->scales.scale_log2 = at_least < scale_max ? at_least : scale_max;
+    }
+}
+
 /* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches;
  * with one, the longest first over all heads, so that no lane is left with a long item at the end. */
 static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
@@ -373,6 +388,7 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
     const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
     tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
     find_entry(args, &t);
+    find_scales(args, &t);
     const int64_t rows = args->group * t.queries;
     t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
@@ -651,8 +667,8 @@ INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *m
 /* ---- A tile ---------------------------------------------------------------------------------------------------- */
 
 /* Adds keys [first, end) to one block of rows. k and v start at key `first`. */
-INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, matrix k, matrix v, int64_t first,
-                   int64_t end)
+INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, matrix k, matrix v,
+                   int64_t first, int64_t end)
 {
     const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
@@ -672,7 +688,8 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, int block, 
         call.masked = false; /* a constant here: the loop without a mask is compiled by itself */
         score(&call, tile_max);
     }
-    weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, args->scale_log2, rescale);
+    weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, t->scales.scale_log2,
+          rescale);
     if (masked && !all_finite(v, keys, args->v_dim)) {
         add_seen_values(o, rescale, parts->s, v, keys, args->v_dim, seen, (int32_t)first);
     } else {
@@ -685,7 +702,7 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
 {
     const float *o = parts->o + row / ROWS * args->v_dim * ROWS + row % ROWS;
     const ivec sees_keys = *(const ivec *)&parts->seen[row] > 0;
-    const vec factor = args->out_scale / *(const vec *)&parts->sum[row];
+    const vec factor = t->scales.out_scale / *(const vec *)&parts->sum[row];
     for (int64_t dim = 0; dim < args->v_dim; dim += LANES) {
         const int64_t count = args->v_dim - dim < LANES ? args->v_dim - dim : LANES;
         vec block[LANES];
@@ -703,7 +720,8 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
 static void store_lse(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
     const vec sum = *(const vec *)&parts->sum[row];
-    const vec lse = pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * args->scale + ln_vec(sum));
+    const vec lse =
+        pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * t->scales.scale + ln_vec(sum));
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
         const int64_t tile_row = t->first_row + row + lane;
         const int64_t head = t->kv_head * args->group + tile_row % args->group;
@@ -722,7 +740,7 @@ static void run_tile(const scratch_parts *parts, const fwd_args *args, const til
         const matrix k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
         const matrix v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
         for (int block = 0; block * ROWS < padded_rows(t); block++) {
-            attend(parts, args, block, k, v, first, end);
+            attend(parts, args, t, block, k, v, first, end);
         }
     }
     for (int64_t row = 0; row < t->end_row - t->first_row; row += LANES) {
@@ -770,7 +788,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "v_dim is above " TEXT(DIM);
     }
     const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
-    if (!(scale >= 1e-36 && scale <= 1e36)) {
+    if (!(scale >= (double)scale_min && scale <= (double)scale_max)) {
         return "scale, with q_scale and k_scale, is outside [1e-36, 1e36]"; /* -127 / scale must be a float: weigh */
     }
     return NULL;

@@ -144,13 +144,13 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
     }
 }
 
-/* A softmax weight as it is stored between the two products of an unfused computation. */
-static float round_weight(acr_dtype dtype, float weight)
+/* A softmax weight as it is stored, times a factor, between the two products of an unfused computation. */
+static float round_weight(acr_dtype dtype, float weight, float grid)
 {
     if (dtype == ACR_F32 || isnan(weight)) {
         return weight;
     }
-    return (float)round_magnitude(format_of(dtype), weight);
+    return (float)round_magnitude(format_of(dtype), weight * grid) / grid;
 }
 
 /* ---- One key/value head, widened ------------------------------------------------------------------------------- */
@@ -180,6 +180,7 @@ typedef struct workspace {
     void *scores;                /* [kv_padded] */
     void *out;                   /* [v_padded] */
     int64_t batch, kv_head;      /* whose k and v are loaded; -1 = none */
+    float grid;                  /* see acr__oracle_unfused */
 } workspace;
 
 static int64_t round_up(int64_t value, int64_t multiple)
@@ -309,17 +310,32 @@ static void add_rows_float(floats *sums, const float *factor, const floats *rows
     }
 }
 
+/* What the products of stored elements are multiplied by. */
+typedef struct scales {
+    double scores, values;
+} scales;
+
+/* Of a key/value head of a batch entry: the problem's scales, and the buffers' where there are any. */
+static scales scales_of(const acr_problem *p, const acr_buffers *b, int64_t batch, int64_t kv_head)
+{
+    const int64_t at = batch * p->kv_heads + kv_head;
+    scales of = {(double)p->scale * p->q_scale * p->k_scale, p->v_scale};
+    of.scores *= b->q_scales ? b->q_scales[at] : 1.0f;
+    of.scores *= b->k_scales ? b->k_scales[at] : 1.0f;
+    of.values *= b->v_scales ? b->v_scales[at] : 1.0f;
+    return of;
+}
+
 /* Softmax of the row's first `keys` scores in float64 and their weighted sum of values; returns the log-sum-exp.
  * keys >= 1. */
-static double attend_double(workspace *w, const acr_problem *p, int64_t keys, double *o)
+static double attend_double(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *o)
 {
     double *s = w->scores;
-    const double scale = (double)p->scale * p->q_scale * p->k_scale;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
     add_rows_double(w->scores, w->q, w->k, w->kv_padded / DOUBLES, p->qk_dim, round_up(keys, DOUBLES) / DOUBLES);
     double max = -INFINITY;
     for (int64_t j = 0; j < keys; j++) {
-        s[j] *= scale;
+        s[j] *= of->scores;
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
     double sum = 0;
@@ -331,17 +347,17 @@ static double attend_double(workspace *w, const acr_problem *p, int64_t keys, do
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
     add_rows_double(w->out, s, w->v, w->v_padded / DOUBLES, keys, w->v_padded / DOUBLES);
     for (int64_t d = 0; d < p->v_dim; d++) {
-        o[d] = out[d] / sum * p->v_scale;
+        o[d] = out[d] / sum * of->values;
     }
     return max + log(sum);
 }
 
 /* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type,
  * between the two products. */
-static void attend_float(workspace *w, const acr_problem *p, int64_t keys, double *o)
+static void attend_float(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *o)
 {
     float *s = w->scores;
-    const float scale = p->scale * p->q_scale * p->k_scale;
+    const float scale = (float)of->scores;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
     add_rows_float(w->scores, w->q, w->k, w->kv_padded / FLOATS, p->qk_dim, round_up(keys, FLOATS) / FLOATS);
     float max = -INFINITY;
@@ -355,14 +371,14 @@ static void attend_float(workspace *w, const acr_problem *p, int64_t keys, doubl
         sum += s[j];
     }
     for (int64_t j = 0; j < keys; j++) {
-        s[j] = round_weight(p->dtype, s[j] / sum);
+        s[j] = round_weight(p->dtype, s[j] / sum, w->grid);
     }
     float *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
     add_rows_float(w->out, s, w->v, w->v_padded / FLOATS, keys, w->v_padded / FLOATS);
     for (int64_t d = 0; d < p->v_dim; d++) {
         uint32_t stored;
-        acr__store_element(p->out_dtype, &stored, 0, out[d] * p->v_scale);
+        acr__store_element(p->out_dtype, &stored, 0, out[d] * of->values);
         o[d] = acr__load_element(p->out_dtype, &stored, 0);
     }
 }
@@ -407,15 +423,17 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     if (keys == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
     } else {
-        load_key_value_head(w, p, b, &e, head / (p->q_heads / p->kv_heads));
+        const int64_t kv_head = head / (p->q_heads / p->kv_heads);
+        const scales of = scales_of(p, b, batch, kv_head);
+        load_key_value_head(w, p, b, &e, kv_head);
         for (int64_t d = 0; d < p->qk_dim; d++) {
             put(w, w->q, d,
                 acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + in_tensor * p->q.row + d));
         }
         if (w->precision == IN_DOUBLE) {
-            row_lse = attend_double(w, p, keys, o);
+            row_lse = attend_double(w, p, &of, keys, o);
         } else {
-            attend_float(w, p, keys, o);
+            attend_float(w, p, &of, keys, o);
         }
     }
     if (lse) {
@@ -451,14 +469,15 @@ static acr_status sort_rows(wanted_row **out, const int64_t *row_list, int64_t r
     return ACR_OK;
 }
 
-static acr_status attend_rows(precision in, const acr_problem *p, const acr_buffers *b, const int64_t *row_list,
-                              int64_t rows, double *o, double *lse)
+static acr_status attend_rows(precision in, float grid, const acr_problem *p, const acr_buffers *b,
+                              const int64_t *row_list, int64_t rows, double *o, double *lse)
 {
     wanted_row *wanted = NULL;
     acr_status status = row_list && rows > 0 ? sort_rows(&wanted, row_list, rows) : ACR_OK;
     workspace w;
     if (status == ACR_OK) {
         status = open_workspace(&w, in, p);
+        w.grid = grid;
     }
     if (status == ACR_OK) {
         for (int64_t r = 0; r < rows; r++) {
@@ -474,11 +493,11 @@ static acr_status attend_rows(precision in, const acr_problem *p, const acr_buff
 acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
                                int64_t rows, double *o, double *lse)
 {
-    return attend_rows(IN_DOUBLE, problem, buffers, row_list, rows, o, lse);
+    return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, o, lse);
 }
 
 acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
-                               int64_t rows, double *o)
+                               int64_t rows, float grid, double *o)
 {
-    return attend_rows(IN_FLOAT, problem, buffers, row_list, rows, o, NULL);
+    return attend_rows(IN_FLOAT, grid, problem, buffers, row_list, rows, o, NULL);
 }

@@ -27,10 +27,11 @@ typedef struct cuda_device {
     acr__backend_device base;
     acr__cuda_driver driver;
     CUdevice handle;
-    CUcontext context;    /* primary, retained */
-    CUstream copy_stream; /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
-    pthread_mutex_t lock; /* guards images */
-    loaded_image *images; /* of listed kernels */
+    CUcontext context;     /* primary, retained */
+    CUstream copy_stream;  /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
+    pthread_mutex_t lock;  /* guards images */
+    loaded_image *images;  /* of listed kernels */
+    int reads_host_memory; /* any of the host's, as with HMM or on Grace: an address says nothing */
 } cuda_device;
 
 typedef struct cuda_prepared {
@@ -86,7 +87,7 @@ static acr_status attribute(const cuda_device *d, CUdevice_attribute which, int 
 /* Device attributes as the driver gives them. */
 typedef struct device_attributes {
     int major, minor, sm_count, smem_per_cta, smem_per_sm, regs_per_sm, l2_bytes, clock_khz, memory_clock_khz,
-        memory_bus_bits;
+        memory_bus_bits, pageable_access;
 } device_attributes;
 
 static acr_status read_attributes(const cuda_device *d, device_attributes *a)
@@ -105,6 +106,7 @@ static acr_status read_attributes(const cuda_device *d, device_attributes *a)
         {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, &a->clock_khz},
         {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, &a->memory_clock_khz},
         {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, &a->memory_bus_bits},
+        {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, &a->pageable_access},
     };
     acr_status status = ACR_OK;
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == ACR_OK; i++)
@@ -127,6 +129,7 @@ static acr_status describe(cuda_device *d)
     result = d->driver.DeviceTotalMem(&mem_bytes, d->handle);
     if (result != CUDA_SUCCESS)
         return acr__cuda_fail(&d->driver, result, ACR_NO_DEVICE, "cuDeviceTotalMem");
+    d->reads_host_memory = a.pageable_access;
     device->backend = ACR__CUDA;
     device->threads = 1;
     device->arch = a.major * 10 + a.minor;
@@ -240,10 +243,6 @@ static void cuda_close(acr__backend_device *device)
 
 /* ---- Loading kernels ---- */
 
-enum {
-    PORTABLE_PTX_VERSION = 80 /* of the PTX that cmake/compile_image.sh puts into the images of arch 80 */
-};
-
 /* Allows all dynamic shared memory that the device can give beyond the kernel's static part. */
 static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 {
@@ -267,18 +266,19 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 }
 
 /* ACR_FORCE_PTX must not be believed when the driver took machine code all the same, as it does when something else in
- * the process initialised it before: PTX of the portable kernels is of compute_80, machine code of the GPU's own. */
-static acr_status check_origin(const cuda_device *d, CUkernel kernel, const char *name)
+ * the process initialised it before: PTX is of the oldest architecture that a kernel serves (cmake/compile_image.sh),
+ * machine code of the GPU's own. */
+static acr_status check_origin(const cuda_device *d, CUkernel function, const acr__kernel *kernel)
 {
     int ptx_version = 0;
     const acr_status status =
-        check(d, d->driver.KernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, kernel, d->handle),
+        check(d, d->driver.KernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, function, d->handle),
               "cuKernelGetAttribute(PTX_VERSION)");
-    if (status != ACR_OK || ptx_version == PORTABLE_PTX_VERSION)
+    if (status != ACR_OK || ptx_version == kernel->arch_min)
         return status;
     return acr__fail(ACR_DEVICE_FAULT,
                      "%s: ACR_FORCE_PTX is set, but the driver took code of compute_%d: was it initialised before?",
-                     name, ptx_version);
+                     kernel->name, ptx_version);
 }
 
 /* Finds the entry point in a loaded library and readies it. */
@@ -288,7 +288,7 @@ static acr_status find_function(const cuda_device *d, loaded_image *image)
     acr_status status =
         check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
     if (status == ACR_OK && d->base.device.ptx_only)
-        status = check_origin(d, kernel, image->kernel->name);
+        status = check_origin(d, kernel, image->kernel);
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)
@@ -526,6 +526,30 @@ static acr_status enqueue_kernel(const cuda_prepared *prepared, const fwd_args *
                  "cuLaunchKernelEx");
 }
 
+/* Scales are numbers of the host in the problem and device memory in an execution: the two are easily confused, and
+ * what the kernel would make of it is a fault that names no cause. Memory unknown to the driver the device cannot
+ * read. */
+static acr_status check_scales(const cuda_device *d, const fwd_args *args)
+{
+    const struct {
+        const char *name;
+        const float *at;
+    } scales[] = {{"q_scales", args->q_scales}, {"k_scales", args->k_scales}, {"v_scales", args->v_scales}};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        CUmemorytype type;
+        if (scales[i].at == NULL || d->reads_host_memory)
+            continue;
+        const CUresult result = d->driver.PointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                              (CUdeviceptr)(uintptr_t)scales[i].at);
+        if (result == CUDA_ERROR_INVALID_VALUE)
+            return acr__fail(ACR_INVALID, "buffers.%s is %p, memory of the host that the device cannot read",
+                             scales[i].name, (const void *)scales[i].at);
+        if (result != CUDA_SUCCESS)
+            return check(d, result, "cuPointerGetAttribute");
+    }
+    return ACR_OK;
+}
+
 static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
 {
     const cuda_device *d = (const cuda_device *)base->device;
@@ -535,7 +559,9 @@ static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, u
     if (status != ACR_OK)
         return status;
     const int overlap_previous = (flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= overlap_arch;
-    status = enqueue_kernel((const cuda_prepared *)base, args, overlap_previous, stream);
+    status = check_scales(d, args);
+    if (status == ACR_OK)
+        status = enqueue_kernel((const cuda_prepared *)base, args, overlap_previous, stream);
     CUcontext popped;
     d->driver.CtxPopCurrent(&popped);
     return status;

@@ -37,6 +37,7 @@
     X(TensorMapReplaceAddress, 12000)                                                                                  \
     X(MemAlloc, 3020)                                                                                                  \
     X(MemFree, 3020)                                                                                                   \
+    X(PointerGetAttribute, 4000)                                                                                       \
     X(MemcpyHtoDAsync, 3020)                                                                                           \
     X(MemcpyDtoHAsync, 3020)                                                                                           \
     X(MemsetD8Async, 3020)                                                                                             \

@@ -195,6 +195,19 @@ int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t 
     return fewer > 0 ? fewer : 1;
 }
 
+int acr__accumulates_slowly(const acr__device *device)
+{
+    return strstr(device->name, "GeForce") != NULL;
+}
+
+/* Half the tensor pipe, behind which the rest hides better, and a quarter. */
+double acr__mma_share(const acr__device *device)
+{
+    if (device->arch == 80 || device->arch == 90)
+        return 1.0;
+    return acr__accumulates_slowly(device) ? 0.33 : 0.55;
+}
+
 /* ---- Fitted rates ---- */
 
 static const acr__fitted_rates fitted[] = {

@@ -40,6 +40,13 @@ acr__launch acr__queue_launch(const acr_problem *problem, const acr__device *dev
 /* The CTAs that fit on an SM beside each other; at least 1. */
 int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t regs_per_thread, int32_t threads);
 
+/* Whether mma.sync with float32 accumulation runs at half the rate that other cards of the architecture have: GeForce
+ * cards, which say so by their name alone. */
+int acr__accumulates_slowly(const acr__device *device);
+
+/* What an SM does of 16-bit mma.sync in a cycle, beside one of sm_80 or sm_90. */
+double acr__mma_share(const acr__device *device);
+
 /* The problem with the head dims that a kernel's products run over, for acr__fwd_seconds. */
 acr_problem acr__padded(const acr_problem *problem, int32_t qk_dim, int32_t v_dim);
 

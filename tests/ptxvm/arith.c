@@ -394,6 +394,10 @@ TERNARY(mad_lo_64, u64, a *b + c)
 TERNARY(mad_hi_u32, u32, (u32)((u64)a *b >> 32) + c)
 TERNARY(mad_hi_s32, s32, (u32)((s64)a *b >> 32) + (u32)c)
 
+/* Two products of a's halves with two of b's bytes. */
+TERNARY(dp2a_lo_u32, u32, c + (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF))
+TERNARY(dp2a_hi_u32, u32, c + (a & 0xFFFF) * (b >> 16 & 0xFF) + (a >> 16) * (b >> 24))
+
 /* mad.wide: the third source is twice as wide, so its own width is taken from u64. */
 TERNARY(mad_wide_u16, u64, (u32)((u32)(u16)a *(u16)b + (u32)c))
 TERNARY(mad_wide_s16, u64, (u32)((s16)a *(s16)b) + (u32)c)
@@ -431,6 +435,31 @@ static const char *lop3(warp *w, const instruction *i, uint32_t active)
         const u64 flip_a = row & 4 ? 0 : ~0ull, flip_b = row & 2 ? 0 : ~0ull, flip_c = row & 1 ? 0 : ~0ull;
         for (int lane = 0; lane < LANES; lane++)
             results[lane] |= (u32)((s[0][lane] ^ flip_a) & (s[1][lane] ^ flip_b) & (s[2][lane] ^ flip_c));
+    }
+    return finish(w, &i->operands[0], results, active);
+}
+
+/* A part of a register as a number: `bits` of it from `shift` on. */
+static s64 part_of(u64 value, unsigned shift, unsigned bits, u64 is_signed_part)
+{
+    const u64 top = value << (64 - shift - bits);
+    return is_signed_part ? (s64)top >> (64 - bits) : (s64)(top >> (64 - bits));
+}
+
+/* dp2a.lo, dp2a.hi, dp4a d, a, b, c: c and the products of a's halves with b's lower or upper bytes, or of all bytes.
+ * decoded: [0] bits of a part of a, [1] where b's bytes begin, [2] whether a is signed, [3] whether b is. */
+static const char *dot_product(warp *w, const instruction *i, uint32_t active)
+{
+    uint64_t results[LANES], space[3][LANES];
+    const uint64_t *as = source(w, &i->operands[1], space[0]), *bs = source(w, &i->operands[2], space[1]),
+                   *cs = source(w, &i->operands[3], space[2]);
+    const unsigned a_bits = (unsigned)i->decoded[0], first = (unsigned)i->decoded[1];
+    for (int lane = 0; lane < LANES; lane++) {
+        u32 sum = (u32)cs[lane];
+        for (unsigned k = 0; k < 32 / a_bits; k++)
+            sum += (u32)(part_of(as[lane], k * a_bits, a_bits, i->decoded[2]) *
+                         part_of(bs[lane], first + 8 * k, 8, i->decoded[3]));
+        results[lane] = sum;
     }
     return finish(w, &i->operands[0], results, active);
 }
@@ -1302,12 +1331,31 @@ static executor find_cvt(instruction *i)
         return cvt_to_integer;
     }
     if (from_float && to_float && has_only(i, "rn rni rzi rmi rpi ftz sat relu")) {
-        const u64 limits = (u64)(has_modifier(i, "ftz") * FLUSH + has_modifier(i, "sat") * SATURATE_01 +
-                                 has_modifier(i, "relu") * RELU);
+        const u64 limits = (has_modifier(i, "ftz") ? FLUSH : 0u) | (has_modifier(i, "sat") ? SATURATE_01 : 0u) |
+                           (has_modifier(i, "relu") ? RELU : 0u);
         memcpy(i->decoded, (u64[]){rounding, limits, 0, 0}, sizeof i->decoded);
         return cvt_float;
     }
     return NULL;
+}
+
+/* dp2a.{lo,hi}.{u32,s32}.{u32,s32}, dp4a.{u32,s32}.{u32,s32} */
+static executor find_dot_product(instruction *i)
+{
+    const int halves = strncmp(i->mnemonic, "dp2a.lo.", 8) == 0 || strncmp(i->mnemonic, "dp2a.hi.", 8) == 0;
+    const size_t length = halves ? strlen("dp2a.lo.") : strlen("dp4a.");
+    if ((!halves && strncmp(i->mnemonic, "dp4a.", length) != 0) || strlen(i->mnemonic) != length + strlen("u32.u32") ||
+        (i->to != T_U32 && i->to != T_S32) || (i->type != T_U32 && i->type != T_S32) || i->operand_count != 4 ||
+        !is_register_or_sink(&i->operands[0]))
+        return NULL;
+    for (int k = 1; k < 4; k++)
+        if (!is_value(&i->operands[k]))
+            return NULL;
+    i->decoded[0] = halves ? 16 : 8;
+    i->decoded[1] = has_modifier(i, "hi") ? 16 : 0;
+    i->decoded[2] = i->to == T_S32;
+    i->decoded[3] = i->type == T_S32;
+    return dot_product;
 }
 
 /* ---- Which executor serves which mnemonic ---- */
@@ -1351,6 +1399,8 @@ static const struct {
     {"mad.lo.u64", mad_lo_64, 3},
     {"mad.hi.s32", mad_hi_s32, 3},
     {"mad.hi.u32", mad_hi_u32, 3},
+    {"dp2a.lo.u32.u32", dp2a_lo_u32, 3},
+    {"dp2a.hi.u32.u32", dp2a_hi_u32, 3},
     {"mad.wide.s16", mad_wide_s16, 3},
     {"mad.wide.u16", mad_wide_u16, 3},
     {"mad.wide.s32", mad_wide_s32, 3},
@@ -1546,7 +1596,8 @@ executor find_executor_arith(instruction *i)
 {
     if (strcmp(i->mnemonic, "trap") == 0 && i->operand_count == 0)
         return trap;
-    executor (*const find[])(instruction *) = {find_row, find_mov, find_setp, find_cvt, find_short_arithmetic};
+    executor (*const find[])(instruction *) = {find_row,        find_mov, find_setp, find_cvt, find_short_arithmetic,
+                                               find_dot_product};
     for (size_t k = 0; k < sizeof find / sizeof find[0]; k++) {
         executor execute = find[k](i);
         if (execute)

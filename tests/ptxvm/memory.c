@@ -54,6 +54,15 @@ static int is_parameter(const launch *l, uint64_t address, size_t bytes)
     return address >= first && address + bytes <= first + l->entry->parameter_bytes;
 }
 
+static int is_variable(const launch *l, uint64_t address, size_t bytes)
+{
+    const ptxvm_module *m = l->asked->module;
+    for (int i = 0; i < m->variable_count; i++)
+        if (address >= m->variables[i].address && address + bytes <= m->variables[i].address + m->variables[i].bytes)
+            return 1;
+    return 0;
+}
+
 /* Whether an allocation holds the bytes. Whole blocks that do are remembered, one for each place of a small table:
  * nearly all accesses find theirs there. */
 static int is_allocated(launch *l, uint64_t address, size_t bytes)
@@ -78,7 +87,7 @@ unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignme
         *error = misaligned("global", address, bytes, alignment);
         return NULL;
     }
-    if (!is_allocated(l, address, bytes) && !is_parameter(l, address, bytes)) {
+    if (!is_allocated(l, address, bytes) && !is_parameter(l, address, bytes) && !is_variable(l, address, bytes)) {
         *error = fail("%zu bytes at global address %#llx: in no allocation", bytes, (unsigned long long)address);
         return NULL;
     }

@@ -31,7 +31,7 @@ typedef struct register_name {
     int first, count, bits;
 } register_name;
 
-/* A shared variable or a parameter, and where it begins. */
+/* A variable or a parameter, and where it begins: a global one at its host address. */
 typedef struct symbol {
     slice name;
     int is_parameter;
@@ -235,7 +235,7 @@ static int take_number(parser *p, int64_t *value)
     p->at += negative;
     if (!isdigit((unsigned char)*p->at))
         return error_at(p, "a number expected");
-    const char kind = p->at[0] == '0' ? (char)tolower((unsigned char)p->at[1]) : '\0';
+    const int kind = p->at[0] == '0' ? tolower((unsigned char)p->at[1]) : 0;
     char *end;
     errno = 0;
     if (kind == 'f' || kind == 'd') {
@@ -625,7 +625,7 @@ static const char *statement_text(parser *p, const char *start)
     for (; *at && *at != ';' && length < TEXT_BYTES - sizeof "..."; at++) {
         const int blank = isspace((unsigned char)*at);
         if (!blank || (length && text[length - 1] != ' '))
-            text[length++] = blank ? ' ' : *at;
+            text[length++] = *(blank ? " " : at);
     }
     const char *rest = *at && *at != ';' ? "..." : "";
     memcpy(text + length, rest, strlen(rest) + 1);
@@ -776,6 +776,28 @@ static int take_shared(parser *p, int is_extern)
     if (address + d.bytes > MAX_SHARED_BYTES)
         return error_at(p, "more than %d bytes of shared memory", MAX_SHARED_BYTES);
     p->shared_bytes = (uint32_t)(address + d.bytes);
+    return add_symbol(p, d.name, address, 0);
+}
+
+/* A variable in global memory, behind .global: zeros at first. */
+static int take_variable(parser *p)
+{
+    enum {
+        ALIGNMENT = 256
+    };
+    declaration d;
+    if (take_declaration(p, &d) || expect(p, ';')) /* initialised ones are not known */
+        return -1;
+    if (!d.has_count || d.align > ALIGNMENT || p->module->variable_count == MAX_VARIABLES)
+        return error_at(p, "a variable without a size, aligned to more than %d bytes, or behind %d others", ALIGNMENT,
+                        MAX_VARIABLES);
+    unsigned char *memory = arena_take(p, (size_t)d.bytes + ALIGNMENT);
+    if (!memory)
+        return no_memory(p);
+    memset(memory, 0, (size_t)d.bytes + ALIGNMENT);
+    const int64_t address = align_up((int64_t)(intptr_t)memory, ALIGNMENT);
+    p->module->variables[p->module->variable_count].address = (uint64_t)address;
+    p->module->variables[p->module->variable_count++].bytes = (uint64_t)d.bytes;
     return add_symbol(p, d.name, address, 0);
 }
 
@@ -986,6 +1008,8 @@ static int take_module(parser *p)
                 slice_is(take_dotted(p), ".shared") ? take_shared(p, 1) : error_at(p, "an .extern that is not .shared");
         else if (slice_is(word, ".shared"))
             status = take_shared(p, 0);
+        else if (slice_is(word, ".global"))
+            status = take_variable(p);
         else if (slice_is(word, ".entry"))
             status = take_entry(p);
         else if (word.length)

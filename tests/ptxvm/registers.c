@@ -1,5 +1,5 @@
-/* The PTX machine's registers, numbered anew: nvcc writes a new register for every value, up to 14000 in an entry,
- * which would push each other out of the caches. Those that live within one basic block share numbers; the others keep
+/* The PTX machine's registers, numbered anew: nvcc writes a new register for every value, up to 14000 in an entry, and
+ * they would push each other out of the caches. Those that live within one basic block share numbers; the others keep
  * one each. */
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ static void visit_operand(renumbering *r, operand *o, int is_written, visitor vi
         visit_operand(r, &o->items[k], is_written && o->kind == O_VECTOR, visit);
 }
 
-/* First operand last: it counts as written, which is wrong of a few instructions that write nothing, but harmless: a
- * register that occurs first where it is read may have any value. */
+/* The first operand last: it counts as written, which is wrong of a few instructions that write nothing, but harmless:
+ * a register that occurs first where it is read may have any value. */
 static void visit_instruction(renumbering *r, instruction *i, visitor visit)
 {
     if (i->guard >= 0)

@@ -18,6 +18,7 @@ enum {
     LANES = 32,
     FULL_WARP = -1, /* as uint32_t: every lane */
     MAX_OPERANDS = 8,
+    MAX_VARIABLES = 16,
     NAMED_BARRIERS = 16
 };
 
@@ -144,7 +145,11 @@ struct ptxvm_module {
     int instruction_count;
     entry *entries;
     int entry_count;
-    void *arena; /* parse.c's: operands' items */
+    struct {
+        uint64_t address, bytes; /* host memory that lives as long as the module, from launch to launch */
+    } variables[MAX_VARIABLES];  /* of the .global state space */
+    int variable_count;
+    void *arena; /* parse.c's: operands' items, variables */
 };
 
 /* NULL where the module does not hold it. */

@@ -158,7 +158,8 @@ class Refusals(unittest.TestCase):
     def test_tensors(self):
         q = self.q
         self.check(TypeError, "q is a <class 'list'>, which has no __dlpack__", [1])
-        self.check(TypeError, "q is float64, must be float16, bfloat16 or float32", *[q.astype(np.float64)] * 3)
+        self.check(TypeError, "q is float64, must be float16, bfloat16, float32 or float8_e4m3fn",
+                   *[q.astype(np.float64)] * 3)
         self.check(TypeError, "k is float16, must be float32", q, q.astype(np.float16))
         self.check(ValueError, "q has 3 dimensions, must have 4", q[0])
         self.check(ValueError, "q has 5 dimensions, at most 4", q[None])

@@ -17,6 +17,7 @@ import acromion
 from acromion import _native
 
 DL_CUDA = 2
+DL_FLOAT8_E4M3FN = 10
 
 
 class Counters(ctypes.Structure):
@@ -71,8 +72,10 @@ class Tensor:
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         device = ctypes.c_int32.from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
-        device.value = DL_CUDA  # behind the data pointer: device type, device id
+        device.value = DL_CUDA  # behind the data pointer: device type, device id, dimensions, and the type
         ctypes.c_int32.from_address(ctypes.addressof(device) + 4).value = self.device
+        if self.array.dtype == np.uint8 and self.array.ndim == 4:
+            ctypes.c_uint8.from_address(ctypes.addressof(device) + 12).value = DL_FLOAT8_E4M3FN
         return capsule
 
     def new_empty(self, shape, dtype=None):
@@ -130,6 +133,23 @@ class FakeGpu(unittest.TestCase):
         self.assertEqual(driver.fake_cuda_count().launches - before, 1)
         self.assertTrue(driver.fake_cuda_last_launch().overlap_previous)
         self.assertIn("sm90a", acromion.explain(q, q, q))
+
+    def test_scales_of_fp8(self):
+        """Tensors are passed on as they are; NumPy has no 8-bit floats, so bytes play them."""
+        q, out = Tensor(np.zeros((2, 4, 64, 64), np.uint8)), tensor(2, 4, 64, 64)
+        scales = [Tensor(device_memory(4 * 8).view(np.float32).reshape(2, 4)) for _ in range(3)]
+        named = dict(zip(("q_scale", "k_scale", "v_scale"), scales))
+        acromion.sdpa(q, q, q, out=out, **named)
+        args = bytes(driver.fake_cuda_last_launch().args)
+        for scale in scales:
+            self.assertIn(scale.address.to_bytes(8, "little"), args)
+        self.assertIn("e4m3", acromion.explain(q, q, q, q_scale=2.0))
+        with self.assertRaisesRegex(ValueError, "v_scales is .*the device cannot read"):
+            acromion.sdpa(q, q, q, out=out, v_scale=Tensor(np.ones((2, 4), np.float32)))
+        with self.assertRaisesRegex(ValueError, "k_scale is on CUDA device 1 and q on CUDA device 0"):
+            acromion.sdpa(q, q, q, out=out, k_scale=Tensor(scales[0].array, device=1))
+        State.depth = 1
+        self.assertEqual(acromion.sdpa(q, q, q, q_scale=scales[0])[2], {"q_scale": scales[0]})
 
     def test_a_workspace_is_kept_and_cleared_for_another_plan(self):
         first, second = long_causal(2048), long_causal(3000)
@@ -201,5 +221,5 @@ if __name__ == "__main__":
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,
-        lambda like: Tensor(np.empty_like(like.array)), "float32", "uint8")
+        lambda like: Tensor(np.empty_like(like.array)), "float16", "float32", "uint8")
     unittest.main()

@@ -48,6 +48,94 @@ class Values(unittest.TestCase):
                 acromion.sdpa(q, q.cpu(), q)
 
 
+def quantised(*shape, scale=1.0):
+    """Values in float8_e4m3fn; scale a number or a tensor that broadcasts."""
+    return (normal(*shape) / scale).to(torch.float8_e4m3fn)
+
+
+class Fp8(unittest.TestCase):
+    """e4m3 inputs with scales: numbers, or a tensor with one for each batch entry and key/value head."""
+    BATCH, HEADS, GROUP = 3, 2, 2
+
+    def setUp(self):
+        self.scales = [2.0 ** torch.arange(6, device=DEVICE, dtype=torch.float32).reshape(3, 2).roll(n).sub(3)
+                       for n in range(3)]
+        of_head = [s[:, :, None, None] for s in self.scales]
+        of_head[0] = of_head[0].repeat_interleave(self.GROUP, dim=1)
+        shapes = (3, 4, 33, 64), (3, 2, 70, 64), (3, 2, 70, 32)
+        self.stored = [quantised(*shape, scale=s) for shape, s in zip(shapes, of_head)]
+        self.values = [x.double() * s for x, s in zip(self.stored, of_head)]
+
+    def check(self, out, q, k, v, bound=1.0):
+        k, v = (x.repeat_interleave(self.GROUP, dim=1) for x in (k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(q, k, v)
+        self.assertLessEqual((out.double() - expected).abs().max().item(), 0.06 * bound)
+
+    def named(self, scales):
+        return dict(zip(("q_scale", "k_scale", "v_scale"), scales))
+
+    def test_scales_of_heads(self):
+        out = acromion.sdpa(*self.stored, enable_gqa=True, **self.named(self.scales))
+        self.assertEqual((out.dtype, out.shape), (torch.float16, (3, 4, 33, 32)))
+        self.check(out, *self.values)
+        shuffled = self.named([self.scales[0].flip(0), *self.scales[1:]])
+        self.assertFalse(torch.equal(out, acromion.sdpa(*self.stored, enable_gqa=True, **shuffled)))
+
+    def test_numbers_and_nothing(self):
+        q, k, v = self.stored
+        out = torch.empty(3, 4, 33, 32, dtype=torch.bfloat16, device=DEVICE)
+        result, lse = acromion.sdpa(q, k, v, enable_gqa=True, q_scale=0.5, k_scale=1, out=out, return_lse=True)
+        self.assertTrue(result is out and lse.dtype == torch.float32)
+        self.check(out, 0.5 * q.double(), k.double(), v.double(), bound=v.double().abs().max().item())
+        mixed = acromion.sdpa(q, k, v, enable_gqa=True, q_scale=0.5, v_scale=self.scales[2])
+        self.check(mixed, 0.5 * q.double(), k.double(), self.values[2])
+
+    def test_refused(self):
+        q, k, v = self.stored
+        given = self.named(self.scales)
+        for name, scale, error, text in (
+                ("q_scale", -1.0, ValueError, "positive"), ("v_scale", float("inf"), ValueError, "finite"),
+                ("k_scale", self.scales[0].double(), TypeError, "k_scale is float64, must be float32"),
+                ("k_scale", self.scales[0][:2], ValueError, r"two dimensions \[3, 2\]"),
+                ("v_scale", self.scales[0].flatten(), ValueError, "two dimensions"),
+                ("q_scale", self.scales[0].T.contiguous().T, ValueError, "must be contiguous"),
+                ("q_scale", "2", TypeError, "")):
+            with self.subTest(name), self.assertRaisesRegex(error, text):
+                acromion.sdpa(q, k, v, enable_gqa=True, **{**given, name: scale})
+        half = [x.to(torch.float16) for x in self.stored]
+        with self.assertRaisesRegex(TypeError, "q is float16, must be float8_e4m3fn"):
+            acromion.sdpa(*half, enable_gqa=True, **given)
+        with self.assertRaisesRegex(ValueError, "only e4m3 inputs have scales"):
+            acromion.sdpa(*half, enable_gqa=True, q_scale=2.0)
+        with self.assertRaisesRegex(TypeError, "out is float32, must be float16 or bfloat16"):
+            acromion.sdpa(q, k, v, enable_gqa=True, out=torch.empty(3, 4, 33, 32, device=DEVICE))
+        with self.assertRaisesRegex(NotImplementedError, "v_scale requires a gradient"):
+            acromion.sdpa(q, k, v, enable_gqa=True, v_scale=self.scales[2].clone().requires_grad_())
+        if DEVICE == "cpu":
+            with self.assertRaisesRegex(ValueError, r"k_scales\[1, 1\] is -?nan"):
+                bad = self.scales[1].clone()
+                bad[1, 1] = float("nan")
+                acromion.sdpa(q, k, v, enable_gqa=True, k_scale=bad)
+
+    def test_operators_and_compile(self):
+        q, k, v = self.stored
+        expected = acromion.sdpa(q, k, v, enable_gqa=True, scale=0.2, q_scale=0.5, k_scale=self.scales[1])
+        found = OPERATOR.sdpa(q, k, v, enable_gqa=True, scale=0.2, q_scale=0.5, k_scales=self.scales[1])
+        self.assertTrue(torch.equal(found, expected))
+        torch.library.opcheck(OPERATOR.sdpa_lse.default, (q, k, v),  # test_schema compares floats of 8 bits, and cannot
+                              {"enable_gqa": True, "q_scale": 2.0, "v_scales": self.scales[2]},
+                              test_utils="test_faketensor")
+        same = v.repeat(1, 1, 1, 2)  # an output like q, but for its type
+
+        def block(q, k, v, scale):
+            return acromion.sdpa(q, k, v, enable_gqa=True, k_scale=scale, q_scale=0.5) + 1
+        for values in (v, same):
+            wanted = block(q, k, values, self.scales[1])
+            found = torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, values, self.scales[1])
+            self.assertTrue(torch.equal(found, wanted) and found.dtype == torch.float16)
+
+
 class Gradients(unittest.TestCase):
     def test_refused_where_a_gradient_is_expected(self):
         q, leaf = normal(1, 2, 5, 64), normal(1, 2, 5, 64).requires_grad_()

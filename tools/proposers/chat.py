@@ -7,9 +7,9 @@
     acromion evolve --proposer "python3 tools/proposers/chat.py" ...
 
 The prompt is made from the request alone. Options: --guidance task,elites,profiles,failures,history,effects,notes,
-sources names the parts of the request that the model sees (leave parts out to learn what each is worth: the store keeps the request,
-and the answer's rationale says which parts were shown); --temperature; --timeout seconds; --show prints the prompt
-instead.
+sources names the parts of the request that the model sees (leave parts out to learn what each is worth: the store keeps
+the request, and the answer's rationale says which parts were shown); --temperature; --timeout seconds; --show prints
+the prompt instead.
 """
 import argparse
 import json

@@ -11,6 +11,7 @@
 
 #include "evolve/admission.h"
 #include "files.h"
+#include "kernel_source.h"
 #include "process.h"
 
 enum {
@@ -271,7 +272,7 @@ static bool compile_cpu(const artefact *a, const build_tools *tools, const candi
 /* One cubin: the portable families are compiled for the device that is here. */
 static void cubin_arch(char out[16], const candidate *c, const acr__device *device)
 {
-    if (strcmp(c->arch, "80") == 0) {
+    if (kernel_arch_is_portable(c->arch)) {
         snprintf(out, 16, "%d", (int)device->arch);
     } else {
         snprintf(out, 16, "%s", c->arch);

@@ -206,8 +206,8 @@ void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
 
 /* Counters of an elite: runs it GATES_PROFILE_LAUNCHES times on one of the problems in a child that `profiler` (a
  * NULL-terminated command line, to which the child's is added) wraps, for at most timeout_s; the kernel's name there is
- * GATES_PROFILE_KERNEL. What the profiler prints goes to a file, which the caller reads; nothing is timed. a: NULL = the
- * incumbent. For cuda: a foreign CPU kernel has no business outside of its sandbox. */
+ * GATES_PROFILE_KERNEL. What the profiler prints goes to a file, which the caller reads; nothing is timed. a: NULL =
+ * the incumbent. For cuda: a foreign CPU kernel has no business outside of its sandbox. */
 enum {
     GATES_PROFILE_LAUNCHES = 21
 };

@@ -229,7 +229,8 @@ static void plan_cases(case_plan *plan, const session *s)
     }
     for (size_t i = 0; i < job->problem_count; ++i) {
         const uint64_t bits = random_bits(job->hidden_seed, STREAM_KINDS, i);
-        const input_kind special = (input_kind)(1 + bits % (INPUT_KIND_COUNT - 1));
+        const int kinds = input_kind_count(job->problems[i].problem.dtype);
+        const input_kind special = (input_kind)(1 + bits % (uint64_t)(kinds - 1));
         plan_case(plan, &job->problems[i].problem, INPUT_NORMAL, job->hidden_seed + i, true);
         plan_case(plan, &job->problems[i].problem, special, job->hidden_seed + 50 + i, true);
     }

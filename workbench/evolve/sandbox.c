@@ -46,6 +46,9 @@ typedef enum part {
     PART_KV_LENS,
     PART_Q_OFFSETS,
     PART_KV_OFFSETS,
+    PART_Q_SCALES,
+    PART_K_SCALES,
+    PART_V_SCALES,
     PART_O,
     PART_LSE,
     PART_SCRATCH,
@@ -388,6 +391,7 @@ static bool lay_out(place places[PARTS], const fwd_args *a)
     const bool is_packed = a->q_offsets != NULL;
     const int32_t q_rows = is_packed ? a->q_total : a->q_len, kv_rows = is_packed ? a->kv_total : a->kv_len;
     const int64_t rows = (is_packed ? 1 : (int64_t)a->batch) * a->q_heads * q_rows;
+    const int64_t scale_bytes = (int64_t)sizeof(float) * a->batch * a->kv_heads;
     const int64_t offset_bytes = is_packed ? (int64_t)sizeof(int32_t) * (a->batch + 1) : 0;
     const place wanted[PARTS] = {
         [PART_Q] = {span(a, &a->q_stride, a->q_heads, q_rows, a->qk_dim, box.dtype), a->q, 0, 0, 0},
@@ -396,6 +400,9 @@ static bool lay_out(place places[PARTS], const fwd_args *a)
         [PART_KV_LENS] = {a->kv_lens ? (int64_t)sizeof(int32_t) * a->batch : 0, a->kv_lens, 0, 0, 0},
         [PART_Q_OFFSETS] = {offset_bytes, a->q_offsets, 0, 0, 0},
         [PART_KV_OFFSETS] = {offset_bytes, a->kv_offsets, 0, 0, 0},
+        [PART_Q_SCALES] = {a->q_scales ? scale_bytes : 0, a->q_scales, 0, 0, 0},
+        [PART_K_SCALES] = {a->k_scales ? scale_bytes : 0, a->k_scales, 0, 0, 0},
+        [PART_V_SCALES] = {a->v_scales ? scale_bytes : 0, a->v_scales, 0, 0, 0},
         [PART_O] = {span(a, &a->o_stride, a->q_heads, q_rows, a->v_dim, out_dtype(a)), a->o, 0, 0, 0},
         [PART_LSE] = {a->lse ? (int64_t)sizeof(float) * rows : 0, a->lse, 0, 0, 0},
         [PART_SCRATCH] = {(int64_t)box.scratch_bytes, a->workspace, 0, 0, 0}};
@@ -466,6 +473,9 @@ static void set_args(const fwd_args *a, const place places[PARTS])
     there.kv_lens = arena_address(&places[PART_KV_LENS]);
     there.q_offsets = arena_address(&places[PART_Q_OFFSETS]);
     there.kv_offsets = arena_address(&places[PART_KV_OFFSETS]);
+    there.q_scales = arena_address(&places[PART_Q_SCALES]);
+    there.k_scales = arena_address(&places[PART_K_SCALES]);
+    there.v_scales = arena_address(&places[PART_V_SCALES]);
     there.o = arena_address(&places[PART_O]);
     there.lse = arena_address(&places[PART_LSE]);
     there.workspace = arena_address(&places[PART_SCRATCH]);

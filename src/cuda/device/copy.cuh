@@ -54,6 +54,15 @@ DEV uint32_t chunk_offset(int row, int chunk, int row_chunks)
     return (uint32_t)((row * row_chunks + swizzled) * CHUNK_BYTES);
 }
 
+/* The address of a chunk in the row whose chunk 0 is at address `row_start` (tile + chunk_offset(row, 0, row_chunks)),
+ * of a tile that starts at a multiple of 128 bytes: one XOR with a constant, where chunk_offset is many instructions or
+ * a register for every chunk. */
+DEV uint32_t chunk_address(uint32_t row_start, int chunk, int row_chunks)
+{
+    const int period = row_chunks % 8 == 0 ? 8 : 4;
+    return (row_start ^ (uint32_t)(chunk % period * CHUNK_BYTES)) + (uint32_t)(chunk / period * period * CHUNK_BYTES);
+}
+
 /* A matrix of 16-bit elements in global memory: rows of `chunks` chunks. */
 typedef struct chunk_matrix {
     const char *base;

@@ -1,4 +1,4 @@
-/* Accumulators on their way to 16 bits, in the layout that mma.cuh and wgmma.cuh share: packed in pairs, and transposed
+/* Accumulators on their way to 16 and 8 bits, in the layout that mma.cuh and wgmma.cuh share: packed, and exchanged
  * within a quad, so that a lane has 16 bytes of a row. */
 #ifndef ACR_DEVICE_FRAGMENT_CUH
 #define ACR_DEVICE_FRAGMENT_CUH
@@ -14,6 +14,26 @@ template <int IS_BF16> DEV uint32_t pack(float low, float high)
     else
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+
+/* Four floats rounded to nearest even into e4m3, `a` lowest. Beyond 448 is 448; NaN stays. sm_89 and newer. */
+DEV uint32_t pack_e4m3(float a, float b, float c, float d)
+{
+    uint32_t packed;
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
+        "mov.b32 %0, {low, high}; }"
+        : "=r"(packed)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return packed;
+}
+
+/* Of two neighbouring lanes' words x[0] and x[1] the even lane gets both lanes' x[0], the odd one both lanes' x[1]. */
+DEV uint4 join_neighbours(const uint32_t (&x)[2][2])
+{
+    const int odd = threadIdx.x & 1;
+    const uint32_t got_0 = __shfl_xor_sync(~0u, odd ? x[0][0] : x[1][0], 1),
+                   got_1 = __shfl_xor_sync(~0u, odd ? x[0][1] : x[1][1], 1);
+    return {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1], odd ? x[1][0] : got_0, odd ? x[1][1] : got_1};
 }
 
 /* Transposes a 4x4 matrix of words held by the four lanes of a quad: w[i] of lane q becomes w[q] of lane i. */

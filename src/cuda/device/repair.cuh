@@ -8,18 +8,24 @@
 #include "fwd_args.h"
 #include "softmax.cuh"
 
-/* Of one row, which sees keys_end keys, every fourth column from the lane's: a key's weight is 2^(score * scale_log2 -
- * offset) * factor. */
-template <int TYPE>
-DEV void repair_row(const fwd_args &a, int batch, int head, int row, int keys_end, float offset, float factor, int lane)
+/* Where a row is, and how the keys that it sees are weighed: a key by 2^(score * scale_log2 - offset) * factor. */
+typedef struct spoilt_row {
+    int batch, head, row;
+    int q_begin, kv_begin; /* the first rows of its sequence in a packed batch; else 0 */
+    int keys_end;
+    float scale_log2, offset, factor;
+} spoilt_row;
+
+/* Every fourth column of the row, from the lane's on. TYPE is that of the inputs. */
+template <int TYPE, int OUT_TYPE = TYPE> DEV void repair_row(const fwd_args &a, const spoilt_row &r, int lane)
 {
-    const int kv_head = head / a.group;
-    const int64_t q = batch * a.q_stride.batch + head * a.q_stride.head + row * a.q_stride.row;
-    const int64_t k = batch * a.k_stride.batch + kv_head * a.k_stride.head,
-                  v = batch * a.v_stride.batch + kv_head * a.v_stride.head;
-    const int64_t o = batch * a.o_stride.batch + head * a.o_stride.head + row * a.o_stride.row;
+    const int kv_head = r.head / a.group, keys_end = r.keys_end;
+    const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row;
+    const int64_t k = r.batch * a.k_stride.batch + kv_head * a.k_stride.head + r.kv_begin * a.k_stride.row,
+                  v = r.batch * a.v_stride.batch + kv_head * a.v_stride.head + r.kv_begin * a.v_stride.row;
+    const int64_t o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + (r.q_begin + r.row) * a.o_stride.row;
     for (int column = lane % 4; column < a.v_dim; column += 4) {
-        if (isfinite(load_element<TYPE>(a.o, o + column)))
+        if (isfinite(load_element<OUT_TYPE>(a.o, o + column)))
             continue;
         int key = 0;
         while (key < keys_end && isfinite(load_element<TYPE>(a.v, v + key * a.v_stride.row + column)))
@@ -31,10 +37,10 @@ DEV void repair_row(const fwd_args &a, int batch, int head, int row, int keys_en
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
-            output += exp2_fast(fmaf(score, a.scale_log2, -offset)) *
+            output += exp2_fast(fmaf(score, r.scale_log2, -r.offset)) *
                       load_element<TYPE>(a.v, v + key * a.v_stride.row + column);
         }
-        store_element<TYPE>(a.o, o + column, output * factor);
+        store_element<OUT_TYPE>(a.o, o + column, output * r.factor);
     }
 }
 

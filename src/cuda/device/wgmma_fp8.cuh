@@ -17,6 +17,8 @@ enum {
 #define WGMMA_IO_N72 WGMMA_IO_N64, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
 #define WGMMA_D_N136 WGMMA_D_N128 ", %64, %65, %66, %67"
 #define WGMMA_IO_N136 WGMMA_IO_N128, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
+#define WGMMA_D_N200 WGMMA_D_N192 ", %96, %97, %98, %99"
+#define WGMMA_IO_N200 WGMMA_IO_N192, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
 
 /* As WGMMA_SHAPE. wgmma_fp8_ss: A and B in shared memory; wgmma_fp8_rs: A in registers. */
 #define WGMMA_FP8_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" WGMMA_D_N##n "}"
@@ -41,6 +43,7 @@ WGMMA_FP8_SHAPE(128, 64, 65, 66, 67, 68, 69)
 WGMMA_FP8_SHAPE(136, 68, 69, 70, 71, 72, 73)
 WGMMA_FP8_SHAPE(160, 80, 81, 82, 83, 84, 85)
 WGMMA_FP8_SHAPE(192, 96, 97, 98, 99, 100, 101)
+WGMMA_FP8_SHAPE(200, 100, 101, 102, 103, 104, 105)
 WGMMA_FP8_SHAPE(224, 112, 113, 114, 115, 116, 117)
 /* clang-format on */
 

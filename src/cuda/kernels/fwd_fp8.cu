@@ -11,8 +11,8 @@
  *
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
  *
- * Parameters: DIM (64 or 128: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES (default
- * 8, 0 = never), Q_STAGES (default 1). */
+ * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
+ * (default 8, 0 = never), Q_STAGES (default 1). */
 #include "fwd_args.h"
 
 #ifndef FOLD_TILES
@@ -31,25 +31,32 @@ enum {
     ONES_ROWS = 8,    /* of the transposed V, behind its dims */
     CONSUMERS = Q_TILE / GROUP_ROWS,
     THREADS = 128 * (CONSUMERS + 1),
-    QK_PANELS = 1,
+    QK_PANELS = (DIM + PANEL_ELEMS - 1) / PANEL_ELEMS, /* of V as it comes, too */
     Q_PANEL_BYTES = GROUP_ROWS * ROW_BYTES,
     Q_GROUP_BYTES = QK_PANELS * Q_PANEL_BYTES,
     Q_SLOTS = Q_STAGES * CONSUMERS,
-    TILE_BYTES = KV_TILE * ROW_BYTES, /* of K, or of V as it comes */
+    PANEL_BYTES = KV_TILE * ROW_BYTES,
+    TILE_BYTES = QK_PANELS * PANEL_BYTES, /* of K, or of V as it comes */
     TURNED_ROWS = DIM + ONES_ROWS,
+    /* A product is at most 256 columns wide: if there are more, the first ones are in a product of their own. */
+    FIRST_COLUMNS = TURNED_ROWS <= 256 ? 0 : 128,
     TURNED_PANEL_BYTES = TURNED_ROWS * ROW_BYTES,
     TURNED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TURNED_PANEL_BYTES, /* of V as it is used */
     /* A thread's totals, in vectors of 4 floats: its part of the output; its two rows' maximum and sum. */
     OUTPUT_VECTORS = DIM / 8,
     TOTALS_BYTES = FOLD_TILES > 0 ? 128 * (OUTPUT_VECTORS + 1) * 16 : 0, /* of a consumer */
     PLACE_BYTES = 16,
-    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the producer's next index, barriers. */
+    SCALES_SLOTS = Q_STAGES + 1, /* one more: see produce_scales */
+    SCALES_BYTES = 16,
+    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the places' scales, the producer's next
+     * index, barriers. */
     K_AT = Q_SLOTS * Q_GROUP_BYTES,
     V_AT = K_AT + STAGES * TILE_BYTES,
     TURNED_AT = V_AT + STAGES * TILE_BYTES,
     TOTALS_AT = TURNED_AT + STAGES * TURNED_BYTES,
     PLACES_AT = TOTALS_AT + CONSUMERS * TOTALS_BYTES,
-    NEXT_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    SCALES_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
+    NEXT_AT = SCALES_AT + SCALES_SLOTS * SCALES_BYTES,
     Q_FULL_AT = NEXT_AT + 8,
     Q_EMPTY_AT = Q_FULL_AT + Q_SLOTS * 8,
     K_FULL_AT = Q_EMPTY_AT + Q_SLOTS * 8,
@@ -67,6 +74,7 @@ enum {
 #include "cuda/device/element.cuh"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/pipeline.cuh"
+#include "cuda/device/scales.cuh"
 #include "cuda/device/scores.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/wgmma_fp8.cuh"
@@ -80,7 +88,7 @@ enum {
 /* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
 static constexpr float SHIFT = 8.0f, SLACK = 0.75f;
 
-static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
+static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
@@ -88,6 +96,25 @@ static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two,
 static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
+
+/* Of a place, for all consumers: floats in this order. */
+enum {
+    SCORE_SCALE,
+    SCORE_SCALE_LOG2,
+    OUT_SCALE
+};
+
+DEV uint32_t scales_at(uint32_t smem, int use)
+{
+    return smem + SCALES_AT + use % SCALES_SLOTS * SCALES_BYTES;
+}
+
+DEV float load_scale(uint32_t smem, int use, int which)
+{
+    float scale;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(scales_at(smem, use) + 4 * which) : "memory");
+    return scale;
+}
 
 DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
@@ -99,10 +126,11 @@ DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, int lane)
 {
     uint32_t x[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(v + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)dim_chunk))
-                 : "memory");
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+        : "r"(v + dim_chunk / 8 * PANEL_BYTES + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)(dim_chunk % 8)))
+        : "memory");
     const uint32_t even_0 = __byte_perm(x[0], x[1], 0x6420), even_1 = __byte_perm(x[2], x[3], 0x6420),
                    odd_0 = __byte_perm(x[0], x[1], 0x7531), odd_1 = __byte_perm(x[2], x[3], 0x7531);
     const int matrix = lane / 8; /* even dims of keys 0..15 and 16..31, then odd ones */
@@ -118,8 +146,10 @@ DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, i
 DEV void clear_rows(uint32_t v, int first)
 {
     const int thread = threadIdx.x;
-    for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
+    for (int panel = 0; panel < QK_PANELS; panel++)
+        for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * PANEL_BYTES + i * 16), "r"(0)
+                         : "memory");
     shared_stores_visible(); /* the copy engine writes here next */
     named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
 }
@@ -157,6 +187,19 @@ DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
     return index;
 }
 
+/* The second arrival at the barriers of a place's Q: its scales, of no matter what when there is none. Behind the
+ * loads, so that theirs and these from global memory are under way together. The scales of use n stay until those of
+ * use n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
+DEV void produce_scales(const fwd_args &a, const place &p, uint32_t smem, int use)
+{
+    const head_scales s = p.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, p.batch, p.head / a.group);
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %3};" ::"r"(scales_at(smem, use)), "f"(s.scale),
+                 "f"(s.scale_log2), "f"(s.out)
+                 : "memory");
+    for (int consumer = 0; consumer < CONSUMERS; consumer++)
+        barrier_arrive(smem + Q_FULL_AT + BARRIER_BYTES * q_slot(use, consumer));
+}
+
 /* Loads in the order of use, from the right to the left, and a tile behind the loads transposes V. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
@@ -169,12 +212,14 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
         const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
         for (int kv_tile = kv_tiles - 1; kv_tile >= 0; kv_tile--, use++) {
             if (loads) {
-                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, 1, TILE_BYTES, p, &maps.k, kv_head, use,
-                             kv_tile);
+                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.k,
+                             kv_head, use, kv_tile);
                 if (kv_tile == kv_tiles - 1)
                     produce_place(p, &maps.q, smem, q_use);
-                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, 1, TILE_BYTES, p, &maps.v, kv_head, use,
-                             kv_tile);
+                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.v,
+                             kv_head, use, kv_tile);
+                if (kv_tile == kv_tiles - 1)
+                    produce_scales(a, p, smem, q_use);
             }
             __syncwarp();
             if (use > 0)
@@ -189,8 +234,10 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
     if (use > 0)
         turn_tile(smem, use - 1, keys_before);
     const place none = {-1, 0, 0, {0, 0, 0, 0}};
-    if (loads)
+    if (loads) {
         produce_place(none, nullptr, smem, q_use);
+        produce_scales(a, none, smem, q_use);
+    }
 }
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
@@ -211,9 +258,8 @@ typedef struct consumer {
     int index;          /* among the consumers */
     int lane, row;      /* the lane's first row within the query tile */
     uint64_t k, turned; /* descriptors of stage 0 */
-    float scale_log2;
-    float slack;     /* of raw scores */
-    uint32_t totals; /* the thread's first vector; the next is a warpgroup's vectors further */
+    float scale_log2;   /* of raw scores, in the place that it is at */
+    uint32_t totals;    /* the thread's first vector; the next is a warpgroup's vectors further */
 } consumer;
 
 /* The descriptor of the consumer's rows of Q. */
@@ -227,9 +273,20 @@ DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < DIM / WGMMA_FP8_K; step++)
-        wgmma_fp8_ss(s, descriptor_at(q, step * WGMMA_FP8_K), descriptor_at(k, step * WGMMA_FP8_K), step != 0);
+    for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
+        const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
+        wgmma_fp8_ss(s, descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
+                     descriptor_at(k, panel * PANEL_BYTES + in_panel), step != 0);
+    }
     wgmma_commit();
+}
+
+/* Columns [FIRST, END) of O += P * V for the next WGMMA_FP8_K keys. */
+template <int FIRST, int END> DEV void add_columns(output_tile &o, const uint32_t *p, uint64_t turned, int accumulate)
+{
+    if constexpr (END > FIRST)
+        wgmma_fp8_rs(*(float(*)[(END - FIRST) / 2])(o + FIRST / 2), p, descriptor_at(turned, FIRST * ROW_BYTES),
+                     accumulate);
 }
 
 /* Starts O += P * V, or O = P * V, as a group of its own. */
@@ -237,20 +294,13 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++)
-        wgmma_fp8_rs(o, p + 4 * step, descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K),
-                     step != 0 || accumulate);
+    for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++) {
+        const uint64_t keys = descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K);
+        const int adds = step != 0 || accumulate;
+        add_columns<0, FIRST_COLUMNS>(o, p + 4 * step, keys, adds);
+        add_columns<FIRST_COLUMNS, TURNED_ROWS>(o, p + 4 * step, keys, adds);
+    }
     wgmma_commit();
-}
-
-DEV uint32_t pack_four(float a, float b, float c, float d)
-{
-    uint32_t packed;
-    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
-        "mov.b32 %0, {low, high}; }"
-        : "=r"(packed)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return packed;
 }
 
 /* A lane's scores of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
@@ -260,7 +310,7 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
 #pragma unroll
     for (int i = 0; i < KV_TILE / 8; i++) {
         const int group = i / 4 * 4 + i % 4 / 2 * 2, at = 4 * group + 2 * (i % 2);
-        p[i] = pack_four(s[at], s[at + 1], s[at + 4], s[at + 5]);
+        p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
     }
 }
 
@@ -294,7 +344,8 @@ DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const c
 {
     float max[2];
     lane_max(max, s);
-    const int grown = __any_sync(~0u, max[0] > r.max[0] + c.slack || max[1] > r.max[1] + c.slack);
+    const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
+                                          (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
     if (grown) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -414,7 +465,6 @@ DEV uint32_t pack_output(float low, float high, int bf16)
 DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
 {
     char *to = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * 2;
-    const int odd = lane % 2;
     float probe = 0.0f;
 #pragma unroll
     for (int dims = 0; dims < DIM; dims += 32) {
@@ -428,11 +478,8 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
             x[half][0] = pack_output(d0, d1, a.out_bf16);
             x[half][1] = pack_output(d2, d3, a.out_bf16);
         }
-        const uint32_t got_0 = __shfl_xor_sync(~0u, odd ? x[0][0] : x[1][0], 1),
-                       got_1 = __shfl_xor_sync(~0u, odd ? x[0][1] : x[1][1], 1);
-        const uint4 none = {0, 0, 0, 0}, values = {odd ? got_0 : x[0][0], odd ? got_1 : x[0][1], odd ? x[1][0] : got_0,
-                                                   odd ? x[1][1] : got_1};
-        const int column = dims + 16 * odd + lane % 4 / 2 * 8;
+        const uint4 none = {0, 0, 0, 0}, values = join_neighbours(x);
+        const int column = dims + 16 * (lane % 2) + lane % 4 / 2 * 8;
         if (row < a.q_len && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
             *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
     }
@@ -440,7 +487,8 @@ DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h
 }
 
 /* The outputs of one row of the lane that a hidden, not finite value of V spoilt, computed again; see repair.cuh. */
-DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float offset, float factor, int lane)
+DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float scale_log2, float offset, float factor,
+                int lane)
 {
     const int kv_head = p.head / a.group;
     const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
@@ -462,7 +510,7 @@ DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float 
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<ACR_E4M3>(a.q, q + d) * load_element<ACR_E4M3>(a.k, k + key * a.k_stride.row + d);
-            output += exp2_fast(fmaf(score, a.scale_log2, -offset)) *
+            output += exp2_fast(fmaf(score, scale_log2, -offset)) *
                       load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column);
         }
         if (a.out_bf16)
@@ -472,39 +520,61 @@ DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float 
     }
 }
 
-DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
-                    const consumer &c)
+DEV void store_lse(const fwd_args &a, const place &p, const output_tile &o, const softmax_rows &r, const consumer &c,
+                   int use)
 {
-    const float shift_ln = SHIFT * 0.6931471806f;
+    const float shift_ln = SHIFT * 0.6931471806f, scale = load_scale(c.smem, use, SCORE_SCALE);
+    float *const lse = a.lse + ((int64_t)p.batch * a.q_heads + p.head) * a.q_len;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = p.q_first + c.row + 8 * h;
-        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * a.out_scale;
+        if (c.lane % 4 == 0 && row < a.q_len)
+            lse[row] = log_sum_exp(r.max[h], o[DIM / 2 + 2 * h], scale) - shift_ln;
+    }
+}
+
+/* Use number `use` of Q was the place's. Scales are loaded where they are used: four consumers have no register to
+ * spare. */
+DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
+                    const consumer &c, int use)
+{
+    if (a.lse != nullptr)
+        store_lse(a, p, o, r, c, use);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = p.q_first + c.row + 8 * h;
+        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * load_scale(c.smem, use, OUT_SCALE);
         const int finite = store_row(a, p, o, h, row, factor, c.lane);
-        if (a.lse != nullptr && c.lane % 4 == 0 && row < a.q_len)
-            a.lse[((int64_t)p.batch * a.q_heads + p.head) * a.q_len + row] =
-                log_sum_exp(r.max[h], sum, a.scale) - shift_ln;
         if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
             __threadfence();
             __syncwarp(); /* the values are other lanes' */
             if (row < a.q_len && isfinite(sum))
-                repair(a, p, row, keys_seen(a, k, row), r.offset[h], factor, c.lane);
+                repair(a, p, row, keys_seen(a, k, row), load_scale(c.smem, use, SCORE_SCALE_LOG2), r.offset[h], factor,
+                       c.lane);
         }
     }
+}
+
+/* The lane's first row within the query tile, from the thread's number read again: four consumers have no register to
+ * keep it in from place to place. */
+DEV int find_row(int index)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return GROUP_ROWS * index + 16 * (thread % WARPGROUP_THREADS / WARP_THREADS) + thread % WARP_THREADS / 4;
 }
 
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        index,
-                        lane,
-                        lane_row(index, lane),
-                        matrix_descriptor(smem + K_AT, 0),
-                        matrix_descriptor(smem + TURNED_AT, 0),
-                        a.scale_log2,
-                        SLACK / a.scale_log2,
-                        smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
+    consumer c = {smem,
+                  index,
+                  lane,
+                  0,
+                  matrix_descriptor(smem + K_AT, 0),
+                  matrix_descriptor(smem + TURNED_AT, 0),
+                  0.0f,
+                  smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
     int use = 0, q_use = 0;
     score_tile s;
     probability_tile probabilities;
@@ -517,6 +587,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     wait_full(smem + K_FULL_AT, use);
     start_scores(s, q, c.k);
     do {
+        c.row = find_row(index);
         const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
         const int first_column = 2 * (lane % 4);
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
@@ -528,6 +599,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         release(smem + K_EMPTY_AT, use);
         if (tile >= unmasked)
             mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
         softmax_first(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
 #pragma unroll 1
@@ -553,7 +625,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
             add_totals(o, r, c);
-        store_tile(a, p, k, o, r, c);
+        store_tile(a, p, k, o, r, c, q_use - 1);
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
@@ -564,7 +636,7 @@ DEV void init_barriers(uint32_t smem)
 {
     const int warps = WARPGROUP_THREADS / WARP_THREADS;
     for (int i = 0; i < Q_SLOTS; i++) {
-        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 1);
+        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 2); /* Q with its place, and the scales */
         barrier_init(smem + Q_EMPTY_AT + BARRIER_BYTES * i, warps);
     }
     for (int i = 0; i < STAGES; i++) {
@@ -623,7 +695,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 /* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
 enum {
-    UNFOLDED_KEYS_MAX = 4096
+    UNFOLDED_KEYS_MAX = 4096,
+    /* The others' rates are the fitted ones of d128_128x128, but for the start and end of a CTA, which grow as
+     * fwd_wgmma's do. */
+    IS_MEASURED = DIM <= 128
 };
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
@@ -655,10 +730,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
-        .mma_flop_per_cycle = 5600.0, /* of 8192 */
+        .mma_flop_per_cycle = IS_MEASURED ? 5600.0 : 3600.0, /* of 8192 */
         .exp_per_cycle = 14.0,
-        .step_cycles = 600.0 + 4.0 * KV_TILE, /* of one warpgroup alone */
-        .cta_cycles = 3500.0,
+        .step_cycles = 600.0 + (IS_MEASURED ? 128 : DIM) / 32.0 * KV_TILE, /* of one warpgroup alone */
+        .cta_cycles = IS_MEASURED ? 3500.0 : 5250.0 + 15.0 * DIM,
         .ctas_per_sm = 1,
     };
     return acr__fwd_seconds(&padded, device, &rates);

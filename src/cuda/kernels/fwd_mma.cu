@@ -48,16 +48,14 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/copy.cuh"
 #define MARK_WARPS ROW_WARPS
+#include "cuda/device/copy.cuh"
 #include "cuda/device/marks.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/sequence.cuh"
-#include "cuda/device/softmax.cuh"
 
 enum {
-    ROW_CHUNKS = DIM / CHUNK_ELEMS,
+    OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
+    ROW_CHUNKS = DIM * ELEM_BYTES / CHUNK_BYTES,
     M_TILES = WARP_ROWS / 16,            /* 16-row tiles of a warp */
     K_STEPS = DIM / 16,                  /* of a score product */
     KEY_TILES = KV_TILE / 8,             /* 8-key accumulators of a score row */
@@ -77,41 +75,7 @@ static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 
 static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES,
               "a group's partial output fits into its ring");
 
-/* ---- Where a CTA and a warp are ---- */
-
-typedef struct place {
-    int q_first; /* of the CTA's tile */
-    int head, batch;
-} place;
-
-/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: the
- * long ones of all heads start first, within sections of heads few enough for L2. */
-DEV place find_place(const fwd_args &a)
-{
-    enum {
-        SECTION_HEADS = 64
-    };
-    if (a.mask == FWD_MASK_NONE)
-        return {(int)blockIdx.x * Q_TILE, (int)blockIdx.y, (int)blockIdx.z};
-    const uint32_t tiles = gridDim.x, heads = gridDim.y * gridDim.z;
-    const uint32_t index = blockIdx.x + tiles * (blockIdx.y + gridDim.y * blockIdx.z);
-    const uint32_t section = index / (tiles * SECTION_HEADS), in_section = index - section * tiles * SECTION_HEADS;
-    const uint32_t section_heads = min((uint32_t)SECTION_HEADS, heads - section * SECTION_HEADS);
-    const uint32_t rank = in_section / section_heads, head = section * SECTION_HEADS + in_section % section_heads;
-    return {(int)((tiles - 1 - rank) * Q_TILE), (int)(head % gridDim.y), (int)(head / gridDim.y)};
-}
-
-/* a / b for 0 <= a < 2^16, 0 < b < 2^16: the quotient of a + 1/2 stays further from a whole number than it is rounded
- * by. */
-DEV int divide_small(int a, int b)
-{
-    return (int)((a + 0.5f) * __frcp_rn((float)b));
-}
-
-typedef struct lane_place {
-    int lane, group;
-    int row; /* of the warp's first row within the CTA's tile */
-} lane_place;
+#include "cuda/device/query_tile.cuh"
 
 DEV void group_barrier(int group)
 {
@@ -121,43 +85,10 @@ DEV void group_barrier(int group)
         asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)GROUP_THREADS) : "memory");
 }
 
-/* ---- Loading ---- */
-
-DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int row, int dim)
-{
-    return {(const char *)tensor + (batch * strides.batch + head * strides.head + row * strides.row) * ELEM_BYTES,
-            strides.row * ELEM_BYTES, dim / CHUNK_ELEMS};
-}
-
-/* What a group's threads load, step by step: the keys and values of every KV_GROUPS-th tile. */
-typedef struct key_loader {
-    chunk_matrix k, v;
-    uint32_t ring; /* the group's stages: K and then V in each */
-    int thread;    /* of the group */
-    int first;     /* key of the next step to load */
-    int end;       /* one past the last key to load */
-} key_loader;
-
-/* Starts loading the next step into a stage: two groups of copies, K and V, empty beyond the last step. */
-DEV void load_next(key_loader &loader, int stage)
-{
-    const uint32_t tile = loader.ring + stage * STAGE_BYTES;
-    if (loader.first < loader.end)
-        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, loader.k, loader.first, loader.end, loader.thread);
-    copies_commit();
-    if (loader.first < loader.end)
-        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile + TILE_BYTES, loader.v, loader.first, loader.end,
-                                                      loader.thread);
-    copies_commit();
-    loader.first += STEP_KEYS;
-}
-
 /* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
 
-typedef float score_tile[M_TILES][KEY_TILES][4];
 typedef float output_tile[M_TILES][DIM_TILES][4];
 typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];
-typedef uint32_t query_operands[M_TILES][K_STEPS][4]; /* unused where they are read from shared memory every time */
 
 /* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8 of each 16-row tile. */
 typedef struct softmax_state {
@@ -166,74 +97,9 @@ typedef struct softmax_state {
     float sum[M_TILES][2];       /* of this lane's exponentials; lanes of a quad are added at the end */
 } softmax_state;
 
-DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int m, int step)
-{
-    load_matrices(q, q_smem + chunk_offset(l.row + 16 * m + l.lane % 16, 2 * step + l.lane / 16, ROW_CHUNKS));
-}
-
-/* s = Q * transpose(K) for a tile of keys. q holds the query operands when Q_IN_REGISTERS, else they are read again. */
-DEV void multiply_scores(score_tile &s, const query_operands &q, uint32_t q_smem, uint32_t k_smem, const lane_place &l)
-{
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++)
-            s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
-#pragma unroll STEPS_UNROLLED
-    for (int step = 0; step < K_STEPS; step++) {
-        uint32_t a[M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-            if (Q_IN_REGISTERS)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    a[m][i] = q[m][step][i];
-            else
-                load_query(a[m], q_smem, l, m, step);
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n+1, low} {n+1, high} */
-            uint32_t k[4];
-            load_matrices(
-                k, k_smem + chunk_offset(8 * n + l.lane % 8 + l.lane / 16 * 8, 2 * step + l.lane / 8 % 2, ROW_CHUNKS));
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                multiply_add<BF16>(s[m][n], a[m], k[0], k[1]);
-                multiply_add<BF16>(s[m][n + 1], a[m], k[2], k[3]);
-            }
-        }
-    }
-}
-
-/* Sets the scores of keys that a row does not see to -inf. seen is relative to the tile's first key. */
-DEV void mask_scores(score_tile &s, const int (&seen)[M_TILES][2], int lane)
-{
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (8 * n + 2 * (lane % 4) + e % 2 >= seen[m][e / 2])
-                    s[m][n][e] = -CUDART_INF_F;
-}
-
 /* By how many powers of two an exponential may exceed that of its row's reference: sums and products of such stay far
  * from the end of fp16's and float's range. */
 #define REFERENCE_SLACK 8.0f
-
-/* The largest of a lane's scores in each of its rows. */
-DEV void find_maxima(float (&max)[M_TILES][2], const score_tile &s)
-{
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            max[m][h] = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
-#pragma unroll
-            for (int n = 1; n < KEY_TILES; n++)
-                max[m][h] = fmaxf(max[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-        }
-}
 
 /* Makes the rows' maxima their references, and scales sums and output accordingly. */
 DEV void move_references(softmax_state &state, output_tile &o, const float (&max)[M_TILES][2], float scale_log2)
@@ -309,8 +175,8 @@ DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, 
             load_values(v, v_smem, step, n, l);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
-                multiply_add<BF16>(o[m][n], p[m][step], v[0], v[1]);
-                multiply_add<BF16>(o[m][n + 1], p[m][step], v[2], v[3]);
+                multiply_add<OPERANDS>(o[m][n], p[m][step], v[0], v[1]);
+                multiply_add<OPERANDS>(o[m][n + 1], p[m][step], v[2], v[3]);
             }
         }
 }
@@ -339,8 +205,8 @@ DEV void accumulate_seen(output_tile &o, const probability_tile &p, uint32_t v_s
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         float sum[4] = {o[m][n + i][0], o[m][n + i][1], o[m][n + i][2], o[m][n + i][3]};
-                        multiply_add<BF16>(sum, p[m][step], only_key(v[2 * i], key, 0, l.lane),
-                                           only_key(v[2 * i + 1], key, 1, l.lane));
+                        multiply_add<OPERANDS>(sum, p[m][step], only_key(v[2 * i], key, 0, l.lane),
+                                               only_key(v[2 * i + 1], key, 1, l.lane));
 #pragma unroll
                         for (int e = 0; e < 4; e++)
                             o[m][n + i][e] = 16 * step + key < seen[m][e / 2] ? sum[e] : o[m][n + i][e];
@@ -513,25 +379,6 @@ DEV void clear(output_tile &o, softmax_state &state)
     }
 }
 
-DEV void load_query_operands(query_operands &q, uint32_t q_smem, const lane_place &l)
-{
-    if (Q_IN_REGISTERS)
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int step = 0; step < K_STEPS; step++)
-                load_query(q[m][step], q_smem, l, m, step);
-}
-
-/* Of each row that a lane holds, how many keys it sees, counted from key `first`. */
-DEV void count_seen(int (&seen)[M_TILES][2], const fwd_args &a, const keys &visible, const place &p,
-                    const lane_place &l, int first)
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++)
-        seen[i / 2][i % 2] = keys_seen(a, visible, p.q_first + l.row + l.lane / 4 + 8 * i) - first;
-}
-
 extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -663,15 +510,14 @@ static int32_t ctas_per_sm(const acr__device *device)
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr_problem padded = acr__padded(problem, DIM, DIM);
-    const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
     const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = STEP_KEYS,
-        .mma_flop_per_cycle =
-            1200.0 * arch_rate * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) / (1.0 + 0.05 * (KV_GROUPS - 1)),
+        .mma_flop_per_cycle = 1200.0 * acr__mma_share(device) * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) /
+                              (1.0 + 0.05 * (KV_GROUPS - 1)),
         .exp_per_cycle = 16.0,
         .step_cycles = (400.0 + row_cycles) * (1.0 + 0.25 * crowded) * (1.0 + 0.2 * query_reread),
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),

@@ -15,7 +15,9 @@
  *
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
  * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1, LAG (of consumer 1, in
- * cycles). */
+ * cycles), JOINT=1 (K and V of a stage land and are free together: one barrier in place of two), OUTPUT_AT (the group
+ * of 8 keys from which on products with V are started, 0 to 4; default 4), LATE=1 (of two chunks a round, the first
+ * does not wait for its product with V; Q_TILE 128). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -30,6 +32,15 @@
 #endif
 #ifndef LAG
 #define LAG 0
+#endif
+#ifndef JOINT
+#define JOINT 0
+#endif
+#ifndef OUTPUT_AT
+#define OUTPUT_AT 4
+#endif
+#ifndef LATE
+#define LATE 0
 #endif
 enum {
     ELEM_BYTES = 2,
@@ -81,6 +92,7 @@ enum {
 #include "cuda/device/element.cuh"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/keys.cuh"
+#include "cuda/device/marks.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
@@ -102,6 +114,9 @@ static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(Q_TILE == 32 || Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 32, 64, or with a ring 128");
 static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
               "STAGES: a straight line of code for each number of chunks");
+static_assert(OUTPUT_AT >= 0 && OUTPUT_AT <= 4, "OUTPUT_AT: four products, in the eight groups of a chunk");
+static_assert(!JOINT || (RING && STAGES >= 3 + LATE), "JOINT: a ring in which the keys two chunks ahead have a stage");
+static_assert(!LATE || !SHARED_ROWS, "LATE: for Q_TILE 128, whose loop has two chunks a round");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- The tile ---- */
@@ -190,7 +205,7 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
     barrier_init(full, 1);
     barrier_init_done();
     wait_for_previous_kernel();
-    barrier_arrive_expecting(full, STAGE_BYTES + HALVES * Q_HALF_BYTES);
+    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * STAGE_BYTES + HALVES * Q_HALF_BYTES);
     load_stage(smem + K_AT, &maps.k, full, 0, kv_head, blockIdx.z);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
@@ -198,24 +213,34 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
         for (int panel = 0; panel < PANELS; panel++)
             load_box(smem + half * Q_HALF_BYTES + panel * Q_PANEL_BYTES, &maps.q, full, PANEL_ELEMS * panel,
                      first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
+    if (JOINT)
+        load_stage(smem + V_AT, &maps.v, full, 0, kv_head, blockIdx.z);
+    ACR_MARK(0, "first loads issued");
 }
 
+/* JOINT: of V as well. */
 DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
 {
     const uint32_t full = barrier_of(smem + K_FULL_AT, step);
     if (RING)
-        barrier_wait(barrier_of(smem + K_FREE_AT, step), !phase_of(step));
-    barrier_arrive_expecting(full, STAGE_BYTES);
+        barrier_wait(barrier_of(smem + (JOINT ? V_FREE_AT : K_FREE_AT), step), !phase_of(step));
+    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * STAGE_BYTES);
     load_stage(stage_of(smem + K_AT, step, STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
+    if (JOINT)
+        load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
+    ACR_MARK(step, "K asked for");
 }
 
 DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
 {
+    if (JOINT)
+        return;
     const uint32_t full = barrier_of(smem + V_FULL_AT, step);
     if (RING)
         barrier_wait(barrier_of(smem + V_FREE_AT, step), !phase_of(step));
     barrier_arrive_expecting(full, STAGE_BYTES);
     load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
+    ACR_MARK(step, "V asked for");
 }
 
 /* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
@@ -445,9 +470,11 @@ DEV void wait_keys(const consumer &c, int chunk)
     barrier_wait(barrier_of(c.smem + K_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
 }
 
+/* JOINT: they came with the keys. */
 DEV void wait_values(const consumer &c, int chunk)
 {
-    barrier_wait(barrier_of(c.smem + V_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
+    if (!JOINT)
+        barrier_wait(barrier_of(c.smem + V_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
 }
 
 /* Waits for the last chunk of V. Behind the batch entry's keys it may hold NaN, which a probability of 0 does not
@@ -474,28 +501,35 @@ DEV void wait_last_values(const consumer &c)
 /* The warp has read this chunk of K or V for the last time. */
 DEV void release(const consumer &c, int free_at, int chunk)
 {
-    if (RING && c.lane == 0)
+    if (RING && !(JOINT && free_at == K_FREE_AT) && c.lane == 0)
         barrier_arrive(barrier_of(c.smem + free_at, c.passed + chunk));
 }
 
 /* The exponentials of one chunk, whose scores are in s; between them, one at a time so that none waits for a full
  * queue, the products that can start: the scores of the chunk after, into s, and the chunk before times V. In an early
  * last chunk also three of its own four times V; end_output starts the fourth. top 0: the top half sees none of these
- * keys. At the end only products with V may be in flight. */
+ * keys. drain: the product with V of two chunks before, from p, is still in flight. At the end only products with V may
+ * be. */
 DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                        const probability_tile &before, const int chunk, const int first, const int last, const int top,
-                       const int early, const int masked)
+                       const int early, const int masked, const int drain)
 {
     score_tile t;
+    ACR_MARK(chunk, "scores ready, masked");
     scale_scores(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
     if (!first)
         wait_values(c, chunk - 1);
+    if (drain) {
+        WGMMA_WAIT(0);
+        release(c, V_FREE_AT, chunk - 2);
+    }
+    ACR_MARK(chunk, "scores scaled, next keys and values landed");
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        const int output = early ? group : group - 4; /* the product with V of the chunk before */
+        const int output = early ? group : group - OUTPUT_AT; /* the product with V of the chunk before */
         if (!last && group < 4) {
             wgmma_fence();
 #pragma unroll
@@ -526,6 +560,7 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
         keep_order(c);
     }
     add_and_pack(r, p, t, GROUPS - 1, top);
+    ACR_MARK(chunk, "exponentials done");
 }
 
 #if !RING
@@ -554,10 +589,10 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
             choose_reference(c, r, s);
         if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
             compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1,
-                          early && chunk == chunks - 1, masked);
+                          early && chunk == chunks - 1, masked, 0);
         else
             compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 0,
-                          early && chunk == chunks - 1, masked);
+                          early && chunk == chunks - 1, masked, 0);
         if (chunk == chunks - 1)
             break;
         if (chunk == 0)
@@ -575,16 +610,21 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
 
 #else
 
-/* A chunk that is neither the first nor the last; at the end no product is in flight. */
+/* A chunk that is neither the first nor the last; at the end no product is in flight, or, where it is late, that with
+ * V. drain: the chunk before was late. */
 DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
-                      const probability_tile &before, const int chunk, const int top)
+                      const probability_tile &before, const int chunk, const int top, const int late, const int drain)
 {
     if (chunk >= c.whole_chunks)
         mask_scores(c, s, chunk);
-    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1);
-    WGMMA_WAIT(0);
+    compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1, drain);
+    if (late)
+        WGMMA_WAIT(1);
+    else
+        WGMMA_WAIT(0);
     release(c, K_FREE_AT, chunk + 1);
-    release(c, V_FREE_AT, chunk - 1);
+    if (!late)
+        release(c, V_FREE_AT, chunk - 1);
 }
 
 /* Those up to `end`. Two a round without copies pay where there are many; a single one needs a copy, and not a plain
@@ -596,12 +636,12 @@ DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile 
     if (!SHARED_ROWS)
 #pragma unroll 1
         for (; chunk + 1 < end; chunk += 2) {
-            compute_next(c, r, s, o, next, p, chunk, top);
-            compute_next(c, r, s, o, p, next, chunk + 1, top);
+            compute_next(c, r, s, o, next, p, chunk, top, LATE, 0);
+            compute_next(c, r, s, o, p, next, chunk + 1, top, 0, LATE);
         }
 #pragma unroll 1
     for (; chunk < end; chunk++) {
-        compute_next(c, r, s, o, next, p, chunk, top);
+        compute_next(c, r, s, o, next, p, chunk, top, 0, 0);
 #pragma unroll
         for (int i = 0; i < CHUNK_KEYS / 4; i++)
             p[i] = next[i] ^ c.zero;
@@ -618,9 +658,9 @@ DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o
         mask_scores(c, s, 0);
     choose_reference(c, r, s);
     if (last == 0)
-        compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1);
+        compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1, 0);
     else {
-        compute_chunk(c, r, s, o, p, end, 0, 1, 0, !ONE_HALF, 0, 1);
+        compute_chunk(c, r, s, o, p, end, 0, 1, 0, !ONE_HALF, 0, 1, 0);
         WGMMA_WAIT(0);
         release(c, K_FREE_AT, 1);
         int chunk = 1;
@@ -630,9 +670,9 @@ DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o
         if (last >= c.whole_chunks)
             mask_scores(c, s, last);
         if (!ONE_HALF && last < c.top_chunks)
-            compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1);
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1, 0);
         else
-            compute_chunk(c, r, s, o, end, p, last, 0, 1, 0, 0, 1);
+            compute_chunk(c, r, s, o, end, p, last, 0, 1, 0, 0, 1, 0);
     }
     wait_last_values(c);
     start_output(c, o, end, last, 1);
@@ -778,6 +818,7 @@ DEV int weigh(const consumer &c, softmax_rows &r, finish &f)
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(c.smem + AGAIN_AT), "r"(again) : "memory");
         barrier_arrive(c.smem + VERDICT_AT);
     }
+    ACR_MARK(0, "rows weighed");
     return again;
 }
 
@@ -859,6 +900,7 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
 
 DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], const output_tile &o, const finish &f)
 {
+    ACR_MARK(0, "last product done");
     if (!SHARED_ROWS)
 #pragma unroll
         for (int row = 0; row < OUT_ROWS; row++)
@@ -871,6 +913,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
         else if (!ONE_HALF)
             hand_part(c, o, f, 0);
         named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        ACR_MARK(0, "parts exchanged");
         if (c.index != 0)
             add_part(c, packed[0], o, f, 1);
         else if (!ONE_HALF)
@@ -881,6 +924,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++)
         store_rows(c, packed[out], f, out);
+    ACR_MARK(0, "stored");
 }
 
 DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
@@ -1025,8 +1069,10 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const f
         __threadfence();
         __syncwarp(); /* the values are other lanes' */
         if (f.present[out] && isfinite(f.total[out]))
-            repair_row<ELEMENT>(a, t.batch, t.head, f.row[out], keys_seen(a, t.seen[0], f.row[out]),
-                                finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out]), c.lane);
+            repair_row<ELEMENT>(a,
+                                {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]), a.scale_log2,
+                                 finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out])},
+                                c.lane);
     }
 }
 
@@ -1042,6 +1088,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     make_consumer(c, a, t, smem, index);
     make_finish(f, a, t, c);
     wait_keys(c, 0);
+    ACR_MARK(0, "Q and first keys landed");
     load_query(c);
     lag_behind(index);
     if (ACCUMULATE)
@@ -1050,6 +1097,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
             o[i] = 0.0f;
     start_scores(c, s, 0);
     WGMMA_WAIT(0);
+    ACR_MARK(0, "first scores ready");
     const int again = attend_all(c, r, s, o, f);
     complete(c, packed, o, f);
     if (again) {
@@ -1073,6 +1121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
     const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
+    ACR_MARK(0, "start");
     if (warp == producer_warp && elect_one()) {
         produce_first(a, maps, smem, kv_head);
         init_barriers(smem);
@@ -1083,6 +1132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
+    ACR_MARK(0, "CTA ready");
     if (warp >= producer_warp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (warp == producer_warp && elect_one())
@@ -1091,6 +1141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
+    ACR_MARKS_END(a);
 }
 
 #else

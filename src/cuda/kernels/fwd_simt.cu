@@ -19,6 +19,7 @@ enum {
 
 #include "cuda/device/common.cuh"
 #include "cuda/device/element.cuh"
+#include "cuda/device/scales.cuh"
 #include "cuda/device/sequence.cuh"
 #include "cuda/device/softmax.cuh"
 
@@ -45,6 +46,7 @@ typedef struct shared_tiles {
     };
     float p[KV_TILE][PITCH]; /* probabilities, transposed */
     sequence rows;           /* of the batch entry; registers are for the products */
+    head_scales scales;      /* of the batch entry and head, where inputs have any: see scales_of */
 } shared_tiles;
 
 typedef struct thread_place {
@@ -197,23 +199,34 @@ DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, 
     }
 }
 
+/* Those in shared memory, or of other types than e4m3 the arguments' own, which cost nothing. */
+DEV head_scales scales_of(const fwd_args &a, const shared_tiles &tiles)
+{
+    if constexpr (DTYPE == ACR_E4M3)
+        return tiles.scales;
+    else
+        return {a.scale, a.scale_log2, a.out_scale};
+}
+
 DEV void store(const fwd_args &a, int64_t index, float value)
 {
     if constexpr (DTYPE != ACR_E4M3)
         store_element<DTYPE>(a.o, index, value);
     else if (a.out_bf16)
-        store_element<ACR_BF16>(a.o, index, value * a.out_scale);
+        store_element<ACR_BF16>(a.o, index, value);
     else
-        store_element<ACR_F16>(a.o, index, value * a.out_scale);
+        store_element<ACR_F16>(a.o, index, value);
 }
 
-DEV void store_rows(const fwd_args &a, const sequence &rows, int batch, int head, int q_first,
+DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int head, int q_first,
                     const softmax_state &state, const output_block &o, const thread_place &t)
 {
+    const sequence &rows = tiles.rows;
+    const head_scales scales = scales_of(a, tiles);
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
         const int row = q_first + BLOCK * t.y + i;
-        const float sum = row_sum(state.sum[i]), inverse = inverse_sum(sum);
+        const float sum = row_sum(state.sum[i]), factor = inverse_sum(sum) * (DTYPE == ACR_E4M3 ? scales.out : 1.0f);
         if (row >= rows.q_len)
             continue;
         const int64_t base = batch * a.o_stride.batch + head * a.o_stride.head + (rows.q_begin + row) * a.o_stride.row;
@@ -221,10 +234,10 @@ DEV void store_rows(const fwd_args &a, const sequence &rows, int batch, int head
         for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++) {
             const int column = j / BLOCK * COLUMNS + BLOCK * t.x + j % BLOCK;
             if (column < a.v_dim)
-                store(a, base + column, o[i][j / BLOCK][j % BLOCK] * inverse);
+                store(a, base + column, o[i][j / BLOCK][j % BLOCK] * factor);
         }
         if (a.lse != nullptr && t.x == 0)
-            find_lse(a, rows, batch, head)[row] = log_sum_exp(state.max[i], sum, a.scale);
+            find_lse(a, rows, batch, head)[row] = log_sum_exp(state.max[i], sum, scales.scale);
     }
 }
 
@@ -252,13 +265,13 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
     for (int64_t first = 0; first < visible.end; first += KV_TILE) {
         float s[BLOCK][BLOCK];
         multiply_scores(s, tiles, q, k, q_row, q_end, (int)first, visible.end, t);
-        update_softmax(tiles, state, o, s, seen, (int)first, a.scale_log2, t);
+        update_softmax(tiles, state, o, s, seen, (int)first, scales_of(a, tiles).scale_log2, t);
         if (a.mask != FWD_MASK_NONE && first + KV_TILE > visible.full_end)
             accumulate<true>(o, tiles, v, seen, (int)first, visible.end, t);
         else
             accumulate<false>(o, tiles, v, seen, (int)first, visible.end, t);
     }
-    store_rows(a, tiles.rows, batch, head, q_first, state, o, t);
+    store_rows(a, tiles, batch, head, q_first, state, o, t);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ fwd_args a)
@@ -269,12 +282,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
     for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
         const int64_t tile = q_tiles - 1 - index % q_tiles,
                       head = index / q_tiles; /* with a causal mask the last tile is the longest */
-        const int batch = (int)(head / a.q_heads), q_first = (int)(tile * Q_TILE);
-        if (threadIdx.x == 0)
+        const int batch = (int)(head / a.q_heads), in_batch = (int)(head % a.q_heads), q_first = (int)(tile * Q_TILE);
+        if (threadIdx.x == 0) {
             tiles.rows = find_sequence(a, batch);
+            if constexpr (DTYPE == ACR_E4M3)
+                tiles.scales = find_scales(a, batch, in_batch / a.group);
+        }
         __syncthreads();
         if (q_first < tiles.rows.q_len)
-            attend(a, tiles, batch, (int)(head % a.q_heads), q_first);
+            attend(a, tiles, batch, in_batch, q_first);
         __syncthreads(); /* the tiles are free for the next */
     }
     allow_next_kernel();

@@ -9,11 +9,15 @@
  * keys). See docs/kernels/fwd_split.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1. */
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
+ * place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
+#endif
+#ifndef SPLITS
+#define SPLITS 0
 #endif
 
 enum {
@@ -541,8 +545,10 @@ DEV void repair(const fwd_args &a, const place &p, const keys &visible, const ro
     __threadfence();
     __syncwarp(); /* the values are other lanes' */
     if (isfinite(r.sum) && lane < 4)
-        repair_row<ELEMENT>(a, p.batch, at.head, at.position, keys_seen(a, visible, at.position),
-                            finite_max(r.reference) * a.scale_log2, inverse_sum(r.sum), lane);
+        repair_row<ELEMENT>(a,
+                            {p.batch, at.head, at.position, 0, 0, keys_seen(a, visible, at.position), a.scale_log2,
+                             finite_max(r.reference) * a.scale_log2, inverse_sum(r.sum)},
+                            lane);
 }
 
 /* Whether this CTA is the last of `count` to come here: then what the others left before is visible to it. The counter
@@ -690,10 +696,9 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
                          double ctas_beside)
 {
     const double rows_of_warp = ceil(fmin((double)head_rows(problem), Q_TILE) / WARPS);
-    const double arch_rate = device->arch == 80 || device->arch == 90 ? 1.0 : 0.55;
     /* One warp's way through a tile of keys, all latencies; and what its CTA takes of the SM's pipes meanwhile. */
     const double latency = (100.0 + 5.75 * DIM) * pow(KV_TILE / 16.0, 0.85);
-    const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / arch_rate;
+    const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);
     const double ends = 3450.0 + 420.0 * rows_of_warp; /* until the first data; adding the groups' results */
     const double merge = 2750.0 + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
@@ -742,6 +747,10 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
     const int64_t tiles = row_tiles(problem) * problem->kv_heads * problem->batch;
     const int64_t most = tiles > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
+    if (SPLITS > 0) {
+        const int64_t wanted = most < SPLITS ? most : SPLITS, steps_each = (steps + wanted - 1) / wanted;
+        return (choice){(steps + steps_each - 1) / steps_each, steps_each};
+    }
     choice best = {1, steps};
     double best_seconds = split_seconds(problem, device, steps, 1, mean_len);
     for (int64_t wanted = 2; wanted <= most; wanted++) {
