@@ -17,9 +17,9 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Asynchronous work late or at once, with an order of warps of its own: a seed, whether at once, whether races are sought.
+# Asynchronous work late or at once, with an order of warps of its own: seed, eager, races looked for.
 LATE, LATE_TOO, EAGER = ("1", "0", "1"), ("7", "0", "0"), ("2", "1", "0")
-UNSOUGHT = ("1", "0", "0")
+LATE_WITHOUT_RACES = ("1", "0", "0")  # what the order alone brings to light
 
 # How long problems of these kernels may be: whole tiles, and tails of them.
 SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:s33:d{d}:causal-tl:bshd",
@@ -54,8 +54,8 @@ GROUPS = {
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +
-              [(arch, 4, "*_e4m3_*_sm8*", [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
-               for arch in (80, 89)],
+              [(arch, 4, kernels, [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
+               for arch, kernels in ((80, "fwd_simt_e4m3_*"), (89, "*_e4m3_*_sm8*"))],
     "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
             for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
             for d in (32, 64, 96, 128)] +
@@ -107,6 +107,7 @@ PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
     (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
      lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
+    (MMA, 80, "warps end their tiles on their own", r"bar\.sync %r\d+, 64;", ""),
     (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
     (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
@@ -145,7 +146,8 @@ def run_flawed(program, driver, images, folder, flaw):
         (place / source.name).write_text(content)
         asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
         sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
-        verdicts.append(check(program, environment(driver, str(place), arch, sms, UNSOUGHT), kernel, [asked], *inputs))
+        chosen = environment(driver, str(place), arch, sms, LATE_WITHOUT_RACES)
+        verdicts.append(check(program, chosen, kernel, [asked], *inputs))
     (whole, shown), (flawed, _) = verdicts
     found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
     passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found

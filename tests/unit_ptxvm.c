@@ -181,8 +181,6 @@ static void integers_calculate(void **state)
         {"mul.wide.u16 %r0, %h1, %h2;", M1_16, M1_16, 0, 0xfffe0001},
         {"mad.lo.s32 %r0, %r1, %r2, %r3;", 3, 5, M1_32, 14},
         {"mad.lo.s64 %d0, %d1, %d2, %d3;", 3, 5, M1_64, 14},
-        {"dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", 0x00030005, 0xFFFF0207, 11, 11 + 5 * 7 + 3 * 2},
-        {"dp2a.hi.u32.u32 %r0, %r1, %r2, %r3;", 0xFFFF0005, 0x02070000, 11, 11 + 5 * 7 + 0xFFFF * 2},
         {"mad.hi.u32 %r0, %r1, %r2, %r3;", M1_32, M1_32, 2, 0},
         {"mad.wide.s32 %d0, %r1, %r2, %d3;", M1_32, 7, 0x100000000, 0xfffffff9},
         {"mad.wide.u32 %d0, %r1, %r2, %d3;", M1_32, 2, 3, 0x200000001},

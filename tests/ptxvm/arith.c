@@ -394,10 +394,6 @@ TERNARY(mad_lo_64, u64, a *b + c)
 TERNARY(mad_hi_u32, u32, (u32)((u64)a *b >> 32) + c)
 TERNARY(mad_hi_s32, s32, (u32)((s64)a *b >> 32) + (u32)c)
 
-/* Two products of a's halves with two of b's bytes. */
-TERNARY(dp2a_lo_u32, u32, c + (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF))
-TERNARY(dp2a_hi_u32, u32, c + (a & 0xFFFF) * (b >> 16 & 0xFF) + (a >> 16) * (b >> 24))
-
 /* mad.wide: the third source is twice as wide, so its own width is taken from u64. */
 TERNARY(mad_wide_u16, u64, (u32)((u32)(u16)a *(u16)b + (u32)c))
 TERNARY(mad_wide_s16, u64, (u32)((s16)a *(s16)b) + (u32)c)
@@ -1399,8 +1395,6 @@ static const struct {
     {"mad.lo.u64", mad_lo_64, 3},
     {"mad.hi.s32", mad_hi_s32, 3},
     {"mad.hi.u32", mad_hi_u32, 3},
-    {"dp2a.lo.u32.u32", dp2a_lo_u32, 3},
-    {"dp2a.hi.u32.u32", dp2a_hi_u32, 3},
     {"mad.wide.s16", mad_wide_s16, 3},
     {"mad.wide.u16", mad_wide_u16, 3},
     {"mad.wide.s32", mad_wide_s32, 3},
