@@ -5,7 +5,8 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
 
-A failure prints the command that repeats it, its environment included."""
+A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
+races in every order, not in one of them only."""
 import os
 import pathlib
 import re
@@ -69,7 +70,8 @@ GROUPS = {
 def environment(driver, images, arch, sms, order):
     seed, eager, races = order
     return {"LD_LIBRARY_PATH": driver, "FAKE_CUDA_EXECUTE": images, "FAKE_CUDA_ARCH": str(arch),
-            "FAKE_CUDA_SMS": str(sms), "FAKE_CUDA_SEED": seed, "FAKE_CUDA_EAGER": eager, "FAKE_CUDA_RACES": races}
+            "FAKE_CUDA_SMS": str(sms), "FAKE_CUDA_SEED": seed, "FAKE_CUDA_EAGER": eager,
+            "FAKE_CUDA_RACES": os.environ.get("FAKE_CUDA_RACES", races)}
 
 
 def check(program, chosen, kernels, asked, inputs="normal"):
