@@ -159,7 +159,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--compile", type=int, metavar="N")
     parser.add_argument("families", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.compile:
         return compile_points(given.program, given.compile, given.families)
     return check_assertions(given.program)
