@@ -55,7 +55,8 @@ class Day(unittest.TestCase):
         for folder in ("src", "tools"):
             (self.bundle / folder).mkdir(parents=True)
         shutil.copy(ROOT / "tools/gpu_day.py", self.bundle)
-        shutil.copy(ROOT / "tools/planner_grid.txt", self.bundle / "tools")
+        for name in ("planner_grid.txt", "planner_unseen.txt"):
+            shutil.copy(ROOT / "tools" / name, self.bundle / "tools")
         self.write("tools/variants.txt", "# a remark\nfwd_x:A=1 b1:h1:s1:d8 # more\nfwd_x:B=1 b1:h1:s1:d8\n")
         self.script("acromion", SCRIPT)
 
@@ -88,8 +89,12 @@ class Day(unittest.TestCase):
         done = self.day("info", "check", "grid", "wisdom", "host-cost")
         self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
         self.assertEqual({step: r["status"] for step, r in self.steps().items()}, dict.fromkeys(
-            ["info", "check.first", "check.second", "grid.1", "grid.2", "wisdom.1", "wisdom.2", "host-cost"], "passed"))
+            ["info", "check.first", "check.second", "grid.1", "grid.2", "grid.unseen", "wisdom.1", "wisdom.2",
+             "host-cost"], "passed"))
         self.assertEqual(len(json.loads((self.out / "grid.json").read_text())), 10)
+        with tarfile.open(self.out / "more.tar.gz") as more:
+            unseen = json.load(more.extractfile("unseen.json"))
+        self.assertEqual(len(unseen), 5)
         self.assertEqual(len(json.loads((self.out / "bench.json").read_text())), 1)
         checks = json.loads((self.out / "check.json").read_text())
         self.assertEqual([c["kernels"] for c in checks], [[

@@ -64,7 +64,8 @@ PEERS = {
 }
 # fp8, packed batches and key lengths: no peer can be given them.
 FP8 = ["e4m3:b4:h16:s2048:d64", "e4m3:b4:h16:s2048:d64:causal", "e4m3:b2:h16:s4096:d128",
-       "e4m3:b2:h16:s4096:d128:causal", "e4m3:b1:h16:s16384:d128:causal"]
+       "e4m3:b2:h16:s4096:d128:causal", "e4m3:b1:h16:s16384:d128:causal", "e4m3:b2:h8:s4096:d256",
+       "e4m3:b2:h8:s4096:d192", "e4m3:b2:h8:s512:d64"]
 PACKED = ["b16:h16:s2048:d64:bshd:packed", "b16:h16:s2048:d128:causal:bshd:packed"]
 LENGTHS = ["b16:h32/8:s1/8192:d128:kvlens"]
 MODES = ["rotating", "cold", "call", "call-single"]
@@ -78,8 +79,8 @@ TIMELINES = PROFILED[3:]
 @dataclasses.dataclass
 class Command:
     """One process of a step. output says what becomes of what it makes: "log" (nothing more), "records" (it is given
-    -o and a file of records for `into`), "check" or "grid" (a JSON document on standard output), "wisdom" (-o and the
-    file of choices), "folder" (its last argument is a folder, kept in more.tar.gz)."""
+    -o and a file of records for `into`), "check" or "grid" (JSON on standard output, a grid for `into`), "wisdom" (-o
+    and the file of choices), "folder" (its last argument is a folder, kept in more.tar.gz)."""
     argv: list
     output: str = "log"
     into: str = "bench.json"
@@ -208,11 +209,15 @@ def bench(day, *arguments, into="bench.json"):
     return Command(day.acromion("bench", "--backend", "cuda", *arguments), "records", into)
 
 
-def grid(day, part, parts):
-    """One part of the planner's grid, so that a limit of time cannot take all of it."""
-    listed = [line for line in (day.place.root / "tools/planner_grid.txt").read_text().split("\n")
+def grid(day, part, parts, name="planner_grid.txt"):
+    """One part of a list of problems, so that a limit of time cannot take all of it."""
+    listed = [line for line in (day.place.root / "tools" / name).read_text().split("\n")
               if line and not line.startswith("#")]
     return day.cut(listed[part::parts])
+
+
+def measure_grid(day, problems, into):
+    return [Command(day.acromion("why", "--backend", "cuda", "--measure", "--json", *problems), "grid", into)]
 
 
 def variant_groups(day):
@@ -278,8 +283,9 @@ def steps():
             known=True, lacks=Day.lacks_torch)
     for part in range(2):
         add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 25,
-            lambda d, part=part: [Command(d.acromion("why", "--backend", "cuda", "--measure", "--json",
-                                                     *grid(d, part, 2)), "grid")], known=True)
+            lambda d, part=part: measure_grid(d, grid(d, part, 2), "grid.json"), known=True)
+    add("grid.unseen", "every kernel on the problems that no fit sees", 20,
+        lambda d: measure_grid(d, grid(d, 0, 1, "planner_unseen.txt"), "unseen.json"))
     for part in range(2):
         add(f"wisdom.{part + 1}", "the choices of the grid, one half", 25,
             lambda d, part=part: [Command(d.acromion("wisdom", "measure", "--backend", "cuda", *grid(d, part, 2)),
@@ -345,6 +351,7 @@ IDENTITY = {  # of a record: a later one with the same replaces it
     "profile.json": ("kind", "problem", "kernel"),
     "check.json": ("step", "part"),
     "grid.json": ("problem",),
+    "unseen.json": ("problem",),
     "day.json": ("step",),
 }
 
@@ -429,22 +436,28 @@ def check_words(summary):
     return words + "".join(f", the first: {record['kernel']}: {record['failure']}" for record in first)
 
 
+IN_MORE = ("variants.json", "unseen.json")  # files of records in more.tar.gz
+
+
+def records_file(day, name):
+    if name not in IN_MORE:
+        return day.out / name
+    (day.scratch / "more").mkdir(exist_ok=True)
+    return day.scratch / "more" / name
+
+
 def keep(day, step, part, command, made, printed):
     """Puts what a command made into the day's files. Returns (what is wrong with it, or None; what to say of it)."""
     words = None
     try:
         if command.output == "records" and made.is_file():
-            target = day.out / command.into
-            if command.into == "variants.json":
-                target = day.scratch / "more" / command.into
-                target.parent.mkdir(exist_ok=True)
-            merge_records(target, read_json(made, []))
+            merge_records(records_file(day, command.into), read_json(made, []))
         elif command.output == "check" and printed.stat().st_size:
             summary = check_summary(step.name, part, json.loads(printed.read_text()))
             words = check_words(summary)
             merge_records(day.out / "check.json", [summary])
         elif command.output == "grid" and printed.stat().st_size:
-            merge_records(day.out / "grid.json", json.loads(printed.read_text()))
+            merge_records(records_file(day, command.into), json.loads(printed.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         return f"what it made cannot be read: {type(error).__name__}: {error}", None
     return None, words
@@ -578,12 +591,13 @@ def merge_folders(day, folders):
             subprocess.run(day.acromion("wisdom", "merge", str(folder / "gpu.wisdom"), "-o",
                                         str(day.out / "gpu.wisdom")), check=True)
         if (folder / "more.tar.gz").is_file():
-            before = read_json(day.scratch / "more/variants.json", [])
+            before = {name: read_json(records_file(day, name), []) for name in IN_MORE}
             unpack_more(day, folder / "more.tar.gz")
-            if before:
-                after = read_json(day.scratch / "more/variants.json", [])
-                write_json(day.scratch / "more/variants.json", before)
-                merge_records(day.scratch / "more/variants.json", after)
+            for name in IN_MORE:
+                if before[name]:
+                    after = read_json(records_file(day, name), [])
+                    write_json(records_file(day, name), before[name])
+                    merge_records(records_file(day, name), after)
     pack_more(day)
 
 
