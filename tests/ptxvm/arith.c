@@ -212,7 +212,7 @@ static inline const char *finish(warp *w, const operand *o, const uint64_t *resu
         const uint64_t *as = source(w, &i->operands[1], space);                                                        \
         for (int lane = 0; lane < LANES; lane++) {                                                                     \
             const type a = as_##type(as[lane]);                                                                        \
-            results[lane] = (result);                                                                                  \
+            results[lane] = (u64)(result);                                                                             \
         }                                                                                                              \
         return finish(w, &i->operands[0], results, active);                                                            \
     }
@@ -223,7 +223,7 @@ static inline const char *finish(warp *w, const operand *o, const uint64_t *resu
         const uint64_t *as = source(w, &i->operands[1], space[0]), *bs = source(w, &i->operands[2], space[1]);         \
         for (int lane = 0; lane < LANES; lane++) {                                                                     \
             const type a = as_##type(as[lane]), b = as_##type(bs[lane]);                                               \
-            results[lane] = (result);                                                                                  \
+            results[lane] = (u64)(result);                                                                             \
         }                                                                                                              \
         return finish(w, &i->operands[0], results, active);                                                            \
     }
@@ -235,7 +235,7 @@ static inline const char *finish(warp *w, const operand *o, const uint64_t *resu
                        *cs = source(w, &i->operands[3], space[2]);                                                     \
         for (int lane = 0; lane < LANES; lane++) {                                                                     \
             const type a = as_##type(as[lane]), b = as_##type(bs[lane]), c = as_##type(cs[lane]);                      \
-            results[lane] = (result);                                                                                  \
+            results[lane] = (u64)(result);                                                                             \
         }                                                                                                              \
         return finish(w, &i->operands[0], results, active);                                                            \
     }
