@@ -169,7 +169,7 @@ class Day(unittest.TestCase):
         self.assertEqual(done.returncode, UNFINISHED, done.stdout + done.stderr)
         self.assertEqual(self.steps()["evolve"]["status"], "unfinished")
         log = (self.out / "day.log").read_text()
-        self.assertEqual(log.count("\nsanitizer\n"), 5)  # a run for each of racecheck's patterns
+        self.assertEqual(log.count("\nsanitizer\n"), 6)  # a run for each of racecheck's patterns
         self.assertRegex(log, r"--variant \S+/variants/fwd_x\+A=1 --variant fwd_x:B=1 b1:h1:s1:d8 -o")
         with tarfile.open(self.out / "more.tar.gz") as archive:
             self.assertEqual({m.name for m in archive if m.isfile()}, {"variants.json", "evolve/summary.json"})

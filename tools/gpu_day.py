@@ -42,7 +42,7 @@ SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "bf16:b2:h2:s17/40:d1
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma, fwd_fp8 and fwd_ladder5 (a tile's index, written after the consumers' arrivals),
 # fwd_mma with key groups and fwd_split's lines of 32 rows (partial results, published before the barrier of all).
-RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[sw]*", "fwd_split_*_16x*", "fwd_ladder[0-4]*"]
+RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fwd_split_*_16x*", "fwd_ladder[0-4]*"]
 # 250 runs after the first: decoding, split and not, lengths of batch entries, every head dim.
 RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3/1111:d64:causal", "b1:h4:s16/999:d256",
           "b1:h4:s1/1500:d192"]
@@ -259,6 +259,11 @@ def steps():
     def add(name, about, seconds, commands, *, known=False, together=False, lacks=None):
         run.append(Step(name, about, seconds, known, commands, together, lacks))
 
+    def add_peers(name, seconds):
+        add(f"peers.{name}", f"beside PyTorch and cuBLAS, {len(PEERS[name])} rows", seconds,
+            lambda d: [bench(d, "--peers", "torch,cublas", "--publish", *d.cut(PEERS[name]))], known=True,
+            lacks=Day.lacks_torch)
+
     add("info", "device, driver, which kernels run here", 2,
         lambda d: [Command(d.acromion("info")), Command(d.acromion("why", "--backend", "cuda", MISSION))], known=True)
     add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, packed lines", 60,
@@ -278,9 +283,7 @@ def steps():
     add("controls", "cheating kernels are caught while timed, a slowdown of 5 % is found", 15,
         lambda d: [Command([str(d.place.controls)])], known=True, lacks=Day.lacks_controls)
     for name, seconds in (("latency", 30), ("decode", 60), ("long", 180)):
-        add(f"peers.{name}", f"beside PyTorch and cuBLAS, {len(PEERS[name])} rows", seconds,
-            lambda d, name=name: [bench(d, "--peers", "torch,cublas", "--publish", *d.cut(PEERS[name]))],
-            known=True, lacks=Day.lacks_torch)
+        add_peers(name, seconds)
     for part in range(2):
         add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 25,
             lambda d, part=part: measure_grid(d, grid(d, part, 2), "grid.json"), known=True)
@@ -319,9 +322,7 @@ def steps():
         lambda d: [Command(["bash", str(d.place.root / "tools/gpu-python.sh"), str(d.place.wheel)], "folder",
                            "python")], lacks=Day.lacks_python)
     for name, seconds in (("bf16", 80), ("longest", 160), ("dims", 110)):
-        add(f"peers.{name}", f"beside PyTorch and cuBLAS, {len(PEERS[name])} rows", seconds,
-            lambda d, name=name: [bench(d, "--peers", "torch,cublas", "--publish", *d.cut(PEERS[name]))],
-            known=True, lacks=Day.lacks_torch)
+        add_peers(name, seconds)
     add("evolve", "searches on this GPU (tools/gpu-evolve.sh)", 300,
         lambda d: [Command(["bash", str(d.place.evolve), "--seconds", "280"], "folder", "evolve")],
         lacks=Day.lacks_evolve)
