@@ -601,5 +601,4 @@ class Manual(Cli):
 
 if __name__ == "__main__":
     PROGRAM = os.path.abspath(sys.argv.pop(1))
-    os.environ.setdefault("ACROMION_SOURCE", str(ROOT))  # builds of other stages lie deeper than the program looks
     unittest.main(verbosity=1)

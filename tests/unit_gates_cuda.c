@@ -227,7 +227,7 @@ static json_t *profile_with(const fixture *f, const char *program, const artefac
     snprintf(path, sizeof path, "%s/profiles.db", f->folder);
     assert_ok(store_open(&s, path, STORE_CREATE));
     assert_ok(store_begin_slice(s, empty, &slice));
-    const elite_profiler profiler = {f->gates, s, slice, &d, NULL};
+    const elite_profiler profiler = {f->gates, s, slice, &d};
     assert_ok(elites_profile(&profiler, 1, a, works));
     assert_ok(store_profile_json(s, 1, &said));
     store_close(s);

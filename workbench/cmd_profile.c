@@ -34,7 +34,8 @@ enum {
 static const option_spec options[] = {
     {'k', "kernel", "KERNEL", "this kernel: a name, a family or a pattern; again: compare; default: the planner's"},
     {ID_TIMELINE, "timeline", NULL, "build the kernel with clock stamps at its steps: cycles a step; needs nvcc"},
-    {ID_SOURCE, "source", "FOLDER", "with --timeline: src/ of the tree, if it is not found beside the program"},
+    {ID_SOURCE, "source", "FOLDER",
+     "with --timeline: src/ of the tree, if it is not in the program's folder or one above"},
     {ID_TIMEOUT, "timeout", "TIME", "of the tool or compiler, for one kernel; default 120s"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_LAUNCH, "launch", NULL, "only launch, a few times: what the tool is given to profile"},

@@ -1,4 +1,5 @@
-/* Files: read whole, written all or nothing. Failures return a status with its detail in acr_last_error(). */
+/* Files: read whole, written all or nothing. Failures return a status with its detail in acr_last_error(). Folders:
+ * removed whole. */
 #ifndef WORKBENCH_FILES_H
 #define WORKBENCH_FILES_H
 
@@ -18,5 +19,8 @@ typedef struct file_part {
 /* Writes the parts one after another to a temporary file beside `path`, syncs it, and renames it to `path`: a reader
  * sees the old file or the new one, whole. Errors: ACR_IO, ACR_NO_MEMORY. */
 acr_status file_write(const char *path, const file_part *parts, size_t part_count);
+
+/* Removes a folder with all that is in it, as far as that is possible. */
+void folder_remove(const char *path);
 
 #endif

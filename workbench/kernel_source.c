@@ -29,12 +29,16 @@ bool kernel_arch_is_portable(const char *arch)
 
 bool kernel_source_folder(char out[PATH_MAX], const char *given)
 {
-    char own[PATH_MAX], candidate[PATH_MAX];
+    char above[PATH_MAX], candidate[PATH_MAX];
     if (given) {
         return has_list(out, given);
     }
-    return child_own_folder(own) && ((joined(candidate, own, "src") && has_list(out, candidate)) ||
-                                     (joined(candidate, own, "../../src") && has_list(out, candidate)));
+    bool found = false;
+    for (char *end = child_own_folder(above) ? above + strlen(above) : NULL; end && !found; end = strrchr(above, '/')) {
+        *end = '\0';
+        found = joined(candidate, above, "src") && has_list(out, candidate);
+    }
+    return found;
 }
 
 char *kernel_read_text(const char *path, size_t *bytes)

@@ -18,8 +18,8 @@ typedef struct kernel_line {
  * device that is here; false for 90a. */
 bool kernel_arch_is_portable(const char *arch);
 
-/* The folder src: `given`, or beside the program (a bundle), or two above it (a build tree). False when none holds
- * kernels.def. */
+/* The folder src: `given`, or the nearest in the program's folder (a bundle) or one above it (a build in its tree).
+ * False when none holds kernels.def. */
 bool kernel_source_folder(char out[PATH_MAX], const char *given);
 /* False when the list has no such kernel. */
 bool kernel_source_line(kernel_line *out, const char *folder, const char *kernel);

@@ -26,6 +26,8 @@ typedef enum profile_status {
 
 const char *profile_status_name(profile_status status); /* "NO_PERMISSION" */
 int profile_status_exit(profile_status status);         /* an exit_code */
+/* Whether nothing can be profiled on this machine as it is, whatever the kernel. */
+bool profile_status_is_machines(profile_status status);
 
 enum {
     PROFILE_TEXT_BYTES = 1024,
@@ -44,9 +46,6 @@ typedef struct profile_run {
  * NaN. */
 void profile_with_ncu(profile_run *out, const char *program, const char *kernel, const char *problem, int device,
                       double limit_s);
-
-/* Whether nothing can be profiled on this machine as it is, whatever the kernel. */
-bool profile_status_is_machines(profile_status status);
 
 /* The same for a launch of any program: run(arg, ...) starts the tool's command line (NULL-terminated) with the
  * program's behind it, and returns what it printed as out->out and out->err, both malloc'd. The launch behind

@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "evolve/build.h"
+#include "evolve/tree.h"
 #include "files.h"
 #include "kernel_source.h"
 #include "progress.h"
@@ -57,47 +58,19 @@ static acr_status split(const char *text, char base[128], char changes[CANDIDATE
 /* The listed kernel's parameters with the changes; the caller frees the candidate. */
 static acr_status candidate_of_text(candidate *out, const char *base, const char *changes)
 {
-    candidate listed, changed;
+    char parameters[2 * CANDIDATE_TEXT_MAX];
+    candidate listed;
     acr_status status = candidate_of_kernel(&listed, base);
-    if (status != ACR_OK) {
-        return status;
-    }
-    status = candidate_of_family(&changed, listed.family, listed.arch, changes);
     if (status == ACR_OK) {
-        char parameters[2 * CANDIDATE_TEXT_MAX], ignored[64];
-        size_t used = (size_t)snprintf(parameters, sizeof parameters, "%s", changed.parameters);
-        for (const char *at = listed.parameters; *at; at += strspn(at, " ")) {
-            const size_t item = strcspn(at, " "), word = strcspn(at, "=");
-            char key[64];
-            snprintf(key, sizeof key, "%.*s", (int)word, at);
-            if (!candidate_parameter(&changed, key, ignored, sizeof ignored) && used + item + 2 < sizeof parameters) {
-                used += (size_t)snprintf(parameters + used, sizeof parameters - used, " %.*s", (int)item, at);
-            }
-            at += item;
-        }
+        snprintf(parameters, sizeof parameters, "%s", changes);
+        candidate_complete_set(parameters, sizeof parameters, listed.parameters);
         status = candidate_of_family(out, listed.family, listed.arch, parameters);
-        candidate_free(&changed);
+        candidate_free(&listed);
     }
-    candidate_free(&listed);
     return status;
 }
 
 /* ---- Compiling ---- */
-
-static acr_status source_root(char out[PATH_MAX])
-{
-    const char *named = getenv("ACROMION_SOURCE");
-    char folder[PATH_MAX];
-    int length;
-    if (named && *named) {
-        length = snprintf(out, PATH_MAX, "%s", named);
-    } else if (kernel_source_folder(folder, NULL)) {
-        length = snprintf(out, PATH_MAX, "%s/..", folder);
-    } else {
-        return acr__fail(ACR_IO, "the kernels' sources are not here; ACROMION_SOURCE names the folder that holds src/");
-    }
-    return length < PATH_MAX ? ACR_OK : acr__fail(ACR_IO, "the path of the kernels' sources is too long");
-}
 
 /* A CPU kernel's identity is what its digest is made of. */
 static acr_status identify(artefact *a)
@@ -118,9 +91,9 @@ static acr_status identify(artefact *a)
 
 static acr_status compile(artefact *a, const candidate *c, const acr__device *device)
 {
-    char root[PATH_MAX], nvcc[PATH_MAX] = "";
+    char root[TREE_PATH_MAX], nvcc[PATH_MAX] = "";
     const char *cc = getenv("CC");
-    acr_status status = source_root(root);
+    acr_status status = tree_find(root, NULL);
     if (status != ACR_OK) {
         return status;
     }
@@ -298,29 +271,13 @@ acr_status variants_load(const acr__device *device)
     return status;
 }
 
-static void remove_folder(const char *folder)
-{
-    DIR *directory = opendir(folder);
-    for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-        char path[PATH_MAX];
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) < PATH_MAX && unlink(path) != 0) {
-            remove_folder(path);
-        }
-    }
-    if (directory) {
-        closedir(directory);
-        rmdir(folder);
-    }
-}
-
 void variants_unload(void)
 {
     for (size_t i = 0; i < all.count; ++i) {
         build_unload(&all.items[i].code);
     }
     if (all.folder[0]) {
-        remove_folder(all.folder);
+        folder_remove(all.folder);
     }
     all.count = 0;
     all.folder[0] = '\0';

@@ -80,6 +80,29 @@ static char *join_parameters(const parameter_list *list)
     return text;
 }
 
+/* Where a set has NAME=value of a name; NULL = nowhere. */
+static const char *find_parameter(const char *set, const char *name, size_t length)
+{
+    for (const char *at = set + strspn(set, " "); *at; at += strspn(at, " ")) {
+        if (strncmp(at, name, length) == 0 && at[length] == '=') {
+            return at;
+        }
+        at += strcspn(at, " ");
+    }
+    return NULL;
+}
+
+void candidate_complete_set(char *set, size_t capacity, const char *others)
+{
+    for (const char *at = others + strspn(others, " "); *at; at += strspn(at, " ")) {
+        const size_t item = strcspn(at, " "), length = strlen(set);
+        if (!find_parameter(set, at, strcspn(at, "="))) {
+            snprintf(set + length, capacity - length, " %.*s", (int)item, at);
+        }
+        at += item;
+    }
+}
+
 /* ---- Making and freeing ---- */
 
 static bool is_word(const char *text)
@@ -145,9 +168,11 @@ acr_status candidate_of_family(candidate *out, const char *family, const char *a
 
 /* ---- The lines of kernels.def ---- */
 
-static const struct {
+typedef struct table_line {
     const char *name, *family, *arch, *parameters;
-} lines[] = {
+} table_line;
+
+static const table_line lines[] = {
 #define KERNEL(kernel, family_name, arch_name, ...) {#kernel, #family_name, #arch_name, #__VA_ARGS__},
 #include "kernels.def"
 #undef KERNEL
@@ -156,24 +181,26 @@ enum {
     LINE_COUNT = sizeof lines / sizeof lines[0]
 };
 
-acr_status candidate_of_kernel(candidate *out, const char *kernel_name)
+static const table_line *find_line(const char *kernel_name)
 {
     for (size_t i = 0; i < LINE_COUNT; ++i) {
         if (strcmp(lines[i].name, kernel_name) == 0) {
-            return candidate_of_family(out, lines[i].family, lines[i].arch, lines[i].parameters);
+            return &lines[i];
         }
     }
-    return acr__fail(ACR_INVALID, "kernel: \"%.100s\" is not in kernels.def", kernel_name);
+    return NULL;
+}
+
+acr_status candidate_of_kernel(candidate *out, const char *kernel_name)
+{
+    const table_line *line = find_line(kernel_name);
+    return line ? candidate_of_family(out, line->family, line->arch, line->parameters)
+                : acr__fail(ACR_INVALID, "kernel: \"%.100s\" is not in kernels.def", kernel_name);
 }
 
 bool candidate_name_is_listed(const char *kernel_name)
 {
-    for (size_t i = 0; i < LINE_COUNT; ++i) {
-        if (strcmp(lines[i].name, kernel_name) == 0) {
-            return true;
-        }
-    }
-    return false;
+    return find_line(kernel_name) != NULL;
 }
 
 static bool same_items(const parameter_list *a, const parameter_list *b)
@@ -230,14 +257,11 @@ void candidate_text(char out[CANDIDATE_TEXT_MAX], const candidate *c)
 
 bool candidate_parameter(const candidate *c, const char *name, char *out, size_t capacity)
 {
-    size_t length = strlen(name);
-    for (const char *at = c->parameters; *at; at += strspn(at, " ")) {
-        size_t item = strcspn(at, " ");
-        if (item > length && strncmp(at, name, length) == 0 && at[length] == '=') {
-            snprintf(out, capacity, "%.*s", (int)(item - length - 1), at + length + 1);
-            return true;
-        }
-        at += item;
+    const size_t length = strlen(name);
+    const char *item = find_parameter(c->parameters, name, length);
+    if (item) {
+        const char *value = item + length + 1;
+        snprintf(out, capacity, "%.*s", (int)strcspn(value, " "), value);
     }
-    return false;
+    return item != NULL;
 }

@@ -42,6 +42,9 @@ void candidate_free(candidate *c);
 /* "fwd_simd avx512 COLUMNS=8 DIM=1024 ..."; a source is marked by its digest. */
 void candidate_text(char out[CANDIDATE_TEXT_MAX], const candidate *c);
 
+/* Adds to a set (NAME=value, separated by spaces, in any order) those of `others` whose names it does not have. */
+void candidate_complete_set(char *set, size_t capacity, const char *others);
+
 /* The value of a parameter into out, or false where the set has none of that name. */
 bool candidate_parameter(const candidate *c, const char *name, char *out, size_t capacity);
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "files.h"
+#include "kernel_source.h"
 #include "profile_diagnosis.h"
 #include "profile_ncu.h"
 
@@ -43,18 +43,6 @@ typedef struct launch {
     bool stopped;
 } launch;
 
-static char *text_of_file(const char *path)
-{
-    const void *bytes = NULL;
-    size_t size = 0;
-    if (file_map(path, &bytes, &size) != ACR_OK) {
-        return NULL;
-    }
-    char *text = size > 0 ? strndup(bytes, size) : strdup("");
-    file_unmap(bytes, size);
-    return text;
-}
-
 /* A profile_runner: the gates' child behind the tool. What it prints is in one file. */
 static acr_status run_behind(void *arg, const char *const *tool, child_result *out)
 {
@@ -66,15 +54,20 @@ static acr_status run_behind(void *arg, const char *const *tool, child_result *o
         return acr__fail(ACR_IO, "%s", done.result.detail);
     }
     l->stopped = done.outcome.end == PROCESS_STOPPED;
+    size_t bytes = 0;
+    char *text = kernel_read_text(done.log, &bytes);
+    if (!text) {
+        return ACR_IO;
+    }
     *out = (child_result){.timed_out = done.outcome.end == PROCESS_TIMED_OUT,
                           .exit_code = ended ? done.outcome.code : -1,
-                          .out = text_of_file(done.log),
+                          .out = text,
+                          .out_bytes = bytes,
                           .err = strdup(ended && done.result.status != TRIAL_VALID ? done.result.detail : "")};
-    if (!out->out || !out->err) {
+    if (!out->err) {
         child_result_free(out);
         return acr__fail(ACR_NO_MEMORY, "no memory for what the profiler said");
     }
-    out->out_bytes = strlen(out->out);
     return ACR_OK;
 }
 

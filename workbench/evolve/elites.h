@@ -17,7 +17,6 @@ typedef struct elite_profiler {
     store *store;
     int64_t slice;
     const definition *definition;
-    const volatile int *stop;
 } elite_profiler;
 
 /* Runs a trial's kernel (a; NULL = the incumbent) under Nsight Compute on each problem and stores what came of it.

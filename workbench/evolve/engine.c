@@ -1,7 +1,6 @@
 /* The search, see engine.h. */
 #include "engine.h"
 
-#include <ftw.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include "evolve/request.h"
 #include "evolve/screen.h"
 #include "evolve/tree.h"
+#include "files.h"
 #include "json.h"
 #include "parallel.h"
 #include "process.h"
@@ -673,7 +673,7 @@ static acr_status confirm_winners(engine *e, engine_end *end)
 /* Of the incumbent (0) or a trial. */
 static acr_status profile_one(engine *e, int64_t trial)
 {
-    const elite_profiler profiler = {e->gates, e->request->store, e->slice, e->definition, e->request->stop};
+    const elite_profiler profiler = {e->gates, e->request->store, e->slice, e->definition};
     const double start_s = monotonic_s();
     artefact *a = NULL;
     trial_result result;
@@ -755,22 +755,6 @@ static acr_status search(engine *e, engine_end *end)
     return status == ACR_OK && *end == ENGINE_COMPLETE ? profile_elites(e, end) : status;
 }
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
-{
-    (void)info;
-    (void)kind;
-    (void)walk;
-    return remove(path);
-}
-
-static void remove_folder(const char *path)
-{
-    enum {
-        OPEN_FOLDERS = 8
-    };
-    nftw(path, remove_entry, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
-}
-
 static acr_status run_slice(engine *e, engine_end *end)
 {
     json_t *peers = NULL;
@@ -829,7 +813,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     fold_free(&e->fold);
     trial_result_free(&e->control);
     gates_close(e->gates);
-    remove_folder(request->folder);
+    folder_remove(request->folder);
     free(e);
     return status;
 }

@@ -327,28 +327,12 @@ static char *copy_member(const json_t *answer, const char *key)
     return json_is_object(value) ? json_dumps(value, JSON_COMPACT) : text ? strdup(text) : NULL;
 }
 
-static bool names_parameter(const char *set, const char *name, size_t length)
-{
-    for (const char *at = set + strspn(set, " "); *at; at += strspn(at, " ")) {
-        if (strncmp(at, name, length) == 0 && at[length] == '=') {
-            return true;
-        }
-        at += strcspn(at, " ");
-    }
-    return false;
-}
-
 /* Fixed parameters may be given or left out: they are added where they are missing. */
 static void complete_parameters(request_trial *t, const space *s)
 {
     char fixed[SPACE_PARAMETERS_MAX];
     snprintf(fixed, sizeof fixed, "%s %s=%lld", s->fixed, s->dim.name, (long long)s->dim_value);
-    for (char *rest = NULL, *word = strtok_r(fixed, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
-        size_t length = strlen(t->parameters);
-        if (!names_parameter(t->parameters, word, strcspn(word, "="))) {
-            snprintf(t->parameters + length, sizeof t->parameters - length, " %s", word);
-        }
-    }
+    candidate_complete_set(t->parameters, sizeof t->parameters, fixed);
 }
 
 static void accept_set(request_trial *t, const space_list *spaces, const archive *proposed)

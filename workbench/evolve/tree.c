@@ -12,6 +12,7 @@
 #include <xxhash.h>
 
 #include "files.h"
+#include "kernel_source.h"
 
 /* Where families live, and what they are called there. */
 static const struct {
@@ -35,23 +36,18 @@ static bool is_tree(const char *folder)
 /* The program's folder, or one of those above it. */
 static bool find_above_program(char out[TREE_PATH_MAX])
 {
-    ssize_t length = readlink("/proc/self/exe", out, TREE_PATH_MAX - 1);
-    if (length <= 0) {
+    char sources[PATH_MAX];
+    if (!kernel_source_folder(sources, NULL)) {
         return false;
     }
-    out[length] = '\0';
-    for (char *slash = strrchr(out, '/'); slash && slash != out; slash = strrchr(out, '/')) {
-        *slash = '\0';
-        if (is_tree(out)) {
-            return true;
-        }
-    }
-    return false;
+    *strrchr(sources, '/') = '\0';
+    return snprintf(out, TREE_PATH_MAX, "%s", sources) < TREE_PATH_MAX;
 }
 
 acr_status tree_find(char out[TREE_PATH_MAX], const char *given)
 {
-    const char *named = given ? given : getenv("ACROMION_SOURCE");
+    const char *from_environment = getenv("ACROMION_SOURCE");
+    const char *named = given ? given : from_environment && *from_environment ? from_environment : NULL;
     if (named) {
         snprintf(out, TREE_PATH_MAX, "%s", named);
         return strlen(named) < TREE_PATH_MAX && is_tree(out)
@@ -59,8 +55,8 @@ acr_status tree_find(char out[TREE_PATH_MAX], const char *given)
                    : acr__fail(ACR_IO, "%s: no source tree: src/kernels.def is not there", named);
     }
     return find_above_program(out) ? ACR_OK
-                                   : acr__fail(ACR_IO, "no source tree at or above this program's folder; --tree or "
-                                                       "ACROMION_SOURCE names one");
+                                   : acr__fail(ACR_IO, "no source tree at or above this program's folder; "
+                                                       "ACROMION_SOURCE (evolve, promote: or --tree) names one");
 }
 
 /* ---- Spaces ---- */
