@@ -390,13 +390,13 @@ static const char *update(warp *w, const instruction *i, int is_red, int lane)
     const uint64_t old = read_element(at, bytes), c = what == COMPARE_AND_SWAP ? value_of(w, b + 1, lane) : 0;
     const uint64_t now = combined(what, i->type, old, value_of(w, b, lane), c);
     memcpy(at, &now, bytes);
-    if (!is_red)
-        set_register(w, &i->operands[0], lane, old);
     if (i->decoded[D_SPACE] == SHARED) {
         shared_written(w, value_of(w, address, lane), bytes);
         if (w->cta->races != NULL)
             races_access(w, lane, ACCESS_ATOMIC, value_of(w, address, lane), bytes);
     }
+    if (!is_red) /* last: it may be the address's register */
+        set_register(w, &i->operands[0], lane, old);
     return NULL;
 }
 
