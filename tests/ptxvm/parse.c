@@ -575,7 +575,7 @@ static int take_operands(parser *p, instruction *i)
 /* Where run.c has to gather lanes, and which. */
 static void read_convergence(instruction *i)
 {
-    static const char *const with_mask[] = {"shfl.sync", "vote.sync", "match.", "redux.sync", "elect.sync"};
+    static const char *const with_mask[] = {"shfl.sync", "vote.sync", "redux.sync", "elect.sync"};
     const char *at = i->mnemonic;
     const slice operation = next_modifier(&at);
     i->mask_operand = -1;

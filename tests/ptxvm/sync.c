@@ -703,35 +703,6 @@ static executor find_shfl(instruction *i)
     return has_modifier(i, "sync") && (i->operand_count == 5 || i->operand_count == 6) ? execute_shfl : NULL;
 }
 
-/* match.any: which lanes hold this lane's value. match.all: whether all do. */
-static const char *execute_match(warp *w, const instruction *i, uint32_t active)
-{
-    const operand *o = &i->operands[i->decoded[D_SOURCE]]; /* a, members */
-    const char *error = check_members(w, &o[1], active);
-    if (error != NULL)
-        return error;
-    for (int lane = 0; lane < LANES; lane++) {
-        if (!(active >> lane & 1))
-            continue;
-        uint32_t same = 0;
-        for (int other = 0; other < LANES; other++)
-            if ((active >> other & 1) && value_of(w, &o[0], other) == value_of(w, &o[0], lane))
-                same |= 1u << other;
-        const int all = same == active;
-        set_register(w, &i->operands[0], lane, i->decoded[D_WHAT] == ANY || all ? same : 0);
-        if (i->decoded[D_SOURCE] == 2)
-            set_register(w, &i->operands[1], lane, (uint64_t)all);
-    }
-    return NULL;
-}
-
-static executor find_match(instruction *i)
-{
-    i->decoded[D_WHAT] = has_modifier(i, "any") ? ANY : ALL;
-    i->decoded[D_SOURCE] = (uint64_t)i->operand_count - 2;
-    return i->operand_count == 3 || (i->operand_count == 4 && i->decoded[D_WHAT] == ALL) ? execute_match : NULL;
-}
-
 /* decoded[D_WHAT] of redux */
 enum {
     SUM,
@@ -832,7 +803,6 @@ executor find_executor_sync(instruction *i)
         {"mbarrier.", 0, NULL, find_mbarrier},
         {"vote.", 0, NULL, find_vote},
         {"shfl.", 0, NULL, find_shfl},
-        {"match.", 0, NULL, find_match},
         {"redux.sync.", 0, NULL, find_redux},
         {"elect.sync", 3, execute_elect, NULL},
         {"activemask.b32", 1, execute_activemask, NULL},
