@@ -299,6 +299,9 @@ static void atomics_race_with_ordinary_accesses_only(void **state)
          0, 0},
         {"@%p0 st.shared.u32 [%r3], %r13;\nbar.sync 0;\n@%p0 atom.shared.add.u32 %r5, [%r13], 1;\n" R1,
          "nothing orders this", 2, 0, 0},
+        {"@%p0 st.shared.u32 [%r13], %r10;\nbar.sync 0;\nmov.u32 %r5, %r13;\n" /* its address goes, for the old value */
+         "@%p0 atom.shared.add.u32 %r5, [%r5], 1;\n@%p1 ld.shared.u32 %r5, [%r13];\n",
+         "race at shared address 0 of", 2, 0, 0},
     };
     check_all(experiments, COUNT_OF(experiments));
 }

@@ -813,7 +813,7 @@ static int is_value(const operand *o)
 /* setp.CMP[.BOOL][.ftz].TYPE p[|q], a, b[, c] */
 static executor find_setp(instruction *i)
 {
-    if (strncmp(i->mnemonic, "setp.", 5) != 0)
+    if (!begins_with(i->mnemonic, "setp."))
         return NULL;
     const size_t length = strcspn(i->mnemonic + 5, ".");
     for (size_t c = 0; c < sizeof comparisons / sizeof comparisons[0]; c++) {
@@ -956,7 +956,7 @@ static u64 special_of_warp(const warp *w, int64_t which)
     const cta *c = w->cta;
     const launch *l = c->launch;
     const ptxvm_launch *asked = l->asked;
-    const uint32_t cluster = asked->cluster > 1 ? asked->cluster : 1;
+    const uint32_t cluster = cluster_size(asked);
     const int64_t axis = which < S_CLUSTER_CTARANK ? which % 3 : 0; /* every vector begins at a multiple of three */
     switch (which - axis) {
     case S_NTID:
@@ -1033,7 +1033,7 @@ static const char *mov_special(warp *w, const instruction *i, uint32_t active)
 
 static executor find_mov(instruction *i)
 {
-    if (strncmp(i->mnemonic, "mov.", 4) != 0 || strchr(i->mnemonic + 4, '.') || i->operand_count != 2)
+    if (!begins_with(i->mnemonic, "mov.") || strchr(i->mnemonic + 4, '.') || i->operand_count != 2)
         return NULL;
     const operand *to = &i->operands[0], *from = &i->operands[1];
     const int bits = bits_of_type(i->type);
@@ -1302,7 +1302,7 @@ static executor find_cvt_pack(instruction *i)
 /* cvt[.rounding][.ftz][.sat].TO.FROM d, a with scalar types. */
 static executor find_cvt(instruction *i)
 {
-    if (strncmp(i->mnemonic, "cvt.", 4) != 0 || i->operand_count < 2 || !is_register_or_sink(&i->operands[0]) ||
+    if (!begins_with(i->mnemonic, "cvt.") || i->operand_count < 2 || !is_register_or_sink(&i->operands[0]) ||
         !is_value(&i->operands[1]))
         return NULL;
     if (i->operand_count != 2)
@@ -1338,7 +1338,7 @@ static executor find_cvt(instruction *i)
 /* dp2a.{lo,hi}.{u32,s32}.{u32,s32}, dp4a.{u32,s32}.{u32,s32} */
 static executor find_dot_product(instruction *i)
 {
-    const int halves = strncmp(i->mnemonic, "dp2a.lo.", 8) == 0 || strncmp(i->mnemonic, "dp2a.hi.", 8) == 0;
+    const int halves = begins_with(i->mnemonic, "dp2a.lo.") || begins_with(i->mnemonic, "dp2a.hi.");
     const size_t length = halves ? strlen("dp2a.lo.") : strlen("dp4a.");
     if ((!halves && strncmp(i->mnemonic, "dp4a.", length) != 0) || strlen(i->mnemonic) != length + strlen("u32.u32") ||
         (i->to != T_U32 && i->to != T_S32) || (i->type != T_U32 && i->type != T_S32) || i->operand_count != 4 ||

@@ -729,8 +729,8 @@ static const struct {
 static executor find_matrix_copy(instruction *in)
 {
     static const char *const spaces[] = {"shared", "shared::cta"};
-    const int is_store = !strncmp(in->mnemonic, "stmatrix.", 9);
-    if ((!is_store && strncmp(in->mnemonic, "ldmatrix.", 9)) || in->operand_count != 2)
+    const int is_store = begins_with(in->mnemonic, "stmatrix.");
+    if ((!is_store && !begins_with(in->mnemonic, "ldmatrix.")) || in->operand_count != 2)
         return NULL;
     for (unsigned count = 1; count <= 4; count *= 2)
         for (unsigned is_transposed = 0; is_transposed < 2; is_transposed++)

@@ -7,7 +7,6 @@
 /* ---- Addresses ---- */
 
 enum {
-    RANK_SHIFT = 24, /* of 1 + a CTA's rank in addresses of the cluster's shared memory */
     BLOCK_BYTES = 1024
 };
 
@@ -20,12 +19,9 @@ static const char *misaligned(const char *space, uint64_t address, size_t bytes,
 /* The CTA whose shared memory holds this address; NULL and *error when the cluster has none such. */
 static cta *cta_at(const warp *w, uint64_t address, const char **error)
 {
-    const uint64_t rank = address >> RANK_SHIFT;
-    if (rank == 0)
-        return w->cta;
-    const uint32_t ranks = w->cta->launch->asked->cluster > 1 ? w->cta->launch->asked->cluster : 1;
-    if (rank <= ranks)
-        return w->cta->cluster[rank - 1];
+    const uint32_t ranks = cluster_size(w->cta->launch->asked);
+    if (address >> RANK_SHIFT <= ranks)
+        return shared_owner(w, address);
     *error = fail("shared address %#llx: the cluster has %u CTAs", (unsigned long long)address, ranks);
     return NULL;
 }
@@ -35,7 +31,7 @@ unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignme
     const cta *owner = cta_at(w, address, error);
     if (owner == NULL)
         return NULL;
-    const uint64_t offset = address & ((1u << RANK_SHIFT) - 1);
+    const uint64_t offset = shared_offset(address);
     if (offset + bytes > owner->shared_bytes) {
         *error = fail("%zu bytes at shared address %llu: the CTA has %u", bytes, (unsigned long long)offset,
                       owner->shared_bytes);
@@ -98,7 +94,7 @@ unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignme
 
 static void first_and_end_unit(uint64_t address, size_t bytes, size_t *first, size_t *end)
 {
-    const uint64_t offset = address & ((1u << RANK_SHIFT) - 1);
+    const uint64_t offset = shared_offset(address);
     *first = offset / PROXY_UNIT_BYTES;
     *end = (offset + bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
 }
@@ -164,11 +160,6 @@ enum {
     D_OPERATION,
     D_IS_SIGNED = D_OPERATION /* of ld */
 };
-
-static int begins_with(const char *text, const char *beginning)
-{
-    return strncmp(text, beginning, strlen(beginning)) == 0;
-}
 
 /* Constant and local memory, which no kernel of the project uses, are not known. */
 static int decode_space(instruction *i)
@@ -274,8 +265,6 @@ static const char *execute_ld(warp *w, const instruction *i, uint32_t active)
                 value = sign_extended(value, bytes, to->bits);
             set_register(w, to, lane, value);
         }
-        if (i->decoded[D_SPACE] == GLOBAL)
-            w->cta->launch->counts.bytes_global_read += bytes * (size_t)i->vector;
     }
     return NULL;
 }
@@ -401,13 +390,13 @@ static const char *update(warp *w, const instruction *i, int is_red, int lane)
     const uint64_t old = read_element(at, bytes), c = what == COMPARE_AND_SWAP ? value_of(w, b + 1, lane) : 0;
     const uint64_t now = combined(what, i->type, old, value_of(w, b, lane), c);
     memcpy(at, &now, bytes);
-    if (!is_red)
-        set_register(w, &i->operands[0], lane, old);
     if (i->decoded[D_SPACE] == SHARED) {
         shared_written(w, value_of(w, address, lane), bytes);
         if (w->cta->races != NULL)
             races_access(w, lane, ACCESS_ATOMIC, value_of(w, address, lane), bytes);
     }
+    if (!is_red) /* last: it may be the address's register */
+        set_register(w, &i->operands[0], lane, old);
     return NULL;
 }
 
@@ -473,7 +462,6 @@ static const char *copy_chunks(warp *issuer, void *data)
         memset(c->to, 0, c->bytes);
         if (c->from != NULL)
             memcpy(c->to, c->from, c->bytes_read);
-        issuer->cta->launch->counts.bytes_global_read += c->bytes_read;
         shared_written(issuer, c->shared_address, c->bytes);
     }
     return NULL;

@@ -452,7 +452,7 @@ static int take_named(parser *p, instruction *i, operand *o)
         o->is_parameter = s->is_parameter;
         return 0;
     }
-    if (strncmp(i->mnemonic, "bra", 3) == 0) {
+    if (begins_with(i->mnemonic, "bra")) {
         label_use *use = list_add(&p->label_uses, sizeof *use);
         if (!use)
             return no_memory(p);
@@ -563,7 +563,7 @@ static int take_operands(parser *p, instruction *i)
         operand *o = &i->operands[i->operand_count];
         if (take_operand(p, i, o))
             return -1;
-        if (o->kind == O_SPECIAL && strncmp(i->mnemonic, "mov.", 4) != 0)
+        if (o->kind == O_SPECIAL && !begins_with(i->mnemonic, "mov."))
             return error_at(p, "special registers are known in mov only");
         i->operand_count++;
     } while (accept(p, ',') || accept(p, '|'));
@@ -575,16 +575,16 @@ static int take_operands(parser *p, instruction *i)
 /* Where run.c has to gather lanes, and which. */
 static void read_convergence(instruction *i)
 {
-    static const char *const with_mask[] = {"shfl.sync", "vote.sync", "match.", "redux.sync", "elect.sync"};
+    static const char *const with_mask[] = {"shfl.sync", "vote.sync", "redux.sync", "elect.sync"};
     const char *at = i->mnemonic;
     const slice operation = next_modifier(&at);
     i->mask_operand = -1;
     i->is_convergent = slice_is(operation, "bar") || slice_is(operation, "barrier") || has_modifier(i, "sync") ||
                        has_modifier(i, "aligned");
-    if (strncmp(i->mnemonic, "bar.warp.sync", 13) == 0 && i->operand_count == 1)
+    if (begins_with(i->mnemonic, "bar.warp.sync") && i->operand_count == 1)
         i->mask_operand = 0;
     for (size_t k = 0; k < sizeof with_mask / sizeof with_mask[0]; k++)
-        if (strncmp(i->mnemonic, with_mask[k], strlen(with_mask[k])) == 0)
+        if (begins_with(i->mnemonic, with_mask[k]))
             i->mask_operand = i->operand_count - 1;
     if (i->mask_operand >= 0 && i->operands[i->mask_operand].kind != O_REGISTER &&
         i->operands[i->mask_operand].kind != O_IMMEDIATE)

@@ -62,7 +62,7 @@ typedef struct ptxvm_launch {
 
 typedef struct ptxvm_counts {
     uint64_t instructions; /* of warps */
-    uint64_t bytes_global_read, bytes_global_written;
+    uint64_t bytes_global_written;
 } ptxvm_counts;
 
 /* Runs a launch to its end. 0 = done. Otherwise -1 and one line of what went wrong and where: "CTA (0,1,0) warp 3, PTX

@@ -117,7 +117,7 @@ static uint32_t cell_bytes_of(const launch *l)
         const instruction *in = &m->instructions[i];
         if (strstr(in->mnemonic, ".shared") == NULL)
             continue;
-        const int is_plain = strncmp(in->mnemonic, "ld.", 3) == 0 || strncmp(in->mnemonic, "st.", 3) == 0;
+        const int is_plain = begins_with(in->mnemonic, "ld.") || begins_with(in->mnemonic, "st.");
         if (is_plain && (in->type == T_U8 || in->type == T_S8 || in->type == T_B8))
             least = 1;
         else if (is_plain && least > 2 && (in->type == T_U16 || in->type == T_S16 || in->type == T_B16))
@@ -164,7 +164,7 @@ const char *races_begin(cta *c)
     c->races = r;
     if (r == NULL)
         return fail("no memory for the race detector");
-    r->ranks = l->asked->cluster > 1 ? (int)l->asked->cluster : 1;
+    r->ranks = (int)cluster_size(l->asked);
     r->warps = c->warp_count;
     r->agents = KINDS * r->warps + MAX_MBARRIERS;
     r->readers = KINDS_READ * r->warps;
@@ -410,12 +410,6 @@ static void check_lanes(const access *a, lane_record *record, uint32_t address)
     record->read_lanes |= UINT32_C(1) << a->lane;
 }
 
-static cta *cta_at(const warp *w, uint64_t address)
-{
-    const uint64_t rank = address >> 24;
-    return rank == 0 ? w->cta : w->cta->cluster[rank - 1];
-}
-
 static void note_write(const access *a, const cell *c, const uint32_t *known)
 {
     const cta_races *r = a->warp->cta->races;
@@ -433,8 +427,8 @@ static void note_write(const access *a, const cell *c, const uint32_t *known)
 /* Checks the access against what each cell remembers, and has the cell remember it. The address has been checked. */
 static void note(const access *a, uint64_t address, size_t bytes)
 {
-    const cta_races *owner = cta_at(a->warp, address)->races;
-    const uint32_t offset = (uint32_t)address & 0xFFFFFF;
+    const cta_races *owner = shared_owner(a->warp, address)->races;
+    const uint32_t offset = shared_offset(address);
     const uint32_t *known = known_by(a->warp);
     const uint32_t end = (uint32_t)((offset + bytes + owner->cell_bytes - 1) / owner->cell_bytes);
     const int rank = (int)a->agent / owner->agents, local = (int)a->agent % owner->agents;
@@ -490,8 +484,8 @@ void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t 
 void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *old, const void *new)
 {
     access a = access_of(w, lane);
-    const cta_races *owner = cta_at(w, address)->races;
-    const uint32_t offset = (uint32_t)address & 0xFFFFFF;
+    const cta_races *owner = shared_owner(w, address)->races;
+    const uint32_t offset = shared_offset(address);
     const write_record *record = &owner->writes[offset / owner->cell_bytes];
     const int same_instruction = record->clock != 0 && record->agent == a.agent && record->instance == a.instance;
     const int is_change = memcmp(old, new, bytes) != 0;

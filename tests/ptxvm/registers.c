@@ -83,7 +83,7 @@ static void find_lives(renumbering *r, instruction *instructions, int first, int
         r->at = n - first;
         r->block += r->leads[r->at];
         r->is_certain = instructions[n].guard < 0;
-        r->is_late = strncmp(instructions[n].mnemonic, "wgmma.mma_async", 15) == 0;
+        r->is_late = begins_with(instructions[n].mnemonic, "wgmma.mma_async");
         visit_instruction(r, &instructions[n], note);
     }
 }

@@ -572,7 +572,7 @@ static void reset_warp(const machine *m, cta *c, int index)
     group_wait *waits = w->waits;
     const uint32_t threads = thread_count(m->launch.asked) - (uint32_t)index * LANES;
     *w = (warp){.cta = c, .index = index, .registers = registers, .waits = waits};
-    w->lanes = w->alive = threads >= LANES ? (uint32_t)FULL_WARP : (1u << threads) - 1;
+    w->alive = threads >= LANES ? (uint32_t)FULL_WARP : (1u << threads) - 1;
     set_pc(w, (uint32_t)FULL_WARP, m->launch.entry->first);
     memset(registers, 0, register_bytes(m));
 }
@@ -812,9 +812,8 @@ static const char *run_all(machine *m)
     const char *error = NULL;
     while (!error && (m->cta_count || m->next_id < m->id_count)) {
         error = step(m);
-        if (!error && is_idle(m)) {
+        if (!error && is_idle(m))
             error = tell_waits(m, "the launch spins: no warp writes memory, wakes or ends any more; one runs here");
-        }
     }
     return error;
 }
@@ -881,7 +880,7 @@ static const char *prepare(machine *m, const ptxvm_launch *asked)
     static const uint64_t early[] = {4, 32, 256};
     m->early = early[below(m, sizeof early / sizeof early[0])];
     m->code = asked->module->instructions;
-    m->cluster = asked->cluster > 1 ? asked->cluster : 1;
+    m->cluster = cluster_size(asked);
     m->id_count = (uint64_t)asked->grid[0] * asked->grid[1] * asked->grid[2];
     m->cta_limit = limit_of(m);
     m->ctas = calloc((size_t)m->cta_limit, sizeof(cta *));

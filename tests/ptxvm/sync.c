@@ -5,11 +5,6 @@
 
 #include "vm.h"
 
-static int begins_with(const char *text, const char *beginning)
-{
-    return strncmp(text, beginning, strlen(beginning)) == 0;
-}
-
 static int lane_count(uint32_t lanes)
 {
     return __builtin_popcount(lanes);
@@ -205,7 +200,7 @@ static executor find_bar(instruction *i)
 /* Warps of the cluster that are there, as threads. */
 static uint32_t threads_of_cluster(const cta *c)
 {
-    const uint32_t ranks = c->launch->asked->cluster > 1 ? c->launch->asked->cluster : 1;
+    const uint32_t ranks = cluster_size(c->launch->asked);
     uint32_t threads = 0;
     for (uint32_t rank = 0; rank < ranks; rank++)
         threads += LANES * (uint32_t)c->cluster[rank]->warps_alive;
@@ -252,15 +247,14 @@ static const char *execute_cluster_wait(warp *w, const instruction *i, uint32_t 
 /* d = the address in the shared memory of another CTA of the cluster. */
 static const char *execute_mapa(warp *w, const instruction *i, uint32_t active)
 {
-    const uint32_t ranks = w->cta->launch->asked->cluster > 1 ? w->cta->launch->asked->cluster : 1;
+    const uint32_t ranks = cluster_size(w->cta->launch->asked);
     for (int lane = 0; lane < LANES; lane++) {
         if (!(active >> lane & 1))
             continue;
         const uint64_t rank = (uint32_t)value_of(w, &i->operands[2], lane);
         if (rank >= ranks)
             return fail("rank %llu: the cluster has %u CTAs", (unsigned long long)rank, ranks);
-        const uint64_t offset = value_of(w, &i->operands[1], lane) & 0xFFFFFF;
-        set_register(w, &i->operands[0], lane, offset | (rank + 1) << 24);
+        set_register(w, &i->operands[0], lane, shared_address_in(value_of(w, &i->operands[1], lane), rank));
     }
     return NULL;
 }
@@ -280,9 +274,8 @@ static cta *owner_of(warp *w, uint64_t address, uint32_t *offset, unsigned char 
     *bytes = shared_at(w, address, sizeof mbarrier_mark, sizeof mbarrier_mark, error);
     if (*bytes == NULL)
         return NULL;
-    *offset = (uint32_t)address & 0xFFFFFF;
-    const uint64_t rank = address >> 24;
-    return rank == 0 ? w->cta : w->cta->cluster[rank - 1];
+    *offset = shared_offset(address);
+    return shared_owner(w, address);
 }
 
 /* The barrier at an offset, or a free place for it: from the place that the offset gives on. */
@@ -710,35 +703,6 @@ static executor find_shfl(instruction *i)
     return has_modifier(i, "sync") && (i->operand_count == 5 || i->operand_count == 6) ? execute_shfl : NULL;
 }
 
-/* match.any: which lanes hold this lane's value. match.all: whether all do. */
-static const char *execute_match(warp *w, const instruction *i, uint32_t active)
-{
-    const operand *o = &i->operands[i->decoded[D_SOURCE]]; /* a, members */
-    const char *error = check_members(w, &o[1], active);
-    if (error != NULL)
-        return error;
-    for (int lane = 0; lane < LANES; lane++) {
-        uint32_t same = 0;
-        for (int other = 0; other < LANES && (active >> lane & 1); other++)
-            if ((active >> other & 1) && value_of(w, &o[0], other) == value_of(w, &o[0], lane))
-                same |= 1u << other;
-        if (!(active >> lane & 1))
-            continue;
-        const int all = same == active;
-        set_register(w, &i->operands[0], lane, i->decoded[D_WHAT] == ANY || all ? same : 0);
-        if (i->decoded[D_SOURCE] == 2)
-            set_register(w, &i->operands[1], lane, (uint64_t)all);
-    }
-    return NULL;
-}
-
-static executor find_match(instruction *i)
-{
-    i->decoded[D_WHAT] = has_modifier(i, "any") ? ANY : ALL;
-    i->decoded[D_SOURCE] = (uint64_t)i->operand_count - 2;
-    return i->operand_count == 3 || (i->operand_count == 4 && i->decoded[D_WHAT] == ALL) ? execute_match : NULL;
-}
-
 /* decoded[D_WHAT] of redux */
 enum {
     SUM,
@@ -839,7 +803,6 @@ executor find_executor_sync(instruction *i)
         {"mbarrier.", 0, NULL, find_mbarrier},
         {"vote.", 0, NULL, find_vote},
         {"shfl.", 0, NULL, find_shfl},
-        {"match.", 0, NULL, find_match},
         {"redux.sync.", 0, NULL, find_redux},
         {"elect.sync", 3, execute_elect, NULL},
         {"activemask.b32", 1, execute_activemask, NULL},

@@ -12,11 +12,6 @@ enum {
     MAX_RANK = 5
 };
 
-static int begins_with(const char *text, const char *beginning)
-{
-    return strncmp(text, beginning, strlen(beginning)) == 0;
-}
-
 /* ---- Boxes ---- */
 
 /* Work on its way: a box of a tensor. */
@@ -114,7 +109,6 @@ static const char *load_run(warp *w, unsigned char *shared, uint64_t global, siz
     if (from == NULL)
         return error;
     memcpy(shared, from, bytes);
-    w->cta->launch->counts.bytes_global_read += bytes;
     return NULL;
 }
 
@@ -170,11 +164,6 @@ static const char *read_map(warp *w, const operand *o, int lane, box_copy *copy)
     return NULL;
 }
 
-static uint64_t in_cta(uint64_t shared_address, uint32_t rank)
-{
-    return (shared_address & 0xFFFFFF) | (uint64_t)(rank + 1) << 24;
-}
-
 /* To the race detector; the barrier's bytes are accessed too. */
 static const char *tell_of_copy(warp *w, int lane, uint64_t address, uint32_t bytes, uint64_t barrier)
 {
@@ -212,7 +201,7 @@ static const char *issue_load(warp *w, int lane, const box_copy *copy)
 /* decoded[0]: .multicast::cluster, a mask of CTAs follows the barrier */
 static const char *execute_load(warp *w, const instruction *i, uint32_t active)
 {
-    const uint32_t ranks = w->cta->launch->asked->cluster > 1 ? w->cta->launch->asked->cluster : 1;
+    const uint32_t ranks = cluster_size(w->cta->launch->asked);
     for (int lane = 0; lane < LANES; lane++) {
         if (!(active >> lane & 1))
             continue;
@@ -229,8 +218,8 @@ static const char *execute_load(warp *w, const instruction *i, uint32_t active)
             if (!(mask >> rank & 1))
                 continue;
             box_copy one = copy;
-            one.shared = in_cta(copy.shared, rank);
-            one.barrier = in_cta(copy.barrier, rank);
+            one.shared = shared_address_in(copy.shared, rank);
+            one.barrier = shared_address_in(copy.barrier, rank);
             error = issue_load(w, lane, &one);
         }
         if (error != NULL)
@@ -297,8 +286,6 @@ static const char *copy_plainly(warp *issuer, void *data)
     if (to == NULL || from == NULL)
         return error;
     memcpy(to, from, copy->bytes);
-    if (copy->way == GLOBAL_TO_SHARED)
-        issuer->cta->launch->counts.bytes_global_read += copy->bytes;
     if (copy->way != SHARED_TO_GLOBAL)
         return mbarrier_complete_bytes(issuer, copy->barrier, copy->bytes);
     issuer->cta->launch->counts.bytes_global_written += copy->bytes;

@@ -12,6 +12,8 @@
 #ifndef PTXVM_VM_H
 #define PTXVM_VM_H
 
+#include <string.h>
+
 #include "ptxvm.h"
 
 enum {
@@ -123,6 +125,11 @@ typedef struct instruction {
     const char *text;               /* the statement, shortened: for messages */
 } instruction;
 
+static inline int begins_with(const char *text, const char *beginning)
+{
+    return strncmp(text, beginning, strlen(beginning)) == 0;
+}
+
 /* Whether the mnemonic holds this modifier: has_modifier(i, "trans") for ldmatrix….trans.shared.b16. Slow: call while
  * parsing, keep the answer in decoded[]. */
 int has_modifier(const instruction *instruction, const char *modifier);
@@ -192,8 +199,7 @@ struct cta;
 typedef struct warp {
     struct cta *cta;
     int index;           /* in the CTA */
-    uint32_t lanes;      /* that exist: the last warp of a block may be short */
-    uint32_t alive;      /* not exited */
+    uint32_t alive;      /* lanes that have not exited; the last warp of a block may be short from the start */
     int pc[LANES];       /* of each lane */
     uint64_t *registers; /* [register_count][LANES]; low bits of the type's width count, the rest is 0 */
     wait_state wait;
@@ -264,6 +270,12 @@ typedef struct launch {
 
 uint64_t next_random(launch *launch);
 
+/* CTAs of a cluster; 1 where the launch has none. */
+static inline uint32_t cluster_size(const ptxvm_launch *asked)
+{
+    return asked->cluster > 1 ? asked->cluster : 1;
+}
+
 /* ---- Reading and writing operands (run.c, inline here: everything is made of them) ---- */
 
 static inline uint64_t *register_of(const warp *w, int reg)
@@ -297,16 +309,39 @@ const char *fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- Memory (memory.c) ---- */
 
-/* Host address of [address, address + bytes) in shared memory. Addresses below 2^24 are the warp's own CTA's; bits 24
- * and up hold 1 + the rank of a CTA of the cluster (as mapa gives). NULL and *error where it lies outside or is not
- * aligned to `alignment`. */
+/* Shared addresses below 2^RANK_SHIFT are the warp's own CTA's; bits RANK_SHIFT and up hold 1 + the rank of a CTA of
+ * the cluster (as mapa gives). */
+enum {
+    RANK_SHIFT = 24
+};
+
+static inline uint32_t shared_offset(uint64_t address)
+{
+    return (uint32_t)address & ((1u << RANK_SHIFT) - 1);
+}
+
+/* The address of the same place in the CTA with this rank. */
+static inline uint64_t shared_address_in(uint64_t address, uint64_t rank)
+{
+    return shared_offset(address) | (rank + 1) << RANK_SHIFT;
+}
+
+/* The CTA that an address names; its rank has been checked. */
+static inline cta *shared_owner(const warp *w, uint64_t address)
+{
+    const uint64_t rank = address >> RANK_SHIFT;
+    return rank == 0 ? w->cta : w->cta->cluster[rank - 1];
+}
+
+/* Host address of [address, address + bytes) in shared memory. NULL and *error where it lies outside or is not aligned
+ * to `alignment`. */
 unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error);
 
 /* The same for global memory (and parameters by their generic address). */
 unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error);
 
 /* Ordinary ("generic") stores to shared memory are visible to the copy engine and to wgmma only behind a
- * fence.proxy.async. Who stores without being one of them says so (st, stmatrix, cp.async); the fence forgets the
+ * fence.proxy.async. Who stores without being one of them says so (st, atom, stmatrix, cp.async); the fence forgets the
  * warp's marks; who reads as one of them asks first. shared_for_async: NULL or the error. */
 void shared_written(warp *w, uint64_t address, size_t bytes);
 void shared_fenced(warp *w);
