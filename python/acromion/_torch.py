@@ -105,9 +105,9 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool 
     arguments: Dict[str, Any] = {
         "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
         "kv_lens": kv_lens, "layout": layout}
-    for name, scale in zip(SCALES, (q_scale, k_scale, v_scale)):
-        if scale is not None:
-            arguments[name + "s" if isinstance(scale, torch.Tensor) else name] = scale
+    for name, given in zip(SCALES, (q_scale, k_scale, v_scale)):
+        if given is not None:
+            arguments[name + "s" if isinstance(given, torch.Tensor) else name] = given
     operators = torch.ops.acromion
     if out is None:
         return (operators.sdpa_lse if return_lse else operators.sdpa)(q, k, v, **arguments)

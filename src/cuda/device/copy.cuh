@@ -63,7 +63,7 @@ DEV uint32_t chunk_address(uint32_t row_start, int chunk, int row_chunks)
     return (row_start ^ (uint32_t)(chunk % period * CHUNK_BYTES)) + (uint32_t)(chunk / period * period * CHUNK_BYTES);
 }
 
-/* A matrix of 16-bit elements in global memory: rows of `chunks` chunks. */
+/* A matrix in global memory, of any elements: rows of `chunks` chunks. */
 typedef struct chunk_matrix {
     const char *base;
     int64_t row_bytes;

@@ -16,6 +16,12 @@ template <int IS_BF16> DEV uint32_t pack(float low, float high)
     return packed;
 }
 
+/* The same where the type of the output is known with the arguments only: of e4m3 inputs. */
+DEV uint32_t pack_output(float low, float high, int bf16)
+{
+    return bf16 ? pack<1>(low, high) : pack<0>(low, high);
+}
+
 /* Four floats rounded to nearest even into e4m3, `a` lowest. Beyond 448 is 448; NaN stays. sm_89 and newer. */
 DEV uint32_t pack_e4m3(float a, float b, float c, float d)
 {

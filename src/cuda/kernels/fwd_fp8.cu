@@ -454,11 +454,6 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
 
 /* ---- Output ---- */
 
-DEV uint32_t pack_output(float low, float high, int bf16)
-{
-    return bf16 ? pack<1>(low, high) : pack<0>(low, high);
-}
-
 /* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the
  * even ones, the second the odd ones: lane i of a quad holds dims 4i..4i + 3. Neighbouring lanes exchange halves of
  * two such 16, so that each has 8 dims in a row. Returns whether all values are finite. */

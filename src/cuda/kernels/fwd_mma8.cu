@@ -201,11 +201,6 @@ DEV void accumulate_sums(row_values &sum, const row_values &factor, const probab
 
 /* ---- Storing ---- */
 
-DEV uint32_t pack_output(float low, float high, int bf16)
-{
-    return bf16 ? pack<1>(low, high) : pack<0>(low, high);
-}
-
 /* Stores row h of a lane's 16-row tile, `to`, 16 bytes at a time: of each 16 dims a lane has 4j..4j + 3, and with its
  * neighbour's 8 in a row. Returns whether all values are finite. */
 DEV int store_row(const fwd_args &a, char *to, bool exists, const float (&o)[DIM_BLOCKS][2][4], int h, float factor,
