@@ -476,8 +476,7 @@ def last_words(path):
 
 def run_command(day, step, part, command, limit_s, log):
     """Returns (status, why)."""
-    stem = day.scratch / f"{step.name}-{part}"
-    made, printed = stem.with_suffix(".made.json"), stem.with_suffix(".printed")
+    made, printed = (day.scratch / f"{step.name}-{part}.{what}" for what in ("made.json", "printed"))
     argv = [str(word) for word in command.argv]
     if command.output == "records":
         argv += ["-o", str(made)]
