@@ -32,12 +32,16 @@ if does == "crash":
 if does == "no device":
     print("acromion: device: no GPU", file=sys.stderr)
     sys.exit(4)
+if command == "--version":
+    print("acromion 0.1.0 (0123456789ab)")
 if command == "check":
     bad = does == "wrong"
+    kernel = value("-k") if does == "slow" else "fwd_x"
     print(json.dumps({"device": "fake", "reruns": 1, "kernels": [
-        {"kernel": "fwd_x", "passed": 9 - bad, "failed": int(bad), "worst_share": 0.5},
+        {"kernel": kernel, "passed": 9 - bad, "failed": int(bad), "worst_share": 0.5},
         {"kernel": "fwd_y", "passed": 0, "failed": 0, "worst_share": 0, "not_run": "not for this device"}],
-        "records": [{"kernel": "fwd_x", "pass": not bad, "failure": "max error 2 > 1"}]}))
+        "records": [{"kernel": kernel, "pass": not bad, "failure": "max error 2 > 1"}]}), flush=True)
+    time.sleep(2 * (does == "slow"))  # so that another check runs meanwhile
     sys.exit(int(bad))
 if command == "why" and "--measure" in arguments:
     print("[" if does == "garbage" else json.dumps([{"problem": p} for p in arguments if p.startswith("b")][:5]))
@@ -105,6 +109,15 @@ class Day(unittest.TestCase):
         self.assertEqual(self.day("--again", "check.first").returncode, DONE)
         self.assertEqual(len(json.loads((self.out / "check.json").read_text())), 2)
 
+    def test_steps_beside_each_other_keep_their_results_apart(self):
+        done = self.day("check", fake={"check": "slow"})
+        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        checks = json.loads((self.out / "check.json").read_text())
+        for step, pattern in (("check.first", "fwd_[sw]*"), ("check.second", "fwd_[!sw]*")):
+            record = next(c for c in checks if c["step"] == step)
+            self.assertEqual([k["kernel"] for k in record["kernels"]], [pattern])
+            self.assertEqual(record["asked"], f"-k {pattern}")
+
     def test_a_failure_is_told_and_the_others_run(self):
         done = self.day("info", "check.first", "host-cost", fake={"check": "wrong"})
         self.assertEqual(done.returncode, FAILED)
@@ -164,12 +177,14 @@ class Day(unittest.TestCase):
             (tools / name).chmod(0o755)
         built = self.bundle / "variants/fwd_x+A=1"
         built.mkdir(parents=True)
-        self.script("tools/gpu-evolve.sh", "echo trial >>\"$3/summary.json\"\n[ \"$TRIALS\" = all ] || exit 7\n")
+        self.script("tools/gpu-evolve.sh", "echo \"built from $ACR_GIT_SHA, dirty $ACR_GIT_DIRTY\"\n"
+                    "echo trial >>\"$3/summary.json\"\n[ \"$TRIALS\" = all ] || exit 7\n")
         done = self.day("sanitize.racecheck", "variants", "evolve", path=str(tools))
         self.assertEqual(done.returncode, UNFINISHED, done.stdout + done.stderr)
         self.assertEqual(self.steps()["evolve"]["status"], "unfinished")
         log = (self.out / "day.log").read_text()
         self.assertEqual(log.count("\nsanitizer\n"), 6)  # a run for each of racecheck's patterns
+        self.assertIn("\nbuilt from 0123456789ab, dirty 0\n", log)
         self.assertRegex(log, r"--variant \S+/variants/fwd_x\+A=1 --variant fwd_x:B=1 b1:h1:s1:d8 -o")
         with tarfile.open(self.out / "more.tar.gz") as archive:
             self.assertEqual({m.name for m in archive if m.isfile()}, {"variants.json", "evolve/summary.json"})
@@ -203,7 +218,7 @@ class Day(unittest.TestCase):
             done = subprocess.run([sys.executable, ROOT / "tools/gpu_day.py", "--tiny", "-o", self.out, *steps],
                                   env=environment | execute, capture_output=True, text=True, timeout=200, check=False)
             self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
-        self.assertEqual([c["kernels"][0]["cases"] for c in json.loads((self.out / "check.json").read_text())], [1] * 4)
+        self.assertEqual([c["kernels"][0]["cases"] for c in json.loads((self.out / "check.json").read_text())], [1] * 5)
         dry = subprocess.run([sys.executable, ROOT / "tools/gpu_day.py", "--dry-run", "all"], env=environment,
                              capture_output=True, text=True, timeout=60, check=False).stdout
         seen = 0
@@ -216,6 +231,20 @@ class Day(unittest.TestCase):
                 self.assertEqual(listed.returncode, DONE, line + listed.stderr)
                 self.assertTrue(listed.stdout, line)
         self.assertGreaterEqual(seen, 5)
+
+    def test_small_problems_reach_every_kernel(self):
+        """What the sanitizers are given: a problem for each kernel that a GPU can have."""
+        sys.path.insert(0, str(ROOT / "tools"))
+        import gpu_day
+        environment = {**os.environ, "LD_LIBRARY_PATH": DRIVER}
+
+        def kernels(*problems):
+            listed = subprocess.run([PROGRAM, "check", "--backend", "cuda", "--list", "-k", "fwd_*", *problems],
+                                    env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+            return {words[words.index("-k") + 1] for words in map(str.split, listed.splitlines())}
+
+        self.assertEqual(kernels(*gpu_day.SMALL), kernels())
+        self.assertGreater(len(kernels()), 100)
 
 
 if __name__ == "__main__":

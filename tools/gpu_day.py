@@ -20,6 +20,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -35,10 +36,12 @@ SKIPPED_TEST = 77  # what our tests end with where they cannot run
 
 # ---- What is run: lists ----------------------------------------------------------------------------------------------
 
-# Small, since the sanitizers slow a kernel down a thousandfold, and ragged, since that is where faults hide.
-SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "bf16:b2:h2:s17/40:d128:kvlens",
-         "f32:b1:h1:s20:d40:align4", "b6:h2/1:s40/70:d64:causal:bshd:packed:lse",
-         "e4m3:b1:h2:s70:d64", "e4m3:b1:h4/2:s33/70:d128:causal:lse"]
+# Small, since racecheck slows a kernel down a thousandfold, and ragged, since that is where faults hide. Every kernel
+# gets one of its type: with 32 dims those of 32 take part, too.
+SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "b1:h2:s20/40:d32", "bf16:b2:h2:s17/40:d128:kvlens",
+         "bf16:b1:h2/1:s33/70:d32:causal", "f32:b1:h1:s20:d40:align4", "b6:h2/1:s40/70:d64:causal:bshd:packed:lse",
+         "b3:h2:s20/40:d32:bshd:packed", "bf16:b6:h2/1:s40/70:d32:causal:bshd:packed", "e4m3:b1:h2:s70:d64",
+         "e4m3:b1:h4/2:s33/70:d128:causal:lse", "e4m3:b6:h2/1:s40/70:d64:causal:bshd:packed:lse"]
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma, fwd_fp8 and fwd_ladder5 (a tile's index, written after the consumers' arrivals),
 # fwd_mma with key groups and fwd_split's lines of 32 rows (partial results, published before the barrier of all).
@@ -46,7 +49,8 @@ RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fw
 # 250 runs after the first: decoding, split and not, lengths of batch entries, every head dim.
 RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3/1111:d64:causal", "b1:h4:s16/999:d256",
           "b1:h4:s1/1500:d192"]
-# More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory.
+# More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory, and the
+# host's processors for minutes, to make the inputs and to look at every output.
 LARGE = [("fwd_[mw]*_f16_d128_*", "b1:h64/1:s262500/100:d128:bshd"), ("fwd_[mws]*_f16_d128_*", "b300:h8:s1/7000:d128")]
 MISSION = "b2:h8:s512:d64"
 # The tables' rows beside the peers. Long ones take up to a minute each.
@@ -139,6 +143,7 @@ class Day:
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="acromion-day-"))
         self.lock = threading.Lock()
         self.torch = None  # not asked yet
+        self.commit = None  # likewise
 
     def cut(self, items):
         return list(items)[:1] if self.tiny else list(items)
@@ -266,34 +271,36 @@ def steps():
 
     add("info", "device, driver, which kernels run here", 2,
         lambda d: [Command(d.acromion("info")), Command(d.acromion("why", "--backend", "cuda", MISSION))], known=True)
-    add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, packed lines", 60,
+    # The oracle takes all processors: 178 s for the first list alone, 181 s for the second beside the first.
+    add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, packed lines", 180,
         lambda d: [check(d, "fwd_[sw]*")], known=True, together=True)
-    add("check.second", "conformance: fwd_mma, fwd_fp8, the ladder, packed lines", 60,
+    add("check.second", "conformance: fwd_mma, fwd_fp8, the ladder, packed lines", 180,
         lambda d: [check(d, "fwd_[!sw]*")], known=True, together=True)
-    add("reruns", "250 reruns of fwd_split, bitwise equal", 20,
-        lambda d: [check(d, "fwd_split*", "--inputs", "normal", "--reruns", "250", *RERUNS)], together=True)
+    add("reruns", "250 reruns of fwd_split, bitwise equal", 12,
+        lambda d: [check(d, "fwd_split*", "--inputs", "normal", "--reruns", "250", *RERUNS)], known=True, together=True)
     for tool in ("memcheck", "initcheck", "synccheck"):
-        add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 60,
+        add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 10,
             lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), together=True, lacks=Day.lacks_sanitizer)
-    add("sanitize.racecheck", "compute-sanitizer racecheck, where it follows the barriers", 90,
+    add("sanitize.racecheck", "compute-sanitizer racecheck, where it follows the barriers", 200,
         lambda d: sanitizer(d, "racecheck", RACECHECK), together=True, lacks=Day.lacks_sanitizer)
-    add("large", "more than 2^31 elements of q and o, of k and v", 120,
-        lambda d: [check(d, pattern, "--inputs", "normal", problem) for pattern, problem in d.cut(LARGE)],
-        together=True)
-    add("controls", "cheating kernels are caught while timed, a slowdown of 5 % is found", 15,
+    add("controls", "cheating kernels are caught while timed, a slowdown of 5 % is found", 17,
         lambda d: [Command([str(d.place.controls)])], known=True, lacks=Day.lacks_controls)
-    for name, seconds in (("latency", 30), ("decode", 60), ("long", 180)):
+    for name, seconds in (("latency", 40), ("decode", 65), ("long", 180)):
         add_peers(name, seconds)
     for part in range(2):
         add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 25,
             lambda d, part=part: measure_grid(d, grid(d, part, 2), "grid.json"), known=True)
-    add("grid.unseen", "every kernel on the problems that no fit sees", 20,
-        lambda d: measure_grid(d, grid(d, 0, 1, "planner_unseen.txt"), "unseen.json"))
+    add("grid.unseen", "every kernel on the problems that no fit sees", 16,
+        lambda d: measure_grid(d, grid(d, 0, 1, "planner_unseen.txt"), "unseen.json"), known=True)
+    # Not beside the conformance lists: it starves them, and they it (160 and 204 s).
+    for part, (name, seconds) in enumerate((("queries", 160), ("keys", 200))):
+        add(f"large.{name}", f"more than 2^31 elements of {('q and o', 'k and v')[part]}", seconds,
+            lambda d, part=part: [check(d, LARGE[part][0], "--inputs", "normal", LARGE[part][1])], known=True)
     for part in range(2):
         add(f"wisdom.{part + 1}", "the choices of the grid, one half", 25,
             lambda d, part=part: [Command(d.acromion("wisdom", "measure", "--backend", "cuda", *grid(d, part, 2)),
                                           "wisdom")])
-    add("variants", "prepared experiments of tools/variants.txt beside their kernels", 200, variants,
+    add("variants", "prepared experiments of tools/variants.txt beside their kernels", 80, variants, known=True,
         lacks=Day.lacks_variants)
     add("exploits", "every cheat of tests/exploits is refused by the search's gates", 120,
         lambda d: [Command(["sh", str(d.place.root / "tests/exploits/gpu.sh"), str(d.place.build)])],
@@ -312,15 +319,15 @@ def steps():
     add("host-cost", "bare launch, acr_execute, acr_forward, first call of a process", 30,
         lambda d: [bench(d, "--host-cost", *d.cut(HOST_COST))])
     add("ladder", "the teaching ladder", 10, lambda d: [bench(d, "--quick", "-k", "fwd_ladder*", MISSION)])
-    add("profile", "counters of fwd_split at decode rows and of fwd_short", 60,
+    add("profile", "counters of fwd_split at decode rows and of fwd_short", 18,
         lambda d: [Command(d.acromion("profile", "--backend", "cuda", problem, "-k", kernel), "records", "profile.json")
-                   for problem, kernel in d.cut(PROFILED)], lacks=Day.lacks_ncu)
-    add("timeline", "cycles of fwd_short's steps", 30,
+                   for problem, kernel in d.cut(PROFILED)], known=True, lacks=Day.lacks_ncu)
+    add("timeline", "cycles of fwd_short's steps", 6,
         lambda d: [Command(d.acromion("profile", "--backend", "cuda", "--timeline", problem, "-k", kernel), "records",
-                           "profile.json") for problem, kernel in d.cut(TIMELINES)], lacks=Day.lacks_nvcc)
-    add("python", "the Python package's tests and times beside SDPA's", 200,
+                           "profile.json") for problem, kernel in d.cut(TIMELINES)], known=True, lacks=Day.lacks_nvcc)
+    add("python", "the Python package's tests and times beside SDPA's", 135,
         lambda d: [Command(["bash", str(d.place.root / "tools/gpu-python.sh"), str(d.place.wheel)], "folder",
-                           "python")], lacks=Day.lacks_python)
+                           "python")], known=True, lacks=Day.lacks_python)
     for name, seconds in (("bf16", 80), ("longest", 160), ("dims", 110)):
         add_peers(name, seconds)
     add("evolve", "searches on this GPU (tools/gpu-evolve.sh)", 300,
@@ -371,9 +378,9 @@ def merge_records(path, added):
 FAILURES_KEPT = 100
 
 
-def check_summary(step, part, document):
+def check_summary(step, part, asked, document):
     """As results/check/*.json have it: counts of each kernel, and of what failed the beginning, whole."""
-    return {"step": step, "part": part,
+    return {"step": step, "part": part, "asked": asked,
             **{key: value for key, value in document.items() if key not in ("kernels", "records")},
             "kernels": [{"kernel": k["kernel"], "cases": k["passed"] + k["failed"], "failed": k["failed"],
                          "largest_share_of_tolerance": round(k["worst_share"], 3)}
@@ -417,6 +424,15 @@ def run_process(argv, limit_s, stdout, stderr, environment, cwd):
             return None
 
 
+def commit_of(day, environment):
+    """What the program was built from, for a tool that has no git to ask here: the wheel is of the same tree."""
+    if day.commit is None:
+        asked = subprocess.run(day.acromion("--version"), env=environment, capture_output=True, text=True, check=False)
+        built = re.search(r"\(([0-9a-f]+)(, modified)?\)", asked.stdout)
+        day.commit = {"ACR_GIT_SHA": built[1], "ACR_GIT_DIRTY": "1" if built[2] else "0"} if built else {}
+    return day.commit
+
+
 def environment_of(day):
     environment = dict(os.environ, ACROMION=str(day.place.program), ACROMION_SOURCE=str(day.place.root),
                        PYTHONUNBUFFERED="1")
@@ -426,7 +442,7 @@ def environment_of(day):
     paths = libraries + [path for path in (os.environ.get("LD_LIBRARY_PATH"),) if path]
     if paths:
         environment["LD_LIBRARY_PATH"] = ":".join(paths)
-    return environment
+    return environment | commit_of(day, environment)
 
 
 def check_words(summary):
@@ -454,7 +470,8 @@ def keep(day, step, part, command, made, printed):
         if command.output == "records" and made.is_file():
             merge_records(records_file(day, command.into), read_json(made, []))
         elif command.output == "check" and printed.stat().st_size:
-            summary = check_summary(step.name, part, json.loads(printed.read_text()))
+            asked = " ".join(map(str, command.argv[command.argv.index("--json") + 1:]))
+            summary = check_summary(step.name, part, asked, json.loads(printed.read_text()))
             words = check_words(summary)
             merge_records(day.out / "check.json", [summary])
         elif command.output == "grid" and printed.stat().st_size:
