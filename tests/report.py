@@ -198,7 +198,7 @@ class Report(unittest.TestCase):
                 if source not in files:
                     found = [folder / source for folder in OWN_FILES if (folder / source).exists()]
                     files[source] = [r for path in found for r in json.loads(path.read_text())]
-                subjects = {cell[2].split()[0] for cell in row if re.match(r"(fwd|torch|pytorch)[-_ ]", cell[2])}
+                subjects = {cell[2].split()[0] for cell in row if re.match(r"(fwd|torch|pytorch|cublas)[-_ ]", cell[2])}
                 problem = next((c[2] for c in row if re.match(r"(f32:|bf16:|e4m3:)?b\d+:", c[2])), "b2:h8:s512:d64")
                 records = [r for r in files[source] if r["problem"] == problem]
                 figures = figures_of(records)
