@@ -166,9 +166,10 @@ static void check_launch(const acr_problem *p, const char *text, const named_dev
         return;
     acr__launch launch = {{0, 0, 0}, 0, 0, 0};
     kernel->shape(p, &device->device, &launch);
+    const uint32_t cluster_max = kernel->cluster_max > 8 ? 16 : 8; /* more than 8 only by the kernel's leave */
     const bool fits = launch.grid[0] >= 1 && launch.grid[0] <= 2147483647u && launch.grid[1] >= 1 &&
                       launch.grid[1] <= 65535 && launch.grid[2] >= 1 && launch.grid[2] <= 65535 && launch.block >= 32 &&
-                      launch.block <= 1024 && launch.block % 32 == 0 && launch.cluster <= 8 &&
+                      launch.block <= 1024 && launch.block % 32 == 0 && launch.cluster <= cluster_max &&
                       (int64_t)launch.smem_bytes <= device->device.smem_per_cta_bytes;
     if (!fits || (launch.cluster > 1 && (launch.grid[0] % launch.cluster != 0 || device->device.arch < 90)))
         fail_msg("%s on %s, %s: grid %u %u %u, block %u, cluster %u, %u bytes of shared memory", text, device->label,

@@ -10,8 +10,8 @@
  * (split keys). See docs/kernels/fwd_split.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, CLUSTERS=1, SPLITS (at most so many CTAs a
- * tile, in place of the host's choice: for experiments). */
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, CLUSTERS=1, SPLITS (at most so many CTAs
+ * a tile, in place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
