@@ -204,11 +204,11 @@ static void the_cheapest_that_can_run_is_chosen(void **state)
         }
 }
 
-/* The rates of fwd_mma8 are predictions: where fwd_fp8, whose rates are fitted, can run, it is taken. */
-static void predicted_rates_yield_to_measured_ones(void **state)
+/* fwd_mma8 took 2.0 to 3.9 times as long as fwd_fp8 on an H200 wherever there was work for all SMs (results/grid/). */
+static void hopper_products_are_used_for_fp8(void **state)
 {
     (void)state;
-    static const int lengths[] = {1, 16, 64, 65, 128, 512, 1333, 4096, 16384}, dims[] = {16, 64, 96, 128, 192, 256};
+    static const int lengths[] = {1024, 1333, 4096, 16384}, dims[] = {16, 64, 96, 128, 192, 256};
     static const char *const masks[] = {"", ":causal", ":kvlens:lse"};
     for (size_t q = 0; q < COUNT_OF(lengths); q++)
         for (size_t k = 0; k < COUNT_OF(lengths); k++)
@@ -380,7 +380,7 @@ int main(void)
         cmocka_unit_test(more_work_never_costs_less),
         cmocka_unit_test(launches_fit_the_device),
         cmocka_unit_test(the_cheapest_that_can_run_is_chosen),
-        cmocka_unit_test(predicted_rates_yield_to_measured_ones),
+        cmocka_unit_test(hopper_products_are_used_for_fp8),
         cmocka_unit_test(common_problems_run_everywhere),
         cmocka_unit_test(better_instructions_are_used),
         cmocka_unit_test(estimate_follows_choose),

@@ -25,18 +25,24 @@ enum {
     PROBLEMS_MAX = 4096,
     TIMED_MAX = 96, /* kernels of one problem */
     KEYS_MAX = 96,  /* lines of rates.def */
-    RATE_COUNT = 6,
-    FOLDS = 5 /* of the fitting half, to choose the margin */
+    RATE_COUNT = 7,
+    FOLDS = 5 /* of the fitting half, to choose blur and error_weight */
 };
-static const double NEAR_BEST = 1.05, SHARE_WANTED = 0.95, ERROR_WEIGHT = 0.1;
+static const double NEAR_BEST = 1.05, SHARE_WANTED = 0.95;
 
-/* How near an estimate must come to the lowest to count as nearly chosen: what the fit tries. */
-static const double margins[] = {1.02, 1.04, 1.06, 1.08, 1.12, 1.16, 1.20, 1.30};
+/* By what share estimates are taken to be off at random, and so to choose another kernel: what the fit tries. */
+static const double blurs[] = {0.01, 0.02, 0.03, 0.05, 0.08};
+
+/* What an estimate's error weighs beside what the choices lose: what the fit tries. */
+static const double error_weights[] = {0.1, 0.3, 1.0};
 
 typedef struct timed {
     const acr__kernel *kernel;
     int key; /* of its line; -1 = its cost does not come from the shared model */
     double measured_s, estimate_s;
+    double log_measured, log_estimate;
+    double weight; /* of the estimate's error: of kernels near the fastest more than of slow ones */
+    double loss;   /* by taking it rather than the fastest: beyond 5 % it counts as a miss besides */
 } timed;
 
 typedef struct row {
@@ -59,8 +65,9 @@ typedef struct grid {
     int row_count;
     line keys[KEYS_MAX];
     int key_count;
-    double margin; /* one of margins */
-    int held_out;  /* a fold that the fit leaves aside; -1 = none */
+    double blur, error_weight; /* of those to try */
+    int held_out;              /* a fold that the fit leaves aside; -1 = none */
+    bool fitting;              /* only the fitting half needs estimates */
 } grid;
 
 static void die(const char *what, const char *detail)
@@ -71,8 +78,10 @@ static void die(const char *what, const char *detail)
 
 /* ---- Reading ---- */
 
-/* Where the search begins, and how far it may go: a rate that the measurements say nothing about stays plausible. */
-static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 4000.0, 0.9, 1000.0}, RANGE = 8.0;
+/* Where the search begins, and how far it may go: a rate that the measurements say little about stays plausible,
+ * and none is more than the hardware can have. */
+static const double first_rates[RATE_COUNT] = {2400.0, 14.0, 800.0, 3000.0, 0.9, 1000.0, 1000.0}, RANGE = 8.0,
+                    most_rates[RATE_COUNT] = {8192.0, INFINITY, INFINITY, INFINITY, 1.0, 5000.0, 4000.0};
 
 /* The index of a kernel's line, or -1 when trying a line for it changes nothing. */
 static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem)
@@ -82,7 +91,7 @@ static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem
     for (int i = 0; i < g->key_count; i++)
         if (strcmp(g->keys[i].name, name) == 0)
             return i;
-    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01, 1e7};
+    const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01, 1e7, 1e7};
     const double before = kernel->cost(problem, g->device);
     acr__rates_try(&slow);
     const double after = kernel->cost(problem, g->device);
@@ -104,7 +113,29 @@ static void read_kernel(grid *g, row *r, const json_t *entry)
         return;
     if (r->count == TIMED_MAX)
         die("too many kernels for one problem", r->text);
-    r->timed[r->count++] = (timed){kernel, key_of(g, kernel, &r->problem), 1e-6 * json_number_value(measured), 0.0};
+    const double seconds = 1e-6 * json_number_value(measured);
+    r->timed[r->count++] = (timed){
+        .kernel = kernel, .key = key_of(g, kernel, &r->problem), .measured_s = seconds, .log_measured = log(seconds)};
+}
+
+static const timed *fastest_of(const row *r)
+{
+    const timed *best = &r->timed[0];
+    for (int i = 1; i < r->count; i++)
+        if (r->timed[i].measured_s < best->measured_s)
+            best = &r->timed[i];
+    return best;
+}
+
+static void weigh(row *r)
+{
+    const double fastest = fastest_of(r)->log_measured;
+    for (int i = 0; i < r->count; i++) {
+        timed *t = &r->timed[i];
+        const double lost = t->log_measured - fastest;
+        t->weight = exp(-4.0 * lost);
+        t->loss = lost + (lost > log(NEAR_BEST) ? 0.05 : 0.0);
+    }
 }
 
 static void read_row(grid *g, const json_t *answer)
@@ -121,7 +152,10 @@ static void read_row(grid *g, const json_t *answer)
     size_t i;
     const json_t *entry;
     json_array_foreach(json_object_get(answer, "kernels"), i, entry) read_kernel(g, r, entry);
-    g->row_count += r->count > 0;
+    if (r->count == 0)
+        return;
+    weigh(r);
+    g->row_count++;
 }
 
 static void read_grid(grid *g, const char *path)
@@ -143,6 +177,13 @@ static void read_grid(grid *g, const char *path)
 
 /* ---- Estimating ---- */
 
+static void estimate(const grid *g, const row *r, timed *t)
+{
+    t->estimate_s = t->kernel->cost(&r->problem, g->device);
+    t->log_estimate = log(t->estimate_s);
+}
+
+/* With a line's rates as they are tried. */
 static void estimate_key(grid *g, int key)
 {
     const line *l = &g->keys[key];
@@ -153,14 +194,15 @@ static void estimate_key(grid *g, int key)
                                      exp(l->log_rates[2]),
                                      exp(l->log_rates[3]),
                                      exp(l->log_rates[4]),
-                                     exp(l->log_rates[5])};
+                                     exp(l->log_rates[5]),
+                                     exp(l->log_rates[6])};
     acr__rates_try(&trial);
-    for (int i = 0; i < g->row_count; i++)
-        for (int j = 0; j < g->rows[i].count; j++) {
-            timed *t = &g->rows[i].timed[j];
-            if (t->key == key)
-                t->estimate_s = t->kernel->cost(&g->rows[i].problem, g->device);
-        }
+    for (int i = 0; i < g->row_count; i++) {
+        row *r = &g->rows[i];
+        for (int j = 0; j < r->count && (r->to_fit || !g->fitting); j++)
+            if (r->timed[j].key == key)
+                estimate(g, r, &r->timed[j]);
+    }
     acr__rates_try(NULL);
 }
 
@@ -168,10 +210,8 @@ static void estimate_key(grid *g, int key)
 static void estimate_all(grid *g)
 {
     for (int i = 0; i < g->row_count; i++)
-        for (int j = 0; j < g->rows[i].count; j++) {
-            timed *t = &g->rows[i].timed[j];
-            t->estimate_s = t->kernel->cost(&g->rows[i].problem, g->device);
-        }
+        for (int j = 0; j < g->rows[i].count; j++)
+            estimate(g, &g->rows[i], &g->rows[i].timed[j]);
 }
 
 static const timed *chosen_of(const row *r)
@@ -179,15 +219,6 @@ static const timed *chosen_of(const row *r)
     const timed *best = &r->timed[0];
     for (int i = 1; i < r->count; i++)
         if (r->timed[i].estimate_s < best->estimate_s)
-            best = &r->timed[i];
-    return best;
-}
-
-static const timed *fastest_of(const row *r)
-{
-    const timed *best = &r->timed[0];
-    for (int i = 1; i < r->count; i++)
-        if (r->timed[i].measured_s < best->measured_s)
             best = &r->timed[i];
     return best;
 }
@@ -200,7 +231,7 @@ static bool is_seen(const grid *g, const row *r)
     return r->to_fit && r->fold != g->held_out;
 }
 
-/* How far the estimates are off, where it matters: of kernels near the fastest more than of slow ones. */
+/* How far the estimates of a line's kernels are off; -1 = of all. */
 static double error_of(const grid *g, int key)
 {
     double sum = 0.0;
@@ -208,41 +239,40 @@ static double error_of(const grid *g, int key)
         const row *r = &g->rows[i];
         if (!is_seen(g, r))
             continue;
-        const double fastest_s = fastest_of(r)->measured_s;
         for (int j = 0; j < r->count; j++) {
             const timed *t = &r->timed[j];
-            if (key >= 0 && t->key != key)
-                continue;
-            const double off = log(t->estimate_s / t->measured_s), weight = pow(fastest_s / t->measured_s, 4.0);
-            sum += weight * off * off;
+            const double off = t->log_estimate - t->log_measured;
+            if (key < 0 || t->key == key)
+                sum += t->weight * off * off;
         }
     }
     return sum;
 }
 
-/* How much is lost by taking a kernel rather than the fastest: beyond 5 % it counts as a miss besides. */
-static double loss_by(const row *r, const timed *taken)
+/* What the choices lose if each estimate is off by the blur: a kernel that comes near the lowest estimate counts as far
+ * as it might be chosen, since for another problem like this one it would be. */
+static double choice_loss(const grid *g, const row *r)
 {
-    const double lost = log(taken->measured_s / fastest_of(r)->measured_s);
-    return lost + (lost > log(NEAR_BEST) ? 0.05 : 0.0);
+    const double lowest = chosen_of(r)->log_estimate;
+    double loss = 0.0, shares = 0.0;
+    for (int j = 0; j < r->count; j++) {
+        const double above = (r->timed[j].log_estimate - lowest) / g->blur;
+        if (above > 10.0)
+            continue;
+        const double share = exp(-above);
+        shares += share;
+        loss += share * r->timed[j].loss;
+    }
+    return loss / shares;
 }
 
-/* What the choices lose; half as much for kernels that come so near to being chosen that another problem like this one
- * might take them; and a little of the error, so that no rate wanders off. */
+/* What the choices lose, and the errors, so that no rate wanders off. */
 static double loss_of(const grid *g)
 {
-    double sum = ERROR_WEIGHT * error_of(g, -1);
-    for (int i = 0; i < g->row_count; i++) {
-        const row *r = &g->rows[i];
-        if (!is_seen(g, r))
-            continue;
-        const timed *chosen = chosen_of(r);
-        double near = 0.0;
-        for (int j = 0; j < r->count; j++)
-            if (r->timed[j].estimate_s < g->margin * chosen->estimate_s)
-                near = fmax(near, loss_by(r, &r->timed[j]));
-        sum += loss_by(r, chosen) + 0.5 * near;
-    }
+    double sum = g->error_weight * error_of(g, -1);
+    for (int i = 0; i < g->row_count; i++)
+        if (is_seen(g, &g->rows[i]))
+            sum += choice_loss(g, &g->rows[i]);
     return sum;
 }
 
@@ -263,7 +293,8 @@ static bool try_moves(grid *g, int key, double step, objective *judge)
         for (int sign = -1; sign <= 1; sign += 2) {
             const double before = g->keys[key].log_rates[i];
             g->keys[key].log_rates[i] = before + sign * step;
-            if (fabs(before + sign * step - log(first_rates[i])) > log(RANGE)) {
+            if (fabs(before + sign * step - log(first_rates[i])) > log(RANGE) ||
+                before + sign * step > log(most_rates[i])) {
                 g->keys[key].log_rates[i] = before;
                 continue;
             }
@@ -316,28 +347,39 @@ static double loss_held_out(grid *g)
         for (int i = 0; i < g->row_count; i++) {
             const row *r = &g->rows[i];
             if (r->to_fit && r->fold == g->held_out)
-                sum += loss_by(r, chosen_of(r));
+                sum += chosen_of(r)->loss;
         }
     }
     g->held_out = -1;
     return sum;
 }
 
-/* The margin by cross-validation within the fitting half, then the fit to all of it: the judged half has no say. */
-static void choose_margin_and_fit(grid *g)
+/* Blur and weight by cross-validation within the fitting half, then the fit to all of it: the judged half has no say.
+ */
+static void choose_and_fit(grid *g)
 {
-    double best_loss = INFINITY, best = 0.0;
-    for (size_t i = 0; i < sizeof margins / sizeof *margins; i++) {
-        g->margin = margins[i];
-        const double loss = loss_held_out(g);
-        printf("margin %.2f: choices of held-out folds lose %.4f\n", g->margin, loss);
-        if (loss < best_loss) {
-            best_loss = loss;
-            best = g->margin;
+    g->fitting = true;
+    double best_loss = INFINITY, blur = 0.0, error_weight = 0.0;
+    for (size_t w = 0; w < sizeof error_weights / sizeof *error_weights; w++)
+        for (size_t b = 0; b < sizeof blurs / sizeof *blurs; b++) {
+            g->error_weight = error_weights[w];
+            g->blur = blurs[b];
+            const double loss = loss_held_out(g);
+            printf("blur %.2f, error's weight %.1f: choices of held-out folds lose %.4f\n", g->blur, g->error_weight,
+                   loss);
+            fflush(stdout);
+            if (loss < best_loss) {
+                best_loss = loss;
+                blur = g->blur;
+                error_weight = g->error_weight;
+            }
         }
-    }
-    g->margin = best;
+    g->blur = blur;
+    g->error_weight = error_weight;
     fit(g);
+    g->fitting = false;
+    for (int key = 0; key < g->key_count; key++)
+        estimate_key(g, key);
 }
 
 static int by_name(const void *a, const void *b)
@@ -352,14 +394,14 @@ static void write_rates(grid *g, const char *path)
         die(path, "cannot be written");
     fprintf(f, "/* Made by tools/fit_cost.c: RATES(kernel without its type, architecture, FLOP a cycle and SM, "
                "exponentials a\n"
-               " * cycle and SM, shortest cycles of a step, cycles of a CTA's start and end, share of the memory's "
+               " * cycle and SM, shortest cycles of a step, cycles of a query tile besides, share of the memory's "
                "bandwidth,\n"
-               " * more cycles of a causal CTA). Measurements: results/grid/. */\n");
+               " * more cycles of a causal query tile, cycles once). Measurements: results/grid/. */\n");
     qsort(g->keys, (size_t)g->key_count, sizeof *g->keys, by_name);
     for (int i = 0; i < g->key_count; i++) {
         const double *r = g->keys[i].log_rates;
-        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g, %.5g)\n", g->keys[i].name, (int)g->device->arch,
-                exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]), exp(r[5]));
+        fprintf(f, "RATES(\"%s\", %d, %.5g, %.4g, %.5g, %.5g, %.3g, %.5g, %.5g)\n", g->keys[i].name,
+                (int)g->device->arch, exp(r[0]), exp(r[1]), exp(r[2]), exp(r[3]), exp(r[4]), exp(r[5]), exp(r[6]));
     }
     if (fclose(f) != 0)
         die(path, "cannot be written");
@@ -427,7 +469,7 @@ int main(int argc, char **argv)
         g.rows[i].to_fit = false;
     estimate_all(&g);
     if (output) {
-        choose_margin_and_fit(&g);
+        choose_and_fit(&g);
         write_rates(&g, output);
     }
     const int code = judge(&g);

@@ -288,7 +288,7 @@ def steps():
     for name, seconds in (("latency", 40), ("decode", 65), ("long", 180)):
         add_peers(name, seconds)
     for part in range(2):
-        add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 25,
+        add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 30,
             lambda d, part=part: measure_grid(d, grid(d, part, 2), "grid.json"), known=True)
     add("grid.unseen", "every kernel on the problems that no fit sees", 16,
         lambda d: measure_grid(d, grid(d, 0, 1, "planner_unseen.txt"), "unseen.json"), known=True)

@@ -211,8 +211,7 @@ double acr__mma_share(const acr__device *device)
 /* ---- Fitted rates ---- */
 
 static const acr__fitted_rates fitted[] = {
-#define RATES(kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles)     \
-    {kernel, arch, mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles},
+#define RATES(...) {__VA_ARGS__}, /* in the order of the fields */
 #include "cuda/rates.def"
 #undef RATES
 };
@@ -265,6 +264,7 @@ static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
         out.cta_cycles = line->cta_cycles;
         out.memory_share = line->memory_share;
         out.mask_cycles = line->mask_cycles;
+        out.first_cycles = line->first_cycles;
     }
     return out;
 }
@@ -390,7 +390,8 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     double ctas_on_fullest_sm = ceil(l.ctas / device->sm_count);
     double pipes = start_cycles + ctas_on_fullest_sm * l.steps_mean * pipe;
     double slots = (double)device->sm_count * r->ctas_per_sm;
-    double cycles = fmax(pipes, last_end_cycles(&l, slots, start_cycles, fmax(r->step_cycles, pipe)));
+    double last_end = last_end_cycles(&l, slots, start_cycles, fmax(r->step_cycles, pipe));
+    double cycles = r->first_cycles + fmax(pipes, last_end);
     double memory_rate = acr__memory_rate(p, device, 1.0) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
     return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
 }

@@ -61,8 +61,9 @@ typedef struct acr__fwd_rates {
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
     double step_cycles;  /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */
-    double cta_cycles;   /* start, first load, last store */
+    double cta_cycles;   /* of each query tile: first load, last store */
     double mask_cycles;  /* more of each CTA when the problem is causal: tiles across the diagonal */
+    double first_cycles; /* once: until the first CTAs are at work, caches and tensor maps cold */
     double memory_share; /* of the memory's or L2's bandwidth that it reaches; 0 = all */
     int32_t ctas_per_sm;
 } acr__fwd_rates;
@@ -75,7 +76,7 @@ double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, c
 typedef struct acr__fitted_rates {
     const char *kernel; /* its name without the type, so that fp16 and bf16 share a line */
     int32_t arch;
-    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles;
+    double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles, first_cycles;
 } acr__fitted_rates;
 
 /* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the
