@@ -812,7 +812,7 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
     const double ctas = (double)(row_tiles(problem) * problem->kv_heads * problem->batch * splits);
     const double slots = (double)device->sm_count * ctas_per_sm(device);
-    const double waves = floor(ctas / slots), rest = ctas - waves * slots;
+    const double waves = ceil(ctas / slots) - 1.0, rest = ctas - waves * slots; /* whole waves before the last */
     const double beside_rest = ceil(rest / device->sm_count); /* CTAs of an SM in the last wave */
     const double wave_cycles = cta_cycles(problem, device, (double)steps_each, (double)splits, ctas_per_sm(device));
     const double wave_seconds = fmax(slots * cta_bytes / rate, wave_cycles / clock_hz) +
@@ -820,8 +820,6 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
     /* With uneven lengths the longest CTAs end later than the others. */
     const double uneven = mean_len < 1.0 ? 0.12 * 2.0 * device->sm_count * cta_bytes / rate : 0.0;
     const double whole_waves = waves * mean_len * wave_seconds + uneven;
-    if (rest == 0.0)
-        return whole_waves;
     const double start_seconds = 3.0e-6; /* of a wave that is bound by memory: its first data, its last rows */
     const double memory = fmax(mean_len * rest / rate, beside_rest / sm_rate) * cta_bytes;
     const double cycles = cta_cycles(problem, device, (double)steps_each, (double)splits, beside_rest);
