@@ -146,6 +146,17 @@ class Day(unittest.TestCase):
         self.assertEqual(done.returncode, CANNOT_RUN)
         self.assertIn("no GPU", self.steps()["host-cost"]["why"])
 
+    def test_an_empty_list_of_variants_is_said(self):
+        """It needs no nvcc, with or without the bundle's folder of compiled ones."""
+        self.write("tools/variants.txt", "# a remark\n")
+        for arguments in ([], ["--again"]):
+            done = self.day("variants", *arguments)
+            self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+            step = self.steps()["variants"]
+            self.assertEqual((step["status"], step["why"]), ("passed", "nothing to run is listed"))
+            self.assertIn("nothing to run is listed\n", (self.out / "day.log").read_text())
+            (self.bundle / "variants").mkdir(exist_ok=True)
+
     def test_a_budget_leaves_steps_unrun_and_cuts_what_hangs(self):
         done = self.day("--budget", "1", "host-cost")
         self.assertEqual(done.returncode, UNFINISHED)

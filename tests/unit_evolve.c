@@ -404,9 +404,9 @@ static void test_exhaustion(void **state)
 {
     (void)state;
     world w;
-    make_world(&w, "b2:h8:s512:d128", &h200);
+    make_world(&w, "e4m3:b2:h8:s512:d256", &h200);
     const search_scene scene = w.spaces.scene;
-    assert_int_equal(tree_spaces(&w.spaces, ".", &scene, "fwd_short"), ACR_OK);
+    assert_int_equal(tree_spaces(&w.spaces, ".", &scene, "fwd_fp8"), ACR_OK);
     const int64_t points = genome_count(&w.spaces, 1000, NULL, NULL);
     assert_true(points >= 1 && points < 100);
     const parametric p = {.spaces = &w.spaces, .seed = 1};

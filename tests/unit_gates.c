@@ -55,7 +55,7 @@ static void parameters_have_one_form(void **state)
     assert_ok(candidate_of_kernel(&c, "fwd_wgmma_f16_d64_256x64_s4_sm90a"));
     assert_int_equal(c.backend, ACR__CUDA);
     assert_string_equal(c.arch, "90a");
-    assert_string_equal(c.parameters, "DIM=64 KV_TILE=64 Q_TILE=256 STAGES=4");
+    assert_string_equal(c.parameters, "DIM=64 KV_TILE=64 Q_STAGES=2 Q_TILE=256 STAGES=4");
     candidate_free(&a);
     candidate_free(&b);
     candidate_free(&c);

@@ -185,7 +185,7 @@ class Day:
         return None if self.place.controls else "gpu_controls: not built"
 
     def lacks_variants(self):
-        return None if self.place.variants else self.lacks_nvcc()
+        return None if self.place.variants or not variant_groups(self) else self.lacks_nvcc()
 
     def lacks_evolve(self):
         return self.lacks_nvcc() or (None if self.place.evolve else "tools/gpu-evolve.sh: not here")
@@ -535,7 +535,11 @@ def run_step(day, step, remaining_s):
         if missing:
             status, why = CANNOT, missing
             log.write((missing + "\n").encode())
-        for part, command in enumerate([] if missing else step.commands(day)):
+        commands = [] if missing else list(step.commands(day))
+        if not missing and not commands:
+            why = "nothing to run is listed"
+            log.write((why + "\n").encode())
+        for part, command in enumerate(commands):
             left = limit_s - (time.monotonic() - started)
             outcome, reason = run_command(day, step, part, command, max(left, 0.1), log)
             if outcome != PASSED and status != FAILED:
