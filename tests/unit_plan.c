@@ -70,11 +70,11 @@ static void names_decode(void **state)
         snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
         if (!strstr(kernel->name, dim))
             fail_msg("%s does not say %s", kernel->name, dim);
-        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm89",
-                                                                                                "_sm90a"};
+        static const char *const ends[][4] = {[ACR__CPU] = {"_portable", "_avx2", "_avx512", "_avx512"},
+                                              [ACR__CUDA] = {"_sm80", "_sm89", "_sm90", "_sm90a"}};
         bool known = false;
-        for (size_t i = 0; i < 3; i++)
-            known = known || ends_in(kernel->name, kernel->backend == ACR__CPU ? cpu_ends[i] : cuda_ends[i]);
+        for (size_t i = 0; i < COUNT_OF(ends[0]); i++)
+            known = known || ends_in(kernel->name, ends[kernel->backend][i]);
         if (!known)
             fail_msg("%s does not end in its arch", kernel->name);
         for (const char *c = kernel->name; *c; c++)
