@@ -101,7 +101,6 @@ typedef struct acr__kernel {
     /* cuda only */
     const char *symbol;         /* entry point in the image */
     int32_t arch_min, arch_max; /* compute capabilities served, inclusive */
-    int32_t cluster_max;        /* CTAs of the largest cluster that shape may ask for; 0 = it asks for none */
     void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
     acr__boxes boxes;
 } acr__kernel;

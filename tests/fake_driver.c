@@ -47,8 +47,7 @@ typedef struct recording {
 
 enum {
     DEFAULT_SMEM_BYTES = 49152, /* of a CTA whose kernel was not allowed more */
-    PORTABLE_CLUSTER = 8,
-    MAX_CLUSTER = 16 /* of a kernel that has asked for it */
+    MAX_CLUSTER = 8
 };
 
 /* An object that the driver handed out; handles point to it. */
@@ -75,7 +74,6 @@ typedef struct object {
     char name[160];          /* KERNEL */
     ptxvm_needs needs;       /* KERNEL of a program */
     int dynamic_bytes_limit; /* KERNEL */
-    int large_clusters;      /* KERNEL: allowed */
 } object;
 
 typedef struct settings {
@@ -670,8 +668,6 @@ static CUresult fake_KernelSetAttribute(CUfunction_attribute which, int value, C
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS && is_limit)
         changed->dynamic_bytes_limit = value;
-    if (result == CUDA_SUCCESS && which == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED)
-        changed->large_clusters = value;
     return finish(result);
 }
 
@@ -725,8 +721,7 @@ static int is_launchable(const CUlaunchConfig *c, unsigned cluster, const object
            c->sharedMemBytes <= (unsigned)set.model->smem_per_cta &&
            (!known || kernel->needs.max_threads == 0 || threads <= kernel->needs.max_threads) &&
            (!known || (int)c->sharedMemBytes <= kernel->dynamic_bytes_limit) &&
-           (cluster <= 1 ||
-            (cluster <= (kernel->large_clusters ? MAX_CLUSTER : PORTABLE_CLUSTER) && c->gridDimX % cluster == 0));
+           (cluster <= 1 || (cluster <= MAX_CLUSTER && c->gridDimX % cluster == 0));
 }
 
 /* The machine asks with the lock held: a launch is executed within a call. */

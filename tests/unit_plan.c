@@ -70,11 +70,11 @@ static void names_decode(void **state)
         snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
         if (!strstr(kernel->name, dim))
             fail_msg("%s does not say %s", kernel->name, dim);
-        static const char *const ends[][4] = {[ACR__CPU] = {"_portable", "_avx2", "_avx512", "_avx512"},
-                                              [ACR__CUDA] = {"_sm80", "_sm89", "_sm90", "_sm90a"}};
+        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm89",
+                                                                                                "_sm90a"};
         bool known = false;
-        for (size_t i = 0; i < COUNT_OF(ends[0]); i++)
-            known = known || ends_in(kernel->name, ends[kernel->backend][i]);
+        for (size_t i = 0; i < 3; i++)
+            known = known || ends_in(kernel->name, kernel->backend == ACR__CPU ? cpu_ends[i] : cuda_ends[i]);
         if (!known)
             fail_msg("%s does not end in its arch", kernel->name);
         for (const char *c = kernel->name; *c; c++)
@@ -166,10 +166,9 @@ static void check_launch(const acr_problem *p, const char *text, const named_dev
         return;
     acr__launch launch = {{0, 0, 0}, 0, 0, 0};
     kernel->shape(p, &device->device, &launch);
-    const uint32_t cluster_max = kernel->cluster_max > 8 ? 16 : 8; /* more than 8 only by the kernel's leave */
     const bool fits = launch.grid[0] >= 1 && launch.grid[0] <= 2147483647u && launch.grid[1] >= 1 &&
                       launch.grid[1] <= 65535 && launch.grid[2] >= 1 && launch.grid[2] <= 65535 && launch.block >= 32 &&
-                      launch.block <= 1024 && launch.block % 32 == 0 && launch.cluster <= cluster_max &&
+                      launch.block <= 1024 && launch.block % 32 == 0 && launch.cluster <= 8 &&
                       (int64_t)launch.smem_bytes <= device->device.smem_per_cta_bytes;
     if (!fits || (launch.cluster > 1 && (launch.grid[0] % launch.cluster != 0 || device->device.arch < 90)))
         fail_msg("%s on %s, %s: grid %u %u %u, block %u, cluster %u, %u bytes of shared memory", text, device->label,

@@ -243,10 +243,6 @@ static void cuda_close(acr__backend_device *device)
 
 /* ---- Loading kernels ---- */
 
-enum {
-    PORTABLE_CLUSTER = 8 /* CTAs: what every GPU with clusters can launch */
-};
-
 /* Allows all dynamic shared memory that the device can give beyond the kernel's static part. */
 static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
 {
@@ -267,14 +263,6 @@ static acr_status allow_shared_memory(const cuda_device *d, CUkernel kernel)
                  d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
                                               CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, d->handle),
                  "cuKernelSetAttribute(PREFERRED_SHARED_MEMORY_CARVEOUT)");
-}
-
-/* Clusters of more than 8 CTAs are not for every GPU, and a kernel that wants them must say so. */
-static acr_status allow_large_clusters(const cuda_device *d, CUkernel kernel)
-{
-    return check(
-        d, d->driver.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel, d->handle),
-        "cuKernelSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)");
 }
 
 /* ACR_FORCE_PTX must not be believed when the driver took machine code all the same, as it does when something else in
@@ -303,8 +291,6 @@ static acr_status find_function(const cuda_device *d, loaded_image *image)
         status = check_origin(d, kernel, image->kernel);
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
-    if (status == ACR_OK && image->kernel->cluster_max > PORTABLE_CLUSTER)
-        status = allow_large_clusters(d, kernel);
     if (status == ACR_OK)
         status = check(d, d->driver.KernelGetFunction(&image->function, kernel), "cuKernelGetFunction");
     return status;

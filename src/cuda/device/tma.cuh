@@ -10,15 +10,6 @@ enum {
     BOX_ROW_BYTES = 128
 };
 
-/* True in one lane of a warp whose lanes are all here. Where it guards a copy whose operands the compiler knows to be
- * the same in all lanes, it makes one instruction of the copy; else a loop over lanes. */
-DEV int elect_one(void)
-{
-    int elected;
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
-    return elected;
-}
-
 DEV void prefetch_map(const fwd_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
@@ -30,16 +21,6 @@ DEV void load_box(uint32_t to, const fwd_map *map, uint32_t barrier, int dim, in
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
                  "%5, %6}], [%2];" ::"r"(to),
                  "l"((uint64_t)map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch)
-                 : "memory");
-}
-
-/* load_box with a policy of the L2 cache. */
-DEV void load_box_by(uint32_t to, const fwd_map *map, uint32_t barrier, int dim, int row, int head, int batch,
-                     uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-                 "l"((uint64_t)map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch), "l"(policy)
                  : "memory");
 }
 

@@ -10,16 +10,12 @@
  * (split keys). See docs/kernels/fwd_split.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, CLUSTERS=1, BULK=1 (sm_90 and newer: K
- * and V by the copy engine, one lane of a group asking for a tile in DIM / 64 boxes), SPLITS (at most so many CTAs a
- * tile, in place of the host's choice: for experiments). */
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, CLUSTERS=1, SPLITS (at most so many CTAs
+ * a tile, in place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
-#endif
-#ifndef BULK
-#define BULK 0
 #endif
 #ifndef CLUSTERS
 #define CLUSTERS 0
@@ -47,12 +43,10 @@ enum {
     /* With CLUSTERS, behind the rings, the results of a row, or some, from all CTAs of the cluster, whose size divides
      * Q_TILE. */
     INBOX_BYTES = CLUSTERS ? 4 * PARTIAL_ELEMS : 0,
-    BARRIERS_AT = RINGS_BYTES + INBOX_BYTES,
-    GROUP_BARRIERS_BYTES = BULK ? 2 * STAGES * 8 : 0, /* K or V of a stage has landed */
-    SMEM_BYTES = BARRIERS_AT + KV_GROUPS * GROUP_BARRIERS_BYTES,
+    SMEM_BYTES = RINGS_BYTES + INBOX_BYTES,
     ROWS_MAX = RINGS_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
-    /* CTAs of a tile: the largest cluster; or else a row of all of them must fit into shared memory */
-    SPLITS_MAX = CLUSTERS ? 16 : ROWS_MAX < 128 ? ROWS_MAX : 128,
+    /* CTAs of a tile: the largest cluster that every GPU with clusters takes; or else a row of all of them must fit into shared memory */
+    SPLITS_MAX = CLUSTERS ? 8 : ROWS_MAX < 128 ? ROWS_MAX : 128,
     /* The workspace: of each tile, how many CTAs have arrived, then the partial results of all CTAs. The counters' size
      * is the same in every variant, so that variants may follow each other in one workspace. */
     COUNTERS_MAX = 4096,
@@ -71,17 +65,10 @@ enum {
 #include "cuda/device/mma.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/softmax.cuh"
-#if BULK
-#include "cuda/device/barrier.cuh"
-#include "cuda/device/tma.cuh"
-#endif
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     ROW_CHUNKS = DIM / CHUNK_ELEMS,
-    PANEL_CHUNKS = 8, /* BULK: a box is 128 bytes wide, and a tile's boxes lie one after the other */
-    PANELS = ROW_CHUNKS / PANEL_CHUNKS,
-    PANEL_BYTES = KV_TILE * PANEL_CHUNKS * CHUNK_BYTES,
     K_STEPS = DIM / 16,                            /* of a score product */
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4, /* register arrays need all; 4 are one period of the swizzle */
     CHAINS = KV_TILE == 16 ? 2 : 1,     /* sums that a score is made of: few accumulators would wait for each other */
@@ -99,7 +86,6 @@ static_assert(!Q_IN_REGISTERS || Q_TILE <= KV_TILE, "Q_TILE: the queries pass th
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 static_assert(KV_TILE % (GROUP_THREADS / 8) == 0, "KV_TILE: rows divide evenly over a group's threads");
 static_assert(4 * PARTIAL_ELEMS <= GROUP_BYTES, "a group's partial result fits into its ring");
-static_assert(PANEL_BYTES % 1024 == 0 && GROUP_BYTES % 1024 == 0, "BULK: boxes begin at a period of the swizzle");
 static_assert(KV_GROUPS <= 15 || ROW_WARPS == 1, "KV_GROUPS: a named barrier each");
 
 /* ---- Where a CTA is, and which keys are its own ---- */
@@ -179,86 +165,6 @@ DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int
             dim / CHUNK_ELEMS};
 }
 
-/* Rows of padding keep what shared memory holds: no row of a product depends on another. */
-DEV void load_queries(uint32_t tile, const fwd_args &a, const place &p, int thread)
-{
-    const chunk_matrix m =
-        find_matrix(a.q, a.q_stride, p.batch, p.kv_head * a.group, a.qk_dim); /* of the group's first head */
-    const int chunk = thread % LOAD_LANES;
-#pragma unroll
-    for (int r = 0; r < Q_TILE; r += LOAD_ROWS) {
-        const int row = r + thread / LOAD_LANES;
-        if (row >= p.rows)
-            break;
-        const int position = row_position(a, p, row), head = p.row_first + row - position * a.group;
-        const char *from = m.base + position * m.row_bytes + head * a.q_stride.head * ELEM_BYTES + chunk * CHUNK_BYTES;
-#pragma unroll
-        for (int c = 0; c < ROW_CHUNKS; c += LOAD_LANES)
-            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), from + c * CHUNK_BYTES,
-                             chunk + c < m.chunks);
-    }
-}
-
-#if BULK
-
-/* A number that is the same in all lanes of a warp, in a way that lets the compiler know it: else it makes a loop over
- * lanes of every instruction that asks the copy engine for something. */
-DEV int uniform(int x)
-{
-    return __shfl_sync(~0u, x, 0);
-}
-
-/* What a group loads, tile by tile, K and V separately; nothing beyond the last tile. Boxes of 64 columns; what lies
- * beyond the tensor's rows or columns becomes zeros. */
-typedef struct key_loader {
-    const fwd_map *map;
-    uint32_t ring; /* of K or V: the first stage's half */
-    uint32_t full; /* barrier of the first stage's half */
-    int kv_head, batch;
-    bool asks;      /* this warp does, of the group's */
-    bool read_once; /* one tile of rows: no other CTA reads these keys */
-    int first;      /* key of the next tile to load */
-    int end;        /* one past the last key to load */
-} key_loader;
-
-/* By one thread of each group, before anybody waits. */
-DEV void init_barriers(uint32_t barriers)
-{
-#pragma unroll
-    for (int i = 0; i < 2 * STAGES; i++)
-        barrier_init(barriers + i * BARRIER_BYTES, 1);
-    barrier_init_done();
-}
-
-/* The group has read what the stage held, into registers, before a group_sync before this call. */
-DEV void load_next(key_loader &loader, int stage)
-{
-    if (loader.asks && loader.first < loader.end && elect_one()) {
-        const uint32_t tile = loader.ring + stage * STAGE_BYTES, full = loader.full + stage * BARRIER_BYTES;
-        barrier_arrive_expecting(full, TILE_BYTES);
-        if (loader.read_once)
-#pragma unroll
-            for (int panel = 0; panel < PANELS; panel++)
-                load_box_by(tile + panel * PANEL_BYTES, loader.map, full, 64 * panel, loader.first, loader.kv_head,
-                            loader.batch, policy_read_once());
-        else
-#pragma unroll
-            for (int panel = 0; panel < PANELS; panel++)
-                load_box(tile + panel * PANEL_BYTES, loader.map, full, 64 * panel, loader.first, loader.kv_head,
-                         loader.batch);
-    }
-    loader.first += STEP_KEYS;
-}
-
-/* The tile in this stage has landed, for all of the group, and all have left the tile that they read before. */
-DEV void wait_tile(const key_loader &loader, int stage, uint32_t parity, int group)
-{
-    barrier_wait(loader.full + stage * BARRIER_BYTES, parity);
-    group_sync(group);
-}
-
-#else
-
 /* Starts copying keys [first, first + KV_TILE) of K or V; what lies at or beyond `end` becomes zeros. READ_ONCE: nobody
  * else reads them. */
 template <bool READ_ONCE> DEV void load_keys(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
@@ -279,6 +185,26 @@ template <bool READ_ONCE> DEV void load_keys(uint32_t tile, const chunk_matrix &
                 copy_chunk_async(to, from + c * CHUNK_BYTES, valid);
         }
         from += LOAD_ROWS * m.row_bytes;
+    }
+}
+
+/* Rows of padding keep what shared memory holds: no row of a product depends on another. */
+DEV void load_queries(uint32_t tile, const fwd_args &a, const place &p, int thread)
+{
+    const chunk_matrix m =
+        find_matrix(a.q, a.q_stride, p.batch, p.kv_head * a.group, a.qk_dim); /* of the group's first head */
+    const int chunk = thread % LOAD_LANES;
+#pragma unroll
+    for (int r = 0; r < Q_TILE; r += LOAD_ROWS) {
+        const int row = r + thread / LOAD_LANES;
+        if (row >= p.rows)
+            break;
+        const int position = row_position(a, p, row), head = p.row_first + row - position * a.group;
+        const char *from = m.base + position * m.row_bytes + head * a.q_stride.head * ELEM_BYTES + chunk * CHUNK_BYTES;
+#pragma unroll
+        for (int c = 0; c < ROW_CHUNKS; c += LOAD_LANES)
+            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), from + c * CHUNK_BYTES,
+                             chunk + c < m.chunks);
     }
 }
 
@@ -304,24 +230,6 @@ DEV void load_next(key_loader &loader, int stage)
     loader.first += STEP_KEYS;
 }
 
-/* The next tile has landed, for all of the group, and all have left the tile that they read before. */
-DEV void wait_tile(const key_loader &, int, uint32_t, int group)
-{
-    COPIES_WAIT(2 * STAGES - 2);
-    group_sync(group);
-}
-
-#endif
-
-/* Address of a chunk of a tile of K or V: number `chunk`, a compile-time even number, plus `odd`, 0 or 1. BULK: one XOR
- * with a constant from the lane's first chunk; the others keep an offset in a register for every chunk. */
-DEV uint32_t key_chunk(uint32_t tile, int key, int chunk, int odd)
-{
-    return BULK ? chunk_address(tile + chunk_offset(key, odd, PANEL_CHUNKS), chunk % PANEL_CHUNKS, PANEL_CHUNKS) +
-                      chunk / PANEL_CHUNKS * PANEL_BYTES
-                : tile + chunk_offset(key, chunk + odd, ROW_CHUNKS);
-}
-
 /* ---- Computing: one warp, 16 rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
 
 typedef float score_tile[KEY_TILES][4];
@@ -338,9 +246,7 @@ typedef struct softmax_state {
 
 DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int step)
 {
-    const int row = l.row + l.lane % 16, half = l.lane / 16;
-    load_matrices(q, BULK ? chunk_address(q_smem + chunk_offset(row, half, ROW_CHUNKS), 2 * step, ROW_CHUNKS)
-                          : q_smem + chunk_offset(row, 2 * step + half, ROW_CHUNKS));
+    load_matrices(q, q_smem + chunk_offset(l.row + l.lane % 16, 2 * step + l.lane / 16, ROW_CHUNKS));
 }
 
 /* s = Q * transpose(K) for a tile of keys. */
@@ -367,7 +273,8 @@ DEV void multiply_scores(score_tile &s, const query_operands &q, uint32_t q_smem
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n+1, low} {n+1, high} */
             uint32_t k[4];
-            load_matrices(k, key_chunk(k_smem, 8 * n + lane % 8 + lane / 16 * 8, 2 * step, lane / 8 % 2));
+            load_matrices(k,
+                          k_smem + chunk_offset(8 * n + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2, ROW_CHUNKS));
             multiply_add<BF16>(sums[step % CHAINS][n], a, k[0], k[1]);
             multiply_add<BF16>(sums[step % CHAINS][n + 1], a, k[2], k[3]);
         }
@@ -450,7 +357,7 @@ DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, 
 #pragma unroll
         for (int n = 0; n < DIM_TILES; n += 2) {
             uint32_t v[4];
-            load_matrices_transposed(v, key_chunk(v_smem, 16 * step + lane % 16, n, lane / 16));
+            load_matrices_transposed(v, v_smem + chunk_offset(16 * step + lane % 16, n + lane / 16, ROW_CHUNKS));
             multiply_add<BF16>(o[n], p[step], v[0], v[1]);
             multiply_add<BF16>(o[n + 1], p[step], v[2], v[3]);
         }
@@ -461,40 +368,6 @@ typedef struct pipeline {
     key_loader k, v;
     uint32_t q_smem;
 } pipeline;
-
-#if BULK
-
-/* Starts the loads of the first stages, in the order of use: K 0, Q, V 0, K 1, ... V STAGES-2, K STAGES-1; then one in
- * every half step. */
-DEV pipeline start_loads(const fwd_args &a, const fwd_maps &maps, const place &p, const share &s, const lane_place &l,
-                         uint32_t ring, uint32_t barriers)
-{
-    const bool read_once = a.group * a.q_len <= Q_TILE, asks = ROW_WARPS == 1 || l.row == 0;
-    const int first = uniform(s.first + l.group * KV_TILE), end = uniform(s.end);
-    pipeline x = {{&maps.k, ring, barriers, p.kv_head, p.batch, asks, read_once, first, end},
-                  {&maps.v, ring + TILE_BYTES, barriers + STAGES * BARRIER_BYTES, p.kv_head, p.batch, asks, read_once,
-                   first, end},
-                  Q_IN_REGISTERS ? ring + TILE_BYTES + (STAGES - 1) * STAGE_BYTES : ring + STAGES * STAGE_BYTES};
-    load_next(x.k, 0);
-    load_queries(x.q_smem, a, p, l.thread);
-    copies_commit();
-#pragma unroll
-    for (int stage = 1; stage < STAGES; stage++) {
-        load_next(x.v, stage - 1);
-        load_next(x.k, stage);
-    }
-    return x;
-}
-
-/* The queries have landed, for all of the group, and the copy engine may write where they are. */
-DEV void wait_queries(int group)
-{
-    COPIES_WAIT(0);
-    shared_stores_visible();
-    group_sync(group);
-}
-
-#else
 
 /* Starts the loads of the first stages. Groups of copies: {K 0, Q}, V 0, K 1, ... V STAGES-2, K STAGES-1; then one in
  * every half step. Not unrolled: code that runs once costs the time to fetch it. */
@@ -520,28 +393,6 @@ DEV pipeline start_loads(const fwd_args &a, const place &p, const share &s, cons
     return x;
 }
 
-/* The queries have landed, for all of the group. */
-DEV void wait_queries(int group)
-{
-    COPIES_WAIT(2 * STAGES - 2);
-    group_sync(group);
-}
-
-#endif
-
-/* BULK: sets the rows of V in the group's last tile that lie at or beyond the end to zeros: they may be rows of the
- * tensor and anything, which a probability of 0 does not silence. Nothing is loaded there any more. */
-DEV void clear_rows(uint32_t tile, int rows, const lane_place &l)
-{
-    for (int i = rows * PANEL_CHUNKS + l.thread; i < KV_TILE * PANEL_CHUNKS; i += GROUP_THREADS)
-#pragma unroll
-        for (int panel = 0; panel < PANELS; panel++)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + panel * PANEL_BYTES + i * CHUNK_BYTES),
-                         "r"(0)
-                         : "memory");
-    group_sync(l.group);
-}
-
 /* Runs a warp through its group's tiles of keys. Copies are in flight up to the stage that is computed on: a half of a
  * stage is filled again as soon as the group has read it. */
 DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_args &a, const place &p,
@@ -549,7 +400,8 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
 {
     const int positions[2] = {row_position(a, p, l.row + l.lane / 4), row_position(a, p, l.row + l.lane / 4 + 8)};
     const bool is_row[2] = {l.row + l.lane / 4 < p.rows, l.row + l.lane / 4 + 8 < p.rows};
-    wait_queries(l.group);
+    COPIES_WAIT(2 * STAGES - 2);
+    group_sync(l.group);
     query_operands q;
     if (Q_IN_REGISTERS)
 #pragma unroll
@@ -557,12 +409,11 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
             load_query(q[step], x.q_smem, l, step);
 
     int stage = 0;
-    uint32_t parity = 0; /* of the stage's barriers */
     for (int key = s.first + l.group * KV_TILE; key < s.end; key += STEP_KEYS) {
-        wait_tile(x.k, stage, parity, l.group); /* K; and all have left the V before */
+        COPIES_WAIT(2 * STAGES - 2);
+        group_sync(l.group); /* this K has landed for all, and all have left the V before */
         load_next(x.v, stage == 0 ? STAGES - 1 : stage - 1);
-        if (!BULK)
-            copies_commit();
+        copies_commit();
         score_tile scores;
         multiply_scores(scores, q, x.q_smem, x.k.ring + stage * STAGE_BYTES, l);
         if (key + KV_TILE > visible.full_end) {
@@ -571,15 +422,12 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
         }
         probability_tile probabilities;
         update_softmax(probabilities, state, o, scores, is_row, a.scale_log2);
-        wait_tile(x.v, stage, parity, l.group); /* V; and all have left the K */
+        COPIES_WAIT(2 * STAGES - 2);
+        group_sync(l.group); /* this V has landed for all, and all have left the K */
         load_next(x.k, stage);
-        if (!BULK)
-            copies_commit();
-        if (BULK && key + KV_TILE > s.end)
-            clear_rows(x.v.ring + stage * STAGE_BYTES, s.end - key, l);
+        copies_commit();
         accumulate(o, probabilities, x.v.ring + stage * STAGE_BYTES, l.lane);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
-        parity ^= stage == 0;
     }
     COPIES_WAIT(0);
     group_sync(l.group);
@@ -864,31 +712,17 @@ DEV void finish(const fwd_args &a, const place &p, const keys &visible, int spli
 
 #endif
 
-#if BULK
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
-#else
 extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __grid_constant__ fwd_args a)
-#endif
 {
-    extern __shared__ __align__(BULK ? 1024 : 128) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char smem[];
 #if CLUSTERS
     cluster_arrive_relaxed();
 #endif
-#if BULK
-    const int warp = uniform(threadIdx.x / WARP_THREADS), group = ROW_WARPS == 1 ? warp : warp / ROW_WARPS;
-    const int lane = threadIdx.x % WARP_THREADS, thread = threadIdx.x % GROUP_THREADS; /* known not to be negative */
-    const uint32_t barriers = smem_address(smem) + BARRIERS_AT + group * GROUP_BARRIERS_BYTES;
-    if (warp == group * ROW_WARPS && elect_one())
-        init_barriers(barriers);
-    group_sync(group);
-#else
-    const int warp = threadIdx.x / WARP_THREADS, group = ROW_WARPS == 1 ? warp : warp / ROW_WARPS;
-    const int lane = (int)threadIdx.x % WARP_THREADS, thread = (int)threadIdx.x - group * GROUP_THREADS;
-#endif
     wait_for_previous_kernel();
 
-    const lane_place l = {lane, group, thread, (warp - group * ROW_WARPS) * WARP_ROWS};
+    const int warp = threadIdx.x / WARP_THREADS, group = ROW_WARPS == 1 ? warp : warp / ROW_WARPS;
+    const lane_place l = {(int)threadIdx.x % WARP_THREADS, group, (int)threadIdx.x - group * GROUP_THREADS,
+                          (warp - group * ROW_WARPS) * WARP_ROWS};
     const place p = find_place(a);
     const int position_first = row_position(a, p, 0);
     const keys visible = find_keys(a, p.batch, position_first, row_position(a, p, p.rows - 1) - position_first + 1);
@@ -897,11 +731,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __gri
     if (s.first == s.end && blockIdx.x != 0 && !adds_others) /* the first CTA writes the rows that see no key */
         return;
 
-#if BULK
-    pipeline x = start_loads(a, maps, p, s, l, smem_address(smem) + group * GROUP_BYTES, barriers);
-#else
     pipeline x = start_loads(a, p, s, l, smem_address(smem) + group * GROUP_BYTES);
-#endif
     const int splits = max(1, divide_up(s.steps, s.steps_each)); /* CTAs of the tile that have keys */
     softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     output_tile o;
@@ -941,7 +771,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
         reason = "q_heads * q_len has more than 65535 tiles of rows";
     if (reason == NULL)
-        reason = BULK ? acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes) : acr__vector_why_not(problem);
+        reason = acr__vector_why_not(problem);
     return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
@@ -1069,11 +899,9 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .symbol = KERNEL_TEXT,
     .image = KERNEL_IMAGE,
     .image_end = KERNEL_IMAGE_END,
-    .arch_min = BULK || CLUSTERS ? 90 : 80,
+    .arch_min = CLUSTERS ? 90 : 80,
     .arch_max = CLUSTERS ? 90 : 999, /* PTX for what comes */
-    .cluster_max = CLUSTERS ? SPLITS_MAX : 0,
     .shape = shape,
-    .boxes = {.k_rows = BULK ? KV_TILE : 0, .v_rows = BULK ? KV_TILE : 0},
 };
 
 #endif
