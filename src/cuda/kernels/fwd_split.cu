@@ -45,7 +45,8 @@ enum {
     INBOX_BYTES = CLUSTERS ? 4 * PARTIAL_ELEMS : 0,
     SMEM_BYTES = RINGS_BYTES + INBOX_BYTES,
     ROWS_MAX = RINGS_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
-    /* CTAs of a tile: the largest cluster that every GPU with clusters takes; or else a row of all of them must fit into shared memory */
+    /* CTAs of a tile: the largest cluster that every GPU with clusters takes; else a row of all of them must fit into
+     * shared memory. */
     SPLITS_MAX = CLUSTERS ? 8 : ROWS_MAX < 128 ? ROWS_MAX : 128,
     /* The workspace: of each tile, how many CTAs have arrived, then the partial results of all CTAs. The counters' size
      * is the same in every variant, so that variants may follow each other in one workspace. */
