@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/driver.h"
 #include "fake_program.h"
@@ -79,7 +80,7 @@ typedef struct object {
 typedef struct settings {
     int version, devices;
     const model *model;
-    char hidden[64], failing[64];
+    char hidden[64], failing[64], endless[64];
     CUresult failing_result;
     long fail_call, fail_alloc; /* counted down; the fault happens at 1 */
     char execute[512];          /* the folder with the PTX; "" = launches nothing */
@@ -142,6 +143,7 @@ static void set_up_from_environment(void)
     set.fail_call = number_from_environment("FAKE_CUDA_FAIL_CALL", 0);
     set.fail_alloc = number_from_environment("FAKE_CUDA_FAIL_ALLOC", 0);
     copy_text(set.hidden, sizeof set.hidden, getenv("FAKE_CUDA_HIDE"));
+    copy_text(set.endless, sizeof set.endless, getenv("FAKE_CUDA_ENDLESS"));
     copy_text(set.execute, sizeof set.execute, getenv("FAKE_CUDA_EXECUTE"));
     set.sms = (int)number_from_environment("FAKE_CUDA_SMS", 0);
     set.seed = (uint64_t)number_from_environment("FAKE_CUDA_SEED", 1);
@@ -275,6 +277,8 @@ static CUresult begin(const char *entry)
 {
     lock_state();
     count.calls++;
+    while (strcmp(entry, set.endless) == 0)
+        pause();
     if (strcmp(entry, set.failing) == 0)
         return set.failing_result;
     if (set.fault != CUDA_SUCCESS)

@@ -8,6 +8,7 @@
  * by environment variables, read at the first call:
  *
  *     FAKE_CUDA_DRIVER_VERSION=12080   FAKE_CUDA_DEVICES=0   FAKE_CUDA_ARCH=89   FAKE_CUDA_HIDE=cuLaunchKernelEx
+ *     FAKE_CUDA_ENDLESS=cuCtxSynchronize   (a call that never returns)
  *     FAKE_CUDA_FAIL_CALL=7            FAKE_CUDA_FAIL_ALLOC=2    FAKE_CUDA_SMS=2
  *     FAKE_CUDA_EXECUTE=build/images   FAKE_CUDA_SEED=7          FAKE_CUDA_EAGER=1
  *     FAKE_CUDA_RACES=1

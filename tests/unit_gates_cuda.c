@@ -30,6 +30,7 @@ static int make_fixture(void **state)
                                .problem_count = 1,
                                .visible_cases = 1,
                                .hidden_cases = 1,
+                               .case_timeout_s = 8,
                                .folder = f.folder,
                                .source_root = "."};
     assert_ok(gates_open(&f.gates, &setup));
@@ -284,6 +285,17 @@ static void a_missing_device_is_not_held_against_it(void **state)
     trial_result_free(&result);
 }
 
+/* A kernel that never ends: the child's own alarm ends it, before the parent's limit of all cases. */
+static void what_never_ends_is_hung(void **state)
+{
+    trial_result result;
+    setenv("FAKE_CUDA_ENDLESS", "cuCtxSynchronize", 1);
+    run_variant(*state, "", "", NULL, &result);
+    unsetenv("FAKE_CUDA_ENDLESS");
+    assert_end(&result, TRIAL_HUNG, GATE_CORRECTNESS, "a call did not end in its time");
+    trial_result_free(&result);
+}
+
 int main(int argc, char **argv)
 {
     int exit_code;
@@ -299,6 +311,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_profiler_wraps_the_child),
         cmocka_unit_test(elites_get_counters),
         cmocka_unit_test(a_missing_device_is_not_held_against_it),
+        cmocka_unit_test(what_never_ends_is_hung),
     };
     return cmocka_run_group_tests(tests, make_fixture, free_fixture);
 }

@@ -294,12 +294,15 @@ static void last_place(char out[512], const char *log_path)
 static void read_death(trial_result *result, const process_outcome *outcome, const char *log_path)
 {
     char how[96], where[512], detail[640];
-    process_outcome_text(how, outcome);
+    const bool alarmed = outcome->end == PROCESS_SIGNALLED && outcome->code == SIGALRM; /* the child's own limit */
+    const bool hung = outcome->end == PROCESS_TIMED_OUT || alarmed;
+    if (alarmed)
+        snprintf(how, sizeof how, "a call did not end in its time");
+    else
+        process_outcome_text(how, outcome);
     last_place(where, log_path);
     snprintf(detail, sizeof detail, "%s%s%s", where, *where ? ": " : "", how);
     const bool forbidden = outcome->end == PROCESS_SIGNALLED && outcome->code == SIGSYS; /* the seal was broken */
-    const bool hung =
-        outcome->end == PROCESS_TIMED_OUT || (outcome->end == PROCESS_SIGNALLED && outcome->code == SIGALRM);
     const bool never_ran = outcome->end == PROCESS_EXITED && !*where;
     fail_trial(result,
                outcome->end == PROCESS_STOPPED || never_ran ? TRIAL_HARNESS_FAILED
