@@ -48,7 +48,7 @@ SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "b1:h2:s20/40:d32", "
 RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fwd_split_*_16x*", "fwd_ladder[0-4]*"]
 # 250 runs after the first: decoding, split and not, lengths of batch entries, every head dim.
 RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3/1111:d64:causal", "b1:h4:s16/999:d256",
-          "b1:h4:s1/1500:d192"]
+          "b1:h4:s1/1500:d192", "b1:h4/1:s4/3000:d64:causal"]
 # More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory, and the
 # host's processors for minutes, to make the inputs and to look at every output.
 LARGE = [("fwd_[mw]*_f16_d128_*", "b1:h64/1:s262500/100:d128:bshd"), ("fwd_[mws]*_f16_d128_*", "b300:h8:s1/7000:d128")]
