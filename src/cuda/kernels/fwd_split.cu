@@ -794,8 +794,7 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
     const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);
     const double ends = 3450.0 + 420.0 * rows_of_warp; /* until the first data; adding the groups' results */
-    const double merge =
-        CLUSTERS ? 1300.0 + 45.0 * splits : 2750.0 + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
+    const double merge = (CLUSTERS ? 1300.0 : 2750.0) + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
     return ends + steps + (splits > 1.0 ? merge : 0.0);
 }
 
