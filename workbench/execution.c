@@ -80,12 +80,23 @@ static bool exists(const tensor_view *view, int64_t position)
     return !view->owner || view->owner[position] >= 0;
 }
 
+/* Whether an entry's rows of a head, all of which exist, follow one another as they do without gaps. */
+static bool rows_adjoin(const tensor_view *view)
+{
+    return !view->owner && (size_t)view->strides.row * view->elem_bytes == view->row_bytes;
+}
+
 /* Packed rows to their strided places. */
 static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, bool reversed)
 {
     for (int64_t batch = 0; batch < view->entries; ++batch) {
         int64_t end = existing_end(view, batch);
         for (int64_t head = 0; head < view->heads; ++head) {
+            if (rows_adjoin(view) && !reversed) {
+                memcpy(payload + row_offset(view, batch, head, 0), packed_row(view, packed, batch, head, 0),
+                       (size_t)end * view->row_bytes);
+                continue;
+            }
             for (int64_t position = 0; position < end; ++position) {
                 int64_t source = reversed ? end - 1 - position : position;
                 if (!exists(view, position)) {
@@ -104,6 +115,14 @@ static void gather(unsigned char *payload, const tensor_view *view, unsigned cha
 {
     for (int64_t batch = 0; batch < view->entries; ++batch) {
         for (int64_t head = 0; head < view->heads; ++head) {
+            if (rows_adjoin(view)) {
+                const size_t bytes = (size_t)view->length * view->row_bytes;
+                unsigned char *rows = payload + row_offset(view, batch, head, 0);
+                memcpy(packed, rows, bytes);
+                memset(rows, NAN_BYTE, bytes);
+                packed += bytes;
+                continue;
+            }
             for (int64_t position = 0; position < view->length; ++position) {
                 unsigned char *row = payload + row_offset(view, batch, head, position);
                 memcpy(packed, row, view->row_bytes);

@@ -97,7 +97,7 @@ typedef struct fill {
     input_tensor tensor;
     input_kind kind;
     uint64_t seed;
-    int64_t heads, length, dim;
+    int64_t heads, length, dim, rows;
     bool one_batch, one_head; /* strides of 0 */
 } fill;
 
@@ -135,15 +135,28 @@ static double element(const fill *f, int64_t head_index, int64_t position, int64
     }
 }
 
-static void fill_row(void *arg, int64_t row)
+static void fill_row(const fill *f, int64_t row)
 {
-    const fill *f = arg;
     int64_t position = row % f->length;
     int64_t head = row / f->length % f->heads;
     int64_t batch = row / f->length / f->heads;
     int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
     for (int64_t d = 0; d < f->dim; ++d) {
         acr__store_element(f->problem->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
+    }
+}
+
+/* Rows that a thread takes at once: taken one by one, a large tensor's threads would wait for the counter. */
+enum {
+    FILL_ROWS = 64
+};
+
+static void fill_rows(void *arg, int64_t slice)
+{
+    const fill *f = arg;
+    const int64_t first = slice * FILL_ROWS, end = first + FILL_ROWS < f->rows ? first + FILL_ROWS : f->rows;
+    for (int64_t row = first; row < end; ++row) {
+        fill_row(f, row);
     }
 }
 
@@ -163,7 +176,8 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
         .one_batch = strides->batch == 0,
         .one_head = strides->head == 0,
     };
-    parallel_for(threads, entries * f.heads * f.length, fill_row, &f);
+    f.rows = entries * f.heads * f.length;
+    parallel_for(threads, (f.rows + FILL_ROWS - 1) / FILL_ROWS, fill_rows, &f);
 }
 
 void input_head_scales(float *scales, const acr_problem *problem, input_tensor tensor, uint64_t seed)
