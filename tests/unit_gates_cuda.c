@@ -274,26 +274,28 @@ static void elites_get_counters(void **state)
     candidate_free(&c);
 }
 
+/* Runs the honest source where the fake driver is set up so; it ends at the gate of correctness. */
+static void assert_end_with(const fixture *f, const char *variable, const char *value, trial_status status,
+                            const char *says)
+{
+    trial_result result;
+    setenv(variable, value, 1);
+    run_variant(f, "", "", NULL, &result);
+    unsetenv(variable);
+    assert_end(&result, status, GATE_CORRECTNESS, says);
+    trial_result_free(&result);
+}
+
 /* A device that is gone is not the candidate's doing. */
 static void a_missing_device_is_not_held_against_it(void **state)
 {
-    trial_result result;
-    setenv("FAKE_CUDA_DEVICES", "0", 1);
-    run_variant(*state, "", "", NULL, &result);
-    unsetenv("FAKE_CUDA_DEVICES");
-    assert_end(&result, TRIAL_HARNESS_FAILED, GATE_CORRECTNESS, "0 devices");
-    trial_result_free(&result);
+    assert_end_with(*state, "FAKE_CUDA_DEVICES", "0", TRIAL_HARNESS_FAILED, "0 devices");
 }
 
 /* A kernel that never ends: the child's own alarm ends it, before the parent's limit of all cases. */
 static void what_never_ends_is_hung(void **state)
 {
-    trial_result result;
-    setenv("FAKE_CUDA_ENDLESS", "cuCtxSynchronize", 1);
-    run_variant(*state, "", "", NULL, &result);
-    unsetenv("FAKE_CUDA_ENDLESS");
-    assert_end(&result, TRIAL_HUNG, GATE_CORRECTNESS, "a call did not end in its time");
-    trial_result_free(&result);
+    assert_end_with(*state, "FAKE_CUDA_ENDLESS", "cuCtxSynchronize", TRIAL_HUNG, "a call did not end in its time");
 }
 
 int main(int argc, char **argv)

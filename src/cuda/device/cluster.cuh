@@ -4,8 +4,6 @@
 
 #include "common.cuh"
 
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-
 /* The cluster's barrier ends a phase when all threads of all its CTAs, but those that have ended, have arrived; every
  * warp comes whole, and waits after each arrival. Orders nothing: shows only that the others have begun. */
 DEV void cluster_arrive_relaxed(void)
@@ -44,7 +42,5 @@ DEV void cluster_store(uint32_t to, float4 value)
                  "f"(value.z), "f"(value.w)
                  : "memory");
 }
-
-#endif
 
 #endif

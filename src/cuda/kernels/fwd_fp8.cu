@@ -691,10 +691,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 /* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
 enum {
     UNFOLDED_KEYS_MAX = 4096,
-    /* Lines that rates.def lacks. Up to 128 dims d128_128x160_u, whose rates follow from its times beside d128_128x128
-     * (it is 6.5 % faster at 4096 keys); above, the fitted ones of d128_128x128, but for the start and end of a CTA,
-     * which grow as fwd_wgmma's do. */
-    IS_MEASURED = DIM <= 128
+    /* The rates below are for what rates.def lacks: d128_128x160_u, by its times beside d128_128x128 (it is 6.5 %
+     * faster at 4096 keys), and candidates of a search. Above 128 dims start and end of a CTA grow as fwd_wgmma's. */
+    IS_NARROW = DIM <= 128
 };
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
@@ -726,10 +725,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
-        .mma_flop_per_cycle = IS_MEASURED ? 5200.0 : 3600.0, /* of 8192 */
+        .mma_flop_per_cycle = IS_NARROW ? 5200.0 : 3600.0, /* of 8192 */
         .exp_per_cycle = 14.0,
-        .step_cycles = 600.0 + (IS_MEASURED ? 128 : DIM) / 32.0 * KV_TILE, /* of one warpgroup alone */
-        .cta_cycles = IS_MEASURED ? 6200.0 : 5250.0 + 15.0 * DIM,
+        .step_cycles = 600.0 + (IS_NARROW ? 128 : DIM) / 32.0 * KV_TILE, /* of one warpgroup alone */
+        .cta_cycles = IS_NARROW ? 6200.0 : 5250.0 + 15.0 * DIM,
         .ctas_per_sm = 1,
     };
     return acr__fwd_seconds(&padded, device, &rates);

@@ -832,8 +832,11 @@ typedef struct choice {
     int64_t splits, steps_each;
 } choice;
 
+/* Into at most so many CTAs. A cluster has all that it is launched with, a power of two, though some find no keys. */
 static choice split_into(int64_t steps, int64_t ctas)
 {
+    while (CLUSTERS && (ctas & (ctas - 1)) != 0)
+        ctas &= ctas - 1;
     const int64_t steps_each = (steps + ctas - 1) / ctas;
     return (choice){CLUSTERS ? ctas : (steps + steps_each - 1) / steps_each, steps_each};
 }
@@ -868,11 +871,12 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    *launch = (acr__launch){.grid = {(uint32_t)choose_splits(problem, device).splits,
-                                     (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
-                            .block = THREADS,
-                            .cluster = CLUSTERS ? (uint32_t)choose_splits(problem, device).splits : 0,
-                            .smem_bytes = SMEM_BYTES};
+    const uint32_t splits = (uint32_t)choose_splits(problem, device).splits;
+    *launch =
+        (acr__launch){.grid = {splits, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
+                      .block = THREADS,
+                      .cluster = CLUSTERS ? splits : 0,
+                      .smem_bytes = SMEM_BYTES};
 }
 
 /* At full key lengths, as the other families' costs are. */
