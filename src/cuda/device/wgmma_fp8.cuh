@@ -5,7 +5,9 @@
 #ifndef ACR_DEVICE_WGMMA_FP8_CUH
 #define ACR_DEVICE_WGMMA_FP8_CUH
 
+#ifndef WGMMA_TYPE
 #define WGMMA_TYPE "f16" /* of the products in wgmma.cuh, which nothing here uses */
+#endif
 #include "wgmma.cuh"
 
 enum {

@@ -1,5 +1,5 @@
-/* Forward attention for short problems on Hopper, fp16 and bf16: the latency kernel, sm_90a. One CTA a query tile,
- * alone on its SM.
+/* Forward attention for short problems on Hopper, fp16, bf16 and e4m3: the latency kernel, sm_90a. One CTA a query
+ * tile, alone on its SM.
  *
  * A producer thread loads Q, K and V by tensor maps; two consumer warpgroups multiply. With tiles of 64 or 32 rows both
  * hold the same rows and share the keys, of every 128 the first 64 and the last 64, and add their results at the end;
@@ -13,8 +13,12 @@
  * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
  * docs/kernels/fwd_short.md.
  *
+ * Of e4m3 inputs scores are products of 8 bits. V is widened to fp16 where it lies, by warps of the producer's
+ * warpgroup, and times probabilities of fp16 as there: e4m3 fits into fp16, and products of 8 bits would want V
+ * transposed and probabilities in 8 bits.
+ *
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
- * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1, LAG (of consumer 1, in
+ * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer 1, in
  * cycles), JOINT=1 (K and V of a stage land and are free together: one barrier in place of two), OUTPUT_AT (the group
  * of 8 keys from which on products with V are started, 0 to 4; default 4), LATE=1 (of two chunks a round, the first
  * does not wait for its product with V; Q_TILE 128). */
@@ -23,7 +27,9 @@
 #ifndef BF16
 #define BF16 0
 #endif
-
+#ifndef E4M3
+#define E4M3 0
+#endif
 #ifndef Q_TILE
 #define Q_TILE 64
 #endif
@@ -43,10 +49,13 @@
 #define LATE 0
 #endif
 enum {
-    ELEM_BYTES = 2,
-    PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
+    PANEL_ROW_BYTES = 128, /* a tile is stored in panels of such rows, as the swizzle wants it */
+    OUT_BYTES = 2,         /* of an element of the output, and of V as it is multiplied */
+    PANEL_ELEMS = PANEL_ROW_BYTES / OUT_BYTES,
     PANELS = DIM / PANEL_ELEMS,
-    PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
+    ELEM_BYTES = E4M3 ? 1 : 2,                /* of Q, K and V as they come */
+    BOX_ELEMS = PANEL_ROW_BYTES / ELEM_BYTES, /* in a panel's row then */
+    BOXES = (DIM + BOX_ELEMS - 1) / BOX_ELEMS,
     HALF_ROWS = 32, /* a consumer's rows: so many from the top, and as many from the bottom */
     HALVES = Q_TILE / HALF_ROWS,
     ONE_HALF = HALVES == 1,    /* the bottom half is all that there is; the top one holds the same, and is not stored */
@@ -60,21 +69,24 @@ enum {
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
     OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
-    Q_HALF_BYTES = PANELS * Q_PANEL_BYTES,
+    Q_HALF_BYTES = PANELS * Q_PANEL_BYTES, /* the output's, which takes its place */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
-    STAGE_BYTES = PANELS * KV_PANEL_BYTES,
+    LOAD_BYTES = BOXES * KV_PANEL_BYTES, /* of a stage of K or V, as it comes */
+    K_STAGE_BYTES = LOAD_BYTES,
+    V_STAGE_BYTES = PANELS * KV_PANEL_BYTES,
     CHUNK_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
     /* Shared memory: Q, K, V, what a consumer hands to the other (row statistics, half of its output), barriers, and
      * whether the tile is computed again. */
     K_AT = HALVES * Q_HALF_BYTES,
-    V_AT = K_AT + STAGES * STAGE_BYTES,
-    ROWS_AT = V_AT + STAGES * STAGE_BYTES,
+    V_AT = K_AT + STAGES * K_STAGE_BYTES,
+    ROWS_AT = V_AT + STAGES * V_STAGE_BYTES,
     ROWS_BYTES = 128 * 16,
     PART_AT = ROWS_AT + (SHARED_ROWS ? 2 * ROWS_BYTES : 0),
     PART_BYTES = 128 * DIM / 2,
     K_FULL_AT = PART_AT + (SHARED_ROWS ? 2 * PART_BYTES : 0),
     V_FULL_AT = K_FULL_AT + STAGES * 8,
-    K_FREE_AT = V_FULL_AT + STAGES * 8,
+    V_WIDE_AT = V_FULL_AT + STAGES * 8,
+    K_FREE_AT = V_WIDE_AT + (E4M3 ? STAGES * 8 : 0),
     V_FREE_AT = K_FREE_AT + (RING ? STAGES * 8 : 0),
     VERDICT_AT = V_FREE_AT + (RING ? STAGES * 8 : 0),
     AGAIN_AT = VERDICT_AT + (RING ? 8 : 0),
@@ -94,16 +106,22 @@ enum {
 #include "cuda/device/keys.cuh"
 #include "cuda/device/marks.cuh"
 #include "cuda/device/repair.cuh"
+#include "cuda/device/scales.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/device/tma.cuh"
-#include "cuda/device/wgmma.cuh"
+#include "cuda/device/wgmma_fp8.cuh"
 
 enum {
-    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    PRODUCER_REGISTERS = 24,
-    CONSUMER_REGISTERS = 240,
+    PRODUCER_REGISTERS = E4M3 ? 72 : 24,
+    CONSUMER_REGISTERS = E4M3 ? 216 : 240,
+    PRODUCER_WARPS = 1, /* the others of the producer's warpgroup widen V, or have nothing to do */
+    WIDENERS = PRODUCER_THREADS / WARP_THREADS - PRODUCER_WARPS,
+    GROUP_ROWS = 8,            /* the swizzle's period */
+    ROWS_AT_ONCE = 6 / PANELS, /* groups of rows that a lane of a widener has in registers */
+    /* Of a stage's V: it has to be widened before it is used, so it is asked for a stage earlier. */
+    V_AHEAD = E4M3,
     /* Named barriers (0 is __syncthreads). */
     VOTE = 1,
     CONSUMER_ALONE = 2, /* and 3: one for each */
@@ -111,6 +129,7 @@ enum {
 };
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
+static_assert(!(BF16 && E4M3), "BF16, E4M3: one of them");
 static_assert(Q_TILE == 32 || Q_TILE == 64 || (Q_TILE == 128 && RING), "Q_TILE: 32, 64, or with a ring 128");
 static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
               "STAGES: a straight line of code for each number of chunks");
@@ -154,6 +173,11 @@ DEV tile find_tile(const fwd_args &a, int consumer)
     return t;
 }
 
+DEV head_scales scales_of(const fwd_args &a, const tile &t)
+{
+    return E4M3 ? find_scales(a, t.batch, t.head / a.group) : head_scales{a.scale, a.scale_log2, 1.0f};
+}
+
 /* ---- Stages: a step is a stage's use. Without a ring each is used once. ---- */
 
 DEV uint32_t barrier_of(uint32_t first, int step)
@@ -176,8 +200,14 @@ DEV uint32_t stage_of(uint32_t first, int step, int bytes)
 DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, int head, int batch)
 {
 #pragma unroll
-    for (int panel = 0; panel < PANELS; panel++)
-        load_box(to + panel * KV_PANEL_BYTES, map, full, PANEL_ELEMS * panel, stage * KV_TILE, head, batch);
+    for (int box = 0; box < BOXES; box++)
+        load_box(to + box * KV_PANEL_BYTES, map, full, BOX_ELEMS * box, stage * KV_TILE, head, batch);
+}
+
+/* V as it comes ends where it will as it is used. */
+DEV uint32_t v_load_at(uint32_t smem, int step)
+{
+    return stage_of(smem + V_AT, step, V_STAGE_BYTES) + V_STAGE_BYTES - LOAD_BYTES;
 }
 
 /* Of the other stages; the first keys' barrier was initialised before their loads. */
@@ -188,6 +218,8 @@ DEV void init_barriers(uint32_t smem)
         if (stage > 0)
             barrier_init(smem + K_FULL_AT + BARRIER_BYTES * stage, 1);
         barrier_init(smem + V_FULL_AT + BARRIER_BYTES * stage, 1);
+        if (E4M3)
+            barrier_init(smem + V_WIDE_AT + BARRIER_BYTES * stage, WIDENERS);
         if (RING) {
             barrier_init(smem + K_FREE_AT + BARRIER_BYTES * stage, CONSUMERS * CONSUMER_WARPS);
             barrier_init(smem + V_FREE_AT + BARRIER_BYTES * stage, CONSUMERS * CONSUMER_WARPS);
@@ -205,16 +237,16 @@ DEV void produce_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, i
     barrier_init(full, 1);
     barrier_init_done();
     wait_for_previous_kernel();
-    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * STAGE_BYTES + HALVES * Q_HALF_BYTES);
+    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * LOAD_BYTES + HALVES * BOXES * Q_PANEL_BYTES);
     load_stage(smem + K_AT, &maps.k, full, 0, kv_head, blockIdx.z);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
 #pragma unroll
-        for (int panel = 0; panel < PANELS; panel++)
-            load_box(smem + half * Q_HALF_BYTES + panel * Q_PANEL_BYTES, &maps.q, full, PANEL_ELEMS * panel,
+        for (int box = 0; box < BOXES; box++)
+            load_box(smem + half * Q_HALF_BYTES + box * Q_PANEL_BYTES, &maps.q, full, BOX_ELEMS * box,
                      first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
     if (JOINT)
-        load_stage(smem + V_AT, &maps.v, full, 0, kv_head, blockIdx.z);
+        load_stage(v_load_at(smem, 0), &maps.v, full, 0, kv_head, blockIdx.z);
     ACR_MARK(0, "first loads issued");
 }
 
@@ -224,10 +256,10 @@ DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
     const uint32_t full = barrier_of(smem + K_FULL_AT, step);
     if (RING)
         barrier_wait(barrier_of(smem + (JOINT ? V_FREE_AT : K_FREE_AT), step), !phase_of(step));
-    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * STAGE_BYTES);
-    load_stage(stage_of(smem + K_AT, step, STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
+    barrier_arrive_expecting(full, (JOINT ? 2 : 1) * LOAD_BYTES);
+    load_stage(stage_of(smem + K_AT, step, K_STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
     if (JOINT)
-        load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
+        load_stage(v_load_at(smem, step), &maps.v, full, stage, kv_head, blockIdx.z);
     ACR_MARK(step, "K asked for");
 }
 
@@ -238,38 +270,137 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
     const uint32_t full = barrier_of(smem + V_FULL_AT, step);
     if (RING)
         barrier_wait(barrier_of(smem + V_FREE_AT, step), !phase_of(step));
-    barrier_arrive_expecting(full, STAGE_BYTES);
-    load_stage(stage_of(smem + V_AT, step, STAGE_BYTES), &maps.v, full, stage, kv_head, blockIdx.z);
+    barrier_arrive_expecting(full, LOAD_BYTES);
+    load_stage(v_load_at(smem, step), &maps.v, full, stage, kv_head, blockIdx.z);
     ACR_MARK(step, "V asked for");
 }
 
-/* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
+/* In the order of use, K two stages ahead of V (e4m3: one), and never all at once: loads in flight share the bandwidth, so the
  * first would come last. `from`: the first K that is not under way yet. */
 DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int from, int step)
 {
     for (int stage = from; stage < 2 && stage < stages; stage++)
         load_k(maps, smem, kv_head, stage, step + stage);
+    if (V_AHEAD && stages > 0)
+        load_v(maps, smem, kv_head, 0, step);
     for (int stage = 0; stage < stages; stage++, step++) {
         barrier_wait(barrier_of(smem + K_FULL_AT, step), phase_of(step));
-        load_v(maps, smem, kv_head, stage, step);
+        if (!V_AHEAD)
+            load_v(maps, smem, kv_head, stage, step);
         if (stage + 2 < stages)
             load_k(maps, smem, kv_head, stage + 2, step + 2);
+        if (V_AHEAD && stage + 1 < stages)
+            load_v(maps, smem, kv_head, stage + 1, step + 1);
     }
     if (stages == 0) /* no CTA ends before its loads */
         barrier_wait(smem + K_FULL_AT, 0);
 }
 
-/* All loads; with a ring once more if the consumers say so. */
-DEV void produce_all(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
+/* With a ring: whether the consumers want everything once more. */
+DEV int wait_verdict(uint32_t smem)
 {
-    produce(maps, smem, kv_head, stages, 1, 0);
-    if (!RING)
-        return;
     barrier_wait(smem + VERDICT_AT, 0);
     int again;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(again) : "r"(smem + AGAIN_AT) : "memory");
-    if (again)
+    return again;
+}
+
+DEV void produce_all(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
+{
+    produce(maps, smem, kv_head, stages, 1, 0);
+    if (RING && wait_verdict(smem))
         produce(maps, smem, kv_head, stages, 0, stages);
+}
+
+/* ---- Wideners: warps of the producer's warpgroup turn V of e4m3 into fp16. Eight rows, the swizzle's period, are one
+ * warp's: it has read all of them before it writes where they were. A lane has 16 dims of a row in each panel; eight
+ * lanes side by side are in eight rows, so in different banks, when they read and when they write. ---- */
+
+DEV uint32_t place_in(uint32_t rows_at, int row, int place)
+{
+    return rows_at + row * PANEL_ROW_BYTES + ((place ^ row) << 4);
+}
+
+DEV void read_rows(uint4 (&x)[PANELS], uint32_t rows_at, int row, int lane)
+{
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[panel].x), "=r"(x[panel].y), "=r"(x[panel].z), "=r"(x[panel].w)
+                     : "r"(place_in(rows_at, row, 4 * panel + lane / 8))
+                     : "memory");
+}
+
+/* Eight e4m3 as fp16, which holds all of them. */
+DEV void write_wide(uint32_t to, uint32_t low, uint32_t high)
+{
+    asm volatile("{ .reg .b16 a, b, c, d; .reg .b32 w, x, y, z; mov.b32 {a, b}, %1; mov.b32 {c, d}, %2; "
+                 "cvt.rn.f16x2.e4m3x2 w, a; cvt.rn.f16x2.e4m3x2 x, b; cvt.rn.f16x2.e4m3x2 y, c; "
+                 "cvt.rn.f16x2.e4m3x2 z, d; st.shared.v4.b32 [%0], {w, x, y, z}; }" ::"r"(to),
+                 "r"(low), "r"(high)
+                 : "memory");
+}
+
+DEV void write_rows(const uint4 (&x)[PANELS], uint32_t rows_at, int row, int lane)
+{
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++) {
+        const uint32_t panel_at = rows_at + panel * KV_PANEL_BYTES;
+        write_wide(place_in(panel_at, row, lane / 8 * 2), x[panel].x, x[panel].y);
+        write_wide(place_in(panel_at, row, lane / 8 * 2 + 1), x[panel].z, x[panel].w);
+    }
+}
+
+/* The warp's next rows of a stage, from group `first` of eight on; what is not `present` may hold NaN, which a
+ * probability of 0 does not silence, and becomes 0. */
+DEV void widen_rows(uint32_t from, uint32_t to, int first, int present, int lane)
+{
+    const int row = lane % GROUP_ROWS;
+    uint4 x[ROWS_AT_ONCE][PANELS];
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        const int group = first + WIDENERS * i;
+        if (group < KV_TILE / GROUP_ROWS)
+            read_rows(x[i], from + group * SWIZZLE_ROWS_BYTES, row, lane);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        const int group = first + WIDENERS * i;
+        if (group * GROUP_ROWS + row >= present)
+#pragma unroll
+            for (int panel = 0; panel < PANELS; panel++)
+                x[i][panel] = {0, 0, 0, 0};
+        if (group < KV_TILE / GROUP_ROWS)
+            write_rows(x[i], to + group * SWIZZLE_ROWS_BYTES, row, lane);
+    }
+}
+
+DEV void widen_stage(uint32_t smem, int step, int present)
+{
+    const int warp = threadIdx.x / WARP_THREADS - (CONSUMER_THREADS / WARP_THREADS + PRODUCER_WARPS);
+    const int lane = threadIdx.x % WARP_THREADS;
+    barrier_wait(barrier_of(smem + (JOINT ? K_FULL_AT : V_FULL_AT), step), phase_of(step));
+#pragma unroll
+    for (int first = 0; first < KV_TILE / GROUP_ROWS; first += WIDENERS * ROWS_AT_ONCE)
+        widen_rows(v_load_at(smem, step), stage_of(smem + V_AT, step, V_STAGE_BYTES), first + warp, present, lane);
+    shared_stores_visible();
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(barrier_of(smem + V_WIDE_AT, step));
+}
+
+DEV void widen(uint32_t smem, int stages, int kv_len, int step)
+{
+    for (int stage = 0; stage < stages; stage++)
+        widen_stage(smem, step + stage, kv_len - stage * KV_TILE);
+}
+
+DEV void widen_all(uint32_t smem, int stages, int kv_len)
+{
+    widen(smem, stages, kv_len, 0);
+    if (RING && wait_verdict(smem))
+        widen(smem, stages, kv_len, stages);
 }
 
 /* The consumers: whether any thread of them says yes. */
@@ -294,10 +425,15 @@ DEV int elect_one(void)
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a
  * lane holds, row 0 is from the top half of the tile and row 1 from the bottom half. ---- */
 
+enum {
+    STEP_BYTES = 32, /* of the rows of Q and K, in one product */
+    SCORE_STEPS = DIM * ELEM_BYTES / STEP_BYTES
+};
+
 typedef float score_tile[CHUNK_KEYS / 2];
 typedef float output_tile[DIM / 2];
 typedef uint32_t probability_tile[CHUNK_KEYS / 4];
-typedef uint32_t query_tile[DIM / 4];
+typedef uint32_t query_tile[4 * SCORE_STEPS];
 
 typedef struct softmax_rows {
     float reference[2]; /* what is subtracted from the raw scores */
@@ -306,8 +442,9 @@ typedef struct softmax_rows {
 } softmax_rows;
 
 enum {
-    ACCUMULATE = RING || ONE_HALF, /* the output starts as zeros, not with the first product */
-    GROUPS = 8,                    /* of 8 keys: a chunk's exponentials in pieces, products between them */
+    ACCUMULATE = RING || ONE_HALF,          /* the output starts as zeros, not with the first product */
+    GROUPS = 8,                             /* of 8 keys: a chunk's exponentials in pieces, products between them */
+    GROUP_STEPS = SCORE_STEPS <= 4 ? 1 : 2, /* products for scores, in each of the first groups */
     /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
     SHIFT = BF16 ? 0 : 8
 };
@@ -365,9 +502,13 @@ DEV uint64_t descriptor(uint32_t low, int bytes)
     return d;
 }
 
-/* S += Q * transpose(K), 16 of the head's dims, Q in registers. */
+/* S += Q * transpose(K), 16 of the head's dims (e4m3: 32), Q in registers. */
 DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumulate)
 {
+    if (E4M3) {
+        wgmma_fp8_rs(d, a, b, accumulate);
+        return;
+    }
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; " WGMMA_TEXT(64) ", {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
                  : WGMMA_IO_N64
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
@@ -376,15 +517,15 @@ DEV void product_scores(score_tile &d, const uint32_t *a, uint64_t b, int accumu
 DEV void score_step(const consumer &c, score_tile &s, int chunk, int step)
 {
     product_scores(s, c.q + 4 * step,
-                   descriptor(stage_of(c.k, c.passed + chunk, STAGE_BYTES / 16),
-                              step / 4 * KV_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
+                   descriptor(stage_of(c.k, c.passed + chunk, K_STAGE_BYTES / 16),
+                              step / 4 * KV_PANEL_BYTES + step % 4 * STEP_BYTES),
                    step != 0);
 }
 
 DEV void output_step(const consumer &c, output_tile &o, const probability_tile &p, int chunk, int step, int accumulate)
 {
     wgmma_rs_mn(o, p + 4 * step,
-                descriptor(stage_of(c.v, c.passed + chunk, STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES),
+                descriptor(stage_of(c.v, c.passed + chunk, V_STAGE_BYTES / 16), step * WGMMA_K * PANEL_ROW_BYTES),
                 accumulate || step != 0);
 }
 
@@ -401,7 +542,7 @@ DEV void start_scores(const consumer &c, score_tile &s, int chunk)
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < DIM / WGMMA_K; step++)
+    for (int step = 0; step < SCORE_STEPS; step++)
         score_step(c, s, chunk, step);
     wgmma_commit();
 }
@@ -473,7 +614,9 @@ DEV void wait_keys(const consumer &c, int chunk)
 /* JOINT: they came with the keys. */
 DEV void wait_values(const consumer &c, int chunk)
 {
-    if (!JOINT)
+    if (E4M3)
+        barrier_wait(barrier_of(c.smem + V_WIDE_AT, c.passed + chunk), phase_of(c.passed + chunk));
+    else if (!JOINT)
         barrier_wait(barrier_of(c.smem + V_FULL_AT, c.passed + chunk), phase_of(c.passed + chunk));
 }
 
@@ -486,7 +629,7 @@ DEV void wait_last_values(const consumer &c)
     if (c.present_rows == CHUNK_KEYS)
         return;
     const uint32_t chunk_at =
-        stage_of(c.smem + V_AT, c.passed + chunk, STAGE_BYTES) + (SHARED_ROWS ? c.index * CHUNK_BYTES : 0);
+        stage_of(c.smem + V_AT, c.passed + chunk, V_STAGE_BYTES) + (SHARED_ROWS ? c.index * CHUNK_BYTES : 0);
     for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES;
          at += WARPGROUP_THREADS * 16)
 #pragma unroll
@@ -530,12 +673,12 @@ DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile 
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         const int output = early ? group : group - OUTPUT_AT; /* the product with V of the chunk before */
-        if (!last && group < 4) {
+        if (!last && group < SCORE_STEPS / GROUP_STEPS) {
             wgmma_fence();
 #pragma unroll
-            for (int panel = 0; panel < PANELS; panel++)
-                score_step(c, s, chunk + 1, PANELS * group + panel);
-            if (group == 3)
+            for (int i = 0; i < GROUP_STEPS; i++)
+                score_step(c, s, chunk + 1, GROUP_STEPS * group + i);
+            if (group == SCORE_STEPS / GROUP_STEPS - 1)
                 wgmma_commit();
         }
         if (!first && output >= 0 && output < 4) {
@@ -745,7 +888,15 @@ typedef struct finish {
     int present[OUT_ROWS]; /* the row exists, and is this consumer's to store */
     char *o[OUT_ROWS];     /* the row's first byte */
     int v_dim;
+    float scale; /* e4m3: of the output; and its type */
+    int bf16;
 } finish;
+
+/* Of a row's output: what a sum of its probabilities times V is multiplied by. */
+DEV float row_factor(float sum, const finish &f)
+{
+    return E4M3 ? inverse_sum(sum) * f.scale : inverse_sum(sum);
+}
 
 /* The half that finished row `out` is of. */
 DEV int half_of(const consumer &c, int out)
@@ -781,7 +932,7 @@ DEV void weigh_rows(const consumer &c, const softmax_rows &r, finish &f)
         const float own = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
         const float other = exp2_fast((reference[row] - finite_max(max)) * c.scale_log2);
         const float total = own * r.sum[row] + other * sum[row];
-        f.own[row] = own * inverse_sum(total);
+        f.own[row] = own * row_factor(total, f);
         if (row == c.index) {
             f.max[0] = max;
             f.total[0] = total;
@@ -794,7 +945,7 @@ DEV void weigh_own_rows(softmax_rows &r, finish &f)
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         r.sum[row] = quad_sum(r.sum[row]);
-        f.own[row] = inverse_sum(r.sum[row]);
+        f.own[row] = row_factor(r.sum[row], f);
         f.max[row % OUT_ROWS] = r.reference[row];
         f.total[row % OUT_ROWS] = r.sum[row];
     }
@@ -827,13 +978,24 @@ DEV uint32_t part_from(const consumer &c, int index)
     return c.smem + PART_AT + index * PART_BYTES + threadIdx.x % WARPGROUP_THREADS * 16;
 }
 
+/* The output's type. */
+DEV int is_bf16(const finish &f)
+{
+    return E4M3 ? f.bf16 : BF16;
+}
+
+DEV uint32_t pack_as(float low, float high, const finish &f)
+{
+    return E4M3 ? pack_output(low, high, f.bf16) : pack<BF16>(low, high);
+}
+
 /* Hands the part of row `row` over, scaled and rounded like the output. */
 DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, const int row)
 {
     uint32_t part[DIM / 8];
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
-        part[i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+        part[i] = pack_as(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row], f);
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++)
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(part_from(c, c.index) + i * ROWS_BYTES),
@@ -841,13 +1003,11 @@ DEV void hand_part(const consumer &c, const output_tile &o, const finish &f, con
                      : "memory");
 }
 
-DEV float2 unpack(uint32_t pair)
+DEV float2 unpack_as(uint32_t pair, const finish &f)
 {
-#if BF16
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&pair);
-#else
+    if (is_bf16(f))
+        return __bfloat1622float2(*(const __nv_bfloat162 *)&pair);
     return __half22float2(*(const __half2 *)&pair);
-#endif
 }
 
 /* Adds the other's part to row `row`, and packs the row's columns 8i + 2(lane % 4) and the next. */
@@ -861,9 +1021,9 @@ DEV void add_part(const consumer &c, uint32_t (&packed)[DIM / 8], const output_t
                      : "memory");
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++) {
-        const float2 part = unpack(packed[i]);
+        const float2 part = unpack_as(packed[i], f);
         packed[i] =
-            pack<BF16>(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y));
+            pack_as(fmaf(o[4 * i + 2 * row], f.own[row], part.x), fmaf(o[4 * i + 2 * row + 1], f.own[row], part.y), f);
     }
 }
 
@@ -892,7 +1052,7 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
                      : "r"(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((place ^ row) << 4))
                      : "memory");
         if (f.present[out] && column < f.v_dim)
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o[out] + column * ELEM_BYTES), "r"(v[0]),
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(f.o[out] + column * OUT_BYTES), "r"(v[0]),
                          "r"(v[1]), "r"(v[2]), "r"(v[3])
                          : "memory");
     }
@@ -906,7 +1066,7 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
         for (int row = 0; row < OUT_ROWS; row++)
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++)
-                packed[row][i] = pack<BF16>(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row]);
+                packed[row][i] = pack_as(o[4 * i + 2 * row] * f.own[row], o[4 * i + 2 * row + 1] * f.own[row], f);
     else {
         if (c.index == 0)
             hand_part(c, o, f, 1);
@@ -927,9 +1087,9 @@ DEV void complete(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], cons
     ACR_MARK(0, "stored");
 }
 
-DEV int any_not_finite(const uint32_t (&packed)[DIM / 8])
+DEV int any_not_finite(const uint32_t (&packed)[DIM / 8], const finish &f)
 {
-    const uint32_t exponent = BF16 ? 0x7f80 : 0x7c00;
+    const uint32_t exponent = is_bf16(f) ? 0x7f80 : 0x7c00;
     int found = 0;
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
@@ -943,7 +1103,7 @@ DEV void load_query(consumer &c)
 {
     const int half = c.lane / 8 % 2 % HALVES, row = 8 * c.warp + c.lane % 8;
 #pragma unroll
-    for (int step = 0; step < DIM / WGMMA_K; step++) {
+    for (int step = 0; step < SCORE_STEPS; step++) {
         const int place = step % 4 * 2 + c.lane / 16;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(c.q[4 * step]), "=r"(c.q[4 * step + 1]), "=r"(c.q[4 * step + 2]), "=r"(c.q[4 * step + 3])
@@ -971,7 +1131,7 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.k = (smem + K_AT + first_chunk * CHUNK_BYTES) / 16 | no_panel_stride;
     c.v = (smem + V_AT + first_chunk * CHUNK_BYTES) / 16 | v_panel_stride;
     c.passed = 0;
-    c.scale_log2 = a.scale_log2;
+    c.scale_log2 = scales_of(a, t).scale_log2;
 #pragma unroll
     for (int half = 0; half < 2; half++)
         c.seen[half] =
@@ -984,7 +1144,7 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.whole_chunks = (whole - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.present_rows = CHUNK_KEYS;
-    if (a.kv_lens != nullptr)
+    if (!E4M3 && a.kv_lens != nullptr) /* rows that e4m3 was widened to are clear */
         c.present_rows = max(0, min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE));
     c.order = 0;
     c.zero = (uint32_t)c.chunks >> 31;
@@ -1002,6 +1162,10 @@ DEV void lag_behind(int index)
 DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer &c)
 {
     f.v_dim = a.v_dim;
+    if (E4M3) {
+        f.scale = scales_of(a, t).out;
+        f.bf16 = a.out_bf16;
+    }
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++) {
         const int bottom = half_of(c, out);
@@ -1010,7 +1174,7 @@ DEV void make_finish(finish &f, const fwd_args &a, const tile &t, const consumer
         f.present[out] = f.row[out] < a.q_len &&
                          (bottom ? ONE_HALF || t.first[0] < t.first[1] : !ONE_HALF && t.first[0] <= t.first[1]);
         f.o[out] = (char *)a.o +
-                   (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * ELEM_BYTES;
+                   (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * OUT_BYTES;
         /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
         asm volatile("" : "+l"(f.o[out]), "+r"(f.v_dim), "+r"(f.present[out]));
     }
@@ -1058,21 +1222,31 @@ DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, 
     return again;
 }
 
+DEV void repair(const fwd_args &a, const spoilt_row &row, const finish &f, int lane)
+{
+    if (!E4M3)
+        repair_row<BF16 ? ACR_BF16 : ACR_F16>(a, row, lane);
+    else if (f.bf16)
+        repair_row<ACR_E4M3, ACR_BF16>(a, row, lane);
+    else
+        repair_row<ACR_E4M3, ACR_F16>(a, row, lane);
+}
+
 /* The rest of a finished row: what few callers want or few inputs need. */
 DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const finish &f,
                     const uint32_t (&packed)[DIM / 8], const int out)
 {
     if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
         a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row[out]] =
-            log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), a.scale);
-    if (a.mask != FWD_MASK_NONE && any_not_finite(packed)) {
+            log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), scales_of(a, t).scale);
+    if (a.mask != FWD_MASK_NONE && any_not_finite(packed, f)) {
         __threadfence();
         __syncwarp(); /* the values are other lanes' */
         if (f.present[out] && isfinite(f.total[out]))
-            repair_row<ELEMENT>(a,
-                                {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]), a.scale_log2,
-                                 finite_max(f.max[out]) * c.scale_log2 + SHIFT, inverse_sum(f.total[out])},
-                                c.lane);
+            repair(a,
+                   {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]), scales_of(a, t).scale_log2,
+                    finite_max(f.max[out]) * c.scale_log2 + SHIFT, row_factor(f.total[out], f)},
+                   f, c.lane);
     }
 }
 
@@ -1137,6 +1311,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
         if (warp == producer_warp && elect_one())
             produce_all(maps, smem, kv_head, t.stages);
+        if (E4M3 && warp >= producer_warp + PRODUCER_WARPS)
+            widen_all(smem, t.stages, t.seen[0].len);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         consume(a, t, smem, warp / CONSUMER_WARPS);
@@ -1209,7 +1385,9 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .name = KERNEL_TEXT,
     .family = "fwd_short",
     .backend = ACR__CUDA,
-    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .dtype = E4M3   ? ACR_E4M3
+             : BF16 ? ACR_BF16
+                    : ACR_F16,
     .qk_dim_max = DIM,
     .v_dim_max = DIM,
     .q_tile = Q_TILE,
