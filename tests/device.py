@@ -47,14 +47,18 @@ GROUPS = {
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
-    "short": [(90, 4, "fwd_short_*_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
-              (90, 4, "fwd_short_*_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128]))],
+    "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
+              (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128]))],
+    "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
+               for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
              problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"])) for d in (64, 128)] +
            [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)],
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +
+              [(90, 4, f"fwd_short_e4m3_d{d}_*", [LATE], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]), "head-scaled")
+               for d in (64, 128)] +
               [(arch, 4, kernels, [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
                for arch, kernels in ((80, "fwd_simt_e4m3_*"), (89, "*_e4m3_*_sm8*"))],
     "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))

@@ -16,6 +16,30 @@ typedef struct spoilt_row {
     float scale_log2, offset, factor;
 } spoilt_row;
 
+/* The output's type where the arguments say it: of e4m3 inputs. */
+enum {
+    ACR_BF16_OR_F16 = 0
+};
+
+template <int TYPE> DEV float load_output(const fwd_args &a, int64_t at)
+{
+    if constexpr (TYPE == ACR_BF16_OR_F16)
+        return a.out_bf16 ? load_element<ACR_BF16>(a.o, at) : load_element<ACR_F16>(a.o, at);
+    else
+        return load_element<TYPE>(a.o, at);
+}
+
+template <int TYPE> DEV void store_output(const fwd_args &a, int64_t at, float value)
+{
+    if constexpr (TYPE == ACR_BF16_OR_F16) {
+        if (a.out_bf16)
+            store_element<ACR_BF16>(a.o, at, value);
+        else
+            store_element<ACR_F16>(a.o, at, value);
+    } else
+        store_element<TYPE>(a.o, at, value);
+}
+
 /* Every fourth column of the row, from the lane's on. TYPE is that of the inputs. */
 template <int TYPE, int OUT_TYPE = TYPE> DEV void repair_row(const fwd_args &a, const spoilt_row &r, int lane)
 {
@@ -25,7 +49,7 @@ template <int TYPE, int OUT_TYPE = TYPE> DEV void repair_row(const fwd_args &a, 
                   v = r.batch * a.v_stride.batch + kv_head * a.v_stride.head + r.kv_begin * a.v_stride.row;
     const int64_t o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + (r.q_begin + r.row) * a.o_stride.row;
     for (int column = lane % 4; column < a.v_dim; column += 4) {
-        if (isfinite(load_element<OUT_TYPE>(a.o, o + column)))
+        if (isfinite(load_output<OUT_TYPE>(a, o + column)))
             continue;
         int key = 0;
         while (key < keys_end && isfinite(load_element<TYPE>(a.v, v + key * a.v_stride.row + column)))
@@ -40,7 +64,7 @@ template <int TYPE, int OUT_TYPE = TYPE> DEV void repair_row(const fwd_args &a, 
             output += exp2_fast(fmaf(score, r.scale_log2, -r.offset)) *
                       load_element<TYPE>(a.v, v + key * a.v_stride.row + column);
         }
-        store_element<OUT_TYPE>(a.o, o + column, output * r.factor);
+        store_output<OUT_TYPE>(a, o + column, output * r.factor);
     }
 }
 

@@ -13,15 +13,15 @@
  * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
  * docs/kernels/fwd_short.md.
  *
- * Of e4m3 inputs scores are products of 8 bits. V is widened to fp16 where it lies, by warps of the producer's
- * warpgroup, and times probabilities of fp16 as there: e4m3 fits into fp16, and products of 8 bits would want V
- * transposed and probabilities in 8 bits.
+ * Scores of e4m3 inputs are products of 8 bits. V is widened to fp16, which holds all of e4m3, where it lies in shared
+ * memory, by warps of the producer's warpgroup; then all is as with fp16. Products of 8 bits would want V transposed,
+ * and probabilities in 8 bits.
  *
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
- * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer 1, in
- * cycles), JOINT=1 (K and V of a stage land and are free together: one barrier in place of two), OUTPUT_AT (the group
- * of 8 keys from which on products with V are started, 0 to 4; default 4), LATE=1 (of two chunks a round, the first
- * does not wait for its product with V; Q_TILE 128). */
+ * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer
+ * 1, in cycles), JOINT=1 (K and V of a stage land and are free together: one barrier in place of two), OUTPUT_AT (the
+ * group of 8 keys from which on products with V are started, 0 to 4; default 4), LATE=1 (of two chunks a round, the
+ * first does not wait for its product with V; Q_TILE 128). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -65,7 +65,7 @@ enum {
     CONSUMERS = 2,
     CONSUMER_WARPS = 4, /* of each */
     CONSUMER_THREADS = CONSUMERS * CONSUMER_WARPS * 32,
-    PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers: one thread works */
+    PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers */
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
     OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     Q_PANEL_BYTES = HALF_ROWS * PANEL_ROW_BYTES,
@@ -112,16 +112,17 @@ enum {
 #include "cuda/device/wgmma_fp8.cuh"
 
 enum {
+    ELEMENT = E4M3 ? ACR_E4M3 : BF16 ? ACR_BF16 : ACR_F16,
+    OUT_ELEMENT = E4M3 ? ACR_BF16_OR_F16 : ELEMENT,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
     PRODUCER_REGISTERS = E4M3 ? 72 : 24,
     CONSUMER_REGISTERS = E4M3 ? 216 : 240,
-    PRODUCER_WARPS = 1, /* the others of the producer's warpgroup widen V, or have nothing to do */
+    PRODUCER_WARPS = 1, /* one thread works; the other warps of its warpgroup widen V, or end at once */
     WIDENERS = PRODUCER_THREADS / WARP_THREADS - PRODUCER_WARPS,
     GROUP_ROWS = 8,            /* the swizzle's period */
     ROWS_AT_ONCE = 6 / PANELS, /* groups of rows that a lane of a widener has in registers */
-    /* Of a stage's V: it has to be widened before it is used, so it is asked for a stage earlier. */
-    V_AHEAD = E4M3,
+    V_AHEAD = E4M3,            /* V that is still to be widened is asked for a stage earlier */
     /* Named barriers (0 is __syncthreads). */
     VOTE = 1,
     CONSUMER_ALONE = 2, /* and 3: one for each */
@@ -275,7 +276,7 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
     ACR_MARK(step, "V asked for");
 }
 
-/* In the order of use, K two stages ahead of V (e4m3: one), and never all at once: loads in flight share the bandwidth, so the
+/* In the order of use, K two stages ahead of V, and never all at once: loads in flight share the bandwidth, so the
  * first would come last. `from`: the first K that is not under way yet. */
 DEV void produce(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int from, int step)
 {
@@ -390,17 +391,13 @@ DEV void widen_stage(uint32_t smem, int step, int present)
         barrier_arrive(barrier_of(smem + V_WIDE_AT, step));
 }
 
-DEV void widen(uint32_t smem, int stages, int kv_len, int step)
-{
-    for (int stage = 0; stage < stages; stage++)
-        widen_stage(smem, step + stage, kv_len - stage * KV_TILE);
-}
-
 DEV void widen_all(uint32_t smem, int stages, int kv_len)
 {
-    widen(smem, stages, kv_len, 0);
-    if (RING && wait_verdict(smem))
-        widen(smem, stages, kv_len, stages);
+    int step = 0;
+    do
+        for (int stage = 0; stage < stages; stage++)
+            widen_stage(smem, step++, kv_len - stage * KV_TILE);
+    while (RING && step == stages && wait_verdict(smem));
 }
 
 /* The consumers: whether any thread of them says yes. */
@@ -1144,7 +1141,7 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.whole_chunks = (whole - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.present_rows = CHUNK_KEYS;
-    if (!E4M3 && a.kv_lens != nullptr) /* rows that e4m3 was widened to are clear */
+    if (!E4M3 && a.kv_lens != nullptr) /* widened rows are 0 there */
         c.present_rows = max(0, min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE));
     c.order = 0;
     c.zero = (uint32_t)c.chunks >> 31;
@@ -1222,16 +1219,6 @@ DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, 
     return again;
 }
 
-DEV void repair(const fwd_args &a, const spoilt_row &row, const finish &f, int lane)
-{
-    if (!E4M3)
-        repair_row<BF16 ? ACR_BF16 : ACR_F16>(a, row, lane);
-    else if (f.bf16)
-        repair_row<ACR_E4M3, ACR_BF16>(a, row, lane);
-    else
-        repair_row<ACR_E4M3, ACR_F16>(a, row, lane);
-}
-
 /* The rest of a finished row: what few callers want or few inputs need. */
 DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const finish &f,
                     const uint32_t (&packed)[DIM / 8], const int out)
@@ -1243,10 +1230,11 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const f
         __threadfence();
         __syncwarp(); /* the values are other lanes' */
         if (f.present[out] && isfinite(f.total[out]))
-            repair(a,
-                   {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]), scales_of(a, t).scale_log2,
-                    finite_max(f.max[out]) * c.scale_log2 + SHIFT, row_factor(f.total[out], f)},
-                   f, c.lane);
+            repair_row<ELEMENT, OUT_ELEMENT>(a,
+                                             {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]),
+                                              scales_of(a, t).scale_log2, finite_max(f.max[out]) * c.scale_log2 + SHIFT,
+                                              row_factor(f.total[out], f)},
+                                             c.lane);
     }
 }
 
@@ -1385,9 +1373,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .name = KERNEL_TEXT,
     .family = "fwd_short",
     .backend = ACR__CUDA,
-    .dtype = E4M3   ? ACR_E4M3
-             : BF16 ? ACR_BF16
-                    : ACR_F16,
+    .dtype = E4M3 ? ACR_E4M3 : (BF16 ? ACR_BF16 : ACR_F16),
     .qk_dim_max = DIM,
     .v_dim_max = DIM,
     .q_tile = Q_TILE,
