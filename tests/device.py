@@ -107,6 +107,7 @@ def run_group(program, driver, images, name):
 MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
+SHORT8 = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a"
 MMA8, CLUSTER = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_split_f16_d128_16x16_s3_g4_c_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
@@ -124,6 +125,8 @@ FLAWS = [
     (WGMMA, 90, "consumers release no slot", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
     (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (SHORT8, 90, "widened values are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (SHORT8, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (FP8, 90, "turned tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (FP8, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (FP8, 90, "values are scaled as keys are", r"(ld\.param\.u64\s+%rd\d+, \[%rd\d+)\+80\]", r"\1+72]", "head-scaled"),
@@ -135,6 +138,7 @@ FLAWS = [
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", CLUSTER: "b2:h4/2:s5/1000:d128:kvlens", FP8: "e4m3:b1:h4/2:s200/700:d64",
+                 SHORT8: "e4m3:b1:h4/2:s100/900:d64",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
