@@ -100,14 +100,18 @@ static void run(const trial *t, const char *body)
         fail_msg("%s\n%s", error, body);
 }
 
+static void refuses_in(const trial *t, const char *body, const char *fragment)
+{
+    char error[1024] = "";
+    if (run_in(t, body, error, sizeof error) != -1 || strstr(error, fragment) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"\n%s", error, fragment, body);
+}
+
 /* The body must fail and say so. */
 static void refuses(unsigned threads, const char *body, const char *fragment)
 {
     trial t = trial_of(threads);
-    char error[1024] = "";
-    assert_int_equal(run_in(&t, body, error, sizeof error), -1);
-    if (strstr(error, fragment) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", error, fragment);
+    refuses_in(&t, body, fragment);
     free(t.memory);
 }
 
@@ -570,6 +574,229 @@ static void ctas_of_a_cluster_meet(void **state)
     free(t.memory);
 }
 
+/* Warp 1 of each CTA arrives and ends, and counts once: rank 0 goes on when rank 1's warp 0 has stored, late. */
+static void warps_that_arrive_and_end_count_once(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "mov.u32 %r2, %cluster_ctarank; setp.ge.u32 %p1, %r0, 32; setp.eq.u32 %p2, %r2, 0;\n"
+        "@%p1 bra $arrive; @%p2 bra $arrive; mov.u32 %r3, 0;\n"
+        "$late: add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 2000; @%p3 bra $late; st.shared.u32 [smem], %r3;\n"
+        "$arrive: barrier.cluster.arrive.release.aligned; @%p1 exit; barrier.cluster.wait.acquire.aligned;\n"
+        "mov.u32 %r4, 1; mov.u32 %r5, smem; mapa.shared::cluster.u32 %r6, %r5, %r4;\n"
+        "ld.shared::cluster.u32 %r7, [%r6]; st.global.u32 [%rd3], %r7;\n"
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        trial t = trial_of(64);
+        t.ctas = t.cluster = 2;
+        t.seed = seed;
+        run(&t, body);
+        assert_int_equal(t.memory->out[0], 2000);
+        free(t.memory);
+    }
+}
+
+static void arrivals_and_waits_of_a_cluster_alternate(void **state)
+{
+    (void)state;
+    refuses(32, "barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "arrives again and has not waited");
+    refuses(32, "barrier.cluster.wait.aligned;", "waits and has not arrived");
+    trial t = trial_of(32);
+    t.ctas = t.cluster = 2;
+    refuses_in(&t,
+               "setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared::cta.b64 [smem], 1;\n"
+               "mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %r2, 0; @%p1 bra $wait;\n"
+               "$never: mbarrier.try_wait.parity.shared::cta.b64 %p2, [smem], 0; @!%p2 bra $never;\n"
+               "$wait: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
+               "the cluster's barrier (32 of 64 threads)");
+    free(t.memory);
+}
+
+/* ---- st.async ---- */
+
+/* The mbarrier is at smem, of `expected` bytes a CTA, and the inbox at smem+1024: 512 bytes from each rank. */
+#define BEGIN_EXPECTING(expected)                                                                                      \
+    "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %cluster_nctarank; setp.eq.u32 %p0, %r0, 0;\n" \
+    "@%p0 mbarrier.init.shared::cta.b64 [smem], 1; @%p0 fence.mbarrier_init.release.cluster;\n" expected               \
+    "@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], %r4;\n"                                                 \
+    "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;\n"
+#define MEET "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+#define BEGIN BEGIN_EXPECTING("shl.b32 %r4, %r3, 9;\n")
+/* Each lane sends four words, 1000 * CTA + 4 * lane and on, to each rank of its cluster. */
+#define SEND_TO_ALL                                                                                                    \
+    "shl.b32 %r5, %r0, 2; mad.lo.s32 %r5, %r1, 1000, %r5; add.u32 %r6, %r5, 1; add.u32 %r7, %r5, 2;\n"                 \
+    "add.u32 %r8, %r5, 3; shl.b32 %r9, %r2, 9; shl.b32 %r10, %r0, 4; add.u32 %r9, %r9, %r10; mov.u32 %r10, smem;\n"    \
+    "add.u32 %r9, %r9, %r10; mov.u32 %r11, 0;\n"                                                                       \
+    "$send: mapa.shared::cluster.u32 %r12, %r9, %r11; mapa.shared::cluster.u32 %r13, %r10, %r11;\n" STORES             \
+    "add.u32 %r11, %r11, 1; setp.lt.u32 %p1, %r11, %r3; @%p1 bra $send;\n"
+#define RECEIVE "$wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [smem], 0; @!%p2 bra $wait;\n"
+#define ST_ASYNC "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+#define STORES ST_ASYNC ".v4.u32 [%r12+1024], {%r5, %r6, %r7, %r8}, [%r13];\n"
+
+/* Each lane's four words of each rank, which the CTA writes to `out`. */
+static const char write_inbox[] =
+    "mul.lo.s32 %r20, %r1, %r3; shl.b32 %r20, %r20, 9; cvt.u64.u32 %rd5, %r20; add.s64 %rd5, %rd1, %rd5;\n"
+    "shl.b32 %r21, %r0, 4; cvt.u64.u32 %rd6, %r21; add.s64 %rd5, %rd5, %rd6; add.u32 %r21, %r21, %r10;\n"
+    "mov.u32 %r22, 0;\n"
+    "$read: ld.shared.v4.u32 {%r23, %r24, %r25, %r26}, [%r21+1024]; st.global.v4.u32 [%rd5], {%r23, %r24, %r25, "
+    "%r26};\n"
+    "add.u32 %r21, %r21, 512; add.s64 %rd5, %rd5, 512; add.u32 %r22, %r22, 1; setp.lt.u32 %p3, %r22, %r3;\n"
+    "@%p3 bra $read;\n";
+
+static void check_inboxes(const trial *t, const char *sending)
+{
+    char body[4096];
+    assert_true(snprintf(body, sizeof body, "%s%s", sending, write_inbox) < (int)sizeof body);
+    run(t, body);
+    const uint32_t ranks = t->cluster > 1 ? t->cluster : 1;
+    for (uint32_t cta = 0; cta < t->ctas; cta++)
+        for (uint32_t from = 0; from < ranks; from++)
+            for (uint32_t i = 0; i < 128; i++)
+                assert_int_equal(t->memory->out[(cta * ranks + from) * 128 + i],
+                                 (cta / ranks * ranks + from) * 1000 + i);
+}
+
+/* In clusters of one, two and four, and without any; late and at once. */
+static void ctas_send_each_other_words(void **state)
+{
+    (void)state;
+    static const uint32_t clusters[] = {0, 1, 2, 4};
+    for (size_t n = 0; n < 4 * COUNT_OF(clusters); n++) {
+        trial t = trial_of(32);
+        t.ctas = 4;
+        t.cluster = clusters[n / 4];
+        t.seed = n;
+        t.eager = n % 2 == 1;
+        check_inboxes(&t, BEGIN SEND_TO_ALL RECEIVE);
+        free(t.memory);
+    }
+}
+#undef STORES
+
+/* All widths, each store with the bytes that it has. */
+static void stores_complete_their_bytes(void **state)
+{
+    (void)state;
+#define STORES                                                                                                         \
+    "mov.b64 %rd10, {%r5, %r6}; mov.b64 %rd11, {%r7, %r8}; mov.b32 %f1, %r7; mov.b32 %f2, %r8;\n"                      \
+    "setp.ge.u32 %p4, %r0, 8; @%p4 bra $twos;\n" ST_ASYNC ".u32 [%r12+1024], %r5, [%r13];\n" ST_ASYNC                  \
+    ".b32 [%r12+1028], %r6, [%r13];\n" ST_ASYNC ".v2.f32 [%r12+1032], {%f1, %f2}, [%r13]; bra.uni $sent;\n"            \
+    "$twos: setp.ge.u32 %p4, %r0, 16; @%p4 bra $wide;\n" ST_ASYNC ".b64 [%r12+1024], %rd10, [%r13];\n"                 \
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s64 [%r12+1032], %rd11, [%r13]; bra.uni $sent;\n"      \
+    "$wide: " ST_ASYNC ".v2.u64 [%r12+1024], {%rd10, %rd11}, [%r13];\n$sent:\n"
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        trial t = trial_of(32);
+        t.ctas = t.cluster = 2;
+        t.seed = seed;
+        check_inboxes(&t, BEGIN SEND_TO_ALL RECEIVE);
+        free(t.memory);
+    }
+#undef STORES
+    refuses(1, ST_ASYNC ".v4.b64 [%r1], {%rd4, %rd5, %rd6, %rd7}, [%r2];", "unknown instruction st.async");
+    refuses(1, ST_ASYNC ".b16 [%r1], %rs1, [%r2];", "unknown instruction st.async");
+    refuses(1, ST_ASYNC ".v2.f32 [%r1], {%f1, %f2};", "unknown instruction st.async");
+    refuses(1, "st.async.shared::cta.mbarrier::complete_tx::bytes.b32 [%r1], %r1, [%r2];", "unknown instruction st.");
+}
+#define STORES ST_ASYNC ".v4.u32 [%r12+1024], {%r5, %r6, %r7, %r8}, [%r13];\n"
+
+/* Two CTAs that send to each other: the launch must fail under every seed, and say one of up to three things. */
+static void sending_fails(const char *body, const char *const texts[3])
+{
+    for (uint64_t n = 0; n < 16; n++) {
+        trial t = trial_of(32);
+        t.ctas = t.cluster = 2;
+        t.seed = n / 2;
+        t.eager = n % 2 == 1;
+        char error[1024] = "";
+        const int status = run_in(&t, body, error, sizeof error);
+        int is_said = 0;
+        for (int k = 0; k < 3; k++)
+            is_said |= texts[k] != NULL && strstr(error, texts[k]) != NULL;
+        if (status != -1 || !is_said)
+            fail_msg("seed %d: \"%s\" does not say \"%s\"", (int)t.seed, error, texts[0]);
+        free(t.memory);
+    }
+}
+#define SAYS(...) ((const char *const[3]){__VA_ARGS__})
+
+static void miscounted_bytes_are_named(void **state)
+{
+    (void)state;
+    sending_fails(BEGIN_EXPECTING("mov.u32 %r4, 1040;") SEND_TO_ALL RECEIVE,
+                  SAYS("waiting: CTA", "the mbarrier at shared address 0 (phase 0 lacks 0 of 1, 16 bytes)"));
+    sending_fails(BEGIN_EXPECTING("mov.u32 %r4, 1020;") SEND_TO_ALL RECEIVE,
+                  SAYS("(phase 0 lacks 0 of 1, -4 bytes: more came than it expects)"));
+    sending_fails(BEGIN_EXPECTING("mov.u32 %r4, 1008;") SEND_TO_ALL RECEIVE MEET,
+                  SAYS("has ended without these 16 bytes, which were sent in it", "16 bytes came to its mbarrier",
+                       "have exited before this is done"));
+}
+
+/* ---- What may not be sent, or not there ---- */
+
+static void sends_go_where_a_cta_and_its_mbarrier_live(void **state)
+{
+    (void)state;
+#define IDS "mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p0, %r0, 0; mov.u32 %r5, smem; xor.b32 %r6, %r2, 1;\n"
+#define OTHER "mapa.shared::cluster.u32 %r12, %r5, %r6; mapa.shared::cluster.u32 %r13, %r5, %r6;\n"
+#define INIT "@%p0 mbarrier.init.shared::cta.b64 [smem], 1;\n"
+#define SEND "@%p0 " ST_ASYNC ".b32 [%r12+1024], %r0, [%r13];\n"
+    sending_fails(IDS OTHER MEET SEND, SAYS("no mbarrier was initialised at shared address 0"));
+    sending_fails(IDS INIT OTHER "mapa.shared::cluster.u32 %r13, %r5, %r2;\n" MEET SEND,
+                  SAYS("the data go to the CTA with rank 1, their mbarrier is in that with rank 0",
+                       "the data go to the CTA with rank 0, their mbarrier is in that with rank 1"));
+    sending_fails(IDS INIT OTHER MEET "@%p0 " ST_ASYNC ".v2.b32 [%r12+1028], {%r0, %r0}, [%r13];\n",
+                  SAYS("not a multiple of 8"));
+    sending_fails(IDS INIT OTHER MEET "@%p0 " ST_ASYNC ".b32 [%r12+65536], %r0, [%r13];\n", SAYS("the CTA has 65536"));
+    /* rank 1 ends, rank 0 sends when it knows */
+    sending_fails(IDS INIT OTHER MEET "setp.eq.u32 %p1, %r2, 1; @%p1 exit;\n" MEET SEND,
+                  SAYS("of the CTA with rank 1, which has ended"));
+    /* what nobody expects */
+    sending_fails(IDS INIT OTHER MEET SEND MEET,
+                  SAYS("4 bytes came to its mbarrier at shared address 0 that nobody expected",
+                       "all threads have exited before this is done", "which has ended"));
+    /* its own threads alone initialise an mbarrier and wait for it */
+    sending_fails(IDS INIT OTHER MEET "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r13], 1;\n",
+                  SAYS("a wait for the mbarrier of another CTA"));
+    sending_fails(IDS OTHER "@%p0 mbarrier.init.shared::cta.b64 [%r13], 1;\n", SAYS("an mbarrier of another CTA"));
+}
+
+/* A CTA that does not wait for what is sent to it may end before: not in every order. */
+static void a_cta_waits_for_what_is_sent_to_it(void **state)
+{
+    (void)state;
+    static const char body[] = IDS INIT "setp.eq.u32 %p1, %r2, 1; and.pred %p2, %p0, %p1; not.pred %p3, %p1;\n"
+                                        "and.pred %p4, %p0, %p3;\n"
+                                        "@%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 4;\n" OTHER MEET
+                                        "@%p4 " ST_ASYNC ".b32 [%r12+1024], %r0, [%r13];\n";
+    int found = 0;
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        trial t = trial_of(32);
+        t.ctas = t.cluster = 2;
+        t.seed = seed;
+        char error[1024] = "";
+        const int status = run_in(&t, body, error, sizeof error);
+        if (status != 0 && !strstr(error, "which has ended") && !strstr(error, "have exited before this is done"))
+            fail_msg("%s", error);
+        found += status != 0;
+        free(t.memory);
+    }
+    assert_true(found >= 8);
+}
+
+/* wgmma and the copy engine see what was sent behind a fence of who has waited for it. */
+static void what_was_sent_is_fenced_for_copies(void **state)
+{
+    (void)state;
+#define STORE_INBOX                                                                                                    \
+    "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [smem+1024], 512; @%p0 cp.async.bulk.commit_group;\n"    \
+    "@%p0 cp.async.bulk.wait_group 0;"
+    trial t = trial_of(32);
+    refuses_in(&t, BEGIN SEND_TO_ALL RECEIVE STORE_INBOX, "stored to by an st.async without a fence.proxy.async");
+    run(&t, BEGIN SEND_TO_ALL RECEIVE "fence.proxy.async.shared::cta;\n" STORE_INBOX);
+    assert_int_equal(t.memory->out[127], 127);
+    free(t.memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -588,6 +815,14 @@ int main(void)
         cmocka_unit_test(plain_runs_are_copied),
         cmocka_unit_test(illegal_boxes_are_refused),
         cmocka_unit_test(ctas_of_a_cluster_meet),
+        cmocka_unit_test(warps_that_arrive_and_end_count_once),
+        cmocka_unit_test(arrivals_and_waits_of_a_cluster_alternate),
+        cmocka_unit_test(ctas_send_each_other_words),
+        cmocka_unit_test(stores_complete_their_bytes),
+        cmocka_unit_test(miscounted_bytes_are_named),
+        cmocka_unit_test(sends_go_where_a_cta_and_its_mbarrier_live),
+        cmocka_unit_test(a_cta_waits_for_what_is_sent_to_it),
+        cmocka_unit_test(what_was_sent_is_fenced_for_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -339,6 +339,96 @@ static void clusters_meet_at_their_barrier(void **state)
     check_all(experiments, COUNT_OF(experiments));
 }
 
+/* Rank 0's warps 0 and 1 send words to rank 1, whose warp 1 waits for its mbarrier at 8192 and reads. %p6: rank 0's
+ * warp 0, %p5: its warp 1; %p7: rank 1's warp 1; %q5: rank 1's thread 0, %q6: rank 1's thread 32. */
+#define RANKS(receiver)                                                                                                \
+    "mov.u32 %r7, %cluster_ctarank;\nmov.u32 %r8, " receiver ";\nmapa.shared::cluster.u32 %r9, %r3, %r8;\n"            \
+    "mapa.shared::cluster.u32 %r14, %r10, %r8;\nmapa.shared::cluster.u32 %r15, %r11, %r13;\n"                          \
+    "setp.eq.and.u32 %p6, %r7, 0, %p0;\nsetp.eq.and.u32 %p5, %r7, 0, %p1;\nsetp.eq.and.u32 %p7, %r7, %r8, %p1;\n"      \
+    "setp.eq.and.u32 %q5, %r7, %r8, %q0;\nsetp.eq.and.u32 %q6, %r7, %r8, %q1;\n"
+#define SHOWN "fence.mbarrier_init.release.cluster;\n"
+#define BEGUN "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"
+#define START RANKS("1") SHOWN BEGUN
+#define SEND(p, to) "@" p " st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r9" to "], %r0, [%r14];\n"
+#define WAIT_IN(scope, p, name, parity)                                                                                \
+    "@!" p " bra $end_" name ";\n$" name ":\nmbarrier.try_wait.parity" scope ".shared::cta.b64 %done, [%r10], " parity \
+    ";\n@!%done bra $" name ";\n$end_" name ":\n"
+#define RECEIVE(p, name, parity) WAIT_IN(".acquire.cluster", p, name, parity)
+#define READ "@%p7 ld.shared.u32 %r5, [%r3];\n"
+/* Rank 1's reader tells rank 0's mbarrier at 8200, which warp 0 of rank 0 waits for. */
+#define CONSENT "@%q6 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r15];\n"
+#define AGREED                                                                                                         \
+    "@!%p6 bra $agreed;\n$agree:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %done, [%r11], 0;\n"        \
+    "@!%done bra $agree;\n$agreed:\n"
+
+static void what_is_sent_is_ordered_by_its_mbarrier(void **state)
+{
+    (void)state;
+    const experiment experiments[] = {
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ, NULL, 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ, NULL, 2, 1, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") READ RECEIVE("%p7", "a", "0"), "st.async", 2, 0, 2},
+        /* the wait of another warp, and one that acquires at the scope of its CTA */
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%q5", "a", "0") READ, "st.async", 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") WAIT_IN("", "%p7", "a", "0") READ,
+         "an st.async that completes on the mbarrier at 8192 wrote", 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") WAIT_IN(".acquire.cta", "%p7", "a", "0") READ,
+         "an st.async that completes on the mbarrier at 8192 wrote", 2, 0, 2},
+        /* without a cluster: to itself */
+        {RANKS("0") SHOWN BEGUN EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ, NULL, 2, 0,
+         0},
+        {RANKS("0") SHOWN BEGUN EXPECT("%q5", "%r10", "128") SEND("%p6", "") WAIT_IN("", "%p7", "a", "0") READ, NULL, 2,
+         0, 0},
+        /* two senders, in two places and in one */
+        {START EXPECT("%q5", "%r10", "256") SEND("%p6", "") SEND("%p5", "+128") RECEIVE("%p7", "a", "0") READ, NULL, 2,
+         0, 2},
+        {START EXPECT("%q5", "%r10", "256") SEND("%p6", "") SEND("%p5", "") RECEIVE("%p7", "a", "0") READ,
+         "nothing orders this", 2, 0, 2},
+        /* again into the place: when the reader has said so, before it has, and when it said so too early */
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ EXPECT("%q6", "%r10", "128")
+             CONSENT AGREED SEND("%p6", "") RECEIVE("%p7", "b", "1") READ,
+         NULL, 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ EXPECT("%q6", "%r10", "128")
+             CONSENT SEND("%p6", "") RECEIVE("%p7", "b", "1") READ AGREED,
+         "nothing orders this", 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") EXPECT("%q6", "%r10", "128")
+             CONSENT READ AGREED SEND("%p6", "") RECEIVE("%p7", "b", "1"),
+         "nothing orders this", 2, 0, 2},
+        /* it brings nothing else that the sender has stored */
+        {START EXPECT("%q5", "%r10", "128") "@%p6 st.shared::cluster.u32 [%r9+128], %r0;\n" SEND("%p6", "")
+             RECEIVE("%p7", "a", "0") "@%p7 ld.shared.u32 %r5, [%r3+128];\n",
+         "nothing orders this", 2, 0, 2},
+        {START EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ, NULL, 8, 0, 16},
+    };
+    check_all(experiments, COUNT_OF(experiments));
+}
+
+/* A relaxed arrival and a fence.mbarrier_init show mbarriers, and nothing else. */
+static void mbarriers_are_shown_to_the_cluster(void **state)
+{
+    (void)state;
+#define THEN EXPECT("%q5", "%r10", "128") SEND("%p6", "") RECEIVE("%p7", "a", "0") READ
+    const experiment experiments[] = {
+        {RANKS("1") BEGUN THEN, "the initialisation of rank 1's mbarrier at 8192 wrote", 2, 0, 2},
+        {RANKS("1") "@%p1 fence.mbarrier_init.release.cluster;\n" BEGUN THEN, "the initialisation of", 2, 0, 2},
+        {RANKS("1") "barrier.cluster.arrive.relaxed.aligned;\n" SHOWN "barrier.cluster.wait.acquire.aligned;\n" THEN,
+         "the initialisation of", 2, 0, 2},
+        {RANKS("1") "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" THEN, NULL, 2, 0,
+         2},
+        {REMOTE SHOWN BEGUN "@%p7 ld.shared.u32 %r5, [%r3];\n", "nothing orders this", 2, 0, 2},
+    };
+    check_all(experiments, COUNT_OF(experiments));
+    const experiment before = {RANKS("1") SHOWN "barrier.cluster.arrive.relaxed.aligned;\n" THEN
+                                                "barrier.cluster.wait.acquire.aligned;\n",
+                               NULL, 2, 0, 2};
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        char error[1024] = "";
+        assert_int_equal(run_once(&before, seed, 0, error, sizeof error), -1);
+        if (!strstr(error, "the initialisation of") && !strstr(error, "no mbarrier was initialised"))
+            fail_msg("seed %d: %s", (int)seed, error);
+    }
+}
+
 static void bytes_of_a_word_are_told_apart(void **state)
 {
     (void)state;
@@ -385,6 +475,8 @@ int main(void)
         cmocka_unit_test(atomics_race_with_ordinary_accesses_only),
         cmocka_unit_test(lanes_race_too),
         cmocka_unit_test(clusters_meet_at_their_barrier),
+        cmocka_unit_test(what_is_sent_is_ordered_by_its_mbarrier),
+        cmocka_unit_test(mbarriers_are_shown_to_the_cluster),
         cmocka_unit_test(bytes_of_a_word_are_told_apart),
         cmocka_unit_test(all_races_of_a_launch_are_told),
     };

@@ -1,4 +1,4 @@
-/* Loads, stores, atomics and cp.async of the PTX machine, and the checks of every address. */
+/* Loads, stores, atomics, cp.async and st.async of the PTX machine, and the checks of every address. */
 #include <string.h>
 #include <stdlib.h>
 
@@ -20,9 +20,14 @@ static const char *misaligned(const char *space, uint64_t address, size_t bytes,
 static cta *cta_at(const warp *w, uint64_t address, const char **error)
 {
     const uint32_t ranks = cluster_size(w->cta->launch->asked);
-    if (address >> RANK_SHIFT <= ranks)
-        return shared_owner(w, address);
-    *error = fail("shared address %#llx: the cluster has %u CTAs", (unsigned long long)address, ranks);
+    if (address >> RANK_SHIFT > ranks) {
+        *error = fail("shared address %#llx: the cluster has %u CTAs", (unsigned long long)address, ranks);
+        return NULL;
+    }
+    cta *owner = shared_owner(w, address);
+    if (address >> RANK_SHIFT == 0 || owner->warps_alive > 0)
+        return owner;
+    *error = fail("shared address %u of the CTA with rank %u, which has ended", shared_offset(address), owner->rank);
     return NULL;
 }
 
@@ -121,6 +126,14 @@ void shared_written(warp *w, uint64_t address, size_t bytes)
     note_store(w, address, bytes, 1);
 }
 
+/* No warp of the CTA stored this; the fence of any of them that has waited for it shows it. */
+static void note_sent(cta *owner, uint64_t address, size_t bytes)
+{
+    size_t first, end;
+    first_and_end_unit(address, bytes, &first, &end);
+    memset(&owner->unfenced[first], 0xFF, (end - first) * sizeof owner->unfenced[0]);
+}
+
 void shared_fenced(warp *w)
 {
     const size_t units = (w->cta->shared_bytes + PROXY_UNIT_BYTES - 1) / PROXY_UNIT_BYTES;
@@ -139,7 +152,10 @@ const char *shared_for_async(warp *w, uint64_t address, size_t bytes)
     size_t first, end;
     first_and_end_unit(address, bytes, &first, &end);
     for (size_t i = first; i < end; i++)
-        if (owner->unfenced[i] != 0)
+        if (owner->unfenced[i] == UINT32_MAX)
+            return fail("shared address %zu was stored to by an st.async without a fence.proxy.async behind it",
+                        i * PROXY_UNIT_BYTES);
+        else if (owner->unfenced[i] != 0)
             return fail("shared address %zu was stored to by warp %d without a fence.proxy.async behind it",
                         i * PROXY_UNIT_BYTES, __builtin_ctz(owner->unfenced[i]));
     return NULL;
@@ -310,6 +326,91 @@ static executor find_ld_or_st(instruction *i)
         return i->decoded[D_SPACE] == PARAMETER ? NULL : execute_st;
     i->decoded[D_IS_SIGNED] = i->type == T_S8 || i->type == T_S16 || i->type == T_S32;
     return execute_ld;
+}
+
+/* ---- st.async ---- */
+
+enum {
+    MAX_SENT_BYTES = 16
+};
+
+/* A lane's store on its way into the shared memory of a CTA of the cluster. */
+typedef struct sent_store {
+    uint64_t address, barrier, phase; /* of the mbarrier when it was sent */
+    uint32_t bytes;
+    unsigned char value[MAX_SENT_BYTES];
+} sent_store;
+
+static const char *store_sent(warp *issuer, void *data)
+{
+    const sent_store *sent = data;
+    const char *error = NULL;
+    unsigned char *to = shared_at(issuer, sent->address, sent->bytes, sent->bytes, &error);
+    const mbarrier *b = to != NULL ? mbarrier_at(issuer, sent->barrier, &error) : NULL;
+    if (b == NULL)
+        return error;
+    if (b->phase != sent->phase)
+        return fail("phase %llu of the mbarrier at shared address %u has ended without these %u bytes, which were sent "
+                    "in it: it expected fewer",
+                    (unsigned long long)sent->phase, b->address, sent->bytes);
+    memcpy(to, sent->value, sent->bytes);
+    note_sent(b->owner, sent->address, sent->bytes);
+    return mbarrier_complete_bytes(issuer, sent->barrier, sent->bytes);
+}
+
+static const char *send_one(warp *w, const instruction *i, int lane)
+{
+    const char *error = NULL;
+    const size_t bytes = i->decoded[D_BYTES];
+    sent_store sent = {.address = value_of(w, &i->operands[0], lane),
+                       .barrier = value_of(w, &i->operands[2], lane),
+                       .bytes = (uint32_t)bytes * (uint32_t)i->vector};
+    unsigned char *to = shared_at(w, sent.address, sent.bytes, sent.bytes, &error);
+    const mbarrier *b = to != NULL ? mbarrier_at(w, sent.barrier, &error) : NULL;
+    if (b == NULL)
+        return error;
+    if (b->owner != shared_owner(w, sent.address))
+        return fail("the data go to the CTA with rank %u, their mbarrier is in that with rank %u",
+                    shared_owner(w, sent.address)->rank, b->owner->rank);
+    sent.phase = b->phase;
+    for (int e = 0; e < i->vector; e++) {
+        const uint64_t value = value_of(w, element_of(&i->operands[1], e), lane);
+        memcpy(sent.value + (size_t)e * bytes, &value, bytes);
+    }
+    memset(to, POISON, sent.bytes); /* from now on it may be stored: who still reads what was there reads NaN */
+    if (w->cta->races != NULL) {
+        races_access(w, lane, ACCESS_READ, sent.barrier, sizeof(uint64_t));
+        races_send(w, lane, sent.address, sent.bytes, b);
+    }
+    sent_store *kept = malloc(sizeof *kept);
+    if (kept == NULL)
+        return fail("no memory");
+    *kept = sent;
+    return async_add(w, ASYNC_BULK, store_sent, kept);
+}
+
+/* Each lane's store comes and completes its bytes for itself. */
+static const char *execute_st_async(warp *w, const instruction *i, uint32_t active)
+{
+    const char *error = NULL;
+    for (int lane = 0; lane < LANES && error == NULL; lane++)
+        if (active >> lane & 1)
+            error = send_one(w, i, lane);
+    return error;
+}
+
+static executor find_st_async(instruction *i)
+{
+    const operand *data = &i->operands[1];
+    const size_t bytes = bytes_of(i->type);
+    const int is_packed = i->type == T_F16X2 || i->type == T_BF16X2;
+    i->decoded[D_BYTES] = bytes;
+    if ((!begins_with(i->mnemonic, "st.async.shared::cluster.mbarrier::complete_tx::bytes.") &&
+         !begins_with(i->mnemonic, "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.")) ||
+        bytes < 4 || is_packed || bytes * (size_t)i->vector > MAX_SENT_BYTES || i->operand_count != 3 ||
+        (i->vector > 1) != (data->kind == O_VECTOR) || (data->kind == O_VECTOR && data->count != i->vector))
+        return NULL;
+    return execute_st_async;
 }
 
 /* ---- atom, red ---- */
@@ -593,6 +694,8 @@ static executor find_cp_async(instruction *i)
 
 executor find_executor_memory(instruction *i)
 {
+    if (begins_with(i->mnemonic, "st.async."))
+        return find_st_async(i);
     if (begins_with(i->mnemonic, "ld.") || begins_with(i->mnemonic, "st."))
         return find_ld_or_st(i);
     if (begins_with(i->mnemonic, "atom.") || begins_with(i->mnemonic, "red."))

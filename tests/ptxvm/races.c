@@ -2,7 +2,8 @@
  * that they happened to have was the right one.
  *
  * Everything that accesses is an agent: a warp; of each warp its copies by cp.async, its wgmmas and its bulk stores,
- * which go on while the warp does; and each mbarrier, for the copies that complete on it. An agent's clock counts: a
+ * which go on while the warp does; and each mbarrier, for its initialisation and for the copies and st.asyncs that
+ * complete on it. An agent's clock counts: a
  * warp's what it has released, an asynchronous agent's its groups, an mbarrier's its phases. Each warp keeps, for
  * every agent, the clock up to which that agent's accesses are known to lie behind it. Barriers pass this knowledge on:
  * who arrives gives its own, who waits takes what all that arrived gave. wait_group takes the warp's own asynchronous
@@ -11,7 +12,8 @@
  * Of each cell of shared memory it keeps the last write and, for each agent that reads, the last read. An access races
  * with one of them that another agent made at a clock which the accessing warp does not know yet.
  *
- * Asynchronous accesses are checked and noted when they are issued: from then on they may happen.
+ * Asynchronous accesses are checked and noted when they are issued: from then on they may happen. What another CTA's
+ * st.async brings is released at the cluster's scope: a wait that acquires at the CTA's does not take it.
  *
  * A store of what a warp's store has put there already (a repeat) races neither with that nor with reads, unless the
  * check is strict: kernels have several warps clear the same rows, each before it reads them. Who reads must know the
@@ -72,13 +74,20 @@ typedef struct async_clock {
 
 typedef struct barrier_clock {
     uint32_t *known;  /* what those that arrived know */
-    uint64_t waiting; /* warps of the cluster that go on when the barrier's phase ends */
+    uint32_t waiting; /* warps of the CTA that go on when the barrier's phase ends */
 } barrier_clock;
 
 typedef struct mbarrier_clock {
     uint32_t *arrived, *ended; /* known to who arrived so far; the same when the last phase ended */
-    uint32_t first;            /* the agent's clock of phase 0 */
+    uint32_t first;            /* the agent's clock of the initialisation; of phase 0 it is one more */
+    uint32_t sent, sent_ended; /* the last phase that counts an st.async of another CTA; the last such that has ended */
 } mbarrier_clock;
+
+/* The mbarriers of the CTA that a warp has initialised, by their place: the clocks of those initialisations, and of
+ * those that a fence.mbarrier_init follows. */
+typedef struct init_clocks {
+    uint32_t made[MAX_MBARRIERS], fenced[MAX_MBARRIERS];
+} init_clocks;
 
 typedef struct cta_races {
     int ranks, warps;    /* CTAs of the cluster, warps of each */
@@ -87,9 +96,10 @@ typedef struct cta_races {
     uint32_t cell_bytes, cells;
     uint32_t *known;           /* [warps][total] */
     async_clock *asynchronous; /* [warps][KINDS] */
+    init_clocks *inits;        /* [warps] */
     barrier_clock barriers[NAMED_BARRIERS];
-    barrier_clock cluster;   /* of rank 0: the cluster's barrier */
-    uint32_t *cluster_ended; /* known to who arrived there in the phase before */
+    uint32_t *cluster_arrived, *cluster_ended; /* of rank 0: known to who arrived at the cluster's barrier in this
+                                                  phase, and in the one before */
     mbarrier_clock mbarriers[MAX_MBARRIERS];
     write_record *writes; /* [cells] */
     read_record *reads;   /* [cells][ranks][readers] */
@@ -134,7 +144,7 @@ static uint32_t *clocks(const cta_races *r)
 static int take_clocks(cta_races *r)
 {
     int is_whole = 1;
-    is_whole &= (r->cluster.known = clocks(r)) != NULL;
+    is_whole &= (r->cluster_arrived = clocks(r)) != NULL;
     is_whole &= (r->cluster_ended = clocks(r)) != NULL;
     for (int b = 0; b < NAMED_BARRIERS; b++)
         is_whole &= (r->barriers[b].known = clocks(r)) != NULL;
@@ -171,17 +181,16 @@ const char *races_begin(cta *c)
     r->total = r->ranks * r->agents;
     r->cell_bytes = cell_bytes_of(l);
     r->cells = (c->shared_bytes + r->cell_bytes - 1) / r->cell_bytes;
-    if (r->ranks * r->warps > 64)
-        return fail("the race detector knows clusters of up to 64 warps, not %d", r->ranks * r->warps);
     r->known = calloc((size_t)r->warps * (size_t)r->total, sizeof *r->known);
     r->asynchronous = calloc((size_t)r->warps * KINDS, sizeof *r->asynchronous);
+    r->inits = calloc((size_t)r->warps, sizeof *r->inits);
     r->writes = calloc(r->cells + 1, sizeof *r->writes);
     r->reads = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->readers), sizeof *r->reads);
     r->repeats = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
     if (l->asked->check_races == PTXVM_RACES_STRICT)
         r->lanes = calloc(r->cells + 1, sizeof *r->lanes);
-    if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->writes == NULL || r->reads == NULL ||
-        r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
+    if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->inits == NULL || r->writes == NULL ||
+        r->reads == NULL || r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
         return fail("no memory for the race detector");
     for (int w = 0; w < r->warps; w++)
         r->known[(size_t)w * (size_t)r->total + c->rank * (uint32_t)r->agents + (uint32_t)w] = 1;
@@ -194,7 +203,7 @@ void races_end(cta *c)
     c->races = NULL;
     if (r == NULL)
         return;
-    free(r->cluster.known);
+    free(r->cluster_arrived);
     free(r->cluster_ended);
     for (int b = 0; b < NAMED_BARRIERS; b++)
         free(r->barriers[b].known);
@@ -204,6 +213,7 @@ void races_end(cta *c)
     }
     free(r->known);
     free(r->asynchronous);
+    free(r->inits);
     free(r->writes);
     free(r->reads);
     free(r->repeats);
@@ -225,10 +235,15 @@ static uint32_t agent_of(const warp *w, agent_kind kind)
     return w->cta->rank * (uint32_t)r->agents + (uint32_t)((int)kind * r->warps + w->index);
 }
 
+/* Of the mbarrier in the CTA's first place; the others follow. */
+static uint32_t first_mbarrier_agent(const cta *c)
+{
+    return c->rank * (uint32_t)c->races->agents + (uint32_t)(KINDS * c->races->warps);
+}
+
 static uint32_t agent_of_mbarrier(const mbarrier *b)
 {
-    const cta_races *r = b->owner->races;
-    return b->owner->rank * (uint32_t)r->agents + (uint32_t)(KINDS * r->warps) + (uint32_t)(b - b->owner->mbarriers);
+    return first_mbarrier_agent(b->owner) + (uint32_t)(b - b->owner->mbarriers);
 }
 
 static mbarrier_clock *clock_of(const mbarrier *b)
@@ -252,7 +267,14 @@ static void release(warp *w, uint32_t *to)
 
 /* ---- Reports ---- */
 
-static void name_agent(const warp *w, uint32_t agent, int is_write, char *text, size_t bytes)
+static const char *work_of_mbarrier(const char *mnemonic)
+{
+    return begins_with(mnemonic, "mbarrier.init") ? "the initialisation of"
+           : begins_with(mnemonic, "st.async")    ? "an st.async that completes on"
+                                                  : "a copy that completes on";
+}
+
+static void name_agent(const warp *w, uint32_t agent, uint32_t place, int is_write, char *text, size_t bytes)
 {
     static const char *const kinds[] = {
         [A_WARP] = "", [A_WGMMA] = "'s wgmma", [A_STORE] = "'s bulk store", [A_CP] = "'s cp.async"};
@@ -262,8 +284,9 @@ static void name_agent(const warp *w, uint32_t agent, int is_write, char *text, 
     if (rank != (int)w->cta->rank)
         snprintf(other, sizeof other, "rank %d's ", rank);
     if (local >= KINDS * r->warps)
-        snprintf(text, bytes, "%sa copy that completes on the mbarrier at %u wrote", other,
-                 w->cta->cluster[rank]->mbarriers[local - KINDS * r->warps].address);
+        snprintf(text, bytes, "%s %smbarrier at %u wrote",
+                 work_of_mbarrier(w->cta->launch->asked->module->instructions[place].mnemonic),
+                 other[0] != '\0' ? other : "the ", w->cta->cluster[rank]->mbarriers[local - KINDS * r->warps].address);
     else
         snprintf(text, bytes, "%swarp %d%s %s", other, local % r->warps, kinds[local / r->warps],
                  is_write ? "wrote" : "read");
@@ -289,6 +312,7 @@ typedef struct access {
     uint32_t agent, clock; /* that it is noted by */
     int is_write, is_atomic;
     int is_repeat;
+    int is_own; /* the lane does it itself and at once */
     uint32_t instruction, instance;
 } access;
 
@@ -301,7 +325,7 @@ static void report(const access *a, uint32_t address, uint32_t earlier_instructi
     const instruction *all = l->asked->module->instructions;
     const instruction *now = &all[a->instruction], *before = &all[earlier_instruction];
     char text[TEXT_BYTES], name[96];
-    name_agent(a->warp, a->agent, a->is_write, name, sizeof name);
+    name_agent(a->warp, a->agent, a->instruction, a->is_write, name, sizeof name);
     const cta *c = a->warp->cta;
     snprintf(
         text, sizeof text,
@@ -356,7 +380,7 @@ static void check_earlier_write(const access *a, const cell *c, const uint32_t *
         (!a->is_write && is_repeat_known(r, c, known)))
         return;
     char earlier[128];
-    name_agent(a->warp, record->agent, 1, earlier, sizeof earlier);
+    name_agent(a->warp, record->agent, record->instruction, 1, earlier, sizeof earlier);
     report(a, c->address, record->instruction, earlier);
 }
 
@@ -372,7 +396,7 @@ static void check_earlier_records(const access *a, const read_record *records, i
             if (record->clock <= known[agent])
                 continue;
             char earlier[128];
-            name_agent(a->warp, agent, are_writes, earlier, sizeof earlier);
+            name_agent(a->warp, agent, record->instruction, are_writes, earlier, sizeof earlier);
             report(a, address, record->instruction, earlier);
         }
 }
@@ -435,7 +459,7 @@ static void note(const access *a, uint64_t address, size_t bytes)
     for (uint32_t number = offset / owner->cell_bytes; number < end; number++) {
         const cell c = cell_at(owner, number);
         const int is_repeat = a->is_repeat && c.write->clock != 0 && (int)c.write->agent % owner->agents < owner->warps;
-        if (owner->lanes != NULL && a->agent == agent_of(a->warp, A_WARP))
+        if (owner->lanes != NULL && a->is_own)
             check_lanes(a, &owner->lanes[number], c.address);
         if (is_repeat) {
             c.repeats[rank * owner->warps + local] = (read_record){a->clock, a->instruction};
@@ -456,6 +480,7 @@ static access access_of(warp *w, int lane)
                     .lane = lane,
                     .agent = agent_of(w, A_WARP),
                     .clock = known_by(w)[agent_of(w, A_WARP)],
+                    .is_own = 1,
                     .instruction = (uint32_t)(w->executing - l->asked->module->instructions),
                     .instance = (uint32_t)l->clock};
 }
@@ -473,6 +498,7 @@ void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t 
     a.is_write = kind == ACCESS_WRITE || kind == ACCESS_ATOMIC || kind == ACCESS_CP_WRITE;
     a.is_atomic = kind == ACCESS_ATOMIC;
     if (kind == ACCESS_WGMMA_READ || kind == ACCESS_STORE_READ || kind == ACCESS_CP_WRITE) {
+        a.is_own = 0;
         a.agent = agent_of(w, agents[kind]);
         async_clock *c = async_of(w, agents[kind]);
         c->lanes |= UINT32_C(1) << lane;
@@ -502,10 +528,18 @@ void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *
 void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b)
 {
     access a = access_of(w, lane);
+    a.is_own = 0;
     a.agent = agent_of_mbarrier(b);
     a.clock = clock_of(b)->first + (uint32_t)b->phase + 1;
     a.is_write = 1;
     note(&a, address, bytes);
+}
+
+void races_send(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b)
+{
+    races_copy(w, lane, address, bytes, b);
+    if (b->owner != w->cta)
+        clock_of(b)->sent = clock_of(b)->first + (uint32_t)b->phase + 1;
 }
 
 /* ---- Groups of asynchronous work ---- */
@@ -556,33 +590,43 @@ void races_arrive_after_cp(warp *w, int lane, const mbarrier *b)
 
 /* ---- Barriers ---- */
 
-static barrier_clock *barrier_at(const cta *c, int id)
-{
-    return id == NAMED_BARRIERS ? &c->cluster[0]->races->cluster : &c->races->barriers[id];
-}
-
 void races_barrier_arrive(warp *w, int id)
 {
-    release(w, barrier_at(w->cta, id)->known);
+    release(w, w->cta->races->barriers[id].known);
 }
 
 void races_barrier_wait(warp *w, int id)
 {
-    barrier_at(w->cta, id)->waiting |= UINT64_C(1)
-                                       << (w->cta->rank * (uint32_t)w->cta->warp_count + (uint32_t)w->index);
+    w->cta->races->barriers[id].waiting |= UINT32_C(1) << w->index;
 }
 
 void races_barrier_ends(cta *c, int id)
 {
-    barrier_clock *b = barrier_at(c, id);
     const cta_races *r = c->races;
-    for (int n = 0; n < r->ranks * r->warps; n++)
+    barrier_clock *b = &c->races->barriers[id];
+    for (int n = 0; n < r->warps; n++)
         if (b->waiting >> n & 1)
-            join_clocks(known_by(&c->cluster[n / r->warps]->warps[n % r->warps]), b->known, r->total);
+            join_clocks(known_by(&c->warps[n]), b->known, r->total);
     b->waiting = 0;
-    if (id == NAMED_BARRIERS)
-        memcpy(c->cluster[0]->races->cluster_ended, b->known, (size_t)r->total * sizeof *b->known);
     memset(b->known, 0, (size_t)r->total * sizeof *b->known);
+}
+
+/* ---- The cluster's barrier ---- */
+
+void races_cluster_arrive(warp *w, int is_relaxed)
+{
+    uint32_t *arrived = w->cta->cluster[0]->races->cluster_arrived;
+    if (is_relaxed)
+        join_clocks(arrived + first_mbarrier_agent(w->cta), w->cta->races->inits[w->index].fenced, MAX_MBARRIERS);
+    else
+        release(w, arrived);
+}
+
+void races_cluster_ends(cta *c)
+{
+    cta_races *r = c->cluster[0]->races;
+    memcpy(r->cluster_ended, r->cluster_arrived, (size_t)r->total * sizeof *r->cluster_ended);
+    memset(r->cluster_arrived, 0, (size_t)r->total * sizeof *r->cluster_arrived);
 }
 
 /* The phase cannot end again before this warp arrives again. */
@@ -593,13 +637,27 @@ void races_cluster_passed(warp *w)
 
 /* ---- mbarriers ---- */
 
-void races_mbarrier_begins(const mbarrier *b)
+void races_mbarrier_begins(warp *w, int lane, const mbarrier *b)
 {
     mbarrier_clock *c = clock_of(b);
     const uint32_t agent = agent_of_mbarrier(b), last = c->ended[agent];
     memset(c->arrived, 0, (size_t)b->owner->races->total * sizeof *c->arrived);
     memset(c->ended, 0, (size_t)b->owner->races->total * sizeof *c->ended);
     c->first = c->ended[agent] = last + 1; /* behind the phases of one that was in its place before */
+    access a = access_of(w, lane);
+    a.agent = agent;
+    a.clock = c->first;
+    a.is_write = 1;
+    note(&a, b->address, sizeof(uint64_t));
+    raise_to(&known_by(w)[agent], c->first);
+    init_clocks *inits = &b->owner->races->inits[w->index];
+    inits->made[b - b->owner->mbarriers] = c->first;
+}
+
+void races_mbarrier_init_fenced(warp *w)
+{
+    init_clocks *inits = &w->cta->races->inits[w->index];
+    memcpy(inits->fenced, inits->made, sizeof inits->fenced);
 }
 
 void races_mbarrier_arrive(warp *w, const mbarrier *b)
@@ -613,9 +671,16 @@ void races_mbarrier_ends(const mbarrier *b)
     c->arrived[agent_of_mbarrier(b)] =
         c->first + (uint32_t)b->phase; /* of the phase that ended: b->phase is the next */
     memcpy(c->ended, c->arrived, (size_t)b->owner->races->total * sizeof *c->ended);
+    if (c->sent == c->ended[agent_of_mbarrier(b)])
+        c->sent_ended = c->sent;
 }
 
-void races_mbarrier_passed(warp *w, const mbarrier *b)
+void races_mbarrier_passed(warp *w, const mbarrier *b, int acquires_of_cluster)
 {
-    join_clocks(known_by(w), clock_of(b)->ended, w->cta->races->total);
+    const mbarrier_clock *c = clock_of(b);
+    uint32_t *of_copies = &known_by(w)[agent_of_mbarrier(b)];
+    const uint32_t known_before = *of_copies;
+    join_clocks(known_by(w), c->ended, w->cta->races->total);
+    if (!acquires_of_cluster && c->sent_ended > known_before)
+        *of_copies = known_before;
 }

@@ -650,7 +650,7 @@ static const char *begin_some(machine *m)
     return !error && can_begin(m) && chance(m, CTA_BEGIN) ? begin_cluster(m) : error;
 }
 
-/* A copy in flight that a CTA of the cluster issued; NULL where there is none. */
+/* A copy or st.async in flight that a CTA of the cluster issued; NULL where there is none. */
 static const async_work *bulk_of(const machine *m, cta *const *cluster)
 {
     for (const async_work *work = m->bulk; work; work = work->next)
@@ -671,7 +671,14 @@ static const char *end_cluster(machine *m, const cta *ended)
     if (flying) {
         m->warp = flying->issuer;
         m->instruction = flying->instruction;
-        return fail("all threads have exited before this copy is done");
+        return fail("all threads have exited before this is done");
+    }
+    const char *error = NULL;
+    for (uint32_t rank = 0; rank < m->cluster && !error; rank++)
+        error = mbarriers_end(cluster[rank]);
+    if (error) {
+        m->warp = &ended->warps[0];
+        return error;
     }
     int kept = 0;
     for (int k = 0; k < m->cta_count; k++) {
@@ -751,10 +758,22 @@ static int count_waits(const machine *m, const group_wait *waiting)
     return count;
 }
 
+static void describe_waits(const machine *m)
+{
+    for (int c = 0; c < m->cta_count; c++)
+        for (int k = 0; k < m->ctas[c]->warp_count; k++) {
+            const warp *w = &m->ctas[c]->warps[k];
+            for (int n = 0; n < w->wait_count; n++)
+                if (w->waits[n].wait.describe)
+                    w->waits[n].wait.describe(w, &w->waits[n].wait);
+        }
+}
+
 /* Every kind of wait once, with the first warp that waits so. */
 static const char *tell_waits(const machine *m, const char *headline)
 {
     char text[800] = "";
+    describe_waits(m);
     for (int c = 0; c < m->cta_count; c++) {
         for (int k = 0; k < m->ctas[c]->warp_count; k++) {
             const warp *w = &m->ctas[c]->warps[k];

@@ -60,7 +60,7 @@ static uint32_t threads_needed(const cta *c, const named_barrier *b)
 static void end_phase(cta *c, named_barrier *b)
 {
     if (c->races != NULL)
-        races_barrier_ends(c, b == &c->cluster[0]->cluster_barrier ? NAMED_BARRIERS : (int)(b - c->barriers));
+        races_barrier_ends(c, (int)(b - c->barriers));
     b->phase++;
     b->result = b->reduction;
     b->expected = b->arrived = 0;
@@ -197,50 +197,73 @@ static executor find_bar(instruction *i)
 
 /* ---- The cluster's barrier ---- */
 
-/* Warps of the cluster that are there, as threads. */
-static uint32_t threads_of_cluster(const cta *c)
+/* Warps of the cluster that have not ended, and those of them that have arrived in this phase, as threads. A warp that
+ * arrives and ends counts once: it is no more waited for. */
+static void count_cluster(const cta *c, uint32_t *threads, uint32_t *arrived)
 {
-    const uint32_t ranks = cluster_size(c->launch->asked);
-    uint32_t threads = 0;
+    const uint32_t ranks = cluster_size(c->launch->asked), phase = c->cluster[0]->cluster_phase;
+    *threads = *arrived = 0;
     for (uint32_t rank = 0; rank < ranks; rank++)
-        threads += LANES * (uint32_t)c->cluster[rank]->warps_alive;
-    return threads;
+        for (int n = 0; n < c->warp_count; n++) {
+            const warp *w = &c->cluster[rank]->warps[n];
+            *threads += w->alive != 0 ? LANES : 0;
+            *arrived += w->alive != 0 && w->cluster_arrival == phase + 1 ? LANES : 0;
+        }
 }
 
+static void end_cluster_phase_if_due(cta *c)
+{
+    uint32_t threads, arrived;
+    count_cluster(c, &threads, &arrived);
+    if (arrived < threads)
+        return;
+    if (c->races != NULL)
+        races_cluster_ends(c);
+    c->cluster[0]->cluster_phase++;
+}
+
+/* Others may exit and so complete the phase: whoever asks first ends it. */
 static int has_cluster_ended(warp *w, void *data)
 {
-    named_barrier *b = data;
-    if (b->phase == (uint32_t)w->wait.token && b->arrived >= threads_of_cluster(w->cta))
-        end_phase(w->cta, b);
-    return b->phase != (uint32_t)w->wait.token;
+    const uint32_t *phase = data;
+    if (w->cluster_arrival == *phase + 1)
+        end_cluster_phase_if_due(w->cta);
+    return w->cluster_arrival != *phase + 1;
+}
+
+static void describe_cluster(const warp *w, wait_state *wait)
+{
+    uint32_t threads, arrived;
+    count_cluster(w->cta, &threads, &arrived);
+    snprintf(wait->what, sizeof wait->what, "the cluster's barrier (%u of %u threads)", arrived, threads);
 }
 
 static const char *execute_cluster_arrive(warp *w, const instruction *i, uint32_t active)
 {
-    named_barrier *b = &w->cta->cluster[0]->cluster_barrier;
     if (active != w->alive)
         return fail("the cluster's barrier: lanes %#x of the warp come, %#x exist", active, w->alive);
-    w->cluster_phase = b->phase;
-    b->arrived += LANES;
-    if (w->cta->races != NULL && strstr(i->mnemonic, ".relaxed") == NULL)
-        races_barrier_arrive(w, NAMED_BARRIERS);
-    if (b->arrived >= threads_of_cluster(w->cta))
-        end_phase(w->cta, b);
+    if (w->cluster_arrival != 0)
+        return fail("the cluster's barrier: the warp arrives again and has not waited since it arrived");
+    w->cluster_arrival = w->cta->cluster[0]->cluster_phase + 1;
+    if (w->cta->races != NULL)
+        races_cluster_arrive(w, strstr(i->mnemonic, ".relaxed") != NULL);
+    end_cluster_phase_if_due(w->cta);
     return NULL;
 }
 
 static const char *execute_cluster_wait(warp *w, const instruction *i, uint32_t active)
 {
     (void)i, (void)active;
-    named_barrier *b = &w->cta->cluster[0]->cluster_barrier;
-    if (w->passed_wait || b->phase != w->cluster_phase) {
-        if (w->cta->races != NULL)
-            races_cluster_passed(w);
+    uint32_t *phase = &w->cta->cluster[0]->cluster_phase;
+    if (w->cluster_arrival == 0)
+        return fail("the cluster's barrier: the warp waits and has not arrived");
+    if (w->cluster_arrival == *phase + 1) {
+        w->wait = (wait_state){.poll = has_cluster_ended, .data = phase, .describe = describe_cluster};
         return NULL;
     }
-    w->wait = (wait_state){.poll = has_cluster_ended, .data = b, .token = w->cluster_phase};
-    snprintf(w->wait.what, sizeof w->wait.what, "the cluster's barrier (%u of %u threads)", b->arrived,
-             threads_of_cluster(w->cta));
+    w->cluster_arrival = 0;
+    if (w->cta->races != NULL)
+        races_cluster_passed(w);
     return NULL;
 }
 
@@ -320,6 +343,19 @@ static const char *end_mbarrier_phase_if_due(mbarrier *b)
     return NULL;
 }
 
+/* Bytes that a phase does not expect yet may come, but somebody must expect them. */
+const char *mbarriers_end(const cta *ended)
+{
+    for (int n = 0; n < MAX_MBARRIERS; n++) {
+        const mbarrier *b = &ended->mbarriers[n];
+        if (b->expected != 0 && b->bytes < 0)
+            return fail("the CTA with rank %u has ended, and %d bytes came to its mbarrier at shared address %u that "
+                        "nobody expected",
+                        ended->rank, -(int)b->bytes, b->address);
+    }
+    return NULL;
+}
+
 const char *mbarrier_complete_bytes(warp *w, uint64_t shared_address, uint32_t bytes)
 {
     const char *error = NULL;
@@ -361,6 +397,8 @@ static const char *init_one(warp *w, int lane, uint64_t address, uint32_t count)
     cta *owner = owner_of(w, address, &offset, &bytes, &error);
     if (owner == NULL)
         return error;
+    if (owner != w->cta)
+        return fail("an mbarrier of another CTA: its own threads initialise it");
     if (count == 0 || count > MAX_COUNT)
         return fail("an mbarrier of %u arrivals", count);
     if (search(owner, offset, 0) != NULL)
@@ -370,10 +408,8 @@ static const char *init_one(warp *w, int lane, uint64_t address, uint32_t count)
         return fail("more than %d mbarriers in a CTA", MAX_MBARRIERS);
     *b = (mbarrier){.address = offset, .expected = count, .pending = count, .owner = owner};
     memcpy(bytes, mbarrier_mark, sizeof mbarrier_mark);
-    if (w->cta->races != NULL) {
-        races_access(w, lane, ACCESS_WRITE, address, sizeof mbarrier_mark);
-        races_mbarrier_begins(b);
-    }
+    if (w->cta->races != NULL)
+        races_mbarrier_begins(w, lane, b);
     return NULL;
 }
 
@@ -453,7 +489,8 @@ static const char *execute_change(warp *w, const instruction *i, uint32_t active
 /* decoded[D_WHAT] of the waits */
 enum {
     BY_PARITY = 1,
-    MAY_SUSPEND = 2
+    MAY_SUSPEND = 2,
+    ACQUIRES_OF_CLUSTER = 4 /* .acquire.cluster: what other CTAs sent, too */
 };
 
 /* Whether the phase that a lane asks for has ended: by parity, it is the present one or the one before. */
@@ -463,6 +500,8 @@ static const char *test_one(warp *w, const instruction *i, int lane, mbarrier **
     *b = mbarrier_at(w, value_of(w, &i->operands[1], lane), &error);
     if (*b == NULL)
         return error;
+    if ((*b)->owner != w->cta)
+        return fail("a wait for the mbarrier of another CTA: its own threads alone can");
     const uint64_t asked = value_of(w, &i->operands[2], lane);
     *has_phase_ended = i->decoded[D_WHAT] & BY_PARITY ? ((*b)->phase & 1) != (asked & 1) : (*b)->phase != asked;
     return NULL;
@@ -474,14 +513,20 @@ static int has_phase_gone(warp *w, void *data)
     return b->phase != w->wait.token || b->expected == 0;
 }
 
+static void describe_mbarrier(const warp *w, wait_state *wait)
+{
+    (void)w;
+    const mbarrier *b = wait->data;
+    snprintf(wait->what, sizeof wait->what, "the mbarrier at shared address %u (phase %llu lacks %u of %u, %d bytes%s)",
+             b->address, (unsigned long long)b->phase, b->pending, b->expected, (int)b->bytes,
+             b->bytes < 0 ? ": more came than it expects" : "");
+}
+
 /* A try_wait sleeps until the phase ends, which is one way to behave that PTX allows, and makes a deadlock a state that
  * can be seen. A program that spins with test_wait sleeps likewise after some time. */
 static void sleep_for(warp *w, mbarrier *b)
 {
-    w->wait = (wait_state){.poll = has_phase_gone, .data = b, .token = b->phase};
-    snprintf(w->wait.what, sizeof w->wait.what,
-             "the mbarrier at shared address %u (phase %llu lacks %u of %u, %d bytes)", b->address,
-             (unsigned long long)b->phase, b->pending, b->expected, (int)b->bytes);
+    w->wait = (wait_state){.poll = has_phase_gone, .data = b, .token = b->phase, .describe = describe_mbarrier};
 }
 
 static const char *execute_wait(warp *w, const instruction *i, uint32_t active)
@@ -502,7 +547,7 @@ static const char *execute_wait(warp *w, const instruction *i, uint32_t active)
         if (w->cta->races != NULL) {
             races_access(w, lane, ACCESS_READ, value_of(w, &i->operands[1], lane), sizeof mbarrier_mark);
             if (has_phase_ended)
-                races_mbarrier_passed(w, b);
+                races_mbarrier_passed(w, b, (i->decoded[D_WHAT] & ACQUIRES_OF_CLUSTER) != 0);
         }
         set_register(w, &i->operands[0], lane, (uint64_t)has_phase_ended);
     }
@@ -525,8 +570,9 @@ static executor find_mbarrier(instruction *i)
     if (has_modifier(i, "inval"))
         return i->operand_count == 1 ? execute_inval : NULL;
     if (has_modifier(i, "try_wait") || has_modifier(i, "test_wait")) {
-        i->decoded[D_WHAT] =
-            (has_modifier(i, "parity") ? BY_PARITY : 0) | (has_modifier(i, "try_wait") ? MAY_SUSPEND : 0);
+        i->decoded[D_WHAT] = (has_modifier(i, "parity") ? BY_PARITY : 0) |
+                             (has_modifier(i, "try_wait") ? MAY_SUSPEND : 0) |
+                             (has_modifier(i, "cluster") && !has_modifier(i, "relaxed") ? ACQUIRES_OF_CLUSTER : 0);
         return i->operand_count == 3 || i->operand_count == 4 ? execute_wait : NULL; /* a limit of time may follow */
     }
     i->decoded[D_WHAT] = (has_modifier(i, "arrive") ? ARRIVES : 0) | (has_modifier(i, "expect_tx") ? EXPECTS : 0) |
@@ -543,6 +589,14 @@ static const char *execute_proxy_fence(warp *w, const instruction *i, uint32_t a
 {
     (void)i, (void)active;
     shared_fenced(w);
+    return NULL;
+}
+
+static const char *execute_mbarrier_init_fence(warp *w, const instruction *i, uint32_t active)
+{
+    (void)i, (void)active;
+    if (w->cta->races != NULL)
+        races_mbarrier_init_fenced(w);
     return NULL;
 }
 
@@ -573,22 +627,16 @@ static const char *execute_createpolicy(warp *w, const instruction *i, uint32_t 
 
 static executor find_without_effect(instruction *i)
 {
-    static const char *const names[] = {"membar.",
-                                        "griddepcontrol.",
-                                        "prefetch.",
-                                        "prefetchu.",
-                                        "applypriority.",
-                                        "fence.sc",
-                                        "fence.acq_rel",
-                                        "fence.acquire",
-                                        "fence.release",
-                                        "fence.mbarrier_init.release.cluster",
-                                        "fence.proxy.tensormap"};
+    static const char *const names[] = {
+        "membar.",  "griddepcontrol.", "prefetch.",     "prefetchu.",    "applypriority.",
+        "fence.sc", "fence.acq_rel",   "fence.acquire", "fence.release", "fence.proxy.tensormap"};
     for (size_t n = 0; n < sizeof names / sizeof names[0]; n++)
         if (begins_with(i->mnemonic, names[n]))
             return execute_nothing;
     if (begins_with(i->mnemonic, "fence.proxy.async"))
         return execute_proxy_fence;
+    if (begins_with(i->mnemonic, "fence.mbarrier_init.release.cluster"))
+        return execute_mbarrier_init_fence;
     if (begins_with(i->mnemonic, "nanosleep."))
         return execute_yield;
     if (begins_with(i->mnemonic, "setmaxnreg."))

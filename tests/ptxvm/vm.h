@@ -2,7 +2,7 @@
  *
  *     parse.c   text -> ptxvm_module            arith.c   scalar arithmetic, comparisons, conversions, moves
  *     registers.c  fewer registers
- *     run.c     warps' control flow, the order  memory.c  ld, st, atom, red, cp.async; address checks
+ *     run.c     warps' control flow, the order  memory.c  ld, st, atom, red, cp.async, st.async; address checks
  *     sync.c    bar, mbarrier, fences, votes,   tensor.c  tensor maps, cp.async.bulk
  *               shuffles, clusters              matrix.c  ldmatrix, stmatrix, mma, wmma, wgmma
  *     races.c   what orders accesses of shared memory, and which nothing orders
@@ -180,7 +180,7 @@ typedef const char *(*async_action)(struct warp *issuer, void *data); /* frees n
 
 typedef enum async_kind {
     ASYNC_CP,    /* cp.async: until cp.async.wait_group/all or the mbarrier it arrives on */
-    ASYNC_BULK,  /* cp.async.bulk into shared memory: completes on an mbarrier at any time */
+    ASYNC_BULK,  /* cp.async.bulk into shared memory, st.async: completes on an mbarrier at any time */
     ASYNC_STORE, /* cp.async.bulk out of shared memory: bulk groups */
     ASYNC_WGMMA  /* wgmma.mma_async: until wgmma.wait_group */
 } async_kind;
@@ -191,7 +191,9 @@ typedef struct wait_state {
     void *data;
     int done;       /* the instruction needs no second execution: the warp goes on behind it */
     uint64_t token; /* poll's own: the phase that it waits for */
-    char what[96];  /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
+    /* Writes `what` once it is asked for, where that changes while the warp waits; NULL: it stands there. */
+    void (*describe)(const struct warp *warp, struct wait_state *wait);
+    char what[96]; /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
 } wait_state;
 
 struct cta;
@@ -206,8 +208,9 @@ typedef struct warp {
     int passed_wait; /* the executor that waited is being executed again */
     uint32_t active; /* lanes of the instruction that is being executed */
     const struct instruction *executing;
-    uint32_t converged;     /* .sync instructions that gathered all lanes so far */
-    uint32_t cluster_phase; /* of the cluster's barrier when the warp arrived there (sync.c) */
+    uint32_t converged;       /* .sync instructions that gathered all lanes so far */
+    uint32_t cluster_arrival; /* 1 + the phase of the cluster's barrier in which the warp arrived without having waited
+                                 since, 0 = none (sync.c) */
 
     /* run.c's: */
     uint32_t gathering; /* lanes that stand at a convergent instruction until others come */
@@ -249,10 +252,11 @@ typedef struct cta {
     warp *warps;
     int warp_count, warps_alive; /* alive: with a lane that has not exited */
     named_barrier barriers[NAMED_BARRIERS];
-    named_barrier cluster_barrier; /* of the CTA with rank 0: the cluster's */
+    uint32_t cluster_phase; /* of the CTA with rank 0: of the cluster's barrier */
     mbarrier mbarriers[MAX_MBARRIERS];
     uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit
-                                                               holds, none of them with a fence.proxy.async behind it */
+                                                               holds, none of them with a fence.proxy.async behind it;
+                                                               of an st.async's: all */
     uint32_t sm;                                            /* %smid */
     struct cta_races *races;                                /* NULL: they are not checked */
 } cta;
@@ -356,6 +360,9 @@ mbarrier *mbarrier_at(warp *w, uint64_t shared_address, const char **error);
 const char *mbarrier_complete_bytes(warp *w, uint64_t shared_address, uint32_t bytes);
 const char *mbarrier_arrive(warp *w, uint64_t shared_address, uint32_t count);
 
+/* run.c: what is wrong with a CTA's mbarriers when its cluster has ended; NULL = nothing. */
+const char *mbarriers_end(const cta *ended);
+
 /* ---- Asynchronous work (run.c) ---- */
 
 /* Adds work issued by the warp. `data` (malloc'd; the list frees it) goes to `action`, which runs when the kind's waits
@@ -394,23 +401,30 @@ typedef enum access_kind {
 void races_access(warp *w, int lane, access_kind kind, uint64_t address, size_t bytes);
 /* An ordinary store of `new` over `old`, which other lanes of the same instruction may have written already. */
 void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *old, const void *new);
-/* A copy into shared memory that completes on the mbarrier. */
+/* A copy into shared memory, or an st.async, that completes on the mbarrier. */
 void races_copy(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b);
+void races_send(warp *w, int lane, uint64_t address, size_t bytes, const mbarrier *b);
 
 void races_commit(warp *w, async_kind kind);
 void races_waited(warp *w, async_kind kind, int newest);
 void races_arrive_after_cp(warp *w, int lane, const mbarrier *b);
 
-/* Named barriers by number; NAMED_BARRIERS is the cluster's, which has a wait of its own. */
+/* Named barriers by number. */
 void races_barrier_arrive(warp *w, int id);
 void races_barrier_wait(warp *w, int id); /* goes on when the phase ends */
 void races_barrier_ends(cta *c, int id);
-void races_cluster_passed(warp *w);
 
-void races_mbarrier_begins(const mbarrier *b);
+/* The cluster's barrier. A relaxed arrival shows the initialisations of mbarriers that a fence.mbarrier_init of the
+ * warp follows, and nothing else. */
+void races_cluster_arrive(warp *w, int is_relaxed);
+void races_cluster_ends(cta *c);
+void races_cluster_passed(warp *w);
+void races_mbarrier_init_fenced(warp *w);
+
+void races_mbarrier_begins(warp *w, int lane, const mbarrier *b);
 void races_mbarrier_arrive(warp *w, const mbarrier *b);
 void races_mbarrier_ends(const mbarrier *b); /* a phase, and b->phase is the next one */
-void races_mbarrier_passed(warp *w, const mbarrier *b);
+void races_mbarrier_passed(warp *w, const mbarrier *b, int acquires_of_cluster);
 
 /* ---- Numbers (arith.c) ---- */
 
