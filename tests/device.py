@@ -110,6 +110,7 @@ SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128
 SHORT8 = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a"
 MMA8, CLUSTER = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_split_f16_d128_16x16_s3_g4_c_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
+LAST_CLUSTER_WAIT = r"barrier\.cluster\.wait\.acquire\.aligned;(?![\s\S]*barrier\.cluster\.wait)"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
     (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
@@ -118,7 +119,7 @@ FLAWS = [
     (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
     (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
-    (CLUSTER, 90, "results are added that the cluster has not sent", r"barrier\.cluster\.wait\.acquire\.aligned;", ""),
+    (CLUSTER, 90, "results are added that the cluster has not sent", LAST_CLUSTER_WAIT, ""),
     (WGMMA, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (WGMMA, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),

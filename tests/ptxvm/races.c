@@ -3,11 +3,10 @@
  *
  * Everything that accesses is an agent: a warp; of each warp its copies by cp.async, its wgmmas and its bulk stores,
  * which go on while the warp does; and each mbarrier, for its initialisation and for the copies and st.asyncs that
- * complete on it. An agent's clock counts: a
- * warp's what it has released, an asynchronous agent's its groups, an mbarrier's its phases. Each warp keeps, for
- * every agent, the clock up to which that agent's accesses are known to lie behind it. Barriers pass this knowledge on:
- * who arrives gives its own, who waits takes what all that arrived gave. wait_group takes the warp's own asynchronous
- * operations, an mbarrier's end of phase the copies that it counted.
+ * complete on it. An agent's clock counts: a warp's what it has released, an asynchronous agent's its groups, an
+ * mbarrier's its phases. Each warp keeps, for every agent, the clock up to which that agent's accesses are known to lie
+ * behind it. Barriers pass this knowledge on: who arrives gives its own, who waits takes what all that arrived gave.
+ * wait_group takes the warp's own asynchronous operations, an mbarrier's end of phase what it counted.
  *
  * Of each cell of shared memory it keeps the last write and, for each agent that reads, the last read. An access races
  * with one of them that another agent made at a clock which the accessing warp does not know yet.
@@ -274,7 +273,8 @@ static const char *work_of_mbarrier(const char *mnemonic)
                                                   : "a copy that completes on";
 }
 
-static void name_agent(const warp *w, uint32_t agent, uint32_t place, int is_write, char *text, size_t bytes)
+/* number: of the instruction that accesses. */
+static void name_agent(const warp *w, uint32_t agent, uint32_t number, int is_write, char *text, size_t bytes)
 {
     static const char *const kinds[] = {
         [A_WARP] = "", [A_WGMMA] = "'s wgmma", [A_STORE] = "'s bulk store", [A_CP] = "'s cp.async"};
@@ -285,7 +285,7 @@ static void name_agent(const warp *w, uint32_t agent, uint32_t place, int is_wri
         snprintf(other, sizeof other, "rank %d's ", rank);
     if (local >= KINDS * r->warps)
         snprintf(text, bytes, "%s %smbarrier at %u wrote",
-                 work_of_mbarrier(w->cta->launch->asked->module->instructions[place].mnemonic),
+                 work_of_mbarrier(w->cta->launch->asked->module->instructions[number].mnemonic),
                  other[0] != '\0' ? other : "the ", w->cta->cluster[rank]->mbarriers[local - KINDS * r->warps].address);
     else
         snprintf(text, bytes, "%swarp %d%s %s", other, local % r->warps, kinds[local / r->warps],
@@ -643,7 +643,8 @@ void races_mbarrier_begins(warp *w, int lane, const mbarrier *b)
     const uint32_t agent = agent_of_mbarrier(b), last = c->ended[agent];
     memset(c->arrived, 0, (size_t)b->owner->races->total * sizeof *c->arrived);
     memset(c->ended, 0, (size_t)b->owner->races->total * sizeof *c->ended);
-    c->first = c->ended[agent] = last + 1; /* behind the phases of one that was in its place before */
+    c->first = c->ended[agent] = last + 2; /* behind the phases of one that was here before: its last has not ended */
+    c->sent = c->sent_ended = 0;
     access a = access_of(w, lane);
     a.agent = agent;
     a.clock = c->first;

@@ -193,7 +193,7 @@ typedef struct wait_state {
     uint64_t token; /* poll's own: the phase that it waits for */
     /* Writes `what` once it is asked for, where that changes while the warp waits; NULL: it stands there. */
     void (*describe)(const struct warp *warp, struct wait_state *wait);
-    char what[96]; /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
+    char what[128]; /* for the deadlock's text: "barrier 3 (96 of 128 threads)" */
 } wait_state;
 
 struct cta;
