@@ -43,4 +43,25 @@ DEV void cluster_store(uint32_t to, float4 value)
                  : "memory");
 }
 
+/* Stores asynchronously to such an address; `barrier`, of the same CTA, is credited with the 16 bytes. */
+DEV void cluster_send(uint32_t to, float4 value, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+                 : "memory");
+}
+
+/* barrier_wait (barrier.cuh) for what other CTAs of the cluster have sent. */
+DEV void barrier_wait_cluster(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, "
+                     "1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
 #endif

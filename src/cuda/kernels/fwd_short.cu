@@ -412,13 +412,6 @@ DEV int vote(int yes)
     return any;
 }
 
-DEV int elect_one(void)
-{
-    int elected;
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
-    return elected;
-}
-
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a
  * lane holds, row 0 is from the top half of the tile and row 1 from the bottom half. ---- */
 

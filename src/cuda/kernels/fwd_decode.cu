@@ -1,0 +1,845 @@
+/* Forward attention for decoding at low latency: few query rows for each key head, fp16 and bf16, sm_90a.
+ *
+ * The rows of a tile, up to 8, are the query heads of one key head times their query positions. A tile's keys are
+ * divided over the CTAs of a cluster. The copy engine brings them in blocks of KV_TILE; of every STEP_KEYS each warp
+ * multiplies its own with the queries (keys are the rows of the product, queries its 8 columns), all warps agree on the
+ * maximum and leave their probabilities in shared memory, and each warp multiplies all of these with its own dims of V:
+ * nothing has to be added within a CTA. At the end each CTA sends its sums to those that own the dims (st.async), who
+ * add and store them. Online softmax after Milakov and Gimelshein 2018, split keys after Dao et al. 2023.
+ * See docs/kernels/fwd_decode.md.
+ *
+ * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
+ * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments). */
+#include "fwd_args.h"
+
+#ifndef BF16
+#define BF16 0
+#endif
+#ifndef CLUSTER
+#define CLUSTER 0
+#endif
+
+enum {
+    ELEM_BYTES = 2,
+    Q_TILE = 8,   /* rows: the columns of mma.sync's accumulators */
+    KV_TILE = 64, /* keys of a block */
+    WARPS = 8,
+    THREADS = 32 * WARPS,
+    WARP_KEYS = DIM == 256 ? 16 : 32, /* of a step */
+    STEP_KEYS = WARPS * WARP_KEYS,
+    STEP_BLOCKS = STEP_KEYS / KV_TILE,
+    PANEL_ELEMS = 64, /* of a row: 128 bytes, the width of a box */
+    PANELS = DIM / PANEL_ELEMS,
+    PANEL_BYTES = KV_TILE * 128,
+    BLOCK_BYTES = PANELS * PANEL_BYTES,
+    RING_BYTES = STAGES * BLOCK_BYTES,
+    UNIT_DIMS = 16, /* of the output: the rows of an accumulator */
+    UNITS = DIM / UNIT_DIMS,
+    WARP_UNITS = UNITS > WARPS ? UNITS / WARPS : 1,
+    HALVES = UNITS < WARPS ? WARPS / UNITS : 1, /* warps that share a unit, and take turns over the keys */
+    CLUSTER_MAX = 8,                            /* the largest that every GPU with clusters takes */
+    SLOTS = HALVES * (UNITS > CLUSTER_MAX ? UNITS : CLUSTER_MAX), /* sums of one unit that a CTA is sent at most */
+    Q_ROW_BYTES = DIM * ELEM_BYTES + 16                           /* spreads rows over banks */
+};
+
+/* Sums of one unit on their way, as a warp's lanes hold them; and of lane i < 4 reference and sum of columns 2 i and
+ * 2 i + 1. 16-byte words. */
+typedef struct sent {
+    float o[32][4], statistics[4][4];
+} sent;
+
+/* Shared memory behind the rings of K and V. */
+typedef struct common_memory {
+    uint64_t k_full[STAGES], v_full[STAGES], all_sent;
+    uint64_t pad[(2 * STAGES + 1) % 2];
+    unsigned char q[Q_TILE * Q_ROW_BYTES];
+    uint16_t p[STEP_KEYS][Q_TILE];             /* probabilities of a step */
+    float max[Q_TILE][WARPS], sum[Q_TILE][WARPS]; /* of each row by warp, over a step and over all */
+    sent inbox[SLOTS];
+} common_memory;
+
+enum {
+    SMEM_BYTES = 2 * RING_BYTES + (int)sizeof(common_memory)
+};
+
+#ifdef __CUDACC__
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/cluster.cuh"
+#include "cuda/device/common.cuh"
+#include "cuda/device/element.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/marks.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/repair.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/device/tma.cuh"
+
+enum {
+    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    CHUNK_ELEMS = 8, /* of 16 bytes */
+    CHUNK_BYTES = 16,
+    K_STEPS = DIM / 16,        /* of a score product */
+    KEY_TILES = WARP_KEYS / 16, /* 16-key accumulators of a warp */
+    PV_KEYS = 32,              /* keys whose probabilities one ldmatrix takes */
+    PV_TILES = STEP_KEYS / PV_KEYS,
+    CHAINS = 2, /* sums that an accumulator is made of: few accumulators would wait for each other */
+    QUERY_WARP = STEP_BLOCKS /* warps below ask for keys, those from here on fetch the queries */
+};
+
+static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
+static_assert(STAGES >= STEP_BLOCKS, "STAGES: a step's blocks are in shared memory together");
+static_assert(sizeof(common_memory) % 16 == 0 && offsetof(common_memory, q) % 16 == 0, "16-byte words");
+
+/* ---- Where a CTA is, and which keys are its own ---- */
+
+/* The grid is {CTAs of a tile, key heads of all row tiles, batch}; a cluster is the CTAs of a tile. */
+typedef struct place {
+    int row_first, rows; /* of the head's group * q_len rows, ordered by position and then by head */
+    int kv_head, batch;
+} place;
+
+DEV place find_place(const fwd_args &a)
+{
+    place p = {0, 0, (int)blockIdx.y, (int)blockIdx.z};
+    while (p.kv_head >= a.kv_heads) { /* tiles are few, mostly one: shorter than a division */
+        p.kv_head -= a.kv_heads;
+        p.row_first += Q_TILE;
+    }
+    p.rows = min((int)Q_TILE, a.group * a.q_len - p.row_first);
+    return p;
+}
+
+typedef struct row_place {
+    int head, position;
+} row_place;
+
+/* Where a row of the tile is in the problem. Rows beyond the last count as the last. The division in float32 is exact:
+ * there are at most 2^20 rows. */
+DEV row_place find_row(const fwd_args &a, const place &p, int row)
+{
+    const int at = p.row_first + min(row, p.rows - 1);
+    row_place r;
+    r.position = a.q_len == 1 ? 0 : (int)__fdividef((float)at + 0.5f, (float)a.group);
+    r.head = p.kv_head * a.group + at - r.position * a.group;
+    return r;
+}
+
+DEV keys find_visible(const fwd_args &a, const place &p)
+{
+    int first = 0, last = 0;
+    if (a.mask != FWD_MASK_NONE) {
+        first = find_row(a, p, 0).position;
+        last = find_row(a, p, p.rows - 1).position;
+    }
+    return find_keys(a, p.batch, first, last - first + 1);
+}
+
+/* The keys that any row of the tile sees, divided evenly over its CTAs, in whole tiles of probabilities. */
+typedef struct share {
+    int first, end;
+} share;
+
+DEV share find_share(int keys_end)
+{
+    const int log_tile = 5, log_step = log_tile + 31 - __clz((int)gridDim.x); /* the cluster is a power of two */
+    const int each = ((keys_end + (1 << log_step) - 1) >> log_step) << log_tile;
+    share s;
+    s.first = min((int)blockIdx.x * each, keys_end);
+    s.end = min(s.first + each, keys_end);
+    return s;
+}
+
+/* ---- Loading ---- */
+
+/* K or V in shared memory. */
+typedef struct ring {
+    uint32_t smem, barriers; /* of the first stage */
+    const fwd_map *map;
+} ring;
+
+typedef struct loader {
+    ring k, v;
+    int kv_head, batch;
+    share keys;
+} loader;
+
+/* Asks for a block of the share, by one thread; for nothing beyond its end. */
+DEV void load_block(const loader &l, const ring &r, int block, int stage)
+{
+    const int key = l.keys.first + block * KV_TILE;
+    if (key >= l.keys.end)
+        return;
+    const uint32_t full = r.barriers + stage * BARRIER_BYTES;
+    barrier_arrive_expecting(full, BLOCK_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        load_box(r.smem + stage * BLOCK_BYTES + panel * PANEL_BYTES, r.map, full, panel * PANEL_ELEMS, key, l.kv_head,
+                 l.batch);
+}
+
+/* By one thread of each of the first warps, before it can wait for anybody: barriers and first blocks of its stages. */
+DEV void start_ring(const loader &l, const ring &r, int warp)
+{
+#pragma unroll
+    for (int turn = 0; turn < STAGES; turn += STEP_BLOCKS)
+        if (turn + warp < STAGES)
+            barrier_init(r.barriers + (turn + warp) * BARRIER_BYTES, 1);
+    barrier_init_done();
+    load_block(l, r, warp, warp);
+}
+
+DEV void fill_ring(const loader &l, const ring &r, int warp)
+{
+#pragma unroll
+    for (int turn = STEP_BLOCKS; turn < STAGES; turn += STEP_BLOCKS)
+        if (turn + warp < STAGES)
+            load_block(l, r, turn + warp, turn + warp);
+}
+
+/* The queries, zeros for rows and dims that do not exist; by the warps from QUERY_WARP on. */
+DEV void load_queries(common_memory &m, const fwd_args &a, const place &p)
+{
+    const int row_chunks = DIM / CHUNK_ELEMS, threads = THREADS - 32 * QUERY_WARP;
+#pragma unroll
+    for (int i = 0; i < Q_TILE * row_chunks; i += threads) {
+        const int at = i + (int)threadIdx.x - 32 * QUERY_WARP, row = at / row_chunks, chunk = at % row_chunks;
+        if (at >= Q_TILE * row_chunks)
+            break;
+        uint4 x = {0, 0, 0, 0};
+        if (row < p.rows && chunk * CHUNK_ELEMS < a.qk_dim) {
+            const row_place r = find_row(a, p, row);
+            x = *(const uint4 *)((const char *)a.q + (p.batch * a.q_stride.batch + r.head * a.q_stride.head +
+                                                      r.position * a.q_stride.row + chunk * CHUNK_ELEMS) *
+                                                         ELEM_BYTES);
+        }
+        *(uint4 *)(m.q + row * Q_ROW_BYTES + chunk * CHUNK_BYTES) = x;
+    }
+}
+
+/* ---- The cluster: a power of two of CTAs ---- */
+
+DEV int log_ctas(void)
+{
+    return 31 - __clz((int)gridDim.x);
+}
+
+/* Units are divided evenly over the CTAs; with more CTAs than units only some have one. */
+DEV int units_each(void)
+{
+    return max(1, UNITS >> log_ctas());
+}
+
+DEV bool owns_units(void)
+{
+    return ((int)blockIdx.x * UNITS & ((int)gridDim.x - 1)) == 0;
+}
+
+DEV int first_unit(int owner)
+{
+    return owner * UNITS >> log_ctas();
+}
+
+/* To each owner. */
+DEV int sent_bytes(const place &p)
+{
+    const int lanes = (p.rows + 1) / 2 * 9; /* a column pair's 8 lanes, and its statistics */
+    return (units_each() << log_ctas()) * HALVES * lanes * 16;
+}
+
+/* Where an owner has a CTA's sums of one of its units, of one half of the warps that share the unit. */
+DEV int slot_of(int cta, int half, int unit)
+{
+    return (cta * HALVES + half) * units_each() + unit;
+}
+
+/* ---- Computing. Of an accumulator a lane holds columns 2 (lane % 4) and the next, of rows lane / 4 and that + 8;
+ * columns are queries throughout, rows are keys of the scores and dims of the output. ---- */
+
+typedef float score_tile[KEY_TILES][4];
+typedef float output_tile[WARP_UNITS][CHAINS][4];
+
+/* What a warp does all the time: its keys of a step, its dims of the output. */
+typedef struct worker {
+    int warp, lane;
+    int unit, half;               /* its first unit; which tiles of keys it takes of those that share it */
+    uint32_t k_at[4], v_at, p_at; /* what the lane gives to ldmatrix: in a block of K for steps 0..3 of each panel, of V
+                                     for the first unit; of the step's probabilities */
+    uint32_t q[K_STEPS][2];       /* the queries, as B operands */
+    int full_end;                 /* one past the last key that all queries see, of the CTA's share */
+    float scale_log2;
+    uint32_t slot_at[WARP_UNITS], sent_at[WARP_UNITS]; /* of a unit, in the owner: where its sums go, its barrier */
+} worker;
+
+/* Of the lane's two columns. */
+typedef struct softmax_state {
+    float reference[2]; /* the maximum of the scores so far */
+    float sum[2];       /* of the lane's own exponentials; in the end of all */
+    int seen[2];        /* one past the last key that the query sees, of the CTA's share */
+} softmax_state;
+
+/* Where a step's blocks are: `stage` is its first's, `parity` that of its barriers' phase. */
+typedef struct turn {
+    int stage, parity;
+} turn;
+
+DEV turn turn_of(const turn &first, int block)
+{
+    const int stage = first.stage + block, wraps = stage >= STAGES;
+    return {wraps ? stage - STAGES : stage, first.parity ^ wraps};
+}
+
+DEV void wait_full(const ring &r, const turn &t)
+{
+    barrier_wait(r.barriers + t.stage * BARRIER_BYTES, t.parity);
+}
+
+/* Where a row's 16 bytes are in a block, swizzled by the copy engine. */
+DEV uint32_t chunk_at(int row, int chunk)
+{
+    return chunk / 8 * PANEL_BYTES + row * 128 + ((chunk ^ row) & 7) * CHUNK_BYTES;
+}
+
+DEV void make_worker(worker &w, const fwd_args &a, common_memory &m, int warp, int lane)
+{
+    const int warps_of_units = UNITS / WARP_UNITS;
+    w.warp = warp;
+    w.lane = lane;
+    w.unit = warp % warps_of_units * WARP_UNITS;
+    w.half = warp / warps_of_units;
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        w.k_at[step] = chunk_at(warp * WARP_KEYS % KV_TILE + lane % 16, 2 * step + lane / 16);
+    w.v_at = chunk_at(lane / 16 * 8 + lane % 8, 2 * w.unit + lane / 8 % 2);
+    w.p_at = smem_address(&m.p[lane]);
+    w.scale_log2 = a.scale_log2;
+#pragma unroll
+    for (int u = 0; u < WARP_UNITS; u++) {
+        const int unit = w.unit + u, owner = (unit << log_ctas()) / UNITS;
+        const sent &slot = m.inbox[slot_of((int)blockIdx.x, w.half, unit - first_unit(owner))];
+        w.slot_at[u] = cluster_address(smem_address(&slot), owner);
+        w.sent_at[u] = cluster_address(smem_address(&m.all_sent), owner);
+    }
+}
+
+DEV void load_operands(worker &w, const common_memory &m)
+{
+    const uint32_t at = smem_address(m.q) + w.lane % 8 * Q_ROW_BYTES + w.lane / 8 * CHUNK_BYTES;
+#pragma unroll
+    for (int step = 0; step < K_STEPS; step += 2) {
+        uint32_t x[4];
+        load_matrices(x, at + 2 * step * CHUNK_BYTES);
+        w.q[step][0] = x[0];
+        w.q[step][1] = x[1];
+        w.q[step + 1][0] = x[2];
+        w.q[step + 1][1] = x[3];
+    }
+}
+
+/* s = K * transpose(Q) for the warp's keys of a block. */
+DEV void multiply_scores(score_tile &s, const worker &w, uint32_t block)
+{
+    float sums[KEY_TILES][CHAINS][4] = {};
+#pragma unroll
+    for (int step = 0; step < K_STEPS; step++)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++) {
+            uint32_t k[4];
+            load_matrices(k, block + w.k_at[step % 4] + step / 4 * PANEL_BYTES + n * 16 * 128);
+            multiply_add<BF16>(sums[n][step % CHAINS], k, w.q[step][0], w.q[step][1]);
+        }
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            s[n][e] = sums[n][0][e] + sums[n][1][e];
+}
+
+/* Sets the scores of keys that a query does not see to -inf. key: the warp's first. */
+DEV void mask_scores(score_tile &s, const softmax_state &state, int key, int lane)
+{
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (key + 16 * n + lane / 4 + e / 2 * 8 >= state.seen[e % 2])
+                s[n][e] = -CUDART_INF_F;
+}
+
+DEV float larger(float x, float y)
+{
+    return fmaxf(x, y);
+}
+
+DEV float add(float x, float y)
+{
+    return x + y;
+}
+
+typedef float combine(float, float);
+
+/* Joins the lane's two columns with those of the 7 other lanes that hold them, and leaves the warp's values for all
+ * warps, which find them behind the next barrier. */
+template <combine OPERATION> DEV void leave_columns(float (&to)[Q_TILE][WARPS], const float (&x)[2], const worker &w)
+{
+    const int odd = w.lane & 4;
+    float joined = OPERATION(odd ? x[1] : x[0], __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4));
+    joined = OPERATION(joined, __shfl_xor_sync(~0u, joined, 8));
+    joined = OPERATION(joined, __shfl_xor_sync(~0u, joined, 16));
+    if (w.lane < Q_TILE)
+        to[2 * (w.lane % 4) + w.lane / 4][w.warp] = joined;
+}
+
+template <combine OPERATION> DEV float over_warps(const float (&row)[WARPS])
+{
+    const float4 low = *(const float4 *)&row[0], high = *(const float4 *)&row[4];
+    return OPERATION(OPERATION(OPERATION(low.x, low.y), OPERATION(low.z, low.w)),
+                     OPERATION(OPERATION(high.x, high.y), OPERATION(high.z, high.w)));
+}
+
+/* Makes the maxima of all warps the references, and scales what was summed up relative to the old ones. */
+template <bool FIRST>
+DEV void move_references(softmax_state &state, output_tile &o, const common_memory &m, const worker &w)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float max = over_warps<larger>(m.max[2 * (w.lane % 4) + h]);
+        const float reference = FIRST ? max : fmaxf(state.reference[h], max);
+        if (!FIRST) {
+            const float correction = exp2_fast((state.reference[h] - finite_max(reference)) * w.scale_log2);
+            state.sum[h] *= correction;
+#pragma unroll
+            for (int u = 0; u < WARP_UNITS; u++)
+#pragma unroll
+                for (int c = 0; c < CHAINS; c++) {
+                    o[u][c][h] *= correction;
+                    o[u][c][h + 2] *= correction;
+                }
+        }
+        state.reference[h] = reference;
+    }
+}
+
+/* Turns the warp's scores into probabilities relative to the references, for all warps. */
+DEV void leave_probabilities(common_memory &m, softmax_state &state, const score_tile &s, const worker &w)
+{
+    const float subtrahend[2] = {finite_max(state.reference[0]) * w.scale_log2,
+                                 finite_max(state.reference[1]) * w.scale_log2};
+    uint32_t *to = (uint32_t *)&m.p[w.warp * WARP_KEYS + w.lane / 4][2 * (w.lane % 4)];
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float even = exp2_fast(s[n][e] * w.scale_log2 - subtrahend[0]),
+                        odd = exp2_fast(s[n][e + 1] * w.scale_log2 - subtrahend[1]);
+            state.sum[0] += even;
+            state.sum[1] += odd;
+            to[(16 * n + e / 2 * 8) * Q_TILE / 2] = pack<BF16>(even, odd);
+        }
+}
+
+typedef uint32_t probability_tile[4]; /* B operands for PV_KEYS keys */
+
+DEV void load_probabilities(probability_tile &p, const worker &w, int tile)
+{
+    load_matrices_transposed(p, w.p_at + tile * PV_KEYS * Q_TILE * ELEM_BYTES);
+}
+
+/* o += transpose(V) * P for one tile of a step's keys; `block` is the one that holds them. */
+DEV void multiply_values(output_tile &o, const worker &w, const probability_tile &p, uint32_t block, int tile)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int u = 0; u < WARP_UNITS; u++) {
+            uint32_t v[4];
+            const uint32_t at = WARP_UNITS == 1 ? w.v_at : w.v_at ^ (u * 2 * CHUNK_BYTES);
+            load_matrices_transposed(v, block + at + (tile * PV_KEYS % KV_TILE + half * 16) * 128);
+            multiply_add<BF16>(o[u][half], v, p[2 * half], p[2 * half + 1]);
+        }
+}
+
+/* Clears the warp's dims of V from a key of the tile on: those rows are nobody's, and may hold anything. */
+DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
+{
+    for (int i = w.lane; i < (PV_KEYS - keys) * 2 * WARP_UNITS; i += WARP_THREADS) {
+        const int row = tile * PV_KEYS % KV_TILE + keys + i / (2 * WARP_UNITS);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         block + chunk_at(row, 2 * w.unit + i % (2 * WARP_UNITS))),
+                     "r"(0)
+                     : "memory");
+    }
+    __syncwarp();
+}
+
+/* A step: STEP_KEYS keys from `first` on, or those that are left. Code for the first and for the others: the first is
+ * all of a short problem. */
+template <bool FIRST>
+DEV void attend_step(output_tile &o, softmax_state &state, common_memory &m, const loader &l, const worker &w,
+                     const turn &t, int first)
+{
+    const int key = first + w.warp * WARP_KEYS, left = l.keys.end - first;
+    score_tile s;
+    float max[2] = {-CUDART_INF_F, -CUDART_INF_F};
+    if (key < l.keys.end) {
+        const turn at = turn_of(t, w.warp * WARP_KEYS / KV_TILE);
+        wait_full(l.k, at);
+        multiply_scores(s, w, l.k.smem + at.stage * BLOCK_BYTES);
+        if (key + WARP_KEYS > w.full_end)
+            mask_scores(s, state, key, w.lane);
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                max[e % 2] = fmaxf(max[e % 2], s[n][e]);
+    } else if (WARP_KEYS < PV_KEYS) {
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[n][e] = -CUDART_INF_F;
+    }
+    leave_columns<larger>(m.max, max, w);
+    ACR_MARK(0, "scores");
+    __syncthreads(); /* K has been read */
+    const int block_after = (first - l.keys.first) / KV_TILE + STAGES + w.warp;
+    if (left > STAGES * KV_TILE && w.warp < STEP_BLOCKS && elect_one())
+        load_block(l, l.k, block_after, turn_of(t, w.warp).stage);
+    move_references<FIRST>(state, o, m, w);
+    if (first + w.warp * WARP_KEYS / PV_KEYS * PV_KEYS < l.keys.end) /* all that are read together */
+        leave_probabilities(m, state, s, w);
+    if (left <= STEP_KEYS)
+        leave_columns<add>(m.sum, state.sum, w);
+    ACR_MARK(0, "probabilities");
+    __syncthreads();
+    if (left <= STEP_KEYS)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            state.sum[h] = over_warps<add>(m.sum[2 * (w.lane % 4) + h]);
+    if (left >= STEP_KEYS) {
+        probability_tile p[PV_TILES / HALVES];
+#pragma unroll
+        for (int i = 0; i < PV_TILES / HALVES; i++)
+            load_probabilities(p[i], w, i * HALVES + w.half);
+#pragma unroll
+        for (int block = 0; block < STEP_BLOCKS; block++)
+            wait_full(l.v, turn_of(t, block));
+#pragma unroll
+        for (int i = 0; i < PV_TILES / HALVES; i++) {
+            const int tile = i * HALVES + w.half;
+            multiply_values(o, w, p[i], l.v.smem + turn_of(t, i * HALVES * PV_KEYS / KV_TILE).stage * BLOCK_BYTES,
+                            tile);
+        }
+    } else {
+#pragma unroll 1
+        for (int tile = w.half; tile * PV_KEYS < left; tile += HALVES) {
+            const turn at = turn_of(t, tile * PV_KEYS / KV_TILE);
+            const uint32_t block = l.v.smem + at.stage * BLOCK_BYTES;
+            probability_tile p;
+            load_probabilities(p, w, tile);
+            wait_full(l.v, at);
+            if (left < (tile + 1) * PV_KEYS)
+                clear_values(block, tile, left - tile * PV_KEYS, w);
+            multiply_values(o, w, p, block, tile);
+        }
+    }
+    ACR_MARK(0, "output");
+    if (left > STEP_KEYS) {
+        __syncthreads(); /* V and the probabilities have been read */
+        if (w.warp < STEP_BLOCKS && elect_one())
+            load_block(l, l.v, block_after, turn_of(t, w.warp).stage);
+    }
+}
+
+/* ---- The cluster's sums ---- */
+
+/* Gives the warp's sums to the CTAs that own them. A CTA alone is its own, and no cluster: nothing can be sent. */
+DEV void hand_over(const output_tile &o, const softmax_state &state, common_memory &m, const place &p, const worker &w)
+{
+    const float4 statistics = make_float4(state.reference[0], state.sum[0], state.reference[1], state.sum[1]);
+#pragma unroll
+    for (int u = 0; u < WARP_UNITS; u++) {
+        const float4 sums = make_float4(o[u][0][0] + o[u][1][0], o[u][0][1] + o[u][1][1], o[u][0][2] + o[u][1][2],
+                                        o[u][0][3] + o[u][1][3]);
+        if (gridDim.x == 1) {
+            sent &slot = m.inbox[slot_of(0, w.half, w.unit + u)];
+            *(float4 *)slot.o[w.lane] = sums;
+            if (w.lane < 4)
+                *(float4 *)slot.statistics[w.lane] = statistics;
+        } else if (2 * (w.lane % 4) < p.rows) {
+            cluster_send(w.slot_at[u] + w.lane * 16, sums, w.sent_at[u]);
+            if (w.lane < 4)
+                cluster_send(w.slot_at[u] + (uint32_t)offsetof(sent, statistics) + w.lane * 16, statistics,
+                             w.sent_at[u]);
+        }
+    }
+}
+
+/* Where a lane of a warp that owns a unit stores: 4 dims of a row. */
+typedef struct target {
+    int present;
+    char *o;
+    float *lse;
+    int head, position, unit;
+} target;
+
+DEV target find_target(const fwd_args &a, const place &p, int warp, int lane)
+{
+    const row_place at = find_row(a, p, lane / 4);
+    target t = {lane / 4 < p.rows, nullptr, nullptr, at.head, at.position, first_unit(blockIdx.x) + warp};
+    const int dim = t.unit * UNIT_DIMS + 4 * (lane % 4);
+    t.o = (char *)a.o +
+          (p.batch * a.o_stride.batch + at.head * a.o_stride.head + at.position * a.o_stride.row + dim) * ELEM_BYTES;
+    if (dim >= a.v_dim)
+        t.o = nullptr;
+    if (a.lse != nullptr && dim == 0)
+        t.lse = a.lse + ((int64_t)p.batch * a.q_heads + at.head) * a.q_len + at.position;
+    /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
+    asm volatile("" : "+l"(t.o), "+l"(t.lse), "+r"(t.present));
+    return t;
+}
+
+/* What the unit's warp adds up from all CTAs. */
+typedef struct total {
+    float o[4], reference, sum;
+} total;
+
+template <int CTAS> DEV total add_up(const common_memory &m, int warp, int lane, float scale_log2)
+{
+    const int row = lane / 4, dim = 4 * (lane % 4);
+    const float *first = &m.inbox[warp].o[dim % 8 * 4 + row / 2][row % 2 + dim / 8 * 2];
+    const float *first_statistics = &m.inbox[warp].statistics[row / 2][row % 2 * 2];
+    const int slots = CTAS > UNITS ? HALVES : HALVES * (UNITS / CTAS), slot_elems = sizeof(sent) / 4;
+    total t = {{0.0f, 0.0f, 0.0f, 0.0f}, -CUDART_INF_F, 0.0f};
+    float2 statistics[CTAS];
+#pragma unroll
+    for (int cta = 0; cta < CTAS; cta++) {
+        statistics[cta] = *(const float2 *)(first_statistics + cta * slots * slot_elems);
+        t.reference = fmaxf(t.reference, statistics[cta].x);
+    }
+#pragma unroll
+    for (int cta = 0; cta < CTAS; cta++) {
+        const float weight = exp2_fast((statistics[cta].x - finite_max(t.reference)) * scale_log2);
+        t.sum += weight * statistics[cta].y;
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                t.o[i] += weight * first[(cta * slots + half * (slots / HALVES)) * slot_elems + i * 16];
+    }
+    return t;
+}
+
+/* Outputs that a hidden, not finite value of V spoilt, once more; of the unit's dims alone: the others are other warps'. */
+DEV void repair(const fwd_args &a, const place &p, const keys &visible, const target &to, const total &t, int lane)
+{
+    fwd_args own = a;
+    own.o = (char *)a.o + to.unit * UNIT_DIMS * ELEM_BYTES;
+    own.v = (const char *)a.v + to.unit * UNIT_DIMS * ELEM_BYTES;
+    own.v_dim = min((int)UNIT_DIMS, a.v_dim - to.unit * UNIT_DIMS);
+    __threadfence();
+    __syncwarp(); /* the values are other lanes' */
+    if (to.present && isfinite(t.sum))
+        repair_row<ELEMENT>(own,
+                            {p.batch, to.head, to.position, 0, 0, keys_seen(a, visible, to.position), a.scale_log2,
+                             finite_max(t.reference) * a.scale_log2, inverse_sum(t.sum)},
+                            lane);
+}
+
+/* Adds up a unit's sums from all CTAs and stores it. */
+DEV void finish(const fwd_args &a, const place &p, const keys &visible, const common_memory &m, const target &to,
+                int warp, int lane)
+{
+    const int ctas = (int)gridDim.x;
+    const total t = ctas == 8   ? add_up<8>(m, warp, lane, a.scale_log2)
+                    : ctas == 4 ? add_up<4>(m, warp, lane, a.scale_log2)
+                    : ctas == 2 ? add_up<2>(m, warp, lane, a.scale_log2)
+                                : add_up<1>(m, warp, lane, a.scale_log2);
+    const float factor = inverse_sum(t.sum);
+    float o[4], probe = 0.0f; /* NaN when a value is not finite */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        o[i] = t.o[i] * factor;
+        probe += o[i] * 0.0f;
+    }
+    if (to.present && to.o != nullptr)
+        *(uint2 *)to.o = make_uint2(pack<BF16>(o[0], o[1]), pack<BF16>(o[2], o[3]));
+    ACR_MARK(0, "stored");
+    if (to.present && to.lse != nullptr)
+        *to.lse = log_sum_exp(t.reference, t.sum, a.scale);
+    if (a.mask != FWD_MASK_NONE && __any_sync(~0u, to.present && probe != 0.0f))
+        repair(a, p, visible, to, t, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    common_memory &m = *(common_memory *)(memory + 2 * RING_BYTES);
+    const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0), lane = threadIdx.x % WARP_THREADS;
+    ACR_MARK(0, "start");
+    wait_for_previous_kernel();
+    const place p = find_place(a);
+    const keys visible = find_visible(a, p);
+    const uint32_t smem = smem_address(memory);
+    const loader l = {{smem, smem_address(m.k_full), &maps.k},
+                      {smem + RING_BYTES, smem_address(m.v_full), &maps.v},
+                      p.kv_head,
+                      p.batch,
+                      find_share(visible.end)};
+    if (warp < STEP_BLOCKS) {
+        if (elect_one()) {
+            start_ring(l, l.k, warp);
+            start_ring(l, l.v, warp);
+            fill_ring(l, l.k, warp);
+            fill_ring(l, l.v, warp);
+        }
+    } else {
+        load_queries(m, a, p);
+        if (warp == WARPS - 1 && elect_one()) {
+            barrier_init(smem_address(&m.all_sent), 1);
+            barrier_init_done();
+            barrier_arrive_expecting(smem_address(&m.all_sent), owns_units() ? sent_bytes(p) : 0);
+        }
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+    ACR_MARK(0, "loads asked for");
+    worker w;
+    make_worker(w, a, m, warp, lane);
+    w.full_end = min(visible.full_end, l.keys.end);
+    softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {l.keys.end, l.keys.end}};
+    if (a.mask != FWD_MASK_NONE)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            state.seen[h] = min(l.keys.end, keys_seen(a, visible, find_row(a, p, 2 * (lane % 4) + h).position));
+    const target to = find_target(a, p, warp, lane);
+    __syncthreads();
+    load_operands(w, m);
+    cluster_wait(); /* the others have begun: their inboxes exist */
+    ACR_MARK(0, "cluster ready");
+
+    output_tile o = {};
+    if (l.keys.first < l.keys.end)
+        attend_step<true>(o, state, m, l, w, {0, 0}, l.keys.first);
+    turn t = {0, 0};
+    for (int first = l.keys.first + STEP_KEYS; first < l.keys.end; first += STEP_KEYS) {
+        t = turn_of(t, STEP_BLOCKS);
+        attend_step<false>(o, state, m, l, w, t, first);
+    }
+    allow_next_kernel();
+    hand_over(o, state, m, p, w);
+    ACR_MARK(0, "sums handed over");
+    if (gridDim.x == 1)
+        __syncthreads();
+    if (owns_units() && warp < units_each()) {
+        if (gridDim.x > 1)
+            barrier_wait_cluster(smem_address(&m.all_sent), 0);
+        ACR_MARK(0, "all sums here");
+        finish(a, p, visible, m, to, warp, lane);
+    }
+    ACR_MARKS_END(a);
+}
+
+#else
+
+#include <math.h>
+
+#include "cuda/fwd_model.h"
+
+static int64_t row_tiles(const acr_problem *problem)
+{
+    return (problem->q_heads / problem->kv_heads * problem->q_len + Q_TILE - 1) / Q_TILE;
+}
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    if (reason == NULL)
+        reason = problem->batch > 65535 ? "batch is above 65535" : NULL;
+    if (reason == NULL && problem->kv_len > INT32_MAX - 32768) /* shares, rounded up, are 32-bit numbers */
+        reason = "kv_len is above 2^31 - 32769";
+    if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
+        reason = "q_heads * q_len has more than 65535 tiles of rows";
+    if (reason == NULL && row_tiles(problem) > 65536) /* rows are divided by the group in float32 */
+        reason = "q_heads / kv_heads * q_len is above 524288";
+    if (reason == NULL)
+        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
+    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
+}
+
+/* The clusters that run at once: those of 4 and 8 leave SMs over, since a cluster does not reach beyond its GPC. */
+static double clusters_at_once(int64_t ctas, const acr__device *device)
+{
+    const double sms = (double)device->sm_count / (double)ctas;
+    const int32_t ctas_per_sm = acr__ctas_per_sm(device, SMEM_BYTES, 128, THREADS);
+    return fmax(1.0, floor(ctas_per_sm * sms * (ctas > 2 ? 0.91 : 1.0)));
+}
+
+/* Without the launch, at these key lengths' mean. Fitted to runs on an H200 (docs/kernels/fwd_decode.md). */
+static double cluster_seconds(const acr_problem *problem, const acr__device *device, int64_t ctas)
+{
+    const double clock_hz = 0.89 * device->clock_hz; /* what the power limit leaves of it */
+    const double tiles = (double)(row_tiles(problem) * problem->kv_heads * problem->batch);
+    const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
+    const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
+    const double rate = acr__memory_rate(problem, device, (double)row_tiles(problem));
+    const double at_once = clusters_at_once(ctas, device), waves = ceil(tiles / at_once);
+    const double running = fmin(tiles, at_once) * (double)ctas;
+    const double steps = ceil(cta_keys / STEP_KEYS);
+    const double latency = 1500.0 + 1900.0 * steps + (ctas > 1 ? 900.0 : 700.0);
+    const double loads = 2200.0 + cta_bytes / 50.0;
+    const double seconds = fmax(latency, loads) / clock_hz;
+    const double memory = 1.5e-6 + running * cta_bytes / rate;
+    return waves * fmax(seconds, memory);
+}
+
+static int64_t choose_ctas(const acr_problem *problem, const acr__device *device)
+{
+    int64_t best = 1;
+    if (CLUSTER > 0)
+        return CLUSTER;
+    for (int64_t ctas = 2; ctas <= CLUSTER_MAX; ctas *= 2)
+        if (cluster_seconds(problem, device, ctas) < cluster_seconds(problem, device, best))
+            best = ctas;
+    return best;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    const uint32_t ctas = (uint32_t)choose_ctas(problem, device);
+    *launch = (acr__launch){.grid = {ctas, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
+                            .block = THREADS,
+                            .cluster = ctas, /* 1: none */
+                            .smem_bytes = SMEM_BYTES};
+}
+
+/* At full key lengths, as the other families' costs are. */
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
+    return launch_seconds + cluster_seconds(problem, device, choose_ctas(problem, device));
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    .name = KERNEL_TEXT,
+    .family = "fwd_decode",
+    .backend = ACR__CUDA,
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .qk_dim_max = DIM,
+    .v_dim_max = DIM,
+    .q_tile = Q_TILE,
+    .kv_tile = KV_TILE,
+    .stages = STAGES,
+    .why_not = why_not,
+    .cost = cost,
+    .symbol = KERNEL_TEXT,
+    .image = KERNEL_IMAGE,
+    .image_end = KERNEL_IMAGE_END,
+    .arch_min = 90,
+    .arch_max = 90,
+    .shape = shape,
+    .boxes = {.k_rows = KV_TILE, .v_rows = KV_TILE},
+};
+
+#endif
