@@ -20,6 +20,7 @@
 #include "interleave.h"
 #include "process.h"
 #include "progress.h"
+#include "reference_shelf.h"
 
 struct gates {
     gates_setup setup; /* its pointers are to what follows */
@@ -30,6 +31,7 @@ struct gates {
     artefact *incumbent;
     trial_result incumbent_result;
     double noise_floor;
+    int references; /* a sealed file of those that every trial needs (reference_shelf.h); 0 = none */
 };
 
 /* ---- Names ---- */
@@ -327,7 +329,7 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
 {
     char job_path[PATH_MAX], result_path[PATH_MAX], log_path[PATH_MAX];
     *outcome = (process_outcome){.end = PROCESS_EXITED, .code = -1};
-    const process_limits limits = {timeout_s, 0, (int64_t)256 << 20};
+    const process_limits limits = {.wall_s = timeout_s, .file_bytes = (int64_t)256 << 20, .shared = job->references};
     json_t *object = judge_job_json(job);
     acr_status status = path_in(job_path, folder, name, ".job.json");
     if (status == ACR_OK) {
@@ -402,6 +404,7 @@ static judge_job job_of(const gates *g, judge_stage stage, const artefact *a)
                        .blocks = s->blocks,
                        .case_timeout_s = stage == STAGE_PERFORMANCE ? s->timing_timeout_s : s->case_timeout_s,
                        .budget_s = 5.0,
+                       .references = g->references,
                        .model_clock = s->clock == GATES_CLOCK_MODEL};
 }
 
@@ -517,6 +520,31 @@ static acr_status find_floors(gates *g)
     return whole ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "no floors: %s", result.detail);
 }
 
+/* A quarter of the machine's memory at most; what does not fit, each child makes for itself. */
+static int64_t references_bytes_max(void)
+{
+    return (int64_t)sysconf(_SC_PHYS_PAGES) / 4 * sysconf(_SC_PAGESIZE);
+}
+
+/* The references of the task's own problems depend on the seeds alone, so that children of a GPU need not make them for
+ * each trial anew. On a CPU a foreign kernel shares the child's memory, in which it could read what is expected. */
+static acr_status make_references(gates *g)
+{
+    if (g->device.backend == ACR__CPU) {
+        return ACR_OK;
+    }
+    const judge_job job = job_of(g, STAGE_CORRECTNESS, NULL);
+    reference_request *requests = calloc(JUDGE_REQUESTS * job.problem_count + 1, sizeof *requests);
+    if (!requests) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for references");
+    }
+    int file;
+    acr_status status = shelf_make(&file, requests, judge_requests(requests, &job), references_bytes_max());
+    free(requests);
+    g->references = status == ACR_OK ? file : 0;
+    return status;
+}
+
 static void judge_correctness(gates *g, const artefact *a, trial_result *result, const judge_job *job,
                               const char *name);
 
@@ -551,6 +579,9 @@ acr_status gates_open(gates **out, const gates_setup *setup)
     if (status == ACR_OK) {
         status = find_floors(g);
     }
+    if (status == ACR_OK) {
+        status = make_references(g);
+    }
     if (status == ACR_OK && setup->incumbent) {
         status = open_incumbent(g, setup->incumbent);
     }
@@ -566,6 +597,9 @@ void gates_close(gates *g)
 {
     if (!g) {
         return;
+    }
+    if (g->references > 0) {
+        close(g->references);
     }
     artefact_free(g->incumbent);
     trial_result_free(&g->incumbent_result);
@@ -920,6 +954,7 @@ void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t prob
     judge_job job = job_of(g, STAGE_PROFILE, a);
     job.problems = g->problems + problem;
     job.problem_count = 1;
+    job.references = 0; /* a profiler need not hand descriptors on */
     json_t *answer = ask_wrapped_child(g, &job, a->folder, "profile", profiler, timeout_s, &out->outcome, result);
     if (answer) {
         read_end(result, answer);
