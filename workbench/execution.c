@@ -13,8 +13,8 @@ enum {
 typedef struct guarded {
     unsigned char *memory; /* on the device; NULL = not used */
     size_t payload_offset, payload_bytes, bytes;
-    /* Inputs: what the allocation holds and must go on holding. All of it; or, of a tensor that has no gaps there either,
-     * the payload alone, which is the reference's own. */
+    /* Inputs: what the allocation holds and must go on holding. All of it; or, of a tensor that has no gaps there
+     * either, the payload alone, which is the reference's own. */
     unsigned char *image;
     const unsigned char *elements;
 } guarded;

@@ -39,7 +39,7 @@ typedef enum part {
     PARTS
 } part;
 
-/* A reference in the file. What it is of: two requests of the same key, inputs, seed, lengths and rows want the same. */
+/* A reference in the file. Two requests of the same key, inputs, seed, lengths and rows want the same. */
 typedef struct entry {
     char key[ACR_PROBLEM_TEXT_MAX + 16];
     input_kind inputs;

@@ -1,5 +1,5 @@
 /* References in a sealed memory file: made once, then mapped read-only by every process that inherits its descriptor.
- * What a search judges all of its trials by depends on problems and seeds alone, and is most of the work of a judgement.
+ * What a search judges all of its trials by depends on problems and seeds alone, and was most of a judgement's work.
  *
  * The file is sealed against writing, growing and shrinking before anybody sees it, so that no process can change what
  * the next one judges by. It must not reach a process that runs foreign CPU code: whoever has it can read what a kernel
@@ -18,8 +18,8 @@ acr_status shelf_make(int *fd, const reference_request *requests, size_t count, 
 /* Where in the file which reference is. */
 typedef struct shelf shelf;
 
-/* Reads the index of an inherited file. The descriptor stays the caller's and must outlive the shelf. Errors: ACR_FORMAT
- * for what is no such file or is not sealed; ACR_IO; ACR_NO_MEMORY. */
+/* Reads the index of an inherited file. The descriptor stays the caller's and must outlive the shelf. Errors:
+ * ACR_FORMAT for what is no such file or is not sealed; ACR_IO; ACR_NO_MEMORY. */
 acr_status shelf_open(shelf **out, int fd);
 void shelf_close(shelf *s);
 

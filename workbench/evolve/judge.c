@@ -1,7 +1,6 @@
 /* Loading, checking and timing one candidate in a process of its own, see judge.h. */
 #include "evolve/judge.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -189,7 +188,7 @@ typedef enum task_inputs {
     TASK_TIMED, /* and SETS - 1 more */
     TASK_INPUTS = TASK_TIMED + SETS
 } task_inputs;
-static_assert((int)TASK_INPUTS == (int)JUDGE_REQUESTS, "judge_requests returns all of them");
+_Static_assert((int)TASK_INPUTS == (int)JUDGE_REQUESTS, "judge_requests returns all of them");
 
 static input_kind special_kind(const judge_job *job, size_t problem)
 {
