@@ -32,6 +32,7 @@ struct gates {
     trial_result incumbent_result;
     double noise_floor;
     int references; /* a sealed file of those that every trial needs (reference_shelf.h); 0 = none */
+    bool references_own;
 };
 
 /* ---- Names ---- */
@@ -482,6 +483,7 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
         return acr__fail(ACR_NO_MEMORY, "no memory for the gates");
     }
     g->setup.backend = g->backend;
+    g->setup.first = NULL;
     g->setup.problems = NULL; /* copied below */
     g->setup.incumbent = NULL;
     g->setup.visible_cases = setup->visible_cases ? setup->visible_cases : 8;
@@ -542,6 +544,7 @@ static acr_status make_references(gates *g)
     acr_status status = shelf_make(&file, requests, judge_requests(requests, &job), references_bytes_max());
     free(requests);
     g->references = status == ACR_OK ? file : 0;
+    g->references_own = status == ACR_OK;
     return status;
 }
 
@@ -562,6 +565,42 @@ static acr_status open_incumbent(gates *g, const candidate *incumbent)
                            trial_gate_name(result->gate), trial_status_name(result->status), result->detail);
 }
 
+/* What does not depend on which of several equal devices it is. The incumbent is right: what is timed of it on this
+ * device is judged. */
+static acr_status take_over(gates *g, const gates *first)
+{
+    char key[WISDOM_DEVICE_MAX], first_key[WISDOM_DEVICE_MAX];
+    acr__wisdom_device_key(&g->device, key);
+    acr__wisdom_device_key(&first->device, first_key);
+    if (strcmp(key, first_key) != 0) {
+        return acr__fail(ACR_UNSUPPORTED, "device %d is %s, device %d is %s: one search wants equal ones",
+                         (int)g->setup.device, key, (int)first->setup.device, first_key);
+    }
+    for (size_t i = 0; i < g->setup.problem_count; ++i) {
+        g->problems[i].floor_us = first->problems[i].floor_us;
+        g->problems[i].memory_us = first->problems[i].memory_us;
+    }
+    g->references = first->references;
+    g->incumbent = first->incumbent ? malloc(sizeof *g->incumbent) : NULL;
+    if (first->incumbent && !g->incumbent) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the incumbent");
+    }
+    if (g->incumbent) {
+        *g->incumbent = *first->incumbent;
+    }
+    return ACR_OK;
+}
+
+/* What is found out and made before the first trial. */
+static acr_status make_ready(gates *g, const candidate *incumbent)
+{
+    acr_status status = find_floors(g);
+    if (status == ACR_OK) {
+        status = make_references(g);
+    }
+    return status == ACR_OK && incumbent ? open_incumbent(g, incumbent) : status;
+}
+
 acr_status gates_open(gates **out, const gates_setup *setup)
 {
     gates *g = calloc(1, sizeof *g);
@@ -577,13 +616,7 @@ acr_status gates_open(gates **out, const gates_setup *setup)
         status = describe_device(g);
     }
     if (status == ACR_OK) {
-        status = find_floors(g);
-    }
-    if (status == ACR_OK) {
-        status = make_references(g);
-    }
-    if (status == ACR_OK && setup->incumbent) {
-        status = open_incumbent(g, setup->incumbent);
+        status = setup->first ? take_over(g, setup->first) : make_ready(g, setup->incumbent);
     }
     if (status != ACR_OK) {
         gates_close(g);
@@ -598,7 +631,7 @@ void gates_close(gates *g)
     if (!g) {
         return;
     }
-    if (g->references > 0) {
+    if (g->references_own) {
         close(g->references);
     }
     artefact_free(g->incumbent);
@@ -973,8 +1006,10 @@ void gates_control(gates *g, trial_result *result)
         TRIES = 4
     };
     judge_job job = job_of(g, STAGE_PERFORMANCE, g->incumbent);
+    char name[32]; /* of the device: several have one folder of the incumbent */
+    snprintf(name, sizeof name, "control%d", (int)g->setup.device);
     trial_result_init(result);
-    judge_performance(g, g->incumbent, result, &job, "control");
+    judge_performance(g, g->incumbent, result, &job, name);
     /* The incumbent is right: what it falls below was measured on a machine busy with something else. */
     for (int i = 1; i < TRIES && result->status == TRIAL_IMPLAUSIBLE && g->device.backend == ACR__CPU; ++i) {
         if (find_floors(g) != ACR_OK) {
@@ -982,7 +1017,7 @@ void gates_control(gates *g, trial_result *result)
             return;
         }
         trial_result_free(result);
-        judge_performance(g, g->incumbent, result, &job, "control");
+        judge_performance(g, g->incumbent, result, &job, name);
     }
     if (result->status == TRIAL_VALID) {
         compare_overall(g, result, &g->noise_floor);
