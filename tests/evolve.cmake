@@ -9,7 +9,7 @@ set(searches usage trials)
 if(ACR_SANITIZE MATCHES thread) # its runtime makes system calls that the sandbox of candidates forbids
   set(searches "")
 elseif(NOT ACR_SANITIZE)
-  set(searches usage moved trials interrupt chat proposers source runs device kill)
+  set(searches usage moved trials interrupt chat proposers source runs device gpus kill)
 endif()
 foreach(search IN LISTS searches)
   register(evolve_${search} cli 600 ${Python3_EXECUTABLE} tests/evolve.py $<TARGET_FILE:acromion-cli> ${scratch}

@@ -29,7 +29,7 @@ BASE = ["--backend", "cpu", "--clock", "model", "--cases", "1", "--threads", "2"
 UNFINISHED = 7
 # What differs between two runs that found the same: when, how long, in which slice.
 PASSING = {"proposed_in", "proposed_at", "finished_in", "finished_at", "wall_s", "gate_times", "at", "slice", "answer",
-           "request", "request_text"}
+           "request", "request_text", "device"}
 
 
 class Context:
@@ -454,6 +454,70 @@ def device_search(context, ncu):
         rows = list(store.execute("SELECT trial, status FROM profiled"))
         check(rows == [(0, "NO_PERMISSION")], f"what is stored instead: {rows}")
         check(not list(store.execute("SELECT * FROM profile")), "no number")
+
+
+def test_gpus(context):
+    """One run on two GPUs finds what it finds on one, sets of the same machine code in one round included; a kill in
+    between makes no difference. What both have judged is told."""
+    if not context.driver or not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
+        print("skipped: the fake driver's folder (--driver) and nvcc are needed")
+        sys.exit(77)
+    tree = context.folder / "gpus_tree"
+    tree.mkdir()
+    for name in ("src", "include", "cmake", "workbench"):
+        shutil.copytree(ROOT / name, tree / name)
+    space = tree / "src/cuda/kernels/fwd_split.space"
+    text = space.read_text()
+    for old, new in (("KV_GROUPS  1 2 3 4 6 8 12 16", "KV_GROUPS  4"), ("Q_TILE     16 32 64", "Q_TILE     16"),
+                     ("KV_TILE    16 32 48 64 80 96 112 128", "KV_TILE    32"),
+                     ("STAGES     2 3 4 5 6\n", "STAGES     2 3\nmicro   SALT       1 2 3 4 5 6\n")):
+        check(old in text, f"the space has {old}")
+        text = text.replace(old, new)
+    space.write_text(text)  # few sets, and a parameter of which the code knows nothing
+    begin = ["evolve", "--backend", "cuda", "--clock", "model", "--cases", "1", "--trials", "3", "--generation", "6",
+             "--no-profile", "--tree", str(tree), "--family", "fwd_split", "--seed", "5",
+             "--from", "fwd_split 80 DIM=64 Q_TILE=16 KV_TILE=32 STAGES=3 KV_GROUPS=4 SALT=1", "b1:h2:s5/40:d64"]
+
+    def with_gpus(gpus, name, arguments, kill_after=None, code=0):
+        environment = os.environ | dict(LD_LIBRARY_PATH=context.driver, FAKE_CUDA_SMS="2", KEEP_PTX="1",
+                                        FAKE_CUDA_DEVICES="2", FAKE_CUDA_EXECUTE=context.store(name) + ".work")
+        process = subprocess.Popen([context.program, *arguments, "--gpus", str(gpus), "--store", context.store(name)],
+                                   cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True)
+        deadline = time.monotonic() + 120
+        while kill_after and len(finished_ids(context.store(name)) or ()) < kill_after:
+            check(time.monotonic() < deadline and process.poll() is None, "too few trials to kill it at")
+            time.sleep(0.02)
+        if kill_after:
+            process.kill()
+        told = process.communicate(timeout=300)
+        check(kill_after or process.returncode == code, f"{arguments}: exit code {process.returncode}: {told}")
+        return told[1]
+
+    with_gpus(1, "one", begin)
+    with_gpus(2, "two", begin)
+    with_gpus(2, "killed", begin, kill_after=3)
+    with_gpus(2, "killed", ["evolve", "--resume", "--no-profile", "--tree", str(tree)])
+    trials = context.archive("one")
+    for name in ("two", "killed"):
+        found = difference(trials, context.archive(name))
+        check(found is None, f"{name}: two GPUs found something else: {found}")
+    twins = [t for t in trials if t["status"] == "duplicate" and t["original"] and
+             trials[t["original"] - 1]["round"] == t["round"]]
+    check(twins, "one round has sets of the same machine code")
+    for name, devices in (("one", {0}), ("two", {0, 1})):
+        with contextlib.closing(sqlite3.connect(context.store(name))) as store:
+            judged = {row[0] for row in store.execute("SELECT DISTINCT device FROM trial WHERE status = 'valid'")}
+            check(judged == devices, f"{name}: judged on {judged}")
+            rows = list(store.execute("SELECT device, control_verdict FROM slice_device WHERE slice = 1"))
+            check(rows == [(d, "SAME") for d in sorted(devices)], f"{name}: controls {rows}")
+            none = list(store.execute("SELECT id FROM trial WHERE status = 'duplicate' AND device IS NOT NULL"))
+            check(not none, f"{name}: duplicates are judged on no device: {none}")
+    told = with_gpus(3, "three", begin, code=4)
+    check("device 2" in told, f"a GPU that is not there: {told}")
+    told = context.run("evolve", *BASE, "--store", context.store("cpus"), "--gpus", "2", PROBLEM, code=2).stderr
+    check("a CPU is one device" in told, told)
+    check(not pathlib.Path(context.store("cpus")).exists(), "nothing is begun")
 
 
 def test_runs(context):

@@ -822,13 +822,17 @@ static void test_profiles_are_stored(void **state)
     remove_store(path);
 }
 
-/* A store of version 1 is read as it is, and becomes version 2 when a run in it goes on. */
+/* What takes a store back to version 2. */
+#define WITHOUT_DEVICES "DROP TABLE slice_device; ALTER TABLE trial DROP COLUMN device; PRAGMA user_version = 2;"
+
+/* A store of version 1 is read as it is, and becomes one of today's when a run in it goes on. */
 static void test_an_old_store(void **state)
 {
     (void)state;
-    static const char down[] = "DROP TABLE profiled; DROP TABLE profile; PRAGMA user_version = 1;"
-                               "CREATE TABLE profile (trial INTEGER NOT NULL REFERENCES trial, name TEXT NOT NULL,"
-                               "  value REAL, unit TEXT NOT NULL, PRIMARY KEY (trial, name)) WITHOUT ROWID;";
+    static const char down[] =
+        WITHOUT_DEVICES "DROP TABLE profiled; DROP TABLE profile; PRAGMA user_version = 1;"
+                        "CREATE TABLE profile (trial INTEGER NOT NULL REFERENCES trial, name TEXT NOT NULL,"
+                        "  value REAL, unit TEXT NOT NULL, PRIMARY KEY (trial, name)) WITHOUT ROWID;";
     const char *path = scratch_file("old");
     int64_t slice = 0;
     store *s = store_with_a_trial(path, "DIM=64", &slice);
@@ -852,6 +856,55 @@ static void test_an_old_store(void **state)
     bool profiled = false;
     assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
     assert_true(profiled);
+    store_close(s);
+    remove_store(path);
+}
+
+/* So is one of version 2, which keeps its profiles. */
+static void test_a_store_before_devices(void **state)
+{
+    (void)state;
+    const char *path = scratch_file("before");
+    int64_t slice = 0, next = 0;
+    bool profiled = false;
+    store *s = store_with_a_trial(path, "DIM=64", &slice);
+    const profile_run run = counted();
+    const store_profile_row row = {1, 0, "b1:h1:s1:d1", &run, "Bound by latency."};
+    assert_int_equal(store_profile(s, slice, &row), ACR_OK);
+    store_close(s);
+    sqlite3 *db = NULL;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, WITHOUT_DEVICES, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    json_t *slices = NULL, *trial = NULL;
+    assert_int_equal(store_open(&s, path, STORE_READ), ACR_OK);
+    assert_int_equal(store_slices(s, &slices), ACR_OK);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(slices, 0), "devices")), 0);
+    assert_int_equal(store_trial_json(s, 1, true, &trial), ACR_OK);
+    assert_null(json_object_get(trial, "device"));
+    json_decref(slices);
+    json_decref(trial);
+    store_close(s);
+    assert_int_equal(store_open(&s, path, STORE_WRITE), ACR_OK);
+    assert_int_equal(store_is_profiled(s, 1, &profiled), ACR_OK);
+    assert_true(profiled);
+    trial_result control;
+    trial_result_init(&control);
+    json_t *environment = json_object();
+    assert_int_equal(store_begin_slice(s, environment, &next), ACR_OK);
+    json_decref(environment);
+    for (int device = 0; device < 2; ++device) {
+        control.overall.noise_floor = 0.01 + 0.01 * device;
+        assert_int_equal(store_slice_control(s, next, device, &control), ACR_OK);
+    }
+    store_close(s);
+    assert_int_equal(store_open(&s, path, STORE_READ), ACR_OK);
+    assert_int_equal(store_slices(s, &slices), ACR_OK);
+    const json_t *devices = json_object_get(json_array_get(slices, 1), "devices");
+    assert_int_equal(json_array_size(devices), 2);
+    assert_true(json_real_value(json_object_get(json_array_get(devices, 1), "noise_floor")) == 0.02);
+    assert_true(json_real_value(json_object_get(json_array_get(slices, 1), "noise_floor")) == 0.01);
+    json_decref(slices);
     store_close(s);
     remove_store(path);
 }
@@ -951,15 +1004,25 @@ int main(int argc, char **argv)
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expressions),       cmocka_unit_test(test_lines_are_points),
-        cmocka_unit_test(test_names_are_unique),  cmocka_unit_test(test_packed_spaces),
-        cmocka_unit_test(test_space_texts),       cmocka_unit_test(test_bad_spaces),
-        cmocka_unit_test(test_moves_are_legal),   cmocka_unit_test(test_proposals_repeat),
-        cmocka_unit_test(test_search_climbs),     cmocka_unit_test(test_exhaustion),
-        cmocka_unit_test(test_archive),           cmocka_unit_test(test_store),
-        cmocka_unit_test(test_proposer_outcomes), cmocka_unit_test(test_large_request),
-        cmocka_unit_test(test_answers),           cmocka_unit_test(test_profiles_are_stored),
-        cmocka_unit_test(test_an_old_store),      cmocka_unit_test(test_requests_tell_profiles),
+        cmocka_unit_test(test_expressions),
+        cmocka_unit_test(test_lines_are_points),
+        cmocka_unit_test(test_names_are_unique),
+        cmocka_unit_test(test_packed_spaces),
+        cmocka_unit_test(test_space_texts),
+        cmocka_unit_test(test_bad_spaces),
+        cmocka_unit_test(test_moves_are_legal),
+        cmocka_unit_test(test_proposals_repeat),
+        cmocka_unit_test(test_search_climbs),
+        cmocka_unit_test(test_exhaustion),
+        cmocka_unit_test(test_archive),
+        cmocka_unit_test(test_store),
+        cmocka_unit_test(test_proposer_outcomes),
+        cmocka_unit_test(test_large_request),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_profiles_are_stored),
+        cmocka_unit_test(test_an_old_store),
+        cmocka_unit_test(test_a_store_before_devices),
+        cmocka_unit_test(test_requests_tell_profiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * data, descriptors, admission, identity. The cheats that only a whole run shows are in exploits/. */
 #include "support.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -393,6 +394,54 @@ static void a_better_kernel_passes_every_gate(void **state)
     gates_close(g);
 }
 
+/* What a child of this trial was told. */
+static json_t *read_job(const gates_setup *setup, const char *trial, const char *stage)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s/%s.job.json", setup->folder, trial, stage);
+    json_t *job = json_load_file(path, 0, NULL);
+    assert_non_null(job);
+    return job;
+}
+
+/* A foreign kernel shares the memory of its process: what it should compute must not be there. */
+static void a_cpu_kernel_gets_no_references(void **state)
+{
+    fixture *f = *state;
+    gates *g = open_gates(f);
+    candidate c;
+    trial_result result;
+    process_outcome outcome;
+    char job_path[600], result_path[600];
+    assert_ok(candidate_of_family(&c, "fwd_simd", "portable", quick));
+    run_expecting(g, &c, &result, TRIAL_VALID, GATE_PERFORMANCE, "");
+    static const char *const stages[] = {"correctness", "performance"};
+    for (size_t i = 0; i < COUNT_OF(stages); ++i) {
+        json_t *job = read_job(&f->setup, "trial", stages[i]);
+        assert_int_equal(json_integer_value(json_object_get(job, "references")), 0);
+        json_decref(job);
+    }
+    /* Nor would it take any. */
+    json_t *job = read_job(&f->setup, "trial", "correctness"), *answer;
+    snprintf(job_path, sizeof job_path, "%s/refused.job.json", f->setup.folder);
+    snprintf(result_path, sizeof result_path, "%s/refused.result.json", f->setup.folder);
+    json_object_set_new(job, "references", json_integer(3));
+    assert_int_equal(json_dump_file(job, job_path, 0), 0);
+    const char *const argv[] = {"/proc/self/exe", GATES_CHILD, job_path, result_path, NULL};
+    const process_limits limits = {.wall_s = 60};
+    assert_ok(process_run(&outcome, argv, scratch_path("refused.log"), &limits, NULL));
+    answer = json_load_file(result_path, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(answer, "status")), "harness_failed");
+    assert_string_equal(json_string_value(json_object_get(answer, "detail")),
+                        "references of the parent for a CPU kernel");
+    assert_int_equal(json_array_size(json_object_get(answer, "cases")), 0);
+    json_decref(answer);
+    json_decref(job);
+    trial_result_free(&result);
+    candidate_free(&c);
+    gates_close(g);
+}
+
 static void the_incumbent_is_not_confirmed_against_itself(void **state)
 {
     fixture *f = *state;
@@ -617,6 +666,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(admission_names_what_it_refuses),
         cmocka_unit_test(families_and_sizes_are_checked),
         cmocka_unit_test(a_better_kernel_passes_every_gate),
+        cmocka_unit_test(a_cpu_kernel_gets_no_references),
         cmocka_unit_test(the_incumbent_is_not_confirmed_against_itself),
         cmocka_unit_test(illegal_sets_are_refused_by_the_compiler),
         cmocka_unit_test(a_known_identity_is_a_duplicate),

@@ -90,6 +90,12 @@ static void an_honest_source_comes_as_far_as_its_output(void **state)
     assert_int_equal(strlen(result.identity), 32);
     assert_int_equal(result.case_count, 1);
     assert_false(result.cases[0].pass);
+    /* Its child was given what it is judged by. */
+    char path[600];
+    snprintf(path, sizeof path, "%s/variant/correctness.job.json", ((const fixture *)*state)->folder);
+    json_t *job = json_load_file(path, 0, NULL);
+    assert_true(json_integer_value(json_object_get(job, "references")) > 2);
+    json_decref(job);
     trial_result_free(&result);
 }
 

@@ -88,7 +88,7 @@ static process_outcome run_self(const char *how, const char *argument, const pro
 static void exit_codes_and_signals_are_told(void **state)
 {
     (void)state;
-    const process_limits limits = {20, 0, 0};
+    const process_limits limits = {.wall_s = 20};
     char text[96];
     process_outcome o = run_self("nothing", NULL, &limits);
     assert_int_equal(o.end, PROCESS_EXITED);
@@ -106,7 +106,7 @@ static void output_goes_to_the_log(void **state)
 {
     (void)state;
     process_outcome outcome;
-    const process_limits limits = {20, 0, 0};
+    const process_limits limits = {.wall_s = 20};
     const char *const argv[] = {"sh", "-c", "echo out; echo err >&2", NULL};
     assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &limits, NULL));
     char *log = read_file(scratch_path("process.log"));
@@ -117,6 +117,26 @@ static void output_goes_to_the_log(void **state)
     assert_fails(process_run(&outcome, argv, "/no/such/folder/log", &limits, NULL), ACR_IO, "/no/such/folder");
 }
 
+/* And no other descriptor of this program. */
+static void one_descriptor_can_be_shared(void **state)
+{
+    (void)state;
+    int ends[2];
+    char script[128];
+    process_outcome outcome;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    snprintf(script, sizeof script, "test -e /proc/self/fd/%d && test ! -e /proc/self/fd/%d", ends[0], ends[1]);
+    const char *const argv[] = {"sh", "-c", script, NULL};
+    const process_limits shared = {.wall_s = 20, .shared = ends[0]}, alone = {.wall_s = 20};
+    assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &shared, NULL));
+    assert_int_equal(outcome.code, 0);
+    assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &alone, NULL));
+    assert_int_equal(outcome.code, 1);
+    assert_true(fcntl(ends[0], F_GETFD) & FD_CLOEXEC); /* here nothing has changed */
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* The pipe closes when the last of the forty-one is gone. */
 static void a_crowd_ends_with_its_time(void **state)
 {
@@ -125,7 +145,7 @@ static void a_crowd_ends_with_its_time(void **state)
     char fd[16], byte;
     assert_int_equal(pipe(ends), 0);
     snprintf(fd, sizeof fd, "%d", ends[1]);
-    const process_limits limits = {1.5, 0, 0};
+    const process_limits limits = {.wall_s = 1.5};
     const process_outcome o = run_self("forks", fd, &limits);
     close(ends[1]);
     assert_int_equal(o.end, PROCESS_TIMED_OUT);
@@ -139,10 +159,10 @@ static void memory_and_files_are_limited(void **state)
 {
     (void)state;
 #if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* they reserve terabytes of addresses */
-    const process_limits memory = {60, (int64_t)256 << 20, 0};
+    const process_limits memory = {.wall_s = 60, .memory_bytes = (int64_t)256 << 20};
     assert_int_equal(run_self("memory", NULL, &memory).code, 3);
 #endif
-    const process_limits file = {20, 0, 1 << 20};
+    const process_limits file = {.wall_s = 20, .file_bytes = 1 << 20};
     const process_outcome o = run_self("file", scratch_path("large"), &file);
     assert_int_equal(o.end, PROCESS_SIGNALLED);
     assert_int_equal(o.code, SIGXFSZ);
@@ -154,7 +174,7 @@ static void a_stop_ends_a_process(void **state)
     (void)state;
     const volatile int stop = 2;
     process_outcome outcome;
-    const process_limits limits = {20, 0, 0};
+    const process_limits limits = {.wall_s = 20};
     const char *const argv[] = {"sleep", "20", NULL};
     assert_ok(process_run(&outcome, argv, scratch_path("process.log"), &limits, &stop));
     assert_int_equal(outcome.end, PROCESS_STOPPED);
@@ -431,6 +451,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exit_codes_and_signals_are_told),
         cmocka_unit_test(output_goes_to_the_log),
+        cmocka_unit_test(one_descriptor_can_be_shared),
         cmocka_unit_test(a_crowd_ends_with_its_time),
         cmocka_unit_test(memory_and_files_are_limited),
         cmocka_unit_test(a_stop_ends_a_process),

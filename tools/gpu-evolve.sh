@@ -3,7 +3,8 @@
 # stopped: 45 distinct trials and 45 of the random control at the mission shape and at a large one, both masks each.
 #   gpu-evolve.sh [--seconds N] [--gpus N] [--run NAME 'ARGUMENTS OF EVOLVE']... [FOLDER]
 # --seconds: of this call (default 540); no trial is begun that would not end in it. --gpus: so many GPUs side by side,
-# a run each (default 1). --run: another run in place of the two; again: several. FOLDER (default: gpu-evolve-out)
+# a run each, or several where there are fewer runs (default 1). --run: another run in place of the two; again:
+# several. FOLDER (default: gpu-evolve-out)
 # receives NAME.db, the store; NAME.log; and at the end of every call NAME.json (the summary), NAME.jsonl (every trial
 # with its raw samples) and runs.md. The program lies beside this script, or is $ACROMION.
 # Ctrl-C and SIGTERM let the trial in flight end. Exit code 0: every run is complete. 7: call it again. 1: a run failed;
@@ -48,6 +49,10 @@ left_s() {
     echo $((seconds - SECONDS))
 }
 
+# Runs side by side, and the GPUs of each.
+lanes=$((gpus < ${#names[@]} ? gpus : ${#names[@]}))
+share=$((gpus / lanes))
+
 # run_slice I DEVICE: begins a run or goes on with it, for what is left of the time. Returns evolve's exit code.
 run_slice() {
     local name=${names[$1]} left words=()
@@ -60,8 +65,8 @@ run_slice() {
     fi
     # The program ends by itself. What neither that nor a signal ends is killed, and resumed as well.
     timeout --foreground --kill-after="$grace_s" $((left + grace_s)) \
-        "$program" evolve "${words[@]}" --device "$2" --store "$out/$name.db" --time "${left}s" \
-        >>"$out/$name.log" 2>&1 &
+        "$program" evolve "${words[@]}" --device "$2" --gpus "$share" --store "$out/$name.db" \
+        --time "${left}s" >>"$out/$name.log" 2>&1 &
     slice=$!
     wait_for "$slice"
 }
@@ -79,13 +84,13 @@ wait_for() {
     return "$code"
 }
 
-# run_gpu DEVICE: every gpus-th run, one after another, until one is not finished. Writes their exit codes to files.
-run_gpu() {
+# run_lane LANE: every lanes-th run, one after another, until one is not finished. Writes their exit codes to files.
+run_lane() {
     local i code=0 slice=
     trap '[[ -z $slice ]] || kill -TERM "$slice" 2>/dev/null' TERM
-    for ((i = $1; i < ${#names[@]}; i += gpus)); do
+    for ((i = $1; i < ${#names[@]}; i += lanes)); do
         if ((code != unfinished)); then
-            run_slice "$i" "$1"
+            run_slice "$i" $(($1 * share))
             code=$?
         fi
         echo "$code" >"$out/${names[i]}.code"
@@ -101,8 +106,8 @@ write_results() {
 pids=()
 trap : INT # the programs have it from the terminal
 trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM
-for ((device = 0; device < gpus && device < ${#names[@]}; device++)); do
-    run_gpu "$device" &
+for ((lane = 0; lane < lanes; lane++)); do
+    run_lane "$lane" &
     pids+=($!)
 done
 for pid in "${pids[@]}"; do

@@ -30,6 +30,7 @@ enum {
     ID_PEERS,
     ID_PYTHON_PATH,
     ID_NO_PROFILE,
+    ID_GPUS,
     ID_TREE
 };
 
@@ -48,6 +49,8 @@ static const option_spec options[] = {
     {ID_PEERS, "peers", "torch", "time PyTorch beside the first slice, for the record"},
     {ID_PYTHON_PATH, "python-path", "DIR", "with --peers: where the Python package is"},
     {ID_NO_PROFILE, "no-profile", NULL, "cuda: take no Nsight Compute counters of the elites"},
+    {ID_GPUS, "gpus", "N",
+     "cuda: judge on so many GPUs side by side, equal ones from --device on; default 1; said again to --resume"},
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
@@ -75,6 +78,7 @@ typedef struct request {
     definition definition; /* what of it the options say */
     bool fixed;            /* an option that is fixed when a run begins was given */
     bool resume, peers, no_profiles;
+    int gpus;
     const char *store, *from, *insights, *python_path, *tree;
     double time_s, proposer_timeout_s;
 } request;
@@ -166,6 +170,8 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_NO_PROFILE:
         r->no_profiles = true;
         return true;
+    case ID_GPUS:
+        return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
     case ID_TREE:
         r->tree = value;
         return true;
@@ -265,6 +271,15 @@ static int define(request *r, const common_options *common, const char *tree)
     return status == ACR_OK ? EXIT_DONE : report_failure(status, "evolve");
 }
 
+static int check_gpus(const request *r)
+{
+    if (r->gpus > 1 && strcmp(r->definition.backend, "cuda") != 0) {
+        fprintf(stderr, "acromion evolve: --gpus is for the backend cuda: a CPU is one device\n");
+        return EXIT_USAGE;
+    }
+    return EXIT_DONE;
+}
+
 static acr_status create_store(store **out, const char *path, const definition *d)
 {
     acr_status status = store_open(out, path, STORE_CREATE);
@@ -284,6 +299,7 @@ static int begin(request *r, const common_options *common, const char *tree, sto
         return EXIT_FILE;
     }
     int exit_code = define(r, common, tree);
+    exit_code = exit_code == EXIT_DONE ? check_gpus(r) : exit_code;
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
@@ -313,7 +329,7 @@ static int resume(request *r, const common_options *common, store **out)
     if (status == ACR_OK && common->backend && strcmp(common->backend, r->definition.backend) != 0) {
         status = acr__fail(ACR_UNSUPPORTED, "the run is one of the %s backend", r->definition.backend);
     }
-    return status == ACR_OK ? EXIT_DONE : report_failure(status, "resume");
+    return status == ACR_OK ? check_gpus(r) : report_failure(status, "resume");
 }
 
 /* ---- Running ---- */
@@ -392,6 +408,7 @@ static int run(request *r, const common_options *common, const char *tree, store
         .time_s = r->time_s,
         .proposer_timeout_s = r->proposer_timeout_s,
         .ordinal = common->device,
+        .gpus = r->gpus,
         .threads = thread_count(common),
         .stop = &stop_wanted,
     };
@@ -416,6 +433,7 @@ int cmd_evolve(int argc, char **argv)
     request r = {.definition = {.trials = TRIALS_DEFAULT, .seed = 1, .visible_cases = 8, .hidden_cases = 8},
                  .store = "evolve.db",
                  .python_path = "",
+                 .gpus = 1,
                  .proposer_timeout_s = 120.0};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);

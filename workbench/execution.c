@@ -13,7 +13,10 @@ enum {
 typedef struct guarded {
     unsigned char *memory; /* on the device; NULL = not used */
     size_t payload_offset, payload_bytes, bytes;
-    unsigned char *image; /* inputs: what the whole allocation holds and must go on holding; else NULL */
+    /* Inputs: what the allocation holds and must go on holding. All of it; or, of a tensor that has no gaps there
+     * either, the payload alone, which is the reference's own. */
+    unsigned char *image;
+    const unsigned char *elements;
 } guarded;
 
 /* A tensor inside an allocation, and its twin without gaps on the host. */
@@ -84,6 +87,14 @@ static bool exists(const tensor_view *view, int64_t position)
 static bool rows_adjoin(const tensor_view *view)
 {
     return !view->owner && (size_t)view->strides.row * view->elem_bytes == view->row_bytes;
+}
+
+/* Whether it is byte for byte as on the host. */
+static bool has_no_gaps(const tensor_view *view)
+{
+    const acr_strides *s = &view->strides;
+    const bool all_exist = !view->owner && !(view->key_lens && view->key_lens->kv_lens);
+    return all_exist && rows_adjoin(view) && s->head == view->length * s->row && s->batch == view->heads * s->head;
 }
 
 /* Packed rows to their strided places. */
@@ -182,19 +193,44 @@ static void *payload(const guarded *g)
     return g->memory ? g->memory + g->payload_offset : NULL;
 }
 
-static acr_status download(const guarded *g, acr__backend_device *device, unsigned char **out)
+/* An input's elements from a reference, to the device. */
+static acr_status write_elements(guarded *g, acr__backend_device *device, const tensor_view *view, const void *packed,
+                                 bool reversed)
 {
-    unsigned char *bytes = malloc(g->bytes);
-    if (!bytes) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", g->bytes);
+    if (!g->image) {
+        g->elements = packed;
+        return device->backend->mem_upload(device, payload(g), packed, g->payload_bytes);
     }
-    acr_status status = device->backend->mem_download(device, bytes, g->memory, g->bytes);
-    if (status != ACR_OK) {
-        free(bytes);
-        return status;
+    scatter(g->image + g->payload_offset, view, packed, reversed);
+    return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
+}
+
+/* Compares a part of the device's memory with what it should hold, NULL = NaN bytes, piece by piece: what has just been
+ * copied is still in the processor's cache. */
+static acr_status compare(bool *same, acr__backend_device *device, const unsigned char *memory,
+                          const unsigned char *expected, size_t bytes)
+{
+    static const size_t PIECE_BYTES = (size_t)1 << 20;
+    unsigned char *piece = malloc(bytes < PIECE_BYTES ? bytes + 1 : PIECE_BYTES);
+    if (!piece) {
+        return acr__fail(ACR_NO_MEMORY, "no memory to look at %zu bytes", bytes);
     }
-    *out = bytes;
-    return ACR_OK;
+    acr_status status = ACR_OK;
+    for (size_t at = 0; at < bytes && *same && status == ACR_OK; at += PIECE_BYTES) {
+        const size_t count = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        status = device->backend->mem_download(device, piece, memory + at, count);
+        *same = expected ? memcmp(piece, expected + at, count) == 0 : all_nan_bytes(piece, count);
+    }
+    free(piece);
+    return status;
+}
+
+/* Whether what surrounds the payload is as it was made. */
+static acr_status compare_guards(bool *same, const guarded *g, acr__backend_device *device)
+{
+    const size_t payload_end = g->payload_offset + g->payload_bytes;
+    acr_status status = compare(same, device, g->memory, NULL, g->payload_offset);
+    return status == ACR_OK ? compare(same, device, g->memory + payload_end, NULL, g->bytes - payload_end) : status;
 }
 
 /* ---- Creation ---- */
@@ -205,14 +241,10 @@ static acr_status make_input(guarded *g, acr__backend_device *device, size_t ali
     int64_t dim = (int64_t)(view->row_bytes / view->elem_bytes);
     int64_t span = acr__span_bytes(view->entries, view->heads, view->length, dim, &view->strides, dtype);
     acr_status status = guarded_create(g, device, (size_t)span, alignment);
-    if (status == ACR_OK) {
+    if (status == ACR_OK && (reversed || !has_no_gaps(view))) {
         status = guarded_image(g);
     }
-    if (status != ACR_OK) {
-        return status;
-    }
-    scatter(g->image + g->payload_offset, view, packed, reversed);
-    return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
+    return status == ACR_OK ? write_elements(g, device, view, packed, reversed) : status;
 }
 
 /* Lengths, offsets or scales, of 4 bytes each; nothing for a NULL. */
@@ -379,23 +411,17 @@ void execution_destroy(execution *e)
 
 /* ---- Running ---- */
 
-static acr_status replace_input(guarded *g, acr__backend_device *device, const tensor_view *view, const void *packed)
-{
-    scatter(g->image + g->payload_offset, view, packed, false);
-    return device->backend->mem_upload(device, g->memory, g->image, g->bytes);
-}
-
 acr_status execution_replace_inputs(execution *e, const reference *ref)
 {
     const acr_problem *p = &e->problem;
     const tensor_view q = query_view(ref, &p->q, p->q_heads, p->qk_dim, p->dtype);
     const tensor_view k = key_view(ref, &p->k, p->kv_heads, p->qk_dim, p->dtype);
     const tensor_view v = key_view(ref, &p->v, p->kv_heads, p->v_dim, p->dtype);
-    acr_status status = replace_input(&e->q, e->device, &q, ref->q);
+    acr_status status = write_elements(&e->q, e->device, &q, ref->q, false);
     if (status == ACR_OK) {
-        status = replace_input(&e->k, e->device, &k, ref->k);
+        status = write_elements(&e->k, e->device, &k, ref->k, false);
     }
-    return status == ACR_OK ? replace_input(&e->v, e->device, &v, ref->v) : status;
+    return status == ACR_OK ? write_elements(&e->v, e->device, &v, ref->v, false) : status;
 }
 
 acr_status execution_rerun(execution *e)
@@ -446,6 +472,13 @@ static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
 acr_status execution_negate_values(execution *e)
 {
     guarded *v = &e->v;
+    if (!v->image) {
+        acr_status status = guarded_image(v);
+        if (status != ACR_OK) {
+            return status;
+        }
+        memcpy(v->image + v->payload_offset, v->elements, v->payload_bytes);
+    }
     negate(v->image + v->payload_offset, v->payload_bytes, (size_t)acr__dtype_bytes(e->problem.dtype));
     e->negated = !e->negated;
     return e->device->backend->mem_upload(e->device, v->memory, v->image, v->bytes);
@@ -459,12 +492,13 @@ static acr_status check_input(const guarded *g, acr__backend_device *device, con
     if (!g->memory || *violation) {
         return ACR_OK;
     }
-    unsigned char *now = NULL;
-    acr_status status = download(g, device, &now);
-    if (status == ACR_OK && memcmp(now, g->image, g->bytes) != 0) {
-        *violation = what;
+    bool same = true;
+    acr_status status = g->image ? compare(&same, device, g->memory, g->image, g->bytes)
+                                 : compare(&same, device, payload(g), g->elements, g->payload_bytes);
+    if (status == ACR_OK && !g->image) {
+        status = compare_guards(&same, g, device);
     }
-    free(now);
+    *violation = same ? NULL : what;
     return status;
 }
 
@@ -486,13 +520,22 @@ static acr_status check_workspace(const execution *e, const char **violation)
     if (!g->memory || *violation) {
         return ACR_OK;
     }
-    unsigned char *now = NULL;
-    acr_status status = download(g, e->device, &now);
+    bool same = true;
+    acr_status status = compare_guards(&same, g, e->device);
+    *violation = same ? NULL : "the workspace's guard bands were written";
+    return status;
+}
+
+/* Downloads an output that may have gaps into a packed array; *clean tells whether only its elements were written. */
+static acr_status gather_output(const execution *e, const guarded *g, const tensor_view *view, void *packed,
+                                bool *clean)
+{
+    unsigned char *now = malloc(g->bytes);
+    acr_status status = now ? e->device->backend->mem_download(e->device, now, g->memory, g->bytes)
+                            : acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", g->bytes);
     if (status == ACR_OK) {
-        size_t payload_end = g->payload_offset + g->payload_bytes;
-        if (!all_nan_bytes(now, g->payload_offset) || !all_nan_bytes(now + payload_end, g->bytes - payload_end)) {
-            *violation = "the workspace's guard bands were written";
-        }
+        gather(now + g->payload_offset, view, packed);
+        *clean = all_nan_bytes(now, g->bytes);
     }
     free(now);
     return status;
@@ -502,22 +545,22 @@ static acr_status check_workspace(const execution *e, const char **violation)
 static acr_status take_output(const execution *e, const guarded *g, const tensor_view *view, const char *what,
                               void **packed, size_t *packed_bytes, const char **violation)
 {
-    unsigned char *now = NULL;
-    acr_status status = download(g, e->device, &now);
-    if (status != ACR_OK) {
-        return status;
-    }
+    bool clean = true;
     *packed_bytes = (size_t)(view->entries * view->heads * view->length) * view->row_bytes;
     *packed = malloc(*packed_bytes);
-    if (*packed) {
-        gather(now + g->payload_offset, view, *packed);
-        if (!all_nan_bytes(now, g->bytes) && !*violation) {
-            *violation = what;
-        }
-    } else {
-        status = acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", *packed_bytes);
+    if (!*packed) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", *packed_bytes);
     }
-    free(now);
+    acr_status status = ACR_OK;
+    if (has_no_gaps(view)) {
+        status = e->device->backend->mem_download(e->device, *packed, payload(g), *packed_bytes);
+        status = status == ACR_OK ? compare_guards(&clean, g, e->device) : status;
+    } else {
+        status = gather_output(e, g, view, *packed, &clean);
+    }
+    if (!clean && !*violation) {
+        *violation = what;
+    }
     return status;
 }
 

@@ -38,7 +38,8 @@ acr_status execution_run(execution *e);
 acr_status execution_rerun(execution *e);
 
 /* Writes another reference's inputs in place of those that it was created with: of the same problem, with the same
- * scales and key lengths. No launch may be under way. Errors: ACR_DEVICE_FAULT. */
+ * scales and key lengths. No launch may be under way. That reference too must outlive the execution. Errors:
+ * ACR_DEVICE_FAULT. */
 acr_status execution_replace_inputs(execution *e, const reference *ref);
 /* Changes what the next run must produce, and nothing about its cost: turns the sign of every value around (twice is as
  * before), and with it that of every output. execution_collect turns the output's back, so that the same reference

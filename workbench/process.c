@@ -42,6 +42,9 @@ static void become(const start *s)
     for (int i = 0; i < 3; ++i) {
         connected = connected && dup2(s->streams[i], standard[i]) >= 0;
     }
+    if (s->limits->shared > 0) {
+        fcntl(s->limits->shared, F_SETFD, 0);
+    }
     limit(RLIMIT_AS, s->limits->memory_bytes);
     limit(RLIMIT_FSIZE, s->limits->file_bytes);
     limit(RLIMIT_CPU, (int64_t)(16 * s->limits->wall_s) + 1); /* of each process, should nobody be left to end it */

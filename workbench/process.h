@@ -13,6 +13,7 @@ typedef struct process_limits {
     double wall_s;
     int64_t memory_bytes; /* of address space, each process; 0 = no limit (CUDA reserves far more than it uses) */
     int64_t file_bytes;   /* of any file written; 0 = no limit */
+    int shared;           /* a descriptor that it has too, under the same number; 0 = none */
 } process_limits;
 
 typedef enum process_end {

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "internal.h"
 #include "parallel.h"
@@ -538,6 +539,11 @@ acr_status reference_create(reference **out, const reference_request *request)
 void reference_destroy(reference *ref)
 {
     if (!ref) {
+        return;
+    }
+    if (ref->mapping) {
+        munmap(ref->mapping, ref->mapping_bytes);
+        free(ref);
         return;
     }
     free(ref->q);

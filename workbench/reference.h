@@ -6,6 +6,7 @@
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "acromion.h"
@@ -27,6 +28,8 @@ typedef struct reference {
     int64_t *row_list;                     /* ascending, numbers as of acr__oracle_forward; NULL = all */
     double *o, *lse;                       /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
+    void *mapping; /* all of the above are parts of it and read-only (reference_shelf.h); NULL = each is its own */
+    size_t mapping_bytes;
 } reference;
 
 /* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them.

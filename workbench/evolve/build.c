@@ -133,7 +133,8 @@ static void quote_log(char *out, size_t capacity, const char *folder, const char
 static bool compile(const command_line *line, const artefact *a, const build_tools *tools, const char *log,
                     trial_result *result)
 {
-    const process_limits limits = {tools->timeout_s, (int64_t)8 << 30, (int64_t)512 << 20};
+    const process_limits limits = {
+        .wall_s = tools->timeout_s, .memory_bytes = (int64_t)8 << 30, .file_bytes = (int64_t)512 << 20};
     char path[PATH_MAX], ended[96];
     process_outcome outcome;
     if (line->failed || path_of(path, a->folder, log) != ACR_OK ||

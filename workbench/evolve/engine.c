@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,22 +30,39 @@ enum {
     CONFIRMED_OF_CONTROL = 1
 };
 
-typedef struct engine {
+typedef struct engine engine;
+
+/* A device at which trials are judged, one after another. */
+typedef struct seat {
+    engine *engine;
+    int number; /* from 0 */
+    gates *gates;
+    const flight *judging;
+    trial_result control;
+} seat;
+
+struct engine {
     const engine_request *request;
     const definition *definition;
     acr_problem problems[DEFINITION_PROBLEMS_MAX];
     space_list spaces;
-    gates *gates;
+    int seat_count;
+    seat seats[ENGINE_GPUS_MAX];
+    gates *gates; /* the first seat's: for all but judging */
     fold fold;
     parametric arms[ARM_COUNT];
     bool exhausted[ARM_COUNT];
-    trial_result control;
     int64_t slice;
     screen screen;
     double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
     bool profiles; /* of elites are wanted, and to be had */
-    trial_arm judging;
-} engine;
+    /* The judging of a round: what several seats change, with `lock`. */
+    pthread_mutex_t lock;
+    size_t next_flight, next_record;
+    engine_end round_end;
+    acr_status round_status; /* the first that is not ACR_OK, with its reason */
+    char round_reason[512];
+};
 
 const char *engine_end_text(engine_end end)
 {
@@ -100,24 +118,43 @@ acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree)
     return status;
 }
 
+/* The trial that had this machine code before: of those in the store, or of the round's that come first. Which seat is
+ * done with what makes no difference. */
+static int64_t earlier_trial(const engine *e, const flight *now, const char *identity)
+{
+    int64_t trial = fold_find(&e->fold, now->arm, identity);
+    for (const flight *f = e->fold.flights; trial < 0 && f < now; ++f) {
+        if (f->arm == now->arm && strcmp(f->result.identity, identity) == 0) {
+            trial = f->id;
+        }
+    }
+    return trial;
+}
+
 /* Whether the arm has seen this machine code; the incumbent's is known from the start. */
 static bool find_earlier(void *arg, const char *identity, char original[64])
 {
-    const engine *e = arg;
-    int64_t trial =
-        strcmp(gates_incumbent(e->gates)->identity, identity) == 0 ? 0 : fold_find(&e->fold, e->judging, identity);
+    const seat *s = arg;
+    engine *e = s->engine;
+    pthread_mutex_lock(&e->lock);
+    const int64_t trial =
+        strcmp(gates_incumbent(e->gates)->identity, identity) == 0 ? 0 : earlier_trial(e, s->judging, identity);
+    pthread_mutex_unlock(&e->lock);
     if (trial >= 0) {
         snprintf(original, 64, "%lld", (long long)trial);
     }
     return trial >= 0;
 }
 
-static acr_status open_gates(engine *e)
+static acr_status open_seat(engine *e, int number)
 {
     const definition *d = e->definition;
+    seat *s = &e->seats[number];
+    *s = (seat){.engine = e, .number = number};
+    trial_result_init(&s->control);
     const gates_setup setup = {
         .backend = d->backend,
-        .device = e->request->ordinal,
+        .device = e->request->ordinal + number,
         .threads = d->threads,
         .problems = d->problems,
         .problem_count = d->problem_count,
@@ -131,10 +168,31 @@ static acr_status open_gates(engine *e)
         .folder = e->request->folder,
         .source_root = e->request->tree,
         .find = find_earlier,
-        .find_arg = e,
+        .find_arg = s,
+        .first = number > 0 ? e->gates : NULL,
         .stop = e->request->stop,
     };
-    return gates_open(&e->gates, &setup);
+    return gates_open(&s->gates, &setup);
+}
+
+static acr_status open_seats(engine *e)
+{
+    acr_status status = ACR_OK;
+    while (e->seat_count < e->request->gpus && status == ACR_OK) {
+        status = open_seat(e, e->seat_count);
+        e->gates = e->seats[0].gates;
+        e->seat_count += status == ACR_OK;
+    }
+    return status;
+}
+
+static void close_seats(engine *e)
+{
+    while (e->seat_count > 0) {
+        seat *s = &e->seats[--e->seat_count];
+        trial_result_free(&s->control);
+        gates_close(s->gates);
+    }
 }
 
 /* The logarithm of what the cost models think of a kernel on all the problems; infinity where it cannot run one. */
@@ -221,15 +279,25 @@ static acr_status begin_slice(engine *e)
     return status;
 }
 
-/* The incumbent against itself: the noise floor of this slice. */
-static acr_status run_control(engine *e)
+static void control_seat(void *arg, int64_t number)
 {
-    gates_control(e->gates, &e->control);
-    if (e->control.status != TRIAL_VALID) { /* without it there is no noise floor, and no trial means anything */
-        return acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s", trial_status_name(e->control.status),
-                         e->control.detail);
+    seat *s = &((engine *)arg)->seats[number];
+    gates_control(s->gates, &s->control);
+}
+
+/* The incumbent against itself, on every device: the noise floors of this slice. */
+static acr_status run_controls(engine *e)
+{
+    acr_status status = ACR_OK;
+    parallel_for((uint32_t)e->seat_count, e->seat_count, control_seat, e);
+    for (int i = 0; i < e->seat_count && status == ACR_OK; ++i) {
+        const trial_result *control = &e->seats[i].control;
+        /* Without it there is no noise floor, and no trial means anything. */
+        status = control->status == TRIAL_VALID ? store_slice_control(e->request->store, e->slice, i, control)
+                                                : acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s",
+                                                            trial_status_name(control->status), control->detail);
     }
-    return store_slice_control(e->request->store, e->slice, &e->control);
+    return status;
 }
 
 /* ---- Peers ---- */
@@ -374,8 +442,12 @@ static acr_status propose_built_in(engine *e, round_rows *r, trial_arm arm)
 /* What an external proposer's failure is in the store: a trial that ended as it began. */
 static acr_status finish_failure(engine *e, const trial_row *row, proposer_status status, const char *detail)
 {
-    const trial_end end = {
-        .id = row->id, .status = proposer_status_name(status), .detail = detail, .original = -1, .result = NULL};
+    const trial_end end = {.id = row->id,
+                           .status = proposer_status_name(status),
+                           .detail = detail,
+                           .original = -1,
+                           .device = -1,
+                           .result = NULL};
     ++e->fold.next_id;
     return store_failure(e->request->store, e->slice, row, &end);
 }
@@ -384,9 +456,9 @@ static acr_status finish_failure(engine *e, const trial_row *row, proposer_statu
 static acr_status propose_external(engine *e, round_rows *r)
 {
     trial_row *row = next_row(e, r, ARM_SEARCH);
-    const request_inputs inputs = {e->definition, gates_device(e->gates), &e->spaces,
-                                   &e->fold,      e->request->store,      e->request->tree,
-                                   &e->control,   e->request->insights,   row->id};
+    const request_inputs inputs = {
+        e->definition,    gates_device(e->gates), &e->spaces,           &e->fold, e->request->store,
+        e->request->tree, &e->seats[0].control,   e->request->insights, row->id};
     acr_status status = request_make(&r->request, &inputs);
     if (status != ACR_OK) {
         return status;
@@ -496,7 +568,7 @@ static void cut_out(char *text, const char *folder)
     }
 }
 
-static acr_status finish_flight(engine *e, flight *f, double wall_s)
+static acr_status finish_flight(engine *e, flight *f)
 {
     const trial_result *r = &f->result;
     cut_out(f->result.detail, e->request->tree);
@@ -511,44 +583,87 @@ static acr_status finish_flight(engine *e, flight *f, double wall_s)
                            .original = duplicate ? strtoll(r->original, NULL, 10) : -1,
                            .distinct = !duplicate,
                            .improved = improved,
-                           .wall_s = wall_s,
+                           .wall_s = f->prepare_s + f->judge_s,
+                           .device = f->device,
                            .result = r};
     acr_status status = store_finish(e->request->store, e->slice, &end);
     return status == ACR_OK ? fold_finish(&e->fold, f->arm, f->kernel, &end) : status;
 }
 
-static acr_status judge_flight(engine *e, flight *f)
+static void judge_flight(const seat *s, flight *f)
 {
-    double start_s = monotonic_s();
-    e->judging = f->arm;
-    screen_draw(&e->screen, &e->fold, f->kernel);
+    const double start_s = monotonic_s();
     if (f->artefact) {
-        gates_judge(e->gates, f->artefact, &f->result);
+        gates_judge(s->gates, f->artefact, &f->result);
     }
-    if (f->result.status == TRIAL_HARNESS_FAILED) { /* it stays in flight */
-        return stopped(e) == 2 ? ACR_OK
-                               : acr__fail(ACR_DEVICE_FAULT, "trial %lld: %s", (long long)f->id, f->result.detail);
+    f->judge_s = monotonic_s() - start_s;
+    f->device = f->result.gate_s[GATE_CORRECTNESS] > 0.0 ? s->number : -1;
+    f->judged = f->result.status != TRIAL_HARNESS_FAILED; /* else it stays in flight */
+}
+
+/* The next to be judged; NULL when there is none, or no more are to be begun. */
+static flight *next_to_judge(engine *e)
+{
+    if (e->round_status != ACR_OK || e->round_end != ENGINE_COMPLETE || e->next_flight == e->fold.flight_count) {
+        return NULL;
     }
-    double judge_s = monotonic_s() - start_s;
-    e->longest_judge_s = fmax(e->longest_judge_s, judge_s);
-    return finish_flight(e, f, f->prepare_s + judge_s);
+    if (stopped(e) || out_of_time(e, e->longest_judge_s)) {
+        e->round_end = stopped(e) ? ENGINE_INTERRUPTED : ENGINE_TIME;
+        return NULL;
+    }
+    return &e->fold.flights[e->next_flight++];
+}
+
+static void note_round_status(engine *e, acr_status status)
+{
+    if (e->round_status == ACR_OK && status != ACR_OK) {
+        e->round_status = status;
+        snprintf(e->round_reason, sizeof e->round_reason, "%s", acr_last_error());
+    }
+}
+
+/* Stores what has been judged, in the order of proposal: the archive must not depend on who is done first. */
+static void record_judged(engine *e)
+{
+    while (e->round_status == ACR_OK && e->next_record < e->next_flight && e->fold.flights[e->next_record].judged) {
+        flight *f = &e->fold.flights[e->next_record++];
+        e->longest_judge_s = fmax(e->longest_judge_s, f->judge_s);
+        note_round_status(e, finish_flight(e, f));
+    }
+}
+
+/* One seat's part of a round. */
+static void judge_at_seat(void *arg, int64_t number)
+{
+    engine *e = arg;
+    seat *s = &e->seats[number];
+    pthread_mutex_lock(&e->lock);
+    for (flight *f = next_to_judge(e); f; f = next_to_judge(e)) {
+        screen_draw(&e->screen, &e->fold, f->kernel);
+        s->judging = f;
+        pthread_mutex_unlock(&e->lock);
+        judge_flight(s, f);
+        pthread_mutex_lock(&e->lock);
+        if (!f->judged && stopped(e) < 2) {
+            note_round_status(e, acr__fail(ACR_DEVICE_FAULT, "trial %lld: %s", (long long)f->id, f->result.detail));
+        }
+        record_judged(e);
+    }
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* Compiles and judges what is in flight. *end is set when not all of it was. */
 static acr_status fly(engine *e, engine_end *end)
 {
     prepare_flights(e);
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < e->fold.flight_count && status == ACR_OK; ++i) {
-        if (stopped(e)) {
-            *end = ENGINE_INTERRUPTED;
-            return ACR_OK;
-        }
-        if (out_of_time(e, e->longest_judge_s)) {
-            *end = ENGINE_TIME;
-            return ACR_OK;
-        }
-        status = judge_flight(e, &e->fold.flights[i]);
+    e->next_flight = e->next_record = 0;
+    e->round_end = ENGINE_COMPLETE;
+    e->round_status = ACR_OK;
+    parallel_for((uint32_t)e->seat_count, e->seat_count, judge_at_seat, e);
+    acr_status status = e->round_status == ACR_OK ? ACR_OK : acr__fail(e->round_status, "%s", e->round_reason);
+    if (e->round_end != ENGINE_COMPLETE) {
+        *end = e->round_end;
+        return status;
     }
     if (status == ACR_OK && stopped(e) < 2) {
         fold_free(&e->fold);
@@ -763,7 +878,7 @@ static acr_status run_slice(engine *e, engine_end *end)
         status = begin_slice(e);
     }
     if (status == ACR_OK) {
-        status = run_control(e);
+        status = run_controls(e);
     }
     if (status == ACR_OK) {
         status = find_peers(e, &peers);
@@ -772,7 +887,7 @@ static acr_status run_slice(engine *e, engine_end *end)
         status = fold_read(&e->fold, e->request->store, e->definition, &e->spaces);
     }
     if (status == ACR_OK) {
-        screen_begin(&e->screen, e->definition, &e->fold, &e->control, peers, e->request->time_s);
+        screen_begin(&e->screen, e->definition, &e->fold, &e->seats[0].control, peers, e->request->time_s);
         fold_free(&e->fold);
         status = search(e, end);
         screen_clear(&e->screen);
@@ -798,21 +913,21 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     e->definition = request->definition;
     e->started_s = monotonic_s();
     e->profiles = strcmp(request->definition->backend, "cuda") == 0 && !request->no_profiles;
-    trial_result_init(&e->control);
+    pthread_mutex_init(&e->lock, NULL);
     if (mkdir(request->folder, 0777) != 0 && access(request->folder, W_OK) != 0) {
         free(e);
         return acr__fail(ACR_IO, "%s: cannot be made", request->folder);
     }
     acr_status status = definition_check_spaces(e->definition, NULL, request->tree); /* before anything is compiled */
     if (status == ACR_OK) {
-        status = open_gates(e);
+        status = open_seats(e);
     }
     if (status == ACR_OK) {
         status = run_slice(e, end);
     }
     fold_free(&e->fold);
-    trial_result_free(&e->control);
-    gates_close(e->gates);
+    close_seats(e);
+    pthread_mutex_destroy(&e->lock);
     folder_remove(request->folder);
     free(e);
     return status;

@@ -1,6 +1,6 @@
-/* The search itself: rounds of proposals from both arms, compiled side by side, judged one after another, kept in the
- * store; in the end confirmations. What it does next follows from the store alone, so that a run which was cut short
- * goes on as if it had not been. */
+/* The search itself: rounds of proposals from both arms, compiled side by side, judged one after another on each
+ * device, kept in the store in the order of their proposal; in the end confirmations. What it does next follows from
+ * the store alone, so that a run which was cut short goes on as if it had not been. */
 #ifndef WORKBENCH_EVOLVE_ENGINE_H
 #define WORKBENCH_EVOLVE_ENGINE_H
 
@@ -16,6 +16,10 @@ typedef enum engine_end {
     ENGINE_FAULT        /* the machine, not a candidate: see the status */
 } engine_end;
 
+enum {
+    ENGINE_GPUS_MAX = 8
+};
+
 typedef struct engine_request {
     definition *definition;
     bool resume;
@@ -27,7 +31,8 @@ typedef struct engine_request {
     bool no_profiles;         /* of elites, on a GPU */
     double time_s;            /* 0 = no limit */
     double proposer_timeout_s;
-    int32_t ordinal; /* of the device */
+    int32_t ordinal; /* of the device, of several the first */
+    int gpus;        /* so many devices judge the trials of a round side by side; 1 to ENGINE_GPUS_MAX */
     uint32_t threads;
     const volatile int *stop; /* 1: finish the trial in flight; 2: end it */
 } engine_request;

@@ -109,7 +109,7 @@ static acr_status add_flight(fold *f, const trial_view *v)
     }
     f->flights = flights;
     flight *added = &flights[f->flight_count];
-    *added = (flight){.id = v->row.id, .arm = v->row.arm};
+    *added = (flight){.id = v->row.id, .arm = v->row.arm, .device = -1};
     snprintf(added->kernel, sizeof added->kernel, "%s", v->row.kernel);
     trial_result_init(&added->result);
     ++f->flight_count;

@@ -13,7 +13,9 @@ typedef struct flight {
     candidate candidate;
     artefact *artefact; /* NULL until it is prepared, or when a gate refused it */
     trial_result result;
-    double prepare_s;
+    double prepare_s, judge_s;
+    int device;  /* that judged it; -1 = none */
+    bool judged; /* the result is whole */
 } flight;
 
 typedef struct arm_counts {

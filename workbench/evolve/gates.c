@@ -20,6 +20,7 @@
 #include "interleave.h"
 #include "process.h"
 #include "progress.h"
+#include "reference_shelf.h"
 
 struct gates {
     gates_setup setup; /* its pointers are to what follows */
@@ -30,6 +31,8 @@ struct gates {
     artefact *incumbent;
     trial_result incumbent_result;
     double noise_floor;
+    int references; /* a sealed file of those that every trial needs (reference_shelf.h); 0 = none */
+    bool references_own;
 };
 
 /* ---- Names ---- */
@@ -327,7 +330,7 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
 {
     char job_path[PATH_MAX], result_path[PATH_MAX], log_path[PATH_MAX];
     *outcome = (process_outcome){.end = PROCESS_EXITED, .code = -1};
-    const process_limits limits = {timeout_s, 0, (int64_t)256 << 20};
+    const process_limits limits = {.wall_s = timeout_s, .file_bytes = (int64_t)256 << 20, .shared = job->references};
     json_t *object = judge_job_json(job);
     acr_status status = path_in(job_path, folder, name, ".job.json");
     if (status == ACR_OK) {
@@ -402,6 +405,7 @@ static judge_job job_of(const gates *g, judge_stage stage, const artefact *a)
                        .blocks = s->blocks,
                        .case_timeout_s = stage == STAGE_PERFORMANCE ? s->timing_timeout_s : s->case_timeout_s,
                        .budget_s = 5.0,
+                       .references = g->references,
                        .model_clock = s->clock == GATES_CLOCK_MODEL};
 }
 
@@ -479,6 +483,7 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
         return acr__fail(ACR_NO_MEMORY, "no memory for the gates");
     }
     g->setup.backend = g->backend;
+    g->setup.first = NULL;
     g->setup.problems = NULL; /* copied below */
     g->setup.incumbent = NULL;
     g->setup.visible_cases = setup->visible_cases ? setup->visible_cases : 8;
@@ -517,6 +522,32 @@ static acr_status find_floors(gates *g)
     return whole ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "no floors: %s", result.detail);
 }
 
+/* A quarter of the machine's memory at most; what does not fit, each child makes for itself. */
+static int64_t references_bytes_max(void)
+{
+    return (int64_t)sysconf(_SC_PHYS_PAGES) / 4 * sysconf(_SC_PAGESIZE);
+}
+
+/* The references of the task's own problems depend on the seeds alone, so that children of a GPU need not make them for
+ * each trial anew. On a CPU a foreign kernel shares the child's memory, in which it could read what is expected. */
+static acr_status make_references(gates *g)
+{
+    if (g->device.backend == ACR__CPU) {
+        return ACR_OK;
+    }
+    const judge_job job = job_of(g, STAGE_CORRECTNESS, NULL);
+    reference_request *requests = calloc(JUDGE_REQUESTS * job.problem_count + 1, sizeof *requests);
+    if (!requests) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for references");
+    }
+    int file;
+    acr_status status = shelf_make(&file, requests, judge_requests(requests, &job), references_bytes_max());
+    free(requests);
+    g->references = status == ACR_OK ? file : 0;
+    g->references_own = status == ACR_OK;
+    return status;
+}
+
 static void judge_correctness(gates *g, const artefact *a, trial_result *result, const judge_job *job,
                               const char *name);
 
@@ -534,6 +565,42 @@ static acr_status open_incumbent(gates *g, const candidate *incumbent)
                            trial_gate_name(result->gate), trial_status_name(result->status), result->detail);
 }
 
+/* What does not depend on which of several equal devices it is. The incumbent is right: what is timed of it on this
+ * device is judged. */
+static acr_status take_over(gates *g, const gates *first)
+{
+    char key[WISDOM_DEVICE_MAX], first_key[WISDOM_DEVICE_MAX];
+    acr__wisdom_device_key(&g->device, key);
+    acr__wisdom_device_key(&first->device, first_key);
+    if (strcmp(key, first_key) != 0) {
+        return acr__fail(ACR_UNSUPPORTED, "device %d is %s, device %d is %s: one search wants equal ones",
+                         (int)g->setup.device, key, (int)first->setup.device, first_key);
+    }
+    for (size_t i = 0; i < g->setup.problem_count; ++i) {
+        g->problems[i].floor_us = first->problems[i].floor_us;
+        g->problems[i].memory_us = first->problems[i].memory_us;
+    }
+    g->references = first->references;
+    g->incumbent = first->incumbent ? malloc(sizeof *g->incumbent) : NULL;
+    if (first->incumbent && !g->incumbent) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the incumbent");
+    }
+    if (g->incumbent) {
+        *g->incumbent = *first->incumbent;
+    }
+    return ACR_OK;
+}
+
+/* What is found out and made before the first trial. */
+static acr_status make_ready(gates *g, const candidate *incumbent)
+{
+    acr_status status = find_floors(g);
+    if (status == ACR_OK) {
+        status = make_references(g);
+    }
+    return status == ACR_OK && incumbent ? open_incumbent(g, incumbent) : status;
+}
+
 acr_status gates_open(gates **out, const gates_setup *setup)
 {
     gates *g = calloc(1, sizeof *g);
@@ -549,10 +616,7 @@ acr_status gates_open(gates **out, const gates_setup *setup)
         status = describe_device(g);
     }
     if (status == ACR_OK) {
-        status = find_floors(g);
-    }
-    if (status == ACR_OK && setup->incumbent) {
-        status = open_incumbent(g, setup->incumbent);
+        status = setup->first ? take_over(g, setup->first) : make_ready(g, setup->incumbent);
     }
     if (status != ACR_OK) {
         gates_close(g);
@@ -566,6 +630,9 @@ void gates_close(gates *g)
 {
     if (!g) {
         return;
+    }
+    if (g->references_own) {
+        close(g->references);
     }
     artefact_free(g->incumbent);
     trial_result_free(&g->incumbent_result);
@@ -920,6 +987,7 @@ void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t prob
     judge_job job = job_of(g, STAGE_PROFILE, a);
     job.problems = g->problems + problem;
     job.problem_count = 1;
+    job.references = 0; /* a profiler need not hand descriptors on */
     json_t *answer = ask_wrapped_child(g, &job, a->folder, "profile", profiler, timeout_s, &out->outcome, result);
     if (answer) {
         read_end(result, answer);
@@ -938,8 +1006,10 @@ void gates_control(gates *g, trial_result *result)
         TRIES = 4
     };
     judge_job job = job_of(g, STAGE_PERFORMANCE, g->incumbent);
+    char name[32]; /* of the device: several have one folder of the incumbent */
+    snprintf(name, sizeof name, "control%d", (int)g->setup.device);
     trial_result_init(result);
-    judge_performance(g, g->incumbent, result, &job, "control");
+    judge_performance(g, g->incumbent, result, &job, name);
     /* The incumbent is right: what it falls below was measured on a machine busy with something else. */
     for (int i = 1; i < TRIES && result->status == TRIAL_IMPLAUSIBLE && g->device.backend == ACR__CPU; ++i) {
         if (find_floors(g) != ACR_OK) {
@@ -947,7 +1017,7 @@ void gates_control(gates *g, trial_result *result)
             return;
         }
         trial_result_free(result);
-        judge_performance(g, g->incumbent, result, &job, "control");
+        judge_performance(g, g->incumbent, result, &job, name);
     }
     if (result->status == TRIAL_VALID) {
         compare_overall(g, result, &g->noise_floor);

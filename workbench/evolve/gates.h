@@ -144,6 +144,8 @@ typedef enum gates_clock {
  * on its caller's thread. */
 typedef bool gates_find(void *arg, const char *identity, char original[64]);
 
+typedef struct gates gates;
+
 typedef struct gates_setup {
     const char *backend; /* "cuda", "cpu" */
     int32_t device;
@@ -164,15 +166,15 @@ typedef struct gates_setup {
     const char *program;     /* whose main calls gates_child; NULL = /proc/self/exe */
     gates_find *find;        /* NULL = nothing is a duplicate */
     void *find_arg;
+    const gates *first;       /* not NULL: the gates of the same setup on another device, which must be of the same kind
+                                 and outlive these: floors, references and the compiled incumbent are theirs */
     const volatile int *stop; /* not NULL: children are ended and HARNESS_FAILED "stopped" returned once *stop is set
                                  to 2 */
 } gates_setup;
 
-typedef struct gates gates;
-
 /* Opens the device for its description and compiles the incumbent. Copies what it needs of the setup, the problems and
  * the incumbent included. Errors: those of acr_ctx_create; ACR_UNSUPPORTED with the reason that the incumbent does not
- * pass; ACR_IO for the folder; ACR_NO_MEMORY. */
+ * pass, or that the device is of another kind than the first; ACR_IO for the folder; ACR_NO_MEMORY. */
 acr_status gates_open(gates **out, const gates_setup *setup);
 void gates_close(gates *g);
 
@@ -193,7 +195,7 @@ const char *artefact_folder(const artefact *a);
 void gates_prepare(artefact **out, gates *g, const candidate *c, const char *trial, trial_result *result);
 
 /* The rest of identity, correctness, plausibility and performance, of what gates_prepare made, into the same result.
- * One at a time on a device. */
+ * One at a time with the same gates; at once on several devices, each with its own. */
 void gates_judge(gates *g, const artefact *a, trial_result *result);
 
 /* Both. */

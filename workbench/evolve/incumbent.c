@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "evolve/definition.h"
 #include "subject.h"
 #include "timer.h"
 
@@ -35,25 +36,15 @@ static double estimate(const acr__kernel *kernel, const gates_problem *problems,
 }
 
 static acr_status time_one(double *seconds, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
-                           uint32_t threads)
+                           const reference *ref)
 {
     static const timer_limits limits = {20e-3, 0.2, 16, 48};
-    const reference_request wanted = {.problem = problem,
-                                      .inputs = INPUT_NORMAL,
-                                      .seed = 1,
-                                      .sampled_rows = 1,
-                                      .lengths = LENGTHS_FULL,
-                                      .threads = threads};
-    reference *ref = NULL;
     subject *timed = NULL;
     timing t;
     watch unwatched = {.monitor = NULL};
-    acr_status status = reference_create(&ref, &wanted);
-    if (status == ACR_OK) {
-        const subject_request asked = {
-            .ctx = ctx, .kernel = kernel, .problem = problem, .ref = ref, .mode = MODE_STREAM, .seed = 1};
-        status = subject_create(&timed, &asked);
-    }
+    const subject_request asked = {
+        .ctx = ctx, .kernel = kernel, .problem = problem, .ref = ref, .mode = MODE_STREAM, .seed = 1};
+    acr_status status = subject_create(&timed, &asked);
     if (status == ACR_OK) {
         status = timer_series(&t, subject_sample, timed, &limits, &unwatched);
     }
@@ -61,18 +52,34 @@ static acr_status time_one(double *seconds, acr_ctx *ctx, const acr__kernel *ker
         *seconds = 1e-6 * t.stats.p50;
     }
     subject_destroy(timed);
-    reference_destroy(ref);
+    return status;
+}
+
+/* The inputs that all kernels are timed on. */
+static acr_status make_references(reference *refs[DEFINITION_PROBLEMS_MAX], const gates_problem *problems, size_t count,
+                                  uint32_t threads)
+{
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < count && status == ACR_OK; ++i) {
+        const reference_request wanted = {.problem = &problems[i].problem,
+                                          .inputs = INPUT_NORMAL,
+                                          .seed = 1,
+                                          .sampled_rows = 1,
+                                          .lengths = LENGTHS_FULL,
+                                          .threads = threads};
+        status = reference_create(&refs[i], &wanted);
+    }
     return status;
 }
 
 static acr_status measure(double *score, acr_ctx *ctx, const acr__kernel *kernel, const gates_problem *problems,
-                          size_t count, uint32_t threads)
+                          size_t count, reference *const refs[])
 {
     double sum = 0.0, weights = 0.0;
     acr_status status = ACR_OK;
     for (size_t i = 0; i < count && status == ACR_OK; ++i) {
         double seconds = 0.0;
-        status = time_one(&seconds, ctx, kernel, &problems[i].problem, threads);
+        status = time_one(&seconds, ctx, kernel, &problems[i].problem, refs[i]);
         sum += problems[i].weight * log(seconds);
         weights += problems[i].weight;
     }
@@ -80,8 +87,9 @@ static acr_status measure(double *score, acr_ctx *ctx, const acr__kernel *kernel
     return status;
 }
 
-acr_status incumbent_find(const acr__kernel **out, acr_ctx *ctx, const gates_problem *problems, size_t count,
-                          bool by_cost, uint32_t threads)
+/* The best of those that the cost models like; refs: NULL = by the models alone. */
+static acr_status choose(const acr__kernel **out, acr_ctx *ctx, const gates_problem *problems, size_t count,
+                         reference *const refs[])
 {
     const acr__device *device = &acr__ctx_backend_device(ctx)->device;
     double lowest = INFINITY, best = INFINITY;
@@ -100,7 +108,7 @@ acr_status incumbent_find(const acr__kernel **out, acr_ctx *ctx, const gates_pro
         if (score > lowest + log(WORTH_TIMING)) {
             continue;
         }
-        acr_status status = by_cost ? ACR_OK : measure(&score, ctx, kernel, problems, count, threads);
+        acr_status status = refs ? measure(&score, ctx, kernel, problems, count, refs) : ACR_OK;
         if (status != ACR_OK) {
             return status;
         }
@@ -110,4 +118,18 @@ acr_status incumbent_find(const acr__kernel **out, acr_ctx *ctx, const gates_pro
         }
     }
     return *out ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "no kernel of the table runs all of these problems");
+}
+
+acr_status incumbent_find(const acr__kernel **out, acr_ctx *ctx, const gates_problem *problems, size_t count,
+                          bool by_cost, uint32_t threads)
+{
+    reference *refs[DEFINITION_PROBLEMS_MAX] = {NULL};
+    acr_status status = by_cost ? ACR_OK : make_references(refs, problems, count, threads);
+    if (status == ACR_OK) {
+        status = choose(out, ctx, problems, count, by_cost ? NULL : refs);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        reference_destroy(refs[i]);
+    }
+    return status;
 }

@@ -18,6 +18,7 @@
 #include "evolve/sandbox.h"
 #include "interleave.h"
 #include "json.h"
+#include "reference_shelf.h"
 #include "roofline.h"
 #include "timer.h"
 
@@ -34,14 +35,14 @@ json_t *judge_job_json(const judge_job *job)
                                                   "memory_us", p->memory_us));
     }
     /* Seeds are 64 bits, JSON's integers are signed: the same bits. */
-    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:b, s:b}", "stage",
+    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:b, s:b}", "stage",
                      stage_names[job->stage], "backend", job->backend, "device", (int)job->device, "threads",
                      (int)job->threads, "candidate", job->candidate ? job->candidate : "", "incumbent",
                      job->incumbent ? job->incumbent : "", "problems", problems, "visible_seed",
                      (json_int_t)job->visible_seed, "hidden_seed", (json_int_t)job->hidden_seed, "visible_cases",
                      job->visible_cases, "hidden_cases", job->hidden_cases, "blocks", job->blocks, "case_timeout_s",
-                     job->case_timeout_s, "budget_s", job->budget_s, "swapped", (int)job->swapped, "model_clock",
-                     (int)job->model_clock);
+                     job->case_timeout_s, "budget_s", job->budget_s, "references", job->references, "swapped",
+                     (int)job->swapped, "model_clock", (int)job->model_clock);
 }
 
 static acr_status read_problems(judge_job *job, const json_t *problems)
@@ -78,12 +79,13 @@ static acr_status read_job(judge_job *job, const json_t *object)
     json_int_t visible_seed, hidden_seed;
     json_error_t error;
     if (json_unpack_ex((json_t *)(uintptr_t)object, &error, 0,
-                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:b, s:b}", "stage",
+                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:i, s:b, s:b}", "stage",
                        &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate",
                        &job->candidate, "incumbent", &job->incumbent, "problems", &problems, "visible_seed",
                        &visible_seed, "hidden_seed", &hidden_seed, "visible_cases", &job->visible_cases, "hidden_cases",
                        &job->hidden_cases, "blocks", &job->blocks, "case_timeout_s", &job->case_timeout_s, "budget_s",
-                       &job->budget_s, "swapped", &swapped, "model_clock", &model_clock) != 0) {
+                       &job->budget_s, "references", &job->references, "swapped", &swapped, "model_clock",
+                       &model_clock) != 0) {
         return acr__fail(ACR_FORMAT, "the job: %s", error.text);
     }
     job->device = device;
@@ -107,6 +109,7 @@ typedef struct session {
     acr_ctx *ctx;
     acr__backend_device *device;
     loaded candidate, incumbent;
+    shelf *references; /* made before; NULL = none */
     json_t *cases, *timings, *floors;
     trial_status status;
     trial_gate gate;
@@ -167,6 +170,70 @@ static acr_status find_floors(session *s)
     return ACR_OK;
 }
 
+/* ---- Inputs ---- */
+
+enum {
+    STREAM_HIDDEN = 80, /* of random_bits */
+    STREAM_KINDS,
+    SETS = 3 /* of inputs, to alternate while timing */
+};
+
+/* What one of the task's problems is judged with. */
+typedef enum task_inputs {
+    TASK_VISIBLE,
+    TASK_HIDDEN,
+    TASK_SPECIAL,
+    TASK_FIRST, /* and the second in its place */
+    TASK_SECOND,
+    TASK_TIMED, /* and SETS - 1 more */
+    TASK_INPUTS = TASK_TIMED + SETS
+} task_inputs;
+_Static_assert((int)TASK_INPUTS == (int)JUDGE_REQUESTS, "judge_requests returns all of them");
+
+static input_kind special_kind(const judge_job *job, size_t problem)
+{
+    const uint64_t bits = random_bits(job->hidden_seed, STREAM_KINDS, problem);
+    const int kinds = input_kind_count(job->problems[problem].problem.dtype);
+    return (input_kind)(1 + bits % (uint64_t)(kinds - 1));
+}
+
+static reference_request task_request(const judge_job *job, size_t problem, task_inputs which)
+{
+    const uint64_t seeds[TASK_INPUTS] = {[TASK_VISIBLE] = job->visible_seed + problem,
+                                         [TASK_HIDDEN] = job->hidden_seed + problem,
+                                         [TASK_SPECIAL] = job->hidden_seed + 50 + problem,
+                                         [TASK_FIRST] = job->hidden_seed + 200 + 2 * problem,
+                                         [TASK_SECOND] = job->hidden_seed + 201 + 2 * problem};
+    const bool timed = which >= TASK_TIMED;
+    const uint64_t timed_seed = job->hidden_seed + 300 + SETS * problem + (uint64_t)(which - TASK_TIMED);
+    return (reference_request){.problem = &job->problems[problem].problem,
+                               .inputs = which == TASK_SPECIAL ? special_kind(job, problem) : INPUT_NORMAL,
+                               .seed = timed ? timed_seed : seeds[which],
+                               .sampled_rows = REFERENCE_SAMPLED_ROWS,
+                               .lengths = which >= TASK_FIRST ? LENGTHS_FULL : LENGTHS_EDGES,
+                               .threads = job->threads ? job->threads : 1};
+}
+
+size_t judge_requests(reference_request *out, const judge_job *job)
+{
+    const int wanted = job->model_clock ? TASK_TIMED : TASK_INPUTS;
+    size_t count = 0;
+    for (int which = 0; which < wanted; ++which) {
+        for (size_t i = 0; i < job->problem_count; ++i) {
+            out[count++] = task_request(job, i, (task_inputs)which);
+        }
+    }
+    return count;
+}
+
+/* One that was made before, else a new one. */
+static acr_status find_reference(reference **out, const session *s, const reference_request *wanted)
+{
+    *out = NULL;
+    acr_status status = s->references ? shelf_take(out, s->references, wanted) : ACR_OK;
+    return status == ACR_OK && !*out ? reference_create(out, wanted) : status;
+}
+
 /* ---- Correctness ---- */
 
 typedef struct planned_case {
@@ -177,9 +244,7 @@ typedef struct planned_case {
 } planned_case;
 
 enum {
-    PLANNED_MAX = 256,
-    STREAM_HIDDEN = 80, /* of random_bits */
-    STREAM_KINDS
+    PLANNED_MAX = 256
 };
 
 typedef struct case_plan {
@@ -192,6 +257,13 @@ static void plan_case(case_plan *plan, const acr_problem *problem, input_kind in
     if (plan->count < PLANNED_MAX) {
         plan->items[plan->count++] = (planned_case){*problem, inputs, seed, hidden};
     }
+}
+
+/* Of the task's own problems. */
+static void plan_task(case_plan *plan, const judge_job *job, size_t problem, task_inputs which)
+{
+    const reference_request wanted = task_request(job, problem, which);
+    plan_case(plan, wanted.problem, wanted.inputs, wanted.seed, which != TASK_VISIBLE);
 }
 
 /* Multiply-adds of a case: searches make many trials, so they take the small cases. */
@@ -209,7 +281,7 @@ static void plan_cases(case_plan *plan, const session *s)
     const judge_job *job = &s->job;
     plan->count = 0;
     for (size_t i = 0; i < job->problem_count; ++i) {
-        plan_case(plan, &job->problems[i].problem, INPUT_NORMAL, job->visible_seed + i, false);
+        plan_task(plan, job, i, TASK_VISIBLE);
     }
     cases_make(&list, &s->candidate.kernel, &s->device->device, false);
     size_t small = 0;
@@ -228,11 +300,8 @@ static void plan_cases(case_plan *plan, const session *s)
         *chosen = list.items[visible + i];
     }
     for (size_t i = 0; i < job->problem_count; ++i) {
-        const uint64_t bits = random_bits(job->hidden_seed, STREAM_KINDS, i);
-        const int kinds = input_kind_count(job->problems[i].problem.dtype);
-        const input_kind special = (input_kind)(1 + bits % (uint64_t)(kinds - 1));
-        plan_case(plan, &job->problems[i].problem, INPUT_NORMAL, job->hidden_seed + i, true);
-        plan_case(plan, &job->problems[i].problem, special, job->hidden_seed + 50 + i, true);
+        plan_task(plan, job, i, TASK_HIDDEN);
+        plan_task(plan, job, i, TASK_SPECIAL);
     }
 }
 
@@ -266,18 +335,6 @@ static acr_status check_sandbox(session *s, const char *where)
     return fault == SANDBOX_FINE ? ACR_OK : end_trial(s, ends[fault], "%s: %s", where, text);
 }
 
-static acr_status make_reference(reference **out, const session *s, const acr_problem *problem, input_kind inputs,
-                                 uint64_t seed, bool full)
-{
-    const reference_request wanted = {problem,
-                                      inputs,
-                                      seed,
-                                      REFERENCE_SAMPLED_ROWS,
-                                      full ? LENGTHS_FULL : LENGTHS_EDGES,
-                                      s->job.threads ? s->job.threads : 1};
-    return reference_create(out, &wanted);
-}
-
 /* The parent reads where a child died from the last such line. What hangs on a GPU ends by the alarm; on a CPU the
  * sandbox has a clock of its own. */
 static void announce(const session *s, const char *what, const acr_problem *problem)
@@ -296,8 +353,14 @@ static acr_status check_case(session *s, const planned_case *c)
     reference *ref = NULL;
     verdict v;
     const acr__kernel *kernel = &s->candidate.kernel;
+    const reference_request wanted = {.problem = &c->problem,
+                                      .inputs = c->inputs,
+                                      .seed = c->seed,
+                                      .sampled_rows = REFERENCE_SAMPLED_ROWS,
+                                      .lengths = LENGTHS_EDGES,
+                                      .threads = s->job.threads ? s->job.threads : 1};
     announce(s, "case", &c->problem);
-    if (make_reference(&ref, s, &c->problem, c->inputs, c->seed, false) != ACR_OK) {
+    if (find_reference(&ref, s, &wanted) != ACR_OK) {
         return end_with(s, ACR_NO_MEMORY, "reference");
     }
     sandbox_set_workspace(kernel->workspace ? kernel->workspace(&c->problem, &s->device->device) : 0);
@@ -339,16 +402,19 @@ static acr_status run_replaced(session *s, execution *e, const reference *second
     return ACR_OK;
 }
 
-static acr_status check_replaced(session *s, const acr_problem *problem, uint64_t seed)
+static acr_status check_replaced(session *s, size_t problem_index)
 {
+    const acr_problem *problem = &s->job.problems[problem_index].problem;
+    const reference_request first_wanted = task_request(&s->job, problem_index, TASK_FIRST),
+                            second_wanted = task_request(&s->job, problem_index, TASK_SECOND);
     reference *first = NULL, *second = NULL;
     execution *e = NULL;
     verdict v = {.pass = true};
     const acr__kernel *kernel = &s->candidate.kernel;
     announce(s, "inputs replaced", problem);
-    acr_status status = make_reference(&first, s, problem, INPUT_NORMAL, seed, true);
+    acr_status status = find_reference(&first, s, &first_wanted);
     if (status == ACR_OK) {
-        status = make_reference(&second, s, problem, INPUT_NORMAL, seed + 1, true);
+        status = find_reference(&second, s, &second_wanted);
     }
     sandbox_set_workspace(kernel->workspace ? kernel->workspace(problem, &s->device->device) : 0);
     if (status == ACR_OK) {
@@ -393,16 +459,12 @@ static acr_status judge_correctness(session *s)
         status = check_case(s, &plan.items[i]);
     }
     for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
-        status = check_replaced(s, &s->job.problems[i].problem, s->job.hidden_seed + 200 + 2 * i);
+        status = check_replaced(s, i);
     }
     return status;
 }
 
 /* ---- Timing ---- */
-
-enum {
-    SETS = 3 /* of inputs, to alternate */
-};
 
 /* One kernel on one problem, ready to be timed: on the same inputs over and over, which is stream mode, and on
  * alternating ones with the same output and workspace. */
@@ -441,13 +503,14 @@ static acr_status make_fighter(fighter *f, session *s, const acr__kernel *kernel
     return status;
 }
 
-static acr_status make_duel(session *s, duel *d, const judge_problem *problem, uint64_t seed)
+static acr_status make_duel(session *s, duel *d, size_t problem)
 {
-    d->problem = problem;
-    announce(s, "timing", &problem->problem);
+    d->problem = &s->job.problems[problem];
+    announce(s, "timing", &d->problem->problem);
     acr_status status = ACR_OK;
-    for (uint64_t i = 0; i < SETS && status == ACR_OK; ++i) {
-        status = make_reference(&d->refs[i], s, &problem->problem, INPUT_NORMAL, seed + i, true);
+    for (int i = 0; i < SETS && status == ACR_OK; ++i) {
+        const reference_request wanted = task_request(&s->job, problem, (task_inputs)(TASK_TIMED + i));
+        status = find_reference(&d->refs[i], s, &wanted);
     }
     if (status == ACR_OK) {
         status = make_fighter(&d->candidate, s, &s->candidate.kernel, d);
@@ -639,7 +702,7 @@ static acr_status time_duels(session *s, duel *duels)
 {
     acr_status status = ACR_OK;
     for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
-        status = make_duel(s, &duels[i], &s->job.problems[i], s->job.hidden_seed + 300 + SETS * i);
+        status = make_duel(s, &duels[i], i);
     }
     if (status == ACR_OK && s->device->device.backend == ACR__CPU) {
         status = sandbox_seal(); /* from here on a foreign kernel runs in this process */
@@ -721,12 +784,14 @@ static acr_status judge_performance(session *s)
 /* ---- Profile ---- */
 
 /* The launches of one problem; a profiler takes the last. */
-static acr_status launch_often(session *s, const acr_problem *problem)
+static acr_status launch_often(session *s, size_t problem_index)
 {
+    const acr_problem *problem = &s->job.problems[problem_index].problem;
+    const reference_request wanted = task_request(&s->job, problem_index, TASK_TIMED);
     reference *ref = NULL;
     execution *e = NULL;
     announce(s, "profile", problem);
-    acr_status status = make_reference(&ref, s, problem, INPUT_NORMAL, s->job.hidden_seed, true);
+    acr_status status = find_reference(&ref, s, &wanted);
     if (status == ACR_OK) {
         status = execution_create(&e, s->ctx, &s->candidate.kernel, problem, ref, false, 0, ALLOCATOR_ALIGNMENT);
     }
@@ -742,7 +807,7 @@ static acr_status launch_for_profile(session *s)
 {
     acr_status status = check_admits(s);
     for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
-        status = launch_often(s, &s->job.problems[i].problem);
+        status = launch_often(s, i);
         status = status == ACR_OK ? ACR_OK : end_with(s, status, s->job.problems[i].text);
     }
     return status;
@@ -763,6 +828,19 @@ static acr_status open_context(session *s)
     }
     s->device = acr__ctx_backend_device(s->ctx);
     return ACR_OK;
+}
+
+/* References that the parent has made are for the children of a GPU alone: a foreign CPU kernel would share this
+ * process's memory with them. */
+static acr_status open_references(session *s)
+{
+    if (s->job.references <= 0) {
+        return ACR_OK;
+    }
+    acr_status status = s->device->device.backend == ACR__CPU
+                            ? acr__fail(ACR_INVALID, "references of the parent for a CPU kernel")
+                            : shelf_open(&s->references, s->job.references);
+    return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
 }
 
 /* A source that lies about its ISA, or an image that no driver takes, is the candidate's failure. */
@@ -790,6 +868,9 @@ static void do_stage(session *s)
                                                       launch_for_profile};
     s->gate = first_gates[s->job.stage];
     acr_status status = open_context(s);
+    if (status == ACR_OK) {
+        status = open_references(s);
+    }
     if (status == ACR_OK && s->job.stage != STAGE_FLOORS) {
         status = load_subjects(s);
     }

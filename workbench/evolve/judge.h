@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "evolve/gates.h"
+#include "reference.h"
 
 typedef enum judge_stage {
     STAGE_FLOORS,      /* of the problems on this machine */
@@ -35,11 +36,19 @@ typedef struct judge_job {
     uint64_t visible_seed, hidden_seed;
     int visible_cases, hidden_cases, blocks;
     double case_timeout_s, budget_s;
-    bool swapped; /* the candidate takes the incumbent's place in the blocks */
+    int references; /* cuda: a descriptor of references that need not be made (reference_shelf.h); 0 = none */
+    bool swapped;   /* the candidate takes the incumbent's place in the blocks */
     bool model_clock;
 } judge_job;
 
 json_t *judge_job_json(const judge_job *job);
+
+/* What every judgement with the job's seeds needs references of, whatever the candidate: the task's problems. Returns
+ * how many, at most JUDGE_REQUESTS for each problem; their problems are the job's. */
+enum {
+    JUDGE_REQUESTS = 8
+};
+size_t judge_requests(reference_request *out, const judge_job *job);
 
 /* Does the job of a file, writes the result file. Returns the exit code. */
 int judge_run(const char *job_path, const char *result_path);

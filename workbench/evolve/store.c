@@ -35,7 +35,7 @@ static const char schema[] =
     "  finished_in INTEGER REFERENCES slice, finished_at TEXT, wall_s REAL,"
     "  status TEXT, gate TEXT, detail TEXT, identity TEXT, original INTEGER, is_distinct INTEGER,"
     "  is_improved INTEGER, speedup REAL, speedup_low REAL, speedup_high REAL, noise_floor REAL, verdict TEXT,"
-    "  UNIQUE (arm, number));"
+    "  device INTEGER, UNIQUE (arm, number));"
     "CREATE TABLE parent (trial INTEGER NOT NULL REFERENCES trial, ordinal INTEGER NOT NULL,"
     "  parent INTEGER NOT NULL, PRIMARY KEY (trial, ordinal)) WITHOUT ROWID;"
     "CREATE TABLE resource (trial INTEGER NOT NULL REFERENCES trial, name TEXT NOT NULL, value INTEGER NOT NULL,"
@@ -45,7 +45,8 @@ static const char schema[] =
     "  detail TEXT NOT NULL, speedup REAL, speedup_low REAL, speedup_high REAL, noise_floor REAL, verdict TEXT,"
     "  PRIMARY KEY (trial, round)) WITHOUT ROWID;"
     /* The three below: of a trial's search (phase 'search'), of its confirmation in a round ('confirm' and the round),
-     * and with the slice's number for trial, of the incumbent against itself ('control'). */
+     * and with the slice's number for trial, of the incumbent against itself ('control'; on another device than the
+     * first, 'control' and its number). */
     "CREATE TABLE checked (phase TEXT NOT NULL, trial INTEGER NOT NULL, ordinal INTEGER NOT NULL,"
     "  problem TEXT NOT NULL, inputs TEXT NOT NULL, seed TEXT NOT NULL, hidden INTEGER NOT NULL,"
     "  pass INTEGER NOT NULL, err_max REAL, err_rms REAL, err_lse REAL, tol_max REAL, tol_rms REAL, tol_lse REAL,"
@@ -57,7 +58,7 @@ static const char schema[] =
     "  PRIMARY KEY (trial, phase, ordinal)) WITHOUT ROWID;"
     "CREATE TABLE gate_time (phase TEXT NOT NULL, trial INTEGER NOT NULL, gate TEXT NOT NULL, seconds REAL NOT NULL,"
     "  PRIMARY KEY (trial, phase, gate)) WITHOUT ROWID;"
-    "PRAGMA user_version = 2;";
+    "PRAGMA user_version = 3;";
 
 /* Since version 2; %s: TEMP or nothing. profile was in version 1, always empty and with fewer columns. */
 static const char profile_schema[] =
@@ -66,6 +67,11 @@ static const char profile_schema[] =
     "  slice INTEGER NOT NULL REFERENCES slice, at TEXT NOT NULL, PRIMARY KEY (trial, ordinal)) WITHOUT ROWID;"
     "CREATE %s TABLE profile (trial INTEGER NOT NULL, ordinal INTEGER NOT NULL, name TEXT NOT NULL, value REAL,"
     "  unit TEXT NOT NULL, PRIMARY KEY (trial, ordinal, name)) WITHOUT ROWID;";
+
+/* Since version 3; %s as above. */
+static const char device_schema[] =
+    "CREATE %s TABLE slice_device (slice INTEGER NOT NULL REFERENCES slice, device INTEGER NOT NULL,"
+    "  noise_floor REAL, control_verdict TEXT, PRIMARY KEY (slice, device)) WITHOUT ROWID;";
 
 struct store {
     sqlite3 *db;
@@ -206,6 +212,13 @@ static acr_status make_profile_tables(store *s, const char *kind)
     return run_script(s, script);
 }
 
+static acr_status make_device_table(store *s, const char *kind)
+{
+    char script[sizeof device_schema + 8];
+    snprintf(script, sizeof script, device_schema, kind);
+    return run_script(s, script);
+}
+
 static acr_status make_schema(store *s)
 {
     char pragma[64];
@@ -216,23 +229,32 @@ static acr_status make_schema(store *s)
     }
     if (status == ACR_OK) {
         status = run_script(s, schema);
-        status = end(s, status == ACR_OK ? make_profile_tables(s, "") : status);
+        if (status == ACR_OK) {
+            status = make_profile_tables(s, "");
+        }
+        status = end(s, status == ACR_OK ? make_device_table(s, "") : status);
     }
     return status;
 }
 
-/* Version 1 as version 2: in the file where it may be written, else for this connection. */
-static acr_status upgrade(store *s, store_mode mode)
+/* An older version as this one: in the file where it may be written, else for this connection. */
+static acr_status upgrade(store *s, store_mode mode, int64_t version)
 {
-    if (mode == STORE_READ) {
-        return make_profile_tables(s, "TEMP");
+    const char *kind = mode == STORE_READ ? "TEMP" : "";
+    acr_status status = mode == STORE_READ ? ACR_OK : begin(s);
+    if (status == ACR_OK && mode != STORE_READ) {
+        status = run_script(s, "ALTER TABLE trial ADD COLUMN device INTEGER; PRAGMA user_version = 3;");
     }
-    acr_status status = begin(s);
+    if (status == ACR_OK && mode != STORE_READ && version == 1) {
+        status = run_script(s, "DROP TABLE profile;");
+    }
+    if (status == ACR_OK && version == 1) {
+        status = make_profile_tables(s, kind);
+    }
     if (status == ACR_OK) {
-        status = run_script(s, "DROP TABLE profile; PRAGMA user_version = 2;");
-        status = end(s, status == ACR_OK ? make_profile_tables(s, "") : status);
+        status = make_device_table(s, kind);
     }
-    return status;
+    return mode == STORE_READ ? status : end(s, status);
 }
 
 static acr_status check_version(store *s, store_mode mode)
@@ -246,9 +268,10 @@ static acr_status check_version(store *s, store_mode mode)
         return acr__fail(ACR_FORMAT, "%s: not a trial store", s->path);
     }
     return version == STORE_VERSION ? ACR_OK
-           : version == 1           ? upgrade(s, mode)
-                          : acr__fail(ACR_FORMAT, "%s: a trial store of version %lld, this program reads %d", s->path,
-                                      (long long)version, STORE_VERSION);
+           : version >= 1 && version < STORE_VERSION
+               ? upgrade(s, mode, version)
+               : acr__fail(ACR_FORMAT, "%s: a trial store of version %lld, this program reads %d", s->path,
+                           (long long)version, STORE_VERSION);
 }
 
 static acr_status open_file(store *s, store_mode mode)
@@ -443,19 +466,30 @@ acr_status store_begin_slice(store *s, json_t *environment, int64_t *id)
     return status;
 }
 
-static acr_status write_control(store *s, int64_t slice, const trial_result *control)
+static acr_status write_control(store *s, int64_t slice, int device, const trial_result *control)
 {
-    const place p = {s, "control", slice};
+    char phase[32] = "control";
+    if (device > 0) {
+        snprintf(phase, sizeof phase, "control %d", device);
+    }
+    const double noise_floor = control->overall.noise_floor;
+    const char *verdict = stats_verdict_text(control->overall.verdict);
+    const place p = {s, phase, slice};
     acr_status status = write_details(&p, control);
-    return status == ACR_OK ? execute(s, "UPDATE slice SET noise_floor = ?, control_verdict = ? WHERE id = ?", "nti",
-                                      control->overall.noise_floor, stats_verdict_text(control->overall.verdict), slice)
-                            : status;
+    if (status == ACR_OK) {
+        status = execute(s, "INSERT INTO slice_device VALUES (?,?,?,?)", "iint", slice, (int64_t)device, noise_floor,
+                         verdict);
+    }
+    return status == ACR_OK && device == 0
+               ? execute(s, "UPDATE slice SET noise_floor = ?, control_verdict = ? WHERE id = ?", "nti", noise_floor,
+                         verdict, slice)
+               : status;
 }
 
-acr_status store_slice_control(store *s, int64_t slice, const trial_result *control)
+acr_status store_slice_control(store *s, int64_t slice, int device, const trial_result *control)
 {
     acr_status status = begin(s);
-    return status == ACR_OK ? end(s, write_control(s, slice, control)) : status;
+    return status == ACR_OK ? end(s, write_control(s, slice, device, control)) : status;
 }
 
 acr_status store_slice_peers(store *s, int64_t slice, json_t *records)
@@ -564,6 +598,9 @@ static acr_status write_end(store *s, int64_t slice, const trial_end *e)
     }
     if (status == ACR_OK && e->original < 0) {
         status = execute(s, "UPDATE trial SET original = NULL WHERE id = ?", "i", e->id);
+    }
+    if (status == ACR_OK && e->device >= 0) {
+        status = execute(s, "UPDATE trial SET device = ? WHERE id = ?", "ii", (int64_t)e->device, e->id);
     }
     if (status == ACR_OK && r) {
         const place p = {s, "search", e->id};
@@ -910,16 +947,17 @@ acr_status store_trial_json(store *s, int64_t id, bool samples, json_t **out)
     static const char timings[] =
         "SELECT phase, problem, weight, floor_us, incumbent_p50_us, candidate_p50_us, candidate_low_us,"
         " candidate_high_us, candidate_mad_us, speedup, speedup_low, speedup_high, noise_floor, verdict, blocks"
-        " FROM timing WHERE trial = ? AND phase <> 'control' ORDER BY phase DESC, ordinal";
+        " FROM timing WHERE trial = ? AND phase NOT LIKE 'control%' ORDER BY phase DESC, ordinal";
     const struct {
         const char *name, *sql;
     } parts[] = {
         {"parents", "SELECT parent FROM parent WHERE trial = ? ORDER BY ordinal"},
         {"resources", "SELECT name, value FROM resource WHERE trial = ? ORDER BY name"},
-        {"cases", "SELECT * FROM checked WHERE trial = ? AND phase <> 'control' ORDER BY phase DESC, ordinal"},
-        {"timings", samples ? "SELECT * FROM timing WHERE trial = ? AND phase <> 'control' ORDER BY phase DESC, ordinal"
-                            : timings},
-        {"gate_times", "SELECT phase, gate, seconds FROM gate_time WHERE trial = ? AND phase <> 'control'"},
+        {"cases", "SELECT * FROM checked WHERE trial = ? AND phase NOT LIKE 'control%' ORDER BY phase DESC, ordinal"},
+        {"timings",
+         samples ? "SELECT * FROM timing WHERE trial = ? AND phase NOT LIKE 'control%' ORDER BY phase DESC, ordinal"
+                 : timings},
+        {"gate_times", "SELECT phase, gate, seconds FROM gate_time WHERE trial = ? AND phase NOT LIKE 'control%'"},
         {"confirmations", "SELECT * FROM confirmation WHERE trial = ? ORDER BY round"},
     };
     json_t *rows = NULL;
@@ -999,6 +1037,14 @@ acr_status store_slices(store *s, json_t **out)
                                " WHERE trial = ? AND phase = 'control' ORDER BY ordinal",
                                json_integer_value(json_object_get(slice, "id")), &control);
             json_object_set_new(slice, "control", control);
+        }
+        if (status == ACR_OK) {
+            json_t *devices = NULL;
+            status = rows_json(s,
+                               "SELECT device, noise_floor, control_verdict FROM slice_device WHERE slice = ?"
+                               " ORDER BY device",
+                               json_integer_value(json_object_get(slice, "id")), &devices);
+            json_object_set_new(slice, "devices", devices);
         }
     }
     if (status != ACR_OK) {

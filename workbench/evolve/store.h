@@ -14,7 +14,7 @@
 #include "profile_ncu.h"
 
 enum {
-    STORE_VERSION = 2, /* 1, which had no profiles, is read, and becomes 2 when a run in it goes on */
+    STORE_VERSION = 3, /* older ones are read, and become this when a run in them goes on */
     STORE_DIGEST_MAX = 33
 };
 
@@ -39,8 +39,8 @@ acr_status store_run(store *s, json_t **out);
 /* ---- Slices: one a start of the program ---- */
 
 acr_status store_begin_slice(store *s, json_t *environment, int64_t *id);
-/* The incumbent against itself at the start of the slice. */
-acr_status store_slice_control(store *s, int64_t slice, const trial_result *control);
+/* The incumbent against itself at the start of the slice, on one of its devices, which are numbered from 0. */
+acr_status store_slice_control(store *s, int64_t slice, int device, const trial_result *control);
 /* Times of other libraries, measured beside the slice: an array of bench records. */
 acr_status store_slice_peers(store *s, int64_t slice, json_t *records);
 acr_status store_end_slice(store *s, int64_t slice, const char *reason);
@@ -77,6 +77,7 @@ typedef struct trial_end {
     int64_t original; /* of a duplicate: the earlier trial, 0 = the incumbent; else -1 */
     bool distinct, improved;
     double wall_s;
+    int device;                 /* that judged it, as store_slice_control numbers them; -1 = none did */
     const trial_result *result; /* NULL = it never became a candidate */
 } trial_end;
 acr_status store_finish(store *s, int64_t slice, const trial_end *end);

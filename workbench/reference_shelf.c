@@ -1,0 +1,290 @@
+/* References in a sealed memory file, see reference_shelf.h.
+ *
+ * Layout: a header, the index, and from offsets that mmap takes one image a reference: its tensors and lists, one after
+ * another, at multiples of 64 bytes. */
+#include "reference_shelf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+    IMAGE_ALIGNMENT = 1 << 16, /* a page on every machine */
+    PART_ALIGNMENT = 64,
+    SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
+};
+
+static const char magic[16] = "acr-references1";
+
+typedef enum part {
+    PART_Q,
+    PART_K,
+    PART_V,
+    PART_KV_LENS,
+    PART_Q_OFFSETS,
+    PART_KV_OFFSETS,
+    PART_Q_SCALES,
+    PART_K_SCALES,
+    PART_V_SCALES,
+    PART_Q_OWNER,
+    PART_KV_OWNER,
+    PART_ROW_LIST,
+    PART_O,
+    PART_LSE,
+    PARTS
+} part;
+
+/* A reference in the file. Two requests of the same key, inputs, seed, lengths and rows want the same. */
+typedef struct entry {
+    char key[ACR_PROBLEM_TEXT_MAX + 16];
+    input_kind inputs;
+    uint64_t seed;
+    int64_t sampled_rows;
+    length_pattern lengths;
+    reference ref;         /* without its tensors and lists */
+    int64_t offset, bytes; /* of its image in the file */
+    int64_t parts[PARTS];  /* offsets in the image, -1 = a NULL */
+} entry;
+
+typedef struct header {
+    char magic[16];
+    uint64_t entry_bytes, count;
+} header;
+
+struct shelf {
+    int fd;
+    size_t count;
+    entry *entries;
+};
+
+static int64_t round_up(int64_t bytes, int64_t multiple)
+{
+    return (bytes + multiple - 1) / multiple * multiple;
+}
+
+/* ---- Making ---- */
+
+static const void *part_of(const reference *ref, part p)
+{
+    const void *const at[PARTS] = {ref->q,          ref->k,        ref->v,        ref->kv_lens,  ref->q_offsets,
+                                   ref->kv_offsets, ref->q_scales, ref->k_scales, ref->v_scales, ref->q_owner,
+                                   ref->kv_owner,   ref->row_list, ref->o,        ref->lse};
+    return at[p];
+}
+
+static int64_t part_bytes(const reference *ref, part which)
+{
+    const acr_problem *p = &ref->problem;
+    const int64_t elem_bytes = acr__dtype_bytes(p->dtype), scales = p->batch * p->kv_heads;
+    const int64_t q_rows = ref->entries * p->q_heads * ref->q_rows, kv_rows = ref->entries * p->kv_heads * ref->kv_rows;
+    const int64_t int_bytes = sizeof(int32_t), float_bytes = sizeof(float), double_bytes = sizeof(double);
+    const int64_t bytes[PARTS] = {
+        [PART_Q] = q_rows * p->qk_dim * elem_bytes,     [PART_K] = kv_rows * p->qk_dim * elem_bytes,
+        [PART_V] = kv_rows * p->v_dim * elem_bytes,     [PART_KV_LENS] = p->batch * int_bytes,
+        [PART_Q_OFFSETS] = (p->batch + 1) * int_bytes,  [PART_KV_OFFSETS] = (p->batch + 1) * int_bytes,
+        [PART_Q_SCALES] = scales * float_bytes,         [PART_K_SCALES] = scales * float_bytes,
+        [PART_V_SCALES] = scales * float_bytes,         [PART_Q_OWNER] = ref->q_rows * int_bytes,
+        [PART_KV_OWNER] = ref->kv_rows * int_bytes,     [PART_ROW_LIST] = ref->rows * (int64_t)sizeof *ref->row_list,
+        [PART_O] = ref->rows * p->v_dim * double_bytes, [PART_LSE] = ref->rows * double_bytes};
+    return bytes[which];
+}
+
+/* What is to be said of a reference, and where its parts go in its image. */
+static void lay_out(entry *e, const reference *ref, const reference_request *request)
+{
+    reference_key(e->key, request->problem);
+    e->inputs = request->inputs;
+    e->seed = request->seed;
+    e->sampled_rows = request->sampled_rows;
+    e->lengths = request->lengths;
+    e->ref = (reference){.problem = ref->problem,
+                         .inputs = ref->inputs,
+                         .seed = ref->seed,
+                         .entries = ref->entries,
+                         .q_rows = ref->q_rows,
+                         .kv_rows = ref->kv_rows,
+                         .rows = ref->rows,
+                         .tol_max = ref->tol_max,
+                         .tol_rms = ref->tol_rms,
+                         .tol_lse = ref->tol_lse};
+    for (int p = 0; p < PARTS; ++p) {
+        const bool there = part_of(ref, (part)p) != NULL;
+        e->parts[p] = there ? e->bytes : -1;
+        e->bytes += there ? round_up(part_bytes(ref, (part)p), PART_ALIGNMENT) : 0;
+    }
+    e->bytes = round_up(e->bytes, IMAGE_ALIGNMENT);
+}
+
+static acr_status put(int fd, const void *bytes, int64_t count, int64_t offset)
+{
+    for (int64_t done = 0; done < count;) {
+        const ssize_t written =
+            pwrite(fd, (const unsigned char *)bytes + done, (size_t)(count - done), (off_t)(offset + done));
+        if (written <= 0 && errno != EINTR) {
+            return acr__fail(ACR_IO, "references: %s", strerror(errno));
+        }
+        done += written > 0 ? written : 0;
+    }
+    return ACR_OK;
+}
+
+/* Makes a reference and puts it at *end, the end of the file, unless the file would become longer than bytes_max. */
+static acr_status put_reference(entry *e, int fd, const reference_request *request, int64_t *end, int64_t bytes_max)
+{
+    reference *ref = NULL;
+    acr_status status = reference_create(&ref, request);
+    if (status != ACR_OK) {
+        return status;
+    }
+    lay_out(e, ref, request);
+    e->offset = *end;
+    const bool fits = e->offset + e->bytes <= bytes_max;
+    for (int p = 0; p < PARTS && fits && status == ACR_OK; ++p) {
+        if (e->parts[p] >= 0) {
+            status = put(fd, part_of(ref, (part)p), part_bytes(ref, (part)p), e->offset + e->parts[p]);
+        }
+    }
+    reference_destroy(ref);
+    *end += fits ? e->bytes : 0;
+    return status;
+}
+
+static bool describes(const entry *e, const reference_request *request)
+{
+    char key[sizeof e->key];
+    reference_key(key, request->problem);
+    return e->inputs == request->inputs && e->seed == request->seed && e->sampled_rows == request->sampled_rows &&
+           e->lengths == request->lengths && strcmp(e->key, key) == 0;
+}
+
+static acr_status put_all(int fd, entry *entries, const reference_request *requests, size_t count, int64_t bytes_max)
+{
+    header h = {.entry_bytes = sizeof *entries};
+    memcpy(h.magic, magic, sizeof h.magic);
+    int64_t end = round_up((int64_t)(sizeof h + count * sizeof *entries), IMAGE_ALIGNMENT);
+    acr_status status = ACR_OK;
+    for (bool room = true; room && h.count < count && status == ACR_OK;) {
+        const int64_t before = end;
+        status = put_reference(&entries[h.count], fd, &requests[h.count], &end, bytes_max);
+        room = end > before;
+        h.count += room;
+    }
+    if (status == ACR_OK) {
+        status = put(fd, &h, sizeof h, 0);
+    }
+    if (status == ACR_OK) {
+        status = put(fd, entries, (int64_t)(h.count * sizeof *entries), sizeof h);
+    }
+    /* The last image's end is no part. */
+    const bool sealed = status == ACR_OK && ftruncate(fd, (off_t)end) == 0 && fcntl(fd, F_ADD_SEALS, SEALS) == 0;
+    return status != ACR_OK || sealed ? status : acr__fail(ACR_IO, "references: %s", strerror(errno));
+}
+
+acr_status shelf_make(int *fd, const reference_request *requests, size_t count, int64_t bytes_max)
+{
+    entry *entries = calloc(count + 1, sizeof *entries);
+    const int file = memfd_create("references", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    acr_status status = !entries   ? acr__fail(ACR_NO_MEMORY, "no memory for %zu references", count)
+                        : file < 0 ? acr__fail(ACR_IO, "references: %s", strerror(errno))
+                                   : put_all(file, entries, requests, count, bytes_max);
+    free(entries);
+    if (status != ACR_OK && file >= 0) {
+        close(file);
+    }
+    *fd = status == ACR_OK ? file : -1;
+    return status;
+}
+
+/* ---- Taking ---- */
+
+static bool get(int fd, void *bytes, size_t count, int64_t offset)
+{
+    return pread(fd, bytes, count, (off_t)offset) == (ssize_t)count;
+}
+
+acr_status shelf_open(shelf **out, int fd)
+{
+    header h;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS) {
+        return acr__fail(ACR_FORMAT, "references: descriptor %d is no sealed memory file", fd);
+    }
+    if (!get(fd, &h, sizeof h, 0) || memcmp(h.magic, magic, sizeof magic) != 0 || h.entry_bytes != sizeof(entry)) {
+        return acr__fail(ACR_FORMAT, "references: descriptor %d holds none, or another program's", fd);
+    }
+    shelf *s = calloc(1, sizeof *s);
+    entry *entries = s ? calloc(h.count + 1, sizeof *entries) : NULL;
+    if (!entries) {
+        free(s);
+        return acr__fail(ACR_NO_MEMORY, "no memory for an index of references");
+    }
+    *s = (shelf){fd, h.count, entries};
+    if (!get(fd, entries, h.count * sizeof *entries, sizeof h)) {
+        shelf_close(s);
+        return acr__fail(ACR_IO, "references: the index is not whole");
+    }
+    *out = s;
+    return ACR_OK;
+}
+
+void shelf_close(shelf *s)
+{
+    if (s) {
+        free(s->entries);
+        free(s);
+    }
+}
+
+/* A part of a mapped image; NULL for what the reference does not have. */
+static void *mapped_part(const entry *e, unsigned char *image, part p)
+{
+    return e->parts[p] < 0 ? NULL : image + e->parts[p];
+}
+
+static acr_status map(reference **out, const shelf *s, const entry *e)
+{
+    reference *ref = malloc(sizeof *ref);
+    if (!ref) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
+    }
+    void *image = mmap(NULL, (size_t)e->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd, (off_t)e->offset);
+    if (image == MAP_FAILED) {
+        free(ref);
+        return acr__fail(ACR_IO, "references: %s", strerror(errno));
+    }
+    *ref = e->ref;
+    ref->mapping = image;
+    ref->mapping_bytes = (size_t)e->bytes;
+    ref->q = mapped_part(e, image, PART_Q);
+    ref->k = mapped_part(e, image, PART_K);
+    ref->v = mapped_part(e, image, PART_V);
+    ref->kv_lens = mapped_part(e, image, PART_KV_LENS);
+    ref->q_offsets = mapped_part(e, image, PART_Q_OFFSETS);
+    ref->kv_offsets = mapped_part(e, image, PART_KV_OFFSETS);
+    ref->q_scales = mapped_part(e, image, PART_Q_SCALES);
+    ref->k_scales = mapped_part(e, image, PART_K_SCALES);
+    ref->v_scales = mapped_part(e, image, PART_V_SCALES);
+    ref->q_owner = mapped_part(e, image, PART_Q_OWNER);
+    ref->kv_owner = mapped_part(e, image, PART_KV_OWNER);
+    ref->row_list = mapped_part(e, image, PART_ROW_LIST);
+    ref->o = mapped_part(e, image, PART_O);
+    ref->lse = mapped_part(e, image, PART_LSE);
+    *out = ref;
+    return ACR_OK;
+}
+
+acr_status shelf_take(reference **out, const shelf *s, const reference_request *wanted)
+{
+    *out = NULL;
+    for (size_t i = 0; i < s->count; ++i) {
+        if (describes(&s->entries[i], wanted)) {
+            return map(out, s, &s->entries[i]);
+        }
+    }
+    return ACR_OK;
+}
