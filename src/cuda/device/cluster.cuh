@@ -56,11 +56,12 @@ DEV void barrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
     do
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, "
-                     "1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, "
+            "1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
     while (!done);
 }
 

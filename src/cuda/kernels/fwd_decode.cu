@@ -36,8 +36,9 @@ enum {
     UNIT_DIMS = 16, /* of the output: the rows of an accumulator */
     UNITS = DIM / UNIT_DIMS,
     WARP_UNITS = UNITS > WARPS ? UNITS / WARPS : 1,
-    HALVES = UNITS < WARPS ? WARPS / UNITS : 1, /* warps that share a unit, and take turns over the keys */
-    CLUSTER_MAX = 8,                            /* the largest that every GPU with clusters takes */
+    HALVES = UNITS < WARPS ? WARPS / UNITS : 1,      /* warps that share a unit, and take turns over the keys */
+    CLUSTER_MIN = UNITS > WARPS ? UNITS / WARPS : 1, /* a warp adds up one unit at most */
+    CLUSTER_MAX = 8,                                 /* the largest that every GPU with clusters takes */
     SLOTS = HALVES * (UNITS > CLUSTER_MAX ? UNITS : CLUSTER_MAX), /* sums of one unit that a CTA is sent at most */
     Q_ROW_BYTES = DIM * ELEM_BYTES + 16                           /* spreads rows over banks */
 };
@@ -53,7 +54,7 @@ typedef struct common_memory {
     uint64_t k_full[STAGES], v_full[STAGES], all_sent;
     uint64_t pad[(2 * STAGES + 1) % 2];
     unsigned char q[Q_TILE * Q_ROW_BYTES];
-    uint16_t p[STEP_KEYS][Q_TILE];             /* probabilities of a step */
+    uint16_t p[STEP_KEYS][Q_TILE];                /* probabilities of a step */
     float max[Q_TILE][WARPS], sum[Q_TILE][WARPS]; /* of each row by warp, over a step and over all */
     sent inbox[SLOTS];
 } common_memory;
@@ -79,11 +80,11 @@ enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     CHUNK_ELEMS = 8, /* of 16 bytes */
     CHUNK_BYTES = 16,
-    K_STEPS = DIM / 16,        /* of a score product */
+    K_STEPS = DIM / 16,         /* of a score product */
     KEY_TILES = WARP_KEYS / 16, /* 16-key accumulators of a warp */
-    PV_KEYS = 32,              /* keys whose probabilities one ldmatrix takes */
+    PV_KEYS = 32,               /* keys whose probabilities one ldmatrix takes */
     PV_TILES = STEP_KEYS / PV_KEYS,
-    CHAINS = 2, /* sums that an accumulator is made of: few accumulators would wait for each other */
+    CHAINS = 2,              /* sums that an accumulator is made of: few accumulators would wait for each other */
     QUERY_WARP = STEP_BLOCKS /* warps below ask for keys, those from here on fetch the queries */
 };
 
@@ -464,10 +465,10 @@ DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
 {
     for (int i = w.lane; i < (PV_KEYS - keys) * 2 * WARP_UNITS; i += WARP_THREADS) {
         const int row = tile * PV_KEYS % KV_TILE + keys + i / (2 * WARP_UNITS);
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         block + chunk_at(row, 2 * w.unit + i % (2 * WARP_UNITS))),
-                     "r"(0)
-                     : "memory");
+        asm volatile(
+            "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(block + chunk_at(row, 2 * w.unit + i % (2 * WARP_UNITS))),
+            "r"(0)
+            : "memory");
     }
     __syncwarp();
 }
@@ -630,7 +631,8 @@ template <int CTAS> DEV total add_up(const common_memory &m, int warp, int lane,
     return t;
 }
 
-/* Outputs that a hidden, not finite value of V spoilt, once more; of the unit's dims alone: the others are other warps'. */
+/* Outputs that a hidden, not finite value of V spoilt, once more; of the unit's dims alone: the others are other
+ * warps'. */
 DEV void repair(const fwd_args &a, const place &p, const keys &visible, const target &to, const total &t, int lane)
 {
     fwd_args own = a;
@@ -796,10 +798,10 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
 
 static int64_t choose_ctas(const acr_problem *problem, const acr__device *device)
 {
-    int64_t best = 1;
+    int64_t best = CLUSTER_MIN;
     if (CLUSTER > 0)
         return CLUSTER;
-    for (int64_t ctas = 2; ctas <= CLUSTER_MAX; ctas *= 2)
+    for (int64_t ctas = 2 * CLUSTER_MIN; ctas <= CLUSTER_MAX; ctas *= 2)
         if (cluster_seconds(problem, device, ctas) < cluster_seconds(problem, device, best))
             best = ctas;
     return best;
@@ -808,10 +810,11 @@ static int64_t choose_ctas(const acr_problem *problem, const acr__device *device
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     const uint32_t ctas = (uint32_t)choose_ctas(problem, device);
-    *launch = (acr__launch){.grid = {ctas, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
-                            .block = THREADS,
-                            .cluster = ctas, /* 1: none */
-                            .smem_bytes = SMEM_BYTES};
+    *launch =
+        (acr__launch){.grid = {ctas, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
+                      .block = THREADS,
+                      .cluster = ctas, /* 1: none */
+                      .smem_bytes = SMEM_BYTES};
 }
 
 /* At full key lengths, as the other families' costs are. */
