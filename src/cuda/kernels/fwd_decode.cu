@@ -9,7 +9,8 @@
  * See docs/kernels/fwd_decode.md.
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
- * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments). */
+ * memory); optional WARP_KEYS (of a step, 16 or 32), BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for
+ * experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -18,6 +19,9 @@
 #ifndef CLUSTER
 #define CLUSTER 0
 #endif
+#ifndef WARP_KEYS
+#define WARP_KEYS (DIM == 256 ? 16 : 32)
+#endif
 
 enum {
     ELEM_BYTES = 2,
@@ -25,7 +29,6 @@ enum {
     KV_TILE = 64, /* keys of a block */
     WARPS = 8,
     THREADS = 32 * WARPS,
-    WARP_KEYS = DIM == 256 ? 16 : 32, /* of a step */
     STEP_KEYS = WARPS * WARP_KEYS,
     STEP_BLOCKS = STEP_KEYS / KV_TILE,
     PANEL_ELEMS = 64, /* of a row: 128 bytes, the width of a box */
@@ -60,7 +63,8 @@ typedef struct common_memory {
 } common_memory;
 
 enum {
-    SMEM_BYTES = 2 * RING_BYTES + (int)sizeof(common_memory)
+    SMEM_BYTES = 2 * RING_BYTES + (int)sizeof(common_memory),
+    CTAS_PER_SM = SMEM_BYTES <= 113 << 10 ? 2 : 1
 };
 
 #ifdef __CUDACC__
@@ -673,7 +677,7 @@ DEV void finish(const fwd_args &a, const place &p, const keys &visible, const co
         repair(a, p, visible, to, t, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -778,22 +782,23 @@ static double clusters_at_once(int64_t ctas, const acr__device *device)
     return fmax(1.0, floor(ctas_per_sm * sms * (ctas > 2 ? 0.91 : 1.0)));
 }
 
-/* Without the launch, at these key lengths' mean. Fitted to runs on an H200 (docs/kernels/fwd_decode.md). */
+/* Without the launch. Fitted to runs on an H200 (docs/kernels/fwd_decode.md). */
 static double cluster_seconds(const acr_problem *problem, const acr__device *device, int64_t ctas)
 {
     const double clock_hz = 0.89 * device->clock_hz; /* what the power limit leaves of it */
     const double tiles = (double)(row_tiles(problem) * problem->kv_heads * problem->batch);
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
-    const double rate = acr__memory_rate(problem, device, (double)row_tiles(problem));
     const double at_once = clusters_at_once(ctas, device), waves = ceil(tiles / at_once);
-    const double running = fmin(tiles, at_once) * (double)ctas;
-    const double steps = ceil(cta_keys / STEP_KEYS);
-    const double latency = 1500.0 + 1900.0 * steps + (ctas > 1 ? 900.0 : 700.0);
-    const double loads = 2200.0 + cta_bytes / 50.0;
-    const double seconds = fmax(latency, loads) / clock_hz;
-    const double memory = 1.5e-6 + running * cta_bytes / rate;
-    return waves * fmax(seconds, memory);
+    /* All latencies: start, end, and the keys of the first step; the other steps. */
+    const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0);
+    const double first_step = 770.0 * fmin(cta_keys, STEP_KEYS) * DIM / (256.0 * 128.0);
+    const double step = DIM == 64 ? 2380.0 : DIM == 128 ? 3150.0 : 2800.0;
+    const double cycles = ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0);
+    const double rate = 0.86 * acr__memory_rate(problem, device, (double)row_tiles(problem));
+    const double running = fmin(tiles, at_once) * (double)ctas; /* CTAs of a wave */
+    const double memory = 2.0e-6 + fmax(running / rate, device->sm_count / (2.05 * rate)) * cta_bytes;
+    return waves * fmax(cycles / clock_hz, memory);
 }
 
 static int64_t choose_ctas(const acr_problem *problem, const acr__device *device)
