@@ -21,6 +21,24 @@
 #ifndef Q_STAGES
 #define Q_STAGES 1
 #endif
+#ifndef SHIFT_LOG2
+#define SHIFT_LOG2 8
+#endif
+#ifndef MAX_CHAINS
+#define MAX_CHAINS 1
+#endif
+#ifndef CHECK_AFTER
+#define CHECK_AFTER 0
+#endif
+#ifndef POLYNOMIAL
+#define POLYNOMIAL 0
+#endif
+#ifndef PASS_LATE
+#define PASS_LATE PASS_AFTER_SCORES
+#endif
+#ifndef CAREFUL_TILES
+#define CAREFUL_TILES 1
+#endif
 
 enum {
     ELEM_BYTES = 1,
@@ -86,7 +104,7 @@ enum {
 };
 
 /* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
-static constexpr float SHIFT = 8.0f, SLACK = 0.75f;
+static constexpr float SHIFT = SHIFT_LOG2, SLACK = 8.75f - SHIFT;
 
 static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
@@ -314,12 +332,56 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
     }
 }
 
+/* 2^(32 * x - 16) for x between 0 and 1 on the multiply-add lanes: relative error 2^-9, an eighth of e4m3's. */
+DEV float exp2_of_fraction(float x)
+{
+    const float to_integer = 12582912.0f, unit = 1.0f / 65536.0f; /* 1.5 * 2^23: a sum's last bits are the exponent */
+    const float rounded = fmaf(x, 32.0f, to_integer), rest = fmaf(x, 32.0f, to_integer - rounded);
+    const float power = fmaf(fmaf(0.23842894f * unit, rest, 0.70344801f * unit), rest, 1.00044314f * unit);
+    return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
+}
+
+/* A row's scores become probabilities times 2^SHIFT: 2^(score * scale_log2 - offset), or by polynomial with the same
+ * in 32nds from 2^-16 on. */
+typedef struct row_exponents {
+    float scale, offset, scale_32nd, offset_32nd;
+} row_exponents;
+
+DEV row_exponents row_exponents_of(const softmax_rows &r, int h, float scale_log2)
+{
+    return {scale_log2, -r.offset[h], scale_log2 * (1.0f / 32.0f), fmaf(-r.offset[h], 1.0f / 32.0f, 0.5f)};
+}
+
+/* Of element i of a tile of scores. */
+DEV float probability(float score, const row_exponents &row, int i)
+{
+    if (POLYNOMIAL > 0 && i / 4 % (POLYNOMIAL > 0 ? POLYNOMIAL : 1) == POLYNOMIAL - 1)
+        return exp2_of_fraction(__saturatef(fmaf(score, row.scale_32nd, row.offset_32nd)));
+    return exp2_fast(fmaf(score, row.scale, row.offset));
+}
+
 /* Scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
 DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2)
 {
+    const row_exponents rows[2] = {row_exponents_of(r, 0, scale_log2), row_exponents_of(r, 1, scale_log2)};
 #pragma unroll
     for (int i = 0; i < KV_TILE / 2; i++)
-        s[i] = exp2_fast(fmaf(s[i], scale_log2, -r.offset[i % 4 / 2]));
+        s[i] = probability(s[i], rows[i % 4 / 2], i);
+}
+
+/* The same, packed, and the scores stay. Returns whether a probability is too large for e4m3, or nearly. */
+DEV int exponentiate_packed(probability_tile &p, const score_tile &s, const softmax_rows &r, float scale_log2)
+{
+    const row_exponents rows[2] = {row_exponents_of(r, 0, scale_log2), row_exponents_of(r, 1, scale_log2)};
+    uint32_t large = 0; /* bit 7 of a byte: one of those is 448, or NaN */
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 8; i++) {
+        const int group = i / 4 * 4 + i % 4 / 2 * 2, h = i % 2, at = 4 * group + 2 * h;
+        p[i] = pack_e4m3(probability(s[at], rows[h], at), probability(s[at + 1], rows[h], at + 1),
+                         probability(s[at + 4], rows[h], at + 4), probability(s[at + 5], rows[h], at + 5));
+        large |= p[i] + 0x02020202;
+    }
+    return (large & 0x80808080) != 0;
 }
 
 DEV float offset_of(float max, float scale_log2)
@@ -327,9 +389,31 @@ DEV float offset_of(float max, float scale_log2)
     return finite_max(max) * scale_log2 - SHIFT;
 }
 
+/* Over the lane's own columns, in MAX_CHAINS chains a row. */
+DEV void score_max(float (&max)[2], const score_tile &s)
+{
+    if (MAX_CHAINS == 1) {
+        lane_max(max, s);
+        return;
+    }
+    float chain[2 * MAX_CHAINS];
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++) {
+        const int at = i % 4 / 2 * MAX_CHAINS + (i / 4 * 2 + i % 2) % MAX_CHAINS;
+        chain[at] = i / 4 * 2 + i % 2 < MAX_CHAINS ? s[i] : fmaxf(chain[at], s[i]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        max[h] = chain[h * MAX_CHAINS];
+#pragma unroll
+        for (int i = 1; i < MAX_CHAINS; i++)
+            max[h] = fmaxf(max[h], chain[h * MAX_CHAINS + i]);
+    }
+}
+
 DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
 {
-    lane_max(r.max, s);
+    score_max(r.max, s);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.max[h] = quad_max(r.max[h]);
@@ -338,26 +422,51 @@ DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
     exponentiate(s, r, scale_log2);
 }
 
+/* max: over the lane's own columns of the tile. What has been added up so far is to be multiplied by `factor`. */
+DEV void move_max(softmax_rows &r, float (&factor)[2], float (&max)[2], const consumer &c)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        max[h] = fmaxf(r.max[h], quad_max(max[h]));
+        const float offset = offset_of(max[h], c.scale_log2);
+        factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
+        r.max[h] = max[h];
+        r.offset[h] = offset;
+    }
+}
+
 /* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
  * and what has been added up so far is to be multiplied by `factor`. */
 DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
 {
     float max[2];
-    lane_max(max, s);
+    score_max(max, s);
     const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
                                           (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
-    if (grown) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            max[h] = fmaxf(r.max[h], quad_max(max[h]));
-            const float offset = offset_of(max[h], c.scale_log2);
-            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
-            r.max[h] = max[h];
-            r.offset[h] = offset;
-        }
-    }
+    if (grown)
+        move_max(r, factor, max, c);
     exponentiate(s, r, c.scale_log2);
     return grown;
+}
+
+/* The same with the maximum looked for only where a probability turns out too large; the scores stay. */
+DEV int softmax_optimistic(probability_tile &p, const score_tile &s, softmax_rows &r, float (&factor)[2],
+                           const consumer &c)
+{
+    int moves = c.index >> 8; /* 0, which the compiler does not know: so the loop has one body, and what stands before
+                                 it stays before it */
+    int large = moves;
+#pragma unroll 1
+    do {
+        if (large) {
+            float max[2];
+            score_max(max, s);
+            move_max(r, factor, max, c);
+            moves++;
+        }
+        large = __any_sync(~0u, exponentiate_packed(p, s, r, c.scale_log2));
+    } while (large && moves < 1);
+    return moves;
 }
 
 DEV float4 load_total(const consumer &c, int i)
@@ -434,18 +543,29 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
     wait_full(c.smem + TURNED_FULL_AT, use);
     start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-    if (!PASS_AFTER_SCORES)
+    if (!PASS_LATE)
         pass_turn(c.index);
     WGMMA_WAIT(1);
-    if (PASS_AFTER_SCORES)
+    if (PASS_LATE)
         pass_turn(c.index);
     release(c.smem + K_EMPTY_AT, use + 1);
     if (masked)
         mask_scores(s, seen_0, seen_1);
-    const int grown = softmax_next(s, r, factor, c);
-    WGMMA_WAIT(0);
-    release(c.smem + TURNED_EMPTY_AT, use);
-    pack_probabilities(p, s);
+    int grown;
+    if (CHECK_AFTER && !masked) {
+        probability_tile next;
+        grown = softmax_optimistic(next, s, r, factor, c);
+        WGMMA_WAIT(0);
+        release(c.smem + TURNED_EMPTY_AT, use);
+#pragma unroll
+        for (int i = 0; i < KV_TILE / 8; i++)
+            asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(next[i])); /* a register that no product reads */
+    } else {
+        grown = softmax_next(s, r, factor, c);
+        WGMMA_WAIT(0);
+        release(c.smem + TURNED_EMPTY_AT, use);
+        pack_probabilities(p, s);
+    }
     if (grown)
         scale_output(o, factor);
     if (FOLD_TILES > 0 && !adds_up(products + 1))
@@ -587,8 +707,10 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         const int first_column = 2 * (lane % 4);
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
                   seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
-        const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
         int tile = count_kv_tiles(a, p) - 1, products = 0;
+        int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
+        if (CAREFUL_TILES > 1)
+            unmasked = min(unmasked, tile + 1 - CAREFUL_TILES);
 
         WGMMA_WAIT(0);
         release(smem + K_EMPTY_AT, use);
