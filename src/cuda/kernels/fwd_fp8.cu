@@ -710,7 +710,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         int tile = count_kv_tiles(a, p) - 1, products = 0;
         int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
         if (CAREFUL_TILES > 1)
-            unmasked = min(unmasked, tile + 1 - CAREFUL_TILES);
+            unmasked = min(unmasked, max(tile + 1 - CAREFUL_TILES, 0));
 
         WGMMA_WAIT(0);
         release(smem + K_EMPTY_AT, use);
