@@ -33,6 +33,9 @@
 #ifndef POLYNOMIAL
 #define POLYNOMIAL 0
 #endif
+#ifndef PACK_CHUNK
+#define PACK_CHUNK 0
+#endif
 #ifndef PASS_LATE
 #define PASS_LATE PASS_AFTER_SCORES
 #endif
@@ -369,17 +372,38 @@ DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2)
         s[i] = probability(s[i], rows[i % 4 / 2], i);
 }
 
-/* The same, packed, and the scores stay. Returns whether a probability is too large for e4m3, or nearly. */
-DEV int exponentiate_packed(probability_tile &p, const score_tile &s, const softmax_rows &r, float scale_log2)
+/* A place that instructions are not moved across: a branch that is never taken. */
+DEV void keep_order(const consumer &c)
 {
-    const row_exponents rows[2] = {row_exponents_of(r, 0, scale_log2), row_exponents_of(r, 1, scale_log2)};
+    if (c.index >> 8)
+        barrier_wait(c.smem, 0);
+}
+
+/* The same, packed, and the scores stay. Returns whether a probability is too large for e4m3, or nearly. In chunks of
+ * PACK_CHUNK registers, or else all at once: a chunk is packed under the exponentials of the next. */
+DEV int exponentiate_packed(probability_tile &p, const score_tile &s, const softmax_rows &r, const consumer &c)
+{
+    enum {
+        REGISTERS = KV_TILE / 8,
+        CHUNK = PACK_CHUNK > 0 ? PACK_CHUNK : REGISTERS
+    };
+    const row_exponents rows[2] = {row_exponents_of(r, 0, c.scale_log2), row_exponents_of(r, 1, c.scale_log2)};
     uint32_t large = 0; /* bit 7 of a byte: one of those is 448, or NaN */
+    float e[REGISTERS][4];
 #pragma unroll
-    for (int i = 0; i < KV_TILE / 8; i++) {
-        const int group = i / 4 * 4 + i % 4 / 2 * 2, h = i % 2, at = 4 * group + 2 * h;
-        p[i] = pack_e4m3(probability(s[at], rows[h], at), probability(s[at + 1], rows[h], at + 1),
-                         probability(s[at + 4], rows[h], at + 4), probability(s[at + 5], rows[h], at + 5));
-        large |= p[i] + 0x02020202;
+    for (int i = 0; i < REGISTERS + CHUNK; i++) {
+        if (PACK_CHUNK > 0 && i > 0 && i % CHUNK == 0)
+            keep_order(c);
+        if (i < REGISTERS) {
+            const int group = i / 4 * 4 + i % 4 / 2 * 2, h = i % 2, at = 4 * group + 2 * h;
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                e[i][k] = probability(s[at + k % 2 + k / 2 * 4], rows[h], at + k % 2 + k / 2 * 4);
+        }
+        if (i >= CHUNK) {
+            p[i - CHUNK] = pack_e4m3(e[i - CHUNK][0], e[i - CHUNK][1], e[i - CHUNK][2], e[i - CHUNK][3]);
+            large |= p[i - CHUNK] + 0x02020202;
+        }
     }
     return (large & 0x80808080) != 0;
 }
@@ -464,7 +488,7 @@ DEV int softmax_optimistic(probability_tile &p, const score_tile &s, softmax_row
             move_max(r, factor, max, c);
             moves++;
         }
-        large = __any_sync(~0u, exponentiate_packed(p, s, r, c.scale_log2));
+        large = __any_sync(~0u, exponentiate_packed(p, s, r, c));
     } while (large && moves < 1);
     return moves;
 }
