@@ -27,20 +27,20 @@
 #ifndef MAX_CHAINS
 #define MAX_CHAINS 1
 #endif
-#ifndef CHECK_AFTER
-#define CHECK_AFTER 0
-#endif
 #ifndef POLYNOMIAL
 #define POLYNOMIAL 0
-#endif
-#ifndef PACK_CHUNK
-#define PACK_CHUNK 0
 #endif
 #ifndef PASS_LATE
 #define PASS_LATE PASS_AFTER_SCORES
 #endif
-#ifndef CAREFUL_TILES
-#define CAREFUL_TILES 1
+#ifndef TRIM
+#define TRIM 0
+#endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef HALVES
+#define HALVES 1
 #endif
 
 enum {
@@ -263,6 +263,10 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
 
+enum {
+    PART_ELEMS = 16,                                            /* 32 keys */
+    FIRST_ELEMS = HALVES == 2 ? KV_TILE / 64 * 16 : KV_TILE / 2 /* of the scores' first product */
+};
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
 typedef uint32_t probability_tile[KV_TILE / 8];
@@ -289,17 +293,25 @@ DEV uint64_t query_matrix(const consumer &c, int use)
     return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
-/* Starts S = Q * transpose(K) as a group of its own. */
+/* Starts elements [FIRST, END) of S = Q * transpose(K) as a group of its own. */
+template <int FIRST, int END> DEV void start_scores_of(score_tile &s, uint64_t q, uint64_t k)
+{
+    if constexpr (END > FIRST) {
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
+            const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
+            wgmma_fp8_ss(*(float(*)[END - FIRST])(s + FIRST), descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
+                         descriptor_at(k, 2 * FIRST * ROW_BYTES + panel * PANEL_BYTES + in_panel), step != 0);
+        }
+        wgmma_commit();
+    }
+}
+
 DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
 {
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
-        const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
-        wgmma_fp8_ss(s, descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
-                     descriptor_at(k, panel * PANEL_BYTES + in_panel), step != 0);
-    }
-    wgmma_commit();
+    start_scores_of<0, FIRST_ELEMS>(s, q, k);
+    start_scores_of<FIRST_ELEMS, KV_TILE / 2>(s, q, k);
 }
 
 /* Columns [FIRST, END) of O += P * V for the next WGMMA_FP8_K keys. */
@@ -326,10 +338,10 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
 
 /* A lane's scores of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
  * turn_block leaves. */
-DEV void pack_probabilities(probability_tile &p, const score_tile &s)
+DEV void pack_probabilities(probability_tile &p, const score_tile &s, int first, int end)
 {
 #pragma unroll
-    for (int i = 0; i < KV_TILE / 8; i++) {
+    for (int i = first / 4; i < end / 4; i++) {
         const int group = i / 4 * 4 + i % 4 / 2 * 2, at = 4 * group + 2 * (i % 2);
         p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
     }
@@ -363,13 +375,28 @@ DEV float probability(float score, const row_exponents &row, int i)
     return exp2_fast(fmaf(score, row.scale, row.offset));
 }
 
-/* Scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
-DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2)
+/* Elements [first, end) of the scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
+DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2, int first, int end)
 {
     const row_exponents rows[2] = {row_exponents_of(r, 0, scale_log2), row_exponents_of(r, 1, scale_log2)};
 #pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++)
+    for (int i = first; i < end; i++)
         s[i] = probability(s[i], rows[i % 4 / 2], i);
+}
+
+/* The packed probabilities of a masked tile: no work on parts that no row sees. */
+DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r, float scale_log2, int visible)
+{
+#pragma unroll
+    for (int first = 0; first < KV_TILE / 2; first += PART_ELEMS)
+        if (2 * first < visible) {
+            exponentiate(s, r, scale_log2, first, first + PART_ELEMS);
+            pack_probabilities(p, s, first, first + PART_ELEMS);
+        } else {
+#pragma unroll
+            for (int i = 0; i < PART_ELEMS / 4; i++)
+                p[first / 4 + i] = 0;
+        }
 }
 
 /* A place that instructions are not moved across: a branch that is never taken. */
@@ -379,118 +406,72 @@ DEV void keep_order(const consumer &c)
         barrier_wait(c.smem, 0);
 }
 
-/* The same, packed, and the scores stay. Returns whether a probability is too large for e4m3, or nearly. In chunks of
- * PACK_CHUNK registers, or else all at once: a chunk is packed under the exponentials of the next. */
-DEV int exponentiate_packed(probability_tile &p, const score_tile &s, const softmax_rows &r, const consumer &c)
-{
-    enum {
-        REGISTERS = KV_TILE / 8,
-        CHUNK = PACK_CHUNK > 0 ? PACK_CHUNK : REGISTERS
-    };
-    const row_exponents rows[2] = {row_exponents_of(r, 0, c.scale_log2), row_exponents_of(r, 1, c.scale_log2)};
-    uint32_t large = 0; /* bit 7 of a byte: one of those is 448, or NaN */
-    float e[REGISTERS][4];
-#pragma unroll
-    for (int i = 0; i < REGISTERS + CHUNK; i++) {
-        if (PACK_CHUNK > 0 && i > 0 && i % CHUNK == 0)
-            keep_order(c);
-        if (i < REGISTERS) {
-            const int group = i / 4 * 4 + i % 4 / 2 * 2, h = i % 2, at = 4 * group + 2 * h;
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                e[i][k] = probability(s[at + k % 2 + k / 2 * 4], rows[h], at + k % 2 + k / 2 * 4);
-        }
-        if (i >= CHUNK) {
-            p[i - CHUNK] = pack_e4m3(e[i - CHUNK][0], e[i - CHUNK][1], e[i - CHUNK][2], e[i - CHUNK][3]);
-            large |= p[i - CHUNK] + 0x02020202;
-        }
-    }
-    return (large & 0x80808080) != 0;
-}
-
 DEV float offset_of(float max, float scale_log2)
 {
     return finite_max(max) * scale_log2 - SHIFT;
 }
 
-/* Over the lane's own columns, in MAX_CHAINS chains a row. */
-DEV void score_max(float (&max)[2], const score_tile &s)
+/* A row's maximum over the lane's own columns, in MAX_CHAINS chains. */
+typedef float score_chains[2 * MAX_CHAINS];
+
+/* Elements [first, end) of the tile, of whose keys the first `visible` are seen by any row; those that a row does not
+ * see itself are masked where `masked` says that there are any. */
+DEV void look_at(score_tile &s, score_chains &chains, int first, int end, int masked, int visible, int seen_0,
+                 int seen_1)
 {
-    if (MAX_CHAINS == 1) {
-        lane_max(max, s);
-        return;
-    }
-    float chain[2 * MAX_CHAINS];
 #pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++) {
-        const int at = i % 4 / 2 * MAX_CHAINS + (i / 4 * 2 + i % 2) % MAX_CHAINS;
-        chain[at] = i / 4 * 2 + i % 2 < MAX_CHAINS ? s[i] : fmaxf(chain[at], s[i]);
-    }
+    for (int part = first; part < end; part += PART_ELEMS)
+        if (part == 0 || 2 * part < visible) {
+#pragma unroll
+            for (int i = part; i < part + PART_ELEMS; i++) {
+                if (masked && 8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
+                    s[i] = -CUDART_INF_F;
+                const int nth = i / 4 * 2 + i % 2, at = i % 4 / 2 * MAX_CHAINS + nth % MAX_CHAINS;
+                chains[at] = nth < MAX_CHAINS ? s[i] : fmaxf(chains[at], s[i]);
+            }
+        }
+}
+
+DEV void join_chains(float (&max)[2], const score_chains &chains)
+{
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        max[h] = chain[h * MAX_CHAINS];
+        max[h] = chains[h * MAX_CHAINS];
 #pragma unroll
         for (int i = 1; i < MAX_CHAINS; i++)
-            max[h] = fmaxf(max[h], chain[h * MAX_CHAINS + i]);
+            max[h] = fmaxf(max[h], chains[h * MAX_CHAINS + i]);
     }
 }
 
-DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
+DEV void first_max(softmax_rows &r, float scale_log2, const score_chains &chains)
 {
-    score_max(r.max, s);
+    join_chains(r.max, chains);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.max[h] = quad_max(r.max[h]);
         r.offset[h] = offset_of(r.max[h], scale_log2);
     }
-    exponentiate(s, r, scale_log2);
-}
-
-/* max: over the lane's own columns of the tile. What has been added up so far is to be multiplied by `factor`. */
-DEV void move_max(softmax_rows &r, float (&factor)[2], float (&max)[2], const consumer &c)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        max[h] = fmaxf(r.max[h], quad_max(max[h]));
-        const float offset = offset_of(max[h], c.scale_log2);
-        factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
-        r.max[h] = max[h];
-        r.offset[h] = offset;
-    }
 }
 
 /* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
  * and what has been added up so far is to be multiplied by `factor`. */
-DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
+DEV int move_max(softmax_rows &r, float (&factor)[2], const consumer &c, const score_chains &chains)
 {
     float max[2];
-    score_max(max, s);
+    join_chains(max, chains);
     const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
                                           (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
-    if (grown)
-        move_max(r, factor, max, c);
-    exponentiate(s, r, c.scale_log2);
-    return grown;
-}
-
-/* The same with the maximum looked for only where a probability turns out too large; the scores stay. */
-DEV int softmax_optimistic(probability_tile &p, const score_tile &s, softmax_rows &r, float (&factor)[2],
-                           const consumer &c)
-{
-    int moves = c.index >> 8; /* 0, which the compiler does not know: so the loop has one body, and what stands before
-                                 it stays before it */
-    int large = moves;
-#pragma unroll 1
-    do {
-        if (large) {
-            float max[2];
-            score_max(max, s);
-            move_max(r, factor, max, c);
-            moves++;
+    if (grown) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            max[h] = fmaxf(r.max[h], quad_max(max[h]));
+            const float offset = offset_of(max[h], c.scale_log2);
+            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
+            r.max[h] = max[h];
+            r.offset[h] = offset;
         }
-        large = __any_sync(~0u, exponentiate_packed(p, s, r, c));
-    } while (large && moves < 1);
-    return moves;
+    }
+    return grown;
 }
 
 DEV float4 load_total(const consumer &c, int i)
@@ -556,40 +537,61 @@ DEV int next_count(int products)
     return FOLD_TILES > 0 ? products + 1 : 1;
 }
 
+/* What has been seen full ahead of its use. */
+typedef struct arrivals {
+    int k, turned;
+} arrivals;
+
+DEV int test_full(uint32_t full, int use)
+{
+    int done;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.s32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(full + BARRIER_BYTES * stage_of(use)), "r"(parity_of(use))
+                 : "memory");
+    return done;
+}
+
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
- * tile before, `products` how many the place has had. */
+ * tile before, `products` how many the place has had. Of the tile's keys the first `visible` are seen by any row. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
-              int use, int products, int masked, int seen_0, int seen_1)
+              arrivals &arrived, int use, int products, int masked, int visible, int seen_0, int seen_1)
 {
     float factor[2];
-    wait_full(c.smem + K_FULL_AT, use + 1);
+    score_chains chains;
+    if (!arrived.k)
+        wait_full(c.smem + K_FULL_AT, use + 1);
     wait_turn(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
-    wait_full(c.smem + TURNED_FULL_AT, use);
+    if (!arrived.turned)
+        wait_full(c.smem + TURNED_FULL_AT, use);
     start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
     if (!PASS_LATE)
         pass_turn(c.index);
+    if (HALVES == 2) {
+        WGMMA_WAIT(2);
+        look_at(s, chains, 0, FIRST_ELEMS, masked, KV_TILE, seen_0, seen_1);
+    }
     WGMMA_WAIT(1);
     if (PASS_LATE)
         pass_turn(c.index);
     release(c.smem + K_EMPTY_AT, use + 1);
-    if (masked)
-        mask_scores(s, seen_0, seen_1);
-    int grown;
-    if (CHECK_AFTER && !masked) {
-        probability_tile next;
-        grown = softmax_optimistic(next, s, r, factor, c);
-        WGMMA_WAIT(0);
-        release(c.smem + TURNED_EMPTY_AT, use);
-#pragma unroll
-        for (int i = 0; i < KV_TILE / 8; i++)
-            asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(next[i])); /* a register that no product reads */
-    } else {
-        grown = softmax_next(s, r, factor, c);
-        WGMMA_WAIT(0);
-        release(c.smem + TURNED_EMPTY_AT, use);
-        pack_probabilities(p, s);
+    if (PASS_LATE == 2)
+        keep_order(c);
+    look_at(s, chains, HALVES == 2 ? FIRST_ELEMS : 0, KV_TILE / 2, masked, KV_TILE, seen_0, seen_1);
+    const int grown = move_max(r, factor, c, chains), trims = TRIM == 1 && masked;
+    if (!trims)
+        exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
+    WGMMA_WAIT(0);
+    release(c.smem + TURNED_EMPTY_AT, use);
+    if (EARLY) {
+        arrived.k = test_full(c.smem + K_FULL_AT, use + 2);
+        arrived.turned = test_full(c.smem + TURNED_FULL_AT, use + 1);
     }
+    if (trims)
+        weigh_visible(p, s, r, c.scale_log2, visible);
+    else
+        pack_probabilities(p, s, 0, KV_TILE / 2);
     if (grown)
         scale_output(o, factor);
     if (FOLD_TILES > 0 && !adds_up(products + 1))
@@ -732,23 +734,26 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
                   seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
         int tile = count_kv_tiles(a, p) - 1, products = 0;
-        int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
-        if (CAREFUL_TILES > 1)
-            unmasked = min(unmasked, max(tile + 1 - CAREFUL_TILES, 0));
+        const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
 
         WGMMA_WAIT(0);
         release(smem + K_EMPTY_AT, use);
-        if (tile >= unmasked)
-            mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
         c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
-        softmax_first(s, r, c.scale_log2);
-        pack_probabilities(probabilities, s);
+        score_chains chains;
+        if (tile >= unmasked)
+            look_at(s, chains, 0, KV_TILE / 2, 1, KV_TILE, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        else
+            look_at(s, chains, 0, KV_TILE / 2, 0, KV_TILE, 0, 0);
+        first_max(r, c.scale_log2, chains);
+        weigh_visible(probabilities, s, r, c.scale_log2, TRIM ? k.end - tile * KV_TILE : KV_TILE);
+        arrivals arrived = {0, 0};
 #pragma unroll 1
         for (tile--; tile >= unmasked; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, use++, products, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+            step(s, probabilities, o, r, q, c, arrived, use++, products, 1, TRIM ? k.end - tile * KV_TILE : KV_TILE,
+                 seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
 #pragma unroll 1
         for (; tile >= 0; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
+            step(s, probabilities, o, r, q, c, arrived, use++, products, 0, KV_TILE, 0, 0);
 
         /* The last output product of this place, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
@@ -762,7 +767,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
                                                                                    never looked at */
         pass_turn(c.index);
-        WGMMA_WAIT(1);
+        WGMMA_WAIT(HALVES);
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
             add_totals(o, r, c);
