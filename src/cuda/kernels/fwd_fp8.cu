@@ -24,6 +24,15 @@
 #ifndef SHIFT_LOG2
 #define SHIFT_LOG2 8
 #endif
+#ifndef FIRST_KEYS
+#define FIRST_KEYS ((KV_TILE / 32 + 1) / 2 * 32)
+#endif
+#ifndef ORDER
+#define ORDER 0
+#endif
+#ifndef SPARE
+#define SPARE 40
+#endif
 #ifndef MAX_CHAINS
 #define MAX_CHAINS 1
 #endif
@@ -39,8 +48,11 @@
 #ifndef EARLY
 #define EARLY 0
 #endif
+#ifndef PIPELINE
+#define PIPELINE 0
+#endif
 #ifndef HALVES
-#define HALVES 1
+#define HALVES (PIPELINE ? 2 : 1)
 #endif
 
 enum {
@@ -101,8 +113,8 @@ enum {
 #include "cuda/device/wgmma_fp8.cuh"
 
 enum {
-    PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
-    CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112,
+    PRODUCER_REGISTERS = CONSUMERS == 2 ? SPARE : 32,
+    CONSUMER_REGISTERS = CONSUMERS == 2 ? 252 - SPARE / 2 : CONSUMERS == 3 ? 160 : 112,
     PRODUCERS_MEET = FIRST_TURN + CONSUMERS /* a named barrier, behind those of the turns */
 };
 
@@ -265,7 +277,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 
 enum {
     PART_ELEMS = 16,                                            /* 32 keys */
-    FIRST_ELEMS = HALVES == 2 ? KV_TILE / 64 * 16 : KV_TILE / 2 /* of the scores' first product */
+    FIRST_ELEMS = HALVES == 2 ? FIRST_KEYS / 2 : KV_TILE / 2 /* of the scores' first product */
 };
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
@@ -561,9 +573,11 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     score_chains chains;
     if (!arrived.k)
         wait_full(c.smem + K_FULL_AT, use + 1);
+    if (EARLY == 2 && !arrived.turned)
+        wait_full(c.smem + TURNED_FULL_AT, use);
     wait_turn(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
-    if (!arrived.turned)
+    if (EARLY != 2 && !arrived.turned)
         wait_full(c.smem + TURNED_FULL_AT, use);
     start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
     if (!PASS_LATE)
@@ -571,6 +585,8 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
     if (HALVES == 2) {
         WGMMA_WAIT(2);
         look_at(s, chains, 0, FIRST_ELEMS, masked, KV_TILE, seen_0, seen_1);
+        if (ORDER & 2)
+            keep_order(c);
     }
     WGMMA_WAIT(1);
     if (PASS_LATE)
@@ -596,6 +612,60 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &
         scale_output(o, factor);
     if (FOLD_TILES > 0 && !adds_up(products + 1))
         fold(o, r, c, products < FOLD_TILES);
+}
+
+/* What a tile's maximum means for O, which is still being added to. */
+typedef struct rescaling {
+    int grown;
+    float factor[2];
+} rescaling;
+
+/* The product of the tile before is waited for: P may be written, and O is brought to the maximum of now. */
+DEV void finish_output(output_tile &o, const softmax_rows &r, const rescaling &rescale, const consumer &c, int use,
+                       int products)
+{
+    WGMMA_WAIT(0);
+    if (products != 0)
+        release(c.smem + TURNED_EMPTY_AT, use - 1);
+    if (rescale.grown)
+        scale_output(o, rescale.factor);
+    if (FOLD_TILES > 0 && products != 0 && !adds_up(products))
+        fold(o, r, c, products <= FOLD_TILES);
+}
+
+/* From the scores of use n, of which the maximum is known, to those of use n + 1, and O += P * V of n under way: the
+ * first scores are computed under the exponentials of the second part. */
+DEV void step_ahead(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, rescaling &rescale, uint64_t q,
+                    const consumer &c, int use, int products, int masked, int seen_0, int seen_1)
+{
+    score_chains chains;
+    const uint64_t k = descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES);
+    exponentiate(s, r, c.scale_log2, 0, FIRST_ELEMS);
+    finish_output(o, r, rescale, c, use, products);
+    pack_probabilities(p, s, 0, FIRST_ELEMS);
+    wait_full(c.smem + K_FULL_AT, use + 1);
+    start_scores_of<0, FIRST_ELEMS>(s, q, k);
+    if (ORDER & 1)
+        keep_order(c);
+    exponentiate(s, r, c.scale_log2, FIRST_ELEMS, KV_TILE / 2);
+    pack_probabilities(p, s, FIRST_ELEMS, KV_TILE / 2);
+    wait_full(c.smem + TURNED_FULL_AT, use);
+    if (PIPELINE == 2)
+        wait_turn(c.index);
+    start_scores_of<FIRST_ELEMS, KV_TILE / 2>(s, q, k);
+    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
+    if (PIPELINE == 2 && !PASS_LATE)
+        pass_turn(c.index);
+    WGMMA_WAIT(2);
+    look_at(s, chains, 0, FIRST_ELEMS, masked, KV_TILE, seen_0, seen_1);
+    if (ORDER & 2)
+        keep_order(c);
+    WGMMA_WAIT(1);
+    if (PIPELINE == 2 && PASS_LATE)
+        pass_turn(c.index);
+    release(c.smem + K_EMPTY_AT, use + 1);
+    look_at(s, chains, FIRST_ELEMS, KV_TILE / 2, masked, KV_TILE, seen_0, seen_1);
+    rescale.grown = move_max(r, rescale.factor, c, chains);
 }
 
 /* ---- Output ---- */
@@ -722,7 +792,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     output_tile o;
     softmax_rows r;
 
-    open_turns(index);
+    if (PIPELINE != 1)
+        open_turns(index);
     place p = wait_place(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
@@ -745,6 +816,19 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         else
             look_at(s, chains, 0, KV_TILE / 2, 0, KV_TILE, 0, 0);
         first_max(r, c.scale_log2, chains);
+#if PIPELINE
+        rescaling rescale = {0, {1.0f, 1.0f}};
+#pragma unroll 1
+        for (tile--; tile >= unmasked; tile--, products = next_count(products))
+            step_ahead(s, probabilities, o, r, rescale, q, c, use++, products, 1, seen_0 - tile * KV_TILE,
+                       seen_1 - tile * KV_TILE);
+#pragma unroll 1
+        for (; tile >= 0; tile--, products = next_count(products))
+            step_ahead(s, probabilities, o, r, rescale, q, c, use++, products, 0, 0, 0);
+        exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
+        finish_output(o, r, rescale, c, use, products);
+        pack_probabilities(probabilities, s, 0, KV_TILE / 2);
+#else
         weigh_visible(probabilities, s, r, c.scale_log2, TRIM ? k.end - tile * KV_TILE : KV_TILE);
         arrivals arrived = {0, 0};
 #pragma unroll 1
@@ -754,11 +838,13 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
 #pragma unroll 1
         for (; tile >= 0; tile--, products = next_count(products))
             step(s, probabilities, o, r, q, c, arrived, use++, products, 0, KV_TILE, 0, 0);
+#endif
 
         /* The last output product of this place, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
         wait_full(smem + TURNED_FULL_AT, use);
-        wait_turn(c.index);
+        if (PIPELINE != 1)
+            wait_turn(c.index);
         start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
         const place next = wait_place(smem, index, ++q_use);
         if (next.q_first >= 0)
@@ -766,7 +852,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         q = query_matrix(c, q_use);
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
                                                                                    never looked at */
-        pass_turn(c.index);
+        if (PIPELINE != 1)
+            pass_turn(c.index);
         WGMMA_WAIT(HALVES);
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
@@ -775,7 +862,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
-    close_turns(index);
+    if (PIPELINE != 1)
+        close_turns(index);
 }
 
 DEV void init_barriers(uint32_t smem)
