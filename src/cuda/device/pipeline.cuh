@@ -16,10 +16,7 @@
 
 enum {
     FIRST_TURN = 1, /* named barriers (0 is __syncthreads): from here on a turn for each consumer */
-    TURN_THREADS = 2 * WARPGROUP_THREADS,
-    /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
-     * product of the other; more of them keep the tensor cores fed by queueing. */
-    PASS_AFTER_SCORES = CONSUMERS == 2
+    TURN_THREADS = 2 * WARPGROUP_THREADS
 };
 
 /* ---- K and V: rings that all consumers read ---- */

@@ -4,7 +4,8 @@
  * - V is transposed on the way: 8-bit products want both operands K-major, so the producer warpgroup turns each tile
  *   of V into one of dims by keys in shared memory. It moves pairs of bytes, which leaves the keys in the order in
  *   which a lane's packed probabilities are, and the dims with the even ones of each 16 first, which the store undoes.
- * - Probabilities are scaled by 2^8 before rounding, since e4m3 has 448 above 1 and little below.
+ * - Probabilities are scaled by 2^5 before rounding: e4m3 has 448 above 1 and little below, and what 2^5 leaves of the
+ *   448 is how far the subtracted maximum may lag behind the true one.
  * - Row sums are those of the rounded probabilities: eight columns of ones behind V make the tensor cores add them up.
  * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles
  *   it is added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
@@ -20,39 +21,6 @@
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
-#endif
-#ifndef SHIFT_LOG2
-#define SHIFT_LOG2 8
-#endif
-#ifndef FIRST_KEYS
-#define FIRST_KEYS ((KV_TILE / 32 + 1) / 2 * 32)
-#endif
-#ifndef ORDER
-#define ORDER 0
-#endif
-#ifndef SPARE
-#define SPARE 40
-#endif
-#ifndef MAX_CHAINS
-#define MAX_CHAINS 1
-#endif
-#ifndef POLYNOMIAL
-#define POLYNOMIAL 0
-#endif
-#ifndef PASS_LATE
-#define PASS_LATE PASS_AFTER_SCORES
-#endif
-#ifndef TRIM
-#define TRIM 0
-#endif
-#ifndef EARLY
-#define EARLY 0
-#endif
-#ifndef PIPELINE
-#define PIPELINE 0
-#endif
-#ifndef HALVES
-#define HALVES (PIPELINE ? 2 : 1)
 #endif
 
 enum {
@@ -113,13 +81,15 @@ enum {
 #include "cuda/device/wgmma_fp8.cuh"
 
 enum {
-    PRODUCER_REGISTERS = CONSUMERS == 2 ? SPARE : 32,
-    CONSUMER_REGISTERS = CONSUMERS == 2 ? 252 - SPARE / 2 : CONSUMERS == 3 ? 160 : 112,
+    PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
+    CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112,
+    PART_ELEMS = WGMMA_FP8_K / 2,           /* of a lane's scores: the keys of one step of the output's product */
+    MAX_CHAINS = CONSUMERS == 2 ? 2 : 1,    /* of dependent comparisons, for a row's maximum: two need registers */
     PRODUCERS_MEET = FIRST_TURN + CONSUMERS /* a named barrier, behind those of the turns */
 };
 
 /* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
-static constexpr float SHIFT = SHIFT_LOG2, SLACK = 8.75f - SHIFT;
+static constexpr float SHIFT = 5.0f, SLACK = 8.75f - SHIFT;
 
 static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
@@ -275,10 +245,6 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
 
-enum {
-    PART_ELEMS = 16,                                            /* 32 keys */
-    FIRST_ELEMS = HALVES == 2 ? FIRST_KEYS / 2 : KV_TILE / 2 /* of the scores' first product */
-};
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
 typedef uint32_t probability_tile[KV_TILE / 8];
@@ -305,25 +271,17 @@ DEV uint64_t query_matrix(const consumer &c, int use)
     return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
-/* Starts elements [FIRST, END) of S = Q * transpose(K) as a group of its own. */
-template <int FIRST, int END> DEV void start_scores_of(score_tile &s, uint64_t q, uint64_t k)
-{
-    if constexpr (END > FIRST) {
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
-            const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
-            wgmma_fp8_ss(*(float(*)[END - FIRST])(s + FIRST), descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
-                         descriptor_at(k, 2 * FIRST * ROW_BYTES + panel * PANEL_BYTES + in_panel), step != 0);
-        }
-        wgmma_commit();
-    }
-}
-
+/* Starts S = Q * transpose(K) as a group of its own. */
 DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
 {
-    start_scores_of<0, FIRST_ELEMS>(s, q, k);
-    start_scores_of<FIRST_ELEMS, KV_TILE / 2>(s, q, k);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_FP8_K; step++) {
+        const int panel = step / 4, in_panel = step % 4 * WGMMA_FP8_K;
+        wgmma_fp8_ss(s, descriptor_at(q, panel * Q_PANEL_BYTES + in_panel),
+                     descriptor_at(k, panel * PANEL_BYTES + in_panel), step != 0);
+    }
+    wgmma_commit();
 }
 
 /* Columns [FIRST, END) of O += P * V for the next WGMMA_FP8_K keys. */
@@ -348,7 +306,15 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned
     wgmma_commit();
 }
 
-/* A lane's scores of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
+/* Elements [first, end) of the scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
+DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2, int first, int end)
+{
+#pragma unroll
+    for (int i = first; i < end; i++)
+        s[i] = exp2_fast(fmaf(s[i], scale_log2, -r.offset[i % 4 / 2]));
+}
+
+/* A lane's probabilities of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
  * turn_block leaves. */
 DEV void pack_probabilities(probability_tile &p, const score_tile &s, int first, int end)
 {
@@ -359,46 +325,11 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s, int first,
     }
 }
 
-/* 2^(32 * x - 16) for x between 0 and 1 on the multiply-add lanes: relative error 2^-9, an eighth of e4m3's. */
-DEV float exp2_of_fraction(float x)
+/* Both, of a masked tile: nothing is computed of parts that no row of the warp sees. `seen`: how many keys the lane's
+ * second row sees, from its first column on. */
+DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r, float scale_log2, int seen)
 {
-    const float to_integer = 12582912.0f, unit = 1.0f / 65536.0f; /* 1.5 * 2^23: a sum's last bits are the exponent */
-    const float rounded = fmaf(x, 32.0f, to_integer), rest = fmaf(x, 32.0f, to_integer - rounded);
-    const float power = fmaf(fmaf(0.23842894f * unit, rest, 0.70344801f * unit), rest, 1.00044314f * unit);
-    return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
-}
-
-/* A row's scores become probabilities times 2^SHIFT: 2^(score * scale_log2 - offset), or by polynomial with the same
- * in 32nds from 2^-16 on. */
-typedef struct row_exponents {
-    float scale, offset, scale_32nd, offset_32nd;
-} row_exponents;
-
-DEV row_exponents row_exponents_of(const softmax_rows &r, int h, float scale_log2)
-{
-    return {scale_log2, -r.offset[h], scale_log2 * (1.0f / 32.0f), fmaf(-r.offset[h], 1.0f / 32.0f, 0.5f)};
-}
-
-/* Of element i of a tile of scores. */
-DEV float probability(float score, const row_exponents &row, int i)
-{
-    if (POLYNOMIAL > 0 && i / 4 % (POLYNOMIAL > 0 ? POLYNOMIAL : 1) == POLYNOMIAL - 1)
-        return exp2_of_fraction(__saturatef(fmaf(score, row.scale_32nd, row.offset_32nd)));
-    return exp2_fast(fmaf(score, row.scale, row.offset));
-}
-
-/* Elements [first, end) of the scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
-DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2, int first, int end)
-{
-    const row_exponents rows[2] = {row_exponents_of(r, 0, scale_log2), row_exponents_of(r, 1, scale_log2)};
-#pragma unroll
-    for (int i = first; i < end; i++)
-        s[i] = probability(s[i], rows[i % 4 / 2], i);
-}
-
-/* The packed probabilities of a masked tile: no work on parts that no row sees. */
-DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r, float scale_log2, int visible)
-{
+    const int visible = __shfl_sync(~0u, seen, 28); /* the warp's last row, which sees the most, and first column */
 #pragma unroll
     for (int first = 0; first < KV_TILE / 2; first += PART_ELEMS)
         if (2 * first < visible) {
@@ -411,11 +342,19 @@ DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r
         }
 }
 
-/* A place that instructions are not moved across: a branch that is never taken. */
-DEV void keep_order(const consumer &c)
+/* Over the lane's own columns. */
+DEV void find_max(float (&max)[2], const score_tile &s)
 {
-    if (c.index >> 8)
-        barrier_wait(c.smem, 0);
+    float chains[2][MAX_CHAINS];
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++) {
+        const int nth = i / 4 * 2 + i % 2; /* of the row's */
+        float &chain = chains[i % 4 / 2][nth % MAX_CHAINS];
+        chain = nth < MAX_CHAINS ? s[i] : fmaxf(chain, s[i]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        max[h] = fmaxf(chains[h][0], chains[h][MAX_CHAINS - 1]);
 }
 
 DEV float offset_of(float max, float scale_log2)
@@ -423,41 +362,9 @@ DEV float offset_of(float max, float scale_log2)
     return finite_max(max) * scale_log2 - SHIFT;
 }
 
-/* A row's maximum over the lane's own columns, in MAX_CHAINS chains. */
-typedef float score_chains[2 * MAX_CHAINS];
-
-/* Elements [first, end) of the tile, of whose keys the first `visible` are seen by any row; those that a row does not
- * see itself are masked where `masked` says that there are any. */
-DEV void look_at(score_tile &s, score_chains &chains, int first, int end, int masked, int visible, int seen_0,
-                 int seen_1)
+DEV void first_max(const score_tile &s, softmax_rows &r, float scale_log2)
 {
-#pragma unroll
-    for (int part = first; part < end; part += PART_ELEMS)
-        if (part == 0 || 2 * part < visible) {
-#pragma unroll
-            for (int i = part; i < part + PART_ELEMS; i++) {
-                if (masked && 8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
-                    s[i] = -CUDART_INF_F;
-                const int nth = i / 4 * 2 + i % 2, at = i % 4 / 2 * MAX_CHAINS + nth % MAX_CHAINS;
-                chains[at] = nth < MAX_CHAINS ? s[i] : fmaxf(chains[at], s[i]);
-            }
-        }
-}
-
-DEV void join_chains(float (&max)[2], const score_chains &chains)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        max[h] = chains[h * MAX_CHAINS];
-#pragma unroll
-        for (int i = 1; i < MAX_CHAINS; i++)
-            max[h] = fmaxf(max[h], chains[h * MAX_CHAINS + i]);
-    }
-}
-
-DEV void first_max(softmax_rows &r, float scale_log2, const score_chains &chains)
-{
-    join_chains(r.max, chains);
+    find_max(r.max, s);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.max[h] = quad_max(r.max[h]);
@@ -467,10 +374,10 @@ DEV void first_max(softmax_rows &r, float scale_log2, const score_chains &chains
 
 /* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
  * and what has been added up so far is to be multiplied by `factor`. */
-DEV int move_max(softmax_rows &r, float (&factor)[2], const consumer &c, const score_chains &chains)
+DEV int move_max(const score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
 {
     float max[2];
-    join_chains(max, chains);
+    find_max(max, s);
     const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
                                           (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
     if (grown) {
@@ -549,123 +456,36 @@ DEV int next_count(int products)
     return FOLD_TILES > 0 ? products + 1 : 1;
 }
 
-/* What has been seen full ahead of its use. */
-typedef struct arrivals {
-    int k, turned;
-} arrivals;
-
-DEV int test_full(uint32_t full, int use)
-{
-    int done;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.s32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(full + BARRIER_BYTES * stage_of(use)), "r"(parity_of(use))
-                 : "memory");
-    return done;
-}
-
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
- * tile before, `products` how many the place has had. Of the tile's keys the first `visible` are seen by any row. */
+ * tile before, `products` how many the place has had. Of a masked tile the lane's rows see the first `seen_0` and
+ * `seen_1` keys, from its first column on. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
-              arrivals &arrived, int use, int products, int masked, int visible, int seen_0, int seen_1)
+              int use, int products, int masked, int seen_0, int seen_1)
 {
     float factor[2];
-    score_chains chains;
-    if (!arrived.k)
-        wait_full(c.smem + K_FULL_AT, use + 1);
-    if (EARLY == 2 && !arrived.turned)
-        wait_full(c.smem + TURNED_FULL_AT, use);
+    wait_full(c.smem + K_FULL_AT, use + 1);
     wait_turn(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
-    if (EARLY != 2 && !arrived.turned)
-        wait_full(c.smem + TURNED_FULL_AT, use);
+    wait_full(c.smem + TURNED_FULL_AT, use);
     start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-    if (!PASS_LATE)
-        pass_turn(c.index);
-    if (HALVES == 2) {
-        WGMMA_WAIT(2);
-        look_at(s, chains, 0, FIRST_ELEMS, masked, KV_TILE, seen_0, seen_1);
-        if (ORDER & 2)
-            keep_order(c);
-    }
+    pass_turn(c.index); /* at once: waiting for the scores, as fwd_wgmma's two consumers do, loses here */
     WGMMA_WAIT(1);
-    if (PASS_LATE)
-        pass_turn(c.index);
     release(c.smem + K_EMPTY_AT, use + 1);
-    if (PASS_LATE == 2)
-        keep_order(c);
-    look_at(s, chains, HALVES == 2 ? FIRST_ELEMS : 0, KV_TILE / 2, masked, KV_TILE, seen_0, seen_1);
-    const int grown = move_max(r, factor, c, chains), trims = TRIM == 1 && masked;
-    if (!trims)
+    if (masked)
+        mask_scores(s, seen_0, seen_1);
+    const int grown = move_max(s, r, factor, c);
+    if (!masked)
         exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
     WGMMA_WAIT(0);
     release(c.smem + TURNED_EMPTY_AT, use);
-    if (EARLY) {
-        arrived.k = test_full(c.smem + K_FULL_AT, use + 2);
-        arrived.turned = test_full(c.smem + TURNED_FULL_AT, use + 1);
-    }
-    if (trims)
-        weigh_visible(p, s, r, c.scale_log2, visible);
+    if (masked)
+        weigh_visible(p, s, r, c.scale_log2, seen_1);
     else
         pack_probabilities(p, s, 0, KV_TILE / 2);
     if (grown)
         scale_output(o, factor);
     if (FOLD_TILES > 0 && !adds_up(products + 1))
         fold(o, r, c, products < FOLD_TILES);
-}
-
-/* What a tile's maximum means for O, which is still being added to. */
-typedef struct rescaling {
-    int grown;
-    float factor[2];
-} rescaling;
-
-/* The product of the tile before is waited for: P may be written, and O is brought to the maximum of now. */
-DEV void finish_output(output_tile &o, const softmax_rows &r, const rescaling &rescale, const consumer &c, int use,
-                       int products)
-{
-    WGMMA_WAIT(0);
-    if (products != 0)
-        release(c.smem + TURNED_EMPTY_AT, use - 1);
-    if (rescale.grown)
-        scale_output(o, rescale.factor);
-    if (FOLD_TILES > 0 && products != 0 && !adds_up(products))
-        fold(o, r, c, products <= FOLD_TILES);
-}
-
-/* From the scores of use n, of which the maximum is known, to those of use n + 1, and O += P * V of n under way: the
- * first scores are computed under the exponentials of the second part. */
-DEV void step_ahead(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, rescaling &rescale, uint64_t q,
-                    const consumer &c, int use, int products, int masked, int seen_0, int seen_1)
-{
-    score_chains chains;
-    const uint64_t k = descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES);
-    exponentiate(s, r, c.scale_log2, 0, FIRST_ELEMS);
-    finish_output(o, r, rescale, c, use, products);
-    pack_probabilities(p, s, 0, FIRST_ELEMS);
-    wait_full(c.smem + K_FULL_AT, use + 1);
-    start_scores_of<0, FIRST_ELEMS>(s, q, k);
-    if (ORDER & 1)
-        keep_order(c);
-    exponentiate(s, r, c.scale_log2, FIRST_ELEMS, KV_TILE / 2);
-    pack_probabilities(p, s, FIRST_ELEMS, KV_TILE / 2);
-    wait_full(c.smem + TURNED_FULL_AT, use);
-    if (PIPELINE == 2)
-        wait_turn(c.index);
-    start_scores_of<FIRST_ELEMS, KV_TILE / 2>(s, q, k);
-    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-    if (PIPELINE == 2 && !PASS_LATE)
-        pass_turn(c.index);
-    WGMMA_WAIT(2);
-    look_at(s, chains, 0, FIRST_ELEMS, masked, KV_TILE, seen_0, seen_1);
-    if (ORDER & 2)
-        keep_order(c);
-    WGMMA_WAIT(1);
-    if (PIPELINE == 2 && PASS_LATE)
-        pass_turn(c.index);
-    release(c.smem + K_EMPTY_AT, use + 1);
-    look_at(s, chains, FIRST_ELEMS, KV_TILE / 2, masked, KV_TILE, seen_0, seen_1);
-    rescale.grown = move_max(r, rescale.factor, c, chains);
 }
 
 /* ---- Output ---- */
@@ -792,8 +612,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     output_tile o;
     softmax_rows r;
 
-    if (PIPELINE != 1)
-        open_turns(index);
+    open_turns(index);
     place p = wait_place(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(smem + K_FULL_AT, use);
@@ -804,47 +623,27 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         const int first_column = 2 * (lane % 4);
         const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
                   seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
-        int tile = count_kv_tiles(a, p) - 1, products = 0;
         const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
+        int tile = count_kv_tiles(a, p) - 1, products = 0;
 
         WGMMA_WAIT(0);
         release(smem + K_EMPTY_AT, use);
-        c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
-        score_chains chains;
         if (tile >= unmasked)
-            look_at(s, chains, 0, KV_TILE / 2, 1, KV_TILE, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
-        else
-            look_at(s, chains, 0, KV_TILE / 2, 0, KV_TILE, 0, 0);
-        first_max(r, c.scale_log2, chains);
-#if PIPELINE
-        rescaling rescale = {0, {1.0f, 1.0f}};
+            mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+        c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
+        first_max(s, r, c.scale_log2);
+        weigh_visible(probabilities, s, r, c.scale_log2, seen_1 - tile * KV_TILE);
 #pragma unroll 1
         for (tile--; tile >= unmasked; tile--, products = next_count(products))
-            step_ahead(s, probabilities, o, r, rescale, q, c, use++, products, 1, seen_0 - tile * KV_TILE,
-                       seen_1 - tile * KV_TILE);
+            step(s, probabilities, o, r, q, c, use++, products, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
 #pragma unroll 1
         for (; tile >= 0; tile--, products = next_count(products))
-            step_ahead(s, probabilities, o, r, rescale, q, c, use++, products, 0, 0, 0);
-        exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
-        finish_output(o, r, rescale, c, use, products);
-        pack_probabilities(probabilities, s, 0, KV_TILE / 2);
-#else
-        weigh_visible(probabilities, s, r, c.scale_log2, TRIM ? k.end - tile * KV_TILE : KV_TILE);
-        arrivals arrived = {0, 0};
-#pragma unroll 1
-        for (tile--; tile >= unmasked; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, arrived, use++, products, 1, TRIM ? k.end - tile * KV_TILE : KV_TILE,
-                 seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
-#pragma unroll 1
-        for (; tile >= 0; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, arrived, use++, products, 0, KV_TILE, 0, 0);
-#endif
+            step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
 
         /* The last output product of this place, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
         wait_full(smem + TURNED_FULL_AT, use);
-        if (PIPELINE != 1)
-            wait_turn(c.index);
+        wait_turn(c.index);
         start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
         const place next = wait_place(smem, index, ++q_use);
         if (next.q_first >= 0)
@@ -852,9 +651,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         q = query_matrix(c, q_use);
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
                                                                                    never looked at */
-        if (PIPELINE != 1)
-            pass_turn(c.index);
-        WGMMA_WAIT(HALVES);
+        pass_turn(c.index);
+        WGMMA_WAIT(1);
         release(smem + TURNED_EMPTY_AT, use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
             add_totals(o, r, c);
@@ -862,8 +660,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         p = next;
     } while (p.q_first >= 0);
     WGMMA_WAIT(0);
-    if (PIPELINE != 1)
-        close_turns(index);
+    close_turns(index);
 }
 
 DEV void init_barriers(uint32_t smem)
@@ -930,8 +727,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 /* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
 enum {
     UNFOLDED_KEYS_MAX = 4096,
-    /* The rates below are for what rates.def lacks: d128_128x160_u, by its times beside d128_128x128 (it is 6.5 %
-     * faster at 4096 keys), and candidates of a search. Above 128 dims start and end of a CTA grow as fwd_wgmma's. */
+    /* The rates below are for what rates.def lacks: d128_128x192_u, whose times at 4096 keys they meet within 3 %, and
+     * candidates of a search. Above 128 dims start and end of a CTA grow as fwd_wgmma's. */
     IS_NARROW = DIM <= 128
 };
 

@@ -81,7 +81,10 @@ enum {
     MORE_FOR_PRODUCER = PACKED && CONSUMERS == 2 && V_DIM <= 64, /* where few outputs are in registers */
     PRODUCER_REGISTERS = MORE_FOR_PRODUCER ? 40 : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32 : 24,
     CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232 : CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
-    FIRST_ALONE = FIRST_TURN + CONSUMERS /* named barriers, behind those of the turns: one for each consumer */
+    FIRST_ALONE = FIRST_TURN + CONSUMERS, /* named barriers, behind those of the turns: one for each consumer */
+    /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
+     * product of the other; more of them keep the tensor cores fed by queueing. */
+    PASS_AFTER_SCORES = CONSUMERS == 2
 };
 
 static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
