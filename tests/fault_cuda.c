@@ -159,7 +159,7 @@ static void eight_bit_products_need_sm_89(void **state)
         {89, "e4m3:b2:h8/2:s77/1333:d128:causal:obf16:lse:kvlens", "fwd_mma8_e4m3_d128_", NULL},
         {120, "e4m3:b2:h8:s512:d256", "fwd_mma8_e4m3_d256_", NULL},
         {120, "e4m3:b2:h8:s512:d64:bshd:packed", "fwd_mma8_e4m3_d64_64x64_s3_r128_packed_", NULL},
-        {90, "e4m3:b2:h8:s512:d64", "fwd_fp8_", NULL},
+        {90, "e4m3:b4:h16:s2048:d64", "fwd_fp8_", NULL},
         {90, "e4m3:b2:h8:s512:d64:ks=0,32768,64:vs=0,32768,64", "fwd_mma8_",
          NULL}, /* no tensor map has such a stride */
     };
