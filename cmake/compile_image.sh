@@ -1,23 +1,25 @@
 #!/bin/sh
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
-# ARCH without a letter (80, 89) with PORTABLE_ARCHS (separated by ; or space): a fat binary with machine code for each
-# of them that is no older, and PTX of ARCH; otherwise one cubin. SPILLS: SPILLS_OK=reason lets spills pass. Leaves
-# IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which `./run resources` tabulates). With KEEP_PTX=1 in the
-# environment also the PTX that nvcc made on the way, for the PTX machine of the tests: of a cubin NAME.ptx beside
-# NAME.bin, of a fat binary NAME.<arch>.ptx for each.
+# With PORTABLE_ARCHS (separated by ; or space) a compressed fat binary: of an ARCH without a letter (80, 89) machine
+# code for each of them that is no older, and PTX of ARCH; of any other its machine code alone. Without, one cubin.
+# SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which
+# `./run resources` tabulates). With KEEP_PTX=1 in the environment also the PTX that nvcc made on the way, for the PTX
+# machine of the tests: of one target NAME.ptx beside NAME.bin, of several NAME.<arch>.ptx for each.
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
-if [ "${arch%[a-z]}" = "$arch" ] && [ -n "$portable" ]; then
-    kind="-fatbin --compress-mode=size" # six targets in a fifth of their bytes; the driver unpacks the one it loads
+compressed="-fatbin --compress-mode=size" # the driver unpacks what it loads
+if [ -z "$portable" ] || [ "${arch%[a-z]}" != "$arch" ]; then
+    kind=${portable:+$compressed}
+    kind=${kind:--cubin}
+    targets="-gencode=arch=compute_$arch,code=sm_$arch"
+else
+    kind=$compressed
     targets="-gencode=arch=compute_$arch,code=compute_$arch"
     for a in $portable; do
         [ "$a" -lt "$arch" ] || targets="$targets -gencode=arch=compute_$a,code=sm_$a"
     done
-else
-    kind=-cubin
-    targets="-gencode=arch=compute_$arch,code=sm_$arch"
 fi
 log=$image.ptxas
 keep=

@@ -9,8 +9,7 @@
  * See docs/kernels/fwd_decode.md.
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
- * memory); optional WARP_KEYS (of a step, 16 or 32), BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for
- * experiments). */
+ * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -19,9 +18,6 @@
 #ifndef CLUSTER
 #define CLUSTER 0
 #endif
-#ifndef WARP_KEYS
-#define WARP_KEYS (DIM == 256 ? 16 : 32)
-#endif
 
 enum {
     ELEM_BYTES = 2,
@@ -29,6 +25,7 @@ enum {
     KV_TILE = 64, /* keys of a block */
     WARPS = 8,
     THREADS = 32 * WARPS,
+    WARP_KEYS = DIM == 256 ? 16 : 32, /* of a step */
     STEP_KEYS = WARPS * WARP_KEYS,
     STEP_BLOCKS = STEP_KEYS / KV_TILE,
     PANEL_ELEMS = 64, /* of a row: 128 bytes, the width of a box */
