@@ -42,8 +42,14 @@ GROUPS = {
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)] +
-             [(90, 4, "fwd_split_*_c_*", [LATE, LATE_TOO, EAGER], problems(DECODING + SHAPES, [72, 128]))],
+             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)],
+    # The host makes clusters of 8, 4, 2 and CTAs alone, the fewer the SMs; CTAs alone have several turns of the ring.
+    # The fewer the SMs, the smaller the clusters: of 8, 4 and 2 CTAs, and CTAs alone, which go round the ring.
+    "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes, dims))
+               for sms, orders, shapes in ((2, [LATE], DECODING + SHAPES), (8, [LATE_TOO], DECODING + SHAPES),
+                                           (16, [EAGER], DECODING + SHAPES), (32, [LATE], DECODING[:2]))
+               for d, dims in ((64, [64, "40/64"]), (128, [72, "128/104"]), (256, ["168/256"]))
+               if d < 256 or sms > 2],
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
