@@ -42,8 +42,14 @@ GROUPS = {
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)] +
-             [(90, 4, "fwd_split_*_c_*", [LATE, LATE_TOO, EAGER], problems(DECODING + SHAPES, [72, 128]))],
+             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)],
+    # The host makes clusters of 8, 4, 2 and CTAs alone, the fewer the SMs; CTAs alone have several turns of the ring.
+    # The fewer the SMs, the smaller the clusters: of 8, 4 and 2 CTAs, and CTAs alone, which go round the ring.
+    "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes, dims))
+               for sms, orders, shapes in ((2, [LATE], DECODING + SHAPES), (8, [LATE_TOO], DECODING + SHAPES),
+                                           (16, [EAGER], DECODING + SHAPES), (32, [LATE], DECODING[:2]))
+               for d, dims in ((64, [64, "40/64"]), (128, [72, "128/104"]), (256, ["168/256"]))
+               if d < 256 or sms > 2],
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
@@ -108,9 +114,9 @@ MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
 SHORT8 = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a"
-MMA8, CLUSTER = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_split_f16_d128_16x16_s3_g4_c_sm90a"
+MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
-LAST_CLUSTER_WAIT = r"barrier\.cluster\.wait\.acquire\.aligned;(?![\s\S]*barrier\.cluster\.wait)"
+LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
     (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
@@ -119,7 +125,10 @@ FLAWS = [
     (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
     (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
-    (CLUSTER, 90, "results are added that the cluster has not sent", LAST_CLUSTER_WAIT, ""),
+    (DECODE, 90, "what the cluster sends is not waited for", r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;",
+     "setp.eq.u32 p, 0, 0;"),
+    (DECODE, 90, "what the cluster sends is miscounted", LAST_BYTES_BEFORE_CLUSTER, r"\1, 64;"),
+    (DECODE, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (WGMMA, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (WGMMA, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),
@@ -138,16 +147,20 @@ FLAWS = [
     (MMA8, 89, "even dims of V in place of odd ones", r"(mov\.u32\s+%r\d+), 30001;", r"\1, 25632;"),
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
-FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", CLUSTER: "b2:h4/2:s5/1000:d128:kvlens", FP8: "e4m3:b1:h4/2:s200/700:d64",
+FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
                  SHORT8: "e4m3:b1:h4/2:s100/900:d64",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 
+def ptx_of(images, kernel, arch):
+    return pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
+
+
 def run_flawed(program, driver, images, folder, flaw):
     """Whether the unchanged kernel passes and the changed one does not."""
     kernel, arch, _, pattern, replacement, *inputs = flaw
-    source = pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
+    source = ptx_of(images, kernel, arch)
     text = source.read_text()
     changed, edits = re.subn(pattern, replacement, text)
     verdicts = []
@@ -179,19 +192,20 @@ def run_flaws(program, driver, images):
     return failures
 
 
-# Kernels all of whose waits the problems need, and how a wait is taken out. That this is found must not hang on its
-# having done harm in the order that warps happened to have.
-WAITED_FOR = [(MMA, 80), ("fwd_ladder5_f16_d64_64x64_s3_sm80", 80)]
+# Kernels all of whose waits the problems need (with so many SMs), and how a wait is taken out. That this is found must
+# not hang on its having done harm in the order that warps happened to have.
 WAITED_FOR_PROBLEMS = ["b1:h2:s130/300:d64", "b1:h2:s200:d64:causal"]
-WAITS = [(r"bar\.sync\s+[^;]*;", lambda m: ""),
+WAITED_FOR = [(MMA, 80, 1, WAITED_FOR_PROBLEMS), ("fwd_ladder5_f16_d64_64x64_s3_sm80", 80, 1, WAITED_FOR_PROBLEMS),
+              (DECODE, 90, 2, ["b1:h4/1:s1/2100:d64", "b1:h2/1:s9/530:d64:causal", "b1:h1:s1/100:d64"])]
+WAITS = [(r"(?:bar\.sync\s+|barrier\.cluster\.wait)[^;]*;", lambda m: ""),
          (COPIES_WAIT, lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
          (r"mbarrier\.(?:try|test)_wait[\w.:]*\s+(%?\w+),[^;]*;", lambda m: f"setp.eq.u32 {m[1]}, 0, 0;")]
 
 
 def run_races(program, driver, images):
     failures = 0
-    for kernel, arch in WAITED_FOR:
-        source = pathlib.Path(images) / f"{kernel}.{arch}.ptx"
+    for kernel, arch, sms, asked in WAITED_FOR:
+        source = ptx_of(images, kernel, arch)
         text = source.read_text()
         waits = [(m, replacement(m)) for pattern, replacement in WAITS for m in re.finditer(pattern, text)]
         for wait, replacement in waits:
@@ -199,7 +213,7 @@ def run_races(program, driver, images):
                 (pathlib.Path(folder) / f"{kernel}.bin").symlink_to(pathlib.Path(images).resolve() / f"{kernel}.bin")
                 edited = pathlib.Path(folder) / source.name
                 edited.write_text(text[:wait.start()] + replacement + text[wait.end():])
-                done, shown = check(program, environment(driver, folder, arch, 1, LATE), kernel, WAITED_FOR_PROBLEMS)
+                done, shown = check(program, environment(driver, folder, arch, sms, LATE), kernel, asked)
             line = text.count("\n", 0, wait.start()) + 1
             told = [text for text in done.stderr.splitlines() if "race at" in text or "no mbarrier was init" in text]
             print(f"{kernel}: line {line}, `{wait[0]}`: {len(told)} pairs; {told[0][:300] if told else ''}", flush=True)

@@ -23,11 +23,13 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 POINTS = 24
 EXACT = {"fwd_simd"}  # every condition of its space is an assertion of its source
-# What the assertions use from headers of C.
+HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"
+# What the assertions of CPU kernels use from our headers.
 CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
             "ACR__ISA_AVX512 = 4 };\n"
 BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
-                    r"|enum \{.*?^\};|(?:_Static_assert|static_assert)\(.*?\);)$", re.M | re.S)
+                    r"|enum \{.*?^\};|typedef struct \w+ \{.*?^\} \w+;|(?:_Static_assert|static_assert)\(.*?\);)$",
+                    re.M | re.S)
 
 
 def device_constants():
@@ -42,12 +44,15 @@ def device_constants():
 def assertions_of(source):
     """The part of a family's file that decides which parameters are legal, as C++ or C of its own."""
     text = re.sub(r"/\*.*?\*/", "", source.read_text(), flags=re.S)
-    kept = [m[0] for m in BLOCKS.finditer(text)]
-    enums = [k for k in kept if k.startswith("enum") and "static" not in k]
+    host = text.find("#ifdef __CUDACC__")  # layouts of shared memory stand before it, beside the enums that need them
+    found = list(BLOCKS.finditer(text))
+    kept = [m[0] for m in found if not m[0].startswith("typedef") or m.start() < host]
+    types = [k for k in kept if k.startswith(("enum", "typedef")) and "static" not in k]
     asserts = [k for k in kept if "tatic_assert(" in k]
     defaults = [k for k in kept if k.startswith("#ifndef") and "#define" in k]
     constants = device_constants() if source.suffix == ".cu" else CONSTANTS
-    return constants + "namespace family {\n" + "\n".join(defaults + enums + asserts) + "\n}\n", len(asserts)
+    return (HEADERS + constants + "namespace family {\n" + "\n".join(defaults + types + asserts) + "\n}\n",
+            len(asserts))
 
 
 def compiles(text, arch, parameters):

@@ -35,16 +35,17 @@ static void lists_cover_every_pair(void **state)
 }
 
 typedef struct seen {
-    int group_1, group_4, group_8, one_query, key_lengths, causal, causal_top_left, many_splits, clusters;
+    int group_1, group_4, group_8, one_query, key_lengths, causal, causal_top_left, many_splits;
+    unsigned clusters; /* the sizes that occur, all powers of two */
 } seen;
 
 static void look_at(seen *s, const acr__kernel *kernel, const acr_problem *p, const acr__device *device)
 {
     acr__launch launch;
     kernel->shape(p, device, &launch);
-    const int64_t group = p->q_heads / p->kv_heads,
-                  row_tiles = (group * p->q_len + kernel->q_tile - 1) / kernel->q_tile;
-    const int64_t splits = launch.grid[0] / row_tiles; /* CTAs that share the keys of a tile of query rows */
+    const int64_t group = p->q_heads / p->kv_heads;
+    const uint32_t splits = launch.grid[0]; /* CTAs that share the keys of a tile of query rows */
+    s->clusters |= launch.cluster;
     if (p->q_len > 16 || splits < 2)
         return;
     s->group_1 += group == 1;
@@ -55,8 +56,7 @@ static void look_at(seen *s, const acr__kernel *kernel, const acr_problem *p, co
                                                                         a key */
     s->causal += p->mask == ACR_MASK_CAUSAL && p->q_len > 1;
     s->causal_top_left += p->mask == ACR_MASK_CAUSAL_TOP_LEFT;
-    s->many_splits += splits > 32;     /* more than the lanes of a warp */
-    s->clusters += launch.cluster > 1; /* which never are so many */
+    s->many_splits += splits > 32; /* more than the lanes of a warp */
 }
 
 static void splitting_kernels_meet_decoding(void **state)
@@ -66,7 +66,8 @@ static void splitting_kernels_meet_decoding(void **state)
     int kernels = 0;
     for (size_t i = 0; i < acr__kernel_count; i++) {
         const acr__kernel *kernel = acr__kernels[i];
-        if (strcmp(kernel->family, "fwd_split") != 0)
+        const bool by_clusters = strcmp(kernel->family, "fwd_decode") == 0;
+        if (!by_clusters && strcmp(kernel->family, "fwd_split") != 0)
             continue;
         seen s = {0};
         kernels++;
@@ -74,12 +75,14 @@ static void splitting_kernels_meet_decoding(void **state)
         for (size_t c = 0; c < list.count; c++)
             look_at(&s, kernel, &list.items[c].problem, device);
         if (!s.group_1 || !s.group_4 || !s.group_8 || !s.one_query || !s.key_lengths || !s.causal ||
-            !s.causal_top_left || (!s.many_splits && !s.clusters))
+            !s.causal_top_left || (!by_clusters && !s.many_splits))
             fail_msg(
                 "%s: no split case with: group 1 %d, 4 %d, 8 %d, one query %d, key lengths %d, causal %d, top-left "
                 "%d, many splits %d",
                 kernel->name, s.group_1, s.group_4, s.group_8, s.one_query, s.key_lengths, s.causal, s.causal_top_left,
                 s.many_splits);
+        if (by_clusters && s.clusters != (kernel->qk_dim_max == 256 ? 14 : 15)) /* 8, 4, 2 and CTAs alone */
+            fail_msg("%s: clusters of these sizes alone: %#x", kernel->name, s.clusters);
     }
     assert_true(kernels > 0);
 }

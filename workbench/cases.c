@@ -20,7 +20,8 @@ typedef enum axis {
     AXES
 } axis;
 enum {
-    VALUES_MAX = 9
+    VALUES_MAX = 9,
+    LONG_KV_LEN = 10007
 };
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
@@ -201,8 +202,30 @@ static void add_length(int64_t *lens, int *count, int64_t length)
     }
 }
 
-/* Around a tile, one query and a few, a prime, several tiles with a rest, and the common odd length 1333. For a GPU
- * kernel that hands something over through a workspace also keys so many that it splits them as far as it ever does. */
+/* Whether CTAs of a GPU kernel hand something over, through a workspace or within a cluster. */
+static bool ctas_share_work(const acr__kernel *kernel, const acr__device *device)
+{
+    const acr_problem decoding = {.dtype = kernel->dtype,
+                                  .batch = 1,
+                                  .q_heads = 1,
+                                  .kv_heads = 1,
+                                  .q_len = 1,
+                                  .kv_len = LONG_KV_LEN,
+                                  .qk_dim = kernel->qk_dim_max,
+                                  .v_dim = kernel->v_dim_max};
+    acr__launch launch;
+    if (kernel->backend != ACR__CUDA) {
+        return false;
+    }
+    if (kernel->workspace) {
+        return true;
+    }
+    kernel->shape(&decoding, device, &launch);
+    return launch.cluster > 1;
+}
+
+/* Around a tile, one query and a few, a prime, several tiles with a rest, and the common odd length 1333. Where CTAs
+ * hand something over also keys so many that a GPU kernel splits them as far as it ever does. */
 static void set_lengths(space *s)
 {
     int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
@@ -217,8 +240,8 @@ static void set_lengths(space *s)
     for (size_t i = 0; i < sizeof kv_lens / sizeof kv_lens[0]; ++i) {
         add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], kv_lens[i]);
     }
-    if (s->kernel->backend == ACR__CUDA && s->kernel->workspace) {
-        add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], 10007);
+    if (ctas_share_work(s->kernel, s->device)) {
+        add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], LONG_KV_LEN);
     }
 }
 

@@ -11,12 +11,6 @@ DEV void cluster_arrive_relaxed(void)
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/* What the thread has stored before is visible to those who have waited. */
-DEV void cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
 DEV void cluster_wait(void)
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -28,19 +22,6 @@ DEV uint32_t cluster_address(uint32_t address, uint32_t rank)
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
-}
-
-/* Stores to such an address, a multiple of the value's size. */
-DEV void cluster_store(uint32_t to, float2 value)
-{
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value.x), "f"(value.y) : "memory");
-}
-
-DEV void cluster_store(uint32_t to, float4 value)
-{
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x), "f"(value.y),
-                 "f"(value.z), "f"(value.w)
-                 : "memory");
 }
 
 /* Stores asynchronously to such an address; `barrier`, of the same CTA, is credited with the 16 bytes. */

@@ -51,8 +51,7 @@ typedef struct sent {
 
 /* Shared memory behind the rings of K and V. */
 typedef struct common_memory {
-    uint64_t k_full[STAGES], v_full[STAGES], all_sent;
-    uint64_t pad[(2 * STAGES + 1) % 2];
+    uint64_t k_full[STAGES], v_full[STAGES], all_sent, unused; /* whole 16-byte words */
     unsigned char q[Q_TILE * Q_ROW_BYTES];
     uint16_t p[STEP_KEYS][Q_TILE];                /* probabilities of a step */
     float max[Q_TILE][WARPS], sum[Q_TILE][WARPS]; /* of each row by warp, over a step and over all */
@@ -91,6 +90,8 @@ enum {
 
 static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(STAGES >= STEP_BLOCKS, "STAGES: a step's blocks are in shared memory together");
+static_assert(CLUSTER == 0 || (CLUSTER >= CLUSTER_MIN && CLUSTER <= CLUSTER_MAX && (CLUSTER & (CLUSTER - 1)) == 0),
+              "CLUSTER: a power of two up to 8, with 256 dims at least 2");
 static_assert(sizeof(common_memory) % 16 == 0 && offsetof(common_memory, q) % 16 == 0, "16-byte words");
 
 /* ---- Where a CTA is, and which keys are its own ---- */
@@ -117,7 +118,7 @@ typedef struct row_place {
 } row_place;
 
 /* Where a row of the tile is in the problem. Rows beyond the last count as the last. The division in float32 is exact:
- * there are at most 2^20 rows. */
+ * a grid has fewer than 2^19 rows. */
 DEV row_place find_row(const fwd_args &a, const place &p, int row)
 {
     const int at = p.row_first + min(row, p.rows - 1);
@@ -764,8 +765,6 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = "kv_len is above 2^31 - 32769";
     if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
         reason = "q_heads * q_len has more than 65535 tiles of rows";
-    if (reason == NULL && row_tiles(problem) > 65536) /* rows are divided by the group in float32 */
-        reason = "q_heads / kv_heads * q_len is above 524288";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);

@@ -5,20 +5,16 @@
  * a whole group of heads. The keys of a tile are split over CTAs, and within a CTA over KV_GROUPS groups of warps, each
  * of which takes every KV_GROUPS-th tile of keys through a ring of STAGES of its own in shared memory (cp.async); a
  * group of one warp waits for nobody until the end. Then the groups' results are added, and, where a tile has several
- * CTAs, left in the workspace; the last CTA to arrive adds them, always in the same order. With CLUSTERS the CTAs of a
- * tile are a cluster (sm_90), and send each other their results: each adds up some of the rows. After Dao et al. 2023
- * (split keys). See docs/kernels/fwd_split.md.
+ * CTAs, left in the workspace; the last CTA to arrive adds them, always in the same order. After Dao et al. 2023 (split
+ * keys). See docs/kernels/fwd_split.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, CLUSTERS=1, SPLITS (at most so many CTAs
- * a tile, in place of the host's choice: for experiments). */
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
+ * place of the host's choice: for experiments). */
 #include "fwd_args.h"
 
 #ifndef BF16
 #define BF16 0
-#endif
-#ifndef CLUSTERS
-#define CLUSTERS 0
 #endif
 #ifndef SPLITS
 #define SPLITS 0
@@ -36,18 +32,12 @@ enum {
     Q_IN_REGISTERS = DIM <= 192, /* queries pass through the last stage of V; else they stay behind the ring */
     GROUP_BYTES = STAGES * STAGE_BYTES + (Q_IN_REGISTERS ? 0 : Q_TILE * DIM * ELEM_BYTES),
     STEP_KEYS = KV_TILE * KV_GROUPS, /* keys that the CTA takes in a step */
-    RINGS_BYTES = KV_GROUPS * GROUP_BYTES,
+    SMEM_BYTES = KV_GROUPS * GROUP_BYTES,
     /* A partial result: Q_TILE rows of floats: DIM outputs, reference, sum, padding that spreads rows over banks. */
     PARTIAL_STRIDE = DIM + 8,
     PARTIAL_ELEMS = Q_TILE * PARTIAL_STRIDE,
-    /* With CLUSTERS, behind the rings, the results of a row, or some, from all CTAs of the cluster, whose size divides
-     * Q_TILE. */
-    INBOX_BYTES = CLUSTERS ? 4 * PARTIAL_ELEMS : 0,
-    SMEM_BYTES = RINGS_BYTES + INBOX_BYTES,
-    ROWS_MAX = RINGS_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
-    /* CTAs of a tile: the largest cluster that every GPU with clusters takes; else a row of all of them must fit into
-     * shared memory. */
-    SPLITS_MAX = CLUSTERS ? 8 : ROWS_MAX < 128 ? ROWS_MAX : 128,
+    ROWS_MAX = SMEM_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
+    SPLITS_MAX = ROWS_MAX < 128 ? ROWS_MAX : 128, /* CTAs of a tile: a row of all of them must fit there */
     /* The workspace: of each tile, how many CTAs have arrived, then the partial results of all CTAs. The counters' size
      * is the same in every variant, so that variants may follow each other in one workspace. */
     COUNTERS_MAX = 4096,
@@ -56,9 +46,6 @@ enum {
 
 #ifdef __CUDACC__
 
-#if CLUSTERS
-#include "cuda/device/cluster.cuh"
-#endif
 #include "cuda/device/common.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/element.cuh"
@@ -495,27 +482,6 @@ DEV void add_partials(row_result (&r)[ROWS], const float *const (&rows)[ROWS], i
         }
 }
 
-#if CLUSTERS
-
-/* Sends a row of this CTA to the CTA of the cluster that adds it up: each takes every so many-th row. */
-DEV void leave_row(const fwd_args &a, const place &p, const row_result &r, int row, int lane, unsigned char *smem)
-{
-    const int ctas = (int)gridDim.x, owner = row & (ctas - 1), slot = row - owner + (int)blockIdx.x;
-    const uint32_t to = cluster_address(smem_address(smem) + RINGS_BYTES + slot * PARTIAL_STRIDE * 4, owner);
-#pragma unroll
-    for (int i = 0; i < LANE_COLUMNS; i += LANE_COLUMNS % 4 == 0 ? 4 : 2) {
-        const uint32_t columns = to + (LANE_COLUMNS * lane + i) * 4;
-        if (LANE_COLUMNS % 4 == 0)
-            cluster_store(columns, make_float4(r.o[i], r.o[i + 1], r.o[i + 2], r.o[i + 3]));
-        else
-            cluster_store(columns, make_float2(r.o[i], r.o[i + 1]));
-    }
-    if (lane == 0)
-        cluster_store(to + REFERENCE_AT * 4, make_float2(r.reference, r.sum));
-}
-
-#else
-
 /* The tile's rows in the workspace, one after the other, of each the CTAs' results side by side. */
 DEV float *find_partials(const fwd_args &a, const place &p)
 {
@@ -543,8 +509,6 @@ DEV void fetch_row(uint32_t smem, const float *row, int splits, int lane)
     for (int i = lane; i < splits * PARTIAL_STRIDE * 4 / CHUNK_BYTES; i += WARP_THREADS)
         copy_chunk_async(smem + i * CHUNK_BYTES, row + i * (CHUNK_BYTES / 4), 1);
 }
-
-#endif
 
 /* Where a row of the tile is in the problem. */
 typedef struct row_place {
@@ -638,38 +602,6 @@ DEV gathered_rows find_groups(const place &p, unsigned char *smem)
     return {(const float *)smem, 0, p.rows, 1, PARTIAL_STRIDE, GROUP_BYTES / 4, KV_GROUPS};
 }
 
-/* finish adds the groups' results, and those of the tile's other CTAs where there are any. One loop for both, so that
- * its code is at hand the second time. */
-#if CLUSTERS
-
-/* Every CTA of the cluster comes here; those from rank `splits` on have no results. */
-DEV void finish(const fwd_args &a, const place &p, const keys &visible, int splits, unsigned char *smem)
-{
-    gathered_rows g = find_groups(p, smem);
-    bool whole = splits == 1;
-    if ((int)blockIdx.x >= splits)
-        g.end = 0;
-    if (!whole)
-        cluster_wait(); /* the others have begun: their inboxes exist */
-    for (;;) {
-        add_rows(a, p, visible, g, whole, smem);
-        if (whole)
-            return;
-        cluster_arrive();
-        cluster_wait();
-        whole = true;
-        g = {(const float *)(smem + RINGS_BYTES),
-             (int)blockIdx.x,
-             p.rows,
-             (int)gridDim.x,
-             PARTIAL_STRIDE,
-             PARTIAL_STRIDE,
-             splits};
-    }
-}
-
-#else
-
 /* Whether this CTA is the last of `count` to come here: then what the others left before is visible to it. The counter
  * wraps back to 0. */
 DEV bool arrives_last(unsigned *counter, int count)
@@ -684,6 +616,8 @@ DEV bool arrives_last(unsigned *counter, int count)
     return __syncthreads_or(threadIdx.x == 0 && arrived == (unsigned)count - 1);
 }
 
+/* Adds the groups' results, and those of the tile's other CTAs where there are any. One loop for both, so that its code
+ * is at hand the second time. */
 DEV void finish(const fwd_args &a, const place &p, const keys &visible, int splits, unsigned char *smem)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
@@ -711,14 +645,9 @@ DEV void finish(const fwd_args &a, const place &p, const keys &visible, int spli
     }
 }
 
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(128) unsigned char smem[];
-#if CLUSTERS
-    cluster_arrive_relaxed();
-#endif
     wait_for_previous_kernel();
 
     const int warp = threadIdx.x / WARP_THREADS, group = ROW_WARPS == 1 ? warp : warp / ROW_WARPS;
@@ -728,8 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __gri
     const int position_first = row_position(a, p, 0);
     const keys visible = find_keys(a, p.batch, position_first, row_position(a, p, p.rows - 1) - position_first + 1);
     const share s = find_share(visible);
-    const bool adds_others = CLUSTERS && s.steps > s.steps_each;
-    if (s.first == s.end && blockIdx.x != 0 && !adds_others) /* the first CTA writes the rows that see no key */
+    if (s.first == s.end && blockIdx.x != 0) /* the first CTA writes the rows that see no key */
         return;
 
     pipeline x = start_loads(a, p, s, l, smem_address(smem) + group * GROUP_BYTES);
@@ -794,7 +722,7 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
     const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);
     const double ends = 3450.0 + 420.0 * rows_of_warp; /* until the first data; adding the groups' results */
-    const double merge = (CLUSTERS ? 1300.0 : 2750.0) + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
+    const double merge = 2750.0 + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
     return ends + steps + (splits > 1.0 ? merge : 0.0);
 }
 
@@ -832,13 +760,11 @@ typedef struct choice {
     int64_t splits, steps_each;
 } choice;
 
-/* Into at most so many CTAs. A cluster has all that it is launched with, a power of two, though some find no keys. */
+/* Into at most so many CTAs. */
 static choice split_into(int64_t steps, int64_t ctas)
 {
-    while (CLUSTERS && (ctas & (ctas - 1)) != 0)
-        ctas &= ctas - 1;
     const int64_t steps_each = (steps + ctas - 1) / ctas;
-    return (choice){CLUSTERS ? ctas : (steps + steps_each - 1) / steps_each, steps_each};
+    return (choice){(steps + steps_each - 1) / steps_each, steps_each};
 }
 
 static choice choose_splits(const acr_problem *problem, const acr__device *device)
@@ -846,12 +772,12 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
     const double mean_len = problem->flags & ACR_KV_LENS ? 0.5 : 1.0; /* they are not known here */
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
     const int64_t tiles = row_tiles(problem) * problem->kv_heads * problem->batch;
-    const int64_t most = tiles > COUNTERS_MAX && !CLUSTERS ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
+    const int64_t most = tiles > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
     if (SPLITS > 0)
         return split_into(steps, most < SPLITS ? most : SPLITS);
     choice best = {1, steps};
     double best_seconds = split_seconds(problem, device, steps, 1, mean_len);
-    for (int64_t wanted = 2; wanted <= most; wanted += CLUSTERS ? wanted : 1) { /* a cluster's size divides Q_TILE */
+    for (int64_t wanted = 2; wanted <= most; wanted++) {
         const choice tried = split_into(steps, wanted);
         const double seconds = split_seconds(problem, device, tried.steps_each, tried.splits, mean_len);
         if (seconds < best_seconds) {
@@ -864,7 +790,7 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
 
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
-    const int64_t splits = CLUSTERS ? 1 : choose_splits(problem, device).splits;
+    const int64_t splits = choose_splits(problem, device).splits;
     const int64_t ctas = row_tiles(problem) * problem->kv_heads * problem->batch * splits;
     return splits == 1 ? 0 : COUNTERS_BYTES + (size_t)ctas * PARTIAL_ELEMS * sizeof(float);
 }
@@ -875,7 +801,6 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     *launch =
         (acr__launch){.grid = {splits, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
                       .block = THREADS,
-                      .cluster = CLUSTERS ? splits : 0,
                       .smem_bytes = SMEM_BYTES};
 }
 
@@ -903,8 +828,8 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .symbol = KERNEL_TEXT,
     .image = KERNEL_IMAGE,
     .image_end = KERNEL_IMAGE_END,
-    .arch_min = CLUSTERS ? 90 : 80,
-    .arch_max = CLUSTERS ? 90 : 999, /* PTX for what comes */
+    .arch_min = 80,
+    .arch_max = 999, /* PTX for what comes */
     .shape = shape,
 };
 
