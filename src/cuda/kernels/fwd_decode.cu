@@ -770,11 +770,11 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
-/* The clusters that run at once: those of 4 and 8 leave SMs over, since a cluster does not reach beyond its GPC. */
-static double clusters_at_once(int64_t ctas, const acr__device *device)
+/* The clusters that run at once with so many CTAs beside each other on an SM: those of 4 and 8 leave SMs over, since a
+ * cluster does not reach beyond its GPC. */
+static double clusters_at_once(int64_t ctas, const acr__device *device, int32_t ctas_per_sm)
 {
     const double sms = (double)device->sm_count / (double)ctas;
-    const int32_t ctas_per_sm = acr__ctas_per_sm(device, SMEM_BYTES, 128, THREADS);
     return fmax(1.0, floor(ctas_per_sm * sms * (ctas > 2 ? 0.91 : 1.0)));
 }
 
@@ -785,16 +785,17 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
     const double tiles = (double)(row_tiles(problem) * problem->kv_heads * problem->batch);
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
-    const double at_once = clusters_at_once(ctas, device), waves = ceil(tiles / at_once);
-    /* All latencies: start, end, and the keys of the first step; the other steps. */
+    const double at_once = clusters_at_once(ctas, device, acr__ctas_per_sm(device, SMEM_BYTES, 128, THREADS));
+    /* All latencies: start, end, and the first step's keys; the other steps. CTAs that share an SM slow each other. */
     const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0);
     const double first_step = 770.0 * fmin(cta_keys, STEP_KEYS) * DIM / (256.0 * 128.0);
-    const double step = DIM == 64 ? 2380.0 : DIM == 128 ? 3150.0 : 2800.0;
-    const double cycles = ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0);
-    const double rate = 0.86 * acr__memory_rate(problem, device, (double)row_tiles(problem));
+    const double step = DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0;
+    const double shared = fmin(tiles, at_once) > clusters_at_once(ctas, device, 1) ? 1.3 : 1.0;
+    const double cycles = shared * (ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0));
+    const double rate = 0.92 * acr__memory_rate(problem, device, (double)row_tiles(problem));
     const double running = fmin(tiles, at_once) * (double)ctas; /* CTAs of a wave */
-    const double memory = 2.0e-6 + fmax(running / rate, device->sm_count / (2.05 * rate)) * cta_bytes;
-    return waves * fmax(cycles / clock_hz, memory);
+    const double memory = 1.5e-6 + fmax(running / rate, device->sm_count / (2.05 * rate)) * cta_bytes;
+    return ceil(tiles / at_once) * fmax(cycles / clock_hz, memory);
 }
 
 static int64_t choose_ctas(const acr_problem *problem, const acr__device *device)
