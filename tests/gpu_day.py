@@ -194,7 +194,7 @@ class Day(unittest.TestCase):
         self.assertEqual(done.returncode, UNFINISHED, done.stdout + done.stderr)
         self.assertEqual(self.steps()["evolve"]["status"], "unfinished")
         log = (self.out / "day.log").read_text()
-        self.assertEqual(log.count("\nsanitizer\n"), 6)  # a run for each of racecheck's patterns
+        self.assertEqual(log.count("\nsanitizer\n"), 7)  # a run for each of racecheck's patterns
         self.assertIn("\nbuilt from 0123456789ab, dirty 0\n", log)
         self.assertRegex(log, r"--variant \S+/variants/fwd_x\+A=1 --variant fwd_x:B=1 b1:h1:s1:d8 -o")
         with tarfile.open(self.out / "more.tar.gz") as archive:
@@ -229,7 +229,7 @@ class Day(unittest.TestCase):
             done = subprocess.run([sys.executable, ROOT / "tools/gpu_day.py", "--tiny", "-o", self.out, *steps],
                                   env=environment | execute, capture_output=True, text=True, timeout=200, check=False)
             self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
-        self.assertEqual([c["kernels"][0]["cases"] for c in json.loads((self.out / "check.json").read_text())], [1] * 5)
+        self.assertEqual([c["kernels"][0]["cases"] for c in json.loads((self.out / "check.json").read_text())], [1] * 6)
         dry = subprocess.run([sys.executable, ROOT / "tools/gpu_day.py", "--dry-run", "all"], env=environment,
                              capture_output=True, text=True, timeout=60, check=False).stdout
         seen = 0

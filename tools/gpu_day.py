@@ -45,13 +45,15 @@ SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "b1:h2:s20/40:d32", "
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma, fwd_fp8 and fwd_ladder5 (a tile's index, written after the consumers' arrivals),
 # fwd_mma with key groups and fwd_split's lines of 32 rows (partial results, published before the barrier of all).
-RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fwd_split_*_16x*", "fwd_ladder[0-4]*"]
+RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fwd_split_*_16x*", "fwd_decode*",
+             "fwd_ladder[0-4]*"]
 # 250 runs after the first: decoding, split and not, lengths of batch entries, every head dim.
+RERUN = ["fwd_split*", "fwd_decode*"]
 RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3/1111:d64:causal", "b1:h4:s16/999:d256",
           "b1:h4:s1/1500:d192", "b1:h4/1:s4/3000:d64:causal"]
 # More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory, and the
 # host's processors for minutes, to make the inputs and to look at every output.
-LARGE = [("fwd_[mw]*_f16_d128_*", "b1:h64/1:s262500/100:d128:bshd"), ("fwd_[mws]*_f16_d128_*", "b300:h8:s1/7000:d128")]
+LARGE = [("fwd_[mw]*_f16_d128_*", "b1:h64/1:s262500/100:d128:bshd"), ("fwd_[dmsw]*_f16_d128_*", "b300:h8:s1/7000:d128")]
 MISSION = "b2:h8:s512:d64"
 # The tables' rows beside the peers. Long ones take up to a minute each.
 PEERS = {
@@ -71,13 +73,13 @@ FP8 = ["e4m3:b4:h16:s2048:d64", "e4m3:b4:h16:s2048:d64:causal", "e4m3:b2:h16:s40
        "e4m3:b2:h16:s4096:d128:causal", "e4m3:b1:h16:s16384:d128:causal", "e4m3:b2:h8:s4096:d256",
        "e4m3:b2:h8:s4096:d192", "e4m3:b2:h8:s512:d64"]
 PACKED = ["b16:h16:s2048:d64:bshd:packed", "b16:h16:s2048:d128:causal:bshd:packed"]
-LENGTHS = ["b16:h32/8:s1/8192:d128:kvlens"]
+LENGTHS = [("fwd_split", "b16:h32/8:s1/8192:d128:kvlens"), ("fwd_decode", "b2:h32/8:s1/2048:d128:kvlens")]
 MODES = ["rotating", "cold", "call", "call-single"]
 HOST_COST = [MISSION, "b4:h16:s2048:d64", "b8:h32/8:s1024:d128:causal"]
 PROFILED = [("b32:h32/8:s1/8192:d128", "fwd_split_f16_d128_16*"), ("b1:h32/8:s1/32768:d128", "fwd_split_f16_d128_16*"),
-            ("b1:h32/8:s1/2048:d128", "fwd_split_f16_d128_16*"), (MISSION, "fwd_short_f16_d64_64x128_s4_sm90a"),
+            ("b1:h32/8:s1/2048:d128", "fwd_decode_f16_d128_*"), (MISSION, "fwd_short_f16_d64_64x128_s4_sm90a"),
             ("b1:h16:s1024:d64", "fwd_short_f16_d64_128x64_s6_ring_sm90a")]
-TIMELINES = PROFILED[3:]
+TIMELINES = PROFILED[2:]
 
 
 @dataclasses.dataclass
@@ -274,10 +276,11 @@ def steps():
     # The oracle takes all processors: 178 s for the first list alone, 181 s for the second beside the first.
     add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, packed lines", 180,
         lambda d: [check(d, "fwd_[sw]*")], known=True, together=True)
-    add("check.second", "conformance: fwd_mma, fwd_fp8, the ladder, packed lines", 180,
+    add("check.second", "conformance: fwd_decode, fwd_fp8, fwd_mma, the ladder, packed lines", 180,
         lambda d: [check(d, "fwd_[!sw]*")], known=True, together=True)
-    add("reruns", "250 reruns of fwd_split, bitwise equal", 12,
-        lambda d: [check(d, "fwd_split*", "--inputs", "normal", "--reruns", "250", *RERUNS)], known=True, together=True)
+    add("reruns", "250 reruns of fwd_split and fwd_decode, bitwise equal", 20,
+        lambda d: [check(d, kernels, "--inputs", "normal", "--reruns", "250", *RERUNS) for kernels in RERUN],
+        together=True)
     for tool in ("memcheck", "initcheck", "synccheck"):
         add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 10,
             lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), together=True, lacks=Day.lacks_sanitizer)
@@ -308,21 +311,22 @@ def steps():
     add("alone", "fp8, packed batches and key lengths, ours alone", 40,
         lambda d: [bench(d, "--quick", "-k", "fwd_fp8", *d.cut(FP8)),
                    *(bench(d, "--quick", "--lengths", lengths, "-k", kernels, *d.cut(problems))
-                     for kernels, problems in (("fwd_wgmma_*packed*", PACKED), ("fwd_split", LENGTHS))
+                     for kernels, *problems in (("fwd_wgmma_*packed*", *PACKED), *LENGTHS)
                      for lengths in ("full", "skewed"))])
     add("modes", "the mission shape in the other modes", 40,
         lambda d: [bench(d, "--peers", "torch,cublas", "--mode", mode, MISSION) for mode in d.cut(MODES)],
         lacks=Day.lacks_torch)
     add("overlap", "launches that overlap their predecessor", 15,
         lambda d: [bench(d, "--overlap", "--quick", "-k", "fwd_short", *d.cut([MISSION, MISSION + ":causal"])),
-                   bench(d, "--overlap", "--quick", "-k", "fwd_split", "b1:h32/8:s1/2048:d128")])
+                   bench(d, "--overlap", "--quick", "-k", "fwd_decode", "b1:h32/8:s1/2048:d128"),
+                   bench(d, "--overlap", "--quick", "-k", "fwd_split", "b8:h32/8:s1/2048:d128")])
     add("host-cost", "bare launch, acr_execute, acr_forward, first call of a process", 30,
         lambda d: [bench(d, "--host-cost", *d.cut(HOST_COST))])
     add("ladder", "the teaching ladder", 10, lambda d: [bench(d, "--quick", "-k", "fwd_ladder*", MISSION)])
-    add("profile", "counters of fwd_split at decode rows and of fwd_short", 18,
+    add("profile", "counters of fwd_split and fwd_decode at decode rows, and of fwd_short", 18,
         lambda d: [Command(d.acromion("profile", "--backend", "cuda", problem, "-k", kernel), "records", "profile.json")
                    for problem, kernel in d.cut(PROFILED)], known=True, lacks=Day.lacks_ncu)
-    add("timeline", "cycles of fwd_short's steps", 6,
+    add("timeline", "cycles of the steps of fwd_decode and fwd_short", 6,
         lambda d: [Command(d.acromion("profile", "--backend", "cuda", "--timeline", problem, "-k", kernel), "records",
                            "profile.json") for problem, kernel in d.cut(TIMELINES)], known=True, lacks=Day.lacks_nvcc)
     add("python", "the Python package's tests and times beside SDPA's", 135,
