@@ -420,8 +420,8 @@ static int32_t ctas_per_sm(const acr__device *device)
     return has_8_bit_products(device) ? acr__ctas_per_sm(device, SMEM_BYTES, limit, THREADS) : 1;
 }
 
-/* Predicted for GPUs with 8-bit products, on which this family has not run. docs/kernels/fwd_mma8.md has the rates' source;
- * those of sm_90 are such that fwd_fp8, which is measured, is taken where it can run. */
+/* Predicted for GPUs with 8-bit products, on which this family has not run: docs/kernels/fwd_mma8.md says where the
+ * rates come from. Those of sm_90 are such that fwd_fp8, which is measured, is taken where it can run. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr_problem padded = acr__padded(problem, DIM, DIM);
