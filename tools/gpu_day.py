@@ -282,33 +282,33 @@ def steps():
         lambda d: [check(d, kernels, "--inputs", "normal", "--reruns", "250", *RERUNS) for kernels in RERUN],
         together=True)
     for tool in ("memcheck", "initcheck", "synccheck"):
-        add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 10,
+        add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 15,
             lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), together=True, lacks=Day.lacks_sanitizer)
     add("sanitize.racecheck", "compute-sanitizer racecheck, where it follows the barriers", 200,
         lambda d: sanitizer(d, "racecheck", RACECHECK), together=True, lacks=Day.lacks_sanitizer)
     add("controls", "cheating kernels are caught while timed, a slowdown of 5 % is found", 17,
         lambda d: [Command([str(d.place.controls)])], known=True, lacks=Day.lacks_controls)
-    for name, seconds in (("latency", 40), ("decode", 65), ("long", 180)):
+    for name, seconds in (("latency", 33), ("decode", 60), ("long", 55)):
         add_peers(name, seconds)
     for part in range(2):
-        add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 30,
+        add(f"grid.{part + 1}", "every kernel on the planner's grid, one half", 32,
             lambda d, part=part: measure_grid(d, grid(d, part, 2), "grid.json"), known=True)
-    add("grid.unseen", "every kernel on the problems that no fit sees", 16,
+    add("grid.unseen", "every kernel on the problems that no fit sees", 19,
         lambda d: measure_grid(d, grid(d, 0, 1, "planner_unseen.txt"), "unseen.json"), known=True)
     # Not beside the conformance lists: it starves them, and they it (160 and 204 s).
     for part, (name, seconds) in enumerate((("queries", 160), ("keys", 200))):
         add(f"large.{name}", f"more than 2^31 elements of {('q and o', 'k and v')[part]}", seconds,
             lambda d, part=part: [check(d, LARGE[part][0], "--inputs", "normal", LARGE[part][1])], known=True)
     for part in range(2):
-        add(f"wisdom.{part + 1}", "the choices of the grid, one half", 25,
+        add(f"wisdom.{part + 1}", "the choices of the grid, one half", 10,
             lambda d, part=part: [Command(d.acromion("wisdom", "measure", "--backend", "cuda", *grid(d, part, 2)),
                                           "wisdom")])
     add("variants", "prepared experiments of tools/variants.txt beside their kernels", 80, variants, known=True,
         lacks=Day.lacks_variants)
-    add("exploits", "every cheat of tests/exploits is refused by the search's gates", 120,
+    add("exploits", "every cheat of tests/exploits is refused by the search's gates", 32,
         lambda d: [Command(["sh", str(d.place.root / "tests/exploits/gpu.sh"), str(d.place.build)])],
         lacks=Day.lacks_exploits)
-    add("alone", "fp8, packed batches and key lengths, ours alone", 40,
+    add("alone", "fp8, packed batches and key lengths, ours alone", 55,
         lambda d: [bench(d, "--quick", "-k", "fwd_fp8", *d.cut(FP8)),
                    *(bench(d, "--quick", "--lengths", lengths, "-k", kernels, *d.cut(problems))
                      for kernels, *problems in (("fwd_wgmma_*packed*", *PACKED), *LENGTHS)
@@ -332,7 +332,7 @@ def steps():
     add("python", "the Python package's tests and times beside SDPA's", 135,
         lambda d: [Command(["bash", str(d.place.root / "tools/gpu-python.sh"), str(d.place.wheel)], "folder",
                            "python")], known=True, lacks=Day.lacks_python)
-    for name, seconds in (("bf16", 80), ("longest", 160), ("dims", 110)):
+    for name, seconds in (("bf16", 30), ("longest", 160), ("dims", 110)):
         add_peers(name, seconds)
     add("evolve", "searches on this GPU (tools/gpu-evolve.sh)", 300,
         lambda d: [Command(["bash", str(d.place.evolve), "--seconds", "280"], "folder", "evolve")],
