@@ -283,7 +283,8 @@ def steps():
         together=True)
     for tool in ("memcheck", "initcheck", "synccheck"):
         add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 15,
-            lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), together=True, lacks=Day.lacks_sanitizer)
+            lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), known=True, together=True,
+            lacks=Day.lacks_sanitizer)
     add("sanitize.racecheck", "compute-sanitizer racecheck, where it follows the barriers", 200,
         lambda d: sanitizer(d, "racecheck", RACECHECK), together=True, lacks=Day.lacks_sanitizer)
     add("controls", "cheating kernels are caught while timed, a slowdown of 5 % is found", 17,
@@ -302,17 +303,17 @@ def steps():
     for part in range(2):
         add(f"wisdom.{part + 1}", "the choices of the grid, one half", 10,
             lambda d, part=part: [Command(d.acromion("wisdom", "measure", "--backend", "cuda", *grid(d, part, 2)),
-                                          "wisdom")])
+                                          "wisdom")], known=True)
     add("variants", "prepared experiments of tools/variants.txt beside their kernels", 80, variants, known=True,
         lacks=Day.lacks_variants)
     add("exploits", "every cheat of tests/exploits is refused by the search's gates", 32,
         lambda d: [Command(["sh", str(d.place.root / "tests/exploits/gpu.sh"), str(d.place.build)])],
-        lacks=Day.lacks_exploits)
+        known=True, lacks=Day.lacks_exploits)
     add("alone", "fp8, packed batches and key lengths, ours alone", 55,
         lambda d: [bench(d, "--quick", "-k", "fwd_fp8", *d.cut(FP8)),
                    *(bench(d, "--quick", "--lengths", lengths, "-k", kernels, *d.cut(problems))
                      for kernels, *problems in (("fwd_wgmma_*packed*", *PACKED), *LENGTHS)
-                     for lengths in ("full", "skewed"))])
+                     for lengths in ("full", "skewed"))], known=True)
     add("modes", "the mission shape in the other modes", 40,
         lambda d: [bench(d, "--peers", "torch,cublas", "--mode", mode, MISSION) for mode in d.cut(MODES)],
         lacks=Day.lacks_torch)

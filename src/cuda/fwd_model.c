@@ -144,6 +144,22 @@ const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
     return NULL;
 }
 
+int64_t acr__row_tiles(const acr_problem *problem, int32_t q_tile)
+{
+    return (problem->q_heads / problem->kv_heads * problem->q_len + q_tile - 1) / q_tile;
+}
+
+const char *acr__row_tiles_why_not(const acr_problem *problem, int32_t q_tile)
+{
+    if (problem->batch > 65535)
+        return "batch is above 65535";
+    if (problem->kv_len > INT32_MAX - 32768)
+        return "kv_len is above 2^31 - 32769";
+    if (acr__row_tiles(problem, q_tile) * problem->kv_heads > 65535)
+        return "q_heads * q_len has more than 65535 tiles of rows";
+    return NULL;
+}
+
 const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device)
 {
     return smem_bytes > device->smem_per_cta_bytes ? "a CTA's tiles need more shared memory than this device has"
@@ -381,7 +397,6 @@ static double last_end_cycles(const load *l, double slots, double start_cycles, 
 double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *rates)
 {
     const acr__fwd_rates fitted_or_given = with_fitted(rates, device->arch), *r = &fitted_or_given;
-    const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
     const load l = count_load(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
@@ -393,5 +408,5 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     double last_end = last_end_cycles(&l, slots, start_cycles, fmax(r->step_cycles, pipe));
     double cycles = r->first_cycles + fmax(pipes, last_end);
     double memory_rate = acr__memory_rate(p, device, 1.0) * (r->memory_share > 0.0 ? r->memory_share : 1.0);
-    return launch_seconds + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
+    return ACR__LAUNCH_SECONDS + fmax(cycles / device->clock_hz, count_bytes(p) / memory_rate);
 }

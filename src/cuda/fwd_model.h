@@ -20,6 +20,12 @@ const char *acr__boxes_why_not(const acr_problem *problem, const acr__boxes *box
 /* Why a grid of {query tiles, q_heads, batch} is too large for a launch; NULL when it is not. */
 const char *acr__grid_why_not(const acr_problem *problem, int32_t q_tile);
 
+/* Of kernels whose rows are the query heads of a key head times the query positions, in a grid of {CTAs of a tile, row
+ * tiles of all key heads, batch}: the row tiles of one key head, and why the grid or the keys, shared out in 32-bit
+ * numbers, would be too many; NULL when they are not. */
+int64_t acr__row_tiles(const acr_problem *problem, int32_t q_tile);
+const char *acr__row_tiles_why_not(const acr_problem *problem, int32_t q_tile);
+
 /* Why a CTA's shared memory is more than the device has; NULL when it is not. */
 const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device);
 
@@ -53,6 +59,9 @@ acr_problem acr__padded(const acr_problem *problem, int32_t qk_dim, int32_t v_di
 /* Bytes a second at which CTAs read a problem's tensors: the L2 cache's where all fit, else the memory's, for each of
  * `readers` CTAs that read the same bytes at about the same time (1 = none do), up to the cache's. */
 double acr__memory_rate(const acr_problem *problem, const acr__device *device, double readers);
+
+/* An empty kernel in a graph of them, measured on an H200: part of every cost. */
+#define ACR__LAUNCH_SECONDS 0.7e-6
 
 /* The rates of one kernel on one SM, for acr__fwd_seconds. */
 typedef struct acr__fwd_rates {

@@ -35,17 +35,4 @@ DEV void allow_next_kernel(void)
 #endif
 }
 
-#if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
-
-/* Nonzero in one lane of a whole warp. What only that lane does, the compiler knows to be done once: operands of copies
- * need no loop over lanes. */
-DEV int elect_one(void)
-{
-    int elected;
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
-    return elected;
-}
-
-#endif
-
 #endif

@@ -10,6 +10,15 @@ enum {
     BOX_ROW_BYTES = 128
 };
 
+/* Nonzero in one lane of a whole warp. What only that lane does, the compiler knows to be done once: operands of copies
+ * need no loop over lanes. */
+DEV int elect_one(void)
+{
+    int elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
+    return elected;
+}
+
 DEV void prefetch_map(const fwd_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");

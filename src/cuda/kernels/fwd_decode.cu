@@ -36,9 +36,9 @@ enum {
     UNIT_DIMS = 16, /* of the output: the rows of an accumulator */
     UNITS = DIM / UNIT_DIMS,
     WARP_UNITS = UNITS > WARPS ? UNITS / WARPS : 1,
-    HALVES = UNITS < WARPS ? WARPS / UNITS : 1,      /* warps that share a unit, and take turns over the keys */
-    CLUSTER_MIN = UNITS > WARPS ? UNITS / WARPS : 1, /* a warp adds up one unit at most */
-    CLUSTER_MAX = 8,                                 /* the largest that every GPU with clusters takes */
+    HALVES = UNITS < WARPS ? WARPS / UNITS : 1, /* warps that share a unit, and take turns over the keys */
+    CLUSTER_MIN = WARP_UNITS,                   /* a warp adds up one unit at most */
+    CLUSTER_MAX = 8,                            /* the largest that every GPU with clusters takes */
     SLOTS = HALVES * (UNITS > CLUSTER_MAX ? UNITS : CLUSTER_MAX), /* sums of one unit that a CTA is sent at most */
     Q_ROW_BYTES = DIM * ELEM_BYTES + 16                           /* spreads rows over banks */
 };
@@ -138,6 +138,12 @@ DEV keys find_visible(const fwd_args &a, const place &p)
     return find_keys(a, p.batch, first, last - first + 1);
 }
 
+/* A cluster is a power of two of CTAs. */
+DEV int log_ctas(void)
+{
+    return 31 - __clz((int)gridDim.x);
+}
+
 /* The keys that any row of the tile sees, divided evenly over its CTAs, in whole tiles of probabilities. */
 typedef struct share {
     int first, end;
@@ -145,7 +151,8 @@ typedef struct share {
 
 DEV share find_share(int keys_end)
 {
-    const int log_tile = 5, log_step = log_tile + 31 - __clz((int)gridDim.x); /* the cluster is a power of two */
+    const int log_tile = 5, log_step = log_tile + log_ctas();
+    static_assert(1 << log_tile == PV_KEYS, "log_tile");
     const int each = ((keys_end + (1 << log_step) - 1) >> log_step) << log_tile;
     share s;
     s.first = min((int)blockIdx.x * each, keys_end);
@@ -185,9 +192,9 @@ DEV void load_block(const loader &l, const ring &r, int block, int stage)
 DEV void start_ring(const loader &l, const ring &r, int warp)
 {
 #pragma unroll
-    for (int turn = 0; turn < STAGES; turn += STEP_BLOCKS)
-        if (turn + warp < STAGES)
-            barrier_init(r.barriers + (turn + warp) * BARRIER_BYTES, 1);
+    for (int round = 0; round < STAGES; round += STEP_BLOCKS)
+        if (round + warp < STAGES)
+            barrier_init(r.barriers + (round + warp) * BARRIER_BYTES, 1);
     barrier_init_done();
     load_block(l, r, warp, warp);
 }
@@ -195,18 +202,18 @@ DEV void start_ring(const loader &l, const ring &r, int warp)
 DEV void fill_ring(const loader &l, const ring &r, int warp)
 {
 #pragma unroll
-    for (int turn = STEP_BLOCKS; turn < STAGES; turn += STEP_BLOCKS)
-        if (turn + warp < STAGES)
-            load_block(l, r, turn + warp, turn + warp);
+    for (int round = STEP_BLOCKS; round < STAGES; round += STEP_BLOCKS)
+        if (round + warp < STAGES)
+            load_block(l, r, round + warp, round + warp);
 }
 
 /* The queries, zeros for rows and dims that do not exist; by the warps from QUERY_WARP on. */
 DEV void load_queries(common_memory &m, const fwd_args &a, const place &p)
 {
-    const int row_chunks = DIM / CHUNK_ELEMS, threads = THREADS - 32 * QUERY_WARP;
+    const int row_chunks = DIM / CHUNK_ELEMS, threads = THREADS - WARP_THREADS * QUERY_WARP;
 #pragma unroll
     for (int i = 0; i < Q_TILE * row_chunks; i += threads) {
-        const int at = i + (int)threadIdx.x - 32 * QUERY_WARP, row = at / row_chunks, chunk = at % row_chunks;
+        const int at = i + (int)threadIdx.x - WARP_THREADS * QUERY_WARP, row = at / row_chunks, chunk = at % row_chunks;
         if (at >= Q_TILE * row_chunks)
             break;
         uint4 x = {0, 0, 0, 0};
@@ -220,12 +227,7 @@ DEV void load_queries(common_memory &m, const fwd_args &a, const place &p)
     }
 }
 
-/* ---- The cluster: a power of two of CTAs ---- */
-
-DEV int log_ctas(void)
-{
-    return 31 - __clz((int)gridDim.x);
-}
+/* ---- Whose the sums are ---- */
 
 /* Units are divided evenly over the CTAs; with more CTAs than units only some have one. */
 DEV int units_each(void)
@@ -452,13 +454,13 @@ DEV void load_probabilities(probability_tile &p, const worker &w, int tile)
 DEV void multiply_values(output_tile &o, const worker &w, const probability_tile &p, uint32_t block, int tile)
 {
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int part = 0; part < 2; part++)
 #pragma unroll
         for (int u = 0; u < WARP_UNITS; u++) {
             uint32_t v[4];
             const uint32_t at = WARP_UNITS == 1 ? w.v_at : w.v_at ^ (u * 2 * CHUNK_BYTES);
-            load_matrices_transposed(v, block + at + (tile * PV_KEYS % KV_TILE + half * 16) * 128);
-            multiply_add<BF16>(o[u][half], v, p[2 * half], p[2 * half + 1]);
+            load_matrices_transposed(v, block + at + (tile * PV_KEYS % KV_TILE + part * 16) * 128);
+            multiply_add<BF16>(o[u][part], v, p[2 * part], p[2 * part + 1]);
         }
 }
 
@@ -751,20 +753,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
 #include "cuda/fwd_model.h"
 
-static int64_t row_tiles(const acr_problem *problem)
-{
-    return (problem->q_heads / problem->kv_heads * problem->q_len + Q_TILE - 1) / Q_TILE;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL)
-        reason = problem->batch > 65535 ? "batch is above 65535" : NULL;
-    if (reason == NULL && problem->kv_len > INT32_MAX - 32768) /* shares, rounded up, are 32-bit numbers */
-        reason = "kv_len is above 2^31 - 32769";
-    if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
-        reason = "q_heads * q_len has more than 65535 tiles of rows";
+        reason = acr__row_tiles_why_not(problem, Q_TILE);
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
@@ -782,7 +775,7 @@ static double clusters_at_once(int64_t ctas, const acr__device *device, int32_t 
 static double cluster_seconds(const acr_problem *problem, const acr__device *device, int64_t ctas)
 {
     const double clock_hz = 0.89 * device->clock_hz; /* what the power limit leaves of it */
-    const double tiles = (double)(row_tiles(problem) * problem->kv_heads * problem->batch);
+    const double tiles = (double)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch);
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
     const double at_once = clusters_at_once(ctas, device, acr__ctas_per_sm(device, SMEM_BYTES, 128, THREADS));
@@ -792,7 +785,7 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
     const double step = DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0;
     const double shared = fmin(tiles, at_once) > clusters_at_once(ctas, device, 1) ? 1.3 : 1.0;
     const double cycles = shared * (ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0));
-    const double rate = 0.92 * acr__memory_rate(problem, device, (double)row_tiles(problem));
+    const double rate = 0.92 * acr__memory_rate(problem, device, (double)acr__row_tiles(problem, Q_TILE));
     const double running = fmin(tiles, at_once) * (double)ctas; /* CTAs of a wave */
     const double memory = 1.5e-6 + fmax(running / rate, device->sm_count / (2.05 * rate)) * cta_bytes;
     return ceil(tiles / at_once) * fmax(cycles / clock_hz, memory);
@@ -812,18 +805,17 @@ static int64_t choose_ctas(const acr_problem *problem, const acr__device *device
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     const uint32_t ctas = (uint32_t)choose_ctas(problem, device);
-    *launch =
-        (acr__launch){.grid = {ctas, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
-                      .block = THREADS,
-                      .cluster = ctas, /* 1: none */
-                      .smem_bytes = SMEM_BYTES};
+    *launch = (acr__launch){
+        .grid = {ctas, (uint32_t)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads), (uint32_t)problem->batch},
+        .block = THREADS,
+        .cluster = ctas, /* 1: none */
+        .smem_bytes = SMEM_BYTES};
 }
 
 /* At full key lengths, as the other families' costs are. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
-    return launch_seconds + cluster_seconds(problem, device, choose_ctas(problem, device));
+    return ACR__LAUNCH_SECONDS + cluster_seconds(problem, device, choose_ctas(problem, device));
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {

@@ -489,7 +489,7 @@ DEV float *find_partials(const fwd_args &a, const place &p)
 }
 
 /* Leaves a row of this CTA in the workspace. */
-DEV void leave_row(const fwd_args &a, const place &p, const row_result &r, int row, int lane, unsigned char *smem)
+DEV void leave_row(const fwd_args &a, const place &p, const row_result &r, int row, int lane)
 {
     float *to = find_partials(a, p) + (row * (int)gridDim.x + (int)blockIdx.x) * PARTIAL_STRIDE;
 #pragma unroll
@@ -566,8 +566,7 @@ typedef struct gathered_rows {
 } gathered_rows;
 
 /* Adds up rows, a warp a row, and stores them; or, unless they are the whole, leaves them for one that adds again. */
-DEV void add_rows(const fwd_args &a, const place &p, const keys &visible, const gathered_rows &g, bool whole,
-                  unsigned char *smem)
+DEV void add_rows(const fwd_args &a, const place &p, const keys &visible, const gathered_rows &g, bool whole)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
     for (int row = g.first + warp * g.step; row < g.end; row += ROWS_AT_ONCE * WARPS * g.step) {
@@ -586,7 +585,7 @@ DEV void add_rows(const fwd_args &a, const place &p, const keys &visible, const 
                 if (whole)
                     spoilt |= !store_row(a, p, r[k], row + k * WARPS * g.step, lane);
                 else
-                    leave_row(a, p, r[k], row + k * WARPS * g.step, lane, smem);
+                    leave_row(a, p, r[k], row + k * WARPS * g.step, lane);
             }
         if (a.mask != FWD_MASK_NONE && __any_sync(~0u, spoilt))
 #pragma unroll
@@ -624,7 +623,7 @@ DEV void finish(const fwd_args &a, const place &p, const keys &visible, int spli
     gathered_rows g = find_groups(p, smem);
     bool whole = splits == 1;
     for (;;) {
-        add_rows(a, p, visible, g, whole, smem);
+        add_rows(a, p, visible, g, whole);
         if (!whole) {
             if (!arrives_last((unsigned *)a.workspace + p.tile, splits))
                 return;
@@ -685,20 +684,11 @@ static int64_t head_rows(const acr_problem *problem)
     return problem->q_heads / problem->kv_heads * problem->q_len;
 }
 
-static int64_t row_tiles(const acr_problem *problem)
-{
-    return (head_rows(problem) + Q_TILE - 1) / Q_TILE;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
     if (reason == NULL)
-        reason = problem->batch > 65535 ? "batch is above 65535" : NULL;
-    if (reason == NULL && problem->kv_len > INT32_MAX - 32768) /* shares, rounded up, are 32-bit numbers */
-        reason = "kv_len is above 2^31 - 32769";
-    if (reason == NULL && row_tiles(problem) * problem->kv_heads > 65535)
-        reason = "q_heads * q_len has more than 65535 tiles of rows";
+        reason = acr__row_tiles_why_not(problem, Q_TILE);
     if (reason == NULL)
         reason = acr__vector_why_not(problem);
     return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
@@ -734,11 +724,11 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
     /* Groups of several warps wait for each other; padded dims take room from loads under way. */
     const double padding = 2.0 * DIM / (double)(problem->qk_dim + problem->v_dim) - 1.0;
     const double rate = (1.0 - 0.05 * (ROW_WARPS - 1) - 0.02 * fmin(padding, 4.0)) *
-                        acr__memory_rate(problem, device, (double)row_tiles(problem));
+                        acr__memory_rate(problem, device, (double)acr__row_tiles(problem, Q_TILE));
     const double sm_rate = 1.75 * rate / device->sm_count;
     const double cta_keys = fmin((double)steps_each * STEP_KEYS, (double)problem->kv_len);
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
-    const double ctas = (double)(row_tiles(problem) * problem->kv_heads * problem->batch * splits);
+    const double ctas = (double)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch * splits);
     const double slots = (double)device->sm_count * ctas_per_sm(device);
     const double waves = ceil(ctas / slots) - 1.0, rest = ctas - waves * slots; /* whole waves before the last */
     const double beside_rest = ceil(rest / device->sm_count);                   /* CTAs of an SM in the last wave */
@@ -771,7 +761,7 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
 {
     const double mean_len = problem->flags & ACR_KV_LENS ? 0.5 : 1.0; /* they are not known here */
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
-    const int64_t tiles = row_tiles(problem) * problem->kv_heads * problem->batch;
+    const int64_t tiles = acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
     const int64_t most = tiles > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
     if (SPLITS > 0)
         return split_into(steps, most < SPLITS ? most : SPLITS);
@@ -791,25 +781,24 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     const int64_t splits = choose_splits(problem, device).splits;
-    const int64_t ctas = row_tiles(problem) * problem->kv_heads * problem->batch * splits;
+    const int64_t ctas = acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch * splits;
     return splits == 1 ? 0 : COUNTERS_BYTES + (size_t)ctas * PARTIAL_ELEMS * sizeof(float);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     const uint32_t splits = (uint32_t)choose_splits(problem, device).splits;
-    *launch =
-        (acr__launch){.grid = {splits, (uint32_t)(row_tiles(problem) * problem->kv_heads), (uint32_t)problem->batch},
-                      .block = THREADS,
-                      .smem_bytes = SMEM_BYTES};
+    *launch = (acr__launch){
+        .grid = {splits, (uint32_t)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads), (uint32_t)problem->batch},
+        .block = THREADS,
+        .smem_bytes = SMEM_BYTES};
 }
 
 /* At full key lengths, as the other families' costs are. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double launch_seconds = 0.7e-6; /* an empty kernel in a graph of them, measured on an H200 */
     const choice c = choose_splits(problem, device);
-    return launch_seconds + split_seconds(problem, device, c.steps_each, c.splits, 1.0);
+    return ACR__LAUNCH_SECONDS + split_seconds(problem, device, c.steps_each, c.splits, 1.0);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
