@@ -64,6 +64,10 @@ acr__image_end_${name}:
   set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
 endfunction()
 
+# ACR_KERNELS as a regular expression: patterns of names, separated by commas, * for any characters.
+string(REPLACE "*" "[a-z0-9_]*" chosen "${ACR_KERNELS}")
+string(REPLACE "," "|" chosen "${chosen}")
+
 set(ACR_KERNEL_SOURCES "")
 set(images "")
 file(STRINGS ${kernels_def} lines REGEX "^KERNEL\\(")
@@ -81,6 +85,9 @@ foreach(line IN LISTS lines)
   endif()
   if(ACR_CPU_KERNELS_ONLY AND NOT arch MATCHES "^(portable|avx2|avx512)$")
     continue() # for trying the CPU's tools: device images take most of a build
+  endif()
+  if(chosen AND NOT name MATCHES "^(${chosen})$")
+    continue()
   endif()
   string(APPEND listed "${line}\n")
 
