@@ -9,7 +9,9 @@
  * See docs/kernels/fwd_decode.md.
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
- * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments). */
+ * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments).
+ *
+ * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 */
 #include "fwd_args.h"
 
 #ifndef BF16

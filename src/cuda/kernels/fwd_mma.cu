@@ -9,7 +9,9 @@
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
- * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers). */
+ * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 */
 #include "fwd_args.h"
 
 #ifndef BF16

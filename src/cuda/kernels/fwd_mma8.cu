@@ -16,7 +16,9 @@
  * has on Ada). See docs/kernels/fwd_mma8.md.
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional WARP_ROWS, MAX_REGS (registers
- * of a thread at most, but on sm_90), PACKED=1 (for packed batches alone, which take registers). */
+ * of a thread at most, but on sm_90), PACKED=1 (for packed batches alone, which take registers).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES WARP_ROWS=16 MAX_REGS= PACKED=0 */
 #include "fwd_args.h"
 
 #ifndef WARP_ROWS

@@ -6,7 +6,9 @@
  * memory as floats, a slice of the head dim or of the keys at a time; the scores go to shared memory once, as
  * probabilities. Online softmax after Dao et al. 2022. See docs/kernels/fwd_simt.md.
  *
- * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim. */
+ * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim.
+ *
+ * PARAMETERS: DTYPE DIM */
 #include "fwd_args.h"
 
 enum {

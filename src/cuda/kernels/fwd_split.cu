@@ -10,7 +10,9 @@
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
  * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
- * place of the host's choice: for experiments). */
+ * place of the host's choice: for experiments).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 */
 #include "fwd_args.h"
 
 #ifndef BF16

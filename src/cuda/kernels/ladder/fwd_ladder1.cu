@@ -6,7 +6,9 @@
  * written 16 bytes at a time, and an SM has four times the warps. Scores come in batches of 16 keys, so that sum and
  * output are scaled once a batch. K and V are marked to be evicted last from L2: other CTAs will read them again.
  * Expected: 6 times rung 0; measured 9. Conversions and multiply-adds bind now, not memory. The hint helps only where K
- * and V compete with other data for L2; measured, it is worth nothing. */
+ * and V compete with other data for L2; measured, it is worth nothing.
+ *
+ * PARAMETERS: none */
 #include "fwd_args.h"
 
 enum {

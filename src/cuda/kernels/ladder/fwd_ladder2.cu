@@ -6,7 +6,9 @@
  * probabilities as fp16; P * V goes the same way and is added to the output, which those lanes keep in registers.
  * K and V arrive as on rung 1. nvcuda::wmma, from mma.h, is the ladder's only C++ library: WMMA has no other name.
  * Expected: 1.8 times rung 1; measured 2.4. Far from the tensor cores' rate: a warp's trips through shared memory, most
- * of them with bank conflicts (8 rows of K or V, 128 bytes apart, lie in the same banks), take the time. */
+ * of them with bank conflicts (8 rows of K or V, 128 bytes apart, lie in the same banks), take the time.
+ *
+ * PARAMETERS: none */
 #include "fwd_args.h"
 
 enum {

@@ -4,7 +4,9 @@
  * leave the registers of the warp that made them. The score buffer of rung 2, its barriers and its traffic are gone;
  * all of it is in warp_attention.cuh, since rungs 4 and 5 keep it. K and V arrive as before, in plain rows.
  * Expected: 1.4 times rung 2; measured 1.2. What remains is reading K and V: the 8 rows that ldmatrix takes at once are
- * 128 bytes apart and so in the same banks, and each of its reads takes 32 cycles, not 4. */
+ * 128 bytes apart and so in the same banks, and each of its reads takes 32 cycles, not 4.
+ *
+ * PARAMETERS: none */
 #include "fwd_args.h"
 
 enum {
