@@ -9,12 +9,7 @@
 
 #include <stdint.h>
 
-/* How the last visible key of query row i is found: keys j <= i + diagonal, j < kv_len_b. */
-enum {
-    FWD_MASK_NONE = 0,
-    FWD_MASK_TOP_LEFT = 1,    /* diagonal = 0 */
-    FWD_MASK_BOTTOM_RIGHT = 2 /* diagonal = kv_len_b - q_len_b, the batch entry's own lengths */
-};
+#include "visible.h"
 
 typedef struct fwd_strides {
     int64_t batch, head, row; /* elements */
@@ -36,7 +31,7 @@ typedef struct fwd_args {
     fwd_strides q_stride, k_stride, v_stride, o_stride;
     int32_t batch, q_heads, kv_heads, group; /* group = q_heads / kv_heads */
     int32_t q_len, kv_len, qk_dim, v_dim;
-    int32_t mask;     /* FWD_MASK_* */
+    int32_t mask;     /* FWD_MASK_* of visible.h */
     float scale;      /* of the scores, with the fp8 scales of q and k folded in; > 0 */
     float scale_log2; /* scale * log2(e): exponentials are taken to base 2 */
     float out_scale;  /* of the output: the fp8 scale of v, else 1 */
@@ -44,6 +39,12 @@ typedef struct fwd_args {
     int32_t q_total, kv_total;
     int32_t reserved;
 } fwd_args;
+
+/* The part of the arguments that visible.h wants. */
+VISIBLE_FUNCTION visible_rule fwd_rule_of(const fwd_args *args)
+{
+    return (visible_rule){args->mask, 0, 0};
+}
 
 #ifndef __CUDACC__ /* device/sequence.cuh and device/scales.cuh have them for the GPU */
 
