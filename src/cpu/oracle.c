@@ -387,7 +387,7 @@ static void attend_float(workspace *w, const acr_problem *p, const scales *of, i
 }
 
 /* Keys that the entry's query i sees. */
-static int64_t visible_keys(const acr_problem *p, const entry *e, int64_t i)
+static int64_t count_visible(const acr_problem *p, const entry *e, int64_t i)
 {
     const int64_t keys = e->kv.length;
     if (p->mask == ACR_MASK_NONE) {
@@ -421,7 +421,7 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     const int64_t batch = packed ? find_owner(p, b, in_tensor) : row / q_rows / p->q_heads;
     const entry e = batch < p->batch ? entry_of(p, b, batch) : (entry){batch, {0, 0}, {0, 0}};
     const int64_t i = in_tensor - e.q.first;
-    const int64_t keys = visible_keys(p, &e, i);
+    const int64_t keys = count_visible(p, &e, i);
     double row_lse = -INFINITY;
     if (keys == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
