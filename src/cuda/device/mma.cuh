@@ -1,4 +1,4 @@
-/* Warp matrix products: ldmatrix and mma.sync, on 16-bit floats m16n8k16 (sm_80), on e4m3 m16n8k32 (sm_89).
+/* Warp matrix products: mma.sync, on 16-bit floats m16n8k16 (sm_80), on e4m3 m16n8k32 (sm_89).
  *
  * Lane l of a warp holds, of a 16x8 accumulator, row l/4 and columns 2(l%4), 2(l%4)+1 in c[0], c[1], and the same
  * columns of row l/4+8 in c[2], c[3]. Two neighbouring accumulators, packed to 16 bits, are the A operand of the next
@@ -11,22 +11,7 @@
 
 #include "common.cuh"
 #include "fragment.cuh"
-
-/* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
-DEV void load_matrices(uint32_t (&r)[4], uint32_t smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(smem));
-}
-
-/* The same, each matrix transposed. */
-DEV void load_matrices_transposed(uint32_t (&r)[4], uint32_t smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(smem));
-}
+#include "isa/shared.cuh"
 
 /* What A and B hold: of multiply_add's template argument. */
 enum {
