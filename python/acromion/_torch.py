@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 import torch
 
 from . import _native
+from ._errors import from_status
 
 Scale = Union[float, torch.Tensor]
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -42,8 +43,17 @@ def _run_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments:
 
 # ---- What comes out, without computing ----
 
+def _check_devices(q: torch.Tensor, **others: Any) -> None:
+    """One device for all tensors. Without this, PyTorch would take a call with one meta tensor for shape inference and
+    return memory that nobody wrote."""
+    for name, other in others.items():
+        if isinstance(other, torch.Tensor) and other.device != q.device:
+            raise from_status(-1, f"{name} is on {other.device} and q on {q.device}, must be the same")
+
+
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
     # The same memory layout as sdpa.c gives: like q where the shape is q's, else packed.
+    _check_devices(q, k=k, v=v, **arguments)
     dtype = torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
     same = v.shape[3] == q.shape[3]
     return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
@@ -51,6 +61,7 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -
 
 def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd",
                   **arguments: Any) -> torch.Tensor:
+    _check_devices(q, k=k, v=v, **arguments)
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     return q.new_empty((q.shape[0], q.shape[heads], q.shape[rows]), dtype=torch.float32)
 
@@ -61,7 +72,7 @@ def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 
 
 def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
-    pass
+    _check_devices(q, k=k, v=v, **arguments)
 
 
 # name -> (arguments beside ARGUMENTS, result, computing, faking)
@@ -80,6 +91,23 @@ def _refuse_grad(*tensors: Optional[torch.Tensor]) -> None:
         raise NotImplementedError(
             "a tensor requires a gradient, and acromion computes the forward pass only: call under torch.no_grad() or "
             "torch.inference_mode(), or give tensors from .detach()")
+
+
+def _check_kinds(**tensors: Any) -> None:
+    """What the dispatcher would refuse in its own words: other tensors than dense ones, and arrays beside tensors that
+    only PyTorch can read."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, must be a torch.Tensor "
+                            "beside tensors that only PyTorch can read (subclasses, the meta device, sparse ones)")
+        if tensor.is_nested:
+            raise TypeError(f"{name} is a nested tensor, must be dense: pad it and give kv_lens")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{name} is a {tensor.layout} tensor, must be dense: {name}.to_dense()")
+        if tensor.is_quantized:
+            raise TypeError(f"{name} is a quantised tensor, must be plain: {name}.dequantize()")
 
 
 def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: Any) -> None:
@@ -108,6 +136,11 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool 
     for name, given in zip(SCALES, (q_scale, k_scale, v_scale)):
         if given is not None:
             arguments[name + "s" if isinstance(given, torch.Tensor) else name] = given
+    if not torch.compiler.is_compiling():
+        _check_kinds(q=q, k=k, v=v, kv_lens=kv_lens, out=out,
+                     **{name: given for name, given in zip(SCALES, (q_scale, k_scale, v_scale))
+                        if not isinstance(given, (int, float))})
+        _check_devices(q, k=k, v=v, kv_lens=kv_lens, out=out, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     operators = torch.ops.acromion
     if out is None:
         return (operators.sdpa_lse if return_lse else operators.sdpa)(q, k, v, **arguments)

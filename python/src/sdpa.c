@@ -17,7 +17,7 @@ typedef struct call {
     operand scales[3];          /* of q, k and v, where they are tensors */
     PyObject *out, *lse_object; /* owned: what is returned */
     acr_problem problem;
-    bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap */
+    bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap, or has no memory */
 } call;
 
 static void finish(call *c)
@@ -93,13 +93,22 @@ static int read_dtype(acr_dtype *out, const operand *op)
     return 0;
 }
 
+/* "cpu" or "cuda:0", as PyTorch writes them. */
+static PyObject *device_text(dl_device device)
+{
+    return device.type == DL_CPU ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", (int)device.id);
+}
+
 static int check_device(const call *c, const operand *op)
 {
     if (same_device(op->device, c->q.device))
         return 0;
-    static const char *const texts[] = {[DL_CPU] = "CPU", [DL_CUDA] = "CUDA device"};
-    return acr_py_invalid("%s is on %s %d and q on %s %d, must be the same", op->name, texts[op->device.type],
-                          (int)op->device.id, texts[c->q.device.type], (int)c->q.device.id);
+    PyObject *own = device_text(op->device), *of_q = device_text(c->q.device);
+    if (own && of_q)
+        acr_py_invalid("%s is on %U and q on %U, must be the same", op->name, own, of_q);
+    Py_XDECREF(own);
+    Py_XDECREF(of_q);
+    return -1;
 }
 
 /* q's type, or as output of 8-bit inputs one of 16 bits. */
@@ -273,6 +282,33 @@ static int fill_problem(call *c)
     return read_strides(&p->o, c, &c->o) || (p->dtype == ACR_E4M3 && read_dtype(&p->out_dtype, &c->o)) ? -1 : 0;
 }
 
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+
+static int acquire(call *c, operand *op, const char *name, PyObject *object)
+{
+    if (operand_acquire(op, name, object) == 0)
+        return 0;
+    c->is_opaque = torch_is_tensor(object);
+    return -1;
+}
+
+static int acquire_inputs(call *c)
+{
+    static const char *const texts[] = {"q", "k", "v"};
+    static const char *const scale_texts[] = {"q_scale", "k_scale", "v_scale"};
+    operand *const inputs[] = {&c->q, &c->k, &c->v};
+    for (int i = 0; i < 3; i++)
+        if (acquire(c, inputs[i], texts[i], c->a.given[i]))
+            return -1;
+    for (int i = 0; i < 3; i++) {
+        PyObject *scale = c->a.given[ARG_Q_SCALE + i];
+        if (scale && acquire(c, &c->scales[i], scale_texts[i], scale))
+            return -1;
+    }
+    PyObject *lens = c->a.given[ARG_KV_LENS];
+    return lens ? acquire(c, &c->kv_lens, "kv_lens", lens) : 0;
+}
+
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
 /* The module whose `empty` makes arrays like this one: what the array says; NumPy before version 2 and CuPy do not
@@ -356,7 +392,7 @@ static int prepare_output(call *c)
         Py_INCREF(c->out);
     else if (!(c->out = new_output(c)))
         return -1;
-    if (operand_acquire(&c->o, "out", c->out) || check_output(c))
+    if (acquire(c, &c->o, "out", c->out) || check_output(c))
         return -1;
     if (!c->a.return_lse)
         return 0;
@@ -434,25 +470,6 @@ static int execute(call *c)
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
-static int acquire_inputs(call *c)
-{
-    static const char *const texts[] = {"q", "k", "v"};
-    operand *const inputs[] = {&c->q, &c->k, &c->v};
-    for (int i = 0; i < 3; i++)
-        if (operand_acquire(inputs[i], texts[i], c->a.given[i])) {
-            c->is_opaque = torch_is_tensor(c->a.given[i]);
-            return -1;
-        }
-    static const char *const scale_texts[] = {"q_scale", "k_scale", "v_scale"};
-    for (int i = 0; i < 3; i++) {
-        PyObject *scale = c->a.given[ARG_Q_SCALE + i];
-        if (scale && operand_acquire(&c->scales[i], scale_texts[i], scale))
-            return -1;
-    }
-    PyObject *lens = c->a.given[ARG_KV_LENS];
-    return lens ? operand_acquire(&c->kv_lens, "kv_lens", lens) : 0;
-}
-
 static bool has_no_rows(const call *c)
 {
     return c->q.shape[0] == 0 || c->q.shape[1] == 0 || c->q.shape[2] == 0;
@@ -521,12 +538,16 @@ PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t posit
     if (arguments_parse(&c.a, args, positional, keyword_names))
         return NULL;
     PyObject *out = c.a.given[ARG_OUT];
-    if (!acquire_inputs(&c) && !check_inputs(&c) &&
-        (!out || (!operand_acquire(&c.o, "out", out) && !check_output(&c)))) {
+    if (!acquire_inputs(&c) && !check_inputs(&c) && (!out || (!acquire(&c, &c.o, "out", out) && !check_output(&c)))) {
         if (has_no_rows(&c))
             result = PyUnicode_FromString("nothing to compute: q has no rows");
         else if (!fill_problem(&c) && !plans_context(&ctx, c.q.device) && !plans_find(&entry, ctx, &c.problem))
             result = PyUnicode_FromString(acr_plan_text(entry->plan));
+    }
+    if (c.is_opaque) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_TypeError, "explain() needs dense tensors with memory on the CPU or CUDA: one is on "
+                                         "another device, sparse, nested, or stands for others, as under vmap");
     }
     finish(&c);
     return result;

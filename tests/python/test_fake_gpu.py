@@ -146,7 +146,7 @@ class FakeGpu(unittest.TestCase):
         self.assertIn("e4m3", acromion.explain(q, q, q, q_scale=2.0))
         with self.assertRaisesRegex(ValueError, "v_scales is .*the device cannot read"):
             acromion.sdpa(q, q, q, out=out, v_scale=Tensor(np.ones((2, 4), np.float32)))
-        with self.assertRaisesRegex(ValueError, "k_scale is on CUDA device 1 and q on CUDA device 0"):
+        with self.assertRaisesRegex(ValueError, "k_scale is on cuda:1 and q on cuda:0"):
             acromion.sdpa(q, q, q, out=out, k_scale=Tensor(scales[0].array, device=1))
         State.depth = 1
         self.assertEqual(acromion.sdpa(q, q, q, q_scale=scales[0])[2], {"q_scale": scales[0]})
@@ -208,7 +208,7 @@ class FakeGpu(unittest.TestCase):
         with self.assertRaisesRegex(acromion.DeviceError, "the driver has 1 device") as raised:
             acromion.sdpa(q, q, q, out=q)
         self.assertEqual(raised.exception.status, -3)
-        with self.assertRaisesRegex(ValueError, "k is on CUDA device 0 and q on CUDA device 1, must be the same"):
+        with self.assertRaisesRegex(ValueError, "k is on cuda:0 and q on cuda:1, must be the same"):
             acromion.sdpa(q, tensor(1, 8, 64, 64), q)
 
 

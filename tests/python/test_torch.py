@@ -43,9 +43,48 @@ class Values(unittest.TestCase):
             acromion.sdpa(q, q.bfloat16(), q)
         with self.assertRaisesRegex(TypeError, "q is float64"):
             acromion.sdpa(q.double(), q.double(), q.double())
-        if HAS_GPU:
-            with self.assertRaisesRegex(ValueError, "k is on CPU 0 and q on CUDA device 0"):
-                acromion.sdpa(q, q.cpu(), q)
+
+    def test_one_device(self):
+        """PyTorch takes a call with one meta tensor for shape inference: nothing would be computed."""
+        q = normal(1, 2, 5, 64)
+        lens = torch.tensor([3], dtype=torch.int32, device=DEVICE)
+        others = ["meta"] + (["cpu"] if HAS_GPU else []) + (["cuda:1"] if torch.cuda.device_count() > 1 else [])
+        calls = {"k": lambda x: ((q, x, q), {}), "v": lambda x: ((q, q, x), {}), "q": lambda x: ((x, q, q), {}),
+                 "out": lambda x: ((q, q, q), {"out": x}),
+                 "kv_lens": lambda x: ((q, q, q), {"kv_lens": lens.to(x.device)})}
+        for other in others:
+            for name, call in calls.items():
+                for out in ({}, {"out": q.clone()}) if name in "kv" else ({},):
+                    with self.subTest(name, device=other, **out):
+                        tensors, arguments = call(q.to(other))
+                        with self.assertRaisesRegex(ValueError, f"is on {other}.* and q on .*, must be the same|"
+                                                                f" and q on {other}.*, must be the same"):
+                            acromion.sdpa(*tensors, **arguments, **out)
+                        operator = OPERATOR.sdpa_out if {**arguments, **out}.get("out") is not None else OPERATOR.sdpa
+                        with self.assertRaisesRegex(ValueError, "must be the same"):
+                            operator(*tensors, **arguments, **out)
+        with self.assertRaisesRegex(ValueError, "k is on meta and q on .*, must be the same"):
+            acromion.sdpa(q, q.to("meta"), q, return_lse=True)
+        with self.assertRaisesRegex(Exception, "k is on meta and q on .*, must be the same"):
+            torch.compile(acromion.sdpa, backend="aot_eager")(q, q.to("meta"), q)
+
+    def test_shapes_on_the_meta_device(self):
+        q, k, v = (torch.empty(2, 4, n, d, device="meta") for n, d in ((5, 64), (9, 64), (9, 32)))
+        out, lse = acromion.sdpa(q, k, v, return_lse=True)
+        self.assertEqual((out.device.type, out.shape, lse.shape), ("meta", (2, 4, 5, 32), (2, 4, 5)))
+
+    def test_kinds_of_tensors(self):
+        q = normal(1, 2, 5, 64, device="cpu")
+        for x, text in ((q.to_sparse(), r"k is a torch.sparse_coo tensor, must be dense: k.to_dense\(\)"),
+                        (q.to_mkldnn(), "k is a torch._mkldnn tensor"),
+                        (torch.nested.nested_tensor([q[0]]), "k is a nested tensor, must be dense"),
+                        (torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), "k is a quantised tensor")):
+            with self.subTest(text), self.assertRaisesRegex(TypeError, text):
+                acromion.sdpa(q, x, q)
+            with self.subTest(text), self.assertRaisesRegex(TypeError, "needs dense tensors"):
+                acromion.explain(q, x, q)
+        with self.assertRaisesRegex(TypeError, "q is a numpy.ndarray, must be a torch.Tensor"):
+            acromion.sdpa(q.numpy(), q.to_sparse(), q)
 
 
 def quantised(*shape, scale=1.0):
