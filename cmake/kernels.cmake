@@ -39,7 +39,8 @@ function(acr_device_image name source arch spills)
     add_custom_command(OUTPUT ${image}
       COMMAND ${CMAKE_COMMAND} -E env KEEP_PTX=1
         ${compile_image} ${ACR_NVCC} ${image} ${arch} "${ACR_PORTABLE_ARCHS}" "${spills}"
-        ${PROJECT_SOURCE_DIR}/${source} -I${PROJECT_SOURCE_DIR}/src -I${ACR_CUDA_INCLUDE}
+        ${PROJECT_SOURCE_DIR}/${source} -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/src/core
+        -I${ACR_CUDA_INCLUDE}
         ${ARGN} -DKERNEL_NAME=${name}
       DEPENDS ${PROJECT_SOURCE_DIR}/${source} ${compile_image}
       DEPFILE ${image}.d
@@ -92,7 +93,8 @@ foreach(line IN LISTS lines)
   string(APPEND listed "${line}\n")
 
   set(source "")
-  foreach(candidate src/cpu/${family}.c src/cuda/kernels/${family}.cu src/cuda/kernels/ladder/${family}.cu)
+  foreach(candidate src/cpu/${family}/${family}.c src/cuda/kernels/${family}/${family}.cu
+      src/cuda/kernels/ladder/${family}.cu)
     if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${candidate})
       set(source ${candidate})
     endif()
@@ -141,5 +143,5 @@ foreach(line IN LISTS lines)
   list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.c)
 endforeach()
 file(CONFIGURE OUTPUT ${generated}/kernels_built.def CONTENT "${listed}" @ONLY)
-set_source_files_properties(src/registry.c PROPERTIES COMPILE_OPTIONS "-I${generated}")
+set_source_files_properties(src/core/registry.c PROPERTIES COMPILE_OPTIONS "-I${generated}")
 add_custom_target(acromion_images DEPENDS ${images})

@@ -12,7 +12,7 @@ for folder in /usr/include /usr/local/include; do
     [ ! -e $folder/xxhash.h ] || cp $folder/xxhash.h "$work/"
 done
 flags="-std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
-flags="$flags -I$root/include -I$root/src -I$work"
+flags="$flags -I$root/include -I$root/src -I$root/src/core -I$work"
 compiled=0
 : >"$work/kernels_built.def"
 grep -E '^KERNEL\(.*, *portable,' "$root/src/kernels.def" >"$work/portable"
@@ -32,13 +32,13 @@ while IFS= read -r line; do
         echo "static const unsigned char build[] = \"cross\";"
         echo "#define KERNEL_IMAGE build"
         echo "#define KERNEL_IMAGE_END (build + sizeof build)"
-        echo "#include \"cpu/$family.c\""
+        echo "#include \"cpu/$family/$family.c\""
     } >"$work/$name.c"
     # shellcheck disable=SC2086
     $compiler $flags -O3 -ffp-contract=fast -fno-math-errno -c -o "$work/$name.o" "$work/$name.c"
     compiled=$((compiled + 1))
 done <"$work/portable"
-for source in "$root"/src/*.c "$root"/src/cpu/backend.c "$root"/src/cpu/oracle.c "$root"/src/cpu/threads.c; do
+for source in "$root"/src/core/*.c "$root"/src/cpu/backend.c "$root"/src/cpu/oracle.c "$root"/src/cpu/threads.c; do
     # shellcheck disable=SC2086
     $compiler $flags -c -o "$work/object.o" "$source"
     compiled=$((compiled + 1))

@@ -224,7 +224,7 @@ def test_moved(context):
     tree.mkdir()
     for name in ("src", "include", "cmake", "workbench"):
         shutil.copytree(ROOT / name, tree / name)
-    space = tree / "src/cpu/fwd_simd.space"
+    space = tree / "src/cpu/fwd_simd/fwd_simd.space"
     context.evolve("moved", PROBLEM, "--trials", "3", "--time", "1s", "--tree", str(tree), code=UNFINISHED)
     before, text = context.archive("moved"), space.read_text()
     resume = ["evolve", "--resume", "--threads", "2", "--store", context.store("moved"), "--tree", str(tree)]
@@ -235,10 +235,11 @@ def test_moved(context):
     told = context.run(*resume, code=3).stderr
     check("fwd_simd.space is gone" in told, f"a space that is gone: {told}")
     space.write_text(text)
-    (tree / "src/cpu/fwd_plain.space").write_text(text)
+    (tree / "src/cpu/fwd_plain").mkdir()
+    (tree / "src/cpu/fwd_plain/fwd_plain.space").write_text(text)
     told = context.run(*resume, code=3).stderr
     check("fwd_plain.space is new" in told, f"a new space: {told}")
-    (tree / "src/cpu/fwd_plain.space").unlink()
+    (tree / "src/cpu/fwd_plain/fwd_plain.space").unlink()
     check(before == context.archive("moved"), "a refused resume changes nothing")
     context.run(*resume)
 
@@ -466,7 +467,7 @@ def test_gpus(context):
     tree.mkdir()
     for name in ("src", "include", "cmake", "workbench"):
         shutil.copytree(ROOT / name, tree / name)
-    space = tree / "src/cuda/kernels/fwd_split.space"
+    space = tree / "src/cuda/kernels/fwd_split/fwd_split.space"
     text = space.read_text()
     for old, new in (("KV_GROUPS  1 2 3 4 6 8 12 16", "KV_GROUPS  4"), ("Q_TILE     16 32 64", "Q_TILE     16"),
                      ("KV_TILE    16 32 48 64 80 96 112 128", "KV_TILE    32"),

@@ -35,7 +35,7 @@ BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|
 def device_constants():
     """NAME = number of the enums in the device headers."""
     found = {}
-    for header in sorted(ROOT.glob("src/cuda/device/*.cuh")):
+    for header in sorted(ROOT.glob("src/cuda/device/**/*.cuh")):
         for enum in re.findall(r"^enum \{.*?^\};", header.read_text(), flags=re.M | re.S):
             found.update(re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)\b(?=\s*(?:,|\n|/\*))", enum))
     return "".join(f"enum {{ {name} = {value} }};\n" for name, value in found.items())
@@ -68,7 +68,7 @@ def draw(program, count):
 
 
 def source_of(family):
-    places = [ROOT / f"src/cpu/{family}.c", ROOT / f"src/cuda/kernels/{family}.cu"]
+    places = [ROOT / f"src/cpu/{family}/{family}.c", ROOT / f"src/cuda/kernels/{family}/{family}.cu"]
     return next(p for p in places if p.exists())
 
 

@@ -32,10 +32,11 @@ for compiler in gcc clang; do
     # shellcheck disable=SC2086
     $compiler -std=c++11 -x c++ $strict "$work/use.cpp"
     compiled=$((compiled + 3))
-    for header in "$root"/src/*.h "$root"/src/cpu/*.h; do
+    for header in "$root"/src/core/*.h "$root"/src/cpu/*.h; do
         printf '#include "%s"\ntypedef int not_empty;\n' "$header" >"$work/alone.c"
         # shellcheck disable=SC2086
-        $compiler -std=c11 -D_GNU_SOURCE -Wstrict-prototypes $strict -I"$root/src" "$work/alone.c" || {
+        $compiler -std=c11 -D_GNU_SOURCE -Wstrict-prototypes $strict -I"$root/src" -I"$root/src/core" \
+            "$work/alone.c" || {
             echo "$header does not stand alone"
             exit 1
         }

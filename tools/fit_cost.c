@@ -1,7 +1,7 @@
-/* Fits the cost models' rates (src/cuda/rates.def) to measured times, and judges what ESTIMATE would choose.
+/* Fits the cost models' rates (src/cuda/model/rates.def) to measured times, and judges what ESTIMATE would choose.
  *
  *     fit_cost --gpu NAME GRID.json               judges the rates as they are; exit code 1 when they fall short
- *     fit_cost --gpu NAME --fit FILE GRID.json    fits first and writes FILE (src/cuda/rates.def); then judges
+ *     fit_cost --gpu NAME --fit FILE GRID.json    fits first and writes FILE (src/cuda/model/rates.def); then judges
  *     fit_cost --gpu NAME --unseen GRID.json      judges, and counts every problem as one that no fit has seen
  *
  * GRID.json is what `acromion why --measure --json` printed. Half of its problems, by a hash of their text, serve to
@@ -17,7 +17,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 #include "gpus.h"
 #include "internal.h"
 

@@ -80,15 +80,13 @@ bool kernel_source_line(kernel_line *out, const char *folder, const char *kernel
 
 bool kernel_source_file(char out[PATH_MAX], const char *folder, const char *family)
 {
-    static const char *const places[] = {"cuda/kernels", "cuda/kernels/ladder"};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; ++i) {
-        char name[128];
-        snprintf(name, sizeof name, "%s/%s.cu", places[i], family);
-        if (joined(out, folder, name)) {
-            return true;
-        }
+    char name[192];
+    snprintf(name, sizeof name, "cuda/kernels/%s/%s.cu", family, family);
+    if (joined(out, folder, name)) {
+        return true;
     }
-    return false;
+    snprintf(name, sizeof name, "cuda/kernels/ladder/%s.cu", family);
+    return joined(out, folder, name);
 }
 
 bool kernel_find_nvcc(char out[PATH_MAX])

@@ -53,7 +53,8 @@ enum {
 
 /* The compiler's command line, in memory that lives as long as it does. */
 typedef struct compilation {
-    char nvcc[PATH_MAX], include[PATH_MAX + 2], file[PATH_MAX], gencode[64], name[160], at[64], output[64];
+    char nvcc[PATH_MAX], include[PATH_MAX + 2], core[PATH_MAX + 8], file[PATH_MAX], gencode[64], name[160], at[64],
+        output[64];
     char parameters[TEXT_MAX];
     const char *arguments[ARGUMENTS_MAX];
 } compilation;
@@ -68,7 +69,7 @@ static void fill_arguments(compilation *c, const kernel_line *line, const acr__d
     }
     snprintf(c->gencode, sizeof c->gencode, "-gencode=arch=compute_%.15s,code=sm_%.15s", arch, arch);
     const char *const fixed[] = {c->nvcc, "-cubin",  c->gencode, "-std=c++17", "-O3",   "-Xptxas", "-v",
-                                 "-o",    c->output, c->file,    c->include,   c->name, c->at};
+                                 "-o",    c->output, c->file,    c->include,   c->core, c->name,   c->at};
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; ++i) {
         c->arguments[count++] = fixed[i];
     }
@@ -152,6 +153,7 @@ static profile_status build(timeline *out, const timeline_request *r, size_t mar
     }
     close(fd);
     snprintf(c.include, sizeof c.include, "-I%s", folder);
+    snprintf(c.core, sizeof c.core, "-I%s/core", folder);
     snprintf(c.name, sizeof c.name, "-DKERNEL_NAME=%s", r->kernel->symbol);
     snprintf(c.at, sizeof c.at, "-DACR_MARKS_AT=%zu", marks_at);
     fill_arguments(&c, &line, &acr__ctx_backend_device(r->ctx)->device);

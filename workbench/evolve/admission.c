@@ -358,18 +358,19 @@ static acr_status check_source(const candidate *c, descriptor *out)
 
 acr_status admission_family_file(char out[128], const candidate *c, const char *source_root)
 {
-    static const char *const cpu[] = {"cpu/%s.c", NULL};
-    static const char *const cuda[] = {"cuda/kernels/%s.cu", "cuda/kernels/ladder/%s.cu", NULL};
-    for (const char *const *pattern = c->backend == ACR__CPU ? cpu : cuda; *pattern; ++pattern) {
+    const char *const folders[] = {c->backend == ACR__CPU ? "cpu" : "cuda/kernels", "cuda/kernels/ladder"};
+    for (int i = 0; i < (c->backend == ACR__CPU ? 1 : 2); ++i) { /* the ladder's rungs share a folder */
         char path[PATH_MAX];
-        const char *ending = strchr(*pattern, '%') + 2;
-        snprintf(out, 128, "%.*s%s%s", (int)(ending - 2 - *pattern), *pattern, c->family, ending);
+        if (i == 0) {
+            snprintf(out, 128, "%s/%s/%s%s", folders[0], c->family, c->family, c->backend == ACR__CPU ? ".c" : ".cu");
+        } else {
+            snprintf(out, 128, "%s/%s.cu", folders[1], c->family);
+        }
         if (snprintf(path, sizeof path, "%s/src/%s", source_root, out) < PATH_MAX && access(path, R_OK) == 0) {
             return ACR_OK;
         }
     }
-    return acr__fail(ACR_INVALID, "family: there is no file for \"%s\" under %s/src", c->family,
-                     c->backend == ACR__CPU ? "cpu" : "cuda/kernels");
+    return acr__fail(ACR_INVALID, "family: there is no file for \"%s\" under %s/src", c->family, folders[0]);
 }
 
 acr_status admission_check(const candidate *c, const char *source_root, descriptor *out)

@@ -10,7 +10,8 @@
 /* ACR_OK, or ACR_INVALID with what is wrong, with the line of the source. Of a source, *out becomes its descriptor. */
 acr_status admission_check(const candidate *c, const char *source_root, descriptor *out);
 
-/* The file of a family relative to the tree's src ("cpu/fwd_simd.c"). Errors: ACR_INVALID when there is none. */
+/* The file of a family relative to the tree's src ("cpu/fwd_simd/fwd_simd.c"). Errors: ACR_INVALID when there is
+ * none. */
 acr_status admission_family_file(char out[128], const candidate *c, const char *source_root);
 
 #endif

@@ -232,6 +232,7 @@ static const char *isa_flags(const char *arch)
 static void add_includes(command_line *line, const build_tools *tools)
 {
     add(line, "-I%s/src", tools->source_root);
+    add(line, "-I%s/src/core", tools->source_root);
     add(line, "-I%s/include", tools->source_root);
 }
 
@@ -320,9 +321,9 @@ static bool compile_host(const artefact *a, const build_tools *tools, trial_resu
     add(&line, "-o");
     add(&line, "%s/host.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
-    add(&line, "%s/src/cuda/fwd_model.c", tools->source_root);
-    add(&line, "%s/src/problem.c", tools->source_root);
-    add(&line, "%s/src/error.c", tools->source_root);
+    add(&line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
+    add(&line, "%s/src/core/problem.c", tools->source_root);
+    add(&line, "%s/src/core/error.c", tools->source_root);
     add(&line, "-lm");
     bool done = compile(&line, a, tools, "host.log", result);
     free_line(&line);

@@ -14,7 +14,7 @@
 #include "files.h"
 #include "kernel_source.h"
 
-/* Where families live, and what they are called there. */
+/* Where families live, each in a folder of its name, and how their files end. */
 static const struct {
     acr__backend_id backend;
     const char *folder, *ending;
@@ -79,10 +79,13 @@ static acr_status list_families(const char *folder, char names[FAMILY_LIST_MAX][
     }
     *count = 0;
     for (const struct dirent *entry = readdir(directory); entry; entry = readdir(directory)) {
-        const char *dot = strrchr(entry->d_name, '.');
-        size_t length = dot ? (size_t)(dot - entry->d_name) : 0;
-        if (length > 0 && length < SPACE_NAME_MAX && strcmp(dot, ".space") == 0 && *count < FAMILY_LIST_MAX) {
-            snprintf(names[(*count)++], SPACE_NAME_MAX, "%.*s", (int)length, entry->d_name);
+        char path[TREE_PATH_MAX + 128];
+        if (strlen(entry->d_name) >= SPACE_NAME_MAX || *count == FAMILY_LIST_MAX) {
+            continue;
+        }
+        snprintf(path, sizeof path, "%s/%.31s/%.31s.space", folder, entry->d_name, entry->d_name);
+        if (access(path, R_OK) == 0) {
+            snprintf(names[(*count)++], SPACE_NAME_MAX, "%.31s", entry->d_name);
         }
     }
     closedir(directory);
@@ -112,7 +115,7 @@ acr_status tree_spaces(space_list *out, const char *tree, const search_scene *sc
         if (pattern && fnmatch(pattern, names[i], 0) != 0) {
             continue;
         }
-        snprintf(path, sizeof path, "%s/%.31s.space", folder, names[i]);
+        snprintf(path, sizeof path, "%s/%.31s/%.31s.space", folder, names[i], names[i]);
         space *s = &out->items[out->count];
         status = space_read(s, path);
         if (status == ACR_OK && space_bind(s, &out->scene, reason)) {
@@ -135,8 +138,8 @@ static acr_status map_file(const char *tree, const char *family, bool space_file
 {
     acr_status status = ACR_IO;
     for (int i = 0; i < PLACE_COUNT && status != ACR_OK; ++i) {
-        char path[TREE_PATH_MAX + 64 + SPACE_NAME_MAX];
-        snprintf(path, sizeof path, "%s/%s/%s%s", tree, places[i].folder, family,
+        char path[TREE_PATH_MAX + 64 + 2 * SPACE_NAME_MAX];
+        snprintf(path, sizeof path, "%s/%s/%s/%s%s", tree, places[i].folder, family, family,
                  space_file ? ".space" : places[i].ending);
         status = file_map(path, bytes, size);
     }

@@ -2,7 +2,7 @@
 #ifndef ACR_LADDER_H
 #define ACR_LADDER_H
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 /* Why no rung runs the problem; NULL when rung 0 does, which reads element by element. */
 static inline const char *ladder_why_not(const acr_problem *problem, int32_t q_tile)

@@ -753,7 +753,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
 #include <math.h>
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {

@@ -1,8 +1,8 @@
 /* What a kernel is. Newcomers start here.
  *
  * A kernel is one line of kernels.def: KERNEL(name, family, arch, parameters). Its family is one file,
- * src/cpu/<family>.c or src/cuda/kernels/<family>.cu. The build compiles that file once for every line with the line's
- * parameters as -D:
+ * <family>.c in src/cpu/<family>/ or <family>.cu in src/cuda/kernels/<family>/. The build compiles that file once for
+ * every line with the line's parameters as -D:
  *  - a CUDA family twice: by nvcc into a device image (the part under #ifdef __CUDACC__) and by the C compiler into the
  *    acr__kernel below (the part under #else), so that tile sizes, shared memory and grid cannot drift apart;
  *  - a CPU family once, by the C compiler with the flags of its arch, code and description together.

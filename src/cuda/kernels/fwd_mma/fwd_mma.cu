@@ -476,7 +476,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
 #else
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {

@@ -722,7 +722,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 /* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
 enum {

@@ -1,5 +1,5 @@
 /* Limits of layouts, and the cost model, that the kernel families share. */
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -228,7 +228,7 @@ double acr__mma_share(const acr__device *device)
 
 static const acr__fitted_rates fitted[] = {
 #define RATES(...) {__VA_ARGS__}, /* in the order of the fields */
-#include "cuda/rates.def"
+#include "cuda/model/rates.def"
 #undef RATES
 };
 

@@ -544,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {

@@ -679,7 +679,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __gri
 
 #include <math.h>
 
-#include "cuda/fwd_model.h"
+#include "cuda/model/fwd_model.h"
 
 static int64_t head_rows(const acr_problem *problem)
 {
