@@ -1,4 +1,4 @@
-/* visible.h against the rule spelled out key by key, over all small sizes: single rows, tiles of rows, tiles of keys. */
+/* visible.h against the rule spelled out key by key, over all small sizes: rows, tiles of rows, tiles of keys. */
 #include "support.h"
 
 #include "visible.h"

@@ -2,7 +2,7 @@
  * words, then uint32_t [MARK_CTAS][MARK_GROUPS][MARK_STEPS][MARK_HITS]: the SM's clock, made odd; 0 or all ones where
  * there was no stamp. Beyond these bounds nothing is noted. Of the header the kernel writes the warps of a group into
  * MARK_WARPS_WORD; it hands its stamps over (and forgets them) only when the program has put 1 into MARK_ASKED_WORD, so
- * that a timed launch does not wait for that. Read by device code (cuda/device/marks.cuh) and by the workbench. */
+ * that a timed launch does not wait for that. Read by device code (cuda/device/isa/marks.cuh) and by the workbench. */
 #ifndef ACR_MARKS_H
 #define ACR_MARKS_H
 

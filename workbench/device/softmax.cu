@@ -8,8 +8,8 @@
 
 #include <math_constants.h>
 
-#include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/attention/visible.cuh"
 
 enum {
     ROWS = 8, /* of a CTA */

@@ -250,7 +250,7 @@ static bool is_device_header(const char *name, size_t length)
     if (length <= start + end || memcmp(name, folder, start) != 0 || memcmp(name + length - end, ending, end) != 0) {
         return false;
     }
-    return strspn(name + start, "abcdefghijklmnopqrstuvwxyz0123456789_") == length - start - end;
+    return strspn(name + start, "abcdefghijklmnopqrstuvwxyz0123456789_/") == length - start - end;
 }
 
 static bool may_include(const char *name, size_t length, bool quoted, acr__backend_id backend)

@@ -35,7 +35,8 @@ int64_t acr__q_tiles(const acr_problem *problem, int32_t q_tile);
 /* A CTA for each query tile of every head, in a grid of {query tiles, q_heads, batch}. */
 acr__launch acr__tile_launch(const acr_problem *problem, int32_t q_tile, int32_t threads, int32_t smem_bytes);
 
-/* Of kernels whose CTAs, one for each SM at most, take the query tiles of all heads from a queue (device/places.cuh):
+/* Of kernels whose CTAs, one for each SM at most, take the query tiles of all heads from a queue
+ * (device/attention/tile_scheduler.cuh):
  * why the queue would be too long, NULL when it is not; the bytes of its counter, none when every CTA has one tile; and
  * the launch. */
 const char *acr__queue_why_not(const acr_problem *problem, int32_t q_tile);

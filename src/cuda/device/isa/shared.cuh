@@ -4,7 +4,7 @@
 #ifndef ACR_DEVICE_ISA_SHARED_CUH
 #define ACR_DEVICE_ISA_SHARED_CUH
 
-#include "cuda/device/common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 DEV uint32_t load_shared(uint32_t from)
 {

@@ -67,16 +67,16 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/barrier.cuh"
-#include "cuda/device/cluster.cuh"
-#include "cuda/device/common.cuh"
-#include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
-#include "cuda/device/marks.cuh"
-#include "cuda/device/mma.cuh"
-#include "cuda/device/repair.cuh"
-#include "cuda/device/softmax.cuh"
-#include "cuda/device/tma.cuh"
+#include "cuda/device/isa/barrier.cuh"
+#include "cuda/device/isa/cluster.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/mma.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/isa/tma.cuh"
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,

@@ -72,13 +72,13 @@ enum {
 #ifdef __CUDACC__
 
 #define PACKED 0 /* places.cuh asks: no packed batches here */
-#include "cuda/device/element.cuh"
-#include "cuda/device/fragment.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/scales.cuh"
-#include "cuda/device/scores.cuh"
-#include "cuda/device/softmax.cuh"
-#include "cuda/device/wgmma_fp8.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/isa/fragment.cuh"
+#include "cuda/device/attention/pipeline.cuh"
+#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/isa/wgmma_fp8.cuh"
 
 enum {
     PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
@@ -243,7 +243,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
     }
 }
 
-/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma_fp8.cuh says. ---- */
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma_fp8.cuh says. ---- */
 
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */

@@ -51,9 +51,9 @@ enum {
 #ifdef __CUDACC__
 
 #define MARK_WARPS ROW_WARPS
-#include "cuda/device/copy.cuh"
-#include "cuda/device/marks.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/mma.cuh"
 
 enum {
     OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
@@ -77,7 +77,7 @@ static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 
 static_assert(KV_GROUPS == 1 || (KV_GROUPS - 1) * Q_TILE * (DIM / KV_GROUPS) * 4 + Q_TILE * 32 <= GROUP_BYTES,
               "a group's partial output fits into its ring");
 
-#include "cuda/device/query_tile.cuh"
+#include "cuda/device/attention/query_tile.cuh"
 
 DEV void group_barrier(int group)
 {
@@ -87,7 +87,7 @@ DEV void group_barrier(int group)
         asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)GROUP_THREADS) : "memory");
 }
 
-/* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
+/* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
 
 typedef float output_tile[M_TILES][DIM_TILES][4];
 typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];

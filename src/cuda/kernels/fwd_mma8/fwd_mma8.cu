@@ -50,11 +50,11 @@ enum {
 #ifdef __CUDACC__
 
 #define MARK_WARPS ROW_WARPS
-#include "cuda/device/copy.cuh"
-#include "cuda/device/marks.cuh"
-#include "cuda/device/mma.cuh"
-#include "cuda/device/repair.cuh"
-#include "cuda/device/scales.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/mma.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/scales.cuh"
 
 enum {
     OPERANDS = MMA_E4M3,
@@ -80,9 +80,9 @@ static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 32 == 0,
 static_assert(!Q_IN_REGISTERS || Q_BYTES <= STAGE_BYTES, "Q_TILE: the queries pass through the last stage");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 
-#include "cuda/device/query_tile.cuh"
+#include "cuda/device/attention/query_tile.cuh"
 
-/* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
+/* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
 
 typedef float output_tile[M_TILES][DIM_BLOCKS][2][4]; /* [0]: even dims of the block, [1]: odd ones */
 typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];

@@ -100,16 +100,16 @@ enum {
 #else
 #define WGMMA_TYPE "f16"
 #endif
-#include "cuda/device/barrier.cuh"
-#include "cuda/device/element.cuh"
-#include "cuda/device/fragment.cuh"
-#include "cuda/device/keys.cuh"
-#include "cuda/device/marks.cuh"
-#include "cuda/device/repair.cuh"
-#include "cuda/device/scales.cuh"
-#include "cuda/device/softmax.cuh"
-#include "cuda/device/tma.cuh"
-#include "cuda/device/wgmma_fp8.cuh"
+#include "cuda/device/isa/barrier.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/isa/fragment.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/isa/tma.cuh"
+#include "cuda/device/isa/wgmma_fp8.cuh"
 
 enum {
     ELEMENT = E4M3 ? ACR_E4M3 : BF16 ? ACR_BF16 : ACR_F16,
@@ -412,7 +412,7 @@ DEV int vote(int yes)
     return any;
 }
 
-/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as isa/wgmma.cuh says; of the two rows that a
  * lane holds, row 0 is from the top half of the tile and row 1 from the bottom half. ---- */
 
 enum {

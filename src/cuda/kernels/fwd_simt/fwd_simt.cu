@@ -19,11 +19,11 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/element.cuh"
-#include "cuda/device/scales.cuh"
-#include "cuda/device/sequence.cuh"
-#include "cuda/device/softmax.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/sequence.cuh"
+#include "cuda/device/attention/softmax.cuh"
 
 enum {
     BLOCK = 4,              /* rows, keys and columns that a thread holds side by side */

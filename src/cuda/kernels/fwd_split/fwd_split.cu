@@ -48,13 +48,13 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/copy.cuh"
-#include "cuda/device/element.cuh"
-#include "cuda/device/keys.cuh"
-#include "cuda/device/mma.cuh"
-#include "cuda/device/repair.cuh"
-#include "cuda/device/softmax.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/mma.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/softmax.cuh"
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
@@ -220,7 +220,7 @@ DEV void load_next(key_loader &loader, int stage)
     loader.first += STEP_KEYS;
 }
 
-/* ---- Computing: one warp, 16 rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
+/* ---- Computing: one warp, 16 rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
 
 typedef float score_tile[KEY_TILES][4];
 typedef float output_tile[DIM_TILES][4];

@@ -66,13 +66,13 @@ enum {
 #else
 #define WGMMA_TYPE "f16"
 #endif
-#include "cuda/device/element.cuh"
-#include "cuda/device/fragment.cuh"
-#include "cuda/device/marks.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/scores.cuh"
-#include "cuda/device/softmax.cuh"
-#include "cuda/device/wgmma.cuh"
+#include "cuda/device/isa/element.cuh"
+#include "cuda/device/isa/fragment.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/attention/pipeline.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/isa/wgmma.cuh"
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
@@ -190,7 +190,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, uint8_t
     produce_place(none, nullptr, smem, q_use);
 }
 
-/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/wgmma.cuh says. ---- */
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma.cuh says. ---- */
 
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[V_DIM / 2];

@@ -22,8 +22,8 @@ enum {
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/attention/visible.cuh"
 
 extern "C" __global__ void __launch_bounds__(Q_TILE) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {

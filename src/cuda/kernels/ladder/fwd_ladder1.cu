@@ -25,8 +25,8 @@ enum {
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/attention/visible.cuh"
 
 enum {
     CHUNK = 8, /* elements in 16 bytes */

@@ -29,8 +29,8 @@ enum {
 #include <math_constants.h>
 #include <mma.h>
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/keys.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/attention/visible.cuh"
 
 using namespace nvcuda;
 

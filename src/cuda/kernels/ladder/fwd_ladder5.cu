@@ -29,7 +29,7 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/barrier.cuh"
+#include "cuda/device/isa/barrier.cuh"
 #include "cuda/kernels/ladder/warp_attention.cuh"
 
 /* A ring of stages that one side fills and the other empties, as one of the two sees it. */

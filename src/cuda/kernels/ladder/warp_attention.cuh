@@ -1,19 +1,19 @@
 /* The idea of rung 3, which rungs 4 and 5 keep: what one warp does for its 16 query rows, all of it in registers.
  *
- * An accumulator of mma.sync m16n8k16 says which lane holds which score (device/mma.cuh), so a row's maximum and sum
+ * An accumulator of mma.sync m16n8k16 says which lane holds which score (isa/mma.cuh), so a row's maximum and sum
  * need two shuffles among the four lanes of a quad, and two neighbouring accumulators of Q * transpose(K), packed to
  * fp16, are the left operand of P * V as they are. Shared memory holds K and V and is only read.
  *
  * An includer defines Q_TILE, KV_TILE, DIM, and SWIZZLED: whether a tile's 16-byte chunks lie in plain order or as
- * device/copy.cuh's chunk_offset says. */
+ * device/isa/copy.cuh's chunk_offset says. */
 #ifndef ACR_LADDER_WARP_ATTENTION_CUH
 #define ACR_LADDER_WARP_ATTENTION_CUH
 
-#include "cuda/device/common.cuh"
-#include "cuda/device/copy.cuh"
-#include "cuda/device/keys.cuh"
-#include "cuda/device/mma.cuh"
-#include "cuda/device/softmax.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/mma.cuh"
+#include "cuda/device/attention/softmax.cuh"
 
 enum {
     ELEM_BYTES = 2,

@@ -2,13 +2,13 @@
  * tensor cores keep about 14 bits while they add). Both operands are K-major: of a row, 32 consecutive bytes are
  * summed over. Accumulators lie as in wgmma.cuh; a register of A holds 4 bytes: lane l has bytes 4(l%4)..+3 of row l/4
  * (register 0) and l/4 + 8 (1), and the same of bytes 16..31 (2, 3). */
-#ifndef ACR_DEVICE_WGMMA_FP8_CUH
-#define ACR_DEVICE_WGMMA_FP8_CUH
+#ifndef ACR_DEVICE_ISA_WGMMA_FP8_CUH
+#define ACR_DEVICE_ISA_WGMMA_FP8_CUH
 
 #ifndef WGMMA_TYPE
 #define WGMMA_TYPE "f16" /* of the products in wgmma.cuh, which nothing here uses */
 #endif
-#include "wgmma.cuh"
+#include "cuda/device/isa/wgmma.cuh"
 
 enum {
     WGMMA_FP8_K = 32

@@ -4,14 +4,14 @@
  * An includer defines Q_TILE, KV_TILE, STEP_KEYS, TILE_BYTES, STAGE_BYTES, GROUP_THREADS, ELEM_BYTES, ROW_CHUNKS (of a
  * row of Q, K and V), M_TILES, K_STEPS, KEY_TILES, Q_IN_REGISTERS, STEPS_UNROLLED, and OPERANDS: what its tensors hold,
  * as MMA_* of mma.cuh. */
-#ifndef ACR_DEVICE_QUERY_TILE_CUH
-#define ACR_DEVICE_QUERY_TILE_CUH
+#ifndef ACR_DEVICE_ATTENTION_QUERY_TILE_CUH
+#define ACR_DEVICE_ATTENTION_QUERY_TILE_CUH
 
-#include "common.cuh"
-#include "copy.cuh"
-#include "mma.cuh"
-#include "sequence.cuh"
-#include "softmax.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/isa/mma.cuh"
+#include "cuda/device/attention/sequence.cuh"
+#include "cuda/device/attention/softmax.cuh"
 
 /* ---- Where a CTA and a warp are ---- */
 
@@ -81,7 +81,7 @@ DEV void load_next(key_loader &loader, int stage)
     loader.first += STEP_KEYS;
 }
 
-/* ---- Scores: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/mma.cuh says. ---- */
+/* ---- Scores: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
 
 typedef float score_tile[M_TILES][KEY_TILES][4];
 typedef uint32_t query_operands[M_TILES][K_STEPS][4]; /* unused where they are read from shared memory every time */

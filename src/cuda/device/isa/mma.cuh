@@ -6,12 +6,12 @@
  *
  * To ldmatrix a pair of e4m3 is an element of 16 bits, and m16n8k32 takes its operands as m16n8k16 would take those
  * pairs: a row of A or a column of B is 32 bytes in either case, and the same lanes hold the same bytes of it. */
-#ifndef ACR_DEVICE_MMA_CUH
-#define ACR_DEVICE_MMA_CUH
+#ifndef ACR_DEVICE_ISA_MMA_CUH
+#define ACR_DEVICE_ISA_MMA_CUH
 
-#include "common.cuh"
-#include "fragment.cuh"
-#include "isa/shared.cuh"
+#include "cuda/device/isa/common.cuh"
+#include "cuda/device/isa/fragment.cuh"
+#include "cuda/device/isa/shared.cuh"
 
 /* What A and B hold: of multiply_add's template argument. */
 enum {

@@ -3,10 +3,10 @@
  *
  * An includer defines Q_TILE, KV_TILE, ELEM_BYTES (of keys and values), and PACKED: 1 if it serves packed batches
  * alone, whose queue it then orders itself, else 0. */
-#ifndef ACR_DEVICE_PLACES_CUH
-#define ACR_DEVICE_PLACES_CUH
+#ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
+#define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
-#include "sequence.cuh"
+#include "cuda/device/attention/sequence.cuh"
 
 /* A query tile, and the rows of its batch entry. */
 typedef struct place {

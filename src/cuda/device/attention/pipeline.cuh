@@ -7,12 +7,12 @@
  * slots of the rings of K and V, and Q_STAGES; PANEL_ELEMS of a row in a panel, QK_PANELS and Q_PANEL_BYTES of a
  * consumer's Q tile of Q_GROUP_BYTES in all; PLACE_BYTES (32 if PACKED, else 16); and where in shared memory the places
  * and the barriers of Q are: PLACES_AT, Q_FULL_AT, Q_EMPTY_AT. Q itself comes first. */
-#ifndef ACR_DEVICE_PIPELINE_CUH
-#define ACR_DEVICE_PIPELINE_CUH
+#ifndef ACR_DEVICE_ATTENTION_PIPELINE_CUH
+#define ACR_DEVICE_ATTENTION_PIPELINE_CUH
 
-#include "barrier.cuh"
-#include "places.cuh"
-#include "tma.cuh"
+#include "cuda/device/isa/barrier.cuh"
+#include "cuda/device/attention/tile_scheduler.cuh"
+#include "cuda/device/isa/tma.cuh"
 
 enum {
     FIRST_TURN = 1, /* named barriers (0 is __syncthreads): from here on a turn for each consumer */

@@ -5,8 +5,8 @@
  * includes this file; default 4, a warpgroup) came here; hit counts how often before, 0 outside loops. The name says
  * what has just ended. ACR_MARKS_END(args) is the kernel's last statement. The program reads the names from the source
  * in the order of their lines, so a mark is a line of the family's own file. */
-#ifndef ACR_DEVICE_MARKS_CUH
-#define ACR_DEVICE_MARKS_CUH
+#ifndef ACR_DEVICE_ISA_MARKS_CUH
+#define ACR_DEVICE_ISA_MARKS_CUH
 
 #ifndef ACR_MARKS_AT
 
@@ -19,7 +19,7 @@
 
 #else /* ACR_MARKS_AT: where in the workspace the marks go, in bytes, behind what the kernel itself uses */
 
-#include "cuda/device/common.cuh"
+#include "cuda/device/isa/common.cuh"
 #include "marks.h"
 
 #ifndef MARK_WARPS

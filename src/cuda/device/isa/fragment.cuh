@@ -1,9 +1,9 @@
 /* Accumulators on their way to 16 and 8 bits, in the layout that mma.cuh and wgmma.cuh share: packed, and exchanged
  * within a quad, so that a lane has 16 bytes of a row. */
-#ifndef ACR_DEVICE_FRAGMENT_CUH
-#define ACR_DEVICE_FRAGMENT_CUH
+#ifndef ACR_DEVICE_ISA_FRAGMENT_CUH
+#define ACR_DEVICE_ISA_FRAGMENT_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 /* Two floats rounded to nearest even into one register, `low` in the lower half. What fp16 cannot hold is infinity. */
 template <int IS_BF16> DEV uint32_t pack(float low, float high)

@@ -1,6 +1,6 @@
 /* What every device file needs: the function qualifier, shared-memory addresses, dependent launch. */
-#ifndef ACR_DEVICE_COMMON_CUH
-#define ACR_DEVICE_COMMON_CUH
+#ifndef ACR_DEVICE_ISA_COMMON_CUH
+#define ACR_DEVICE_ISA_COMMON_CUH
 
 #include <stdint.h>
 

@@ -8,10 +8,10 @@
  * 1024 bytes.
  *
  * An includer defines WGMMA_TYPE as "f16" or "bf16". */
-#ifndef ACR_DEVICE_WGMMA_CUH
-#define ACR_DEVICE_WGMMA_CUH
+#ifndef ACR_DEVICE_ISA_WGMMA_CUH
+#define ACR_DEVICE_ISA_WGMMA_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 enum {
     WGMMA_ROWS = 64,

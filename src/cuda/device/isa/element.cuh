@@ -1,12 +1,12 @@
 /* Stored elements of any type, one at a time, as floats. */
-#ifndef ACR_DEVICE_ELEMENT_CUH
-#define ACR_DEVICE_ELEMENT_CUH
+#ifndef ACR_DEVICE_ISA_ELEMENT_CUH
+#define ACR_DEVICE_ISA_ELEMENT_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 enum {
     ACR_F32 = 1,

@@ -1,8 +1,8 @@
 /* Asynchronous copies from global to shared memory (cp.async, sm_80), and the swizzled tile they fill. */
-#ifndef ACR_DEVICE_COPY_CUH
-#define ACR_DEVICE_COPY_CUH
+#ifndef ACR_DEVICE_ISA_COPY_CUH
+#define ACR_DEVICE_ISA_COPY_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 enum {
     CHUNK_BYTES = 16,

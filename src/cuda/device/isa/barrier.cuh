@@ -1,9 +1,9 @@
 /* Barriers of sm_90: mbarriers in shared memory, which copies can complete, named barriers among warpgroups, register
  * hand-over. */
-#ifndef ACR_DEVICE_BARRIER_CUH
-#define ACR_DEVICE_BARRIER_CUH
+#ifndef ACR_DEVICE_ISA_BARRIER_CUH
+#define ACR_DEVICE_ISA_BARRIER_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 enum {
     WARPGROUP_THREADS = 128,

@@ -1,12 +1,12 @@
 /* Outputs that a hidden value spoilt. A value of V that is not finite reaches, as 0 * NaN, also the rows of its key
  * tile that a mask hides it from; such outputs are computed again from global memory, one by one: right, and slow, and
  * only for such inputs. */
-#ifndef ACR_DEVICE_REPAIR_CUH
-#define ACR_DEVICE_REPAIR_CUH
+#ifndef ACR_DEVICE_ATTENTION_EPILOGUE_CUH
+#define ACR_DEVICE_ATTENTION_EPILOGUE_CUH
 
-#include "element.cuh"
+#include "cuda/device/isa/element.cuh"
 #include "fwd_args.h"
-#include "softmax.cuh"
+#include "cuda/device/attention/softmax.cuh"
 
 /* Where a row is, and how the keys that it sees are weighed: a key by 2^(score * scale_log2 - offset) * factor. */
 typedef struct spoilt_row {

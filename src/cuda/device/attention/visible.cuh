@@ -1,8 +1,8 @@
 /* Which keys the rows of a query tile see: lengths, masks, and both together. */
-#ifndef ACR_DEVICE_KEYS_CUH
-#define ACR_DEVICE_KEYS_CUH
+#ifndef ACR_DEVICE_ATTENTION_VISIBLE_CUH
+#define ACR_DEVICE_ATTENTION_VISIBLE_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 #include "fwd_args.h"
 
 typedef struct keys {

@@ -1,8 +1,8 @@
 /* Clusters of CTAs (sm_90): their barrier, and stores into each other's shared memory. */
-#ifndef ACR_DEVICE_CLUSTER_CUH
-#define ACR_DEVICE_CLUSTER_CUH
+#ifndef ACR_DEVICE_ISA_CLUSTER_CUH
+#define ACR_DEVICE_ISA_CLUSTER_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 /* The cluster's barrier ends a phase when all threads of all its CTAs, but those that have ended, have arrived; every
  * warp comes whole, and waits after each arrival. Orders nothing: shows only that the others have begun. */

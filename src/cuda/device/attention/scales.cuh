@@ -1,9 +1,9 @@
 /* The scales of e4m3 inputs: the problem's, and those that the execution brings for each batch entry and key/value
  * head. For every kernel of such inputs. */
-#ifndef ACR_DEVICE_SCALES_CUH
-#define ACR_DEVICE_SCALES_CUH
+#ifndef ACR_DEVICE_ATTENTION_SCALES_CUH
+#define ACR_DEVICE_ATTENTION_SCALES_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 #include "fwd_args.h"
 
 /* What scale, scale_log2 and out_scale of the arguments are for one head. */

@@ -1,10 +1,10 @@
 /* Online softmax of rows that lie across the four lanes of a quad (the accumulator layout of mma.cuh). */
-#ifndef ACR_DEVICE_SOFTMAX_CUH
-#define ACR_DEVICE_SOFTMAX_CUH
+#ifndef ACR_DEVICE_ATTENTION_SOFTMAX_CUH
+#define ACR_DEVICE_ATTENTION_SOFTMAX_CUH
 
 #include <math_constants.h>
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 /* 2^x: relative error 2^-22, 0 below 2^-126. */
 DEV float exp2_fast(float x)

@@ -1,9 +1,9 @@
 /* Where a batch entry's rows are: the whole of a dimension, cut by its key length, or a sequence of a packed batch. For
  * the families with ACR__TRAIT_PACKED; the others need keys.cuh only. */
-#ifndef ACR_DEVICE_SEQUENCE_CUH
-#define ACR_DEVICE_SEQUENCE_CUH
+#ifndef ACR_DEVICE_ATTENTION_SEQUENCE_CUH
+#define ACR_DEVICE_ATTENTION_SEQUENCE_CUH
 
-#include "keys.cuh"
+#include "cuda/device/attention/visible.cuh"
 
 typedef struct sequence {
     int q_begin, q_len;   /* rows of q and o, from the entry's own first on (batch strides are 0 where it is not 0) */

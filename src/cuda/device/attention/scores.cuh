@@ -1,11 +1,11 @@
 /* A warpgroup's scores of one key tile, and its output, in accumulators as wgmma.cuh lays them out: of element i a lane
  * holds its first row or, where i % 4 / 2 is 1, the eighth after it. */
-#ifndef ACR_DEVICE_SCORES_CUH
-#define ACR_DEVICE_SCORES_CUH
+#ifndef ACR_DEVICE_ATTENTION_SCORES_CUH
+#define ACR_DEVICE_ATTENTION_SCORES_CUH
 
 #include <math_constants.h>
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 
 /* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
 template <int ELEMS> DEV void mask_scores(float (&s)[ELEMS], int seen_0, int seen_1)

@@ -1,9 +1,9 @@
 /* The copy engine of sm_90: boxes of rank-4 tensor maps {dim, rows, heads, batch} (cuda/tensormap.h) into shared
  * memory. */
-#ifndef ACR_DEVICE_TMA_CUH
-#define ACR_DEVICE_TMA_CUH
+#ifndef ACR_DEVICE_ISA_TMA_CUH
+#define ACR_DEVICE_ISA_TMA_CUH
 
-#include "common.cuh"
+#include "cuda/device/isa/common.cuh"
 #include "cuda/tensormap.h"
 
 enum {
