@@ -19,6 +19,10 @@
  *  - The library never keeps a tensor pointer beyond the call that was given it.
  *  - Sizes, strides and offsets are 64-bit. Strides count elements, the last dimension is always contiguous.
  *  - A context, and a plan, may be used by several threads at once. Destroying one must not race with its use.
+ *  - In a child process of fork a "cpu" context still works and can be destroyed, on the calling thread alone, provided
+ *    that no other thread was inside a call with it when the process forked. A "cuda" context is of no use there: CUDA
+ *    itself does not outlive a fork. Create a new one after exec.
+ *  - The library stays loaded after dlclose, since the threads of a context run its code.
  *  - No CUDA header is needed: a stream travels as a void pointer.
  *  - Structures begin with their size, so that later versions can append fields: initialise them with the macros.
  */
@@ -101,7 +105,7 @@ typedef struct acr_ctx_options {
 
 #define ACR_CTX_OPTIONS_INIT                                                                                           \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_ctx_options), 0, NULL, 0, 0, NULL, NULL                                                   \
+        sizeof(acr_ctx_options), 0, NULL, 0, 0, NULL, NULL                                                             \
     }
 
 /* Opens a device. options may be NULL: the default backend, device 0.
@@ -116,7 +120,7 @@ ACR_API acr_status acr_ctx_create(acr_ctx **out, const acr_ctx_options *options)
  * no-op. */
 ACR_API void acr_ctx_destroy(acr_ctx *ctx);
 
-/* The backend's name ("cuda" or "cpu") and one line about the device. Strings live as long as ctx. */
+/* The backend's name ("cuda" or "cpu") and one line about the device; "" for NULL. Strings live as long as ctx. */
 ACR_API const char *acr_ctx_backend(const acr_ctx *ctx);
 ACR_API const char *acr_ctx_device(const acr_ctx *ctx);
 
@@ -194,8 +198,8 @@ typedef struct acr_problem {
 
 #define ACR_PROBLEM_INIT                                                                                               \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0,   \
-            0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f                          \
+        sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0, 0, 0, 0, 0, \
+            0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f                                      \
     }
 
 /* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order,
@@ -246,14 +250,14 @@ ACR_API acr_status acr_plan_create(acr_plan **out, acr_ctx *ctx, const acr_probl
 /* Frees a plan that no execution on the host is using; work already enqueued may still be running. NULL is a no-op. */
 ACR_API void acr_plan_destroy(acr_plan *plan);
 
-/* One line: the problem, the kernel, and why it was chosen ("estimate", "wisdom", "measured"). Lives as long as the
- * plan. */
+/* One line: the problem, the kernel, and why it was chosen ("estimate", "wisdom", "measured"); "" for NULL. Lives as
+ * long as the plan. */
 ACR_API const char *acr_plan_text(const acr_plan *plan);
 
-/* The chosen kernel's name. Lives as long as the library. */
+/* The chosen kernel's name; "" for NULL. Lives as long as the library. */
 ACR_API const char *acr_plan_kernel(const acr_plan *plan);
 
-/* Bytes of workspace an execution needs; often 0. */
+/* Bytes of workspace an execution needs; often 0. 0 for NULL. */
 ACR_API size_t acr_plan_workspace(const acr_plan *plan);
 
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
@@ -269,7 +273,9 @@ typedef struct acr_buffers {
     uint32_t flags; /* 0 or ACR_OVERLAP_PREVIOUS */
     const void *q;  /* [batch, q_heads, q_len, qk_dim], the problem's strides and alignment; cuda: device memory */
     const void *k;  /* [batch, kv_heads, kv_len, qk_dim] */
-    const void *v;  /* [batch, kv_heads, kv_len, v_dim] */
+    const void *v;  /* [batch, kv_heads, kv_len, v_dim]. Weights relative to the row's largest are summed before they
+                       are divided: o may be infinite where the number of keys times the largest |v| is beyond float32
+                       (3.4e38) */
     void *o;        /* [batch, q_heads, q_len, v_dim]: all of it is written; a row that sees no key gets 0.
                        ACR_PACKED: q and o are [q_total, q_heads, dim], k and v [kv_total, kv_heads, dim], and only rows
                        of a sequence are read and written */
@@ -297,7 +303,7 @@ typedef struct acr_buffers {
 
 #define ACR_BUFFERS_INIT                                                                                               \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL       \
+        sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL                 \
     }
 
 /* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at
@@ -313,13 +319,14 @@ ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, siz
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
  * Errors: ACR_INVALID (null pointers; lse, kv_lens or offsets given or missing against the problem's flags; a total out
  * of range; scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps
- * an input or the other), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
+ * an input or the other; a buffer overlaps the workspace), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
                                void *stream);
 
 /* Everything in one call: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or makes a
  * workspace for this stream (kept in ctx), executes. After the first call for a problem and stream it neither allocates
- * nor synchronises.
+ * nor synchronises, until the cache drops the plan: it keeps the 1024 plans used last, with at most 1 GiB of
+ * workspaces, and every plan that was executed while its stream was captured, because the graph uses the workspace.
  * Executions on one stream share that workspace: use one stream from one thread at a time. On cpu too, where a stream
  * does nothing else: threads that call this at once give each its own value (the address of a local variable, say).
  * Errors: those of acr_plan_create and acr_execute; ACR_WORKSPACE when a workspace would have to be made while the
@@ -338,7 +345,7 @@ typedef struct acr_wisdom_report {
 
 #define ACR_WISDOM_REPORT_INIT                                                                                         \
     {                                                                                                                  \
-        (uint32_t)sizeof(acr_wisdom_report), 0, 0, 0                                                                   \
+        sizeof(acr_wisdom_report), 0, 0, 0                                                                             \
     }
 
 /* Adds a file's facts about this device to the context; a fact of higher effort replaces one of lower, equal effort the

@@ -14,7 +14,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h",
              "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
 POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "ftw.h", "getopt.h", "glob.h", "pthread.h", "sched.h",
-         "strings.h", "unistd.h"}
+         "malloc.h", "strings.h", "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
 LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # workbench/evolve: sandbox, objects
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}

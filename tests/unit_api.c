@@ -2,11 +2,14 @@
  * that they name. */
 #include "support.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "probe_kernel.h"
 
@@ -73,6 +76,16 @@ static void destroying_null_does_nothing(void **state)
     (void)state;
     acr_ctx_destroy(NULL);
     acr_plan_destroy(NULL);
+}
+
+static void null_has_no_description(void **state)
+{
+    (void)state;
+    assert_string_equal(acr_ctx_backend(NULL), "");
+    assert_string_equal(acr_ctx_device(NULL), "");
+    assert_string_equal(acr_plan_text(NULL), "");
+    assert_string_equal(acr_plan_kernel(NULL), "");
+    assert_int_equal(acr_plan_workspace(NULL), 0);
 }
 
 static void every_thread_count_opens(void **state)
@@ -445,6 +458,53 @@ static void interleaved_tensors_are_no_overlap(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* To the byte: inputs of one byte an element, outputs of two, in rows of 64 bytes. */
+static void interleaving_is_judged_to_the_byte(void **state)
+{
+    (void)state;
+    acr__kernel probe = probe_kernel_without_workspace;
+    probe.dtype = ACR_E4M3;
+    acr_problem p = problem_of("e4m3:b1:h1:s8:d15/8:align2");
+    p.q = (acr_strides){8 * 64, 64, 64};
+    p.o = (acr_strides){8 * 32, 32, 32};
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_plan *plan = forced_plan(ctx, &p, &probe);
+    char *memory = aligned_alloc(256, 4 * 1024);
+    assert_non_null(memory);
+    memset(memory, 0, 4 * 1024);
+    acr_buffers buffers = ACR_BUFFERS_INIT;
+    buffers.k = buffers.v = memory + 2048;
+    const struct {
+        int q, o;
+        bool apart;
+    } places[] = {{0, 16, true}, {0, 14, false}, {48, 0, true}, {50, 0, false},
+                  {0, 48, true}, {0, 50, false}, {16, 0, true}, {14, 0, false}};
+    for (size_t i = 0; i < COUNT_OF(places); i++) {
+        buffers.q = memory + places[i].q;
+        buffers.o = memory + places[i].o;
+        if (places[i].apart)
+            assert_ok(acr_execute(plan, &buffers, NULL, 0, NULL));
+        else
+            assert_fails(acr_execute(plan, &buffers, NULL, 0, NULL), ACR_OVERLAP, "buffers.q");
+    }
+    free(memory);
+    acr_plan_destroy(plan);
+    acr_ctx_destroy(ctx);
+}
+
+static void a_workspace_overlaps_nothing(void **state)
+{
+    (void)state;
+    bench b = bench_make("b1:h2:s8:d16:lse", &probe_kernel);
+    char *const workspace = b.workspace;
+    assert_buffers_refused(&b, buffers.q = workspace, ACR_OVERLAP, "buffers.q overlaps the workspace");
+    assert_buffers_refused(&b, buffers.k = workspace + 256, ACR_OVERLAP, "buffers.k overlaps the workspace");
+    assert_buffers_refused(&b, buffers.v = workspace + b.workspace_bytes - 16, ACR_OVERLAP, "buffers.v");
+    assert_buffers_refused(&b, buffers.lse = (float *)(void *)workspace, ACR_OVERLAP, "buffers.lse overlaps the work");
+    assert_buffers_refused(&b, buffers.o = workspace, ACR_OVERLAP, "buffers.o overlaps the workspace");
+    bench_free(&b);
+}
+
 static void workspaces_have_a_size_and_an_alignment(void **state)
 {
     (void)state;
@@ -531,6 +591,49 @@ static void no_more_lanes_than_tiles(void **state)
     execute_once(ctx, &probe_kernel, &t);
     assert_visited_once(&t);
     assert_in_range(probe_read().lanes_max, 1, 2);
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+/* A pool that was not given back would leave every later call to one thread. */
+static void every_call_has_the_pool(void **state)
+{
+    (void)state;
+    const acr_problem p = problem_of("b1:h8:s40:d16");
+    acr_ctx *ctx = cpu_ctx(4);
+    tensors t = tensors_make(&p, 1);
+    for (int call = 0; call < 3; call++) {
+        memset(t.o, 0, t.o_bytes);
+        probe_reset();
+        execute_once(ctx, &probe_kernel, &t);
+        assert_int_equal(probe_read().lanes_max, 4);
+    }
+    tensors_free(&t);
+    acr_ctx_destroy(ctx);
+}
+
+/* The child of a fork has none of the pool's threads: it computes alone, and destroying waits for nobody. */
+static void a_context_works_in_a_child_process(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(4);
+    const acr_problem p = problem_of("f32:b2:h4:s200:d64");
+    tensors t = tensors_make(&p, 1);
+    assert_ok(acr_forward(ctx, &p, &t.buffers, NULL));
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(60); /* against a hang alone */
+        void *expected = malloc(t.o_bytes);
+        memcpy(expected, t.o, t.o_bytes);
+        tensors_poison_outputs(&t);
+        bool passed = acr_forward(ctx, &p, &t.buffers, NULL) == ACR_OK && memcmp(expected, t.o, t.o_bytes) == 0;
+        acr_ctx_destroy(ctx);
+        _exit(passed ? 0 : 1);
+    }
+    int result = -1;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
     tensors_free(&t);
     acr_ctx_destroy(ctx);
 }
@@ -862,6 +965,96 @@ static void forward_makes_no_workspace_while_capturing(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* Of the entry's keys one alone exists, so that a call takes next to no time. */
+static acr_status forward_of_length(acr_ctx *ctx, int64_t kv_len, void *stream)
+{
+    static float q[16], k[16], v[16], o[16];
+    static const int32_t one[1] = {1};
+    acr_problem p = ACR_PROBLEM_INIT;
+    p.dtype = ACR_F32;
+    p.batch = p.q_heads = p.q_len = 1;
+    p.kv_len = kv_len;
+    p.qk_dim = 16;
+    p.alignment = 4;
+    p.flags = ACR_KV_LENS;
+    acr_buffers b = ACR_BUFFERS_INIT;
+    b.q = q;
+    b.k = k;
+    b.v = v;
+    b.o = o;
+    b.kv_lens = one;
+    p.k = p.v = (acr_strides){0, 16, 0}; /* every key is the same one */
+    return acr_forward(ctx, &p, &b, stream);
+}
+
+static size_t allocated_bytes(void)
+{
+    return mallinfo2().uordblks + mallinfo2().hblkhd;
+}
+
+/* As a decoder without key lengths would call it: every length is a problem of its own. */
+static void growing_lengths_need_constant_memory(void **state)
+{
+    (void)state;
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    enum {
+        LENGTHS = 5000
+    };
+#else
+    enum {
+        LENGTHS = 100000
+    };
+#endif
+    acr_ctx *ctx = cpu_ctx(1);
+    size_t full = 0;
+    for (int64_t length = 1; length <= LENGTHS; length++) {
+        assert_ok(forward_of_length(ctx, length, NULL));
+        if (length == 2000)
+            full = allocated_bytes();
+    }
+    assert_true(allocated_bytes() <= full + 4096);
+    acr_ctx_destroy(ctx);
+}
+
+/* Nor do streams that come and go. */
+static void many_streams_need_constant_memory(void **state)
+{
+    (void)state;
+    static char streams[4000];
+    acr_ctx *ctx = cpu_ctx(1);
+    size_t full = 0;
+    for (size_t i = 0; i < sizeof streams; i++) {
+        assert_ok(forward_of_length(ctx, 1, &streams[i]));
+        if (i == 1000)
+            full = allocated_bytes();
+    }
+    assert_true(allocated_bytes() <= full + 4096);
+    acr_ctx_destroy(ctx);
+}
+
+/* A graph holds on to the workspace of what was captured. */
+static void captured_plans_are_kept(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    const acr__backend *const original = device->backend;
+    acr__backend capturing = *original;
+    capturing.is_capturing = always_capturing;
+    assert_ok(forward_of_length(ctx, 1, NULL));
+    assert_ok(forward_of_length(ctx, 2, NULL));
+    device->backend = &capturing;
+    assert_ok(forward_of_length(ctx, 1, NULL));
+    device->backend = original;
+    for (int64_t length = 3; length <= 3000; length++)
+        assert_ok(forward_of_length(ctx, length, NULL));
+    device->backend = &capturing;
+    assert_ok(forward_of_length(ctx, 1, NULL));
+    assert_fails(forward_of_length(ctx, 2, NULL), ACR_WORKSPACE, "captured"); /* which was dropped */
+    device->backend = original;
+    acr_ctx_destroy(ctx);
+}
+
 static void extreme_lengths_are_clamped(void **state)
 {
     (void)state;
@@ -1038,6 +1231,7 @@ int main(void)
         cmocka_unit_test(contexts_describe_themselves),
         cmocka_unit_test(default_context_opens_something),
         cmocka_unit_test(destroying_null_does_nothing),
+        cmocka_unit_test(null_has_no_description),
         cmocka_unit_test(every_thread_count_opens),
         cmocka_unit_test(bad_plan_arguments_are_refused),
         cmocka_unit_test(forced_plans_say_why_not),
@@ -1054,10 +1248,14 @@ int main(void)
         cmocka_unit_test(overlapping_outputs_are_refused),
         cmocka_unit_test(neighbours_and_shared_inputs_are_no_overlap),
         cmocka_unit_test(interleaved_tensors_are_no_overlap),
+        cmocka_unit_test(interleaving_is_judged_to_the_byte),
+        cmocka_unit_test(a_workspace_overlaps_nothing),
         cmocka_unit_test(workspaces_have_a_size_and_an_alignment),
         cmocka_unit_test(plans_without_workspace_accept_anything),
         cmocka_unit_test(every_row_is_visited_once_by_any_number_of_threads),
         cmocka_unit_test(no_more_lanes_than_tiles),
+        cmocka_unit_test(every_call_has_the_pool),
+        cmocka_unit_test(a_context_works_in_a_child_process),
         cmocka_unit_test(the_callers_parallel_for_is_used),
         cmocka_unit_test(a_thousand_threads_need_the_callers_pool_only),
         cmocka_unit_test(threads_share_a_plan),
@@ -1068,6 +1266,9 @@ int main(void)
         cmocka_unit_test(threads_share_a_context),
         cmocka_unit_test(forgetting_may_happen_while_others_execute),
         cmocka_unit_test(forward_makes_no_workspace_while_capturing),
+        cmocka_unit_test(growing_lengths_need_constant_memory),
+        cmocka_unit_test(many_streams_need_constant_memory),
+        cmocka_unit_test(captured_plans_are_kept),
         cmocka_unit_test(extreme_lengths_are_clamped),
         cmocka_unit_test(garbage_offsets_stay_inside),
         cmocka_unit_test(packed_batches_equal_their_sequences),

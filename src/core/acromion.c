@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "forward_cache.h"
 #include "internal.h"
 #include "plan.h"
 
@@ -22,81 +23,10 @@ const char *acr_version(void)
     return TEXT_OF(ACR_VERSION_MAJOR) "." TEXT_OF(ACR_VERSION_MINOR) "." TEXT_OF(ACR_VERSION_PATCH);
 }
 
-/* ---- The cache of acr_forward ------------------------------------------------------------------------------------ */
-
-/* A workspace of a plan for one stream. Plans without workspace have none. */
-typedef struct stream_workspace {
-    void *stream, *memory;
-    struct stream_workspace *next;
-} stream_workspace;
-
-typedef struct cached_plan {
-    uint64_t digest;
-    acr_plan *plan;
-    stream_workspace *workspaces;
-    struct cached_plan *next; /* in the same bucket */
-    int users;                /* calls of acr_forward that are executing it */
-    bool dropped;             /* out of the cache: the last user frees it */
-} cached_plan;
-
-enum {
-    CACHE_BUCKETS = 256
-};
-
-/* Plans by the digest of their problem. Entries stay until the context goes or acr_wisdom_forget. */
-struct forward_cache {
-    cached_plan *buckets[CACHE_BUCKETS];
-};
-
-static void free_workspaces(stream_workspace *list, acr__backend_device *device)
-{
-    while (list) {
-        stream_workspace *next = list->next;
-        device->backend->mem_free(device, list->memory);
-        free(list);
-        list = next;
-    }
-}
-
-static void free_cached(cached_plan *entry, acr__backend_device *device)
-{
-    free_workspaces(entry->workspaces, device);
-    acr_plan_destroy(entry->plan);
-    free(entry);
-}
-
-/* Empties the cache. Entries that another thread is executing go when it is done. */
-static void clear_cache(forward_cache *cache, acr__backend_device *device)
-{
-    for (int i = 0; i < CACHE_BUCKETS; i++) {
-        cached_plan *entry = cache->buckets[i];
-        cache->buckets[i] = NULL;
-        while (entry) {
-            cached_plan *next = entry->next;
-            if (entry->users > 0)
-                entry->dropped = true;
-            else
-                free_cached(entry, device);
-            entry = next;
-        }
-    }
-}
-
-static cached_plan *find_cached(const forward_cache *cache, uint64_t digest, const acr_problem *canonical)
-{
-    cached_plan *entry = cache->buckets[digest % CACHE_BUCKETS];
-    while (entry && (entry->digest != digest || memcmp(&entry->plan->problem, canonical, sizeof *canonical) != 0))
-        entry = entry->next;
-    return entry;
-}
-
 /* ---- Context ----------------------------------------------------------------------------------------------------- */
 
 static acr_status check_options(const acr_ctx_options *o)
 {
-    if (o->size != sizeof *o)
-        return acr__fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_CTX_OPTIONS_INIT", o->size,
-                         sizeof *o);
     if (o->reserved != 0)
         return acr__fail(ACR_INVALID, "options.reserved is %u, must be 0", o->reserved);
     if (o->threads > MAX_THREADS)
@@ -126,19 +56,21 @@ acr_status acr_ctx_create(acr_ctx **out, const acr_ctx_options *options)
         return acr__fail(ACR_INVALID, "out is NULL");
     if (!options)
         options = &defaults;
-    acr_status status = check_options(options);
-    if (status != ACR_OK)
+    acr_ctx_options read;
+    acr_status status =
+        acr__read_struct(&read, sizeof read, options, options->size, NULL, 0, "options", "ACR_CTX_OPTIONS_INIT");
+    if (status != ACR_OK || (status = check_options(&read)) != ACR_OK)
         return status;
     acr_ctx *ctx = calloc(1, sizeof *ctx);
-    forward_cache *cache = calloc(1, sizeof *cache);
+    forward_cache *cache = acr__forward_cache_create();
     if (!ctx || !cache || pthread_mutex_init(&ctx->lock, NULL) != 0) {
-        free(cache);
+        acr__forward_cache_destroy(cache, NULL);
         free(ctx);
         return acr__fail(ACR_NO_MEMORY, "no memory for a context");
     }
     ctx->cache = cache;
     atomic_init(&ctx->references, 1);
-    status = open_device(&ctx->device, options);
+    status = open_device(&ctx->device, &read);
     if (status == ACR_OK && !(ctx->wisdom = acr__wisdom_create(&ctx->device->device)))
         status = acr__fail(ACR_NO_MEMORY, "no memory for the context's wisdom");
     if (status != ACR_OK) {
@@ -158,13 +90,11 @@ void acr__ctx_release(acr_ctx *ctx)
 {
     if (atomic_fetch_sub_explicit(&ctx->references, 1, memory_order_acq_rel) != 1)
         return;
-    if (ctx->device) {
-        clear_cache(ctx->cache, ctx->device);
+    acr__forward_cache_destroy(ctx->cache, ctx->device);
+    if (ctx->device)
         ctx->device->backend->close(ctx->device);
-    }
     acr__wisdom_destroy(ctx->wisdom);
     pthread_mutex_destroy(&ctx->lock);
-    free(ctx->cache);
     free(ctx);
 }
 
@@ -176,12 +106,12 @@ void acr_ctx_destroy(acr_ctx *ctx)
 
 const char *acr_ctx_backend(const acr_ctx *ctx)
 {
-    return ctx->device->backend->name;
+    return ctx ? ctx->device->backend->name : "";
 }
 
 const char *acr_ctx_device(const acr_ctx *ctx)
 {
-    return ctx->device->text;
+    return ctx ? ctx->device->text : "";
 }
 
 acr__backend_device *acr__ctx_backend_device(const acr_ctx *ctx)
@@ -215,17 +145,17 @@ void acr_plan_destroy(acr_plan *plan)
 
 const char *acr_plan_text(const acr_plan *plan)
 {
-    return plan->text;
+    return plan ? plan->text : "";
 }
 
 const char *acr_plan_kernel(const acr_plan *plan)
 {
-    return plan->prepared->kernel->name;
+    return plan ? plan->prepared->kernel->name : "";
 }
 
 size_t acr_plan_workspace(const acr_plan *plan)
 {
-    return plan->prepared->workspace_bytes;
+    return plan ? plan->prepared->workspace_bytes : 0;
 }
 
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
@@ -260,24 +190,13 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
     return device->backend->mem_zero_async(device, workspace, plan->prepared->workspace_bytes, stream);
 }
 
-/* Copies a caller's buffers, whatever version of the header they were compiled against. */
 static acr_status read_buffers(acr_buffers *out, const acr_buffers *in)
 {
-    const size_t first_size =
-                     offsetof(acr_buffers, q_offsets), /* of earlier versions, which ended before such a field */
-        second_size = offsetof(acr_buffers, q_scales);
-    if (in->size < sizeof *in && in->size != first_size && in->size != second_size)
-        return acr__fail(ACR_INVALID, "buffers.size is %u, must be %zu, %zu or %zu: initialise with ACR_BUFFERS_INIT",
-                         in->size, sizeof *in, second_size, first_size);
-    const unsigned char *bytes = (const unsigned char *)in;
-    for (size_t i = sizeof *in; i < in->size; i++)
-        if (bytes[i] != 0)
-            return acr__fail(ACR_INVALID, "buffers.size is %u and sets fields that this library (%s) does not know",
-                             in->size, acr_version());
-    *out = (acr_buffers)ACR_BUFFERS_INIT;
-    memcpy(out, in, in->size < sizeof *in ? in->size : sizeof *in);
+    static const size_t earlier[] = {offsetof(acr_buffers, q_scales), offsetof(acr_buffers, q_offsets)};
+    const acr_status status =
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 2, "buffers", "ACR_BUFFERS_INIT");
     out->size = (uint32_t)sizeof *out;
-    return ACR_OK;
+    return status;
 }
 
 static acr_status check_total(const char *name, int64_t total)
@@ -400,14 +319,20 @@ static bool overlap(const extent *a, const extent *b)
 }
 
 /* total: rows of a packed tensor, whose span the plan cannot know; else 0. */
-static extent extent_of(const char *name, const void *pointer, int64_t span_bytes, int64_t heads, int64_t total,
-                        int64_t dim, const acr_strides *s, acr_dtype dtype)
+static extent extent_of(const char *name, const void *pointer, const acr_problem *p, int64_t span_bytes, int64_t heads,
+                        int64_t total, int64_t dim, const acr_strides *s, acr_dtype dtype)
 {
     const int64_t size = acr__dtype_bytes(dtype);
     if (total > 0)
         span_bytes = acr__span_bytes(1, heads, total, dim, s, dtype);
-    return (extent){name,          (uintptr_t)pointer, span_bytes,      heads,
-                    s->row * size, s->head * size,     s->batch * size, dim * size};
+    return (extent){.name = name,
+                    .first = (uintptr_t)pointer,
+                    .bytes = span_bytes,
+                    .heads = heads,
+                    .row_bytes = s->row * size,
+                    .head_bytes = s->head * size,
+                    .batch_bytes = p->batch > 1 ? s->batch * size : 0,
+                    .dim_bytes = dim * size};
 }
 
 /* NULL: nothing. */
@@ -416,30 +341,51 @@ static extent block_of(const char *name, const void *pointer, int64_t bytes)
     return (extent){name, (uintptr_t)pointer, pointer ? bytes : 0, 0, 0, 0, 0, 0};
 }
 
-static acr_status check_overlap(const acr_plan *plan, const acr_buffers *b)
+/* Where an execution's buffers lie. */
+enum {
+    INPUTS = 9
+};
+typedef struct execution_extents {
+    extent o, lse, inputs[INPUTS];
+} execution_extents;
+
+static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
     const int64_t scale_bytes = p->batch * p->kv_heads * (int64_t)sizeof(float);
     const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
-    const extent o = extent_of("o", b->o, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype);
-    const extent lse = block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float));
-    const extent inputs[] = {
-        extent_of("q", b->q, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
-        extent_of("k", b->k, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
-        extent_of("v", b->v, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
-        block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
-        block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-        block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-        block_of("q_scales", b->q_scales, scale_bytes),
-        block_of("k_scales", b->k_scales, scale_bytes),
-        block_of("v_scales", b->v_scales, scale_bytes),
-    };
-    if (overlap(&o, &lse))
+    return (execution_extents){
+        extent_of("o", b->o, p, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype),
+        block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float)),
+        {extent_of("q", b->q, p, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
+         extent_of("k", b->k, p, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
+         extent_of("v", b->v, p, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
+         block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
+         block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+         block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+         block_of("q_scales", b->q_scales, scale_bytes), block_of("k_scales", b->k_scales, scale_bytes),
+         block_of("v_scales", b->v_scales, scale_bytes)}};
+}
+
+static acr_status check_overlap(const execution_extents *e)
+{
+    if (overlap(&e->o, &e->lse))
         return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
-    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
-        if (overlap(&o, &inputs[i]) || overlap(&lse, &inputs[i]))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&o, &inputs[i]) ? "o" : "lse",
-                             inputs[i].name);
+    for (int i = 0; i < INPUTS; i++)
+        if (overlap(&e->o, &e->inputs[i]) || overlap(&e->lse, &e->inputs[i]))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&e->o, &e->inputs[i]) ? "o" : "lse",
+                             e->inputs[i].name);
+    return ACR_OK;
+}
+
+static acr_status check_workspace_overlap(const acr_plan *plan, const execution_extents *e, const void *workspace)
+{
+    const extent own = block_of("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
+    if (overlap(&e->o, &own) || overlap(&e->lse, &own))
+        return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", overlap(&e->o, &own) ? "o" : "lse");
+    for (int i = 0; i < INPUTS; i++)
+        if (overlap(&e->inputs[i], &own))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->inputs[i].name);
     return ACR_OK;
 }
 
@@ -450,8 +396,11 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
     acr_buffers b;
     acr_status status;
     if ((status = read_buffers(&b, buffers)) != ACR_OK || (status = check_presence(plan, &b)) != ACR_OK ||
-        (status = check_alignment(plan, &b)) != ACR_OK || (status = check_overlap(plan, &b)) != ACR_OK ||
-        (status = check_workspace(plan, workspace, bytes)) != ACR_OK)
+        (status = check_alignment(plan, &b)) != ACR_OK)
+        return status;
+    const execution_extents e = extents_of(plan, &b);
+    if ((status = check_overlap(&e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
+        (status = check_workspace_overlap(plan, &e, workspace)) != ACR_OK)
         return status;
     fwd_args args;
     acr__fwd_args(&args, &plan->problem, &b, workspace);
@@ -459,104 +408,6 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
 }
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */
-
-/* The cached plan of a problem, made when it is not there. The caller holds the lock; making a plan lets go of it
- * meanwhile. */
-static acr_status cached_plan_of(cached_plan **out, acr_ctx *ctx, const acr_problem *canonical)
-{
-    const uint64_t digest = acr__problem_digest(canonical);
-    if ((*out = find_cached(ctx->cache, digest, canonical)))
-        return ACR_OK;
-    pthread_mutex_unlock(&ctx->lock);
-    acr_plan *plan = NULL;
-    cached_plan *entry = calloc(1, sizeof *entry);
-    const acr_status status = entry ? acr__plan_make(&plan, ctx, canonical, ACR_ESTIMATE, 0)
-                                    : acr__fail(ACR_NO_MEMORY, "no memory for a plan");
-    pthread_mutex_lock(&ctx->lock);
-    if (status != ACR_OK) {
-        free(entry);
-        return status;
-    }
-    if ((*out = find_cached(ctx->cache, digest, canonical))) { /* another thread was faster */
-        acr_plan_destroy(plan);
-        free(entry);
-        return ACR_OK;
-    }
-    *entry = (cached_plan){.digest = digest, .plan = plan, .next = ctx->cache->buckets[digest % CACHE_BUCKETS]};
-    ctx->cache->buckets[digest % CACHE_BUCKETS] = entry;
-    *out = entry;
-    return ACR_OK;
-}
-
-acr_status acr__plan_lookup(acr_ctx *ctx, const acr_problem *problem)
-{
-    acr_problem canonical;
-    cached_plan *entry;
-    acr_status status = acr_problem_canonical(&canonical, problem);
-    if (status != ACR_OK)
-        return status;
-    pthread_mutex_lock(&ctx->lock);
-    status = cached_plan_of(&entry, ctx, &canonical);
-    pthread_mutex_unlock(&ctx->lock);
-    return status;
-}
-
-static acr_status make_workspace(stream_workspace **out, const acr_plan *plan, void *stream)
-{
-    acr__backend_device *device = plan->prepared->device;
-    const size_t bytes = plan->prepared->workspace_bytes;
-    int capturing = 0;
-    acr_status status = device->backend->is_capturing(device, stream, &capturing);
-    if (status != ACR_OK)
-        return status;
-    if (capturing)
-        return acr__fail(
-            ACR_WORKSPACE,
-            "this stream has no workspace of %zu bytes yet and is being captured: call acr_forward once before", bytes);
-    stream_workspace *made = calloc(1, sizeof *made);
-    if (!made)
-        return acr__fail(ACR_NO_MEMORY, "no memory for a workspace");
-    made->stream = stream;
-    status = device->backend->mem_alloc(device, bytes, &made->memory);
-    if (status == ACR_OK && (status = device->backend->mem_zero_async(device, made->memory, bytes, stream)) != ACR_OK)
-        device->backend->mem_free(device, made->memory);
-    if (status != ACR_OK) {
-        free(made);
-        return status;
-    }
-    *out = made;
-    return ACR_OK;
-}
-
-/* The workspace of a plan for a stream, made when it is not there. The caller holds the lock. */
-static acr_status workspace_of(void **out, cached_plan *entry, void *stream)
-{
-    *out = NULL;
-    if (entry->plan->prepared->workspace_bytes == 0)
-        return ACR_OK;
-    stream_workspace *found = entry->workspaces;
-    while (found && found->stream != stream)
-        found = found->next;
-    if (!found) {
-        const acr_status status = make_workspace(&found, entry->plan, stream);
-        if (status != ACR_OK)
-            return status;
-        found->next = entry->workspaces;
-        entry->workspaces = found;
-    }
-    *out = found->memory;
-    return ACR_OK;
-}
-
-/* A user of an entry is done with it. */
-static void stop_using(acr_ctx *ctx, cached_plan *entry)
-{
-    pthread_mutex_lock(&ctx->lock);
-    const bool unwanted = --entry->users == 0 && entry->dropped;
-    pthread_mutex_unlock(&ctx->lock);
-    if (unwanted)
-        free_cached(entry, ctx->device);
-}
 
 acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream)
 {
@@ -566,19 +417,12 @@ acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffe
     acr_status status = acr_problem_canonical(&canonical, problem);
     if (status != ACR_OK)
         return status;
-    cached_plan *entry;
-    void *workspace = NULL;
-    pthread_mutex_lock(&ctx->lock);
-    status = cached_plan_of(&entry, ctx, &canonical);
-    if (status == ACR_OK)
-        status = workspace_of(&workspace, entry, stream);
-    if (status == ACR_OK)
-        entry->users++;
-    pthread_mutex_unlock(&ctx->lock);
+    forward_use use;
+    status = acr__forward_begin(&use, ctx, &canonical, stream);
     if (status != ACR_OK)
         return status;
-    status = acr_execute(entry->plan, buffers, workspace, entry->plan->prepared->workspace_bytes, stream);
-    stop_using(ctx, entry);
+    status = acr_execute(use.plan, buffers, use.workspace, use.workspace_bytes, stream);
+    acr__forward_end(ctx, &use);
     return status;
 }
 
@@ -614,6 +458,6 @@ void acr_wisdom_forget(acr_ctx *ctx)
         return;
     pthread_mutex_lock(&ctx->lock);
     acr__wisdom_clear(ctx->wisdom);
-    clear_cache(ctx->cache, ctx->device);
+    acr__forward_cache_clear(ctx->cache, ctx->device);
     pthread_mutex_unlock(&ctx->lock);
 }

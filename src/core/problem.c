@@ -207,22 +207,13 @@ static void normalise_strides(acr_problem *p, tensor list[TENSORS])
 
 /* ---- Canonical form ---------------------------------------------------------------------------------------------- */
 
-/* Copies a caller's problem, whatever version of the header it was compiled against. */
 static acr_status read_problem(acr_problem *out, const acr_problem *in)
 {
-    if (!out || !in)
+    if (!in)
         return acr__fail(ACR_INVALID, "problem is NULL");
-    if (in->size < sizeof *in)
-        return acr__fail(ACR_INVALID, "problem.size is %u, the smallest known is %zu: initialise with ACR_PROBLEM_INIT",
-                         in->size, sizeof *in);
-    const unsigned char *bytes = (const unsigned char *)in;
-    for (size_t i = sizeof *in; i < in->size; i++)
-        if (bytes[i] != 0)
-            return acr__fail(ACR_INVALID, "problem.size is %u and sets fields that this library (%s) does not know",
-                             in->size, acr_version());
-    memmove(out, in, sizeof *out);
+    const acr_status status = acr__read_struct(out, sizeof *out, in, in->size, NULL, 0, "problem", "ACR_PROBLEM_INIT");
     out->size = (uint32_t)sizeof *out;
-    return ACR_OK;
+    return status;
 }
 
 static acr_status check_extent(const char *name, int64_t value)

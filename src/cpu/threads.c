@@ -15,6 +15,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include "error.h"
 
@@ -34,6 +36,7 @@ typedef struct worker {
 } worker;
 
 struct acr__pool {
+    pid_t process; /* whose threads the workers are: a child of fork has none of them */
     _Atomic uint64_t job;
     atomic_flag busy; /* a caller owns the pool */
 
@@ -148,7 +151,7 @@ static void await_workers_leaving(acr__pool *pool)
 
 bool acr__pool_try_run(acr__pool *pool, int32_t lanes, acr__lane_task *task, void *arg)
 {
-    if (atomic_flag_test_and_set(&pool->busy)) {
+    if (pool->process != getpid() || atomic_flag_test_and_set(&pool->busy)) {
         return false;
     }
     pool->task = task;
@@ -176,6 +179,10 @@ bool acr__pool_try_run(acr__pool *pool, int32_t lanes, acr__lane_task *task, voi
 void acr__pool_destroy(acr__pool *pool)
 {
     if (!pool) {
+        return;
+    }
+    if (pool->process != getpid()) { /* nobody to join, and a worker may have held the mutex when the process forked */
+        free(pool);
         return;
     }
     pthread_mutex_lock(&pool->mutex);
@@ -219,6 +226,7 @@ acr_status acr__pool_create(acr__pool **out, int32_t threads)
     if (!pool) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a pool of %d threads", (int)threads);
     }
+    pool->process = getpid();
     atomic_flag_clear(&pool->busy);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->work_came, NULL);
