@@ -10,10 +10,17 @@
 enum {
     CHECK_EVERY = 16, /* stretches, of a problem of CHECKED_BYTES or less */
     CHECKED_BYTES = 64 << 20,
+    /* Launches in a row of which each gets other values and is judged: after a checked stretch, and after the last. */
+    RUN = 4,
+    LAST_RUN = 16,
+    GAP_MAX = 64,     /* before a run a number of launches below this, drawn, that nobody judges */
     STREAM_SIGN = 80, /* of random_bits */
     STREAM_CHECK = 81,
-    STREAM_SET = 82
+    STREAM_SET = 82,
+    STREAM_GAP = 83
 };
+/* Gaps and the last run are shorter where a launch takes so long that they would take longer than this. */
+static const double RUN_S = 0.1;
 
 struct subject {
     subject_request request;
@@ -23,6 +30,7 @@ struct subject {
     acr__graph *graph;    /* not in call modes */
     uint64_t stretches;   /* of samples, so far */
     uint64_t check_every; /* stretches: renewing the values of a large problem takes longer than timing it */
+    double launch_s;      /* the shortest time of a launch in the samples so far; INFINITY = none yet */
     bool wrong;           /* once: verdict says how */
     verdict verdict;
 };
@@ -127,6 +135,7 @@ acr_status subject_create(subject **out, const subject_request *request)
         return acr__fail(ACR_NO_MEMORY, "no memory for a subject");
     }
     s->request = *request;
+    s->launch_s = INFINITY;
     s->device = acr__ctx_backend_device(request->ctx);
     acr_status status = make_sets(s);
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
@@ -158,7 +167,7 @@ void subject_destroy(subject *s)
 
 /* ---- Sampling ---- */
 
-static acr_status take_samples(subject *s, int count, double *seconds)
+static acr_status take_in_mode(subject *s, int count, double *seconds)
 {
     const acr__backend *backend = s->device->backend;
     acr_status status = ACR_OK;
@@ -177,6 +186,15 @@ static acr_status take_samples(subject *s, int count, double *seconds)
         }
         return status;
     }
+}
+
+static acr_status take_samples(subject *s, int count, double *seconds)
+{
+    const acr_status status = take_in_mode(s, count, seconds);
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        s->launch_s = fmin(s->launch_s, seconds[i]);
+    }
+    return status;
 }
 
 typedef acr_status collect(execution *e, run_output *out);
@@ -204,17 +222,45 @@ static acr_status refresh(execution *set)
     return status == ACR_OK ? execution_poison(set) : status;
 }
 
-/* A single launch, with other values must be right, too: a kernel could leave out launches among many. */
-static acr_status check_lone_launch(subject *s, int set)
+/* How many launches to make where `most` would do and `least` must be: as many as RUN_S allows. */
+static int affordable_launches(const subject *s, int least, int most)
 {
-    acr_status status = refresh(s->sets[set]);
-    if (status == ACR_OK) {
+    const double fit = s->launch_s > 0 ? floor(RUN_S / s->launch_s) : most;
+    return (int)fmin(fmax(fit, least), most);
+}
+
+/* Launches one after another, each with other values and no output before it, and each must be right.
+ *
+ * A kernel could leave launches out, and be right after a stretch, where the last launch hides what others did not do.
+ * A launch that is judged alone does not show it: the number of launches from one judged launch to the next can be a
+ * multiple of the kernel's period, and then the launches that it leaves out are never the judged ones. So the number of
+ * launches before a run is drawn, and the run itself is longer than one. A run of r launches misses a kernel that
+ * leaves out one launch in k with probability max(0, 1 - r / k), or (1 - 1 / k)^r where it chooses by chance; the
+ * product over all runs of a series is in docs/statistics.md. */
+static acr_status check_run(subject *s, int set, int count, uint64_t draw)
+{
+    const uint64_t gaps = (uint64_t)affordable_launches(s, RUN, GAP_MAX);
+    const int gap = (int)(random_bits(s->request.seed, STREAM_GAP, draw) % gaps);
+    acr_status status = ACR_OK;
+    for (int i = 0; i < gap && status == ACR_OK; ++i) {
         status = execution_enqueue(s->sets[set], NULL);
     }
-    if (status == ACR_OK) {
+    for (int i = 0; i < count && status == ACR_OK && !s->wrong; ++i) {
         status = s->device->backend->synchronize(s->device);
+        if (status == ACR_OK) {
+            status = refresh(s->sets[set]);
+        }
+        if (status == ACR_OK) {
+            status = execution_enqueue(s->sets[set], NULL);
+        }
+        if (status == ACR_OK) {
+            status = s->device->backend->synchronize(s->device);
+        }
+        if (status == ACR_OK) {
+            status = judge_set(s, set, execution_collect_outputs);
+        }
     }
-    return status == ACR_OK ? judge_set(s, set, execution_collect_outputs) : status;
+    return status;
 }
 
 static bool is_checked(const subject *s, uint64_t stretch)
@@ -241,7 +287,7 @@ acr_status subject_sample(void *arg, int count, double *seconds)
     if (status == ACR_OK) {
         status = judge_set(s, set, execution_collect_outputs);
     }
-    return status == ACR_OK ? check_lone_launch(s, set) : status;
+    return status == ACR_OK ? check_run(s, set, RUN, stretch) : status;
 }
 
 /* ---- Judging ---- */
@@ -282,6 +328,10 @@ acr_status subject_judge(subject *s, verdict *out)
     }
     if (status == ACR_OK) {
         status = judge_all(s, execution_collect);
+    }
+    if (status == ACR_OK) {
+        const int last_run = affordable_launches(s, RUN, s->check_every > CHECK_EVERY ? RUN : LAST_RUN);
+        status = check_run(s, 0, last_run, s->stretches);
     }
     *out = s->verdict;
     return status;

@@ -3,8 +3,9 @@
  *
  * In the first stretch of samples, and then in one of sixteen chosen by the seed (in fewer where the problem is large),
  * the values change their sign and the outputs are NaN before it is timed: what it leaves must be the output of the new
- * values. Then both are done again and a single launch must be right as well. docs/measuring.md says what this cannot
- * catch. */
+ * values. Then, after a drawn number of launches, four in a row get other values each and must each be right; after the
+ * last sample sixteen. docs/measuring.md says what this cannot catch, docs/statistics.md how likely it is to miss a
+ * kernel that leaves launches out. */
 #ifndef WORKBENCH_SUBJECT_H
 #define WORKBENCH_SUBJECT_H
 
@@ -54,7 +55,7 @@ acr_status subject_sample(void *arg, int count, double *seconds);
 acr_status subject_enqueue(void *arg, void *stream);
 
 /* After the last sample: every set of buffers once more, with other values, first as it is timed, then by single
- * launches back to back; or the first thing that was wrong before. */
+ * launches back to back, then the last run; or the first thing that was wrong before. */
 acr_status subject_judge(subject *s, verdict *out);
 
 #endif
