@@ -4,9 +4,12 @@
 #include <errno.h>
 #include <ftw.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 void check_failure(acr_status got, acr_status wanted, const char *fragment, const char *call, const char *file,
@@ -286,4 +289,50 @@ char *read_file(const char *path)
     text[bytes] = '\0';
     fclose(file);
     return text;
+}
+
+static double own_seconds(int who)
+{
+    struct rusage use;
+    assert_int_equal(getrusage(who, &use), 0);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+/* Seconds that the processors of this process have worked since the machine started, for whomever; 0 = unknown. */
+static double busy_seconds(void)
+{
+    cpu_set_t allowed;
+    FILE *file = fopen("/proc/stat", "r");
+    if (!file || sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        if (file)
+            fclose(file);
+        return 0;
+    }
+    char line[512];
+    double ticks = 0;
+    while (fgets(line, sizeof line, file)) {
+        unsigned cpu;
+        double user, nice, system, idle, wait, irq, softirq, steal;
+        if (sscanf(line, "cpu%u %lf %lf %lf %lf %lf %lf %lf %lf", &cpu, &user, &nice, &system, &idle, &wait, &irq,
+                   &softirq, &steal) == 9 &&
+            cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed))
+            ticks += user + nice + system + irq + softirq + steal;
+    }
+    fclose(file);
+    return ticks / (double)sysconf(_SC_CLK_TCK);
+}
+
+cpu_use cpu_use_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (cpu_use){busy_seconds() - own_seconds(RUSAGE_SELF) - own_seconds(RUSAGE_CHILDREN),
+                     (double)now.tv_sec + 1e-9 * (double)now.tv_nsec};
+}
+
+double others_busy_since(const cpu_use *start)
+{
+    const cpu_use now = cpu_use_now();
+    return fmax(0, now.others_s - start->others_s) / fmax(now.at_s - start->at_s, 1e-3);
 }

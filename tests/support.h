@@ -78,4 +78,14 @@ void remove_folder(const char *path);
 void write_file(const char *path, const char *text);
 char *read_file(const char *path); /* to be freed */
 
+/* For tests that measure time: how many of the processors that this process may use others kept busy (the hypervisor
+ * too) since cpu_use_now() was taken, on average; ended children count as this process. 0 where the system does not
+ * tell. Beyond OTHERS_BUSY a figure says nothing: such a test skips, and says so, instead of failing. */
+#define OTHERS_BUSY 0.15
+typedef struct cpu_use {
+    double others_s, at_s;
+} cpu_use;
+cpu_use cpu_use_now(void);
+double others_busy_since(const cpu_use *start);
+
 #endif

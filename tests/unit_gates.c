@@ -3,9 +3,12 @@
 #include "support.h"
 
 #include <jansson.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "evolve/admission.h"
@@ -626,6 +629,38 @@ static void setups_are_checked(void **state)
     gates_close(g);
 }
 
+/* Skips a test whose figure is not as it should be while others used the processors, and says so. */
+static void skip_if_noisy(const cpu_use *start, const char *seen)
+{
+    const double others = others_busy_since(start);
+    if (others > OTHERS_BUSY) {
+        print_message("skipped: others kept %.2f processors busy meanwhile, so nothing follows from: %s\n", others,
+                      seen);
+        skip();
+    }
+}
+
+/* Without this the test below would call every failure noise, or none. */
+static void a_busy_neighbour_is_noticed(void **state)
+{
+    (void)state;
+    const cpu_use start = cpu_use_now();
+    const pid_t neighbour = fork();
+    assert_true(neighbour >= 0);
+    if (neighbour == 0) {
+        for (volatile long i = 0;; ++i)
+            ;
+    }
+    const struct timespec a_while = {.tv_nsec = 500000000};
+    nanosleep(&a_while, NULL);
+    const double others = others_busy_since(&start);
+    assert_int_equal(kill(neighbour, SIGKILL), 0);
+    assert_int_equal(waitpid(neighbour, NULL, 0), neighbour);
+    assert_true(others > OTHERS_BUSY);
+    const cpu_use again = cpu_use_now();
+    assert_true(others_busy_since(&again) >= 0);
+}
+
 /* The real clock, once: the detuned kernel is beaten. */
 static void the_real_clock_tells_quick_from_slow(void **state)
 {
@@ -641,9 +676,17 @@ static void the_real_clock_tells_quick_from_slow(void **state)
     gates *g = NULL;
     candidate c;
     trial_result result;
+    const cpu_use start = cpu_use_now();
     assert_ok(gates_open(&g, &setup));
     assert_ok(candidate_of_family(&c, "fwd_simd", "portable", quick));
-    run_expecting(g, &c, &result, TRIAL_VALID, GATE_PERFORMANCE, "");
+    gates_run(g, &c, "trial", &result);
+    /* What a clock alone can be wrong about: the floor, a time limit, the gain. */
+    if (result.status == TRIAL_IMPLAUSIBLE || result.status == TRIAL_HUNG || result.status == TRIAL_COMPILE_TIMEOUT)
+        skip_if_noisy(&start, result.detail);
+    if (result.status == TRIAL_VALID && !(result.overall.speedup > 1.0))
+        skip_if_noisy(&start, "the detuned kernel is not beaten");
+    if (result.status != TRIAL_VALID || result.gate != GATE_PERFORMANCE)
+        fail_msg("%s at %s: %s", trial_status_name(result.status), trial_gate_name(result.gate), result.detail);
     assert_true(result.timings[0].floor_us > 0);
     assert_true(result.overall.speedup > 1.0);
     trial_result_free(&result);
@@ -673,6 +716,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(identity_is_machine_code_and_launch),
         cmocka_unit_test(compilers_have_their_time),
         cmocka_unit_test(setups_are_checked),
+        cmocka_unit_test(a_busy_neighbour_is_noticed),
         cmocka_unit_test(the_real_clock_tells_quick_from_slow),
     };
     return cmocka_run_group_tests(tests, make_fixture, free_fixture);
