@@ -507,6 +507,15 @@ class Judging(Cli):
             low, high = record["ci95_us"]
             self.assertTrue(low <= record["p50_us"] <= high)
 
+    def test_several_kernels(self):
+        """Every -k counts, not the last one alone."""
+        problem = "f32:b1:h1:s16:d16"
+        one, other = ("-k", "*_f32_*_portable"), ("-k", "*_f32_*_avx2")
+        seen = [{r["kernel"] for r in self.json_of("bench", "--backend", "cpu", "--quick", problem, *asked)}
+                for asked in (one, other, one + other)]
+        self.assertEqual(seen[0] | seen[1], seen[2])
+        self.assertGreater(len(seen[2]), len(seen[1]))
+
     def test_bench_modes(self):
         for mode, launches in ("stream", None), ("call", 200), ("call-single", 1):
             record, = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "--mode", mode,

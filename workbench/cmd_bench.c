@@ -41,7 +41,8 @@ enum {
 };
 
 static const option_spec options[] = {
-    {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
+    {'k', "kernel", "KERNEL",
+     "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'; as often as wanted"},
     {ID_VARIANT, "variant", "VARIANT",
      "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
@@ -81,7 +82,8 @@ static const command_spec spec = {
 };
 
 typedef struct request {
-    const char *kernel, *output, *python_path;
+    kernel_patterns patterns;
+    const char *output, *python_path;
     bool ladder, overlap, quick, torch, cublas, publish, host_cost;
     bench_mode mode;
     length_pattern lengths;
@@ -155,8 +157,7 @@ static bool take_option(void *arg, int id, const char *value)
     int64_t seed = 0;
     switch (id) {
     case 'k':
-        r->kernel = value;
-        return kernel_pattern_known(value);
+        return kernel_patterns_add(&r->patterns, value);
     case 'o':
         r->output = value;
         return true;
@@ -370,10 +371,10 @@ static void climb_print(const climb *c, const bench_problem *on)
 
 static bool wanted(const session *s, const acr__kernel *kernel, const acr_problem *problem)
 {
-    if (!kernel_matches(kernel, s->request->kernel) || acr__why_not(kernel, problem, s->device)) {
+    if (!kernel_matches(kernel, &s->request->patterns) || acr__why_not(kernel, problem, s->device)) {
         return false;
     }
-    return !(kernel->traits & ACR__TRAIT_NEVER_PLANNED) || s->request->ladder || s->request->kernel;
+    return !(kernel->traits & ACR__TRAIT_NEVER_PLANNED) || s->request->ladder || s->request->patterns.count > 0;
 }
 
 static acr_status bench_kernels(session *s, const bench_problem *on)
@@ -452,7 +453,7 @@ static acr_status bench_contest(session *s, const bench_problem *on)
         .ref = on->ref,
         .demand = &on->demand,
         .floor = &on->floor,
-        .pattern = s->request->kernel,
+        .patterns = &s->request->patterns,
         .planned = on->planned,
         .providers = s->providers,
         .provider_count = s->provider_count,
@@ -656,7 +657,8 @@ static const char *conflict_of(const request *r)
     if (r->publish && !peers) {
         return "--publish goes with --peers";
     }
-    if (r->host_cost && (peers || r->kernel || r->ladder || r->overlap || variant_asked() || r->mode != MODE_STREAM)) {
+    if (r->host_cost &&
+        (peers || r->patterns.count > 0 || r->ladder || r->overlap || variant_asked() || r->mode != MODE_STREAM)) {
         return "--host-cost goes with problems, --json and -o alone";
     }
     return NULL;

@@ -25,7 +25,8 @@ enum {
 };
 
 static const option_spec options[] = {
-    {'k', "kernel", "KERNEL", "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'"},
+    {'k', "kernel", "KERNEL",
+     "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'; as often as wanted"},
     {ID_VARIANT, "variant", "VARIANT",
      "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
@@ -55,7 +56,7 @@ static const command_spec spec = {
 };
 
 typedef struct request {
-    const char *kernel; /* pattern, NULL = all */
+    kernel_patterns patterns;
     bool quick, list, one_kind;
     input_kind inputs; /* when one_kind */
     int reruns;
@@ -99,8 +100,7 @@ static bool take_option(void *arg, int id, const char *value)
     int64_t number = 0;
     switch (id) {
     case 'k':
-        r->kernel = value;
-        return kernel_pattern_known(value);
+        return kernel_patterns_add(&r->patterns, value);
     case ID_VARIANT:
         return variant_ask(value);
     case ID_QUICK:
@@ -204,7 +204,7 @@ static bool make_jobs(session *s, const problem_list *problems)
 {
     for (size_t i = 0; i < kernel_total(); ++i) {
         const acr__kernel *kernel = kernel_at(i);
-        if (!kernel_matches(kernel, s->request->kernel)) {
+        if (!kernel_matches(kernel, &s->request->patterns)) {
             continue;
         }
         if (!(problems ? add_problems(s, kernel, problems) : add_cases(s, kernel))) {
@@ -351,7 +351,7 @@ static void print_report(const session *s, const problem_list *problems, double 
     int passed = 0, failed = 0, kernels = 0, skipped = 0;
     for (size_t i = 0; i < kernel_total(); ++i) {
         const tally *t = &s->tallies[i];
-        if (!kernel_matches(kernel_at(i), s->request->kernel)) {
+        if (!kernel_matches(kernel_at(i), &s->request->patterns)) {
             continue;
         }
         passed += t->passed;
@@ -359,7 +359,7 @@ static void print_report(const session *s, const problem_list *problems, double 
         const char *reason = skip_reason(s, i, problems);
         if (reason) {
             ++skipped;
-            if (s->request->kernel) {
+            if (s->request->patterns.count > 0) {
                 printf("not run  %-44s %s\n", kernel_at(i)->name, reason);
             }
         } else {
@@ -378,7 +378,7 @@ static void print_json(const session *s, const problem_list *problems)
 {
     json_t *kernels = json_array();
     for (size_t i = 0; i < kernel_total(); ++i) {
-        if (!kernel_matches(kernel_at(i), s->request->kernel)) {
+        if (!kernel_matches(kernel_at(i), &s->request->patterns)) {
             continue;
         }
         const tally *t = &s->tallies[i];

@@ -61,8 +61,8 @@ static const command_spec spec = {
 };
 
 typedef struct request {
-    const char *patterns[KERNELS_MAX], *output, *source;
-    int pattern_count;
+    kernel_patterns patterns;
+    const char *output, *source;
     bool timeline, launch;
     double timeout_s;
     uint64_t seed;
@@ -93,12 +93,11 @@ static bool take_option(void *arg, int id, const char *value)
     int64_t seed = 0;
     switch (id) {
     case 'k':
-        if (r->pattern_count == KERNELS_MAX) {
+        if (r->patterns.count == KERNELS_MAX) {
             fprintf(stderr, "acromion profile: -k: at most %d times\n", KERNELS_MAX);
             return false;
         }
-        r->patterns[r->pattern_count++] = value;
-        return kernel_pattern_known(value);
+        return kernel_patterns_add(&r->patterns, value);
     case 'o':
         r->output = value;
         return true;
@@ -134,11 +133,13 @@ static bool already(const profiled *on, const acr__kernel *kernel)
     return false;
 }
 
+/* In the order of the patterns: the first kernel is what the others are compared with. */
 static void add_pattern(profiled *on, const session *s, const char *pattern)
 {
+    const kernel_patterns one = {{pattern}, 1};
     for (size_t i = 0; i < acr__kernel_count && on->kernel_count < KERNELS_MAX; ++i) {
         const acr__kernel *kernel = acr__kernels[i];
-        if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, on->problem, s->device) && !already(on, kernel)) {
+        if (kernel_matches(kernel, &one) && !acr__why_not(kernel, on->problem, s->device) && !already(on, kernel)) {
             on->kernels[on->kernel_count++] = kernel;
         }
     }
@@ -146,10 +147,10 @@ static void add_pattern(profiled *on, const session *s, const char *pattern)
 
 static int choose_kernels(profiled *on, const session *s)
 {
-    for (int i = 0; i < s->request->pattern_count; ++i) {
-        add_pattern(on, s, s->request->patterns[i]);
+    for (int i = 0; i < s->request->patterns.count; ++i) {
+        add_pattern(on, s, s->request->patterns.items[i]);
     }
-    if (s->request->pattern_count == 0) {
+    if (s->request->patterns.count == 0) {
         on->kernels[0] = acr__choose(on->problem, s->device);
         on->kernel_count = on->kernels[0] ? 1 : 0;
     }

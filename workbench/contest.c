@@ -175,11 +175,12 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
 
 static acr_status admit_ours(contest *t, contest_counts *counts)
 {
-    const char *pattern = t->request->pattern ? t->request->pattern : t->request->planned;
+    const kernel_patterns planned = {{t->request->planned}, 1};
+    const kernel_patterns *patterns = t->request->patterns->count > 0 ? t->request->patterns : &planned;
     acr_status status = ACR_OK;
     for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
         const acr__kernel *kernel = kernel_at(i);
-        if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, t->request->problem, &t->device->device)) {
+        if (kernel_matches(kernel, patterns) && !acr__why_not(kernel, t->request->problem, &t->device->device)) {
             status = admit_kernel(t, kernel, counts);
         }
     }

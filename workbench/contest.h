@@ -8,6 +8,7 @@
 
 #include "bench_door.h"
 #include "internal.h"
+#include "kernel_choice.h"
 #include "mode.h"
 #include "reference.h"
 
@@ -23,8 +24,8 @@ typedef struct contest_request {
     const reference *ref;
     const demand *demand;
     const floor_times *floor;
-    const char *pattern; /* which of our kernels, as kernel_matches takes it; NULL = the planner's */
-    const char *planned; /* the planner's, "" = none */
+    const kernel_patterns *patterns; /* which of our kernels; none = the planner's */
+    const char *planned;             /* the planner's, "" = none */
     const peer_provider *const *providers;
     int provider_count; /* 1..CONTEST_PROVIDERS_MAX */
     bench_mode mode;

@@ -18,21 +18,36 @@ const acr__kernel *kernel_at(size_t index)
     return index < acr__kernel_count ? acr__kernels[index] : variant_at(index - acr__kernel_count);
 }
 
-bool kernel_matches(const acr__kernel *kernel, const char *pattern)
+static bool means(const char *pattern, const acr__kernel *kernel)
+{
+    return strcmp(kernel->family, pattern) == 0 || fnmatch(pattern, kernel->name, 0) == 0;
+}
+
+bool kernel_matches(const acr__kernel *kernel, const kernel_patterns *patterns)
 {
     if (variant_is(kernel)) {
         return true;
     }
-    if (!pattern) {
+    if (patterns->count == 0) {
         return variant_count() == 0 || variant_is_base(kernel);
     }
-    return strcmp(kernel->family, pattern) == 0 || fnmatch(pattern, kernel->name, 0) == 0;
+    for (int i = 0; i < patterns->count; ++i) {
+        if (means(patterns->items[i], kernel)) {
+            return true;
+        }
+    }
+    return false;
 }
 
-bool kernel_pattern_known(const char *pattern)
+bool kernel_patterns_add(kernel_patterns *patterns, const char *pattern)
 {
+    if (patterns->count == KERNEL_PATTERNS_MAX) {
+        fprintf(stderr, "acromion: -k: at most %d times\n", KERNEL_PATTERNS_MAX);
+        return false;
+    }
     for (size_t i = 0; i < acr__kernel_count; ++i) {
-        if (kernel_matches(acr__kernels[i], pattern)) {
+        if (means(pattern, acr__kernels[i])) {
+            patterns->items[patterns->count++] = pattern;
             return true;
         }
     }

@@ -11,12 +11,21 @@
 size_t kernel_total(void);
 const acr__kernel *kernel_at(size_t index);
 
-/* True when a kernel is meant by -k: its name, its family, or a shell pattern ('fwd_mma_*_d64_*'). NULL means all; or,
- * where variants are loaded, the kernels that these are variants of. Variants themselves are always meant. */
-bool kernel_matches(const acr__kernel *kernel, const char *pattern);
+/* What -k was given, as often as it was given. */
+enum {
+    KERNEL_PATTERNS_MAX = 32
+};
+typedef struct kernel_patterns {
+    const char *items[KERNEL_PATTERNS_MAX]; /* a name, a family, or a shell pattern ('fwd_mma_*_d64_*') */
+    int count;
+} kernel_patterns;
 
-/* Checks that a pattern means at least one kernel; prints what is wrong and returns false otherwise. */
-bool kernel_pattern_known(const char *pattern);
+/* Takes one more. Prints what is wrong and returns false when it means no kernel, or when there are too many. */
+bool kernel_patterns_add(kernel_patterns *patterns, const char *pattern);
+
+/* True when a kernel is meant by one of the patterns. Without any (count 0) all are meant; or, where variants are
+ * loaded, the kernels that these are variants of. Variants themselves are always meant. */
+bool kernel_matches(const acr__kernel *kernel, const kernel_patterns *patterns);
 
 /* "cuda" or "cpu". */
 const char *backend_name(acr__backend_id backend);
