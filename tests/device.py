@@ -4,6 +4,7 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES GROUP     one of GROUPS below
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
+    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what tests/isolation.c checks, and that it finds faults
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
@@ -87,7 +88,11 @@ def environment(driver, images, arch, sms, order):
 
 def check(program, chosen, kernels, asked, inputs="normal"):
     """Runs `acromion check`; returns what became of it and the command."""
-    command = [program, "check", "--backend", "cuda", "--threads", "2", "-k", kernels, "--inputs", inputs, *asked]
+    return execute([program, "check", "--backend", "cuda", "--threads", "2", "-k", kernels, "--inputs", inputs, *asked],
+                   chosen)
+
+
+def execute(command, chosen):
     done = subprocess.run(command, env={**os.environ, **chosen}, cwd=ROOT, capture_output=True, text=True)
     shown = " ".join([*(f"{name}={value}" for name, value in chosen.items()), *command])
     return done, shown
@@ -157,7 +162,11 @@ def ptx_of(images, kernel, arch):
     return pathlib.Path(images) / (f"{kernel}.ptx" if kernel.endswith("90a") else f"{kernel}.{arch}.ptx")
 
 
-def run_flawed(program, driver, images, folder, flaw):
+def check_flawed(program, chosen, kernel, inputs):
+    return check(program, chosen, kernel, [FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)], *inputs)
+
+
+def run_flawed(program, driver, images, folder, flaw, run=check_flawed):
     """Whether the unchanged kernel passes and the changed one does not."""
     kernel, arch, _, pattern, replacement, *inputs = flaw
     source = ptx_of(images, kernel, arch)
@@ -169,21 +178,20 @@ def run_flawed(program, driver, images, folder, flaw):
         place.mkdir()
         (place / f"{kernel}.bin").symlink_to(pathlib.Path(images).resolve() / f"{kernel}.bin")
         (place / source.name).write_text(content)
-        asked = FLAW_PROBLEMS.get(kernel, FLAW_PROBLEM)
         sms = 32 if kernel == SPLIT else 4  # its splits are as many as fill the GPU
         chosen = environment(driver, str(place), arch, sms, LATE_WITHOUT_RACES)
-        verdicts.append(check(program, chosen, kernel, [asked], *inputs))
+        verdicts.append(run(program, chosen, kernel, inputs))
     (whole, shown), (flawed, _) = verdicts
     found = flawed.stderr.strip().splitlines() + re.findall(r"^FAIL .*: .*", flawed.stdout, re.M)
     passed = edits > 0 and whole.returncode == 0 and flawed.returncode != 0 and found
     return passed, f"{edits} edits; {found[0][:400] if found else 'nothing found'}", shown, whole, flawed
 
 
-def run_flaws(program, driver, images):
+def run_flaws(program, driver, images, flaws=None, run=check_flawed):
     failures = 0
-    for flaw in FLAWS:
+    for flaw in flaws or FLAWS:
         with tempfile.TemporaryDirectory() as folder:
-            passed, found, shown, whole, flawed = run_flawed(program, driver, images, pathlib.Path(folder), flaw)
+            passed, found, shown, whole, flawed = run_flawed(program, driver, images, pathlib.Path(folder), flaw, run)
         print(f"{flaw[0]}: {flaw[2]}: {found}", flush=True)
         if not passed:
             failures += 1
@@ -226,9 +234,48 @@ def run_races(program, driver, images):
     return failures
 
 
+# ---- What must not reach a row: tests/isolation.c ----
+
+# Rows at the mask's edge, lengths, sequences, top-left, several positions of a group of heads, tails of tiles.
+EDGES = ["b1:h2:s70/130:d64:causal", "b2:h4/2:s65/97:d64:kvlens", "b3:h2:s70/50:d64:causal:bshd:packed",
+         "b1:h4/1:s5/131:d64:causal", "b1:h2:s33/45:d64:causal-tl:bshd"]
+ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32", "f16", "bf16"]),
+            (80, 4, "fwd_ladder*", ["f16"]), (80, 8, "fwd_split_*", ["f16", "bf16"]),
+            (90, 8, "fwd_decode_*", ["f16", "bf16"]), (90, 2, "fwd_wgmma_*", ["f16", "bf16"]),
+            (90, 4, "fwd_short_*", ["f16", "bf16", "e4m3"]), (90, 2, "fwd_fp8_*", ["e4m3", "e4m3:obf16"]),
+            (89, 4, "fwd_mma8_*", ["e4m3", "e4m3:obf16"]), (89, 4, "fwd_simt_*", ["e4m3"])]
+NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
+ISOLATION_FLAWS = [
+    (MMA, 80, "hidden values are not looked for", r"(add\.s32\s+%r\d+, %r\d+), 67109888;", r"\1, 0;"),
+    (SPLIT, 80, "one key behind the last is read",
+     r"setp\.lt(\.s32\s+%p\d+, %r\d+, %r\d+;\s+and\.pred[^;]*;\s+selp\.b32\s+%r\d+, 16, 0, )", r"setp.le\1"),
+    (SPLIT, 80, "outputs are computed again from other elements", NEXT_ELEMENT_16, r"\1+4]"),
+    (DECODE, 90, "outputs are computed again from other elements", NEXT_ELEMENT_16, r"\1+4]"),
+    (MMA8, 89, "outputs are computed again from other elements", r"(ld\.global\.u8\s+%rs\d+, \[%rd\d+)\+1\]", r"\1+2]"),
+]
+
+
+def isolate(program, chosen, kernel, inputs):
+    dtypes = inputs or (["e4m3"] if "e4m3" in kernel else ["f16"])
+    return execute([program, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in EDGES)], chosen)
+
+
+def run_isolation(program, driver, images):
+    failures = 0
+    for arch, sms, kernels, dtypes in ISOLATED:
+        began = time.monotonic()
+        done, shown = isolate(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes)
+        if done.returncode != 0:
+            failures += 1
+            print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
+        summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+        print(f"sm_{arch} {kernels}: {summary}; {time.monotonic() - began:.1f} s", flush=True)
+    return failures + run_flaws(program, driver, images, ISOLATION_FLAWS, isolate)
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    special = {"flaws": run_flaws, "races": run_races}
+    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation}
     failures = special[name](program, driver, images) if name in special else run_group(program, driver, images, name)
     return 1 if failures else 0
 

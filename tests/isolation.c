@@ -1,0 +1,281 @@
+/* What must not reach an output row: values that a mask hides from it, and memory behind the tensors. Two checks of a
+ * kernel on a problem, beside those of `acromion check`, whose inputs are finite and lie between guards:
+ *
+ * - hidden: some values of V are NaN or infinite. Outputs of rows that see one are not finite, in its column; all
+ *   others are as if it were not there, since 0 * NaN has to stay out of them.
+ * - exact: each tensor ends with its allocation, so that a read of one row too many is a fault of the PTX machine (and
+ *   of compute-sanitizer).
+ *
+ *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
+ *
+ * Prints each failure and then "N cases passed, M failed"; exits 0 when all passed and there were any. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "conformance.h"
+#include "kernel_choice.h"
+
+typedef struct tally {
+    int passed, failed;
+} tally;
+
+static void report(tally *t, const char *check, const acr__kernel *kernel, const acr_problem *problem,
+                   const char *failure)
+{
+    char text[ACR_PROBLEM_TEXT_MAX];
+    if (failure[0] == '\0') {
+        ++t->passed;
+        return;
+    }
+    ++t->failed;
+    acr_problem_format(problem, text, sizeof text);
+    printf("FAIL %s %s %s: %s\n", check, kernel->name, text, failure);
+    fflush(stdout);
+}
+
+/* ---- Hidden values ---- */
+
+/* Puts values that are not finite into V: in each head of each entry three keys, each in two of its columns. e4m3 knows
+ * no infinity. */
+static void spoil_values(const reference *ref, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const double values[] = {NAN, INFINITY, -INFINITY};
+    for (int64_t head = 0; head < ref->entries * p->kv_heads; ++head) {
+        for (unsigned i = 0; i < 6; ++i) {
+            const uint64_t key_bits = random_bits(seed, 100, (uint64_t)head * 3 + i / 2);
+            const uint64_t column_bits = random_bits(seed, 101, (uint64_t)head * 6 + i);
+            const int64_t key = (int64_t)(key_bits % (uint64_t)ref->kv_rows);
+            const int64_t column = (int64_t)(column_bits % (uint64_t)p->v_dim);
+            acr__store_element(p->dtype, ref->v, (head * ref->kv_rows + key) * p->v_dim + column,
+                               p->dtype == ACR_E4M3 ? NAN : values[i / 2]);
+        }
+    }
+}
+
+static void judge_hidden(char *failure, size_t size, const reference *ref, const run_output *output,
+                         const double *expected)
+{
+    const acr_problem *p = &ref->problem;
+    for (int64_t i = 0; i < ref->rows * p->v_dim; ++i) {
+        const row_place at = reference_row(ref, i / p->v_dim);
+        const double got = acr__load_element(p->out_dtype, output->o, at.row * p->v_dim + i % p->v_dim);
+        if (isfinite(expected[i]) ? fabs(got - expected[i]) <= ref->tol_max : !isfinite(got)) {
+            continue;
+        }
+        snprintf(failure, size, "o[%lld,%lld,%lld,%lld]: got %.6g, expected %.6g, tolerance %.3g", (long long)at.batch,
+                 (long long)at.head, (long long)at.position, (long long)(i % p->v_dim), got, expected[i], ref->tol_max);
+        return;
+    }
+}
+
+static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                               reference *ref, uint64_t seed)
+{
+    char failure[256] = "";
+    const acr_problem *p = &ref->problem;
+    const acr_buffers buffers = reference_buffers(ref);
+    double *expected = malloc((size_t)(ref->rows * p->v_dim) * sizeof *expected);
+    execution *e = NULL;
+    run_output output = {.o = NULL};
+    if (!expected) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the expected output");
+    }
+    spoil_values(ref, seed);
+    acr_status status = acr__oracle_forward(p, &buffers, ref->row_list, ref->rows, expected, NULL);
+    if (status == ACR_OK) {
+        status = execution_create(&e, ctx, kernel, problem, ref, false, 0, 0);
+    }
+    if (status == ACR_OK) {
+        status = execution_run(e);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect(e, &output);
+    }
+    if (status == ACR_OK) {
+        judge_hidden(failure, sizeof failure, ref, &output, expected);
+        run_output_free(&output);
+    } else {
+        snprintf(failure, sizeof failure, "%s", acr_last_error());
+    }
+    report(t, "hidden", kernel, problem, failure);
+    execution_destroy(e);
+    free(expected);
+    return status;
+}
+
+/* ---- Tensors that end with their allocations ---- */
+
+enum {
+    TENSORS_MAX = 16
+};
+
+typedef struct tensors {
+    acr__backend_device *device;
+    void *memory[TENSORS_MAX];
+    int count;
+    acr_status status; /* of the first that failed */
+} tensors;
+
+/* An allocation of so many bytes, with the content if there is one. */
+static void *add_tensor(tensors *t, const void *content, size_t bytes)
+{
+    void *memory = NULL;
+    if (t->status == ACR_OK) {
+        t->status = t->device->backend->mem_alloc(t->device, bytes, &memory);
+    }
+    if (t->status == ACR_OK) {
+        t->memory[t->count++] = memory;
+        t->status = content ? t->device->backend->mem_upload(t->device, memory, content, bytes) : ACR_OK;
+    }
+    return memory;
+}
+
+static void *add_numbers(tensors *t, const void *content, int64_t count)
+{
+    return content ? add_tensor(t, content, (size_t)count * 4) : NULL;
+}
+
+/* The reference's own tensors, without gaps, as device memory. */
+static acr_buffers add_inputs(tensors *t, const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    const size_t elem_bytes = (size_t)acr__dtype_bytes(p->dtype);
+    acr_buffers b = reference_buffers(ref);
+    b.q = add_tensor(t, ref->q, (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim) * elem_bytes);
+    b.k = add_tensor(t, ref->k, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->qk_dim) * elem_bytes);
+    b.v = add_tensor(t, ref->v, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->v_dim) * elem_bytes);
+    b.kv_lens = add_numbers(t, ref->kv_lens, p->batch);
+    b.q_scales = add_numbers(t, ref->q_scales, p->batch * p->kv_heads);
+    b.k_scales = add_numbers(t, ref->k_scales, p->batch * p->kv_heads);
+    b.v_scales = add_numbers(t, ref->v_scales, p->batch * p->kv_heads);
+    return b;
+}
+
+static acr_status run_exact(run_output *output, tensors *t, acr_ctx *ctx, const acr__kernel *kernel,
+                            const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    acr_plan *plan = NULL;
+    acr_buffers b = add_inputs(t, ref);
+    output->o_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows * p->v_dim * acr__dtype_bytes(p->out_dtype));
+    output->lse_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows) * sizeof(float);
+    b.o = add_tensor(t, NULL, output->o_bytes);
+    b.lse = add_tensor(t, NULL, output->lse_bytes);
+    output->o = malloc(output->o_bytes);
+    output->lse = malloc(output->lse_bytes);
+    acr_status status = t->status;
+    if (status == ACR_OK && (!output->o || !output->lse)) {
+        status = acr__fail(ACR_NO_MEMORY, "no memory for the output");
+    }
+    if (status == ACR_OK) {
+        status = acr__plan_create_forced(&plan, ctx, p, kernel);
+    }
+    const size_t workspace_bytes = plan ? acr_plan_workspace(plan) : 0;
+    void *workspace = workspace_bytes > 0 ? add_tensor(t, NULL, workspace_bytes) : NULL;
+    status = status == ACR_OK ? t->status : status;
+    if (status == ACR_OK && workspace) {
+        status = acr_workspace_init(plan, workspace, workspace_bytes, NULL);
+    }
+    if (status == ACR_OK) {
+        status = acr_execute(plan, &b, workspace, workspace_bytes, NULL);
+    }
+    if (status == ACR_OK) {
+        status = t->device->backend->synchronize(t->device);
+    }
+    if (status == ACR_OK) {
+        status = t->device->backend->mem_download(t->device, output->o, b.o, output->o_bytes);
+    }
+    if (status == ACR_OK) {
+        status = t->device->backend->mem_download(t->device, output->lse, b.lse, output->lse_bytes);
+    }
+    if (plan) {
+        acr_plan_destroy(plan);
+    }
+    return status;
+}
+
+static acr_status check_exact(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const reference *ref)
+{
+    char failure[512] = "";
+    tensors memory = {.device = acr__ctx_backend_device(ctx)};
+    run_output output = {.o = NULL};
+    verdict v;
+    acr_status status = run_exact(&output, &memory, ctx, kernel, ref);
+    if (status == ACR_OK) {
+        conformance_judge(&v, ref, &output);
+        snprintf(failure, sizeof failure, "%s", v.failure);
+    } else {
+        snprintf(failure, sizeof failure, "%s", acr_last_error());
+    }
+    report(t, "exact", kernel, &ref->problem, failure);
+    run_output_free(&output);
+    for (int i = 0; i < memory.count; ++i) {
+        memory.device->backend->mem_free(memory.device, memory.memory[i]);
+    }
+    return status;
+}
+
+/* ---- The program ---- */
+
+/* Both checks of a kernel; an error means that the device is lost, or that the test cannot go on. */
+static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem)
+{
+    enum {
+        SEED = 1,
+        ROWS = 1 << 20 /* all */
+    };
+    const reference_request wanted = {.problem = problem, .seed = SEED, .sampled_rows = ROWS, .threads = 2};
+    reference *ref = NULL;
+    acr_status status = reference_create(&ref, &wanted);
+    if (status == ACR_OK && !(ref->problem.flags & ACR_PACKED)) { /* a packed batch's tensors end with rows of nobody */
+        status = acr__why_not(kernel, &ref->problem, &acr__ctx_backend_device(ctx)->device)
+                     ? ACR_OK
+                     : check_exact(t, ctx, kernel, ref);
+    }
+    if (status == ACR_OK) {
+        status = check_hidden(t, ctx, kernel, problem, ref, SEED);
+    }
+    reference_destroy(ref);
+    return status;
+}
+
+static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, const char *text)
+{
+    acr_problem problem;
+    acr_status status = acr_problem_parse(&problem, text, NULL);
+    if (status == ACR_OK) {
+        status = acr_problem_canonical(&problem, &problem);
+    }
+    for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
+        const acr__kernel *kernel = kernel_at(i);
+        if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
+            status = check_kernel(t, ctx, kernel, &problem);
+        }
+    }
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    acr_ctx *ctx = NULL;
+    tally t = {0, 0};
+    if (argc < 4) {
+        fprintf(stderr, "usage: isolation cpu|cuda KERNEL PROBLEM...\n");
+        return 2;
+    }
+    options.backend = argv[1];
+    acr_status status = acr_ctx_create(&ctx, &options);
+    for (int i = 3; i < argc && status == ACR_OK; ++i) {
+        status = check_problem(&t, ctx, argv[2], argv[i]);
+    }
+    if (status != ACR_OK) {
+        fprintf(stderr, "isolation: %s\n", acr_last_error());
+    }
+    acr_ctx_destroy(ctx);
+    printf("%d cases passed, %d failed\n", t.passed, t.failed);
+    return status == ACR_OK && t.failed == 0 && t.passed > 0 ? 0 : 1;
+}
