@@ -1,5 +1,5 @@
 # What `cmake --install` lays down of the library: header, shared and static library, and how other builds find them
-# (pkg-config acromion, find_package(acromion)). The program and its man page: workbench/CMakeLists.txt. An installed
+# (pkg-config acromion, find_package(acromion)). The program and its man page: cli/CMakeLists.txt. An installed
 # tree can be moved.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/acromion)

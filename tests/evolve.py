@@ -222,7 +222,7 @@ def test_moved(context):
     """A run does not go on with other spaces than it began with; the refusal names them, the store stays readable."""
     tree = context.folder / "tree"
     tree.mkdir()
-    for name in ("src", "include", "cmake", "workbench"):
+    for name in ("src", "include", "cmake", "search"):
         shutil.copytree(ROOT / name, tree / name)
     space = tree / "src/cpu/fwd_simd/fwd_simd.space"
     context.evolve("moved", PROBLEM, "--trials", "3", "--time", "1s", "--tree", str(tree), code=UNFINISHED)
@@ -465,7 +465,7 @@ def test_gpus(context):
         sys.exit(77)
     tree = context.folder / "gpus_tree"
     tree.mkdir()
-    for name in ("src", "include", "cmake", "workbench"):
+    for name in ("src", "include", "cmake", "search"):
         shutil.copytree(ROOT / name, tree / name)
     space = tree / "src/cuda/kernels/fwd_split/fwd_split.space"
     text = space.read_text()

@@ -14,7 +14,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROBLEM = "f32:b1:h2:s96:d64"
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "python", "docs", "tools", "wisdom"]
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "search", "cli", "python", "docs", "tools",
+          "wisdom"]
 
 
 def run(*command, code=0, **how):

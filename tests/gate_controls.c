@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "cases.h"
-#include "conformance.h"
+#include "check/cases.h"
+#include "check/conformance.h"
 
 /* The mistakes. */
 typedef enum flaw {

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "interleave.h"
-#include "subject.h"
-#include "timer.h"
+#include "bench/interleave.h"
+#include "bench/subject.h"
+#include "bench/timer.h"
 
 #define IMAGE(name) extern const unsigned char acr__image_##name[], acr__image_end_##name[]
 IMAGE(exploit_honest_sm80);

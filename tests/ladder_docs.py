@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The predictions of docs/kernels/ladder.md's tables and those that `acromion bench` prints next to the ladder's gains
-(workbench/ladder.c) are the same."""
+(workbench/bench/ladder.c) are the same."""
 import pathlib
 import re
 import sys
@@ -10,7 +10,7 @@ ROW = re.compile(r'\{"(?P<problem>[^"]+)", \{(?P<us>[^}]+)\}\}')
 
 
 def program_says():
-    text = (ROOT / "workbench/ladder.c").read_text()
+    text = (ROOT / "workbench/bench/ladder.c").read_text()
     return {row["problem"]: [float(us) for us in row["us"].split(",")] for row in ROW.finditer(text)}
 
 
@@ -38,7 +38,7 @@ def document_says():
 def main():
     program, document = program_says(), document_says()
     if program != document:
-        sys.exit(f"workbench/ladder.c: {program}\ndocs/kernels/ladder.md: {document}")
+        sys.exit(f"workbench/bench/ladder.c: {program}\ndocs/kernels/ladder.md: {document}")
     print(f"{len(program)} columns of predictions agree")
 
 

@@ -16,7 +16,7 @@ C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h"
 POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "ftw.h", "getopt.h", "glob.h", "pthread.h", "sched.h",
          "malloc.h", "strings.h", "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
-LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # workbench/evolve: sandbox, objects
+LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # search: sandbox, objects
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
 
 
@@ -29,8 +29,9 @@ def own_headers(folder):
 
 
 CORE = own_headers("src/core")
-EVOLVE = own_headers("workbench/evolve") | {"evolve/" + name for name in own_headers("workbench/evolve")}
-WORKBENCH = own_headers("workbench") | EVOLVE | {"build_info.h"}  # the last is generated
+SEARCH = {"search/" + name for name in own_headers("search")} | own_headers("search")
+BENCH = {p.relative_to(ROOT / "workbench").as_posix() for p in (ROOT / "workbench").rglob("*.h")}
+WORKBENCH = BENCH | {pathlib.PurePosixPath(name).name for name in BENCH} | SEARCH | {"build_info.h"}  # generated
 TESTS = own_headers("tests") | {"ptxvm/ptxvm.h", "ptxvm/vm.h"}
 
 
@@ -90,7 +91,7 @@ def allowed_machine(name, quoted):
 
 
 def allowed_candidates(name, quoted):
-    """tests/exploits/*.cu: what evolve/admission.c lets candidates include."""
+    """tests/exploits/*.cu: what search/admission.c lets candidates include."""
     return name in ({"fwd_args.h"} if quoted else {"stdint.h", "cuda_fp16.h", "math_constants.h"})
 
 
@@ -104,9 +105,10 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src/core", allowed_core),
-    ("workbench/device", allowed_device),
     ("tests/exploits_gpu", allowed_device),
     ("workbench", allowed_workbench),
+    ("search", allowed_workbench),
+    ("cli", allowed_workbench),
     ("tests/ptxvm", allowed_machine),
     ("tests", allowed_tests),
     ("examples", allowed_examples),
@@ -126,7 +128,7 @@ def main():
             text = path.read_text(encoding="utf-8")
             for match in INCLUDE.finditer(text):
                 candidate = relative.startswith("tests/exploits/") and path.suffix == ".cu"
-                rule = allowed_candidates if candidate else allowed
+                rule = allowed_candidates if candidate else allowed_device if path.suffix == ".cu" else allowed
                 if not rule(match[2], match[1] == '"'):
                     line = text.count("\n", 0, match.start()) + 1
                     print(f"{relative}:{line}: may not include {match[2]}. {rule.__doc__}")

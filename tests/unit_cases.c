@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cases.h"
+#include "check/cases.h"
 #include "devices.h"
 #include "support.h"
 

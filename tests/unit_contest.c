@@ -5,10 +5,10 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "contest.h"
-#include "interleave.h"
-#include "progress.h"
-#include "roofline.h"
+#include "base/progress.h"
+#include "bench/contest.h"
+#include "bench/interleave.h"
+#include "machine/roofline.h"
 
 /* ---- the peers ---- */
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cublas.h"
+#include "bench/peers/cublas.h"
 #include "fake_cublas.h"
 #include "fake_driver.h"
 

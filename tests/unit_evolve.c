@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "evolve/elites.h"
-#include "evolve/expression.h"
-#include "evolve/fold.h"
-#include "evolve/parametric.h"
-#include "evolve/proposer.h"
-#include "evolve/request.h"
-#include "evolve/store.h"
-#include "evolve/tree.h"
+#include "search/elites.h"
+#include "search/expression.h"
+#include "search/fold.h"
+#include "search/parametric.h"
+#include "search/proposer.h"
+#include "search/request.h"
+#include "search/store.h"
+#include "search/tree.h"
 
 /* ---- Expressions ---- */
 

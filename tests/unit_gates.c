@@ -1,4 +1,4 @@
-/* The gates on the CPU (evolve/gates.h), each with what it must refuse, and the parts they are made of: candidates as
+/* The gates on the CPU (search/gates.h), each with what it must refuse, and the parts they are made of: candidates as
  * data, descriptors, admission, identity. The cheats that only a whole run shows are in exploits/. */
 #include "support.h"
 
@@ -11,9 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "evolve/admission.h"
-#include "evolve/gates.h"
-#include "interleave.h"
+#include "bench/interleave.h"
+#include "search/admission.h"
+#include "search/gates.h"
 
 /* ---- Names ---- */
 

@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "evolve/elites.h"
-#include "profile_counters.h"
+#include "profile/profile_counters.h"
+#include "search/elites.h"
 
 typedef struct fixture {
     gates_problem problem;

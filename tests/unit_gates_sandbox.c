@@ -1,5 +1,5 @@
-/* What holds a candidate in: processes with limits (evolve/process.h), and the sandbox of CPU kernels
- * (evolve/sandbox.h), each tried with what it must withstand. */
+/* What holds a candidate in: processes with limits (workbench/base/process.h), and the sandbox of CPU kernels
+ * (search/sandbox.h), each tried with what it must withstand. */
 #include "support.h"
 
 #include <errno.h>
@@ -11,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "device_lock.h"
-#include "evolve/sandbox.h"
-#include "process.h"
+#include "base/process.h"
+#include "machine/device_lock.h"
+#include "search/sandbox.h"
 
 /* ---- Processes: this program again, misbehaving ---- */
 

@@ -6,8 +6,8 @@
 #include <math.h>
 #include <time.h>
 
-#include "contest.h"
-#include "interleave.h"
+#include "bench/contest.h"
+#include "bench/interleave.h"
 
 /* ---- the simulated clock ---- */
 

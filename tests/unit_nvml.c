@@ -6,9 +6,9 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "environment.h"
+#include "bench/timer.h"
 #include "fake_nvml.h"
-#include "timer.h"
+#include "machine/environment.h"
 
 static acr__device h200(void)
 {

@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "profile_counters.h"
-#include "profile_timeline.h"
+#include "profile/profile_counters.h"
+#include "profile/profile_timeline.h"
 #include "support.h"
 
 enum {

@@ -1,5 +1,5 @@
-/* References in a sealed memory file (workbench/reference_shelf.h): what comes out is what was made, and nobody can
- * change it on the way. */
+/* References in a sealed memory file (workbench/check/reference_shelf.h): what comes out is what was made, and nobody
+ * can change it on the way. */
 #include "support.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "reference_shelf.h"
+#include "check/reference_shelf.h"
 
 /* Every kind of reference: all rows and some, lengths, a packed batch, scales of each head. */
 static const struct {

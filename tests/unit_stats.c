@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "stats.h"
+#include "bench/stats.h"
 
 static void check_near(double got, double wanted)
 {

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "subject.h"
-#include "timer.h"
+#include "bench/subject.h"
+#include "bench/timer.h"
 
 /* ---- Kernels: attention over one batch entry and head in float32, honest or not ---- */
 

@@ -18,8 +18,8 @@
 #include <xxhash.h>
 
 #include "cuda/model/fwd_model.h"
-#include "gpus.h"
 #include "internal.h"
+#include "machine/gpus.h"
 
 enum {
     PROBLEMS_MAX = 4096,

@@ -3,8 +3,8 @@
  * input is a source, a line "----", a descriptor; its first byte chooses the backend. */
 #include <string.h>
 
-#include "evolve/admission.h"
 #include "fuzz.h"
+#include "search/admission.h"
 
 const char *const fuzz_words[] = {"----\n",     "KERNEL_NAME",
                                   "/*",         "*/",

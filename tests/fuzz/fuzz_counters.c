@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "profile_counters.h"
+#include "profile/profile_counters.h"
 
 const char *const fuzz_words[] = {"ID",
                                   "Kernel Name",

@@ -1,6 +1,6 @@
 /* Fuzzes the .npy reader: an array that it accepts lies inside the bytes, whole. */
+#include "base/npy.h"
 #include "fuzz.h"
-#include "npy.h"
 
 const char *const fuzz_words[] = {"\x93NUMPY\x01",
                                   "'descr'",

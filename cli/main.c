@@ -1,0 +1,82 @@
+/* The program acromion: finds the subcommand and runs it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/command.h"
+#include "build_info.h"
+#include "search/gates.h"
+#include "search/gates.h"
+
+static const command commands[] = {
+    {"run", "attention on .npy files", cmd_run},
+    {"info", "devices, instruction sets, kernels and their limits", cmd_info},
+    {"why", "for a problem: which kernel is chosen, and why each other is not", cmd_why},
+    {"check", "the correctness gate: every kernel against a float64 oracle", cmd_check},
+    {"bench", "time the kernels, gates first; distance from the physical floor", cmd_bench},
+    {"roofline", "the physical floor of a problem on a GPU you need not have", cmd_roofline},
+    {"wisdom", "show, verify, merge or measure files of measured choices", cmd_wisdom},
+    {"evolve", "search for a faster kernel, with gates, a control and a store of every trial", cmd_evolve},
+    {"trials", "what a search tried: list, show, diff, export", cmd_trials},
+    {"promote", "put a confirmed trial into kernels.def and the wisdom", cmd_promote},
+    {"profile", "hardware counters of one launch, what binds it; cycles of its steps", cmd_profile},
+    {"variant", "compile listed kernels with other parameters, for bench and check", cmd_variant},
+    {"report", "results as one HTML page, and as the tables of the README", cmd_report},
+};
+enum {
+    COMMAND_COUNT = sizeof commands / sizeof commands[0]
+};
+
+static void print_help(FILE *out)
+{
+    fputs("acromion: fused scaled-dot-product attention, and the tools that check and measure it\n"
+          "\n"
+          "usage: acromion COMMAND [options] [PROBLEM...]\n"
+          "\n",
+          out);
+    for (size_t i = 0; i < COMMAND_COUNT; ++i) {
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    }
+    fputs("\n"
+          "`acromion COMMAND --help` explains a command. A problem is written like b2:h8:s512:d64 (batch, heads, "
+          "length,\n"
+          "head dim; fp16 without a mask) or bf16:b8:h32/8:s1/8192:d128:causal:kvlens; without one, commands take "
+          "b2:h8:s512:d64.\n"
+          "\n"
+          "examples:\n"
+          "  acromion check                          every kernel of this machine against the oracle\n"
+          "  acromion bench b2:h8:s512:d64:causal    time the kernels that can run it\n"
+          "  acromion roofline --gpu l4 --target 5us what no kernel can beat\n",
+          out);
+}
+
+int main(int argc, char **argv)
+{
+    int child_exit = EXIT_DONE;
+    if (gates_child(argc, argv, &child_exit)) {
+        return child_exit;
+    }
+    int exit_code;
+    if (gates_child(argc, argv, &exit_code)) {
+        return exit_code;
+    }
+    if (argc < 2) {
+        print_help(stderr);
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_help(stdout);
+        return EXIT_DONE;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("acromion %s (%s%s)\n", acr_version(), BUILD_GIT_SHA, BUILD_GIT_DIRTY ? ", modified" : "");
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < COMMAND_COUNT; ++i) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return commands[i].run(argc - 1, argv + 1);
+        }
+    }
+    fprintf(stderr, "acromion: no command '%s'; `acromion --help` lists them\n", name);
+    return EXIT_USAGE;
+}

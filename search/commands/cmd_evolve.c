@@ -1,0 +1,464 @@
+/* acromion evolve: the search for a faster kernel. Options, the definition of a new run, signals; the work is in
+ * search/engine.c. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/command.h"
+#include "base/json.h"
+#include "base/options.h"
+#include "check/inputs.h"
+#include "search/engine.h"
+#include "search/summary.h"
+#include "search/tree.h"
+
+enum {
+    ID_TIME = OPTION_LONG_ONLY,
+    ID_PROPOSER,
+    ID_PROPOSER_TIMEOUT,
+    ID_RESUME,
+    ID_STORE,
+    ID_FROM,
+    ID_FAMILY,
+    ID_GENERATION,
+    ID_CASES,
+    ID_CLOCK,
+    ID_INSIGHTS,
+    ID_PEERS,
+    ID_PYTHON_PATH,
+    ID_NO_PROFILE,
+    ID_GPUS,
+    ID_TREE
+};
+
+static const option_spec options[] = {
+    {'n', "trials", "N", "distinct trials of the search, and as many of the random control; default 45"},
+    {ID_TIME, "time", "T", "end this slice when its time is up (8s, 480s); --resume goes on"},
+    {'s', "seed", "N", "of the proposals: the same seed proposes the same trials; default 1"},
+    {ID_STORE, "store", "FILE", "the run's file; default evolve.db"},
+    {ID_RESUME, "resume", NULL, "go on with the run in --store; everything else about it is in there"},
+    {ID_FROM, "from", "KERNEL",
+     "start from this kernel and beat it: a name, or 'family arch NAME=value...'; default: the table's fastest"},
+    {ID_FAMILY, "family", "PATTERN", "search in these families only ('fwd_mma', 'fwd_*'); default: all that can"},
+    {ID_PROPOSER, "proposer", "COMMAND", "ask this program for each trial (docs/evolve.md); default: the built-in one"},
+    {ID_PROPOSER_TIMEOUT, "proposer-timeout", "T", "for one answer; default 120s"},
+    {ID_INSIGHTS, "insights", "FILE", "a text that an external proposer is told"},
+    {ID_PEERS, "peers", "torch", "time PyTorch beside the first slice, for the record"},
+    {ID_PYTHON_PATH, "python-path", "DIR", "with --peers: where the Python package is"},
+    {ID_NO_PROFILE, "no-profile", NULL, "cuda: take no Nsight Compute counters of the elites"},
+    {ID_GPUS, "gpus", "N",
+     "cuda: judge on so many GPUs side by side, equal ones from --device on; default 1; said again to --resume"},
+    {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
+    {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
+    {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
+    {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself"},
+    {0, NULL, NULL, NULL},
+};
+
+static const command_spec spec = {
+    .name = "evolve",
+    .operands = "[PROBLEM[@WEIGHT]...]",
+    .about = "Searches for a kernel that runs all the problems faster than the fastest of the table. Every candidate\n"
+             "passes the gates of docs/evolve.md in a process of its own; times are interleaved with the incumbent's;\n"
+             "a random search with the same budget runs beside it; a winner counts once a fresh process with fresh\n"
+             "seeds has confirmed it. No improvement is a result. Ctrl-C ends with the trial in flight, a second one\n"
+             "at once. Exit code 0: the budget is used; 7: --resume goes on; 1: the proposer fails.\n",
+    .options = options,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"
+                "  acromion evolve --resume --store mission.db --time 480s\n"
+                "  acromion evolve --backend cpu f32:b1:h8:s256:d64 --trials 12\n"
+                "  acromion trials list --store mission.db\n",
+};
+
+typedef struct request {
+    definition definition; /* what of it the options say */
+    bool fixed;            /* an option that is fixed when a run begins was given */
+    bool resume, peers, no_profiles;
+    int gpus;
+    const char *store, *from, *insights, *python_path, *tree;
+    double time_s, proposer_timeout_s;
+} request;
+
+static bool take_text(const char *option, const char *value, char *out, size_t capacity)
+{
+    if (strlen(value) >= capacity) {
+        fprintf(stderr, "acromion: --%s: longer than %zu characters\n", option, capacity - 1);
+        return false;
+    }
+    snprintf(out, capacity, "%s", value);
+    return true;
+}
+
+static bool take_count(const char *option, const char *value, int64_t most, int *out)
+{
+    int64_t number = 0;
+    bool good = option_int(option, value, 1, most, &number);
+    *out = (int)number;
+    return good;
+}
+
+/* The options that are fixed when a run begins. */
+static bool take_definition(request *r, int id, const char *value)
+{
+    definition *d = &r->definition;
+    int64_t seed = 0;
+    r->fixed = true;
+    switch (id) {
+    case 'n':
+        return take_count("trials", value, 100000, &d->trials);
+    case 's':
+        if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
+            return false;
+        }
+        d->seed = (uint64_t)seed;
+        return true;
+    case ID_FROM:
+        r->from = value;
+        return true;
+    case ID_FAMILY:
+        return take_text("family", value, d->families, sizeof d->families);
+    case ID_PROPOSER:
+        return take_text("proposer", value, d->proposer, sizeof d->proposer);
+    case ID_GENERATION:
+        return take_count("generation", value, 256, &d->generation);
+    case ID_CASES:
+        if (!take_count("cases", value, 64, &d->visible_cases)) {
+            return false;
+        }
+        d->hidden_cases = d->visible_cases;
+        return true;
+    default: /* ID_CLOCK */
+        d->clock = strcmp(value, "model") == 0 ? GATES_CLOCK_MODEL : GATES_CLOCK_REAL;
+        if (d->clock == GATES_CLOCK_REAL && strcmp(value, "real") != 0) {
+            fprintf(stderr, "acromion: --clock: '%s' is neither real nor model\n", value);
+            return false;
+        }
+        return true;
+    }
+}
+
+static bool take_option(void *arg, int id, const char *value)
+{
+    request *r = arg;
+    switch (id) {
+    case ID_TIME:
+        return option_seconds("time", value, &r->time_s);
+    case ID_PROPOSER_TIMEOUT:
+        return option_seconds("proposer-timeout", value, &r->proposer_timeout_s);
+    case ID_RESUME:
+        r->resume = true;
+        return true;
+    case ID_STORE:
+        r->store = value;
+        return true;
+    case ID_INSIGHTS:
+        r->insights = value;
+        return true;
+    case ID_PEERS:
+        r->peers = strcmp(value, "torch") == 0;
+        if (!r->peers) {
+            fprintf(stderr, "acromion: --peers: '%s' is not torch\n", value);
+        }
+        return r->peers;
+    case ID_PYTHON_PATH:
+        r->python_path = value;
+        return true;
+    case ID_NO_PROFILE:
+        r->no_profiles = true;
+        return true;
+    case ID_GPUS:
+        return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
+    case ID_TREE:
+        r->tree = value;
+        return true;
+    default:
+        return take_definition(r, id, value);
+    }
+}
+
+/* ---- Problems ---- */
+
+/* Splits PROBLEM@WEIGHT in place; false after saying what is wrong. */
+static bool split_weight(char *operand, double *weight)
+{
+    char *at = strchr(operand, '@');
+    *weight = 1.0;
+    if (at) {
+        *at = '\0';
+        return option_double("weight", at + 1, 1e-3, 1e3, weight);
+    }
+    return true;
+}
+
+/* What all problems of one search share, since one kernel serves them all. */
+static bool alike(const acr_problem *a, const acr_problem *b)
+{
+    return a->dtype == b->dtype && a->qk_dim == b->qk_dim && a->v_dim == b->v_dim;
+}
+
+static int take_problems(definition *d, char **operands, int count)
+{
+    double weights[DEFINITION_PROBLEMS_MAX] = {1.0};
+    if (count > DEFINITION_PROBLEMS_MAX) {
+        fprintf(stderr, "acromion evolve: at most %d problems\n", DEFINITION_PROBLEMS_MAX);
+        return EXIT_USAGE;
+    }
+    for (int i = 0; i < count; ++i) {
+        if (!split_weight(operands[i], &weights[i])) {
+            return EXIT_USAGE;
+        }
+    }
+    problem_list problems;
+    int exit_code = problems_parse(operands, count, &problems);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    for (size_t i = 0; i < problems.count && exit_code == EXIT_DONE; ++i) {
+        d->problems[i] = (gates_problem){problems.items[i], weights[i]};
+        if (!alike(&problems.items[i], &problems.items[0])) {
+            fprintf(stderr, "acromion evolve: the problems of one search share type and head dims; search for each "
+                            "kind by itself\n");
+            exit_code = EXIT_USAGE;
+        }
+    }
+    d->problem_count = problems.count;
+    problems_free(&problems);
+    return exit_code;
+}
+
+/* ---- A new run ---- */
+
+/* Hidden seeds nobody knows; with the model clock they follow from the seed, so that runs can be compared. */
+static void choose_seeds(definition *d)
+{
+    enum {
+        STREAM_VISIBLE = 101,
+        STREAM_HIDDEN
+    };
+    d->visible_seed = random_bits(d->seed, STREAM_VISIBLE, 0);
+    d->hidden_seed = random_bits(d->seed, STREAM_HIDDEN, 0);
+    uint64_t chance = 0;
+    if (d->clock == GATES_CLOCK_REAL && getrandom(&chance, sizeof chance, 0) == (ssize_t)sizeof chance) {
+        d->hidden_seed = chance;
+    }
+}
+
+static int define(request *r, const common_options *common, const char *tree)
+{
+    definition *d = &r->definition;
+    acr_ctx *ctx = NULL;
+    int exit_code = context_open(common, &ctx);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    const acr__device *device = &acr__ctx_backend_device(ctx)->device;
+    snprintf(d->backend, sizeof d->backend, "%s", device->backend == ACR__CUDA ? "cuda" : "cpu");
+    d->threads = thread_count(common);
+    d->generation = d->generation ? d->generation : d->proposer[0] ? 1 : GENERATION_DEFAULT;
+    choose_seeds(d);
+    acr_status status = r->from ? definition_set_incumbent(d, r->from) : ACR_OK;
+    if (status == ACR_OK && d->proposer[0] && d->generation != 1) {
+        status = acr__fail(ACR_INVALID, "--generation is 1 with an external proposer");
+    }
+    if (status == ACR_OK) {
+        status = engine_define(d, ctx, tree);
+    }
+    acr_ctx_destroy(ctx);
+    return status == ACR_OK ? EXIT_DONE : report_failure(status, "evolve");
+}
+
+static int check_gpus(const request *r)
+{
+    if (r->gpus > 1 && strcmp(r->definition.backend, "cuda") != 0) {
+        fprintf(stderr, "acromion evolve: --gpus is for the backend cuda: a CPU is one device\n");
+        return EXIT_USAGE;
+    }
+    return EXIT_DONE;
+}
+
+static acr_status create_store(store **out, const char *path, const definition *d)
+{
+    acr_status status = store_open(out, path, STORE_CREATE);
+    json_t *json = definition_json(d);
+    if (status == ACR_OK) {
+        status = store_set_run(*out, json);
+    }
+    json_decref(json);
+    return status;
+}
+
+static int begin(request *r, const common_options *common, const char *tree, store **out)
+{
+    if (access(r->store, F_OK) == 0) {
+        fprintf(stderr, "acromion evolve: %s is there already: --resume goes on with it, another --store begins anew\n",
+                r->store);
+        return EXIT_FILE;
+    }
+    int exit_code = define(r, common, tree);
+    exit_code = exit_code == EXIT_DONE ? check_gpus(r) : exit_code;
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    acr_status status = create_store(out, r->store, &r->definition);
+    return status == ACR_OK ? EXIT_DONE : report_failure(status, "store");
+}
+
+/* ---- An old run ---- */
+
+static acr_status read_definition(definition *d, store *s)
+{
+    json_t *json = NULL;
+    acr_status status = store_run(s, &json);
+    if (status == ACR_OK) {
+        status = definition_read(d, json);
+    }
+    json_decref(json);
+    return status;
+}
+
+static int resume(request *r, const common_options *common, store **out)
+{
+    acr_status status = store_open(out, r->store, STORE_WRITE);
+    if (status == ACR_OK) {
+        status = read_definition(&r->definition, *out);
+    }
+    if (status == ACR_OK && common->backend && strcmp(common->backend, r->definition.backend) != 0) {
+        status = acr__fail(ACR_UNSUPPORTED, "the run is one of the %s backend", r->definition.backend);
+    }
+    return status == ACR_OK ? check_gpus(r) : report_failure(status, "resume");
+}
+
+/* ---- Running ---- */
+
+/* 1: finish the trial in flight; 2: end it. */
+static volatile int stop_wanted;
+
+static void want_stop(int signal_number)
+{
+    stop_wanted = stop_wanted == 0 ? 1 : 2;
+    if (stop_wanted == 2) {
+        signal(signal_number, SIG_DFL);
+    }
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = want_stop, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+static char *read_insights(const char *path)
+{
+    enum {
+        BYTES_MAX = 64 << 10
+    };
+    FILE *file = fopen(path, "r");
+    char *text = file ? calloc(1, BYTES_MAX + 1) : NULL;
+    if (text && fread(text, 1, BYTES_MAX, file) == 0) {
+        text[0] = '\0';
+    }
+    if (file) {
+        fclose(file);
+    }
+    return text;
+}
+
+static acr_status print_summary(store *s, const definition *d, const char *path, bool json)
+{
+    if (!json) {
+        return summary_print(stdout, s, d, path);
+    }
+    json_t *document = NULL;
+    acr_status status = summary_json(&document, s, d, path);
+    if (status == ACR_OK) {
+        json_print(document);
+    }
+    return status;
+}
+
+static int exit_code_of(engine_end end)
+{
+    return end == ENGINE_COMPLETE ? EXIT_DONE : end == ENGINE_PROPOSER ? EXIT_FAILED : EXIT_UNFINISHED;
+}
+
+static int run(request *r, const common_options *common, const char *tree, store *s)
+{
+    char folder[512];
+    snprintf(folder, sizeof folder, "%.500s.work", r->store);
+    char *insights = r->insights ? read_insights(r->insights) : NULL;
+    if (r->insights && !insights) {
+        fprintf(stderr, "acromion evolve: %s: cannot be read\n", r->insights);
+        return EXIT_FILE;
+    }
+    const engine_request wanted = {
+        .definition = &r->definition,
+        .resume = r->resume,
+        .store = s,
+        .tree = tree,
+        .folder = folder,
+        .insights = insights,
+        .peers_python = r->peers ? r->python_path : NULL,
+        .no_profiles = r->no_profiles,
+        .time_s = r->time_s,
+        .proposer_timeout_s = r->proposer_timeout_s,
+        .ordinal = common->device,
+        .gpus = r->gpus,
+        .threads = thread_count(common),
+        .stop = &stop_wanted,
+    };
+    engine_end end = ENGINE_FAULT;
+    catch_signals();
+    acr_status status = engine_run(&wanted, &end);
+    int exit_code = status == ACR_OK ? exit_code_of(end) : report_failure(status, "evolve");
+    if (status == ACR_OK && end == ENGINE_PROPOSER) {
+        fprintf(stderr, "acromion evolve: the proposer failed too often in a row; `acromion trials list` says how\n");
+    }
+    if (status == ACR_OK) {
+        status = print_summary(s, &r->definition, r->store, common->json);
+        exit_code = status == ACR_OK ? exit_code : report_failure(status, "summary");
+    }
+    free(insights);
+    return exit_code;
+}
+
+int cmd_evolve(int argc, char **argv)
+{
+    common_options common;
+    request r = {.definition = {.trials = TRIALS_DEFAULT, .seed = 1, .visible_cases = 8, .hidden_cases = 8},
+                 .store = "evolve.db",
+                 .python_path = "",
+                 .gpus = 1,
+                 .proposer_timeout_s = 120.0};
+    int exit_code = EXIT_DONE;
+    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    if (first < 0) {
+        return exit_code;
+    }
+    if (r.resume && (r.fixed || first < argc)) {
+        fprintf(stderr, "acromion evolve: problems, trials, seed, proposer and the like are fixed when a run begins; "
+                        "leave them out with --resume\n");
+        return EXIT_USAGE;
+    }
+    char tree[TREE_PATH_MAX];
+    acr_status status = tree_find(tree, r.tree);
+    if (status != ACR_OK) {
+        return report_failure(status, "tree");
+    }
+    store *s = NULL;
+    exit_code = r.resume ? EXIT_DONE : take_problems(&r.definition, argv + first, argc - first);
+    if (exit_code == EXIT_DONE) {
+        exit_code = r.resume ? resume(&r, &common, &s) : begin(&r, &common, tree, &s);
+    }
+    if (exit_code == EXIT_DONE) {
+        exit_code = run(&r, &common, tree, s);
+    }
+    store_close(s);
+    definition_free(&r.definition);
+    return exit_code;
+}

@@ -1,0 +1,56 @@
+/* The child's side of the gates: this program again, with the command GATES_CHILD, a job file and a result file. It
+ * loads what was compiled, checks it and times it; whatever becomes of it, the parent (gates.c) has lost nothing.
+ *
+ * Job and result are JSON objects of one key a field of the structures below; the result also has cases and timings as
+ * trial_result has them, raw samples included. What they add up to is for the parent to compute. */
+#ifndef SEARCH_JUDGE_H
+#define SEARCH_JUDGE_H
+
+#include <jansson.h>
+
+#include "check/reference.h"
+#include "gates.h"
+
+typedef enum judge_stage {
+    STAGE_FLOORS,      /* of the problems on this machine */
+    STAGE_CORRECTNESS, /* cases against the reference */
+    STAGE_PERFORMANCE, /* plausibility, then interleaved with the incumbent */
+    STAGE_PROFILE      /* launches for a profiler to look at */
+} judge_stage;
+
+typedef struct judge_problem {
+    char text[ACR_PROBLEM_TEXT_MAX];
+    acr_problem problem; /* the text's, canonical */
+    double floor_us;     /* 0 = none */
+    double memory_us;    /* to move every byte of it from or to memory; 0 = not known */
+} judge_problem;
+
+typedef struct judge_job {
+    judge_stage stage;
+    const char *backend;
+    int32_t device;
+    uint32_t threads;
+    const char *candidate, *incumbent; /* folders */
+    judge_problem *problems;
+    size_t problem_count;
+    uint64_t visible_seed, hidden_seed;
+    int visible_cases, hidden_cases, blocks;
+    double case_timeout_s, budget_s;
+    int references; /* cuda: a descriptor of references that need not be made (reference_shelf.h); 0 = none */
+    bool swapped;   /* the candidate takes the incumbent's place in the blocks */
+    bool model_clock;
+} judge_job;
+
+json_t *judge_job_json(const judge_job *job);
+
+/* What every judgement with the job's seeds needs references of, whatever the candidate: the task's problems. Returns
+ * how many, at most JUDGE_REQUESTS for each problem; their problems are the job's. */
+enum {
+    JUDGE_REQUESTS = 8
+};
+size_t judge_requests(reference_request *out, const judge_job *job);
+
+/* Does the job of a file, writes the result file. Returns the exit code. */
+int judge_run(const char *job_path, const char *result_path);
+
+#endif

@@ -1,0 +1,17 @@
+/* What libacromion_bench.so exports, see bench_door.h. */
+#include "bench_door.h"
+
+#include <stdio.h>
+
+#include "base/command.h"
+#include "contest.h"
+
+__attribute__((visibility("default"))) int acromion_bench(int argc, char **argv, const peer_provider *provider)
+{
+    if (provider->provider_bytes != (int32_t)sizeof *provider ||
+        provider->problem_bytes != (int32_t)sizeof(peer_problem)) {
+        fprintf(stderr, "acromion: --peers: the Python module and libacromion_bench.so are of different versions\n");
+        return EXIT_CANNOT_RUN;
+    }
+    return bench_with_peers(argc, argv, provider);
+}

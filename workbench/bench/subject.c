@@ -1,0 +1,338 @@
+/* A kernel being timed, see subject.h. */
+#include "subject.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "check/inputs.h"
+#include "timer.h"
+
+enum {
+    CHECK_EVERY = 16, /* stretches, of a problem of CHECKED_BYTES or less */
+    CHECKED_BYTES = 64 << 20,
+    /* Launches in a row of which each gets other values and is judged: after a checked stretch, and after the last. */
+    RUN = 4,
+    LAST_RUN = 16,
+    GAP_MAX = 64,     /* before a run a number of launches below this, drawn, that nobody judges */
+    STREAM_SIGN = 80, /* of random_bits */
+    STREAM_CHECK = 81,
+    STREAM_SET = 82,
+    STREAM_GAP = 83
+};
+/* Gaps and the last run are shorter where a launch takes so long that they would take longer than this. */
+static const double RUN_S = 0.1;
+
+struct subject {
+    subject_request request;
+    acr__backend_device *device;
+    execution **sets;
+    int set_count, next;  /* next: set of the next launch */
+    acr__graph *graph;    /* not in call modes */
+    uint64_t stretches;   /* of samples, so far */
+    uint64_t check_every; /* stretches: renewing the values of a large problem takes longer than timing it */
+    double launch_s;      /* the shortest time of a launch in the samples so far; INFINITY = none yet */
+    bool wrong;           /* once: verdict says how */
+    verdict verdict;
+};
+
+acr_status subject_sets(int *sets, const acr__device *device, const demand *d)
+{
+    static const double CACHES = 5;
+    const double cache_bytes = (double)device->l2_bytes;
+    if (!(cache_bytes > 0)) {
+        return acr__fail(ACR_UNSUPPORTED, "rotating mode: the size of the cache is unknown");
+    }
+    const double wanted = fmax(2, ceil(CACHES * cache_bytes / d->bytes));
+    if (wanted > SUBJECT_SETS_MAX) {
+        return acr__fail(ACR_UNSUPPORTED,
+                         "rotating mode: five times %.3g MiB of cache are %.3g sets of %.3g KiB, at most %d",
+                         cache_bytes / 0x1p20, wanted, d->bytes / 0x1p10, SUBJECT_SETS_MAX);
+    }
+    if (wanted * d->bytes > 0.25 * (double)device->mem_bytes) {
+        return acr__fail(ACR_UNSUPPORTED, "rotating mode: %d sets of %.3g MiB are more than a quarter of the memory",
+                         (int)wanted, d->bytes / 0x1p20);
+    }
+    *sets = (int)wanted;
+    return ACR_OK;
+}
+
+int subject_launches(const subject *s)
+{
+    return s->graph ? s->graph->launches : mode_calls(s->request.mode);
+}
+
+int subject_set_count(const subject *s)
+{
+    return s->set_count;
+}
+
+acr_status subject_enqueue(void *arg, void *stream)
+{
+    subject *s = arg;
+    execution *set = s->sets[s->next];
+    s->next = (s->next + 1) % s->set_count;
+    return execution_enqueue(set, stream);
+}
+
+/* ---- Making ---- */
+
+static acr_status make_sets(subject *s)
+{
+    const subject_request *r = &s->request;
+    const acr_buffers lengths = reference_buffers(r->ref);
+    const demand d = demand_of(r->problem, &lengths);
+    int count = 1;
+    acr_status status = ACR_OK;
+    s->check_every = CHECK_EVERY * (1 + (uint64_t)(d.bytes / CHECKED_BYTES));
+    if (r->mode == MODE_ROTATING) {
+        status = subject_sets(&count, &s->device->device, &d);
+    }
+    if (status != ACR_OK) {
+        return status;
+    }
+    s->sets = calloc((size_t)count, sizeof *s->sets);
+    if (!s->sets) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %d sets of buffers", count);
+    }
+    for (; s->set_count < count && status == ACR_OK; s->set_count += status == ACR_OK) {
+        execution **made = &s->sets[s->set_count];
+        status = s->set_count == 0 ? execution_create(made, r->ctx, r->kernel, r->problem, r->ref, false, r->flags,
+                                                      ALLOCATOR_ALIGNMENT)
+                                   : execution_create_sibling(made, s->sets[0], r->ref);
+        /* Sets differ in their values, so that no launch can pass on another's output. */
+        if (status == ACR_OK && random_bits(r->seed, STREAM_SIGN, (uint64_t)s->set_count) & 1) {
+            status = execution_negate_values(*made);
+        }
+    }
+    return status;
+}
+
+static acr_status record_launches(acr__graph **out, void *arg, int launches)
+{
+    subject *s = arg;
+    s->next = 0; /* each replay goes through the sets in the same order */
+    return s->device->backend->graph_record(out, s->device, subject_enqueue, s, launches);
+}
+
+static acr_status make_recording(subject *s)
+{
+    double launch_s;
+    switch (s->request.mode) {
+    case MODE_STREAM:
+    case MODE_ROTATING:
+        return timer_fill(&s->graph, &launch_s, record_launches, s, TIMER_STRETCH_S, s->set_count);
+    case MODE_COLD:
+        return record_launches(&s->graph, s, 1);
+    default:
+        return ACR_OK;
+    }
+}
+
+acr_status subject_create(subject **out, const subject_request *request)
+{
+    subject *s = calloc(1, sizeof *s);
+    if (!s) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a subject");
+    }
+    s->request = *request;
+    s->launch_s = INFINITY;
+    s->device = acr__ctx_backend_device(request->ctx);
+    acr_status status = make_sets(s);
+    for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
+        status = execution_run(s->sets[i]);
+    }
+    if (status == ACR_OK) {
+        status = make_recording(s);
+    }
+    if (status != ACR_OK) {
+        subject_destroy(s);
+        return status;
+    }
+    *out = s;
+    return ACR_OK;
+}
+
+void subject_destroy(subject *s)
+{
+    if (!s) {
+        return;
+    }
+    s->device->backend->graph_free(s->graph);
+    for (int i = s->set_count - 1; i >= 0; --i) { /* the first, whose plan the others use, goes last */
+        execution_destroy(s->sets[i]);
+    }
+    free(s->sets);
+    free(s);
+}
+
+/* ---- Sampling ---- */
+
+static acr_status take_in_mode(subject *s, int count, double *seconds)
+{
+    const acr__backend *backend = s->device->backend;
+    acr_status status = ACR_OK;
+    switch (s->request.mode) {
+    case MODE_STREAM:
+    case MODE_ROTATING:
+        return backend->graph_time(s->graph, count, seconds);
+    case MODE_COLD:
+        return backend->graph_time_cold(s->graph, count, seconds);
+    default:
+        if (s->request.take) {
+            return s->request.take(s->request.take_arg, count, seconds);
+        }
+        for (int i = 0; i < count && status == ACR_OK; ++i) {
+            status = timer_calls(s->device, subject_enqueue, s, mode_calls(s->request.mode), &seconds[i]);
+        }
+        return status;
+    }
+}
+
+static acr_status take_samples(subject *s, int count, double *seconds)
+{
+    const acr_status status = take_in_mode(s, count, seconds);
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        s->launch_s = fmin(s->launch_s, seconds[i]);
+    }
+    return status;
+}
+
+typedef acr_status collect(execution *e, run_output *out);
+
+/* Judges a set of buffers. Once something is wrong, it stays said. */
+static acr_status judge_set(subject *s, int set, collect *take)
+{
+    run_output output;
+    if (s->wrong) {
+        return ACR_OK;
+    }
+    acr_status status = take(s->sets[set], &output);
+    if (status == ACR_OK) {
+        conformance_judge(&s->verdict, s->request.ref, &output);
+        s->wrong = !s->verdict.pass;
+        run_output_free(&output);
+    }
+    return status;
+}
+
+/* Other values, no output. */
+static acr_status refresh(execution *set)
+{
+    acr_status status = execution_negate_values(set);
+    return status == ACR_OK ? execution_poison(set) : status;
+}
+
+/* How many launches to make where `most` would do and `least` must be: as many as RUN_S allows. */
+static int affordable_launches(const subject *s, int least, int most)
+{
+    const double fit = s->launch_s > 0 ? floor(RUN_S / s->launch_s) : most;
+    return (int)fmin(fmax(fit, least), most);
+}
+
+/* Launches one after another, each with other values and no output before it, and each must be right.
+ *
+ * A kernel could leave launches out, and be right after a stretch, where the last launch hides what others did not do.
+ * A launch that is judged alone does not show it: the number of launches from one judged launch to the next can be a
+ * multiple of the kernel's period, and then the launches that it leaves out are never the judged ones. So the number of
+ * launches before a run is drawn, and the run itself is longer than one. A run of r launches misses a kernel that
+ * leaves out one launch in k with probability max(0, 1 - r / k), or (1 - 1 / k)^r where it chooses by chance; the
+ * product over all runs of a series is in docs/statistics.md. */
+static acr_status check_run(subject *s, int set, int count, uint64_t draw)
+{
+    const uint64_t gaps = (uint64_t)affordable_launches(s, RUN, GAP_MAX);
+    const int gap = (int)(random_bits(s->request.seed, STREAM_GAP, draw) % gaps);
+    acr_status status = ACR_OK;
+    for (int i = 0; i < gap && status == ACR_OK; ++i) {
+        status = execution_enqueue(s->sets[set], NULL);
+    }
+    for (int i = 0; i < count && status == ACR_OK && !s->wrong; ++i) {
+        status = s->device->backend->synchronize(s->device);
+        if (status == ACR_OK) {
+            status = refresh(s->sets[set]);
+        }
+        if (status == ACR_OK) {
+            status = execution_enqueue(s->sets[set], NULL);
+        }
+        if (status == ACR_OK) {
+            status = s->device->backend->synchronize(s->device);
+        }
+        if (status == ACR_OK) {
+            status = judge_set(s, set, execution_collect_outputs);
+        }
+    }
+    return status;
+}
+
+static bool is_checked(const subject *s, uint64_t stretch)
+{
+    const uint64_t group = stretch / s->check_every, place = stretch % s->check_every;
+    return stretch == 0 || (group > 0 && place == random_bits(s->request.seed, STREAM_CHECK, group) % s->check_every);
+}
+
+acr_status subject_sample(void *arg, int count, double *seconds)
+{
+    subject *s = arg;
+    const uint64_t stretch = s->stretches++;
+    if (!is_checked(s, stretch)) {
+        return take_samples(s, count, seconds);
+    }
+    const int set = (int)(random_bits(s->request.seed, STREAM_SET, stretch) % (uint64_t)s->set_count);
+    acr_status status = s->device->backend->synchronize(s->device);
+    if (status == ACR_OK) {
+        status = refresh(s->sets[set]);
+    }
+    if (status == ACR_OK) {
+        status = take_samples(s, count, seconds);
+    }
+    if (status == ACR_OK) {
+        status = judge_set(s, set, execution_collect_outputs);
+    }
+    return status == ACR_OK ? check_run(s, set, RUN, stretch) : status;
+}
+
+/* ---- Judging ---- */
+
+static acr_status refresh_all(subject *s)
+{
+    acr_status status = s->device->backend->synchronize(s->device);
+    for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
+        status = refresh(s->sets[i]);
+    }
+    return status;
+}
+
+static acr_status judge_all(subject *s, collect *take)
+{
+    acr_status status = s->device->backend->synchronize(s->device);
+    for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
+        status = judge_set(s, i, take);
+    }
+    return status;
+}
+
+acr_status subject_judge(subject *s, verdict *out)
+{
+    double ignored;
+    acr_status status = refresh_all(s);
+    if (status == ACR_OK) {
+        status = take_samples(s, 1, &ignored);
+    }
+    if (status == ACR_OK) {
+        status = judge_all(s, execution_collect_outputs);
+    }
+    if (status == ACR_OK) {
+        status = refresh_all(s);
+    }
+    for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
+        status = execution_enqueue(s->sets[i], NULL);
+    }
+    if (status == ACR_OK) {
+        status = judge_all(s, execution_collect);
+    }
+    if (status == ACR_OK) {
+        const int last_run = affordable_launches(s, RUN, s->check_every > CHECK_EVERY ? RUN : LAST_RUN);
+        status = check_run(s, 0, last_run, s->stretches);
+    }
+    *out = s->verdict;
+    return status;
+}

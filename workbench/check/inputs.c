@@ -1,0 +1,248 @@
+/* Deterministic inputs, see inputs.h. */
+#include "inputs.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "internal.h"
+
+static const char *const kind_names[INPUT_KIND_COUNT] = {
+    [INPUT_NORMAL] = "normal", [INPUT_SHIFTED] = "shifted",         [INPUT_HEAVY] = "heavy",
+    [INPUT_LARGE] = "large",   [INPUT_CONSTANT_V] = "constant-v",   [INPUT_NEEDLE] = "needle",
+    [INPUT_SCALED] = "scaled", [INPUT_HEAD_SCALED] = "head-scaled",
+};
+
+/* Streams of random numbers that are no tensor's. */
+enum {
+    STREAM_NEEDLE_KEY = 16,
+    STREAM_NEEDLE_SIGNS,
+    STREAM_KV_LENS,
+    STREAM_Q_OFFSETS,
+    STREAM_KV_OFFSETS,
+    STREAM_HEAD_SCALES /* and the next two */
+};
+
+const char *input_kind_name(input_kind kind)
+{
+    return kind_names[kind];
+}
+
+bool input_kind_parse(const char *name, input_kind *out)
+{
+    for (int kind = 0; kind < INPUT_KIND_COUNT; ++kind) {
+        if (strcmp(kind_names[kind], name) == 0) {
+            *out = (input_kind)kind;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char *input_kind_names(void)
+{
+    return "normal shifted heavy large constant-v needle scaled head-scaled";
+}
+
+int input_kind_count(acr_dtype dtype)
+{
+    return dtype == ACR_E4M3 ? INPUT_KIND_COUNT : INPUT_HEAD_SCALED;
+}
+
+void input_scales(acr_problem *problem, input_kind kind)
+{
+    if (kind != INPUT_SCALED && kind != INPUT_HEAD_SCALED) {
+        return;
+    }
+    problem->scale = 0.3f;
+    if (problem->dtype == ACR_E4M3) {
+        problem->q_scale = 0.5f;
+        problem->k_scale = 1.5f;
+        problem->v_scale = 0.25f;
+    }
+}
+
+/* Two rounds of multiply and shift (the constants of SplitMix64's finaliser), one to spread the seed and stream, one
+ * for the counter. */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter)
+{
+    return mix(mix(seed * 0x9e3779b97f4a7c15u + stream) + counter * 0x9e3779b97f4a7c15u);
+}
+
+/* Box and Muller: the upper half of the bits gives the radius, the lower the angle. Largest magnitude 6.7. */
+static double normal(uint64_t bits)
+{
+    double radius_uniform = ((double)(bits >> 32) + 0.5) * 0x1p-32;
+    double angle = 6.283185307179586 * (double)(bits & 0xffffffffu) * 0x1p-32;
+    return sqrt(-2.0 * log(radius_uniform)) * cos(angle);
+}
+
+static double student_t2(uint64_t bits)
+{
+    double uniform = ((double)(mix(bits + 1) >> 32) + 0.5) * 0x1p-32;
+    double value = normal(bits) / sqrt(-log(uniform));
+    return fmax(-50.0, fmin(50.0, value));
+}
+
+typedef struct fill {
+    unsigned char *packed;
+    const acr_problem *problem;
+    input_tensor tensor;
+    input_kind kind;
+    uint64_t seed;
+    int64_t heads, length, dim, rows;
+    bool one_batch, one_head; /* strides of 0 */
+} fill;
+
+/* The needle's direction: signs by dimension, the same for queries and for the key that they match. */
+static double needle_sign(const fill *f, int64_t d)
+{
+    return random_bits(f->seed, STREAM_NEEDLE_SIGNS, (uint64_t)d) & 1 ? 1.0 : -1.0;
+}
+
+/* head_index counts batch * heads + head. */
+static double element(const fill *f, int64_t head_index, int64_t position, int64_t d)
+{
+    if (f->kind == INPUT_CONSTANT_V && f->tensor == INPUT_V) {
+        position = 0;
+    }
+    uint64_t counter = (uint64_t)((head_index * f->length + position) * f->dim + d);
+    uint64_t bits = random_bits(f->seed, (uint64_t)f->tensor, counter);
+    switch (f->kind) {
+    case INPUT_SHIFTED:
+        return 1.0 + normal(bits);
+    case INPUT_HEAVY:
+        return student_t2(bits);
+    case INPUT_LARGE:
+        return f->tensor == INPUT_V ? normal(bits) : 10.0 * normal(bits);
+    case INPUT_NEEDLE: {
+        if (f->tensor == INPUT_Q) {
+            return needle_sign(f, d) + 0.1 * normal(bits);
+        }
+        bool is_needle =
+            position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
+        return f->tensor == INPUT_K && is_needle ? 4.0 * needle_sign(f, d) : normal(bits);
+    }
+    default:
+        return normal(bits);
+    }
+}
+
+static void fill_row(const fill *f, int64_t row)
+{
+    int64_t position = row % f->length;
+    int64_t head = row / f->length % f->heads;
+    int64_t batch = row / f->length / f->heads;
+    int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
+    for (int64_t d = 0; d < f->dim; ++d) {
+        acr__store_element(f->problem->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
+    }
+}
+
+/* Rows that a thread takes at once: taken one by one, a large tensor's threads would wait for the counter. */
+enum {
+    FILL_ROWS = 64
+};
+
+static void fill_rows(void *arg, int64_t slice)
+{
+    const fill *f = arg;
+    const int64_t first = slice * FILL_ROWS, end = first + FILL_ROWS < f->rows ? first + FILL_ROWS : f->rows;
+    for (int64_t row = first; row < end; ++row) {
+        fill_row(f, row);
+    }
+}
+
+void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
+                input_kind kind, uint64_t seed, uint32_t threads)
+{
+    const acr_strides *strides = tensor == INPUT_Q ? &problem->q : tensor == INPUT_K ? &problem->k : &problem->v;
+    fill f = {
+        .packed = packed,
+        .problem = problem,
+        .tensor = tensor,
+        .kind = kind,
+        .seed = seed,
+        .heads = tensor == INPUT_Q ? problem->q_heads : problem->kv_heads,
+        .length = length,
+        .dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim,
+        .one_batch = strides->batch == 0,
+        .one_head = strides->head == 0,
+    };
+    f.rows = entries * f.heads * f.length;
+    parallel_for(threads, (f.rows + FILL_ROWS - 1) / FILL_ROWS, fill_rows, &f);
+}
+
+void input_head_scales(float *scales, const acr_problem *problem, input_tensor tensor, uint64_t seed)
+{
+    for (int64_t i = 0; i < problem->batch * problem->kv_heads; ++i) {
+        const uint64_t bits = random_bits(seed, STREAM_HEAD_SCALES + (uint64_t)tensor, (uint64_t)i);
+        scales[i] = (float)exp2(3.0 * ((double)(bits >> 32) * 0x1p-32) - 1.5);
+    }
+}
+
+/* Between 1 and the longest. */
+static int64_t some_length(uint64_t seed, uint64_t stream, int64_t entry, int64_t longest)
+{
+    return 1 + (int64_t)(random_bits(seed, stream, (uint64_t)entry) % (uint64_t)longest);
+}
+
+/* The i-th of `count` lengths, a geometric series that ends with the longest. */
+static int64_t skewed_length(int64_t entry, int64_t count, int64_t longest)
+{
+    static const double spread = 64.0;
+    if (count == 1) {
+        return longest;
+    }
+    double length = (double)longest * pow(spread, (double)(entry + 1 - count) / (double)(count - 1));
+    return length < 1 ? 1 : (int64_t)(length + 0.5);
+}
+
+void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+{
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        int64_t some = some_length(seed, STREAM_KV_LENS, batch, problem->kv_len);
+        const int64_t edges[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
+        lens[batch] = (int32_t)(pattern == LENGTHS_FULL     ? problem->kv_len
+                                : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, problem->kv_len)
+                                                            : edges[batch % 6]);
+    }
+}
+
+enum {
+    ROWS_BEFORE = 2,
+    ROWS_BEHIND = 3
+};
+
+int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
+                      length_pattern pattern)
+{
+    const int64_t longest = tensor == INPUT_Q ? problem->q_len : problem->kv_len;
+    const uint64_t stream = tensor == INPUT_Q ? STREAM_Q_OFFSETS : STREAM_KV_OFFSETS;
+    /* Which of the edges come first differs from problem to problem. */
+    const uint64_t bits = random_bits(seed, stream, (uint64_t)(problem->q_len * 65537 + problem->kv_len));
+    const bool beyond = pattern == LENGTHS_EDGES && bits >> 32 & 1; /* outermost offsets outside the tensor */
+    int64_t at = pattern == LENGTHS_EDGES && !beyond ? ROWS_BEFORE : 0;
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        int64_t some = some_length(seed, stream, batch, longest);
+        const int64_t edges[] = {some, 0, longest + 5, 1, longest, some};
+        const int64_t edge = problem->batch > 1 ? edges[((uint64_t)batch + bits) % 6] : some;
+        offsets[batch] = (int32_t)at;
+        at += pattern == LENGTHS_FULL     ? longest
+              : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, longest)
+                                          : edge;
+    }
+    offsets[problem->batch] = (int32_t)at;
+    if (beyond) {
+        offsets[0] = -7;
+        offsets[problem->batch] += 100;
+    }
+    return pattern == LENGTHS_EDGES && !beyond ? at + ROWS_BEHIND : at;
+}

@@ -1,0 +1,564 @@
+/* Judged answers, see reference.h. */
+#include "reference.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/parallel.h"
+#include "internal.h"
+
+/* The same mathematics, without gaps. */
+static acr_problem packed_problem(const acr_problem *problem)
+{
+    acr_problem packed = *problem;
+    const acr_strides none = {0, 0, 0};
+    packed.layout = problem->flags & ACR_PACKED ? ACR_BSHD : ACR_BHSD;
+    packed.q = packed.k = packed.v = packed.o = none;
+    packed.alignment = 0;
+    packed.flags |= ACR_WANT_LSE;
+    return packed;
+}
+
+/* Which inputs repeat over batch or heads: the one thing of the strides that changes the values. */
+static unsigned repeats(const acr_problem *problem)
+{
+    const acr_strides *strides[] = {&problem->q, &problem->k, &problem->v};
+    unsigned bits = 0;
+    for (unsigned i = 0; i < 3; ++i) {
+        bits |= (strides[i]->batch == 0 ? 1u : 0u) << (2 * i) | (strides[i]->head == 0 ? 2u : 0u) << (2 * i);
+    }
+    return bits;
+}
+
+void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *problem)
+{
+    acr_problem packed = packed_problem(problem);
+    char text[ACR_PROBLEM_TEXT_MAX];
+    if (acr_problem_format(&packed, text, sizeof text) != ACR_OK) {
+        text[0] = '\0';
+    }
+    snprintf(key, ACR_PROBLEM_TEXT_MAX + 16, "%s/%u", text, repeats(problem));
+}
+
+int64_t reference_kv_len(const reference *ref, int64_t batch)
+{
+    int64_t kv_len = ref->problem.kv_len;
+    if (!ref->kv_lens) {
+        return kv_len;
+    }
+    int64_t wanted = ref->kv_lens[batch];
+    return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
+}
+
+acr_buffers reference_buffers(const reference *ref)
+{
+    acr_buffers b = ACR_BUFFERS_INIT;
+    b.q = ref->q;
+    b.k = ref->k;
+    b.v = ref->v;
+    b.kv_lens = ref->kv_lens;
+    b.q_scales = ref->q_scales;
+    b.k_scales = ref->k_scales;
+    b.v_scales = ref->v_scales;
+    if (ref->q_offsets) {
+        b.q_offsets = ref->q_offsets;
+        b.kv_offsets = ref->kv_offsets;
+        b.q_total = ref->q_rows;
+        b.kv_total = ref->kv_rows;
+    }
+    return b;
+}
+
+row_place reference_row(const reference *ref, int64_t i)
+{
+    int64_t row = ref->row_list ? ref->row_list[i] : i, in_tensor = row % ref->q_rows;
+    int64_t head_index = row / ref->q_rows, q_heads = ref->problem.q_heads;
+    if (!ref->q_owner) {
+        return (row_place){row, head_index / q_heads, head_index % q_heads, in_tensor};
+    }
+    int32_t owner = ref->q_owner[in_tensor];
+    int64_t first = fwd_sequence_of(ref->q_offsets, owner, ref->q_rows, ref->problem.q_len).first;
+    return (row_place){row, owner, head_index, in_tensor - first};
+}
+
+/* ---- Inputs ---- */
+
+/* Rows of q, or of k and of v, over all entries and heads. */
+static int64_t all_q_rows(const reference *ref)
+{
+    return ref->entries * ref->problem.q_heads * ref->q_rows;
+}
+
+static int64_t all_kv_rows(const reference *ref)
+{
+    return ref->entries * ref->problem.kv_heads * ref->kv_rows;
+}
+
+static void *make_tensor(const reference *ref, const reference_request *request, input_tensor tensor)
+{
+    const acr_problem *problem = request->problem;
+    int64_t rows = tensor == INPUT_Q ? all_q_rows(ref) : all_kv_rows(ref);
+    int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
+    void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
+    if (packed) {
+        input_fill(packed, problem, tensor, ref->entries, tensor == INPUT_Q ? ref->q_rows : ref->kv_rows,
+                   request->inputs, request->seed, request->threads);
+    }
+    return packed;
+}
+
+/* The sequence that each row belongs to; NULL when out of memory. */
+static int32_t *make_owners(const int32_t *offsets, int64_t batch, int64_t total, int64_t longest)
+{
+    int32_t *owners = malloc((size_t)total * sizeof *owners);
+    for (int64_t row = 0; owners && row < total; ++row) {
+        owners[row] = -1;
+    }
+    for (int64_t entry = 0; owners && entry < batch; ++entry) {
+        fwd_sequence s = fwd_sequence_of(offsets, entry, total, longest);
+        for (int64_t i = 0; i < s.length; ++i) {
+            owners[s.first + i] = (int32_t)entry;
+        }
+    }
+    return owners;
+}
+
+static acr_status make_sequences(reference *ref, const reference_request *request)
+{
+    acr_problem *p = &ref->problem;
+    const size_t bytes = (size_t)(p->batch + 1) * sizeof(int32_t);
+    ref->q_offsets = malloc(bytes);
+    ref->kv_offsets = malloc(bytes);
+    if (!ref->q_offsets || !ref->kv_offsets) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the offsets");
+    }
+    ref->entries = 1;
+    ref->q_rows = input_offsets(ref->q_offsets, p, INPUT_Q, request->seed, request->lengths);
+    ref->kv_rows = input_offsets(ref->kv_offsets, p, INPUT_K, request->seed, request->lengths);
+    ref->q_owner = make_owners(ref->q_offsets, p->batch, ref->q_rows, p->q_len);
+    ref->kv_owner = make_owners(ref->kv_offsets, p->batch, ref->kv_rows, p->kv_len);
+    p->q = (acr_strides){0, ref->q_rows * p->qk_dim, p->qk_dim};
+    p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
+    p->v = (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
+    return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
+}
+
+static float *make_head_scales(const reference_request *request, input_tensor tensor)
+{
+    const acr_problem *p = request->problem;
+    float *scales = malloc((size_t)(p->batch * p->kv_heads) * sizeof *scales);
+    if (scales) {
+        input_head_scales(scales, p, tensor, request->seed);
+    }
+    return scales;
+}
+
+static acr_status make_inputs(reference *ref, const reference_request *request)
+{
+    const acr_problem *problem = request->problem;
+    ref->entries = problem->batch;
+    ref->q_rows = problem->q_len;
+    ref->kv_rows = problem->kv_len;
+    acr_status status = problem->flags & ACR_PACKED ? make_sequences(ref, request) : ACR_OK;
+    if (status != ACR_OK) {
+        return status;
+    }
+    ref->q = make_tensor(ref, request, INPUT_Q);
+    ref->k = make_tensor(ref, request, INPUT_K);
+    ref->v = make_tensor(ref, request, INPUT_V);
+    bool complete = ref->q && ref->k && ref->v;
+    if (problem->flags & ACR_KV_LENS) {
+        ref->kv_lens = malloc((size_t)problem->batch * sizeof *ref->kv_lens);
+        complete = complete && ref->kv_lens;
+    }
+    if (ref->kv_lens) {
+        input_kv_lens(ref->kv_lens, problem, request->seed, request->lengths);
+    }
+    if (request->inputs == INPUT_HEAD_SCALED) {
+        ref->q_scales = make_head_scales(request, INPUT_Q);
+        ref->k_scales = make_head_scales(request, INPUT_K);
+        ref->v_scales = make_head_scales(request, INPUT_V);
+        complete = complete && ref->q_scales && ref->k_scales && ref->v_scales;
+    }
+    return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+}
+
+/* ---- Rows ---- */
+
+/* Of a packed batch, the numbers of the rows that belong to a sequence; NULL when out of memory. */
+static int64_t *list_owned(const reference *ref, int64_t *count)
+{
+    int64_t *list = malloc((size_t)all_q_rows(ref) * sizeof *list);
+    *count = 0;
+    for (int64_t row = 0; list && row < all_q_rows(ref); ++row) {
+        if (ref->q_owner[row % ref->q_rows] >= 0) {
+            list[(*count)++] = row;
+        }
+    }
+    return list;
+}
+
+/* One from each of `sampled` equal strata of 0..total-1, the very first and last for the outermost. */
+static void sample_rows(int64_t *list, int64_t sampled, int64_t total, uint64_t seed)
+{
+    enum {
+        STREAM_ROWS = 32
+    };
+    for (int64_t i = 0; i < sampled; ++i) {
+        int64_t first = (int64_t)((double)i * (double)total / (double)sampled);
+        int64_t end = (int64_t)((double)(i + 1) * (double)total / (double)sampled);
+        list[i] = first + (int64_t)(random_bits(seed, STREAM_ROWS, (uint64_t)i) % (uint64_t)(end - first));
+    }
+    list[0] = 0;
+    list[sampled - 1] = total - 1;
+}
+
+static acr_status choose_rows(reference *ref, int64_t sampled_rows)
+{
+    const acr_problem *p = &ref->problem;
+    ref->rows = all_q_rows(ref);
+    int64_t *owned = ref->q_owner ? list_owned(ref, &ref->rows) : NULL;
+    if (ref->q_owner && !owned) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the row list");
+    }
+    double work = (double)ref->rows * (double)p->kv_len * (double)(p->qk_dim + p->v_dim);
+    if (work <= (double)REFERENCE_FULL_WORK || ref->rows <= sampled_rows) {
+        ref->row_list = owned;
+        return ACR_OK;
+    }
+    ref->row_list = malloc((size_t)sampled_rows * sizeof *ref->row_list);
+    if (ref->row_list) {
+        sample_rows(ref->row_list, sampled_rows, ref->rows, ref->seed);
+    }
+    for (int64_t i = 0; i < sampled_rows && ref->row_list && owned; ++i) {
+        ref->row_list[i] = owned[ref->row_list[i]];
+    }
+    ref->rows = sampled_rows;
+    free(owned);
+    return ref->row_list ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the row list");
+}
+
+/* ---- The oracle, its rows split over threads ---- */
+
+typedef struct judging {
+    const reference *ref;
+    acr_buffers buffers;
+    int64_t rows_per_slice;
+    const int64_t *row_list;
+    double *o, *lse;    /* lse NULL: the unfused computation */
+    float grid;         /* of its weights */
+    _Atomic int status; /* the first failure */
+} judging;
+
+static void judge_slice(void *arg, int64_t slice)
+{
+    judging *j = arg;
+    int64_t first = slice * j->rows_per_slice;
+    int64_t rows = j->ref->rows - first < j->rows_per_slice ? j->ref->rows - first : j->rows_per_slice;
+    const acr_problem *p = &j->ref->problem;
+    double *o = j->o + first * p->v_dim;
+    acr_status status = j->lse ? acr__oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
+                               : acr__oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
+    if (status != ACR_OK) {
+        atomic_store(&j->status, (int)status);
+    }
+}
+
+/* lse NULL = the unfused computation, its weights rounded on this grid. */
+static acr_status judge(const reference *ref, const int64_t *row_list, float grid, double *o, double *lse,
+                        uint32_t threads)
+{
+    if (ref->rows <= 0) {
+        return ACR_OK; /* a packed batch without rows */
+    }
+    judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse, .grid = grid};
+    j.buffers = reference_buffers(ref);
+    int64_t slices =
+        threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
+    j.rows_per_slice = (ref->rows + slices - 1) / slices;
+    parallel_for(threads, (ref->rows + j.rows_per_slice - 1) / j.rows_per_slice, judge_slice, &j);
+    acr_status status = (acr_status)atomic_load(&j.status);
+    return status == ACR_OK ? ACR_OK : acr__fail(status, "the oracle failed: %s", acr_status_text(status));
+}
+
+/* ---- Tolerance ---- */
+
+/* The distance between neighbouring values of a type at a magnitude. */
+static double unit_in_last_place(acr_dtype dtype, double magnitude)
+{
+    static const struct {
+        int mantissa_bits, exponent_min;
+    } formats[] = {[ACR_F32] = {23, -126}, [ACR_F16] = {10, -14}, [ACR_BF16] = {7, -126}, [ACR_E4M3] = {3, -6}};
+    int exponent = formats[dtype].exponent_min;
+    if (magnitude > 0 && ilogb(magnitude) > exponent) {
+        exponent = ilogb(magnitude);
+    }
+    return ldexp(1.0, exponent - formats[dtype].mantissa_bits);
+}
+
+/* The largest squared norm of each of NORM_SLICES parts of the rows. */
+enum {
+    NORM_SLICES = 64
+};
+typedef struct norm_search {
+    const acr_problem *p;
+    const void *packed;
+    int64_t rows;
+    double largest[NORM_SLICES];
+} norm_search;
+
+static void search_slice(void *arg, int64_t slice)
+{
+    norm_search *s = arg;
+    const acr_problem *p = s->p;
+    const int64_t each = (s->rows + NORM_SLICES - 1) / NORM_SLICES, first = slice * each;
+    const int64_t end = first + each < s->rows ? first + each : s->rows;
+    s->largest[slice] = 0;
+    for (int64_t row = first; row < end; ++row) {
+        double sum = 0;
+        for (int64_t d = 0; d < p->qk_dim; ++d) {
+            double x = acr__load_element(p->dtype, s->packed, row * p->qk_dim + d);
+            sum += x * x;
+        }
+        s->largest[slice] = fmax(s->largest[slice], sum);
+    }
+}
+
+static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows, uint32_t threads)
+{
+    norm_search s = {.p = p, .packed = packed, .rows = rows};
+    parallel_for(threads, NORM_SLICES, search_slice, &s);
+    double largest = 0;
+    for (int slice = 0; slice < NORM_SLICES; ++slice) {
+        largest = fmax(largest, s.largest[slice]);
+    }
+    return sqrt(largest);
+}
+
+/* The largest factor that a head's scales put on its scores. */
+static double largest_head_scale(const reference *ref)
+{
+    double largest = ref->q_scales ? 0 : 1;
+    for (int64_t i = 0; ref->q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
+        largest = fmax(largest, (double)ref->q_scales[i] * (double)ref->k_scales[i]);
+    }
+    return largest;
+}
+
+/* The log-sum-exp is a float32 that kernels sum from weights of the operand type: the relative error of a weight shows
+ * as an absolute error of the logarithm. The float32 rounding of a score grows with the scores' largest possible
+ * magnitude and, as a random walk, with the square root of the number of products that are summed. Hopper's tensor
+ * cores align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3 Technical Report,
+ * section 3.3.2): they lose up to 2^-13 of it with every 32 products. */
+static double lse_tolerance(const reference *ref, uint32_t threads)
+{
+    const acr_problem *p = &ref->problem;
+    double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
+    double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
+    double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
+    double score = scale * q_norm * k_norm;
+    double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
+    return unit_in_last_place(p->dtype, 1.0) + aligned +
+           (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
+}
+
+/* The unfused computation's error over the compared rows. */
+typedef struct error_size {
+    double max, rms;
+} error_size;
+
+static acr_status unfused_error(error_size *out, const reference *ref, const int64_t *row_list, float grid,
+                                uint32_t threads)
+{
+    int64_t elems = ref->rows * ref->problem.v_dim;
+    double *unfused = malloc((size_t)elems * sizeof *unfused);
+    if (!unfused) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
+    }
+    acr_status status = judge(ref, row_list, grid, unfused, NULL, threads);
+    double largest = 0, square = 0;
+    for (int64_t i = 0; i < elems && status == ACR_OK; ++i) {
+        double error = fabs(unfused[i] - ref->o[i]);
+        largest = fmax(largest, error);
+        square += error * error;
+    }
+    free(unfused);
+    *out = (error_size){largest, sqrt(square / (double)elems)};
+    return status;
+}
+
+/* A float32 tensor times a factor, the elements of each row in reverse order if asked for; NULL when out of memory. */
+static float *scaled_rows(const float *rows, int64_t count, int64_t dim, float factor, bool reversed)
+{
+    float *scaled = malloc((size_t)(count * dim) * sizeof *scaled);
+    for (int64_t i = 0; scaled && i < count * dim; ++i) {
+        int64_t row = i / dim, d = i % dim;
+        scaled[i] = rows[row * dim + (reversed ? dim - 1 - d : d)] * factor;
+    }
+    return scaled;
+}
+
+/* The unfused computation with a factor moved from the scale into q, and the dims perhaps summed in reverse order: the
+ * same mathematics, other roundings of every score. */
+static acr_status rerounded_error(error_size *out, const reference *ref, const int64_t *row_list, float factor,
+                                  bool reversed, uint32_t threads)
+{
+    const acr_problem *p = &ref->problem;
+    reference other = *ref;
+    float *q = scaled_rows(ref->q, all_q_rows(ref), p->qk_dim, factor, reversed);
+    float *k = scaled_rows(ref->k, all_kv_rows(ref), p->qk_dim, 1.0f, reversed);
+    other.q = q;
+    other.k = k;
+    other.problem.scale = p->scale / factor;
+    acr_status status = q && k ? unfused_error(out, &other, row_list, 1.0f, threads)
+                               : acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
+    free(q);
+    free(k);
+    return status;
+}
+
+/* With float32 inputs all error comes from how scores were rounded, and where they are large a few of them decide: one
+ * way to round may be lucky where another, just as good, is not. So the unfused computation is done in several ways,
+ * and the largest error counts. With narrower types the rounding of the weights hides this. Of e4m3, which has eight
+ * values in an octave, the weights' own rounding is such luck where a few rows have two or three weights that matter:
+ * there the ways differ by where its values lie. */
+static acr_status largest_unfused_error(error_size *out, const reference *ref, const int64_t *row_list,
+                                        uint32_t threads)
+{
+    static const float factors[] = {1.44269504f, 1.1547f, 1.7853f,
+                                    1.3171f}; /* log2(e), as exponents to base 2 have it, and three at random */
+    static const float grids[] = {1.18920712f, 1.41421356f, 1.68179283f}; /* quarters of an octave */
+    const acr_dtype dtype = ref->problem.dtype;
+    acr_status status = unfused_error(out, ref, row_list, 1.0f, threads);
+    size_t ways = dtype == ACR_F32    ? sizeof factors / sizeof factors[0]
+                  : dtype == ACR_E4M3 ? sizeof grids / sizeof grids[0]
+                                      : 0;
+    for (size_t i = 0; i < ways && status == ACR_OK; ++i) {
+        error_size other;
+        status = dtype == ACR_F32 ? rerounded_error(&other, ref, row_list, factors[i], i % 2 == 0, threads)
+                                  : unfused_error(&other, ref, row_list, grids[i], threads);
+        if (status == ACR_OK) {
+            *out = (error_size){fmax(out->max, other.max), fmax(out->rms, other.rms)};
+        }
+    }
+    return status;
+}
+
+/* Fused kernels form exponents t in base 2, which rounds each once more, by up to 2^-24 |t|. The weights p have an
+ * expected |t| of at most log2 of the key count (their entropy is no larger), so the output is off by up to 2^-24
+ * log2(keys) max|v|; half of that is allowed, signs being mixed. Only float32 outputs show it. */
+static double exponent_rounding(const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    const float *v = ref->v;
+    double largest = 0;
+    for (int64_t i = 0; p->dtype == ACR_F32 && i < all_kv_rows(ref) * p->v_dim; ++i) {
+        largest = fmax(largest, fabs((double)v[i]));
+    }
+    return 0x1p-25 * log2((double)p->kv_len) * largest;
+}
+
+static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32_t threads)
+{
+    error_size error = {0, 0};
+    acr_status status = largest_unfused_error(&error, ref, row_list, threads);
+    double largest = 0, square = 0;
+    int64_t elems = ref->rows * ref->problem.v_dim;
+    for (int64_t i = 0; i < elems; ++i) {
+        largest = fmax(largest, fabs(ref->o[i]));
+        square += ref->o[i] * ref->o[i];
+    }
+    acr_dtype stored = ref->problem.out_dtype;
+    ref->tol_max = 2 * error.max + unit_in_last_place(stored, largest) + exponent_rounding(ref);
+    ref->tol_rms = 2 * error.rms + unit_in_last_place(stored, sqrt(square / (double)elems));
+    ref->tol_lse = lse_tolerance(ref, threads);
+    return status;
+}
+
+/* ---- All together ---- */
+
+static int64_t *all_rows(int64_t rows)
+{
+    int64_t *list = malloc((size_t)rows * sizeof *list);
+    for (int64_t i = 0; list && i < rows; ++i) {
+        list[i] = i;
+    }
+    return list;
+}
+
+static acr_status fill_reference(reference *ref, const reference_request *request)
+{
+    acr_status status = make_inputs(ref, request);
+    if (status == ACR_OK) {
+        status = choose_rows(ref, request->sampled_rows);
+    }
+    if (status != ACR_OK) {
+        return status;
+    }
+    ref->o = malloc((size_t)(ref->rows * ref->problem.v_dim) * sizeof *ref->o);
+    ref->lse = malloc((size_t)ref->rows * sizeof *ref->lse);
+    int64_t *every_row = ref->row_list ? NULL : all_rows(ref->rows);
+    const int64_t *row_list = ref->row_list ? ref->row_list : every_row;
+    if (!ref->o || !ref->lse || !row_list) {
+        status = acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    } else {
+        status = judge(ref, row_list, 1.0f, ref->o, ref->lse, request->threads);
+    }
+    if (status == ACR_OK) {
+        status = set_tolerances(ref, row_list, request->threads);
+    }
+    free(every_row);
+    return status;
+}
+
+acr_status reference_create(reference **out, const reference_request *request)
+{
+    reference *ref = calloc(1, sizeof *ref);
+    if (!ref) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
+    }
+    ref->inputs = request->inputs;
+    ref->seed = request->seed;
+    ref->problem = packed_problem(request->problem);
+    input_scales(&ref->problem, request->inputs);
+    acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
+    if (status == ACR_OK) {
+        status = fill_reference(ref, request);
+    }
+    if (status != ACR_OK) {
+        reference_destroy(ref);
+        return status;
+    }
+    *out = ref;
+    return ACR_OK;
+}
+
+void reference_destroy(reference *ref)
+{
+    if (!ref) {
+        return;
+    }
+    if (ref->mapping) {
+        munmap(ref->mapping, ref->mapping_bytes);
+        free(ref);
+        return;
+    }
+    free(ref->q);
+    free(ref->k);
+    free(ref->v);
+    free(ref->kv_lens);
+    free(ref->q_scales);
+    free(ref->k_scales);
+    free(ref->v_scales);
+    free(ref->q_offsets);
+    free(ref->kv_offsets);
+    free(ref->q_owner);
+    free(ref->kv_owner);
+    free(ref->row_list);
+    free(ref->o);
+    free(ref->lse);
+    free(ref);
+}

@@ -1,0 +1,228 @@
+/* acromion roofline: the physical floor of a problem, on a GPU that need not be here. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/command.h"
+#include "base/json.h"
+#include "base/options.h"
+#include "base/text.h"
+#include "kernels/kernel_choice.h"
+#include "machine/gpus.h"
+#include "machine/roofline.h"
+
+static const option_spec options[] = {
+    {'g', "gpu", "NAME", "l4 a100 h100 h200 rtx4090 ..., cpu, or help for the list; default: this machine's device"},
+    {'t', "target", "TIME", "judge a target like 5us: impossible, implausible, hard or open"},
+    {0, NULL, NULL, NULL},
+};
+
+static const command_spec spec = {
+    .name = "roofline",
+    .operands = "[PROBLEM...]",
+    .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the "
+             "tensor cores at the dense\n"
+             "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a "
+             "stream of launches over the\n"
+             "same buffers does; the cold one has them in DRAM. --gpu cpu measures this machine's processors.\n",
+    .options = options,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion roofline --gpu l4 --target 5us\n"
+                "  acromion roofline --gpu h200 b4:h16:s2048:d64:causal b32:h32/8:s1/8192:d128\n",
+};
+
+typedef struct request {
+    const char *gpu; /* NULL = the device that is here */
+    double target_s; /* 0 = none */
+} request;
+
+static bool take_option(void *arg, int id, const char *value)
+{
+    request *r = arg;
+    if (id == 'g') {
+        r->gpu = value;
+        return true;
+    }
+    return option_seconds("target", value, &r->target_s);
+}
+
+static int list_gpus(void)
+{
+    for (size_t i = 0; i < gpu_model_count; ++i) {
+        machine m;
+        machine_of_gpu(&m, &gpu_models[i].device);
+        printf("%-10s %-26s %4.0f TFLOP/s fp16, %5.0f GB/s   %s\n", gpu_models[i].name, m.name,
+               m.multiply_add_flops[ACR_F16] / 1e12, m.memory_bytes_per_s / 1e9, m.source);
+    }
+    printf("%-10s this machine's processors, measured\n", "cpu");
+    return EXIT_DONE;
+}
+
+/* ---- Output ---- */
+
+static void print_line(const char *what, double time_s, const char *format, double rate)
+{
+    char text[64], us[24];
+    snprintf(text, sizeof text, format, rate);
+    printf("  %-26s %10s us   at %s\n", what, us_text(us, 1e6 * time_s), text);
+}
+
+static void print_target(const machine *m, const floor_times *f, double target_s)
+{
+    double target_us = 1e6 * target_s, floor_us = 1e6 * f->warm_s, launch_us = 1e6 * m->launch_s;
+    switch (judge_target(m, f, target_s)) {
+    case TARGET_IMPOSSIBLE:
+        printf("  target %.3g us: impossible. The %s alone need %.2g us, whatever the kernel.\n", target_us,
+               f->warm_bound, floor_us);
+        break;
+    case TARGET_IMPLAUSIBLE:
+        printf("  target %.3g us: implausible. It leaves %.2g us above the floor, and an empty launch takes about %.2g "
+               "us.\n",
+               target_us, target_us - floor_us, launch_us);
+        break;
+    case TARGET_HARD:
+        printf(
+            "  target %.3g us: hard. After the launch the kernel would have to run at %.0f %% of the floor's rate.\n",
+            target_us, 100 * floor_us / (target_us - launch_us));
+        break;
+    case TARGET_OPEN:
+        printf("  target %.3g us: open. It is %.1f times the floor; physics does not forbid it.\n", target_us,
+               target_us / floor_us);
+        break;
+    }
+}
+
+static void print_floor(const acr_problem *problem, const char *text, const machine *m, double target_s)
+{
+    demand d = demand_of(problem, NULL);
+    floor_times f;
+    floor_of(&f, m, problem, &d);
+    printf("%s on %s\n", text, m->name);
+    printf("  %.4g GFLOP, %.3g million exponentials, %.4g MB\n", d.flops / 1e9, d.exps / 1e6, d.bytes / 1e6);
+    bool tensor = !m->shared_lanes && problem->dtype != ACR_F32;
+    print_line(tensor ? "tensor cores" : "float32 multiply-adds", f.multiply_add_s,
+               tensor ? "%.4g TFLOP/s, dense" : "%.4g TFLOP/s", m->multiply_add_flops[problem->dtype] / 1e12);
+    print_line("exponentials", f.exp_s, "%.3g T/s", m->exps_per_s_most / 1e12);
+    print_line(m->shared_lanes ? "memory at this size" : "L2", f.cache_s, "%.0f GB/s", m->cache_bytes_per_s / 1e9);
+    if (m->memory_bytes_per_s > 0) {
+        print_line("DRAM", f.memory_cold_s, "%.0f GB/s", m->memory_bytes_per_s / 1e9);
+    }
+    char us[24];
+    printf("  %-26s %10s us   bound by %s\n", "floor, inputs in cache", us_text(us, 1e6 * f.warm_s), f.warm_bound);
+    printf("  %-26s %10s us   bound by %s\n", "floor, inputs in DRAM", us_text(us, 1e6 * f.cold_s), f.cold_bound);
+    if (m->launch_s > 0) {
+        printf("  an empty launch takes about %.2g us; it is not part of the floor\n", 1e6 * m->launch_s);
+    }
+    if (problem->flags & ACR_KV_LENS) {
+        printf("  key lengths are counted as full; shorter ones lower the floor\n");
+    }
+    if (problem->flags & ACR_PACKED) {
+        printf("  every sequence is counted as the longest; shorter ones lower the floor\n");
+    }
+    if (target_s > 0) {
+        print_target(m, &f, target_s);
+    }
+    printf("  rates: %s\n", m->source);
+}
+
+static json_t *floor_json(const acr_problem *problem, const char *text, const machine *m, double target_s)
+{
+    demand d = demand_of(problem, NULL);
+    floor_times f;
+    floor_of(&f, m, problem, &d);
+    json_t *json =
+        json_pack("{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:f}", "problem", text,
+                  "machine", m->name, "source", m->source, "flops", d.flops, "exps", d.exps, "bytes", d.bytes,
+                  "multiply_add_us", 1e6 * f.multiply_add_s, "exp_us", 1e6 * f.exp_s, "l2_us", 1e6 * f.cache_s,
+                  "dram_us", 1e6 * f.memory_cold_s, "floor_warm_us", 1e6 * f.warm_s, "warm_bound", f.warm_bound,
+                  "floor_cold_us", 1e6 * f.cold_s, "cold_bound", f.cold_bound, "launch_us", 1e6 * m->launch_s);
+    if (target_s > 0) {
+        json_object_set_new(json, "target_us", json_real(1e6 * target_s));
+        json_object_set_new(json, "verdict", json_string(target_verdict_text(judge_target(m, &f, target_s))));
+    }
+    return json;
+}
+
+/* ---- The machine ---- */
+
+/* What --gpu means. For the CPU the working set matters, so the machine is measured for each problem. */
+typedef struct subject {
+    acr__device device;
+    uint32_t threads;
+} subject;
+
+static int find_subject(subject *out, const request *r, const common_options *common)
+{
+    out->threads = thread_count(common);
+    if (r->gpu && strcmp(r->gpu, "cpu") != 0) {
+        const gpu_model *model = gpu_find(r->gpu);
+        if (!model) {
+            fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n",
+                    r->gpu);
+            return EXIT_USAGE;
+        }
+        out->device = model->device;
+        return EXIT_DONE;
+    }
+    common_options here = *common;
+    here.backend = r->gpu ? "cpu" : common->backend;
+    acr_ctx *ctx = NULL;
+    int exit_code = context_open(&here, &ctx);
+    if (exit_code == EXIT_DONE) {
+        out->device = acr__ctx_backend_device(ctx)->device;
+        acr_ctx_destroy(ctx);
+    }
+    return exit_code;
+}
+
+static void report(const problem_list *problems, const subject *s, double target_s, bool as_json)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < problems->count; ++i) {
+        const acr_problem *problem = &problems->items[i];
+        machine m;
+        if (s->device.backend == ACR__CUDA) {
+            machine_of_gpu(&m, &s->device);
+        } else {
+            machine_of_cpu(&m, &s->device, s->threads, demand_of(problem, NULL).bytes);
+        }
+        char text[ACR_PROBLEM_TEXT_MAX];
+        acr_problem_format(problem, text, sizeof text);
+        if (as_json) {
+            json_array_append_new(list, floor_json(problem, text, &m, target_s));
+        } else {
+            print_floor(problem, text, &m, target_s);
+        }
+    }
+    if (as_json) {
+        json_print(list);
+    } else {
+        json_decref(list);
+    }
+}
+
+int cmd_roofline(int argc, char **argv)
+{
+    common_options common;
+    request r = {NULL, 0};
+    int exit_code = EXIT_DONE;
+    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    if (first < 0) {
+        return exit_code;
+    }
+    if (r.gpu && strcmp(r.gpu, "help") == 0) {
+        return list_gpus();
+    }
+    problem_list problems;
+    exit_code = problems_parse(argv + first, argc - first, &problems);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    subject s;
+    exit_code = find_subject(&s, &r, &common);
+    if (exit_code == EXIT_DONE) {
+        report(&problems, &s, r.target_s, common.json);
+    }
+    problems_free(&problems);
+    return exit_code;
+}

@@ -1,0 +1,701 @@
+/* acromion run: attention on .npy files. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/command.h"
+#include "base/json.h"
+#include "base/npy.h"
+#include "base/options.h"
+#include "internal.h"
+
+enum {
+    ID_LSE = OPTION_LONG_ONLY,
+    ID_CAUSAL,
+    ID_SCALE,
+    ID_KV_LENS,
+    ID_Q_OFFSETS,
+    ID_KV_OFFSETS,
+    ID_LAYOUT,
+    ID_DTYPE,
+    ID_Q_SCALE,
+    ID_K_SCALE,
+    ID_V_SCALE,
+    ID_WISDOM
+};
+
+static const option_spec options[] = {
+    {'q', "q", "FILE", "queries, 4-D; of a packed batch 3-D: [rows, heads, dim]"},
+    {'k', "k", "FILE", "keys, as many dimensions; its heads divide those of q (grouped-query attention)"},
+    {'v', "v", "FILE", "values, as many dimensions"},
+    {'o', "output", "FILE", "where the output goes"},
+    {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length] or, packed, [heads, rows]; float32"},
+    {ID_CAUSAL, "causal", "=tl|br",
+     "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
+    {ID_SCALE, "scale", "X", "factor of the scores; default: 1/sqrt(head dim)"},
+    {ID_KV_LENS, "kv-lens", "FILE", "key length of each batch entry, 1-D int32 or int64"},
+    {ID_Q_OFFSETS, "q-offsets", "FILE",
+     "packed batch: sequence b has query rows offsets[b] to offsets[b+1]-1; 1-D int32 or int64"},
+    {ID_KV_OFFSETS, "kv-offsets", "FILE", "the same of the keys; default: the queries' offsets"},
+    {ID_LAYOUT, "layout", "bhsd|bshd",
+     "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
+    {ID_DTYPE, "dtype", "TYPE",
+     "compute in f32, f16, bf16 or e4m3; default: the files' type, else they are rounded to it"},
+    {ID_Q_SCALE, "q-scale", "X|FILE",
+     "with e4m3: value = stored * X; FILE: 2-D float32, one X a batch entry and head of k"},
+    {ID_K_SCALE, "k-scale", "X|FILE", "the same for k"},
+    {ID_V_SCALE, "v-scale", "X|FILE", "the same for v"},
+    {ID_WISDOM, "wisdom", "FILE", "use the measured choices of this file"},
+    {0, NULL, NULL, NULL},
+};
+
+static const command_spec spec = {
+    .name = "run",
+    .operands = "",
+    .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
+             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
+             "is bfloat16, |V1\n"
+             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all "
+             "or nothing.\n",
+    .options = options,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples =
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
+};
+
+/* What an fp8 scale is given as. */
+typedef struct scale_choice {
+    double number;    /* 0 = default */
+    const char *file; /* or NULL */
+} scale_choice;
+
+typedef struct request {
+    const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *wisdom;
+    acr_mask mask;
+    acr_layout layout;
+    bool layout_given;
+    acr_dtype dtype; /* 0 = the files' */
+    double scale;    /* 0 = default */
+    scale_choice q_scale, k_scale, v_scale;
+} request;
+
+/* ---- Options ---- */
+
+static bool take_causal(request *r, const char *value)
+{
+    if (!value || strcmp(value, "br") == 0) {
+        r->mask = ACR_MASK_CAUSAL;
+    } else if (strcmp(value, "tl") == 0) {
+        r->mask = ACR_MASK_CAUSAL_TOP_LEFT;
+    } else {
+        fprintf(stderr, "acromion: --causal: '%s' is neither tl nor br\n", value);
+        return false;
+    }
+    return true;
+}
+
+static bool take_layout(request *r, const char *value)
+{
+    if (strcmp(value, "bhsd") != 0 && strcmp(value, "bshd") != 0) {
+        fprintf(stderr, "acromion: --layout: '%s' is neither bhsd nor bshd\n", value);
+        return false;
+    }
+    r->layout = strcmp(value, "bshd") == 0 ? ACR_BSHD : ACR_BHSD;
+    r->layout_given = true;
+    return true;
+}
+
+static bool take_dtype(request *r, const char *value)
+{
+    for (int dtype = ACR_F32; dtype <= ACR_E4M3; ++dtype) {
+        if (strcmp(value, acr__dtype_text((acr_dtype)dtype)) == 0) {
+            r->dtype = (acr_dtype)dtype;
+            return true;
+        }
+    }
+    fprintf(stderr, "acromion: --dtype: '%s' is none of f32, f16, bf16, e4m3\n", value);
+    return false;
+}
+
+static const double scale_smallest = 1e-30, scale_largest = 1e30;
+
+static bool take_scale(scale_choice *out, const char *name, const char *value)
+{
+    const size_t length = strlen(value);
+    if (length > 4 && strcmp(value + length - 4, ".npy") == 0) {
+        out->file = value;
+        return true;
+    }
+    return option_double(name, value, scale_smallest, scale_largest, &out->number);
+}
+
+static bool take_option(void *arg, int id, const char *value)
+{
+    request *r = arg;
+    switch (id) {
+    case 'q':
+        r->q = value;
+        return true;
+    case 'k':
+        r->k = value;
+        return true;
+    case 'v':
+        r->v = value;
+        return true;
+    case 'o':
+        r->o = value;
+        return true;
+    case ID_LSE:
+        r->lse = value;
+        return true;
+    case ID_KV_LENS:
+        r->kv_lens = value;
+        return true;
+    case ID_Q_OFFSETS:
+        r->q_offsets = value;
+        return true;
+    case ID_KV_OFFSETS:
+        r->kv_offsets = value;
+        return true;
+    case ID_WISDOM:
+        r->wisdom = value;
+        return true;
+    case ID_CAUSAL:
+        return take_causal(r, value);
+    case ID_LAYOUT:
+        return take_layout(r, value);
+    case ID_DTYPE:
+        return take_dtype(r, value);
+    case ID_SCALE:
+        return option_double("scale", value, scale_smallest, scale_largest, &r->scale);
+    case ID_Q_SCALE:
+        return take_scale(&r->q_scale, "q-scale", value);
+    case ID_K_SCALE:
+        return take_scale(&r->k_scale, "k-scale", value);
+    default:
+        return take_scale(&r->v_scale, "v-scale", value);
+    }
+}
+
+static bool complete(const request *r)
+{
+    const char *missing = !r->q ? "q" : !r->k ? "k" : !r->v ? "v" : !r->o ? "output" : NULL;
+    if (missing) {
+        fprintf(stderr, "acromion run: --%s is missing; `acromion run --help` shows an example\n", missing);
+        return false;
+    }
+    if (r->kv_offsets && !r->q_offsets) {
+        fprintf(stderr, "acromion run: --kv-offsets without --q-offsets\n");
+        return false;
+    }
+    if (r->q_offsets && (r->kv_lens || r->layout_given)) {
+        fprintf(stderr, "acromion run: --q-offsets goes with neither --kv-lens nor --layout\n");
+        return false;
+    }
+    return true;
+}
+
+/* ---- From files to a problem ---- */
+
+typedef struct tensors {
+    npy_file q, k, v;
+    npy_file kv_lens, q_offsets, kv_offsets; /* where the request names them */
+    npy_file q_scales, k_scales, v_scales;   /* likewise */
+} tensors;
+
+static void tensors_close(tensors *t)
+{
+    npy_close(&t->q);
+    npy_close(&t->k);
+    npy_close(&t->v);
+    npy_close(&t->kv_lens);
+    npy_close(&t->q_offsets);
+    npy_close(&t->kv_offsets);
+    npy_close(&t->q_scales);
+    npy_close(&t->k_scales);
+    npy_close(&t->v_scales);
+}
+
+static acr_status open_tensor(npy_file *file, const char *path, int rank)
+{
+    acr_status status = npy_open(path, file);
+    if (status == ACR_OK && file->array.rank != rank) {
+        return acr__fail(ACR_INVALID, "%s: has %d dimensions, expected %d", path, file->array.rank, rank);
+    }
+    return status;
+}
+
+/* Lengths or offsets; nothing without a path. */
+static acr_status open_numbers(npy_file *file, const char *path)
+{
+    acr_status status = path ? npy_open(path, file) : ACR_OK;
+    const npy_array *a = &file->array;
+    if (path && status == ACR_OK && (a->rank != 1 || (a->type != NPY_I32 && a->type != NPY_I64))) {
+        return acr__fail(ACR_INVALID, "%s: expected a 1-D array of int32 or int64", path);
+    }
+    return status;
+}
+
+/* Scales of heads; nothing without a path. */
+static acr_status open_scales(npy_file *file, const char *path)
+{
+    acr_status status = path ? npy_open(path, file) : ACR_OK;
+    if (path && status == ACR_OK && (file->array.rank != 2 || file->array.type != NPY_F32)) {
+        return acr__fail(ACR_INVALID, "%s: expected a 2-D array of float32", path);
+    }
+    return status;
+}
+
+static acr_status tensors_open(tensors *t, const request *r)
+{
+    const int rank = r->q_offsets ? 3 : 4;
+    *t = (tensors){.q = {.bytes = NULL}};
+    acr_status status = open_tensor(&t->q, r->q, rank);
+    if (status == ACR_OK) {
+        status = open_tensor(&t->k, r->k, rank);
+    }
+    if (status == ACR_OK) {
+        status = open_tensor(&t->v, r->v, rank);
+    }
+    if (status == ACR_OK) {
+        status = open_numbers(&t->kv_lens, r->kv_lens);
+    }
+    if (status == ACR_OK) {
+        status = open_numbers(&t->q_offsets, r->q_offsets);
+    }
+    if (status == ACR_OK) {
+        status = open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets);
+    }
+    if (status == ACR_OK) {
+        status = open_scales(&t->q_scales, r->q_scale.file);
+    }
+    if (status == ACR_OK) {
+        status = open_scales(&t->k_scales, r->k_scale.file);
+    }
+    return status == ACR_OK ? open_scales(&t->v_scales, r->v_scale.file) : status;
+}
+
+/* The type that a file's elements are; 0 for integers. */
+static acr_dtype dtype_of(npy_type type)
+{
+    switch (type) {
+    case NPY_F32:
+        return ACR_F32;
+    case NPY_F16:
+        return ACR_F16;
+    case NPY_RAW2:
+        return ACR_BF16;
+    case NPY_RAW1:
+        return ACR_E4M3;
+    default:
+        return ACR_DTYPE_DEFAULT;
+    }
+}
+
+static npy_type type_of(acr_dtype dtype)
+{
+    switch (dtype) {
+    case ACR_F32:
+        return NPY_F32;
+    case ACR_BF16:
+        return NPY_RAW2;
+    default:
+        return NPY_F16; /* no output is e4m3 */
+    }
+}
+
+/* A tensor's extents by meaning. */
+typedef struct extents {
+    int64_t batch, heads, length, dim;
+} extents;
+
+/* Of a packed tensor the length is that of all sequences together, and the batch 1. */
+static extents extents_of(const npy_array *a, acr_layout layout)
+{
+    if (a->rank == 3) {
+        return (extents){1, a->shape[1], a->shape[0], a->shape[2]};
+    }
+    int64_t heads = a->shape[layout == ACR_BHSD ? 1 : 2], length = a->shape[layout == ACR_BHSD ? 2 : 1];
+    return (extents){a->shape[0], heads, length, a->shape[3]};
+}
+
+/* The files must agree with each other; what they mean together is for acr_problem_canonical to judge. */
+static acr_status agree(const tensors *t, const request *r)
+{
+    extents q = extents_of(&t->q.array, r->layout), k = extents_of(&t->k.array, r->layout);
+    extents v = extents_of(&t->v.array, r->layout);
+    const npy_array *lens = &t->kv_lens.array;
+    if (k.batch != q.batch || v.batch != q.batch) {
+        return acr__fail(ACR_INVALID, "batch: q has %lld entries, k %lld, v %lld", (long long)q.batch,
+                         (long long)k.batch, (long long)v.batch);
+    }
+    if (k.dim != q.dim) {
+        return acr__fail(ACR_INVALID, "head dim: q has %lld, k %lld", (long long)q.dim, (long long)k.dim);
+    }
+    if (k.heads != v.heads || k.length != v.length) {
+        return acr__fail(ACR_INVALID, "k has %lld heads of length %lld, v %lld of %lld", (long long)k.heads,
+                         (long long)k.length, (long long)v.heads, (long long)v.length);
+    }
+    if (r->kv_lens && lens->shape[0] != q.batch) {
+        return acr__fail(ACR_INVALID, "kv-lens has %lld entries, the batch %lld", (long long)lens->shape[0],
+                         (long long)q.batch);
+    }
+    if (!r->dtype && (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
+        return acr__fail(ACR_INVALID, "q, k and v have different types (%s, %s, %s); --dtype rounds them to one",
+                         npy_type_text(t->q.array.type), npy_type_text(t->k.array.type),
+                         npy_type_text(t->v.array.type));
+    }
+    return ACR_OK;
+}
+
+/* An integer of a file; its data may be less aligned than its type. */
+static int64_t integer_at(const npy_array *a, int64_t index)
+{
+    int32_t narrow = 0;
+    int64_t value = 0;
+    if (a->type == NPY_I32) {
+        memcpy(&narrow, (const char *)a->data + (size_t)index * sizeof narrow, sizeof narrow);
+        return narrow;
+    }
+    memcpy(&value, (const char *)a->data + (size_t)index * sizeof value, sizeof value);
+    return value;
+}
+
+/* Offsets of a file must be what they should: begin at 0 or later, not decrease, end within the rows. */
+static acr_status longest_of(int64_t *longest, const npy_array *offsets, int64_t rows, const char *option)
+{
+    *longest = 1; /* problems have no length 0, sequences may */
+    for (int64_t i = 0; i < offsets->elems; ++i) {
+        int64_t at = integer_at(offsets, i), before = i > 0 ? integer_at(offsets, i - 1) : 0;
+        if (at < before || at > rows) {
+            return acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are %lld to %lld", option, (long long)i,
+                             (long long)at, (long long)before, (long long)rows);
+        }
+        if (i > 0 && at - before > *longest) {
+            *longest = at - before;
+        }
+    }
+    return ACR_OK;
+}
+
+/* Makes a problem whose lengths are those of the tensors a packed one. */
+static acr_status pack(acr_problem *p, const tensors *t)
+{
+    const npy_array *q = &t->q_offsets.array, *kv = &t->kv_offsets.array;
+    if (q->elems < 2 || kv->elems != q->elems) {
+        return acr__fail(ACR_INVALID, "q-offsets has %lld entries, kv-offsets %lld; both need batch + 1, at least 2",
+                         (long long)q->elems, (long long)kv->elems);
+    }
+    p->flags |= ACR_PACKED;
+    p->layout = ACR_BSHD;
+    p->batch = q->elems - 1;
+    acr_status status = longest_of(&p->q_len, q, t->q.array.shape[0], "q-offsets");
+    return status == ACR_OK ? longest_of(&p->kv_len, kv, t->k.array.shape[0], "kv-offsets") : status;
+}
+
+static acr_status problem_of(acr_problem *out, const tensors *t, const request *r)
+{
+    acr_status status = agree(t, r);
+    if (status != ACR_OK) {
+        return status;
+    }
+    extents q = extents_of(&t->q.array, r->layout), k = extents_of(&t->k.array, r->layout);
+    extents v = extents_of(&t->v.array, r->layout);
+    acr_problem p = ACR_PROBLEM_INIT;
+    p.dtype = r->dtype ? r->dtype : dtype_of(t->q.array.type);
+    p.mask = r->mask;
+    p.layout = r->layout;
+    p.flags = (r->lse ? ACR_WANT_LSE : 0u) | (r->kv_lens ? ACR_KV_LENS : 0u);
+    p.batch = q.batch;
+    p.q_heads = q.heads;
+    p.kv_heads = k.heads;
+    p.q_len = q.length;
+    p.kv_len = k.length;
+    p.qk_dim = q.dim;
+    p.v_dim = v.dim;
+    p.scale = (float)r->scale;
+    p.q_scale = (float)r->q_scale.number;
+    p.k_scale = (float)r->k_scale.number;
+    p.v_scale = (float)r->v_scale.number;
+    /* A zero would mean "as the other one" to the problem; in a file it is an empty tensor. */
+    if (k.length == 0 || k.heads == 0 || v.dim == 0) {
+        return acr__fail(ACR_INVALID, "k or v is empty");
+    }
+    if (dtype_of(t->q.array.type) == 0 || dtype_of(t->k.array.type) == 0 || dtype_of(t->v.array.type) == 0) {
+        return acr__fail(ACR_INVALID, "q, k and v must be floating-point");
+    }
+    if (r->q_offsets) {
+        status = pack(&p, t);
+    }
+    return status == ACR_OK ? acr_problem_canonical(out, &p) : status;
+}
+
+/* ---- Device memory ---- */
+
+typedef struct device_buffers {
+    acr__backend_device *device;
+    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *q_scales, *k_scales, *v_scales, *workspace;
+    int64_t q_total, kv_total; /* rows of a packed batch, else 0 */
+    size_t o_bytes, lse_bytes, workspace_bytes;
+} device_buffers;
+
+static void buffers_free(device_buffers *b)
+{
+    void *const all[] = {b->q,         b->k,          b->v,        b->o,        b->lse,      b->kv_lens,
+                         b->q_offsets, b->kv_offsets, b->q_scales, b->k_scales, b->v_scales, b->workspace};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        if (all[i]) {
+            b->device->backend->mem_free(b->device, all[i]);
+        }
+    }
+}
+
+static acr_status upload(acr__backend_device *device, void **to, const void *from, size_t bytes)
+{
+    acr_status status = device->backend->mem_alloc(device, bytes, to);
+    return status == ACR_OK ? device->backend->mem_upload(device, *to, from, bytes) : status;
+}
+
+/* Copies a tensor to the device, rounded to the problem's type where the file has another. */
+static acr_status upload_tensor(acr__backend_device *device, void **to, const npy_array *a, acr_dtype dtype)
+{
+    acr_dtype stored = dtype_of(a->type);
+    if (stored == dtype) {
+        return upload(device, to, a->data, a->data_bytes);
+    }
+    size_t elem_bytes = npy_type_bytes(a->type), bytes = (size_t)a->elems * (size_t)acr__dtype_bytes(dtype);
+    void *rounded = malloc(bytes);
+    if (!rounded) {
+        return acr__fail(ACR_NO_MEMORY, "no memory to convert %zu bytes", bytes);
+    }
+    for (int64_t i = 0; i < a->elems; ++i) {
+        uint32_t element = 0; /* a file's data may be less aligned than its type */
+        memcpy(&element, (const char *)a->data + (size_t)i * elem_bytes, elem_bytes);
+        acr__store_element(dtype, rounded, i, acr__load_element(stored, &element, 0));
+    }
+    acr_status status = upload(device, to, rounded, bytes);
+    free(rounded);
+    return status;
+}
+
+/* Key lengths or offsets, as int32. */
+static acr_status upload_numbers(acr__backend_device *device, void **to, const npy_array *a, int64_t most,
+                                 const char *option)
+{
+    int32_t *lens = malloc((size_t)a->elems * sizeof *lens);
+    if (!lens) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %s", option);
+    }
+    acr_status status = ACR_OK;
+    for (int64_t i = 0; i < a->elems && status == ACR_OK; ++i) {
+        int64_t value = integer_at(a, i);
+        if (value < 0 || value > most || value > INT32_MAX) {
+            status = acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are 0 to %lld", option, (long long)i,
+                               (long long)value, (long long)(most < INT32_MAX ? most : INT32_MAX));
+        }
+        lens[i] = (int32_t)value;
+    }
+    if (status == ACR_OK) {
+        status = upload(device, to, lens, (size_t)a->elems * sizeof *lens);
+    }
+    free(lens);
+    return status;
+}
+
+/* Scales of heads, where a file holds them. */
+static acr_status upload_scales(acr__backend_device *device, void **to, const npy_array *a, const acr_problem *p,
+                                const char *option)
+{
+    if (!a->data) {
+        return ACR_OK;
+    }
+    if (a->shape[0] != p->batch || a->shape[1] != p->kv_heads) {
+        return acr__fail(ACR_INVALID, "%s has shape [%lld, %lld], expected [%lld, %lld]: batch and heads of k", option,
+                         (long long)a->shape[0], (long long)a->shape[1], (long long)p->batch, (long long)p->kv_heads);
+    }
+    return upload(device, to, a->data, a->data_bytes);
+}
+
+static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
+{
+    acr_status status = upload_tensor(b->device, &b->q, &t->q.array, p->dtype);
+    if (status == ACR_OK) {
+        status = upload_tensor(b->device, &b->k, &t->k.array, p->dtype);
+    }
+    if (status == ACR_OK) {
+        status = upload_tensor(b->device, &b->v, &t->v.array, p->dtype);
+    }
+    if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
+        status = upload_numbers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->q_scales, &t->q_scales.array, p, "q-scale");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->k_scales, &t->k_scales.array, p, "k-scale");
+    }
+    if (status == ACR_OK) {
+        status = upload_scales(b->device, &b->v_scales, &t->v_scales.array, p, "v-scale");
+    }
+    if (status != ACR_OK || !(p->flags & ACR_PACKED)) {
+        return status;
+    }
+    b->q_total = t->q.array.shape[0];
+    b->kv_total = t->k.array.shape[0];
+    status = upload_numbers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
+    return status == ACR_OK ? upload_numbers(b->device, &b->kv_offsets, &t->kv_offsets.array, b->kv_total, "kv-offsets")
+                            : status;
+}
+
+/* Zero, which rows of a packed batch that belong to no sequence keep. */
+static acr_status make_output(acr__backend_device *device, void **out, size_t bytes)
+{
+    acr_status status = device->backend->mem_alloc(device, bytes, out);
+    return status == ACR_OK ? device->backend->mem_fill(device, *out, 0, bytes) : status;
+}
+
+static acr_status buffers_make(device_buffers *b, const acr_problem *p, const tensors *t, size_t workspace_bytes)
+{
+    int64_t rows = p->q_heads * (p->flags & ACR_PACKED ? t->q.array.shape[0] : p->batch * p->q_len);
+    b->o_bytes = (size_t)(rows * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
+    b->lse_bytes = p->flags & ACR_WANT_LSE ? (size_t)rows * sizeof(float) : 0;
+    b->workspace_bytes = workspace_bytes;
+    acr_status status = upload_inputs(b, p, t);
+    if (status == ACR_OK) {
+        status = make_output(b->device, &b->o, b->o_bytes);
+    }
+    if (status == ACR_OK && b->lse_bytes > 0) {
+        status = make_output(b->device, &b->lse, b->lse_bytes);
+    }
+    const acr__backend *backend = b->device->backend;
+    if (status == ACR_OK && workspace_bytes > 0) {
+        status = backend->mem_alloc(b->device, workspace_bytes, &b->workspace);
+    }
+    return status;
+}
+
+/* ---- Running ---- */
+
+static acr_status execute(const acr_plan *plan, const device_buffers *b)
+{
+    acr_buffers buffers = ACR_BUFFERS_INIT;
+    buffers.q = b->q;
+    buffers.k = b->k;
+    buffers.v = b->v;
+    buffers.o = b->o;
+    buffers.lse = b->lse;
+    buffers.kv_lens = b->kv_lens;
+    buffers.q_offsets = b->q_offsets;
+    buffers.kv_offsets = b->kv_offsets;
+    buffers.q_scales = b->q_scales;
+    buffers.k_scales = b->k_scales;
+    buffers.v_scales = b->v_scales;
+    buffers.q_total = b->q_total;
+    buffers.kv_total = b->kv_total;
+    acr_status status = acr_workspace_init(plan, b->workspace, b->workspace_bytes, NULL);
+    if (status == ACR_OK) {
+        status = acr_execute(plan, &buffers, b->workspace, b->workspace_bytes, NULL);
+    }
+    return status == ACR_OK ? b->device->backend->synchronize(b->device) : status;
+}
+
+/* Copies a result from the device into a file. */
+static acr_status save(const char *path, acr__backend_device *device, const void *from, size_t bytes, npy_type type,
+                       int rank, const int64_t *shape)
+{
+    void *host = malloc(bytes);
+    if (!host) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", bytes);
+    }
+    acr_status status = device->backend->mem_download(device, host, from, bytes);
+    if (status == ACR_OK) {
+        status = npy_write(path, type, rank, shape, host);
+    }
+    free(host);
+    return status;
+}
+
+static acr_status save_results(const request *r, const acr_problem *p, const device_buffers *b)
+{
+    bool bhsd = p->layout == ACR_BHSD, packed = p->flags & ACR_PACKED;
+    const int64_t o_shape[] = {p->batch, bhsd ? p->q_heads : p->q_len, bhsd ? p->q_len : p->q_heads, p->v_dim};
+    const int64_t packed_o_shape[] = {b->q_total, p->q_heads, p->v_dim};
+    const int64_t lse_shape[] = {p->batch, p->q_heads, p->q_len}, packed_lse_shape[] = {p->q_heads, b->q_total};
+    acr_status status = save(r->o, b->device, b->o, b->o_bytes, type_of(p->out_dtype), packed ? 3 : 4,
+                             packed ? packed_o_shape : o_shape);
+    return status == ACR_OK && r->lse ? save(r->lse, b->device, b->lse, b->lse_bytes, NPY_F32, packed ? 2 : 3,
+                                             packed ? packed_lse_shape : lse_shape)
+                                      : status;
+}
+
+static void print_summary(const request *r, const acr_problem *p, const acr_plan *plan, const acr_ctx *ctx, bool json)
+{
+    char text[ACR_PROBLEM_TEXT_MAX];
+    acr_problem_format(p, text, sizeof text);
+    if (json) {
+        json_print(json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?}", "problem", text, "kernel", acr_plan_kernel(plan),
+                             "plan", acr_plan_text(plan), "device", acr_ctx_device(ctx), "output", r->o, "lse",
+                             r->lse));
+    } else {
+        printf("%s\n%s written on %s\n", acr_plan_text(plan), r->o, acr_ctx_device(ctx));
+    }
+}
+
+static acr_status run_on(acr_ctx *ctx, const request *r, const tensors *t, const acr_problem *p, bool json)
+{
+    acr_plan *plan = NULL;
+    device_buffers b = {.device = acr__ctx_backend_device(ctx)};
+    acr_status status = r->wisdom ? acr_wisdom_import(ctx, r->wisdom, NULL) : ACR_OK;
+    if (status == ACR_OK) {
+        status = acr_plan_create(&plan, ctx, p, ACR_ESTIMATE);
+    }
+    if (status == ACR_OK) {
+        status = buffers_make(&b, p, t, acr_plan_workspace(plan));
+    }
+    if (status == ACR_OK) {
+        status = execute(plan, &b);
+    }
+    if (status == ACR_OK) {
+        status = save_results(r, p, &b);
+    }
+    if (status == ACR_OK) {
+        print_summary(r, p, plan, ctx, json);
+    }
+    buffers_free(&b);
+    acr_plan_destroy(plan);
+    return status;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    common_options common;
+    request r = {.q = NULL};
+    int exit_code = EXIT_DONE;
+    if (options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code) < 0) {
+        return exit_code;
+    }
+    if (!complete(&r)) {
+        return EXIT_USAGE;
+    }
+    tensors t;
+    acr_problem p;
+    acr_status status = tensors_open(&t, &r);
+    if (status == ACR_OK) {
+        status = problem_of(&p, &t, &r);
+    }
+    acr_ctx *ctx = NULL;
+    if (status != ACR_OK) {
+        exit_code = report_failure(status, NULL);
+    } else {
+        exit_code = context_open(&common, &ctx);
+    }
+    if (exit_code == EXIT_DONE) {
+        status = run_on(ctx, &r, &t, &p, common.json);
+        exit_code = status == ACR_OK ? EXIT_DONE : report_failure(status, NULL);
+    }
+    acr_ctx_destroy(ctx);
+    tensors_close(&t);
+    return exit_code;
+}

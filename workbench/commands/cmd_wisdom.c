@@ -1,0 +1,295 @@
+/* acromion wisdom: shows, verifies, merges and measures files of choices. Their format is docs/wisdom-format.md. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/command.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/options.h"
+#include "internal.h"
+#include "wisdom_device.h"
+
+enum {
+    ID_PATIENT = OPTION_LONG_ONLY
+};
+
+static const option_spec options[] = {
+    {'o', "output", "FILE",
+     "merge, measure: the file to write; facts it already holds are kept unless a better one comes"},
+    {ID_PATIENT, "patient", NULL, "measure: time every kernel, longer"},
+    {0, NULL, NULL, NULL},
+};
+
+static const command_spec spec = {
+    .name = "wisdom",
+    .operands = "show|verify|merge|measure ARGUMENT...",
+    .about = "  show FILE...               prints the facts: problem, kernel, time\n"
+             "  verify FILE...             checks form and checksum, and says how many facts this device can use\n"
+             "  merge FILE... -o OUT       puts all facts into one file; higher effort wins, then the later file\n"
+             "  measure PROBLEM... -o OUT  times the likely kernels of each problem here and adds what won\n",
+    .options = options,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion wisdom measure b2:h8:s512:d64 b2:h8:s512:d64:causal -o h200.wisdom\n"
+                "  acromion wisdom verify h200.wisdom\n"
+                "  acromion wisdom merge monday.wisdom tuesday.wisdom -o all.wisdom\n",
+};
+
+typedef struct request {
+    const char *output;
+    bool patient;
+} request;
+
+static bool take_option(void *arg, int id, const char *value)
+{
+    request *r = arg;
+    if (id == 'o') {
+        r->output = value;
+    } else {
+        r->patient = true;
+    }
+    return true;
+}
+
+/* Parses a file and calls visit for every fact. */
+static acr_status each_fact(const char *path, acr__wisdom_visit *visit, void *user)
+{
+    const void *bytes = NULL;
+    size_t size = 0;
+    acr_status status = file_map(path, &bytes, &size);
+    if (status != ACR_OK) {
+        return status;
+    }
+    status = acr__wisdom_parse(bytes ? bytes : "", size, visit, user);
+    file_unmap(bytes, size);
+    return status;
+}
+
+/* ---- show ---- */
+
+static const char *effort_text(acr_effort effort)
+{
+    return effort == ACR_PATIENT ? "patient" : "measure";
+}
+
+static acr_status show_fact(void *user, const char *device_key, const acr__fact *fact)
+{
+    (void)user;
+    printf("%-40s %-44s %9.3f us (MAD %.3f, n %u, %s)  %s\n", fact->problem, fact->kernel, fact->median_ns / 1e3,
+           fact->mad_ns / 1e3, fact->samples, effort_text(fact->effort), device_key);
+    return ACR_OK;
+}
+
+static acr_status fact_json(void *user, const char *device_key, const acr__fact *fact)
+{
+    char digest[17];
+    snprintf(digest, sizeof digest, "%016" PRIx64, fact->digest);
+    json_array_append_new(user, json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:s}", "device", device_key, "problem",
+                                          fact->problem, "kernel", fact->kernel, "effort", effort_text(fact->effort),
+                                          "median_us", fact->median_ns / 1e3, "mad_us", fact->mad_ns / 1e3, "n",
+                                          (json_int_t)fact->samples, "image", digest));
+    return ACR_OK;
+}
+
+static int show(char **files, int count, bool json)
+{
+    json_t *facts = json_array();
+    acr_status status = ACR_OK;
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        status = each_fact(files[i], json ? fact_json : show_fact, facts);
+        if (status != ACR_OK) {
+            json_decref(facts);
+            return report_failure(status, files[i]);
+        }
+    }
+    if (json) {
+        json_print(facts);
+    } else {
+        json_decref(facts);
+    }
+    return EXIT_DONE;
+}
+
+/* ---- verify ---- */
+
+static int verify_file(const char *path, acr_ctx *ctx, json_t *reports)
+{
+    acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
+    acr_wisdom_forget(ctx);
+    acr_status status = acr_wisdom_import(ctx, path, &report);
+    if (status != ACR_OK) {
+        return report_failure(status, path);
+    }
+    if (reports) {
+        json_array_append_new(reports, json_pack("{s:s, s:i, s:i, s:i}", "file", path, "usable", (int)report.imported,
+                                                 "stale", (int)report.skipped, "other_devices", (int)report.other));
+    } else {
+        printf("%s: sound; %u facts usable here, %u stale (kernel unknown, changed, or unable), %u for other devices\n",
+               path, report.imported, report.skipped, report.other);
+    }
+    return EXIT_DONE;
+}
+
+static int verify(char **files, int count, const common_options *common)
+{
+    acr_ctx *ctx = NULL;
+    int exit_code = context_open(common, &ctx);
+    json_t *reports = common->json ? json_array() : NULL;
+    for (int i = 0; i < count && exit_code == EXIT_DONE; ++i) {
+        exit_code = verify_file(files[i], ctx, reports);
+    }
+    if (reports) {
+        json_print(reports);
+    }
+    acr_ctx_destroy(ctx);
+    return exit_code;
+}
+
+/* ---- merge ---- */
+
+/* The facts about one device, from all files. */
+typedef struct device_facts {
+    char device_key[WISDOM_DEVICE_MAX];
+    acr__wisdom *wisdom;
+} device_facts;
+
+typedef struct merge_state {
+    device_facts *devices;
+    size_t count;
+} merge_state;
+
+static acr_status add_device(merge_state *m, const char *device_key)
+{
+    acr__device device;
+    if (!wisdom_device(&device, device_key)) {
+        return acr__fail(ACR_FORMAT, "device '%s' has no known form", device_key);
+    }
+    device_facts *devices = realloc(m->devices, (m->count + 1) * sizeof *devices);
+    m->devices = devices ? devices : m->devices;
+    acr__wisdom *wisdom = devices ? acr__wisdom_create(&device) : NULL;
+    if (!wisdom) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the facts");
+    }
+    device_facts *d = &m->devices[m->count++];
+    snprintf(d->device_key, sizeof d->device_key, "%s", device_key);
+    d->wisdom = wisdom;
+    return ACR_OK;
+}
+
+static acr_status merge_fact(void *user, const char *device_key, const acr__fact *fact)
+{
+    merge_state *m = user;
+    size_t i = 0;
+    while (i < m->count && strcmp(m->devices[i].device_key, device_key) != 0) {
+        ++i;
+    }
+    acr_status status = i == m->count ? add_device(m, device_key) : ACR_OK;
+    return status == ACR_OK ? acr__wisdom_put(m->devices[i].wisdom, fact) : status;
+}
+
+static int merge(char **files, int count, const char *output)
+{
+    merge_state m = {NULL, 0};
+    const char *at_work = output;
+    acr_status status = access(output, F_OK) == 0 ? each_fact(output, merge_fact, &m) : ACR_OK;
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        at_work = files[i];
+        status = each_fact(at_work, merge_fact, &m);
+    }
+    for (size_t i = 0; i < m.count; ++i) {
+        if (status == ACR_OK) {
+            at_work = output;
+            status = acr__wisdom_write(m.devices[i].wisdom, output);
+        }
+        acr__wisdom_destroy(m.devices[i].wisdom);
+    }
+    free(m.devices);
+    return status == ACR_OK ? EXIT_DONE : report_failure(status, at_work);
+}
+
+/* ---- measure ---- */
+
+/* plans: where the JSON goes, NULL = text. */
+static acr_status measure_problem(acr_ctx *ctx, const acr_problem *problem, acr_effort effort, json_t *plans)
+{
+    acr_plan *plan = NULL;
+    acr_status status = acr_plan_create(&plan, ctx, problem, effort);
+    if (status != ACR_OK) {
+        return status;
+    }
+    if (plans) {
+        json_array_append_new(plans,
+                              json_pack("{s:s, s:s}", "kernel", acr_plan_kernel(plan), "plan", acr_plan_text(plan)));
+    } else {
+        printf("%s\n", acr_plan_text(plan));
+    }
+    acr_plan_destroy(plan);
+    return ACR_OK;
+}
+
+static int measure(char **operands, int count, const request *r, const common_options *common)
+{
+    problem_list problems;
+    int exit_code = problems_parse(operands, count, &problems);
+    if (exit_code != EXIT_DONE) {
+        return exit_code;
+    }
+    acr_ctx *ctx = NULL;
+    exit_code = context_open(common, &ctx);
+    json_t *plans = common->json ? json_array() : NULL;
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < problems.count && exit_code == EXIT_DONE && status == ACR_OK; ++i) {
+        status = measure_problem(ctx, &problems.items[i], r->patient ? ACR_PATIENT : ACR_MEASURE, plans);
+    }
+    if (exit_code == EXIT_DONE && status == ACR_OK) {
+        status = acr_wisdom_export(ctx, r->output);
+    }
+    if (plans) {
+        json_print(plans);
+    }
+    acr_ctx_destroy(ctx);
+    problems_free(&problems);
+    return exit_code != EXIT_DONE ? exit_code : status == ACR_OK ? EXIT_DONE : report_failure(status, "wisdom");
+}
+
+static int usage(const char *what)
+{
+    fprintf(stderr, "acromion wisdom: %s; `acromion wisdom --help` explains\n", what);
+    return EXIT_USAGE;
+}
+
+int cmd_wisdom(int argc, char **argv)
+{
+    common_options common;
+    request r = {NULL, false};
+    int exit_code = EXIT_DONE;
+    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    if (first < 0) {
+        return exit_code;
+    }
+    if (first == argc) {
+        return usage("show, verify, merge or measure?");
+    }
+    const char *action = argv[first];
+    char **operands = argv + first + 1;
+    int count = argc - first - 1;
+    bool writes = strcmp(action, "merge") == 0 || strcmp(action, "measure") == 0;
+    if (writes && !r.output) {
+        return usage("-o FILE is missing");
+    }
+    if (count == 0 && strcmp(action, "measure") != 0) {
+        return usage("which file?");
+    }
+    if (strcmp(action, "show") == 0) {
+        return show(operands, count, common.json);
+    }
+    if (strcmp(action, "verify") == 0) {
+        return verify(operands, count, &common);
+    }
+    if (strcmp(action, "merge") == 0) {
+        return merge(operands, count, r.output);
+    }
+    return writes ? measure(operands, count, &r, &common) : usage("unknown action");
+}

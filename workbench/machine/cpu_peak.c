@@ -1,0 +1,164 @@
+/* CPU peaks, see cpu_peak.h. The loops are plain vector arithmetic; -ffp-contract=fast fuses a * b + c. */
+#include "cpu_peak.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "base/progress.h"
+#include "internal.h"
+
+enum {
+    CHAINS = 12,
+    ROUNDS = 20000
+}; /* 12 independent chains cover a latency of 4 to 6 cycles on two ports */
+
+/* Runs ROUNDS multiply-adds on CHAINS vectors of `bytes`; returns something that depends on all of them. */
+#define FMA_LOOP(name, bytes, isa_attribute)                                                                           \
+    isa_attribute static float name(void)                                                                              \
+    {                                                                                                                  \
+        typedef float vector __attribute__((vector_size(bytes)));                                                      \
+        vector sums[CHAINS];                                                                                           \
+        memset(sums, 0, sizeof sums);                                                                                  \
+        volatile float factor_source = 0.999f, term_source = 1e-3f;                                                    \
+        const vector factor = (vector){0} + factor_source, term = (vector){0} + term_source;                           \
+        for (int round = 0; round < ROUNDS; ++round) {                                                                 \
+            for (int chain = 0; chain < CHAINS; ++chain) {                                                             \
+                sums[chain] = sums[chain] * factor + term;                                                             \
+            }                                                                                                          \
+        }                                                                                                              \
+        float total = 0;                                                                                               \
+        for (int chain = 0; chain < CHAINS; ++chain) {                                                                 \
+            total += sums[chain][0];                                                                                   \
+        }                                                                                                              \
+        return total;                                                                                                  \
+    }
+
+FMA_LOOP(fma_loop_portable, 16, )
+#if defined __x86_64__
+FMA_LOOP(fma_loop_avx2, 32, __attribute__((target("avx2,fma"))))
+FMA_LOOP(fma_loop_avx512, 64, __attribute__((target("avx512f"))))
+#endif
+
+typedef struct fma_work {
+    float (*loop)(void);
+    double until_s;
+    double *ops; /* by thread */
+    double ops_per_loop;
+} fma_work;
+
+static void fma_task(void *arg, int64_t index)
+{
+    const fma_work *work = arg;
+    volatile float sink = 0;
+    double ops = 0;
+    while (monotonic_s() < work->until_s) {
+        sink = work->loop();
+        ops += work->ops_per_loop;
+    }
+    (void)sink;
+    work->ops[index] = ops;
+}
+
+enum {
+    THREADS_MAX = 1024
+};
+/* The best of many short attempts: on a shared machine most are disturbed. */
+enum {
+    ATTEMPTS = 12
+};
+static const double measure_s = 0.015;
+
+static double sum(const double *values, uint32_t count)
+{
+    double total = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        total += values[i];
+    }
+    return total;
+}
+
+double cpu_peak_flops(uint32_t isa, uint32_t threads)
+{
+    double ops[THREADS_MAX] = {0};
+    fma_work work = {.loop = fma_loop_portable, .ops = ops};
+    double lanes = 4;
+#if defined __x86_64__
+    if (isa & ACR__ISA_AVX512) {
+        work.loop = fma_loop_avx512;
+        lanes = 16;
+    } else if (isa & ACR__ISA_AVX2) {
+        work.loop = fma_loop_avx2;
+        lanes = 8;
+    }
+#else
+    (void)isa;
+#endif
+    work.ops_per_loop = 2.0 * lanes * CHAINS * ROUNDS;
+    threads = threads > THREADS_MAX ? THREADS_MAX : threads;
+    double best = 0;
+    for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
+        double started_s = monotonic_s();
+        work.until_s = started_s + measure_s;
+        parallel_for(threads, threads, fma_task, &work);
+        double rate = sum(ops, threads) / (monotonic_s() - started_s);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+typedef struct read_work {
+    const unsigned char *memory;
+    size_t bytes_per_thread;
+    double until_s;
+    double *bytes; /* by thread */
+} read_work;
+
+static void read_task(void *arg, int64_t index)
+{
+    typedef uint64_t vector __attribute__((vector_size(64)));
+    const read_work *work = arg;
+    const vector *first = (const vector *)(const void *)(work->memory + (size_t)index * work->bytes_per_thread);
+    size_t count = work->bytes_per_thread / sizeof(vector);
+    volatile uint64_t sink = 0;
+    double bytes = 0;
+    while (monotonic_s() < work->until_s) {
+        vector totals[4] = {{0}, {0}, {0}, {0}};
+        for (size_t i = 0; i < count; i += 4) {
+            for (size_t lane = 0; lane < 4; ++lane) {
+                totals[lane] += first[i + lane];
+            }
+        }
+        vector total = totals[0] + totals[1] + totals[2] + totals[3];
+        sink = total[0] + total[7];
+        bytes += (double)work->bytes_per_thread;
+    }
+    (void)sink;
+    work->bytes[index] = bytes;
+}
+
+double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads)
+{
+    enum {
+        SHARE_MULTIPLE = 256
+    }; /* four vectors */
+    double read[THREADS_MAX] = {0};
+    threads = threads > THREADS_MAX ? THREADS_MAX : threads;
+    size_t share = (bytes / threads + SHARE_MULTIPLE) / SHARE_MULTIPLE * SHARE_MULTIPLE;
+    unsigned char *memory = aligned_alloc(SHARE_MULTIPLE, share * threads);
+    if (!memory) {
+        return 0;
+    }
+    memset(memory, 1, share * threads);
+    read_work work = {.memory = memory, .bytes_per_thread = share, .bytes = read};
+    double best = 0;
+    for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
+        double started_s = monotonic_s();
+        work.until_s = started_s + measure_s;
+        parallel_for(threads, threads, read_task, &work);
+        double rate = sum(read, threads) / (monotonic_s() - started_s);
+        best = rate > best ? rate : best;
+    }
+    free(memory);
+    return best;
+}

@@ -1,0 +1,569 @@
+/* Charts, see report_charts.h. */
+#include "report_charts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/child.h"
+#include "base/text.h"
+#include "internal.h"
+#include "machine/gpus.h"
+#include "machine/roofline.h"
+#include "report_tables.h"
+
+enum {
+    KEY_BYTES = 512,
+    GNUPLOT_LIMIT_S = 30
+};
+
+/* ---- gnuplot's SVG in a page ---- */
+
+/* A stretch of SVG and what stands for it. */
+typedef struct substitution {
+    const char *from, *to;
+} substitution;
+
+/* "rgb(  3,   0,   0)" as "var(--s3)"; returns how many bytes were read, 0 when it is no such colour. */
+static int series_colour(report_text *out, const char *at)
+{
+    static const char pattern[] = "rgb(#,0,0)"; /* blanks may stand anywhere, # is the series */
+    const char *begin = at;
+    char series = '0';
+    for (const char *wanted = pattern; *wanted; ++at) {
+        if (*at == ' ') {
+            continue;
+        }
+        if (*wanted == '#' && *at >= '1' && *at <= '9') {
+            series = *at;
+        } else if (*wanted != *at) {
+            return 0;
+        }
+        ++wanted;
+    }
+    text_add(out, "var(--s%c)", series);
+    return (int)(at - begin);
+}
+
+/* Elements that only gnuplot's viewer needs: from an opening to a closing text. */
+static const char *skip_element(const char *at)
+{
+    static const struct {
+        const char *open, *close;
+    } elements[] = {{"<title>", "</title>"}, {"<desc>", "</desc>"}, {"<filter ", "</filter>"}};
+    for (size_t i = 0; i < sizeof elements / sizeof elements[0]; ++i) {
+        if (strncmp(at, elements[i].open, strlen(elements[i].open)) == 0) {
+            const char *end = strstr(at, elements[i].close);
+            return end ? end + strlen(elements[i].close) : at;
+        }
+    }
+    return at;
+}
+
+void chart_inline(report_text *out, const char *svg, int number, const char *title, const char *description)
+{
+    char point[32], point_id[32], canvas[48], plot[32];
+    snprintf(point, sizeof point, "'#c%dgp", number);
+    snprintf(point_id, sizeof point_id, "id='c%dgp", number);
+    snprintf(canvas, sizeof canvas, "id=\"c%d_canvas\"", number);
+    snprintf(plot, sizeof plot, "id=\"c%d_plot", number);
+    const substitution all[] = {
+        {"'#gp", point},
+        {"id='gp", point_id},
+        {"id=\"gnuplot_canvas\"", canvas},
+        {"id=\"chart_plot", plot},
+        {"'black'", "'currentColor'"},
+        {"\"black\"", "\"currentColor\""},
+        {"\"white\"", "\"currentColor\""},
+        {"'white'", "'var(--ground)'"},
+        {"<rect x=\"0\" y=\"0\"", "<rect class=\"back\" x=\"0\" y=\"0\""},
+    };
+    const char *at = strstr(svg, "<svg"), *box = at ? strstr(at, "viewBox=\"") : NULL;
+    const char *body = box ? strchr(box, '>') : NULL;
+    if (!body) {
+        out->failed = true;
+        return;
+    }
+    int box_length = (int)strcspn(box + strlen("viewBox=\""), "\"");
+    text_add(out, "<svg viewBox=\"%.*s\" role=\"img\" aria-labelledby=\"c%d_t c%d_d\"><title id=\"c%d_t\">", box_length,
+             box + strlen("viewBox=\""), number, number, number);
+    text_add_escaped(out, title);
+    text_add(out, "</title><desc id=\"c%d_d\">", number);
+    text_add_escaped(out, description);
+    text_add(out, "</desc>");
+    for (at = body + 1; *at;) {
+        const char *after = skip_element(at);
+        int colour = after == at ? series_colour(out, at) : 0;
+        size_t i = 0;
+        while (after == at && colour == 0 && i < sizeof all / sizeof all[0] &&
+               strncmp(at, all[i].from, strlen(all[i].from)) != 0) {
+            ++i;
+        }
+        if (after != at) {
+            at = after;
+        } else if (colour > 0) {
+            at += colour;
+        } else if (i < sizeof all / sizeof all[0]) {
+            text_add(out, "%s", all[i].to);
+            at += strlen(all[i].from);
+        } else {
+            text_add_bytes(out, at++, 1);
+        }
+    }
+}
+
+acr_status charts_open(chart_writer *out, report_text *page)
+{
+    static const char *const nowhere_else[] = {NULL};
+    *out = (chart_writer){.page = page};
+    if (!child_find(out->gnuplot, "gnuplot", nowhere_else)) {
+        return acr__fail(ACR_UNSUPPORTED, "gnuplot, which draws the charts, is not on PATH (Debian: gnuplot-nox)");
+    }
+    return ACR_OK;
+}
+
+/* Runs a script and adds what it draws as a figure. The script is freed. */
+static acr_status draw(chart_writer *w, report_text *script, const char *title, const char *description)
+{
+    const char *const arguments[] = {w->gnuplot, "-", NULL};
+    child_result result;
+    acr_status status = script->failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
+                                       : child_run(&result, arguments, script->text, GNUPLOT_LIMIT_S);
+    text_free(script);
+    if (status != ACR_OK) {
+        return status;
+    }
+    if (result.timed_out || result.exit_code != 0 || !strstr(result.out, "</svg>")) {
+        status = acr__fail(ACR_IO, "gnuplot failed at \"%s\": %.300s", title,
+                           result.timed_out ? "it did not end" : result.err);
+    } else {
+        text_add(w->page, "<figure>");
+        chart_inline(w->page, result.out, ++w->charts, title, description);
+        text_add(w->page, "<figcaption>");
+        text_add_escaped(w->page, title);
+        text_add(w->page, "</figcaption></figure>\n");
+    }
+    child_result_free(&result);
+    return status;
+}
+
+/* A text inside gnuplot's quotes. */
+static void add_quoted(report_text *script, const char *plain)
+{
+    text_add(script, "\"");
+    for (; *plain; ++plain) {
+        text_add(script, "%c", *plain == '"' || *plain == '\\' ? ' ' : *plain);
+    }
+    text_add(script, "\"");
+}
+
+/* width x height in units of which a letter is about 7 wide. */
+static void begin_script(report_text *script, int width, int height)
+{
+    text_add(script,
+             "set terminal svg size %d,%d dynamic font \"sans-serif,13\" name \"chart\" noenhanced\n"
+             "set encoding utf8\nset style fill solid\nunset key\nset border 3\nset tics nomirror out\n",
+             width, height);
+}
+
+/* ---- Latency: bars of ours and the peers, a chart a problem ---- */
+
+typedef struct bar {
+    const json_t *record;
+    double p50, low, high;
+    bool ours;
+} bar;
+
+enum {
+    BARS_MAX = 24
+};
+
+static bool measured_wanted(const json_t *r)
+{
+    return !record_flag(r, "overlap") && strncmp(record_text(r, "kernel"), "fwd_ladder", strlen("fwd_ladder")) != 0;
+}
+
+static void bar_key(const json_t *r, char out[KEY_BYTES])
+{
+    snprintf(out, KEY_BYTES, "%s\n%s\n%s\n%s", record_text(r, "device"), record_text(r, "mode"),
+             record_text(r, "problem"), record_subject(r));
+}
+
+static int by_chart_and_time(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    static const char *const fields[] = {"device", "mode", "problem"};
+    int cpu = (strcmp(record_text(x, "driver"), "none") == 0) - (strcmp(record_text(y, "driver"), "none") == 0);
+    int calls = (strcmp(record_text(x, "mode"), "call") == 0) - (strcmp(record_text(y, "mode"), "call") == 0);
+    if (cpu || calls) { /* GPUs and streams come first */
+        return cpu ? cpu : calls;
+    }
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; ++i) {
+        int order = strcmp(record_text(x, fields[i]), record_text(y, fields[i]));
+        if (order) {
+            return order;
+        }
+    }
+    double p = record_number(x, "p50_us"), q = record_number(y, "p50_us");
+    return (p > q) - (p < q);
+}
+
+static bool same_chart(const json_t *a, const json_t *b)
+{
+    return strcmp(record_text(a, "device"), record_text(b, "device")) == 0 &&
+           strcmp(record_text(a, "mode"), record_text(b, "mode")) == 0 &&
+           strcmp(record_text(a, "problem"), record_text(b, "problem")) == 0;
+}
+
+/* The bars of one problem, fastest first: all peers, and of ours the planned kernel, or the fastest. Returns how many,
+ * or 0 when there is nobody to stand beside. */
+static int collect_bars(bar bars[BARS_MAX], const json_t **sorted, size_t first, size_t end)
+{
+    int count = 0, peers = 0, ours = 0;
+    bool planned_known = false;
+    for (size_t i = first; i < end; ++i) {
+        planned_known = planned_known || record_flag(sorted[i], "planned");
+    }
+    for (size_t i = first; i < end && count < BARS_MAX; ++i) {
+        const json_t *r = sorted[i];
+        bool peer = *record_text(r, "peer") != '\0';
+        if (!peer && (planned_known ? !record_flag(r, "planned") : ours > 0)) {
+            continue;
+        }
+        double p50 = record_number(r, "p50_us"), low = record_bound(r, "ci95_us", 0),
+               high = record_bound(r, "ci95_us", 1);
+        bars[count++] = (bar){r, p50, isnan(low) ? p50 : low, isnan(high) ? p50 : high, !peer};
+        peers += peer;
+        ours += !peer;
+    }
+    return peers > 0 && ours > 0 ? count : 0;
+}
+
+/* 1, 2 or 5 times a power of ten: about four tics on an axis of this length. */
+static double tic_step(double length)
+{
+    double power = pow(10, floor(log10(length / 4))), rest = length / 4 / power;
+    return power * (rest <= 1 ? 1 : rest <= 2 ? 2 : rest <= 5 ? 5 : 10);
+}
+
+/* The rows of a chart, fastest at the top: the name and the time stand above the bar. */
+static void add_bars(report_text *script, report_text *description, const bar *bars, int count, double longest)
+{
+    enum {
+        LETTERS = 40 /* of a name, beside its time */
+    };
+    for (int i = 0; i < count; ++i) {
+        const bar *b = &bars[i];
+        const char *name = record_subject(b->record);
+        char us[24], low[24], high[24], label[256];
+        double shown = fmin(b->p50, longest);
+        us_text(us, b->p50);
+        snprintf(label, sizeof label, "%.*s%s  %s%s µs", LETTERS, name, strlen(name) > LETTERS ? "…" : "",
+                 shown < b->p50 ? "→ " : "", us);
+        text_add(script, "%g %d %g %g %d ", shown, count - i, fmin(b->low, shown), fmax(fmin(b->high, longest), shown),
+                 b->ours ? 1 : 2);
+        add_quoted(script, label);
+        text_add(script, "\n");
+        text_add(description, "%s%s %s microseconds, interval %s to %s", i ? "; " : "", name, us, us_text(low, b->low),
+                 us_text(high, b->high));
+    }
+}
+
+static acr_status draw_bars(chart_writer *w, const bar *bars, int count)
+{
+    static const double cut = 4; /* times the fastest: longer bars end there, their time stands in the text */
+    report_text script = {NULL, 0, 0, false}, title = {NULL, 0, 0, false}, description = {NULL, 0, 0, false};
+    double longest = 0;
+    for (int i = 0; i < count; ++i) {
+        longest = fmax(longest, fmin(bars[i].high, cut * bars[0].p50));
+    }
+    const json_t *r = bars[0].record;
+    text_add(&title, "%s, %s mode, %s", record_text(r, "problem"), record_text(r, "mode"), record_text(r, "device"));
+    enum {
+        ROW = 36,
+        BELOW = 42, /* for the axis */
+        ABOVE = 4
+    };
+    double height = ROW * count + BELOW + ABOVE;
+    begin_script(&script, 400, (int)height);
+    text_add(
+        &script,
+        "set lmargin 1\nset rmargin 3\nset tmargin at screen %g\nset bmargin at screen %g\nset border 1\n"
+        "unset ytics\nset xtics %g\nset format x \"%%.10g\"\nset xrange [0:%g]\nset yrange [0.5:%d.5]\n$bars << END\n",
+        1 - ABOVE / height, BELOW / height, tic_step(longest), 1.02 * longest, count);
+    add_bars(&script, &description, bars, count, longest);
+    text_add(&script, "END\nplot ");
+    for (int series = 1; series <= 2; ++series) {
+        text_add(
+            &script,
+            "$bars using ($5==%d ? $1/2 : NaN):($2-0.2):($1/2):(0.16) with boxxyerror lc rgb \"#0%d0000\" notitle, ",
+            series, series);
+    }
+    text_add(&script, "'' using 1:($2-0.2):3:4 with xerrorbars pt 0 lw 1.5 lc rgb \"#030000\" notitle, "
+                      "'' using (0):($2+0.31):6 with labels left offset 0,0 notitle\n");
+    acr_status status = title.failed || description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
+                                                           : draw(w, &script, title.text, description.text);
+    text_free(&script);
+    text_free(&title);
+    text_free(&description);
+    return status;
+}
+
+acr_status charts_latency(chart_writer *w, const report_data *data)
+{
+    size_t count = 0;
+    int before = w->charts;
+    const json_t **sorted =
+        records_latest(&count, data->records, data->record_count, measured_wanted, bar_key, by_chart_and_time);
+    acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
+    text_add(w->page, "<div class=\"grid\">\n");
+    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
+        bar bars[BARS_MAX];
+        for (end = first; end < count && same_chart(sorted[first], sorted[end]); ++end) {
+        }
+        int bar_count = collect_bars(bars, sorted, first, end);
+        if (bar_count > 0) {
+            status = draw_bars(w, bars, bar_count);
+        }
+    }
+    text_add(w->page, "</div>\n");
+    if (w->charts == before) {
+        text_add(w->page, "<p>No problem in these files was measured beside a peer.</p>\n");
+    }
+    free(sorted);
+    return status;
+}
+
+/* ---- Roofline ---- */
+
+static bool stream_on_gpu(const json_t *r)
+{
+    acr_problem p;
+    const char *driver = record_text(r, "driver");
+    return measured_wanted(r) && strcmp(record_text(r, "mode"), "stream") == 0 && strcmp(driver, "none") != 0 &&
+           acr_problem_parse(&p, record_text(r, "problem"), NULL) == ACR_OK;
+}
+
+/* FLOP a byte, and FLOP a second. */
+typedef struct roofline_point {
+    double intensity, rate;
+    int series; /* 1 ours, 2 a peer */
+} roofline_point;
+
+static bool point_of(roofline_point *out, const json_t *r)
+{
+    acr_problem p;
+    if (acr_problem_parse(&p, record_text(r, "problem"), NULL) != ACR_OK || acr_problem_canonical(&p, &p) != ACR_OK ||
+        p.dtype == ACR_F32) { /* has another roof */
+        return false;
+    }
+    demand d = demand_of(&p, NULL);
+    *out = (roofline_point){d.flops / d.bytes, 1e6 * d.flops / record_number(r, "p50_us"),
+                            *record_text(r, "peer") ? 2 : 1};
+    return true;
+}
+
+/* The fastest of ours and of the peers for each problem; sorted by chart and time, so the first of each. */
+static void add_points(report_text *script, const json_t **sorted, size_t first, size_t end, double range[2])
+{
+    bool seen[3] = {false, false, false};
+    for (size_t i = first; i < end; ++i) {
+        if (i > first && !same_chart(sorted[i], sorted[i - 1])) {
+            seen[1] = seen[2] = false;
+        }
+        roofline_point p;
+        if (point_of(&p, sorted[i]) && !seen[p.series]) {
+            seen[p.series] = true;
+            text_add(script, "%g %g %d\n", p.intensity, p.rate / 1e12, p.series);
+            range[0] = fmin(range[0], p.intensity);
+            range[1] = fmax(range[1], p.intensity);
+        }
+    }
+}
+
+static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t first, size_t end)
+{
+    acr__device named = {.backend = ACR__CUDA};
+    const char *device = record_text(sorted[first], "device");
+    snprintf(named.name, sizeof named.name, "%s", device);
+    const gpu_model *model = gpu_of_device(&named);
+    if (!model) {
+        text_add(w->page, "<p>No roofline for ");
+        text_add_escaped(w->page, device);
+        text_add(w->page, ": the table of GPUs does not have it.</p>\n");
+        return ACR_OK;
+    }
+    machine m;
+    machine_of_gpu(&m, &model->device);
+    report_text script = {NULL, 0, 0, false};
+    double range[2] = {INFINITY, 0}, peak = m.multiply_add_flops[ACR_F16] / 1e12;
+    begin_script(&script, 480, 420);
+    text_add(&script, "$points << END\n");
+    add_points(&script, sorted, first, end, range);
+    text_add(&script, "END\n");
+    if (!(range[1] > 0)) {
+        text_free(&script);
+        return ACR_OK;
+    }
+    double left = fmin(range[0] / 2, peak * 1e12 / m.memory_bytes_per_s / 20), right = 2 * range[1];
+    text_add(
+        &script,
+        "set logscale xy\nset xrange [%g:%g]\nset yrange [*:%g]\nset xlabel \"FLOP a byte that must be moved\"\n"
+        "set ylabel \"TFLOP/s\"\nset key above Left reverse vertical maxrows 4\nset samples 400\n"
+        "plot (x*%g < %g ? x*%g : %g) lw 2 lc rgb \"#030000\" title \"DRAM %.3g TB/s, tensor cores %.4g TFLOP/s\", "
+        "(x*%g < %g ? x*%g : NaN) lw 2 dt 2 lc rgb \"#040000\" title \"L2 %.3g TB/s\", "
+        "$points using ($3==2 ? $1 : NaN):2 with points pt 7 ps 0.8 lc rgb \"#020000\" title \"fastest peer\", "
+        "$points using ($3==1 ? $1 : NaN):2 with points pt 7 ps 1.1 lc rgb \"#010000\" title \"fastest of ours\"\n",
+        left, right, 2 * peak, m.memory_bytes_per_s / 1e12, peak, m.memory_bytes_per_s / 1e12, peak,
+        m.memory_bytes_per_s / 1e12, peak, m.cache_bytes_per_s / 1e12, peak, m.cache_bytes_per_s / 1e12,
+        m.cache_bytes_per_s / 1e12);
+    char title[256];
+    snprintf(title, sizeof title, "Roofline of %s: 16-bit and 8-bit problems, stream mode", device);
+    acr_status status = draw(w, &script, title,
+                             "Rate against FLOP a byte, both logarithmic, with the lines that DRAM, L2 and the 16-bit "
+                             "tensor cores draw. The figures are those of the table of all measurements.");
+    text_free(&script);
+    return status;
+}
+
+acr_status charts_roofline(chart_writer *w, const report_data *data)
+{
+    size_t count = 0;
+    int before = w->charts;
+    const json_t **sorted =
+        records_latest(&count, data->records, data->record_count, stream_on_gpu, bar_key, by_chart_and_time);
+    acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
+    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
+        const char *device = record_text(sorted[first], "device");
+        for (end = first; end < count && strcmp(device, record_text(sorted[end], "device")) == 0; ++end) {
+        }
+        status = draw_roofline(w, sorted, first, end);
+    }
+    if (w->charts == before) {
+        text_add(w->page, "<p>No measurement in these files is of a GPU whose roofs are known.</p>\n");
+    }
+    free(sorted);
+    return status;
+}
+
+/* ---- The ladder ---- */
+
+static bool rung_wanted(const json_t *r)
+{
+    return strncmp(record_text(r, "kernel"), "fwd_ladder", strlen("fwd_ladder")) == 0;
+}
+
+static int by_chart_and_name(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    return same_chart(x, y) ? strcmp(record_subject(x), record_subject(y)) : by_chart_and_time(a, b);
+}
+
+static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t count)
+{
+    report_text script = {NULL, 0, 0, false}, description = {NULL, 0, 0, false};
+    char title[256];
+    snprintf(title, sizeof title, "The ladder: %s, %s", record_text(rungs[0], "problem"),
+             record_text(rungs[0], "device"));
+    begin_script(&script, 400, 300);
+    text_add(&script,
+             "set logscale y\nset ylabel \"µs a launch (logarithmic)\"\nset xlabel \"rung\"\nset xrange [-0.5:%g]\n"
+             "set offsets 0,0,graph 0.1,0\nset xtics 1\n$rungs << END\n",
+             (double)count - 0.5);
+    for (size_t i = 0; i < count; ++i) {
+        double us = record_number(rungs[i], "p50_us");
+        char text[24];
+        text_add(&script, "%zu %g \"%s\"\n", i, us, us_text(text, us));
+        text_add(&description, "%s%s %s microseconds", i ? "; " : "", record_subject(rungs[i]), text);
+    }
+    text_add(&script, "END\nplot $rungs using 1:2 with linespoints lw 2 pt 7 lc rgb \"#010000\" notitle, "
+                      "'' using 1:2:3 with labels offset 0,1 notitle\n");
+    acr_status status = description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
+                                           : draw(w, &script, title, description.text);
+    text_free(&script);
+    text_free(&description);
+    return status;
+}
+
+acr_status charts_ladder(chart_writer *w, const report_data *data)
+{
+    size_t count = 0;
+    const json_t **sorted =
+        records_latest(&count, data->records, data->record_count, rung_wanted, bar_key, by_chart_and_name);
+    acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
+    text_add(w->page, "<div class=\"grid\">\n");
+    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
+        for (end = first; end < count && same_chart(sorted[first], sorted[end]); ++end) {
+        }
+        status = draw_ladder(w, sorted + first, end - first);
+    }
+    text_add(w->page, "</div>\n");
+    if (count == 0) {
+        text_add(w->page, "<p>These files have no rung of the ladder; <code>acromion bench --ladder</code> measures "
+                          "them.</p>\n");
+    }
+    free(sorted);
+    return status;
+}
+
+/* ---- Evolution ---- */
+
+static acr_status draw_run(chart_writer *w, const report_run *run)
+{
+    report_text script = {NULL, 0, 0, false};
+    char title[320];
+    snprintf(title, sizeof title, "Evolution run %s: times as fast as the incumbent", run->file);
+    begin_script(&script, 480, 340);
+    text_add(&script, "set xlabel \"trial\"\nset ylabel \"times as fast as the incumbent\"\nset key top left\n");
+    int arms = 0;
+    for (size_t first = 0, end; first < run->count; first = end, ++arms) {
+        double best = NAN;
+        text_add(&script, "$arm%d << END\n", arms);
+        for (end = first; end < run->count && strcmp(run->trials[end].arm, run->trials[first].arm) == 0; ++end) {
+            const report_trial *t = &run->trials[end];
+            if (!isnan(t->speedup)) {
+                best = fmax(best, t->speedup);
+                text_add(&script, "%d %g %g %g %g\n", t->number, t->speedup, isnan(t->low) ? t->speedup : t->low,
+                         isnan(t->high) ? t->speedup : t->high, best);
+            }
+        }
+        text_add(&script, "END\narm%d = ", arms);
+        add_quoted(&script, run->trials[first].arm);
+        text_add(&script, "\nhas%d = %d\n", arms, !isnan(best));
+    }
+    text_add(&script, "plot 1 lc rgb \"#030000\" dt 2 notitle");
+    for (int i = 0; i < arms; ++i) {
+        text_add(&script, ", $arm%d using 1:2:3:4 with yerrorbars pt 7 ps 0.5 lc rgb \"#0%d0000\" notitle", i,
+                 i % 2 + 1);
+        text_add(&script, ", $arm%d using 1:5 with steps lw 2 lc rgb \"#0%d0000\" title arm%d.\": best so far\"", i,
+                 i % 2 + 1, i);
+    }
+    text_add(&script, "\n");
+    acr_status status = draw(w, &script, title,
+                             "Each timed trial with its 95 % interval, and the best so far of each arm; "
+                             "the counts are in the table of trials.");
+    text_free(&script);
+    return status;
+}
+
+acr_status charts_trials(chart_writer *w, const report_data *data)
+{
+    acr_status status = ACR_OK;
+    int timed_runs = 0;
+    for (size_t i = 0; i < data->run_count && status == ACR_OK; ++i) {
+        bool timed = false;
+        for (size_t t = 0; t < data->runs[i].count; ++t) {
+            timed = timed || !isnan(data->runs[i].trials[t].speedup);
+        }
+        if (timed) {
+            status = draw_run(w, &data->runs[i]);
+            ++timed_runs;
+        }
+    }
+    if (timed_runs == 0) {
+        text_add(w->page,
+                 data->run_count ? "<p>No trial of the run was timed.</p>\n" : "<p>No evolution run was given.</p>\n");
+    }
+    return status;
+}
