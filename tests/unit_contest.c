@@ -146,6 +146,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
     const demand asked = demand_of(&problem, NULL);
     const floor_times floor = {
         .warm_s = floor_s, .warm_bound = "the test", .cold_s = floor_s, .cold_bound = "the test"};
+    const kernel_patterns all = {.count = 0};
     const contest_request request = {
         .ctx = ctx,
         .problem = &problem,
@@ -153,6 +154,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
         .ref = ref,
         .demand = &asked,
         .floor = &floor,
+        .patterns = &all,
         .planned = acr_plan_kernel(plan),
         .providers = providers,
         .provider_count = provider_count,

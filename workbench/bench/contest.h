@@ -9,7 +9,7 @@
 #include "bench_door.h"
 #include "check/reference.h"
 #include "internal.h"
-#include "kernel_choice.h"
+#include "kernels/kernel_choice.h"
 #include "mode.h"
 
 enum {
