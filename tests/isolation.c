@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "conformance.h"
-#include "kernel_choice.h"
+#include "check/conformance.h"
+#include "kernels/kernel_choice.h"
 
 typedef struct tally {
     int passed, failed;
@@ -244,6 +244,7 @@ static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel
 
 static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, const char *text)
 {
+    const kernel_patterns wanted = {{pattern}, 1};
     acr_problem problem;
     acr_status status = acr_problem_parse(&problem, text, NULL);
     if (status == ACR_OK) {
@@ -251,7 +252,7 @@ static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, con
     }
     for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
         const acr__kernel *kernel = kernel_at(i);
-        if (kernel_matches(kernel, pattern) && !acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
+        if (kernel_matches(kernel, &wanted) && !acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
             status = check_kernel(t, ctx, kernel, &problem);
         }
     }
