@@ -9,12 +9,18 @@ set(compile_image ${CMAKE_CURRENT_SOURCE_DIR}/cmake/compile_image.sh)
 file(MAKE_DIRECTORY ${generated} ${ACR_IMAGES})
 
 # The CUDA toolkit: on PATH, at the usual place, or the one that `./run setup` puts into build/toolchain.
-find_program(ACR_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin
-  ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/bin)
-find_path(ACR_CUDA_INCLUDE cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
-  ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/include)
-if(NOT ACR_CUDA_INCLUDE)
-  message(FATAL_ERROR "cuda.h not found: install the CUDA 13 toolkit, or run ./run setup")
+if(ACR_CUDA)
+  find_program(ACR_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin
+    ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/bin)
+  find_path(ACR_CUDA_INCLUDE cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
+    ${CMAKE_CURRENT_SOURCE_DIR}/build/toolchain/include)
+  if(NOT ACR_CUDA_INCLUDE)
+    message(FATAL_ERROR "cuda.h not found: install the CUDA 13 toolkit, run ./run setup, or build for the CPU alone: "
+      "-DACR_CUDA=OFF")
+  endif()
+else()
+  set(ACR_NVCC "")
+  set(ACR_CUDA_INCLUDE "")
 endif()
 
 set(isa_flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
@@ -34,7 +40,8 @@ function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)
   if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
     if(NOT ACR_NVCC)
-      message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, or run ./run setup")
+      message(FATAL_ERROR "nvcc not found: install the CUDA 13 toolkit, run ./run setup, or build for the CPU alone: "
+        "-DACR_CUDA=OFF")
     endif()
     add_custom_command(OUTPUT ${image}
       COMMAND ${CMAKE_COMMAND} -E env KEEP_PTX=1
@@ -84,8 +91,8 @@ foreach(line IN LISTS lines)
   if(arch MATCHES "^(portable|avx2|avx512)$" AND NOT arch IN_LIST cpu_archs)
     continue() # another processor's instruction set
   endif()
-  if(ACR_CPU_KERNELS_ONLY AND NOT arch MATCHES "^(portable|avx2|avx512)$")
-    continue() # for trying the CPU's tools: device images take most of a build
+  if((NOT ACR_CUDA OR ACR_CPU_KERNELS_ONLY) AND NOT arch MATCHES "^(portable|avx2|avx512)$")
+    continue()
   endif()
   if(chosen AND NOT name MATCHES "^(${chosen})$")
     continue()
