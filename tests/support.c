@@ -228,6 +228,14 @@ void execute_once(acr_ctx *ctx, const acr__kernel *kernel, tensors *t)
     acr_plan_destroy(plan);
 }
 
+bool has_cuda_kernels(void)
+{
+    for (size_t n = 0; n < acr__kernel_count; n++)
+        if (acr__kernels[n]->backend == ACR__CUDA)
+            return true;
+    return false;
+}
+
 const char *scratch_path(const char *name)
 {
     static char paths[4][512];

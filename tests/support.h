@@ -69,6 +69,9 @@ int64_t element_of(const acr_strides *strides, int64_t batch, int64_t head, int6
 /* Plans with the kernel (NULL: by estimate), executes once with a workspace of its own, destroys the plan. */
 void execute_once(acr_ctx *ctx, const acr__kernel *kernel, tensors *t);
 
+/* False in a build without CUDA (-DACR_CUDA=OFF): what is said of CUDA's kernels has nothing to look at there. */
+bool has_cuda_kernels(void);
+
 /* A path in the tests' scratch folder (removed by the caller, or overwritten by the next run); static buffers, four at
  * a time. */
 const char *scratch_path(const char *name);

@@ -207,6 +207,8 @@ static void the_cheapest_that_can_run_is_chosen(void **state)
 static void hopper_products_are_used_for_fp8(void **state)
 {
     (void)state;
+    if (!has_cuda_kernels())
+        skip();
     static const int lengths[] = {1024, 1333, 4096, 16384}, dims[] = {16, 64, 96, 128, 192, 256};
     static const char *const masks[] = {"", ":causal", ":kvlens:lse"};
     for (size_t q = 0; q < COUNT_OF(lengths); q++)
@@ -230,6 +232,8 @@ static void hopper_products_are_used_for_fp8(void **state)
 static void common_problems_run_everywhere(void **state)
 {
     (void)state;
+    if (!has_cuda_kernels())
+        skip();
     /* The promise of the families of last resort: any strides, element alignment, head dims to 256, all three wide
      * types. */
     const char *const texts[] = {"b2:h8:s512:d64", "bf16:b3:h5/1:s17/1333:d33/65:causal:align2:lse",

@@ -100,8 +100,9 @@ def _check_kinds(**tensors: Any) -> None:
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, must be a torch.Tensor "
-                            "beside tensors that only PyTorch can read (subclasses, the meta device, sparse ones)")
+            raise TypeError(f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, must be a "
+                            "torch.Tensor beside tensors that only PyTorch can read (subclasses, the meta device, "
+                            "sparse ones)")
         if tensor.is_nested:
             raise TypeError(f"{name} is a nested tensor, must be dense: pad it and give kv_lens")
         if tensor.layout != torch.strided:

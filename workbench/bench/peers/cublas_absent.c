@@ -1,6 +1,5 @@
 /* In place of cublas.c where the build leaves CUDA out (-DACR_CUDA=OFF). */
 #include "cublas.h"
-#include "error.h"
 
 acr_status cublas_open(const peer_provider **out, acr_ctx *ctx)
 {
