@@ -57,6 +57,23 @@ DEV void named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* named_sync that returns whether any of the threads says yes. */
+template <int ID, int COUNT> DEV int named_any(int yes)
+{
+    int any;
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.s32 %0, 1, 0, q; }"
+        : "=r"(any)
+        : "r"(yes), "n"(ID), "n"(COUNT)
+        : "memory");
+    return any;
+}
+
+/* Register hand-over between warpgroups: from here on each thread of this one has so many, a constant multiple of 8.
+ * All its warps come here; who takes waits until others have given. */
+#define REGISTERS_GIVE(left) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)(left)))
+#define REGISTERS_TAKE(all) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)(all)))
+
 /* Makes this thread's ordinary stores to shared memory visible to wgmma and to the copy engine. */
 DEV void shared_stores_visible(void)
 {

@@ -33,6 +33,16 @@ DEV uint32_t pack_e4m3(float a, float b, float c, float d)
     return packed;
 }
 
+/* Four e4m3 as fp16, which holds all of them, the lowest byte first. sm_89 and newer. */
+DEV uint2 upcast_e4m3(uint32_t x)
+{
+    uint2 wide;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(wide.x), "=r"(wide.y)
+        : "r"(x));
+    return wide;
+}
+
 /* Of two neighbouring lanes' words x[0] and x[1] the even lane gets both lanes' x[0], the odd one both lanes' x[1]. */
 DEV uint4 join_neighbours(const uint32_t (&x)[2][2])
 {
