@@ -41,9 +41,21 @@ def device_constants():
     return "".join(f"enum {{ {name} = {value} }};\n" for name, value in found.items())
 
 
+def whole_text(source):
+    """A family's file with the headers of its own folder in place of their #include."""
+    own = re.compile(rf'^#include "\w+/(?:kernels/)?{source.stem}/([\w.]+)"$', re.M)
+    seen, text = set(), source.read_text()
+    while include := own.search(text):
+        header = "" if include[1] in seen else (source.parent / include[1]).read_text()
+        header = re.sub(r"^#(?:ifndef|define) ACR_\w+_(?:H|CUH)$|^#endif\Z", "", header.rstrip(), flags=re.M)
+        text = text[:include.start()] + header + text[include.end():]
+        seen.add(include[1])
+    return text
+
+
 def assertions_of(source):
     """The part of a family's file that decides which parameters are legal, as C++ or C of its own."""
-    text = re.sub(r"/\*.*?\*/", "", source.read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", whole_text(source), flags=re.S)
     host = text.find("#ifdef __CUDACC__")  # layouts of shared memory stand before it, beside the enums that need them
     found = list(BLOCKS.finditer(text))
     kept = [m[0] for m in found if not m[0].startswith("typedef") or m.start() < host]

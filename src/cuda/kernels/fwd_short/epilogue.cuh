@@ -1,0 +1,116 @@
+/* How fwd_short's rows leave: finished rows to global memory, log-sum-exp, and the NaN fix-up. */
+#ifndef ACR_CUDA_FWD_SHORT_EPILOGUE_CUH
+#define ACR_CUDA_FWD_SHORT_EPILOGUE_CUH
+
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/isa/global.cuh"
+#include "cuda/kernels/fwd_short/merge.cuh"
+
+enum {
+    ELEMENT = E4M3 ? ACR_E4M3 : BF16 ? ACR_BF16 : ACR_F16,
+    OUT_ELEMENT = E4M3 ? ACR_BF16_OR_F16 : ELEMENT
+};
+
+/* Where the lane's rows go. Computed before the products, since the first read of a kernel parameter takes as long as
+ * one of L2. */
+DEV void locate_rows(row_results &f, const fwd_args &a, const tile &t, const consumer &c)
+{
+    f.v_dim = a.v_dim;
+    if (E4M3) {
+        f.scale = scales_of(a, t).out;
+        f.bf16 = a.out_bf16;
+    }
+#pragma unroll
+    for (int out = 0; out < OUT_ROWS; out++) {
+        const int bottom = half_of(c, out);
+        f.row[out] = (bottom ? t.first[1] : t.first[0]) + 8 * c.warp + c.lane / 4;
+        /* rows that are held twice are stored once */
+        f.present[out] = f.row[out] < a.q_len &&
+                         (bottom ? ONE_HALF || t.first[0] < t.first[1] : !ONE_HALF && t.first[0] <= t.first[1]);
+        f.o[out] = (char *)a.o +
+                   (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * OUT_BYTES;
+        asm volatile("" : "+l"(f.o[out]), "+r"(f.v_dim), "+r"(f.present[out])); /* here, not where they are needed */
+    }
+}
+
+/* Eight rows of a warp, from fragments through the place where its rows of Q were to 16-byte stores, 64 bytes of a row
+ * at a time. */
+DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const row_results &f, const int out)
+{
+    const uint32_t rows_at = c.q_at + half_of(c, out) % HALVES * Q_HALF_BYTES + c.warp * SWIZZLE_ROWS_BYTES;
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++) {
+        const int row = c.lane % 8, piece = i % 2 * 4 + c.lane / 8; /* of 16 bytes in the panel's row */
+        store_matrices(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((piece ^ row) << 4), packed + 4 * i);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++) {
+        /* odd rows take their halves the other way around: no two lanes in one bank */
+        const int row = c.lane / 4, piece = (i % 2 * 4 + c.lane % 4) ^ (row % 2 * 4),
+                  column = i / 2 * PANEL_ELEMS + piece * 8;
+        const uint4 v = load_shared_4(rows_at + i / 2 * Q_PANEL_BYTES + row * PANEL_ROW_BYTES + ((piece ^ row) << 4));
+        if (f.present[out] && column < f.v_dim)
+            store_global_4(f.o[out] + column * OUT_BYTES, v);
+    }
+}
+
+/* Finishes and stores the rows whose output is in o. */
+DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], const output_tile &o,
+                           const row_results &f)
+{
+    ACR_MARK(0, "last product done");
+    if (!SHARED_ROWS)
+#pragma unroll
+        for (int row = 0; row < OUT_ROWS; row++)
+            pack_row(packed[row], o, f, row);
+    else {
+        if (c.index == 0)
+            send_part(c, o, f, 1);
+        else if (!ONE_HALF)
+            send_part(c, o, f, 0);
+        named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
+        ACR_MARK(0, "parts exchanged");
+        if (c.index != 0)
+            add_part(c, packed[0], o, f, 1);
+        else if (!ONE_HALF)
+            add_part(c, packed[0], o, f, 0);
+        else
+            return;
+    }
+#pragma unroll
+    for (int out = 0; out < OUT_ROWS; out++)
+        store_rows(c, packed[out], f, out);
+    ACR_MARK(0, "stored");
+}
+
+DEV int any_not_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)
+{
+    const uint32_t exponent = is_bf16(f) ? 0x7f80 : 0x7c00;
+    int found = 0;
+#pragma unroll
+    for (int i = 0; i < DIM / 8; i++)
+        found |= (packed[i] & exponent) == exponent || (packed[i] >> 16 & exponent) == exponent;
+    return __any_sync(~0u, found);
+}
+
+/* What few callers want or few inputs need of a stored row. */
+DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const row_results &f,
+                    const uint32_t (&packed)[DIM / 8], const int out)
+{
+    if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
+        a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row[out]] =
+            log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), scales_of(a, t).scale);
+    if (a.mask != FWD_MASK_NONE && any_not_finite(packed, f)) {
+        __threadfence();
+        __syncwarp(); /* the values are other lanes' */
+        if (f.present[out] && isfinite(f.total[out]))
+            repair_row<ELEMENT, OUT_ELEMENT>(a,
+                                             {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]),
+                                              scales_of(a, t).scale_log2, finite_max(f.max[out]) * c.scale_log2 + SHIFT,
+                                              row_factor(f.total[out], f)},
+                                             c.lane);
+    }
+}
+
+#endif

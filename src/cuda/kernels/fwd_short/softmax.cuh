@@ -1,0 +1,86 @@
+/* fwd_short's softmax, which looks for no running maximum. A row's scores are relative to a reference, the maximum over
+ * the row's first 16 keys of each consumer, and to 2^SHIFT. Every exponential is at most the row's sum, so a sum below
+ * LARGEST_SUM proves that none overflowed; otherwise the row is computed again, with the true maximum (second_pass). */
+#ifndef ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
+#define ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
+
+#include "cuda/device/isa/fragment.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/kernels/fwd_short/consumer.cuh"
+
+enum {
+    /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
+    SHIFT = BF16 ? 0 : 8
+};
+
+/* Of a lane's exponentials: none overflowed, and neither does their product with V. */
+#define LARGEST_SUM (BF16 ? 0x1p100f : 60000.0f)
+
+typedef struct softmax_rows {
+    float reference[2]; /* what is subtracted from the raw scores */
+    float offset[2];    /* the same, finite, times scale_log2, and the shift */
+    float sum[2];       /* of this lane's exponentials; lanes of a quad are added at the end */
+} softmax_rows;
+
+/* Scores that a row does not see become -inf. */
+DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
+{
+#pragma unroll
+    for (int i = 0; i < CHUNK_KEYS / 2; i++)
+        if (chunk * KV_TILE + 8 * (i / 4) + i % 2 >= c.seen[i / 2 % 2])
+            s[i] = -CUDART_INF_F;
+}
+
+/* The maximum over the lane's columns among the first so many eights. */
+DEV float row_max(const score_tile &s, int row, const int eights)
+{
+    float max = fmaxf(s[2 * row], s[2 * row + 1]);
+#pragma unroll
+    for (int i = 1; i < eights; i++)
+        max = fmaxf(max, fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]));
+    return max;
+}
+
+/* Keys are seen from the first on, so a row that sees none of the first 16 sees none of this consumer's. */
+DEV void choose_reference(const consumer &c, softmax_rows &r, const score_tile &s)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        r.reference[row] = quad_max(row_max(s, row, 2));
+        r.offset[row] = -finite_max(r.reference[row]) * c.scale_log2 - SHIFT;
+        r.sum[row] = 0.0f;
+    }
+}
+
+/* Here and below: without `top`, the lane's row of the top half sees none of the keys, and is left out. */
+DEV void scale_scores(const consumer &c, const softmax_rows &r, score_tile &t, const score_tile &s, const int top)
+{
+#pragma unroll
+    for (int i = 0; i < CHUNK_KEYS / 2; i++)
+        if (top || i / 2 % 2)
+            t[i] = fmaf(s[i], c.scale_log2, r.offset[i / 2 % 2]);
+}
+
+/* A group is 8 keys. */
+DEV void exponentiate(score_tile &t, int group, const int top)
+{
+#pragma unroll
+    for (int i = 4 * group; i < 4 * group + 4; i++)
+        if (top || i / 2 % 2)
+            t[i] = exp2_fast(t[i]);
+}
+
+DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int i = 4 * group + 2 * row;
+        if (top || row) {
+            r.sum[row] += t[i] + t[i + 1];
+            p[i / 2] = pack<BF16>(t[i], t[i + 1]);
+        } else
+            p[i / 2] = ONE_HALF ? pack<BF16>(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
+    }
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* Which rows a CTA of fwd_short has and which keys they see, and where the stages of K and V lie. */
+#ifndef ACR_CUDA_FWD_SHORT_TILE_CUH
+#define ACR_CUDA_FWD_SHORT_TILE_CUH
+
+#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/barrier.cuh"
+#include "cuda/device/isa/shared.cuh"
+#include "cuda/kernels/fwd_short/parameters.h"
+
+/* The address of a member of shared_memory, which begins at `smem`. */
+#define ADDRESS(smem, member) ((smem) + (uint32_t)offsetof(shared_memory, member))
+
+enum {
+    /* Named barriers (0 is __syncthreads). */
+    VOTE = 1,
+    CONSUMER_ALONE = 2, /* and 3: one for each */
+    WARP_PAIR = 4       /* to 7: the warps of both consumers that hold the same rows */
+};
+
+/* A consumer's query rows are HALF_ROWS from first[0], counted from the top, and HALF_ROWS from first[1], as far from
+ * the bottom; where the two meet, rows are held twice or do not exist. */
+typedef struct tile {
+    int first[2];
+    int head, batch;
+    keys seen[2]; /* of each half */
+    int stages;   /* that hold every key which the CTA's rows see */
+} tile;
+
+/* half: 0 from the top, 1 from the bottom. */
+DEV int first_row(const fwd_args &a, int half, int consumer)
+{
+    const int from_end = SHARED_ROWS ? blockIdx.x : 2 * blockIdx.x + consumer;
+    return (half && !ONE_HALF ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
+}
+
+DEV tile find_tile(const fwd_args &a, int consumer)
+{
+    tile t;
+    t.head = blockIdx.y;
+    t.batch = blockIdx.z;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        t.first[half] = first_row(a, half, consumer);
+        t.seen[half] = find_keys(a, t.batch, t.first[half], HALF_ROWS);
+    }
+    int end = max(t.seen[0].end, t.seen[1].end);
+    if (!SHARED_ROWS) /* rows see the more keys the lower they are */
+        end = max(end, find_keys(a, t.batch, max(first_row(a, 0, 1), first_row(a, 1, 0)), HALF_ROWS).end);
+    t.stages = (end + KV_TILE - 1) / KV_TILE;
+    return t;
+}
+
+DEV head_scales scales_of(const fwd_args &a, const tile &t)
+{
+    return E4M3 ? find_scales(a, t.batch, t.head / a.group) : head_scales{a.scale, a.scale_log2, 1.0f};
+}
+
+/* ---- Stages: a step is one use of a stage. Without a ring each stage is used once. ---- */
+
+/* Of the stages' barriers, the first of which is at `first`. */
+DEV uint32_t barrier_of(uint32_t first, int step)
+{
+    return first + BARRIER_BYTES * (RING ? step % STAGES : step);
+}
+
+DEV uint32_t phase_of(int step)
+{
+    return RING ? step / STAGES & 1 : 0;
+}
+
+DEV uint32_t stage_of(uint32_t first, int step, int bytes)
+{
+    return first + (RING ? step % STAGES : step) * bytes;
+}
+
+/* Where V lands in its stage: at the stage's end, so that e4m3 can be upcast in place from the stage's start on. */
+DEV uint32_t v_load_at(uint32_t smem, int step)
+{
+    return stage_of(ADDRESS(smem, v), step, V_STAGE_BYTES) + V_STAGE_BYTES - LOAD_BYTES;
+}
+
+/* The stage's values have landed, as they are in global memory. */
+DEV void wait_loaded_values(uint32_t smem, int step)
+{
+    barrier_wait(barrier_of(JOINT ? ADDRESS(smem, k_full) : ADDRESS(smem, v_full), step), phase_of(step));
+}
+
+/* With a ring: whether the consumers want everything once more. */
+DEV int wait_verdict(uint32_t smem)
+{
+    barrier_wait(ADDRESS(smem, verdict), 0);
+    return load_shared(ADDRESS(smem, again));
+}
+
+#endif
