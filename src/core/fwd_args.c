@@ -6,19 +6,6 @@ static fwd_strides strides_of(const acr_strides *s)
     return (fwd_strides){s->batch, s->head, s->row};
 }
 
-static int32_t mask_of(acr_mask mask)
-{
-    switch (mask) {
-    case ACR_MASK_CAUSAL:
-        return FWD_MASK_BOTTOM_RIGHT;
-    case ACR_MASK_CAUSAL_TOP_LEFT:
-        return FWD_MASK_TOP_LEFT;
-    case ACR_MASK_NONE:
-        break;
-    }
-    return FWD_MASK_NONE;
-}
-
 void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace)
 {
     static const double log2_e = 1.44269504088896340736;
@@ -50,7 +37,7 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .kv_len = (int32_t)problem->kv_len,
         .qk_dim = (int32_t)problem->qk_dim,
         .v_dim = (int32_t)problem->v_dim,
-        .mask = mask_of(problem->mask),
+        .mask = acr__rule_of(problem).mask,
         .scale = scale,
         .scale_log2 = (float)((double)scale * log2_e),
         .out_scale = problem->v_scale,

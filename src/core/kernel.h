@@ -53,6 +53,12 @@ typedef struct acr__device {
     double dram_bytes_per_s;    /* 0 = unknown */
 } acr__device;
 
+/* What a problem lets its rows see, the batch entry of the longest lengths under that rule, and how many pairs of a row
+ * and a key are visible in an entry, for one head. problem canonical. */
+visible_rule acr__rule_of(const acr_problem *problem);
+visible_entry acr__longest_entry(const acr_problem *problem);
+double acr__visible_pairs(visible_entry entry);
+
 /* The launch of a CUDA kernel. */
 typedef struct acr__launch {
     uint32_t grid[3], block, cluster; /* cluster: CTAs along x; 0 or 1 = none */

@@ -65,6 +65,12 @@ VISIBLE_FUNCTION int32_t visible_max(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
+/* Whether some row may see less than every key that exists. */
+VISIBLE_FUNCTION int visible_is_limited(visible_rule rule)
+{
+    return rule.mask != FWD_MASK_NONE || rule.window_left != 0 || rule.window_right != 0;
+}
+
 /* What is added to a row for its position. */
 VISIBLE_FUNCTION int32_t visible_diagonal(visible_entry e)
 {

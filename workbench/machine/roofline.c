@@ -52,21 +52,6 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
     out->memory_bytes_per_s = cpu_peak_read_bytes_per_s(MEMORY_TEST_BYTES, threads);
 }
 
-/* Pairs of a query and a key that it sees, for one head: query i sees min(max(i + 1 + diagonal, 0), keys) of them. */
-static double visible_pairs(const acr_problem *p, int64_t query_count, int64_t keys)
-{
-    double queries = (double)query_count;
-    if (p->mask == ACR_MASK_NONE) {
-        return queries * (double)keys;
-    }
-    int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - query_count : 0;
-    double first = fmin(fmax(0.0, (double)-diagonal), queries);              /* the first query that sees a key */
-    double full = fmin(fmax(first, (double)(keys - 1 - diagonal)), queries); /* the first that sees all keys */
-    double growing = (full - first) *
-                     ((first + full - 1) / 2 + 1 + (double)diagonal); /* sum of i + 1 + diagonal over [first, full) */
-    return growing + (queries - full) * (double)keys;
-}
-
 /* Of each position: repeated batch entries or heads (stride 0) are the same memory. */
 static double distinct_rows(const acr_strides *strides, int64_t batch, int64_t heads)
 {
@@ -93,7 +78,8 @@ demand demand_of(const acr_problem *p, const acr_buffers *lengths)
     double pairs = 0, keys_total = 0, queries_total = 0;
     for (int64_t batch = 0; batch < p->batch; ++batch) {
         entry_lengths entry = lengths_of(p, lengths, batch);
-        pairs += visible_pairs(p, entry.queries, entry.keys) * (double)p->q_heads;
+        const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys};
+        pairs += acr__visible_pairs(seen) * (double)p->q_heads;
         keys_total += (double)entry.keys;
         queries_total += (double)entry.queries;
     }

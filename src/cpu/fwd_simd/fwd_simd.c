@@ -295,18 +295,19 @@ typedef struct tile {
     int64_t queries, keys;          /* that exist in the batch entry */
     int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
     fwd_scales scales;              /* of the batch entry and head */
+    visible_entry visible;
 } tile;
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
 typedef struct scratch_parts {
-    float *q;      /* [Q_TILE / ROWS][qk_dim][ROWS] */
-    float *o;      /* [Q_TILE / ROWS][v_dim][ROWS]: not yet divided by sum */
-    float *s;      /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
-    float *max;    /* [Q_TILE]: largest score so far, before scaling */
-    float *sum;    /* [Q_TILE]: of the weights, relative to max */
-    int32_t *seen; /* [Q_TILE]: keys that the row sees */
-    float *k;      /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
-    float *v;      /* [KV_TILE][v_dim rounded up to vectors], where inputs are widened */
+    float *q;             /* [Q_TILE / ROWS][qk_dim][ROWS] */
+    float *o;             /* [Q_TILE / ROWS][v_dim][ROWS]: not yet divided by sum */
+    float *s;             /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
+    float *max;           /* [Q_TILE]: largest score so far, before scaling */
+    float *sum;           /* [Q_TILE]: of the weights, relative to max */
+    int32_t *first, *end; /* [Q_TILE]: the row sees the keys from first to end - 1 */
+    float *k;             /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
+    float *v;             /* [KV_TILE][v_dim rounded up to vectors], where inputs are widened */
 } scratch_parts;
 
 /* A matrix of floats as the products read it. */
@@ -338,7 +339,8 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     parts->s = cut(scratch, &used, KV_TILE * ROWS);
     parts->max = cut(scratch, &used, Q_TILE);
     parts->sum = cut(scratch, &used, Q_TILE);
-    parts->seen = cut(scratch, &used, Q_TILE);
+    parts->first = cut(scratch, &used, Q_TILE);
+    parts->end = cut(scratch, &used, Q_TILE);
     parts->k = cut(scratch, &used, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
     parts->v = cut(scratch, &used, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
     return used;
@@ -383,12 +385,13 @@ static void find_scales(const fwd_args *args, tile *t)
 static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
 {
     const int64_t heads = (int64_t)args->batch * args->kv_heads;
-    const bool masked = args->mask != FWD_MASK_NONE;
+    const bool masked = visible_is_limited(fwd_rule_of(args));
     const int64_t head = masked ? item % heads : item / tiles;
     const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
     tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
     find_entry(args, &t);
     find_scales(args, &t);
+    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, (int32_t)t.keys};
     const int64_t rows = args->group * t.queries;
     t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
@@ -399,16 +402,6 @@ static int64_t row_offset(const fwd_args *args, const fwd_strides *stride, const
 {
     const int64_t head = t->kv_head * args->group + row % args->group;
     return t->batch * stride->batch + head * stride->head + (t->first_query + row / args->group) * stride->row;
-}
-
-static int32_t keys_seen(const fwd_args *args, const tile *t, int64_t row)
-{
-    if (args->mask == FWD_MASK_NONE) {
-        return (int32_t)t->keys;
-    }
-    const int64_t diagonal = args->mask == FWD_MASK_BOTTOM_RIGHT ? t->keys - t->queries : 0;
-    const int64_t seen = row / args->group + diagonal + 1;
-    return (int32_t)(seen < 0 ? 0 : seen < t->keys ? seen : t->keys);
 }
 
 /* ---- In: queries, keys, values --------------------------------------------------------------------------------- */
@@ -449,7 +442,9 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
         for (int64_t lane = row; lane < row + LANES; lane++) {
             /* Lanes beyond the tile follow its last row, so that they never widen the span of keys. */
             const int64_t real = t->first_row + lane < t->end_row ? t->first_row + lane : t->end_row - 1;
-            parts->seen[lane] = keys_seen(args, t, real);
+            const int32_t position = (int32_t)(real / args->group);
+            parts->first[lane] = visible_first(t->visible, position);
+            parts->end[lane] = visible_end(t->visible, position);
         }
     }
     for (int64_t i = 0; i < padded_rows(t) * args->v_dim; i += LANES) {
@@ -486,15 +481,21 @@ INLINE int next_columns(int64_t left)
     return left >= COLUMNS ? COLUMNS : left >= FEW ? FEW : 1;
 }
 
+/* Which of a block's rows see a key; first and end are the block's. */
+INLINE ivec sees(const int32_t *first, const int32_t *end, int r, int32_t key)
+{
+    return (ivec)(*(const ivec *)&first[r * LANES] <= key) & (ivec)(*(const ivec *)&end[r * LANES] > key);
+}
+
 /* What the scores of one block of rows against one tile of keys need. */
 typedef struct score_call {
     float *s;       /* [keys][ROWS]: the scores */
     const float *q; /* [dim][ROWS] */
     matrix k;
     int64_t dim, keys;
-    int32_t first;       /* number of the tile's first key */
-    const int32_t *seen; /* [ROWS] */
-    bool masked;         /* some row does not see some key: its score becomes -infinity */
+    int32_t first_key;                  /* of the tile */
+    const int32_t *row_first, *row_end; /* [ROWS] */
+    bool masked;                        /* some row does not see some key: its score becomes -infinity */
 } score_call;
 
 /* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns`
@@ -530,8 +531,8 @@ INLINE void score_columns(const score_call *call, vec max[ROW_VECS], int64_t key
         FLATTENED
         for (int r = 0; r < ROW_VECS; r++) {
             if (call->masked) {
-                const ivec seen = *(const ivec *)&call->seen[r * LANES];
-                acc[c][r] = pick(seen > call->first + (int32_t)key + c, acc[c][r], splat(minus_infinity));
+                const ivec visible = sees(call->row_first, call->row_end, r, call->first_key + (int32_t)key + c);
+                acc[c][r] = pick(visible, acc[c][r], splat(minus_infinity));
             }
             max[r] = max_or_second(acc[c][r], max[r]);
             *(vec *)&call->s[(key + c) * ROWS + r * LANES] = acc[c][r];
@@ -592,16 +593,18 @@ INLINE void add_values(float *o, const vec rescale[ROW_VECS], const float *s, ma
     }
 }
 
-/* As add_values, with nothing added for keys that a row does not see: 0 * infinity would be NaN. Slow, and rare. */
+/* As add_values, to the bit, with nothing added for keys that a row does not see: 0 * infinity would be NaN. Slow, and
+ * rare. */
 static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims,
-                            const int32_t *seen, int32_t first)
+                            const int32_t *row_first, const int32_t *row_end, int32_t first_key)
 {
     for (int64_t dim = 0; dim < dims; dim++) {
         for (int r = 0; r < ROW_VECS; r++) {
             vec sum = {0};
             for (int32_t key = 0; key < (int32_t)keys; key++) {
-                const vec term = *(const vec *)&s[key * ROWS + r * LANES] * v.at[key * v.row_stride + dim];
-                sum += pick(*(const ivec *)&seen[r * LANES] > first + key, term, (vec){0});
+                const vec value =
+                    pick(sees(row_first, row_end, r, first_key + key), splat(v.at[key * v.row_stride + dim]), (vec){0});
+                sum += *(const vec *)&s[key * ROWS + r * LANES] * value;
             }
             vec *at = (vec *)&o[dim * ROWS + r * LANES];
             *at = *at * rescale[r] + sum;
@@ -672,16 +675,17 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
 {
     const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
-    const int32_t *seen = parts->seen + block * ROWS;
-    const int64_t seen_by_all = seen[0], seen_by_any = seen[ROWS - 1]; /* later positions never see fewer keys */
-    end = end < seen_by_any ? end : seen_by_any;
-    if (first >= end) {
+    const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
+    /* Of a later position neither end is less. */
+    const visible_keys seen = {row_first[0], row_first[ROWS - 1], row_end[0], row_end[ROWS - 1]};
+    end = end < seen.end ? end : seen.end;
+    if (first >= end || end <= seen.first) {
         return;
     }
     const int64_t keys = end - first;
-    const bool masked = end > seen_by_all;
+    const bool masked = first < seen.full_first || end > seen.full_end;
     vec tile_max[ROW_VECS], rescale[ROW_VECS];
-    score_call call = {parts->s, q, k, args->qk_dim, keys, (int32_t)first, seen, true};
+    score_call call = {parts->s, q, k, args->qk_dim, keys, (int32_t)first, row_first, row_end, true};
     if (masked) {
         score(&call, tile_max);
     } else {
@@ -691,7 +695,7 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
     weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, t->scales.scale_log2,
           rescale);
     if (masked && !all_finite(v, keys, args->v_dim)) {
-        add_seen_values(o, rescale, parts->s, v, keys, args->v_dim, seen, (int32_t)first);
+        add_seen_values(o, rescale, parts->s, v, keys, args->v_dim, row_first, row_end, (int32_t)first);
     } else {
         add_values(o, rescale, parts->s, v, keys, args->v_dim);
     }
@@ -701,7 +705,7 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
 static void store_rows(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
     const float *o = parts->o + row / ROWS * args->v_dim * ROWS + row % ROWS;
-    const ivec sees_keys = *(const ivec *)&parts->seen[row] > 0;
+    const ivec sees_keys = *(const ivec *)&parts->end[row] > *(const ivec *)&parts->first[row];
     const vec factor = t->scales.out_scale / *(const vec *)&parts->sum[row];
     for (int64_t dim = 0; dim < args->v_dim; dim += LANES) {
         const int64_t count = args->v_dim - dim < LANES ? args->v_dim - dim : LANES;
@@ -734,9 +738,10 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
 static void run_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     begin_tile(parts, args, t);
-    const int64_t seen_by_any = parts->seen[padded_rows(t) - 1];
-    for (int64_t first = 0; first < seen_by_any; first += KV_TILE) {
-        const int64_t end = first + KV_TILE < seen_by_any ? first + KV_TILE : seen_by_any;
+    const int64_t keys_end = parts->end[padded_rows(t) - 1];
+    /* From a multiple of KV_TILE on: which keys are summed together depends on no other row. */
+    for (int64_t first = parts->first[0] / KV_TILE * KV_TILE; first < keys_end; first += KV_TILE) {
+        const int64_t end = first + KV_TILE < keys_end ? first + KV_TILE : keys_end;
         const matrix k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
         const matrix v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
         for (int block = 0; block * ROWS < padded_rows(t); block++) {
@@ -814,11 +819,9 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const int64_t rows = problem->q_heads / problem->kv_heads * problem->q_len;
     const double heads = (double)(problem->batch * problem->kv_heads);
     const double items = heads * (double)((rows + Q_TILE - 1) / Q_TILE);
-    double keys = (double)problem->kv_len; /* an average row sees */
-    if (problem->mask != ACR_MASK_NONE) {
-        const double half = 0.5 * (double)(problem->q_len < problem->kv_len ? problem->q_len : problem->kv_len);
-        keys = (problem->mask == ACR_MASK_CAUSAL ? keys - half : half) +
-               0.5 * ROWS; /* a block sees what its last row sees */
+    double keys = acr__visible_pairs(acr__longest_entry(problem)) / (double)problem->q_len; /* an average row sees */
+    if (visible_is_limited(acr__rule_of(problem))) {
+        keys += 0.5 * ROWS; /* a block sees what its last row sees */
     }
     const double row_vectors = heads * (double)(round_up(rows, ROWS) / LANES);
     const double cycles = row_vectors * (keys * (dims * cycles_per_product + exp_cycles) + dims * row_cycles) +

@@ -290,12 +290,9 @@ static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
 /* The key tiles that a query tile visits; tile 0 is the first. */
 static double count_steps(const acr_problem *p, const acr__fwd_rates *r, double tile)
 {
-    const double q_len = (double)p->q_len, kv_len = (double)p->kv_len;
-    const double diagonal = p->mask == ACR_MASK_CAUSAL ? kv_len - q_len : 0.0;
-    double keys = kv_len;
-    if (p->mask != ACR_MASK_NONE) /* of the tile's last row */
-        keys = fmin(kv_len, fmax(0.0, fmin(q_len, (tile + 1.0) * r->q_tile) + diagonal));
-    return ceil(keys / r->kv_tile);
+    const visible_keys keys = visible_to_rows(acr__longest_entry(p), (int32_t)tile * r->q_tile, r->q_tile);
+    const visible_tiles tiles = visible_tiles_of(keys, r->kv_tile);
+    return (double)(tiles.end - tiles.first);
 }
 
 enum {
@@ -313,7 +310,7 @@ static load count_load(const acr_problem *p, const acr__fwd_rates *r)
 {
     const double tiles = (double)acr__q_tiles(p, r->q_tile);
     load l = {.ctas = tiles * (double)p->q_heads * (double)p->batch};
-    l.classes = p->mask == ACR_MASK_NONE ? 1 : tiles < CLASSES_MAX ? (int)tiles : CLASSES_MAX;
+    l.classes = !visible_is_limited(acr__rule_of(p)) ? 1 : tiles < CLASSES_MAX ? (int)tiles : CLASSES_MAX;
     for (int i = 0; i < l.classes; i++) {
         l.steps[i] = count_steps(p, r, tiles - 1.0 - floor((i + 0.5) / l.classes * tiles));
         l.steps_mean += l.steps[i] / l.classes;
@@ -401,7 +398,7 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
     double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
-    double start_cycles = r->cta_cycles + (p->mask == ACR_MASK_NONE ? 0.0 : r->mask_cycles);
+    double start_cycles = r->cta_cycles + (visible_is_limited(acr__rule_of(p)) ? r->mask_cycles : 0.0);
     double ctas_on_fullest_sm = ceil(l.ctas / device->sm_count);
     double pipes = start_cycles + ctas_on_fullest_sm * l.steps_mean * pipe;
     double slots = (double)device->sm_count * r->ctas_per_sm;
