@@ -28,9 +28,9 @@ for compiler in gcc clang; do
     # shellcheck disable=SC2086  # lists of options
     $compiler -std=c11 -Wstrict-prototypes $strict "$work/use.c"
     # shellcheck disable=SC2086
-    echo '#include <acromion.h>' | $compiler -std=c++11 -x c++ $strict - || exit 1
+    echo '#include <acromion.h>' | $compiler -std=c++11 -x c++ -Wold-style-cast $strict - || exit 1
     # shellcheck disable=SC2086
-    $compiler -std=c++11 -x c++ $strict "$work/use.cpp"
+    $compiler -std=c++11 -x c++ -Wold-style-cast $strict "$work/use.cpp"
     compiled=$((compiled + 3))
     for header in "$root"/src/core/*.h "$root"/src/cpu/*.h; do
         printf '#include "%s"\ntypedef int not_empty;\n' "$header" >"$work/alone.c"

@@ -59,6 +59,20 @@ static void check_single_rows(visible_entry e)
                          e.rule.window_right, e.q_len, e.kv_len, row, key);
 }
 
+static void check_sum(visible_entry e)
+{
+    assert_true(acr__visible_pairs(e) == (double)count_pairs(e, 0, e.q_len, 0, e.kv_len).visible);
+}
+
+static void pairs_are_counted(void **state)
+{
+    (void)state;
+    assert_true(for_all_entries(check_sum) > 1000);
+    const visible_entry huge = {{FWD_MASK_BOTTOM_RIGHT, 0, 0}, INT32_MAX - 1025, INT32_MAX - 1025};
+    const double n = (double)huge.q_len;
+    assert_true(acr__visible_pairs(huge) == n * (n + 1.0) / 2.0);
+}
+
 static void single_rows(void **state)
 {
     (void)state;
@@ -174,7 +188,8 @@ static void long_entries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(single_rows),       cmocka_unit_test(row_tiles),    cmocka_unit_test(key_tiles_of_rows),
+        cmocka_unit_test(single_rows),
+        cmocka_unit_test(pairs_are_counted),       cmocka_unit_test(row_tiles),    cmocka_unit_test(key_tiles_of_rows),
         cmocka_unit_test(rows_of_key_tiles), cmocka_unit_test(long_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
