@@ -19,7 +19,8 @@ int use(void)
     acr_buffers buffers = ACR_BUFFERS_INIT;
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
     acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
-    return (int)(problem.size + buffers.size + options.size + report.size) + ACR_OK;
+    const uint32_t bytes = problem.size + buffers.size + options.size + report.size;
+    return bytes == 0 ? ACR_OK : 1;
 }
 CODE
 cp "$work/use.c" "$work/use.cpp"
