@@ -1,10 +1,11 @@
 /* The program acromion: finds the subcommand and runs it. */
+#include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/command.h"
 #include "build_info.h"
-#include "search/gates.h"
 #include "search/gates.h"
 
 static const command commands[] = {
@@ -37,7 +38,7 @@ static void print_help(FILE *out)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
     }
     fputs("\n"
-          "`acromion COMMAND --help` explains a command. A problem is written like b2:h8:s512:d64 (batch, heads, "
+          "`acromion help COMMAND` explains a command. A problem is written like b2:h8:s512:d64 (batch, heads, "
           "length,\n"
           "head dim; fp16 without a mask) or bf16:b8:h32/8:s1/8192:d128:causal:kvlens; without one, commands take "
           "b2:h8:s512:d64.\n"
@@ -49,13 +50,56 @@ static void print_help(FILE *out)
           out);
 }
 
+static int print_version(void)
+{
+    printf("acromion %s (%s%s)\n", acr_version(), BUILD_GIT_SHA, BUILD_GIT_DIRTY ? ", modified" : "");
+    return EXIT_DONE;
+}
+
+/* What was printed must have arrived: a full disk or a closed pipe is no success. */
+static int finish(int exit_code)
+{
+    const bool failed = ferror(stdout) != 0;
+    errno = 0;
+    if (fclose(stdout) == 0 && !failed) {
+        return exit_code;
+    }
+    fprintf(stderr, "acromion: standard output: %s\n", errno ? strerror(errno) : "not everything could be written");
+    return exit_code == EXIT_DONE ? EXIT_FILE : exit_code;
+}
+
+static const command *find_command(const char *name)
+{
+    for (size_t i = 0; i < COMMAND_COUNT; ++i) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return &commands[i];
+        }
+    }
+    fprintf(stderr, "acromion: no command '%s'; `acromion --help` lists them\n", name);
+    return NULL;
+}
+
+/* `help COMMAND` is `COMMAND --help`. */
+static int help(int argc, char **argv)
+{
+    static char option[] = "--help";
+    if (argc < 3) {
+        print_help(stdout);
+        return EXIT_DONE;
+    }
+    const command *asked = find_command(argv[2]);
+    char *arguments[] = {argv[2], option, NULL};
+    return asked ? asked->run(2, arguments) : EXIT_USAGE;
+}
+
+static bool is_one_of(const char *name, const char *word, const char *letter, const char *option)
+{
+    return strcmp(name, word) == 0 || strcmp(name, letter) == 0 || strcmp(name, option) == 0;
+}
+
 int main(int argc, char **argv)
 {
-    int child_exit = EXIT_DONE;
-    if (gates_child(argc, argv, &child_exit)) {
-        return child_exit;
-    }
-    int exit_code;
+    int exit_code = EXIT_DONE;
     if (gates_child(argc, argv, &exit_code)) {
         return exit_code;
     }
@@ -63,20 +107,12 @@ int main(int argc, char **argv)
         print_help(stderr);
         return EXIT_USAGE;
     }
-    const char *name = argv[1];
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
-        print_help(stdout);
-        return EXIT_DONE;
+    if (is_one_of(argv[1], "help", "-h", "--help")) {
+        return finish(help(argc, argv));
     }
-    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
-        printf("acromion %s (%s%s)\n", acr_version(), BUILD_GIT_SHA, BUILD_GIT_DIRTY ? ", modified" : "");
-        return EXIT_DONE;
+    if (is_one_of(argv[1], "--version", "-V", "--version")) {
+        return finish(print_version());
     }
-    for (size_t i = 0; i < COMMAND_COUNT; ++i) {
-        if (strcmp(name, commands[i].name) == 0) {
-            return commands[i].run(argc - 1, argv + 1);
-        }
-    }
-    fprintf(stderr, "acromion: no command '%s'; `acromion --help` lists them\n", name);
-    return EXIT_USAGE;
+    const command *asked = find_command(argv[1]);
+    return asked ? finish(asked->run(argc - 1, argv + 1)) : EXIT_USAGE;
 }

@@ -108,7 +108,7 @@ class Cli(unittest.TestCase):
     def run_fails(self, code, fragment, *arguments):
         done = execute(*arguments)
         self.assertEqual(done.returncode, code, f"{arguments}: {done.stderr}{done.stdout}")
-        self.assertIn(fragment, done.stderr + done.stdout, arguments)
+        self.assertIn(str(fragment), done.stderr + done.stdout, arguments)
         return done
 
     def json_of(self, *arguments):
@@ -338,6 +338,8 @@ class Commands(Cli):
     def test_usage_errors(self):
         self.run_fails(USAGE, "usage")
         self.run_fails(USAGE, "nonsense", "nonsense")
+        self.run_fails(USAGE, "nonsense", "help", "nonsense")
+        self.assertEqual(self.run_ok("help", "why"), self.run_ok("why", "--help"))
         for command in COMMANDS:
             self.run_fails(USAGE, "--bogus", command, "--bogus")
         self.run_fails(USAGE, "abacus", "why", "--backend", "abacus")
@@ -588,6 +590,94 @@ class Wisdom(Cli):
         self.run_fails(BAD_INPUT, "line", "wisdom", "merge", good, path, "-o", self.path / "out.wisdom")
         self.assertFalse((self.path / "out.wisdom").exists())
         self.run_fails(FILE, "nowhere", "wisdom", "verify", self.path / "nowhere")
+
+
+class Outputs(Cli):
+    """What cannot be written is said before any work begins, and nothing but a file is ever replaced."""
+
+    def setUp(self):
+        super().setUp()
+        for name in "qkv":
+            write_npy(self.path / f"{name}.npy", (1, 1, 2, 8), [0.5] * 16)
+        self.inputs = ["run", "--backend", "cpu"]
+        for name in "qkv":
+            self.inputs += [f"--{name}", self.path / f"{name}.npy"]
+        self.fifo = self.path / "fifo"
+        os.mkfifo(self.fifo)
+
+    def test_two_outputs_are_two_files(self):
+        out = self.path / "o.npy"
+        (self.path / "link").symlink_to("o.npy")
+        for other in (out, self.path / "." / "o.npy", self.path / ".." / self.path.name / "o.npy"):
+            self.run_fails(USAGE, "one file", *self.inputs, "-o", out, "--lse", other)
+        self.assertFalse(out.exists())
+        out.write_text("old")
+        self.run_fails(USAGE, "one file", *self.inputs, "-o", out, "--lse", self.path / "link")
+        self.assertEqual(out.read_text(), "old")
+
+    def test_a_dash_is_no_file(self):
+        for command in (self.inputs, ["bench", "--backend", "cpu"], ["wisdom", "measure"], ["report"]):
+            self.run_fails(USAGE, "'-' is no file", *command, "-o", "-")
+
+    def test_nothing_is_measured_for_a_place_that_takes_nothing(self):
+        text = self.path / "text"
+        text.write_text("# no results, no wisdom")
+        long_work = "b8:h32:s16384:d128"
+        for code, output in ((FILE, self.path / "none" / "x"), (FILE, self.path), (BAD_INPUT, text)):
+            for command in (["bench", "--backend", "cpu", long_work], ["wisdom", "measure", long_work]):
+                failed = self.run_fails(code, output, *command, "-o", output)
+                self.assertEqual(failed.stdout, "")
+        self.assertEqual(text.read_text(), "# no results, no wisdom")
+        self.run_fails(FILE, "none", *self.inputs, "-o", self.path / "none" / "x")
+        self.run_fails(FILE, "none", "report", "-o", self.path / "none" / "x")
+        self.assertEqual([p.name for p in self.path.glob("*.??????")], [])
+
+    def test_devices_and_fifos_are_not_replaced(self):
+        self.run_fails(FILE, "nobody reads", *self.inputs, "-o", self.fifo)
+        reader = subprocess.Popen(["cat", self.fifo], stdout=subprocess.PIPE)
+        plain = self.path / "o.npy"
+        self.run_ok(*self.inputs, "-o", plain)
+        while execute(*self.inputs, "-o", self.fifo).returncode == FILE:
+            pass  # the reader has not opened it yet
+        self.assertEqual(reader.communicate()[0], plain.read_bytes())
+        self.assertTrue(self.fifo.is_fifo())
+        self.run_fails(FILE, "a FIFO", "wisdom", "measure", "-o", self.fifo)
+        null = self.path / "null"
+        try:
+            os.mknod(null, 0o20666, os.makedev(1, 3))
+            null.open("wb").close()
+        except OSError:
+            return  # not root, or a file system without devices
+        self.run_ok(*self.inputs, "-o", null, "--lse", null)
+        self.run_ok("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s4:d8", "-o", null)
+        self.run_fails(FILE, "a character device", "wisdom", "measure", "-o", null)
+        self.assertTrue(null.is_char_device())
+
+    def test_a_fifo_as_input_does_not_hang(self):
+        self.run_fails(FILE, "a FIFO", "run", "--q", self.fifo, "--k", self.fifo, "--v", self.fifo,
+                       "-o", self.path / "o.npy")
+        for action in ("show", "verify"):
+            self.run_fails(FILE, self.fifo, "wisdom", action, self.fifo)
+
+    def test_a_link_stays_a_link(self):
+        out, link = self.path / "o.npy", self.path / "link"
+        link.symlink_to("o.npy")
+        self.run_ok(*self.inputs, "-o", out)
+        self.run_ok(*self.inputs, "-o", link)
+        self.assertTrue(link.is_symlink())
+
+    def test_what_cannot_be_printed_is_a_failure(self):
+        for command in (["info"], ["help"], ["--version"], ["why", "--json", "f32:b1:h1:s4:d8"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, FILE, command)
+            self.assertIn("standard output: ", done.stderr)
+
+    def test_a_file_is_named_once(self):
+        missing = self.path / "missing"
+        for command in (["wisdom", "show"], ["wisdom", "verify"], ["why", "--wisdom"], ["report"]):
+            failed = self.run_fails(FILE, missing, *command, missing)
+            self.assertEqual(failed.stderr.count(str(missing)), 1, failed.stderr)
 
 
 class Manual(Cli):

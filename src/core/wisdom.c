@@ -138,7 +138,7 @@ enum {
 
 static acr_status line_error(int number, const char *reason)
 {
-    return acr__fail(ACR_FORMAT, "wisdom, line %d: %s", number, reason);
+    return acr__fail(ACR_FORMAT, "line %d: %s", number, reason);
 }
 
 /* Copies the next line into `line`; false at the end of the text. Too long or NUL inside: an error. */
@@ -334,10 +334,14 @@ acr_status acr__wisdom_check(const char *text, size_t bytes, uint32_t *facts)
 static acr_status read_file(const char *path, char **text, size_t *bytes, bool *missing)
 {
     *missing = false;
-    FILE *file = fopen(path, "rb");
+    const int handle = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a FIFO would wait for its writer */
+    FILE *file = handle >= 0 ? fdopen(handle, "rb") : NULL;
     if (!file) {
-        *missing = errno == ENOENT;
-        return acr__fail(ACR_IO, "cannot open %s: %s", path, strerror(errno));
+        const int error = errno;
+        if (handle >= 0)
+            close(handle);
+        *missing = error == ENOENT;
+        return acr__fail(ACR_IO, "%s: %s", path, strerror(error));
     }
     struct stat info;
     if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode) || (size_t)info.st_size > MAX_FILE_BYTES) {
@@ -359,6 +363,14 @@ static acr_status read_file(const char *path, char **text, size_t *bytes, bool *
     *text = content;
     *bytes = size;
     return ACR_OK;
+}
+
+/* Of a file's content that was refused: the message, with the file's name before it. */
+static acr_status in_file(acr_status status, const char *path)
+{
+    char detail[512];
+    snprintf(detail, sizeof detail, "%s", acr_last_error());
+    return acr__fail(status, "%s: %s", path, detail);
 }
 
 /* ---- Import ------------------------------------------------------------------------------------------------------ */
@@ -411,6 +423,8 @@ acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, cons
     import_state state = {wisdom->device_key, device, acr__wisdom_create(device), ACR_WISDOM_REPORT_INIT};
     status = state.staged ? acr__wisdom_parse(text, bytes, import_fact, &state)
                           : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
+    if (status == ACR_FORMAT)
+        status = in_file(status, path);
     if (status == ACR_OK)
         status = commit_facts(wisdom, state.staged);
     if (status == ACR_OK && report)
@@ -559,7 +573,7 @@ static acr_status keep_old_file(export_state *state, const char *path)
         return missing ? ACR_OK : status;
     status = acr__wisdom_parse(text, bytes, keep_fact, state);
     free(text);
-    return status;
+    return status == ACR_FORMAT ? in_file(status, path) : status;
 }
 
 acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path)

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "files.h"
 #include "internal.h"
@@ -25,10 +25,11 @@ json_t *json_number_or_null(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* What the file holds, or a new array when there is no file. NULL after setting *status. */
+/* What the file holds, or a new array when there is no regular file. NULL after setting *status. */
 static json_t *load_array(const char *path, acr_status *status)
 {
-    if (access(path, F_OK) != 0 && errno == ENOENT) {
+    struct stat info;
+    if (stat(path, &info) != 0 ? errno == ENOENT : !S_ISREG(info.st_mode)) {
         return json_array();
     }
     json_error_t error;
@@ -41,6 +42,13 @@ static json_t *load_array(const char *path, acr_status *status)
         *status = acr__fail(ACR_FORMAT, "%s: not a JSON array of results", path);
     }
     return array;
+}
+
+acr_status json_can_append(const char *path)
+{
+    acr_status status = ACR_OK;
+    json_decref(load_array(path, &status));
+    return status == ACR_OK ? file_can_write(path) : status;
 }
 
 acr_status json_append(const char *path, json_t *records)

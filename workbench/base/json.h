@@ -12,6 +12,9 @@ void json_print(json_t *document);
 /* A number, or null when it is not finite: JSON has neither infinity nor NaN. */
 json_t *json_number_or_null(double value);
 
+/* For before the work whose records json_append will add: can they be? Errors: as json_append. */
+acr_status json_can_append(const char *path);
+
 /* Adds the records (an array) to the array that the file holds, or makes the file; all or nothing. records stays the
  * caller's. Errors: ACR_IO; ACR_FORMAT when the file exists and is no JSON array; ACR_NO_MEMORY. */
 acr_status json_append(const char *path, json_t *records);

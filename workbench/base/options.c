@@ -200,6 +200,17 @@ int options_parse(const command_spec *spec, int argc, char **argv, common_option
     return optind;
 }
 
+bool option_file(const char *option, const char *text, const char **out)
+{
+    if (!*text || strcmp(text, "-") == 0) {
+        fprintf(stderr, "acromion: --%s: %s; a file of the name - is ./-, standard output is /dev/stdout\n", option,
+                *text ? "'-' is no file" : "the name is empty");
+        return false;
+    }
+    *out = text;
+    return true;
+}
+
 bool option_int(const char *option, const char *text, int64_t min, int64_t max, int64_t *out)
 {
     char *end = NULL;

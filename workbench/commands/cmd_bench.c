@@ -159,8 +159,7 @@ static bool take_option(void *arg, int id, const char *value)
     case 'k':
         return kernel_patterns_add(&r->patterns, value);
     case 'o':
-        r->output = value;
-        return true;
+        return option_file("output", value, &r->output);
     case ID_VARIANT:
         return variant_ask(value);
     case ID_LADDER:
@@ -678,6 +677,10 @@ int bench_with_peers(int argc, char **argv, const peer_provider *torch)
     if (conflict) {
         fprintf(stderr, "acromion bench: %s\n", conflict);
         return EXIT_USAGE;
+    }
+    const acr_status writable = r.output ? json_can_append(r.output) : ACR_OK;
+    if (writable != ACR_OK) {
+        return report_failure(writable, "bench --output");
     }
     problem_list problems;
     exit_code = problems_parse(argv + first, argc - first, &problems);

@@ -99,8 +99,7 @@ static bool take_option(void *arg, int id, const char *value)
         }
         return kernel_patterns_add(&r->patterns, value);
     case 'o':
-        r->output = value;
-        return true;
+        return option_file("output", value, &r->output);
     case ID_TIMELINE:
         r->timeline = true;
         return true;
@@ -494,6 +493,10 @@ int cmd_profile(int argc, char **argv)
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {
         return exit_code;
+    }
+    const acr_status writable = r.output && !r.launch ? json_can_append(r.output) : ACR_OK;
+    if (writable != ACR_OK) {
+        return report_failure(writable, "profile --output");
     }
     problem_list problems;
     exit_code = problems_parse(argv + first, argc - first, &problems);

@@ -52,7 +52,7 @@ static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
     if (id == 'o') {
-        r->output = value;
+        return option_file("output", value, &r->output);
     } else if (id == ID_MARKDOWN) {
         r->markdown = true;
         r->document = value ? value : r->document;
@@ -200,7 +200,10 @@ int cmd_report(int argc, char **argv)
         return EXIT_USAGE;
     }
     report_data data = {.records = NULL};
-    acr_status status = add_files(&data, argv + first, argc - first);
+    acr_status status = r.markdown ? ACR_OK : file_can_write(r.output);
+    if (status == ACR_OK) {
+        status = add_files(&data, argv + first, argc - first);
+    }
     if (status != ACR_OK) {
         exit_code = report_failure(status, "report");
     } else {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/command.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/npy.h"
 #include "base/options.h"
@@ -145,11 +146,9 @@ static bool take_option(void *arg, int id, const char *value)
         r->v = value;
         return true;
     case 'o':
-        r->o = value;
-        return true;
+        return option_file("output", value, &r->o);
     case ID_LSE:
-        r->lse = value;
-        return true;
+        return option_file("lse", value, &r->lse);
     case ID_KV_LENS:
         r->kv_lens = value;
         return true;
@@ -188,6 +187,10 @@ static bool complete(const request *r)
     }
     if (r->kv_offsets && !r->q_offsets) {
         fprintf(stderr, "acromion run: --kv-offsets without --q-offsets\n");
+        return false;
+    }
+    if (r->lse && file_same(r->o, r->lse)) {
+        fprintf(stderr, "acromion run: --output and --lse are one file, %s\n", r->lse);
         return false;
     }
     if (r->q_offsets && (r->kv_lens || r->layout_given)) {
@@ -682,6 +685,12 @@ int cmd_run(int argc, char **argv)
     tensors t;
     acr_problem p;
     acr_status status = tensors_open(&t, &r);
+    if (status == ACR_OK) {
+        status = file_can_write(r.o);
+    }
+    if (status == ACR_OK && r.lse) {
+        status = file_can_write(r.lse);
+    }
     if (status == ACR_OK) {
         status = problem_of(&p, &t, &r);
     }

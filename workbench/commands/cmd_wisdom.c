@@ -46,11 +46,18 @@ static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
     if (id == 'o') {
-        r->output = value;
-    } else {
-        r->patient = true;
+        return option_file("output", value, &r->output);
     }
+    r->patient = true;
     return true;
+}
+
+/* The last error, which speaks of a file's content, with the file's name before it. */
+static acr_status in_file(acr_status status, const char *path)
+{
+    char detail[512];
+    snprintf(detail, sizeof detail, "%s", acr_last_error());
+    return acr__fail(status, "%s: %s", path, detail);
 }
 
 /* Parses a file and calls visit for every fact. */
@@ -64,7 +71,7 @@ static acr_status each_fact(const char *path, acr__wisdom_visit *visit, void *us
     }
     status = acr__wisdom_parse(bytes ? bytes : "", size, visit, user);
     file_unmap(bytes, size);
-    return status;
+    return status == ACR_OK ? ACR_OK : in_file(status, path);
 }
 
 /* ---- show ---- */
@@ -101,7 +108,7 @@ static int show(char **files, int count, bool json)
         status = each_fact(files[i], json ? fact_json : show_fact, facts);
         if (status != ACR_OK) {
             json_decref(facts);
-            return report_failure(status, files[i]);
+            return report_failure(status, NULL);
         }
     }
     if (json) {
@@ -120,7 +127,7 @@ static int verify_file(const char *path, acr_ctx *ctx, json_t *reports)
     acr_wisdom_forget(ctx);
     acr_status status = acr_wisdom_import(ctx, path, &report);
     if (status != ACR_OK) {
-        return report_failure(status, path);
+        return report_failure(status, NULL);
     }
     if (reports) {
         json_array_append_new(reports, json_pack("{s:s, s:i, s:i, s:i}", "file", path, "usable", (int)report.imported,
@@ -192,21 +199,18 @@ static acr_status merge_fact(void *user, const char *device_key, const acr__fact
 static int merge(char **files, int count, const char *output)
 {
     merge_state m = {NULL, 0};
-    const char *at_work = output;
     acr_status status = access(output, F_OK) == 0 ? each_fact(output, merge_fact, &m) : ACR_OK;
     for (int i = 0; i < count && status == ACR_OK; ++i) {
-        at_work = files[i];
-        status = each_fact(at_work, merge_fact, &m);
+        status = each_fact(files[i], merge_fact, &m);
     }
     for (size_t i = 0; i < m.count; ++i) {
         if (status == ACR_OK) {
-            at_work = output;
             status = acr__wisdom_write(m.devices[i].wisdom, output);
         }
         acr__wisdom_destroy(m.devices[i].wisdom);
     }
     free(m.devices);
-    return status == ACR_OK ? EXIT_DONE : report_failure(status, at_work);
+    return status == ACR_OK ? EXIT_DONE : report_failure(status, "wisdom merge");
 }
 
 /* ---- measure ---- */
@@ -254,6 +258,24 @@ static int measure(char **operands, int count, const request *r, const common_op
     return exit_code != EXIT_DONE ? exit_code : status == ACR_OK ? EXIT_DONE : report_failure(status, "wisdom");
 }
 
+static acr_status skip_fact(void *user, const char *device_key, const acr__fact *fact)
+{
+    (void)user;
+    (void)device_key;
+    (void)fact;
+    return ACR_OK;
+}
+
+/* Whether wisdom can be added to a file, before it is made: what is there already must be wisdom. */
+static acr_status check_output(const char *path)
+{
+    acr_status status = file_can_write(path);
+    if (status == ACR_OK && access(path, F_OK) == 0) {
+        status = each_fact(path, skip_fact, NULL);
+    }
+    return status;
+}
+
 static int usage(const char *what)
 {
     fprintf(stderr, "acromion wisdom: %s; `acromion wisdom --help` explains\n", what);
@@ -281,6 +303,10 @@ int cmd_wisdom(int argc, char **argv)
     }
     if (count == 0 && strcmp(action, "measure") != 0) {
         return usage("which file?");
+    }
+    const acr_status writable = writes ? check_output(r.output) : ACR_OK;
+    if (writable != ACR_OK) {
+        return report_failure(writable, "wisdom --output");
     }
     if (strcmp(action, "show") == 0) {
         return show(operands, count, common.json);
