@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The CUDA side of the extension without a GPU and without PyTorch: tests/fake_driver.c plays the driver, a class of a
+"""The CUDA side of the extension without a GPU and without PyTorch: ptxvm/driver plays the driver, a class of a
 few lines plays torch.Tensor.
 
     test_fake_gpu.py LIBCUDA [unittest arguments]
@@ -217,7 +217,7 @@ if __name__ == "__main__":
     driver.fake_cuda_count.restype, driver.fake_cuda_last_launch.restype = Counters, Launch
     for name, struct in (("fake_cuda_counters", Counters), ("fake_cuda_launch", Launch)):
         size = ctypes.c_size_t.in_dll(driver, name + "_bytes").value
-        assert size == ctypes.sizeof(struct), f"{struct.__name__} is not {name} of tests/fake_driver.h: {size} bytes"
+        assert size == ctypes.sizeof(struct), f"{struct.__name__} is not {name} of fake_driver.h: {size} bytes"
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,

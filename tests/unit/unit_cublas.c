@@ -10,8 +10,8 @@
 #include <stdlib.h>
 
 #include "bench/peers/cublas.h"
-#include "fake_cublas.h"
-#include "fake_driver.h"
+#include "fakes/fake_cublas.h"
+#include "ptxvm/driver/fake_driver.h"
 
 static const char *library; /* the fake's path */
 

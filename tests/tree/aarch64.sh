@@ -2,7 +2,7 @@
 # The library without its CUDA backend compiles for aarch64: the core, the CPU backend, the portable CPU kernels.
 # Compiles only.
 set -eu
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 compiler=aarch64-linux-gnu-gcc
 command -v $compiler >/dev/null || { echo "skipped: no $compiler here (Debian: gcc-aarch64-linux-gnu)"; exit 77; }
 work=$(mktemp -d)

@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h",
@@ -32,7 +32,8 @@ CORE = own_headers("src/core")
 SEARCH = {"search/" + name for name in own_headers("search")} | own_headers("search")
 BENCH = {p.relative_to(ROOT / "workbench").as_posix() for p in (ROOT / "workbench").rglob("*.h")}
 WORKBENCH = BENCH | {pathlib.PurePosixPath(name).name for name in BENCH} | SEARCH | {"build_info.h"}  # generated
-TESTS = own_headers("tests") | {"ptxvm/ptxvm.h", "ptxvm/vm.h"}
+MACHINE = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ptxvm").rglob("*.h")}
+TESTS = {p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").rglob("*.h")} | MACHINE
 
 
 def allowed_public(name, quoted):
@@ -81,13 +82,21 @@ def allowed_device(name, quoted):
 def allowed_tests(name, quoted):
     """tests: anything of ours; cmocka, and JSON and SQLite to read what the workbench writes."""
     if quoted:
-        return name in {"acromion.h", "fuzz.h", "cuda/driver.h"} or name in CORE | WORKBENCH | TESTS
+        own = {pathlib.PurePosixPath(header).name for header in TESTS - MACHINE}
+        return name in {"acromion.h", "cuda/driver.h"} or name in own | CORE | WORKBENCH | TESTS
     return is_posix(name) or name in {"cmocka.h", "jansson.h", "sqlite3.h"}
 
 
 def allowed_machine(name, quoted):
-    """tests/ptxvm: itself and C; it knows nothing of what it executes."""
+    """ptxvm: itself and C; it knows nothing of what it executes."""
     return name in {"ptxvm.h", "vm.h"} if quoted else is_posix(name)
+
+
+def allowed_fake_driver(name, quoted):
+    """ptxvm/driver: the machine, and what the library asks a driver for."""
+    if quoted:
+        return name in MACHINE | {"fake_driver.h", "fake_program.h", "acromion.h", "cuda/driver.h"} or name in CORE
+    return is_posix(name) or name in CUDA
 
 
 def allowed_candidates(name, quoted):
@@ -105,11 +114,13 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src/core", allowed_core),
-    ("tests/exploits_gpu", allowed_device),
     ("workbench", allowed_workbench),
+    ("search/tests", allowed_tests),
     ("search", allowed_workbench),
     ("cli", allowed_workbench),
-    ("tests/ptxvm", allowed_machine),
+    ("ptxvm/tests", allowed_tests),
+    ("ptxvm/driver", allowed_fake_driver),
+    ("ptxvm", allowed_machine),
     ("tests", allowed_tests),
     ("examples", allowed_examples),
 ]
@@ -128,7 +139,8 @@ def main():
             text = path.read_text(encoding="utf-8")
             for match in INCLUDE.finditer(text):
                 candidate = relative.startswith("tests/exploits/") and path.suffix == ".cu"
-                rule = allowed_candidates if candidate else allowed_device if path.suffix == ".cu" else allowed
+                rule = allowed_device if path.suffix in {".cu", ".cuh"} else allowed
+                rule = allowed_candidates if candidate else rule
                 if not rule(match[2], match[1] == '"'):
                     line = text.count("\n", 0, match.start()) + 1
                     print(f"{relative}:{line}: may not include {match[2]}. {rule.__doc__}")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ""
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)
 VOID = {"meta", "link", "br", "hr", "img", "input"}

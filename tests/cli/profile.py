@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`acromion profile` without a GPU: Nsight Compute is played by a script and the driver by tests/fake_driver.c. What
+"""`acromion profile` without a GPU: Nsight Compute is played by a script and the driver by ptxvm/driver. What
 the tool says becomes a record, or a status with its exit code and no number.
 
     profile.py PROGRAM FAKE_DRIVER_FOLDER [unittest arguments]"""
@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 sys.dont_write_bytecode = True
 import results  # noqa: E402: from tools/

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = {".c", ".h", ".cu", ".cuh", ".cpp", ".py", ".sh", ".cmake"}
 C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cpp"}
 COLUMNS_MAX = 120
@@ -25,7 +25,7 @@ RULES = [
     (re.compile(r"[ \t]+$"), lambda p: p.suffix in CODE, "blanks at the end of the line"),
     (re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"), lambda p: p.suffix in CODE, "unfinished business: better an issue"),
 ]
-THIS = pathlib.PurePosixPath("tests/text_rules.py")
+THIS = pathlib.PurePosixPath("tests/tree/text_rules.py")
 
 
 def strip_comments(text):

@@ -188,9 +188,8 @@ static void long_entries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(single_rows),
-        cmocka_unit_test(pairs_are_counted),       cmocka_unit_test(row_tiles),    cmocka_unit_test(key_tiles_of_rows),
-        cmocka_unit_test(rows_of_key_tiles), cmocka_unit_test(long_entries),
+        cmocka_unit_test(single_rows),       cmocka_unit_test(pairs_are_counted), cmocka_unit_test(row_tiles),
+        cmocka_unit_test(key_tiles_of_rows), cmocka_unit_test(rows_of_key_tiles), cmocka_unit_test(long_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

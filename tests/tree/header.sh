@@ -2,7 +2,7 @@
 # The public header compiles alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and
 # so does every internal header as C11, first in its file.
 set -eu
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -fsyntax-only -I$root/include"

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = DRIVER = IMAGES = ""
 DONE, FAILED, USAGE, CANNOT_RUN, UNFINISHED = 0, 1, 2, 4, 7
 

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "bench/timer.h"
-#include "fake_nvml.h"
+#include "fakes/fake_nvml.h"
 #include "machine/environment.h"
 
 static acr__device h200(void)

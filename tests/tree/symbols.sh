@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 nm -D --defined-only "$library" | awk '{ print $3 }' | LC_ALL=C sort >"$work/exported"
-grep -o "^ACR_API [^;(]*(" "$tests/../include/acromion.h" | sed 's/(//; s/.*[ *]//' | LC_ALL=C sort >"$work/declared"
+grep -o "^ACR_API [^;(]*(" "$tests/../../include/acromion.h" | sed 's/(//; s/.*[ *]//' | LC_ALL=C sort >"$work/declared"
 failed=0
 for list in exported declared; do
     diff -u "$tests/acromion.symbols" "$work/$list" || {

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 POINTS = 24
 EXACT = {"fwd_simd"}  # every condition of its space is an assertion of its source
 HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"

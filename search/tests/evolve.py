@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s32:d32"
 BASE = ["--backend", "cpu", "--clock", "model", "--cases", "1", "--threads", "2"]
 UNFINISHED = 7

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "cuda/driver.h"
-#include "fake_driver.h"
+#include "ptxvm/driver/fake_driver.h"
 #include "faults.h"
 
 /* ---- Contexts over the fake driver --------------------------------------------------------------------------------

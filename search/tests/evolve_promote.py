@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s96:d64"
 COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "search", "cli", "python", "docs", "tools",
           "wisdom"]

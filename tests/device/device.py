@@ -4,7 +4,7 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES GROUP     one of GROUPS below
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
-    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what tests/isolation.c checks, and that it finds faults
+    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what isolation.c checks, and that it finds faults
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Asynchronous work late or at once, with an order of warps of its own: seed, eager, races looked for.
 LATE, LATE_TOO, EAGER = ("1", "0", "1"), ("7", "0", "0"), ("2", "1", "0")
@@ -234,7 +234,7 @@ def run_races(program, driver, images):
     return failures
 
 
-# ---- What must not reach a row: tests/isolation.c ----
+# ---- What must not reach a row: tests/device/isolation.c ----
 
 # Rows at the mask's edge, lengths, sequences, top-left, several positions of a group of heads, tails of tiles.
 EDGES = ["b1:h2:s70/130:d64:causal", "b2:h4/2:s65/97:d64:kvlens", "b3:h2:s70/50:d64:causal:bshd:packed",

@@ -2,7 +2,7 @@
  *
  * Each case is a kernel of one instruction: it copies an image of shared memory, loads a lane's registers from arrays
  * [thread][register], executes, and stores the results' registers. Operands are laid out here as the PTX ISA documents
- * it, element by element, in sentences of its own: nothing is taken from tests/ptxvm/matrix.c. Elements are integers
+ * it, element by element, in sentences of its own: nothing is taken from ptxvm/matrix.c. Elements are integers
  * that every type holds exactly, so sums are exact and compared for equality. */
 #include "support.h"
 
