@@ -252,6 +252,9 @@ static bool compile_cpu(const artefact *a, const build_tools *tools, const candi
     add(&line, "-o");
     add(&line, "%s/code.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
+    if (!c->source) {
+        add(&line, "%s/src/core/visible.c", tools->source_root); /* the core's only code that families call */
+    }
     add(&line, "%s/search/freestanding.c", tools->source_root);
     bool done = compile(&line, a, tools, "compile.log", result);
     free_line(&line);
@@ -322,6 +325,7 @@ static bool compile_host(const artefact *a, const build_tools *tools, trial_resu
     add(&line, "%s/host.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
     add(&line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
+    add(&line, "%s/src/core/visible.c", tools->source_root);
     add(&line, "%s/src/core/problem.c", tools->source_root);
     add(&line, "%s/src/core/error.c", tools->source_root);
     add(&line, "-lm");

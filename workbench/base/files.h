@@ -19,13 +19,13 @@ typedef struct file_part {
 } file_part;
 
 /* Writes the parts one after another to a temporary file beside `path` (of a symbolic link: beside the file it leads
- * to), syncs it, and renames it to `path`: a reader sees the old file or the new one, whole. Character devices, and FIFOs
- * that somebody reads, are written to, never replaced; anything else that is no regular file is refused. Errors:
+ * to), syncs it, and renames it to `path`: a reader sees the old file or the new one, whole. Character devices, and
+ * FIFOs that somebody reads, are written to, never replaced; anything else that is no regular file is refused. Errors:
  * ACR_IO, ACR_NO_MEMORY. */
 acr_status file_write(const char *path, const file_part *parts, size_t part_count);
 
-/* For before the work whose result goes to `path`: would file_write succeed now? Makes a temporary file there and removes
- * it; of a device or a FIFO looks at the permissions alone. Errors: ACR_IO, naming the path and the reason. */
+/* For before the work whose result goes to `path`: would file_write succeed now? Makes a temporary file there and
+ * removes it; of a device or a FIFO looks at the permissions alone. Errors: ACR_IO, naming the path and the reason. */
 acr_status file_can_write(const char *path);
 
 /* Whether what is written to one path would replace what was written to the other; devices and FIFOs take both. */
