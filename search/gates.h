@@ -1,5 +1,5 @@
 /* The gates of the evolutionary search: what a candidate has to pass, in order, before a figure of it is believed
- * (docs/design.md, Evolution).
+ * (docs/internals/design.md, Evolution).
  *
  *     gates_open  ->  gates_prepare (any thread, in parallel)  ->  gates_judge (one at a time on a device)
  *                 ->  gates_confirm (winners: fresh process, fresh seeds)  ->  gates_close

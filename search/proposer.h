@@ -1,5 +1,5 @@
 /* External proposers: any program that reads one JSON request on stdin and writes one JSON answer on stdout
- * (docs/evolve.md, "Proposers"). What goes wrong with it is a trial of its own, with a typed status. */
+ * (docs/manual/evolve.md, "Proposers"). What goes wrong with it is a trial of its own, with a typed status. */
 #ifndef SEARCH_PROPOSER_H
 #define SEARCH_PROPOSER_H
 

@@ -1,4 +1,4 @@
-/* What an external proposer is told, and what its answer means (docs/evolve.md, "Proposers"). */
+/* What an external proposer is told, and what its answer means (docs/manual/evolve.md, "Proposers"). */
 #ifndef SEARCH_REQUEST_H
 #define SEARCH_REQUEST_H
 

@@ -1,6 +1,6 @@
 /* What a search may choose in a kernel family. The family says it itself, in <family>.space beside its source: its
  * architectures, types and head dims, its macro and micro parameters with their values, and the conditions under which
- * a set of them is legal (docs/evolve.md, "Spaces"). The library does not read these files. */
+ * a set of them is legal (docs/manual/evolve.md, "Spaces"). The library does not read these files. */
 #ifndef SEARCH_SPACE_H
 #define SEARCH_SPACE_H
 
@@ -93,7 +93,7 @@ bool space_legal(const space *s, const genome *g, char reason[SPACE_REASON_MAX])
 void space_parameters(const space *s, const genome *g, char out[SPACE_PARAMETERS_MAX]);
 
 /* The kernel's name: that of the line of kernels.def with the same family, arch and set; else by the naming rule
- * (docs/design.md, section 3), with defaults where a line has the shorter name for another set. */
+ * (docs/internals/design.md, section 3), with defaults where a line has the shorter name for another set. */
 void space_kernel_name(const space *s, const genome *g, char out[WISDOM_KERNEL_MAX]);
 
 /* The cell of the archive a point belongs to: family, arch and macro choices. */

@@ -1,4 +1,4 @@
-/* The trial store, see store.h and docs/evolve-store.md. The only file that knows SQLite. */
+/* The trial store, see store.h and docs/internals/evolve-store.md. The only file that knows SQLite. */
 #include "store.h"
 
 #include <errno.h>

@@ -1,6 +1,7 @@
-/* The trial store: one SQLite file a run. docs/evolve-store.md describes its tables; store.c holds the schema. A trial
- * is written in two transactions: as proposed, and as finished. Every transaction is on the disk when its function
- * returns (WAL, synchronous=FULL), so a kill at any moment loses at most what the trial in flight had measured.
+/* The trial store: one SQLite file a run. docs/internals/evolve-store.md describes its tables; store.c holds the
+ * schema. A trial is written in two transactions: as proposed, and as finished. Every transaction is on the disk when
+ * its function returns (WAL, synchronous=FULL), so a kill at any moment loses at most what the trial in flight had
+ * measured.
  *
  * Functions return ACR_OK, ACR_IO (the file), ACR_FORMAT (not a store, or of another version), ACR_INVALID (no such
  * trial) or ACR_NO_MEMORY, with the detail in acr_last_error(). */
@@ -31,7 +32,8 @@ void store_close(store *s);
 
 /* ---- The run ---- */
 
-/* What a run is, fixed when it begins: everything that its proposals depend on. JSON, see docs/evolve-store.md. */
+/* What a run is, fixed when it begins: everything that its proposals depend on. JSON, see
+ * docs/internals/evolve-store.md. */
 acr_status store_set_run(store *s, json_t *run);
 /* The caller's to decref. */
 acr_status store_run(store *s, json_t **out);

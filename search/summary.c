@@ -272,7 +272,7 @@ static void conclude(const summary *s, const definition *d, const char *path, ch
 /* Above it a machine is not one to measure on. */
 static const double QUIET_FLOOR = 0.05;
 
-/* The tripwires of docs/evolve.md; returns an array of texts. */
+/* The tripwires of docs/manual/evolve.md; returns an array of texts. */
 static json_t *alarms(const summary *s, const definition *d)
 {
     json_t *list = json_array();

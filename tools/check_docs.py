@@ -13,7 +13,8 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def documents():
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    rooms = ("docs", "src", "ptxvm", "wisdom", "results")
+    return [*sorted(ROOT.glob("*.md")), *sorted(page for room in rooms for page in (ROOT / room).rglob("*.md"))]
 
 
 def anchors(path):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every file of results/ and results/profile/ (or of the folder given) against docs/measuring.md. Exit code 1
-says what is wrong."""
+"""Checks every file of results/ and results/profile/ (or of the folder given) against docs/manual/measuring.md. Exit
+code 1 says what is wrong."""
 import pathlib
 import sys
 

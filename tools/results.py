@@ -1,6 +1,7 @@
 """The result files: reading them and what must hold in each. Standard library only.
 
-results/*.json hold what `acromion bench -o FILE` writes: an array of records; docs/measuring.md explains the fields."""
+results/*.json hold what `acromion bench -o FILE` writes: an array of records; docs/manual/measuring.md explains the
+fields."""
 import json
 import math
 import pathlib

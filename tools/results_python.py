@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The results of the Python package, results/python/*.json, as tools/gpu_python.py writes them.
 
-    results_python.py           every record is sound, and the tables of docs/python.md are what the records say
+    results_python.py           every record is sound, and the tables of docs/manual/python.md are what the records say
     results_python.py --write   writes the tables
 
 A table stands between `<!-- NAME FILE -->` and `<!-- end -->`."""
@@ -12,7 +12,7 @@ import sys
 import results
 
 FOLDER = results.RESULTS / "python"
-DOCUMENT = results.RESULTS.parent / "docs" / "python.md"
+DOCUMENT = results.RESULTS.parent / "docs" / "manual" / "python.md"
 MARKED = re.compile(r"(<!-- (eager|compile|transformers|table) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = {"eager": ("acromion out=", "acromion", "torch-default", "bare launch"),
               "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",)}

@@ -1,4 +1,4 @@
-"""Fused attention for PyTorch, NumPy and everything else that speaks DLPack: acromion.sdpa. See docs/python.md.
+"""Fused attention for PyTorch, NumPy and everything else that speaks DLPack: acromion.sdpa. See docs/manual/python.md.
 
 Importing the package loads nothing: what needs the compiled half comes when it is first used. So the order of
 `import acromion` and `import torch` does not matter, and `python3 -m acromion.bench` works without that half."""

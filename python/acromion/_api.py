@@ -26,7 +26,7 @@ class WisdomReport(NamedTuple):
 
 def import_wisdom(path: Union[str, "os.PathLike[str]"], device: str = "cuda:0") -> WisdomReport:
     """Lets what `acromion bench` or the planner measured on this GPU model choose the kernels of `device` from now on:
-    "cuda:N" or "cpu". The file's form: docs/wisdom-format.md. All or nothing: a malformed file raises
+    "cuda:N" or "cpu". The file's form: docs/manual/wisdom-format.md. All or nothing: a malformed file raises
     acromion.Error."""
     kind, _, index = device.partition(":")
     if kind not in _DEVICE_TYPES or not (index or "0").isdigit():
@@ -38,6 +38,6 @@ def register_transformers() -> None:
     """Makes attn_implementation="acromion" known to Hugging Face's transformers. Again is harmless.
 
     Causal and bidirectional attention, grouped key/value heads, caches, and batches padded on the right are served;
-    every other mask is refused with its reason when the model runs (docs/python.md)."""
+    every other mask is refused with its reason when the model runs (docs/manual/python.md)."""
     from . import _transformers
     _transformers.register()

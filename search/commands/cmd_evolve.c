@@ -43,7 +43,8 @@ static const option_spec options[] = {
     {ID_FROM, "from", "KERNEL",
      "start from this kernel and beat it: a name, or 'family arch NAME=value...'; default: the table's fastest"},
     {ID_FAMILY, "family", "PATTERN", "search in these families only ('fwd_mma', 'fwd_*'); default: all that can"},
-    {ID_PROPOSER, "proposer", "COMMAND", "ask this program for each trial (docs/evolve.md); default: the built-in one"},
+    {ID_PROPOSER, "proposer", "COMMAND",
+     "ask this program for each trial (docs/manual/evolve.md); default: the built-in one"},
     {ID_PROPOSER_TIMEOUT, "proposer-timeout", "T", "for one answer; default 120s"},
     {ID_INSIGHTS, "insights", "FILE", "a text that an external proposer is told"},
     {ID_PEERS, "peers", "torch", "time PyTorch beside the first slice, for the record"},
@@ -62,10 +63,11 @@ static const command_spec spec = {
     .name = "evolve",
     .operands = "[PROBLEM[@WEIGHT]...]",
     .about = "Searches for a kernel that runs all the problems faster than the fastest of the table. Every candidate\n"
-             "passes the gates of docs/evolve.md in a process of its own; times are interleaved with the incumbent's;\n"
-             "a random search with the same budget runs beside it; a winner counts once a fresh process with fresh\n"
-             "seeds has confirmed it. No improvement is a result. Ctrl-C ends with the trial in flight, a second one\n"
-             "at once. Exit code 0: the budget is used; 7: --resume goes on; 1: the proposer fails.\n",
+             "passes the gates of docs/manual/evolve.md in a process of its own; times are interleaved with the\n"
+             "incumbent's; a random search with the same budget runs beside it; a winner counts once a fresh\n"
+             "process with fresh seeds has confirmed it. No improvement is a result. Ctrl-C ends with the trial in\n"
+             "flight, a second one at once. Exit code 0: the budget is used; 7: --resume goes on; 1: the proposer\n"
+             "fails.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"

@@ -41,7 +41,7 @@ static const command_spec spec = {
     .about = "Writes a confirmed trial's line into src/kernels.def, builds the tree, runs the whole correctness gate\n"
              "on the new kernel, writes the wisdom of its problems, and asks the new program which kernel it chooses.\n"
              "Trials that are not confirmed are refused (exit code 1), and so are whole sources, which need a file of\n"
-             "their own (docs/kernels-howto.md).\n",
+             "their own (docs/internals/kernels-howto.md).\n",
     .options = options,
     .examples = "  acromion promote 31 --store mission.db\n",
 };
@@ -130,7 +130,8 @@ static acr_status read_trial(promotion *p, int64_t id)
     }
     if (status == ACR_OK && *text_of(p->trial, "source_text")) {
         return acr__fail(ACR_UNSUPPORTED,
-                         "trial %" PRId64 " is a whole source: it becomes a family by hand (docs/kernels-howto.md)",
+                         "trial %" PRId64
+                         " is a whole source: it becomes a family by hand (docs/internals/kernels-howto.md)",
                          id);
     }
     if (status == ACR_OK && !q.confirmed) {

@@ -66,8 +66,8 @@ struct acr__backend {
     /* Waits for all work of the device; reports its faults. */
     acr_status (*synchronize)(acr__backend_device *device);
 
-    /* Stream mode (docs/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into a
-     * graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
+    /* Stream mode (docs/manual/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into
+     * a graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
     acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
                                int launches);
     /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays

@@ -1,6 +1,6 @@
 /* Wisdom: the table of facts, and the reader and writer of its file.
  *
- * The file, line by line (fields separated by one space; docs/wisdom-format.md):
+ * The file, line by line (fields separated by one space; docs/manual/wisdom-format.md):
  *
  *     acromion-wisdom 1
  *     device NVIDIA H200/sm90/132

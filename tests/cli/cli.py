@@ -684,7 +684,7 @@ class Manual(Cli):
     """The man page and the help say the same."""
 
     def test_every_option_and_command_is_in_the_man_page(self):
-        page = (ROOT / "docs/acromion.1").read_text().replace("\\-", "-")
+        page = (ROOT / "docs/manual/acromion.1").read_text().replace("\\-", "-")
         for command in COMMANDS:
             self.assertRegex(page, rf"\b{command}\b")
             for short, long in re.findall(r"^ +(?:-(\w), )?--([a-z0-9-]+)", self.run_ok(command, "--help"), re.M):
@@ -693,7 +693,7 @@ class Manual(Cli):
 
     def test_the_exit_codes_are_documented(self):
         header = (ROOT / "workbench/base/command.h").read_text()
-        page = (ROOT / "docs/acromion.1").read_text()
+        page = (ROOT / "docs/manual/acromion.1").read_text()
         for code in re.findall(r"EXIT_\w+ = (\d)", header):
             self.assertRegex(page, rf"(?m)^\.It {code}\b|^\.(?:TP|IP).*\n?\.?B? *{code}\b", f"exit code {code}")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The predictions of docs/kernels/ladder.md's tables and those that `acromion bench` prints next to the ladder's gains
-(workbench/bench/ladder.c) are the same."""
+"""The predictions of src/cuda/kernels/ladder/README.md's tables and those that `acromion bench` prints next to the
+ladder's gains (workbench/bench/ladder.c) are the same."""
 import pathlib
 import re
 import sys
@@ -23,11 +23,11 @@ def column(lines, heading):
 
 def document_says():
     """The tables whose heading has predictions, in order: the mission shape's, then the large one's."""
-    text = (ROOT / "docs/kernels/ladder.md").read_text()
+    text = (ROOT / "src/cuda/kernels/ladder/README.md").read_text()
     tables = [t.splitlines() for t in re.findall(r"(?:^\|.*\n)+", text, re.M) if "full predicted" in t]
     problems = ("b2:h8:s512:d64", "b4:h16:s2048:d64")
     if len(tables) != len(problems):
-        sys.exit(f"docs/kernels/ladder.md has {len(tables)} tables with predictions, not {len(problems)}")
+        sys.exit(f"src/cuda/kernels/ladder/README.md has {len(tables)} tables with predictions, not {len(problems)}")
     said = {}
     for problem, lines in zip(problems, tables):
         said[problem] = column(lines, "full predicted")
@@ -38,7 +38,7 @@ def document_says():
 def main():
     program, document = program_says(), document_says()
     if program != document:
-        sys.exit(f"workbench/bench/ladder.c: {program}\ndocs/kernels/ladder.md: {document}")
+        sys.exit(f"workbench/bench/ladder.c: {program}\nladder/README.md: {document}")
     print(f"{len(program)} columns of predictions agree")
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who may include whom (docs/design.md, section 3): data flows one way, and each part sees no more than it must.
+"""Checks who may include whom (docs/internals/design.md, section 3): data flows one way, and each part sees no more
+than it must.
 
 Every #include of the tree is looked at; one that no rule allows is an error, so a new kind of dependency has to be
 decided on here.

@@ -4,7 +4,7 @@
     acromion evolve --proposer "python3 tools/proposers/scripted.py" ...
 
 It climbs: from the best elite (or the incumbent), it moves one parameter to its next or previous value, and takes one
-of those sets that was not tried before. docs/evolve.md describes both documents.
+of those sets that was not tried before. docs/manual/evolve.md describes both documents.
 """
 import json
 import sys

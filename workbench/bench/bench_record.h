@@ -1,4 +1,4 @@
-/* One measurement as the results files keep it (docs/measuring.md). */
+/* One measurement as the results files keep it (docs/manual/measuring.md). */
 #ifndef WORKBENCH_BENCH_RECORD_H
 #define WORKBENCH_BENCH_RECORD_H
 

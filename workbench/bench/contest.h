@@ -1,5 +1,5 @@
 /* Ours against peers: one problem, every kernel wanted and every peer that can run it, timed interleaved in one process
- * and one context, judged by docs/statistics.md. Peers come from one or several providers. */
+ * and one context, judged by docs/internals/statistics.md. Peers come from one or several providers. */
 #ifndef WORKBENCH_CONTEST_H
 #define WORKBENCH_CONTEST_H
 

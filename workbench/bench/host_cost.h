@@ -1,5 +1,5 @@
-/* What a call costs the host (docs/measuring.md, Host cost): a bare launch by the driver, acr_execute, acr_forward and
- * the look-up of its plan, interleaved in one run; and the first call of a fresh process. */
+/* What a call costs the host (docs/manual/measuring.md, Host cost): a bare launch by the driver, acr_execute,
+ * acr_forward and the look-up of its plan, interleaved in one run; and the first call of a fresh process. */
 #ifndef WORKBENCH_HOST_COST_H
 #define WORKBENCH_HOST_COST_H
 

@@ -1,5 +1,5 @@
-/* The teaching ladder (docs/kernels/ladder.md): what each rung adds, and what it was predicted to take before it first
- * ran. The document's tables repeat these predictions; tests/tree/ladder_docs.py compares. */
+/* The teaching ladder (src/cuda/kernels/ladder/README.md): what each rung adds, and what it was predicted to take
+ * before it first ran. The document's tables repeat these predictions; tests/tree/ladder_docs.py compares. */
 #ifndef WORKBENCH_LADDER_H
 #define WORKBENCH_LADDER_H
 

@@ -1,4 +1,4 @@
-/* The modes of measuring, see docs/measuring.md. Times of different modes are never compared with each other. */
+/* The modes of measuring, see docs/manual/measuring.md. Times of different modes are never compared with each other. */
 #ifndef WORKBENCH_MODE_H
 #define WORKBENCH_MODE_H
 

@@ -1,5 +1,5 @@
 /* Statistics of timings: percentiles with intervals, comparison of two kernels by interleaved blocks, the noise floor,
- * the verdict. Pure arithmetic on samples in microseconds: no clock, no device. Method: docs/measuring.md.
+ * the verdict. Pure arithmetic on samples in microseconds: no clock, no device. Method: docs/manual/measuring.md.
  * Samples are never changed. Without samples, with a NaN among them or without memory for a sorted copy, every figure
  * is NaN, and a verdict AMBIGUOUS. */
 #ifndef ACROMION_STATS_H
@@ -53,7 +53,7 @@ typedef struct stats_comparison {
     /* Baseline time / candidate time: exp of the median over blocks of log(median baseline / median candidate). */
     double speedup;
     /* Of speedup, over blocks (not over samples, which are correlated): the median's, by order statistics. Below 6
-     * blocks [0, inf]. A bootstrap would be too narrow for few blocks (docs/measuring.md). */
+     * blocks [0, inf]. A bootstrap would be too narrow for few blocks (docs/manual/measuring.md). */
     stats_interval ci95;
     double noise_floor; /* relative, as given */
     stats_verdict verdict;

@@ -236,7 +236,7 @@ static int affordable_launches(const subject *s, int least, int most)
  * multiple of the kernel's period, and then the launches that it leaves out are never the judged ones. So the number of
  * launches before a run is drawn, and the run itself is longer than one. A run of r launches misses a kernel that
  * leaves out one launch in k with probability max(0, 1 - r / k), or (1 - 1 / k)^r where it chooses by chance; the
- * product over all runs of a series is in docs/statistics.md. */
+ * product over all runs of a series is in docs/internals/statistics.md. */
 static acr_status check_run(subject *s, int set, int count, uint64_t draw)
 {
     const uint64_t gaps = (uint64_t)affordable_launches(s, RUN, GAP_MAX);

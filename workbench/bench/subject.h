@@ -4,8 +4,8 @@
  * In the first stretch of samples, and then in one of sixteen chosen by the seed (in fewer where the problem is large),
  * the values change their sign and the outputs are NaN before it is timed: what it leaves must be the output of the new
  * values. Then, after a drawn number of launches, four in a row get other values each and must each be right; after the
- * last sample sixteen. docs/measuring.md says what this cannot catch, docs/statistics.md how likely it is to miss a
- * kernel that leaves launches out. */
+ * last sample sixteen. docs/manual/measuring.md says what this cannot catch, docs/internals/statistics.md how likely it
+ * is to miss a kernel that leaves launches out. */
 #ifndef WORKBENCH_SUBJECT_H
 #define WORKBENCH_SUBJECT_H
 

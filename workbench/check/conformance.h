@@ -1,4 +1,4 @@
-/* The correctness gate: one kernel on one problem against its reference (docs/design.md, Correctness). */
+/* The correctness gate: one kernel on one problem against its reference (docs/internals/design.md, Correctness). */
 #ifndef WORKBENCH_CONFORMANCE_H
 #define WORKBENCH_CONFORMANCE_H
 

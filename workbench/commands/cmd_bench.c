@@ -53,7 +53,7 @@ static const option_spec options[] = {
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,cublas",
      "beside PyTorch's attention, unfused cuBLAS, or both: interleaved; the planner's kernel, or -k"},
-    {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/measuring.md"},
+    {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/manual/measuring.md"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
@@ -71,7 +71,7 @@ static const command_spec spec = {
              "too. A kernel that fails is not timed, a time below 0.9 of the physical floor is refused; both make the "
              "exit code 1. * marks the\n"
              "kernel the planner takes.\n"
-             "How to repeat a measurement: docs/measuring.md.\n",
+             "How to repeat a measurement: docs/manual/measuring.md.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion bench\n"

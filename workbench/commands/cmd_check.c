@@ -47,7 +47,7 @@ static const command_spec spec = {
              "with PROBLEM, each kernel that can run it gets it with every kind of inputs. A failure prints the "
              "command that repeats it.\n"
              "The tolerance is twice the error of the unfused computation plus one unit in the last place: "
-             "docs/measuring.md.\n",
+             "docs/manual/measuring.md.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion check\n"

@@ -1,4 +1,5 @@
-/* acromion wisdom: shows, verifies, merges and measures files of choices. Their format is docs/wisdom-format.md. */
+/* acromion wisdom: shows, verifies, merges and measures files of choices. Their format is docs/manual/wisdom-format.md.
+ * */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -26,8 +26,8 @@
         .clock_hz = (ghz)*1e9, .dram_bytes_per_s = (dram_gb_s)*1e9                                                     \
     }
 
-/* Launch: 0.7 us was measured on the H200 (docs/measuring.md), 0.95 to 1.24 us is published for the H100; for the rest
- * 1 us is assumed. It is no part of any floor. */
+/* Launch: 0.7 us was measured on the H200 (docs/manual/measuring.md), 0.95 to 1.24 us is published for the H100; for
+ * the rest 1 us is assumed. It is no part of any floor. */
 const gpu_model gpu_models[] = {
     {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6,
      "NVIDIA L4 data sheet (242 TFLOP/s there is sparse); boost 2.04 GHz"},

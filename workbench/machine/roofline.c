@@ -10,7 +10,7 @@
 /* An SM takes at most 64 bytes a clock from L2: the bound where the chip's own is not known. */
 static const double sm_port_bytes_per_clk = 64;
 /* A softmax that computes a quarter of its exponentials by polynomial on the multiply-add lanes balances the two units
- * (docs/measuring.md). */
+ * (docs/manual/measuring.md). */
 static const double polynomial_gain = 4.0 / 3.1;
 /* Vector operations an exponential takes on a CPU at least: range reduction 2, polynomial of degree 4. */
 static const double cpu_exp_ops = 6;

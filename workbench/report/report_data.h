@@ -36,7 +36,7 @@ typedef struct report_data {
 acr_status report_add_file(report_data *data, const char *path);
 void report_data_free(report_data *data);
 
-/* The trials of an SQLite file (docs/evolve-store.md). Errors as above. */
+/* The trials of an SQLite file (docs/internals/evolve-store.md). Errors as above. */
 acr_status report_read_trials(report_run *out, const char *path);
 
 /* A field: NaN, "" or false when the record lacks it or it is of another type. */

@@ -11,7 +11,7 @@
  * Maxima, sums and rescaling of the softmax run down the keys, lane by lane: nothing is ever reduced across a
  * vector, K and V need no packing, and neither lengths nor dims need padding. Both products are one
  * register-blocked loop, multiply. 16-bit and 8-bit inputs are widened to float32 a tile at a time.
- * docs/kernels/fwd_simd.md has the budget of registers and caches, and what did not work.
+ * README.md has the budget of registers and caches, and what did not work.
  *
  * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS
  * vectors of rows times COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out. */

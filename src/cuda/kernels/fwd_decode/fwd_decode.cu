@@ -6,7 +6,7 @@
  * maximum and leave their probabilities in shared memory, and each warp multiplies all of these with its own dims of V:
  * nothing has to be added within a CTA. At the end each CTA sends its sums to those that own the dims (st.async), who
  * add and store them. Online softmax after Milakov and Gimelshein 2018, split keys after Dao et al. 2023.
- * See docs/kernels/fwd_decode.md.
+ * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
  * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments).
@@ -773,7 +773,7 @@ static double clusters_at_once(int64_t ctas, const acr__device *device, int32_t 
     return fmax(1.0, floor(ctas_per_sm * sms * (ctas > 2 ? 0.91 : 1.0)));
 }
 
-/* Without the launch. Fitted to runs on an H200 (docs/kernels/fwd_decode.md). */
+/* Without the launch. Fitted to runs on an H200 (README.md). */
 static double cluster_seconds(const acr_problem *problem, const acr__device *device, int64_t ctas)
 {
     const double clock_hz = 0.89 * device->clock_hz; /* what the power limit leaves of it */

@@ -10,7 +10,7 @@
  * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles
  *   it is added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
  *
- * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See docs/kernels/fwd_fp8.md.
+ * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See README.md.
  *
  * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
  * (default 8, 0 = never), Q_STAGES (default 1). */
@@ -724,7 +724,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
-/* The tensor cores' own sums are as good as float32's up to about so many keys (docs/kernels/fwd_fp8.md). */
+/* The tensor cores' own sums are as good as float32's up to about so many keys (README.md). */
 enum {
     UNFOLDED_KEYS_MAX = 4096,
     /* The rates below are for what rates.def lacks: d128_128x192_u, whose times at 4096 keys they meet within 3 %, and

@@ -5,7 +5,7 @@
  * ldmatrix). KV_GROUPS > 1 splits the keys over groups of warps within the CTA (group g takes tiles g, g + KV_GROUPS,
  * ...), each with its own ring and barrier; at the end the groups exchange slices of their partial outputs through
  * shared memory and each finishes one slice. That is for problems with fewer CTAs than would fill the GPU. After Dao et
- * al. 2022 (online softmax). See docs/kernels/fwd_mma.md.
+ * al. 2022 (online softmax). See README.md.
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
@@ -508,7 +508,7 @@ static int32_t ctas_per_sm(const acr__device *device)
     return acr__ctas_per_sm(device, SMEM_BYTES, regs_per_thread, THREADS);
 }
 
-/* Fitted to runs on an H200 (docs/kernels/fwd_mma.md); other GPUs by the ratio of their tensor rates. */
+/* Fitted to runs on an H200 (README.md); other GPUs by the ratio of their tensor rates. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr_problem padded = acr__padded(problem, DIM, DIM);

@@ -13,7 +13,7 @@
  *   starts at zero and is added to the output in float32, by the instruction that scales the output as well.
  *
  * After Shah et al. 2024 (scaled probabilities, keys in the order of P) and Zhang et al. 2024 (what precision mma.sync
- * has on Ada). See docs/kernels/fwd_mma8.md.
+ * has on Ada). See README.md.
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional WARP_ROWS, MAX_REGS (registers
  * of a thread at most, but on sm_90), PACKED=1 (for packed batches alone, which take registers).
@@ -422,7 +422,7 @@ static int32_t ctas_per_sm(const acr__device *device)
     return has_8_bit_products(device) ? acr__ctas_per_sm(device, SMEM_BYTES, limit, THREADS) : 1;
 }
 
-/* Predicted for GPUs with 8-bit products, on which this family has not run: docs/kernels/fwd_mma8.md says where the
+/* Predicted for GPUs with 8-bit products, on which this family has not run: README.md says where the
  * rates come from. Those of sm_90 are such that fwd_fp8, which is measured, is taken where it can run. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {

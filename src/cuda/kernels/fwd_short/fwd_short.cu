@@ -11,7 +11,7 @@
  * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
  * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
  * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
- * docs/kernels/fwd_short.md.
+ * README.md.
  *
  * Scores of e4m3 inputs are products of 8 bits. V is upcast to fp16, which holds all of e4m3, where it lies in shared
  * memory, by warps of the producer's warpgroup; then all is as with fp16. Products of 8 bits would want V transposed,

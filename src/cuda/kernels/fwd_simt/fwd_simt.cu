@@ -4,7 +4,7 @@
  * A CTA of 16 x 16 threads owns 64 query rows of one head and walks the keys 64 at a time. Thread (y, x) holds rows
  * 4y..4y+3: scores of keys 4x..4x+3, and output columns 4x..4x+3 of each 64-column block. Operands come through shared
  * memory as floats, a slice of the head dim or of the keys at a time; the scores go to shared memory once, as
- * probabilities. Online softmax after Dao et al. 2022. See docs/kernels/fwd_simt.md.
+ * probabilities. Online softmax after Dao et al. 2022. See README.md.
  *
  * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim.
  *
@@ -315,7 +315,7 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     *launch = (acr__launch){.grid = {ctas < INT32_MAX ? (uint32_t)ctas : INT32_MAX, 1, 1}, .block = THREADS};
 }
 
-/* Fitted to runs on an H200 (docs/kernels/fwd_simt.md). */
+/* Fitted to runs on an H200 (README.md). */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const int32_t ctas_per_sm = DIM <= 128 ? 2 : 1;

@@ -6,7 +6,7 @@
  * of which takes every KV_GROUPS-th tile of keys through a ring of STAGES of its own in shared memory (cp.async); a
  * group of one warp waits for nobody until the end. Then the groups' results are added, and, where a tile has several
  * CTAs, left in the workspace; the last CTA to arrive adds them, always in the same order. After Dao et al. 2023 (split
- * keys). See docs/kernels/fwd_split.md.
+ * keys). See README.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
  * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
@@ -704,7 +704,7 @@ static int32_t ctas_per_sm(const acr__device *device)
 }
 
 /* Cycles from a CTA's start to its end when nothing waits for memory. Fitted, as are the other numbers here, to runs on
- * an H200 (docs/kernels/fwd_split.md). */
+ * an H200 (README.md). */
 static double cta_cycles(const acr_problem *problem, const acr__device *device, double steps_each, double splits,
                          double ctas_beside)
 {

@@ -4,7 +4,7 @@
  * into rings in shared memory; Q_TILE / 64 consumer warpgroups hold 64 query rows each, with scores, probabilities and
  * output in registers. While one warpgroup exponentiates, another has the tensor cores: named barriers hand the turn
  * around. The first scores of the next tile are computed under the last store of this one. After Dao et al. 2022
- * (online softmax) and Shah et al. 2024 (warpgroups in turns). See docs/kernels/fwd_wgmma.md.
+ * (online softmax) and Shah et al. 2024 (warpgroups in turns). See README.md.
  *
  * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
  * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:

@@ -6,7 +6,7 @@
  * are never stored anywhere.
  * Expected: slow, and it is, 677 us at b2:h8:s512:d64 on an H200. Every element of K and V is loaded by its own 2-byte
  * instruction, once for each warp of rows, and a row has a single thread to hide latencies with. Any strides and
- * alignment. All predictions and measurements: docs/kernels/ladder.md.
+ * alignment. All predictions and measurements: README.md.
  *
  * PARAMETERS: none */
 #include "fwd_args.h"
