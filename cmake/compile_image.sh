@@ -5,7 +5,7 @@
 # code for each of them that is no older, and PTX of ARCH; of any other its machine code alone. Without, one cubin.
 # SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which
 # `./run resources` tabulates). With KEEP_PTX=1 in the environment also the PTX that nvcc made on the way, for the PTX
-# machine of the tests: of one target NAME.ptx beside NAME.bin, of several NAME.<arch>.ptx for each.
+# machine of the tests: of a portable image NAME.<arch>.ptx beside NAME.bin for each target, else NAME.ptx.
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
@@ -53,6 +53,7 @@ fi
 for ptx in "$folder"/*.ptx; do # SOURCE.compute_80.ptx, or with one target SOURCE.ptx
     [ -e "$ptx" ] || continue
     compiled_for=$(basename "$ptx" .ptx | sed -n 's/.*\.compute_\([0-9a-z]*\)$/.\1/p')
+    [ -z "$portable" ] || [ "${arch%[a-z]}" != "$arch" ] || compiled_for=${compiled_for:-.$arch} # of one target alone
     mv "$ptx" "${image%.bin}$compiled_for.ptx"
 done
 rm -rf "$folder"

@@ -91,7 +91,7 @@ def transposed(values, b, h, s, d):
 # ---- running the program ----
 
 def execute(*arguments, env=None):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=env)
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, env=env)
 
 
 class Cli(unittest.TestCase):

@@ -54,7 +54,7 @@ class Peers(unittest.TestCase):
         clean |= {"PYTHON": sys.executable, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1",
                   "ACROMION_BENCH_LIBRARY": LIBRARY} | environment
         command = [PROGRAM, "bench", "--peers", peers, "--python-path", str(ROOT / "python"), *arguments]
-        return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=50)
+        return subprocess.run(command, env=clean, capture_output=True, text=True)
 
     def check_fails(self, code, fragment, *arguments, **environment):
         done = self.bench(*arguments, **environment)

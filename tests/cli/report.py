@@ -110,7 +110,7 @@ class Report(unittest.TestCase):
 
     def execute(self, *arguments, cwd=ROOT, **environment):
         return subprocess.run([PROGRAM, "report", *map(str, arguments)], cwd=cwd, capture_output=True, text=True,
-                              timeout=100, env=os.environ | environment)
+                             , env=os.environ | environment)
 
     def fails(self, code, fragment, *arguments, **more):
         done = self.execute(*arguments, **more)
@@ -265,7 +265,7 @@ class Report(unittest.TestCase):
         command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
                    "--disable-extensions", f"--user-data-dir={self.path}/profile", "--enable-logging=stderr", *options,
                    f"file://{self.path}/{page}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([line for line in done.stderr.splitlines() if ":CONSOLE" in line], [])
         return done.stdout

@@ -2,12 +2,16 @@
 """Device code on the CPU: `acromion check` over the fake driver, whose launches the PTX machine executes.
 
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES GROUP     one of GROUPS below
+    device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES one:GROUP the first kernel of a group on its first problem
+    device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES kernel:NAME:ARCH  one kernel, whose image is for ARCH, say 80
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
     device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what isolation.c checks, and that it finds faults
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
+import fnmatch
+import json
 import os
 import pathlib
 import re
@@ -98,9 +102,42 @@ def execute(command, chosen):
     return done, shown
 
 
+def first_of(program, group):
+    """A group's first kernel on its first problem, in the first order."""
+    arch, sms, kernels, orders, asked, *inputs = group[0]
+    listed = json.loads(subprocess.run([program, "info", "--json"], capture_output=True, text=True, check=True).stdout)
+    found = [kernel["name"] for kernel in listed["kernels"] if fnmatch.fnmatchcase(kernel["name"], kernels)]
+    if not found:
+        sys.exit(f"device.py: this build has no kernel {kernels}")
+    return [(arch, sms, found[0], orders[:1], asked[:1], *inputs)]
+
+
+def of_kernel(kernel, arch):
+    """What the groups ask of one kernel, on the architecture that its image is for, in one order, and once."""
+    chosen, asked_before = [], set()
+    for _, sms, kernels, orders, asked, *inputs in (entry for group in GROUPS.values() for entry in group):
+        if not fnmatch.fnmatchcase(kernel, kernels):
+            continue
+        asked = [problem for problem in asked if (problem, *inputs) not in asked_before]
+        asked_before.update((problem, *inputs) for problem in asked)
+        if asked:
+            chosen.append((arch, sms, kernel, orders[:1], asked, *inputs))
+    if not chosen:
+        sys.exit(f"device.py: no group has {kernel}")
+    return chosen
+
+
 def run_group(program, driver, images, name):
+    kind, _, of = name.partition(":")
+    if kind == "one":
+        entries = first_of(program, GROUPS[of])
+    elif kind == "kernel":
+        kernel, _, arch = of.partition(":")
+        entries = of_kernel(kernel, int(arch))
+    else:
+        entries = GROUPS[name]
     failures = 0
-    for arch, sms, kernels, orders, asked, *inputs in GROUPS[name]:
+    for arch, sms, kernels, orders, asked, *inputs in entries:
         for order in orders:
             began = time.monotonic()
             done, shown = check(program, environment(driver, images, arch, sms, order), kernels, asked, *inputs)
