@@ -27,6 +27,6 @@ if(ACR_CUDA)
   set(driver --driver ${fake_driver_folder})
 endif()
 foreach(search IN LISTS searches)
-  register(evolve_${search} search 600 ${Python3_EXECUTABLE} search/tests/evolve.py $<TARGET_FILE:acromion-cli> ${scratch}
-    --kills 4 ${driver} ${search})
+  register(evolve_${search} search 600 ${Python3_EXECUTABLE} search/tests/evolve.py $<TARGET_FILE:acromion-cli>
+    ${scratch} --kills 4 ${driver} ${search})
 endforeach()
