@@ -247,7 +247,8 @@ static bool compile_cpu(const artefact *a, const build_tools *tools, const candi
 #endif
     add_words(&line, "", isa_flags(c->arch));
     add_includes(&line, tools);
-    add_words(&line, "", "-shared -nostdlib -Wl,--build-id=none,-z,noexecstack,-z,relro,-z,now,--hash-style=gnu");
+    add_words(&line, "",
+              "-shared -nostdlib -Wl,-Bsymbolic,--build-id=none,-z,noexecstack,-z,relro,-z,now,--hash-style=gnu");
     add(&line, "-Wl,--version-script=%s/exported.map", a->folder);
     add(&line, "-o");
     add(&line, "%s/code.so", a->folder);
@@ -605,27 +606,40 @@ static acr_status open_library(void **handle, const artefact *a, const char *fil
     return *handle ? ACR_OK : acr__fail(ACR_FORMAT, "%s", dlerror());
 }
 
-static acr_status load_cpu(loaded *out, const artefact *a)
+/* A family's description, and where in its object the kernel begins: the source is ours, the object has been looked
+ * at, so it may be loaded. */
+static acr_status describe_family(loaded *out, const artefact *a)
 {
     acr_status status = open_library(&out->handle, a, "code.so");
+    const acr__kernel *description = status == ACR_OK ? dlsym(out->handle, CANDIDATE_DESCRIPTION) : NULL;
+    Dl_info place;
+    if (status == ACR_OK && (!description || !description->run || dladdr(description, &place) == 0)) {
+        status = acr__fail(ACR_FORMAT, "the family has no description");
+    }
     if (status != ACR_OK) {
         return status;
     }
-    if (a->is_source) {
-        void *const symbol = dlsym(out->handle, CANDIDATE_SYMBOL);
-        memcpy(&out->kernel.run, &symbol, sizeof symbol); /* C has no cast from an object's to a function's address */
-    } else {
-        const acr__kernel *description = dlsym(out->handle, CANDIDATE_DESCRIPTION);
-        if (description) {
-            out->kernel = *description;
-        }
+    uintptr_t run;
+    memcpy(&run, &description->run, sizeof run); /* C has no cast from a function's to an object's address */
+    out->kernel = *description;
+    out->code.entry = run - (uintptr_t)place.dli_fbase;
+    return out->code.entry < out->code.size ? ACR_OK : acr__fail(ACR_FORMAT, "the family's kernel is not its own");
+}
+
+static acr_status load_cpu(loaded *out, const artefact *a)
+{
+    char path[PATH_MAX];
+    acr_status status = path_of(path, a->folder, "code.so");
+    if (status == ACR_OK) {
+        status = elf_code_read(&out->code, path, a->is_source ? CANDIDATE_SYMBOL : NULL);
     }
-    if (!out->kernel.run) {
-        return acr__fail(ACR_FORMAT, "the object does not define its entry point, KERNEL_NAME");
+    if (status == ACR_OK && !a->is_source) {
+        status = describe_family(out, a);
     }
+    out->kernel.run = NULL;
     out->kernel.image = (const unsigned char *)out->identity;
     out->kernel.image_end = out->kernel.image + sizeof out->identity - 1;
-    return ACR_OK;
+    return status;
 }
 
 static acr_status load_cuda(loaded *out, const artefact *a)
@@ -674,6 +688,7 @@ acr_status build_load(loaded *out, loaded_slot slot, const char *folder, const a
 void build_unload(loaded *l)
 {
     file_unmap(l->image, l->image_bytes);
+    elf_code_free(&l->code);
     if (l->handle) {
         dlclose(l->handle);
     }

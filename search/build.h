@@ -10,6 +10,7 @@
 
 #include "candidate.h"
 #include "descriptor.h"
+#include "elf_object.h"
 #include "gates.h"
 #include "judge.h"
 
@@ -65,13 +66,14 @@ typedef struct loaded {
     acr__kernel kernel;
     char name[64];
     char identity[33];
-    void *handle;
+    elf_code code; /* cpu: what a sandbox runs; kernel.run is for the caller to set */
+    void *handle;  /* of a family's description */
     const void *image;
     size_t image_bytes;
 } loaded;
 
-/* Loads what a folder holds. device: whose architecture a source was compiled for. Errors: ACR_IO, ACR_FORMAT. Free
- * with build_unload. */
+/* Loads what a folder holds. device: whose architecture a source was compiled for. Nothing of a source's object runs in
+ * this process, not even a loader's part of it. Errors: ACR_IO, ACR_FORMAT. Free with build_unload. */
 acr_status build_load(loaded *out, loaded_slot slot, const char *folder, const acr__device *device);
 void build_unload(loaded *l);
 

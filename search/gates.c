@@ -528,13 +528,10 @@ static int64_t references_bytes_max(void)
     return (int64_t)sysconf(_SC_PHYS_PAGES) / 4 * sysconf(_SC_PAGESIZE);
 }
 
-/* The references of the task's own problems depend on the seeds alone, so that children of a GPU need not make them for
- * each trial anew. On a CPU a foreign kernel shares the child's memory, in which it could read what is expected. */
+/* The references of the task's own problems depend on the seeds alone, so that children need not make them for each
+ * trial anew. A foreign CPU kernel is called in processes that hold nothing of the child's (sandbox.h). */
 static acr_status make_references(gates *g)
 {
-    if (g->device.backend == ACR__CPU) {
-        return ACR_OK;
-    }
     const judge_job job = job_of(g, STAGE_CORRECTNESS, NULL);
     reference_request *requests = calloc(JUDGE_REQUESTS * job.problem_count + 1, sizeof *requests);
     if (!requests) {
@@ -849,7 +846,8 @@ static void judge_correctness(gates *g, const artefact *a, trial_result *result,
     result->gate = GATE_CORRECTNESS;
     const double start_s = monotonic_s();
     /* References take time too, and small cases take none: by the number of them, not by the candidate. */
-    const double cases = (double)(job->visible_cases + job->hidden_cases) + 5.0 * (double)job->problem_count;
+    const double cases =
+        (double)(job->visible_cases + job->hidden_cases) + (double)JUDGE_REQUESTS * (double)job->problem_count;
     json_t *answer = ask_child(g, job, a->folder, name, job->case_timeout_s * cases, result);
     if (answer) {
         read_end(result, answer);

@@ -174,41 +174,39 @@ static acr_status find_floors(session *s)
 
 enum {
     STREAM_HIDDEN = 80, /* of random_bits */
-    STREAM_KINDS,
-    SETS = 3 /* of inputs, to alternate while timing */
+    STREAM_CHOSEN,
+    STREAM_POOL /* and the next two */
 };
 
 /* What one of the task's problems is judged with. */
 typedef enum task_inputs {
     TASK_VISIBLE,
     TASK_HIDDEN,
-    TASK_SPECIAL,
-    TASK_FIRST, /* and the second in its place */
+    TASK_SPECIAL,                                     /* each kind of inputs but the normal one, in order */
+    TASK_FIRST = TASK_SPECIAL + INPUT_KIND_COUNT - 1, /* and the second in its place */
     TASK_SECOND,
-    TASK_TIMED, /* and SETS - 1 more */
-    TASK_INPUTS = TASK_TIMED + SETS
+    TASK_TIMED,
+    TASK_INPUTS
 } task_inputs;
 _Static_assert((int)TASK_INPUTS == (int)JUDGE_REQUESTS, "judge_requests returns all of them");
 
-static input_kind special_kind(const judge_job *job, size_t problem)
+/* Whether inputs of the problem's type can be like that. */
+static bool has_task_inputs(const judge_job *job, size_t problem, task_inputs which)
 {
-    const uint64_t bits = random_bits(job->hidden_seed, STREAM_KINDS, problem);
     const int kinds = input_kind_count(job->problems[problem].problem.dtype);
-    return (input_kind)(1 + bits % (uint64_t)(kinds - 1));
+    return which < TASK_SPECIAL || which >= TASK_FIRST || 1 + (int)which - (int)TASK_SPECIAL < kinds;
 }
 
 static reference_request task_request(const judge_job *job, size_t problem, task_inputs which)
 {
-    const uint64_t seeds[TASK_INPUTS] = {[TASK_VISIBLE] = job->visible_seed + problem,
-                                         [TASK_HIDDEN] = job->hidden_seed + problem,
-                                         [TASK_SPECIAL] = job->hidden_seed + 50 + problem,
-                                         [TASK_FIRST] = job->hidden_seed + 200 + 2 * problem,
-                                         [TASK_SECOND] = job->hidden_seed + 201 + 2 * problem};
-    const bool timed = which >= TASK_TIMED;
-    const uint64_t timed_seed = job->hidden_seed + 300 + SETS * problem + (uint64_t)(which - TASK_TIMED);
+    static const uint64_t streams[TASK_INPUTS] = {
+        [TASK_HIDDEN] = 0, [TASK_FIRST] = 200, [TASK_SECOND] = 300, [TASK_TIMED] = 400};
+    const bool special = which >= TASK_SPECIAL && which < TASK_FIRST;
+    const uint64_t stream = special ? 1000u * (uint64_t)(1 + which - TASK_SPECIAL) : streams[which];
     return (reference_request){.problem = &job->problems[problem].problem,
-                               .inputs = which == TASK_SPECIAL ? special_kind(job, problem) : INPUT_NORMAL,
-                               .seed = timed ? timed_seed : seeds[which],
+                               .inputs = special ? (input_kind)(1 + which - TASK_SPECIAL) : INPUT_NORMAL,
+                               .seed = which == TASK_VISIBLE ? job->visible_seed + problem
+                                                             : job->hidden_seed + stream + problem,
                                .sampled_rows = REFERENCE_SAMPLED_ROWS,
                                .lengths = which >= TASK_FIRST ? LENGTHS_FULL : LENGTHS_EDGES,
                                .threads = job->threads ? job->threads : 1};
@@ -220,7 +218,9 @@ size_t judge_requests(reference_request *out, const judge_job *job)
     size_t count = 0;
     for (int which = 0; which < wanted; ++which) {
         for (size_t i = 0; i < job->problem_count; ++i) {
-            out[count++] = task_request(job, i, (task_inputs)which);
+            if (has_task_inputs(job, i, (task_inputs)which)) {
+                out[count++] = task_request(job, i, (task_inputs)which);
+            }
         }
     }
     return count;
@@ -274,7 +274,8 @@ static bool is_small(const acr_problem *p, acr__backend_id backend)
 }
 
 /* The task's own problems, visible; cases of the kernel's list, the first visible and others, which the hidden seed
- * chooses, hidden; the task's problems with other inputs and hidden seeds. */
+ * chooses, hidden; the task's problems with every kind of inputs and hidden seeds: what a kernel assumes of its inputs
+ * shows with one of them, and which one nobody has to guess. */
 static void plan_cases(case_plan *plan, const session *s)
 {
     static case_list list; /* too large for the stack */
@@ -300,8 +301,11 @@ static void plan_cases(case_plan *plan, const session *s)
         *chosen = list.items[visible + i];
     }
     for (size_t i = 0; i < job->problem_count; ++i) {
-        plan_task(plan, job, i, TASK_HIDDEN);
-        plan_task(plan, job, i, TASK_SPECIAL);
+        for (int which = TASK_HIDDEN; which < TASK_FIRST; ++which) {
+            if (has_task_inputs(job, i, (task_inputs)which)) {
+                plan_task(plan, job, i, (task_inputs)which);
+            }
+        }
     }
 }
 
@@ -322,8 +326,8 @@ static void record_case(session *s, const planned_case *c, const verdict *v)
     json_array_append_new(s->cases, record);
 }
 
-/* What the sandbox says outweighs what became of the output. */
-static acr_status check_sandbox(session *s, const char *where)
+/* What the sandboxes say outweighs what became of the output. */
+static acr_status check_sandboxes(session *s, const char *where)
 {
     static const trial_status ends[] = {[SANDBOX_FINE] = TRIAL_VALID,
                                         [SANDBOX_CRASHED] = TRIAL_CRASHED,
@@ -331,8 +335,13 @@ static acr_status check_sandbox(session *s, const char *where)
                                         [SANDBOX_FORBIDDEN] = TRIAL_FORBIDDEN,
                                         [SANDBOX_BROKEN] = TRIAL_HARNESS_FAILED};
     char text[160];
-    const sandbox_fault fault = sandbox_look(text);
-    return fault == SANDBOX_FINE ? ACR_OK : end_trial(s, ends[fault], "%s: %s", where, text);
+    const sandbox_fault fault = sandbox_look(SANDBOX_CANDIDATE, text);
+    if (fault != SANDBOX_FINE) {
+        return end_trial(s, ends[fault], "%s: %s", where, text);
+    }
+    return sandbox_look(SANDBOX_INCUMBENT, text) == SANDBOX_FINE
+               ? ACR_OK
+               : end_trial(s, TRIAL_HARNESS_FAILED, "%s: the incumbent: %s", where, text);
 }
 
 /* The parent reads where a child died from the last such line. What hangs on a GPU ends by the alarm; on a CPU the
@@ -346,6 +355,12 @@ static void announce(const session *s, const char *what, const acr_problem *prob
     if (s->device->device.backend == ACR__CUDA) {
         alarm((unsigned)ceil(s->job.case_timeout_s));
     }
+}
+
+static void set_workspace(const session *s, sandbox_slot slot, const acr__kernel *kernel, const acr_problem *problem)
+{
+    const acr__device *device = &s->device->device;
+    sandbox_set_workspace(slot, kernel->workspace ? kernel->workspace(problem, device) : 0, device->threads);
 }
 
 static acr_status check_case(session *s, const planned_case *c)
@@ -363,7 +378,7 @@ static acr_status check_case(session *s, const planned_case *c)
     if (find_reference(&ref, s, &wanted) != ACR_OK) {
         return end_with(s, ACR_NO_MEMORY, "reference");
     }
-    sandbox_set_workspace(kernel->workspace ? kernel->workspace(&c->problem, &s->device->device) : 0);
+    set_workspace(s, SANDBOX_CANDIDATE, kernel, &c->problem);
     acr_status status = conformance_check(&v, s->ctx, kernel, &c->problem, ref);
     reference_destroy(ref);
     char text[ACR_PROBLEM_TEXT_MAX] = "";
@@ -373,7 +388,7 @@ static acr_status check_case(session *s, const planned_case *c)
         return end_trial(s, status == ACR_DEVICE_FAULT ? TRIAL_CRASHED : TRIAL_HARNESS_FAILED, "%s: %s", text,
                          v.failure);
     }
-    status = check_sandbox(s, text);
+    status = check_sandboxes(s, text);
     return status == ACR_OK && !v.pass
                ? end_trial(s, TRIAL_WRONG, "%s with %s inputs: %s", text, input_kind_name(c->inputs), v.failure)
                : status;
@@ -416,14 +431,14 @@ static acr_status check_replaced(session *s, size_t problem_index)
     if (status == ACR_OK) {
         status = find_reference(&second, s, &second_wanted);
     }
-    sandbox_set_workspace(kernel->workspace ? kernel->workspace(problem, &s->device->device) : 0);
+    set_workspace(s, SANDBOX_CANDIDATE, kernel, problem);
     if (status == ACR_OK) {
         status = execution_create(&e, s->ctx, kernel, problem, first, false, 0, 0);
     }
     status = status == ACR_OK ? run_replaced(s, e, second, &v) : end_with(s, status, "second inputs");
     execution_destroy(e);
     if (status == ACR_OK) {
-        status = check_sandbox(s, "second inputs");
+        status = check_sandboxes(s, "second inputs");
     }
     if (status == ACR_OK && !v.pass) {
         char text[ACR_PROBLEM_TEXT_MAX] = "";
@@ -466,60 +481,223 @@ static acr_status judge_correctness(session *s)
 
 /* ---- Timing ---- */
 
-/* One kernel on one problem, ready to be timed: on the same inputs over and over, which is stream mode, and on
- * alternating ones with the same output and workspace. */
-typedef struct fighter {
-    execution *sets[SETS]; /* the first has the outputs and the workspace */
-    size_t turn;
-    acr__graph *repeated, *alternating;
-} fighter;
+/* Every timed launch has inputs that no launch before it has had, an output of NaN and a workspace as it is given for
+ * the first time. So whatever a kernel remembers, it never meets again; and of each sample one launch, drawn after all
+ * are made, is compared with what the incumbent computes of the same inputs. */
 
-typedef struct duel {
+enum {
+    SETS_MAX = 32,     /* of buffers on a GPU, one for each launch of a replay */
+    LAUNCHES_MAX = 64, /* of a sample on a CPU */
+    POOL_WINDOW = 1 << 20
+};
+
+typedef struct timed_pair timed_pair;
+
+/* One kernel on one problem, ready to be timed. On a CPU a sample's launches have one set of buffers, and the sandbox's
+ * clock; on a GPU each has its own, and a replay is timed by events. */
+typedef struct timed_kernel {
+    timed_pair *pair;
+    sandbox_slot slot;
+    execution *sets[SETS_MAX];
+    int set_count, launches; /* of a sample */
+    int turn;                /* while recording */
+    uint64_t drawn;          /* inputs so far */
+    acr__graph *repeated, *fresh;
+} timed_kernel;
+
+struct timed_pair {
+    session *s;
     const judge_problem *problem;
-    reference *refs[SETS];
-    fighter candidate, incumbent;
-} duel;
+    reference *ref;
+    unsigned char *pool; /* of random numbers, from which inputs are cut */
+    size_t elem_bytes;
+    timed_kernel candidate, incumbent;
+};
 
-static acr_status sample_graph(void *arg, int count, double *seconds)
+/* ---- Fresh inputs ---- */
+
+static int64_t elements_of(const reference *ref, int64_t heads, int64_t rows, int64_t dim)
 {
-    acr__graph *graph = arg;
-    return graph->device->backend->graph_time(graph, count, seconds);
+    return ref->entries * heads * rows * dim;
 }
 
-static acr_status enqueue_alternating(void *arg, void *stream)
+static acr_status make_pool(timed_pair *d)
 {
-    fighter *f = arg;
-    f->turn = (f->turn + 1) % SETS;
-    return execution_enqueue_with(f->sets[0], f->sets[f->turn], stream);
+    enum {
+        DIM = 64
+    };
+    const acr_problem *p = &d->problem->problem;
+    const int64_t q = elements_of(d->ref, p->q_heads, d->ref->q_rows, p->qk_dim),
+                  k = elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->qk_dim),
+                  v = elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->v_dim);
+    const int64_t most = q > k ? (q > v ? q : v) : k > v ? k : v, rows = (most + POOL_WINDOW) / DIM + 1;
+    acr_problem filled = {.dtype = p->dtype, .q_heads = 1, .qk_dim = DIM};
+    filled.q.batch = filled.q.head = 1;
+    d->elem_bytes = (size_t)acr__dtype_bytes(p->dtype);
+    d->pool = malloc((size_t)(rows * DIM) * d->elem_bytes);
+    if (!d->pool) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %lld random numbers", (long long)(rows * DIM));
+    }
+    input_fill(d->pool, &filled, INPUT_Q, 1, rows, INPUT_NORMAL, d->s->job.hidden_seed + STREAM_POOL,
+               d->s->job.threads ? d->s->job.threads : 1);
+    return ACR_OK;
 }
 
-static acr_status make_fighter(fighter *f, session *s, const acr__kernel *kernel, const duel *d)
+/* The reference with the counter's inputs instead of its own; it judges nothing. Tensors are cut from anywhere in the
+ * window, so there are 2^60 of them. */
+static reference inputs_drawn(const timed_pair *d, uint64_t counter)
 {
+    void *cut[3];
+    reference fresh = *d->ref;
+    for (uint64_t i = 0; i < 3; ++i) {
+        cut[i] = d->pool + random_bits(d->s->job.hidden_seed, STREAM_POOL + i, counter) % POOL_WINDOW * d->elem_bytes;
+    }
+    fresh.q = cut[INPUT_Q];
+    fresh.k = cut[INPUT_K];
+    fresh.v = cut[INPUT_V];
+    return fresh;
+}
+
+static acr_status refresh(const timed_kernel *k, int set, uint64_t counter)
+{
+    const reference fresh = inputs_drawn(k->pair, counter);
+    return execution_renew(k->sets[set], &fresh);
+}
+
+/* Whether two outputs are of the same numbers, each within the tolerance of the truth: these inputs' own is not known,
+ * so the timed problem's counts twice over. */
+static bool agree(const timed_pair *d, const run_output *got, const run_output *expected)
+{
+    static const double SLACK = 4.0;
+    const acr_problem *p = &d->problem->problem;
+    const int64_t rows = d->ref->entries * p->q_heads * d->ref->q_rows;
+    double square = 0;
+    for (int64_t i = 0; i < rows * p->v_dim; ++i) {
+        const double wanted = acr__load_element(p->out_dtype, expected->o, i);
+        const double error = isnan(wanted) ? 0 : fabs(acr__load_element(p->out_dtype, got->o, i) - wanted);
+        if (!(error <= SLACK * d->ref->tol_max)) {
+            return false;
+        }
+        square += error * error;
+    }
+    for (int64_t i = 0; got->lse && i < rows; ++i) {
+        const double wanted = expected->lse[i], value = got->lse[i];
+        if (!isnan(wanted) && value != wanted && !(fabs(value - wanted) <= SLACK * d->ref->tol_lse)) {
+            return false;
+        }
+    }
+    return sqrt(square / (double)(rows * p->v_dim)) <= SLACK * d->ref->tol_rms;
+}
+
+/* What a timed launch of the candidate wrote, beside what the incumbent makes of the same inputs. */
+static acr_status check_launch(timed_pair *d, int set, uint64_t counter)
+{
+    run_output got = {.o = NULL}, expected = {.o = NULL};
+    acr_status status = execution_collect_outputs(d->candidate.sets[set], &got);
+    if (status == ACR_OK) {
+        status = refresh(&d->incumbent, 0, counter);
+    }
+    if (status == ACR_OK) {
+        status = execution_rerun(d->incumbent.sets[0]);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect_outputs(d->incumbent.sets[0], &expected);
+    }
+    if (status == ACR_OK && !agree(d, &got, &expected)) {
+        status = end_trial(d->s, TRIAL_WRONG, "%s: a timed launch did not compute what the incumbent computes",
+                           d->problem->text);
+    }
+    run_output_free(&got);
+    run_output_free(&expected);
+    return status;
+}
+
+/* ---- Samples ---- */
+
+static acr_status call_once(const timed_kernel *k, double *seconds)
+{
+    acr_status status = execution_enqueue(k->sets[0], NULL);
+    *seconds = sandbox_seconds(k->slot);
+    return status == ACR_OK ? check_sandboxes(k->pair->s, k->pair->problem->text) : status;
+}
+
+/* An interleave_sample: the same inputs over and over, output and workspace as the last launch left them. */
+static acr_status sample_repeated(void *arg, int count, double *seconds)
+{
+    timed_kernel *k = arg;
+    if (k->repeated) {
+        return k->repeated->device->backend->graph_time(k->repeated, count, seconds);
+    }
     acr_status status = ACR_OK;
-    for (int i = 0; i < SETS && status == ACR_OK; ++i) {
-        status = execution_create(&f->sets[i], s->ctx, kernel, &d->problem->problem, d->refs[i], false, 0,
-                                  ALLOCATOR_ALIGNMENT);
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        double sum = 0, one = 0;
+        for (int launch = 0; launch < k->launches && status == ACR_OK; ++launch) {
+            status = call_once(k, &one);
+            sum += one;
+        }
+        seconds[i] = sum / k->launches;
     }
     return status;
 }
 
-static acr_status make_duel(session *s, duel *d, size_t problem)
+static int chosen_launch(const timed_kernel *k)
 {
-    d->problem = &s->job.problems[problem];
-    announce(s, "timing", &d->problem->problem);
-    acr_status status = ACR_OK;
-    for (int i = 0; i < SETS && status == ACR_OK; ++i) {
-        const reference_request wanted = task_request(&s->job, problem, (task_inputs)(TASK_TIMED + i));
-        status = find_reference(&d->refs[i], s, &wanted);
-    }
-    if (status == ACR_OK) {
-        status = make_fighter(&d->candidate, s, &s->candidate.kernel, d);
-    }
-    if (status == ACR_OK) {
-        status = make_fighter(&d->incumbent, s, &s->incumbent.kernel, d);
-    }
-    return status == ACR_OK ? ACR_OK : end_with(s, status, "timing");
+    return (int)(random_bits(k->pair->s->job.hidden_seed, STREAM_CHOSEN, k->drawn) % (uint64_t)k->launches);
 }
+
+static acr_status sample_calls(timed_kernel *k, double *seconds)
+{
+    const int chosen = chosen_launch(k);
+    double sum = 0, one = 0;
+    acr_status status = ACR_OK;
+    for (int launch = 0; launch < k->launches && status == ACR_OK; ++launch) {
+        status = refresh(k, 0, k->drawn);
+        if (status == ACR_OK) {
+            status = call_once(k, &one);
+        }
+        if (status == ACR_OK && launch == chosen && k->slot == SANDBOX_CANDIDATE) {
+            status = check_launch(k->pair, 0, k->drawn);
+        }
+        sum += one;
+        ++k->drawn;
+    }
+    *seconds = sum / k->launches;
+    return status;
+}
+
+/* An acr__enqueue, called before a replay: all sets of buffers anew. */
+static acr_status refresh_sets(void *arg, void *stream)
+{
+    timed_kernel *k = arg;
+    acr_status status = ACR_OK;
+    (void)stream;
+    for (int i = 0; i < k->set_count && status == ACR_OK; ++i) {
+        status = refresh(k, i, k->drawn++);
+    }
+    return status;
+}
+
+static acr_status sample_replay(timed_kernel *k, double *seconds)
+{
+    const int chosen = chosen_launch(k);
+    acr_status status = k->fresh->device->backend->graph_time_prepared(k->fresh, refresh_sets, k, seconds);
+    const uint64_t first = k->drawn - (uint64_t)k->set_count;
+    return status == ACR_OK && k->slot == SANDBOX_CANDIDATE ? check_launch(k->pair, chosen, first + (uint64_t)chosen)
+                                                            : status;
+}
+
+/* An interleave_sample: every launch on inputs of its own. */
+static acr_status sample_fresh(void *arg, int count, double *seconds)
+{
+    timed_kernel *k = arg;
+    acr_status status = ACR_OK;
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        status = k->fresh ? sample_replay(k, &seconds[i]) : sample_calls(k, &seconds[i]);
+    }
+    return status;
+}
+
+/* ---- Getting ready ---- */
 
 /* What is recorded. */
 typedef struct work {
@@ -534,49 +712,146 @@ static acr_status record_work(acr__graph **out, void *arg, int launches)
     return w->device->backend->graph_record(out, w->device, w->enqueue, w->arg, launches);
 }
 
-static acr_status record_fighter(fighter *f, session *s)
+static acr_status enqueue_next(void *arg, void *stream)
 {
-    work repeated = {s->device, execution_enqueue, f->sets[0]}, alternating = {s->device, enqueue_alternating, f};
+    timed_kernel *k = arg;
+    return execution_enqueue(k->sets[k->turn++ % k->set_count], stream);
+}
+
+/* Sets of buffers for a replay: as many as fill a stretch, and no more than half of L2 holds, so that launches find
+ * their inputs as near as repeated ones do; but 4 at least. */
+static int sets_wanted(const timed_kernel *k, int launches)
+{
+    enum {
+        LEAST = 4
+    };
+    const timed_pair *d = k->pair;
+    const acr_problem *p = &d->problem->problem;
+    const double bytes = (double)d->elem_bytes * (double)(elements_of(d->ref, p->q_heads, d->ref->q_rows, p->qk_dim) +
+                                                          elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->qk_dim) +
+                                                          elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->v_dim));
+    const double fit = fmax(LEAST, 0.5 * (double)d->s->device->device.l2_bytes / bytes);
+    return (int)fmin(fmin(launches, fit), SETS_MAX);
+}
+
+static acr_status record_graphs(timed_kernel *k)
+{
+    session *s = k->pair->s;
+    work repeated = {s->device, execution_enqueue, k->sets[0]}, fresh = {s->device, enqueue_next, k};
     double ignored;
-    acr_status status = execution_run(f->sets[0]);
-    if (status == ACR_OK) {
-        status = timer_fill(&f->repeated, &ignored, record_work, &repeated, TIMER_STRETCH_S, 1);
+    acr_status status = timer_fill(&k->repeated, &ignored, record_work, &repeated, TIMER_STRETCH_S, 1);
+    const int wanted = status == ACR_OK ? sets_wanted(k, k->repeated->launches) : 1;
+    while (k->set_count < wanted && status == ACR_OK) {
+        status = execution_create_sibling(&k->sets[k->set_count], k->sets[0], k->pair->ref);
+        k->set_count += status == ACR_OK;
     }
-    return status == ACR_OK ? timer_fill(&f->alternating, &ignored, record_work, &alternating, TIMER_STRETCH_S, 1)
-                            : status;
+    k->launches = k->set_count;
+    return status == ACR_OK ? record_work(&k->fresh, &fresh, k->launches) : status;
+}
+
+/* As many calls as fill a stretch. */
+static acr_status count_calls(timed_kernel *k)
+{
+    enum {
+        PROBES = 3
+    };
+    double least_s = INFINITY, one = 0;
+    acr_status status = ACR_OK;
+    for (int i = 0; i < PROBES && status == ACR_OK; ++i) {
+        status = call_once(k, &one);
+        least_s = fmin(least_s, fmax(one, 1e-9));
+    }
+    k->launches = (int)fmin(ceil(TIMER_STRETCH_S / least_s), LAUNCHES_MAX);
+    return status;
+}
+
+static acr_status make_timed(timed_kernel *k, timed_pair *d, sandbox_slot slot, const acr__kernel *kernel)
+{
+    session *s = d->s;
+    *k = (timed_kernel){.pair = d, .slot = slot, .launches = 1};
+    set_workspace(s, slot, kernel, &d->problem->problem);
+    acr_status status =
+        execution_create(&k->sets[0], s->ctx, kernel, &d->problem->problem, d->ref, false, 0, ALLOCATOR_ALIGNMENT);
+    k->set_count = status == ACR_OK;
+    if (status == ACR_OK) {
+        status = execution_run(k->sets[0]);
+    }
+    if (status == ACR_OK) {
+        status = check_sandboxes(s, d->problem->text);
+    }
+    if (status == ACR_OK) {
+        status = s->device->device.backend == ACR__CPU ? count_calls(k) : record_graphs(k);
+    }
+    return status;
+}
+
+static acr_status make_pair(timed_pair *d, session *s, size_t problem)
+{
+    *d = (timed_pair){.s = s, .problem = &s->job.problems[problem]};
+    announce(s, "timing", &d->problem->problem);
+    const reference_request wanted = task_request(&s->job, problem, TASK_TIMED);
+    acr_status status = find_reference(&d->ref, s, &wanted);
+    if (status == ACR_OK) {
+        status = make_pool(d);
+    }
+    if (status == ACR_OK) {
+        status = make_timed(&d->candidate, d, SANDBOX_CANDIDATE, &s->candidate.kernel);
+    }
+    if (status == ACR_OK) {
+        status = make_timed(&d->incumbent, d, SANDBOX_INCUMBENT, &s->incumbent.kernel);
+    }
+    return status == ACR_OK ? ACR_OK : end_with(s, status, "timing");
+}
+
+static void free_timed(timed_kernel *k, acr__backend_device *device)
+{
+    device->backend->graph_free(k->repeated);
+    device->backend->graph_free(k->fresh);
+    for (int i = k->set_count - 1; i >= 0; --i) { /* the first owns the plan */
+        execution_destroy(k->sets[i]);
+    }
+}
+
+static void free_pair(timed_pair *d)
+{
+    free_timed(&d->candidate, d->s->device);
+    free_timed(&d->incumbent, d->s->device);
+    reference_destroy(d->ref);
+    free(d->pool);
 }
 
 /* ---- Plausibility ---- */
 
 typedef struct paces {
-    double repeated_us, alternating_us;
+    double repeated_us, fresh_us;
 } paces;
 
-static acr_status measure_paces(paces *out, const fighter *f)
+static acr_status measure_paces(paces *out, timed_kernel *k)
 {
     enum {
         TURNS = 4,
         SLOT = 4,
         SAMPLES = TURNS * SLOT
     };
-    double repeated[SAMPLES], alternating[SAMPLES];
+    double repeated[SAMPLES], fresh[SAMPLES];
     for (int i = 0; i < TURNS; ++i) {
-        acr_status status = sample_graph(f->repeated, SLOT, &repeated[i * SLOT]);
+        acr_status status = sample_repeated(k, SLOT, &repeated[i * SLOT]);
         if (status == ACR_OK) {
-            status = sample_graph(f->alternating, SLOT, &alternating[i * SLOT]);
+            status = sample_fresh(k, SLOT, &fresh[i * SLOT]);
         }
         if (status != ACR_OK) {
             return status;
         }
     }
     out->repeated_us = 1e6 * stats_percentile(repeated, SAMPLES, 0.5);
-    out->alternating_us = 1e6 * stats_percentile(alternating, SAMPLES, 0.5);
+    out->fresh_us = 1e6 * stats_percentile(fresh, SAMPLES, 0.5);
     return ACR_OK;
 }
 
-/* Whether the candidate gains more than the incumbent when inputs repeat: it remembers results. Caches make a
- * difference too, to both. Noise must not look like it, so it must show three times. */
-static acr_status check_memory(session *s, const duel *d)
+/* Whether the candidate gains more than the incumbent when inputs repeat: it remembers results. What is timed later has
+ * nothing to remember, so this refuses what would only be slow there. Caches make a difference too, to both. Noise must
+ * not look like it, so it must show three times. */
+static acr_status check_memory(timed_pair *d)
 {
     enum {
         LOOKS = 3
@@ -589,44 +864,31 @@ static acr_status check_memory(session *s, const duel *d)
             status = measure_paces(&theirs, &d->incumbent);
         }
         if (status != ACR_OK) {
-            return end_with(s, status, d->problem->text);
+            return end_with(d->s, status, d->problem->text);
         }
-        const double usual = fmax(1.0, theirs.alternating_us / theirs.repeated_us);
+        const double usual = fmax(1.0, theirs.fresh_us / theirs.repeated_us);
         const double from_memory_us = 2.0 * d->problem->memory_us; /* what does not fit the caches several times over */
-        if (ours.alternating_us <= fmax(GAIN * usual * ours.repeated_us, from_memory_us)) {
+        if (ours.fresh_us <= fmax(GAIN * usual * ours.repeated_us, from_memory_us)) {
             return ACR_OK;
         }
     }
-    return end_trial(s, TRIAL_IMPLAUSIBLE, "%s: %.3f us when inputs repeat, %.3f us when they alternate",
-                     d->problem->text, ours.repeated_us, ours.alternating_us);
+    return end_trial(d->s, TRIAL_IMPLAUSIBLE, "%s: %.3f us when inputs repeat, %.3f us when they alternate",
+                     d->problem->text, ours.repeated_us, ours.fresh_us);
 }
 
-static acr_status check_floor(session *s, const duel *d)
+static acr_status check_floor(timed_pair *d)
 {
     static const double UNDER = 0.9;
     paces p;
     acr_status status = measure_paces(&p, &d->candidate);
     if (status != ACR_OK) {
-        return end_with(s, status, d->problem->text);
+        return end_with(d->s, status, d->problem->text);
     }
     if (!(p.repeated_us >= UNDER * d->problem->floor_us)) {
-        return end_trial(s, TRIAL_IMPLAUSIBLE, "%s: %.3f us, the floor is %.3f us", d->problem->text, p.repeated_us,
+        return end_trial(d->s, TRIAL_IMPLAUSIBLE, "%s: %.3f us, the floor is %.3f us", d->problem->text, p.repeated_us,
                          d->problem->floor_us);
     }
     return ACR_OK;
-}
-
-static acr_status check_plausible(session *s, duel *d)
-{
-    acr_status status = record_fighter(&d->candidate, s);
-    if (status == ACR_OK) {
-        status = record_fighter(&d->incumbent, s);
-    }
-    if (status != ACR_OK) {
-        return end_with(s, status, d->problem->text);
-    }
-    status = check_floor(s, d);
-    return status == ACR_OK ? check_memory(s, d) : status;
 }
 
 /* ---- Performance ---- */
@@ -650,24 +912,34 @@ static void record_timing(session *s, const judge_problem *problem, const interl
                                     series_json(theirs, samples), "candidate_us", series_json(ours, samples)));
 }
 
-/* What the timed launches wrote is right too, on the inputs that they had last. */
-static acr_status judge_timed(session *s, const duel *d)
+/* One launch more, on the inputs whose result is known to the oracle. */
+static acr_status judge_timed(timed_pair *d)
 {
     run_output output;
     verdict v;
-    acr_status status = execution_collect(d->candidate.sets[0], &output);
-    if (status != ACR_OK) {
-        return end_with(s, status, d->problem->text);
+    execution *e = d->candidate.sets[0];
+    acr_status status = execution_renew(e, d->ref);
+    if (status == ACR_OK) {
+        status = execution_rerun(e);
     }
-    conformance_judge(&v, d->refs[0], &output);
+    if (status == ACR_OK) {
+        status = check_sandboxes(d->s, d->problem->text);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect(e, &output);
+    }
+    if (status != ACR_OK) {
+        return end_with(d->s, status, d->problem->text);
+    }
+    conformance_judge(&v, d->ref, &output);
     run_output_free(&output);
-    return v.pass ? ACR_OK : end_trial(s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
+    return v.pass ? ACR_OK : end_trial(d->s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
 }
 
-static acr_status fight(session *s, const duel *d, uint64_t seed)
+static acr_status time_pair(timed_pair *d, uint64_t seed)
 {
-    const interleave_subject theirs = {sample_graph, d->incumbent.repeated},
-                             ours = {sample_graph, d->candidate.repeated};
+    session *s = d->s;
+    const interleave_subject theirs = {sample_fresh, &d->incumbent}, ours = {sample_fresh, &d->candidate};
     const interleave_design design = {
         .blocks = s->job.blocks, .warm_up_s = 20e-3, .budget_s = s->job.budget_s, .seed = seed};
     interleave_result r;
@@ -677,46 +949,26 @@ static acr_status fight(session *s, const duel *d, uint64_t seed)
     }
     record_timing(s, d->problem, &r);
     interleave_free(&r);
-    return judge_timed(s, d);
+    return judge_timed(d);
 }
 
-static void free_fighter(fighter *f, acr__backend_device *device)
+static acr_status time_problem(session *s, size_t problem)
 {
-    device->backend->graph_free(f->repeated);
-    device->backend->graph_free(f->alternating);
-    for (int i = 0; i < SETS; ++i) {
-        execution_destroy(f->sets[i]);
+    timed_pair d;
+    s->gate = GATE_PLAUSIBILITY;
+    acr_status status = make_pair(&d, s, problem);
+    if (status == ACR_OK) {
+        announce(s, "timing", &d.problem->problem);
+        status = check_floor(&d);
     }
-}
-
-static void free_duel(duel *d, acr__backend_device *device)
-{
-    free_fighter(&d->candidate, device);
-    free_fighter(&d->incumbent, device);
-    for (int i = 0; i < SETS; ++i) {
-        reference_destroy(d->refs[i]);
+    if (status == ACR_OK) {
+        status = check_memory(&d);
     }
-}
-
-static acr_status time_duels(session *s, duel *duels)
-{
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
-        status = make_duel(s, &duels[i], i);
+    if (status == ACR_OK) {
+        s->gate = GATE_PERFORMANCE;
+        status = time_pair(&d, s->job.hidden_seed + problem);
     }
-    if (status == ACR_OK && s->device->device.backend == ACR__CPU) {
-        status = sandbox_seal(); /* from here on a foreign kernel runs in this process */
-        status = status == ACR_OK ? ACR_OK : end_with(s, ACR_NO_DEVICE, "timing");
-    }
-    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
-        s->gate = GATE_PLAUSIBILITY;
-        announce(s, "timing", &duels[i].problem->problem);
-        status = check_plausible(s, &duels[i]);
-        if (status == ACR_OK) {
-            s->gate = GATE_PERFORMANCE;
-            status = fight(s, &duels[i], s->job.hidden_seed + i);
-        }
-    }
+    free_pair(&d);
     return status;
 }
 
@@ -769,15 +1021,9 @@ static acr_status judge_performance(session *s)
     if (status != ACR_OK || s->job.model_clock) {
         return status == ACR_OK ? time_by_model(s) : status;
     }
-    duel *duels = calloc(s->job.problem_count + 1, sizeof *duels);
-    if (!duels) {
-        return end_trial(s, TRIAL_HARNESS_FAILED, "no memory for %zu problems", s->job.problem_count);
+    for (size_t i = 0; i < s->job.problem_count && status == ACR_OK; ++i) {
+        status = time_problem(s, i);
     }
-    status = time_duels(s, duels);
-    for (size_t i = 0; i < s->job.problem_count; ++i) {
-        free_duel(&duels[i], s->device);
-    }
-    free(duels);
     return status;
 }
 
@@ -815,6 +1061,15 @@ static acr_status launch_for_profile(session *s)
 
 /* ---- The process ---- */
 
+/* An acr_parallel_for: the sandbox has a process for each lane, so that lane 0's call does the work of all. */
+static void call_in_turn(void *user, size_t count, acr_task task, void *task_arg)
+{
+    (void)user;
+    for (size_t i = 0; i < count; ++i) {
+        task(task_arg, i);
+    }
+}
+
 static acr_status open_context(session *s)
 {
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
@@ -822,6 +1077,7 @@ static acr_status open_context(session *s)
     options.device = s->job.device;
     const bool cpu = strcmp(s->job.backend, "cpu") == 0;
     options.threads = !cpu ? 0 : s->job.stage == STAGE_CORRECTNESS ? 1 : s->job.threads;
+    options.parallel_for = cpu && s->job.stage == STAGE_PERFORMANCE ? call_in_turn : NULL;
     acr_status status = acr_ctx_create(&s->ctx, &options);
     if (status != ACR_OK) {
         return end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
@@ -830,17 +1086,21 @@ static acr_status open_context(session *s)
     return ACR_OK;
 }
 
-/* References that the parent has made are for the children of a GPU alone: a foreign CPU kernel would share this
- * process's memory with them. */
 static acr_status open_references(session *s)
 {
-    if (s->job.references <= 0) {
+    acr_status status = s->job.references > 0 ? shelf_open(&s->references, s->job.references) : ACR_OK;
+    return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
+}
+
+static acr_status open_sandbox(session *s, sandbox_slot slot, loaded *l, acr__cpu_run *run)
+{
+    if (l->kernel.backend != ACR__CPU) {
         return ACR_OK;
     }
-    acr_status status = s->device->device.backend == ACR__CPU
-                            ? acr__fail(ACR_INVALID, "references of the parent for a CPU kernel")
-                            : shelf_open(&s->references, s->job.references);
-    return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
+    l->kernel.run = run;
+    acr_status status = sandbox_begin(slot, &l->code, l->kernel.dtype, s->job.case_timeout_s);
+    sandbox_share_work(slot, s->job.stage == STAGE_PERFORMANCE);
+    return status;
 }
 
 /* A source that lies about its ISA, or an image that no driver takes, is the candidate's failure. */
@@ -850,13 +1110,13 @@ static acr_status load_subjects(session *s)
     if (status != ACR_OK) {
         return end_trial(s, status == ACR_IO ? TRIAL_HARNESS_FAILED : TRIAL_UNSUPPORTED, "%s", acr_last_error());
     }
-    if (s->job.stage == STAGE_PERFORMANCE) {
+    status = open_sandbox(s, SANDBOX_CANDIDATE, &s->candidate, sandbox_run_candidate);
+    if (status == ACR_OK && s->job.stage == STAGE_PERFORMANCE) {
         status = build_load(&s->incumbent, LOADED_INCUMBENT, s->job.incumbent, &s->device->device);
+        if (status == ACR_OK) {
+            status = open_sandbox(s, SANDBOX_INCUMBENT, &s->incumbent, sandbox_run_incumbent);
+        }
         return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "the incumbent: %s", acr_last_error());
-    }
-    if (s->candidate.kernel.backend == ACR__CPU && s->job.stage == STAGE_CORRECTNESS) {
-        status = sandbox_begin(s->candidate.kernel.run, s->candidate.kernel.dtype, s->job.case_timeout_s);
-        s->candidate.kernel.run = sandbox_run;
     }
     return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
 }
@@ -878,10 +1138,10 @@ static void do_stage(session *s)
         stages[s->job.stage](s);
     }
     char ignored[160];
-    sandbox_end(ignored);
+    sandbox_end(SANDBOX_CANDIDATE, ignored);
+    sandbox_end(SANDBOX_INCUMBENT, ignored);
 }
 
-/* A sealed process opens no files: the result's is open from the start. */
 static bool write_result(const session *s, int file)
 {
     json_t *result = json_pack("{s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
@@ -916,5 +1176,5 @@ int judge_run(const char *job_path, const char *result_path)
     s.floors = json_array();
     do_stage(&s);
     const bool written = write_result(&s, file);
-    _exit(written ? EXIT_DONE : EXIT_FAULT); /* nothing more runs: a foreign kernel was in this process */
+    _exit(written ? EXIT_DONE : EXIT_FAULT); /* on a GPU the driver may have been left in any state */
 }

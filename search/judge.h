@@ -1,5 +1,6 @@
 /* The child's side of the gates: this program again, with the command GATES_CHILD, a job file and a result file. It
- * loads what was compiled, checks it and times it; whatever becomes of it, the parent (gates.c) has lost nothing.
+ * loads what was compiled, checks it and times it; whatever becomes of it, the parent (gates.c) has lost nothing. Of a
+ * foreign CPU kernel nothing runs in this process: it is called in processes of its own (sandbox.h).
  *
  * Job and result are JSON objects of one key a field of the structures below; the result also has cases and timings as
  * trial_result has them, raw samples included. What they add up to is for the parent to compute. */
@@ -36,7 +37,7 @@ typedef struct judge_job {
     uint64_t visible_seed, hidden_seed;
     int visible_cases, hidden_cases, blocks;
     double case_timeout_s, budget_s;
-    int references; /* cuda: a descriptor of references that need not be made (reference_shelf.h); 0 = none */
+    int references; /* a descriptor of references that need not be made (reference_shelf.h); 0 = none */
     bool swapped;   /* the candidate takes the incumbent's place in the blocks */
     bool model_clock;
 } judge_job;
@@ -46,7 +47,7 @@ json_t *judge_job_json(const judge_job *job);
 /* What every judgement with the job's seeds needs references of, whatever the candidate: the task's problems. Returns
  * how many, at most JUDGE_REQUESTS for each problem; their problems are the job's. */
 enum {
-    JUDGE_REQUESTS = 8
+    JUDGE_REQUESTS = 12
 };
 size_t judge_requests(reference_request *out, const judge_job *job);
 

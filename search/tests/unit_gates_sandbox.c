@@ -7,8 +7,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/process.h"
@@ -207,111 +207,13 @@ enum {
     SCRATCH_BYTES = 256
 };
 
-/* Kernels of the sandbox's tests; q holds what they need, o shows that they ran. They see no other process's memory. */
-static void write_o(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    for (int32_t i = 0; i < a->q_len * a->v_dim; ++i) {
-        ((float *)a->o)[i] = ((const float *)a->q)[i] + 1.0f;
-    }
-    ++*(unsigned char *)a->workspace;
-}
-
-/* The scales of the last head of the last entry, as the worker sees them. */
-static void write_scales(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    const int last = a->batch * a->kv_heads - 1;
-    ((float *)a->o)[0] = a->q_scales[last];
-    ((float *)a->o)[1] = a->k_scales == NULL;
-    ((float *)a->o)[2] = a->v_scales[last];
-}
-
-static void write_to_scales(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    *(volatile float *)(uintptr_t)a->v_scales = 1.0f;
-}
-
-static void loop_forever(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    for (volatile int forever = 1; forever;) {
-    }
-}
-
-static void write_nowhere(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    *(volatile int *)(16 * (uintptr_t)a->batch) = 1;
-}
-
-static void write_input(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    *(volatile float *)(uintptr_t)a->v = 1.0f;
-}
-
-static void write_beside(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    ((volatile float *)a->o)[-1] = 1.0f; /* still within the page */
-}
-
-static void write_far(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    ((volatile float *)a->o)[1 << 20] = 1.0f;
-}
-
-static void read_far(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)lane, (void)lanes, (void)queue, (void)scratch;
-    *(float *)a->o = ((const volatile float *)a->k)[1 << 12]; /* the page after its own */
-}
-
-static void call_system(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    syscall(SYS_getpid);
-}
-
-static void open_file(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    syscall(SYS_openat, AT_FDCWD, "/etc/hostname", O_RDONLY, 0);
-}
-
-static void fork_once(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-}
-
-static void leave(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    syscall(SYS_exit_group, 0);
-}
-
-static int descend(volatile int depth)
-{
-    volatile char frame[4096];
-    frame[0] = (char)depth;
-    return depth < 0 ? 0 : descend(depth + 1) + frame[0];
-}
-
-static void overflow_stack(const fwd_args *a, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch)
-{
-    (void)a, (void)lane, (void)lanes, (void)queue, (void)scratch;
-    descend(0);
-}
+static const char *kernels_path; /* the object of sandbox_kernels.c */
 
 /* A small call with tensors of its own. */
 typedef struct small_call {
     float q[64], k[64], v[64], o[64];
     unsigned char workspace[SCRATCH_BYTES];
-    fwd_args args;
+    fwd_args args; /* its strides are of 4 rows of 16 */
 } small_call;
 
 static void make_call(small_call *c)
@@ -330,41 +232,115 @@ static void make_call(small_call *c)
     }
 }
 
+static void begin(elf_code *code, const char *symbol)
+{
+    assert_ok(elf_code_read(code, kernels_path, symbol));
+    assert_ok(sandbox_begin(SANDBOX_CANDIDATE, code, ACR_F32, 1.0));
+    sandbox_set_workspace(SANDBOX_CANDIDATE, SCRATCH_BYTES, 1);
+}
+
+static void call_kernel(const small_call *c)
+{
+    sandbox_run_candidate(&c->args, 0, 1, NULL, NULL);
+}
+
+static sandbox_fault end(elf_code *code, char text[160])
+{
+    const sandbox_fault fault = sandbox_end(SANDBOX_CANDIDATE, text);
+    elf_code_free(code);
+    return fault;
+}
+
 /* What becomes of a kernel's first call. */
-static sandbox_fault fault_of(acr__cpu_run *run, char text[160])
+static sandbox_fault fault_of(const char *symbol, const void *first, char text[160])
 {
     small_call call;
+    elf_code code;
     make_call(&call);
-    assert_ok(sandbox_begin(run, ACR_F32, 1.0));
-    sandbox_set_workspace(SCRATCH_BYTES);
-    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+    if (first) {
+        memcpy(call.q, &first, sizeof first);
+    }
+    begin(&code, symbol);
+    call_kernel(&call);
     for (int i = 0; i < 64; ++i) {
         assert_true(call.v[i] == 0.0f && call.k[i] == 0.0f);
     }
-    return sandbox_end(text);
+    return end(&code, text);
 }
 
 static void an_honest_kernel_runs(void **state)
 {
     (void)state;
     small_call call;
+    elf_code code;
     char text[160];
     make_call(&call);
-    assert_ok(sandbox_begin(write_o, ACR_F32, 5.0));
-    sandbox_set_workspace(SCRATCH_BYTES);
+    begin(&code, "write_o");
     for (int times = 1; times <= 3; ++times) { /* the workspace comes back as the last call left it */
         call.q[0] = (float)times;
-        sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+        call_kernel(&call);
         assert_true(call.o[0] == (float)times + 1.0f && call.o[63] == 64.0f);
         assert_int_equal(call.workspace[0], times);
     }
     small_call other; /* other addresses */
     make_call(&other);
     other.args.q_len = 2;
-    sandbox_run(&other.args, 0, 1, NULL, other.workspace);
+    call_kernel(&other);
     assert_true(other.o[31] == 32.0f && other.o[32] == 0.0f);
-    assert_int_equal(sandbox_end(text), SANDBOX_FINE);
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
     assert_string_equal(text, "");
+}
+
+/* Each lane a process, all at the same queue and workspace. */
+static void lanes_share_a_call(void **state)
+{
+    (void)state;
+    enum {
+        LANES = 3
+    };
+    small_call call;
+    elf_code code;
+    char text[160];
+    make_call(&call);
+    begin(&code, "share_rows");
+    sandbox_share_work(SANDBOX_CANDIDATE, true);
+    sandbox_set_workspace(SANDBOX_CANDIDATE, SCRATCH_BYTES, LANES);
+    for (int times = 0; times < 5; ++times) {
+        memset(call.o, 0, sizeof call.o);
+        sandbox_run_candidate(&call.args, 0, LANES, NULL, NULL);
+        sandbox_run_candidate(&call.args, 1, LANES, NULL, NULL); /* lane 0's call was everybody's */
+        for (int i = 0; i < 64; ++i) {
+            assert_true(call.o[i] == (float)LANES);
+        }
+        for (int lane = 0; lane < LANES; ++lane) {
+            assert_int_equal(call.workspace[lane * (SCRATCH_BYTES / LANES)], 1 + lane);
+        }
+    }
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
+}
+
+/* A call's time is that of its process: twice the work is about twice the time, whatever else runs here. */
+static void calls_are_timed(void **state)
+{
+    (void)state;
+    enum {
+        TRIES = 9
+    };
+    static const int32_t work[] = {200000, 400000};
+    small_call call;
+    elf_code code;
+    char text[160];
+    double least_s[2] = {1, 1};
+    make_call(&call);
+    begin(&code, "loop_for_a_while");
+    for (int i = 0; i < 2 * TRIES; ++i) {
+        memcpy(call.q, &work[i % 2], sizeof work[0]);
+        call_kernel(&call);
+        const double s = sandbox_seconds(SANDBOX_CANDIDATE);
+        least_s[i % 2] = s < least_s[i % 2] ? s : least_s[i % 2];
+    }
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
+    assert_true(least_s[0] > 1e-5 && least_s[1] / least_s[0] > 1.4 && least_s[1] / least_s[0] < 2.8);
 }
 
 static void scales_are_handed_in(void **state)
@@ -372,6 +348,7 @@ static void scales_are_handed_in(void **state)
     (void)state;
     const float q_scales[] = {1, 2, 3, 4, 5, 6}, v_scales[] = {10, 20, 30, 40, 50, 60};
     small_call call;
+    elf_code code;
     char text[160];
     make_call(&call);
     call.args.batch = 2;
@@ -381,15 +358,13 @@ static void scales_are_handed_in(void **state)
     /* The tensors hold one entry and head: all of them read it. */
     call.args.q_stride.batch = call.args.k_stride.batch = call.args.v_stride.batch = call.args.o_stride.batch = 0;
     call.args.q_stride.head = call.args.k_stride.head = call.args.v_stride.head = call.args.o_stride.head = 0;
-    assert_ok(sandbox_begin(write_scales, ACR_F32, 5.0));
-    sandbox_set_workspace(SCRATCH_BYTES);
-    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
+    begin(&code, "write_scales");
+    call_kernel(&call);
     assert_true(call.o[0] == 6.0f && call.o[1] == 1.0f && call.o[2] == 60.0f);
-    assert_int_equal(sandbox_end(text), SANDBOX_FINE);
-    assert_ok(sandbox_begin(write_to_scales, ACR_F32, 5.0));
-    sandbox_set_workspace(SCRATCH_BYTES);
-    sandbox_run(&call.args, 0, 1, NULL, call.workspace);
-    assert_int_equal(sandbox_end(text), SANDBOX_CRASHED);
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
+    begin(&code, "write_to_scales");
+    call_kernel(&call);
+    assert_int_equal(end(&code, text), SANDBOX_CRASHED);
     assert_true(v_scales[0] == 10.0f);
 }
 
@@ -397,44 +372,122 @@ static void every_breach_is_told(void **state)
 {
     (void)state;
     static const struct {
-        const char *name;
-        acr__cpu_run *run;
+        const char *name, *symbol;
         sandbox_fault fault;
         const char *says;
     } breaches[] = {
-        {"endless loop", loop_forever, SANDBOX_HUNG, "did not end"},
-        {"write to nowhere", write_nowhere, SANDBOX_CRASHED, "signal 11"},
-        {"write to an input", write_input, SANDBOX_CRASHED, "signal 11"},
-        {"write beside the output", write_beside, SANDBOX_CRASHED, "outside of o"},
-        {"write far from the output", write_far, SANDBOX_CRASHED, "signal 11"},
-        {"read far from an input", read_far, SANDBOX_CRASHED, "signal 11"},
-        {"endless recursion", overflow_stack, SANDBOX_CRASHED, "signal 11"},
-        {"harmless system call", call_system, SANDBOX_FORBIDDEN, "system call"},
-        {"opening a file", open_file, SANDBOX_FORBIDDEN, "system call"},
-        {"a process of its own", fork_once, SANDBOX_FORBIDDEN, "system call"},
-        {"leaving", leave, SANDBOX_CRASHED, "ended"},
+        {"endless loop", "loop_forever", SANDBOX_HUNG, "did not end"},
+        {"write to nowhere", "write_nowhere", SANDBOX_CRASHED, "signal 11"},
+        {"write to an input", "write_input", SANDBOX_CRASHED, "signal 11"},
+        {"write to its arguments", "write_arguments", SANDBOX_CRASHED, "signal 11"},
+        {"write beside the output", "write_beside", SANDBOX_CRASHED, "outside of o"},
+        {"write beside the queue", "write_beside_queue", SANDBOX_CRASHED, "outside of the queue"},
+        {"write far from the output", "write_far", SANDBOX_CRASHED, "signal 11"},
+        {"read far from an input", "read_far", SANDBOX_CRASHED, "signal 11"},
+        {"write to its constants", "write_constants", SANDBOX_CRASHED, "signal 11"},
+        {"write to its code", "write_code", SANDBOX_CRASHED, "signal 11"},
+        {"run what it has written", "run_data", SANDBOX_CRASHED, "signal 11"},
+        {"endless recursion", "overflow_stack", SANDBOX_CRASHED, "signal 11"},
+        {"harmless system call", "call_system", SANDBOX_FORBIDDEN, "system call"},
+        {"leaving", "leave_group", SANDBOX_FORBIDDEN, "system call"},
+        {"stopping", "stop_itself", SANDBOX_CRASHED, "signal 5"},
+#if defined __x86_64__
+        {"opening a file", "open_file", SANDBOX_FORBIDDEN, "system call"},
+        {"a process of its own", "fork_once", SANDBOX_FORBIDDEN, "system call"},
+        {"leaving alone", "leave_alone", SANDBOX_FORBIDDEN, "system call"},
+        {"writing the verdict", "write_result", SANDBOX_FORBIDDEN, "system call"},
+        {"a 32-bit system call", "call_old_system", SANDBOX_FORBIDDEN, "system call"},
+        {"a clock", "read_counter", SANDBOX_FORBIDDEN, "clock"},
+        {"a clock and the core", "read_counter_and_core", SANDBOX_FORBIDDEN, "clock"},
+        {"a counter of events", "read_events", SANDBOX_FORBIDDEN, "clock"},
+        {"single steps", "step_itself", SANDBOX_CRASHED, "signal 5"},
+        {"the processor's end", "halt", SANDBOX_CRASHED, "signal 11"},
+#endif
     };
     for (size_t i = 0; i < COUNT_OF(breaches); ++i) {
         char text[160];
-        const sandbox_fault fault = fault_of(breaches[i].run, text);
+        const sandbox_fault fault = fault_of(breaches[i].symbol, NULL, text);
         if (fault != breaches[i].fault || !strstr(text, breaches[i].says)) {
             fail_msg("%s: fault %d, \"%s\"", breaches[i].name, (int)fault, text);
         }
     }
+#if defined __x86_64__
+    char text[160]; /* the old page of system calls, where the system still has it */
+    const sandbox_fault fault = fault_of("call_vsyscall", NULL, text);
+    assert_true(fault == SANDBOX_FORBIDDEN || fault == SANDBOX_CRASHED);
+#endif
+}
+
+/* Nothing of this process is there, and nothing that tells the time: neither data nor code. */
+static void nothing_is_there_to_be_found(void **state)
+{
+    (void)state;
+    static const int secret = 42;
+    const int on_the_stack = 43;
+    int *on_the_heap = malloc(sizeof *on_the_heap);
+    const struct {
+        const char *name;
+        uintptr_t address;
+    } places[] = {
+        {"the program's data", (uintptr_t)&secret}, {"its code", (uintptr_t)&nothing_is_there_to_be_found},
+        {"its stack", (uintptr_t)&on_the_stack},    {"its heap", (uintptr_t)on_the_heap},
+        {"its environment", (uintptr_t)environ},    {"the C library", (uintptr_t)&strlen},
+        {"the thread's own", (uintptr_t)&errno},    {"the system's clocks", (uintptr_t)getauxval(AT_SYSINFO_EHDR)}};
+    for (size_t i = 0; i < COUNT_OF(places); ++i) {
+        char text[160];
+        if (places[i].address == 0) {
+            continue;
+        }
+        const sandbox_fault read = fault_of("read_there", (const void *)places[i].address, text);
+        if (read != SANDBOX_CRASHED || !strstr(text, "signal 11")) {
+            fail_msg("%s can be read: fault %d, \"%s\"", places[i].name, (int)read, text);
+        }
+        assert_int_equal(fault_of("call_there", (const void *)places[i].address, text), SANDBOX_CRASHED);
+    }
+    free(on_the_heap);
+}
+
+/* Registers and stack are empty at each entry, also after a call that left something in them. */
+static void nothing_is_left_between_calls(void **state)
+{
+    (void)state;
+    small_call call;
+    elf_code code;
+    char text[160];
+    make_call(&call);
+    begin(&code, "search_stack");
+    for (int times = 0; times < 2; ++times) {
+        call.o[0] = -1;
+        call_kernel(&call);
+        assert_true(call.o[0] == 0.0f);
+    }
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
+#if defined __x86_64__
+    begin(&code, "search_registers");
+    for (int times = 0; times < 3; ++times) {
+        memset(call.o, 1, sizeof call.o);
+        call_kernel(&call);
+        for (int i = 0; i < 26; ++i) {
+            assert_true(call.o[i] == 0.0f);
+        }
+    }
+    assert_int_equal(end(&code, text), SANDBOX_FINE);
+#endif
 }
 
 static void after_a_breach_nothing_runs(void **state)
 {
     (void)state;
     small_call call;
+    elf_code code;
     char text[160];
     make_call(&call);
-    assert_ok(sandbox_begin(write_nowhere, ACR_F32, 1.0));
-    sandbox_run(&call.args, 0, 1, NULL, NULL);
-    assert_int_equal(sandbox_look(text), SANDBOX_CRASHED);
-    sandbox_run(&call.args, 0, 1, NULL, NULL);
-    assert_int_equal(sandbox_end(text), SANDBOX_CRASHED);
-    assert_int_equal(sandbox_end(text), SANDBOX_FINE); /* of nothing */
+    begin(&code, "write_nowhere");
+    call_kernel(&call);
+    assert_int_equal(sandbox_look(SANDBOX_CANDIDATE, text), SANDBOX_CRASHED);
+    call_kernel(&call);
+    assert_int_equal(end(&code, text), SANDBOX_CRASHED);
+    assert_int_equal(sandbox_end(SANDBOX_CANDIDATE, text), SANDBOX_FINE); /* of nothing */
 }
 
 static int remove_log(void **state)
@@ -448,6 +501,11 @@ int main(int argc, char **argv)
     if (argc > 2 && strcmp(argv[1], "--misbehave") == 0) {
         return misbehave(argv);
     }
+    if (argc < 2) {
+        fprintf(stderr, "usage: unit_gates_sandbox KERNELS\n");
+        return 2;
+    }
+    kernels_path = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exit_codes_and_signals_are_told),
         cmocka_unit_test(output_goes_to_the_log),
@@ -457,8 +515,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_stop_ends_a_process),
         cmocka_unit_test(a_device_is_timed_by_one),
         cmocka_unit_test(an_honest_kernel_runs),
+        cmocka_unit_test(lanes_share_a_call),
+        cmocka_unit_test(calls_are_timed),
         cmocka_unit_test(scales_are_handed_in),
         cmocka_unit_test(every_breach_is_told),
+        cmocka_unit_test(nothing_is_there_to_be_found),
+        cmocka_unit_test(nothing_is_left_between_calls),
         cmocka_unit_test(after_a_breach_nothing_runs),
     };
     return cmocka_run_group_tests(tests, NULL, remove_log);

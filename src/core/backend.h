@@ -80,6 +80,8 @@ struct acr__backend {
      * (cuda: L2, lines that a kernel marked to stay included; cpu: the last-level cache), a first one not counted.
      * ACR_UNSUPPORTED where the cache's size is unknown. */
     acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
+    /* The seconds a unit of one replay, alone, after prepare(arg, NULL), which may wait for the device. */
+    acr_status (*graph_time_prepared)(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds);
     void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
 
     /* All of it at once: record, time, free. */

@@ -464,6 +464,12 @@ static acr_status cpu_graph_time_cold(acr__graph *graph, int samples, double *se
     return status;
 }
 
+static acr_status cpu_graph_time_prepared(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds)
+{
+    acr_status status = prepare(arg, NULL);
+    return status == ACR_OK ? replay_once((const cpu_graph *)graph, seconds) : status;
+}
+
 static void cpu_graph_free(acr__graph *graph)
 {
     if (graph)
@@ -511,6 +517,7 @@ const acr__backend acr__backend_cpu = {
     .graph_adopt = cpu_graph_adopt,
     .graph_time = cpu_graph_time,
     .graph_time_cold = cpu_graph_time_cold,
+    .graph_time_prepared = cpu_graph_time_prepared,
     .graph_free = cpu_graph_free,
     .time = cpu_time,
     .launch_bare = cpu_launch_bare,

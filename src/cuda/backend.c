@@ -927,13 +927,12 @@ static acr_status flush_l2(const cuda_device *d, const cuda_graph *g)
     return check(d, d->driver.MemsetD8Async(g->flush, 0, g->flush_bytes, g->stream), "cuMemsetD8Async");
 }
 
-static acr_status time_one_cold(const cuda_device *d, const cold_timer *timer, double *seconds)
+/* One replay between the two events. */
+static acr_status time_alone(const cuda_device *d, const cold_timer *timer, double *seconds)
 {
     const cuda_graph *g = timer->graph;
     float milliseconds = 0;
-    acr_status status = flush_l2(d, g);
-    if (status == ACR_OK)
-        status = check(d, d->driver.EventRecord(timer->start, g->stream), "cuEventRecord");
+    acr_status status = check(d, d->driver.EventRecord(timer->start, g->stream), "cuEventRecord");
     if (status == ACR_OK)
         status = check(d, d->driver.GraphLaunch(g->exec, g->stream), "cuGraphLaunch");
     if (status == ACR_OK)
@@ -947,22 +946,37 @@ static acr_status time_one_cold(const cuda_device *d, const cold_timer *timer, d
     return status;
 }
 
+static acr_status time_one_cold(const cuda_device *d, const cold_timer *timer, double *seconds)
+{
+    acr_status status = flush_l2(d, timer->graph);
+    return status == ACR_OK ? time_alone(d, timer, seconds) : status;
+}
+
+static acr_status make_events(const cuda_device *d, cold_timer *timer)
+{
+    acr_status status = check(d, d->driver.EventCreate(&timer->start, CU_EVENT_DEFAULT), "cuEventCreate");
+    return status == ACR_OK ? check(d, d->driver.EventCreate(&timer->stop, CU_EVENT_DEFAULT), "cuEventCreate") : status;
+}
+
+static void free_events(const cuda_device *d, const cold_timer *timer)
+{
+    if (timer->stop != NULL)
+        d->driver.EventDestroy(timer->stop);
+    if (timer->start != NULL)
+        d->driver.EventDestroy(timer->start);
+}
+
 static acr_status time_cold(const cuda_device *d, cold_timer *timer, int samples, double *seconds)
 {
     double first;
     acr_status status = make_flush(d, timer->graph);
     if (status == ACR_OK)
-        status = check(d, d->driver.EventCreate(&timer->start, CU_EVENT_DEFAULT), "cuEventCreate");
-    if (status == ACR_OK)
-        status = check(d, d->driver.EventCreate(&timer->stop, CU_EVENT_DEFAULT), "cuEventCreate");
+        status = make_events(d, timer);
     if (status == ACR_OK)
         status = time_one_cold(d, timer, &first);
     for (int i = 0; i < samples && status == ACR_OK; i++)
         status = time_one_cold(d, timer, &seconds[i]);
-    if (timer->stop != NULL)
-        d->driver.EventDestroy(timer->stop);
-    if (timer->start != NULL)
-        d->driver.EventDestroy(timer->start);
+    free_events(d, timer);
     return status;
 }
 
@@ -975,6 +989,26 @@ static acr_status cuda_graph_time_cold(acr__graph *graph, int samples, double *s
     if (status != ACR_OK)
         return status;
     status = time_cold(d, &timer, samples, seconds);
+    leave(d, &scope);
+    return status;
+}
+
+static acr_status cuda_graph_time_prepared(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds)
+{
+    const cuda_device *d = (const cuda_device *)graph->device;
+    cold_timer timer = {.graph = (cuda_graph *)graph};
+    entered scope;
+    acr_status status = prepare(arg, NULL);
+    if (status == ACR_OK)
+        status = graph->device->backend->synchronize(graph->device);
+    if (status == ACR_OK)
+        status = enter(d, &scope);
+    if (status != ACR_OK)
+        return status;
+    status = make_events(d, &timer);
+    if (status == ACR_OK)
+        status = time_alone(d, &timer, seconds);
+    free_events(d, &timer);
     leave(d, &scope);
     return status;
 }
@@ -1010,6 +1044,7 @@ const acr__backend acr__backend_cuda = {
     .graph_adopt = cuda_graph_adopt,
     .graph_time = cuda_graph_time,
     .graph_time_cold = cuda_graph_time_cold,
+    .graph_time_prepared = cuda_graph_time_prepared,
     .graph_free = cuda_graph_free,
     .time = cuda_time,
     .launch_bare = cuda_launch_bare,

@@ -446,13 +446,18 @@ acr_status execution_poison(execution *e)
     return status;
 }
 
-acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream)
+acr_status execution_renew(execution *e, const reference *ref)
 {
-    acr_buffers buffers = e->buffers;
-    buffers.q = inputs->buffers.q;
-    buffers.k = inputs->buffers.k;
-    buffers.v = inputs->buffers.v;
-    return acr_execute(e->plan, &buffers, payload(&e->workspace), e->workspace_bytes, stream);
+    acr_status status = execution_replace_inputs(e, ref);
+    if (status == ACR_OK) {
+        status = execution_poison(e);
+    }
+    if (status == ACR_OK && e->workspace_bytes > 0) {
+        status = e->device->backend->mem_fill(e->device, payload(&e->workspace), NAN_BYTE, e->workspace_bytes);
+    }
+    return status == ACR_OK && e->workspace_bytes > 0
+               ? acr_workspace_init(e->plan, payload(&e->workspace), e->workspace_bytes, NULL)
+               : status;
 }
 
 acr_status execution_run(execution *e)

@@ -47,12 +47,13 @@ acr_status execution_replace_inputs(execution *e, const reference *ref);
 acr_status execution_negate_values(execution *e);
 /* Fills the outputs with NaN. No work may be enqueued. */
 acr_status execution_poison(execution *e);
+/* As new: another reference's inputs (execution_replace_inputs), outputs of NaN, and the workspace as a caller gives it
+ * for the first time. Of `ref` only what q, k and v point to must outlive the execution. */
+acr_status execution_renew(execution *e, const reference *ref);
 
 /* An acr__enqueue for acr__backend.time: one execution of the `execution` that arg points to. */
 acr_status execution_enqueue(void *arg, void *stream);
 
-/* The same with the q, k and v of another execution of the same problem; outputs and workspace are e's. */
-acr_status execution_enqueue_with(execution *e, const execution *inputs, void *stream);
 /* Copies a part of the workspace, which must have it, to the host, or into it. */
 acr_status execution_read_workspace(const execution *e, size_t offset, void *to, size_t bytes);
 acr_status execution_write_workspace(const execution *e, size_t offset, const void *from, size_t bytes);
