@@ -1,5 +1,6 @@
-/* ELF files as bytes: opened, bounds checked, and laid out as a loader would lay them out, without a loader. Nothing of
- * a file runs here, so whatever it would have a loader do (resolvers, constructors, other libraries) does not happen. */
+/* ELF files as bytes: opened, bounds checked, and laid out as a loader would lay them out, without a loader. Nothing
+ * of a file runs here: whatever it would have a loader do (resolvers, constructors, other libraries) does not happen.
+ */
 #ifndef SEARCH_ELF_OBJECT_H
 #define SEARCH_ELF_OBJECT_H
 
@@ -48,8 +49,9 @@ typedef struct elf_code {
     size_t *addresses; /* places of 8 bytes to which the load address is to be added */
 } elf_code;
 
-/* Reads the file and finds the function `symbol` in it (NULL: the caller sets the entry). Free with elf_code_free. Errors: ACR_IO; ACR_FORMAT for what is
- * no shared object, has relocations of other kinds, or does not define the symbol. */
+/* Reads the file and finds the function `symbol` in it (NULL: the caller sets the entry). Free with elf_code_free.
+ * Errors: ACR_IO; ACR_FORMAT for what is no shared object, has relocations of other kinds, or does not define the
+ * symbol. */
 acr_status elf_code_read(elf_code *out, const char *path, const char *symbol);
 void elf_code_free(elf_code *code);
 

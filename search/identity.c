@@ -129,9 +129,10 @@ static void look_at_segments(object_facts *facts, const elf_object *o)
 /* What a loader would be told to do. */
 static void look_at_dynamic(object_facts *facts, const elf_object *o, const Elf64_Shdr *s)
 {
-    static const int64_t allowed[] = {DT_NULL,    DT_HASH,   DT_GNU_HASH, DT_STRTAB,    DT_SYMTAB,    DT_STRSZ,
-                                      DT_SYMENT,  DT_RELA,   DT_RELASZ,   DT_RELAENT,   DT_RELACOUNT, DT_FLAGS,
-                                      DT_FLAGS_1, DT_VERSYM, DT_VERDEF,   DT_VERDEFNUM, DT_BIND_NOW, DT_SYMBOLIC,  DT_PLTGOT};
+    static const int64_t allowed[] = {DT_NULL,      DT_HASH,     DT_GNU_HASH, DT_STRTAB, DT_SYMTAB,
+                                      DT_STRSZ,     DT_SYMENT,   DT_RELA,     DT_RELASZ, DT_RELAENT,
+                                      DT_RELACOUNT, DT_FLAGS,    DT_FLAGS_1,  DT_VERSYM, DT_VERDEF,
+                                      DT_VERDEFNUM, DT_BIND_NOW, DT_SYMBOLIC, DT_PLTGOT};
     const Elf64_Dyn *entries = (const Elf64_Dyn *)(const void *)(o->bytes + s->sh_offset);
     for (size_t i = 0; s->sh_offset % 8 == 0 && i < s->sh_size / sizeof *entries; ++i) {
         bool known = false;

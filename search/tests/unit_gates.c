@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "bench/interleave.h"
+#include "check/inputs.h"
 #include "search/admission.h"
 #include "search/gates.h"
 
@@ -362,13 +363,13 @@ static void a_better_kernel_passes_every_gate(void **state)
     assert_string_equal(result.timings[1].problem, "f32:b1:h1:s97:d32:causal");
     assert_true(result.overall.ci95.low <= result.overall.speedup &&
                 result.overall.speedup <= result.overall.ci95.high);
-    assert_true(result.case_count >= 2 + 2 + 2 + 4);
+    assert_true(result.case_count >= 2 + 2 + 2 + 2 * 7);
     int hidden = 0;
     for (size_t i = 0; i < result.case_count; ++i) {
         assert_true(result.cases[i].pass && result.cases[i].tol_max > 0);
         hidden += result.cases[i].hidden;
     }
-    assert_int_equal(hidden, 2 + 4);
+    assert_int_equal(hidden, 2 + 2 * 7);
     /* The overall speed-up lies between those of the problems. */
     const double first = result.timings[0].comparison.speedup, second = result.timings[1].comparison.speedup;
     assert_true((result.overall.speedup - first * 0.99) * (result.overall.speedup - second * 1.01) <= 0 ||
@@ -407,41 +408,47 @@ static json_t *read_job(const gates_setup *setup, const char *trial, const char 
     return job;
 }
 
-/* A foreign kernel shares the memory of its process: what it should compute must not be there. */
-static void a_cpu_kernel_gets_no_references(void **state)
+/* What is expected of the task's problems is made once, for every child that judges. */
+static void references_are_handed_on(void **state)
 {
     fixture *f = *state;
     gates *g = open_gates(f);
     candidate c;
     trial_result result;
-    process_outcome outcome;
-    char job_path[600], result_path[600];
     assert_ok(candidate_of_family(&c, "fwd_simd", "portable", quick));
     run_expecting(g, &c, &result, TRIAL_VALID, GATE_PERFORMANCE, "");
     static const char *const stages[] = {"correctness", "performance"};
     for (size_t i = 0; i < COUNT_OF(stages); ++i) {
         json_t *job = read_job(&f->setup, "trial", stages[i]);
-        assert_int_equal(json_integer_value(json_object_get(job, "references")), 0);
+        assert_true(json_integer_value(json_object_get(job, "references")) > 0);
         json_decref(job);
     }
-    /* Nor would it take any. */
-    json_t *job = read_job(&f->setup, "trial", "correctness"), *answer;
-    snprintf(job_path, sizeof job_path, "%s/refused.job.json", f->setup.folder);
-    snprintf(result_path, sizeof result_path, "%s/refused.result.json", f->setup.folder);
-    json_object_set_new(job, "references", json_integer(3));
-    assert_int_equal(json_dump_file(job, job_path, 0), 0);
-    const char *const argv[] = {"/proc/self/exe", GATES_CHILD, job_path, result_path, NULL};
-    const process_limits limits = {.wall_s = 60};
-    assert_ok(process_run(&outcome, argv, scratch_path("refused.log"), &limits, NULL));
-    answer = json_load_file(result_path, 0, NULL);
-    assert_string_equal(json_string_value(json_object_get(answer, "status")), "harness_failed");
-    assert_string_equal(json_string_value(json_object_get(answer, "detail")),
-                        "references of the parent for a CPU kernel");
-    assert_int_equal(json_array_size(json_object_get(answer, "cases")), 0);
-    json_decref(answer);
-    json_decref(job);
     trial_result_free(&result);
     candidate_free(&c);
+    gates_close(g);
+}
+
+/* Every kind of inputs on every problem of the task, whatever the seeds. */
+static void every_kind_of_inputs_runs(void **state)
+{
+    fixture *f = *state;
+    gates *g = open_gates(f);
+    const trial_result *result = gates_incumbent(g);
+    for (size_t problem = 0; problem < 2; ++problem) {
+        for (int kind = 0; kind < input_kind_count(ACR_F32); ++kind) {
+            char text[ACR_PROBLEM_TEXT_MAX];
+            bool found = false;
+            assert_ok(acr_problem_format(&f->problems[problem].problem, text, sizeof text));
+            for (size_t i = 0; i < result->case_count; ++i) {
+                const trial_case *c = &result->cases[i];
+                found = found || (c->hidden && strcmp(c->problem, text) == 0 &&
+                                  strcmp(c->inputs, input_kind_name((input_kind)kind)) == 0);
+            }
+            if (!found) {
+                fail_msg("%s was not tried with %s inputs", text, input_kind_name((input_kind)kind));
+            }
+        }
+    }
     gates_close(g);
 }
 
@@ -709,7 +716,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(admission_names_what_it_refuses),
         cmocka_unit_test(families_and_sizes_are_checked),
         cmocka_unit_test(a_better_kernel_passes_every_gate),
-        cmocka_unit_test(a_cpu_kernel_gets_no_references),
+        cmocka_unit_test(references_are_handed_on),
+        cmocka_unit_test(every_kind_of_inputs_runs),
         cmocka_unit_test(the_incumbent_is_not_confirmed_against_itself),
         cmocka_unit_test(illegal_sets_are_refused_by_the_compiler),
         cmocka_unit_test(a_known_identity_is_a_duplicate),
