@@ -2,6 +2,7 @@
 # the family's file, and for every CUDA line also a device image and an assembler file that embeds it.
 #   ACR_KERNEL_SOURCES   what the library compiles
 #   acromion_images      the target that makes the images
+include(${CMAKE_CURRENT_LIST_DIR}/kernel_line.cmake)
 set(kernels_def ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels.def)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernels_def})
 set(generated ${CMAKE_BINARY_DIR}/kernels)
@@ -77,17 +78,12 @@ string(REPLACE "*" "[a-z0-9_]*" chosen "${ACR_KERNELS}")
 string(REPLACE "," "|" chosen "${chosen}")
 
 set(ACR_KERNEL_SOURCES "")
+set(acr_kernel_names "")
 set(images "")
 file(STRINGS ${kernels_def} lines REGEX "^KERNEL\\(")
 set(listed "/* Generated from src/kernels.def: the lines that this build has. */\n")
 foreach(line IN LISTS lines)
-  if(NOT line MATCHES "^KERNEL\\(([a-z0-9_]+), *([a-z0-9_]+), *([a-z0-9]+), *(.*)\\)$")
-    message(FATAL_ERROR "src/kernels.def: not KERNEL(name, family, arch, parameters): ${line}")
-  endif()
-  set(name ${CMAKE_MATCH_1})
-  set(family ${CMAKE_MATCH_2})
-  set(arch ${CMAKE_MATCH_3})
-  separate_arguments(parameters UNIX_COMMAND "${CMAKE_MATCH_4}")
+  acr_read_kernel_line("${line}") # name, family, arch, parameters, source
   if(arch MATCHES "^(portable|avx2|avx512)$" AND NOT arch IN_LIST cpu_archs)
     continue() # another processor's instruction set
   endif()
@@ -98,17 +94,6 @@ foreach(line IN LISTS lines)
     continue()
   endif()
   string(APPEND listed "${line}\n")
-
-  set(source "")
-  foreach(candidate src/cpu/${family}/${family}.c src/cuda/kernels/${family}/${family}.cu
-      src/cuda/kernels/ladder/${family}.cu)
-    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${candidate})
-      set(source ${candidate})
-    endif()
-  endforeach()
-  if(NOT source)
-    message(FATAL_ERROR "src/kernels.def: no file for family ${family}")
-  endif()
 
   set(wrapper "/* Generated from src/kernels.def. */\n")
   set(device_defines "")

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/kernel_source.h"
+
 /* ---- The text as the compiler's first phases see it ---- */
 
 /* Takes out line splices: a backslash and a newline, with blanks between them as compilers allow. */
@@ -358,19 +360,31 @@ static acr_status check_source(const candidate *c, descriptor *out)
 
 acr_status admission_family_file(char out[128], const candidate *c, const char *source_root)
 {
-    const char *const folders[] = {c->backend == ACR__CPU ? "cpu" : "cuda/kernels", "cuda/kernels/ladder"};
-    for (int i = 0; i < (c->backend == ACR__CPU ? 1 : 2); ++i) { /* the ladder's rungs share a folder */
-        char path[PATH_MAX];
-        if (i == 0) {
-            snprintf(out, 128, "%s/%s/%s%s", folders[0], c->family, c->family, c->backend == ACR__CPU ? ".c" : ".cu");
-        } else {
-            snprintf(out, 128, "%s/%s.cu", folders[1], c->family);
-        }
-        if (snprintf(path, sizeof path, "%s/src/%s", source_root, out) < PATH_MAX && access(path, R_OK) == 0) {
-            return ACR_OK;
-        }
+    char sources[PATH_MAX], path[PATH_MAX];
+    if (snprintf(sources, sizeof sources, "%s/src", source_root) >= PATH_MAX) {
+        return acr__fail(ACR_IO, "%s: the path is too long", source_root);
     }
-    return acr__fail(ACR_INVALID, "family: there is no file for \"%s\" under %s/src", c->family, folders[0]);
+    const size_t length = strlen(sources);
+    const bool found = kernel_source_file(path, sources, c->family) && strlen(path + length + 1) < 128;
+    const char *ending = found ? strrchr(path, '.') : "";
+    if (!found || (strcmp(ending, ".c") == 0) != (c->backend == ACR__CPU)) {
+        return acr__fail(ACR_INVALID, "family: there is no file for \"%s\" under %s, for arch %s", c->family, sources,
+                         c->arch);
+    }
+    snprintf(out, 128, "%s", path + length + 1);
+    return ACR_OK;
+}
+
+/* A parameter that the family does not read would build the kernel as it was, under another name. */
+static acr_status check_parameters(const candidate *c, const char *source_root, const char *file)
+{
+    char path[PATH_MAX];
+    kernel_parameters declared;
+    if (snprintf(path, sizeof path, "%s/src/%s", source_root, file) >= PATH_MAX) {
+        return acr__fail(ACR_IO, "%s: the path is too long", source_root);
+    }
+    acr_status status = kernel_parameters_read(&declared, path);
+    return status == ACR_OK ? kernel_parameters_check(&declared, c->parameters, true) : status;
 }
 
 acr_status admission_check(const candidate *c, const char *source_root, descriptor *out)
@@ -389,5 +403,6 @@ acr_status admission_check(const candidate *c, const char *source_root, descript
     if (strspn(c->family, "abcdefghijklmnopqrstuvwxyz0123456789_") != strlen(c->family)) {
         return acr__fail(ACR_INVALID, "family: \"%s\" has other characters than a-z, 0-9 and _", c->family);
     }
-    return admission_family_file(file, c, source_root);
+    acr_status status = admission_family_file(file, c, source_root);
+    return status == ACR_OK ? check_parameters(c, source_root, file) : status;
 }

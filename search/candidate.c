@@ -9,6 +9,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "kernels/kernel_source.h"
+
 enum {
     PARAMETERS_MAX = 32,
     PARAMETER_BYTES = 64
@@ -80,23 +82,11 @@ static char *join_parameters(const parameter_list *list)
     return text;
 }
 
-/* Where a set has NAME=value of a name; NULL = nowhere. */
-static const char *find_parameter(const char *set, const char *name, size_t length)
-{
-    for (const char *at = set + strspn(set, " "); *at; at += strspn(at, " ")) {
-        if (strncmp(at, name, length) == 0 && at[length] == '=') {
-            return at;
-        }
-        at += strcspn(at, " ");
-    }
-    return NULL;
-}
-
 void candidate_complete_set(char *set, size_t capacity, const char *others)
 {
     for (const char *at = others + strspn(others, " "); *at; at += strspn(at, " ")) {
         const size_t item = strcspn(at, " "), length = strlen(set);
-        if (!find_parameter(set, at, strcspn(at, "="))) {
+        if (!kernel_set_find(set, at, strcspn(at, "="))) {
             snprintf(set + length, capacity - length, " %.*s", (int)item, at);
         }
         at += item;
@@ -258,7 +248,7 @@ void candidate_text(char out[CANDIDATE_TEXT_MAX], const candidate *c)
 bool candidate_parameter(const candidate *c, const char *name, char *out, size_t capacity)
 {
     const size_t length = strlen(name);
-    const char *item = find_parameter(c->parameters, name, length);
+    const char *item = kernel_set_find(c->parameters, name, length);
     if (item) {
         const char *value = item + length + 1;
         snprintf(out, capacity, "%.*s", (int)strcspn(value, " "), value);

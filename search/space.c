@@ -508,6 +508,30 @@ static void append_genes(const space *s, const genome *g, bool macro_only, char 
     }
 }
 
+/* A gene with its first value; nothing of one that the space does not have. */
+static void append_first(char out[SPACE_PARAMETERS_MAX], const space_gene *gene)
+{
+    char name[SPACE_NAME_MAX + 1];
+    snprintf(name, sizeof name, "%s=", gene->name);
+    if (gene->count > 0) {
+        append_value(out, SPACE_PARAMETERS_MAX, " ", name, gene->values[0]);
+    }
+}
+
+void space_names(const space *s, char out[SPACE_PARAMETERS_MAX])
+{
+    snprintf(out, SPACE_PARAMETERS_MAX, "%s", s->packed_parameter);
+    for (int i = 0; i < s->dtype_count; ++i) {
+        const size_t length = strlen(out);
+        snprintf(out + length, SPACE_PARAMETERS_MAX - length, " %s", s->dtypes[i].parameters);
+    }
+    append_first(out, &s->dim);
+    append_first(out, &s->v_dim);
+    for (int i = 0; i < s->gene_count; ++i) {
+        append_first(out, &s->genes[i]);
+    }
+}
+
 void space_parameters(const space *s, const genome *g, char out[SPACE_PARAMETERS_MAX])
 {
     char dim[SPACE_NAME_MAX + 1];

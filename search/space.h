@@ -89,6 +89,9 @@ bool space_bind(space *s, const search_scene *scene, char reason[SPACE_REASON_MA
 /* Whether a point is legal; if not, why. Bound spaces only. */
 bool space_legal(const space *s, const genome *g, char reason[SPACE_REASON_MAX]);
 
+/* Every parameter that a point of the space may set, each with one of its values, as a set. Unbound spaces, too. */
+void space_names(const space *s, char out[SPACE_PARAMETERS_MAX]);
+
 /* The -D set of a point, as a line of kernels.def has it. */
 void space_parameters(const space *s, const genome *g, char out[SPACE_PARAMETERS_MAX]);
 

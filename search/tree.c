@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fnmatch.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,28 @@ static void note_reason(char *reasons, size_t capacity, const char *reason)
     snprintf(reasons + length, capacity - length, "%s%s", length > 0 ? "; " : "", reason);
 }
 
+/* A space must not choose what its family does not read: its points would be one kernel under many names. */
+static acr_status check_names(const space *s, const char *tree)
+{
+    char folder[PATH_MAX], file[PATH_MAX], set[SPACE_PARAMETERS_MAX] = "";
+    kernel_parameters declared;
+    snprintf(folder, sizeof folder, "%s/src", tree);
+    if (!kernel_source_file(file, folder, s->family)) {
+        return acr__fail(ACR_IO, "%s.space: the family's file is not beside it", s->family);
+    }
+    acr_status status = kernel_parameters_read(&declared, file);
+    if (status == ACR_OK) {
+        space_names(s, set);
+        status = kernel_parameters_check(&declared, set, false);
+    }
+    if (status != ACR_OK) {
+        char detail[512];
+        snprintf(detail, sizeof detail, "%s", acr_last_error());
+        return acr__fail(ACR_FORMAT, "%s.space: %s", s->family, detail);
+    }
+    return ACR_OK;
+}
+
 acr_status tree_spaces(space_list *out, const char *tree, const search_scene *scene, const char *pattern)
 {
     char folder[TREE_PATH_MAX + 32], names[FAMILY_LIST_MAX][SPACE_NAME_MAX], reasons[600] = "";
@@ -118,6 +141,9 @@ acr_status tree_spaces(space_list *out, const char *tree, const search_scene *sc
         snprintf(path, sizeof path, "%s/%.31s/%.31s.space", folder, names[i], names[i]);
         space *s = &out->items[out->count];
         status = space_read(s, path);
+        if (status == ACR_OK) {
+            status = check_names(s, tree);
+        }
         if (status == ACR_OK && space_bind(s, &out->scene, reason)) {
             ++out->count;
         } else if (status == ACR_OK) {

@@ -490,6 +490,30 @@ static void illegal_sets_are_refused_by_the_compiler(void **state)
     gates_close(g);
 }
 
+static void parameters_are_those_of_the_family(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *parameters, *says; /* NULL = admitted */
+    } cases[] = {
+        {"DTYPE=ACR_F32 DIM=64 Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1 UNROLL=1", NULL},
+        {"DTYPE=ACR_F32 DIM=64 Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1 UNROLL=1 TYPO=7", "no parameter TYPO"},
+        {"DTYPE=F16 DIM=64 Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1 UNROLL=1", "DTYPE=F16 is not ACR_F32"},
+        {"DTYPE=ACR_F32 DIM=wide Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1 UNROLL=1", "DIM=wide is not a whole number"},
+        {"DTYPE=ACR_F32 DIM=64 Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1", "UNROLL is missing"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); ++i) {
+        candidate c;
+        descriptor d;
+        assert_ok(candidate_of_family(&c, "fwd_simd", "portable", cases[i].parameters));
+        const acr_status status = admission_check(&c, ".", &d);
+        if (cases[i].says ? status != ACR_INVALID || !strstr(acr_last_error(), cases[i].says) : status != ACR_OK) {
+            fail_msg("%s: status %d: %s", cases[i].parameters, (int)status, acr_last_error());
+        }
+        candidate_free(&c);
+    }
+}
+
 static void a_known_identity_is_a_duplicate(void **state)
 {
     fixture *f = *state;
@@ -615,7 +639,7 @@ static void setups_are_checked(void **state)
     candidate bad;
     assert_ok(candidate_of_family(&bad, "fwd_simd", "portable", "DIM=3"));
     setup.incumbent = &bad;
-    assert_fails(gates_open(&g, &setup), ACR_UNSUPPORTED, "the incumbent does not pass the gate compile");
+    assert_fails(gates_open(&g, &setup), ACR_UNSUPPORTED, "the incumbent does not pass the gate admission");
     candidate_free(&bad);
     gates_problem weightless = {f->problems[0].problem, 0.0};
     setup = f->setup;
@@ -720,6 +744,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_kind_of_inputs_runs),
         cmocka_unit_test(the_incumbent_is_not_confirmed_against_itself),
         cmocka_unit_test(illegal_sets_are_refused_by_the_compiler),
+        cmocka_unit_test(parameters_are_those_of_the_family),
         cmocka_unit_test(a_known_identity_is_a_duplicate),
         cmocka_unit_test(identity_is_machine_code_and_launch),
         cmocka_unit_test(compilers_have_their_time),

@@ -484,7 +484,16 @@ class Judging(Cli):
                               "--variant", self.path)
         self.assertEqual([k["failed"] for k in report["kernels"] if k["kernel"] == f"{base}+UNROLL=1"], [0])
         self.assertFalse([k for k in report["kernels"] if k["kernel"] == base])
-        self.run_fails(FAILED, "compile_failed", "variant", "-o", self.path, f"{base}:DIM=nothing")
+        kept = sorted(p.name for p in self.path.iterdir())
+        self.run_fails(FAILED, "compile_failed", "variant", "-o", self.path, f"{base}:ROW_VECS=7")
+        for change, said in (("FOO=33", "fwd_simd has no parameter FOO; it has DTYPE DIM"),
+                             ("DIM=nothing", "DIM=nothing is not a whole number"),
+                             ("DTYPE=F16", "DTYPE=F16 is not ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3")):
+            self.run_fails(BAD_INPUT, said, "variant", "-o", self.path, f"{base}:{change}")
+            self.run_fails(BAD_INPUT, said, "bench", "--backend", "cpu", problem, "--variant", f"{base}:{change}")
+        self.assertEqual(sorted(p.name for p in self.path.iterdir()), kept)  # a failure leaves nothing behind
+        self.run_ok("variant", "-o", self.path, variant)
+        self.assertEqual(sorted(p.name for p in self.path.iterdir()), kept)
         self.run_fails(BAD_INPUT, "kernels.def", "variant", "-o", self.path, "fwd_nothing:A=1")
         self.run_fails(BAD_INPUT, "NAME=value", "bench", "--backend", "cpu", problem, "--variant", f"{base}:lower=1")
         self.run_fails(FILE, "no variants", "check", "--backend", "cpu", "--variant", ROOT / "docs")

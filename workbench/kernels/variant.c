@@ -15,6 +15,7 @@
 #include "base/files.h"
 #include "base/progress.h"
 #include "kernel_source.h"
+#include "search/admission.h"
 #include "search/build.h"
 #include "search/tree.h"
 
@@ -101,6 +102,11 @@ static acr_status compile(artefact *a, const candidate *c, const acr__device *de
         return acr__fail(ACR_UNSUPPORTED, "no nvcc here: neither ACR_NVCC, nor on PATH, nor in CUDA_HOME/bin or "
                                           "/usr/local/cuda/bin");
     }
+    descriptor unused; /* a source's alone */
+    status = admission_check(c, root, &unused);
+    if (status != ACR_OK) {
+        return status;
+    }
     const build_tools tools = {
         .cc = cc && *cc ? cc : "cc",
         .nvcc = nvcc,
@@ -133,6 +139,33 @@ static acr_status report(const artefact *a, const char *name, double seconds)
     return status;
 }
 
+/* A new folder in `into`, to be renamed when all that belongs there is there: what fails leaves nothing behind. "" when
+ * it cannot be made. */
+static acr_status make_empty(char folder[PATH_MAX], const char *into)
+{
+    const int length = snprintf(folder, PATH_MAX, "%s/.variant-XXXXXX", into);
+    if (length < PATH_MAX - NAME_MAX_BYTES && mkdtemp(folder) && chmod(folder, 0755) == 0) {
+        return ACR_OK;
+    }
+    *folder = '\0';
+    return acr__fail(ACR_IO, "%s: %s", into, length < PATH_MAX - NAME_MAX_BYTES ? strerror(errno) : "too long a path");
+}
+
+/* Puts the folder in the place of an older one of the variant's name; `folder` becomes its new path. */
+static acr_status take_name(char folder[PATH_MAX], const char *into, const char *name)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", into, name) >= PATH_MAX) {
+        return acr__fail(ACR_IO, "%s: too long a path", into);
+    }
+    folder_remove(path);
+    if (rename(folder, path) != 0) {
+        return acr__fail(ACR_IO, "%s: %s", path, strerror(errno));
+    }
+    snprintf(folder, PATH_MAX, "%s", path);
+    return ACR_OK;
+}
+
 acr_status variant_build(const char *text, const char *into, const acr__device *device)
 {
     char base[128], changes[CANDIDATE_TEXT_MAX], name[NAME_MAX_BYTES];
@@ -148,10 +181,7 @@ acr_status variant_build(const char *text, const char *into, const acr__device *
     a.backend = c.backend;
     snprintf(a.arch, sizeof a.arch, "%s", c.arch);
     const double start_s = monotonic_s();
-    const int length = snprintf(a.folder, sizeof a.folder, "%s/%s", into, name);
-    if (length >= (int)sizeof a.folder - 32 || (mkdir(a.folder, 0777) != 0 && errno != EEXIST)) {
-        status = acr__fail(ACR_IO, "%s: %s", into, strerror(errno));
-    }
+    status = make_empty(a.folder, into);
     if (status == ACR_OK) {
         status = compile(&a, &c, device);
     }
@@ -162,7 +192,12 @@ acr_status variant_build(const char *text, const char *into, const acr__device *
         status = build_save(&a);
     }
     if (status == ACR_OK) {
+        status = take_name(a.folder, into, name);
+    }
+    if (status == ACR_OK) {
         status = report(&a, name, monotonic_s() - start_s);
+    } else if (*a.folder) {
+        folder_remove(a.folder);
     }
     candidate_free(&c);
     return status;

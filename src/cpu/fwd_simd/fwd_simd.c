@@ -14,7 +14,9 @@
  * README.md has the budget of registers and caches, and what did not work.
  *
  * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS
- * vectors of rows times COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out. */
+ * vectors of rows times COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out.
+ *
+ * PARAMETERS: DTYPE DIM Q_TILE KV_TILE ROW_VECS COLUMNS UNROLL */
 #include <stdbool.h>
 
 #include "kernel.h"

@@ -13,7 +13,9 @@
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See README.md.
  *
  * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
- * (default 8, 0 = never), Q_STAGES (default 1). */
+ * (default 8, 0 = never), Q_STAGES (default 1).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES FOLD_TILES=8 Q_STAGES=1 */
 #include "fwd_args.h"
 
 #ifndef FOLD_TILES

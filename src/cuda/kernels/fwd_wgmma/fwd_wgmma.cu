@@ -8,7 +8,9 @@
  *
  * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
  * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:
- * what they need costs the others 1 to 3 % in d64). */
+ * what they need costs the others 1 to 3 % in d64).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 */
 #include "fwd_args.h"
 
 #ifndef V_DIM
