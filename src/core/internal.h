@@ -4,6 +4,7 @@
 #define ACR_INTERNAL_H
 
 #include "backend.h"
+#include "dtype.h"
 #include "error.h"
 #include "marks.h"
 #include "problem.h"
@@ -50,26 +51,5 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
 
 /* Fills the arguments of an execution; problem canonical. Pointers are not checked. */
 void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
-
-/* ---- The judge (cpu/oracle.c) ---- */
-
-/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len
- * + i; of a packed batch head * q_total + the row in the tensor, and one of no sequence counts as seeing no key.
- * row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
- * NULL) one double a row. Unnormalised storage is none: O = sum p v / sum p with the row maximum subtracted; a row
- * without a key gives 0 and -infinity. */
-acr_status acr__oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
-                               int64_t rows, double *o, double *lse);
-
-/* The unfused computation whose error sets the tolerance (design.md section 4): scores and softmax in float32, P
- * normalised, then rounded to the operand type, products accumulated in float32, output rounded to the output type.
- * Same arguments; o holds the rounded values. Weights are multiplied by `grid` while they are rounded: 1 is the
- * computation as it stands, another factor the same with the type's values elsewhere among the weights. */
-acr_status acr__oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
-                               int64_t rows, float grid, double *o);
-
-/* One stored element as a double, and a double rounded (to nearest even) into a stored element. */
-double acr__load_element(acr_dtype dtype, const void *base, int64_t index);
-void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value);
 
 #endif

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "check/conformance.h"
+#include "check/oracle.h"
 #include "kernels/kernel_choice.h"
 
 typedef struct tally {
@@ -84,7 +85,7 @@ static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel
         return acr__fail(ACR_NO_MEMORY, "no memory for the expected output");
     }
     spoil_values(ref, seed);
-    acr_status status = acr__oracle_forward(p, &buffers, ref->row_list, ref->rows, expected, NULL);
+    acr_status status = oracle_forward(p, &buffers, ref->row_list, ref->rows, expected, NULL);
     if (status == ACR_OK) {
         status = execution_create(&e, ctx, kernel, problem, ref, false, 0, 0);
     }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "check/oracle.h"
 #include "faults.h"
 #include "probe_kernel.h"
 
@@ -337,14 +338,14 @@ static acr_status judge(void *arg)
 {
     const tensors *t = arg;
     double o[16 * 8], lse[16];
-    return acr__oracle_forward(&t->problem, &t->buffers, NULL, 16, o, lse);
+    return oracle_forward(&t->problem, &t->buffers, NULL, 16, o, lse);
 }
 
 static acr_status judge_unfused(void *arg)
 {
     const tensors *t = arg;
     double o[16 * 8];
-    return acr__oracle_unfused(&t->problem, &t->buffers, NULL, 16, 1.0f, o);
+    return oracle_unfused(&t->problem, &t->buffers, NULL, 16, 1.0f, o);
 }
 
 static void the_oracle_survives_lack_of_memory(void **state)

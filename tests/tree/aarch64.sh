@@ -38,7 +38,7 @@ while IFS= read -r line; do
     $compiler $flags -O3 -ffp-contract=fast -fno-math-errno -c -o "$work/$name.o" "$work/$name.c"
     compiled=$((compiled + 1))
 done <"$work/portable"
-for source in "$root"/src/core/*.c "$root"/src/cpu/backend.c "$root"/src/cpu/oracle.c "$root"/src/cpu/threads.c; do
+for source in "$root"/src/core/*.c "$root"/src/cpu/backend.c "$root"/src/cpu/threads.c; do
     # shellcheck disable=SC2086
     $compiler $flags -c -o "$work/object.o" "$source"
     compiled=$((compiled + 1))

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check/oracle.h"
 #include "probe_kernel.h"
 
 /* ---- Contexts -----------------------------------------------------------------------------------------------------
@@ -806,7 +807,7 @@ static double distance_from_oracle(const tensors *t)
     const int64_t rows = p->batch * p->q_heads * p->q_len;
     double *expected = malloc((size_t)(rows * p->v_dim) * sizeof *expected);
     assert_non_null(expected);
-    assert_ok(acr__oracle_forward(p, &t->buffers, NULL, rows, expected, NULL));
+    assert_ok(oracle_forward(p, &t->buffers, NULL, rows, expected, NULL));
     double worst = 0.0;
     for (int64_t row = 0; row < rows; row++)
         for (int64_t d = 0; d < p->v_dim; d++) {

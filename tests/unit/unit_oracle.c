@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check/oracle.h"
+
 /* ---- Stored elements ----------------------------------------------------------------------------------------------
  * */
 
@@ -153,7 +155,7 @@ static answer judge(const tensors *t)
     a.o = malloc((size_t)(a.rows * a.v_dim) * sizeof *a.o);
     a.lse = malloc((size_t)a.rows * sizeof *a.lse);
     assert_true(a.o && a.lse);
-    assert_ok(acr__oracle_forward(p, &t->buffers, NULL, a.rows, a.o, a.lse));
+    assert_ok(oracle_forward(p, &t->buffers, NULL, a.rows, a.o, a.lse));
     return a;
 }
 
@@ -315,7 +317,7 @@ static void assert_sequences_stand_alone(const char *text, const char *alone_tex
     const int64_t q_total = t.buffers.q_total;
     const int64_t rows = c->q_heads * q_total;
     double *o = calloc((size_t)(rows * c->v_dim), sizeof *o), *lse = calloc((size_t)rows, sizeof *lse);
-    assert_ok(acr__oracle_forward(c, &t.buffers, NULL, rows, o, lse));
+    assert_ok(oracle_forward(c, &t.buffers, NULL, rows, o, lse));
     int64_t seen = 0;
     for (int64_t b = 0; b < c->batch; b++) {
         const int64_t q_first = t.q_offsets[b], q_len = t.q_offsets[b + 1] - q_first;
@@ -334,7 +336,7 @@ static void assert_sequences_stand_alone(const char *text, const char *alone_tex
         const int64_t alone_rows = c->q_heads * q_len;
         double *alone_o = calloc((size_t)(alone_rows * c->v_dim), sizeof *o);
         double *alone_lse = calloc((size_t)alone_rows, sizeof *lse);
-        assert_ok(acr__oracle_forward(&alone, &buffers, NULL, alone_rows, alone_o, alone_lse));
+        assert_ok(oracle_forward(&alone, &buffers, NULL, alone_rows, alone_o, alone_lse));
         for (int64_t head = 0; head < c->q_heads; head++) {
             const int64_t first = head * q_total + q_first;
             assert_memory_equal(o + first * c->v_dim, alone_o + head * q_len * c->v_dim,
@@ -402,12 +404,12 @@ static void listed_rows_are_those_of_the_whole(void **state)
     answer all = judge(&t);
     const int64_t rows[] = {71, 0, 8, 9, 40, 40, 17};
     double o[COUNT_OF(rows) * 8], lse[COUNT_OF(rows)];
-    assert_ok(acr__oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, lse));
+    assert_ok(oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, lse));
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         assert_memory_equal(&o[i * 8], &all.o[rows[i] * 8], 8 * sizeof *o);
         assert_true(lse[i] == all.lse[rows[i]]);
     }
-    assert_ok(acr__oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, NULL)); /* lse may be NULL */
+    assert_ok(oracle_forward(&t.problem, &t.buffers, rows, COUNT_OF(rows), o, NULL)); /* lse may be NULL */
     answer_free(&all);
     tensors_free(&t);
 }
@@ -474,7 +476,7 @@ static void fp8_scales_of_heads_multiply_those_of_the_problem(void **state)
         assert_near(a.lse[i], b.lse[i]);
     double *unfused = malloc((size_t)(a.rows * a.v_dim) * sizeof *unfused);
     assert_non_null(unfused);
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, a.rows, 1.0f, unfused));
+    assert_ok(oracle_unfused(&t.problem, &t.buffers, NULL, a.rows, 1.0f, unfused));
     for (int64_t i = 0; i < a.rows * a.v_dim; i++) /* weights of 3 mantissa bits, values up to 4 times the scale */
         assert_true(fabs(unfused[i] - a.o[i]) <= 0.25 * 0.25 * v_scales[i / (2 * 5 * 8)]);
     free(unfused);
@@ -534,7 +536,7 @@ static double unfused_error(const char *text)
     answer exact = judge(&t);
     double *o = malloc((size_t)(exact.rows * exact.v_dim) * sizeof *o), worst = 0.0;
     assert_non_null(o);
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, 1.0f, o));
+    assert_ok(oracle_unfused(&t.problem, &t.buffers, NULL, exact.rows, 1.0f, o));
     for (int64_t i = 0; i < exact.rows * exact.v_dim; i++) {
         const double error = fabs(o[i] - exact.o[i]);
         assert_true(error <= 1.0); /* fails for NaN */
@@ -570,7 +572,7 @@ static void unfused_rows_without_keys_are_zero(void **state)
     const acr_problem p = problem_of("f16:b1:h1:s5/2:d4:causal");
     tensors t = tensors_make(&p, 1);
     double o[20];
-    assert_ok(acr__oracle_unfused(&t.problem, &t.buffers, NULL, 5, 1.0f, o));
+    assert_ok(oracle_unfused(&t.problem, &t.buffers, NULL, 5, 1.0f, o));
     for (int i = 0; i < 3 * 4; i++)
         assert_true(o[i] == 0.0);
     assert_true(o[12] != 0.0);

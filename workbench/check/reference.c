@@ -9,6 +9,7 @@
 
 #include "base/parallel.h"
 #include "internal.h"
+#include "oracle.h"
 
 /* The same mathematics, without gaps. */
 static acr_problem packed_problem(const acr_problem *problem)
@@ -260,8 +261,8 @@ static void judge_slice(void *arg, int64_t slice)
     int64_t rows = j->ref->rows - first < j->rows_per_slice ? j->ref->rows - first : j->rows_per_slice;
     const acr_problem *p = &j->ref->problem;
     double *o = j->o + first * p->v_dim;
-    acr_status status = j->lse ? acr__oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
-                               : acr__oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
+    acr_status status = j->lse ? oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
+                               : oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
     if (status != ACR_OK) {
         atomic_store(&j->status, (int)status);
     }

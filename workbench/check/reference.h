@@ -26,7 +26,7 @@ typedef struct reference {
     float *q_scales, *k_scales, *v_scales; /* [batch, kv_heads] with INPUT_HEAD_SCALED, else NULL */
     int32_t *q_owner, *kv_owner;           /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
     int64_t rows;                          /* compared rows */
-    int64_t *row_list;                     /* ascending, numbers as of acr__oracle_forward; NULL = all */
+    int64_t *row_list;                     /* ascending, numbers as of oracle_forward; NULL = all */
     double *o, *lse;                       /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
     void *mapping; /* all of the above are parts of it and read-only (reference_shelf.h); NULL = each is its own */

@@ -1,0 +1,144 @@
+/* The types that tensors are stored in, see dtype.h: binary formats narrower than float32, element by element. */
+#include "dtype.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A binary floating-point format narrower than float32. */
+typedef struct narrow_format {
+    int mantissa_bits; /* stored, without the leading one */
+    int exponent_min;  /* of the smallest normal number; the bias is 1 - exponent_min */
+    double max_finite;
+    uint32_t nan; /* a quiet NaN, positive */
+    /* What values beyond max_finite become: infinity; for e4m3, which has none, the largest number, as in the
+     * hardware's saturating conversion. */
+    uint32_t overflow;
+    int sign_bit;
+} narrow_format;
+
+static const narrow_format f16_format = {10, -14, 65504.0, 0x7e00, 0x7c00, 15};
+static const narrow_format bf16_format = {7, -126, 0x1.fep127, 0x7fc0, 0x7f80, 15};
+static const narrow_format e4m3_format = {3, -6, 448.0, 0x7f, 0x7e, 7};
+
+static const narrow_format *format_of(acr_dtype dtype)
+{
+    return dtype == ACR_F16 ? &f16_format : dtype == ACR_BF16 ? &bf16_format : &e4m3_format;
+}
+
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* 2^exponent, for exponents of normal doubles. */
+static double power_of_two(int exponent)
+{
+    return double_of((uint64_t)(exponent + 1023) << 52);
+}
+
+static inline double decode(const narrow_format *format, uint32_t bits)
+{
+    const uint32_t magnitude = bits & ((1u << format->sign_bit) - 1);
+    const double sign = bits >> format->sign_bit & 1 ? -1.0 : 1.0;
+    const uint32_t exponent = magnitude >> format->mantissa_bits;
+    const uint32_t mantissa = magnitude & ((1u << format->mantissa_bits) - 1);
+    if (format == &e4m3_format ? magnitude == format->nan : magnitude > format->overflow) {
+        return NAN;
+    }
+    if (format != &e4m3_format && magnitude == format->overflow) {
+        return sign * INFINITY;
+    }
+    if (exponent == 0) {
+        return sign * mantissa * power_of_two(format->exponent_min - format->mantissa_bits);
+    }
+    const uint64_t biased = exponent - 1 + (uint64_t)(format->exponent_min + 1023);
+    return sign * double_of(biased << 52 | (uint64_t)mantissa << (52 - format->mantissa_bits));
+}
+
+/* The nearest value of the format, ties to even, as if its exponent had no upper end. magnitude >= 0 and finite. */
+static inline double round_magnitude(const narrow_format *format, double magnitude)
+{
+    const double smallest_normal = power_of_two(format->exponent_min);
+    if (magnitude < smallest_normal) {
+        /* Adding a number whose own last bit is the format's smallest step leaves the rounding to the adder. */
+        const double step_at_bit_0 = smallest_normal * power_of_two(52 - format->mantissa_bits);
+        return magnitude + step_at_bit_0 - step_at_bit_0;
+    }
+    const int dropped = 52 - format->mantissa_bits;
+    const uint64_t bits = bits_of(magnitude);
+    const uint64_t half_or_less = ((uint64_t)1 << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    return double_of((bits + half_or_less) >> dropped << dropped);
+}
+
+static inline uint32_t encode(const narrow_format *format, double value)
+{
+    if (isnan(value)) {
+        return format->nan;
+    }
+    const uint32_t sign = (signbit(value) ? 1u : 0u) << format->sign_bit;
+    if (isinf(value)) {
+        return sign | format->overflow;
+    }
+    const double rounded = round_magnitude(format, fabs(value));
+    if (rounded > format->max_finite) {
+        return sign | format->overflow;
+    }
+    if (rounded < power_of_two(format->exponent_min)) {
+        return sign | (uint32_t)(rounded * power_of_two(format->mantissa_bits - format->exponent_min));
+    }
+    /* Exponent and mantissa are adjacent in both formats, so only the bias differs. */
+    const uint64_t bits = bits_of(rounded) >> (52 - format->mantissa_bits);
+    const uint64_t bias_difference = (uint64_t)(1023 - (1 - format->exponent_min));
+    return sign | (uint32_t)(bits - (bias_difference << format->mantissa_bits));
+}
+
+double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
+{
+    switch (dtype) {
+    case ACR_F32:
+        return ((const float *)base)[index];
+    case ACR_F16: /* each format by name: the compiler folds it into the arithmetic */
+        return decode(&f16_format, ((const uint16_t *)base)[index]);
+    case ACR_BF16:
+        return decode(&bf16_format, ((const uint16_t *)base)[index]);
+    case ACR_E4M3:
+        return decode(&e4m3_format, ((const uint8_t *)base)[index]);
+    case ACR_DTYPE_DEFAULT:
+        break;
+    }
+    return NAN;
+}
+
+void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value)
+{
+    switch (dtype) {
+    case ACR_F32:
+        ((float *)base)[index] = (float)value;
+        return;
+    case ACR_F16:
+        ((uint16_t *)base)[index] = (uint16_t)encode(&f16_format, value);
+        return;
+    case ACR_BF16:
+        ((uint16_t *)base)[index] = (uint16_t)encode(&bf16_format, value);
+        return;
+    case ACR_E4M3:
+        ((uint8_t *)base)[index] = (uint8_t)encode(&e4m3_format, value);
+        return;
+    case ACR_DTYPE_DEFAULT:
+        return;
+    }
+}
+
+double acr__round_magnitude(acr_dtype dtype, double magnitude)
+{
+    return round_magnitude(format_of(dtype), magnitude);
+}

@@ -1,0 +1,23 @@
+/* The judge: attention computed plainly, in float64, and the unfused computation whose error sets the tolerance. It
+ * shares no code with any kernel. */
+#ifndef WORKBENCH_ORACLE_H
+#define WORKBENCH_ORACLE_H
+
+#include "acromion.h"
+
+/* Attention in float64 on the exact stored inputs, host pointers. Rows are numbered (batch * q_heads + head) * q_len
+ * + i; of a packed batch head * q_total + the row in the tensor, and one of no sequence counts as seeing no key.
+ * row_list names the rows wanted, or NULL for all. o receives rows * v_dim doubles (packed, row by row), lse (may be
+ * NULL) one double a row. O = sum p v / sum p with the row maximum subtracted; no unnormalised result is stored. A row
+ * without a key gives 0 and -infinity. */
+acr_status oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
+                          double *o, double *lse);
+
+/* The unfused computation whose error sets the tolerance (docs/internals/design.md, section 4): scores and softmax in
+ * float32, P normalised, then rounded to the operand type, products accumulated in float32, output rounded to the
+ * output type. Same arguments; o holds the rounded values. Weights are multiplied by `grid` while they are rounded: 1 is the
+ * computation as it stands, another factor the same with the type's values elsewhere among the weights. */
+acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
+                          float grid, double *o);
+
+#endif
