@@ -8,7 +8,8 @@ captured into a CUDA graph. The graphs are replayed in blocks old, new, new, old
 blocks of the ratio new/old, its interval a bootstrap over blocks. Only the public API is used, so any two versions can
 be compared. Outputs are compared too: bit for bit, and by their largest difference.
 
-Exit code: 0 nothing is slower than the limit (default 1.01) with its whole interval; 1 something is; 2 usage; 4 no GPU."""
+Exit code: 0 nothing is slower than the limit (default 1.01) with its whole interval; 1 something is; 2 usage;
+4 no GPU."""
 import argparse
 import ctypes
 import json
