@@ -292,6 +292,20 @@ ISOLATION_FLAWS = [
 ]
 
 
+# Kernels whose rows do not depend, bit for bit, on the rows beside them, and problems with tiles of several kinds.
+INDEPENDENT = [(90, 4, "fwd_short_*", ["f16", "bf16", "e4m3", "e4m3:obf16"])]
+NEIGHBOURS = ["b1:h2:s70/130:d64:causal:lse", "b1:h2:s200/300:d64:causal-tl", "b2:h4/2:s65/97:d64:kvlens",
+              "b1:h1:s300/500:d64:lse", "b1:h2:s100/200:d128:lse:causal"]
+ROW_FLAWS = [(SHORT, 90, "all rows of a tile take the second pass",
+              r"(0f476A6000;\s+(?:setp\.ne\.s32[^;]*;\s+)?and\.pred\s+%p\d+, )%p\d+, (%p\d+);", r"\1\2, \2;")]
+
+
+def isolate_rows(program, chosen, kernel, inputs):
+    dtypes = inputs or ["f16"]
+    return execute([program, "--rows", "cuda", kernel,
+                    *(f"{dtype}:{problem}" for dtype in dtypes for problem in NEIGHBOURS)], chosen)
+
+
 def isolate(program, chosen, kernel, inputs):
     dtypes = inputs or (["e4m3"] if "e4m3" in kernel else ["f16"])
     return execute([program, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in EDGES)], chosen)
@@ -299,15 +313,17 @@ def isolate(program, chosen, kernel, inputs):
 
 def run_isolation(program, driver, images):
     failures = 0
-    for arch, sms, kernels, dtypes in ISOLATED:
+    for runs, listed in [(isolate, x) for x in ISOLATED] + [(isolate_rows, x) for x in INDEPENDENT]:
+        arch, sms, kernels, dtypes = listed
         began = time.monotonic()
-        done, shown = isolate(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes)
+        done, shown = runs(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes)
         if done.returncode != 0:
             failures += 1
             print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
         summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
         print(f"sm_{arch} {kernels}: {summary}; {time.monotonic() - began:.1f} s", flush=True)
-    return failures + run_flaws(program, driver, images, ISOLATION_FLAWS, isolate)
+    return (failures + run_flaws(program, driver, images, ISOLATION_FLAWS, isolate) +
+            run_flaws(program, driver, images, ROW_FLAWS, isolate_rows))
 
 
 def main():

@@ -1,12 +1,15 @@
-/* What must not reach an output row: values that a mask hides from it, and memory behind the tensors. Two checks of a
- * kernel on a problem, beside those of `acromion check`, whose inputs are finite and lie between guards:
+/* What must not reach an output row: values that a mask hides from it, other rows, and memory behind the tensors.
+ * Checks of a kernel on a problem, beside those of `acromion check`, whose inputs are finite and lie between guards:
  *
+ * - rows: one query row of each head is NaN, infinite or huge. The other rows, output and log-sum-exp, are bit for bit
+ *   what they are without it; and a row is bit for bit the same when all others are zero.
  * - hidden: some values of V are NaN or infinite. Outputs of rows that see one are not finite, in its column; all
  *   others are as if it were not there, since 0 * NaN has to stay out of them.
  * - exact: each tensor ends with its allocation, so that a read of one row too many is a fault of the PTX machine (and
  *   of compute-sanitizer).
  *
  *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
+ *     isolation --rows cpu|cuda KERNEL PROBLEM...      the first check alone
  *
  * Prints each failure and then "N cases passed, M failed"; exits 0 when all passed and there were any. */
 #include <math.h>
@@ -34,6 +37,120 @@ static void report(tally *t, const char *check, const acr__kernel *kernel, const
     acr_problem_format(problem, text, sizeof text);
     printf("FAIL %s %s %s: %s\n", check, kernel->name, text, failure);
     fflush(stdout);
+}
+
+/* ---- Other rows ---- */
+
+/* What a row is made beside others that stay as they are. */
+typedef struct disturbance {
+    const char *name;
+    double value;  /* of all elements; or, where it is 0, */
+    double factor; /* times what the element was */
+    bool others;   /* the row stays as it is, and all others become this */
+} disturbance;
+
+static const disturbance disturbances[] = {
+    {"beside NaN", NAN, 0.0, false},
+    {"beside infinity", INFINITY, 0.0, false},
+    {"beside a row of large scores", 0.0, 64.0, false},
+    {"alone", 0.0, 0.0, true},
+};
+
+/* In each head of each entry the row that is disturbed, or spared. */
+static int64_t chosen_row(const reference *ref, int64_t head, uint64_t seed)
+{
+    return (int64_t)(random_bits(seed, 102, (uint64_t)head) % (uint64_t)ref->q_rows);
+}
+
+static bool is_chosen(const reference *ref, int64_t row, uint64_t seed)
+{
+    return row % ref->q_rows == chosen_row(ref, row / ref->q_rows, seed);
+}
+
+static void disturb_rows(const reference *ref, const void *before, const disturbance *d, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const double largest = p->dtype == ACR_E4M3 ? 448.0 : 60000.0;
+    for (int64_t i = 0; i < ref->entries * p->q_heads * ref->q_rows * p->qk_dim; ++i) {
+        double value = acr__load_element(p->dtype, before, i);
+        if (is_chosen(ref, i / p->qk_dim, seed) != d->others) {
+            value = d->value != 0.0 ? d->value : fmax(-largest, fmin(largest, value * d->factor));
+        }
+        acr__store_element(p->dtype, ref->q, i, value);
+    }
+}
+
+static void judge_rows(char *failure, size_t size, const reference *ref, const run_output *before,
+                       const run_output *after, const disturbance *d, uint64_t seed)
+{
+    const size_t row_bytes = (size_t)(ref->problem.v_dim * acr__dtype_bytes(ref->problem.out_dtype));
+    int64_t changed = 0, compared = 0;
+    row_place first = {0};
+    for (int64_t i = 0; i < ref->rows; ++i) {
+        const row_place at = reference_row(ref, i);
+        const size_t from = (size_t)at.row * row_bytes;
+        if (is_chosen(ref, at.row, seed) != d->others) {
+            continue;
+        }
+        ++compared;
+        if (memcmp((char *)before->o + from, (char *)after->o + from, row_bytes) != 0 ||
+            (before->lse && memcmp(&before->lse[at.row], &after->lse[at.row], sizeof(float)) != 0)) {
+            first = changed++ == 0 ? at : first;
+        }
+    }
+    if (changed > 0) {
+        snprintf(failure, size, "%s: %lld of %lld rows have other bits, the first of them [%lld,%lld,%lld]", d->name,
+                 (long long)changed, (long long)compared, (long long)first.batch, (long long)first.head,
+                 (long long)first.position);
+    }
+}
+
+/* Of the inputs as they are in `ref`. */
+static acr_status run_reference(run_output *output, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                const reference *ref)
+{
+    execution *e = NULL;
+    acr_status status = execution_create(&e, ctx, kernel, problem, ref, false, 0, 0);
+    if (status == ACR_OK) {
+        status = execution_run(e);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect(e, output);
+    }
+    execution_destroy(e);
+    return status;
+}
+
+static acr_status check_rows(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                             const reference *ref, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const size_t q_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim * acr__dtype_bytes(p->dtype));
+    run_output whole = {.o = NULL};
+    void *q = malloc(q_bytes);
+    if (!q) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the queries");
+    }
+    memcpy(q, ref->q, q_bytes);
+    acr_status status = run_reference(&whole, ctx, kernel, problem, ref);
+    for (size_t i = 0; i < sizeof disturbances / sizeof disturbances[0] && status == ACR_OK; ++i) {
+        char failure[256] = "";
+        run_output output = {.o = NULL};
+        if (p->dtype == ACR_E4M3 && isinf(disturbances[i].value)) {
+            continue; /* it knows no infinity */
+        }
+        disturb_rows(ref, q, &disturbances[i], seed);
+        status = run_reference(&output, ctx, kernel, problem, ref);
+        if (status == ACR_OK) {
+            judge_rows(failure, sizeof failure, ref, &whole, &output, &disturbances[i], seed);
+            report(t, "rows", kernel, problem, failure);
+        }
+        run_output_free(&output);
+    }
+    memcpy(ref->q, q, q_bytes);
+    run_output_free(&whole);
+    free(q);
+    return status;
 }
 
 /* ---- Hidden values ---- */
@@ -79,7 +196,6 @@ static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel
     const acr_problem *p = &ref->problem;
     const acr_buffers buffers = reference_buffers(ref);
     double *expected = malloc((size_t)(ref->rows * p->v_dim) * sizeof *expected);
-    execution *e = NULL;
     run_output output = {.o = NULL};
     if (!expected) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the expected output");
@@ -87,13 +203,7 @@ static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel
     spoil_values(ref, seed);
     acr_status status = oracle_forward(p, &buffers, ref->row_list, ref->rows, expected, NULL);
     if (status == ACR_OK) {
-        status = execution_create(&e, ctx, kernel, problem, ref, false, 0, 0);
-    }
-    if (status == ACR_OK) {
-        status = execution_run(e);
-    }
-    if (status == ACR_OK) {
-        status = execution_collect(e, &output);
+        status = run_reference(&output, ctx, kernel, problem, ref);
     }
     if (status == ACR_OK) {
         judge_hidden(failure, sizeof failure, ref, &output, expected);
@@ -102,7 +212,6 @@ static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel
         snprintf(failure, sizeof failure, "%s", acr_last_error());
     }
     report(t, "hidden", kernel, problem, failure);
-    execution_destroy(e);
     free(expected);
     return status;
 }
@@ -221,8 +330,9 @@ static acr_status check_exact(tally *t, acr_ctx *ctx, const acr__kernel *kernel,
 
 /* ---- The program ---- */
 
-/* Both checks of a kernel; an error means that the device is lost, or that the test cannot go on. */
-static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem)
+/* The checks of a kernel; an error means that the device is lost, or that the test cannot go on. */
+static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                               bool rows_only)
 {
     enum {
         SEED = 1,
@@ -231,19 +341,23 @@ static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel
     const reference_request wanted = {.problem = problem, .seed = SEED, .sampled_rows = ROWS, .threads = 2};
     reference *ref = NULL;
     acr_status status = reference_create(&ref, &wanted);
-    if (status == ACR_OK && !(ref->problem.flags & ACR_PACKED)) { /* a packed batch's tensors end with rows of nobody */
+    if (status == ACR_OK && rows_only) {
+        status = check_rows(t, ctx, kernel, problem, ref, SEED);
+    }
+    if (status == ACR_OK && !rows_only &&
+        !(ref->problem.flags & ACR_PACKED)) { /* a packed batch's tensors end with rows of nobody */
         status = acr__why_not(kernel, &ref->problem, &acr__ctx_backend_device(ctx)->device)
                      ? ACR_OK
                      : check_exact(t, ctx, kernel, ref);
     }
-    if (status == ACR_OK) {
+    if (status == ACR_OK && !rows_only) {
         status = check_hidden(t, ctx, kernel, problem, ref, SEED);
     }
     reference_destroy(ref);
     return status;
 }
 
-static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, const char *text)
+static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, const char *text, bool rows_only)
 {
     const kernel_patterns wanted = {{pattern}, 1};
     acr_problem problem;
@@ -254,7 +368,7 @@ static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, con
     for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
         const acr__kernel *kernel = kernel_at(i);
         if (kernel_matches(kernel, &wanted) && !acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
-            status = check_kernel(t, ctx, kernel, &problem);
+            status = check_kernel(t, ctx, kernel, &problem, rows_only);
         }
     }
     return status;
@@ -265,14 +379,17 @@ int main(int argc, char **argv)
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
     acr_ctx *ctx = NULL;
     tally t = {0, 0};
+    const bool rows_only = argc > 1 && strcmp(argv[1], "--rows") == 0;
+    argc -= rows_only;
+    argv += rows_only;
     if (argc < 4) {
-        fprintf(stderr, "usage: isolation cpu|cuda KERNEL PROBLEM...\n");
+        fprintf(stderr, "usage: isolation [--rows] cpu|cuda KERNEL PROBLEM...\n");
         return 2;
     }
     options.backend = argv[1];
     acr_status status = acr_ctx_create(&ctx, &options);
     for (int i = 3; i < argc && status == ACR_OK; ++i) {
-        status = check_problem(&t, ctx, argv[2], argv[i]);
+        status = check_problem(&t, ctx, argv[2], argv[i], rows_only);
     }
     if (status != ACR_OK) {
         fprintf(stderr, "isolation: %s\n", acr_last_error());

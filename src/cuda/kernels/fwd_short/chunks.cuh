@@ -1,6 +1,6 @@
 /* fwd_short's pipeline: the exponentials of a chunk of keys with the products of its neighbours between them, and the
  * ways over all chunks: a straight line of code where all keys lie in shared memory, a loop where they pass through a
- * ring, and the second pass. */
+ * ring. */
 #ifndef ACR_CUDA_FWD_SHORT_CHUNKS_CUH
 #define ACR_CUDA_FWD_SHORT_CHUNKS_CUH
 
@@ -187,59 +187,5 @@ DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o
 }
 
 #endif
-
-/* The tile again with the true maximum, chunk by chunk: for scores that rose too far above the reference. */
-DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
-{
-    score_tile s;
-    probability_tile p;
-    if (RING) {
-        if (c.chunks > 1)
-            release_values(c, c.chunks - 2);
-        release_values(c, c.chunks - 1);
-        c.passed = c.chunks;
-    }
-#pragma unroll
-    for (int i = 0; i < DIM / 2; i++)
-        o[i] = 0.0f;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        r.reference[row] = -CUDART_INF_F;
-        r.sum[row] = 0.0f;
-    }
-#pragma unroll 1
-    for (int chunk = 0; chunk < c.chunks; chunk++) {
-        wait_keys(c, chunk);
-        start_scores(c, s, chunk);
-        WGMMA_WAIT(0);
-        release_keys(c, chunk);
-        mask_scores(c, s, chunk);
-        float rescale[2];
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float max = quad_max(fmaxf(r.reference[row], row_max(s, row, CHUNK_KEYS / 8)));
-            rescale[row] = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
-            r.reference[row] = max;
-            r.offset[row] = -finite_max(max) * c.scale_log2 - SHIFT;
-            r.sum[row] *= rescale[row];
-        }
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++)
-            o[i] *= rescale[i / 2 % 2];
-        scale_scores(c, r, s, s, !ONE_HALF);
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            exponentiate(s, group, !ONE_HALF);
-            add_and_pack(r, p, s, group, !ONE_HALF);
-        }
-        if (chunk == c.chunks - 1)
-            wait_last_values(c);
-        else
-            wait_values(c, chunk);
-        start_output(c, o, p, chunk, 1);
-        WGMMA_WAIT(0);
-        release_values(c, chunk);
-    }
-}
 
 #endif

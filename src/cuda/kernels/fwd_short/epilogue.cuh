@@ -94,14 +94,15 @@ DEV int any_not_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)
     return __any_sync(~0u, found);
 }
 
-/* What few callers want or few inputs need of a stored row. */
+/* What few callers want or few inputs need of a stored row. again: `packed` may be of a second pass, of which the row
+ * took nothing. */
 DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const row_results &f,
-                    const uint32_t (&packed)[DIM / 8], const int out)
+                    const uint32_t (&packed)[DIM / 8], const int out, int again)
 {
     if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
         a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row[out]] =
             log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), scales_of(a, t).scale);
-    if (a.mask != FWD_MASK_NONE && any_not_finite(packed, f)) {
+    if (a.mask != FWD_MASK_NONE && (again || any_not_finite(packed, f))) {
         __threadfence();
         __syncwarp(); /* the values are other lanes' */
         if (f.present[out] && isfinite(f.total[out]))

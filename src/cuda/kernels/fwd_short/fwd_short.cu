@@ -10,8 +10,7 @@
  *
  * The softmax does not search for the row maximum: it subtracts the maximum over the row's first 16 keys of each
  * consumer. Every exponential is at most the row sum, so a sum within fp16's range proves at the end that no
- * probability overflowed; otherwise the tile is computed once more, with the true maximum. See
- * README.md.
+ * probability overflowed; otherwise the row is computed once more, with the true maximum. See README.md.
  *
  * Scores of e4m3 inputs are products of 8 bits. V is upcast to fp16, which holds all of e4m3, where it lies in shared
  * memory, by warps of the producer's warpgroup; then all is as with fp16. Products of 8 bits would want V transposed,
@@ -32,9 +31,8 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/kernels/fwd_short/chunks.cuh"
-#include "cuda/kernels/fwd_short/epilogue.cuh"
 #include "cuda/kernels/fwd_short/loading.cuh"
+#include "cuda/kernels/fwd_short/second_pass.cuh"
 #include "cuda/kernels/fwd_short/upcast.cuh"
 
 enum {
@@ -119,16 +117,12 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     ACR_MARK(0, "first scores ready");
     const int again = attend_all(c, r, s, o, f);
     store_output_rows(c, packed, o, f);
-    if (again) {
-        attend_exactly(c, r, o);
-        named_sync(VOTE, CONSUMER_THREADS); /* what was sent the first time has been read */
-        find_factors(c, r, f);
-        store_output_rows(c, packed, o, f);
-    }
+    if (again)
+        compute_again(c, r, o, f, packed);
     if (!ONE_HALF || index == 1)
 #pragma unroll
         for (int out = 0; out < OUT_ROWS; out++)
-            finish_row(a, t, c, f, packed[out], out);
+            finish_row(a, t, c, f, packed[out], out, again);
     end_order(c, o);
 }
 

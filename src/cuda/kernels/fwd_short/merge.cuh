@@ -43,13 +43,6 @@ DEV uint32_t sums_at(const consumer &c, int index)
     return ADDRESS(c.smem, sums) + index * SUMS_BYTES + threadIdx.x % WARPGROUP_THREADS * sizeof(row_sums);
 }
 
-DEV void send_sums(const consumer &c, softmax_rows &r)
-{
-    r.sum[0] = quad_sum(r.sum[0]);
-    r.sum[1] = quad_sum(r.sum[1]);
-    store_shared_float4(sums_at(c, c.index), r.reference[0], r.reference[1], r.sum[0], r.sum[1]);
-}
-
 /* After a barrier: both consumers' sums give the factors. */
 DEV void find_shared_factors(const consumer &c, const softmax_rows &r, row_results &f)
 {
@@ -69,11 +62,10 @@ DEV void find_shared_factors(const consumer &c, const softmax_rows &r, row_resul
     }
 }
 
-DEV void find_own_factors(softmax_rows &r, row_results &f)
+DEV void find_own_factors(const softmax_rows &r, row_results &f)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        r.sum[row] = quad_sum(r.sum[row]);
         f.own[row] = row_factor(r.sum[row], f);
         f.max[row % OUT_ROWS] = r.reference[row];
         f.total[row % OUT_ROWS] = r.sum[row];
@@ -84,10 +76,12 @@ DEV void find_own_factors(softmax_rows &r, row_results &f)
  * the same to all consumers; with a ring the producer is told. */
 DEV int find_factors(const consumer &c, softmax_rows &r, row_results &f)
 {
-    const int too_large = !(r.sum[0] < LARGEST_SUM && r.sum[1] < LARGEST_SUM);
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        r.sum[row] = quad_sum(r.sum[row]);
     if (SHARED_ROWS)
-        send_sums(c, r);
-    const int again = named_any<VOTE, CONSUMER_THREADS>(too_large);
+        store_shared_float4(sums_at(c, c.index), r.reference[0], r.reference[1], r.sum[0], r.sum[1]);
+    const int again = named_any<VOTE, CONSUMER_THREADS>(is_large(r.sum[0]) || is_large(r.sum[1]));
     if (c.late)
         allow_next_kernel();
     if (SHARED_ROWS)

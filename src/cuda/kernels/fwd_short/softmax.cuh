@@ -1,6 +1,7 @@
 /* fwd_short's softmax, which looks for no running maximum. A row's scores are relative to a reference, the maximum over
- * the row's first 16 keys of each consumer, and to 2^SHIFT. Every exponential is at most the row's sum, so a sum below
- * LARGEST_SUM proves that none overflowed; otherwise the row is computed again, with the true maximum (second_pass). */
+ * the row's first 16 keys of each consumer, and to 2^SHIFT. Every exponential is at most the row's sum, so a sum that
+ * is not large proves that none overflowed; otherwise the row is computed again, with the true maximum
+ * (second_pass.cuh). */
 #ifndef ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
 #define ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
 
@@ -13,13 +14,17 @@ enum {
     SHIFT = BF16 ? 0 : 8
 };
 
-/* Of a lane's exponentials: none overflowed, and neither does their product with V. */
-#define LARGEST_SUM (BF16 ? 0x1p100f : 60000.0f)
+/* Whether one consumer's sum of a row leaves it open that an exponential or its product with V overflowed, as NaN
+ * does. */
+DEV int is_large(float sum)
+{
+    return !(sum < (BF16 ? 0x1p100f : 60000.0f));
+}
 
 typedef struct softmax_rows {
     float reference[2]; /* what is subtracted from the raw scores */
     float offset[2];    /* the same, finite, times scale_log2, and the shift */
-    float sum[2];       /* of this lane's exponentials; lanes of a quad are added at the end */
+    float sum[2];       /* of this lane's exponentials; at the end of the quad's */
 } softmax_rows;
 
 /* Scores that a row does not see become -inf. */
