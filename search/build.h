@@ -11,20 +11,19 @@
 #include "candidate.h"
 #include "descriptor.h"
 #include "elf_object.h"
-#include "gates.h"
-#include "judge.h"
+#include "trial.h"
 
 /* The names of a candidate's entry point and description. */
 #define CANDIDATE_SYMBOL "acr_candidate"
 #define CANDIDATE_DESCRIPTION "acr_candidate_description"
 
-struct artefact {
+typedef struct artefact {
     acr__backend_id backend;
     bool is_source;
     char folder[PATH_MAX];
     char arch[16];
     char identity[33];
-};
+} artefact;
 
 typedef struct build_tools {
     const char *cc, *nvcc, *source_root;

@@ -13,7 +13,7 @@ enum {
     LIMIT_S = 120 /* of the tool, for one problem */
 };
 
-_Static_assert((int)GATES_PROFILE_LAUNCHES == (int)PROFILE_WARM_UPS + 1, "the tool measures the last launch");
+_Static_assert((int)TRIAL_PROFILE_LAUNCHES == (int)PROFILE_WARM_UPS + 1, "the tool measures the last launch");
 
 acr_status elites_next(int64_t *trial, store *s, const archive *learnt)
 {

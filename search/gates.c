@@ -35,96 +35,7 @@ struct gates {
     bool references_own;
 };
 
-/* ---- Names ---- */
-
-static const struct {
-    const char *name, *meaning;
-} statuses[] = {
-#define X(identifier, name, meaning) {name, meaning},
-    TRIAL_STATUSES(X)
-#undef X
-};
-
-static const char *const gate_names[] = {
-#define X(identifier, name) name,
-    TRIAL_GATES(X)
-#undef X
-};
-
-const char *trial_status_name(trial_status status)
-{
-    return statuses[status].name;
-}
-
-const char *trial_status_meaning(trial_status status)
-{
-    return statuses[status].meaning;
-}
-
-bool trial_status_parse(const char *name, trial_status *out)
-{
-    for (int i = 0; i < TRIAL_STATUS_COUNT; ++i) {
-        if (strcmp(statuses[i].name, name) == 0) {
-            *out = (trial_status)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-const char *trial_gate_name(trial_gate gate)
-{
-    return gate_names[gate];
-}
-
-bool trial_gate_parse(const char *name, trial_gate *out)
-{
-    for (int i = 0; i < GATE_COUNT; ++i) {
-        if (strcmp(gate_names[i], name) == 0) {
-            *out = (trial_gate)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* ---- Results ---- */
-
-static stats_comparison no_comparison(void)
-{
-    return (stats_comparison){.speedup = NAN, .ci95 = {0, INFINITY}, .verdict = STATS_AMBIGUOUS};
-}
-
-void trial_result_init(trial_result *result)
-{
-    *result = (trial_result){.resources = {-1, -1, -1, -1, -1, -1}, .overall = no_comparison()};
-}
-
-static void free_cases(trial_result *result)
-{
-    free(result->cases);
-    result->cases = NULL;
-    result->case_count = 0;
-}
-
-static void free_timings(trial_result *result)
-{
-    for (size_t i = 0; i < result->timing_count; ++i) {
-        free(result->timings[i].incumbent_us);
-        free(result->timings[i].candidate_us);
-    }
-    free(result->timings);
-    result->timings = NULL;
-    result->timing_count = 0;
-    result->overall = no_comparison();
-}
-
-void trial_result_free(trial_result *result)
-{
-    free_cases(result);
-    free_timings(result);
-    trial_result_init(result);
-}
 
 static void fail_trial(trial_result *result, trial_status status, const char *detail)
 {
@@ -149,7 +60,7 @@ static void text_of(char *out, size_t capacity, const json_t *object, const char
 static bool read_cases(trial_result *result, const json_t *cases)
 {
     const size_t count = json_array_size(cases);
-    free_cases(result);
+    trial_cases_free(result);
     result->cases = calloc(count + 1, sizeof *result->cases);
     for (size_t i = 0; result->cases && i < count; ++i) {
         const json_t *from = json_array_get(cases, i);
@@ -208,7 +119,7 @@ static bool summarise(trial_timing *t, double noise_floor)
 static bool read_timings(const gates *g, trial_result *result, const json_t *timings)
 {
     const size_t count = json_array_size(timings);
-    free_timings(result);
+    trial_timings_free(result);
     result->timings = calloc(count + 1, sizeof *result->timings);
     for (size_t i = 0; result->timings && i < count && i < g->setup.problem_count; ++i) {
         const json_t *from = json_array_get(timings, i);

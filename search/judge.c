@@ -1041,7 +1041,7 @@ static acr_status launch_often(session *s, size_t problem_index)
     if (status == ACR_OK) {
         status = execution_create(&e, s->ctx, &s->candidate.kernel, problem, ref, false, 0, ALLOCATOR_ALIGNMENT);
     }
-    for (int i = 0; i < GATES_PROFILE_LAUNCHES && status == ACR_OK; ++i) {
+    for (int i = 0; i < TRIAL_PROFILE_LAUNCHES && status == ACR_OK; ++i) {
         status = execution_rerun(e);
     }
     execution_destroy(e);

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "check/reference.h"
-#include "gates.h"
+#include "trial.h"
 
 typedef enum judge_stage {
     STAGE_FLOORS,      /* of the problems on this machine */
@@ -18,13 +18,6 @@ typedef enum judge_stage {
     STAGE_PERFORMANCE, /* plausibility, then interleaved with the incumbent */
     STAGE_PROFILE      /* launches for a profiler to look at */
 } judge_stage;
-
-typedef struct judge_problem {
-    char text[ACR_PROBLEM_TEXT_MAX];
-    acr_problem problem; /* the text's, canonical */
-    double floor_us;     /* 0 = none */
-    double memory_us;    /* to move every byte of it from or to memory; 0 = not known */
-} judge_problem;
 
 typedef struct judge_job {
     judge_stage stage;
