@@ -2,18 +2,18 @@
 
 Importing the package loads nothing: what needs the compiled half comes when it is first used. So the order of
 `import acromion` and `import torch` does not matter, and `python3 -m acromion.bench` works without that half."""
-from typing import TYPE_CHECKING, Any, List
+import typing as _typing
 
 from ._errors import DeviceError, Error, InvalidError, OutOfMemoryError, UnsupportedError
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from ._api import __version__, explain, forget_plans, import_wisdom, register_transformers, sdpa
 
 __all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "explain",
            "forget_plans", "import_wisdom", "register_transformers", "sdpa"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "_typing.Any":
     if name not in __all__:
         raise AttributeError(f"module 'acromion' has no attribute {name!r}")
     from . import _api
@@ -22,5 +22,5 @@ def __getattr__(name: str) -> Any:
     return found[name]
 
 
-def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+def __dir__() -> "_typing.List[str]":
+    return sorted(__all__)

@@ -5,6 +5,7 @@ import os
 from typing import NamedTuple, Union
 
 from ._native import explain, forget_plans, sdpa
+from ._errors import from_status
 from ._native import import_wisdom as _import_wisdom
 from ._native import version as __version__
 
@@ -31,6 +32,10 @@ def import_wisdom(path: Union[str, "os.PathLike[str]"], device: str = "cuda:0") 
     kind, _, index = device.partition(":")
     if kind not in _DEVICE_TYPES or not (index or "0").isdigit():
         raise ValueError(f"device is {device!r}, must be 'cpu', 'cuda' or 'cuda:N'")
+    try:  # before the device is opened, whose driver may be missing, too
+        open(path, "rb").close()
+    except OSError as error:
+        raise from_status(-7, f"cannot open {os.fspath(path)}: {error.strerror}") from error
     return WisdomReport(*_import_wisdom(os.fspath(path), _DEVICE_TYPES[kind], int(index or "0")))
 
 

@@ -1,4 +1,5 @@
 """The exceptions: one for each kind of status of acromion.h, each also what Python calls such a failure."""
+import re
 
 
 class Error(RuntimeError):
@@ -29,6 +30,12 @@ _CLASSES = {-1: InvalidError, -2: UnsupportedError, -3: DeviceError, -4: OutOfMe
             -10: DeviceError, -11: InvalidError}
 
 
+# What the library's texts name by fields of C, with the argument that it was.
+_FIELDS = {"o": "out", "q_scales": "q_scale", "k_scales": "k_scale", "v_scales": "v_scale"}
+_FIELD = re.compile(r"\bbuffers\.(\w+)|\b([qkv]_scales)\b")
+
+
 def from_status(status: int, message: str) -> Error:
-    """The exception for an acr_status."""
-    return _CLASSES.get(status, Error)(message, status)
+    """The exception for an acr_status. Fields of C become arguments of acromion.sdpa in its text."""
+    text = _FIELD.sub(lambda found: _FIELDS.get(found[1] or found[2], found[1] or found[2]), message)
+    return _CLASSES.get(status, Error)(text, status)

@@ -5,19 +5,26 @@ Scale = Optional[Union[float, Any]]  # a number, or a float32 tensor [batch, hea
 
 version: str
 
+# q, k and v may also be given as query, key and value.
 @overload
-def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
          k_scale: Scale = None, v_scale: Scale = None) -> Array: ...
 @overload
-def sdpa(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+def sdpa(*, query: Array, key: Array, value: Array, attn_mask: None = None, dropout_p: float = 0.0,
+         is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
+         scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
+         return_lse: Literal[False] = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
+         q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None) -> Array: ...
+@overload
+def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
          k_scale: Scale = None, v_scale: Scale = None) -> Tuple[Array, Array]: ...
-def explain(q: Array, k: Array, v: Array, *, is_causal: bool = False,
+def explain(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
             causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
             enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: bool = False,
             layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,

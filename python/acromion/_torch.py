@@ -125,12 +125,16 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
     library.impl(name, below_autograd, "Autograd", with_keyset=True)
 
 
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False,
-          causal_align: Optional[str] = None, scale: Optional[float] = None, enable_gqa: bool = False,
-          kv_lens: Optional[torch.Tensor] = None, return_lse: bool = False, layout: str = "bhsd",
-          out: Optional[torch.Tensor] = None, q_scale: Optional[Scale] = None, k_scale: Optional[Scale] = None,
-          v_scale: Optional[Scale] = None) -> Result:
+def _sdpa(q: Any = None, k: Any = None, v: Any = None, attn_mask: Optional[torch.Tensor] = None,
+          dropout_p: float = 0.0, is_causal: bool = False, *, causal_align: Optional[str] = None,
+          scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[torch.Tensor] = None,
+          return_lse: bool = False, layout: str = "bhsd", out: Optional[torch.Tensor] = None,
+          q_scale: Optional[Scale] = None, k_scale: Optional[Scale] = None, v_scale: Optional[Scale] = None,
+          query: Any = None, key: Any = None, value: Any = None) -> Result:
     """acromion.sdpa by the operators."""
+    q, k, v = (q if query is None else query), (k if key is None else key), (v if value is None else value)
+    if attn_mask is not None or dropout_p:  # eager calls have been refused in C
+        raise NotImplementedError("attn_mask must be None and dropout_p 0: no other mask is served, nothing dropped")
     arguments: Dict[str, Any] = {
         "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
         "kv_lens": kv_lens, "layout": layout}

@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import (
     AttentionMaskInterface, bidirectional_mask_function, causal_mask_function, sdpa_mask)
 
-from ._api import sdpa
+from ._native import sdpa
 
 NAME = "acromion"
 NOT_RIGHT_PADDED = ("acromion: the attention mask is no padding on the right: each row must be ones, then zeros. For a "

@@ -4,14 +4,19 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const texts[ARGUMENTS] = {"q",     "k",          "v",       "is_causal",  "causal_align",
-                                             "scale", "enable_gqa", "kv_lens", "return_lse", "layout",
-                                             "out",   "q_scale",    "k_scale", "v_scale"};
-static PyObject *names[ARGUMENTS], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
+/* PyTorch calls q, k and v so: these names come behind all others, in the order of q, k, v. */
+enum {
+    NAMES = ARGUMENTS + REQUIRED
+};
+static const char *const texts[NAMES] = {
+    "q",       "k",          "v",       "attn_mask",  "dropout_p", "is_causal", "causal_align",
+    "scale",   "enable_gqa", "kv_lens", "return_lse", "layout",    "out",       "q_scale",
+    "k_scale", "v_scale",    "query",   "key",        "value"};
+static PyObject *names[NAMES], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
 
 int arguments_setup(void)
 {
-    for (int i = 0; i < ARGUMENTS; i++)
+    for (int i = 0; i < NAMES; i++)
         if (!(names[i] = PyUnicode_InternFromString(texts[i])))
             return -1;
     text_bhsd = PyUnicode_InternFromString("bhsd");
@@ -21,34 +26,23 @@ int arguments_setup(void)
     return text_bhsd && text_bshd && text_top_left && text_bottom_right ? 0 : -1;
 }
 
-/* The position of a name among `names`, or -1. */
-static int position_of(PyObject *name)
+/* The argument of a name, or -1. */
+static int argument_of(PyObject *name)
 {
-    for (int i = 0; i < ARGUMENTS; i++)
+    for (int i = 0; i < NAMES; i++)
         if (names[i] == name)
-            return i;
-    for (int i = 0; i < ARGUMENTS; i++)
+            return i < ARGUMENTS ? i : i - ARGUMENTS;
+    for (int i = 0; i < NAMES; i++)
         if (PyUnicode_CompareWithASCIIString(name, texts[i]) == 0)
-            return i;
-    return -1;
-}
-
-static int fail_unknown(PyObject *name)
-{
-    if (PyUnicode_CompareWithASCIIString(name, "attn_mask") == 0)
-        PyErr_SetString(PyExc_TypeError, "sdpa() has no attn_mask: it masks by is_causal and by kv_lens only");
-    else if (PyUnicode_CompareWithASCIIString(name, "dropout_p") == 0)
-        PyErr_SetString(PyExc_TypeError, "sdpa() has no dropout_p: it never drops");
-    else
-        PyErr_Format(PyExc_TypeError, "sdpa() got an unexpected keyword argument '%U'", name);
+            return i < ARGUMENTS ? i : i - ARGUMENTS;
     return -1;
 }
 
 static int collect(PyObject *given[ARGUMENTS], PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
     if (positional > POSITIONAL) {
-        PyErr_Format(PyExc_TypeError, "sdpa() takes %d positional arguments (q, k, v) but %zd were given; it has no %s",
-                     POSITIONAL, positional, "attn_mask, and the rest goes by keyword");
+        PyErr_Format(PyExc_TypeError, "sdpa() takes up to %d positional arguments (q, k, v, %s) but %zd were given",
+                     POSITIONAL, "attn_mask, dropout_p, is_causal", positional);
         return -1;
     }
     memset(given, 0, ARGUMENTS * sizeof given[0]);
@@ -57,21 +51,23 @@ static int collect(PyObject *given[ARGUMENTS], PyObject *const *args, Py_ssize_t
     const Py_ssize_t keywords = keyword_names ? PyTuple_Size(keyword_names) : 0;
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *name = PyTuple_GetItem(keyword_names, i);
-        const int position = position_of(name);
-        if (position < 0)
-            return fail_unknown(name);
-        if (given[position]) {
-            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%U'", name);
+        const int argument = argument_of(name);
+        if (argument < 0) {
+            PyErr_Format(PyExc_TypeError, "sdpa() got an unexpected keyword argument '%U'", name);
             return -1;
         }
-        given[position] = args[positional + i];
+        if (given[argument]) {
+            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%s'", texts[argument]);
+            return -1;
+        }
+        given[argument] = args[positional + i];
     }
-    for (int i = 0; i < POSITIONAL; i++)
+    for (int i = 0; i < REQUIRED; i++)
         if (!given[i]) {
             PyErr_Format(PyExc_TypeError, "sdpa() is missing the argument '%s'", texts[i]);
             return -1;
         }
-    for (int i = POSITIONAL; i < ARGUMENTS; i++)
+    for (int i = REQUIRED; i < ARGUMENTS; i++)
         if (given[i] == Py_None)
             given[i] = NULL;
     return 0;
@@ -105,6 +101,27 @@ static int read_word(PyObject *value, const char *name, PyObject *first, PyObjec
     return -1;
 }
 
+/* What PyTorch's function has and this one does not compute is accepted where it changes nothing. */
+static int check_unserved(PyObject *const given[ARGUMENTS])
+{
+    if (given[ARG_ATTN_MASK]) {
+        PyErr_SetString(PyExc_NotImplementedError,
+                        "attn_mask is given, must be None: say a causal mask by is_causal, padding on the right by "
+                        "kv_lens; no other mask is served");
+        return -1;
+    }
+    if (!given[ARG_DROPOUT_P])
+        return 0;
+    const double dropout_p = PyFloat_AsDouble(given[ARG_DROPOUT_P]);
+    if (dropout_p == -1.0 && PyErr_Occurred())
+        return -1;
+    if (dropout_p == 0)
+        return 0;
+    PyErr_Format(PyExc_NotImplementedError, "dropout_p is %R, must be 0: nothing is ever dropped",
+                 given[ARG_DROPOUT_P]);
+    return -1;
+}
+
 static int read_scale(float *out, PyObject *value, const char *name)
 {
     *out = 0;
@@ -132,7 +149,7 @@ static int read_fp8_scale(float *number, PyObject **value, const char *name)
 
 int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
-    if (collect(out->given, args, positional, keyword_names) ||
+    if (collect(out->given, args, positional, keyword_names) || check_unserved(out->given) ||
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||

@@ -13,6 +13,9 @@
 /* Raises acromion.InvalidError, a ValueError, with a text in the manner of PyUnicode_FromFormat. Returns -1. */
 int acr_py_invalid(const char *format, ...);
 
+/* Finds the exceptions; called once at import. */
+int common_setup(void);
+
 /* Raises the exception of a status with acr_last_error()'s text. Returns -1. */
 int acr_py_raise(acr_status status);
 

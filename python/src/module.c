@@ -1,4 +1,4 @@
-/* The module acromion._native: its functions, their documentation, and how a status becomes an exception. */
+/* The module acromion._native: its functions and their documentation. */
 #include "arguments.h"
 #include "common.h"
 #include "operand.h"
@@ -6,46 +6,19 @@
 #include "sdpa.h"
 #include "torch_side.h"
 
-#include <stdarg.h>
-
-/* acromion._errors.from_status(status, text) -> exception */
-static PyObject *from_status;
-
-/* Sets the exception of a status; steals text. */
-static void set_error(acr_status status, PyObject *text)
-{
-    PyObject *error = text ? PyObject_CallFunction(from_status, "iO", (int)status, text) : NULL;
-    Py_XDECREF(text);
-    if (error)
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
-}
-
-int acr_py_raise(acr_status status)
-{
-    set_error(status, PyUnicode_FromString(acr_last_error()));
-    return -1;
-}
-
-int acr_py_invalid(const char *format, ...)
-{
-    va_list values;
-    va_start(values, format);
-    set_error(ACR_INVALID, PyUnicode_FromFormatV(format, values));
-    va_end(values);
-    return -1;
-}
-
 PyDoc_STRVAR(
     sdpa_doc,
-    "sdpa(q, k, v, *, is_causal=False, causal_align=None, scale=None, enable_gqa=False, kv_lens=None, "
-    "return_lse=False, layout='bhsd', out=None, q_scale=None, k_scale=None, v_scale=None)\n"
+    "sdpa(q=None, k=None, v=None, attn_mask=None, dropout_p=0.0, is_causal=False, *, causal_align=None, scale=None, "
+    "enable_gqa=False, kv_lens=None, return_lse=False, layout='bhsd', out=None, q_scale=None, k_scale=None, "
+    "v_scale=None, query=None, key=None, value=None)\n"
     "--\n\n"
     "Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v, per batch entry and head.\n"
     "\n"
     "q, k, v: tensors of four dimensions, float16, bfloat16, float32 or float8_e4m3fn, all of one dtype, on one\n"
     "    device, CUDA or CPU; PyTorch's, NumPy's, or any other that speaks DLPack. Read in place, through any strides\n"
     "    whose last is 1.\n"
+    "    query, key and value are PyTorch's names for them.\n"
+    "attn_mask, dropout_p: as PyTorch has them; any but None and 0 is refused.\n"
     "is_causal: query i sees keys 0..i, and what causal_align says where the lengths differ.\n"
     "causal_align: 'top_left' (query i sees keys 0..i, PyTorch's rule) or 'bottom_right' (the last query sees\n"
     "    the last key, FlashAttention's rule). Required with is_causal where the two could differ: q_len\n"
@@ -92,10 +65,7 @@ static PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void);
 PyMODINIT_FUNC PyInit__native(void)
 {
-    PyObject *errors = PyImport_ImportModule("acromion._errors");
-    from_status = errors ? PyObject_GetAttrString(errors, "from_status") : NULL;
-    Py_XDECREF(errors);
-    if (!from_status || arguments_setup() || operand_setup() || plans_setup())
+    if (common_setup() || arguments_setup() || operand_setup() || plans_setup())
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module && PyModule_AddStringConstant(module, "version", acr_version()))

@@ -10,6 +10,8 @@
 #include "torch_side.h"
 #include "workspace.h"
 
+#define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
+
 /* One call. Zero-initialised; finish() lets go of what it came to own. */
 typedef struct call {
     arguments a;
@@ -24,7 +26,7 @@ static void finish(call *c)
 {
     operand *const all[] = {&c->q,   &c->k,         &c->v,         &c->kv_lens,  &c->o,
                             &c->lse, &c->scales[0], &c->scales[1], &c->scales[2]};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(all); i++)
         operand_release(all[i]);
     Py_CLEAR(c->out);
     Py_CLEAR(c->lse_object);
@@ -46,11 +48,16 @@ static int row_axis(const call *c)
 /* "float16" and so on, for errors. */
 static PyObject *type_text(dl_type t)
 {
-    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-    if (t.code == DL_FLOAT8_E4M3FN)
-        return PyUnicode_FromString("float8_e4m3fn");
-    const char *kind = t.code < sizeof kinds / sizeof kinds[0] ? kinds[t.code] : "an 8-bit float or smaller, bits: ";
-    return PyUnicode_FromFormat("%s%d", kind, t.bits);
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex"}; /* and bits */
+    static const char *const types[] = {"bool",           "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
+                                        "float8_e4m3fn",  "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",
+                                        "float8_e8m0fnu", "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
+    const size_t type = t.code - COUNT_OF(kinds);
+    if (t.code < COUNT_OF(kinds))
+        return PyUnicode_FromFormat("%s%d", kinds[t.code], t.bits);
+    if (type < COUNT_OF(types))
+        return PyUnicode_FromString(types[type]);
+    return PyUnicode_FromFormat("of DLPack type %d with %d bits", t.code, t.bits);
 }
 
 static bool same_type(dl_type a, dl_type b)

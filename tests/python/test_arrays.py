@@ -108,6 +108,18 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "out is needed"):
             acromion.sdpa(wrapped, wrapped, wrapped)
 
+    def test_names_and_places_of_pytorch_s_arguments(self):
+        q, k = (np.random.default_rng(5).standard_normal((1, 2, 9, 16)).astype(np.float32) for _ in range(2))
+        expected = acromion.sdpa(q, k, k, is_causal=True)
+        for found in (acromion.sdpa(query=q, key=k, value=k, attn_mask=None, dropout_p=0.0, is_causal=True),
+                      acromion.sdpa(q, k, k, None, 0.0, True), acromion.sdpa(q, key=k, value=k, is_causal=True)):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_the_namespace_holds_what_is_documented(self):
+        self.assertEqual(set(dir(acromion)), set(acromion.__all__))
+        for name in ("Any", "List", "TYPE_CHECKING"):
+            self.assertFalse(hasattr(acromion, name), name)
+
     def test_no_rows(self):
         q, k = np.zeros((2, 3, 0, 8), np.float32), np.zeros((2, 3, 5, 8), np.float32)
         self.assertEqual(acromion.sdpa(q, k, k).shape, (2, 3, 0, 8))
@@ -160,6 +172,8 @@ class Refusals(unittest.TestCase):
         self.check(TypeError, "q is a <class 'list'>, which has no __dlpack__", [1])
         self.check(TypeError, "q is float64, must be float16, bfloat16, float32 or float8_e4m3fn",
                    *[q.astype(np.float64)] * 3)
+        self.check(TypeError, "q is bool, must be float16", *[q.astype(bool)] * 3)
+        self.check(TypeError, "q is complex64, must be float16", *[q.astype(np.complex64)] * 3)
         self.check(TypeError, "k is float16, must be float32", q, q.astype(np.float16))
         self.check(ValueError, "q has 3 dimensions, must have 4", q[0])
         self.check(ValueError, "q has 5 dimensions, at most 4", q[None])
@@ -191,11 +205,13 @@ class Refusals(unittest.TestCase):
         self.check(ValueError, "scale is 0, must be positive and finite", scale=0)
         self.check(ValueError, "scale is nan, must be positive and finite", scale=float("nan"))
         self.check(ValueError, "layout is 'sbhd', must be 'bhsd' or 'bshd'", layout="sbhd")
-        self.check(TypeError, "sdpa.. has no attn_mask", attn_mask=None)
-        self.check(TypeError, "sdpa.. has no dropout_p", dropout_p=0.1)
+        self.check(NotImplementedError, "attn_mask is given, must be None", attn_mask=np.ones((6, 6), bool))
+        self.check(NotImplementedError, "dropout_p is 0.1, must be 0", dropout_p=0.1)
         self.check(TypeError, "unexpected keyword argument 'causal'", causal=True)
-        with self.assertRaisesRegex(TypeError, "takes 3 positional arguments"):
-            acromion.sdpa(self.q, self.q, self.q, None)
+        with self.assertRaisesRegex(TypeError, "takes up to 6 positional arguments"):
+            acromion.sdpa(self.q, self.q, self.q, None, 0.0, True, 0.5)
+        with self.assertRaisesRegex(TypeError, "multiple values for argument 'q'"):
+            acromion.sdpa(self.q, self.q, self.q, query=self.q)
         with self.assertRaisesRegex(TypeError, "multiple values for argument 'q'"):
             acromion.sdpa(self.q, self.q, self.q, q=self.q)
         with self.assertRaisesRegex(TypeError, "missing the argument 'v'"):
@@ -211,7 +227,7 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(acromion.InvalidError) as raised:
             acromion.sdpa(self.q, self.q, self.q, out=self.q)
         self.assertEqual(raised.exception.status, -11)
-        self.assertIn("overlaps", str(raised.exception))
+        self.assertEqual(str(raised.exception), "out overlaps q")
 
     def test_library_limits(self):
         wide = np.zeros((1, 1, 2, 5000), np.float32)
@@ -224,6 +240,8 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(acromion.Error) as raised:
             acromion.import_wisdom("no-such-file", "cpu")
         self.assertEqual(raised.exception.status, -7)
+        with self.assertRaisesRegex(acromion.Error, "cannot open no-such-file: No such file"):  # not: no driver
+            acromion.import_wisdom("no-such-file")
         with self.assertRaisesRegex(ValueError, "device is 'tpu'"):
             acromion.import_wisdom("no-such-file", "tpu")
 

@@ -144,7 +144,7 @@ class FakeGpu(unittest.TestCase):
         for scale in scales:
             self.assertIn(scale.address.to_bytes(8, "little"), args)
         self.assertIn("e4m3", acromion.explain(q, q, q, q_scale=2.0))
-        with self.assertRaisesRegex(ValueError, "v_scales is .*the device cannot read"):
+        with self.assertRaisesRegex(ValueError, "v_scale is .*the device cannot read"):
             acromion.sdpa(q, q, q, out=out, v_scale=Tensor(np.ones((2, 4), np.float32)))
         with self.assertRaisesRegex(ValueError, "k_scale is on cuda:1 and q on cuda:0"):
             acromion.sdpa(q, q, q, out=out, k_scale=Tensor(scales[0].array, device=1))

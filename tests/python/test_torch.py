@@ -152,7 +152,7 @@ class Fp8(unittest.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "v_scale requires a gradient"):
             acromion.sdpa(q, k, v, enable_gqa=True, v_scale=self.scales[2].clone().requires_grad_())
         if DEVICE == "cpu":
-            with self.assertRaisesRegex(ValueError, r"k_scales\[1, 1\] is -?nan"):
+            with self.assertRaisesRegex(ValueError, r"k_scale\[1, 1\] is -?nan"):
                 bad = self.scales[1].clone()
                 bad[1, 1] = float("nan")
                 acromion.sdpa(q, k, v, enable_gqa=True, k_scale=bad)
@@ -219,6 +219,19 @@ class Operators(unittest.TestCase):
         for backend in backends:
             for found, wanted in zip(torch.compile(block, fullgraph=True, backend=backend)(q, k, out), expected):
                 torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+    def test_compile_with_pytorch_s_names(self):
+        q, k = normal(1, 2, 9, 64), normal(1, 2, 9, 64)
+        wanted = acromion.sdpa(q, k, k, is_causal=True)
+
+        def named(q, k):
+            return acromion.sdpa(query=q, key=k, value=k, attn_mask=None, dropout_p=0.0, is_causal=True)
+
+        def placed(q, k):
+            return acromion.sdpa(q, k, k, None, 0.0, True)
+        for function in (named, placed):
+            found = torch.compile(function, fullgraph=True, backend="aot_eager")(q, k)
+            torch.testing.assert_close(found, wanted, atol=0, rtol=0)
 
     def test_compile_with_dynamic_shapes(self):
         block = torch.compile(lambda x: acromion.sdpa(x, x, x, is_causal=True), fullgraph=True, dynamic=True,
