@@ -31,8 +31,9 @@ typedef enum flaw {
     KEYLESS_LSE_FINITE,   /* log-sum-exp of such rows 0 */
     LSE_TO_BASE_2,
     LSE_UNWRITTEN,
-    UNSTEADY,        /* the last bit of one element changes from run to run */
-    WORKSPACE_SPENT, /* works only while the workspace is zero, and leaves it otherwise */
+    UNSTEADY,           /* the last bit of one element changes from run to run */
+    NEIGHBOUR_RESCALED, /* a row's last bit changes when the row before it is not finite */
+    WORKSPACE_SPENT,    /* works only while the workspace is zero, and leaves it otherwise */
     /* Of packed batches: */
     SEQUENCES_NOT_CUT,   /* at the longest length */
     NEIGHBOUR_SEEN,      /* one key of the next sequence */
@@ -75,6 +76,7 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "lse to base 2",
                                               "lse unwritten",
                                               "unsteady",
+                                              "neighbour rescaled",
                                               "workspace spent",
                                               "sequences not cut",
                                               "neighbour seen",
@@ -267,6 +269,9 @@ static void write_row(const fwd_args *a, const place *at, const double weights[K
             out += (j < at->seen ? weights[j] : 0.0) *
                    element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
         out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
+        if (present == NEIGHBOUR_RESCALED && at->row > 0 &&
+            !isfinite(element(a->q, &a->q_stride, at->batch, at->head, at->row - 1, 0)))
+            out *= 1 + 0x1p-10; /* a unit in the last place of the output */
         store(a, first + d, out * (double)at->scales.out_scale);
     }
     if (present == GAP_WRITTEN)
@@ -427,9 +432,42 @@ static void every_flaw_is_caught(void **state)
     }
 }
 
+/* Kernels of float32 over many seeds: errors come from how scores are rounded, and where a few scores decide, one seed
+ * in hundreds has an error of twice the unfused computation's. Between the worst of all these and the tolerance there
+ * must be room: a tolerance that 1 case in 10^7 exceeds is not one that hundreds of cases come near. */
+static void no_seed_fails_right_kernels(void **state)
+{
+    acr_ctx *ctx = *state;
+    static const char *const texts[] = {"f32:b1:h1:s4/1000:d64", "f32:b1:h2:s6/40:d24:causal", "f16:b1:h1:s5/300:d64"};
+    static const input_kind kinds[] = {INPUT_LARGE, INPUT_HEAVY, INPUT_NORMAL, INPUT_SHIFTED};
+    double worst = 0;
+    for (uint64_t seed = 1; seed <= 120; seed++)
+        for (size_t i = 0; i < COUNT_OF(texts) * COUNT_OF(kinds); i++) {
+            const acr_problem p = canonical_of(texts[i % COUNT_OF(texts)]);
+            const reference_request wanted = {
+                &p, kinds[i / COUNT_OF(texts)], seed, REFERENCE_SAMPLED_ROWS, LENGTHS_EDGES, 1};
+            reference *ref = NULL;
+            assert_ok(reference_create(&ref, &wanted));
+            for (size_t k = 0; cpu_kernel(ctx, k); k++) {
+                const acr__kernel *kernel = cpu_kernel(ctx, k);
+                verdict v;
+                if (kernel->dtype != p.dtype)
+                    continue;
+                assert_ok(conformance_check(&v, ctx, kernel, &p, ref));
+                if (!v.pass)
+                    fail_msg("%s, %s, seed %d: %s", kernel->name, texts[i % COUNT_OF(texts)], (int)seed, v.failure);
+                worst = fmax(worst, verdict_share(&v));
+            }
+            reference_destroy(ref);
+        }
+    print_message("at most %.0f %% of a tolerance\n", 100 * worst);
+    assert_true(worst < 0.75);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_seed_fails_right_kernels),
         cmocka_unit_test(the_flawless_kernel_passes_every_case),
         cmocka_unit_test(every_flaw_is_caught),
     };

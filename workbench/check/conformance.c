@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Keeps the first failure. */
@@ -93,8 +94,8 @@ static void judge_output(verdict *v, const reference *ref, const run_output *out
             double error =
                 fabs(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d) - ref->o[i * p->v_dim + d]);
             square += error * error;
-            if (error > v->err_max) {
-                v->err_max = error;
+            if (!(error <= v->err_max)) {
+                v->err_max = isnan(error) ? INFINITY : error;
                 worst_row = i;
                 worst_d = d;
             }
@@ -187,7 +188,127 @@ static acr_status check_repeat(verdict *v, execution *e, const run_output *first
     return ACR_OK;
 }
 
-static acr_status check_first(verdict *v, execution *e, const reference *ref, int reruns)
+/* ---- Row independence ---- */
+
+/* What becomes of a query row when its neighbours are tried. */
+typedef enum row_fate {
+    ROW_KEPT,
+    ROW_ZERO,
+    ROW_NAN,
+    ROW_INFINITE,
+    ROW_HUGE
+} row_fate;
+
+/* Rows go through spans in which nearly all rows are kept, half of them, or one alone in tens. */
+static row_fate fate_of(uint64_t seed, int64_t row)
+{
+    enum {
+        STREAM_SPAN = 40,
+        STREAM_ROW,
+        SPAN = 96 /* no multiple of a tile of 64 or 128 rows */
+    };
+    static const unsigned kept_of_64[] = {60, 32, 2};
+    const uint64_t span = random_bits(seed, STREAM_SPAN, (uint64_t)(row / SPAN));
+    const uint64_t bits = random_bits(seed, STREAM_ROW, (uint64_t)row);
+    return bits % 64 < kept_of_64[span % 3] ? ROW_KEPT : (row_fate)(ROW_ZERO + bits / 64 % 4);
+}
+
+static double value_of(row_fate fate, acr_dtype dtype, bool negative)
+{
+    static const double huge[] = {[ACR_F32] = 1e30, [ACR_F16] = 6e4, [ACR_BF16] = 1e30, [ACR_E4M3] = 448};
+    const double value = fate == ROW_ZERO   ? 0
+                         : fate == ROW_NAN  ? NAN
+                         : fate == ROW_HUGE ? huge[dtype]
+                                            : INFINITY; /* e4m3 has none and takes its largest number */
+    return negative ? -value : value;
+}
+
+/* The reference's queries with the fates of their rows; NULL when out of memory. */
+static void *disturbed_queries(const reference *ref)
+{
+    enum {
+        STREAM_SIGN = 42
+    };
+    const acr_problem *p = &ref->problem;
+    const int64_t rows = ref->entries * p->q_heads * ref->q_rows;
+    const size_t bytes = (size_t)(rows * p->qk_dim) * (size_t)acr__dtype_bytes(p->dtype);
+    void *q = malloc(bytes);
+    for (int64_t row = 0; q && row < rows; ++row) {
+        const row_fate fate = fate_of(ref->seed, row);
+        const size_t row_bytes = bytes / (size_t)rows, first = (size_t)row * row_bytes;
+        if (fate == ROW_KEPT) {
+            memcpy((char *)q + first, (const char *)ref->q + first, row_bytes);
+            continue;
+        }
+        for (int64_t d = 0; d < p->qk_dim; ++d) {
+            const int64_t at = row * p->qk_dim + d;
+            const bool negative = random_bits(ref->seed, STREAM_SIGN, (uint64_t)at) & 1;
+            acr__store_element(p->dtype, q, at, value_of(fate, p->dtype, negative));
+        }
+    }
+    return q;
+}
+
+/* Whether queries share memory: then a row cannot be changed by itself. */
+static bool queries_repeat(const acr_problem *p)
+{
+    return (p->q.batch == 0 && p->batch > 1 && !(p->flags & ACR_PACKED)) || (p->q.head == 0 && p->q_heads > 1);
+}
+
+static void compare_kept_rows(verdict *v, const reference *ref, const run_output *alone, const run_output *beside)
+{
+    const acr_problem *p = &ref->problem;
+    const int64_t rows = ref->entries * p->q_heads * ref->q_rows;
+    const size_t row_bytes = alone->o_bytes / (size_t)rows;
+    for (int64_t row = 0; row < rows && v->pass; ++row) {
+        if (fate_of(ref->seed, row) != ROW_KEPT || (ref->q_owner && ref->q_owner[row % ref->q_rows] < 0)) {
+            continue;
+        }
+        const char *a = (const char *)alone->o + (size_t)row * row_bytes,
+                   *b = (const char *)beside->o + (size_t)row * row_bytes;
+        if (memcmp(a, b, row_bytes) != 0 || (alone->lse && memcmp(&alone->lse[row], &beside->lse[row], 4) != 0)) {
+            fail(v,
+                 "row [%" PRId64 ",%" PRId64 ",%" PRId64 "] has other bits beside rows that are zero, NaN, infinite "
+                 "or huge",
+                 row / ref->q_rows / p->q_heads, row / ref->q_rows % p->q_heads, row % ref->q_rows);
+        }
+    }
+}
+
+/* An output row depends on its own query row, bit for bit: most other rows are replaced. */
+static acr_status check_row_independence(verdict *v, execution *e, const reference *ref, const run_output *first)
+{
+    reference disturbed = *ref;
+    run_output output;
+    if (ref->entries * ref->q_rows == 0 || queries_repeat(execution_problem(e))) {
+        return ACR_OK;
+    }
+    disturbed.q = disturbed_queries(ref);
+    if (!disturbed.q) {
+        return failed_step(v, acr__fail(ACR_NO_MEMORY, "no memory for the queries"), "row independence");
+    }
+    acr_status status = execution_replace_inputs(e, &disturbed);
+    if (status == ACR_OK) {
+        status = execution_run(e);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect(e, &output);
+    }
+    if (status == ACR_OK) {
+        compare_kept_rows(v, ref, first, &output);
+        if (output.violation) {
+            fail(v, "beside rows that are not finite: %s", output.violation);
+        }
+        run_output_free(&output);
+    } else {
+        status = failed_step(v, status, "run beside rows that are not finite");
+    }
+    free(disturbed.q);
+    return status;
+}
+
+/* rows: whether row independence is tried, too. */
+static acr_status check_first(verdict *v, execution *e, const reference *ref, int reruns, bool rows)
 {
     run_output output;
     acr_status status = execution_run(e);
@@ -199,6 +320,9 @@ static acr_status check_first(verdict *v, execution *e, const reference *ref, in
     }
     conformance_judge(v, ref, &output);
     status = check_repeat(v, e, &output, reruns);
+    if (status == ACR_OK && v->pass && rows) {
+        status = check_row_independence(v, e, ref, &output);
+    }
     run_output_free(&output);
     return status;
 }
@@ -213,7 +337,7 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(v, status, "with the keys reversed");
     }
-    status = check_first(&reversed, e, ref, 0);
+    status = check_first(&reversed, e, ref, 0, false);
     execution_destroy(e);
     if (!reversed.pass) {
         fail(v, "with the keys reversed: %s", reversed.failure);
@@ -230,7 +354,7 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }
-    status = check_first(out, e, ref, reruns);
+    status = check_first(out, e, ref, reruns, true);
     execution_destroy(e);
     bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & (ACR_KV_LENS | ACR_PACKED));
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {

@@ -409,6 +409,11 @@ void execution_destroy(execution *e)
     free(e);
 }
 
+const acr_problem *execution_problem(const execution *e)
+{
+    return &e->problem;
+}
+
 /* ---- Running ---- */
 
 acr_status execution_replace_inputs(execution *e, const reference *ref)

@@ -31,6 +31,9 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
 acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref);
 void execution_destroy(execution *e);
 
+/* The problem as it is executed, with the reference's scales. */
+const acr_problem *execution_problem(const execution *e);
+
 /* Fills the outputs with NaN again, runs once and waits. execution_create has initialised the workspace, once. */
 acr_status execution_run(execution *e);
 

@@ -48,6 +48,10 @@ typedef struct workspace {
     void *q;                     /* [qk_dim] */
     void *scores;                /* [kv_padded] */
     void *out;                   /* [v_padded] */
+    bool spread;                 /* oracle_spread is asked; else the next three are NULL */
+    void *squares;               /* [kv_padded]: of a score, the sum of the squares of its products */
+    void *raw;                   /* [kv_padded]: scores, scaled */
+    void *sums;                  /* [3, v_padded] */
     int64_t batch, kv_head;      /* whose k and v are loaded; -1 = none */
     float grid;                  /* see oracle_unfused */
 } workspace;
@@ -64,14 +68,18 @@ static void close_workspace(workspace *w)
     free(w->q);
     free(w->scores);
     free(w->out);
+    free(w->squares);
+    free(w->raw);
+    free(w->sums);
 }
 
-static acr_status open_workspace(workspace *w, precision in, const acr_problem *p)
+static acr_status open_workspace(workspace *w, precision in, const acr_problem *p, bool spread)
 {
     const size_t element_bytes = in == IN_DOUBLE ? sizeof(double) : sizeof(float);
     const int64_t kv_padded = round_up(p->kv_len, FLOATS), v_padded = round_up(p->v_dim, FLOATS);
     const int64_t q_padded = round_up(p->qk_dim, FLOATS);
     *w = (workspace){.precision = in, .kv_padded = kv_padded, .v_padded = v_padded, .batch = -1, .kv_head = -1};
+    w->spread = spread;
     const struct {
         void **at;
         int64_t elements;
@@ -79,9 +87,15 @@ static acr_status open_workspace(workspace *w, precision in, const acr_problem *
                  {&w->v, p->kv_len * v_padded},
                  {&w->q, q_padded},
                  {&w->scores, kv_padded},
-                 {&w->out, v_padded}};
+                 {&w->out, v_padded},
+                 {&w->squares, spread ? kv_padded : 0},
+                 {&w->raw, spread ? kv_padded : 0},
+                 {&w->sums, spread ? 3 * v_padded : 0}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const size_t bytes = (size_t)parts[i].elements * element_bytes;
+        if (bytes == 0) {
+            continue;
+        }
         *parts[i].at = aligned_alloc(64, bytes);
         if (!*parts[i].at) {
             close_workspace(w);
@@ -207,6 +221,9 @@ static double attend_double(workspace *w, const acr_problem *p, const scales *of
         s[j] *= of->scores;
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
+    if (w->spread) {
+        memcpy(w->raw, s, (size_t)keys * sizeof *s);
+    }
     double sum = 0;
     for (int64_t j = 0; j < keys; j++) {
         s[j] = exp(s[j] - max);
@@ -220,6 +237,112 @@ static double attend_double(workspace *w, const acr_problem *p, const scales *of
     }
     return max + log(sum);
 }
+
+/* ---- How far a right kernel may be from a row ------------------------------------------------------------------ */
+
+/* What the arithmetic of an input type loses. Rounding errors are independent, without bias, and uniform within half a
+ * unit in the last place: their variance is a third of the square of that half. What tensor cores cut off has a bias:
+ * it adds up. */
+typedef struct losses {
+    double weight;       /* half a unit in the last place of a weight of 1, as the second product takes it; 0 = none */
+    double weight_least; /* the same of a weight too small for its type to be normal, beside the row's largest weight */
+    double cut;          /* of a sum's magnitude, with every `cut_every` products */
+    int cut_every;
+} losses;
+
+/* Hopper's tensor cores align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3
+ * Technical Report, section 3.3.2); those of 16-bit operands are summed in float32 without rounding. */
+static losses losses_of(acr_dtype dtype)
+{
+    switch (dtype) {
+    case ACR_F16:
+        return (losses){0x1p-11, 0x1p-25, 0x1p-23, 16};
+    case ACR_BF16:
+        return (losses){0x1p-8, 0, 0x1p-23, 16};
+    case ACR_E4M3:
+        return (losses){0x1p-4, 0x1p-10, 0x1p-13, 32};
+    default:
+        return (losses){0, 0, 0, 1};
+    }
+}
+
+static const double rounding_variance = 0x1p-48 / 3; /* of a float32 of magnitude 1 */
+
+typedef uint64_t words __attribute__((vector_size(64)));
+
+/* Of each score, the sum of the squares of its products: how large partial sums are, whatever their order. */
+static void sum_squared_products(const workspace *w, int64_t dims, int64_t vectors)
+{
+    const double *q = w->q;
+    const doubles *k = w->k;
+    doubles *squares = w->squares;
+    memset(squares, 0, (size_t)vectors * sizeof *squares);
+    for (int64_t d = 0; d < dims; d++) {
+        for (int64_t x = 0; x < vectors; x++) {
+            const doubles product = q[d] * k[d * (w->kv_padded / DOUBLES) + x];
+            squares[x] += product * product;
+        }
+    }
+}
+
+/* What the error of one key's weight does to an output: variance per (v - o)^2 and per v^2, and the most per
+ * |v - o|. */
+typedef struct key_effect {
+    double score_variance, weight_variance, score_most;
+} key_effect;
+
+static key_effect effect_of(const losses *l, double dims, double scale, double score, double largest_score,
+                            double squared_products, double weight, double largest_weight)
+{
+    /* The squares of the partial sums, summed over all of them: their mean over all orders of the products. */
+    const double partial_sums = score * score * (dims / 3 + 0.5) + scale * scale * squared_products * (dims + 1) / 6;
+    /* Each product's addition; the scaling and the difference to the maximum, twice each; an exponential within 4
+     * units in the last place. */
+    const double variance =
+        rounding_variance * (partial_sums + 4 * (score * score + largest_score * largest_score) + 16);
+    const double least = l->weight_least * largest_weight;
+    const double rounding = weight * l->weight > least ? weight * l->weight : least;
+    const double cut = l->cut * (dims / l->cut_every) * (scale * sqrt(squared_products) + fabs(score));
+    return (key_effect){weight * weight * variance, rounding * rounding / 3, weight * (0x1p-23 + cut)};
+}
+
+/* For the row that attend_double has just left in w. */
+static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *variance,
+                          double *most)
+{
+    const double *s = w->scores, *raw = w->raw, *squares = w->squares;
+    const losses l = losses_of(p->dtype);
+    const int64_t vectors = w->v_padded / DOUBLES;
+    doubles *out = w->out, *variances = w->sums, *squared = variances + vectors, *linear = squared + vectors;
+    const words sign = (words){0} + ((uint64_t)1 << 63);
+    double sum = 0, largest_score = 0;
+    sum_squared_products(w, p->qk_dim, round_up(keys, DOUBLES) / DOUBLES);
+    for (int64_t j = 0; j < keys; j++) {
+        sum += s[j];
+        largest_score = fabs(raw[j]) > largest_score && s[j] > 0.5 ? fabs(raw[j]) : largest_score;
+    }
+    memset(w->sums, 0, 3 * (size_t)w->v_padded * sizeof(double));
+    for (int64_t j = 0; j < keys; j++) {
+        const double weight = s[j] / sum;
+        const key_effect e =
+            effect_of(&l, (double)p->qk_dim, of->scores, raw[j], largest_score, squares[j], weight, 1 / sum);
+        const doubles *v = (const doubles *)w->v + j * vectors;
+        for (int64_t x = 0; x < vectors; x++) {
+            const doubles from_output = v[x] - out[x] / sum, square = v[x] * v[x];
+            variances[x] += e.score_variance * from_output * from_output + e.weight_variance * square;
+            squared[x] += weight * weight * square;
+            linear[x] += e.score_most * (doubles)((words)from_output & ~sign);
+        }
+    }
+    const double additions = 2 * rounding_variance * (double)keys, cut = l.cut * ((double)keys / l.cut_every);
+    for (int64_t d = 0; d < p->v_dim; d++) {
+        const double o = ((double *)out)[d] / sum, partial = ((double *)squared)[d];
+        variance[d] = of->values * of->values * (((double *)variances)[d] + additions * (partial + o * o));
+        most[d] = of->values * (((double *)linear)[d] + cut * (sqrt(partial) + fabs(o)));
+    }
+}
+
+/* ---- The unfused computation ----------------------------------------------------------------------------------- */
 
 /* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type,
  * between the two products. */
@@ -278,9 +401,15 @@ static int64_t find_owner(const acr_problem *p, const acr_buffers *b, int64_t ro
     return batch;
 }
 
-/* One row, by its number; o and lse point at its results. lse may be NULL. */
-static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t row, double *o, double *lse)
+/* Where the results of a row go; lse, and variance and most together, may be NULL. */
+typedef struct row_result {
+    double *o, *lse, *variance, *most;
+} row_result;
+
+/* One row, by its number. */
+static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t row, const row_result *to)
 {
+    double *o = to->o;
     const bool packed = p->flags & ACR_PACKED;
     const int64_t q_rows = packed ? b->q_total : p->q_len, in_tensor = row % q_rows;
     const int64_t head = row / q_rows % p->q_heads;
@@ -291,6 +420,10 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     double row_lse = -INFINITY;
     if (keys == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
+        if (w->spread) {
+            memset(to->variance, 0, (size_t)p->v_dim * sizeof *o);
+            memset(to->most, 0, (size_t)p->v_dim * sizeof *o);
+        }
     } else {
         const int64_t kv_head = head / (p->q_heads / p->kv_heads);
         const scales of = scales_of(p, b, batch, kv_head);
@@ -301,12 +434,15 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
         }
         if (w->precision == IN_DOUBLE) {
             row_lse = attend_double(w, p, &of, keys, o);
+            if (w->spread) {
+                spread_of_row(w, p, &of, keys, to->variance, to->most);
+            }
         } else {
             attend_float(w, p, &of, keys, o);
         }
     }
-    if (lse) {
-        *lse = row_lse;
+    if (to->lse) {
+        *to->lse = row_lse;
     }
 }
 
@@ -338,20 +474,24 @@ static acr_status sort_rows(wanted_row **out, const int64_t *row_list, int64_t r
     return ACR_OK;
 }
 
+/* to: of row 0. */
 static acr_status attend_rows(precision in, float grid, const acr_problem *p, const acr_buffers *b,
-                              const int64_t *row_list, int64_t rows, double *o, double *lse)
+                              const int64_t *row_list, int64_t rows, const row_result *to)
 {
     wanted_row *wanted = NULL;
     acr_status status = row_list && rows > 0 ? sort_rows(&wanted, row_list, rows) : ACR_OK;
     workspace w;
     if (status == ACR_OK) {
-        status = open_workspace(&w, in, p);
+        status = open_workspace(&w, in, p, to->variance != NULL);
         w.grid = grid;
     }
     if (status == ACR_OK) {
         for (int64_t r = 0; r < rows; r++) {
             const wanted_row now = wanted ? wanted[r] : (wanted_row){r, r};
-            attend_row(&w, p, b, now.row, o + now.place * p->v_dim, lse ? lse + now.place : NULL);
+            const int64_t first = now.place * p->v_dim;
+            const row_result of_row = {to->o + first, to->lse ? to->lse + now.place : NULL,
+                                       to->variance ? to->variance + first : NULL, to->most ? to->most + first : NULL};
+            attend_row(&w, p, b, now.row, &of_row);
         }
         close_workspace(&w);
     }
@@ -362,11 +502,20 @@ static acr_status attend_rows(precision in, float grid, const acr_problem *p, co
 acr_status oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
                           double *o, double *lse)
 {
-    return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, o, lse);
+    const row_result to = {o, lse, NULL, NULL};
+    return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, &to);
+}
+
+acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
+                              int64_t rows, double *o, double *lse, double *variance, double *most)
+{
+    const row_result to = {o, lse, variance, most};
+    return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, &to);
 }
 
 acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
                           float grid, double *o)
 {
-    return attend_rows(IN_FLOAT, grid, problem, buffers, row_list, rows, o, NULL);
+    const row_result to = {o, NULL, NULL, NULL};
+    return attend_rows(IN_FLOAT, grid, problem, buffers, row_list, rows, &to);
 }

@@ -249,9 +249,10 @@ typedef struct judging {
     acr_buffers buffers;
     int64_t rows_per_slice;
     const int64_t *row_list;
-    double *o, *lse;    /* lse NULL: the unfused computation */
-    float grid;         /* of its weights */
-    _Atomic int status; /* the first failure */
+    double *o, *lse;         /* lse NULL: the unfused computation */
+    double *variance, *most; /* beside lse: see oracle_spread */
+    float grid;              /* of the unfused computation's weights */
+    _Atomic int status;      /* the first failure */
 } judging;
 
 static void judge_slice(void *arg, int64_t slice)
@@ -261,27 +262,27 @@ static void judge_slice(void *arg, int64_t slice)
     int64_t rows = j->ref->rows - first < j->rows_per_slice ? j->ref->rows - first : j->rows_per_slice;
     const acr_problem *p = &j->ref->problem;
     double *o = j->o + first * p->v_dim;
-    acr_status status = j->lse ? oracle_forward(p, &j->buffers, j->row_list + first, rows, o, j->lse + first)
+    acr_status status = j->lse ? oracle_spread(p, &j->buffers, j->row_list + first, rows, o, j->lse + first,
+                                                    j->variance + first * p->v_dim, j->most + first * p->v_dim)
                                : oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
     if (status != ACR_OK) {
         atomic_store(&j->status, (int)status);
     }
 }
 
-/* lse NULL = the unfused computation, its weights rounded on this grid. */
-static acr_status judge(const reference *ref, const int64_t *row_list, float grid, double *o, double *lse,
-                        uint32_t threads)
+/* Runs a judging over the compared rows. */
+static acr_status judge(judging *j, uint32_t threads)
 {
+    const reference *ref = j->ref;
     if (ref->rows <= 0) {
         return ACR_OK; /* a packed batch without rows */
     }
-    judging j = {.ref = ref, .row_list = row_list, .o = o, .lse = lse, .grid = grid};
-    j.buffers = reference_buffers(ref);
+    j->buffers = reference_buffers(ref);
     int64_t slices =
         threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
-    j.rows_per_slice = (ref->rows + slices - 1) / slices;
-    parallel_for(threads, (ref->rows + j.rows_per_slice - 1) / j.rows_per_slice, judge_slice, &j);
-    acr_status status = (acr_status)atomic_load(&j.status);
+    j->rows_per_slice = (ref->rows + slices - 1) / slices;
+    parallel_for(threads, (ref->rows + j->rows_per_slice - 1) / j->rows_per_slice, judge_slice, j);
+    acr_status status = (acr_status)atomic_load(&j->status);
     return status == ACR_OK ? ACR_OK : acr__fail(status, "the oracle failed: %s", acr_status_text(status));
 }
 
@@ -379,7 +380,8 @@ static acr_status unfused_error(error_size *out, const reference *ref, const int
     if (!unfused) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
     }
-    acr_status status = judge(ref, row_list, grid, unfused, NULL, threads);
+    judging j = {.ref = ref, .row_list = row_list, .o = unfused, .grid = grid};
+    acr_status status = judge(&j, threads);
     double largest = 0, square = 0;
     for (int64_t i = 0; i < elems && status == ACR_OK; ++i) {
         double error = fabs(unfused[i] - ref->o[i]);
@@ -391,56 +393,18 @@ static acr_status unfused_error(error_size *out, const reference *ref, const int
     return status;
 }
 
-/* A float32 tensor times a factor, the elements of each row in reverse order if asked for; NULL when out of memory. */
-static float *scaled_rows(const float *rows, int64_t count, int64_t dim, float factor, bool reversed)
-{
-    float *scaled = malloc((size_t)(count * dim) * sizeof *scaled);
-    for (int64_t i = 0; scaled && i < count * dim; ++i) {
-        int64_t row = i / dim, d = i % dim;
-        scaled[i] = rows[row * dim + (reversed ? dim - 1 - d : d)] * factor;
-    }
-    return scaled;
-}
-
-/* The unfused computation with a factor moved from the scale into q, and the dims perhaps summed in reverse order: the
- * same mathematics, other roundings of every score. */
-static acr_status rerounded_error(error_size *out, const reference *ref, const int64_t *row_list, float factor,
-                                  bool reversed, uint32_t threads)
-{
-    const acr_problem *p = &ref->problem;
-    reference other = *ref;
-    float *q = scaled_rows(ref->q, all_q_rows(ref), p->qk_dim, factor, reversed);
-    float *k = scaled_rows(ref->k, all_kv_rows(ref), p->qk_dim, 1.0f, reversed);
-    other.q = q;
-    other.k = k;
-    other.problem.scale = p->scale / factor;
-    acr_status status = q && k ? unfused_error(out, &other, row_list, 1.0f, threads)
-                               : acr__fail(ACR_NO_MEMORY, "no memory for the unfused computation");
-    free(q);
-    free(k);
-    return status;
-}
-
-/* With float32 inputs all error comes from how scores were rounded, and where they are large a few of them decide: one
- * way to round may be lucky where another, just as good, is not. So the unfused computation is done in several ways,
- * and the largest error counts. With narrower types the rounding of the weights hides this. Of e4m3, which has eight
- * values in an octave, the weights' own rounding is such luck where a few rows have two or three weights that matter:
- * there the ways differ by where its values lie. */
+/* Of e4m3, which has eight values in an octave, the weights' own rounding is luck where a few rows have two or three
+ * weights that matter: the unfused computation is done with the type's values at several places, and the largest error
+ * counts. */
 static acr_status largest_unfused_error(error_size *out, const reference *ref, const int64_t *row_list,
                                         uint32_t threads)
 {
-    static const float factors[] = {1.44269504f, 1.1547f, 1.7853f,
-                                    1.3171f}; /* log2(e), as exponents to base 2 have it, and three at random */
     static const float grids[] = {1.18920712f, 1.41421356f, 1.68179283f}; /* quarters of an octave */
-    const acr_dtype dtype = ref->problem.dtype;
     acr_status status = unfused_error(out, ref, row_list, 1.0f, threads);
-    size_t ways = dtype == ACR_F32    ? sizeof factors / sizeof factors[0]
-                  : dtype == ACR_E4M3 ? sizeof grids / sizeof grids[0]
-                                      : 0;
-    for (size_t i = 0; i < ways && status == ACR_OK; ++i) {
+    const size_t more = ref->problem.dtype == ACR_E4M3 ? sizeof grids / sizeof grids[0] : 0;
+    for (size_t i = 0; i < more && status == ACR_OK; ++i) {
         error_size other;
-        status = dtype == ACR_F32 ? rerounded_error(&other, ref, row_list, factors[i], i % 2 == 0, threads)
-                                  : unfused_error(&other, ref, row_list, grids[i], threads);
+        status = unfused_error(&other, ref, row_list, grids[i], threads);
         if (status == ACR_OK) {
             *out = (error_size){fmax(out->max, other.max), fmax(out->rms, other.rms)};
         }
@@ -448,24 +412,79 @@ static acr_status largest_unfused_error(error_size *out, const reference *ref, c
     return status;
 }
 
-/* Fused kernels form exponents t in base 2, which rounds each once more, by up to 2^-24 |t|. The weights p have an
- * expected |t| of at most log2 of the key count (their entropy is no larger), so the output is off by up to 2^-24
- * log2(keys) max|v|; half of that is allowed, signs being mixed. Only float32 outputs show it. */
-static double exponent_rounding(const reference *ref)
+/* The error that a right kernel exceeds with a probability below 10^-7: half of it for the largest error of an element,
+ * half for the root mean square. */
+static const double half_alarm = 0.5e-7;
+
+/* The largest error of n elements, each the sum of independent errors without bias: a sum of errors that are uniform
+ * within bounds exceeds x standard deviations less often than a normal variable, 2 exp(-x^2 / 2). */
+static double largest_of(double elements)
 {
-    const acr_problem *p = &ref->problem;
-    const float *v = ref->v;
-    double largest = 0;
-    for (int64_t i = 0; p->dtype == ACR_F32 && i < all_kv_rows(ref) * p->v_dim; ++i) {
-        largest = fmax(largest, fabs((double)v[i]));
-    }
-    return 0x1p-25 * log2((double)p->kv_len) * largest;
+    return sqrt(2 * log(2 * elements / half_alarm));
 }
 
-static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32_t threads)
+/* The mean square of all elements, whose expectation is the sum of `shares`, one of each row: within a row elements may
+ * err together, rows err by themselves. For a share s and any t < 1 / 2s the mean of exp(t * square) is at most
+ * 1 / sqrt(1 - 2 s t), since that holds for the square of each element and the exponential is convex; so the mean square
+ * is x or more with a probability of at most exp(-t x) times the product of these. The best t of a few decides. */
+static double largest_mean_square(const double *shares, int64_t rows)
 {
-    error_size error = {0, 0};
+    double largest = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+        largest = fmax(largest, shares[i]);
+    }
+    double best = INFINITY;
+    for (double part = 0.98; part > 1e-6 && largest > 0; part *= 0.9) {
+        const double t = part / (2 * largest);
+        double exponent = -log(half_alarm);
+        for (int64_t i = 0; i < rows; ++i) {
+            exponent -= 0.5 * log1p(-2 * shares[i] * t);
+        }
+        best = fmin(best, exponent / t);
+    }
+    return largest > 0 ? best : 0;
+}
+
+/* Rows that repeat err together: the strides of q repeat them over the batch or the heads. */
+static int64_t independent_rows(const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    const bool repeat = (p->q.batch == 0 && ref->entries > 1) || (p->q.head == 0 && p->q_heads > 1);
+    return repeat ? 1 : ref->rows;
+}
+
+/* What a right kernel's errors stay within: its arithmetic's, and one unit in the last place of the output. */
+static acr_status bound_errors(error_size *out, const reference *ref, const double *variance, const double *most)
+{
+    const acr_problem *p = &ref->problem;
+    const int64_t elems = ref->rows * p->v_dim, groups = independent_rows(ref);
+    const double deviations = largest_of((double)elems);
+    double *shares = calloc((size_t)groups + 1, sizeof *shares);
+    double most_square = 0;
+    if (!shares) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the tolerance");
+    }
+    *out = (error_size){0, 0};
+    for (int64_t i = 0; i < elems; ++i) {
+        const double inner = deviations * sqrt(variance[i]) + most[i];
+        const double unit = unit_in_last_place(p->out_dtype, fabs(ref->o[i]) + inner), systematic = most[i] + unit;
+        out->max = fmax(out->max, inner + unit);
+        shares[groups == 1 ? 0 : i / p->v_dim] += variance[i] / (double)elems;
+        most_square += systematic * systematic / (double)elems;
+    }
+    out->rms = sqrt(largest_mean_square(shares, groups)) + sqrt(most_square);
+    free(shares);
+    return ACR_OK;
+}
+
+static acr_status set_tolerances(reference *ref, const int64_t *row_list, const double *variance, const double *most,
+                                 uint32_t threads)
+{
+    error_size error = {0, 0}, bound = {0, 0};
     acr_status status = largest_unfused_error(&error, ref, row_list, threads);
+    if (status == ACR_OK) {
+        status = bound_errors(&bound, ref, variance, most);
+    }
     double largest = 0, square = 0;
     int64_t elems = ref->rows * ref->problem.v_dim;
     for (int64_t i = 0; i < elems; ++i) {
@@ -473,8 +492,8 @@ static acr_status set_tolerances(reference *ref, const int64_t *row_list, uint32
         square += ref->o[i] * ref->o[i];
     }
     acr_dtype stored = ref->problem.out_dtype;
-    ref->tol_max = 2 * error.max + unit_in_last_place(stored, largest) + exponent_rounding(ref);
-    ref->tol_rms = 2 * error.rms + unit_in_last_place(stored, sqrt(square / (double)elems));
+    ref->tol_max = fmax(bound.max, 2 * error.max + unit_in_last_place(stored, largest));
+    ref->tol_rms = fmax(bound.rms, 2 * error.rms + unit_in_last_place(stored, sqrt(square / (double)elems)));
     ref->tol_lse = lse_tolerance(ref, threads);
     return status;
 }
@@ -499,18 +518,24 @@ static acr_status fill_reference(reference *ref, const reference_request *reques
     if (status != ACR_OK) {
         return status;
     }
-    ref->o = malloc((size_t)(ref->rows * ref->problem.v_dim) * sizeof *ref->o);
+    const size_t elems = (size_t)(ref->rows * ref->problem.v_dim);
+    ref->o = malloc(elems * sizeof *ref->o);
     ref->lse = malloc((size_t)ref->rows * sizeof *ref->lse);
+    double *variance = malloc(elems * sizeof *variance), *most = malloc(elems * sizeof *most);
     int64_t *every_row = ref->row_list ? NULL : all_rows(ref->rows);
     const int64_t *row_list = ref->row_list ? ref->row_list : every_row;
-    if (!ref->o || !ref->lse || !row_list) {
+    if (!ref->o || !ref->lse || !variance || !most || !row_list) {
         status = acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
     } else {
-        status = judge(ref, row_list, 1.0f, ref->o, ref->lse, request->threads);
+        judging j = {
+            .ref = ref, .row_list = row_list, .o = ref->o, .lse = ref->lse, .variance = variance, .most = most};
+        status = judge(&j, request->threads);
     }
     if (status == ACR_OK) {
-        status = set_tolerances(ref, row_list, request->threads);
+        status = set_tolerances(ref, row_list, variance, most, request->threads);
     }
+    free(variance);
+    free(most);
     free(every_row);
     return status;
 }

@@ -46,7 +46,7 @@ static const command_spec spec = {
              "masks and inputs occur;\n"
              "with PROBLEM, each kernel that can run it gets it with every kind of inputs. A failure prints the "
              "command that repeats it.\n"
-             "The tolerance is twice the error of the unfused computation plus one unit in the last place: "
+             "The tolerance is what the rounding errors of a right kernel exceed less than once in 10^7 cases: "
              "docs/manual/measuring.md.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
@@ -78,8 +78,9 @@ typedef struct job_list {
 /* What became of a kernel. */
 typedef struct tally {
     int passed, failed;
-    double worst_share; /* of the tolerance, over all passed cases */
-    double worst_error;
+    double worst_share;    /* of the tolerance, over all passed cases */
+    double worst_error;    /* over all cases */
+    bool failed_otherwise; /* some case failed, and not by an error beyond the tolerance */
 } tally;
 
 typedef struct session {
@@ -268,10 +269,11 @@ static void record(session *s, const job *j, const verdict *v)
         ++t->passed;
         double share = verdict_share(v);
         t->worst_share = share > t->worst_share ? share : t->worst_share;
-        t->worst_error = v->err_max > t->worst_error ? v->err_max : t->worst_error;
     } else {
         ++t->failed;
+        t->failed_otherwise |= v->err_max <= v->tol_max;
     }
+    t->worst_error = v->err_max > t->worst_error ? v->err_max : t->worst_error;
     if (s->common->json) {
         json_array_append_new(s->records, record_json(s, j, v, repro));
     } else if (!v->pass) {
@@ -346,6 +348,20 @@ static const char *skip_reason(const session *s, size_t index, const problem_lis
     return reason ? reason : "none of its cases uses these inputs";
 }
 
+static void print_tally(const char *name, const tally *t)
+{
+    if (t->failed == 0) {
+        printf("pass     %-44s %3d cases, max error %.2g, at most %.0f %% of a tolerance\n", name, t->passed,
+               t->worst_error, 100 * t->worst_share);
+        return;
+    }
+    printf("FAIL     %-44s %3d cases, %d failed", name, t->passed + t->failed, t->failed);
+    if (!t->failed_otherwise || t->worst_error > 0) {
+        printf(", max error %.2g", t->worst_error);
+    }
+    puts(t->failed_otherwise ? ", and not by an error alone" : "");
+}
+
 static void print_report(const session *s, const problem_list *problems, double elapsed_s)
 {
     int passed = 0, failed = 0, kernels = 0, skipped = 0;
@@ -364,9 +380,7 @@ static void print_report(const session *s, const problem_list *problems, double 
             }
         } else {
             ++kernels;
-            printf("%s %-44s %3d cases, max error %.2g, at most %.0f %% of a tolerance%s\n",
-                   t->failed ? "FAIL    " : "pass    ", kernel_at(i)->name, t->passed + t->failed, t->worst_error,
-                   100 * t->worst_share, t->failed ? " where passed" : "");
+            print_tally(kernel_at(i)->name, t);
         }
     }
     printf("%s: %d kernels, %d cases passed, %d failed, %d kernels not for this device or problem; seed %" PRIu64
