@@ -374,8 +374,8 @@ DEV void first_max(const score_tile &s, softmax_rows &r, float scale_log2)
     }
 }
 
-/* The maximum is left alone until a row of the warp has grown by more than the slack. Returns whether it was changed,
- * and what has been added up so far is to be multiplied by `factor`. */
+/* A row's maximum is left alone until it has grown by more than the slack. It depends on no other row. Returns whether
+ * some row's was changed, and what has been added up so far is to be multiplied by `factor`. */
 DEV int move_max(const score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
 {
     float max[2];
@@ -385,9 +385,10 @@ DEV int move_max(const score_tile &s, softmax_rows &r, float (&factor)[2], const
     if (grown) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            max[h] = fmaxf(r.max[h], quad_max(max[h]));
+            const float row_max = quad_max(max[h]);
+            max[h] = (row_max - r.max[h]) * c.scale_log2 > SLACK ? row_max : r.max[h];
             const float offset = offset_of(max[h], c.scale_log2);
-            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
+            factor[h] = max[h] == r.max[h] ? 1.0f : exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
             r.max[h] = max[h];
             r.offset[h] = offset;
         }

@@ -291,12 +291,14 @@ DEV void mask_scores(score_tile &s, const int (&seen)[2], int lane)
  * from the end of fp16's and float's range. */
 #define REFERENCE_SLACK 8.0f
 
-/* Makes the rows' maxima their references, and scales sums and output accordingly. */
+/* Makes its maximum the reference of each row that exceeded it by more than the slack, and scales sum and output
+ * accordingly. The other rows of the warp keep theirs: what a row gives depends on no other. */
 DEV void move_references(softmax_state &state, output_tile &o, const float (&max)[2], float scale_log2)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float reference = fmaxf(state.reference[h], quad_max(max[h]));
+        const float old = state.reference[h], row_max = quad_max(max[h]);
+        const float reference = (row_max - old) * scale_log2 > REFERENCE_SLACK ? row_max : old;
         const float correction = exp2_fast((state.reference[h] - finite_max(reference)) * scale_log2);
         state.reference[h] = reference;
         state.sum[h] *= correction;

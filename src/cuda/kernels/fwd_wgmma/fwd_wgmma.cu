@@ -277,8 +277,8 @@ DEV void softmax_first(score_tile &s, softmax_rows &r, float scale_log2)
     exponentiate(s, r, scale_log2);
 }
 
-/* The maximum is left alone until a row of the warp has grown by more than the slack; mostly it never does. Returns
- * whether it was changed, and the output so far is to be multiplied by `factor`. */
+/* A row's maximum is left alone until it has grown by more than the slack; mostly it never does. It depends on no other
+ * row. Returns whether some row's was changed, and the output so far is to be multiplied by `factor`. */
 DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
 {
     float max[2];
@@ -287,9 +287,10 @@ DEV int softmax_next(score_tile &s, softmax_rows &r, float (&factor)[2], const c
     if (grown) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            max[h] = fmaxf(r.max[h], quad_max(max[h]));
+            const float row_max = quad_max(max[h]);
+            max[h] = row_max > r.max[h] + c.slack ? row_max : r.max[h];
             const float offset = finite_max(max[h]) * c.scale_log2;
-            factor[h] = exp2_fast(r.max[h] * c.scale_log2 - offset);
+            factor[h] = max[h] == r.max[h] ? 1.0f : exp2_fast(r.max[h] * c.scale_log2 - offset);
             r.sum[h] *= factor[h];
             r.max[h] = max[h];
             r.offset[h] = offset;
