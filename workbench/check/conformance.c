@@ -252,7 +252,7 @@ static void *disturbed_queries(const reference *ref)
 /* Families whose NaN fix-up still gives all rows of its tile the second result; whoever mends one takes it out here. */
 static bool is_exempt(const acr__kernel *kernel)
 {
-    return strcmp(kernel->family, "fwd_wgmma") == 0 || strcmp(kernel->family, "fwd_short") == 0;
+    return strcmp(kernel->family, "fwd_wgmma") == 0;
 }
 
 /* Whether queries share memory: then a row cannot be changed by itself. */

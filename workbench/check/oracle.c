@@ -506,8 +506,8 @@ acr_status oracle_forward(const acr_problem *problem, const acr_buffers *buffers
     return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, &to);
 }
 
-acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list,
-                              int64_t rows, double *o, double *lse, double *variance, double *most)
+acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
+                         double *o, double *lse, double *variance, double *most)
 {
     const row_result to = {o, lse, variance, most};
     return attend_rows(IN_DOUBLE, 1.0f, problem, buffers, row_list, rows, &to);

@@ -263,7 +263,7 @@ static void judge_slice(void *arg, int64_t slice)
     const acr_problem *p = &j->ref->problem;
     double *o = j->o + first * p->v_dim;
     acr_status status = j->lse ? oracle_spread(p, &j->buffers, j->row_list + first, rows, o, j->lse + first,
-                                                    j->variance + first * p->v_dim, j->most + first * p->v_dim)
+                                               j->variance + first * p->v_dim, j->most + first * p->v_dim)
                                : oracle_unfused(p, &j->buffers, j->row_list + first, rows, j->grid, o);
     if (status != ACR_OK) {
         atomic_store(&j->status, (int)status);
