@@ -622,6 +622,7 @@ static acr_status describe_family(loaded *out, const artefact *a)
     uintptr_t run;
     memcpy(&run, &description->run, sizeof run); /* C has no cast from a function's to an object's address */
     out->kernel = *description;
+    out->own_run = description->run;
     out->code.entry = run - (uintptr_t)place.dli_fbase;
     return out->code.entry < out->code.size ? ACR_OK : acr__fail(ACR_FORMAT, "the family's kernel is not its own");
 }

@@ -65,8 +65,9 @@ typedef struct loaded {
     acr__kernel kernel;
     char name[64];
     char identity[33];
-    elf_code code; /* cpu: what a sandbox runs; kernel.run is for the caller to set */
-    void *handle;  /* of a family's description */
+    elf_code code;         /* cpu: what a sandbox runs; kernel.run is for the caller to set */
+    acr__cpu_run *own_run; /* cpu: a family's function as it lies in this process, for variants; NULL of a source */
+    void *handle;          /* of a family's description */
     const void *image;
     size_t image_bytes;
 } loaded;

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -55,6 +56,28 @@ const char *acr__dtype_text(acr_dtype dtype)
         break;
     }
     return "default";
+}
+
+const char *acr__dtype_hint(const char *word, size_t length)
+{
+    static const struct {
+        const char *other;
+        acr_dtype dtype;
+    } names[] = {
+        {"fp16", ACR_F16},           {"float16", ACR_F16},  {"half", ACR_F16},      {"fp32", ACR_F32},
+        {"float32", ACR_F32},        {"float", ACR_F32},    {"single", ACR_F32},    {"bfloat16", ACR_BF16},
+        {"bfp16", ACR_BF16},         {"brain16", ACR_BF16}, {"fp8", ACR_E4M3},      {"f8", ACR_E4M3},
+        {"float8_e4m3fn", ACR_E4M3}, {"e4m3fn", ACR_E4M3},  {"fp8_e4m3", ACR_E4M3}, {"float8_e4m3", ACR_E4M3},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strlen(names[i].other) == length && strncasecmp(names[i].other, word, length) == 0)
+            return acr__dtype_text(names[i].dtype);
+    for (int dtype = ACR_F32; dtype <= ACR_E4M3; dtype++) { /* in capitals */
+        const char *text = acr__dtype_text((acr_dtype)dtype);
+        if (strlen(text) == length && strncasecmp(text, word, length) == 0)
+            return text;
+    }
+    return NULL;
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
@@ -673,7 +696,11 @@ static acr_status read_field(reader *r)
             return syntax_error(r, "unexpected character after the number");
         return status;
     }
-    return syntax_error(r, "unknown field");
+    const char *hint = acr__dtype_hint(start, length);
+    char reason[64] = "unknown field";
+    if (hint)
+        snprintf(reason, sizeof reason, "unknown field; the element type is called %s", hint);
+    return syntax_error(r, reason);
 }
 
 static acr_status read_fields(reader *r)

@@ -356,6 +356,34 @@ class Commands(Cli):
                 with self.subTest(command=command, text=text):
                     self.run_fails(BAD_INPUT, fragment, command, text, "--backend", "cpu")
 
+    def test_other_names_are_answered_with_the_right_one(self):
+        for other, right in (("fp16", "f16"), ("half", "f16"), ("bfloat16", "bf16"), ("FP8", "e4m3"), ("F32", "f32")):
+            self.run_fails(BAD_INPUT, f"the element type is called {right}", "why", f"{other}:b1:h1:s8:d8")
+            self.run_fails(USAGE, f"it is called {right}", "run", "--dtype", other)
+        self.assertEqual(self.run_ok("roofline", "--gpu", "H100"), self.run_ok("roofline", "--gpu", "h100"))
+
+    def test_files_that_need_a_hint_get_one(self):
+        path = self.path / "x.npy"
+        def run(shape, descr, *more):
+            write_npy(path, shape, [0] * math.prod(shape), descr)
+            return ["run", "--q", path, "--k", path, "--v", path, "-o", self.path / "o.npy", "--backend", "cpu", *more]
+        FORMATS["<f8"] = "d"
+        self.run_fails(BAD_INPUT, "save it with .astype('<f4')", *run((1, 1, 2, 4), "<f8"))
+        self.run_fails(BAD_INPUT, "give --q-offsets", *run((2, 1, 4), "<f4"))
+        self.run_fails(BAD_INPUT, f"{path}: holds integers", *run((1, 1, 2, 4), "<i4"))
+
+    def test_no_time_has_an_exponent(self):
+        for command in (["roofline", "--gpu", "l4", "--target", "500us", "b4:h64:s32768:d128"],
+                        ["roofline", "--gpu", "l4", "--target", "2s", "b4:h64:s32768:d128"],
+                        ["why", "--gpu", "l4", "b4:h64:s32768:d128"]):
+            self.assertNotRegex(self.run_ok(*command), r"\de[+-]\d+ us")
+
+    def test_what_only_a_gpu_has_is_said(self):
+        self.run_fails(CANNOT_RUN, "--overlap", "bench", "--overlap", "--backend", "cpu", "f32:b1:h1:s8:d8")
+        cuda = [k["name"] for k in self.json_of("info")["kernels"] if k["backend"] == "cuda"]
+        if cuda:
+            self.run_fails(FAILED, "PTX machine", "check", "--backend", "cpu", "-k", cuda[0])
+
     def test_the_error_points_at_the_character(self):
         done = self.run_fails(BAD_INPUT, "character 15", "why", "b2:h8:s512:d64:quux")
         lines = done.stderr.splitlines()
@@ -373,8 +401,13 @@ class Commands(Cli):
         self.assertEqual(sorted(set(names) - set(listed)), [])
         self.assertTrue(any(kernel["here"] for kernel in report["kernels"]))
         self.assertTrue(any(device["backend"] == "cpu" for device in report["devices"]))
+        everything, short = self.run_ok("info", "--all"), self.run_ok("info")
         for name in names:
-            self.assertIn(name, self.run_ok("info"))
+            self.assertIn(name, everything)
+        self.assertLessEqual(len(short.splitlines()), 10 + len(report["devices"]))
+        self.assertIn(f"kernels: {len(names)}, of which {sum(k['here'] for k in report['kernels'])} run here", short)
+        for family in {k["family"] for k in report["kernels"] if not k["never_planned"]}:
+            self.assertIn(family, short)
 
     def test_why(self):
         report = self.json_of("why", "--backend", "cpu", "b1:h2:s64:d64", "f32:b1:h2:s64:d64")
@@ -386,6 +419,23 @@ class Commands(Cli):
             self.assertEqual(len(chosen), 1)
             for kernel in result["kernels"]:
                 self.assertTrue(kernel["verdict"] != "no" or kernel["reason"])
+
+    def test_why_in_ten_lines(self):
+        for arguments in (["--backend", "cpu"], ["--gpu", "h200"], ["--gpu", "L4"]):
+            for problem in ("b2:h8:s512:d64", "e4m3:b1:h2:s64:d64:causal", "b1:h1:s1:d5000"):
+                short = execute("why", problem, *arguments).stdout
+                whole = execute("why", "--all", problem, *arguments).stdout
+                self.assertLessEqual(len(short.splitlines()), 10, short)
+                for line in 0, 1:  # but for the estimate: the clock of a CPU is measured
+                    self.assertEqual(*(text.splitlines()[line].split("(estimate")[0] for text in (short, whole)))
+                rows = [line.split() for line in whole.splitlines()[2:]]
+                could = [row for row in rows if row[0] == "could"]
+                said = sum(int(n) for n in re.findall(r"^  (\d+) cannot", short, re.M))
+                self.assertEqual(said, sum(row[0] == "no" for row in rows))
+                shown, more = short.count("could run it: "), re.search(r"and (\d+) more could", short)
+                self.assertEqual(shown + int(more[1] if more else 0), len(could))
+                estimates = [float(e) for e in re.findall(r"could run it: \S+ +(\S+) us", short)]
+                self.assertEqual(estimates, sorted(estimates))
 
     def test_why_measure(self):
         report = self.json_of("why", "--backend", "cpu", "--measure", "f32:b1:h2:s64:d64")[0]
@@ -410,7 +460,7 @@ class Roofline(Cli):
     def test_the_mission_on_an_l4(self):
         text = self.run_ok("roofline", "--gpu", "l4", "--target", "5us")
         self.assertIn("impossible", text)
-        self.assertIn("8.9 us", text)
+        self.assertIn("8.862 us", text)
         report = self.json_of("roofline", "--gpu", "l4", "--target", "5us", "b2:h8:s512:d64")[0]
         self.assertEqual(report["verdict"], "impossible")
         # 4 * 16 heads * 512 * 512 * 64 multiply-adds as FLOP, at 121 dense TFLOP/s
@@ -691,6 +741,18 @@ class Outputs(Cli):
 
 class Manual(Cli):
     """The man page and the help say the same."""
+
+    def test_every_environment_variable_is_in_the_man_page(self):
+        page = (ROOT / "docs/manual/acromion.1").read_text()
+        environment = page[page.index(".Sh ENVIRONMENT"):page.index(".Sh EXIT STATUS")]
+        read = {"ACROMION_BENCH_LIBRARY"}  # by the Python package
+        for folder in ("cli", "workbench", "search", "src"):
+            for source in (ROOT / folder).rglob("*.c"):
+                if "tests" not in source.parts:
+                    read |= set(re.findall(r'getenv\("(\w+)"\)', source.read_text()))
+        self.assertGreater(len(read), 5)
+        for name in read - {"PATH", "PYTHONPATH"}:
+            self.assertRegex(environment, rf"\b{name}\b")
 
     def test_every_option_and_command_is_in_the_man_page(self):
         page = (ROOT / "docs/manual/acromion.1").read_text().replace("\\-", "-")

@@ -213,6 +213,11 @@ static acr_status find_type(const cursor *in, const char *descr, npy_type *out)
             return ACR_OK;
         }
     }
+    if (strcmp(descr, "<f8") == 0 || strcmp(descr, ">f4") == 0 || strcmp(descr, ">f2") == 0) {
+        return acr__fail(ACR_FORMAT, "byte %zu: type '%s' (%s): save it with .astype('%s')",
+                         (size_t)(in->at - in->begin), descr, descr[0] == '<' ? "float64" : "big endian",
+                         strcmp(descr, ">f2") == 0 ? "<f2" : "<f4");
+    }
     return acr__fail(
         ACR_FORMAT,
         "byte %zu: type '%s' is not supported; supported are <f4, <f2, <V2 (bfloat16), |V1 and |u1 (e4m3), <i4, <i8",

@@ -316,7 +316,7 @@ static void print_table(const bench *b, const stats_summary steps[STEPS])
     }
     print_target("plan look-up", steps[LOOKUP].p50, 1, "us");
     print_target("first call of a cold process", cold.p50 / 1e3, 150, "ms");
-    printf("(opening the device before it took %.3g ms)\n\n", open_us / 1e3);
+    printf("(opening the device before it took %.1f ms)\n\n", open_us / 1e3);
     fflush(stdout);
 }
 

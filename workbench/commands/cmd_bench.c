@@ -293,9 +293,11 @@ static void refuse(session *s, const bench_problem *on, const measurement *m)
 {
     ++s->refused;
     if (m->verdict.pass) {
+        char p50[24], floor_us[24];
         fprintf(stderr,
-                "REFUSED %s: %.4g us is below 0.9 of the floor of %.4g us: the measurement or the kernel is wrong\n",
-                m->kernel->name, m->timing.stats.p50, 1e6 * mode_floor_s(s->request->mode, &on->floor));
+                "REFUSED %s: %s us is below 0.9 of the floor of %s us: the measurement or the kernel is wrong\n",
+                m->kernel->name, us_text(p50, m->timing.stats.p50),
+                us_text(floor_us, 1e6 * mode_floor_s(s->request->mode, &on->floor)));
     } else {
         fprintf(stderr, "FAIL %s: %s\n     acromion check %s -k %s --seed %" PRIu64 " --inputs normal --backend %s\n",
                 m->kernel->name, m->verdict.failure, on->text, m->kernel->name, s->request->seed,
@@ -409,7 +411,8 @@ static acr_status bench_kernels(session *s, const bench_problem *on)
         }
         if (m.timing.stats.p50 < best_us) {
             best_us = m.timing.stats.p50;
-            snprintf(best, sizeof best, "%.4g us", best_us);
+            char us[24];
+            snprintf(best, sizeof best, "%s us", us_text(us, best_us));
         }
     }
     if (climbed.any && !s->common->json && status == ACR_OK) {
@@ -578,6 +581,11 @@ static int bench_all(session *s, const problem_list *problems, const peer_provid
     int exit_code = find_providers(s, torch);
     if (exit_code != EXIT_DONE) {
         return exit_code;
+    }
+    if (s->request->overlap && s->device->backend != ACR__CUDA) {
+        fprintf(stderr, "acromion bench: --overlap: launches overlap on a GPU, and this context is %s\n",
+                s->device->name);
+        return EXIT_CANNOT_RUN;
     }
     acr_status status = variants_load(s->device);
     if (status != ACR_OK) {

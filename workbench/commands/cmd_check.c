@@ -378,6 +378,9 @@ static void print_report(const session *s, const problem_list *problems, double 
             if (s->request->patterns.count > 0) {
                 printf("not run  %-44s %s\n", kernel_at(i)->name, reason);
             }
+        } else if (t->passed == 0) {
+            ++kernels;
+            printf("FAIL     %-44s %3d cases, none passed\n", kernel_at(i)->name, t->failed);
         } else {
             ++kernels;
             print_tally(kernel_at(i)->name, t);
@@ -410,6 +413,16 @@ static void print_json(const session *s, const problem_list *problems)
     json_print(document);
 }
 
+/* Whether -k means CUDA kernels and the context is a CPU's. */
+static bool asks_for_a_gpu(const session *s)
+{
+    bool cuda = false;
+    for (size_t i = 0; i < kernel_total() && s->request->patterns.count > 0; ++i) {
+        cuda = cuda || (kernel_at(i)->backend == ACR__CUDA && kernel_matches(kernel_at(i), &s->request->patterns));
+    }
+    return cuda && s->device->backend != ACR__CUDA;
+}
+
 /* Nothing checked is a failure: a gate that looked at nothing has not passed. */
 static int result_of(const session *s)
 {
@@ -420,6 +433,11 @@ static int result_of(const session *s)
     }
     if (passed + failed == 0) {
         fprintf(stderr, "acromion: nothing was checked\n");
+        if (asks_for_a_gpu(s)) {
+            fprintf(stderr,
+                    "without a GPU the PTX machine executes CUDA kernels on this processor: `./run kernel NAME` "
+                    "in the source tree, ptxvm/README.md\n");
+        }
     }
     return failed > 0 || passed == 0 ? EXIT_FAILED : EXIT_DONE;
 }

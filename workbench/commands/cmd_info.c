@@ -10,12 +10,24 @@
 #include "kernels/kernel_choice.h"
 #include "machine/environment.h"
 
+enum {
+    ID_ALL = OPTION_LONG_ONLY
+};
+
+static const option_spec options[] = {
+    {ID_ALL, "all", NULL, "every kernel with its limits"},
+    {0, NULL, NULL, NULL},
+};
+
 static const command_spec spec = {
     .name = "info",
     .operands = "",
-    .about = "Lists the devices that this machine has, and every kernel with its limits and whether it can run here.\n",
+    .about = "Lists the devices that this machine has and the families of kernels that run on them; with --all every\n"
+             "kernel with its limits and whether it can run here.\n",
+    .options = options,
     .common = COMMON_JSON,
-    .examples = "  acromion info\n  acromion info --json | jq '.kernels[] | select(.here) | .name'\n",
+    .examples =
+        "  acromion info\n  acromion info --all\n  acromion info --json | jq '.kernels[] | select(.here) | .name'\n",
 };
 
 enum {
@@ -30,26 +42,28 @@ typedef struct machine_devices {
 
 static bool take_option(void *arg, int id, const char *value)
 {
-    (void)arg, (void)id, (void)value;
-    return false;
+    bool *all = arg;
+    (void)id, (void)value;
+    *all = true;
+    return true;
 }
 
 static void open_devices(machine_devices *devices)
 {
     *devices = (machine_devices){.count = 0};
     for (int32_t ordinal = 0; ordinal < DEVICES_MAX - 1; ++ordinal) {
-        acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
-        options.backend = "cuda";
-        options.device = ordinal;
-        if (acr_ctx_create(&devices->contexts[devices->count], &options) != ACR_OK) {
+        acr_ctx_options wanted = ACR_CTX_OPTIONS_INIT;
+        wanted.backend = "cuda";
+        wanted.device = ordinal;
+        if (acr_ctx_create(&devices->contexts[devices->count], &wanted) != ACR_OK) {
             snprintf(devices->cuda_reason, sizeof devices->cuda_reason, "%s", acr_last_error());
             break;
         }
         ++devices->count;
     }
-    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
-    options.backend = "cpu";
-    if (acr_ctx_create(&devices->contexts[devices->count], &options) == ACR_OK) {
+    acr_ctx_options wanted = ACR_CTX_OPTIONS_INIT;
+    wanted.backend = "cpu";
+    if (acr_ctx_create(&devices->contexts[devices->count], &wanted) == ACR_OK) {
         ++devices->count;
     }
 }
@@ -126,19 +140,8 @@ static void kernel_limits(char *out, size_t capacity, const acr__kernel *k)
              k->traits & ACR__TRAIT_NEVER_PLANNED ? "  never planned" : "");
 }
 
-static void print_text(const machine_devices *devices)
+static void print_kernels(const machine_devices *devices)
 {
-    printf("acromion %s (%s%s)\n\ndevices\n", acr_version(), BUILD_GIT_SHA, BUILD_GIT_DIRTY ? ", modified" : "");
-    for (size_t i = 0; i < devices->count; ++i) {
-        const acr__device *d = device_of(devices->contexts[i]);
-        printf("  %-5s %s\n", backend_name(d->backend), acr_ctx_device(devices->contexts[i]));
-        if (d->backend == ACR__CPU) {
-            printf("        instruction sets: %s\n", isa_text(d->isa));
-        }
-    }
-    if (devices->count == 1 && *devices->cuda_reason) {
-        printf("  cuda  none: %s\n", devices->cuda_reason);
-    }
     printf("\nkernels (+ runs here)\n");
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         char limits[160];
@@ -147,11 +150,93 @@ static void print_text(const machine_devices *devices)
     }
 }
 
+/* A family's kernels; the rungs of the ladder, which are never planned, count as one family. */
+typedef struct family_count {
+    const char *name;
+    int here, total;
+} family_count;
+
+static void count_family(family_count *families, int *count, const acr__kernel *kernel, bool here)
+{
+    const char *name = kernel->traits & ACR__TRAIT_NEVER_PLANNED ? "the teaching ladder" : kernel->family;
+    int i = 0;
+    while (i < *count && strcmp(families[i].name, name) != 0) {
+        ++i;
+    }
+    if (i == *count) {
+        families[(*count)++] = (family_count){name, 0, 0};
+    }
+    families[i].here += here;
+    ++families[i].total;
+}
+
+/* "here: fwd_simd (20), ...", in lines of a terminal's width; nothing where there is none. */
+static void print_family_list(const family_count *families, int count, bool here)
+{
+    static const int WIDTH = 100;
+    int column = 0;
+    for (int i = 0; i < count; ++i) {
+        const int kernels = here ? families[i].here : families[i].total - families[i].here;
+        char entry[96];
+        if (kernels == 0) {
+            continue;
+        }
+        const int length = snprintf(entry, sizeof entry, "%s (%d)", families[i].name, kernels);
+        if (column == 0) {
+            column = printf(here ? "  run here: %s" : "  do not:   %s", entry);
+        } else if (column + length + 2 > WIDTH) {
+            column = printf(",\n            %s", entry) - 2;
+        } else {
+            column += printf(", %s", entry);
+        }
+    }
+    if (column > 0) {
+        printf("\n");
+    }
+}
+
+static void print_families(const machine_devices *devices)
+{
+    family_count *families = calloc(acr__kernel_count, sizeof *families);
+    int count = 0, here = 0;
+    for (size_t i = 0; i < acr__kernel_count && families; ++i) {
+        const bool runs = runs_here(devices, acr__kernels[i]);
+        count_family(families, &count, acr__kernels[i], runs);
+        here += runs;
+    }
+    printf("kernels: %zu, of which %d run here\n", acr__kernel_count, here);
+    print_family_list(families, count, true);
+    print_family_list(families, count, false);
+    printf("`acromion info --all` lists every kernel, `acromion why PROBLEM` says which is chosen\n");
+    free(families);
+}
+
+static void print_text(const machine_devices *devices, bool all)
+{
+    printf("acromion %s (%s%s)\ndevices\n", acr_version(), BUILD_GIT_SHA, BUILD_GIT_DIRTY ? ", modified" : "");
+    for (size_t i = 0; i < devices->count; ++i) {
+        const acr__device *d = device_of(devices->contexts[i]);
+        printf("  %-5s %s\n", backend_name(d->backend), acr_ctx_device(devices->contexts[i]));
+        if (all && d->backend == ACR__CPU) {
+            printf("        instruction sets: %s\n", isa_text(d->isa));
+        }
+    }
+    if (devices->count == 1 && *devices->cuda_reason) {
+        printf("  cuda  none: %s\n", devices->cuda_reason);
+    }
+    if (all) {
+        print_kernels(devices);
+    } else {
+        print_families(devices);
+    }
+}
+
 int cmd_info(int argc, char **argv)
 {
     common_options common;
+    bool all = false;
     int exit_code = EXIT_DONE;
-    if (options_parse(&spec, argc, argv, &common, take_option, NULL, &exit_code) < 0) {
+    if (options_parse(&spec, argc, argv, &common, take_option, &all, &exit_code) < 0) {
         return exit_code;
     }
     machine_devices devices;
@@ -159,7 +244,7 @@ int cmd_info(int argc, char **argv)
     if (common.json) {
         print_json(&devices);
     } else {
-        print_text(&devices);
+        print_text(&devices, all);
     }
     for (size_t i = 0; i < devices.count; ++i) {
         acr_ctx_destroy(devices.contexts[i]);

@@ -69,24 +69,27 @@ static void print_line(const char *what, double time_s, const char *format, doub
 
 static void print_target(const machine *m, const floor_times *f, double target_s)
 {
-    double target_us = 1e6 * target_s, floor_us = 1e6 * f->warm_s, launch_us = 1e6 * m->launch_s;
+    const double target_us = 1e6 * target_s, floor_us = 1e6 * f->warm_s, launch_us = 1e6 * m->launch_s;
+    char target[24], bound[24], left[24], launch[24];
+    us_text(target, target_us);
+    us_text(bound, floor_us);
+    us_text(left, target_us - floor_us);
+    us_text(launch, launch_us);
     switch (judge_target(m, f, target_s)) {
     case TARGET_IMPOSSIBLE:
-        printf("  target %.3g us: impossible. The %s alone need %.2g us, whatever the kernel.\n", target_us,
-               f->warm_bound, floor_us);
+        printf("  target %s us: impossible. The %s alone need %s us, whatever the kernel.\n", target, f->warm_bound,
+               bound);
         break;
     case TARGET_IMPLAUSIBLE:
-        printf("  target %.3g us: implausible. It leaves %.2g us above the floor, and an empty launch takes about %.2g "
-               "us.\n",
-               target_us, target_us - floor_us, launch_us);
+        printf("  target %s us: implausible. It leaves %s us above the floor, and an empty launch takes about %s us.\n",
+               target, left, launch);
         break;
     case TARGET_HARD:
-        printf(
-            "  target %.3g us: hard. After the launch the kernel would have to run at %.0f %% of the floor's rate.\n",
-            target_us, 100 * floor_us / (target_us - launch_us));
+        printf("  target %s us: hard. After the launch the kernel would have to run at %.0f %% of the floor's rate.\n",
+               target, 100 * floor_us / (target_us - launch_us));
         break;
     case TARGET_OPEN:
-        printf("  target %.3g us: open. It is %.1f times the floor; physics does not forbid it.\n", target_us,
+        printf("  target %s us: open. It is %.1f times the floor; physics does not forbid it.\n", target,
                target_us / floor_us);
         break;
     }
@@ -111,7 +114,7 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
     printf("  %-26s %10s us   bound by %s\n", "floor, inputs in cache", us_text(us, 1e6 * f.warm_s), f.warm_bound);
     printf("  %-26s %10s us   bound by %s\n", "floor, inputs in DRAM", us_text(us, 1e6 * f.cold_s), f.cold_bound);
     if (m->launch_s > 0) {
-        printf("  an empty launch takes about %.2g us; it is not part of the floor\n", 1e6 * m->launch_s);
+        printf("  an empty launch takes about %s us; it is not part of the floor\n", us_text(us, 1e6 * m->launch_s));
     }
     if (problem->flags & ACR_KV_LENS) {
         printf("  key lengths are counted as full; shorter ones lower the floor\n");

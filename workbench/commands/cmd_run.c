@@ -116,7 +116,9 @@ static bool take_dtype(request *r, const char *value)
             return true;
         }
     }
-    fprintf(stderr, "acromion: --dtype: '%s' is none of f32, f16, bf16, e4m3\n", value);
+    const char *hint = acr__dtype_hint(value, strlen(value));
+    fprintf(stderr, "acromion: --dtype: '%s' is none of f32, f16, bf16, e4m3%s%s\n", value,
+            hint ? "; it is called " : "", hint ? hint : "");
     return false;
 }
 
@@ -225,7 +227,9 @@ static acr_status open_tensor(npy_file *file, const char *path, int rank)
 {
     acr_status status = npy_open(path, file);
     if (status == ACR_OK && file->array.rank != rank) {
-        return acr__fail(ACR_INVALID, "%s: has %d dimensions, expected %d", path, file->array.rank, rank);
+        const char *way_out = rank == 4 ? "; [batch, heads, length, dim], or for a packed batch give --q-offsets"
+                                        : "; with --q-offsets tensors are [rows, heads, dim]";
+        return acr__fail(ACR_INVALID, "%s: has %d dimensions, expected %d%s", path, file->array.rank, rank, way_out);
     }
     return status;
 }
@@ -342,8 +346,8 @@ static acr_status agree(const tensors *t, const request *r)
                          (long long)k.length, (long long)v.heads, (long long)v.length);
     }
     if (r->kv_lens && lens->shape[0] != q.batch) {
-        return acr__fail(ACR_INVALID, "kv-lens has %lld entries, the batch %lld", (long long)lens->shape[0],
-                         (long long)q.batch);
+        return acr__fail(ACR_INVALID, "%s: %lld key lengths, but the batch of %s is %lld", r->kv_lens,
+                         (long long)lens->shape[0], r->q, (long long)q.batch);
     }
     if (!r->dtype && (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
         return acr__fail(ACR_INVALID, "q, k and v have different types (%s, %s, %s); --dtype rounds them to one",
@@ -424,10 +428,18 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     p.v_scale = (float)r->v_scale.number;
     /* A zero would mean "as the other one" to the problem; in a file it is an empty tensor. */
     if (k.length == 0 || k.heads == 0 || v.dim == 0) {
-        return acr__fail(ACR_INVALID, "k or v is empty");
+        return acr__fail(ACR_INVALID, "%s is empty", k.length == 0 || k.heads == 0 ? r->k : r->v);
     }
-    if (dtype_of(t->q.array.type) == 0 || dtype_of(t->k.array.type) == 0 || dtype_of(t->v.array.type) == 0) {
-        return acr__fail(ACR_INVALID, "q, k and v must be floating-point");
+    const struct {
+        const npy_file *file;
+        const char *path;
+    } tensors_of[] = {{&t->q, r->q}, {&t->k, r->k}, {&t->v, r->v}};
+    for (size_t i = 0; i < sizeof tensors_of / sizeof tensors_of[0]; ++i) {
+        const npy_type type = tensors_of[i].file->array.type;
+        if (dtype_of(type) == 0) {
+            return acr__fail(ACR_INVALID, "%s: holds integers (%s), expected floating-point numbers",
+                             tensors_of[i].path, npy_type_text(type));
+        }
     }
     if (r->q_offsets) {
         status = pack(&p, t);

@@ -2,6 +2,7 @@
  * asked to measure) or why it cannot run. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/command.h"
@@ -14,7 +15,12 @@
 #include "machine/environment.h"
 #include "machine/gpus.h"
 
+enum {
+    ID_ALL = OPTION_LONG_ONLY
+};
+
 static const option_spec options[] = {
+    {ID_ALL, "all", NULL, "every kernel on a line of its own; without it the choice, the next best, and reasons"},
     {'g', "gpu", "NAME", "ask for a GPU that is not here: l4 a100 h100 h200 ... (`acromion roofline --gpu help`)"},
     {'w', "wisdom", "FILE", "use the measured choices of this file"},
     {'m', "measure", NULL,
@@ -25,7 +31,8 @@ static const option_spec options[] = {
 static const command_spec spec = {
     .name = "why",
     .operands = "[PROBLEM...]",
-    .about = "Says for every kernel whether it is chosen for a problem, could run it, or why it cannot.\n"
+    .about = "Says which kernel is chosen for a problem, which others could run it and what they would take by\n"
+             "estimate, and why the rest cannot: the most common reasons, or with --all each kernel's.\n"
              "A malformed problem is an error (exit code 3), a problem that no kernel can run another (4).\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
@@ -37,7 +44,7 @@ static const command_spec spec = {
 typedef struct request {
     const gpu_model *gpu;
     const char *wisdom;
-    bool measure;
+    bool measure, all;
 } request;
 
 static bool take_option(void *arg, int id, const char *value)
@@ -49,6 +56,10 @@ static bool take_option(void *arg, int id, const char *value)
     }
     if (id == 'm') {
         r->measure = true;
+        return true;
+    }
+    if (id == ID_ALL) {
+        r->all = true;
         return true;
     }
     r->gpu = gpu_find(value);
@@ -80,7 +91,13 @@ static void make_answer(answer *a, const acr_problem *problem, acr_ctx *ctx, con
     if (!ctx) {
         const acr__kernel *kernel = acr__choose(problem, device);
         a->chosen = kernel ? kernel->name : NULL;
-        snprintf(a->plan, sizeof a->plan, "%s", kernel ? "by estimate; the GPU is not here" : "no kernel can run this");
+        char estimate[24];
+        if (kernel) {
+            snprintf(a->plan, sizeof a->plan, "%s (estimate: %s us; the GPU is not here)", kernel->name,
+                     us_text(estimate, 1e6 * kernel->cost(problem, device)));
+        } else {
+            snprintf(a->plan, sizeof a->plan, "no kernel can run this");
+        }
         return;
     }
     acr_plan *plan = NULL;
@@ -194,10 +211,112 @@ static json_t *answer_json(const answer *a, const acr_problem *problem, const ac
     return json;
 }
 
-static void print_answer(const answer *a, const acr_problem *problem, const acr__device *device)
+/* ---- In ten lines ---- */
+
+enum {
+    OTHERS_SHOWN = 3,
+    REASONS_SHOWN = 3
+};
+
+/* A kernel that could run the problem and was not chosen, or kernels that cannot, for one reason. */
+typedef struct other_kernel {
+    const acr__kernel *kernel;
+    double estimate_s;
+} other_kernel;
+typedef struct shared_reason {
+    const char *text;
+    int kernels;
+} shared_reason;
+
+static int by_estimate(const void *a, const void *b)
 {
-    printf("%s on %s (%s)\n%s%s\n", a->text, device->name, backend_name(device->backend),
-           a->chosen ? "plan: " : "no plan: ", a->plan);
+    const double x = ((const other_kernel *)a)->estimate_s, y = ((const other_kernel *)b)->estimate_s;
+    return (x > y) - (x < y);
+}
+
+static int by_count(const void *a, const void *b)
+{
+    return ((const shared_reason *)b)->kernels - ((const shared_reason *)a)->kernels;
+}
+
+static void count_reason(shared_reason *reasons, int *count, const char *text)
+{
+    int i = 0;
+    while (i < *count && strcmp(reasons[i].text, text) != 0) {
+        ++i;
+    }
+    if (i == *count) {
+        reasons[(*count)++] = (shared_reason){text, 0};
+    }
+    ++reasons[i].kernels;
+}
+
+static void print_others(other_kernel *others, int count)
+{
+    int shown = 0, never = 0;
+    qsort(others, (size_t)count, sizeof *others, by_estimate);
+    for (int i = 0; i < count; ++i) {
+        char estimate[24];
+        if (others[i].kernel->traits & ACR__TRAIT_NEVER_PLANNED) {
+            ++never;
+        } else if (shown < OTHERS_SHOWN) {
+            printf("  could run it: %-44s %s us estimated\n", others[i].kernel->name,
+                   us_text(estimate, 1e6 * others[i].estimate_s));
+            ++shown;
+        }
+    }
+    if (count > shown) {
+        printf("  and %d more could", count - shown);
+        printf(never > 0 ? ", %d of them never planned\n" : "\n", never);
+    }
+}
+
+static void print_reasons(shared_reason *reasons, int count)
+{
+    int rest = 0, shown = count > REASONS_SHOWN + 1 ? REASONS_SHOWN : count; /* no line for the last alone */
+    qsort(reasons, (size_t)count, sizeof *reasons, by_count);
+    for (int i = 0; i < shown; ++i) {
+        printf("  %d cannot: %s\n", reasons[i].kernels, reasons[i].text);
+    }
+    for (int i = shown; i < count; ++i) {
+        rest += reasons[i].kernels;
+    }
+    if (rest > 0) {
+        printf("  %d cannot for %d other reasons\n", rest, count - shown);
+    }
+}
+
+static void print_summary(const answer *a, const acr_problem *problem, const acr__device *device)
+{
+    other_kernel *others = calloc(acr__kernel_count, sizeof *others);
+    shared_reason *reasons = calloc(acr__kernel_count, sizeof *reasons);
+    int other_count = 0, reason_count = 0;
+    for (size_t i = 0; i < acr__kernel_count && others && reasons; ++i) {
+        const acr__kernel *kernel = acr__kernels[i];
+        const char *reason = acr__why_not(kernel, problem, device);
+        if (reason) {
+            count_reason(reasons, &reason_count, reason);
+        } else if (judge_kernel(kernel, a, reason) == VERDICT_COULD) {
+            others[other_count++] = (other_kernel){kernel, kernel->cost(problem, device)};
+        }
+    }
+    print_others(others, other_count);
+    print_reasons(reasons, reason_count);
+    free(others);
+    free(reasons);
+}
+
+static void print_answer(const answer *a, const acr_problem *problem, const acr__device *device, bool all)
+{
+    printf("%s on %s (%s)\n", a->text, device->name, backend_name(device->backend));
+    const size_t length = strlen(a->text); /* a plan's words begin with its problem */
+    const char *plan =
+        strncmp(a->plan, a->text, length) == 0 && a->plan[length] == ':' ? a->plan + length + 2 : a->plan;
+    printf("%s%s\n", a->chosen ? "plan: " : "no plan: ", plan);
+    if (!all) {
+        print_summary(a, problem, device);
+        return;
+    }
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         if (is_listed(a, acr__kernels[i])) {
             print_kernel(acr__kernels[i], a, problem, device);
@@ -210,7 +329,7 @@ typedef struct asked {
     const problem_list *problems;
     acr_ctx *ctx; /* NULL: about a device that is not here */
     const acr__device *device;
-    bool measure, json;
+    bool measure, json, all;
 } asked;
 
 /* Exit code of one problem; its answer goes to the list or to standard output. */
@@ -225,7 +344,7 @@ static int answer_one(const asked *ask, const acr_problem *problem, json_t *list
     if (ask->json) {
         json_array_append_new(list, answer_json(&a, problem, ask->device));
     } else {
-        print_answer(&a, problem, ask->device);
+        print_answer(&a, problem, ask->device, ask->all || ask->measure);
     }
     return a.chosen ? EXIT_DONE : EXIT_CANNOT_RUN;
 }
@@ -248,6 +367,9 @@ static int answer_all(const asked *ask)
         json_print(list);
     } else {
         json_decref(list);
+        if (!ask->all && !ask->measure) {
+            printf("`acromion why --all` lists every kernel\n");
+        }
     }
     return exit_code;
 }
@@ -259,7 +381,7 @@ static int answer_here(const problem_list *problems, const common_options *commo
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    const asked ask = {problems, ctx, &acr__ctx_backend_device(ctx)->device, r->measure, common->json};
+    const asked ask = {problems, ctx, &acr__ctx_backend_device(ctx)->device, r->measure, common->json, r->all};
     const acr_status status = r->wisdom ? acr_wisdom_import(ctx, r->wisdom, NULL) : ACR_OK;
     exit_code = status == ACR_OK ? answer_all(&ask) : report_failure(status, "wisdom");
     acr_ctx_destroy(ctx);
@@ -269,7 +391,7 @@ static int answer_here(const problem_list *problems, const common_options *commo
 int cmd_why(int argc, char **argv)
 {
     common_options common;
-    request r = {NULL, NULL, false};
+    request r = {.gpu = NULL};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {
@@ -284,7 +406,7 @@ int cmd_why(int argc, char **argv)
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    const asked elsewhere = {&problems, NULL, r.gpu ? &r.gpu->device : NULL, false, common.json};
+    const asked elsewhere = {&problems, NULL, r.gpu ? &r.gpu->device : NULL, false, common.json, r.all};
     exit_code = r.gpu ? answer_all(&elsewhere) : answer_here(&problems, &common, &r);
     problems_free(&problems);
     return exit_code;

@@ -236,6 +236,7 @@ static acr_status load_one(const char *folder, const char *name, const acr__devi
         snprintf(v->base, sizeof v->base, "%.*s", (int)strcspn(name, "+"), name);
         v->kernel = v->code.kernel;
         if (v->kernel.backend == ACR__CPU) { /* its image is its identity, which lies in the variant */
+            v->kernel.run = v->code.own_run;
             v->kernel.image = (const unsigned char *)v->code.identity;
             v->kernel.image_end = v->kernel.image + sizeof v->code.identity - 1;
         }

@@ -8,6 +8,7 @@
 #include "gpus.h"
 
 #include <string.h>
+#include <strings.h>
 
 #define KIB(n) ((n)*1024)
 #define MIB(n) ((int64_t)(n) << 20)
@@ -58,7 +59,7 @@ const size_t gpu_model_count = sizeof gpu_models / sizeof gpu_models[0];
 const gpu_model *gpu_find(const char *name)
 {
     for (size_t i = 0; i < gpu_model_count; ++i) {
-        if (strcmp(gpu_models[i].name, name) == 0) {
+        if (strcasecmp(gpu_models[i].name, name) == 0) {
             return &gpu_models[i];
         }
     }

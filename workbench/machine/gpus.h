@@ -16,7 +16,7 @@ typedef struct gpu_model {
 extern const gpu_model gpu_models[];
 extern const size_t gpu_model_count;
 
-/* The model of that name, or NULL. */
+/* The model of that name, in small or capital letters, or NULL. */
 const gpu_model *gpu_find(const char *name);
 /* The model with the vendor's name of a device that is here, or NULL. */
 const gpu_model *gpu_of_device(const acr__device *device);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
+
 /* Adds to the text. */
 static void say(diagnosis *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void say(diagnosis *out, const char *format, ...)
@@ -123,6 +125,7 @@ void diagnose(diagnosis *out, const profile_counters *c, const floor_times *floo
     if (1e6 * c->value[COUNTER_SM_CLOCK] < 0.95 * device->clock_hz) {
         say(out, " The SMs ran at %.0f MHz of %.0f.", c->value[COUNTER_SM_CLOCK], device->clock_hz / 1e6);
     }
-    say(out, " It runs at %.0f %% of the floor's rate (floor %.3g us, %s).", 100 * out->floor_share,
-        1e6 * floor->warm_s, floor->warm_bound);
+    char floor_us[24];
+    say(out, " It runs at %.0f %% of the floor's rate (floor %s us, %s).", 100 * out->floor_share,
+        us_text(floor_us, 1e6 * floor->warm_s), floor->warm_bound);
 }
