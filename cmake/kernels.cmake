@@ -73,6 +73,30 @@ acr__image_end_${name}:
   set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
 endfunction()
 
+# acr_own_files(OUT SOURCE): SOURCE and every file of ours that it includes, however indirectly.
+function(acr_own_files out source)
+  set(found ${source})
+  set(open ${source})
+  while(open)
+    list(POP_FRONT open file)
+    file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${file} includes REGEX "^[ \t]*#[ \t]*include[ \t]*\"")
+    get_filename_component(folder ${file} DIRECTORY)
+    foreach(line IN LISTS includes)
+      string(REGEX REPLACE "^[^\"]*\"([^\"]*)\".*$" "\\1" name "${line}")
+      foreach(place ${folder} src src/core include)
+        if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${place}/${name})
+          if(NOT ${place}/${name} IN_LIST found)
+            list(APPEND found ${place}/${name})
+            list(APPEND open ${place}/${name})
+          endif()
+          break()
+        endif()
+      endforeach()
+    endforeach()
+  endwhile()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
 # ACR_KERNELS as a regular expression: patterns of names, separated by commas, * for any characters.
 string(REPLACE "*" "[a-z0-9_]*" chosen "${ACR_KERNELS}")
 string(REPLACE "," "|" chosen "${chosen}")
@@ -120,9 +144,16 @@ foreach(line IN LISTS lines)
     set(flags "")
   else()
     set(flags ${isa_flags_${arch}} -O3 -ffp-contract=fast -fno-math-errno)
-    # A CPU kernel's machine code cannot be named at run time; what it is made from can.
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
-    file(SHA256 ${CMAKE_CURRENT_SOURCE_DIR}/${source} source_digest)
+    # A CPU kernel's machine code cannot be named at run time; what it is made from can: its file and all that it
+    # includes of ours, since a shared header is code, too.
+    acr_own_files(own ${source})
+    set(source_digest "")
+    foreach(file IN LISTS own)
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+      file(SHA256 ${CMAKE_CURRENT_SOURCE_DIR}/${file} file_digest)
+      string(APPEND source_digest ${file_digest})
+    endforeach()
+    string(SHA256 source_digest "${source_digest}")
     string(APPEND wrapper "static const unsigned char kernel_build[] = \"${source_digest} ${flags} ${parameters}\"\n"
       "    \" ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_FLAGS}\";\n"
       "#define KERNEL_IMAGE kernel_build\n#define KERNEL_IMAGE_END (kernel_build + sizeof kernel_build)\n")

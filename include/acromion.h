@@ -355,8 +355,9 @@ typedef struct acr_wisdom_report {
 ACR_API acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_report *report);
 
 /* Writes the context's facts to a file, atomically: temporary file beside it, sync, rename. Facts that the file already
- * holds for other devices or problems are kept. Errors: ACR_IO, ACR_FORMAT (the file exists and is malformed),
- * ACR_NO_MEMORY. */
+ * holds for other devices or problems are kept, those of exports that run at the same time too: exports to one folder
+ * wait for each other (not on a file system that cannot lock a folder, as NFS). Errors: ACR_IO, ACR_FORMAT (the file
+ * exists and is malformed), ACR_NO_MEMORY. */
 ACR_API acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path);
 
 /* Drops every fact and every cached plan and workspace of acr_forward. No acr_forward of this context may be running,

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -523,25 +524,37 @@ static acr_status write_all(int file, const char *bytes, size_t count)
     return ACR_OK;
 }
 
-/* Makes a rename durable: the directory's entry reaches the disk. A file system that cannot do it is no error. */
-static void sync_directory(const char *path)
+/* The folder of a file, opened; -1 with errno. */
+static int open_folder(const char *path)
 {
-    char directory[4096];
+    char folder[4096];
     const char *slash = strrchr(path, '/');
     const size_t length = slash ? (size_t)(slash - path) : 0;
-    if (length >= sizeof directory)
-        return;
-    memcpy(directory, path, length);
-    directory[length] = '\0';
-    const int handle = open(length ? directory : slash ? "/" : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (handle < 0)
-        return;
-    fsync(handle);
-    close(handle);
+    if (length >= sizeof folder) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    return open(length ? folder : slash ? "/" : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Replaces a file in one step: whoever reads it sees the old content or the new, whatever happens meanwhile. */
-static acr_status replace_file(const char *path, const char *bytes, size_t count)
+/* Waits until no other export is between reading and replacing a file of this folder: the folder is what both lock,
+ * since the file itself is another one after each export. Closing the folder unlocks it. A file system that cannot lock
+ * a folder (NFS) is no error: there exports of one file must not run at once, as the header says. */
+static acr_status lock_folder(int *folder, const char *path)
+{
+    *folder = open_folder(path);
+    if (*folder < 0)
+        return acr__fail(ACR_IO, "cannot open the folder of %s: %s", path, strerror(errno));
+    while (flock(*folder, LOCK_EX) != 0 && errno == EINTR)
+        continue;
+    return ACR_OK;
+}
+
+/* Replaces a file in one step: whoever reads it sees the old content or the new, whatever happens meanwhile. The rename
+ * is durable once the folder has reached the disk; a file system that cannot say so is no error. */
+static acr_status replace_file(const char *path, int folder, const char *bytes, size_t count)
 {
     char temporary[4096];
     const int length = snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
@@ -554,7 +567,7 @@ static acr_status replace_file(const char *path, const char *bytes, size_t count
     const int write_error = errno;
     const bool closed = close(file) == 0;
     if (written && closed && rename(temporary, path) == 0) {
-        sync_directory(path);
+        fsync(folder);
         return ACR_OK;
     }
     const int error = written ? errno : write_error;
@@ -576,7 +589,7 @@ static acr_status keep_old_file(export_state *state, const char *path)
     return status == ACR_FORMAT ? in_file(status, path) : status;
 }
 
-acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path)
+static acr_status write_locked(const acr__wisdom *wisdom, const char *path, int folder)
 {
     export_state state = {.wisdom = wisdom};
     append(&state.text, "acromion-wisdom 1\n");
@@ -592,7 +605,18 @@ acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path)
     if (status == ACR_OK && state.text.failed)
         status = acr__fail(ACR_NO_MEMORY, "no memory to write wisdom");
     if (status == ACR_OK)
-        status = replace_file(path, state.text.bytes, state.text.used);
+        status = replace_file(path, folder, state.text.bytes, state.text.used);
     free(state.text.bytes);
+    return status;
+}
+
+acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path)
+{
+    int folder;
+    acr_status status = lock_folder(&folder, path);
+    if (status == ACR_OK) {
+        status = write_locked(wisdom, path, folder);
+        close(folder);
+    }
     return status;
 }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "wisdom.h"
@@ -494,6 +495,50 @@ static void export_never_touches_a_file_that_is_no_wisdom(void **state)
     acr_ctx_destroy(s.ctx);
 }
 
+/* In a process of its own, with a fact of its own. */
+static void export_in_child(const acr__device *device, const char *path, int number)
+{
+    acr__wisdom *wisdom = acr__wisdom_create(device);
+    acr__fact fact = {.digest = 1, .effort = ACR_MEASURE, .median_ns = 1.0, .samples = 1};
+    snprintf(fact.problem, sizeof fact.problem, "f32:b1:h2:s%d:d64", number);
+    snprintf(fact.kernel, sizeof fact.kernel, "some_kernel");
+    const bool written =
+        wisdom && acr__wisdom_put(wisdom, &fact) == ACR_OK && acr__wisdom_write(wisdom, path) == ACR_OK;
+    _exit(written ? 0 : 1);
+}
+
+static void exports_at_once_keep_all_facts(void **state)
+{
+    (void)state;
+    enum {
+        EXPORTS = 40,
+        AT_ONCE = 8
+    };
+    scene s = scene_make();
+    const char *path = scratch_path("exports_at_once.wisdom");
+    unlink(path);
+    int running = 0, ended = 0, failed = 0;
+    for (int started = 0; ended < EXPORTS; ended++, running--) {
+        for (; started < EXPORTS && running < AT_ONCE; started++, running++) {
+            const pid_t child = fork();
+            assert_true(child >= 0);
+            if (child == 0)
+                export_in_child(&acr__ctx_backend_device(s.ctx)->device, path, started + 1);
+        }
+        int result = -1;
+        assert_true(wait(&result) > 0);
+        failed += result != 0;
+    }
+    assert_int_equal(failed, 0);
+    char *text = read_file(path);
+    uint32_t facts = 0;
+    assert_ok(acr__wisdom_check(text, strlen(text), &facts));
+    assert_int_equal(facts, EXPORTS);
+    free(text);
+    unlink(path);
+    acr_ctx_destroy(s.ctx);
+}
+
 static void export_replaces_in_one_step(void **state)
 {
     (void)state;
@@ -680,6 +725,7 @@ int main(void)
         cmocka_unit_test(export_writes_what_import_reads),
         cmocka_unit_test(export_keeps_other_devices_and_problems),
         cmocka_unit_test(export_never_touches_a_file_that_is_no_wisdom),
+        cmocka_unit_test(exports_at_once_keep_all_facts),
         cmocka_unit_test(export_replaces_in_one_step),
         cmocka_unit_test(unwritable_places_are_io_errors),
         cmocka_unit_test(measuring_makes_wisdom),
