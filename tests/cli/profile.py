@@ -90,8 +90,7 @@ class Profile(unittest.TestCase):
     def profile(self, *arguments, **environment):
         clean = {k: v for k, v in os.environ.items() if k not in ("CUDA_HOME", "ACR_NVCC")}
         clean |= {"PATH": str(self.path), "LD_LIBRARY_PATH": DRIVER} | environment
-        return subprocess.run([PROGRAM, "profile", *map(str, arguments)], env=clean, capture_output=True, text=True,
-                             )
+        return subprocess.run([PROGRAM, "profile", *map(str, arguments)], env=clean, capture_output=True, text=True)
 
     def records(self, *arguments, **environment):
         done = self.profile(*arguments, "--json", **environment)

@@ -1,4 +1,4 @@
-/* acromion report: results as one page that needs nothing else, and as the tables of the README. */
+/* acromion report: results as one page that needs nothing else, and as the tables and the figure of documents. */
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include "internal.h"
 #include "kernels/kernel_source.h"
 #include "report/report_charts.h"
+#include "report/report_figure.h"
 #include "report/report_page.h"
 #include "report/report_tables.h"
 
@@ -21,7 +22,8 @@ enum {
 
 static const option_spec options[] = {
     {'o', "output", "FILE", "the page; default report.html"},
-    {ID_MARKDOWN, "markdown", "=DOCUMENT", "instead rewrite the tables between the markers of a document; README.md"},
+    {ID_MARKDOWN, "markdown", "=DOCUMENT",
+     "instead rewrite the tables and the figure that a document's markers name; README.md and docs/manual/measured.md"},
     {ID_CHECK, "check", NULL, "with --markdown: change nothing, exit code 1 when document and results disagree"},
     {0, NULL, NULL, NULL},
 };
@@ -35,7 +37,7 @@ static const command_spec spec = {
         "roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by gnuplot) and styles, and "
         "fetches nothing.\n"
         "Without a file: results/*.json and results/profile/*.json of this folder. With --markdown it writes the "
-        "README's tables.\n",
+        "tables of documents.\n",
     .options = options,
     .common = 0,
     .examples = "  acromion report -o report.html\n"
@@ -44,7 +46,8 @@ static const command_spec spec = {
 };
 
 typedef struct request {
-    const char *output, *document;
+    const char *output;
+    const char *document; /* NULL: those of the tree */
     bool markdown, check;
 } request;
 
@@ -62,12 +65,24 @@ static bool take_option(void *arg, int id, const char *value)
     return true;
 }
 
-/* ---- The README ---- */
+/* ---- Documents ---- */
+
+/* The way from a document to the tree's root, where the program runs: "../" for each folder of a relative path. */
+static void way_to_root(char *out, size_t capacity, const char *path)
+{
+    size_t length = 0;
+    *out = '\0';
+    for (const char *at = path; *path != '/' && (at = strchr(at, '/')) && length + 4 < capacity; ++at) {
+        length += (size_t)snprintf(out + length, capacity - length, "../");
+    }
+}
 
 /* What stands between the markers of a table, rewritten; the rest as it is. */
 static acr_status rewrite(report_text *out, const char *document, const char *path, const report_data *data)
 {
     static const char open[] = "<!-- table:", close[] = "<!-- /table -->";
+    char to_root[64];
+    way_to_root(to_root, sizeof to_root, path);
     for (const char *at = document;;) {
         const char *marker = strstr(at, open), *line = marker ? strchr(marker, '\n') : NULL;
         const char *end = line ? strstr(line, close) : NULL;
@@ -84,7 +99,7 @@ static acr_status rewrite(report_text *out, const char *document, const char *pa
             return acr__fail(ACR_FORMAT, "%s: no table is called %s", path, name);
         }
         text_add_bytes(out, at, (size_t)(line + 1 - at));
-        table_markdown(out, &table);
+        table_markdown(out, &table, to_root);
         out->failed = out->failed || table.failed;
         table_free(&table);
         at = end;
@@ -109,29 +124,77 @@ static void print_difference(const char *path, const char *now, const char *want
             wanted + start);
 }
 
-static int write_markdown(const request *r, const report_data *data)
+/* Compares a file with what it should hold, or writes it. *agrees: it was so already, or is now. */
+static acr_status settle(const char *path, const char *now, const report_text *wanted, bool check, bool *agrees)
+{
+    if (wanted->failed) {
+        return acr__fail(ACR_NO_MEMORY, "%s: no memory for its tables", path);
+    }
+    if (strcmp(now, wanted->text) == 0) {
+        return ACR_OK;
+    }
+    if (check) {
+        print_difference(path, now, wanted->text);
+        *agrees = false;
+        return ACR_OK;
+    }
+    const file_part part = {wanted->text, wanted->size};
+    const acr_status status = file_write(path, &part, 1);
+    if (status == ACR_OK) {
+        printf("%s: written\n", path);
+    }
+    return status;
+}
+
+/* The figure that a document's marker names, a path from the tree's root; none without a marker. */
+static acr_status settle_figure(const char *document, const char *path, const report_data *data, bool check,
+                                bool *agrees)
+{
+    static const char open[] = "<!-- figure:";
+    const char *marker = strstr(document, open);
+    char figure[256];
+    if (!marker) {
+        return ACR_OK;
+    }
+    if (sscanf(marker + sizeof open - 1, "%255[A-Za-z0-9_./-] -->", figure) != 1) {
+        return acr__fail(ACR_FORMAT, "%s: a marker of a figure without its file: %.40s", path, marker);
+    }
+    size_t bytes = 0;
+    report_text wanted = {NULL, 0, 0, false};
+    char *now = kernel_read_text(figure, &bytes); /* NULL: there is none yet */
+    figure_headline(&wanted, data);
+    const acr_status status = settle(figure, now ? now : "", &wanted, check, agrees);
+    free(now);
+    text_free(&wanted);
+    return status;
+}
+
+static acr_status settle_document(const char *path, const report_data *data, bool check, bool *agrees)
 {
     size_t bytes = 0;
     report_text wanted = {NULL, 0, 0, false};
-    char *now = kernel_read_text(r->document, &bytes);
-    acr_status status = now ? rewrite(&wanted, now, r->document, data) : ACR_IO;
-    int exit_code = EXIT_DONE;
-    if (status == ACR_OK && wanted.failed) {
-        status = acr__fail(ACR_NO_MEMORY, "%s: no memory for its tables", r->document);
+    char *now = kernel_read_text(path, &bytes);
+    acr_status status = now ? rewrite(&wanted, now, path, data) : ACR_IO;
+    if (status == ACR_OK) {
+        status = settle(path, now, &wanted, check, agrees);
     }
-    if (status == ACR_OK && strcmp(now, wanted.text) != 0) {
-        const file_part part = {wanted.text, wanted.size};
-        if (r->check) {
-            print_difference(r->document, now, wanted.text);
-            exit_code = EXIT_FAILED;
-        } else {
-            status = file_write(r->document, &part, 1);
-            printf("%s: tables written\n", r->document);
-        }
+    if (status == ACR_OK) {
+        status = settle_figure(now, path, data, check, agrees);
     }
     free(now);
     text_free(&wanted);
-    return status == ACR_OK ? exit_code : report_failure(status, "report");
+    return status;
+}
+
+static int write_markdown(const request *r, const report_data *data)
+{
+    static const char *const of_the_tree[] = {"README.md", "docs/manual/measured.md"};
+    bool agrees = true;
+    acr_status status = r->document ? settle_document(r->document, data, r->check, &agrees) : ACR_OK;
+    for (size_t i = 0; !r->document && i < sizeof of_the_tree / sizeof of_the_tree[0] && status == ACR_OK; ++i) {
+        status = settle_document(of_the_tree[i], data, r->check, &agrees);
+    }
+    return status != ACR_OK ? report_failure(status, "report") : agrees ? EXIT_DONE : EXIT_FAILED;
 }
 
 /* ---- The page ---- */
@@ -189,7 +252,7 @@ static acr_status add_files(report_data *data, char **paths, int count)
 int cmd_report(int argc, char **argv)
 {
     common_options common;
-    request r = {.output = "report.html", .document = "README.md"};
+    request r = {.output = "report.html"};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {

@@ -221,6 +221,25 @@ static void make_mission(report_table *t, const report_data *data)
 
 /* ---- Beside the peers ---- */
 
+/* The record of the peer that the record names as the best, from the same call: NULL when the file lacks it. */
+static const json_t *best_peer_of(const json_t *r, const report_data *data)
+{
+    static const char *const same[] = {"file", "device", "problem", "mode", "date"};
+    for (size_t i = 0; i < data->record_count; ++i) {
+        const json_t *other = data->records[i];
+        bool found = *record_text(r, "best_peer") &&
+                     strcmp(record_text(other, "peer"), record_text(r, "best_peer")) == 0 &&
+                     record_flag(other, "overlap") == record_flag(r, "overlap");
+        for (size_t k = 0; k < sizeof same / sizeof same[0]; ++k) {
+            found = found && by_text(r, other, same[k]) == 0;
+        }
+        if (found) {
+            return other;
+        }
+    }
+    return NULL;
+}
+
 static bool peers_wanted(const json_t *r)
 {
     return *record_text(r, "best_peer") && record_flag(r, "planned") && on_gpu(r) && !record_flag(r, "overlap");
@@ -266,7 +285,12 @@ static void make_peers(report_table *t, const report_data *data)
         cell(t, "`%s`", record_text(r, "problem"));
         cell(t, "`%s`", record_subject(r));
         cell(t, "%.2f", record_number(r, "p50_us"));
-        cell(t, "%.2f %s", record_number(r, "p50_us") * ratio, record_text(r, "best_peer"));
+        const json_t *peer = best_peer_of(r, data);
+        if (peer) {
+            cell(t, "%.2f %s", record_number(peer, "p50_us"), record_text(r, "best_peer"));
+        } else {
+            cell(t, "%s", record_text(r, "best_peer"));
+        }
         cell(t, "%.2f (%.2f to %.2f)", ratio, record_bound(r, "ratio_ci95", 0), record_bound(r, "ratio_ci95", 1));
         cell(t, "%s", record_text(r, "verdict"));
         cell(t, "%s", record_text(r, "tier"));
@@ -326,6 +350,81 @@ static void make_cpu(report_table *t, const report_data *data)
         file_cell(t, r);
     }
     free(chosen);
+}
+
+/* ---- The headline ---- */
+
+static const headline_row headlines[HEADLINE_ROWS] = {
+    {.kind = "latency", .problem = MISSION_PROBLEM, .page = "src/cuda/kernels/fwd_short/README.md"},
+    {.kind = "long", .problem = "b1:h16:s16384:d128", .page = "src/cuda/kernels/fwd_wgmma/README.md"},
+    {.kind = "causal", .problem = "b8:h32/8:s2048:d128:causal", .page = "src/cuda/kernels/fwd_wgmma/README.md"},
+    {.kind = "decoding", .problem = "b1:h32/8:s1/2048:d128", .page = "src/cuda/kernels/fwd_decode/README.md"},
+    {.kind = "fp8", .problem = "e4m3:b2:h16:s4096:d128", .page = "src/cuda/kernels/fwd_fp8/README.md"},
+    {.kind = "CPU", .problem = "f32:b2:h8:s512:d64", .page = "src/cpu/fwd_simd/README.md"},
+};
+
+static bool headline_wanted(const json_t *r)
+{
+    return cpu_wanted(r) || (record_flag(r, "planned") && on_gpu(r) && !record_flag(r, "overlap") &&
+                             strcmp(record_text(r, "mode"), "stream") == 0);
+}
+
+void headline_make(headline_row out[HEADLINE_ROWS], const report_data *data)
+{
+    size_t count = 0;
+    const json_t **chosen =
+        records_latest(&count, data->records, data->record_count, headline_wanted, problem_key, by_device_and_problem);
+    for (size_t row = 0; row < HEADLINE_ROWS; ++row) {
+        headline_row *h = &out[row];
+        *h = headlines[row];
+        h->ratio = h->ratio_low = h->ratio_high = NAN;
+        for (size_t i = 0; i < count; ++i) {
+            if (strcmp(record_text(chosen[i], "problem"), h->problem) == 0 &&
+                (!h->ours || strcmp(record_text(chosen[i], "date"), record_text(h->ours, "date")) > 0)) {
+                h->ours = chosen[i];
+            }
+        }
+        if (h->ours) {
+            const bool on_cpu = cpu_wanted(h->ours);
+            const char *interval = on_cpu ? "speedup_over_torch_ci95" : "ratio_ci95";
+            h->peer = on_cpu ? peer_of(h->ours, data) : best_peer_of(h->ours, data);
+            h->ratio = record_number(h->ours, on_cpu ? "speedup_over_torch" : "ratio_to_best_peer");
+            h->ratio_low = record_bound(h->ours, interval, 0);
+            h->ratio_high = record_bound(h->ours, interval, 1);
+        }
+    }
+    free(chosen);
+}
+
+static void make_headline(report_table *t, const report_data *data)
+{
+    static const char *const headings[] = {
+        "for", "problem", "device", "acromion p50 µs", "PyTorch's best p50 µs", "times as fast (95 %)", "result", NULL};
+    begin(t, "One problem of each kind, and the fastest of PyTorch's attention beside it in the same call.", headings);
+    headline_row rows[HEADLINE_ROWS];
+    headline_make(rows, data);
+    for (size_t i = 0; i < HEADLINE_ROWS && add_row(t); ++i) {
+        const headline_row *h = &rows[i];
+        cell(t, "[%s](/%s)", h->kind, h->page);
+        cell(t, "`%s`", h->problem);
+        cell(t, "%s", h->ours ? record_text(h->ours, "device") : "");
+        const double ours_us = h->ours ? record_number(h->ours, "p50_us") : NAN;
+        number_cell(t, ours_us < 100 ? 2 : 0, ours_us);
+        if (h->peer) {
+            const double peer_us = record_number(h->peer, "p50_us");
+            const char *peer = record_text(h->peer, "peer"); /* its first word: a version may follow */
+            cell(t, "%.*f %.*s", peer_us < 100 ? 2 : 0, peer_us, (int)strcspn(peer, " "), peer);
+            cell(t, "%.2f (%.2f to %.2f)", h->ratio, h->ratio_low, h->ratio_high);
+        } else {
+            cell(t, "%s", "it has none");
+            cell(t, "%s", "");
+        }
+        if (h->ours) {
+            file_cell(t, h->ours);
+        } else {
+            cell(t, "%s", "see its page");
+        }
+    }
 }
 
 /* ---- The ladder ---- */
@@ -497,12 +596,12 @@ static const struct {
     const char *name;
     void (*make)(report_table *t, const report_data *data);
 } makers[] = {
-    {"mission-gpu", make_mission}, {"gpu-peers", make_peers}, {"cpu-pytorch", make_cpu}, {"ladder", make_ladder},
-    {"profiles", make_profiles},   {"trials", make_trials},   {"all", make_all},
+    {"headline", make_headline}, {"mission-gpu", make_mission}, {"gpu-peers", make_peers}, {"cpu-pytorch", make_cpu},
+    {"ladder", make_ladder},     {"profiles", make_profiles},   {"trials", make_trials},   {"all", make_all},
 };
 
-const char *const table_names[] = {"mission-gpu", "gpu-peers", "cpu-pytorch", "ladder",
-                                   "profiles",    "trials",    "all",         NULL};
+const char *const table_names[] = {"headline", "mission-gpu", "gpu-peers", "cpu-pytorch", "ladder",
+                                   "profiles", "trials",      "all",       NULL};
 
 bool table_make(report_table *out, const char *name, const report_data *data)
 {
@@ -530,7 +629,7 @@ void table_free(report_table *table)
 
 /* ---- Markdown ---- */
 
-void table_markdown(report_text *out, const report_table *table)
+void table_markdown(report_text *out, const report_table *table, const char *to_root)
 {
     if (table->row_count == 0) {
         text_add(out, "*(no result in results/ yet)*\n");
@@ -547,8 +646,10 @@ void table_markdown(report_text *out, const report_table *table)
     for (size_t row = 0; row < table->row_count; ++row) {
         for (int column = 0; column < table->columns; ++column) {
             const char *text = table->rows[row][column], *link = strstr(text, "](");
-            if (link) { /* the README lies beside results/ */
-                text_add(out, "| %.*sresults/%s ", (int)(link - text) + 2, text, link + 2);
+            if (link) { /* a file of results/, or with / from the root */
+                const char *folder = link[2] == '/' ? "" : "results/";
+                text_add(out, "| %.*s%s%s%s ", (int)(link - text) + 2, text, to_root, folder,
+                         link + 2 + (link[2] == '/'));
             } else {
                 text_add(out, "| %s ", text);
             }
