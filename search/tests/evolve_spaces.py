@@ -42,11 +42,12 @@ def device_constants():
 
 
 def whole_text(source):
-    """A family's file with the headers of its own folder in place of their #include."""
-    own = re.compile(rf'^#include "\w+/(?:kernels/)?{source.stem}/([\w.]+)"$', re.M)
+    """A family's file with the headers of its own folder, and the plain C ones of attention/, in place of their
+    #include."""
+    own = re.compile(rf'^#include "((?:\w+/(?:kernels/)?{source.stem}/[\w.]+|cuda/device/attention/\w+\.h))"$', re.M)
     seen, text = set(), source.read_text()
     while include := own.search(text):
-        header = "" if include[1] in seen else (source.parent / include[1]).read_text()
+        header = "" if include[1] in seen else (ROOT / "src" / include[1]).read_text()
         header = re.sub(r"^#(?:ifndef|define) ACR_\w+_(?:H|CUH)$|^#endif\Z", "", header.rstrip(), flags=re.M)
         text = text[:include.start()] + header + text[include.end():]
         seen.add(include[1])

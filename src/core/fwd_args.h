@@ -25,7 +25,7 @@ typedef struct fwd_args {
      * Only kernels with ACR__TRAIT_PACKED are given them. */
     const int32_t *q_offsets, *kv_offsets;
     /* e4m3 inputs only: [batch, kv_heads], factors beside those below, of the scores (q, k) and of the output (v);
-     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scales.cuh). */
+     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scores.cuh). */
     const float *q_scales, *k_scales, *v_scales;
     void *workspace;
     fwd_strides q_stride, k_stride, v_stride, o_stride;
@@ -46,7 +46,7 @@ VISIBLE_FUNCTION visible_rule fwd_rule_of(const fwd_args *args)
     return (visible_rule){args->mask, 0, 0};
 }
 
-#ifndef __CUDACC__ /* device/attention/sequence.cuh and device/attention/scales.cuh have them for the GPU */
+#ifndef __CUDACC__ /* device/attention/visible.cuh and scores.cuh have them for the GPU */
 
 /* The rows of one entry of a packed batch, relative to the tensor. */
 typedef struct fwd_sequence {

@@ -126,7 +126,7 @@ VISIBLE_FUNCTION visible_tiles visible_tiles_of(visible_keys k, int32_t kv_tile)
     visible_tiles t;
     t.first = k.first / kv_tile;
     t.end = k.first < k.end ? (k.end + kv_tile - 1) / kv_tile : t.first;
-    t.full_first = visible_min(t.end, (k.full_first + kv_tile - 1) / kv_tile);
+    t.full_first = k.full_first == 0 ? 0 : visible_min(t.end, (k.full_first + kv_tile - 1) / kv_tile);
     t.full_end = visible_max(t.full_first, visible_min(t.end, k.full_end / kv_tile));
     return t;
 }

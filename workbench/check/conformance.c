@@ -249,12 +249,6 @@ static void *disturbed_queries(const reference *ref)
     return q;
 }
 
-/* Families whose NaN fix-up still gives all rows of its tile the second result; whoever mends one takes it out here. */
-static bool is_exempt(const acr__kernel *kernel)
-{
-    return strcmp(kernel->family, "fwd_wgmma") == 0;
-}
-
 /* Whether queries share memory: then a row cannot be changed by itself. */
 static bool queries_repeat(const acr_problem *p)
 {
@@ -360,7 +354,7 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }
-    status = check_first(out, e, ref, reruns, !is_exempt(kernel));
+    status = check_first(out, e, ref, reruns, true);
     execution_destroy(e);
     bool order_matters = problem->mask != ACR_MASK_NONE || (problem->flags & (ACR_KV_LENS | ACR_PACKED));
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {

@@ -8,9 +8,11 @@
 #define ACR_DEVICE_ATTENTION_QUERY_TILE_CUH
 
 #include "cuda/device/isa/common.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/copy.cuh"
 #include "cuda/device/isa/mma.cuh"
-#include "cuda/device/attention/sequence.cuh"
+#include "cuda/device/attention/visible.cuh"
 #include "cuda/device/attention/softmax.cuh"
 
 /* ---- Where a CTA and a warp are ---- */
@@ -54,8 +56,7 @@ typedef struct lane_place {
 
 DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int row, int dim)
 {
-    return {(const char *)tensor + (batch * strides.batch + head * strides.head + row * strides.row) * ELEM_BYTES,
-            strides.row * ELEM_BYTES, dim / (CHUNK_BYTES / ELEM_BYTES)};
+    return head_matrix_of(tensor, strides, batch, head, row, dim, ELEM_BYTES);
 }
 
 /* What a group's threads load, step by step: the keys and values of every tile that is the group's. */

@@ -1,37 +1,57 @@
-/* A warpgroup's scores of one key tile, and its output, in accumulators as wgmma.cuh lays them out: of element i a lane
- * holds its first row or, where i % 4 / 2 is 1, the eighth after it. */
+/* What happens to a score between its product and its exponential: masks and the scale; here softcap and bias will be.
+ * The order is that of the library's header: scale, cap, bias, visibility.
+ *
+ * A score stays as the product gave it ("raw") until the exponential, where one multiply-add scales it and subtracts
+ * the row's offset. Thresholds and maxima are of raw scores, so a term that changes scores by other than a positive
+ * factor must be applied in finish_scores. */
 #ifndef ACR_DEVICE_ATTENTION_SCORES_CUH
 #define ACR_DEVICE_ATTENTION_SCORES_CUH
 
-#include <math_constants.h>
+#include "cuda/device/attention/visible.cuh"
 
-#include "cuda/device/isa/common.cuh"
+/* ---- Scales: of the problem, and of e4m3 inputs those that the execution brings for each batch entry and key/value
+ * head ---- */
 
-/* seen: how many keys each of the lane's rows sees, counted from the lane's first column of the tile on. */
-template <int ELEMS> DEV void mask_scores(float (&s)[ELEMS], int seen_0, int seen_1)
+/* What scale, scale_log2 and out_scale of the arguments are for one head. */
+typedef struct head_scales {
+    float scale, scale_log2, out;
+} head_scales;
+
+DEV float scale_at(const float *scales, int64_t at)
 {
-#pragma unroll
-    for (int i = 0; i < ELEMS; i++)
-        if (8 * (i / 4) + i % 2 >= (i % 4 < 2 ? seen_0 : seen_1))
-            s[i] = -CUDART_INF_F;
+    return scales == nullptr ? 1.0f : scales[at];
 }
 
-/* Over the lane's own columns. */
-template <int ELEMS> DEV void lane_max(float (&max)[2], const float (&s)[ELEMS])
+/* For every kernel of e4m3 inputs; of other inputs the arguments hold the scales. batch: the entry, of a packed batch
+ * the sequence. Reads global memory where the execution brings scales. */
+DEV head_scales find_scales(const fwd_args &a, int batch, int kv_head)
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        max[h] = fmaxf(s[2 * h], s[2 * h + 1]);
-#pragma unroll
-    for (int i = 4; i < ELEMS; i++)
-        max[i % 4 / 2] = fmaxf(max[i % 4 / 2], s[i]);
+    const int64_t at = (int64_t)batch * a.kv_heads + kv_head;
+    const float scores = scale_at(a.q_scales, at) * scale_at(a.k_scales, at);
+    return {a.scale * scores, a.scale_log2 * scores, a.out_scale * scale_at(a.v_scales, at)};
 }
 
-template <int ELEMS> DEV void scale_output(float (&o)[ELEMS], const float (&factor)[2])
+/* ---- A tile of scores ---- */
+
+/* Makes raw scores of one key tile ready for the softmax, in the accumulator layout of wgmma and mma.sync. Every family
+ * calls this, or its transposed twin, for every key tile. masked: whether some row does not see some key of the tile;
+ * v: which keys the lane's rows see. */
+template <int ELEMS> DEV void finish_scores(float (&s)[ELEMS], const row_keys &v, int key, int masked)
 {
-#pragma unroll
-    for (int i = 0; i < ELEMS; i++)
-        o[i] *= factor[i % 4 / 2];
+    if (masked)
+        mask_scores(s, v, key);
+}
+
+template <int ELEMS> DEV void finish_transposed_scores(float (&s)[ELEMS], const row_keys &v, int key, int masked)
+{
+    if (masked)
+        mask_transposed_scores(s, v, key);
+}
+
+/* The exponent, to base 2, of a score relative to its row's offset (softmax.cuh). */
+DEV float exponent_of(float score, float scale_log2, float offset)
+{
+    return fmaf(score, scale_log2, -offset);
 }
 
 #endif

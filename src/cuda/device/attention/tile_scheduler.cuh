@@ -1,94 +1,183 @@
-/* The queue of query tiles of a persistent kernel: its order, who takes which, and the keys that a tile sees. For
- * families whose CTAs take tile after tile; where every tile has a CTA of its own, keys.cuh is enough.
+/* Which tile of work comes next: the order of query tiles, and who takes which. Three kinds of launches:
  *
- * An includer defines Q_TILE, KV_TILE, ELEM_BYTES (of keys and values), and PACKED: 1 if it serves packed batches
- * alone, whose queue it then orders itself, else 0. */
+ *   a grid       every query tile has a CTA of its own: tile_of_cta
+ *   a queue      CTAs take tile after tile of entries of equal lengths: count_tiles, tile_at, take_next
+ *   a packed     the same of a packed batch, sequence after sequence: order_sequences, packed_tile_at, take_next
+ *   queue
+ *
+ * An includer defines Q_TILE and KV_TILE. */
 #ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 #define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
-#include "cuda/device/attention/sequence.cuh"
+#include "cuda/device/attention/packed_queue.h"
+#include "cuda/device/attention/visible.cuh"
 
 /* A query tile, and the rows of its batch entry. */
-typedef struct place {
-    int q_first;     /* from the entry's first row; -1: the queue is empty */
-    int head, batch; /* batch: in the tensors, 0 of a packed batch */
+typedef struct work_tile {
+    int q_first;     /* from the entry's first row; -1: there is no more work */
+    int head, batch; /* batch: in the tensors, 0 of a packed queue */
     sequence rows;
-} place;
+} work_tile;
 
 DEV uint32_t count_q_tiles(int q_len)
 {
     return (uint32_t)(q_len + Q_TILE - 1) / Q_TILE;
 }
 
-/* Of entries of equal lengths. */
-DEV uint32_t count_equal_places(const fwd_args &a)
+/* ---- Order ---- */
+
+/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: within
+ * sections of heads whose keys fit L2 together, the long tiles of all heads come first. */
+DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
+                     uint32_t heads, uint32_t section_heads)
+{
+    if (a.mask == FWD_MASK_NONE) {
+        head = index / q_tiles;
+        q_tile = index - head * q_tiles;
+        return;
+    }
+    const uint32_t section = index / (q_tiles * section_heads), in_section = index - section * q_tiles * section_heads;
+    const uint32_t heads_here = min(section_heads, heads - section * section_heads);
+    const uint32_t rank = in_section / heads_here;
+    head = section * section_heads + in_section - rank * heads_here;
+    q_tile = q_tiles - 1 - rank;
+}
+
+/* ---- A grid {query tiles, heads, batch} ---- */
+
+/* Without its rows. */
+DEV work_tile tile_of_cta(const fwd_args &a)
+{
+    enum {
+        SECTION_HEADS = 64
+    };
+    work_tile t;
+    if (a.mask == FWD_MASK_NONE) {
+        t.q_first = (int)blockIdx.x * Q_TILE;
+        t.head = (int)blockIdx.y;
+        t.batch = (int)blockIdx.z;
+    } else {
+        uint32_t head, q_tile;
+        order_tiles(head, q_tile, a, blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x,
+                    gridDim.y * gridDim.z, SECTION_HEADS);
+        t.q_first = (int)q_tile * Q_TILE;
+        t.head = (int)(head % gridDim.y);
+        t.batch = (int)(head / gridDim.y);
+    }
+    return t;
+}
+
+/* ---- A queue of entries of equal lengths ---- */
+
+DEV uint32_t count_tiles(const fwd_args &a)
 {
     return count_q_tiles(a.q_len) * (uint32_t)a.q_heads * (uint32_t)a.batch;
 }
 
-/* The order of the queue over entries of equal lengths, or over the heads of one. Without a mask, tiles of one head run
- * side by side and share its keys in L2. With one, tiles differ in length: within sections of heads whose keys and
- * values fit L2 together, the long tiles of all heads come first. */
-DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
-                     uint32_t heads, int kv_len)
+/* Of a queue: so many heads, whose keys and values fit L2 together. elem_bytes: of a key's or a value's element. */
+DEV uint32_t find_section_heads(const fwd_args &a, int kv_len, uint32_t heads, int elem_bytes)
 {
     const int64_t section_bytes = 32 << 20;
-    if (a.mask == FWD_MASK_NONE) {
-        head = index / q_tiles;
-        q_tile = index - head * q_tiles;
-    } else {
-        const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * ELEM_BYTES;
-        const int64_t fitting = max(section_bytes / kv_head_bytes, (int64_t)1) * a.group;
-        const uint32_t section_heads = (uint32_t)min(fitting, (int64_t)heads);
-        const uint32_t section = index / (q_tiles * section_heads),
-                       in_section = index - section * q_tiles * section_heads;
-        const uint32_t heads_here = min(section_heads, heads - section * section_heads);
-        const uint32_t rank = in_section / heads_here;
-        head = section * section_heads + in_section - rank * heads_here;
-        q_tile = q_tiles - 1 - rank;
-    }
+    const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * elem_bytes;
+    return (uint32_t)min(max(section_bytes / kv_head_bytes, (int64_t)1) * a.group, (int64_t)heads);
 }
 
-/* Of entries of equal lengths. Reads global memory: kv_lens. */
-DEV place find_place(const fwd_args &a, uint32_t index)
+/* Tile number `index` of the queue. Reads global memory: kv_lens. */
+DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
 {
+    const uint32_t heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
     uint32_t head, q_tile;
-    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), (uint32_t)a.q_heads * (uint32_t)a.batch, a.kv_len);
-    place p;
-    p.batch = (int)(head / (uint32_t)a.q_heads);
-    p.head = (int)(head - (uint32_t)p.batch * (uint32_t)a.q_heads);
-    p.q_first = (int)q_tile * Q_TILE;
-    p.rows = {0, a.q_len, 0, a.kv_lens == nullptr ? a.kv_len : min(max(a.kv_lens[p.batch], 0), a.kv_len)};
-    return p;
+    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads,
+                find_section_heads(a, a.kv_len, heads, elem_bytes));
+    work_tile t;
+    t.batch = (int)(head / (uint32_t)a.q_heads);
+    t.head = (int)(head - (uint32_t)t.batch * (uint32_t)a.q_heads);
+    t.q_first = (int)q_tile * Q_TILE;
+    t.rows = {0, a.q_len, 0, find_kv_len(a, t.batch)};
+    return t;
 }
 
-/* The first places are the CTAs' own, the others are taken from a counter in the workspace. A CTA stops at its first
- * failure, so a launch takes as many numbers as there are places, and the counter wraps back to 0 with the last one. */
-DEV uint32_t take_next(const fwd_args &a, uint32_t places)
+/* The next tile of a CTA. The first tiles are the CTAs' own, the others are taken from a counter in the workspace. A CTA
+ * stops at its first failure, so a launch takes as many numbers as there are tiles, and the counter wraps back to 0 with
+ * the last one. */
+DEV uint32_t take_next(const fwd_args &a, uint32_t tiles)
 {
-    if (places <= gridDim.x)
-        return places;
-    return gridDim.x + atomicInc((unsigned *)a.workspace, places - 1);
+    if (tiles <= gridDim.x)
+        return tiles;
+    return gridDim.x + atomicInc((unsigned *)a.workspace, tiles - 1);
 }
 
-/* Of the entry. Of other than packed batches from the arguments: no register, and no place, has to hold it. */
-DEV int count_queries(const fwd_args &a, const place &p)
+/* ---- A queue of a packed batch: sequence after sequence, that with the most keys first ---- */
+
+/* By all of a CTA's threads: counts the tiles, and orders the sequences if they are not too many. */
+DEV void order_sequences(const fwd_args &a, packed_queue &q, int threads)
 {
-    return PACKED ? p.rows.q_len : a.q_len;
+    const int ordered = a.batch <= ORDERED_SEQUENCES;
+    if (threadIdx.x == 0) {
+        q.tiles = 0;
+        q.next = 0;
+        q.first = q.end = 0;
+        q.batch = 0;
+    }
+    __syncthreads();
+    uint32_t q_tiles = 0;
+    for (int i = threadIdx.x; i < a.batch; i += threads) {
+        const sequence rows = find_sequence(a, i);
+        q_tiles += count_q_tiles(rows.q_len);
+        if (ordered)
+            q.lengths[i] = rows.kv_len;
+    }
+    atomicAdd(&q.tiles, q_tiles * (uint32_t)a.q_heads);
+    __syncthreads();
+    for (int i = threadIdx.x; ordered && i < a.batch; i += threads) {
+        int rank = 0;
+        for (int other = 0; other < a.batch; other++)
+            rank += q.lengths[other] > q.lengths[i] || (q.lengths[other] == q.lengths[i] && other < i);
+        q.order[rank] = (uint8_t)i;
+    }
+    __syncthreads();
 }
 
-/* The keys that the rows of a part of the tile see. */
-DEV keys place_keys(const fwd_args &a, const place &p, int first_row, int rows)
+/* Tile number `index`, by one thread, which asks for ascending numbers. Reads global memory: the offsets. */
+DEV work_tile packed_tile_at(const fwd_args &a, uint32_t index, packed_queue &q, int elem_bytes)
 {
-    sequence entry = p.rows;
-    entry.q_len = count_queries(a, p);
-    return sequence_keys(a, entry, p.q_first + first_row, rows);
+    while (index >= q.end) {
+        const int next = q.next;
+        const int batch = a.batch <= ORDERED_SEQUENCES ? q.order[next] : next;
+        const sequence rows = find_sequence(a, batch);
+        q.next = next + 1;
+        q.first = q.end;
+        q.end = q.end + count_q_tiles(rows.q_len) * (uint32_t)a.q_heads;
+        q.batch = batch;
+    }
+    const sequence rows = find_sequence(a, q.batch);
+    const uint32_t heads = (uint32_t)a.q_heads;
+    uint32_t head, q_tile;
+    order_tiles(head, q_tile, a, index - q.first, count_q_tiles(rows.q_len), heads,
+                find_section_heads(a, max(rows.kv_len, 1), heads, elem_bytes));
+    return {(int)q_tile * Q_TILE, (int)head, 0, rows};
 }
 
-/* The key tiles of a query tile: at least one, all of it masked where no key is seen. */
-DEV int count_kv_tiles(const fwd_args &a, const place &p)
+/* ---- What a tile sees ---- */
+
+/* Of other than packed batches the query length is the arguments': no register, and no work tile, has to hold it. */
+DEV int count_queries(const fwd_args &a, const work_tile &t)
 {
-    return max(1, (place_keys(a, p, 0, Q_TILE).end + KV_TILE - 1) / KV_TILE);
+    return is_packed(a) ? t.rows.q_len : a.q_len;
+}
+
+DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
+{
+    return {fwd_rule_of(&a), count_queries(a, t), t.rows.kv_len};
+}
+
+/* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work tile
+ * has at least one. */
+DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
+{
+    visible_tiles k = visible_tiles_of(visible_to_rows(entry_of(a, t), t.q_first, Q_TILE), KV_TILE);
+    k.end = max(k.end, k.first + 1);
+    return k;
 }
 
 #endif

@@ -16,6 +16,14 @@ DEV uint32_t smem_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
+/* threadIdx.x read anew, where no register is left to keep it in. */
+DEV int read_thread(void)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /* Waits until the kernels before this one in the stream have ended and their results are visible. Every thread that
  * touches global memory comes through here first, in every CTA. Without ACR_OVERLAP_PREVIOUS, and before sm_90, there
  * is nothing to wait for. */

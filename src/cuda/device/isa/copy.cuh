@@ -1,4 +1,4 @@
-/* Asynchronous copies from global to shared memory (cp.async, sm_80), and the swizzled tile they fill. */
+/* Asynchronous copies from global to shared memory (cp.async, sm_80), and where they put 16 bytes in a swizzled tile. */
 #ifndef ACR_DEVICE_ISA_COPY_CUH
 #define ACR_DEVICE_ISA_COPY_CUH
 
@@ -61,37 +61,6 @@ DEV uint32_t chunk_address(uint32_t row_start, int chunk, int row_chunks)
 {
     const int period = row_chunks % 8 == 0 ? 8 : 4;
     return (row_start ^ (uint32_t)(chunk % period * CHUNK_BYTES)) + (uint32_t)(chunk / period * period * CHUNK_BYTES);
-}
-
-/* A matrix in global memory, of any elements: rows of `chunks` chunks. */
-typedef struct chunk_matrix {
-    const char *base;
-    int64_t row_bytes;
-    int chunks;
-} chunk_matrix;
-
-/* Starts copying rows [first, first + ROWS) of a matrix into a swizzled tile of ROW_CHUNKS chunks a row, by the threads
- * 0..THREADS-1. What lies at or beyond row `end` or beyond the matrix's chunks becomes zeros, whatever memory holds
- * there. A thread keeps its place within the swizzle's period of 8 rows, so that its addresses differ by constants. */
-template <int ROWS, int ROW_CHUNKS, int THREADS>
-DEV void load_tile(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
-{
-    constexpr int LANES = ROW_CHUNKS % 8 == 0 ? 8 : 4; /* threads side by side in a row */
-    constexpr int ROWS_AT_ONCE = THREADS / LANES;
-    static_assert(ROWS_AT_ONCE % 8 == 0 && ROWS % ROWS_AT_ONCE == 0, "the tile's rows divide evenly over the threads");
-    const int row = thread / LANES, chunk = thread % LANES;
-    const char *from = m.base + (first + row) * m.row_bytes + chunk * CHUNK_BYTES;
-    tile += chunk_offset(row, chunk, ROW_CHUNKS);
-#pragma unroll
-    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
-        const bool row_valid = first + row + r < end;
-#pragma unroll
-        for (int c = 0; c < ROW_CHUNKS; c += LANES) {
-            const bool valid = row_valid && chunk + c < m.chunks;
-            copy_chunk_async(tile + (r * ROW_CHUNKS + c) * CHUNK_BYTES, from + c * CHUNK_BYTES, valid);
-        }
-        from += ROWS_AT_ONCE * m.row_bytes;
-    }
 }
 
 #endif

@@ -4,7 +4,12 @@
 #ifndef ACR_DEVICE_ISA_SHARED_CUH
 #define ACR_DEVICE_ISA_SHARED_CUH
 
+#include <stddef.h>
+
 #include "cuda/device/isa/common.cuh"
+
+/* The address of a member of the includer's struct shared_memory, which begins at `smem`. */
+#define ADDRESS(smem, member) ((smem) + (uint32_t)offsetof(shared_memory, member))
 
 DEV uint32_t load_shared(uint32_t from)
 {

@@ -16,6 +16,8 @@
  * (default 8, 0 = never), Q_STAGES (default 1).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES FOLD_TILES=8 Q_STAGES=1 */
+#include <stddef.h>
+
 #include "fwd_args.h"
 
 #ifndef FOLD_TILES
@@ -40,44 +42,41 @@ enum {
     Q_SLOTS = Q_STAGES * CONSUMERS,
     PANEL_BYTES = KV_TILE * ROW_BYTES,
     TILE_BYTES = QK_PANELS * PANEL_BYTES, /* of K, or of V as it comes */
-    TURNED_ROWS = DIM + ONES_ROWS,
+    TRANSPOSED_ROWS = DIM + ONES_ROWS,
     /* A product is at most 256 columns wide: if there are more, the first ones are in a product of their own. */
-    FIRST_COLUMNS = TURNED_ROWS <= 256 ? 0 : 128,
-    TURNED_PANEL_BYTES = TURNED_ROWS * ROW_BYTES,
-    TURNED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TURNED_PANEL_BYTES, /* of V as it is used */
-    /* A thread's totals, in vectors of 4 floats: its part of the output; its two rows' maximum and sum. */
-    OUTPUT_VECTORS = DIM / 8,
-    TOTALS_BYTES = FOLD_TILES > 0 ? 128 * (OUTPUT_VECTORS + 1) * 16 : 0, /* of a consumer */
-    PLACE_BYTES = 16,
-    SCALES_SLOTS = Q_STAGES + 1, /* one more: see produce_scales */
-    SCALES_BYTES = 16,
-    /* Shared memory: the tiles, totals, where each slot of Q is in the problem, the places' scales, the producer's next
-     * index, barriers. */
-    K_AT = Q_SLOTS * Q_GROUP_BYTES,
-    V_AT = K_AT + STAGES * TILE_BYTES,
-    TURNED_AT = V_AT + STAGES * TILE_BYTES,
-    TOTALS_AT = TURNED_AT + STAGES * TURNED_BYTES,
-    PLACES_AT = TOTALS_AT + CONSUMERS * TOTALS_BYTES,
-    SCALES_AT = PLACES_AT + Q_SLOTS * PLACE_BYTES,
-    NEXT_AT = SCALES_AT + SCALES_SLOTS * SCALES_BYTES,
-    Q_FULL_AT = NEXT_AT + 8,
-    Q_EMPTY_AT = Q_FULL_AT + Q_SLOTS * 8,
-    K_FULL_AT = Q_EMPTY_AT + Q_SLOTS * 8,
-    K_EMPTY_AT = K_FULL_AT + STAGES * 8,
-    V_FULL_AT = K_EMPTY_AT + STAGES * 8,
-    V_EMPTY_AT = V_FULL_AT + STAGES * 8,
-    TURNED_FULL_AT = V_EMPTY_AT + STAGES * 8,
-    TURNED_EMPTY_AT = TURNED_FULL_AT + STAGES * 8,
-    SMEM_BYTES = TURNED_EMPTY_AT + STAGES * 8
+    FIRST_COLUMNS = TRANSPOSED_ROWS <= 256 ? 0 : 128,
+    TRANSPOSED_PANEL_BYTES = TRANSPOSED_ROWS * ROW_BYTES,
+    TRANSPOSED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TRANSPOSED_PANEL_BYTES, /* of V as it is used */
+    OUTPUT_VECTORS = DIM / 8,   /* of 4 floats: a thread's part of the output */
+    SCALES_SLOTS = Q_STAGES + 1 /* one more: see produce_scales */
 };
+
+/* Of a work tile, for all consumers. */
+typedef struct tile_scales {
+    float score, score_log2, out, none;
+} tile_scales;
+
+/* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
+typedef struct shared_memory {
+    uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
+    uint8_t k[STAGES][TILE_BYTES], v[STAGES][TILE_BYTES]; /* v: as it is in global memory, */
+    uint8_t transposed[STAGES][TRANSPOSED_BYTES];         /* and as it is used */
+#if FOLD_TILES
+    float totals[CONSUMERS][OUTPUT_VECTORS + 1][128][4];
+#endif
+    uint32_t work[Q_SLOTS][4]; /* the work tile that a slot of Q is of */
+    tile_scales scales[SCALES_SLOTS];
+    uint32_t next[2]; /* the loading thread's next index */
+    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t transposed_full[STAGES], transposed_empty[STAGES];
+} shared_memory;
 
 #ifdef __CUDACC__
 
-#define PACKED 0 /* places.cuh asks: no packed batches here */
-#include "cuda/device/isa/element.cuh"
-#include "cuda/device/isa/fragment.cuh"
+#define PACKED 0 /* tile_scheduler.cuh asks: no packed batches here */
+#include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/pipeline.cuh"
-#include "cuda/device/attention/scales.cuh"
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/isa/wgmma_fp8.cuh"
@@ -85,41 +84,29 @@ enum {
 enum {
     PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32,
     CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112,
-    PART_ELEMS = WGMMA_FP8_K / 2,           /* of a lane's scores: the keys of one step of the output's product */
-    MAX_CHAINS = CONSUMERS == 2 ? 2 : 1,    /* of dependent comparisons, for a row's maximum: two need registers */
-    PRODUCERS_MEET = FIRST_TURN + CONSUMERS /* a named barrier, behind those of the turns */
+    PART_ELEMS = WGMMA_FP8_K / 2,        /* of a lane's scores: the keys of one step of the output's product */
+    MAX_CHAINS = CONSUMERS == 2 ? 2 : 1, /* of dependent comparisons, for a row's maximum: two need registers */
+    PRODUCERS_MEET = FIRST_PING_PONG + CONSUMERS, /* a named barrier, behind those of the ping-pong */
+    SHIFT = 5                                     /* probabilities reach 2^SHIFT */
 };
 
-/* Probabilities reach 2^SHIFT, and with the slack, by which the subtracted maximum may be too small, less than 448. */
-static constexpr float SHIFT = 5.0f, SLACK = 8.75f - SHIFT;
+/* Probabilities reach 2^SHIFT, and by as much as the reference may lag behind the maximum, more: less than 448. */
+static constexpr float THRESHOLD = 8.75f - SHIFT;
 
 static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
 static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two, or 0");
-static_assert(SMEM_BYTES <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
+static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
 
-/* Of a place, for all consumers: floats in this order. */
-enum {
-    SCORE_SCALE,
-    SCORE_SCALE_LOG2,
-    OUT_SCALE
-};
-
-DEV uint32_t scales_at(uint32_t smem, int use)
-{
-    return smem + SCALES_AT + use % SCALES_SLOTS * SCALES_BYTES;
-}
-
-DEV float load_scale(uint32_t smem, int use, int which)
-{
-    float scale;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(scales_at(smem, use) + 4 * which) : "memory");
-    return scale;
-}
+/* A scale of use number `use` of Q: a member of tile_scales. Loaded where they are used: four consumers have no register
+ * to spare. */
+#define LOAD_SCALE(smem, use, member)                                                                                  \
+    load_shared_float(ADDRESS(smem, scales) + (use) % SCALES_SLOTS * (uint32_t)sizeof(tile_scales) +                   \
+                      (uint32_t)offsetof(tile_scales, member))
 
 DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
@@ -128,23 +115,18 @@ DEV uint32_t swizzled(uint32_t row, uint32_t chunk)
 
 /* 16 dims of 32 keys: tiles of 8 keys by 16 bytes are read transposed by pairs of bytes, then the even and the odd
  * dims of the pairs are taken apart. */
-DEV void turn_block(uint32_t v, uint32_t turned, int dim_chunk, int key_block, int lane)
+DEV void transpose_block(uint32_t v, uint32_t transposed, int dim_chunk, int key_block, int lane)
 {
     uint32_t x[4];
-    asm volatile(
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-        : "r"(v + dim_chunk / 8 * PANEL_BYTES + swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)(dim_chunk % 8)))
-        : "memory");
-    const uint32_t even_0 = __byte_perm(x[0], x[1], 0x6420), even_1 = __byte_perm(x[2], x[3], 0x6420),
-                   odd_0 = __byte_perm(x[0], x[1], 0x7531), odd_1 = __byte_perm(x[2], x[3], 0x7531);
-    const int matrix = lane / 8; /* even dims of keys 0..15 and 16..31, then odd ones */
+    load_matrices_transposed(x, v + dim_chunk / 8 * PANEL_BYTES +
+                                    swizzled((uint32_t)(key_block * 32 + lane), (uint32_t)(dim_chunk % 8)));
+    /* even dims of keys 0..15 and 16..31, then odd ones */
+    const uint32_t dims[4] = {__byte_perm(x[0], x[1], 0x6420), __byte_perm(x[2], x[3], 0x6420),
+                              __byte_perm(x[0], x[1], 0x7531), __byte_perm(x[2], x[3], 0x7531)};
+    const int matrix = lane / 8;
     const uint32_t row = (uint32_t)(dim_chunk * 16 + matrix / 2 * 8 + lane % 8),
                    chunk = (uint32_t)(key_block % 4 * 2 + matrix % 2);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     turned + key_block / 4 * TURNED_PANEL_BYTES + swizzled(row, chunk)),
-                 "r"(even_0), "r"(even_1), "r"(odd_0), "r"(odd_1)
-                 : "memory");
+    store_matrices(transposed + key_block / 4 * TRANSPOSED_PANEL_BYTES + swizzled(row, chunk), dims);
 }
 
 /* Rows of V beyond a batch entry's key length may hold anything, and NaN times a probability of zero is NaN. */
@@ -153,94 +135,94 @@ DEV void clear_rows(uint32_t v, int first)
     const int thread = threadIdx.x;
     for (int panel = 0; panel < QK_PANELS; panel++)
         for (int i = thread + max(first, 0) * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * PANEL_BYTES + i * 16), "r"(0)
-                         : "memory");
-    shared_stores_visible(); /* the copy engine writes here next */
+            store_shared_4(v + panel * PANEL_BYTES + i * 16, 0, 0, 0, 0);
+    shared_stores_visible(); /* TMA writes here next */
     named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
 }
 
 /* Use number `use` of V, of which `keys` keys exist, becomes the same use of the transposed V. */
-DEV void turn_tile(uint32_t smem, int use, int keys)
+DEV void transpose_tile(uint32_t smem, int use, int keys)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS, stage = stage_of(use);
-    const uint32_t v = smem + V_AT + stage * TILE_BYTES, turned = smem + TURNED_AT + stage * TURNED_BYTES;
-    barrier_wait(smem + V_FULL_AT + BARRIER_BYTES * stage, parity_of(use));
+    const uint32_t v = ADDRESS(smem, v) + stage * TILE_BYTES,
+                   transposed = ADDRESS(smem, transposed) + stage * TRANSPOSED_BYTES;
+    barrier_wait(ADDRESS(smem, v_full) + BARRIER_BYTES * stage, parity_of(use));
     if (keys < KV_TILE)
         clear_rows(v, keys);
-    barrier_wait(smem + TURNED_EMPTY_AT + BARRIER_BYTES * stage, parity_of(use) ^ 1);
+    barrier_wait(ADDRESS(smem, transposed_empty) + BARRIER_BYTES * stage, parity_of(use) ^ 1);
 #pragma unroll
     for (int dims = 0; dims < DIM / 64; dims++)
 #pragma unroll
         for (int key_block = 0; key_block < KV_TILE / 32; key_block++)
-            turn_block(v, turned, dims * 4 + warp, key_block, lane);
+            transpose_block(v, transposed, dims * 4 + warp, key_block, lane);
     shared_stores_visible();
     __syncwarp();
     if (lane == 0) {
-        barrier_arrive(smem + V_EMPTY_AT + BARRIER_BYTES * stage);
-        barrier_arrive(smem + TURNED_FULL_AT + BARRIER_BYTES * stage);
+        barrier_arrive(ADDRESS(smem, v_empty) + BARRIER_BYTES * stage);
+        barrier_arrive(ADDRESS(smem, transposed_full) + BARRIER_BYTES * stage);
     }
 }
 
-/* The loading thread's next index, for all producers. Two words in turns: one meeting a place is enough. */
+/* The loading thread's next index, for all producers. Two words in turns: one barrier a work tile is enough. */
 DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
 {
-    const uint32_t word = smem + NEXT_AT + q_use % 2 * 4;
+    const uint32_t word = ADDRESS(smem, next) + q_use % 2 * 4;
     if (threadIdx.x == 0)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(word), "r"(index) : "memory");
+        store_shared(word, index);
     named_sync(PRODUCERS_MEET, WARPGROUP_THREADS);
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(index) : "r"(word) : "memory");
-    return index;
+    return load_shared(word);
 }
 
-/* The second arrival at the barriers of a place's Q: its scales, of no matter what when there is none. Behind the
- * loads, so that theirs and these from global memory are under way together. The scales of use n stay until those of
+/* The second arrival at the barriers of a work tile's Q: its scales, whatever they are when there is no more work. After
+ * the loads, so that theirs and these from global memory are under way together. The scales of use n stay until those of
  * use n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
-DEV void produce_scales(const fwd_args &a, const place &p, uint32_t smem, int use)
+DEV void produce_scales(const fwd_args &a, const work_tile &t, uint32_t smem, int use)
 {
-    const head_scales s = p.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, p.batch, p.head / a.group);
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %3};" ::"r"(scales_at(smem, use)), "f"(s.scale),
-                 "f"(s.scale_log2), "f"(s.out)
-                 : "memory");
+    const head_scales s = t.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, t.batch, t.head / a.group);
+    store_shared_float4(ADDRESS(smem, scales) + use % SCALES_SLOTS * (uint32_t)sizeof(tile_scales), s.scale,
+                        s.scale_log2, s.out, s.out);
     for (int consumer = 0; consumer < CONSUMERS; consumer++)
-        barrier_arrive(smem + Q_FULL_AT + BARRIER_BYTES * q_slot(use, consumer));
+        barrier_arrive(ADDRESS(smem, q_full) + BARRIER_BYTES * q_slot(use, consumer));
 }
 
 /* Loads in the order of use, from the right to the left, and a tile behind the loads transposes V. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
-    const uint32_t places = count_equal_places(a);
+    const tile_panels panels = {QK_PANELS, PANEL_BYTES, PANEL_ELEMS};
+    const kv_ring k = {ADDRESS(smem, k), ADDRESS(smem, k_full), ADDRESS(smem, k_empty), panels},
+                  v = {ADDRESS(smem, v), ADDRESS(smem, v_full), ADDRESS(smem, v_empty), panels};
+    const uint32_t tiles = count_tiles(a);
     const bool loads = threadIdx.x == 0;
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
     int keys_before = 0;    /* of the tile before, which is still to be transposed */
-    for (uint32_t index = blockIdx.x; index < places;) {
-        const place p = find_place(a, index);
-        const int kv_head = p.head / a.group, kv_tiles = count_kv_tiles(a, p);
-        for (int kv_tile = kv_tiles - 1; kv_tile >= 0; kv_tile--, use++) {
+    for (uint32_t index = blockIdx.x; index < tiles;) {
+        const work_tile t = tile_at(a, index, ELEM_BYTES);
+        const key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
+        const visible_tiles key_tiles = find_key_tiles(a, t);
+        for (int kv_tile = key_tiles.end - 1; kv_tile >= key_tiles.first; kv_tile--, use++) {
             if (loads) {
-                produce_keys(smem + K_AT, smem + K_FULL_AT, smem + K_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.k,
-                             kv_head, use, kv_tile);
-                if (kv_tile == kv_tiles - 1)
-                    produce_place(p, &maps.q, smem, q_use);
-                produce_keys(smem + V_AT, smem + V_FULL_AT, smem + V_EMPTY_AT, QK_PANELS, PANEL_BYTES, p, &maps.v,
-                             kv_head, use, kv_tile);
-                if (kv_tile == kv_tiles - 1)
-                    produce_scales(a, p, smem, q_use);
+                produce_keys(k, &maps.k, source, use, kv_tile);
+                if (kv_tile == key_tiles.end - 1)
+                    produce_work(t, &maps.q, smem, q_use);
+                produce_keys(v, &maps.v, source, use, kv_tile);
+                if (kv_tile == key_tiles.end - 1)
+                    produce_scales(a, t, smem, q_use);
             }
             __syncwarp();
             if (use > 0)
-                turn_tile(smem, use - 1, keys_before);
-            keys_before = a.kv_lens == nullptr ? KV_TILE : p.rows.kv_len - kv_tile * KV_TILE;
+                transpose_tile(smem, use - 1, keys_before);
+            keys_before = a.kv_lens == nullptr ? KV_TILE : t.rows.kv_len - kv_tile * KV_TILE;
         }
         uint32_t next = 0;
         if (loads)
-            next = take_next(a, places);
+            next = take_next(a, tiles);
         index = share_index(smem, next, q_use++);
     }
     if (use > 0)
-        turn_tile(smem, use - 1, keys_before);
-    const place none = {-1, 0, 0, {0, 0, 0, 0}};
+        transpose_tile(smem, use - 1, keys_before);
+    const work_tile none = {-1, 0, 0, {0, 0, 0, 0}};
     if (loads) {
-        produce_place(none, nullptr, smem, q_use);
+        produce_work(none, nullptr, smem, q_use);
         produce_scales(a, none, smem, q_use);
     }
 }
@@ -248,23 +230,24 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma_fp8.cuh says. ---- */
 
 typedef float score_tile[KV_TILE / 2];
-typedef float output_tile[TURNED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
+typedef float output_tile[TRANSPOSED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
 typedef uint32_t probability_tile[KV_TILE / 8];
 
-/* The two rows that a lane holds: l / 4 and l / 4 + 8 of its warp's 16. */
-typedef struct softmax_rows {
-    float max[2];    /* what is subtracted from the raw scores; the true maximum may be higher by the slack */
-    float offset[2]; /* the same, finite, times scale_log2, less the shift */
-} softmax_rows;
+/* Where a consumer's totals are. */
+#if FOLD_TILES
+#define TOTALS_AT(smem, consumer) (ADDRESS(smem, totals) + (consumer) * (uint32_t)sizeof(shared_memory::totals[0]))
+#else
+#define TOTALS_AT(smem, consumer) (smem)
+#endif
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
     uint32_t smem;
-    int index;          /* among the consumers */
-    int lane, row;      /* the lane's first row within the query tile */
-    uint64_t k, turned; /* descriptors of stage 0 */
-    float scale_log2;   /* of raw scores, in the place that it is at */
-    uint32_t totals;    /* the thread's first vector; the next is a warpgroup's vectors further */
+    int index;              /* among the consumers */
+    int lane, row;          /* the lane's first row within the query tile */
+    uint64_t k, transposed; /* descriptors of stage 0 */
+    float scale_log2;       /* of raw scores, in the work tile that it is at */
+    uint32_t totals;        /* the thread's first vector; the next is a warpgroup's vectors further */
 } consumer;
 
 /* The descriptor of the consumer's rows of Q. */
@@ -287,37 +270,30 @@ DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
 }
 
 /* Columns [FIRST, END) of O += P * V for the next WGMMA_FP8_K keys. */
-template <int FIRST, int END> DEV void add_columns(output_tile &o, const uint32_t *p, uint64_t turned, int accumulate)
+template <int FIRST, int END>
+DEV void add_columns(output_tile &o, const uint32_t *p, uint64_t transposed, int accumulate)
 {
     if constexpr (END > FIRST)
-        wgmma_fp8_rs(*(float(*)[(END - FIRST) / 2])(o + FIRST / 2), p, descriptor_at(turned, FIRST * ROW_BYTES),
+        wgmma_fp8_rs(*(float(*)[(END - FIRST) / 2])(o + FIRST / 2), p, descriptor_at(transposed, FIRST * ROW_BYTES),
                      accumulate);
 }
 
 /* Starts O += P * V, or O = P * V, as a group of its own. */
-DEV void start_output(output_tile &o, const probability_tile &p, uint64_t turned, int accumulate)
+DEV void start_output(output_tile &o, const probability_tile &p, uint64_t transposed, int accumulate)
 {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KV_TILE / WGMMA_FP8_K; step++) {
-        const uint64_t keys = descriptor_at(turned, step / 4 * TURNED_PANEL_BYTES + step % 4 * WGMMA_FP8_K);
+        const uint64_t keys = descriptor_at(transposed, step / 4 * TRANSPOSED_PANEL_BYTES + step % 4 * WGMMA_FP8_K);
         const int adds = step != 0 || accumulate;
         add_columns<0, FIRST_COLUMNS>(o, p + 4 * step, keys, adds);
-        add_columns<FIRST_COLUMNS, TURNED_ROWS>(o, p + 4 * step, keys, adds);
+        add_columns<FIRST_COLUMNS, TRANSPOSED_ROWS>(o, p + 4 * step, keys, adds);
     }
     wgmma_commit();
 }
 
-/* Elements [first, end) of the scores become probabilities times 2^SHIFT, relative to the subtracted maximum. */
-DEV void exponentiate(score_tile &s, const softmax_rows &r, float scale_log2, int first, int end)
-{
-#pragma unroll
-    for (int i = first; i < end; i++)
-        s[i] = exp2_fast(fmaf(s[i], scale_log2, -r.offset[i % 4 / 2]));
-}
-
 /* A lane's probabilities of keys 2j, 2j + 1 of two neighbouring groups of 8 make one register: the order of keys that
- * turn_block leaves. */
+ * transpose_block leaves. */
 DEV void pack_probabilities(probability_tile &p, const score_tile &s, int first, int end)
 {
 #pragma unroll
@@ -329,7 +305,7 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s, int first,
 
 /* Both, of a masked tile: nothing is computed of parts that no row of the warp sees. `seen`: how many keys the lane's
  * second row sees, from its first column on. */
-DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r, float scale_log2, int seen)
+DEV void exponentiate_visible(probability_tile &p, score_tile &s, const lane_rows &r, float scale_log2, int seen)
 {
     const int visible = __shfl_sync(~0u, seen, 28); /* the warp's last row, which sees the most, and first column */
 #pragma unroll
@@ -344,77 +320,26 @@ DEV void weigh_visible(probability_tile &p, score_tile &s, const softmax_rows &r
         }
 }
 
-/* Over the lane's own columns. */
-DEV void find_max(float (&max)[2], const score_tile &s)
+/* Whether a row of the warp has grown beyond its reference by more than the threshold: any_row_exceeds without the
+ * register that holds the threshold in raw scores. A difference of infinities is NaN, which is not more. */
+DEV int any_row_exceeds_scaled(const lane_rows &r, const float (&max)[2], float scale_log2)
 {
-    float chains[2][MAX_CHAINS];
-#pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++) {
-        const int nth = i / 4 * 2 + i % 2; /* of the row's */
-        float &chain = chains[i % 4 / 2][nth % MAX_CHAINS];
-        chain = nth < MAX_CHAINS ? s[i] : fmaxf(chain, s[i]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        max[h] = fmaxf(chains[h][0], chains[h][MAX_CHAINS - 1]);
-}
-
-DEV float offset_of(float max, float scale_log2)
-{
-    return finite_max(max) * scale_log2 - SHIFT;
-}
-
-DEV void first_max(const score_tile &s, softmax_rows &r, float scale_log2)
-{
-    find_max(r.max, s);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        r.max[h] = quad_max(r.max[h]);
-        r.offset[h] = offset_of(r.max[h], scale_log2);
-    }
-}
-
-/* A row's maximum is left alone until it has grown by more than the slack. It depends on no other row. Returns whether
- * some row's was changed, and what has been added up so far is to be multiplied by `factor`. */
-DEV int move_max(const score_tile &s, softmax_rows &r, float (&factor)[2], const consumer &c)
-{
-    float max[2];
-    find_max(max, s);
-    const int grown = __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > SLACK ||
-                                          (max[1] - r.max[1]) * c.scale_log2 > SLACK); /* not (-inf) - (-inf) */
-    if (grown) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float row_max = quad_max(max[h]);
-            max[h] = (row_max - r.max[h]) * c.scale_log2 > SLACK ? row_max : r.max[h];
-            const float offset = offset_of(max[h], c.scale_log2);
-            factor[h] = max[h] == r.max[h] ? 1.0f : exp2_fast(r.max[h] * c.scale_log2 - SHIFT - offset);
-            r.max[h] = max[h];
-            r.offset[h] = offset;
-        }
-    }
-    return grown;
+    return __any_sync(~0u,
+                      (max[0] - r.max[0]) * scale_log2 > THRESHOLD || (max[1] - r.max[1]) * scale_log2 > THRESHOLD);
 }
 
 DEV float4 load_total(const consumer &c, int i)
 {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(c.totals + i * WARPGROUP_THREADS * 16)
-                 : "memory");
-    return x;
+    return load_shared_float4(c.totals + i * WARPGROUP_THREADS * 16);
 }
 
 DEV void store_total(const consumer &c, int i, const float *x)
 {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(c.totals + i * WARPGROUP_THREADS * 16), "f"(x[0]),
-                 "f"(x[1]), "f"(x[2]), "f"(x[3])
-                 : "memory");
+    store_shared_float4(c.totals + i * WARPGROUP_THREADS * 16, x[0], x[1], x[2], x[3]);
 }
 
-/* O += totals, both relative to the maximum that is subtracted now; of a row that had seen no key that is -inf. */
-DEV void add_totals(output_tile &o, const softmax_rows &r, const consumer &c)
+/* O += totals, both relative to the reference that holds now; of a row that had seen no key that is -inf. */
+DEV void add_totals(output_tile &o, const lane_rows &r, const consumer &c)
 {
     const float4 rows = load_total(c, OUTPUT_VECTORS);
     const float factor[2] = {exp2_fast(rows.x * c.scale_log2 - SHIFT - r.offset[0]),
@@ -431,8 +356,8 @@ DEV void add_totals(output_tile &o, const softmax_rows &r, const consumer &c)
     }
 }
 
-/* Totals += O, after every FOLD_TILES products: the next one starts O anew. */
-DEV void fold(output_tile &o, const softmax_rows &r, const consumer &c, int first)
+/* Accumulator promotion, totals += O, after every FOLD_TILES products: the next one starts O anew. */
+DEV void promote(output_tile &o, const lane_rows &r, const consumer &c, int first)
 {
     if (!first)
         add_totals(o, r, c);
@@ -443,7 +368,7 @@ DEV void fold(output_tile &o, const softmax_rows &r, const consumer &c, int firs
         store_total(c, i, &o[4 * i]);
 }
 
-/* Whether O holds a product already, after so many of the place. */
+/* Whether O holds a product already, after so many of the work tile. */
 DEV int adds_up(int products)
 {
 #if FOLD_TILES
@@ -453,149 +378,85 @@ DEV int adds_up(int products)
 #endif
 }
 
-/* One product more; without folding it only matters whether there was one, and a counter would cost a register. */
+/* One product more; without promotion it only matters whether there was one, and a counter would cost a register. */
 DEV int next_count(int products)
 {
     return FOLD_TILES > 0 ? products + 1 : 1;
 }
 
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
- * tile before, `products` how many the place has had. Of a masked tile the lane's rows see the first `seen_0` and
- * `seen_1` keys, from its first column on. */
-DEV void step(score_tile &s, probability_tile &p, output_tile &o, softmax_rows &r, uint64_t q, const consumer &c,
-              int use, int products, int masked, int seen_0, int seen_1)
+ * tile before, `products` how many the work tile has had; `key` the tile's first. */
+DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, uint64_t q, const consumer &c, int use,
+              int products, int masked, const row_keys &seen, int key)
 {
-    float factor[2];
-    wait_full(c.smem + K_FULL_AT, use + 1);
-    wait_turn(c.index);
+    float max[2], factor[2];
+    wait_full(ADDRESS(c.smem, k_full), use + 1);
+    wait_ping_pong(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
-    wait_full(c.smem + TURNED_FULL_AT, use);
-    start_output(o, p, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-    pass_turn(c.index); /* at once: waiting for the scores, as fwd_wgmma's two consumers do, loses here */
+    wait_full(ADDRESS(c.smem, transposed_full), use);
+    start_output(o, p, descriptor_at(c.transposed, stage_of(use) * TRANSPOSED_BYTES), adds_up(products));
+    pass_ping_pong(c.index); /* at once: waiting for the scores, as fwd_wgmma's two consumers do, loses here */
     WGMMA_WAIT(1);
-    release(c.smem + K_EMPTY_AT, use + 1);
-    if (masked)
-        mask_scores(s, seen_0, seen_1);
-    const int grown = move_max(s, r, factor, c);
+    release(ADDRESS(c.smem, k_empty), use + 1);
+    finish_scores(s, seen, key, masked);
+    lane_max<MAX_CHAINS>(max, s);
+    const int grown = any_row_exceeds_scaled(r, max, c.scale_log2);
+    if (grown)
+        raise_references<SHIFT>(r, factor, max, c.scale_log2, __fdividef(THRESHOLD, c.scale_log2));
     if (!masked)
         exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
     WGMMA_WAIT(0);
-    release(c.smem + TURNED_EMPTY_AT, use);
+    release(ADDRESS(c.smem, transposed_empty), use);
     if (masked)
-        weigh_visible(p, s, r, c.scale_log2, seen_1);
+        exponentiate_visible(p, s, r, c.scale_log2, seen.end[1] - key);
     else
         pack_probabilities(p, s, 0, KV_TILE / 2);
     if (grown)
         scale_output(o, factor);
     if (FOLD_TILES > 0 && !adds_up(products + 1))
-        fold(o, r, c, products < FOLD_TILES);
+        promote(o, r, c, products < FOLD_TILES);
 }
 
 /* ---- Output ---- */
 
-/* Stores one row of the lane, 16 bytes at a time: h selects it. Of 16 dims the tile's first group of 8 columns are the
- * even ones, the second the odd ones: lane i of a quad holds dims 4i..4i + 3. Neighbouring lanes exchange halves of
- * two such 16, so that each has 8 dims in a row. Returns whether all values are finite. */
-DEV int store_row(const fwd_args &a, const place &p, const output_tile &o, int h, int row, float factor, int lane)
-{
-    char *to = (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row) * 2;
-    float probe = 0.0f;
-#pragma unroll
-    for (int dims = 0; dims < DIM; dims += 32) {
-        uint32_t x[2][2]; /* of the first and the second 16 dims */
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int even_at = 4 * (dims / 8 + 2 * half) + 2 * h, odd_at = even_at + 4;
-            const float d0 = o[even_at] * factor, d1 = o[odd_at] * factor, d2 = o[even_at + 1] * factor,
-                        d3 = o[odd_at + 1] * factor;
-            probe = fmaf(d0, 0.0f, fmaf(d1, 0.0f, fmaf(d2, 0.0f, fmaf(d3, 0.0f, probe))));
-            x[half][0] = pack_output(d0, d1, a.out_bf16);
-            x[half][1] = pack_output(d2, d3, a.out_bf16);
-        }
-        const uint4 none = {0, 0, 0, 0}, values = join_neighbours(x);
-        const int column = dims + 16 * (lane % 2) + lane % 4 / 2 * 8;
-        if (row < a.q_len && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
-            *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
-    }
-    return probe == 0.0f;
-}
-
-/* The outputs of one row of the lane that a hidden, not finite value of V spoilt, computed again; see repair.cuh. */
-DEV void repair(const fwd_args &a, const place &p, int row, int keys_end, float scale_log2, float offset, float factor,
-                int lane)
-{
-    const int kv_head = p.head / a.group;
-    const int64_t q = p.batch * a.q_stride.batch + p.head * a.q_stride.head + row * a.q_stride.row;
-    const int64_t k = p.batch * a.k_stride.batch + kv_head * a.k_stride.head,
-                  v = p.batch * a.v_stride.batch + kv_head * a.v_stride.head;
-    const int64_t o = p.batch * a.o_stride.batch + p.head * a.o_stride.head + row * a.o_stride.row;
-    for (int column = lane % 4; column < a.v_dim; column += 4) {
-        const float stored =
-            a.out_bf16 ? load_element<ACR_BF16>(a.o, o + column) : load_element<ACR_F16>(a.o, o + column);
-        int key = keys_end;
-        if (!isfinite(stored))
-            for (key = 0; key < keys_end && isfinite(load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column));)
-                key++;
-        if (key < keys_end || keys_end == 0 ||
-            isfinite(stored)) /* the row sees such a value itself, or nothing is wrong */
-            continue;
-        float output = 0.0f;
-        for (key = 0; key < keys_end; key++) {
-            float score = 0.0f;
-            for (int d = 0; d < a.qk_dim; d++)
-                score += load_element<ACR_E4M3>(a.q, q + d) * load_element<ACR_E4M3>(a.k, k + key * a.k_stride.row + d);
-            output += exp2_fast(fmaf(score, scale_log2, -offset)) *
-                      load_element<ACR_E4M3>(a.v, v + key * a.v_stride.row + column);
-        }
-        if (a.out_bf16)
-            store_element<ACR_BF16>(a.o, o + column, output * factor);
-        else
-            store_element<ACR_F16>(a.o, o + column, output * factor);
-    }
-}
-
-DEV void store_lse(const fwd_args &a, const place &p, const output_tile &o, const softmax_rows &r, const consumer &c,
+DEV void store_lse(const fwd_args &a, const work_tile &t, const output_tile &o, const lane_rows &r, const consumer &c,
                    int use)
 {
-    const float shift_ln = SHIFT * 0.6931471806f, scale = load_scale(c.smem, use, SCORE_SCALE);
-    float *const lse = a.lse + ((int64_t)p.batch * a.q_heads + p.head) * a.q_len;
+    const float shift_ln = SHIFT * 0.6931471806f, scale = LOAD_SCALE(c.smem, use, score);
+    float *const lse = find_lse(a, t.rows, t.batch, t.head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = p.q_first + c.row + 8 * h;
+        const int row = t.q_first + c.row + 8 * h;
         if (c.lane % 4 == 0 && row < a.q_len)
             lse[row] = log_sum_exp(r.max[h], o[DIM / 2 + 2 * h], scale) - shift_ln;
     }
 }
 
-/* Use number `use` of Q was the place's. Scales are loaded where they are used: four consumers have no register to
- * spare. */
-DEV void store_tile(const fwd_args &a, const place &p, const keys &k, const output_tile &o, const softmax_rows &r,
-                    const consumer &c, int use)
+/* Use number `use` of Q was the work tile's. */
+DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o, const lane_rows &r, const consumer &c,
+                    int use)
 {
+    const visible_entry entry = entry_of(a, t);
     if (a.lse != nullptr)
-        store_lse(a, p, o, r, c, use);
+        store_lse(a, t, o, r, c, use);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = p.q_first + c.row + 8 * h;
-        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * load_scale(c.smem, use, OUT_SCALE);
-        const int finite = store_row(a, p, o, h, row, factor, c.lane);
-        if (a.mask != FWD_MASK_NONE && __any_sync(~0u, !finite)) {
-            __threadfence();
-            __syncwarp(); /* the values are other lanes' */
-            if (row < a.q_len && isfinite(sum))
-                repair(a, p, row, keys_seen(a, k, row), load_scale(c.smem, use, SCORE_SCALE_LOG2), r.offset[h], factor,
-                       c.lane);
-        }
+        const int row = t.q_first + c.row + 8 * h;
+        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * LOAD_SCALE(c.smem, use, out);
+        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, t.head, row) * 2, row < a.q_len, a.v_dim,
+                              factor};
+        const int finite = store_even_odd_row<DIM>(to, o, h, a.out_bf16, c.lane);
+        fix_hidden_nan<ACR_E4M3, ACR_BF16_OR_F16>(
+            a, entry, {t.batch, t.head, row, 0, 0, LOAD_SCALE(c.smem, use, score_log2), r.offset[h], factor}, sum,
+            finite, c.lane);
     }
 }
 
 /* The lane's first row within the query tile, from the thread's number read again: four consumers have no register to
- * keep it in from place to place. */
+ * keep it in from tile to tile. */
 DEV int find_row(int index)
 {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return GROUP_ROWS * index + 16 * (thread % WARPGROUP_THREADS / WARP_THREADS) + thread % WARP_THREADS / 4;
+    return lane_row(index, read_thread());
 }
 
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
@@ -605,81 +466,87 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
                   index,
                   lane,
                   0,
-                  matrix_descriptor(smem + K_AT, 0),
-                  matrix_descriptor(smem + TURNED_AT, 0),
+                  matrix_descriptor(ADDRESS(smem, k), 0),
+                  matrix_descriptor(ADDRESS(smem, transposed), 0),
                   0.0f,
-                  smem + TOTALS_AT + index * TOTALS_BYTES + threadIdx.x % WARPGROUP_THREADS * 16};
+                  TOTALS_AT(smem, index) + threadIdx.x % WARPGROUP_THREADS * 16};
     int use = 0, q_use = 0;
     score_tile s;
     probability_tile probabilities;
     output_tile o;
-    softmax_rows r;
+    lane_rows r;
 
-    open_turns(index);
-    place p = wait_place(smem, index, q_use);
+    open_ping_pong(index);
+    work_tile t = wait_work(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
-    wait_full(smem + K_FULL_AT, use);
+    wait_full(ADDRESS(smem, k_full), use);
     start_scores(s, q, c.k);
     do {
         c.row = find_row(index);
-        const keys k = place_keys(a, p, GROUP_ROWS * index, GROUP_ROWS);
-        const int first_column = 2 * (lane % 4);
-        const int seen_0 = keys_seen(a, k, p.q_first + c.row) - first_column,
-                  seen_1 = keys_seen(a, k, p.q_first + c.row + 8) - first_column;
-        const int unmasked = k.full_end / KV_TILE; /* key tiles that every row sees whole */
-        int tile = count_kv_tiles(a, p) - 1, products = 0;
+        const visible_entry entry = entry_of(a, t);
+        const row_keys seen = find_row_keys(entry, t.q_first + c.row, t.q_first + c.row + 8, 2 * (lane % 4));
+        const visible_tiles all = find_key_tiles(a, t), /* that the consumers visit together */
+            own = visible_tiles_of(visible_to_rows(entry, t.q_first + GROUP_ROWS * index, GROUP_ROWS), KV_TILE);
+        int tile = all.end - 1, products = 0;
+        float max[2];
 
         WGMMA_WAIT(0);
-        release(smem + K_EMPTY_AT, use);
-        if (tile >= unmasked)
-            mask_scores(s, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
-        c.scale_log2 = load_scale(smem, q_use, SCORE_SCALE_LOG2);
-        first_max(s, r, c.scale_log2);
-        weigh_visible(probabilities, s, r, c.scale_log2, seen_1 - tile * KV_TILE);
+        release(ADDRESS(smem, k_empty), use);
+        finish_scores(s, seen, tile * KV_TILE, tile >= own.full_end || tile < own.full_first);
+        c.scale_log2 = LOAD_SCALE(smem, q_use, score_log2);
+        lane_max<MAX_CHAINS>(max, s);
+        start_rows<SHIFT>(r, max, c.scale_log2);
+        exponentiate_visible(probabilities, s, r, c.scale_log2, seen.end[1] - tile * KV_TILE);
+        tile--;
+        for (int end = own.full_end;; end = all.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
-        for (tile--; tile >= unmasked; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, use++, products, 1, seen_0 - tile * KV_TILE, seen_1 - tile * KV_TILE);
+            for (; tile >= end; tile--, products = next_count(products))
+                step(s, probabilities, o, r, q, c, use++, products, 1, seen, tile * KV_TILE);
 #pragma unroll 1
-        for (; tile >= 0; tile--, products = next_count(products))
-            step(s, probabilities, o, r, q, c, use++, products, 0, 0, 0);
+            for (; tile >= own.full_first; tile--, products = next_count(products))
+                step(s, probabilities, o, r, q, c, use++, products, 0, seen, 0);
+            if (tile < all.first)
+                break;
+        }
 
-        /* The last output product of this place, and under its store the first scores of the next. */
+        /* The last output product of this tile, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
-        wait_full(smem + TURNED_FULL_AT, use);
-        wait_turn(c.index);
-        start_output(o, probabilities, descriptor_at(c.turned, stage_of(use) * TURNED_BYTES), adds_up(products));
-        const place next = wait_place(smem, index, ++q_use);
+        wait_full(ADDRESS(smem, transposed_full), use);
+        wait_ping_pong(c.index);
+        start_output(o, probabilities, descriptor_at(c.transposed, stage_of(use) * TRANSPOSED_BYTES),
+                     adds_up(products));
+        const work_tile next = wait_work(smem, index, ++q_use);
         if (next.q_first >= 0)
-            wait_full(smem + K_FULL_AT, use + 1);
+            wait_full(ADDRESS(smem, k_full), use + 1);
         q = query_matrix(c, q_use);
-        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES)); /* after the last place of stale tiles:
-                                                                                   never looked at */
-        pass_turn(c.index);
+        /* behind the last work tile these are scores of stale tiles, which nobody reads */
+        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
+        pass_ping_pong(c.index);
         WGMMA_WAIT(1);
-        release(smem + TURNED_EMPTY_AT, use++);
+        release(ADDRESS(smem, transposed_empty), use++);
         if (FOLD_TILES > 0 && products >= FOLD_TILES)
             add_totals(o, r, c);
-        store_tile(a, p, k, o, r, c, q_use - 1);
-        p = next;
-    } while (p.q_first >= 0);
+        store_tile(a, t, o, r, c, q_use - 1);
+        t = next;
+    } while (t.q_first >= 0);
     WGMMA_WAIT(0);
-    close_turns(index);
+    close_ping_pong(index);
 }
 
 DEV void init_barriers(uint32_t smem)
 {
     const int warps = WARPGROUP_THREADS / WARP_THREADS;
     for (int i = 0; i < Q_SLOTS; i++) {
-        barrier_init(smem + Q_FULL_AT + BARRIER_BYTES * i, 2); /* Q with its place, and the scales */
-        barrier_init(smem + Q_EMPTY_AT + BARRIER_BYTES * i, warps);
+        barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 2); /* Q with its work tile, and the scales */
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, warps);
     }
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(smem + K_FULL_AT + BARRIER_BYTES * i, 1);
-        barrier_init(smem + K_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
-        barrier_init(smem + V_FULL_AT + BARRIER_BYTES * i, 1);
-        barrier_init(smem + V_EMPTY_AT + BARRIER_BYTES * i, warps);
-        barrier_init(smem + TURNED_FULL_AT + BARRIER_BYTES * i, warps);
-        barrier_init(smem + TURNED_EMPTY_AT + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps);
+        barrier_init(ADDRESS(smem, transposed_full) + BARRIER_BYTES * i, warps);
+        barrier_init(ADDRESS(smem, transposed_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
     }
     barrier_init_done();
 }
@@ -688,12 +555,11 @@ DEV void init_barriers(uint32_t smem)
 DEV void write_ones(uint32_t smem)
 {
     const uint32_t ones = 0x38383838; /* 1.0 in e4m3 */
-    const int chunks = ONES_ROWS * ROW_BYTES / 16, panels = STAGES * TURNED_BYTES / TURNED_PANEL_BYTES;
+    const int chunks = ONES_ROWS * ROW_BYTES / 16, panels = STAGES * TRANSPOSED_BYTES / TRANSPOSED_PANEL_BYTES;
     for (int i = threadIdx.x; i < chunks * panels; i += THREADS)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         smem + TURNED_AT + i / chunks * TURNED_PANEL_BYTES + DIM * ROW_BYTES + i % chunks * 16),
-                     "r"(ones)
-                     : "memory");
+        store_shared_4(ADDRESS(smem, transposed) + i / chunks * TRANSPOSED_PANEL_BYTES + DIM * ROW_BYTES +
+                           i % chunks * 16,
+                       ones, ones, ones, ones);
     shared_stores_visible();
 }
 
@@ -715,10 +581,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_for_previous_kernel();
     allow_next_kernel();
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+        REGISTERS_GIVE(PRODUCER_REGISTERS);
         produce(a, maps, smem);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+        REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, smem, group - 1);
     }
 }
@@ -744,7 +610,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__queue_why_not(problem, Q_TILE);
     if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
         reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
-    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
+    return reason != NULL ? reason : acr__smem_why_not((int32_t)sizeof(shared_memory), device);
 }
 
 static size_t workspace(const acr_problem *problem, const acr__device *device)
@@ -754,7 +620,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, SMEM_BYTES);
+    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, (int32_t)sizeof(shared_memory));
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)

@@ -54,7 +54,7 @@ enum {
 #include "cuda/device/isa/marks.cuh"
 #include "cuda/device/isa/mma.cuh"
 #include "cuda/device/attention/epilogue.cuh"
-#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/scores.cuh"
 
 enum {
     OPERANDS = MMA_E4M3,

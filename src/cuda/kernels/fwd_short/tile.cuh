@@ -2,7 +2,7 @@
 #ifndef ACR_CUDA_FWD_SHORT_TILE_CUH
 #define ACR_CUDA_FWD_SHORT_TILE_CUH
 
-#include "cuda/device/attention/scales.cuh"
+#include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/shared.cuh"

@@ -21,9 +21,9 @@ enum {
 
 #include "cuda/device/isa/common.cuh"
 #include "cuda/device/isa/element.cuh"
-#include "cuda/device/attention/scales.cuh"
-#include "cuda/device/attention/sequence.cuh"
-#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/attention/epilogue.cuh"
 
 enum {
     BLOCK = 4,              /* rows, keys and columns that a thread holds side by side */

@@ -49,7 +49,7 @@ enum {
 #ifdef __CUDACC__
 
 #include "cuda/device/isa/common.cuh"
-#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/element.cuh"
 #include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/mma.cuh"
