@@ -108,6 +108,7 @@ static const banned banned_cpu[] = {{"asm", "machine code of its own"},
                                     {"__builtin_ia32_rd*", "reads a clock or a register of the system"},
                                     {"__builtin_readcyclecounter", "reads a clock"},
                                     {"__rdtsc*", "reads a clock"},
+                                    {"__declspec", "places code"},
                                     {"_rdtsc*", "reads a clock"},
                                     {"_rd*", "reads a register of the system"},
                                     {"_wr*", "writes a register of the system"},
@@ -177,10 +178,13 @@ static acr_status check_words(const char *text, acr__backend_id backend)
 /* Spellings that would hide words from check_words and check_directives. */
 static acr_status check_spellings(const char *text, acr__backend_id backend)
 {
-    static const banned spellings[] = {
-        {"\?\?", "trigraphs hide what is written"},      {"%:", "digraphs hide what is written"},
-        {"\\u", "universal names hide what is written"}, {"\\U", "universal names hide what is written"},
-        {"##", "pasted words hide what is written"},     {NULL, NULL}};
+    static const banned spellings[] = {{"\?\?", "trigraphs hide what is written"},
+                                       {"%:", "digraphs hide what is written"},
+                                       {"<:", "digraphs hide what is written"},
+                                       {"\\u", "universal names hide what is written"},
+                                       {"\\U", "universal names hide what is written"},
+                                       {"##", "pasted words hide what is written"},
+                                       {NULL, NULL}};
     for (const banned *b = spellings; b->word; ++b) {
         if (backend == ACR__CUDA && strcmp(b->word, "##") == 0) {
             continue; /* no word is forbidden there that the object does not show as well */
@@ -188,6 +192,13 @@ static acr_status check_spellings(const char *text, acr__backend_id backend)
         const char *at = strstr(text, b->word);
         if (at) {
             return acr__fail(ACR_INVALID, "line %d: %s: %s", line_of(text, at), b->word, b->why);
+        }
+    }
+    for (const char *at = text;
+         backend == ACR__CPU && (at = strchr(at, '[')) != NULL;) { /* no expression has two of them in a row */
+        at += 1 + strspn(at + 1, " \t\n");
+        if (*at == '[') {
+            return acr__fail(ACR_INVALID, "line %d: attributes in double brackets", line_of(text, at));
         }
     }
     for (const char *at = text; *at; ++at) {
@@ -321,6 +332,43 @@ static acr_status check_directives(const char *text, acr__backend_id backend)
         }
     }
     return ACR_OK;
+}
+
+/* ---- After preprocessing ---- */
+
+/* Blanks what the preprocessor took from other files: lines behind a mark `# 12 "file"` of another file. */
+static void blank_other_files(char *text, const char *name)
+{
+    bool own = false;
+    const size_t length = strlen(name);
+    for (char *line = text; line && *line;) {
+        char *end = strchr(line, '\n');
+        const size_t bytes = end ? (size_t)(end - line) : strlen(line);
+        const char *quote = line[0] == '#' && line[1] == ' ' ? memchr(line, '"', bytes) : NULL;
+        if (quote) {
+            const char *last = memchr(quote + 1, '"', bytes - (size_t)(quote + 1 - line));
+            own = last && (size_t)(last - quote) > length && memcmp(last - length, name, length) == 0;
+        }
+        if (quote || !own) {
+            memset(line, ' ', bytes);
+        }
+        line = end ? end + 1 : NULL;
+    }
+}
+
+acr_status admission_check_preprocessed(char *text, const char *name)
+{
+    blank_other_files(text, name);
+    acr_status status = check_words(text, ACR__CPU);
+    if (status == ACR_OK) {
+        status = check_attributes(text);
+    }
+    const char *pragma = status == ACR_OK ? strstr(text, "#pragma") : NULL;
+    while (pragma && status == ACR_OK) {
+        status = check_pragma(text, pragma + 7);
+        pragma = strstr(pragma + 1, "#pragma");
+    }
+    return status;
 }
 
 /* ---- Whole candidates ---- */

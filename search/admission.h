@@ -10,6 +10,10 @@
 /* ACR_OK, or ACR_INVALID with what is wrong, with the line of the source. Of a source, *out becomes its descriptor. */
 acr_status admission_check(const candidate *c, const char *source_root, descriptor *out);
 
+/* The same words and attributes looked for in what the preprocessor made of a CPU source: macros hide nothing there.
+ * Only what comes from the file `name` counts, by the preprocessor's own line marks. text is changed. */
+acr_status admission_check_preprocessed(char *text, const char *name);
+
 /* The file of a family relative to the tree's src ("cpu/fwd_simd/fwd_simd.c"). Errors: ACR_INVALID when there is
  * none. */
 acr_status admission_family_file(char out[128], const candidate *c, const char *source_root);

@@ -236,17 +236,50 @@ static void add_includes(command_line *line, const build_tools *tools)
     add(line, "-I%s/include", tools->source_root);
 }
 
+/* What the compiler is told of a CPU candidate, whether it preprocesses or compiles. */
+static void add_cpu_flags(command_line *line, const build_tools *tools, const candidate *c)
+{
+    add(line, "%s", tools->cc);
+    add_words(line, "", "-std=c11 -O3 -ffp-contract=fast -fno-math-errno -ffreestanding -fPIC -fvisibility=hidden -w");
+    add_words(line, "", "-fno-stack-protector -fno-asynchronous-unwind-tables -fno-unwind-tables -fno-ident");
+#if defined __x86_64__
+    add(line, "-fcf-protection=none");
+#endif
+    add_words(line, "", isa_flags(c->arch));
+    add_includes(line, tools);
+}
+
+/* A source is looked at again as the preprocessor leaves it. */
+static bool check_preprocessed(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result)
+{
+    static const size_t BYTES_MAX = (size_t)256 << 20;
+    command_line line = {.count = 0};
+    if (!c->source) {
+        return true;
+    }
+    add_cpu_flags(&line, tools, c);
+    add(&line, "-E");
+    add(&line, "%s/wrapper.c", a->folder);
+    const bool done = compile(&line, a, tools, "preprocessed.txt", result);
+    free_line(&line);
+    char *text = done ? read_text(a->folder, "preprocessed.txt", BYTES_MAX) : NULL;
+    const acr_status status = text ? admission_check_preprocessed(text, "candidate.c") : ACR_IO;
+    free(text);
+    if (done && status != ACR_OK) {
+        result->status = status == ACR_INVALID ? TRIAL_INADMISSIBLE : TRIAL_HARNESS_FAILED;
+        result->gate = GATE_ADMISSION;
+        snprintf(result->detail, sizeof result->detail, "preprocessed: %s", acr_last_error());
+    }
+    return done && status == ACR_OK;
+}
+
 static bool compile_cpu(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result)
 {
     command_line line = {.count = 0};
-    add(&line, "%s", tools->cc);
-    add_words(&line, "", "-std=c11 -O3 -ffp-contract=fast -fno-math-errno -ffreestanding -fPIC -fvisibility=hidden -w");
-    add_words(&line, "", "-fno-stack-protector -fno-asynchronous-unwind-tables -fno-unwind-tables -fno-ident");
-#if defined __x86_64__
-    add(&line, "-fcf-protection=none");
-#endif
-    add_words(&line, "", isa_flags(c->arch));
-    add_includes(&line, tools);
+    if (!check_preprocessed(a, tools, c, result)) {
+        return false;
+    }
+    add_cpu_flags(&line, tools, c);
     add_words(&line, "",
               "-shared -nostdlib -Wl,-Bsymbolic,--build-id=none,-z,noexecstack,-z,relro,-z,now,--hash-style=gnu");
     add(&line, "-Wl,--version-script=%s/exported.map", a->folder);
@@ -291,7 +324,7 @@ static bool compile_image(const artefact *a, const build_tools *tools, const can
     char arch[16];
     cubin_arch(arch, c, tools->device);
     command_line line = {.count = 0};
-    add(&line, "sh");
+    add_words(&line, "", "env KEEP_PTX=1 sh");
     add(&line, "%s/cmake/compile_image.sh", tools->source_root);
     add(&line, "%s", tools->nvcc);
     add(&line, "%s/image.bin", a->folder);

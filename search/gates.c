@@ -675,9 +675,12 @@ static bool look_at_object(artefact *a, const char *launches, trial_result *resu
     if (status == ACR_OK) {
         status = object_look(&facts, path, a->backend, launches);
     }
-    if (status == ACR_OK && cpu && !facts.refusal[0]) {
-        status = path_in(path, a->folder, "code.txt", "");
-        status = status == ACR_OK ? disassembly_look(facts.refusal, path) : status;
+    const bool read_on = cpu || a->is_source; /* families of ours may read a clock to keep an order */
+    if (status == ACR_OK && !facts.refusal[0] && read_on) {
+        status = path_in(path, a->folder, cpu ? "code.txt" : "image.ptx", "");
+    }
+    if (status == ACR_OK && !facts.refusal[0] && read_on) {
+        status = cpu ? disassembly_look(facts.refusal, path) : ptx_look(facts.refusal, path);
     }
     if (status != ACR_OK || facts.refusal[0]) {
         fail_trial(result, status != ACR_OK ? TRIAL_HARNESS_FAILED : TRIAL_INADMISSIBLE,

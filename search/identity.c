@@ -348,3 +348,42 @@ acr_status disassembly_look(char refusal[256], const char *path)
     fclose(file);
     return instructions > 0 ? ACR_OK : acr__fail(ACR_IO, "%s: no disassembly", path);
 }
+
+/* ---- PTX ---- */
+
+acr_status ptx_look(char refusal[256], const char *path)
+{
+    static const struct {
+        const char *words, *why;
+    } refused[] = {{"%clock", "reads a clock"},
+                   {"%globaltimer", "reads a clock"},
+                   {"%pm", "reads a counter of events"},
+                   {"%envreg", "reads what the driver knows"},
+                   {"nanosleep", "waits"},
+                   {"pmevent", "talks to a profiler"},
+                   {"brkpt", "talks to a debugger"},
+                   {".extern .func", "calls what is outside of it"},
+                   {".extern .global", "uses what is outside of it"},
+                   {".visible .global", "state between launches"},
+                   {".managed", "state between launches"}};
+    FILE *file = fopen(path, "r");
+    if (!file) {
+        return acr__fail(ACR_IO, "%s: cannot be read", path);
+    }
+    char *line = NULL;
+    size_t capacity = 0, lines = 0;
+    refusal[0] = '\0';
+    while (!refusal[0] && getline(&line, &capacity, file) >= 0) {
+        ++lines;
+        const bool comment = begins(line, "//");
+        for (size_t i = 0; !comment && !refusal[0] && i < sizeof refused / sizeof refused[0]; ++i) {
+            if (strstr(line, refused[i].words)) {
+                line[strcspn(line, "\n")] = '\0';
+                snprintf(refusal, 256, "PTX, \"%.150s\": %s", line + strspn(line, " \t"), refused[i].why);
+            }
+        }
+    }
+    free(line);
+    fclose(file);
+    return lines > 0 ? ACR_OK : acr__fail(ACR_IO, "%s: no PTX", path);
+}
