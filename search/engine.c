@@ -760,8 +760,8 @@ static acr_status confirm(engine *e, int64_t trial)
 
 static acr_status confirm_winners(engine *e, engine_end *end)
 {
-    /* Four times the blocks of a search's comparison, and a compilation. */
-    const double needed_s = e->longest_prepare_s + 4.0 * e->longest_judge_s;
+    /* A compilation, and as many comparisons as a search's. */
+    const double needed_s = e->longest_prepare_s + GATES_CONFIRM_PROCESSES * e->longest_judge_s;
     acr_status status = ACR_OK;
     for (int arm = 0; arm < ARM_COUNT; ++arm) {
         for (const member *m = NULL; status == ACR_OK && (m = next_to_confirm(e, (trial_arm)arm)) != NULL;) {

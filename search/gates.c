@@ -98,7 +98,7 @@ static stats_block block_of(const trial_timing *t, size_t i)
                          INTERLEAVE_BLOCK_SAMPLES};
 }
 
-static bool summarise(trial_timing *t, double noise_floor)
+static bool summarise(trial_timing *t, size_t processes, double noise_floor)
 {
     const size_t blocks = t->samples / INTERLEAVE_BLOCK_SAMPLES;
     stats_block *views = calloc(blocks + 1, sizeof *views);
@@ -109,7 +109,7 @@ static bool summarise(trial_timing *t, double noise_floor)
     for (size_t i = 0; i < blocks; ++i) {
         views[i] = block_of(t, i);
     }
-    t->comparison = stats_compare(views, blocks, noise_floor);
+    t->comparison = stats_compare_processes(views, blocks, processes, noise_floor);
     t->incumbent = stats_summarise(t->incumbent_us, t->samples);
     t->candidate = stats_summarise(t->candidate_us, t->samples);
     free(views);
@@ -131,7 +131,7 @@ static bool read_timings(const gates *g, trial_result *result, const json_t *tim
         t->incumbent_us = read_series(json_object_get(from, "incumbent_us"));
         t->candidate_us = read_series(json_object_get(from, "candidate_us"));
         if (!t->incumbent_us || !t->candidate_us ||
-            json_array_size(json_object_get(from, "candidate_us")) != t->samples || !summarise(t, g->noise_floor)) {
+            json_array_size(json_object_get(from, "candidate_us")) != t->samples || !summarise(t, 1, g->noise_floor)) {
             return false;
         }
     }
@@ -163,8 +163,8 @@ static double *overall_blocks(const trial_result *result, size_t *count)
     return ratios;
 }
 
-/* With views of the ratios: stats_compare, or (control) the noise floor that they support. */
-static bool compare_overall(const gates *g, trial_result *result, double *noise_floor)
+/* With views of the ratios: the comparison, or (control) the noise floor that they support. */
+static bool compare_overall(const gates *g, trial_result *result, size_t processes, double *noise_floor)
 {
     static const double one = 1.0;
     size_t count;
@@ -177,7 +177,7 @@ static bool compare_overall(const gates *g, trial_result *result, double *noise_
         *noise_floor = stats_noise_floor(views, count);
     }
     if (views) {
-        result->overall = stats_compare(views, count, noise_floor ? *noise_floor : g->noise_floor);
+        result->overall = stats_compare_processes(views, count, processes, noise_floor ? *noise_floor : g->noise_floor);
     }
     const bool done = views != NULL;
     free(views);
@@ -800,7 +800,7 @@ static void judge_performance(gates *g, const artefact *a, trial_result *result,
     if (answer) {
         read_end(result, answer);
         if (result->status == TRIAL_VALID &&
-            (!read_timings(g, result, json_object_get(answer, "timings")) || !compare_overall(g, result, NULL))) {
+            (!read_timings(g, result, json_object_get(answer, "timings")) || !compare_overall(g, result, 1, NULL))) {
             fail_trial(result, TRIAL_HARNESS_FAILED, "the child's timings are not whole");
         }
         json_decref(answer);
@@ -854,6 +854,61 @@ void gates_run(gates *g, const candidate *c, const char *trial, trial_result *re
     }
 }
 
+/* The samples of a further process behind those of the earlier ones. False when they are not as many, or there is no
+ * memory. */
+static bool append_timings(trial_result *all, const trial_result *more, size_t processes)
+{
+    for (size_t i = 0; i < all->timing_count && more->timing_count == all->timing_count; ++i) {
+        trial_timing *t = &all->timings[i];
+        const trial_timing *m = &more->timings[i];
+        const size_t total = t->samples + m->samples;
+        double *theirs = realloc(t->incumbent_us, (total + 1) * sizeof *theirs);
+        t->incumbent_us = theirs ? theirs : t->incumbent_us;
+        double *ours = realloc(t->candidate_us, (total + 1) * sizeof *ours);
+        t->candidate_us = ours ? ours : t->candidate_us;
+        if (!theirs || !ours || t->samples != m->samples * processes) {
+            return false;
+        }
+        memcpy(theirs + t->samples, m->incumbent_us, m->samples * sizeof *theirs);
+        memcpy(ours + t->samples, m->candidate_us, m->samples * sizeof *ours);
+        t->samples = total;
+    }
+    return more->timing_count == all->timing_count;
+}
+
+/* One process more, and what all of them together say. */
+static void confirm_once(gates *g, const artefact *a, uint64_t seed, size_t processes, trial_result *result)
+{
+    char name[32];
+    trial_result one;
+    judge_job job = job_of(g, STAGE_PERFORMANCE, a);
+    job.hidden_seed = seed + 0xd1342543de82ef95u * processes;
+    job.swapped = processes % 2 == 0;
+    job.blocks = INTERLEAVE_BLOCKS_SEARCH;
+    job.budget_s = 20.0;
+    snprintf(name, sizeof name, "confirm_performance%d", (int)processes);
+    if (processes == 0) {
+        judge_performance(g, a, result, &job, name);
+        return;
+    }
+    trial_result_init(&one);
+    judge_performance(g, a, &one, &job, name);
+    result->gate_s[GATE_PERFORMANCE] += one.gate_s[GATE_PERFORMANCE];
+    if (one.status != TRIAL_VALID) {
+        result->gate = one.gate;
+        fail_trial(result, one.status, one.detail);
+    } else {
+        bool done = append_timings(result, &one, processes);
+        for (size_t i = 0; i < result->timing_count && done; ++i) {
+            done = summarise(&result->timings[i], processes + 1, g->noise_floor);
+        }
+        if (!done || !compare_overall(g, result, processes + 1, NULL)) {
+            fail_trial(result, TRIAL_HARNESS_FAILED, "the processes of a confirmation do not fit together");
+        }
+    }
+    trial_result_free(&one);
+}
+
 void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
 {
     trial_result_init(result);
@@ -862,13 +917,8 @@ void gates_confirm(gates *g, const artefact *a, int round, trial_result *result)
     judge_job job = job_of(g, STAGE_CORRECTNESS, a);
     job.hidden_seed = seed;
     judge_correctness(g, a, result, &job, "confirm_correctness");
-    if (result->status == TRIAL_VALID) {
-        job = job_of(g, STAGE_PERFORMANCE, a);
-        job.hidden_seed = seed;
-        job.swapped = true;
-        job.blocks = INTERLEAVE_BLOCKS_PUBLISH;
-        job.budget_s = 20.0;
-        judge_performance(g, a, result, &job, "confirm_performance");
+    for (size_t processes = 0; processes < GATES_CONFIRM_PROCESSES && result->status == TRIAL_VALID; ++processes) {
+        confirm_once(g, a, seed, processes, result);
     }
     if (result->status == TRIAL_VALID && result->overall.verdict != STATS_FASTER) {
         char detail[160];
@@ -932,7 +982,7 @@ void gates_control(gates *g, trial_result *result)
         judge_performance(g, g->incumbent, result, &job, name);
     }
     if (result->status == TRIAL_VALID) {
-        compare_overall(g, result, &g->noise_floor);
+        compare_overall(g, result, 1, &g->noise_floor);
     }
 }
 

@@ -99,9 +99,13 @@ void gates_judge(gates *g, const artefact *a, trial_result *result);
 /* Both. */
 void gates_run(gates *g, const candidate *c, const char *trial, trial_result *result);
 
-/* The measurement that may be published: a fresh process, inputs of fresh hidden seeds (round 0, 1, ... counts the
- * confirmations of a run), INTERLEAVE_BLOCKS_PUBLISH blocks, roles exchanged. result is initialised by it; VALID,
- * UNCONFIRMED when the interval does not exclude 1 / (1 + noise floor) .. 1 + noise floor, or what else happened. */
+/* The measurement that may be published: GATES_CONFIRM_PROCESSES fresh processes, each with inputs of fresh hidden
+ * seeds (round 0, 1, ... counts the confirmations of a run) and the blocks of a search, roles exchanged in every second;
+ * the interval is that of the median over processes. result is initialised by it; VALID, UNCONFIRMED when the interval
+ * does not exclude 1 / (1 + noise floor) .. 1 + noise floor, or what else happened. */
+enum {
+    GATES_CONFIRM_PROCESSES = 6 /* no fewer give an interval of 95 % without assuming a distribution */
+};
 void gates_confirm(gates *g, const artefact *a, int round, trial_result *result);
 
 /* Counters of an elite: runs it TRIAL_PROFILE_LAUNCHES times on one of the problems in a child that `profiler` (a

@@ -15,6 +15,7 @@
 #include "check/inputs.h"
 #include "search/admission.h"
 #include "search/gates.h"
+#include "search/identity.h"
 
 /* ---- Names ---- */
 
@@ -386,7 +387,9 @@ static void a_better_kernel_passes_every_gate(void **state)
     gates_confirm(g, a, 0, &again);
     assert_true(again.status == TRIAL_VALID || again.status == TRIAL_UNCONFIRMED);
     assert_int_equal(again.gate, GATE_CONFIRMATION);
-    assert_int_equal(again.timings[0].samples, INTERLEAVE_BLOCKS_PUBLISH * INTERLEAVE_BLOCK_SAMPLES);
+    assert_int_equal(again.timings[0].samples,
+                     GATES_CONFIRM_PROCESSES * INTERLEAVE_BLOCKS_SEARCH * INTERLEAVE_BLOCK_SAMPLES);
+    assert_int_equal(again.overall.blocks, GATES_CONFIRM_PROCESSES);
     trial_result_free(&again);
     gates_control(g, &again);
     assert_int_equal(again.status, TRIAL_VALID);
@@ -589,6 +592,117 @@ static void identity_is_machine_code_and_launch(void **state)
     gates_close(g);
 }
 
+/* ---- Objects that no text has been looked at of ---- */
+
+/* Compiles as candidates are, without any gate before; more are words for the compiler. */
+static void look_at_source(object_facts *facts, const char *source, const char *more)
+{
+    char script[2048], source_path[512], object_path[512];
+    process_outcome outcome;
+    snprintf(source_path, sizeof source_path, "%s", scratch_path("object.c"));
+    snprintf(object_path, sizeof object_path, "%s", scratch_path("object.so"));
+    write_file(source_path, source);
+    snprintf(script, sizeof script,
+             "exec ${CC:-cc} -O1 -ffreestanding -fPIC -fvisibility=hidden -w -fno-stack-protector -shared -nostdlib "
+             "-Wl,-Bsymbolic,--build-id=none,-z,noexecstack,-z,relro,-z,now,--hash-style=gnu -o %s %s %s",
+             object_path, source_path, more);
+    const char *const argv[] = {"sh", "-c", script, NULL};
+    const process_limits limits = {.wall_s = 60};
+    assert_ok(process_run(&outcome, argv, scratch_path("object.log"), &limits, NULL));
+    if (outcome.end != PROCESS_EXITED || outcome.code != 0) {
+        char *log = read_file(scratch_path("object.log"));
+        fail_msg("%s: %s", source, log);
+    }
+    assert_ok(object_look(facts, object_path, ACR__CPU, ""));
+    unlink(source_path);
+    unlink(object_path);
+    unlink(scratch_path("object.log"));
+}
+
+#define EXPORTED "__attribute__((visibility(\"default\"))) void acr_candidate(void);\n"
+
+static void objects_are_refused_by_what_they_are(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *source, *more, *says; /* NULL = nothing is wrong with it */
+    } cases[] = {
+        {"honest", EXPORTED "static const int t[] = {1, 2};\nvoid acr_candidate(void) { *(volatile int *)8 = t[0]; }\n",
+         "", NULL},
+        {"addresses of its own",
+         EXPORTED "static void f(void) {}\nvoid (*const t[])(void) = {f, acr_candidate};\n"
+                  "void acr_candidate(void) { t[*(volatile int *)8](); }\n",
+         "", NULL},
+        {"constructor", EXPORTED "__attribute__((constructor)) void acr_candidate(void) {}\n", "", "is loaded"},
+        {"destructor", EXPORTED "__attribute__((destructor)) void acr_candidate(void) {}\n", "", "is loaded"},
+        {"constructor by its section",
+         EXPORTED "void acr_candidate(void) {}\n"
+                  "__attribute__((section(\".init_array.7\"), used)) static void *f = acr_candidate;\n",
+         "", "is loaded"},
+        {"constructor of old",
+         EXPORTED "void acr_candidate(void) {}\n"
+                  "__attribute__((section(\".ctors\"), used)) static void *f = acr_candidate;\n",
+         "", "is loaded"},
+        {"code for the loader", EXPORTED "__attribute__((section(\".init\"))) void acr_candidate(void) {}\n", "",
+         "is loaded"},
+        {"code that the linker knows by name", EXPORTED "void _init(void) {}\nvoid acr_candidate(void) {}\n", "",
+         "asked of the loader"},
+        {"code that the linker is told of", EXPORTED "void acr_candidate(void) {}\n", "-Wl,-fini=acr_candidate",
+         "asked of the loader"},
+#if defined __x86_64__
+        {"resolver",
+         EXPORTED "static void f(void) {}\nstatic void *pick(void) { return f; }\n"
+                  "static void g(void) __attribute__((ifunc(\"pick\")));\nvoid acr_candidate(void) { g(); }\n",
+         "", ""},
+        {"resolver under another name",
+         EXPORTED "static void f(void) {}\nstatic void *pick(void) { return f; }\n"
+                  "void h(void) __attribute__((ifunc(\"pick\")));\nvoid g(void) __attribute__((alias(\"h\")));\n"
+                  "void acr_candidate(void) { g(); }\n",
+         "-s", ""},
+        {"resolver without a call",
+         EXPORTED "static void f(void) {}\nstatic void *pick(void) { return f; }\n"
+                  "void h(void) __attribute__((ifunc(\"pick\")));\nvoid (*const t)(void) = h;\n"
+                  "void acr_candidate(void) { *(void (*volatile *)(void))8 = t; }\n",
+         "-s", ""},
+#endif
+        {"another library", EXPORTED "void acr_candidate(void) {}\n", "-Wl,--no-as-needed -lc", "another library"},
+        {"another's symbol", EXPORTED "extern int puts(const char *);\nvoid acr_candidate(void) { puts(\"\"); }\n", "",
+         "outside of it"},
+        {"another's symbol, if there is one",
+         EXPORTED "extern int puts(const char *) __attribute__((weak));\n"
+                  "void acr_candidate(void) { if (puts) puts(\"\"); }\n",
+         "", "outside of it"},
+        {"state", EXPORTED "static int n;\nvoid acr_candidate(void) { *(volatile int *)8 = ++n; }\n", "", "state"},
+        {"state with a value", EXPORTED "static int n = 3;\nvoid acr_candidate(void) { *(volatile int *)8 = ++n; }\n",
+         "", "state"},
+        {"state where addresses are",
+         EXPORTED "__attribute__((section(\".got.state\"))) static int n = 1;\n"
+                  "void acr_candidate(void) { *(volatile int *)8 = ++n; }\n",
+         "", "state"},
+        {"state that is read-only until it is not",
+         EXPORTED "__attribute__((section(\".data.rel.ro.local.x\"))) static int n = 1;\n"
+                  "void acr_candidate(void) { *(volatile int *)8 = ++n; }\n",
+         "-Wl,-z,norelro", "state"},
+        {"state of a thread",
+         EXPORTED "static _Thread_local int n;\nvoid acr_candidate(void) { *(volatile int *)8 = ++n; }\n", "", ""},
+        {"code beside the code", EXPORTED "__attribute__((section(\".note.x\"))) void acr_candidate(void) {}\n", "",
+         "code outside"},
+        {"a stack with code", EXPORTED "void acr_candidate(void) {}\n", "-Wl,-z,execstack", "executable"},
+        {"a section of its own",
+         EXPORTED "__attribute__((section(\"mine\"), used)) static const int n = 1;\n"
+                  "void acr_candidate(void) { *(volatile int *)8 = n; }\n",
+         "", "no kernel needs"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); ++i) {
+        object_facts facts;
+        look_at_source(&facts, cases[i].source, cases[i].more);
+        const bool good = cases[i].says ? facts.refusal[0] && strstr(facts.refusal, cases[i].says) : !facts.refusal[0];
+        if (!good) {
+            fail_msg("%s: \"%s\"", cases[i].name, facts.refusal);
+        }
+    }
+}
+
 /* ---- Compilers that do not behave ---- */
 
 static void write_script(const char *path, const char *text)
@@ -747,6 +861,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(parameters_are_those_of_the_family),
         cmocka_unit_test(a_known_identity_is_a_duplicate),
         cmocka_unit_test(identity_is_machine_code_and_launch),
+        cmocka_unit_test(objects_are_refused_by_what_they_are),
         cmocka_unit_test(compilers_have_their_time),
         cmocka_unit_test(setups_are_checked),
         cmocka_unit_test(a_busy_neighbour_is_noticed),

@@ -140,6 +140,53 @@ static void objects_are_looked_at(void **state)
     assert_end(&result, TRIAL_COMPILE_FAILED, GATE_RESOURCES, "no kernel named KERNEL_NAME");
 }
 
+/* What no word of the text shows stands in the PTX. */
+static void ptx_is_looked_at(void **state)
+{
+    trial_result result;
+    run_variant(*state, "CHEAT_PASTED_CLOCK=1", "", NULL, &result);
+    assert_end(&result, TRIAL_INADMISSIBLE, GATE_COMPILE, "clock");
+    run_variant(*state, "CHEAT_CLOCK_IN_PIECES=1", "", NULL, &result);
+    assert_end(&result, TRIAL_INADMISSIBLE, GATE_COMPILE, "clock");
+}
+
+/* The stage that times, as far as it comes where no kernel runs: launches are recorded, prepared, timed and looked at;
+ * the oracle's inputs end it, since nothing is written. */
+static void launches_are_prepared_and_judged(void **state)
+{
+    const fixture *f = *state;
+    char path[600], job_path[600], result_path[600];
+    process_outcome outcome;
+    trial_result result;
+    run_variant(f, "", "", NULL, &result);
+    assert_end(&result, TRIAL_WRONG, GATE_CORRECTNESS, "never written");
+    trial_result_free(&result);
+    snprintf(path, sizeof path, "%s/variant/correctness.job.json", f->folder);
+    snprintf(job_path, sizeof job_path, "%s/timing.job.json", f->folder);
+    snprintf(result_path, sizeof result_path, "%s/timing.result.json", f->folder);
+    json_t *job = json_load_file(path, 0, NULL);
+    json_object_set_new(job, "stage", json_string("performance"));
+    json_object_set(job, "incumbent", json_object_get(job, "candidate"));
+    json_object_set_new(job, "references", json_integer(0));
+    json_t *problem = json_array_get(json_object_get(job, "problems"), 0);
+    json_object_set_new(problem, "floor_us", json_real(0));
+    json_object_set_new(problem, "memory_us", json_real(1e9));
+    assert_int_equal(json_dump_file(job, job_path, 0), 0);
+    json_decref(job);
+    const char *const argv[] = {"/proc/self/exe", GATES_CHILD, job_path, result_path, NULL};
+    const process_limits limits = {.wall_s = 120};
+    assert_ok(process_run(&outcome, argv, scratch_path("timing.log"), &limits, NULL));
+    json_t *answer = json_load_file(result_path, 0, NULL);
+    assert_non_null(answer);
+    const char *status = json_string_value(json_object_get(answer, "status"));
+    const char *detail = json_string_value(json_object_get(answer, "detail"));
+    if (strcmp(status, "wrong") != 0 || !strstr(detail, "while timed: o[0,0,0,0] is NaN or was never written")) {
+        fail_msg("%s: %s", status, detail);
+    }
+    json_decref(answer);
+    unlink(scratch_path("timing.log"));
+}
+
 static void families_are_compiled_as_the_build_does(void **state)
 {
     const fixture *f = *state;
@@ -315,6 +362,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(names_and_comments_are_no_identity),
         cmocka_unit_test(resources_are_looked_at),
         cmocka_unit_test(objects_are_looked_at),
+        cmocka_unit_test(ptx_is_looked_at),
+        cmocka_unit_test(launches_are_prepared_and_judged),
         cmocka_unit_test(families_are_compiled_as_the_build_does),
         cmocka_unit_test(a_profiler_wraps_the_child),
         cmocka_unit_test(elites_get_counters),

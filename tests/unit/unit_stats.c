@@ -478,6 +478,79 @@ static void the_clock_fools_a_plain_comparison(void **state)
     assert_true(fooled * 4 >= runs);
 }
 
+/* ---- processes that differ as a whole ---- */
+
+/* A search whose candidates are all equal to the incumbent, at its end: up to three that looked faster are confirmed,
+ * the first confirmation counts. Each process is biased; its blocks scatter as well. Returns whether one is claimed. */
+static int claims_one(generator *random, double bias, double speedup, size_t processes, size_t blocks)
+{
+    enum {
+        CONFIRMED_MOST = 3,
+        BLOCKS_ALL = 128
+    };
+    static const double scatter = 0.005, floor = 0.01, one = 1.0;
+    static double ratios[BLOCKS_ALL];
+    static stats_block views[BLOCKS_ALL];
+    for (int candidate = 0; candidate < CONFIRMED_MOST; candidate++) {
+        for (size_t p = 0; p < processes; p++) {
+            const double process = speedup * exp(bias * next_normal(random));
+            for (size_t b = p * blocks; b < (p + 1) * blocks; b++) {
+                ratios[b] = process * exp(scatter * next_normal(random));
+                views[b] = (stats_block){&ratios[b], &one, 1, 1};
+            }
+        }
+        if (stats_compare_processes(views, processes * blocks, processes, floor).verdict == STATS_FASTER)
+            return 1;
+    }
+    return 0;
+}
+
+static double share_claimed(double bias, double speedup, size_t processes, size_t blocks)
+{
+    enum {
+        SEARCHES = 4000
+    };
+    generator random = {(uint64_t)(1e6 * bias) + processes};
+    int claimed = 0;
+    for (int i = 0; i < SEARCHES; i++)
+        claimed += claims_one(&random, bias, speedup, processes, blocks);
+    return (double)claimed / SEARCHES;
+}
+
+/* The table of docs/statistics.md. */
+static void a_biased_process_makes_no_claim(void **state)
+{
+    (void)state;
+    static const double biases[] = {0.0, 0.01, 0.02};
+    static const double at_least[] = {0.0, 0.28, 0.55}, at_most[] = {0.001, 0.42, 0.70};
+    for (size_t i = 0; i < COUNT_OF(biases); i++) {
+        const double alone = share_claimed(biases[i], 1.0, 1, 50), six = share_claimed(biases[i], 1.0, 6, 13);
+        const double three = share_claimed(biases[i], 1.03, 6, 13), tenth = share_claimed(biases[i], 1.10, 6, 13);
+        print_message("bias %.0f %%: equal, claimed by one process %.1f %%, by six %.2f %%; found by six: 3 %% in "
+                      "%.1f %%, 10 %% in %.1f %%\n",
+                      100 * biases[i], 100 * alone, 100 * six, 100 * three, 100 * tenth);
+        assert_true(alone >= at_least[i] && alone <= at_most[i]);
+        assert_true(six <= 0.01);
+        assert_true(tenth >= 0.95);
+    }
+}
+
+static void few_processes_decide_nothing(void **state)
+{
+    (void)state;
+    enum {
+        PROCESSES = 6
+    };
+    static const double two[PROCESSES] = {2, 2, 2, 2, 2, 2}, one = 1.0;
+    stats_block views[PROCESSES];
+    for (size_t i = 0; i < PROCESSES; i++)
+        views[i] = (stats_block){&two[i], &one, 1, 1};
+    assert_int_equal(stats_compare_processes(views, 6, 6, 0.01).verdict, STATS_FASTER);
+    assert_int_equal(stats_compare_processes(views, 6, 6, 0.01).blocks, 6);
+    assert_int_equal(stats_compare_processes(views, 6, 3, 0.01).verdict, STATS_AMBIGUOUS);
+    assert_int_equal(stats_compare_processes(views, 6, 1, 0.01).verdict, STATS_FASTER);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +572,8 @@ int main(void)
         cmocka_unit_test(two_percent_are_found),
         cmocka_unit_test(equal_kernels_are_the_same),
         cmocka_unit_test(the_clock_fools_a_plain_comparison),
+        cmocka_unit_test(a_biased_process_makes_no_claim),
+        cmocka_unit_test(few_processes_decide_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

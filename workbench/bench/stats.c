@@ -213,6 +213,28 @@ stats_comparison stats_compare(const stats_block *blocks, size_t count, double n
     return comparison;
 }
 
+stats_comparison stats_compare_processes(const stats_block *blocks, size_t count, size_t processes, double noise_floor)
+{
+    static const double one = 1.0;
+    const stats_comparison none = {NAN, {NAN, NAN}, noise_floor, STATS_AMBIGUOUS, processes};
+    if (processes <= 1)
+        return stats_compare(blocks, count, noise_floor);
+    double *effects = calloc(processes, sizeof *effects);
+    stats_block *views = calloc(processes, sizeof *views);
+    stats_comparison comparison = none;
+    if (effects && views) {
+        for (size_t p = 0; p < processes; p++) {
+            const size_t each = count / processes;
+            effects[p] = stats_compare(blocks + p * each, each, noise_floor).speedup;
+            views[p] = (stats_block){&effects[p], &one, 1, 1};
+        }
+        comparison = stats_compare(views, processes, noise_floor);
+    }
+    free(effects);
+    free(views);
+    return comparison;
+}
+
 double stats_noise_floor(const stats_block *self_blocks, size_t count)
 {
     double *effects = sorted_effects(self_blocks, count, 1);

@@ -64,6 +64,12 @@ typedef struct stats_comparison {
  * so that exchanging the roles exchanges FASTER and SLOWER. blocks >= 2; below 6 always AMBIGUOUS. */
 stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor);
 
+/* The same of `count` blocks that several processes measured, one after another as many each: a process is then what
+ * counts as one, since where its memory and code lie makes it faster or slower as a whole. The effect of a process is
+ * the median of its blocks'; interval and verdict are of the median over processes. count is a multiple of processes;
+ * one process: stats_compare. Below 6 processes always AMBIGUOUS. */
+stats_comparison stats_compare_processes(const stats_block *blocks, size_t count, size_t processes, double noise_floor);
+
 /* The noise floor that A/A comparisons support: max(1 %, exp(x) - 1), where x is the 95th percentile of |log speedup|
  * over blocks of a kernel against itself. */
 double stats_noise_floor(const stats_block *self_blocks, size_t count);
