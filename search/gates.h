@@ -100,7 +100,7 @@ void gates_judge(gates *g, const artefact *a, trial_result *result);
 void gates_run(gates *g, const candidate *c, const char *trial, trial_result *result);
 
 /* The measurement that may be published: GATES_CONFIRM_PROCESSES fresh processes, each with inputs of fresh hidden
- * seeds (round 0, 1, ... counts the confirmations of a run) and the blocks of a search, roles exchanged in every second;
+ * seeds (round 0, 1, ... counts the confirmations of a run) and a search's blocks, roles exchanged in every second;
  * the interval is that of the median over processes. result is initialised by it; VALID, UNCONFIRMED when the interval
  * does not exclude 1 / (1 + noise floor) .. 1 + noise floor, or what else happened. */
 enum {

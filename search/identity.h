@@ -27,8 +27,8 @@ acr_status object_look(object_facts *out, const char *path, acr__backend_id back
  * ACR_IO. */
 acr_status disassembly_look(char refusal[256], const char *path);
 
-/* Looks through the PTX that a GPU's compiler made, in which literals and pasted words have become instructions: clocks,
- * waits, calls out of it. Errors: ACR_IO. */
+/* Looks through the PTX that a GPU's compiler made, in which literals and pasted words have become instructions:
+ * clocks, waits, calls out of it. Errors: ACR_IO. */
 acr_status ptx_look(char refusal[256], const char *path);
 
 #endif

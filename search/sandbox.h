@@ -9,7 +9,7 @@
  * A call starts and ends by ptrace: registers and stack are set from here before each, and the kernel returns to an
  * address that faults. A process that has stopped is stopped: nothing goes on computing while its output is looked at.
  * The time of a call is what the kernel of the operating system has charged its process with (the longest lane's), less
- * what an empty call costs, both read from here.
+ * the least that an empty call costs, both read from here.
  *
  *     sandbox_begin(SANDBOX_CANDIDATE, &code, dtype, 5.0);
  *     kernel.run = sandbox_run_candidate;     executions come here: lane 0's call does the work of all lanes
