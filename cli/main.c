@@ -4,9 +4,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "build_info.h"
+#include "commands/commands.h"
+#include "search/commands/commands.h"
 #include "search/gates.h"
+#include "search/variant.h"
+
+typedef struct command {
+    const char *name;
+    const char *summary;               /* one line for the list of commands */
+    int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an exit code */
+} command;
 
 static const command commands[] = {
     {"run", "attention on .npy files", cmd_run},
@@ -103,6 +112,7 @@ int main(int argc, char **argv)
     if (gates_child(argc, argv, &exit_code)) {
         return exit_code;
     }
+    variants_made_by(&search_variant_maker);
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

@@ -7,10 +7,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "check/inputs.h"
+#include "commands.h"
 #include "search/engine.h"
 #include "search/summary.h"
 #include "search/tree.h"

@@ -8,10 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/files.h"
 #include "base/options.h"
 #include "base/process.h"
+#include "commands.h"
 #include "commands/wisdom_device.h"
 #include "search/definition.h"
 #include "search/store.h"
@@ -129,10 +130,9 @@ static acr_status read_trial(promotion *p, int64_t id)
         return acr__fail(ACR_UNSUPPORTED, "the run had the model clock: nothing was timed");
     }
     if (status == ACR_OK && *text_of(p->trial, "source_text")) {
-        return acr__fail(ACR_UNSUPPORTED,
-                         "trial %" PRId64
-                         " is a whole source: it becomes a family by hand (docs/internals/kernels-howto.md)",
-                         id);
+        return acr__fail(
+            ACR_UNSUPPORTED,
+            "trial %" PRId64 " is a whole source: it becomes a family by hand (docs/internals/kernels-howto.md)", id);
     }
     if (status == ACR_OK && !q.confirmed) {
         return acr__fail(ACR_UNSUPPORTED,

@@ -5,10 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "commands.h"
 #include "search/definition.h"
 #include "search/store.h"
 #include "search/summary.h"

@@ -763,7 +763,7 @@ class Manual(Cli):
                 self.assertTrue(re.search(names, page), f"{command} --{long} is not in acromion.1")
 
     def test_the_exit_codes_are_documented(self):
-        header = (ROOT / "workbench/base/command.h").read_text()
+        header = (ROOT / "workbench/base/exit_code.h").read_text()
         page = (ROOT / "docs/manual/acromion.1").read_text()
         for code in re.findall(r"EXIT_\w+ = (\d)", header):
             self.assertRegex(page, rf"(?m)^\.It {code}\b|^\.(?:TP|IP).*\n?\.?B? *{code}\b", f"exit code {code}")

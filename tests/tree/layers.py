@@ -3,60 +3,69 @@
 than it must.
 
 Every #include of the tree is looked at; one that no rule allows is an error, so a new kind of dependency has to be
-decided on here.
-"""
+decided on here. Rooms are in an order: none includes a higher one. No two modules (NAME.c with NAME.h, NAME.py) include
+each other, by however many steps."""
+import ast
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+SOURCES = {".c", ".h", ".cu", ".cuh", ".cpp"}
 
 C_LIBRARY = {"ctype.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math.h", "setjmp.h", "signal.h", "stdarg.h",
              "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h"}
 POSIX = {"dirent.h", "dlfcn.h", "fcntl.h", "fnmatch.h", "ftw.h", "getopt.h", "glob.h", "pthread.h", "sched.h",
-         "malloc.h", "strings.h", "unistd.h"}
+         "strings.h", "unistd.h"}
 PROCESSOR = {"cpuid.h", "immintrin.h"}
-LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/seccomp.h", "poll.h"}  # search: sandbox, objects
+LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/futex.h", "linux/seccomp.h", "poll.h"}
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
+
+# Folders in order, the lowest first: a file may include headers of its own folder and of those before it. The public
+# header and the library's side door (src/core/internal.h) stand below all of them.
+ROOMS = ["workbench/base", "workbench/machine", "workbench/kernels", "workbench/check", "workbench/bench",
+         "workbench/bench/peers", "workbench/profile", "workbench/report", "workbench/commands", "search",
+         "search/commands", "cli"]
+# Modules that may not include each other, in folders apart from the rooms: Python's package and its extension.
+PYTHON_MODULES = ["python/src", "python/acromion"]
 
 
 def is_posix(name):
     return name in C_LIBRARY or name in POSIX or name.startswith("sys/")
 
 
-def own_headers(folder):
-    return {p.name for p in (ROOT / folder).glob("*.h")}
+def headers(folder):
+    """The headers of a folder and those below it, as their paths below it."""
+    return {p.relative_to(ROOT / folder).as_posix() for p in (ROOT / folder).rglob("*.h")}
 
 
-CORE = own_headers("src/core")
-SEARCH = {"search/" + name for name in own_headers("search")} | own_headers("search")
-BENCH = {p.relative_to(ROOT / "workbench").as_posix() for p in (ROOT / "workbench").rglob("*.h")}
-WORKBENCH = BENCH | {pathlib.PurePosixPath(name).name for name in BENCH} | SEARCH | {"build_info.h"}  # generated
-MACHINE = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ptxvm").rglob("*.h")}
-TESTS = {p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").rglob("*.h")} | MACHINE
+CORE = {name for name in headers("src/core") if "/" not in name}
+MACHINE = {"ptxvm/" + name for name in headers("ptxvm")}
+WORKBENCH = headers("workbench")
+TESTS = headers("tests")
 
 
-def allowed_public(name, quoted):
+def allowed_public(path, name, quoted):
     """include: stddef.h and stdint.h only."""
     return not quoted and name in {"stddef.h", "stdint.h"}
 
 
-def allowed_core(name, quoted):
+def allowed_core(path, name, quoted):
     """src/core: the library above its backends; sees neither of them, nor anything outside."""
     if quoted:
         return name == "acromion.h" or name in CORE or name == "kernels_built.def"
     return is_posix(name) or name == "xxhash.h"
 
 
-def allowed_cpu(name, quoted):
+def allowed_cpu(path, name, quoted):
     """src/cpu: the core's contracts and its own headers; never cuda."""
     if quoted:
         return name == "acromion.h" or name in CORE or name in {"threads.h", "cpu/threads.h"}
     return is_posix(name) or name in PROCESSOR
 
 
-def allowed_cuda(name, quoted):
+def allowed_cuda(path, name, quoted):
     """src/cuda: the core's contracts, its own headers, and CUDA's; never cpu."""
     if quoted:
         own = {
@@ -68,44 +77,54 @@ def allowed_cuda(name, quoted):
     return is_posix(name) or name in CUDA
 
 
-def allowed_workbench(name, quoted):
-    """workbench: the public header and the side door of the library; JSON."""
-    if quoted:
-        return name in {"acromion.h", "internal.h", "kernels.def"} or name in WORKBENCH
-    return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
+def room_of(header):
+    return pathlib.PurePosixPath(header).parent.as_posix()
 
 
-def allowed_device(name, quoted):
+def allowed_rooms(path, name, quoted):
+    """workbench, search, cli: the public header and the side door of the library, their own folder, those below it in
+    the order of ROOMS; JSON, SQLite."""
+    if not quoted:
+        return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
+    here = room_of(path.relative_to(ROOT))
+    if "/" not in name:
+        return name in {"acromion.h", "internal.h", "kernels.def", "build_info.h"} or (path.parent / name).exists()
+    room = room_of("workbench/" + name if name in WORKBENCH else name)
+    return (ROOT / room).is_dir() and room in ROOMS and here in ROOMS and ROOMS.index(room) < ROOMS.index(here)
+
+
+def allowed_device(path, name, quoted):
     """device code of the workbench and the tests: what the library's has, and its own headers."""
-    return allowed_cuda(name, quoted) or quoted and name in {"exploit.cuh"}
+    return allowed_cuda(path, name, quoted) or quoted and name in {"exploit.cuh"}
 
 
-def allowed_tests(name, quoted):
+def allowed_tests(path, name, quoted):
     """tests: anything of ours; cmocka, and JSON and SQLite to read what the workbench writes."""
     if quoted:
-        own = {pathlib.PurePosixPath(header).name for header in TESTS - MACHINE}
-        return name in {"acromion.h", "cuda/driver.h"} or name in own | CORE | WORKBENCH | TESTS
-    return is_posix(name) or name in {"cmocka.h", "jansson.h", "sqlite3.h"}
+        own = {pathlib.PurePosixPath(header).name for header in TESTS}
+        ours = own | CORE | WORKBENCH | MACHINE | TESTS | {"acromion.h", "cuda/driver.h"}
+        return name in ours or name.startswith("search/") and (ROOT / name).exists()
+    return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h"}
 
 
-def allowed_machine(name, quoted):
+def allowed_machine(path, name, quoted):
     """ptxvm: itself and C; it knows nothing of what it executes."""
     return name in {"ptxvm.h", "vm.h"} if quoted else is_posix(name)
 
 
-def allowed_fake_driver(name, quoted):
+def allowed_fake_driver(path, name, quoted):
     """ptxvm/driver: the machine, and what the library asks a driver for."""
     if quoted:
         return name in MACHINE | {"fake_driver.h", "fake_program.h", "acromion.h", "cuda/driver.h"} or name in CORE
     return is_posix(name) or name in CUDA
 
 
-def allowed_candidates(name, quoted):
+def allowed_candidates(path, name, quoted):
     """tests/exploits/*.cu: what search/admission.c lets candidates include."""
     return name in ({"fwd_args.h"} if quoted else {"stdint.h", "cuda_fp16.h", "math_constants.h"})
 
 
-def allowed_examples(name, quoted):
+def allowed_examples(path, name, quoted):
     """examples: what a user has."""
     return not quoted and (is_posix(name) or name == "acromion.h" or "." not in name or name.startswith("cuda"))
 
@@ -115,10 +134,10 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src/core", allowed_core),
-    ("workbench", allowed_workbench),
+    ("workbench", allowed_rooms),
     ("search/tests", allowed_tests),
-    ("search", allowed_workbench),
-    ("cli", allowed_workbench),
+    ("search", allowed_rooms),
+    ("cli", allowed_rooms),
     ("ptxvm/tests", allowed_tests),
     ("ptxvm/driver", allowed_fake_driver),
     ("ptxvm", allowed_machine),
@@ -127,26 +146,95 @@ RULES = [  # the first folder that matches
 ]
 
 
-def main():
-    files = broken = 0
+def files_of(folder):
+    """The sources of a rule's folder that belong to no rule before it."""
+    for path in sorted((ROOT / folder).rglob("*")):
+        relative = path.relative_to(ROOT).as_posix()
+        if path.suffix in SOURCES and next(f for f, _ in RULES if relative.startswith(f + "/")) == folder:
+            yield path
+
+
+def broken_includes():
     for folder, allowed in RULES:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix not in {".c", ".h", ".cu", ".cuh", ".cpp"}:
-                continue
+        for path in files_of(folder):
             relative = path.relative_to(ROOT).as_posix()
-            if next(f for f, _ in RULES if relative.startswith(f + "/")) != folder:
-                continue
-            files += 1
             text = path.read_text(encoding="utf-8")
+            rule = allowed_device if path.suffix in {".cu", ".cuh"} else allowed
+            if relative.startswith("tests/exploits/") and path.suffix == ".cu":
+                rule = allowed_candidates
             for match in INCLUDE.finditer(text):
-                candidate = relative.startswith("tests/exploits/") and path.suffix == ".cu"
-                rule = allowed_device if path.suffix in {".cu", ".cuh"} else allowed
-                rule = allowed_candidates if candidate else rule
-                if not rule(match[2], match[1] == '"'):
+                if not rule(path, match[2], match[1] == '"'):
                     line = text.count("\n", 0, match.start()) + 1
-                    print(f"{relative}:{line}: may not include {match[2]}. {rule.__doc__}")
-                    broken += 1
-    print(f"{files} files, {broken} broken rules")
+                    yield f"{relative}:{line}: may not include {match[2]}. {' '.join(rule.__doc__.split())}"
+
+
+# ---- modules that include each other ----
+
+
+def included(path, name):
+    """The file of the tree that an include names, or None."""
+    for folder in (path.parent, ROOT / "workbench", ROOT, ROOT / "src", ROOT / "src/core"):
+        if (folder / name).is_file():
+            return (folder / name).resolve()
+    return None
+
+
+def imported(path):
+    """The modules of its own package that a Python file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            yield from (path.parent / f"{name}.py" for name in names if (path.parent / f"{name}.py").is_file())
+
+
+def modules():
+    """What each module includes: paths without endings."""
+    found = {}
+    for folder in [room.split("/")[0] for room in ROOMS] + PYTHON_MODULES:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix == ".py":
+                uses = list(imported(path))
+            elif path.suffix in SOURCES:
+                names = INCLUDE.findall(path.read_text(encoding="utf-8"))
+                uses = [file for _, name in names if (file := included(path, name))]
+            else:
+                continue
+            module = path.resolve().with_suffix("")
+            found.setdefault(module, set()).update(u.with_suffix("") for u in uses if u.with_suffix("") != module)
+    return found
+
+
+def cycle(uses, start):
+    """A way from a module back to itself, or None."""
+    way, seen = [(start, iter(sorted(uses[start])))], {start}
+    while way:
+        for following in way[-1][1]:
+            if following == start:
+                return [module for module, _ in way] + [start]
+            if following in uses and following not in seen:
+                seen.add(following)
+                way.append((following, iter(sorted(uses[following]))))
+                break
+        else:
+            way.pop()
+    return None
+
+
+def cycles():
+    uses, told = modules(), set()
+    for module in sorted(uses):
+        way = cycle(uses, module) if module not in told else None
+        if way:
+            told.update(way)
+            yield "modules include each other: " + " -> ".join(m.relative_to(ROOT).as_posix() for m in way)
+
+
+def main():
+    broken = [*broken_includes(), *cycles()]
+    for line in broken:
+        print(line)
+    files = sum(1 for folder, _ in RULES for _ in files_of(folder))
+    print(f"{files} files, {len(broken)} broken rules")
     return 1 if broken or files < 20 else 0
 
 

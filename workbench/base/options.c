@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
+#include "exit_code.h"
 #include "internal.h"
 
 enum {
@@ -37,26 +37,6 @@ static const option_spec help_options[] = {
     {'h', "help", NULL, "print this"},
     {0, NULL, NULL, NULL},
 };
-
-int report_failure(acr_status status, const char *what)
-{
-    const char *detail = acr_last_error();
-    fprintf(stderr, "acromion: %s%s%s\n", what ? what : "", what ? ": " : "",
-            *detail ? detail : acr_status_text(status));
-    switch (status) {
-    case ACR_INVALID:
-    case ACR_FORMAT:
-        return EXIT_BAD_INPUT;
-    case ACR_UNSUPPORTED:
-    case ACR_NO_DEVICE:
-    case ACR_NO_WISDOM:
-        return EXIT_CANNOT_RUN;
-    case ACR_IO:
-        return EXIT_FILE;
-    default:
-        return EXIT_FAULT;
-    }
-}
 
 /* The option tables of a command, one after another: its own, then the shared ones. */
 static size_t option_tables(const command_spec *spec, const option_spec *tables[4])

@@ -49,7 +49,4 @@ acr_status contest_run(const contest_request *request, json_t *records, contest_
  * 5, "B+" 3, "B" 2, "C" parity, which the noise floor allows to be a little below 1; else "-". */
 const char *contest_tier(double ratio_low, double noise_floor);
 
-/* cmd_bench with PyTorch's peers at hand (cmd_bench.c). */
-int bench_with_peers(int argc, char **argv, const peer_provider *torch);
-
 #endif

@@ -18,8 +18,8 @@ acr_status oracle_forward(const acr_problem *problem, const acr_buffers *buffers
 acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
                          double *o, double *lse, double *variance, double *most);
 
-/* The unfused computation whose error is the least tolerance (docs/internals/design.md, section 4): scores and softmax in
- * float32, P normalised, then rounded to the operand type, products accumulated in float32, output rounded to the
+/* The unfused computation whose error is the least tolerance (docs/internals/design.md, section 4): scores and softmax
+ * in float32, P normalised, then rounded to the operand type, products accumulated in float32, output rounded to the
  * output type. Same arguments; o holds the rounded values. Weights are multiplied by `grid` while they are rounded: 1
  * is the computation as it stands, another factor the same with the type's values elsewhere among the weights. */
 acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,

@@ -424,9 +424,9 @@ static double largest_of(double elements)
 }
 
 /* The mean square of all elements, whose expectation is the sum of `shares`, one of each row: within a row elements may
- * err together, rows err by themselves. For a share s and any t < 1 / 2s the mean of exp(t * square) is at most
- * 1 / sqrt(1 - 2 s t), since that holds for the square of each element and the exponential is convex; so the mean square
- * is x or more with a probability of at most exp(-t x) times the product of these. The best t of a few decides. */
+ * err together, rows err by themselves. For a share s and any t < 1 / 2s the mean of exp(t * square) is at most 1 /
+ * sqrt(1 - 2 s t), since that holds for the square of each element and the exponential is convex; so the mean square is
+ * x or more with a probability of at most exp(-t x) times the product of these. The best t of a few decides. */
 static double largest_mean_square(const double *shares, int64_t rows)
 {
     double largest = 0;

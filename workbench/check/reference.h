@@ -1,9 +1,9 @@
 /* The judged answer to a problem: its inputs, without gaps on the host, the oracle's output for the compared rows, and
  * how far a kernel may be from it.
  *
- * The tolerance (docs/manual/measuring.md): what rounding errors of the kernel's arithmetic exceed with a probability below
- * 10^-7, and no less than twice the error that the unfused computation of the same type makes on the same inputs, each
- * with one unit in the last place of the output; for the maximum and for the root mean square. */
+ * The tolerance (docs/manual/measuring.md): what rounding errors of the kernel's arithmetic exceed with a probability
+ * below 10^-7, and no less than twice the error that the unfused computation of the same type makes on the same inputs,
+ * each with one unit in the last place of the output; for the maximum and for the root mean square. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/progress.h"
@@ -22,6 +22,7 @@
 #include "bench/subject.h"
 #include "bench/timer.h"
 #include "check/conformance.h"
+#include "commands.h"
 #include "kernels/kernel_choice.h"
 #include "kernels/variant.h"
 #include "machine/roofline.h"

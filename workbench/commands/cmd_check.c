@@ -5,12 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/progress.h"
 #include "check/cases.h"
 #include "check/conformance.h"
+#include "commands.h"
 #include "kernels/kernel_choice.h"
 #include "kernels/variant.h"
 #include "machine/environment.h"

@@ -3,10 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "build_info.h"
+#include "commands.h"
 #include "kernels/kernel_choice.h"
 #include "machine/environment.h"
 

@@ -8,11 +8,12 @@
 #include <unistd.h>
 
 #include "base/child.h"
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/text.h"
 #include "check/conformance.h"
+#include "commands.h"
 #include "kernels/kernel_choice.h"
 #include "machine/environment.h"
 #include "profile/profile_diagnosis.h"

@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/files.h"
 #include "base/options.h"
 #include "build_info.h"
+#include "commands.h"
 #include "internal.h"
 #include "kernels/kernel_source.h"
 #include "report/report_charts.h"

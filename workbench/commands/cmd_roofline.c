@@ -3,10 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "commands.h"
 #include "kernels/kernel_choice.h"
 #include "machine/gpus.h"
 #include "machine/roofline.h"

@@ -3,11 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/npy.h"
 #include "base/options.h"
+#include "commands.h"
 #include "internal.h"
 
 enum {

@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "commands.h"
 #include "internal.h"
 #include "kernels/kernel_choice.h"
 #include "machine/environment.h"

@@ -6,10 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/options.h"
+#include "commands.h"
 #include "internal.h"
 #include "wisdom_device.h"
 

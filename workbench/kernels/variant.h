@@ -15,17 +15,23 @@ enum {
     VARIANTS_MAX = 32 /* in one process */
 };
 
-/* Compiles a variant into the folder `into`/<name>, for the architecture of `device`. Returns ACR_OK after saying on
- * standard error what it took, spills included. Errors: ACR_INVALID for a malformed text; ACR_UNSUPPORTED where there
- * is no compiler or it refused the variant, serialised wgmma included; ACR_IO. */
-acr_status variant_build(const char *text, const char *into, const acr__device *device);
+/* Who compiles and loads variants: the search, as it does with its candidates. The workbench knows it by this only. */
+typedef struct variant_maker {
+    /* Loads what one --variant names, compiling it into a temporary folder where it is not compiled yet, and hands each
+     * kernel to variant_add. */
+    acr_status (*load)(const char *asked, const acr__device *device);
+    void (*unload)(void); /* all of them, and what was compiled for them */
+} variant_maker;
+void variants_made_by(const variant_maker *maker);
+/* A loaded variant of the listed kernel `base`; both outlive the maker's unload. */
+void variant_add(const acr__kernel *kernel, const char *base);
 
 /* Notes what --variant was given, for variants_load. False after printing what is wrong. */
 bool variant_ask(const char *text);
 bool variant_asked(void);
 
-/* Loads what was asked for, compiling it into a temporary folder where it is not compiled yet. From then on kernel_at
- * (kernel_choice.h) lists it. Returns ACR_OK at once when nothing was asked for. Free with variants_unload. */
+/* Loads what was asked for. From then on kernel_at (kernel_choice.h) lists it. Returns ACR_OK at once when nothing was
+ * asked for. Errors: ACR_UNSUPPORTED where nobody makes variants; the maker's. Free with variants_unload. */
 acr_status variants_load(const acr__device *device);
 void variants_unload(void);
 

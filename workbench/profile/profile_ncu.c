@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 
 static const struct {
     const char *name;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/child.h"
-#include "base/command.h"
+#include "base/exit_code.h"
 
 /* The first of the places, relative to the folder, where the file exists: folder/place. */
 static bool find_place(char out[PATH_MAX], const char *folder, const char *const *places, const char *file)

@@ -1,10 +1,11 @@
 /* What libacromion_bench.so exports, see bench_door.h. */
-#include "bench_door.h"
+#include "bench/bench_door.h"
 
 #include <stdio.h>
 
-#include "base/command.h"
-#include "contest.h"
+#include "base/exit_code.h"
+#include "commands/commands.h"
+#include "search/variant.h"
 
 __attribute__((visibility("default"))) int acromion_bench(int argc, char **argv, const peer_provider *provider)
 {
@@ -13,5 +14,6 @@ __attribute__((visibility("default"))) int acromion_bench(int argc, char **argv,
         fprintf(stderr, "acromion: --peers: the Python module and libacromion_bench.so are of different versions\n");
         return EXIT_CANNOT_RUN;
     }
+    variants_made_by(&search_variant_maker);
     return bench_with_peers(argc, argv, provider);
 }

@@ -3,10 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/command.h"
+#include "base/exit_code.h"
 #include "base/options.h"
-#include "kernels/variant.h"
+#include "commands.h"
 #include "machine/gpus.h"
+#include "search/variant.h"
 
 static const option_spec options[] = {
     {'o', "output", "FOLDER", "that receives a folder for each variant; it exists"},
