@@ -237,7 +237,8 @@ class Day(unittest.TestCase):
             words = line.split()
             if words[1:2] == ["check"] and "--variant" not in words:
                 seen += 1
-                listed = subprocess.run([*words, "--list"], env=environment, capture_output=True, text=True, check=False)
+                listed = subprocess.run([*words, "--list"], env=environment, capture_output=True, text=True,
+                                        check=False)
                 self.assertEqual(listed.returncode, DONE, line + listed.stderr)
                 self.assertTrue(listed.stdout, line)
         self.assertGreaterEqual(seen, 5)
