@@ -4,6 +4,7 @@ the man page.
 
     cli.py PROGRAM [unittest arguments]        needs nothing but Python's standard library; runs on the cpu backend
 """
+import functools
 import json
 import math
 import os
@@ -92,6 +93,16 @@ def transposed(values, b, h, s, d):
 
 def execute(*arguments, env=None):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, env=env)
+
+
+def needs_cuda_kernels(test):
+    """Skips a test where the build has no kernel for GPUs (-DACR_CUDA=OFF)."""
+    @functools.wraps(test)
+    def run(self):
+        if not any(kernel["backend"] == "cuda" for kernel in self.json_of("info")["kernels"]):
+            self.skipTest("this build has no CUDA kernels")
+        test(self)
+    return run
 
 
 class Cli(unittest.TestCase):
@@ -372,6 +383,7 @@ class Commands(Cli):
         self.run_fails(BAD_INPUT, "give --q-offsets", *run((2, 1, 4), "<f4"))
         self.run_fails(BAD_INPUT, f"{path}: holds integers", *run((1, 1, 2, 4), "<i4"))
 
+    @needs_cuda_kernels
     def test_no_time_has_an_exponent(self):
         for command in (["roofline", "--gpu", "l4", "--target", "500us", "b4:h64:s32768:d128"],
                         ["roofline", "--gpu", "l4", "--target", "2s", "b4:h64:s32768:d128"],
@@ -447,6 +459,7 @@ class Commands(Cli):
         self.assertEqual(text.count("(best)"), 1)
         self.run_fails(USAGE, "--measure", "why", "--measure", "--gpu", "l4")
 
+    @needs_cuda_kernels
     def test_why_for_absent_gpus(self):
         for gpu in ("l4", "a100", "h100", "h200"):
             report = self.json_of("why", "--gpu", gpu, "b2:h8:s512:d64")

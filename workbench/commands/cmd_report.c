@@ -24,7 +24,7 @@ enum {
 static const option_spec options[] = {
     {'o', "output", "FILE", "the page; default report.html"},
     {ID_MARKDOWN, "markdown", "=DOCUMENT",
-     "instead rewrite the tables and the figure that a document's markers name; README.md and docs/manual/measured.md"},
+     "instead rewrite what a document's markers name; README.md and docs/manual/measured.md"},
     {ID_CHECK, "check", NULL, "with --markdown: change nothing, exit code 1 when document and results disagree"},
     {0, NULL, NULL, NULL},
 };

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""torch.nn.attention.activate_flash_attention_impl("ACROMION"): PyTorch's own calls by acromion, what is handed over, what
+is restored. Needs the installed package and PyTorch."""
+import subprocess
+import sys
+import unittest
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import acromion
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.float16) if HAS_GPU else ("cpu", torch.float32)
+FLASH = "_scaled_dot_product_flash_attention" + ("" if HAS_GPU else "_for_cpu")
+TOLERANCE = {"atol": 4e-3, "rtol": 4e-3} if HAS_GPU else {"atol": 1e-5, "rtol": 1e-5}
+
+
+def normal(*shape, dtype=DTYPE):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+class Active(unittest.TestCase):
+    """Each test begins with acromion active and not strict, and ends with PyTorch as it was."""
+
+    def setUp(self):
+        acromion.register_torch()
+        torch.nn.attention.activate_flash_attention_impl("ACROMION")
+        self.addCleanup(torch.nn.attention.restore_flash_attention_impl, _raise_warn=False)
+
+    def native(self, function, *arguments, **keywords):
+        """What PyTorch itself computes."""
+        torch.nn.attention.restore_flash_attention_impl()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            torch.nn.attention.activate_flash_attention_impl("ACROMION")
+
+    def test_calls_are_acromion_s(self):
+        q, k, v = normal(2, 4, 33, 64), normal(2, 4, 70, 64), normal(2, 4, 70, 64)
+        out = F.scaled_dot_product_attention(q, k, v)
+        self.assertTrue(torch.equal(out, acromion.sdpa(q, k, v)))  # to the bit: nobody else's
+        torch.testing.assert_close(out, self.native(F.scaled_dot_product_attention, q, k, v), **TOLERANCE)
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_causal_scale_heads_and_layout(self):
+        q, k = normal(2, 4, 33, 64), normal(2, 2, 33, 64)
+        bshd = normal(2, 33, 4, 64).transpose(1, 2)
+        for arguments, tensors in (({"is_causal": True}, (q, q, q)), ({"scale": 0.3}, (q, q, q)),
+                                   ({"enable_gqa": True}, (q, k, k)), ({"is_causal": True}, (bshd, bshd, bshd))):
+            with self.subTest(str(arguments)):
+                out = F.scaled_dot_product_attention(*tensors, **arguments)
+                wanted = self.native(F.scaled_dot_product_attention, *tensors, **arguments)
+                torch.testing.assert_close(out, wanted, **TOLERANCE)
+                self.assertEqual(out.stride(), wanted.stride())
+
+    @unittest.skipIf(HAS_GPU, "the CPU's operator")
+    def test_results_are_as_pytorch_describes_them(self):
+        """Shapes, strides, types and log-sum-exp of the operator: compiled programs and the backward pass rely on them."""
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        for q in (normal(2, 4, 33, 64), normal(2, 33, 4, 64).transpose(1, 2)):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                with self.subTest(str(dtype)):
+                    x = q.to(dtype)
+                    found, wanted = operator(x, x, x, 0.0, True), self.native(operator, x, x, x, 0.0, True)
+                    with FakeTensorMode() as mode:
+                        described = operator(*[mode.from_tensor(x)] * 3, 0.0, True)
+                    for a, b, c in zip(found, wanted, described):
+                        self.assertEqual((a.shape, a.stride(), a.dtype), (b.shape, b.stride(), b.dtype))
+                        self.assertEqual((a.shape, a.stride(), a.dtype), (c.shape, c.stride(), c.dtype))
+                    torch.testing.assert_close(found[1], wanted[1], atol=2e-2, rtol=2e-2)
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_what_is_not_served_is_handed_over_and_counted(self):
+        q = normal(2, 4, 33, 64)
+        mask = torch.ones(33, 33, dtype=torch.bool, device=DEVICE).tril()
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        self.assertTrue(torch.equal(out, self.native(F.scaled_dot_product_attention, q, q, q, attn_mask=mask)))
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        (told, count), = acromion.fallbacks().items()  # counted since it was activated last
+        self.assertEqual(count, 1)
+        self.assertRegex(told, "^_scaled_dot_product_.*: a mask or bias$")
+
+    @unittest.skipIf(HAS_GPU, "the CPU's types")
+    def test_a_type_that_acromion_has_not(self):
+        q = normal(1, 2, 9, 16, dtype=torch.float64)
+        self.assertTrue(torch.equal(F.scaled_dot_product_attention(q, q, q),
+                                    self.native(F.scaled_dot_product_attention, q, q, q)))
+        F.scaled_dot_product_attention(q, q, q)
+        self.assertRegex(str(acromion.fallbacks()), "q is float64, must be")
+
+    def test_strict(self):
+        q = normal(1, 2, 9, 64)
+        mask = torch.ones(9, 9, dtype=torch.bool, device=DEVICE)
+        acromion.register_torch(strict=True)
+        torch.nn.attention.activate_flash_attention_impl("ACROMION")
+        self.addCleanup(acromion.register_torch)
+        F.scaled_dot_product_attention(q, q, q)
+        with self.assertRaisesRegex(acromion.UnsupportedError, "aten::_scaled_dot_product_.*: acromion does not serve a "
+                                                               "mask or bias"):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_gradients_are_pytorch_s(self):
+        """ATen's backward pass on our output and log-sum-exp."""
+        def gradients():
+            tensors = [normal(2, 4, 33, 64).requires_grad_(), normal(2, 4, 33, 64).requires_grad_(),
+                       normal(2, 4, 33, 64).requires_grad_()]
+            F.scaled_dot_product_attention(*tensors, is_causal=True).square().sum().backward()
+            return [x.grad for x in tensors]
+        for found, wanted in zip(gradients(), self.native(gradients)):
+            torch.testing.assert_close(found, wanted, atol=10 * TOLERANCE["atol"], rtol=10 * TOLERANCE["rtol"])
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_a_training_run(self):
+        """The losses of a small transformer, step by step."""
+        def losses():
+            torch.manual_seed(1)
+            model = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, device=DEVICE)
+            optimizer, x = torch.optim.SGD(model.parameters(), 0.05), normal(4, 20, 64, dtype=torch.float32)
+            found = []
+            for _ in range(10):
+                loss = (model(x) - x.flip(1)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+            return found
+        torch.testing.assert_close(losses(), self.native(losses), atol=1e-4, rtol=1e-4)
+
+    def test_compiled(self):
+        q = normal(2, 4, 33, 64)
+
+        def block(x):
+            return F.scaled_dot_product_attention(x * 2, x, x, is_causal=True) + 1
+        with torch.no_grad():
+            found = torch.compile(block, fullgraph=True, backend="aot_eager")(q)
+            self.assertTrue(torch.equal(found, acromion.sdpa(q * 2, q, q, is_causal=True) + 1))
+
+    def test_forced_backends(self):
+        """On CUDA the operators of all three; on the CPU the one."""
+        q = normal(2, 4, 33, 64)
+        backends = [SDPBackend.FLASH_ATTENTION] + ([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+                                                   if HAS_GPU else [])
+        for backend in backends:
+            with self.subTest(str(backend)), sdpa_kernel(backend):
+                out = F.scaled_dot_product_attention(q, q, q)
+                torch.testing.assert_close(out, acromion.sdpa(q, q, q), atol=0, rtol=0)
+                x = q.clone().requires_grad_()
+                F.scaled_dot_product_attention(x, x, x).sum().backward()
+        self.assertEqual(acromion.fallbacks(), {})
+
+
+class Registry(unittest.TestCase):
+    def test_import_registers_and_activates_nothing(self):
+        self.assertIn("ACROMION", torch.nn.attention.list_flash_attention_impls())
+        self.assertIsNone(torch.nn.attention.current_flash_attention_impl())
+
+    def test_restored_to_the_bit(self):
+        q = normal(2, 4, 33, 64)
+        before = F.scaled_dot_product_attention(q, q, q)
+        for _ in range(3):
+            torch.nn.attention.activate_flash_attention_impl("ACROMION")
+            self.assertEqual(torch.nn.attention.current_flash_attention_impl(), "ACROMION")
+            torch.nn.attention.restore_flash_attention_impl()
+            self.assertTrue(torch.equal(F.scaled_dot_product_attention(q, q, q), before))
+
+    def test_no_warning(self):
+        program = ("import warnings, torch; warnings.simplefilter('error'); import acromion\n"
+                   "torch.nn.attention.activate_flash_attention_impl('ACROMION')")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_the_order_of_imports(self):
+        """Before PyTorch the name is not told by itself, but by register_torch; nothing is loaded by either import."""
+        program = ("import sys, acromion; assert 'torch' not in sys.modules and 'acromion._native' not in sys.modules\n"
+                   "import torch; acromion.register_torch()\n"
+                   "assert 'ACROMION' in torch.nn.attention.list_flash_attention_impls()")
+        subprocess.run([sys.executable, "-c", program], check=True)
+        subprocess.run([sys.executable, "-c", "import torch, sys, acromion\nassert 'acromion._native' not in sys.modules"],
+                       check=True)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("default")
+    unittest.main()
