@@ -18,13 +18,13 @@ enum {
  * last chunk also three of its own four times V; end_output starts the fourth. top 0: the top half sees none of these
  * keys. drain: the product with V of two chunks before, from p, is still in flight. At the end only products with V may
  * be. */
-DEV void compute_chunk(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
+DEV void compute_chunk(consumer &c, lane_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                        const probability_tile &before, const int chunk, const int first, const int last, const int top,
                        const int early, const int masked, const int drain)
 {
     score_tile t;
     ACR_MARK(chunk, "scores ready, masked");
-    scale_scores(c, r, t, s, top);
+    find_exponents(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
     if (!first)
@@ -83,7 +83,7 @@ DEV void end_output(const consumer &c, output_tile &o, const probability_tile &p
 
 /* All chunks, in a straight line of code: their number is a constant, and so is whether any of them needs a mask.
  * Exponentials of the top half only where it sees something. Leaves the last product running. */
-DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, const int chunks, const int masked)
+DEV void attend(consumer &c, lane_rows &r, score_tile &s, output_tile &o, const int chunks, const int masked)
 {
     const int early = !(masked && chunks == 1); /* no gain there */
     probability_tile p[2];                      /* in turn */
@@ -91,10 +91,10 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
             break;
-        if (masked && chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks))
-            mask_scores(c, s, chunk);
+        finish_scores(s, c.seen, chunk * KV_TILE,
+                      masked && chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks));
         if (chunk == 0)
-            choose_reference(c, r, s);
+            choose_references(c, r, s);
         if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
             compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == chunks - 1, 1,
                           early && chunk == chunks - 1, masked, 0);
@@ -120,11 +120,10 @@ DEV void attend(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, con
 
 /* A chunk that is neither the first nor the last; at the end no product is in flight, or, where it is late, that with
  * V. drain: the chunk before was late. */
-DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p,
+DEV void compute_next(consumer &c, lane_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                       const probability_tile &before, const int chunk, const int top, const int late, const int drain)
 {
-    if (chunk >= c.whole_chunks)
-        mask_scores(c, s, chunk);
+    finish_scores(s, c.seen, chunk * KV_TILE, chunk >= c.whole_chunks);
     compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1, drain);
     if (late)
         WGMMA_WAIT(1);
@@ -137,7 +136,7 @@ DEV void compute_next(consumer &c, softmax_rows &r, score_tile &s, output_tile &
 
 /* Those up to `end`. Two a round without copies pay where there are many; a single one needs a copy, and not a plain
  * one, which the assembler would merge with the original, and then serialise the products. */
-DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, probability_tile &p, int &chunk,
+DEV void compute_until(consumer &c, lane_rows &r, score_tile &s, output_tile &o, probability_tile &p, int &chunk,
                        const int end, const int top)
 {
     probability_tile next;
@@ -157,14 +156,13 @@ DEV void compute_until(consumer &c, softmax_rows &r, score_tile &s, output_tile 
 }
 
 /* All chunks, at least one, in a loop. Leaves the last products running. */
-DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o)
+DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
 {
     probability_tile p, end;
     const int last = c.chunks - 1;
     release_keys(c, 0);
-    if (c.whole_chunks <= 0)
-        mask_scores(c, s, 0);
-    choose_reference(c, r, s);
+    finish_scores(s, c.seen, 0, c.whole_chunks <= 0);
+    choose_references(c, r, s);
     if (last == 0)
         compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1, 0);
     else {
@@ -175,8 +173,7 @@ DEV void attend_ring(consumer &c, softmax_rows &r, score_tile &s, output_tile &o
         if (!ONE_HALF)
             compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
         compute_until(c, r, s, o, p, chunk, last, 0);
-        if (last >= c.whole_chunks)
-            mask_scores(c, s, last);
+        finish_scores(s, c.seen, last * KV_TILE, last >= c.whole_chunks);
         if (!ONE_HALF && last < c.top_chunks)
             compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1, 0);
         else

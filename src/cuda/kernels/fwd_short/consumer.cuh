@@ -34,12 +34,12 @@ typedef struct consumer {
     uint32_t k, v; /* low words of the descriptors of stage 0, the consumer's keys */
     int passed;    /* steps before chunk 0: none, or in a second pass those of the first */
     float scale_log2;
-    int seen[2];      /* how many keys the lane's rows see, less the lane's first column and the consumer's first key */
-    int late;         /* whether the next kernel may start only now */
-    int chunks;       /* of either consumer, so that both take the same way: chunk i is at key KV_TILE * i */
-    int masked;       /* whether any row of the tile does not see all of the chunks' keys */
-    int top_chunks;   /* so many have keys that a row of the top half sees, at least 1 */
-    int whole_chunks; /* so many are seen whole by every row of the tile */
+    row_keys seen;     /* by the lane's rows, counted from the consumer's first key */
+    int late;          /* whether the next kernel may start only now */
+    int chunks;        /* of either consumer, so that both take the same way: chunk i is at key KV_TILE * i */
+    int masked;        /* whether any row of the tile does not see all of the chunks' keys */
+    int top_chunks;    /* so many have keys that a row of the top half sees, at least 1 */
+    int whole_chunks;  /* so many are seen whole by every row of the tile */
     int bottom_chunks; /* so many are seen whole by every row of the bottom half */
     int present_rows;  /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
     query_tile q;
@@ -66,10 +66,8 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.v = (ADDRESS(smem, v) + first_chunk * CHUNK_BYTES) / 16 | v_panel_stride;
     c.passed = 0;
     c.scale_log2 = scales_of(a, t).scale_log2;
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        c.seen[half] =
-            keys_seen(a, t.seen[half], t.first[half] + 8 * c.warp + c.lane / 4) - 2 * (c.lane % 4) - first_key;
+    const int row = 8 * c.warp + c.lane / 4;
+    c.seen = find_row_keys(t.entry, t.first[0] + row, t.first[1] + row, 2 * (c.lane % 4) + first_key);
     const int whole = min(t.seen[0].full_end, t.seen[1].full_end);
     c.late = start_next_late(a);
     c.chunks = t.stages;
@@ -79,7 +77,7 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.present_rows = CHUNK_KEYS;
     if (!E4M3 && a.kv_lens != nullptr) /* upcast rows are 0 there */
-        c.present_rows = max(0, min((int)CHUNK_KEYS, t.seen[0].len - first_key - (c.chunks - 1) * KV_TILE));
+        c.present_rows = max(0, min((int)CHUNK_KEYS, t.entry.kv_len - first_key - (c.chunks - 1) * KV_TILE));
     c.order = 0;
     c.zero = (uint32_t)c.chunks >> 31;
 }

@@ -27,8 +27,7 @@ DEV void locate_rows(row_results &f, const fwd_args &a, const tile &t, const con
         /* rows that are held twice are stored once */
         f.present[out] = f.row[out] < a.q_len &&
                          (bottom ? ONE_HALF || t.first[0] < t.first[1] : !ONE_HALF && t.first[0] <= t.first[1]);
-        f.o[out] = (char *)a.o +
-                   (t.batch * a.o_stride.batch + t.head * a.o_stride.head + f.row[out] * a.o_stride.row) * OUT_BYTES;
+        f.o[out] = (char *)a.o + output_index(a, t.rows, t.batch, t.head, f.row[out]) * OUT_BYTES;
         asm volatile("" : "+l"(f.o[out]), "+r"(f.v_dim), "+r"(f.present[out])); /* here, not where they are needed */
     }
 }
@@ -84,14 +83,14 @@ DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM /
     ACR_MARK(0, "stored");
 }
 
-DEV int any_not_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)
+DEV int all_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)
 {
     const uint32_t exponent = is_bf16(f) ? 0x7f80 : 0x7c00;
     int found = 0;
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
         found |= (packed[i] & exponent) == exponent || (packed[i] >> 16 & exponent) == exponent;
-    return __any_sync(~0u, found);
+    return !found;
 }
 
 /* What few callers want or few inputs need of a stored row. again: `packed` may be of a second pass, of which the row
@@ -100,18 +99,13 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const r
                     const uint32_t (&packed)[DIM / 8], const int out, int again)
 {
     if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
-        a.lse[((int64_t)t.batch * a.q_heads + t.head) * a.q_len + f.row[out]] =
-            log_sum_exp(f.max[out], f.total[out] * (float)(1 << SHIFT), scales_of(a, t).scale);
-    if (a.mask != FWD_MASK_NONE && (again || any_not_finite(packed, f))) {
-        __threadfence();
-        __syncwarp(); /* the values are other lanes' */
-        if (f.present[out] && isfinite(f.total[out]))
-            repair_row<ELEMENT, OUT_ELEMENT>(a,
-                                             {t.batch, t.head, f.row[out], 0, 0, keys_seen(a, t.seen[0], f.row[out]),
-                                              scales_of(a, t).scale_log2, finite_max(f.max[out]) * c.scale_log2 + SHIFT,
-                                              row_factor(f.total[out], f)},
-                                             c.lane);
-    }
+        find_lse(a, t.rows, t.batch, t.head)[f.row[out]] =
+            log_sum_exp(f.max[out], f.total[out] * (float)(1 << -SHIFT), scales_of(a, t).scale);
+    const stored_row stored = {
+        t.batch, t.head,       f.present[out] ? f.row[out] : a.q_len,      0,
+        0,       c.scale_log2, offset_of<SHIFT>(f.max[out], c.scale_log2), row_factor(f.total[out], f),
+    };
+    fix_hidden_nan<ELEMENT, OUT_ELEMENT>(a, t.entry, stored, f.total[out], !again && all_finite(packed, f), c.lane);
 }
 
 #endif

@@ -52,7 +52,7 @@ static_assert(SHARED_ROWS || STAGES >= 4,
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
-DEV int attend_all(consumer &c, softmax_rows &r, score_tile &s, output_tile &o, row_results &f)
+DEV int attend_all(consumer &c, lane_rows &r, score_tile &s, output_tile &o, row_results &f)
 {
     int again;
 #if RING
@@ -98,7 +98,7 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
 {
     consumer c;
     row_results f;
-    softmax_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    lane_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     score_tile s;
     output_tile o;
     uint32_t packed[OUT_ROWS][DIM / 8];
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (warp == producer_warp && elect_one())
             load_all(maps, smem, kv_head, t.stages);
         if (E4M3 && warp >= producer_warp + 1)
-            upcast_all(smem, t.stages, t.seen[0].len);
+            upcast_all(smem, t.stages, t.rows.kv_len);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, t, smem, warp / CONSUMER_WARPS);

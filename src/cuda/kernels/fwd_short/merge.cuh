@@ -44,14 +44,14 @@ DEV uint32_t sums_at(const consumer &c, int index)
 }
 
 /* After a barrier: both consumers' sums give the factors. */
-DEV void find_shared_factors(const consumer &c, const softmax_rows &r, row_results &f)
+DEV void find_shared_factors(const consumer &c, const lane_rows &r, row_results &f)
 {
     const float4 other_rows = load_shared_float4(sums_at(c, 1 - c.index));
     const float reference[2] = {other_rows.x, other_rows.y}, sum[2] = {other_rows.z, other_rows.w};
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float max = fmaxf(reference[row], r.reference[row]);
-        const float own = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
+        const float max = fmaxf(reference[row], r.max[row]);
+        const float own = exp2_fast((r.max[row] - finite_max(max)) * c.scale_log2);
         const float other = exp2_fast((reference[row] - finite_max(max)) * c.scale_log2);
         const float total = own * r.sum[row] + other * sum[row];
         f.own[row] = own * row_factor(total, f);
@@ -62,25 +62,25 @@ DEV void find_shared_factors(const consumer &c, const softmax_rows &r, row_resul
     }
 }
 
-DEV void find_own_factors(const softmax_rows &r, row_results &f)
+DEV void find_own_factors(const lane_rows &r, row_results &f)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         f.own[row] = row_factor(r.sum[row], f);
-        f.max[row % OUT_ROWS] = r.reference[row];
+        f.max[row % OUT_ROWS] = r.max[row];
         f.total[row % OUT_ROWS] = r.sum[row];
     }
 }
 
 /* Does for the rows what can be done before the last product is there. Returns whether the tile must be computed again,
  * the same to all consumers; with a ring the producer is told. */
-DEV int find_factors(const consumer &c, softmax_rows &r, row_results &f)
+DEV int find_factors(const consumer &c, lane_rows &r, row_results &f)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++)
         r.sum[row] = quad_sum(r.sum[row]);
     if (SHARED_ROWS)
-        store_shared_float4(sums_at(c, c.index), r.reference[0], r.reference[1], r.sum[0], r.sum[1]);
+        store_shared_float4(sums_at(c, c.index), r.max[0], r.max[1], r.sum[0], r.sum[1]);
     const int again = named_any<VOTE, CONSUMER_THREADS>(is_large(r.sum[0]) || is_large(r.sum[1]));
     if (c.late)
         allow_next_kernel();

@@ -9,7 +9,7 @@
 
 /* Which of the lane's rows have a sum that is too large, of either consumer. Between find_factors, which votes on the
  * same sums, and the next one, which replaces them. */
-DEV void find_large_rows(const consumer &c, const softmax_rows &r, int (&large)[2])
+DEV void find_large_rows(const consumer &c, const lane_rows &r, int (&large)[2])
 {
     const float4 other = SHARED_ROWS ? load_shared_float4(sums_at(c, 1 - c.index)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
     large[0] = is_large(r.sum[0]) || is_large(other.z);
@@ -17,7 +17,7 @@ DEV void find_large_rows(const consumer &c, const softmax_rows &r, int (&large)[
 }
 
 /* All chunks with the true maximum, one by one. */
-DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
+DEV void attend_exactly(consumer &c, lane_rows &r, output_tile &o)
 {
     score_tile s;
     probability_tile p;
@@ -32,7 +32,7 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
         o[i] = 0.0f;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        r.reference[row] = -CUDART_INF_F;
+        r.max[row] = -CUDART_INF_F;
         r.sum[row] = 0.0f;
     }
 #pragma unroll 1
@@ -41,20 +41,12 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
         start_scores(c, s, chunk);
         WGMMA_WAIT(0);
         release_keys(c, chunk);
-        mask_scores(c, s, chunk);
+        finish_scores(s, c.seen, chunk * KV_TILE, 1);
+        const float max[2] = {row_max(s, 0, CHUNK_KEYS / 8), row_max(s, 1, CHUNK_KEYS / 8)};
         float rescale[2];
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float max = quad_max(fmaxf(r.reference[row], row_max(s, row, CHUNK_KEYS / 8)));
-            rescale[row] = exp2_fast((r.reference[row] - finite_max(max)) * c.scale_log2);
-            r.reference[row] = max;
-            r.offset[row] = -finite_max(max) * c.scale_log2 - SHIFT;
-            r.sum[row] *= rescale[row];
-        }
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++)
-            o[i] *= rescale[i / 2 % 2];
-        scale_scores(c, r, s, s, !ONE_HALF);
+        raise_references<SHIFT>(r, rescale, max, c.scale_log2);
+        scale_output(o, rescale);
+        find_exponents(c, r, s, s, !ONE_HALF);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             exponentiate(s, group, !ONE_HALF);
@@ -71,8 +63,7 @@ DEV void attend_exactly(consumer &c, softmax_rows &r, output_tile &o)
 }
 
 /* Replaces the rows that need it: stored output, packed output and what is known of them. */
-DEV void compute_again(consumer &c, softmax_rows &r, output_tile &o, row_results &f,
-                       uint32_t (&packed)[OUT_ROWS][DIM / 8])
+DEV void compute_again(consumer &c, lane_rows &r, output_tile &o, row_results &f, uint32_t (&packed)[OUT_ROWS][DIM / 8])
 {
     int large[2];
     row_results second = f;

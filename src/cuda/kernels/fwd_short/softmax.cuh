@@ -5,13 +5,13 @@
 #ifndef ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
 #define ACR_CUDA_FWD_SHORT_SOFTMAX_CUH
 
-#include "cuda/device/isa/fragment.cuh"
 #include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/isa/fragment.cuh"
 #include "cuda/kernels/fwd_short/consumer.cuh"
 
 enum {
-    /* Probabilities are 2^-SHIFT relative to the reference: they may rise by 2^24 before fp16 overflows. */
-    SHIFT = BF16 ? 0 : 8
+    /* Probabilities are 2^SHIFT relative to the reference: in fp16 they may rise by 2^24 before they overflow. */
+    SHIFT = BF16 ? 0 : -8
 };
 
 /* Whether one consumer's sum of a row leaves it open that an exponential or its product with V overflowed, as NaN
@@ -19,21 +19,6 @@ enum {
 DEV int is_large(float sum)
 {
     return !(sum < (BF16 ? 0x1p100f : 60000.0f));
-}
-
-typedef struct softmax_rows {
-    float reference[2]; /* what is subtracted from the raw scores */
-    float offset[2];    /* the same, finite, times scale_log2, and the shift */
-    float sum[2];       /* of this lane's exponentials; at the end of the quad's */
-} softmax_rows;
-
-/* Scores that a row does not see become -inf. */
-DEV void mask_scores(const consumer &c, score_tile &s, int chunk)
-{
-#pragma unroll
-    for (int i = 0; i < CHUNK_KEYS / 2; i++)
-        if (chunk * KV_TILE + 8 * (i / 4) + i % 2 >= c.seen[i / 2 % 2])
-            s[i] = -CUDART_INF_F;
 }
 
 /* The maximum over the lane's columns among the first so many eights. */
@@ -47,23 +32,19 @@ DEV float row_max(const score_tile &s, int row, const int eights)
 }
 
 /* Keys are seen from the first on, so a row that sees none of the first 16 sees none of this consumer's. */
-DEV void choose_reference(const consumer &c, softmax_rows &r, const score_tile &s)
+DEV void choose_references(const consumer &c, lane_rows &r, const score_tile &s)
 {
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        r.reference[row] = quad_max(row_max(s, row, 2));
-        r.offset[row] = -finite_max(r.reference[row]) * c.scale_log2 - SHIFT;
-        r.sum[row] = 0.0f;
-    }
+    const float max[2] = {row_max(s, 0, 2), row_max(s, 1, 2)};
+    start_rows<SHIFT>(r, max, c.scale_log2);
 }
 
 /* Here and below: without `top`, the lane's row of the top half sees none of the keys, and is left out. */
-DEV void scale_scores(const consumer &c, const softmax_rows &r, score_tile &t, const score_tile &s, const int top)
+DEV void find_exponents(const consumer &c, const lane_rows &r, score_tile &t, const score_tile &s, const int top)
 {
 #pragma unroll
     for (int i = 0; i < CHUNK_KEYS / 2; i++)
         if (top || i / 2 % 2)
-            t[i] = fmaf(s[i], c.scale_log2, r.offset[i / 2 % 2]);
+            t[i] = exponent_of(s[i], c.scale_log2, r.offset[i / 2 % 2]);
 }
 
 /* A group is 8 keys. */
@@ -75,7 +56,7 @@ DEV void exponentiate(score_tile &t, int group, const int top)
             t[i] = exp2_fast(t[i]);
 }
 
-DEV void add_and_pack(softmax_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
+DEV void add_and_pack(lane_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {

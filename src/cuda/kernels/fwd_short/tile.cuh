@@ -2,6 +2,7 @@
 #ifndef ACR_CUDA_FWD_SHORT_TILE_CUH
 #define ACR_CUDA_FWD_SHORT_TILE_CUH
 
+#define PACKED 0 /* for the headers of all families: these batches are never packed */
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/barrier.cuh"
@@ -23,8 +24,10 @@ enum {
 typedef struct tile {
     int first[2];
     int head, batch;
-    keys seen[2]; /* of each half */
-    int stages;   /* that hold every key which the CTA's rows see */
+    sequence rows;
+    visible_entry entry;
+    visible_keys seen[2]; /* by each half */
+    int stages;           /* that hold every key which the CTA's rows see */
 } tile;
 
 /* half: 0 from the top, 1 from the bottom. */
@@ -39,14 +42,16 @@ DEV tile find_tile(const fwd_args &a, int consumer)
     tile t;
     t.head = blockIdx.y;
     t.batch = blockIdx.z;
+    t.rows = find_sequence(a, t.batch);
+    t.entry = entry_of(a, t.rows);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         t.first[half] = first_row(a, half, consumer);
-        t.seen[half] = find_keys(a, t.batch, t.first[half], HALF_ROWS);
+        t.seen[half] = visible_to_rows(t.entry, t.first[half], HALF_ROWS);
     }
     int end = max(t.seen[0].end, t.seen[1].end);
     if (!SHARED_ROWS) /* rows see the more keys the lower they are */
-        end = max(end, find_keys(a, t.batch, max(first_row(a, 0, 1), first_row(a, 1, 0)), HALF_ROWS).end);
+        end = max(end, visible_end(t.entry, max(first_row(a, 0, 1), first_row(a, 1, 0)) + HALF_ROWS - 1));
     t.stages = (end + KV_TILE - 1) / KV_TILE;
     return t;
 }
