@@ -2,11 +2,13 @@
 #include "build.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "admission.h"
@@ -133,12 +135,23 @@ static void quote_log(char *out, size_t capacity, const char *folder, const char
 static bool compile(const command_line *line, const artefact *a, const build_tools *tools, const char *log,
                     trial_result *result)
 {
-    const process_limits limits = {
+    char path[PATH_MAX], ended[96], temporary[PATH_MAX];
+    process_limits limits = {
         .wall_s = tools->timeout_s, .memory_bytes = (int64_t)8 << 30, .file_bytes = (int64_t)512 << 20};
-    char path[PATH_MAX], ended[96];
     process_outcome outcome;
-    if (line->failed || path_of(path, a->folder, log) != ACR_OK ||
-        process_run(&outcome, line->argv, path, &limits, tools->stop) != ACR_OK) {
+    acr_status status = line->failed ? ACR_IO : path_of(path, a->folder, log);
+    if (status == ACR_OK) {
+        status = path_of(temporary, a->folder, "tmp");
+    }
+    if (status == ACR_OK && mkdir(temporary, 0700) != 0 && errno != EEXIST) {
+        status = acr__fail(ACR_IO, "%s: %s", temporary, strerror(errno));
+    }
+    if (status == ACR_OK) {
+        limits.temporary = temporary; /* a killed compiler removes nothing */
+        status = process_run(&outcome, line->argv, path, &limits, tools->stop);
+        folder_remove(temporary);
+    }
+    if (status != ACR_OK) {
         result->status = TRIAL_HARNESS_FAILED;
         snprintf(result->detail, sizeof result->detail, "%s",
                  line->failed ? "command line too long" : acr_last_error());

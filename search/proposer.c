@@ -233,6 +233,7 @@ static void finish(const conversation *c, proposer_status status, double end_s, 
     char what[sizeof out->detail], how[96];
     const char *complaint = c->complaint_length > 0 ? c->complaint : "nothing on stderr";
     process_wait(&outcome, c->pid, status == PROPOSER_ANSWERED ? end_s : 0.0, stop);
+    process_end_strays();
     process_outcome_text(how, &outcome);
     if (status == PROPOSER_STOPPED || (status == PROPOSER_ANSWERED && outcome.end == PROCESS_STOPPED)) {
         refuse(out, PROPOSER_STOPPED, "stopped");
@@ -256,6 +257,7 @@ void proposer_ask(proposer_answer *out, const char *command, const char *request
     double end_s = monotonic_s() + timeout_s;
     conversation c = {.ends = {-1, -1, -1}, .request = request, .left = strlen(request)};
     *out = (proposer_answer){.status = PROPOSER_ANSWERED};
+    process_adopt_strays();
     c.text = calloc(1, PROPOSER_ANSWER_BYTES_MAX + 1);
     out->text = c.text;
     if (!c.text || start(&c, command, timeout_s) != ACR_OK) {

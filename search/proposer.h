@@ -37,7 +37,8 @@ typedef struct proposer_answer {
 } proposer_answer;
 
 /* Runs `sh -c command` in a process group of its own and ends all of it when it has answered, after timeout_s, or once
- * *stop is 2. Free with proposer_answer_free. */
+ * *stop is 2; also what has left the group (process_adopt_strays says what that asks of this program). Free with
+ * proposer_answer_free. */
 void proposer_ask(proposer_answer *out, const char *command, const char *request, double timeout_s,
                   const volatile int *stop);
 void proposer_answer_free(proposer_answer *answer);

@@ -2,12 +2,14 @@
 #include "store.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
@@ -76,6 +78,7 @@ static const char device_schema[] =
 struct store {
     sqlite3 *db;
     char *path;
+    int lock; /* a descriptor of the file, locked while this may write; -1 = none */
 };
 
 /* ---- Statements ---- */
@@ -264,6 +267,10 @@ static acr_status check_version(store *s, store_mode mode)
     if (status == ACR_OK) {
         status = query_int(s, "PRAGMA user_version", &version);
     }
+    const int code = sqlite3_errcode(s->db);
+    if (status != ACR_OK && (code == SQLITE_BUSY || code == SQLITE_LOCKED)) {
+        return acr__fail(ACR_IO, "%s: locked: another process is writing into this store", s->path);
+    }
     if (status != ACR_OK || application != APPLICATION_ID) {
         return acr__fail(ACR_FORMAT, "%s: not a trial store", s->path);
     }
@@ -272,6 +279,21 @@ static acr_status check_version(store *s, store_mode mode)
                ? upgrade(s, mode, version)
                : acr__fail(ACR_FORMAT, "%s: a trial store of version %lld, this program reads %d", s->path,
                            (long long)version, STORE_VERSION);
+}
+
+/* One writer at a time, for as long as the store is open: two searches would each go on from what it read at first. */
+static acr_status lock_file(store *s)
+{
+    s->lock = open(s->path, O_RDONLY | O_CLOEXEC);
+    if (s->lock < 0) {
+        return acr__fail(ACR_IO, "%s: %s", s->path, strerror(errno));
+    }
+    if (flock(s->lock, LOCK_EX | LOCK_NB) != 0) {
+        return errno == EWOULDBLOCK
+                   ? acr__fail(ACR_IO, "%s: locked: another process is writing into this store", s->path)
+                   : acr__fail(ACR_IO, "%s: cannot be locked: %s", s->path, strerror(errno));
+    }
+    return ACR_OK;
 }
 
 static acr_status open_file(store *s, store_mode mode)
@@ -287,6 +309,12 @@ static acr_status open_file(store *s, store_mode mode)
         return fail(s, "opening");
     }
     sqlite3_busy_timeout(s->db, BUSY_TIMEOUT_MS);
+    if (mode != STORE_READ) {
+        acr_status status = lock_file(s);
+        if (status != ACR_OK) {
+            return status;
+        }
+    }
     if (mode != STORE_CREATE) {
         acr_status status = check_version(s, mode);
         if (status != ACR_OK || mode == STORE_READ) {
@@ -303,6 +331,9 @@ static acr_status open_file(store *s, store_mode mode)
 acr_status store_open(store **out, const char *path, store_mode mode)
 {
     store *s = calloc(1, sizeof *s);
+    if (s) {
+        s->lock = -1;
+    }
     if (!s || !(s->path = strdup(path))) {
         free(s);
         return acr__fail(ACR_NO_MEMORY, "no memory for the store");
@@ -320,6 +351,9 @@ void store_close(store *s)
 {
     if (s) {
         sqlite3_close(s->db);
+        if (s->lock >= 0) {
+            close(s->lock); /* last: closing any descriptor of the file drops SQLite's own locks on it */
+        }
         free(s->path);
         free(s);
     }

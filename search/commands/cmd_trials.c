@@ -224,6 +224,7 @@ static acr_status show(store *s, int64_t id, bool json)
     if (json) {
         json_print(trial);
     } else {
+        json_make_printable(trial); /* a proposer's words are among it */
         print_trial(trial);
         json_decref(trial);
     }
@@ -358,6 +359,8 @@ static acr_status diff(store *s, int64_t first, int64_t second, bool json)
     if (status == ACR_OK && json) {
         json_print(json_pack("[O, O]", a, b));
     } else if (status == ACR_OK) {
+        json_make_printable(a);
+        json_make_printable(b);
         print_diff(a, b);
     }
     json_decref(a);
@@ -457,7 +460,11 @@ static int act(store *s, char **operands, int count, const char *path, bool json
                         : action == 2 ? diff(s, numbers[0], numbers[1], json)
                         : action == 3 ? export_all(s)
                                       : summarise(s, path, json);
-    return status == ACR_OK ? EXIT_DONE : report_failure(status, "trials");
+    if (status == ACR_OK) {
+        return EXIT_DONE;
+    }
+    const int exit_code = report_failure(status, "trials");
+    return status == ACR_INVALID ? EXIT_USAGE : exit_code; /* a number that no trial has */
 }
 
 int cmd_trials(int argc, char **argv)

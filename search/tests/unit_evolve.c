@@ -2,12 +2,16 @@
  * proposers and what their answers mean. */
 #include "support.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/json.h"
+#include "base/process.h"
 #include "search/elites.h"
 #include "search/expression.h"
 #include "search/fold.h"
@@ -572,6 +576,14 @@ static void test_store(void **state)
     assert_int_equal(store_finish(s, slice, &end), ACR_OK);
     assert_int_equal(store_finish(s, slice, &end), ACR_INVALID); /* only what is in flight */
     assert_int_equal(store_confirm(s, slice, 2, 0, &result), ACR_OK);
+    /* One writer at a time; readers are welcome. */
+    store *second = NULL;
+    assert_int_equal(store_open(&second, path, STORE_WRITE), ACR_IO);
+    assert_non_null(strstr(acr_last_error(), "locked"));
+    assert_int_equal(store_open(&second, path, STORE_READ), ACR_OK);
+    store_close(second);
+    store_close(s);
+    assert_int_equal(store_open(&s, path, STORE_WRITE), ACR_OK);
     store_close(s);
 
     store *reader = NULL;
@@ -659,6 +671,60 @@ static void test_proposer_outcomes(void **state)
     proposer_ask(&a, "sleep 60", "{}", 30.0, &stop);
     assert_int_equal(a.status, PROPOSER_STOPPED);
     proposer_answer_free(&a);
+}
+
+/* A proposer that has left its process group, once and twice removed, is ended with it; others' children are not. */
+static void test_no_proposer_survives(void **state)
+{
+    (void)state;
+    char command[1200];
+    const char *path = scratch_path("proposer.pids");
+    const char *const argv[] = {"sleep", "60", NULL};
+    const process_limits limits = {.wall_s = 60};
+    const int nothing = open("/dev/null", O_RDWR);
+    pid_t other;
+    assert_true(nothing >= 0);
+    assert_int_equal(process_start(&other, argv, NULL, (const int[]){nothing, nothing, nothing}, &limits), ACR_OK);
+    snprintf(command, sizeof command,
+             "rm -f '%s'; setsid sh -c 'echo $$ >> \"%s\"; (setsid sh -c \"echo \\$\\$ >> %s; exec sleep 60\" &); "
+             "exec sleep 60' > /dev/null 2>&1 & while [ \"$(wc -l < '%s' 2> /dev/null)\" != 2 ]; do :; done; "
+             "echo '{\"family\": \"f\", \"arch\": \"80\", \"parameters\": \"A=1\"}'",
+             path, path, path, path);
+    proposer_answer a;
+    proposer_ask(&a, command, "{}", 60.0, NULL);
+    assert_int_equal(a.status, PROPOSER_ANSWERED);
+    proposer_answer_free(&a);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    int pid, count = 0;
+    while (fscanf(file, "%d", &pid) == 1) {
+        assert_int_equal(kill(pid, 0), -1);
+        ++count;
+    }
+    fclose(file);
+    unlink(path);
+    assert_int_equal(count, 2);
+    assert_int_equal(kill(other, 0), 0);
+    process_outcome outcome;
+    process_wait(&outcome, other, 0.0, NULL);
+    assert_int_equal(outcome.end, PROCESS_TIMED_OUT);
+    close(nothing);
+}
+
+/* What a proposer says is printed as it is written, never as the terminal would take it. */
+static void test_escape_sequences_are_written_out(void **state)
+{
+    (void)state;
+    json_t *said = json_pack("{s:s, s:[s, i]}", "rationale", "\x1b]0;title\a and\ttabs\n", "list",
+                             "\xc2\x9b"
+                             "31m caf\xc3\xa9 \x7f",
+                             3);
+    assert_non_null(said);
+    json_make_printable(said);
+    assert_string_equal(json_string_value(json_object_get(said, "rationale")), "\\x1b]0;title\\x07 and\ttabs\n");
+    assert_string_equal(json_string_value(json_array_get(json_object_get(said, "list"), 0)),
+                        "\\x9b31m caf\xc3\xa9 \\x7f");
+    json_decref(said);
 }
 
 /* A large request reaches a proposer that reads slowly, whole. */
@@ -1017,6 +1083,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_archive),
         cmocka_unit_test(test_store),
         cmocka_unit_test(test_proposer_outcomes),
+        cmocka_unit_test(test_no_proposer_survives),
+        cmocka_unit_test(test_escape_sequences_are_written_out),
         cmocka_unit_test(test_large_request),
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_profiles_are_stored),

@@ -732,8 +732,19 @@ static void compilers_have_their_time(void **state)
     const fixture *f = *state;
     char script[512];
     snprintf(script, sizeof script, "%s", scratch_path("compiler.sh"));
-    write_script(script, "#!/bin/sh\nsleep 30\n");
+    write_script(script, "#!/bin/sh\necho left > \"$TMPDIR/cc.s\" || exit 3\nsleep 30\n");
+    char temporary[512], left[600]; /* a killed compiler removes nothing: what it writes must lie with the trial */
+    snprintf(temporary, sizeof temporary, "%s", scratch_path("compiler.tmp"));
+    snprintf(left, sizeof left, "%s/cc.s", temporary);
+    const char *before = getenv("TMPDIR");
+    make_folder(temporary);
+    assert_int_equal(setenv("TMPDIR", temporary, 1), 0);
     run_with_compiler(f, script, TRIAL_COMPILE_TIMEOUT, GATE_COMPILE, "did not end within");
+    assert_int_equal(before ? setenv("TMPDIR", before, 1) : unsetenv("TMPDIR"), 0);
+    assert_int_equal(access(left, F_OK), -1);
+    snprintf(left, sizeof left, "find '%s' -name cc.s | grep -q .", f->folder);
+    assert_int_not_equal(system(left), 0); /* NOLINT(cert-env33-c): our own words */
+    remove_folder(temporary);
     write_script(script, "#!/bin/sh\necho 'internal error: out of ideas' >&2\nexit 4\n");
     run_with_compiler(f, script, TRIAL_COMPILE_FAILED, GATE_COMPILE, "out of ideas");
     write_script(script, "#!/bin/sh\nkill -SEGV $$\n");

@@ -20,6 +20,66 @@ void json_print(json_t *document)
     json_decref(document);
 }
 
+/* Bytes of a control character at `at`, 0 where there is none: C0, DEL, and C1 in UTF-8. */
+static size_t control_bytes(const unsigned char *at)
+{
+    if (*at == '\n' || *at == '\t') {
+        return 0;
+    }
+    if (*at < 0x20 || *at == 0x7f) {
+        return 1;
+    }
+    return at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0 ? 2 : 0;
+}
+
+/* The text with its control characters written out, or NULL: nothing to change, or no memory. The caller frees it. */
+static char *printable(const char *text)
+{
+    size_t controls = 0;
+    for (const unsigned char *at = (const unsigned char *)text; *at; ++at) {
+        controls += control_bytes(at) > 0;
+    }
+    char *out = controls > 0 ? malloc(strlen(text) + 4 * controls + 1) : NULL;
+    char *to = out;
+    for (const unsigned char *at = (const unsigned char *)text; out && *at;) {
+        const size_t bytes = control_bytes(at);
+        if (bytes > 0) {
+            to += snprintf(to, 5, "\\x%02x", at[bytes - 1]);
+            at += bytes;
+        } else {
+            *to++ = (char)*at++;
+        }
+    }
+    if (out) {
+        *to = '\0';
+    }
+    return out;
+}
+
+void json_make_printable(json_t *document)
+{
+    const char *key = NULL;
+    json_t *value = NULL;
+    size_t i = 0;
+    if (json_is_string(document)) {
+        char *text = printable(json_string_value(document));
+        if (text) {
+            json_string_set_nocheck(document, text);
+            free(text);
+        }
+    } else if (json_is_array(document)) {
+        json_array_foreach(document, i, value)
+        {
+            json_make_printable(value);
+        }
+    } else if (json_is_object(document)) {
+        json_object_foreach(document, key, value)
+        {
+            json_make_printable(value);
+        }
+    }
+}
+
 json_t *json_number_or_null(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();

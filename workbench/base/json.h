@@ -12,6 +12,10 @@ void json_print(json_t *document);
 /* A number, or null when it is not finite: JSON has neither infinity nor NaN. */
 json_t *json_number_or_null(double value);
 
+/* Makes every string of a document fit to be printed to a terminal: control characters other than newline and tab, of
+ * which escape sequences are made, become \\x1b and the like. JSON output needs none of this. */
+void json_make_printable(json_t *document);
+
 /* For before the work whose records json_append will add: can they be? Errors: as json_append. */
 acr_status json_can_append(const char *path);
 

@@ -1,8 +1,12 @@
 /* Child processes, see process.h. */
 #include "process.h"
 
+#include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +19,107 @@
 
 #include "internal.h"
 #include "progress.h"
+
+/* ---- Who was started here, so that strays can be told from them ---- */
+
+enum {
+    LIVING_MAX = 256
+};
+static struct {
+    pthread_mutex_t lock;
+    pid_t pids[LIVING_MAX];
+    int count;
+} living = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void note_start(pid_t pid)
+{
+    pthread_mutex_lock(&living.lock);
+    if (living.count < LIVING_MAX) {
+        living.pids[living.count++] = pid;
+    }
+    pthread_mutex_unlock(&living.lock);
+}
+
+static void note_end(pid_t pid)
+{
+    pthread_mutex_lock(&living.lock);
+    for (int i = 0; i < living.count; ++i) {
+        if (living.pids[i] == pid) {
+            living.pids[i] = living.pids[--living.count];
+            break;
+        }
+    }
+    pthread_mutex_unlock(&living.lock);
+}
+
+/* Whether a process or the group that it is in was started here and has not ended. */
+static bool is_living(pid_t pid, pid_t group)
+{
+    bool found = false;
+    pthread_mutex_lock(&living.lock);
+    for (int i = 0; i < living.count && !found; ++i) {
+        found = living.pids[i] == pid || living.pids[i] == group;
+    }
+    found = found || living.count == LIVING_MAX; /* more than are remembered: nobody is known to be a stray */
+    pthread_mutex_unlock(&living.lock);
+    return found;
+}
+
+static bool is_stray(pid_t pid)
+{
+    char path[64], text[512], state;
+    int parent = 0, group = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "r");
+    const size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file) {
+        fclose(file);
+    }
+    text[length] = '\0';
+    const char *after_name = strrchr(text, ')'); /* the name may hold anything */
+    return after_name && sscanf(after_name + 1, " %c %d %d", &state, &parent, &group) == 3 && parent == getpid() &&
+           !is_living(pid, group);
+}
+
+/* One look at all processes. Returns how many strays it ended. */
+static int end_strays_once(void)
+{
+    int ended = 0;
+    DIR *all = opendir("/proc");
+    for (const struct dirent *entry = all ? readdir(all) : NULL; entry; entry = readdir(all)) {
+        const pid_t pid = isdigit((unsigned char)entry->d_name[0]) ? (pid_t)strtol(entry->d_name, NULL, 10) : 0;
+        if (pid > 0 && is_stray(pid)) {
+            kill(pid, SIGKILL);
+            while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+            }
+            ++ended;
+        }
+    }
+    if (all) {
+        closedir(all);
+    }
+    return ended;
+}
+
+void process_adopt_strays(void)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+/* Ending one makes its children strays; those of a group that was just killed come a moment later. */
+void process_end_strays(void)
+{
+    enum {
+        LOOKS = 200,
+        QUIET = 3 /* looks in a row that find nobody */
+    };
+    for (int i = 0, quiet = 0; i < LOOKS && quiet < QUIET; ++i) {
+        quiet = end_strays_once() > 0 ? 0 : quiet + 1;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+}
+
+/* ---- Starting ---- */
 
 static void limit(int resource, int64_t value)
 {
@@ -91,7 +196,13 @@ acr_status process_start(pid_t *out, const char *const *argv, const char *const 
     }
     reason = errno;
     close(failed[1]);
+    if (pid > 0) {
+        note_start(pid);
+    }
     const bool started = pid > 0 && has_started(pid, failed[0], &reason);
+    if (pid > 0 && !started) {
+        note_end(pid);
+    }
     close(failed[0]);
     *out = pid;
     return started ? ACR_OK : acr__fail(ACR_IO, "cannot run %s: %s", argv[0], strerror(reason));
@@ -127,10 +238,30 @@ void process_wait(process_outcome *out, pid_t pid, double end_s, const volatile 
     const int status = await(out, pid, end_s, stop);
     out->wall_s = monotonic_s() - start_s;
     kill(-pid, SIGKILL); /* what it left behind */
+    note_end(pid);
     if (out->end == PROCESS_EXITED) {
         out->end = WIFSIGNALED(status) ? PROCESS_SIGNALLED : PROCESS_EXITED;
         out->code = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
     }
+}
+
+/* This program's environment with another TMPDIR; the caller frees the list. NULL without memory. */
+static const char **environment_with(const char *temporary)
+{
+    size_t count = 0, kept = 0;
+    while (environ[count]) {
+        ++count;
+    }
+    const char **list = calloc(count + 2, sizeof *list);
+    for (size_t i = 0; i < count && list; ++i) {
+        if (strncmp(environ[i], "TMPDIR=", 7) != 0) {
+            list[kept++] = environ[i];
+        }
+    }
+    if (list) {
+        list[kept] = temporary;
+    }
+    return list;
 }
 
 acr_status process_run(process_outcome *out, const char *const *argv, const char *log_path,
@@ -143,8 +274,12 @@ acr_status process_run(process_outcome *out, const char *const *argv, const char
     }
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     pid_t pid;
-    acr_status status = nothing >= 0 ? process_start(&pid, argv, NULL, (const int[]){nothing, log, log}, limits)
+    char variable[PATH_MAX + 8];
+    snprintf(variable, sizeof variable, "TMPDIR=%s", limits->temporary ? limits->temporary : "");
+    const char **environment = limits->temporary ? environment_with(variable) : NULL;
+    acr_status status = nothing >= 0 ? process_start(&pid, argv, environment, (const int[]){nothing, log, log}, limits)
                                      : acr__fail(ACR_IO, "/dev/null: %s", strerror(errno));
+    free(environment);
     close(log);
     if (nothing >= 0) {
         close(nothing);

@@ -11,9 +11,10 @@
 
 typedef struct process_limits {
     double wall_s;
-    int64_t memory_bytes; /* of address space, each process; 0 = no limit (CUDA reserves far more than it uses) */
-    int64_t file_bytes;   /* of any file written; 0 = no limit */
-    int shared;           /* a descriptor that it has too, under the same number; 0 = none */
+    int64_t memory_bytes;  /* of address space, each process; 0 = no limit (CUDA reserves far more than it uses) */
+    int64_t file_bytes;    /* of any file written; 0 = no limit */
+    int shared;            /* a descriptor that it has too, under the same number; 0 = none */
+    const char *temporary; /* process_run: its TMPDIR, which the caller removes; NULL = this program's */
 } process_limits;
 
 typedef enum process_end {
@@ -38,6 +39,12 @@ acr_status process_start(pid_t *out, const char *const *argv, const char *const 
 /* Waits until it ends by itself, end_s has come (as monotonic_s counts), or *stop is 2 (stop may be NULL); then
  * whatever is left of its group is killed. wall_s of the outcome counts from the call. */
 void process_wait(process_outcome *out, pid_t pid, double end_s, const volatile int *stop);
+
+/* From now on a process whose parent has ended becomes this program's child, wherever setsid or a second fork has put
+ * it. Only for a program whose children are all started by process_start. */
+void process_adopt_strays(void);
+/* Kills and collects every child that process_start did not start: what ended processes left behind. */
+void process_end_strays(void);
 
 /* Both, with stdin empty, stdout and stderr into the file log_path. Errors: also when the log cannot be made. */
 acr_status process_run(process_outcome *out, const char *const *argv, const char *log_path,
