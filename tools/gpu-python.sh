@@ -24,6 +24,7 @@ part() {
 }
 part measure 100 python3 tools/gpu_python.py "$site/launch_cost.so" "$out/python.json"
 part test_torch 80 python3 tests/python/test_torch.py
+part test_aten 60 python3 tests/python/test_aten.py
 part test_transformers 60 python3 tests/python/test_transformers.py
 part test_arrays 30 python3 tests/python/test_arrays.py
 part docs 60 python3 tests/python/run_docs.py docs/manual/python.md

@@ -1,16 +1,19 @@
 """Fused attention for PyTorch, NumPy and everything else that speaks DLPack: acromion.sdpa. See docs/manual/python.md.
 
-Importing the package loads nothing: what needs the compiled half comes when it is first used. So the order of
-`import acromion` and `import torch` does not matter, and `python3 -m acromion.bench` works without that half."""
+Importing the package loads nothing: what needs the compiled half comes when it is first used, so that
+`python3 -m acromion.bench` works without that half. Where PyTorch is loaded already, its registry of attention
+implementations learns the name "ACROMION"; register_torch does so at any time."""
+import sys as _sys
 import typing as _typing
 
 from ._errors import DeviceError, Error, InvalidError, OutOfMemoryError, UnsupportedError
 
 if _typing.TYPE_CHECKING:
-    from ._api import __version__, explain, forget_plans, import_wisdom, register_transformers, sdpa
+    from ._api import (
+        __version__, explain, fallbacks, forget_plans, import_wisdom, register_torch, register_transformers, sdpa)
 
 __all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "explain",
-           "forget_plans", "import_wisdom", "register_transformers", "sdpa"]
+           "fallbacks", "forget_plans", "import_wisdom", "register_torch", "register_transformers", "sdpa"]
 
 
 def __getattr__(name: str) -> "_typing.Any":
@@ -24,3 +27,16 @@ def __getattr__(name: str) -> "_typing.Any":
 
 def __dir__() -> "_typing.List[str]":
     return sorted(__all__)
+
+
+def _register() -> None:
+    """Tells PyTorch the name, if it is loaded and has a registry; the rest is loaded when somebody activates it."""
+    def activate() -> "_typing.Any":
+        from . import _aten
+        return _aten.activate()
+    tell = getattr(_sys.modules.get("torch.nn.attention"), "register_flash_attention_impl", None)
+    if tell:
+        tell("ACROMION", register_fn=activate)
+
+
+_register()

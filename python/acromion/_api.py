@@ -2,14 +2,15 @@
 acromion's operator exists before anything is compiled."""
 import importlib.util
 import os
-from typing import NamedTuple, Union
+from typing import Dict, NamedTuple, Union
 
 from ._native import explain, forget_plans, sdpa
 from ._errors import from_status
 from ._native import import_wisdom as _import_wisdom
 from ._native import version as __version__
 
-__all__ = ["__version__", "WisdomReport", "explain", "forget_plans", "import_wisdom", "register_transformers", "sdpa"]
+__all__ = ["__version__", "WisdomReport", "explain", "fallbacks", "forget_plans", "import_wisdom", "register_torch",
+           "register_transformers", "sdpa"]
 
 if importlib.util.find_spec("torch"):
     from . import _torch
@@ -46,3 +47,19 @@ def register_transformers() -> None:
     every other mask is refused with its reason when the model runs (docs/manual/python.md)."""
     from . import _transformers
     _transformers.register()
+
+
+def register_torch(*, strict: bool = False) -> None:
+    """Makes "ACROMION" known to torch.nn.attention.activate_flash_attention_impl, and activates nothing. `import
+    acromion` after `import torch` has done so already.
+
+    strict: while it is active, a call that acromion does not serve raises acromion.UnsupportedError in place of going
+    to the kernel that PyTorch had."""
+    from . import _aten
+    _aten.register(strict)
+
+
+def fallbacks() -> Dict[str, int]:
+    """How many calls went to PyTorch's own kernel since "ACROMION" was activated last: "operator: reason" → calls."""
+    from . import _aten
+    return _aten.fallbacks()

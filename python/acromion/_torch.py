@@ -1,6 +1,7 @@
 """The operators torch.ops.acromion.sdpa, .sdpa_lse, .sdpa_out and .sdpa_lse_out: what acromion.sdpa becomes under
 torch.compile, and the way through PyTorch's dispatcher for tensor subclasses and dispatch modes. Plain eager calls
 never come here."""
+import functools
 from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
@@ -155,8 +156,9 @@ def _sdpa(q: Any = None, k: Any = None, v: Any = None, attn_mask: Optional[torch
     return out
 
 
+@functools.lru_cache(maxsize=None)
 def bind() -> None:
-    """Defines the operators and shows PyTorch to the compiled half."""
+    """Defines the operators and shows PyTorch to the compiled half; once, however often it is called."""
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         raise ImportError(f"acromion needs PyTorch 2.10 or newer, this is {torch.__version__}")
     for name, definition in OPERATORS.items():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""torch.nn.attention.activate_flash_attention_impl("ACROMION"): PyTorch's own calls by acromion, what is handed over, what
-is restored. Needs the installed package and PyTorch."""
+"""torch.nn.attention.activate_flash_attention_impl("ACROMION"): PyTorch's own calls by acromion, what is handed over,
+what is restored. Needs the installed package and PyTorch."""
 import subprocess
 import sys
 import unittest
@@ -59,7 +59,7 @@ class Active(unittest.TestCase):
 
     @unittest.skipIf(HAS_GPU, "the CPU's operator")
     def test_results_are_as_pytorch_describes_them(self):
-        """Shapes, strides, types and log-sum-exp of the operator: compiled programs and the backward pass rely on them."""
+        """Shapes, strides, types and log-sum-exp of the operator: compiled programs and the backward pass want them."""
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         for q in (normal(2, 4, 33, 64), normal(2, 33, 4, 64).transpose(1, 2)):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -181,8 +181,8 @@ class Registry(unittest.TestCase):
                    "import torch; acromion.register_torch()\n"
                    "assert 'ACROMION' in torch.nn.attention.list_flash_attention_impls()")
         subprocess.run([sys.executable, "-c", program], check=True)
-        subprocess.run([sys.executable, "-c", "import torch, sys, acromion\nassert 'acromion._native' not in sys.modules"],
-                       check=True)
+        program = "import torch, sys, acromion; assert 'acromion._native' not in sys.modules"
+        subprocess.run([sys.executable, "-c", program], check=True)
 
 
 if __name__ == "__main__":
