@@ -434,7 +434,7 @@ static bool lookup(void *arg, const char *name, size_t length, int64_t *value)
         {"kv_len", p->kv_len},
         {"qk_dim", p->qk_dim},
         {"v_dim", p->v_dim},
-        {"masked", p->mask != ACR_MASK_NONE},
+        {"masked", visible_is_limited(acr__rule_of(p))},
         {"packed", (p->flags & ACR_PACKED) != 0},
         {"capability", d->arch},
         {"sm_count", d->sm_count},

@@ -58,6 +58,8 @@ typedef struct acr__device {
 visible_rule acr__rule_of(const acr_problem *problem);
 visible_entry acr__longest_entry(const acr_problem *problem);
 double acr__visible_pairs(visible_entry entry);
+/* Keys of an entry that some row sees. */
+double acr__visible_keys(visible_entry entry);
 
 /* The launch of a CUDA kernel. */
 typedef struct acr__launch {

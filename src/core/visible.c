@@ -61,3 +61,11 @@ double acr__visible_pairs(visible_entry e)
 {
     return e.q_len > 0 && e.kv_len > 0 ? sum_over_rows(e, end_of_row) - sum_over_rows(e, first_of) : 0.0;
 }
+
+double acr__visible_keys(visible_entry e)
+{
+    if (e.q_len == 0 || e.kv_len == 0)
+        return 0.0;
+    const visible_keys k = visible_to_rows(e, 0, e.q_len);
+    return (double)k.end - (double)k.first;
+}

@@ -80,7 +80,7 @@ demand demand_of(const acr_problem *p, const acr_buffers *lengths)
         entry_lengths entry = lengths_of(p, lengths, batch);
         const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys};
         pairs += acr__visible_pairs(seen) * (double)p->q_heads;
-        keys_total += (double)entry.keys;
+        keys_total += acr__visible_keys(seen);
         queries_total += (double)entry.queries;
     }
     double in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);

@@ -29,7 +29,8 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
 typedef struct demand {
     double flops; /* 2 a multiply-add, two products, visible keys only */
     double exps;
-    double bytes; /* every element of q, k, v read once and of o and lse written once */
+    double
+        bytes; /* every element of q and of the keys and values that a row sees read once, of o and lse written once */
 } demand;
 
 /* lengths: whose kv_lens, or offsets and totals, on the host, say how long the batch entries are; its other members are

@@ -318,15 +318,17 @@ static load count_load(const acr_problem *p, const acr__fwd_rates *r)
     return l;
 }
 
-/* Of the four tensors. */
+/* Of the four tensors, as far as some row sees the keys. */
 static double count_bytes(const acr_problem *p)
 {
     tensor tensors[TENSORS];
     describe(tensors, p);
+    const double share_seen = acr__visible_keys(acr__longest_entry(p)) / (double)p->kv_len;
     double bytes = 0.0;
     for (int i = 0; i < TENSORS; i++) {
         const tensor *t = &tensors[i];
-        bytes += (double)t->batch * (double)t->heads * (double)t->rows * (double)t->dim * t->elem_bytes;
+        const double rows = (double)t->rows * (i == 1 || i == 2 ? share_seen : 1.0);
+        bytes += (double)t->batch * (double)t->heads * rows * (double)t->dim * t->elem_bytes;
     }
     return bytes;
 }

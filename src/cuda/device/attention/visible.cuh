@@ -61,7 +61,7 @@ DEV visible_entry entry_of(const fwd_args &a, const sequence &s)
 /* Whether the rule can hide keys that exist: then a tile of keys may hold values that some of its rows must not see. */
 DEV bool hides_keys(const visible_entry &e)
 {
-    return e.rule.mask != FWD_MASK_NONE || e.rule.window_left != 0 || e.rule.window_right != 0;
+    return visible_is_limited(e.rule);
 }
 
 /* ---- Masks ---- */
