@@ -139,7 +139,7 @@ typedef enum acr_dtype {
 } acr_dtype;
 
 /* Which keys a query row sees: key j is visible to query row i when j <= i + diagonal (and j < the batch's key
- * length). */
+ * length). Windows hide more: acr_problem.window_left and window_right. */
 typedef enum acr_mask {
     ACR_MASK_NONE = 0,
     ACR_MASK_CAUSAL = 1,         /* bottom-right: diagonal = key length - q_len; the last query sees every key
@@ -194,12 +194,17 @@ typedef struct acr_problem {
                            for each batch entry and head: acr_buffers.q_scales */
     float k_scale;      /* likewise for k */
     float v_scale;      /* likewise for v */
+    /* Sliding window, with any mask. Row i stands at key i' = i + diagonal; without a mask the diagonal is that of
+     * ACR_MASK_CAUSAL. Both >= 0; 0 = no limit, or left out by a caller's smaller size. A limit that hides nothing is 0
+     * in the canonical problem. */
+    int64_t window_left;  /* key j is visible when j > i' - window_left: so many keys, that at i' included */
+    int64_t window_right; /* key j is visible when j <= i' + window_right; with a mask it hides nothing */
 } acr_problem;
 
 #define ACR_PROBLEM_INIT                                                                                               \
     {                                                                                                                  \
         sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f                                      \
+            0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0                                \
     }
 
 /* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order,
@@ -209,6 +214,7 @@ typedef struct acr_problem {
  *     bN                       batch                           hN or hN/M   query heads / key-value heads
  *     sN or sN/M               query length / key length       dN or dN/M   query-key dim / value dim
  *     causal  causal-tl        mask, bottom-right or top-left  bhsd  bshd   layout (default bhsd)
+ *     winL or winL/R           window_left, window_right; win0/R has the right limit alone
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
  *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
  * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have

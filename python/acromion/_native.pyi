@@ -2,6 +2,7 @@ from typing import Any, Literal, Optional, Tuple, TypeVar, Union, overload
 
 Array = TypeVar("Array")  # a torch.Tensor, a numpy.ndarray, or another array that speaks DLPack
 Scale = Optional[Union[float, Any]]  # a number, or a float32 tensor [batch, heads of k]
+Window = Optional[Union[int, Tuple[Optional[int], Optional[int]]]]  # keys up to a query's own, keys behind it
 
 version: str
 
@@ -11,24 +12,24 @@ def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float 
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-         k_scale: Scale = None, v_scale: Scale = None) -> Array: ...
+         k_scale: Scale = None, v_scale: Scale = None, window: Window = None) -> Array: ...
 @overload
 def sdpa(*, query: Array, key: Array, value: Array, attn_mask: None = None, dropout_p: float = 0.0,
          is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
          scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
          return_lse: Literal[False] = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
-         q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None) -> Array: ...
+         q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window: Window = None) -> Array: ...
 @overload
 def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
          causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-         k_scale: Scale = None, v_scale: Scale = None) -> Tuple[Array, Array]: ...
+         k_scale: Scale = None, v_scale: Scale = None, window: Window = None) -> Tuple[Array, Array]: ...
 def explain(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
             causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
             enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: bool = False,
             layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-            k_scale: Scale = None, v_scale: Scale = None) -> str: ...
+            k_scale: Scale = None, v_scale: Scale = None, window: Window = None) -> str: ...
 def run(q: Array, k: Array, v: Array, **arguments_of_sdpa: Any) -> Union[Array, Tuple[Array, Array]]: ...
 def forget_plans() -> None: ...
 def import_wisdom(path: str, device_type: int, device: int) -> Tuple[int, int, int]: ...

@@ -10,12 +10,13 @@ from . import _native
 from ._errors import from_status
 
 Scale = Union[float, torch.Tensor]
+Window = Union[int, Tuple[Optional[int], Optional[int]]]
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal_align=None, float? scale=None, "
              "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd', float? q_scale=None, "
              "float? k_scale=None, float? v_scale=None, Tensor? q_scales=None, Tensor? k_scales=None, "
-             "Tensor? v_scales=None")
+             "Tensor? v_scales=None, int[]? window=None")
 SCALES = ("q_scale", "k_scale", "v_scale")
 library = torch.library.Library("acromion", "DEF")
 
@@ -131,7 +132,7 @@ def _sdpa(q: Any = None, k: Any = None, v: Any = None, attn_mask: Optional[torch
           scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[torch.Tensor] = None,
           return_lse: bool = False, layout: str = "bhsd", out: Optional[torch.Tensor] = None,
           q_scale: Optional[Scale] = None, k_scale: Optional[Scale] = None, v_scale: Optional[Scale] = None,
-          query: Any = None, key: Any = None, value: Any = None) -> Result:
+          window: Optional[Window] = None, query: Any = None, key: Any = None, value: Any = None) -> Result:
     """acromion.sdpa by the operators."""
     q, k, v = (q if query is None else query), (k if key is None else key), (v if value is None else value)
     if attn_mask is not None or dropout_p:  # eager calls have been refused in C
@@ -139,6 +140,9 @@ def _sdpa(q: Any = None, k: Any = None, v: Any = None, attn_mask: Optional[torch
     arguments: Dict[str, Any] = {
         "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
         "kv_lens": kv_lens, "layout": layout}
+    if window is not None:
+        sides = (window, None) if isinstance(window, int) else window
+        arguments["window"] = [-1 if side is None else side for side in sides]
     for name, given in zip(SCALES, (q_scale, k_scale, v_scale)):
         if given is not None:
             arguments[name + "s" if isinstance(given, torch.Tensor) else name] = given

@@ -11,7 +11,7 @@ enum {
 static const char *const texts[NAMES] = {
     "q",       "k",          "v",       "attn_mask",  "dropout_p", "is_causal", "causal_align",
     "scale",   "enable_gqa", "kv_lens", "return_lse", "layout",    "out",       "q_scale",
-    "k_scale", "v_scale",    "query",   "key",        "value"};
+    "k_scale", "v_scale",    "window",  "query",      "key",       "value"};
 static PyObject *names[NAMES], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
 
 int arguments_setup(void)
@@ -136,6 +136,47 @@ static int read_scale(float *out, PyObject *value, const char *name)
     return acr_py_invalid("%s is %R, must be positive and finite", name, value);
 }
 
+/* One side of a window; None, and -1 where an operator's list has no None, are no limit. */
+static int read_limit(int64_t *out, PyObject *value)
+{
+    *out = 0;
+    if (value == Py_None)
+        return 0;
+    if (!PyLong_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "window has %R, must be a number of keys or None", value);
+        return -1;
+    }
+    *out = PyLong_AsLongLong(value);
+    if (*out == -1 && PyErr_Occurred())
+        return -1;
+    if (*out != -1)
+        return *out > 0 ? 0 : acr_py_invalid("window has %R, must be positive; None for no limit", value);
+    *out = 0;
+    return 0;
+}
+
+/* A number of keys up to the query's own, or that and the number of keys behind it. */
+static int read_window(arguments *out, PyObject *window)
+{
+    out->window_left = out->window_right = 0;
+    if (!window)
+        return 0;
+    if (PyLong_Check(window))
+        return read_limit(&out->window_left, window);
+    if (!PySequence_Check(window) || PySequence_Size(window) != 2) {
+        PyErr_Format(PyExc_TypeError, "window is %R, must be a number of keys or (left, right)", window);
+        return -1;
+    }
+    int64_t *const sides[] = {&out->window_left, &out->window_right};
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < 2 && !failed; i++) {
+        PyObject *side = PySequence_GetItem(window, i);
+        failed = !side || read_limit(sides[i], side);
+        Py_XDECREF(side);
+    }
+    return failed ? -1 : 0;
+}
+
 /* A scale of fp8 may be a number, which is read, or a tensor, which is left in its place. */
 static int read_fp8_scale(float *number, PyObject **value, const char *name)
 {
@@ -153,7 +194,7 @@ int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
-        read_scale(&out->scale, out->given[ARG_SCALE], "scale") ||
+        read_scale(&out->scale, out->given[ARG_SCALE], "scale") || read_window(out, out->given[ARG_WINDOW]) ||
         read_fp8_scale(&out->q_number, &out->given[ARG_Q_SCALE], "q_scale") ||
         read_fp8_scale(&out->k_number, &out->given[ARG_K_SCALE], "k_scale") ||
         read_fp8_scale(&out->v_number, &out->given[ARG_V_SCALE], "v_scale"))

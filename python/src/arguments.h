@@ -25,6 +25,7 @@ enum {
     ARG_Q_SCALE, /* in the order of q, k, v */
     ARG_K_SCALE,
     ARG_V_SCALE,
+    ARG_WINDOW,
     ARGUMENTS
 };
 
@@ -33,6 +34,7 @@ typedef struct arguments {
     bool is_causal, enable_gqa, return_lse;
     acr_mask mask; /* what is_causal and causal_align say, before the lengths are known */
     bool has_align;
+    int64_t window_left, window_right; /* 0: no limit */
     acr_layout layout;
     float scale;                        /* 0: not given */
     float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */

@@ -10,7 +10,7 @@ PyDoc_STRVAR(
     sdpa_doc,
     "sdpa(q=None, k=None, v=None, attn_mask=None, dropout_p=0.0, is_causal=False, *, causal_align=None, scale=None, "
     "enable_gqa=False, kv_lens=None, return_lse=False, layout='bhsd', out=None, q_scale=None, k_scale=None, "
-    "v_scale=None, query=None, key=None, value=None)\n"
+    "v_scale=None, window=None, query=None, key=None, value=None)\n"
     "--\n\n"
     "Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v, per batch entry and head.\n"
     "\n"
@@ -24,6 +24,9 @@ PyDoc_STRVAR(
     "    the last key, FlashAttention's rule). Required with is_causal where the two could differ: q_len\n"
     "    is not kv_len, or kv_lens is given.\n"
     "scale: positive; None is 1 / sqrt(head dim).\n"
+    "window: how many keys a query sees up to its own, that included (as sliding_window in Transformers), or\n"
+    "    (left, right) with the number of keys behind it; None for no limit. Query i stands at key i with\n"
+    "    causal_align='top_left', else at key i + kv_len - q_len.\n"
     "enable_gqa: allow fewer key/value heads than query heads; their number must divide.\n"
     "kv_lens: int32 tensor [batch] on the same device: keys from kv_lens[b] on do not exist in batch entry b.\n"
     "return_lse: also return the log-sum-exp of the scaled scores, float32 [batch, heads, q_len].\n"

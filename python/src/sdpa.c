@@ -267,6 +267,8 @@ static int fill_problem(call *c)
     p->size = (uint32_t)sizeof *p;
     p->pass = ACR_FORWARD;
     p->mask = c->a.mask;
+    p->window_left = c->a.window_left;
+    p->window_right = c->a.window_right;
     p->layout = c->a.layout;
     p->flags = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.given[ARG_KV_LENS] ? ACR_KV_LENS : 0);
     p->alignment = shared_alignment(c);

@@ -38,6 +38,8 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .qk_dim = (int32_t)problem->qk_dim,
         .v_dim = (int32_t)problem->v_dim,
         .mask = acr__rule_of(problem).mask,
+        .window_left = acr__rule_of(problem).window_left,
+        .window_right = acr__rule_of(problem).window_right,
         .scale = scale,
         .scale_log2 = (float)((double)scale * log2_e),
         .out_scale = problem->v_scale,

@@ -37,13 +37,14 @@ typedef struct fwd_args {
     float out_scale;  /* of the output: the fp8 scale of v, else 1 */
     int32_t out_bf16; /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
     int32_t q_total, kv_total;
+    int32_t window_left, window_right; /* of the rule, see visible.h; 0 = no limit */
     int32_t reserved;
 } fwd_args;
 
 /* The part of the arguments that visible.h wants. */
 VISIBLE_FUNCTION visible_rule fwd_rule_of(const fwd_args *args)
 {
-    return (visible_rule){args->mask, 0, 0};
+    return (visible_rule){args->mask, args->window_left, args->window_right};
 }
 
 #ifndef __CUDACC__ /* device/attention/visible.cuh and scores.cuh have them for the GPU */

@@ -39,6 +39,17 @@ static const char *below_capability(int32_t arch, int32_t arch_min)
     return reason;
 }
 
+/* All kernels that ask visible.h for both ends of what a row sees; the teaching ladder starts at the first key. */
+static bool serves_windows(const acr__kernel *kernel)
+{
+    static const char *const from_first_key[] = {"fwd_short", "fwd_mma",   "fwd_mma8",
+                                                 "fwd_simt",  "fwd_split", "fwd_decode"};
+    for (size_t i = 0; i < sizeof from_first_key / sizeof from_first_key[0]; i++)
+        if (strcmp(kernel->family, from_first_key[i]) == 0)
+            return false;
+    return !(kernel->traits & ACR__TRAIT_NEVER_PLANNED);
+}
+
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     if (kernel->backend != device->backend)
@@ -57,6 +68,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return over_limit("v_dim", problem->v_dim, kernel->v_dim_max);
     if (problem->flags & ACR_PACKED && !(kernel->traits & ACR__TRAIT_PACKED))
         return "packed: the kernel serves no packed batches (ACR_PACKED)";
+    if ((problem->window_left || problem->window_right) && !serves_windows(kernel))
+        return "window: the kernel serves no sliding window (window_left, window_right)";
     return kernel->why_not(problem, device);
 }
 

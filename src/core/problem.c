@@ -234,7 +234,9 @@ static acr_status read_problem(acr_problem *out, const acr_problem *in)
 {
     if (!in)
         return acr__fail(ACR_INVALID, "problem is NULL");
-    const acr_status status = acr__read_struct(out, sizeof *out, in, in->size, NULL, 0, "problem", "ACR_PROBLEM_INIT");
+    static const size_t earlier[] = {offsetof(acr_problem, window_left)};
+    const acr_status status =
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 1, "problem", "ACR_PROBLEM_INIT");
     out->size = (uint32_t)sizeof *out;
     return status;
 }
@@ -281,6 +283,10 @@ static acr_status check_choices(const acr_problem *p)
     if (p->flags & ~(uint32_t)(ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED))
         return acr__fail(ACR_INVALID, "flags 0x%x has bits that are not ACR_WANT_LSE, ACR_KV_LENS or ACR_PACKED",
                          p->flags);
+    if (p->window_left < 0 || p->window_right < 0)
+        return acr__fail(ACR_INVALID, "%s is %lld, must not be negative (0 for no limit)",
+                         p->window_left < 0 ? "window_left" : "window_right",
+                         (long long)(p->window_left < 0 ? p->window_left : p->window_right));
     const uint32_t a = p->alignment;
     if (a > MAX_ALIGNMENT || (a & (a - 1)) != 0 || a < (uint32_t)acr__dtype_bytes(p->dtype) ||
         a < (uint32_t)acr__dtype_bytes(p->out_dtype))
@@ -332,6 +338,17 @@ static acr_status check_scales(acr_problem *p)
     return ACR_OK;
 }
 
+/* A limit of the window that hides no key becomes 0. The last row stands at the last key, or at key q_len - 1 by the
+ * top-left rule; the first row stands q_len - 1 keys before the last key, whatever the length of a batch entry. */
+static void canonical_window(acr_problem *p)
+{
+    const int64_t last_position = (p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? p->q_len : p->kv_len) - 1;
+    if (p->window_left > last_position)
+        p->window_left = 0;
+    if (p->mask != ACR_MASK_NONE || p->window_right >= p->q_len - 1)
+        p->window_right = 0;
+}
+
 /* Masks that hide the same keys get one name. */
 static acr_mask canonical_mask(const acr_problem *p)
 {
@@ -366,6 +383,7 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
         p.scale = (float)(1.0 / sqrt((double)p.qk_dim));
     if ((status = check_scales(&p)) != ACR_OK)
         return status;
+    canonical_window(&p);
     p.mask = canonical_mask(&p);
 
     tensor list[TENSORS];
@@ -383,7 +401,7 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
 uint64_t acr__problem_digest(const acr_problem *canonical)
 {
     /* The struct has no padding, so its bytes are its value. */
-    _Static_assert(sizeof(acr_problem) == 8 * sizeof(uint32_t) + 19 * sizeof(int64_t) + 4 * sizeof(float),
+    _Static_assert(sizeof(acr_problem) == 8 * sizeof(uint32_t) + 21 * sizeof(int64_t) + 4 * sizeof(float),
                    "acr_problem must not have padding");
     return XXH3_64bits(canonical, sizeof *canonical);
 }
@@ -429,6 +447,10 @@ static void put_problem(writer *w, acr_problem *p)
     put_pair(w, 'd', p->qk_dim, p->v_dim);
     if (p->mask != ACR_MASK_NONE)
         put(w, p->mask == ACR_MASK_CAUSAL ? ":causal" : ":causal-tl");
+    if (p->window_left || p->window_right)
+        put(w, ":win%lld", (long long)p->window_left);
+    if (p->window_right)
+        put(w, "/%lld", (long long)p->window_right);
     if (p->layout == ACR_BSHD)
         put(w, ":bshd");
     tensor list[TENSORS];
@@ -487,7 +509,8 @@ enum {
     SEEN_OUT = 1u << 13,
     SEEN_LSE = 1u << 14,
     SEEN_KV_LENS = 1u << 15,
-    SEEN_PACKED = 1u << 16
+    SEEN_PACKED = 1u << 16,
+    SEEN_WINDOW = 1u << 17
 };
 
 typedef struct reader {
@@ -559,6 +582,22 @@ static acr_status read_strides(reader *r, acr_strides *strides)
         return syntax_error(r, "strides must not all be 0");
     }
     return ACR_OK;
+}
+
+/* "256", "256/128" or "0/128". */
+static acr_status read_window(reader *r)
+{
+    const char *first = r->at;
+    acr_status status = read_number(r, &r->problem->window_left);
+    if (status == ACR_OK && *r->at == '/') {
+        r->at++;
+        status = read_extent(r, &r->problem->window_right);
+    }
+    if (status == ACR_OK && r->problem->window_left == 0 && r->problem->window_right == 0) {
+        r->at = first;
+        return syntax_error(r, "a window of 0 keys: say winL, winL/R or win0/R");
+    }
+    return status;
 }
 
 static acr_status read_alignment(reader *r)
@@ -652,6 +691,8 @@ static acr_status take_numbers(reader *r, unsigned field)
         return read_strides(r, &p->v);
     case SEEN_O_STRIDES:
         return read_strides(r, &p->o);
+    case SEEN_WINDOW:
+        return read_window(r);
     default:
         return read_alignment(r);
     }
@@ -662,9 +703,11 @@ static acr_status read_field(reader *r)
     static const struct {
         const char *prefix;
         unsigned field;
-    } numbered[] = {{"qs=", SEEN_Q_STRIDES}, {"ks=", SEEN_K_STRIDES}, {"vs=", SEEN_V_STRIDES},
-                    {"os=", SEEN_O_STRIDES}, {"align", SEEN_ALIGN},   {"b", SEEN_B},
-                    {"h", SEEN_H},           {"s", SEEN_S},           {"d", SEEN_D}};
+    } numbered[] = {{"qs=", SEEN_Q_STRIDES}, {"ks=", SEEN_K_STRIDES},
+                    {"vs=", SEEN_V_STRIDES}, {"win", SEEN_WINDOW},
+                    {"os=", SEEN_O_STRIDES}, {"align", SEEN_ALIGN},
+                    {"b", SEEN_B},           {"h", SEEN_H},
+                    {"s", SEEN_S},           {"d", SEEN_D}};
     const char *start = r->at;
     const size_t length = strcspn(start, ":");
     if (length == 0)
@@ -680,7 +723,7 @@ static acr_status read_field(reader *r)
         return status;
     }
     if (length >= 6 && memcmp(start, "window", 6) == 0)
-        return syntax_error(r, "window is reserved: sliding-window masks are not supported yet");
+        return syntax_error(r, "a window is winL or winL/R");
     for (size_t i = 0; i < sizeof numbered / sizeof numbered[0]; i++) {
         const size_t prefix = strlen(numbered[i].prefix);
         if (length < prefix || memcmp(start, numbered[i].prefix, prefix) != 0)

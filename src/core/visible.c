@@ -16,7 +16,7 @@ static int32_t mask_of(acr_mask mask)
 
 visible_rule acr__rule_of(const acr_problem *p)
 {
-    return (visible_rule){mask_of(p->mask), 0, 0};
+    return (visible_rule){mask_of(p->mask), (int32_t)p->window_left, (int32_t)p->window_right};
 }
 
 visible_entry acr__longest_entry(const acr_problem *p)

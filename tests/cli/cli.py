@@ -60,7 +60,7 @@ def read_npy(path):
 
 # ---- the reference: attention as the header defines it, in plain Python ----
 
-def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None):
+def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None, window=(0, 0)):
     """Lists in bhsd order; shape = (batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim). Returns o and lse."""
     batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = shape
     scale = scale or 1 / math.sqrt(qk_dim)
@@ -72,13 +72,17 @@ def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None):
             for i in range(q_len):
                 query = q[((b * q_heads + h) * q_len + i) * qk_dim:][:qk_dim]
                 seen = {None: keys, "br": min(keys, max(0, i + keys - q_len + 1)), "tl": min(keys, i + 1)}[mask]
-                rows = [k[(g * kv_len + j) * qk_dim:][:qk_dim] for j in range(seen)]
+                at = i if mask == "tl" else i + keys - q_len
+                first = max(0, at - window[0] + 1) if window[0] else 0
+                seen = min(seen, max(0, at + window[1] + 1)) if window[1] else seen
+                seen = range(first, seen)
+                rows = [k[(g * kv_len + j) * qk_dim:][:qk_dim] for j in seen]
                 scores = [scale * sum(x * y for x, y in zip(query, key)) for key in rows]
                 top = max(scores, default=-math.inf)
                 weights = [math.exp(s - top) for s in scores]
                 total = sum(weights)
                 lse.append(top + math.log(total) if seen else -math.inf)
-                o += [sum(w * v[(g * kv_len + j) * v_dim + d] for j, w in enumerate(weights)) / total if seen else 0.0
+                o += [sum(w * v[(g * kv_len + j) * v_dim + d] for j, w in zip(seen, weights)) / total if seen else 0.0
                       for d in range(v_dim)]
     return o, lse
 
@@ -170,6 +174,18 @@ class Run(Cli):
                 self.check_output(lse, 1e-5, name="lse.npy")
                 self.assertEqual(read_npy(self.path / "o.npy")[1], (2, 4, 5, 6))
                 self.assertEqual(read_npy(self.path / "lse.npy")[1], (2, 4, 5))
+
+    def test_windows(self):
+        q, k, v = self.make_inputs()
+        for value, window in (("3", (3, 0)), ("2/1", (2, 1)), ("0/2", (0, 2))):
+            for option, mask in (([], None), (["--causal=tl"], "tl"), (["--causal"], "br")):
+                with self.subTest(value=value, mask=mask):
+                    self.run_ok(*self.arguments("--lse", self.path / "lse.npy", "--window", value, *option))
+                    o, lse = attention(q, k, v, SHAPE, mask, window=window)
+                    self.check_output(o, 1e-5)
+                    self.check_output(lse, 1e-5, name="lse.npy")
+        for bad in ("0", "-1", "3/0", "3/", "x"):
+            self.run_fails(USAGE, "--window", *self.arguments("--window", bad))
 
     def test_rows_without_keys(self):
         shape = (1, 2, 1, 6, 3, 8, 4)

@@ -14,7 +14,11 @@ typedef enum flaw {
     NO_FLAW,
     LAST_KEY_LOST, /* of rows that see more than one */
     MASK_IGNORED,
-    WRONG_CORNER,         /* causal taken as top-left */
+    WRONG_CORNER, /* causal taken as top-left */
+    WINDOW_IGNORED,
+    WINDOW_OFF_BY_ONE, /* one key more on the left, as where the diagonal does not count */
+    WINDOW_RIGHT_IGNORED,
+    WINDOW_FROM_TOP_LEFT, /* without a mask, counted from key i */
     LENGTHS_IGNORED,      /* kv_lens */
     LENGTHS_UNCLAMPED,    /* negative ones taken as none, large ones as the full length less one */
     HEADS_INTERLEAVED,    /* query head h reads key/value head h mod kv_heads */
@@ -59,6 +63,10 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "last key lost",
                                               "mask ignored",
                                               "wrong corner",
+                                              "window ignored",
+                                              "window off by one",
+                                              "window right ignored",
+                                              "window from top left",
                                               "lengths ignored",
                                               "lengths unclamped",
                                               "heads interleaved",
@@ -174,6 +182,20 @@ static int64_t keys_seen(const fwd_args *a, const entry *e, int64_t row)
     return present == LAST_KEY_LOST && seen > 1 ? seen - 1 : seen;
 }
 
+/* The first key that a row sees, and in *end one past the last, by the window alone. */
+static int64_t window_of(const fwd_args *a, const entry *e, int64_t row, int64_t *end)
+{
+    const bool top_left = a->mask == FWD_MASK_TOP_LEFT || (a->mask == FWD_MASK_NONE && present == WINDOW_FROM_TOP_LEFT);
+    const int64_t position = row + (top_left ? 0 : e->kv.length - e->q.length);
+    const int64_t left = a->window_left + (present == WINDOW_OFF_BY_ONE);
+    *end = INT64_MAX;
+    if (present == WINDOW_IGNORED)
+        return 0;
+    if (a->window_right > 0 && present != WINDOW_RIGHT_IGNORED)
+        *end = position + a->window_right + 1 < 0 ? 0 : position + a->window_right + 1;
+    return a->window_left > 0 && position - left + 1 > 0 ? position - left + 1 : 0;
+}
+
 static double element(const void *base, const fwd_strides *s, int64_t batch, int64_t head, int64_t row, int64_t dim)
 {
     return acr__load_element(input_dtype, base, batch * s->batch + head * s->head + row * s->row + dim);
@@ -188,7 +210,7 @@ static void store(const fwd_args *a, int64_t index, double value)
 typedef struct place {
     int64_t batch, head, kv_head;
     int64_t row, first_key; /* in the tensors */
-    int64_t seen;
+    int64_t first, seen;    /* the row sees the keys from first to seen - 1 */
     fwd_scales scales;
 } place;
 
@@ -237,13 +259,13 @@ static double score_of(const fwd_args *a, const place *at, int64_t key)
 static double softmax(const fwd_args *a, const place *at, double weights[KEYS_MAX], double *sum)
 {
     double top = -INFINITY;
-    for (int64_t j = 0; j < at->seen; j++) {
+    for (int64_t j = at->first; j < at->seen; j++) {
         weights[j] = score_of(a, at, j);
         top = weights[j] > top ? weights[j] : top;
     }
     const double base = present == NO_MAXIMUM ? 0.0 : top;
     *sum = 0.0;
-    for (int64_t j = 0; j < at->seen; j++) {
+    for (int64_t j = at->first; j < at->seen; j++) {
         weights[j] = present == NO_MAXIMUM ? (double)expf((float)weights[j]) : exp(weights[j] - base);
         if (present == COARSE_WEIGHTS) {
             uint8_t coarse;
@@ -265,7 +287,7 @@ static void write_row(const fwd_args *a, const place *at, const double weights[K
     const int64_t summed = present == UNSEEN_TIMES_ZERO && !a->q_offsets ? a->kv_len : at->seen;
     for (int64_t d = 0; d < a->v_dim; d++) {
         double out = 0.0;
-        for (int64_t j = 0; j < summed; j++)
+        for (int64_t j = at->first; j < summed; j++)
             out += (j < at->seen ? weights[j] : 0.0) *
                    element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
         out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
@@ -304,7 +326,16 @@ static void do_row(const fwd_args *a, int64_t index)
     const entry e = entry_of(a, batch);
     if (row >= e.q.length)
         return;
-    place at = {a->q_offsets ? 0 : batch, head, head / a->group, e.q.first + row, e.kv.first, keys_seen(a, &e, row),
+    int64_t window_end;
+    const int64_t first = window_of(a, &e, row, &window_end), masked_end = keys_seen(a, &e, row),
+                  end = masked_end < window_end ? masked_end : window_end;
+    place at = {a->q_offsets ? 0 : batch,
+                head,
+                head / a->group,
+                e.q.first + row,
+                e.kv.first,
+                first < end ? first : 0,
+                first < end ? end : 0,
                 scales_of(a, batch, head)};
     if (present == HEADS_INTERLEAVED)
         at.kv_head = head % a->kv_heads;

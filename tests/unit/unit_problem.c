@@ -685,6 +685,74 @@ static void spans_reach_from_the_first_to_the_last_element(void **state)
     assert_int_equal(acr__span_bytes(1, 1, 1, 1, &packed, ACR_E4M3), 1);
 }
 
+/* ---- Windows --------------------------------------------------------------------------------------------------- */
+
+static void windows_have_a_text(void **state)
+{
+    (void)state;
+    const struct {
+        const char *text, *canonical;
+        int64_t left, right;
+    } cases[] = {
+        {"b1:h2:s64:d32:causal:win16", "b1:h2:s64:d32:causal:win16", 16, 0},
+        {"win16/8:b1:h2:s64:d32", "b1:h2:s64:d32:win16/8", 16, 8},
+        {"b1:h2:s64:d32:win0/8", "b1:h2:s64:d32:win0/8", 0, 8},
+        {"b1:h2:s64/128:d32:bshd:win100:causal", "b1:h2:s64/128:d32:causal:win100:bshd", 100, 0},
+        /* limits that hide nothing */
+        {"b1:h2:s64:d32:causal:win64", "b1:h2:s64:d32:causal", 0, 0},
+        {"b1:h2:s64:d32:causal:win63", "b1:h2:s64:d32:causal:win63", 63, 0},
+        {"b1:h2:s64:d32:causal:win16/8", "b1:h2:s64:d32:causal:win16", 16, 0},
+        {"b1:h2:s64:d32:win0/63", "b1:h2:s64:d32", 0, 0},
+        {"b1:h2:s64:d32:win0/62", "b1:h2:s64:d32:win0/62", 0, 62},
+        {"b1:h2:s64/128:d32:causal-tl:win64", "b1:h2:s64/128:d32:causal-tl", 0, 0},
+        {"b1:h2:s1/128:d32:win64/1", "b1:h2:s1/128:d32:win64", 64, 0},
+        {"b1:h2:s1/128:d32:causal:win64", "b1:h2:s1/128:d32:win64", 64, 0},
+        {"b1:h2:s64:d32:win9999999999999", "b1:h2:s64:d32", 0, 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const acr_problem p = canonical_of(cases[i].text);
+        char text[ACR_PROBLEM_TEXT_MAX];
+        assert_ok(acr_problem_format(&p, text, sizeof text));
+        assert_string_equal(text, cases[i].canonical);
+        assert_int_equal(p.window_left, cases[i].left);
+        assert_int_equal(p.window_right, cases[i].right);
+    }
+}
+
+static void bad_windows_are_refused(void **state)
+{
+    (void)state;
+    const char *texts[] = {"b1:h2:s64:d32:win",       "b1:h2:s64:d32:win0",   "b1:h2:s64:d32:win0/0",
+                           "b1:h2:s64:d32:win4/0",    "b1:h2:s64:d32:win4/",  "b1:h2:s64:d32:win-1",
+                           "b1:h2:s64:d32:win4:win4", "b1:h2:s64:d32:window4"};
+    acr_problem p;
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
+        assert_int_equal(acr_problem_parse(&p, texts[i], NULL), ACR_FORMAT);
+    p = problem_of("b1:h2:s64:d32");
+    p.window_left = -1;
+    assert_fails(acr_problem_canonical(&p, &p), ACR_INVALID, "window_left is -1");
+    p.window_left = 0;
+    p.window_right = -5;
+    assert_fails(acr_problem_canonical(&p, &p), ACR_INVALID, "window_right is -5");
+}
+
+/* A caller compiled against the header before windows: what its structure does not have is no limit. */
+static void problems_of_earlier_versions_are_accepted(void **state)
+{
+    (void)state;
+    acr_problem earlier = problem_of("b1:h2:s64:d32:causal"), out;
+    earlier.size = (uint32_t)offsetof(acr_problem, window_left);
+    earlier.window_left = earlier.window_right = 7; /* memory that is not the caller's structure */
+    assert_ok(acr_problem_canonical(&out, &earlier));
+    assert_int_equal(out.size, sizeof out);
+    assert_true(out.window_left == 0 && out.window_right == 0);
+    for (uint32_t size = 0; size < sizeof earlier; size++)
+        if (size != offsetof(acr_problem, window_left)) {
+            earlier.size = size;
+            assert_fails(acr_problem_canonical(&out, &earlier), ACR_INVALID, "size");
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -716,6 +784,9 @@ int main(void)
         cmocka_unit_test(different_problems_have_different_texts),
         cmocka_unit_test(digest_sees_the_scales),
         cmocka_unit_test(spans_reach_from_the_first_to_the_last_element),
+        cmocka_unit_test(windows_have_a_text),
+        cmocka_unit_test(bad_windows_are_refused),
+        cmocka_unit_test(problems_of_earlier_versions_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,6 +213,9 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_WANT_LSE) {
         return "peers return no log-sum-exp";
     }
+    if (p->window_left || p->window_right) {
+        return "peers are given no sliding window";
+    }
     return has_own_strides(p) ? "peers are given packed tensors only" : NULL;
 }
 

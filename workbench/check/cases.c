@@ -14,6 +14,7 @@ typedef enum axis {
     AXIS_HEADS,
     AXIS_VIEW,
     AXIS_MASK,
+    AXIS_WINDOW,
     AXIS_FLAGS,
     AXIS_INPUTS,
     AXIS_OUT_DTYPE,
@@ -48,6 +49,15 @@ enum {
 };
 
 static const acr_mask mask_values[] = {ACR_MASK_NONE, ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT};
+
+/* Windows: none, one key, around a tile, several tiles, and limits on both sides. */
+typedef struct window {
+    int64_t left, right;
+} window;
+enum {
+    WINDOWS = 6
+};
+
 static const uint32_t flag_values[] = {
     0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS, ACR_PACKED, ACR_PACKED | ACR_WANT_LSE};
 static const acr_dtype out_dtype_values[] = {ACR_DTYPE_DEFAULT, ACR_BF16};
@@ -63,6 +73,7 @@ typedef struct space {
     dims dim_values[VALUES_MAX];
     int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
     uint32_t flags[VALUES_MAX];
+    window windows[VALUES_MAX];
     int counts[AXES];
     uint64_t random_counter;
 } space;
@@ -172,6 +183,8 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     p.qk_dim = d->qk;
     p.v_dim = d->v;
     p.mask = mask_values[c->value[AXIS_MASK]];
+    p.window_left = s->windows[c->value[AXIS_WINDOW]].left;
+    p.window_right = s->windows[c->value[AXIS_WINDOW]].right;
     p.flags = s->flags[c->value[AXIS_FLAGS]];
     if (p.flags & ACR_PACKED) {
         p.batch += 4; /* sequences of every kind side by side */
@@ -245,6 +258,19 @@ static void set_lengths(space *s)
     }
 }
 
+/* None alone where the kernel serves no window, probed with a small problem. */
+static void set_windows(space *s)
+{
+    const int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
+    const window values[WINDOWS] = {{0, 0}, {kv_tile, 0}, {1, 0}, {kv_tile + 1, 3}, {2 * kv_tile - 5, kv_tile}, {0, 7}};
+    memcpy(s->windows, values, sizeof values);
+    choice c = {{0}};
+    c.value[AXIS_WINDOW] = 2; /* one key: it hides something wherever there are two */
+    c.value[AXIS_VIEW] = VIEW_BSHD;
+    test_case probe;
+    s->counts[AXIS_WINDOW] = case_of(&probe, s, &c) && probe.problem.window_left ? WINDOWS : 1;
+}
+
 /* Dims that the kernel takes at all, probed with small packed problems: its full ones, the common ones, smaller ones
  * that it pads, unequal and odd ones. */
 static void set_dims(space *s)
@@ -302,6 +328,7 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
     set_lengths(s);
     set_flags(s);
     set_dims(s);
+    set_windows(s);
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];

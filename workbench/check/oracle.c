@@ -209,29 +209,35 @@ static scales scales_of(const acr_problem *p, const acr_buffers *b, int64_t batc
     return of;
 }
 
-/* Softmax of the row's first `keys` scores in float64 and their weighted sum of values; returns the log-sum-exp.
- * keys >= 1. */
-static double attend_double(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *o)
+/* Keys from first to end - 1. */
+typedef struct span {
+    int64_t first, end;
+} span;
+
+/* Softmax of the row's scores of `keys` in float64 and their weighted sum of values; returns the log-sum-exp.
+ * At least one key. */
+static double attend_double(workspace *w, const acr_problem *p, const scales *of, span keys, double *o)
 {
     double *s = w->scores;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
-    add_rows_double(w->scores, w->q, w->k, w->kv_padded / DOUBLES, p->qk_dim, round_up(keys, DOUBLES) / DOUBLES);
+    add_rows_double(w->scores, w->q, w->k, w->kv_padded / DOUBLES, p->qk_dim, round_up(keys.end, DOUBLES) / DOUBLES);
     double max = -INFINITY;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         s[j] *= of->scores;
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
     if (w->spread) {
-        memcpy(w->raw, s, (size_t)keys * sizeof *s);
+        memcpy(w->raw, s, (size_t)keys.end * sizeof *s);
     }
     double sum = 0;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         s[j] = exp(s[j] - max);
         sum += s[j];
     }
     double *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
-    add_rows_double(w->out, s, w->v, w->v_padded / DOUBLES, keys, w->v_padded / DOUBLES);
+    add_rows_double(w->out, s + keys.first, (const doubles *)w->v + keys.first * (w->v_padded / DOUBLES),
+                    w->v_padded / DOUBLES, keys.end - keys.first, w->v_padded / DOUBLES);
     for (int64_t d = 0; d < p->v_dim; d++) {
         o[d] = out[d] / sum * of->values;
     }
@@ -307,7 +313,7 @@ static key_effect effect_of(const losses *l, double dims, double scale, double s
 }
 
 /* For the row that attend_double has just left in w. */
-static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *variance,
+static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, span keys, double *variance,
                           double *most)
 {
     const double *s = w->scores, *raw = w->raw, *squares = w->squares;
@@ -316,13 +322,13 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
     doubles *out = w->out, *variances = w->sums, *squared = variances + vectors, *linear = squared + vectors;
     const words sign = (words){0} + ((uint64_t)1 << 63);
     double sum = 0, largest_score = 0;
-    sum_squared_products(w, p->qk_dim, round_up(keys, DOUBLES) / DOUBLES);
-    for (int64_t j = 0; j < keys; j++) {
+    sum_squared_products(w, p->qk_dim, round_up(keys.end, DOUBLES) / DOUBLES);
+    for (int64_t j = keys.first; j < keys.end; j++) {
         sum += s[j];
         largest_score = fabs(raw[j]) > largest_score && s[j] > 0.5 ? fabs(raw[j]) : largest_score;
     }
     memset(w->sums, 0, 3 * (size_t)w->v_padded * sizeof(double));
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         const double weight = s[j] / sum;
         const key_effect e =
             effect_of(&l, (double)p->qk_dim, of->scores, raw[j], largest_score, squares[j], weight, 1 / sum);
@@ -334,7 +340,8 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
             linear[x] += e.score_most * (doubles)((words)from_output & ~sign);
         }
     }
-    const double additions = 2 * rounding_variance * (double)keys, cut = l.cut * ((double)keys / l.cut_every);
+    const double count = (double)(keys.end - keys.first);
+    const double additions = 2 * rounding_variance * count, cut = l.cut * (count / l.cut_every);
     for (int64_t d = 0; d < p->v_dim; d++) {
         const double o = ((double *)out)[d] / sum, partial = ((double *)squared)[d];
         variance[d] = of->values * of->values * (((double *)variances)[d] + additions * (partial + o * o));
@@ -346,28 +353,29 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
 
 /* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type,
  * between the two products. */
-static void attend_float(workspace *w, const acr_problem *p, const scales *of, int64_t keys, double *o)
+static void attend_float(workspace *w, const acr_problem *p, const scales *of, span keys, double *o)
 {
     float *s = w->scores;
     const float scale = (float)of->scores;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
-    add_rows_float(w->scores, w->q, w->k, w->kv_padded / FLOATS, p->qk_dim, round_up(keys, FLOATS) / FLOATS);
+    add_rows_float(w->scores, w->q, w->k, w->kv_padded / FLOATS, p->qk_dim, round_up(keys.end, FLOATS) / FLOATS);
     float max = -INFINITY;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         s[j] *= scale;
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
     float sum = 0;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         s[j] = expf(s[j] - max);
         sum += s[j];
     }
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.first; j < keys.end; j++) {
         s[j] = round_weight(p->dtype, s[j] / sum, w->grid);
     }
     float *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
-    add_rows_float(w->out, s, w->v, w->v_padded / FLOATS, keys, w->v_padded / FLOATS);
+    add_rows_float(w->out, s + keys.first, (const floats *)w->v + keys.first * (w->v_padded / FLOATS),
+                   w->v_padded / FLOATS, keys.end - keys.first, w->v_padded / FLOATS);
     for (int64_t d = 0; d < p->v_dim; d++) {
         uint32_t stored;
         acr__store_element(p->out_dtype, &stored, 0, out[d] * of->values);
@@ -375,16 +383,23 @@ static void attend_float(workspace *w, const acr_problem *p, const scales *of, i
     }
 }
 
-/* Keys that the entry's query i sees. */
-static int64_t count_visible(const acr_problem *p, const entry *e, int64_t i)
+/* Keys that the entry's query i sees: those from first to end - 1. A window is counted from the key at which the query
+ * stands, which without a mask is found as with the bottom-right one. */
+static span visible_span(const acr_problem *p, const entry *e, int64_t i)
 {
     const int64_t keys = e->kv.length;
-    if (p->mask == ACR_MASK_NONE) {
-        return keys;
+    const int64_t position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? i : i + keys - e->q.length;
+    span seen = {0, keys};
+    if (p->mask != ACR_MASK_NONE && seen.end > position + 1) {
+        seen.end = position + 1;
     }
-    const int64_t diagonal = p->mask == ACR_MASK_CAUSAL ? keys - e->q.length : 0;
-    const int64_t visible = i + diagonal + 1;
-    return visible < 0 ? 0 : visible > keys ? keys : visible;
+    if (p->window_right > 0 && seen.end > position + p->window_right + 1) {
+        seen.end = position + p->window_right + 1;
+    }
+    if (p->window_left > 0 && seen.first < position - p->window_left + 1) {
+        seen.first = position - p->window_left + 1;
+    }
+    return seen.first < seen.end ? seen : (span){0, 0};
 }
 
 /* The batch entry that a row of a packed batch belongs to; batch where there is none. Where garbage offsets make
@@ -416,9 +431,9 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     const int64_t batch = packed ? find_owner(p, b, in_tensor) : row / q_rows / p->q_heads;
     const entry e = batch < p->batch ? entry_of(p, b, batch) : (entry){batch, {0, 0}, {0, 0}};
     const int64_t i = in_tensor - e.q.first;
-    const int64_t keys = count_visible(p, &e, i);
+    const span keys = visible_span(p, &e, i);
     double row_lse = -INFINITY;
-    if (keys == 0) {
+    if (keys.end == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
         if (w->spread) {
             memset(to->variance, 0, (size_t)p->v_dim * sizeof *o);

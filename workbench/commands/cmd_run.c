@@ -23,7 +23,8 @@ enum {
     ID_Q_SCALE,
     ID_K_SCALE,
     ID_V_SCALE,
-    ID_WISDOM
+    ID_WISDOM,
+    ID_WINDOW
 };
 
 static const option_spec options[] = {
@@ -34,6 +35,8 @@ static const option_spec options[] = {
     {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length] or, packed, [heads, rows]; float32"},
     {ID_CAUSAL, "causal", "=tl|br",
      "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
+    {ID_WINDOW, "window", "L[/R]",
+     "sliding window: a query sees L keys up to its own and R behind it (0/R: no limit before it)"},
     {ID_SCALE, "scale", "X", "factor of the scores; default: 1/sqrt(head dim)"},
     {ID_KV_LENS, "kv-lens", "FILE", "key length of each batch entry, 1-D int32 or int64"},
     {ID_Q_OFFSETS, "q-offsets", "FILE",
@@ -76,6 +79,7 @@ typedef struct scale_choice {
 typedef struct request {
     const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *wisdom;
     acr_mask mask;
+    int64_t window_left, window_right;
     acr_layout layout;
     bool layout_given;
     acr_dtype dtype; /* 0 = the files' */
@@ -93,6 +97,22 @@ static bool take_causal(request *r, const char *value)
         r->mask = ACR_MASK_CAUSAL_TOP_LEFT;
     } else {
         fprintf(stderr, "acromion: --causal: '%s' is neither tl nor br\n", value);
+        return false;
+    }
+    return true;
+}
+
+static bool take_window(request *r, const char *value)
+{
+    const char *slash = strchr(value, '/');
+    char left[32];
+    snprintf(left, sizeof left, "%.*s", slash ? (int)(slash - value) : 31, value);
+    if (!option_int("window", left, 0, INT32_MAX, &r->window_left) ||
+        (slash && !option_int("window", slash + 1, 1, INT32_MAX, &r->window_right))) {
+        return false;
+    }
+    if (r->window_left == 0 && r->window_right == 0) {
+        fprintf(stderr, "acromion: --window: 0 keys; say L, L/R or 0/R\n");
         return false;
     }
     return true;
@@ -166,6 +186,8 @@ static bool take_option(void *arg, int id, const char *value)
         return true;
     case ID_CAUSAL:
         return take_causal(r, value);
+    case ID_WINDOW:
+        return take_window(r, value);
     case ID_LAYOUT:
         return take_layout(r, value);
     case ID_DTYPE:
@@ -414,6 +436,8 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     acr_problem p = ACR_PROBLEM_INIT;
     p.dtype = r->dtype ? r->dtype : dtype_of(t->q.array.type);
     p.mask = r->mask;
+    p.window_left = r->window_left;
+    p.window_right = r->window_right;
     p.layout = r->layout;
     p.flags = (r->lse ? ACR_WANT_LSE : 0u) | (r->kv_lens ? ACR_KV_LENS : 0u);
     p.batch = q.batch;
