@@ -175,6 +175,7 @@ static acr_status find_floors(session *s)
 enum {
     STREAM_HIDDEN = 80, /* of random_bits */
     STREAM_CHOSEN,
+    STREAM_ORACLE,
     STREAM_POOL /* and the next two */
 };
 
@@ -482,13 +483,15 @@ static acr_status judge_correctness(session *s)
 /* ---- Timing ---- */
 
 /* Every timed launch has inputs that no launch before it has had, an output of NaN and a workspace as it is given for
- * the first time. So whatever a kernel remembers, it never meets again; and of each sample one launch, drawn after all
- * are made, is compared with what the incumbent computes of the same inputs. */
+ * the first time. So whatever a kernel remembers, it never meets again. Of each sample one launch, drawn by chance, is
+ * compared with what the incumbent computes of the same inputs; and a few, drawn by chance among the samples that
+ * count, have inputs whose result the oracle knows, and are judged as strictly as any case. */
 
 enum {
     SETS_MAX = 32,     /* of buffers on a GPU, one for each launch of a replay */
     LAUNCHES_MAX = 64, /* of a sample on a CPU */
-    POOL_WINDOW = 1 << 20
+    POOL_WINDOW = 1 << 20,
+    ORACLE_LAUNCHES = TASK_TIMED - TASK_FIRST + 1 /* of a measurement; each has a reference of its own */
 };
 
 typedef struct timed_pair timed_pair;
@@ -508,8 +511,10 @@ typedef struct timed_kernel {
 struct timed_pair {
     session *s;
     const judge_problem *problem;
-    reference *ref;
-    unsigned char *pool; /* of random numbers, from which inputs are cut */
+    reference *ref, *oracles[ORACLE_LAUNCHES];
+    int64_t oracle_at[ORACLE_LAUNCHES]; /* the candidate's samples in which they are met */
+    int64_t samples;                    /* of the candidate, so far */
+    unsigned char *pool;                /* of random numbers, from which inputs are cut */
     size_t elem_bytes;
     timed_kernel candidate, incumbent;
 };
@@ -564,6 +569,17 @@ static acr_status refresh(const timed_kernel *k, int set, uint64_t counter)
     return execution_renew(k->sets[set], &fresh);
 }
 
+/* What the oracle knows of the chosen launch of the sample to come; NULL = nothing. */
+static const reference *oracle_of(const timed_kernel *k)
+{
+    const timed_pair *d = k->pair;
+    const reference *found = NULL;
+    for (int i = 0; i < ORACLE_LAUNCHES && k->slot == SANDBOX_CANDIDATE; ++i) {
+        found = d->oracle_at[i] == d->samples ? d->oracles[i] : found;
+    }
+    return found;
+}
+
 /* Whether two outputs are of the same numbers, each within the tolerance of the truth: these inputs' own is not known,
  * so the timed problem's counts twice over. */
 static bool agree(const timed_pair *d, const run_output *got, const run_output *expected)
@@ -590,7 +606,7 @@ static bool agree(const timed_pair *d, const run_output *got, const run_output *
 }
 
 /* What a timed launch of the candidate wrote, beside what the incumbent makes of the same inputs. */
-static acr_status check_launch(timed_pair *d, int set, uint64_t counter)
+static acr_status compare_launch(timed_pair *d, int set, uint64_t counter)
 {
     run_output got = {.o = NULL}, expected = {.o = NULL};
     acr_status status = execution_collect_outputs(d->candidate.sets[set], &got);
@@ -610,6 +626,29 @@ static acr_status check_launch(timed_pair *d, int set, uint64_t counter)
     run_output_free(&got);
     run_output_free(&expected);
     return status;
+}
+
+/* The same beside the oracle. */
+static acr_status judge_launch(const timed_pair *d, int set, const reference *ref)
+{
+    run_output output;
+    verdict v;
+    acr_status status = execution_collect(d->candidate.sets[set], &output);
+    if (status != ACR_OK) {
+        return status;
+    }
+    conformance_judge(&v, ref, &output);
+    run_output_free(&output);
+    return v.pass ? ACR_OK : end_trial(d->s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
+}
+
+/* Whatever is known of the chosen launch of a sample. */
+static acr_status check_launch(timed_kernel *k, int set, uint64_t counter, const reference *oracle)
+{
+    if (k->slot != SANDBOX_CANDIDATE) {
+        return ACR_OK;
+    }
+    return oracle ? judge_launch(k->pair, set, oracle) : compare_launch(k->pair, set, counter);
 }
 
 /* ---- Samples ---- */
@@ -648,15 +687,16 @@ static int chosen_launch(const timed_kernel *k)
 static acr_status sample_calls(timed_kernel *k, double *seconds)
 {
     const int chosen = chosen_launch(k);
+    const reference *oracle = oracle_of(k);
     double sum = 0, one = 0;
     acr_status status = ACR_OK;
     for (int launch = 0; launch < k->launches && status == ACR_OK; ++launch) {
-        status = refresh(k, 0, k->drawn);
+        status = launch == chosen && oracle ? execution_renew(k->sets[0], oracle) : refresh(k, 0, k->drawn);
         if (status == ACR_OK) {
             status = call_once(k, &one);
         }
-        if (status == ACR_OK && launch == chosen && k->slot == SANDBOX_CANDIDATE) {
-            status = check_launch(k->pair, 0, k->drawn);
+        if (status == ACR_OK && launch == chosen) {
+            status = check_launch(k, 0, k->drawn, oracle);
         }
         sum += one;
         ++k->drawn;
@@ -669,10 +709,12 @@ static acr_status sample_calls(timed_kernel *k, double *seconds)
 static acr_status refresh_sets(void *arg, void *stream)
 {
     timed_kernel *k = arg;
+    const int chosen = chosen_launch(k);
+    const reference *oracle = oracle_of(k);
     acr_status status = ACR_OK;
     (void)stream;
     for (int i = 0; i < k->set_count && status == ACR_OK; ++i) {
-        status = refresh(k, i, k->drawn++);
+        status = i == chosen && oracle ? execution_renew(k->sets[i], oracle) : refresh(k, i, k->drawn + (uint64_t)i);
     }
     return status;
 }
@@ -681,9 +723,11 @@ static acr_status sample_replay(timed_kernel *k, double *seconds)
 {
     const int chosen = chosen_launch(k);
     acr_status status = k->fresh->device->backend->graph_time_prepared(k->fresh, refresh_sets, k, seconds);
-    const uint64_t first = k->drawn - (uint64_t)k->set_count;
-    return status == ACR_OK && k->slot == SANDBOX_CANDIDATE ? check_launch(k->pair, chosen, first + (uint64_t)chosen)
-                                                            : status;
+    if (status == ACR_OK) {
+        status = check_launch(k, chosen, k->drawn + (uint64_t)chosen, oracle_of(k));
+    }
+    k->drawn += (uint64_t)k->set_count;
+    return status;
 }
 
 /* An interleave_sample: every launch on inputs of its own. */
@@ -693,6 +737,7 @@ static acr_status sample_fresh(void *arg, int count, double *seconds)
     acr_status status = ACR_OK;
     for (int i = 0; i < count && status == ACR_OK; ++i) {
         status = k->fresh ? sample_replay(k, &seconds[i]) : sample_calls(k, &seconds[i]);
+        k->pair->samples += k->slot == SANDBOX_CANDIDATE;
     }
     return status;
 }
@@ -789,8 +834,13 @@ static acr_status make_pair(timed_pair *d, session *s, size_t problem)
 {
     *d = (timed_pair){.s = s, .problem = &s->job.problems[problem]};
     announce(s, "timing", &d->problem->problem);
-    const reference_request wanted = task_request(&s->job, problem, TASK_TIMED);
-    acr_status status = find_reference(&d->ref, s, &wanted);
+    acr_status status = ACR_OK;
+    for (int i = 0; i < ORACLE_LAUNCHES && status == ACR_OK; ++i) {
+        const reference_request wanted = task_request(&s->job, problem, (task_inputs)(TASK_FIRST + i));
+        status = find_reference(&d->oracles[i], s, &wanted);
+        d->oracle_at[i] = -1;
+    }
+    d->ref = d->oracles[0];
     if (status == ACR_OK) {
         status = make_pool(d);
     }
@@ -816,7 +866,9 @@ static void free_pair(timed_pair *d)
 {
     free_timed(&d->candidate, d->s->device);
     free_timed(&d->incumbent, d->s->device);
-    reference_destroy(d->ref);
+    for (int i = 0; i < ORACLE_LAUNCHES; ++i) {
+        reference_destroy(d->oracles[i]);
+    }
     free(d->pool);
 }
 
@@ -912,28 +964,17 @@ static void record_timing(session *s, const judge_problem *problem, const interl
                                     series_json(theirs, samples), "candidate_us", series_json(ours, samples)));
 }
 
-/* One launch more, on the inputs whose result is known to the oracle. */
-static acr_status judge_timed(timed_pair *d)
+/* Draws the samples of the measurement to come that meet the oracle, from all but the first few: as many as there are
+ * are sure to be taken after those of warming up. */
+static void draw_oracles(timed_pair *d)
 {
-    run_output output;
-    verdict v;
-    execution *e = d->candidate.sets[0];
-    acr_status status = execution_renew(e, d->ref);
-    if (status == ACR_OK) {
-        status = execution_rerun(e);
+    const uint64_t least = (uint64_t)INTERLEAVE_BLOCK_SAMPLES * INTERLEAVE_BLOCKS_SEARCH;
+    for (int i = 0; i < ORACLE_LAUNCHES; ++i) {
+        const uint64_t share = least / ORACLE_LAUNCHES; /* each in a part of its own: none meets another */
+        d->oracle_at[i] =
+            d->samples +
+            (int64_t)((uint64_t)i * share + random_bits(d->s->job.hidden_seed, STREAM_ORACLE, (uint64_t)i) % share);
     }
-    if (status == ACR_OK) {
-        status = check_sandboxes(d->s, d->problem->text);
-    }
-    if (status == ACR_OK) {
-        status = execution_collect(e, &output);
-    }
-    if (status != ACR_OK) {
-        return end_with(d->s, status, d->problem->text);
-    }
-    conformance_judge(&v, d->ref, &output);
-    run_output_free(&output);
-    return v.pass ? ACR_OK : end_trial(d->s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
 }
 
 static acr_status time_pair(timed_pair *d, uint64_t seed)
@@ -943,13 +984,14 @@ static acr_status time_pair(timed_pair *d, uint64_t seed)
     const interleave_design design = {
         .blocks = s->job.blocks, .warm_up_s = 20e-3, .budget_s = s->job.budget_s, .seed = seed};
     interleave_result r;
+    draw_oracles(d);
     acr_status status = interleave_run(&r, s->job.swapped ? &ours : &theirs, s->job.swapped ? &theirs : &ours, &design);
     if (status != ACR_OK) {
         return end_with(s, status, d->problem->text);
     }
     record_timing(s, d->problem, &r);
     interleave_free(&r);
-    return judge_timed(d);
+    return ACR_OK;
 }
 
 static acr_status time_problem(session *s, size_t problem)
