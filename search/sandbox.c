@@ -297,7 +297,13 @@ static bool leave_rseq(void)
     if (!&__rseq_size || __rseq_size == 0) {
         return true;
     }
-    char *const area = (char *)__builtin_thread_pointer() + __rseq_offset;
+    char *area;
+#if defined __x86_64__
+    __asm__("mov %%fs:0, %0" : "=r"(area));
+#else
+    area = __builtin_thread_pointer();
+#endif
+    area += __rseq_offset;
     return syscall(SYS_rseq, area, LEAST_BYTES, UNREGISTER, signature) == 0 ||
            syscall(SYS_rseq, area, (__rseq_size + 31) / 32 * 32, UNREGISTER, signature) == 0;
 #else
