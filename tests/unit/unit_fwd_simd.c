@@ -1,0 +1,144 @@
+/* The arithmetic of fwd_simd where the gate's tolerance cannot see it: the exponential to a fraction of a unit in the
+ * last place, and the rounding of outputs at ties. */
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const acr__kernel *kernel_of(const acr_ctx *ctx, acr_dtype dtype, size_t number)
+{
+    const acr__kernel *kernel;
+    for (size_t i = 0; (kernel = cpu_kernel(ctx, i)); i++)
+        if (kernel->dtype == dtype && strcmp(kernel->family, "fwd_simd") == 0 && number-- == 0)
+            return kernel;
+    return NULL;
+}
+
+/* ---- The exponential --------------------------------------------------------------------------------------------- */
+
+enum {
+    ROWS = 20000,
+    TERMS = 3
+};
+
+/* Solves the normal equations of a fit by elimination; they are well conditioned. */
+static void solve(double a[TERMS][TERMS + 1], double x[TERMS])
+{
+    for (int i = 0; i < TERMS; i++)
+        for (int row = i + 1; row < TERMS; row++) {
+            const double factor = a[row][i] / a[i][i];
+            for (int column = i; column <= TERMS; column++)
+                a[row][column] -= factor * a[i][column];
+        }
+    for (int i = TERMS - 1; i >= 0; i--) {
+        x[i] = a[i][TERMS];
+        for (int column = i + 1; column < TERMS; column++)
+            x[i] -= a[i][column] * x[column];
+        x[i] /= a[i][i];
+    }
+}
+
+/* Rows see two keys, with scores 0 and x, and values 0 and 1: the output is e^x / (1 + e^x). Its relative errors are
+ * roundings, which have no trend over the fraction f of the exponent to base 2; a wrong coefficient of the polynomial
+ * in f has. The fit 1, f, f^2 tells an error of 8 units in the last place of the first two coefficients from none. */
+static void check_exponential(acr_ctx *ctx, const acr__kernel *kernel)
+{
+    const acr_problem p = {.size = sizeof p,
+                           .dtype = ACR_F32,
+                           .batch = 1,
+                           .q_heads = 1,
+                           .q_len = ROWS,
+                           .kv_len = 2,
+                           .qk_dim = 1,
+                           .alignment = 4,
+                           .scale = 1.0f};
+    tensors t = tensors_make(&p, 1);
+    float *q = t.q, *k = t.k, *v = t.v;
+    for (int i = 0; i < ROWS; i++)
+        q[i] = -3.0f - 3.0f * (float)i / ROWS;
+    k[0] = v[0] = 0.0f;
+    k[1] = v[1] = 1.0f;
+    execute_once(ctx, kernel, &t);
+    double equations[TERMS][TERMS + 1] = {{0}}, fit[TERMS], worst = 0;
+    for (int i = 0; i < ROWS; i++) {
+        const double exponent = (double)q[i] * (double)(float)1.44269504088896340736, e = exp2(exponent);
+        const double f = exponent - nearbyint(exponent), basis[TERMS] = {1.0, f, f * f};
+        const double error = (double)((const float *)t.o)[i] / (e / (1.0 + e)) - 1.0;
+        worst = fmax(worst, fabs(error));
+        for (int row = 0; row < TERMS; row++) {
+            for (int column = 0; column < TERMS; column++)
+                equations[row][column] += basis[row] * basis[column];
+            equations[row][TERMS] += basis[row] * error;
+        }
+    }
+    solve(equations, fit);
+    if (!(worst < 6e-7) || fabs(fit[0]) > 3e-8 || fabs(fit[1]) > 4e-8 || fabs(fit[2]) > 8e-8)
+        fail_msg("%s: relative error up to %.2g, fit %.2g + %.2g f + %.2g f^2", kernel->name, worst, fit[0], fit[1],
+                 fit[2]);
+    tensors_free(&t);
+}
+
+static void exponentials_have_no_trend(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr__kernel *kernel;
+    size_t checked = 0;
+    for (; (kernel = kernel_of(ctx, ACR_F32, checked)); checked++)
+        check_exponential(ctx, kernel);
+    assert_true(checked > 0);
+    acr_ctx_destroy(ctx);
+}
+
+/* ---- Ties -------------------------------------------------------------------------------------------------------- */
+
+/* Two keys with one score and neighbouring values: the output lies half way between them, where the even one is to be
+ * taken. `last` is the bit pattern of the type's largest number. */
+static void check_ties(acr_ctx *ctx, const acr__kernel *kernel, uint16_t last)
+{
+    enum {
+        DIMS = 64
+    };
+    acr_problem p = problem_of("b1:h1:s1/2:d64");
+    p.dtype = kernel->dtype;
+    tensors t = tensors_make(&p, 1);
+    uint16_t *q = t.q, *v = t.v;
+    const uint16_t *o = t.o;
+    memset(q, 0, DIMS * sizeof *q);
+    const unsigned step = 37; /* odd: even and odd numbers, normal and not */
+    for (unsigned first = 0; first + DIMS * step < last; first += DIMS * step) {
+        for (unsigned d = 0; d < DIMS; d++) {
+            const uint16_t sign = d % 3 == 0 ? 0x8000 : 0;
+            v[d] = (uint16_t)(sign | (first + d * step));
+            v[DIMS + d] = (uint16_t)(v[d] + 1);
+        }
+        execute_once(ctx, kernel, &t);
+        for (unsigned d = 0; d < DIMS; d++)
+            if (o[d] != (uint16_t)(v[d] + (v[d] & 1)))
+                fail_msg("%s: half way between %04x and %04x became %04x", kernel->name, v[d], v[DIMS + d], o[d]);
+    }
+    tensors_free(&t);
+}
+
+static void ties_go_to_even(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr__kernel *kernel;
+    size_t checked = 0;
+    for (size_t i = 0; (kernel = kernel_of(ctx, ACR_F16, i)); i++, checked++)
+        check_ties(ctx, kernel, 0x7bff);
+    for (size_t i = 0; (kernel = kernel_of(ctx, ACR_BF16, i)); i++, checked++)
+        check_ties(ctx, kernel, 0x7e00); /* below the end of float32, where the sum of two stays finite */
+    assert_true(checked > 0);
+    acr_ctx_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exponentials_have_no_trend),
+        cmocka_unit_test(ties_go_to_even),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
