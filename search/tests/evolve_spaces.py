@@ -28,7 +28,8 @@ HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"
 CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
             "ACR__ISA_AVX512 = 4 };\n"
 BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
-                    r"|enum \{.*?^\};|typedef struct \w+ \{.*?^\} \w+;|(?:_Static_assert|static_assert)\(.*?\);)$",
+                    r"|enum \{.*?^\};|typedef (?:struct|union) \w+ \{.*?^\} \w+;|typedef [^\n{]*;"
+                    r"|(?:_Static_assert|static_assert)\(.*?\);)$",
                     re.M | re.S)
 
 

@@ -163,7 +163,7 @@ PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
 FLAWS = [
     (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
      lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
-    (MMA, 80, "warps end their tiles on their own", r"bar\.sync %r\d+, 64;", ""),
+    (MMA, 80, "warps end their tiles on their own", r"bar\.sync %r\d+, %r\d+;", ""),
     (LADDER, 80, "warps do not wait for each other's copies", r"bar\.sync\s+0;", ""),
     (SPLIT, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (SPLIT, 80, "a split counts as the last one too early", r"(atom\.acq_rel\.gpu\.global)\.inc\.u32", r"\1.max.u32"),
@@ -283,7 +283,8 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
             (89, 4, "fwd_mma8_*", ["e4m3", "e4m3:obf16"]), (89, 4, "fwd_simt_*", ["e4m3"])]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [
-    (MMA, 80, "hidden values are not looked for", r"(add\.s32\s+%r\d+, %r\d+), 67109888;", r"\1, 0;"),
+    (MMA, 80, "outputs that a hidden value spoilt stay so", r"st\.global\.u16[^;]*;", ""),
+    (MMA, 80, "outputs are computed again from other elements", NEXT_ELEMENT_16, r"\1+4]"),
     (SPLIT, 80, "one key behind the last is read",
      r"setp\.lt(\.s32\s+%p\d+, %r\d+, %r\d+;\s+and\.pred[^;]*;\s+selp\.b32\s+%r\d+, 16, 0, )", r"setp.le\1"),
     (SPLIT, 80, "outputs are computed again from other elements", NEXT_ELEMENT_16, r"\1+4]"),

@@ -54,23 +54,31 @@ typedef struct chunk_matrix {
 
 /* Starts copying rows [first, first + ROWS) of a matrix into a swizzled tile of ROW_CHUNKS chunks a row, by the threads
  * 0..THREADS-1. What lies at or beyond row `end` or beyond the matrix's chunks becomes zeros, whatever memory holds
- * there. A thread keeps its place within the swizzle's period of 8 rows, so that its addresses differ by constants. */
-template <int ROWS, int ROW_CHUNKS, int THREADS>
+ * there. READ_ONCE: nobody else reads these rows. Where a thread keeps its place within the swizzle's period of 8 rows,
+ * its addresses differ by constants. */
+template <int ROWS, int ROW_CHUNKS, int THREADS, bool READ_ONCE = false>
 DEV void load_tile(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
 {
     constexpr int LANES = ROW_CHUNKS % 8 == 0 ? 8 : 4; /* threads side by side in a row */
     constexpr int ROWS_AT_ONCE = THREADS / LANES;
-    static_assert(ROWS_AT_ONCE % 8 == 0 && ROWS % ROWS_AT_ONCE == 0, "the tile's rows divide evenly over the threads");
+    constexpr bool KEEPS_PLACE = ROWS_AT_ONCE % 8 == 0;
+    static_assert(ROWS % ROWS_AT_ONCE == 0, "the tile's rows divide evenly over the threads");
     const int row = thread / LANES, chunk = thread % LANES;
     const char *from = m.base + (first + row) * m.row_bytes + chunk * CHUNK_BYTES;
-    tile += chunk_offset(row, chunk, ROW_CHUNKS);
+    const uint64_t policy = READ_ONCE ? policy_read_once() : 0;
+    const uint32_t at = tile + chunk_offset(row, chunk, ROW_CHUNKS);
 #pragma unroll
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
         const bool row_valid = first + row + r < end;
 #pragma unroll
         for (int c = 0; c < ROW_CHUNKS; c += LANES) {
+            const uint32_t to = KEEPS_PLACE ? at + (r * ROW_CHUNKS + c) * CHUNK_BYTES
+                                            : tile + chunk_offset(row + r, chunk + c, ROW_CHUNKS);
             const bool valid = row_valid && chunk + c < m.chunks;
-            copy_chunk_async(tile + (r * ROW_CHUNKS + c) * CHUNK_BYTES, from + c * CHUNK_BYTES, valid);
+            if (READ_ONCE)
+                copy_chunk_async_by(to, from + c * CHUNK_BYTES, valid, policy);
+            else
+                copy_chunk_async(to, from + c * CHUNK_BYTES, valid);
         }
         from += ROWS_AT_ONCE * m.row_bytes;
     }

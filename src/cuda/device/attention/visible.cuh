@@ -58,6 +58,12 @@ DEV visible_entry entry_of(const fwd_args &a, const sequence &s)
     return {fwd_rule_of(&a), s.q_len, s.kv_len};
 }
 
+/* Of an entry that is not of a packed batch. Reads global memory: kv_lens. */
+DEV visible_entry entry_of_batch(const fwd_args &a, int batch)
+{
+    return {fwd_rule_of(&a), a.q_len, find_kv_len(a, batch)};
+}
+
 /* Whether the rule can hide keys that exist: then a tile of keys may hold values that some of its rows must not see. */
 DEV bool hides_keys(const visible_entry &e)
 {

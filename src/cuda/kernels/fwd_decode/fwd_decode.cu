@@ -1,7 +1,7 @@
 /* Forward attention for decoding at low latency: few query rows for each key head, fp16 and bf16, sm_90a.
  *
  * The rows of a tile, up to 8, are the query heads of one key head times their query positions. A tile's keys are
- * divided over the CTAs of a cluster. The copy engine brings them in blocks of KV_TILE; of every STEP_KEYS each warp
+ * divided over the CTAs of a cluster. TMA brings them in blocks of KV_TILE; of every STEP_KEYS each warp
  * multiplies its own with the queries (keys are the rows of the product, queries its 8 columns), all warps agree on the
  * maximum and leave their probabilities in shared memory, and each warp multiplies all of these with its own dims of V:
  * nothing has to be added within a CTA. At the end each CTA sends its sums to those that own the dims (st.async), who
@@ -34,7 +34,6 @@ enum {
     PANELS = DIM / PANEL_ELEMS,
     PANEL_BYTES = KV_TILE * 128,
     BLOCK_BYTES = PANELS * PANEL_BYTES,
-    RING_BYTES = STAGES * BLOCK_BYTES,
     UNIT_DIMS = 16, /* of the output: the rows of an accumulator */
     UNITS = DIM / UNIT_DIMS,
     WARP_UNITS = UNITS > WARPS ? UNITS / WARPS : 1,
@@ -47,41 +46,38 @@ enum {
 
 /* Sums of one unit on their way, as a warp's lanes hold them; and of lane i < 4 reference and sum of columns 2 i and
  * 2 i + 1. 16-byte words. */
-typedef struct sent {
+typedef struct unit_sums {
     float o[32][4], statistics[4][4];
-} sent;
+} unit_sums;
 
-/* Shared memory behind the rings of K and V. */
-typedef struct common_memory {
+typedef struct shared_memory {
+    unsigned char k[STAGES][BLOCK_BYTES], v[STAGES][BLOCK_BYTES];
     uint64_t k_full[STAGES], v_full[STAGES], all_sent, unused; /* whole 16-byte words */
     unsigned char q[Q_TILE * Q_ROW_BYTES];
     uint16_t p[STEP_KEYS][Q_TILE];                /* probabilities of a step */
     float max[Q_TILE][WARPS], sum[Q_TILE][WARPS]; /* of each row by warp, over a step and over all */
-    sent inbox[SLOTS];
-} common_memory;
+    unit_sums inbox[SLOTS];
+} shared_memory;
 
 enum {
-    SMEM_BYTES = 2 * RING_BYTES + (int)sizeof(common_memory),
+    SMEM_BYTES = (int)sizeof(shared_memory),
     CTAS_PER_SM = SMEM_BYTES <= 113 << 10 ? 2 : 1
 };
 
 #ifdef __CUDACC__
 
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/head_group.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/cluster.cuh"
-#include "cuda/device/isa/common.cuh"
-#include "cuda/device/isa/element.cuh"
-#include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/marks.cuh"
 #include "cuda/device/isa/mma.cuh"
-#include "cuda/device/attention/epilogue.cuh"
-#include "cuda/device/attention/softmax.cuh"
-#include "cuda/device/isa/tma.cuh"
+#include "cuda/device/isa/shared.cuh"
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
-    CHUNK_ELEMS = 8, /* of 16 bytes */
-    CHUNK_BYTES = 16,
     K_STEPS = DIM / 16,         /* of a score product */
     KEY_TILES = WARP_KEYS / 16, /* 16-key accumulators of a warp */
     PV_KEYS = 32,               /* keys whose probabilities one ldmatrix takes */
@@ -94,50 +90,20 @@ static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(STAGES >= STEP_BLOCKS, "STAGES: a step's blocks are in shared memory together");
 static_assert(CLUSTER == 0 || (CLUSTER >= CLUSTER_MIN && CLUSTER <= CLUSTER_MAX && (CLUSTER & (CLUSTER - 1)) == 0),
               "CLUSTER: a power of two up to 8, with 256 dims at least 2");
-static_assert(sizeof(common_memory) % 16 == 0 && offsetof(common_memory, q) % 16 == 0, "16-byte words");
+static_assert(sizeof(shared_memory) % 16 == 0 && offsetof(shared_memory, q) % 16 == 0, "16-byte words");
 
 /* ---- Where a CTA is, and which keys are its own ---- */
 
 /* The grid is {CTAs of a tile, key heads of all row tiles, batch}; a cluster is the CTAs of a tile. */
-typedef struct place {
-    int row_first, rows; /* of the head's group * q_len rows, ordered by position and then by head */
-    int kv_head, batch;
-} place;
-
-DEV place find_place(const fwd_args &a)
+DEV group_tile find_tile(const fwd_args &a)
 {
-    place p = {0, 0, (int)blockIdx.y, (int)blockIdx.z};
-    while (p.kv_head >= a.kv_heads) { /* tiles are few, mostly one: shorter than a division */
-        p.kv_head -= a.kv_heads;
-        p.row_first += Q_TILE;
+    group_tile t = {0, 0, (int)blockIdx.y, (int)blockIdx.z};
+    while (t.kv_head >= a.kv_heads) { /* tiles are few, mostly one: shorter than a division */
+        t.kv_head -= a.kv_heads;
+        t.row_first += Q_TILE;
     }
-    p.rows = min((int)Q_TILE, a.group * a.q_len - p.row_first);
-    return p;
-}
-
-typedef struct row_place {
-    int head, position;
-} row_place;
-
-/* Where a row of the tile is in the problem. Rows beyond the last count as the last. The division in float32 is exact:
- * a grid has fewer than 2^19 rows. */
-DEV row_place find_row(const fwd_args &a, const place &p, int row)
-{
-    const int at = p.row_first + min(row, p.rows - 1);
-    row_place r;
-    r.position = a.q_len == 1 ? 0 : (int)__fdividef((float)at + 0.5f, (float)a.group);
-    r.head = p.kv_head * a.group + at - r.position * a.group;
-    return r;
-}
-
-DEV keys find_visible(const fwd_args &a, const place &p)
-{
-    int first = 0, last = 0;
-    if (a.mask != FWD_MASK_NONE) {
-        first = find_row(a, p, 0).position;
-        last = find_row(a, p, p.rows - 1).position;
-    }
-    return find_keys(a, p.batch, first, last - first + 1);
+    t.rows = min((int)Q_TILE, a.group * a.q_len - t.row_first);
+    return t;
 }
 
 /* A cluster is a power of two of CTAs. */
@@ -147,19 +113,16 @@ DEV int log_ctas(void)
 }
 
 /* The keys that any row of the tile sees, divided evenly over its CTAs, in whole tiles of probabilities. */
-typedef struct share {
-    int first, end;
-} share;
-
-DEV share find_share(int keys_end)
+DEV key_range find_share(const visible_keys &visible)
 {
     const int log_tile = 5, log_step = log_tile + log_ctas();
     static_assert(1 << log_tile == PV_KEYS, "log_tile");
-    const int each = ((keys_end + (1 << log_step) - 1) >> log_step) << log_tile;
-    share s;
-    s.first = min((int)blockIdx.x * each, keys_end);
-    s.end = min(s.first + each, keys_end);
-    return s;
+    const int keys = max(0, visible.end - visible.first);
+    const int each = ((keys + (1 << log_step) - 1) >> log_step) << log_tile;
+    key_range share;
+    share.first = min(visible.first + (int)blockIdx.x * each, visible.end);
+    share.end = min(share.first + each, visible.end);
+    return share;
 }
 
 /* ---- Loading ---- */
@@ -172,8 +135,8 @@ typedef struct ring {
 
 typedef struct loader {
     ring k, v;
-    int kv_head, batch;
-    share keys;
+    key_source source;
+    key_range keys; /* the CTA's share */
 } loader;
 
 /* Asks for a block of the share, by one thread; for nothing beyond its end. */
@@ -182,12 +145,8 @@ DEV void load_block(const loader &l, const ring &r, int block, int stage)
     const int key = l.keys.first + block * KV_TILE;
     if (key >= l.keys.end)
         return;
-    const uint32_t full = r.barriers + stage * BARRIER_BYTES;
-    barrier_arrive_expecting(full, BLOCK_BYTES);
-#pragma unroll
-    for (int panel = 0; panel < PANELS; panel++)
-        load_box(r.smem + stage * BLOCK_BYTES + panel * PANEL_BYTES, r.map, full, panel * PANEL_ELEMS, key, l.kv_head,
-                 l.batch);
+    const tile_panels panels = {PANELS, PANEL_BYTES, PANEL_ELEMS};
+    load_key_boxes(r.smem + stage * BLOCK_BYTES, r.map, r.barriers + stage * BARRIER_BYTES, panels, l.source, key);
 }
 
 /* By one thread of each of the first warps, before it can wait for anybody: barriers and first blocks of its stages. */
@@ -210,7 +169,7 @@ DEV void fill_ring(const loader &l, const ring &r, int warp)
 }
 
 /* The queries, zeros for rows and dims that do not exist; by the warps from QUERY_WARP on. */
-DEV void load_queries(common_memory &m, const fwd_args &a, const place &p)
+DEV void load_queries(shared_memory &m, const fwd_args &a, const group_tile &t)
 {
     const int row_chunks = DIM / CHUNK_ELEMS, threads = THREADS - WARP_THREADS * QUERY_WARP;
 #pragma unroll
@@ -219,17 +178,16 @@ DEV void load_queries(common_memory &m, const fwd_args &a, const place &p)
         if (at >= Q_TILE * row_chunks)
             break;
         uint4 x = {0, 0, 0, 0};
-        if (row < p.rows && chunk * CHUNK_ELEMS < a.qk_dim) {
-            const row_place r = find_row(a, p, row);
-            x = *(const uint4 *)((const char *)a.q + (p.batch * a.q_stride.batch + r.head * a.q_stride.head +
-                                                      r.position * a.q_stride.row + chunk * CHUNK_ELEMS) *
-                                                         ELEM_BYTES);
+        if (row < t.rows && chunk * CHUNK_ELEMS < a.qk_dim) {
+            const group_row r = find_row(a, t, row);
+            const chunk_matrix q = head_matrix_of(a.q, a.q_stride, t.batch, r.head, r.position, a.qk_dim, ELEM_BYTES);
+            x = *(const uint4 *)(q.base + chunk * CHUNK_BYTES);
         }
         *(uint4 *)(m.q + row * Q_ROW_BYTES + chunk * CHUNK_BYTES) = x;
     }
 }
 
-/* ---- Whose the sums are ---- */
+/* ---- Which CTA owns which units of the output ---- */
 
 /* Units are divided evenly over the CTAs; with more CTAs than units only some have one. */
 DEV int units_each(void)
@@ -248,9 +206,9 @@ DEV int first_unit(int owner)
 }
 
 /* To each owner. */
-DEV int sent_bytes(const place &p)
+DEV int sent_bytes(const group_tile &t)
 {
-    const int lanes = (p.rows + 1) / 2 * 9; /* a column pair's 8 lanes, and its statistics */
+    const int lanes = (t.rows + 1) / 2 * 9; /* a column pair's 8 lanes, and its statistics */
     return (units_each() << log_ctas()) * HALVES * lanes * 16;
 }
 
@@ -263,7 +221,7 @@ DEV int slot_of(int cta, int half, int unit)
 /* ---- Computing. Of an accumulator a lane holds columns 2 (lane % 4) and the next, of rows lane / 4 and that + 8;
  * columns are queries throughout, rows are keys of the scores and dims of the output. ---- */
 
-typedef float score_tile[KEY_TILES][4];
+typedef float score_tile[KEY_TILES * 4];
 typedef float output_tile[WARP_UNITS][CHAINS][4];
 
 /* What a warp does all the time: its keys of a step, its dims of the output. */
@@ -273,7 +231,8 @@ typedef struct worker {
     uint32_t k_at[4], v_at, p_at; /* what the lane gives to ldmatrix: in a block of K for steps 0..3 of each panel, of V
                                      for the first unit; of the step's probabilities */
     uint32_t q[K_STEPS][2];       /* the queries, as B operands */
-    int full_end;                 /* one past the last key that all queries see, of the CTA's share */
+    int full_first, full_end;     /* of the CTA's share, all queries see the keys between */
+    row_keys seen;                /* those that the lane's two queries see, of the CTA's share */
     float scale_log2;
     uint32_t slot_at[WARP_UNITS], sent_at[WARP_UNITS]; /* of a unit, in the owner: where its sums go, its barrier */
 } worker;
@@ -282,32 +241,31 @@ typedef struct worker {
 typedef struct softmax_state {
     float reference[2]; /* the maximum of the scores so far */
     float sum[2];       /* of the lane's own exponentials; in the end of all */
-    int seen[2];        /* one past the last key that the query sees, of the CTA's share */
 } softmax_state;
 
 /* Where a step's blocks are: `stage` is its first's, `parity` that of its barriers' phase. */
-typedef struct turn {
+typedef struct stage_use {
     int stage, parity;
-} turn;
+} stage_use;
 
-DEV turn turn_of(const turn &first, int block)
+DEV stage_use use_of(const stage_use &first, int block)
 {
     const int stage = first.stage + block, wraps = stage >= STAGES;
     return {wraps ? stage - STAGES : stage, first.parity ^ wraps};
 }
 
-DEV void wait_full(const ring &r, const turn &t)
+DEV void wait_full(const ring &r, const stage_use &t)
 {
     barrier_wait(r.barriers + t.stage * BARRIER_BYTES, t.parity);
 }
 
-/* Where a row's 16 bytes are in a block, swizzled by the copy engine. */
+/* Where a row's 16 bytes are in a block, swizzled by TMA. */
 DEV uint32_t chunk_at(int row, int chunk)
 {
     return chunk / 8 * PANEL_BYTES + row * 128 + ((chunk ^ row) & 7) * CHUNK_BYTES;
 }
 
-DEV void make_worker(worker &w, const fwd_args &a, common_memory &m, int warp, int lane)
+DEV void make_worker(worker &w, const fwd_args &a, shared_memory &m, int warp, int lane)
 {
     const int warps_of_units = UNITS / WARP_UNITS;
     w.warp = warp;
@@ -323,13 +281,13 @@ DEV void make_worker(worker &w, const fwd_args &a, common_memory &m, int warp, i
 #pragma unroll
     for (int u = 0; u < WARP_UNITS; u++) {
         const int unit = w.unit + u, owner = (unit << log_ctas()) / UNITS;
-        const sent &slot = m.inbox[slot_of((int)blockIdx.x, w.half, unit - first_unit(owner))];
+        const unit_sums &slot = m.inbox[slot_of((int)blockIdx.x, w.half, unit - first_unit(owner))];
         w.slot_at[u] = cluster_address(smem_address(&slot), owner);
         w.sent_at[u] = cluster_address(smem_address(&m.all_sent), owner);
     }
 }
 
-DEV void load_operands(worker &w, const common_memory &m)
+DEV void load_operands(worker &w, const shared_memory &m)
 {
     const uint32_t at = smem_address(m.q) + w.lane % 8 * Q_ROW_BYTES + w.lane / 8 * CHUNK_BYTES;
 #pragma unroll
@@ -356,21 +314,8 @@ DEV void multiply_scores(score_tile &s, const worker &w, uint32_t block)
             multiply_add<BF16>(sums[n][step % CHAINS], k, w.q[step][0], w.q[step][1]);
         }
 #pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            s[n][e] = sums[n][0][e] + sums[n][1][e];
-}
-
-/* Sets the scores of keys that a query does not see to -inf. key: the warp's first. */
-DEV void mask_scores(score_tile &s, const softmax_state &state, int key, int lane)
-{
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (key + 16 * n + lane / 4 + e / 2 * 8 >= state.seen[e % 2])
-                s[n][e] = -CUDART_INF_F;
+    for (int i = 0; i < KEY_TILES * 4; i++)
+        s[i] = sums[i / 4][0][i % 4] + sums[i / 4][1][i % 4];
 }
 
 DEV float larger(float x, float y)
@@ -406,7 +351,7 @@ template <combine OPERATION> DEV float over_warps(const float (&row)[WARPS])
 
 /* Makes the maxima of all warps the references, and scales what was summed up relative to the old ones. */
 template <bool FIRST>
-DEV void move_references(softmax_state &state, output_tile &o, const common_memory &m, const worker &w)
+DEV void move_references(softmax_state &state, output_tile &o, const shared_memory &m, const worker &w)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -428,17 +373,16 @@ DEV void move_references(softmax_state &state, output_tile &o, const common_memo
 }
 
 /* Turns the warp's scores into probabilities relative to the references, for all warps. */
-DEV void leave_probabilities(common_memory &m, softmax_state &state, const score_tile &s, const worker &w)
+DEV void leave_probabilities(shared_memory &m, softmax_state &state, const score_tile &s, const worker &w)
 {
-    const float subtrahend[2] = {finite_max(state.reference[0]) * w.scale_log2,
-                                 finite_max(state.reference[1]) * w.scale_log2};
+    const float offset[2] = {offset_of(state.reference[0], w.scale_log2), offset_of(state.reference[1], w.scale_log2)};
     uint32_t *to = (uint32_t *)&m.p[w.warp * WARP_KEYS + w.lane / 4][2 * (w.lane % 4)];
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const float even = exp2_fast(s[n][e] * w.scale_log2 - subtrahend[0]),
-                        odd = exp2_fast(s[n][e + 1] * w.scale_log2 - subtrahend[1]);
+            const float even = exp2_fast(exponent_of(s[4 * n + e], w.scale_log2, offset[0])),
+                        odd = exp2_fast(exponent_of(s[4 * n + e + 1], w.scale_log2, offset[1]));
             state.sum[0] += even;
             state.sum[1] += odd;
             to[(16 * n + e / 2 * 8) * Q_TILE / 2] = pack<BF16>(even, odd);
@@ -471,10 +415,7 @@ DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
 {
     for (int i = w.lane; i < (PV_KEYS - keys) * 2 * WARP_UNITS; i += WARP_THREADS) {
         const int row = tile * PV_KEYS % KV_TILE + keys + i / (2 * WARP_UNITS);
-        asm volatile(
-            "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(block + chunk_at(row, 2 * w.unit + i % (2 * WARP_UNITS))),
-            "r"(0)
-            : "memory");
+        store_shared_4(block + chunk_at(row, 2 * w.unit + i % (2 * WARP_UNITS)), 0, 0, 0, 0);
     }
     __syncwarp();
 }
@@ -482,36 +423,31 @@ DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
 /* A step: STEP_KEYS keys from `first` on, or those that are left. Code for the first and for the others: the first is
  * all of a short problem. */
 template <bool FIRST>
-DEV void attend_step(output_tile &o, softmax_state &state, common_memory &m, const loader &l, const worker &w,
-                     const turn &t, int first)
+DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, const loader &l, const worker &w,
+                     const stage_use &t, int first)
 {
     const int key = first + w.warp * WARP_KEYS, left = l.keys.end - first;
     score_tile s;
     float max[2] = {-CUDART_INF_F, -CUDART_INF_F};
     if (key < l.keys.end) {
-        const turn at = turn_of(t, w.warp * WARP_KEYS / KV_TILE);
+        const stage_use at = use_of(t, w.warp * WARP_KEYS / KV_TILE);
         wait_full(l.k, at);
         multiply_scores(s, w, l.k.smem + at.stage * BLOCK_BYTES);
-        if (key + WARP_KEYS > w.full_end)
-            mask_scores(s, state, key, w.lane);
+        finish_transposed_scores(s, w.seen, key, key < w.full_first || key + WARP_KEYS > w.full_end);
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                max[e % 2] = fmaxf(max[e % 2], s[n][e]);
+        for (int i = 0; i < KEY_TILES * 4; i++)
+            max[i % 2] = fmaxf(max[i % 2], s[i]);
     } else if (WARP_KEYS < PV_KEYS) {
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[n][e] = -CUDART_INF_F;
+        for (int i = 0; i < KEY_TILES * 4; i++)
+            s[i] = -CUDART_INF_F;
     }
     leave_columns<larger>(m.max, max, w);
     ACR_MARK(0, "scores");
     __syncthreads(); /* K has been read */
     const int block_after = (first - l.keys.first) / KV_TILE + STAGES + w.warp;
     if (left > STAGES * KV_TILE && w.warp < STEP_BLOCKS && elect_one())
-        load_block(l, l.k, block_after, turn_of(t, w.warp).stage);
+        load_block(l, l.k, block_after, use_of(t, w.warp).stage);
     move_references<FIRST>(state, o, m, w);
     if (first + w.warp * WARP_KEYS / PV_KEYS * PV_KEYS < l.keys.end) /* all that are read together */
         leave_probabilities(m, state, s, w);
@@ -530,17 +466,16 @@ DEV void attend_step(output_tile &o, softmax_state &state, common_memory &m, con
             load_probabilities(p[i], w, i * HALVES + w.half);
 #pragma unroll
         for (int block = 0; block < STEP_BLOCKS; block++)
-            wait_full(l.v, turn_of(t, block));
+            wait_full(l.v, use_of(t, block));
 #pragma unroll
         for (int i = 0; i < PV_TILES / HALVES; i++) {
             const int tile = i * HALVES + w.half;
-            multiply_values(o, w, p[i], l.v.smem + turn_of(t, i * HALVES * PV_KEYS / KV_TILE).stage * BLOCK_BYTES,
-                            tile);
+            multiply_values(o, w, p[i], l.v.smem + use_of(t, i * HALVES * PV_KEYS / KV_TILE).stage * BLOCK_BYTES, tile);
         }
     } else {
 #pragma unroll 1
         for (int tile = w.half; tile * PV_KEYS < left; tile += HALVES) {
-            const turn at = turn_of(t, tile * PV_KEYS / KV_TILE);
+            const stage_use at = use_of(t, tile * PV_KEYS / KV_TILE);
             const uint32_t block = l.v.smem + at.stage * BLOCK_BYTES;
             probability_tile p;
             load_probabilities(p, w, tile);
@@ -554,14 +489,15 @@ DEV void attend_step(output_tile &o, softmax_state &state, common_memory &m, con
     if (left > STEP_KEYS) {
         __syncthreads(); /* V and the probabilities have been read */
         if (w.warp < STEP_BLOCKS && elect_one())
-            load_block(l, l.v, block_after, turn_of(t, w.warp).stage);
+            load_block(l, l.v, block_after, use_of(t, w.warp).stage);
     }
 }
 
 /* ---- The cluster's sums ---- */
 
 /* Gives the warp's sums to the CTAs that own them. A CTA alone is its own, and no cluster: nothing can be sent. */
-DEV void hand_over(const output_tile &o, const softmax_state &state, common_memory &m, const place &p, const worker &w)
+DEV void hand_over(const output_tile &o, const softmax_state &state, shared_memory &m, const group_tile &t,
+                   const worker &w)
 {
     const float4 statistics = make_float4(state.reference[0], state.sum[0], state.reference[1], state.sum[1]);
 #pragma unroll
@@ -569,14 +505,14 @@ DEV void hand_over(const output_tile &o, const softmax_state &state, common_memo
         const float4 sums = make_float4(o[u][0][0] + o[u][1][0], o[u][0][1] + o[u][1][1], o[u][0][2] + o[u][1][2],
                                         o[u][0][3] + o[u][1][3]);
         if (gridDim.x == 1) {
-            sent &slot = m.inbox[slot_of(0, w.half, w.unit + u)];
+            unit_sums &slot = m.inbox[slot_of(0, w.half, w.unit + u)];
             *(float4 *)slot.o[w.lane] = sums;
             if (w.lane < 4)
                 *(float4 *)slot.statistics[w.lane] = statistics;
-        } else if (2 * (w.lane % 4) < p.rows) {
+        } else if (2 * (w.lane % 4) < t.rows) {
             cluster_send(w.slot_at[u] + w.lane * 16, sums, w.sent_at[u]);
             if (w.lane < 4)
-                cluster_send(w.slot_at[u] + (uint32_t)offsetof(sent, statistics) + w.lane * 16, statistics,
+                cluster_send(w.slot_at[u] + (uint32_t)offsetof(unit_sums, statistics) + w.lane * 16, statistics,
                              w.sent_at[u]);
         }
     }
@@ -590,20 +526,19 @@ typedef struct target {
     int head, position, unit;
 } target;
 
-DEV target find_target(const fwd_args &a, const place &p, int warp, int lane)
+DEV target find_target(const fwd_args &a, const group_tile &t, int warp, int lane)
 {
-    const row_place at = find_row(a, p, lane / 4);
-    target t = {lane / 4 < p.rows, nullptr, nullptr, at.head, at.position, first_unit(blockIdx.x) + warp};
-    const int dim = t.unit * UNIT_DIMS + 4 * (lane % 4);
-    t.o = (char *)a.o +
-          (p.batch * a.o_stride.batch + at.head * a.o_stride.head + at.position * a.o_stride.row + dim) * ELEM_BYTES;
+    const group_row at = find_row(a, t, lane / 4);
+    target to = {lane / 4 < t.rows, nullptr, nullptr, at.head, at.position, first_unit(blockIdx.x) + warp};
+    const int dim = to.unit * UNIT_DIMS + 4 * (lane % 4);
+    to.o = (char *)a.o + (group_output_index(a, t, at) + dim) * ELEM_BYTES;
     if (dim >= a.v_dim)
-        t.o = nullptr;
+        to.o = nullptr;
     if (a.lse != nullptr && dim == 0)
-        t.lse = a.lse + ((int64_t)p.batch * a.q_heads + at.head) * a.q_len + at.position;
+        to.lse = group_lse(a, t, at);
     /* now, not when they are needed: the first read of a parameter takes as long as one of L2 */
-    asm volatile("" : "+l"(t.o), "+l"(t.lse), "+r"(t.present));
-    return t;
+    asm volatile("" : "+l"(to.o), "+l"(to.lse), "+r"(to.present));
+    return to;
 }
 
 /* What the unit's warp adds up from all CTAs. */
@@ -611,12 +546,12 @@ typedef struct total {
     float o[4], reference, sum;
 } total;
 
-template <int CTAS> DEV total add_up(const common_memory &m, int warp, int lane, float scale_log2)
+template <int CTAS> DEV total add_up(const shared_memory &m, int warp, int lane, float scale_log2)
 {
     const int row = lane / 4, dim = 4 * (lane % 4);
     const float *first = &m.inbox[warp].o[dim % 8 * 4 + row / 2][row % 2 + dim / 8 * 2];
     const float *first_statistics = &m.inbox[warp].statistics[row / 2][row % 2 * 2];
-    const int slots = CTAS > UNITS ? HALVES : HALVES * (UNITS / CTAS), slot_elems = sizeof(sent) / 4;
+    const int slots = CTAS > UNITS ? HALVES : HALVES * (UNITS / CTAS), slot_elems = sizeof(unit_sums) / 4;
     total t = {{0.0f, 0.0f, 0.0f, 0.0f}, -CUDART_INF_F, 0.0f};
     float2 statistics[CTAS];
 #pragma unroll
@@ -637,64 +572,58 @@ template <int CTAS> DEV total add_up(const common_memory &m, int warp, int lane,
     return t;
 }
 
-/* Outputs that a hidden, not finite value of V spoilt, once more; of the unit's dims alone: the others are other
- * warps'. */
-DEV void repair(const fwd_args &a, const place &p, const keys &visible, const target &to, const total &t, int lane)
+/* The NaN fix-up of the rows that the warp has stored; of the unit's dims alone: the others are other warps'. */
+DEV void fix_unit(const fwd_args &a, const group_tile &t, const visible_entry &entry, const target &to,
+                  const total &sums, int finite, int lane)
 {
     fwd_args own = a;
     own.o = (char *)a.o + to.unit * UNIT_DIMS * ELEM_BYTES;
     own.v = (const char *)a.v + to.unit * UNIT_DIMS * ELEM_BYTES;
     own.v_dim = min((int)UNIT_DIMS, a.v_dim - to.unit * UNIT_DIMS);
-    __threadfence();
-    __syncwarp(); /* the values are other lanes' */
-    if (to.present && isfinite(t.sum))
-        repair_row<ELEMENT>(own,
-                            {p.batch, to.head, to.position, 0, 0, keys_seen(a, visible, to.position), a.scale_log2,
-                             finite_max(t.reference) * a.scale_log2, inverse_sum(t.sum)},
-                            lane);
+    const stored_row stored = {t.batch, to.head,      to.present ? to.position : a.q_len,      0,
+                               0,       a.scale_log2, offset_of(sums.reference, a.scale_log2), inverse_sum(sums.sum)};
+    fix_hidden_nan<ELEMENT>(own, entry, stored, sums.sum, finite, lane);
 }
 
 /* Adds up a unit's sums from all CTAs and stores it. */
-DEV void finish(const fwd_args &a, const place &p, const keys &visible, const common_memory &m, const target &to,
-                int warp, int lane)
+DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &entry, const shared_memory &m,
+                const target &to, int warp, int lane)
 {
     const int ctas = (int)gridDim.x;
-    const total t = ctas == 8   ? add_up<8>(m, warp, lane, a.scale_log2)
-                    : ctas == 4 ? add_up<4>(m, warp, lane, a.scale_log2)
-                    : ctas == 2 ? add_up<2>(m, warp, lane, a.scale_log2)
-                                : add_up<1>(m, warp, lane, a.scale_log2);
-    const float factor = inverse_sum(t.sum);
+    const total sums = ctas == 8   ? add_up<8>(m, warp, lane, a.scale_log2)
+                       : ctas == 4 ? add_up<4>(m, warp, lane, a.scale_log2)
+                       : ctas == 2 ? add_up<2>(m, warp, lane, a.scale_log2)
+                                   : add_up<1>(m, warp, lane, a.scale_log2);
+    const float factor = inverse_sum(sums.sum);
     float o[4], probe = 0.0f; /* NaN when a value is not finite */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        o[i] = t.o[i] * factor;
+        o[i] = sums.o[i] * factor;
         probe += o[i] * 0.0f;
     }
     if (to.present && to.o != nullptr)
         *(uint2 *)to.o = make_uint2(pack<BF16>(o[0], o[1]), pack<BF16>(o[2], o[3]));
     ACR_MARK(0, "stored");
     if (to.present && to.lse != nullptr)
-        *to.lse = log_sum_exp(t.reference, t.sum, a.scale);
-    if (a.mask != FWD_MASK_NONE && __any_sync(~0u, to.present && probe != 0.0f))
-        repair(a, p, visible, to, t, lane);
+        *to.lse = log_sum_exp(sums.reference, sums.sum, a.scale);
+    fix_unit(a, t, entry, to, sums, !to.present || probe == 0.0f, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    common_memory &m = *(common_memory *)(memory + 2 * RING_BYTES);
+    shared_memory &m = *(shared_memory *)memory;
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0), lane = threadIdx.x % WARP_THREADS;
     ACR_MARK(0, "start");
     wait_for_previous_kernel();
-    const place p = find_place(a);
-    const keys visible = find_visible(a, p);
-    const uint32_t smem = smem_address(memory);
-    const loader l = {{smem, smem_address(m.k_full), &maps.k},
-                      {smem + RING_BYTES, smem_address(m.v_full), &maps.v},
-                      p.kv_head,
-                      p.batch,
-                      find_share(visible.end)};
+    const group_tile t = find_tile(a);
+    const visible_entry entry = entry_of_batch(a, t.batch);
+    const visible_keys visible = visible_to_tile(a, entry, t);
+    const loader l = {{smem_address(m.k), smem_address(m.k_full), &maps.k},
+                      {smem_address(m.v), smem_address(m.v_full), &maps.v},
+                      {t.kv_head, t.batch, 0},
+                      find_share(visible)};
     if (warp < STEP_BLOCKS) {
         if (elect_one()) {
             start_ring(l, l.k, warp);
@@ -703,11 +632,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
             fill_ring(l, l.v, warp);
         }
     } else {
-        load_queries(m, a, p);
+        load_queries(m, a, t);
         if (warp == WARPS - 1 && elect_one()) {
             barrier_init(smem_address(&m.all_sent), 1);
             barrier_init_done();
-            barrier_arrive_expecting(smem_address(&m.all_sent), owns_units() ? sent_bytes(p) : 0);
+            barrier_arrive_expecting(smem_address(&m.all_sent), owns_units() ? sent_bytes(t) : 0);
         }
     }
     __syncwarp();
@@ -715,13 +644,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     ACR_MARK(0, "loads asked for");
     worker w;
     make_worker(w, a, m, warp, lane);
+    w.full_first = visible.full_first;
     w.full_end = min(visible.full_end, l.keys.end);
-    softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {l.keys.end, l.keys.end}};
-    if (a.mask != FWD_MASK_NONE)
+    w.seen = {{-(lane / 4), -(lane / 4)}, {l.keys.end - lane / 4, l.keys.end - lane / 4}, false};
+    if (hides_keys(entry)) {
+        w.seen = find_row_keys(entry, find_row(a, t, 2 * (lane % 4)).position,
+                               find_row(a, t, 2 * (lane % 4) + 1).position, lane / 4);
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            state.seen[h] = min(l.keys.end, keys_seen(a, visible, find_row(a, p, 2 * (lane % 4) + h).position));
-    const target to = find_target(a, p, warp, lane);
+            w.seen.end[h] = min(w.seen.end[h], l.keys.end - lane / 4);
+    }
+    softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
+    const target to = find_target(a, t, warp, lane);
     __syncthreads();
     load_operands(w, m);
     cluster_wait(); /* the others have begun: their inboxes exist */
@@ -730,13 +664,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     output_tile o = {};
     if (l.keys.first < l.keys.end)
         attend_step<true>(o, state, m, l, w, {0, 0}, l.keys.first);
-    turn t = {0, 0};
+    stage_use use = {0, 0};
     for (int first = l.keys.first + STEP_KEYS; first < l.keys.end; first += STEP_KEYS) {
-        t = turn_of(t, STEP_BLOCKS);
-        attend_step<false>(o, state, m, l, w, t, first);
+        use = use_of(use, STEP_BLOCKS);
+        attend_step<false>(o, state, m, l, w, use, first);
     }
     allow_next_kernel();
-    hand_over(o, state, m, p, w);
+    hand_over(o, state, m, t, w);
     ACR_MARK(0, "sums handed over");
     if (gridDim.x == 1)
         __syncthreads();
@@ -744,7 +678,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (gridDim.x > 1)
             barrier_wait_cluster(smem_address(&m.all_sent), 0);
         ACR_MARK(0, "all sums here");
-        finish(a, p, visible, m, to, warp, lane);
+        finish(a, t, entry, m, to, warp, lane);
     }
     ACR_MARKS_END(a);
 }

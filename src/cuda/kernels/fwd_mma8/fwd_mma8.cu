@@ -39,13 +39,21 @@ enum {
     ELEM_BYTES = 1,
     ROW_WARPS = Q_TILE / WARP_ROWS,
     THREADS = 32 * ROW_WARPS,
-    Q_BYTES = Q_TILE * DIM * ELEM_BYTES,
-    TILE_BYTES = KV_TILE * DIM * ELEM_BYTES, /* of K, or of V */
-    STAGE_BYTES = 2 * TILE_BYTES,
-    Q_IN_REGISTERS = DIM * WARP_ROWS <= 128 * 16, /* else its operands are read from shared memory in every step */
-    Q_AT = Q_IN_REGISTERS ? (STAGES - 1) * STAGE_BYTES : STAGES * STAGE_BYTES, /* in the last stage until it is used */
-    SMEM_BYTES = Q_IN_REGISTERS ? STAGES * STAGE_BYTES : Q_AT + Q_BYTES
+    Q_IN_REGISTERS = DIM * WARP_ROWS <= 128 * 16 /* else its operands are read from shared memory in every step */
 };
+
+typedef struct kv_stage {
+    unsigned char k[KV_TILE * DIM * ELEM_BYTES], v[KV_TILE * DIM * ELEM_BYTES];
+} kv_stage;
+
+typedef unsigned char query_tile[Q_TILE * DIM * ELEM_BYTES];
+
+typedef struct shared_memory {
+    kv_stage ring[STAGES]; /* queries that go to registers lie in the last stage until then */
+#if DIM * WARP_ROWS > 128 * 16
+    query_tile q;
+#endif
+} shared_memory;
 
 #ifdef __CUDACC__
 
@@ -53,8 +61,6 @@ enum {
 #include "cuda/device/isa/copy.cuh"
 #include "cuda/device/isa/marks.cuh"
 #include "cuda/device/isa/mma.cuh"
-#include "cuda/device/attention/epilogue.cuh"
-#include "cuda/device/attention/scores.cuh"
 
 enum {
     OPERANDS = MMA_E4M3,
@@ -66,25 +72,30 @@ enum {
     KEY_TILES = KV_TILE / 8,  /* 8-key accumulators of a score row */
     KEY_STEPS = KV_TILE / 32, /* of an output product */
     DIM_BLOCKS = DIM / 16,    /* of an output row: an accumulator of 8 even dims, one of 8 odd ones */
+    CHAINS = 1,               /* sums that a score is made of */
     ONES = 0x38383838,        /* four times 1.0 */
+    SHIFT = 8,                /* probabilities reach 2^SHIFT, of e4m3's 448 */
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4
 };
 
-/* Probabilities reach 2^SHIFT, of e4m3's 448. */
-static constexpr float SHIFT = 8.0f, SHIFT_LN = SHIFT * 0.6931471806f;
+static constexpr float SHIFT_LN = SHIFT * 0.6931471806f;
 
 static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: a multiple of 64 up to 256");
 static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles of the product's 16 rows");
 static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 32 == 0,
               "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
-static_assert(!Q_IN_REGISTERS || Q_BYTES <= STAGE_BYTES, "Q_TILE: the queries pass through the last stage");
+static_assert(!Q_IN_REGISTERS || sizeof(query_tile) <= sizeof(kv_stage),
+              "Q_TILE: the queries pass through the last stage");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 
-#include "cuda/device/attention/query_tile.cuh"
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/key_ring.cuh"
+#include "cuda/device/attention/tile_scheduler.cuh"
+#include "cuda/device/attention/warp_tile.cuh"
 
 /* ---- Computing: one warp, WARP_ROWS rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
 
-typedef float output_tile[M_TILES][DIM_BLOCKS][2][4]; /* [0]: even dims of the block, [1]: odd ones */
+typedef float output_tile[M_TILES][DIM_BLOCKS * 8]; /* of a block 4 elements of the even dims, then 4 of the odd ones */
 typedef uint32_t probability_tile[M_TILES][KEY_STEPS][4];
 
 /* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8 of each 16-row tile. */
@@ -95,26 +106,21 @@ typedef struct softmax_state {
     row_values sum; /* of the rounded probabilities, times 2^SHIFT; the same in all lanes of a quad */
 } softmax_state;
 
-/* What a row's scores, times scale_log2, are subtracted by before they are powers of two. */
-DEV float offset_of(float max, float scale_log2)
-{
-    return finite_max(max) * scale_log2 - SHIFT;
-}
-
 /* The rows' maxima with a tile's scores. factor: what sums and output are to be multiplied by, which costs nothing, so
- * that maxima need no slack: a row's largest weight is 2^SHIFT, rounded by nothing. */
+ * that maxima need no threshold: a row's largest weight is 2^SHIFT, rounded by nothing. */
 DEV void update_maxima(softmax_state &state, row_values &factor, const score_tile &s, float scale_log2)
 {
-    row_values max;
-    find_maxima(max, s);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++)
+    for (int m = 0; m < M_TILES; m++) {
+        float max[2];
+        lane_max(max, s[m]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            max[m][h] = fmaxf(state.max[m][h], quad_max(max[m][h]));
-            factor[m][h] = exp2_fast((state.max[m][h] - finite_max(max[m][h])) * scale_log2);
-            state.max[m][h] = max[m][h];
+            const float raised = fmaxf(state.max[m][h], quad_max(max[h]));
+            factor[m][h] = exp2_fast((state.max[m][h] - finite_max(raised)) * scale_log2);
+            state.max[m][h] = raised;
         }
+    }
 }
 
 /* Turns scores into rounded probabilities times 2^SHIFT. A lane's scores of two keys in each of two neighbouring groups
@@ -126,13 +132,13 @@ DEV void exponentiate(probability_tile &p, const softmax_state &state, const sco
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float offset = offset_of(state.max[m][h], scale_log2);
+            const float offset = offset_of<SHIFT>(state.max[m][h], scale_log2);
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n += 2) {
                 float x[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    x[i] = exp2_fast(s[m][n + i / 2][2 * h + i % 2] * scale_log2 - offset);
+                    x[i] = exp2_fast(exponent_of(s[m][4 * (n + i / 2) + 2 * h + i % 2], scale_log2, offset));
                 p[m][n / 4][h + n % 4] = pack_e4m3(x[0], x[1], x[2], x[3]);
             }
         }
@@ -182,7 +188,7 @@ DEV void accumulate(output_tile &o, const row_values &factor, const probability_
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
             for (int odd = 0; odd < 2; odd++)
-                add_product(o[m][block][odd], factor[m], product[m][odd]);
+                add_product(accumulator(o[m], 2 * block + odd), factor[m], product[m][odd]);
     }
 }
 
@@ -203,73 +209,33 @@ DEV void accumulate_sums(row_values &sum, const row_values &factor, const probab
 
 /* ---- Storing ---- */
 
-/* Stores row h of a lane's 16-row tile, `to`, 16 bytes at a time: of each 16 dims a lane has 4j..4j + 3, and with its
- * neighbour's 8 in a row. Returns whether all values are finite. */
-DEV int store_row(const fwd_args &a, char *to, bool exists, const float (&o)[DIM_BLOCKS][2][4], int h, float factor,
-                  int lane)
-{
-    float probe = 0.0f; /* NaN where a value is not finite */
-#pragma unroll
-    for (int block = 0; block < DIM_BLOCKS; block += 2) {
-        uint32_t x[2][2];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float(&c)[2][4] = o[block + i / 2];
-            const float even = c[0][2 * h + i % 2] * factor, odd = c[1][2 * h + i % 2] * factor;
-            probe = fmaf(even, 0.0f, fmaf(odd, 0.0f, probe));
-            x[i / 2][i % 2] = pack_output(even, odd, a.out_bf16);
-        }
-        const uint4 none = {0, 0, 0, 0}, values = join_neighbours(x);
-        const int column = 16 * (block + lane % 2) + lane % 4 / 2 * 8;
-        if (exists && column < a.v_dim) /* factor 0: no key seen, whatever V holds */
-            *(uint4 *)(to + column * 2) = factor != 0.0f ? values : none;
-    }
-    return probe == 0.0f;
-}
-
-/* Computes those outputs of a stored row again that a hidden NaN of V spoilt. */
-DEV void repair(const fwd_args &a, const spoilt_row &r, int lane)
-{
-    if (a.out_bf16)
-        repair_row<ACR_E4M3, ACR_BF16>(a, r, lane);
-    else
-        repair_row<ACR_E4M3, ACR_F16>(a, r, lane);
-}
-
-DEV void store_tile(const fwd_args &a, const place &p, const sequence &rows, const keys &visible, const lane_place &l,
+DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &entry, const lane_place &l,
                     const output_tile &o, const softmax_state &state)
 {
-    char *base =
-        (char *)a.o + (p.batch * a.o_stride.batch + p.head * a.o_stride.head + rows.q_begin * a.o_stride.row) * 2;
-    const head_scales scales = find_scales(a, p.batch, divide_small(p.head, a.group)); /* again: registers are few */
-    bool all_finite = true;
+    const head_scales scales = find_scales(a, t.batch, divide_small(t.head, a.group)); /* again: registers are few */
+    int finite = true;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
-        const int m = i / 2, h = i % 2, row = p.q_first + l.row + l.lane / 4 + 8 * i;
-        all_finite &= store_row(a, base + row * a.o_stride.row * 2, row < rows.q_len, o[m], h,
-                                inverse_sum(state.sum[m][h]) * scales.out, l.lane);
-        if (a.lse != nullptr && l.lane % 4 == 0 && row < rows.q_len)
-            find_lse(a, rows, p.batch, p.head)[row] =
+        const int m = i / 2, h = i % 2, row = t.q_first + l.row + l.lane / 4 + 8 * i;
+        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, t.head, row) * 2, row < t.rows.q_len,
+                              a.v_dim, inverse_sum(state.sum[m][h]) * scales.out};
+        finite &= store_even_odd_row<DIM>(to, o[m], h, a.out_bf16, l.lane);
+        if (a.lse != nullptr && l.lane % 4 == 0 && to.exists)
+            find_lse(a, t.rows, t.batch, t.head)[row] =
                 log_sum_exp(state.max[m][h], state.sum[m][h], scales.scale) - SHIFT_LN;
     }
-    if (a.mask == FWD_MASK_NONE || __all_sync(~0u, all_finite))
-        return;
-    __threadfence();
-    __syncwarp(); /* the values are other lanes' */
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
-        const int m = i / 2, h = i % 2, row = p.q_first + l.row + l.lane / 4 + 8 * i;
-        const spoilt_row r = {p.batch,
-                              p.head,
-                              row,
-                              rows.q_begin,
-                              rows.kv_begin,
-                              keys_seen(a, visible, row),
-                              scales.scale_log2,
-                              offset_of(state.max[m][h], scales.scale_log2),
-                              inverse_sum(state.sum[m][h]) * scales.out};
-        if (row < rows.q_len && isfinite(state.sum[m][h]))
-            repair(a, r, l.lane);
+        const int m = i / 2, h = i % 2, row = t.q_first + l.row + l.lane / 4 + 8 * i;
+        const stored_row stored = {t.batch,
+                                   t.head,
+                                   row,
+                                   t.rows.q_begin,
+                                   t.rows.kv_begin,
+                                   scales.scale_log2,
+                                   offset_of<SHIFT>(state.max[m][h], scales.scale_log2),
+                                   inverse_sum(state.sum[m][h]) * scales.out};
+        fix_hidden_nan<ACR_E4M3, ACR_BF16_OR_F16>(a, entry, stored, state.sum[m][h], finite, l.lane);
     }
 }
 
@@ -292,38 +258,34 @@ DEV void clear(output_tile &o, softmax_state &state)
         }
 #pragma unroll
         for (int i = 0; i < DIM_BLOCKS * 8; i++)
-            o[m][i / 8][i / 4 % 2][i % 4] = 0.0f;
+            o[m][i] = 0.0f;
     }
 }
 
 extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
-    extern __shared__ __align__(128) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char memory[];
+    shared_memory &smem = *(shared_memory *)memory;
     wait_for_previous_kernel();
     ACR_MARK(0, "start");
 
-    lane_place l = {(int)threadIdx.x % 32, 0, (int)threadIdx.x / 32 * WARP_ROWS};
-    const place p = find_place(a);
-    const sequence rows = find_sequence(a, p.batch);
-    if (PACKED && p.q_first >= rows.q_len) /* a sequence shorter than the longest */
+    lane_place l = {(int)threadIdx.x % 32, 0, (int)threadIdx.x, (int)threadIdx.x / 32 * WARP_ROWS};
+    work_tile t = tile_of_cta(a);
+    t.rows = find_sequence(a, t.batch);
+    if (PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;
-    const int kv_head = divide_small(p.head, a.group);
-    const float scale_log2 = find_scales(a, p.batch, kv_head).scale_log2;
-    const keys visible = sequence_keys(a, rows, p.q_first, Q_TILE);
-    const chunk_matrix q = find_matrix(a.q, a.q_stride, p.batch, p.head, rows.q_begin, a.qk_dim);
-    const uint32_t ring = smem_address(smem), q_smem = ring + Q_AT;
-    key_loader loader = {find_matrix(a.k, a.k_stride, p.batch, kv_head, rows.kv_begin, a.qk_dim),
-                         find_matrix(a.v, a.v_stride, p.batch, kv_head, rows.kv_begin, a.v_dim),
-                         ring,
-                         (int)threadIdx.x,
-                         0,
-                         visible.end};
+    const float scale_log2 = find_scales(a, t.batch, divide_small(t.head, a.group)).scale_log2;
+    const visible_entry entry = entry_of(a, t.rows);
+    const visible_keys visible = visible_to_rows(entry, t.q_first, Q_TILE);
+    const int first_key = visible.first / KV_TILE * KV_TILE;
+    const uint32_t q_smem = smem_address(&smem.ring[Q_IN_REGISTERS ? STAGES - 1 : STAGES]);
+    key_ring ring = make_ring(a, t, first_key, visible.end, smem_address(smem.ring), threadIdx.x);
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... */
-    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, q, p.q_first, rows.q_len, threadIdx.x);
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, query_matrix(a, t), t.q_first, t.rows.q_len, threadIdx.x);
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++)
-        load_next(loader, stage);
+        load_next(ring, stage);
     softmax_state state;
     output_tile o;
     clear(o, state);
@@ -336,43 +298,40 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         __syncthreads(); /* the last stage is free */
 
     int stage = 0;
-    for (int first = 0; first < visible.end; first += KV_TILE) {
-        if (first > 0) { /* this step's copies have landed for all, and all have left the stage before */
+    for (int key = first_key; key < visible.end; key += KV_TILE) {
+        if (key > first_key) { /* this step's copies have landed for all, and all have left the stage before */
             COPIES_WAIT(2 * (STAGES - 2));
             __syncthreads();
         }
-        forget(loader.first); /* or addresses stay in registers from step to step, more than there are */
+        forget(ring.next); /* or addresses stay in registers from step to step, more than there are */
         forget(l.lane);
-        load_next(loader, stage == 0 ? STAGES - 1 : stage - 1);
-        ACR_MARK(first / KV_TILE, "tile landed, next loads issued");
+        load_next(ring, stage == 0 ? STAGES - 1 : stage - 1);
+        ACR_MARK((key - first_key) / KV_TILE, "tile landed, next loads issued");
 
-        const uint32_t k_smem = loader.ring + stage * STAGE_BYTES, v_smem = k_smem + TILE_BYTES;
+        const uint32_t k_smem = stage_address(ring, stage), v_smem = k_smem + offsetof(kv_stage, v);
+        const bool masked = key < visible.full_first || key + KV_TILE > visible.full_end;
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
-        ACR_MARK(first / KV_TILE, "scores ready");
-        if (first + KV_TILE > visible.full_end) {
-            int seen[M_TILES][2];
-            count_seen(seen, a, visible, p, l, first);
-            mask_scores(s, seen, l.lane);
-        }
+        ACR_MARK((key - first_key) / KV_TILE, "scores ready");
+        finish_warp_scores(s, entry, t.q_first + l.row, l.lane, key, masked);
         probability_tile probabilities;
         row_values factor;
         update_maxima(state, factor, s, scale_log2);
         exponentiate(probabilities, state, s, scale_log2);
-        ACR_MARK(first / KV_TILE, "exponentials done");
-        if (first == 0) { /* V 0 */
+        ACR_MARK((key - first_key) / KV_TILE, "exponentials done");
+        if (key == first_key) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
             __syncthreads();
         }
         accumulate_sums(state.sum, factor, probabilities);
         accumulate(o, factor, probabilities, v_smem, l.lane);
-        ACR_MARK(first / KV_TILE, "output product done");
+        ACR_MARK((key - first_key) / KV_TILE, "output product done");
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
     /* Not before: the next kernel's CTAs would crowd onto SMs that have room early, and leave others idle. */
     allow_next_kernel();
-    store_tile(a, p, rows, visible, l, o, state);
+    store_rows(a, t, entry, l, o, state);
     ACR_MARK(0, "stored");
     ACR_MARKS_END(a);
 }
@@ -390,13 +349,13 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         reason = acr__grid_why_not(problem, Q_TILE);
     if (reason == NULL)
         reason = acr__vector_why_not(problem);
-    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
+    return reason != NULL ? reason : acr__smem_why_not(sizeof(shared_memory), device);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
+    *launch = acr__tile_launch(problem, Q_TILE, THREADS, sizeof(shared_memory));
 }
 
 /* Whether mma.sync has 8-bit products there. Hopper's has 16-bit ones only: ptxas makes two, behind conversions. */
@@ -419,7 +378,7 @@ static int32_t ctas_per_sm(const acr__device *device)
 #else
     const int32_t limit = DIM > 128 ? 248 : 168; /* what ptxas takes */
 #endif
-    return has_8_bit_products(device) ? acr__ctas_per_sm(device, SMEM_BYTES, limit, THREADS) : 1;
+    return has_8_bit_products(device) ? acr__ctas_per_sm(device, sizeof(shared_memory), limit, THREADS) : 1;
 }
 
 /* Predicted for GPUs with 8-bit products, on which this family has not run: README.md says where the

@@ -29,36 +29,67 @@ enum {
     GROUP_THREADS = 32 * ROW_WARPS,
     WARPS = ROW_WARPS * KV_GROUPS,
     THREADS = 32 * WARPS,
-    TILE_BYTES = KV_TILE * DIM * ELEM_BYTES, /* of K, or of V */
-    STAGE_BYTES = 2 * TILE_BYTES,
-    Q_IN_REGISTERS = DIM <= 192, /* queries pass through the last stage of V; else they stay behind the ring */
-    GROUP_BYTES = STAGES * STAGE_BYTES + (Q_IN_REGISTERS ? 0 : Q_TILE * DIM * ELEM_BYTES),
     STEP_KEYS = KV_TILE * KV_GROUPS, /* keys that the CTA takes in a step */
-    SMEM_BYTES = KV_GROUPS * GROUP_BYTES,
-    /* A partial result: Q_TILE rows of floats: DIM outputs, reference, sum, padding that spreads rows over banks. */
-    PARTIAL_STRIDE = DIM + 8,
-    PARTIAL_ELEMS = Q_TILE * PARTIAL_STRIDE,
-    ROWS_MAX = SMEM_BYTES / (4 * PARTIAL_STRIDE), /* of partial results that shared memory holds */
-    SPLITS_MAX = ROWS_MAX < 128 ? ROWS_MAX : 128, /* CTAs of a tile: a row of all of them must fit there */
-    /* The workspace: of each tile, how many CTAs have arrived, then the partial results of all CTAs. The counters' size
-     * is the same in every variant, so that variants may follow each other in one workspace. */
-    COUNTERS_MAX = 4096,
-    COUNTERS_BYTES = 4 * COUNTERS_MAX
+    Q_IN_REGISTERS = DIM <= 192      /* queries pass through the last stage of V; else they stay behind the ring */
 };
+
+typedef struct kv_stage {
+    unsigned char k[KV_TILE * DIM * ELEM_BYTES], v[KV_TILE * DIM * ELEM_BYTES];
+} kv_stage;
+
+typedef unsigned char query_tile[Q_TILE * DIM * ELEM_BYTES];
+
+/* A row of a partial result. */
+typedef struct partial_row {
+    float o[DIM];
+    float reference, sum;
+    float padding[6]; /* spreads rows over banks */
+} partial_row;
+
+typedef union group_memory {
+    struct {
+        kv_stage ring[STAGES];
+#if DIM > 192
+        query_tile q;
+#endif
+    };
+    partial_row partial[Q_TILE]; /* in the end */
+} group_memory;
+
+enum {
+    SMEM_BYTES = KV_GROUPS * (int)sizeof(group_memory),
+    ROWS_MAX = SMEM_BYTES / (int)sizeof(partial_row) /* of partial results that shared memory holds */
+};
+
+typedef union shared_memory {
+    group_memory groups[KV_GROUPS];
+    partial_row gathered[ROWS_MAX]; /* of the tile's CTAs */
+} shared_memory;
+
+enum {
+    SPLITS_MAX = ROWS_MAX < 128 ? ROWS_MAX : 128, /* CTAs of a tile: a row of all of them must fit there */
+    COUNTERS_MAX = 4096
+};
+
+/* The workspace: of each tile, how many CTAs have arrived; then the partial results of all CTAs, row by row. The
+ * counters' size is the same in every variant, so that variants may follow each other in one workspace. */
+typedef struct workspace_layout {
+    uint32_t counters[COUNTERS_MAX];
+    partial_row partial[];
+} workspace_layout;
 
 #ifdef __CUDACC__
 
-#include "cuda/device/isa/common.cuh"
-#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/isa/barrier.cuh"
+#include "cuda/device/isa/copy.cuh"
 #include "cuda/device/isa/element.cuh"
-#include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/mma.cuh"
-#include "cuda/device/attention/epilogue.cuh"
-#include "cuda/device/attention/softmax.cuh"
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
     ROW_CHUNKS = DIM / CHUNK_ELEMS,
+    M_TILES = 1,
     K_STEPS = DIM / 16,                            /* of a score product */
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4, /* register arrays need all; 4 are one period of the swizzle */
     CHAINS = KV_TILE == 16 ? 2 : 1,     /* sums that a score is made of: few accumulators would wait for each other */
@@ -66,7 +97,6 @@ enum {
     KEY_STEPS = KV_TILE / 16,           /* of an output product */
     DIM_TILES = DIM / 8,                /* 8-column accumulators of an output row */
     LANE_COLUMNS = DIM / 32,            /* of a finished row */
-    REFERENCE_AT = DIM,                 /* in a row of a partial result */
     ROWS_AT_ONCE = Q_TILE == 16 ? 1 : 2 /* that a warp adds up: two hide each other's latencies */
 };
 
@@ -75,40 +105,40 @@ static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0, "Q_TILE and KV_TILE:
 static_assert(!Q_IN_REGISTERS || Q_TILE <= KV_TILE, "Q_TILE: the queries pass through the last stage of V");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 static_assert(KV_TILE % (GROUP_THREADS / 8) == 0, "KV_TILE: rows divide evenly over a group's threads");
-static_assert(4 * PARTIAL_ELEMS <= GROUP_BYTES, "a group's partial result fits into its ring");
+static_assert(Q_TILE * sizeof(partial_row) <=
+                  sizeof(((group_memory *)0)->ring) + (Q_IN_REGISTERS ? 0 : sizeof(query_tile)),
+              "a group's partial result fits into its ring");
 static_assert(KV_GROUPS <= 15 || ROW_WARPS == 1, "KV_GROUPS: a named barrier each");
+
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/head_group.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/warp_tile_16.cuh"
 
 /* ---- Where a CTA is, and which keys are its own ---- */
 
 /* The grid is {splits, row tiles of all key heads, batch}. */
-typedef struct place {
-    int row_first, rows; /* of the head's group * q_len rows, ordered by position and then by head */
-    int kv_head, batch;
-    int tile; /* among all tiles of the problem */
-} place;
-
-DEV place find_place(const fwd_args &a)
+DEV group_tile find_tile(const fwd_args &a)
 {
     const int head_rows = a.group * a.q_len, tiles = (head_rows + Q_TILE - 1) / Q_TILE;
-    place p;
-    p.kv_head = tiles == 1 ? blockIdx.y : blockIdx.y / tiles;
-    p.row_first = ((int)blockIdx.y - p.kv_head * tiles) * Q_TILE;
-    p.rows = min((int)Q_TILE, head_rows - p.row_first);
-    p.batch = blockIdx.z;
-    p.tile = (int)(blockIdx.z * gridDim.y + blockIdx.y);
-    return p;
+    group_tile t;
+    t.kv_head = tiles == 1 ? blockIdx.y : blockIdx.y / tiles;
+    t.row_first = ((int)blockIdx.y - t.kv_head * tiles) * Q_TILE;
+    t.rows = min((int)Q_TILE, head_rows - t.row_first);
+    t.batch = blockIdx.z;
+    return t;
 }
 
-/* The query position of a row of the tile. Rows beyond the last count as the last. */
-DEV int row_position(const fwd_args &a, const place &p, int row)
+/* Among all tiles of the problem. */
+DEV int tile_number(void)
 {
-    return a.q_len == 1 ? 0 : min(p.row_first + row, a.group * a.q_len - 1) / a.group;
+    return (int)(blockIdx.z * gridDim.y + blockIdx.y);
 }
 
 /* The keys that the tile's rows see, divided evenly over as many of its CTAs as then have some: so all share the work
- * of a batch entry with few keys. */
+ * of a batch entry with few keys, or with a window. */
 typedef struct share {
-    int first, end;
+    key_range keys;
     int steps, steps_each; /* of all CTAs of the tile; of one */
 } share;
 
@@ -117,29 +147,24 @@ DEV int divide_up(int a, int b)
     return (a + b - 1) / b;
 }
 
-DEV share find_share(const keys &visible)
+DEV share find_share(const visible_keys &visible)
 {
+    const int begin = visible.first / KV_TILE * KV_TILE;
     share s;
-    s.steps = (visible.end + STEP_KEYS - 1) / STEP_KEYS;
+    s.steps = divide_up(max(0, visible.end - begin), STEP_KEYS);
     s.steps_each = max(1, divide_up(s.steps, (int)gridDim.x));
-    s.first = min((int)blockIdx.x * s.steps_each * STEP_KEYS, visible.end);
-    s.end = min(s.first + s.steps_each * STEP_KEYS, visible.end);
+    s.keys.first = min(begin + (int)blockIdx.x * s.steps_each * STEP_KEYS, visible.end);
+    s.keys.end = min(s.keys.first + s.steps_each * STEP_KEYS, visible.end);
     return s;
 }
-
-typedef struct lane_place {
-    int lane, group;
-    int thread; /* of the group */
-    int row;    /* of the warp's first row within the tile */
-} lane_place;
 
 /* A group of one warp runs ahead of the others as far as its ring allows. */
 DEV void group_sync(int group)
 {
     if (ROW_WARPS == 1)
         __syncwarp();
-    else /* barrier 0 is __syncthreads's */
-        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)GROUP_THREADS) : "memory");
+    else
+        named_sync(group + 1, GROUP_THREADS); /* barrier 0 is __syncthreads's */
 }
 
 /* ---- Loading ---- */
@@ -149,51 +174,20 @@ enum {
     LOAD_ROWS = GROUP_THREADS / LOAD_LANES
 };
 
-DEV chunk_matrix find_matrix(const void *tensor, const fwd_strides &strides, int batch, int head, int dim)
-{
-    return {(const char *)tensor + (batch * strides.batch + head * strides.head) * ELEM_BYTES, strides.row * ELEM_BYTES,
-            dim / CHUNK_ELEMS};
-}
-
-/* Starts copying keys [first, first + KV_TILE) of K or V; what lies at or beyond `end` becomes zeros. READ_ONCE: nobody
- * else reads them. */
-template <bool READ_ONCE> DEV void load_keys(uint32_t tile, const chunk_matrix &m, int first, int end, int thread)
-{
-    const int row = thread / LOAD_LANES, chunk = thread % LOAD_LANES;
-    const char *from = m.base + (first + row) * m.row_bytes + chunk * CHUNK_BYTES;
-    const uint64_t policy = READ_ONCE ? policy_read_once() : 0;
-#pragma unroll
-    for (int r = 0; r < KV_TILE; r += LOAD_ROWS) {
-        const bool row_valid = first + row + r < end;
-#pragma unroll
-        for (int c = 0; c < ROW_CHUNKS; c += LOAD_LANES) {
-            const uint32_t to = tile + chunk_offset(row + r, chunk + c, ROW_CHUNKS);
-            const bool valid = row_valid && chunk + c < m.chunks;
-            if (READ_ONCE)
-                copy_chunk_async_by(to, from + c * CHUNK_BYTES, valid, policy);
-            else
-                copy_chunk_async(to, from + c * CHUNK_BYTES, valid);
-        }
-        from += LOAD_ROWS * m.row_bytes;
-    }
-}
-
 /* Rows of padding keep what shared memory holds: no row of a product depends on another. */
-DEV void load_queries(uint32_t tile, const fwd_args &a, const place &p, int thread)
+DEV void load_queries(uint32_t tile, const fwd_args &a, const group_tile &t, int thread)
 {
-    const chunk_matrix m =
-        find_matrix(a.q, a.q_stride, p.batch, p.kv_head * a.group, a.qk_dim); /* of the group's first head */
     const int chunk = thread % LOAD_LANES;
 #pragma unroll
     for (int r = 0; r < Q_TILE; r += LOAD_ROWS) {
         const int row = r + thread / LOAD_LANES;
-        if (row >= p.rows)
+        if (row >= t.rows)
             break;
-        const int position = row_position(a, p, row), head = p.row_first + row - position * a.group;
-        const char *from = m.base + position * m.row_bytes + head * a.q_stride.head * ELEM_BYTES + chunk * CHUNK_BYTES;
+        const group_row at = find_row(a, t, row);
+        const chunk_matrix m = head_matrix_of(a.q, a.q_stride, t.batch, at.head, at.position, a.qk_dim, ELEM_BYTES);
 #pragma unroll
         for (int c = 0; c < ROW_CHUNKS; c += LOAD_LANES)
-            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), from + c * CHUNK_BYTES,
+            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), m.base + (chunk + c) * CHUNK_BYTES,
                              chunk + c < m.chunks);
     }
 }
@@ -201,158 +195,24 @@ DEV void load_queries(uint32_t tile, const fwd_args &a, const place &p, int thre
 /* What a group loads, tile by tile, K and V separately; nothing beyond the last tile. */
 typedef struct key_loader {
     chunk_matrix matrix;
-    uint32_t ring; /* of K or V: the first stage's half */
+    uint32_t stages; /* of K or V: the first stage's half */
     int thread;
     bool read_once; /* one tile of rows: no other CTA reads these keys */
-    int first;      /* key of the next tile to load */
+    int next;       /* key of the next tile to load */
     int end;        /* one past the last key to load */
 } key_loader;
 
 DEV void load_next(key_loader &loader, int stage)
 {
-    const uint32_t tile = loader.ring + stage * STAGE_BYTES;
-    if (loader.first < loader.end) {
+    const uint32_t tile = loader.stages + stage * (uint32_t)sizeof(kv_stage);
+    if (loader.next < loader.end) {
         if (loader.read_once)
-            load_keys<true>(tile, loader.matrix, loader.first, loader.end, loader.thread);
+            load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS, true>(tile, loader.matrix, loader.next, loader.end,
+                                                                loader.thread);
         else
-            load_keys<false>(tile, loader.matrix, loader.first, loader.end, loader.thread);
+            load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, loader.matrix, loader.next, loader.end, loader.thread);
     }
-    loader.first += STEP_KEYS;
-}
-
-/* ---- Computing: one warp, 16 rows. Arrays are in registers, laid out as device/isa/mma.cuh says. ---- */
-
-typedef float score_tile[KEY_TILES][4];
-typedef float output_tile[DIM_TILES][4];
-typedef uint32_t probability_tile[KEY_STEPS][4];
-typedef uint32_t query_operands[K_STEPS][4]; /* unused where they are read from shared memory every time */
-
-/* Per row that a lane holds: [0] row lane/4, [1] row lane/4 + 8. */
-typedef struct softmax_state {
-    float reference[2]; /* what exponentials are relative to: a score that was the row's maximum and is exceeded only by
-                           little */
-    float sum[2];       /* of this lane's exponentials; lanes of a quad are added at the end */
-} softmax_state;
-
-DEV void load_query(uint32_t (&q)[4], uint32_t q_smem, const lane_place &l, int step)
-{
-    load_matrices(q, q_smem + chunk_offset(l.row + l.lane % 16, 2 * step + l.lane / 16, ROW_CHUNKS));
-}
-
-/* s = Q * transpose(K) for a tile of keys. */
-DEV void multiply_scores(score_tile &s, const query_operands &q, uint32_t q_smem, uint32_t k_smem, const lane_place &l)
-{
-    const int lane = l.lane;
-    score_tile sums[CHAINS];
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-#pragma unroll
-            for (int c = 0; c < CHAINS; c++)
-                sums[c][n][e] = 0.0f;
-#pragma unroll STEPS_UNROLLED
-    for (int step = 0; step < K_STEPS; step++) {
-        uint32_t a[4];
-        if (Q_IN_REGISTERS)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                a[i] = q[step][i];
-        else
-            load_query(a, q_smem, l, step);
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n += 2) { /* 16 keys: matrices {n, low dims} {n, high} {n+1, low} {n+1, high} */
-            uint32_t k[4];
-            load_matrices(k,
-                          k_smem + chunk_offset(8 * n + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2, ROW_CHUNKS));
-            multiply_add<BF16>(sums[step % CHAINS][n], a, k[0], k[1]);
-            multiply_add<BF16>(sums[step % CHAINS][n + 1], a, k[2], k[3]);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            s[n][e] = CHAINS == 1 ? sums[0][n][e] : sums[0][n][e] + sums[CHAINS - 1][n][e];
-}
-
-/* Sets the scores of keys that a row does not see to -inf. seen is relative to the tile's first key. */
-DEV void mask_scores(score_tile &s, const int (&seen)[2], int lane)
-{
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (8 * n + 2 * (lane % 4) + e % 2 >= seen[e / 2])
-                s[n][e] = -CUDART_INF_F;
-}
-
-/* By how many powers of two an exponential may exceed that of its row's reference: sums and products of such stay far
- * from the end of fp16's and float's range. */
-#define REFERENCE_SLACK 8.0f
-
-/* Makes its maximum the reference of each row that exceeded it by more than the slack, and scales sum and output
- * accordingly. The other rows of the warp keep theirs: what a row gives depends on no other. */
-DEV void move_references(softmax_state &state, output_tile &o, const float (&max)[2], float scale_log2)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float old = state.reference[h], row_max = quad_max(max[h]);
-        const float reference = (row_max - old) * scale_log2 > REFERENCE_SLACK ? row_max : old;
-        const float correction = exp2_fast((state.reference[h] - finite_max(reference)) * scale_log2);
-        state.reference[h] = reference;
-        state.sum[h] *= correction;
-#pragma unroll
-        for (int n = 0; n < DIM_TILES; n++) {
-            o[n][2 * h] *= correction;
-            o[n][2 * h + 1] *= correction;
-        }
-    }
-}
-
-/* Turns scores into probabilities relative to the references, which move only when a score exceeds one by more than the
- * slack: then no lane needs another's maximum, and the output no scaling, in most steps. Padding, which holds anything,
- * moves none. */
-DEV void update_softmax(probability_tile &p, softmax_state &state, output_tile &o, const score_tile &s,
-                        const bool (&is_row)[2], float scale_log2)
-{
-    float max[2];
-    bool exceeded = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        max[h] = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
-#pragma unroll
-        for (int n = 1; n < KEY_TILES; n++)
-            max[h] = fmaxf(max[h], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        exceeded |= is_row[h] && (max[h] - state.reference[h]) * scale_log2 > REFERENCE_SLACK; /* not (-inf) - (-inf) */
-    }
-    if (__any_sync(~0u, exceeded))
-        move_references(state, o, max, scale_log2);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float subtrahend = finite_max(state.reference[h]) * scale_log2;
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-            const float even = exp2_fast(s[n][2 * h] * scale_log2 - subtrahend);
-            const float odd = exp2_fast(s[n][2 * h + 1] * scale_log2 - subtrahend);
-            state.sum[h] += even + odd;
-            p[n / 2][h + 2 * (n % 2)] = pack<BF16>(even, odd);
-        }
-    }
-}
-
-/* o += P * V */
-DEV void accumulate(output_tile &o, const probability_tile &p, uint32_t v_smem, int lane)
-{
-#pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++)
-#pragma unroll
-        for (int n = 0; n < DIM_TILES; n += 2) {
-            uint32_t v[4];
-            load_matrices_transposed(v, v_smem + chunk_offset(16 * step + lane % 16, n + lane / 16, ROW_CHUNKS));
-            multiply_add<BF16>(o[n], p[step], v[0], v[1]);
-            multiply_add<BF16>(o[n + 1], p[step], v[2], v[3]);
-        }
+    loader.next += STEP_KEYS;
 }
 
 /* What a warp's group has under way. */
@@ -363,19 +223,22 @@ typedef struct pipeline {
 
 /* Starts the loads of the first stages. Groups of copies: {K 0, Q}, V 0, K 1, ... V STAGES-2, K STAGES-1; then one in
  * every half step. Not unrolled: code that runs once costs the time to fetch it. */
-DEV pipeline start_loads(const fwd_args &a, const place &p, const share &s, const lane_place &l, uint32_t ring)
+DEV pipeline start_loads(const fwd_args &a, const group_tile &t, const share &s, const lane_place &l, uint32_t memory)
 {
     const bool read_once = a.group * a.q_len <= Q_TILE;
-    const int first = s.first + l.group * KV_TILE;
-    pipeline x = {{find_matrix(a.k, a.k_stride, p.batch, p.kv_head, a.qk_dim), ring, l.thread, read_once, first, s.end},
-                  {find_matrix(a.v, a.v_stride, p.batch, p.kv_head, a.v_dim), ring + TILE_BYTES, l.thread, read_once,
-                   first, s.end},
-                  Q_IN_REGISTERS ? ring + TILE_BYTES + (STAGES - 1) * STAGE_BYTES : ring + STAGES * STAGE_BYTES};
+    const int first = s.keys.first + l.group * KV_TILE;
+    const uint32_t v_memory = memory + offsetof(kv_stage, v);
+    const key_source source = {t.kv_head, t.batch, 0};
+    pipeline x = {
+        {key_matrix(a.k, a.k_stride, source, a.qk_dim, ELEM_BYTES), memory, l.thread, read_once, first, s.keys.end},
+        {key_matrix(a.v, a.v_stride, source, a.v_dim, ELEM_BYTES), v_memory, l.thread, read_once, first, s.keys.end},
+        Q_IN_REGISTERS ? v_memory + (STAGES - 1) * (uint32_t)sizeof(kv_stage)
+                       : memory + STAGES * (uint32_t)sizeof(kv_stage)};
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) {
         load_next(x.k, stage);
         if (stage == 0)
-            load_queries(x.q_smem, a, p, l.thread);
+            load_queries(x.q_smem, a, t, l.thread);
         copies_commit();
         if (stage < STAGES - 1) {
             load_next(x.v, stage);
@@ -387,38 +250,38 @@ DEV pipeline start_loads(const fwd_args &a, const place &p, const share &s, cons
 
 /* Runs a warp through its group's tiles of keys. Copies are in flight up to the stage that is computed on: a half of a
  * stage is filled again as soon as the group has read it. */
-DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_args &a, const place &p,
-                const keys &visible, const share &s, const lane_place &l)
+DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_args &a, const group_tile &t,
+                const visible_entry &entry, const visible_keys &visible, const share &s, const lane_place &l)
 {
-    const int positions[2] = {row_position(a, p, l.row + l.lane / 4), row_position(a, p, l.row + l.lane / 4 + 8)};
-    const bool is_row[2] = {l.row + l.lane / 4 < p.rows, l.row + l.lane / 4 + 8 < p.rows};
+    const int rows[2] = {l.row + l.lane / 4, l.row + l.lane / 4 + 8};
+    const int positions[2] = {find_row(a, t, rows[0]).position, find_row(a, t, rows[1]).position};
+    const bool exists[M_TILES][2] = {{rows[0] < t.rows, rows[1] < t.rows}};
     COPIES_WAIT(2 * STAGES - 2);
     group_sync(l.group);
     query_operands q;
-    if (Q_IN_REGISTERS)
-#pragma unroll
-        for (int step = 0; step < K_STEPS; step++)
-            load_query(q[step], x.q_smem, l, step);
+    load_query_operands(q, x.q_smem, l);
 
     int stage = 0;
-    for (int key = s.first + l.group * KV_TILE; key < s.end; key += STEP_KEYS) {
+    for (int key = s.keys.first + l.group * KV_TILE; key < s.keys.end; key += STEP_KEYS) {
+        const uint32_t at = stage * (uint32_t)sizeof(kv_stage);
         COPIES_WAIT(2 * STAGES - 2);
         group_sync(l.group); /* this K has landed for all, and all have left the V before */
         load_next(x.v, stage == 0 ? STAGES - 1 : stage - 1);
         copies_commit();
+        const bool masked = key < visible.full_first || key + KV_TILE > visible.full_end;
         score_tile scores;
-        multiply_scores(scores, q, x.q_smem, x.k.ring + stage * STAGE_BYTES, l);
-        if (key + KV_TILE > visible.full_end) {
-            const int seen[2] = {keys_seen(a, visible, positions[0]) - key, keys_seen(a, visible, positions[1]) - key};
-            mask_scores(scores, seen, l.lane);
-        }
+        multiply_scores(scores, q, x.q_smem, x.k.stages + at, l);
+        row_keys seen = {};
+        if (masked)
+            seen = find_row_keys(entry, positions[0], positions[1], 2 * (l.lane % 4));
+        finish_scores(scores[0], seen, key, masked);
         probability_tile probabilities;
-        update_softmax(probabilities, state, o, scores, is_row, a.scale_log2);
+        update_softmax(probabilities, state, o, scores, exists, a.scale_log2);
         COPIES_WAIT(2 * STAGES - 2);
         group_sync(l.group); /* this V has landed for all, and all have left the K */
         load_next(x.k, stage);
         copies_commit();
-        accumulate(o, probabilities, x.v.ring + stage * STAGE_BYTES, l.lane);
+        multiply_values(o, probabilities, x.v.stages + at, 0, l.lane);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     COPIES_WAIT(0);
@@ -433,17 +296,17 @@ typedef struct row_result {
 } row_result;
 
 /* Leaves a warp's part of its group's result in shared memory. */
-DEV void publish(float *partial, const output_tile &o, const softmax_state &state, const lane_place &l)
+DEV void publish(partial_row *partial, const output_tile &o, const softmax_state &state, const lane_place &l)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float *row = partial + (l.row + l.lane / 4 + 8 * h) * PARTIAL_STRIDE;
+        partial_row &row = partial[l.row + l.lane / 4 + 8 * h];
 #pragma unroll
         for (int n = 0; n < DIM_TILES; n++)
-            *(float2 *)(row + 8 * n + 2 * (l.lane % 4)) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
-        const float sum = quad_sum(state.sum[h]);
+            *(float2 *)&row.o[8 * n + 2 * (l.lane % 4)] = make_float2(o[0][4 * n + 2 * h], o[0][4 * n + 2 * h + 1]);
+        const float sum = quad_sum(state.sum[0][h]);
         if (l.lane % 4 == 0)
-            *(float2 *)(row + REFERENCE_AT) = make_float2(state.reference[h], sum);
+            *(float2 *)&row.reference = make_float2(state.reference[0][h], sum);
     }
 }
 
@@ -458,10 +321,16 @@ DEV void read_columns(float (&to)[LANE_COLUMNS], const float *row, int lane)
             *(float2 *)&to[i] = *(const float2 *)(row + LANE_COLUMNS * lane + i);
 }
 
-/* The sums of some rows of `count` partial results in shared memory, `stride` elements apart, in their order. */
+/* A row of several partial results in shared memory: so many bytes from one to the next. */
+DEV const partial_row &part(const partial_row *first, int stride_bytes, int i)
+{
+    return *(const partial_row *)((const char *)first + i * stride_bytes);
+}
+
+/* The sums of some rows of `count` partial results, in their order. */
 template <int ROWS>
-DEV void add_partials(row_result (&r)[ROWS], const float *const (&rows)[ROWS], int stride, int count, int lane,
-                      float scale_log2)
+DEV void add_partials(row_result (&r)[ROWS], const partial_row *const (&rows)[ROWS], int stride_bytes, int count,
+                      int lane, float scale_log2)
 {
 #pragma unroll
     for (int k = 0; k < ROWS; k++)
@@ -470,69 +339,56 @@ DEV void add_partials(row_result (&r)[ROWS], const float *const (&rows)[ROWS], i
     for (int i = 0; i < count; i++)
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
-            r[k].reference = fmaxf(r[k].reference, rows[k][i * stride + REFERENCE_AT]);
+            r[k].reference = fmaxf(r[k].reference, part(rows[k], stride_bytes, i).reference);
 #pragma unroll 4
     for (int i = 0; i < count; i++)
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const float2 state = *(const float2 *)(rows[k] + i * stride + REFERENCE_AT);
+            const partial_row &from = part(rows[k], stride_bytes, i);
+            const float2 state = *(const float2 *)&from.reference;
             const float weight = exp2_fast((state.x - finite_max(r[k].reference)) * scale_log2);
-            float part[LANE_COLUMNS];
-            read_columns(part, rows[k] + i * stride, lane);
+            float columns[LANE_COLUMNS];
+            read_columns(columns, from.o, lane);
             r[k].sum += weight * state.y;
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; c++)
-                r[k].o[c] += weight * part[c];
+                r[k].o[c] += weight * columns[c];
         }
 }
 
-/* The tile's rows in the workspace, one after the other, of each the CTAs' results side by side. */
-DEV float *find_partials(const fwd_args &a, const place &p)
+/* Row `row` of the tile in the workspace: the CTAs' results side by side. */
+DEV partial_row *find_partials(const fwd_args &a, int row)
 {
-    return (float *)((char *)a.workspace + COUNTERS_BYTES) + (int64_t)p.tile * Q_TILE * (int)gridDim.x * PARTIAL_STRIDE;
+    return ((workspace_layout *)a.workspace)->partial + ((int64_t)tile_number() * Q_TILE + row) * (int)gridDim.x;
 }
 
 /* Leaves a row of this CTA in the workspace. */
-DEV void leave_row(const fwd_args &a, const place &p, const row_result &r, int row, int lane)
+DEV void leave_row(const fwd_args &a, const row_result &r, int row, int lane)
 {
-    float *to = find_partials(a, p) + (row * (int)gridDim.x + (int)blockIdx.x) * PARTIAL_STRIDE;
+    partial_row &to = find_partials(a, row)[blockIdx.x];
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS; i += LANE_COLUMNS % 4 == 0 ? 4 : 2)
         if (LANE_COLUMNS % 4 == 0)
-            *(float4 *)(to + LANE_COLUMNS * lane + i) = make_float4(r.o[i], r.o[i + 1], r.o[i + 2], r.o[i + 3]);
+            *(float4 *)&to.o[LANE_COLUMNS * lane + i] = make_float4(r.o[i], r.o[i + 1], r.o[i + 2], r.o[i + 3]);
         else
-            *(float2 *)(to + LANE_COLUMNS * lane + i) = make_float2(r.o[i], r.o[i + 1]);
+            *(float2 *)&to.o[LANE_COLUMNS * lane + i] = make_float2(r.o[i], r.o[i + 1]);
     if (lane == 0)
-        *(float2 *)(to + REFERENCE_AT) = make_float2(r.reference, r.sum);
+        *(float2 *)&to.reference = make_float2(r.reference, r.sum);
 }
 
 /* Copies what all CTAs of the tile left of a row to shared memory, past L1; by the warp that needs it. */
-DEV void fetch_row(uint32_t smem, const float *row, int splits, int lane)
+DEV void fetch_row(uint32_t smem, const partial_row *row, int splits, int lane)
 {
 #pragma unroll 4
-    for (int i = lane; i < splits * PARTIAL_STRIDE * 4 / CHUNK_BYTES; i += WARP_THREADS)
-        copy_chunk_async(smem + i * CHUNK_BYTES, row + i * (CHUNK_BYTES / 4), 1);
-}
-
-/* Where a row of the tile is in the problem. */
-typedef struct row_place {
-    int head, position;
-} row_place;
-
-DEV row_place find_row(const fwd_args &a, const place &p, int row)
-{
-    row_place at;
-    at.position = row_position(a, p, row);
-    at.head = p.kv_head * a.group + p.row_first + row - at.position * a.group;
-    return at;
+    for (int i = lane; i < splits * (int)sizeof(partial_row) / CHUNK_BYTES; i += WARP_THREADS)
+        copy_chunk_async(smem + i * CHUNK_BYTES, (const char *)row + i * CHUNK_BYTES, 1);
 }
 
 /* Divides a row by its sum and stores it, and its log-sum-exp. Returns whether all values of the lane are finite. */
-DEV bool store_row(const fwd_args &a, const place &p, const row_result &r, int row, int lane)
+DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result &r, int row, int lane)
 {
-    const row_place at = find_row(a, p, row);
-    char *to = (char *)a.o +
-               (p.batch * a.o_stride.batch + at.head * a.o_stride.head + at.position * a.o_stride.row) * ELEM_BYTES;
+    const group_row at = find_row(a, t, row);
+    char *to = (char *)a.o + group_output_index(a, t, at) * ELEM_BYTES;
     const float factor = inverse_sum(r.sum);
     float probe = 0.0f; /* NaN when a value is not finite */
 #pragma unroll
@@ -544,65 +400,62 @@ DEV bool store_row(const fwd_args &a, const place &p, const row_result &r, int r
             *(uint32_t *)(to + column * ELEM_BYTES) = pack<BF16>(even, odd);
     }
     if (a.lse != nullptr && lane == 0)
-        a.lse[((int64_t)p.batch * a.q_heads + at.head) * a.q_len + at.position] =
-            log_sum_exp(r.reference, r.sum, a.scale);
+        *group_lse(a, t, at) = log_sum_exp(r.reference, r.sum, a.scale);
     return probe == 0.0f;
 }
 
-/* Computes those outputs of a stored row again that a hidden, not finite value of V spoilt. */
-DEV void repair(const fwd_args &a, const place &p, const keys &visible, const row_result &r, int row, int lane)
+/* The NaN fix-up of a stored row, by the warp's first quad. */
+DEV void fix_split_row(const fwd_args &a, const group_tile &t, const visible_entry &entry, const row_result &r, int row,
+                       int finite, int lane)
 {
-    const row_place at = find_row(a, p, row);
-    __threadfence();
-    __syncwarp(); /* the values are other lanes' */
-    if (isfinite(r.sum) && lane < 4)
-        repair_row<ELEMENT>(a,
-                            {p.batch, at.head, at.position, 0, 0, keys_seen(a, visible, at.position), a.scale_log2,
-                             finite_max(r.reference) * a.scale_log2, inverse_sum(r.sum)},
-                            lane);
+    const group_row at = find_row(a, t, row);
+    const stored_row stored = {t.batch, at.head,      lane < 4 ? at.position : a.q_len,     0,
+                               0,       a.scale_log2, offset_of(r.reference, a.scale_log2), inverse_sum(r.sum)};
+    fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, finite, lane);
 }
 
 /* Rows of partial results in shared memory: rows first, first + step, ... below end of the tile. */
 typedef struct gathered_rows {
-    const float *results;
+    const partial_row *results;
     int first, end, step;
-    int row_elems, stride, count; /* from row to row; from result to result of a row; results of a row */
+    int row_results;         /* partial_rows from row to row */
+    int stride_bytes, count; /* from result to result of a row; results of a row */
 } gathered_rows;
 
 /* Adds up rows, a warp a row, and stores them; or, unless they are the whole, leaves them for one that adds again. */
-DEV void add_rows(const fwd_args &a, const place &p, const keys &visible, const gathered_rows &g, bool whole)
+DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &entry, const gathered_rows &g,
+                  bool whole)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
     for (int row = g.first + warp * g.step; row < g.end; row += ROWS_AT_ONCE * WARPS * g.step) {
         row_result r[ROWS_AT_ONCE];
-        const float *from[ROWS_AT_ONCE];
-        bool spoilt = false;
+        const partial_row *from[ROWS_AT_ONCE];
+        int finite = true;
 #pragma unroll
         for (int k = 0; k < ROWS_AT_ONCE; k++) {
             const int other = row + k * WARPS * g.step;
-            from[k] = g.results + ((other < g.end ? other : row) - g.first) * g.row_elems;
+            from[k] = g.results + ((other < g.end ? other : row) - g.first) * g.row_results;
         }
-        add_partials(r, from, g.stride, g.count, lane, a.scale_log2);
+        add_partials(r, from, g.stride_bytes, g.count, lane, a.scale_log2);
 #pragma unroll
         for (int k = 0; k < ROWS_AT_ONCE; k++)
             if (row + k * WARPS * g.step < g.end) {
                 if (whole)
-                    spoilt |= !store_row(a, p, r[k], row + k * WARPS * g.step, lane);
+                    finite &= store_split_row(a, t, r[k], row + k * WARPS * g.step, lane);
                 else
-                    leave_row(a, p, r[k], row + k * WARPS * g.step, lane);
+                    leave_row(a, r[k], row + k * WARPS * g.step, lane);
             }
-        if (a.mask != FWD_MASK_NONE && __any_sync(~0u, spoilt))
 #pragma unroll
-            for (int k = 0; k < ROWS_AT_ONCE; k++)
-                if (row + k * WARPS * g.step < g.end)
-                    repair(a, p, visible, r[k], row + k * WARPS * g.step, lane);
+        for (int k = 0; k < ROWS_AT_ONCE; k++)
+            if (row + k * WARPS * g.step < g.end)
+                fix_split_row(a, t, entry, r[k], row + k * WARPS * g.step, finite, lane);
     }
 }
 
 /* The results of the CTA's groups. */
-DEV gathered_rows find_groups(const place &p, unsigned char *smem)
+DEV gathered_rows find_groups(const group_tile &t, const shared_memory &smem)
 {
-    return {(const float *)smem, 0, p.rows, 1, PARTIAL_STRIDE, GROUP_BYTES / 4, KV_GROUPS};
+    return {smem.groups[0].partial, 0, t.rows, 1, 1, (int)sizeof(group_memory), KV_GROUPS};
 }
 
 /* Whether this CTA is the last of `count` to come here: then what the others left before is visible to it. The counter
@@ -621,27 +474,26 @@ DEV bool arrives_last(unsigned *counter, int count)
 
 /* Adds the groups' results, and those of the tile's other CTAs where there are any. One loop for both, so that its code
  * is at hand the second time. */
-DEV void finish(const fwd_args &a, const place &p, const keys &visible, int splits, unsigned char *smem)
+DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &entry, int splits, shared_memory &smem)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    gathered_rows g = find_groups(p, smem);
+    gathered_rows g = find_groups(t, smem);
     bool whole = splits == 1;
     for (;;) {
-        add_rows(a, p, visible, g, whole);
+        add_rows(a, t, entry, g, whole);
         if (!whole) {
-            if (!arrives_last((unsigned *)a.workspace + p.tile, splits))
+            if (!arrives_last(&((workspace_layout *)a.workspace)->counters[tile_number()], splits))
                 return;
             whole = true;
-            g = {(const float *)smem, 0, 0, 1, splits * PARTIAL_STRIDE, PARTIAL_STRIDE, splits};
+            g = {smem.gathered, 0, 0, 1, splits, (int)sizeof(partial_row), splits};
         }
-        if (g.end == p.rows)
+        if (g.end == t.rows)
             return;
         g.first = g.end; /* as many rows as shared memory holds; a place in it is always the same warp's */
-        g.end = min(p.rows, g.first + ROWS_MAX / splits);
+        g.end = min(t.rows, g.first + ROWS_MAX / splits);
         __syncwarp();
         for (int row = g.first + warp; row < g.end; row += WARPS)
-            fetch_row(smem_address(smem) + (row - g.first) * g.row_elems * 4,
-                      find_partials(a, p) + row * (int)gridDim.x * PARTIAL_STRIDE, splits, lane);
+            fetch_row(smem_address(smem.gathered + (row - g.first) * splits), find_partials(a, row), splits, lane);
         copies_commit();
         COPIES_WAIT(0);
         __syncwarp();
@@ -650,31 +502,30 @@ DEV void finish(const fwd_args &a, const place &p, const keys &visible, int spli
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
-    extern __shared__ __align__(128) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char memory[];
+    shared_memory &smem = *(shared_memory *)memory;
     wait_for_previous_kernel();
 
     const int warp = threadIdx.x / WARP_THREADS, group = ROW_WARPS == 1 ? warp : warp / ROW_WARPS;
     const lane_place l = {(int)threadIdx.x % WARP_THREADS, group, (int)threadIdx.x - group * GROUP_THREADS,
                           (warp - group * ROW_WARPS) * WARP_ROWS};
-    const place p = find_place(a);
-    const int position_first = row_position(a, p, 0);
-    const keys visible = find_keys(a, p.batch, position_first, row_position(a, p, p.rows - 1) - position_first + 1);
+    const group_tile t = find_tile(a);
+    const visible_entry entry = entry_of_batch(a, t.batch);
+    const visible_keys visible = visible_to_tile(a, entry, t);
     const share s = find_share(visible);
-    if (s.first == s.end && blockIdx.x != 0) /* the first CTA writes the rows that see no key */
+    if (s.keys.first == s.keys.end && blockIdx.x != 0) /* the first CTA writes the rows that see no key */
         return;
 
-    pipeline x = start_loads(a, p, s, l, smem_address(smem) + group * GROUP_BYTES);
+    pipeline x = start_loads(a, t, s, l, smem_address(&smem.groups[group]));
     const int splits = max(1, divide_up(s.steps, s.steps_each)); /* CTAs of the tile that have keys */
-    softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
+    softmax_state state;
     output_tile o;
-#pragma unroll
-    for (int n = 0; n < DIM_TILES; n++)
-        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-    attend(o, state, x, a, p, visible, s, l);
+    clear(o, state);
+    attend(o, state, x, a, t, entry, visible, s, l);
     allow_next_kernel();
-    publish((float *)(smem + group * GROUP_BYTES), o, state, l);
+    publish(smem.groups[group].partial, o, state, l);
     __syncthreads();
-    finish(a, p, visible, splits, smem);
+    finish(a, t, entry, splits, smem);
 }
 
 #else
@@ -786,7 +637,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     const int64_t splits = choose_splits(problem, device).splits;
     const int64_t ctas = acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch * splits;
-    return splits == 1 ? 0 : COUNTERS_BYTES + (size_t)ctas * PARTIAL_ELEMS * sizeof(float);
+    return splits == 1 ? 0 : sizeof(workspace_layout) + (size_t)ctas * Q_TILE * sizeof(partial_row);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)

@@ -1,0 +1,59 @@
+/* Tiles of rows for decoding: the rows of a tile are the query heads that share one key head, times their query
+ * positions, ordered by position and then by head, so that a key is read once for all of them; and their keys are
+ * divided over CTAs. Batch entries only: packed batches have no such tiles.
+ *
+ * An includer defines Q_TILE. */
+#ifndef ACR_DEVICE_ATTENTION_HEAD_GROUP_CUH
+#define ACR_DEVICE_ATTENTION_HEAD_GROUP_CUH
+
+#include "cuda/device/attention/visible.cuh"
+
+typedef struct group_tile {
+    int row_first, rows; /* of the head's group * q_len rows */
+    int kv_head, batch;
+} group_tile;
+
+/* Where a row of the tile is in the problem. */
+typedef struct group_row {
+    int head, position;
+} group_row;
+
+/* Rows beyond the tile's last count as the last. */
+DEV group_row find_row(const fwd_args &a, const group_tile &t, int row)
+{
+    const int at = t.row_first + min(row, t.rows - 1);
+    group_row r;
+    /* In float32 the division is exact for fewer than 2^20 rows: a grid of tiles of 8 rows has no more. */
+    r.position = a.q_len == 1 ? 0 : Q_TILE <= 8 ? (int)__fdividef((float)at + 0.5f, (float)a.group) : at / a.group;
+    r.head = t.kv_head * a.group + at - r.position * a.group;
+    return r;
+}
+
+/* The keys that the tile's rows see. */
+DEV visible_keys visible_to_tile(const fwd_args &a, const visible_entry &e, const group_tile &t)
+{
+    int first = 0, last = 0;
+    if (hides_keys(e)) {
+        first = find_row(a, t, 0).position;
+        last = find_row(a, t, t.rows - 1).position;
+    }
+    return visible_to_rows(e, first, last - first + 1);
+}
+
+/* Consecutive keys. */
+typedef struct key_range {
+    int first, end;
+} key_range;
+
+/* Element index of a row's first column of the output. */
+DEV int64_t group_output_index(const fwd_args &a, const group_tile &t, const group_row &r)
+{
+    return t.batch * a.o_stride.batch + r.head * a.o_stride.head + r.position * a.o_stride.row;
+}
+
+DEV float *group_lse(const fwd_args &a, const group_tile &t, const group_row &r)
+{
+    return a.lse + ((int64_t)t.batch * a.q_heads + r.head) * a.q_len + r.position;
+}
+
+#endif
