@@ -19,11 +19,11 @@ enum {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/isa/common.cuh"
-#include "cuda/device/isa/element.cuh"
-#include "cuda/device/attention/scores.cuh"
-#include "cuda/device/attention/visible.cuh"
 #include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/isa/element.cuh"
 
 enum {
     BLOCK = 4,              /* rows, keys and columns that a thread holds side by side */
@@ -142,16 +142,26 @@ typedef struct softmax_state {
 
 typedef float output_block[BLOCK][COLUMN_BLOCKS][BLOCK]; /* row, column block, column */
 
+/* The keys [first, end) that the thread's rows see. */
+typedef struct seen_keys {
+    int first[BLOCK], end[BLOCK];
+} seen_keys;
+
+DEV bool sees(const seen_keys &seen, int i, int key)
+{
+    return key >= seen.first[i] && key < seen.end[i];
+}
+
 /* Masks the scores, raises the maxima, writes the probabilities, and scales sums and output down. */
 DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block &o, const float (&s)[BLOCK][BLOCK],
-                        const int (&seen)[BLOCK], int key_first, float scale_log2, const thread_place &t)
+                        const seen_keys &seen, int key_first, float scale_log2, const thread_place &t)
 {
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
         float visible[BLOCK], max = state.max[i];
 #pragma unroll
         for (int j = 0; j < BLOCK; j++) {
-            visible[j] = key_first + BLOCK * t.x + j < seen[i] ? s[i][j] : -CUDART_INF_F;
+            visible[j] = sees(seen, i, key_first + BLOCK * t.x + j) ? s[i][j] : -CUDART_INF_F;
             max = fmaxf(max, visible[j]);
         }
         max = row_max(max);
@@ -174,7 +184,7 @@ DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block 
 /* o += P * V. Where some rows do not see some keys, each takes only those that it sees: their probability is 0, but 0 *
  * NaN is NaN. */
 template <bool MASKED>
-DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const int (&seen)[BLOCK], int key_first,
+DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const seen_keys &seen, int key_first,
                     int key_end, const thread_place &t)
 {
     for (int slice = 0; slice < KV_TILE && key_first + slice < key_end; slice += KEY_SLICE) {
@@ -192,7 +202,7 @@ DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, 
                     const float vs[BLOCK] = {v4.x, v4.y, v4.z, v4.w};
 #pragma unroll
                     for (int i = 0; i < BLOCK; i++)
-                        if (!MASKED || key_first + slice + key < seen[i])
+                        if (!MASKED || sees(seen, i, key_first + slice + key))
 #pragma unroll
                             for (int j = 0; j < BLOCK; j++)
                                 o[i][block][j] = fmaf(p[i], vs[j], o[i][block][j]);
@@ -210,16 +220,6 @@ DEV head_scales scales_of(const fwd_args &a, const shared_tiles &tiles)
         return {a.scale, a.scale_log2, a.out_scale};
 }
 
-DEV void store(const fwd_args &a, int64_t index, float value)
-{
-    if constexpr (DTYPE != ACR_E4M3)
-        store_element<DTYPE>(a.o, index, value);
-    else if (a.out_bf16)
-        store_element<ACR_BF16>(a.o, index, value);
-    else
-        store_element<ACR_F16>(a.o, index, value);
-}
-
 DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int head, int q_first,
                     const softmax_state &state, const output_block &o, const thread_place &t)
 {
@@ -231,12 +231,13 @@ DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int
         const float sum = row_sum(state.sum[i]), factor = inverse_sum(sum) * (DTYPE == ACR_E4M3 ? scales.out : 1.0f);
         if (row >= rows.q_len)
             continue;
-        const int64_t base = batch * a.o_stride.batch + head * a.o_stride.head + (rows.q_begin + row) * a.o_stride.row;
+        const int64_t base = output_index(a, rows, batch, head, row);
 #pragma unroll
         for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++) {
             const int column = j / BLOCK * COLUMNS + BLOCK * t.x + j % BLOCK;
             if (column < a.v_dim)
-                store(a, base + column, o[i][j / BLOCK][j % BLOCK] * factor);
+                store_output<DTYPE == ACR_E4M3 ? ACR_BF16_OR_F16 : DTYPE>(a, base + column,
+                                                                          o[i][j / BLOCK][j % BLOCK] * factor);
         }
         if (a.lse != nullptr && t.x == 0)
             find_lse(a, rows, batch, head)[row] = log_sum_exp(state.max[i], sum, scales.scale);
@@ -246,7 +247,8 @@ DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int
 DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int q_first)
 {
     const thread_place t = {(int)threadIdx.x / SIDE, (int)threadIdx.x % SIDE};
-    const keys visible = sequence_keys(a, tiles.rows, q_first, Q_TILE);
+    const visible_entry entry = entry_of(a, tiles.rows);
+    const visible_keys visible = visible_to_rows(entry, q_first, Q_TILE);
     const head_matrix q = find_matrix(a.q, a.q_stride, batch, head, 0, a.qk_dim);
     /* Queries of the next sequence may be read, they are not stored: the tensor's end needs no register. */
     const int q_row = tiles.rows.q_begin + q_first, q_end = is_packed(a) ? a.q_total : a.q_len;
@@ -254,21 +256,22 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
     const head_matrix v = find_matrix(a.v, a.v_stride, batch, head / a.group, tiles.rows.kv_begin, a.v_dim);
     softmax_state state;
     output_block o;
-    int seen[BLOCK]; /* keys that the thread's rows see */
+    seen_keys seen;
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
-        seen[i] = keys_seen(a, visible, q_first + BLOCK * t.y + i);
+        seen.first[i] = visible_first(entry, q_first + BLOCK * t.y + i);
+        seen.end[i] = visible_end(entry, q_first + BLOCK * t.y + i);
         state.max[i] = -CUDART_INF_F;
         state.sum[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < COLUMN_BLOCKS * BLOCK; j++)
             o[i][j / BLOCK][j % BLOCK] = 0.0f;
     }
-    for (int64_t first = 0; first < visible.end; first += KV_TILE) {
+    for (int64_t first = visible.first / KV_TILE * KV_TILE; first < visible.end; first += KV_TILE) {
         float s[BLOCK][BLOCK];
         multiply_scores(s, tiles, q, k, q_row, q_end, (int)first, visible.end, t);
         update_softmax(tiles, state, o, s, seen, (int)first, scales_of(a, tiles).scale_log2, t);
-        if (a.mask != FWD_MASK_NONE && first + KV_TILE > visible.full_end)
+        if (hides_keys(entry) && (first < visible.full_first || first + KV_TILE > visible.full_end))
             accumulate<true>(o, tiles, v, seen, (int)first, visible.end, t);
         else
             accumulate<false>(o, tiles, v, seen, (int)first, visible.end, t);

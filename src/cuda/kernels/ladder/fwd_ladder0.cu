@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(Q_TILE) KERNEL_NAME(const __grid_co
     }
     float max = -CUDART_INF_F, sum = 0.0f; /* of the scores; of their exponentials relative to max */
 
-    const int end = find_keys(a, batch, row, 1).end; /* hidden keys are never touched, whatever they hold */
+    const int end = visible_end(entry_of_batch(a, batch), row); /* hidden keys are never touched, whatever they hold */
     for (int key = 0; key < end; key++) {
         float score = 0.0f;
 #pragma unroll

@@ -147,8 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_c
     const __half *k = (const __half *)a.k + batch * a.k_stride.batch + kv_head * a.k_stride.head;
     const __half *v = (const __half *)a.v + batch * a.v_stride.batch + kv_head * a.v_stride.head;
     __half *o = (__half *)a.o + batch * a.o_stride.batch + head * a.o_stride.head;
-    const keys visible = find_keys(a, batch, q_first, Q_TILE);
-    const int seen = keys_seen(a, visible, row);
+    const visible_entry entry = entry_of_batch(a, batch);
+    const visible_keys visible = visible_to_rows(entry, q_first, Q_TILE);
+    const int seen = visible_end(entry, row);
 
     copy_rows(k_tiles[0], k, a.k_stride.row, 0, visible.end);
     copy_rows(v_tiles[0], v, a.v_stride.row, 0, visible.end);

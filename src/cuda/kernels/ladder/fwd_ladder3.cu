@@ -37,9 +37,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) KERNEL_NAME(c
     const head_rows q_rows = find_rows(a.q, a.q_stride, batch, head);
     const head_rows k_rows = find_rows(a.k, a.k_stride, batch, kv_head);
     const head_rows v_rows = find_rows(a.v, a.v_stride, batch, kv_head);
-    const keys visible = find_keys(a, batch, q_first, Q_TILE);
+    const visible_entry entry = entry_of_batch(a, batch);
+    const visible_keys visible = visible_to_rows(entry, q_first, Q_TILE);
     const int row = q_first + warp_row + lane / 4;
-    const int seen[2] = {keys_seen(a, visible, row), keys_seen(a, visible, row + 8)};
+    const int seen[2] = {visible_end(entry, row), visible_end(entry, row + 8)};
 
     copy_rows<Q_TILE, THREADS>(smem_address(tiles.q), q_rows, q_first, a.q_len, thread);
     copy_rows<KV_TILE, THREADS>(smem_address(tiles.k[0]), k_rows, 0, visible.end, thread);

@@ -129,7 +129,7 @@ DEV void produce(const fwd_args &a, barriers &b, uint32_t q_smem, uint32_t ring,
         arrive_with_copies(b.q_full);
         if (lane == 0)
             index = draw_tile(a, count);
-        const int key_end = find_keys(a, t.batch, t.q_first, Q_TILE).end;
+        const int key_end = visible_to_rows(entry_of_batch(a, t.batch), t.q_first, Q_TILE).end;
         for (int first = 0; first < key_end; first += KV_TILE) {
             const uint32_t k_tile = ring + p.stage * 2 * TILE_BYTES;
             wait(b.empty[p.stage], p.phase ^ 1);
@@ -157,9 +157,10 @@ DEV void consume(const fwd_args &a, barriers &b, uint32_t q_smem, uint32_t ring,
         load_queries(queries, q_smem, warp_row, lane);
         arrive_as_warp(b.q_empty, lane);
 
-        const keys visible = find_keys(a, t.batch, t.q_first, Q_TILE);
+        const visible_entry entry = entry_of_batch(a, t.batch);
+        const visible_keys visible = visible_to_rows(entry, t.q_first, Q_TILE);
         const int row = t.q_first + warp_row + lane / 4;
-        const int seen[2] = {keys_seen(a, visible, row), keys_seen(a, visible, row + 8)};
+        const int seen[2] = {visible_end(entry, row), visible_end(entry, row + 8)};
         output_tile o;
         row_state r;
         clear(o, r);
