@@ -45,20 +45,20 @@ DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32
 
 /* ---- A grid {query tiles, heads, batch} ---- */
 
-/* Without its rows. */
-DEV work_tile tile_of_cta(const fwd_args &a)
+/* Without its rows. cta: blockIdx. */
+DEV work_tile tile_of_cta(const fwd_args &a, uint3 cta)
 {
     enum {
         SECTION_HEADS = 64
     };
     work_tile t;
     if (a.mask == FWD_MASK_NONE) {
-        t.q_first = (int)blockIdx.x * Q_TILE;
-        t.head = (int)blockIdx.y;
-        t.batch = (int)blockIdx.z;
+        t.q_first = (int)cta.x * Q_TILE;
+        t.head = (int)cta.y;
+        t.batch = (int)cta.z;
     } else {
         uint32_t head, q_tile;
-        order_tiles(head, q_tile, a, blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x,
+        order_tiles(head, q_tile, a, cta.x + gridDim.x * (cta.y + gridDim.y * cta.z), gridDim.x,
                     gridDim.y * gridDim.z, SECTION_HEADS);
         t.q_first = (int)q_tile * Q_TILE;
         t.head = (int)(head % gridDim.y);

@@ -239,7 +239,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
     const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
     const lane_place l = {(int)threadIdx.x % 32, group, thread, thread / 32 * WARP_ROWS};
-    work_tile t = tile_of_cta(a);
+    work_tile t = tile_of_cta(a, blockIdx);
     t.rows = find_sequence(a, t.batch);
     if (PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;

@@ -29,6 +29,8 @@
 #endif
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ == 900
 #define BOUNDS __maxnreg__(255) /* no 8-bit mma.sync there: ptxas makes two 16-bit products of one, and needs more */
+#elif defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1200 && defined MAX_REGS
+#define BOUNDS __maxnreg__(MAX_REGS < 128 ? 128 : MAX_REGS) /* with 128, too, four CTAs of 128 threads share an SM */
 #elif defined MAX_REGS
 #define BOUNDS __maxnreg__(MAX_REGS)
 #else
@@ -242,7 +244,7 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
 /* ---- The kernel ---- */
 
 /* The compiler knows nothing of the value any more, and computes anew what depends on it. */
-DEV void forget(int &value)
+template <typename WORD> DEV void forget(WORD &value)
 {
     asm("" : "+r"(value));
 }
@@ -270,7 +272,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     ACR_MARK(0, "start");
 
     lane_place l = {(int)threadIdx.x % 32, 0, (int)threadIdx.x, (int)threadIdx.x / 32 * WARP_ROWS};
-    work_tile t = tile_of_cta(a);
+    work_tile t = tile_of_cta(a, blockIdx);
     t.rows = find_sequence(a, t.batch);
     if (PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;
@@ -331,7 +333,13 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
     /* Not before: the next kernel's CTAs would crowd onto SMs that have room early, and leave others idle. */
     allow_next_kernel();
-    store_rows(a, t, entry, l, o, state);
+    uint3 cta = blockIdx; /* the tile once more: over the loop there are no registers for it */
+    forget(cta.x);
+    forget(cta.y);
+    forget(cta.z);
+    t = tile_of_cta(a, cta);
+    t.rows = find_sequence(a, t.batch);
+    store_rows(a, t, entry_of(a, t.rows), l, o, state);
     ACR_MARK(0, "stored");
     ACR_MARKS_END(a);
 }
