@@ -195,7 +195,7 @@ DEV void multiply_by_key(float (&c)[2][4], const uint32_t (&p)[4], const uint32_
 }
 
 /* o += P * V. Hidden keys have probability 0, but 0 * NaN is NaN: 16 columns whose sums are not finite are taken again,
- * key by key. */
+ * key by key. Sums that were finite stay as they are, so that a row does not depend on its neighbours. */
 DEV void multiply_seen_values(output_tile &o, const left_operands &p, uint32_t v_tile, const int (&seen)[2], int lane)
 {
 #pragma unroll
@@ -212,16 +212,21 @@ DEV void multiply_seen_values(output_tile &o, const left_operands &p, uint32_t v
             multiply_add<0>(sums[1], p[step], v[2], v[3]);
         }
         if (!all_finite(sums)) {
+            float by_key[2][4];
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                sums[i / 4][i % 4] = o[n + i / 4][i % 4];
+                by_key[i / 4][i % 4] = o[n + i / 4][i % 4];
 #pragma unroll
             for (int step = 0; step < KEY_STEPS; step++) {
                 uint32_t v[4];
                 load_values(v, v_tile, step, n, lane);
                 const int seen_in_step[2] = {seen[0] - 16 * step, seen[1] - 16 * step};
-                multiply_by_key(sums, p[step], v, seen_in_step, lane);
+                multiply_by_key(by_key, p[step], v, seen_in_step, lane);
             }
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (!isfinite(sums[i / 4][i % 4]))
+                    sums[i / 4][i % 4] = by_key[i / 4][i % 4];
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)
