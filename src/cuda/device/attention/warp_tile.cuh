@@ -1,13 +1,13 @@
-/* What one warp of the mma.sync families does with a tile of keys: WARP_ROWS query rows, whose scores, probabilities and
- * output stay in its registers. Here is what all these families share, the product of queries and keys; softmax and
- * output product of 16-bit elements are in warp_tile_16.cuh.
+/* What one warp of the mma.sync families does with a tile of keys: WARP_ROWS query rows, whose scores, probabilities
+ * and output stay in its registers. Here is what all these families share, the product of queries and keys; softmax
+ * and output product of 16-bit elements are in warp_tile_16.cuh.
  *
  * Arrays are in registers, in the accumulator layout of isa/mma.cuh, one array for each 16 rows: elements 4n to 4n + 3
  * are accumulator n, 8 columns. A lane holds row lane / 4 and row lane / 4 + 8 of each.
  *
- * An includer defines ROW_CHUNKS (of a row of Q, K and V), M_TILES (16-row tiles of a warp), K_STEPS (products along the
- * head dim), KEY_TILES (accumulators of 8 keys), CHAINS (sums that a score is made of; few accumulators would wait for
- * each other), Q_IN_REGISTERS, STEPS_UNROLLED, and OPERANDS: what its tensors hold, as MMA_* of mma.cuh. */
+ * An includer defines ROW_CHUNKS (of a row of Q, K and V), M_TILES (16-row tiles of a warp), K_STEPS (products along
+ * the head dim), KEY_TILES (accumulators of 8 keys), CHAINS (sums that a score is made of; few accumulators would wait
+ * for each other), Q_IN_REGISTERS, STEPS_UNROLLED, and OPERANDS: what its tensors hold, as MMA_* of mma.cuh. */
 #ifndef ACR_DEVICE_ATTENTION_WARP_TILE_CUH
 #define ACR_DEVICE_ATTENTION_WARP_TILE_CUH
 

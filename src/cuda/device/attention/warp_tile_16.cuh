@@ -1,7 +1,7 @@
-/* The other half of warp_tile.cuh, for elements of 16 bits: online softmax, whose references lag behind the maxima by up
- * to the rescale threshold, and the product of probabilities and values.
+/* The other half of warp_tile.cuh, for elements of 16 bits: online softmax, whose references lag behind the maxima by
+ * up to the rescale threshold, and the product of probabilities and values.
  *
- * A row's results depend on its own scores alone: where one row of the warp moves its reference, the others keep theirs.
+ * A row's results depend on its own scores alone: where a row of the warp moves its reference, the others keep theirs.
  *
  * An includer defines, beside what warp_tile.cuh wants, KEY_STEPS (products of 16 keys), DIM_TILES (accumulators of 8
  * output columns) and BF16. */
@@ -42,8 +42,8 @@ DEV bool exceeds(float max, float reference, float scale_log2)
     return (max - reference) * scale_log2 > RESCALE_THRESHOLD;
 }
 
-/* Rows whose maxima exceed their references take the maxima for references; sums and output are scaled accordingly. max:
- * of the lane's own columns. */
+/* Rows whose maxima exceed their references take the maxima for references; sums and output are scaled accordingly.
+ * max: of the lane's own columns. */
 DEV void move_references(softmax_state &state, output_tile &o, const float (&max)[M_TILES][2], float scale_log2)
 {
 #pragma unroll
