@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "bench/subject.h"
+#include "bench/timed_kernel.h"
 #include "bench/timer.h"
 #include "definition.h"
 
@@ -39,19 +39,19 @@ static acr_status time_one(double *seconds, acr_ctx *ctx, const acr__kernel *ker
                            const reference *ref)
 {
     static const timer_limits limits = {20e-3, 0.2, 16, 48};
-    subject *timed = NULL;
+    timed_kernel *timed = NULL;
     timing t;
     watch unwatched = {.monitor = NULL};
-    const subject_request asked = {
+    const timed_kernel_request asked = {
         .ctx = ctx, .kernel = kernel, .problem = problem, .ref = ref, .mode = MODE_STREAM, .seed = 1};
-    acr_status status = subject_create(&timed, &asked);
+    acr_status status = timed_kernel_create(&timed, &asked);
     if (status == ACR_OK) {
-        status = timer_series(&t, subject_sample, timed, &limits, &unwatched);
+        status = timer_series(&t, timed_kernel_sample, timed, &limits, &unwatched);
     }
     if (status == ACR_OK) {
         *seconds = 1e-6 * t.stats.p50;
     }
-    subject_destroy(timed);
+    timed_kernel_destroy(timed);
     return status;
 }
 

@@ -980,7 +980,7 @@ static void draw_oracles(timed_pair *d)
 static acr_status time_pair(timed_pair *d, uint64_t seed)
 {
     session *s = d->s;
-    const interleave_subject theirs = {sample_fresh, &d->incumbent}, ours = {sample_fresh, &d->candidate};
+    const interleave_side theirs = {sample_fresh, &d->incumbent}, ours = {sample_fresh, &d->candidate};
     const interleave_design design = {
         .blocks = s->job.blocks, .warm_up_s = 20e-3, .budget_s = s->job.budget_s, .seed = seed};
     interleave_result r;
@@ -1146,7 +1146,7 @@ static acr_status open_sandbox(session *s, sandbox_slot slot, loaded *l, acr__cp
 }
 
 /* A source that lies about its ISA, or an image that no driver takes, is the candidate's failure. */
-static acr_status load_subjects(session *s)
+static acr_status load_sides(session *s)
 {
     acr_status status = build_load(&s->candidate, LOADED_CANDIDATE, s->job.candidate, &s->device->device);
     if (status != ACR_OK) {
@@ -1174,7 +1174,7 @@ static void do_stage(session *s)
         status = open_references(s);
     }
     if (status == ACR_OK && s->job.stage != STAGE_FLOORS) {
-        status = load_subjects(s);
+        status = load_sides(s);
     }
     if (status == ACR_OK) {
         stages[s->job.stage](s);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "bench/interleave.h"
-#include "bench/subject.h"
+#include "bench/timed_kernel.h"
 #include "bench/timer.h"
 
 #define IMAGE(name) extern const unsigned char acr__image_##name[], acr__image_end_##name[]
@@ -64,19 +64,19 @@ static acr_status time_exploit(const world *w, const acr__kernel *kernel, const 
                                const reference *ref, bench_mode mode, verdict *found)
 {
     static const timer_limits limits = {20e-3, 50e-3, 32, 32};
-    const subject_request wanted = {
+    const timed_kernel_request wanted = {
         .ctx = w->ctx, .kernel = kernel, .problem = problem, .ref = ref, .mode = mode, .seed = 1};
-    subject *s = NULL;
+    timed_kernel *s = NULL;
     timing t;
     watch unwatched = {.monitor = NULL};
-    acr_status status = subject_create(&s, &wanted);
+    acr_status status = timed_kernel_create(&s, &wanted);
     if (status == ACR_OK) {
-        status = timer_series(&t, subject_sample, s, &limits, &unwatched);
+        status = timer_series(&t, timed_kernel_sample, s, &limits, &unwatched);
     }
     if (status == ACR_OK) {
-        status = subject_judge(s, found);
+        status = timed_kernel_judge(s, found);
     }
-    subject_destroy(s);
+    timed_kernel_destroy(s);
     return status;
 }
 
@@ -176,7 +176,7 @@ static acr_status compare(world *w, execution *e, bool extra, double *noise_floo
         status = backend->graph_record(&graphs[1], w->device, enqueue_repeated, &other, LAUNCHES);
     }
     if (status == ACR_OK) {
-        const interleave_subject baseline = {sample_graph, graphs[0]}, candidate = {sample_graph, graphs[1]};
+        const interleave_side baseline = {sample_graph, graphs[0]}, candidate = {sample_graph, graphs[1]};
         status = interleave_run(&r, &baseline, &candidate, &design);
     }
     if (status == ACR_OK) {

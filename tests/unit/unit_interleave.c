@@ -11,7 +11,7 @@
 
 /* ---- the simulated clock ---- */
 
-/* What both subjects share: a noise, a drift, and a list of who was asked. */
+/* What both sides share: a noise, a drift, and a list of who was asked. */
 typedef struct world {
     generator noise;
     double drift;
@@ -46,12 +46,12 @@ static interleave_design design_of(int blocks, uint64_t seed)
     return (interleave_design){.blocks = blocks, .budget_s = 60, .seed = seed};
 }
 
-/* The comparison of two simulated subjects, held to the noise floor of the first. */
+/* The comparison of two simulated sides, held to the noise floor of the first. */
 static stats_comparison compare_simulated(double baseline_s, double candidate_s, uint64_t seed)
 {
     world w = {.noise = {seed}};
     simulated a = {&w, 'A', baseline_s}, b = {&w, 'B', candidate_s};
-    const interleave_subject baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
+    const interleave_side baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
     const interleave_design design = design_of(INTERLEAVE_BLOCKS_PUBLISH, seed);
     interleave_result control, r;
     assert_ok(interleave_run(&control, &baseline, &baseline, &design));
@@ -88,7 +88,7 @@ static void blocks_are_abba_or_mirrored(void **state)
     (void)state;
     world w = {.noise = {1}};
     simulated a = {&w, 'A', 1e-6}, b = {&w, 'B', 2e-6};
-    const interleave_subject baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
+    const interleave_side baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
     const interleave_design design = design_of(INTERLEAVE_BLOCKS_PUBLISH, 7);
     interleave_result r;
     assert_ok(interleave_run(&r, &baseline, &candidate, &design));
@@ -127,7 +127,7 @@ static void disturbed_blocks_are_made_again(void **state)
     (void)state;
     world w = {.noise = {1}};
     simulated a = {&w, 'A', 1e-6}, b = {&w, 'B', 2e-6};
-    const interleave_subject baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
+    const interleave_side baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
     interleave_design design = design_of(INTERLEAVE_BLOCKS_SEARCH, 1);
     int asked = 0;
     interleave_result r;
@@ -141,12 +141,12 @@ static void disturbed_blocks_are_made_again(void **state)
     assert_fails(interleave_run(&r, &baseline, &candidate, &design), ACR_DEVICE_FAULT, "the clock stays far below");
 }
 
-static void failures_of_a_subject_come_through(void **state)
+static void failures_of_a_side_come_through(void **state)
 {
     (void)state;
     world w = {.noise = {1}, .failing_after = 9};
     simulated a = {&w, 'A', 1e-6}, b = {&w, 'B', 2e-6};
-    const interleave_subject baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
+    const interleave_side baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
     const interleave_design design = design_of(INTERLEAVE_BLOCKS_SEARCH, 1);
     interleave_result r;
     assert_int_equal(interleave_run(&r, &baseline, &candidate, &design), ACR_DEVICE_FAULT);
@@ -186,7 +186,7 @@ static void a_slowdown_is_found_on_the_cpu_backend(void **state)
     acr__graph *fast, *slow;
     assert_ok(device->backend->graph_record(&fast, device, spin, &fast_s, 2));
     assert_ok(device->backend->graph_record(&slow, device, spin, &slow_s, 2));
-    const interleave_subject baseline = {sample_graph, fast}, candidate = {sample_graph, slow};
+    const interleave_side baseline = {sample_graph, fast}, candidate = {sample_graph, slow};
     interleave_design design = design_of(INTERLEAVE_BLOCKS_SEARCH, 1);
     design.warm_up_s = 1e-3;
     const double noise_floor = 0.1;
@@ -210,11 +210,11 @@ static void a_long_comparison_is_cut_to_its_least(void **state)
     double seconds = 200e-6;
     acr__graph *graph;
     assert_ok(device->backend->graph_record(&graph, device, spin, &seconds, 1));
-    const interleave_subject subject = {sample_graph, graph};
+    const interleave_side side = {sample_graph, graph};
     interleave_design design = design_of(INTERLEAVE_BLOCKS_PUBLISH, 1);
     design.budget_s = 1e-3;
     interleave_result r;
-    assert_ok(interleave_run(&r, &subject, &subject, &design));
+    assert_ok(interleave_run(&r, &side, &side, &design));
     assert_int_equal(r.blocks, INTERLEAVE_BLOCKS_SEARCH);
     interleave_free(&r);
     device->backend->graph_free(graph);
@@ -253,7 +253,7 @@ int main(void)
         cmocka_unit_test(a_kernel_is_the_same_as_itself),
         cmocka_unit_test(blocks_are_abba_or_mirrored),
         cmocka_unit_test(disturbed_blocks_are_made_again),
-        cmocka_unit_test(failures_of_a_subject_come_through),
+        cmocka_unit_test(failures_of_a_side_come_through),
         cmocka_unit_test(a_slowdown_is_found_on_the_cpu_backend),
         cmocka_unit_test(a_long_comparison_is_cut_to_its_least),
         cmocka_unit_test(the_cpu_backend_adopts_no_cuda_graph),

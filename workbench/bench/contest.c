@@ -12,7 +12,7 @@
 #include "check/conformance.h"
 #include "interleave.h"
 #include "kernels/kernel_choice.h"
-#include "subject.h"
+#include "timed_kernel.h"
 #include "timer.h"
 
 /* How one comparison came out: of ours, as the candidate, with something else. */
@@ -35,10 +35,10 @@ typedef struct contestant {
     /* A peer's, and its number there. Of ours: who makes the calls in call mode, the same as its rival's. */
     const peer_provider *provider;
     int32_t peer;
-    subject *subject;  /* ours */
-    acr__graph *graph; /* a peer's, not in call modes */
-    int32_t next_set;  /* a peer's next inputs, while its provider enqueues */
-    bool out;          /* takes no part, because of: */
+    timed_kernel *timed; /* ours */
+    acr__graph *graph;   /* a peer's, not in call modes */
+    int32_t next_set;    /* a peer's next inputs, while its provider enqueues */
+    bool out;            /* takes no part, because of: */
     char text[PEER_TEXT_BYTES];
     verdict verdict;     /* of what the timed launches wrote */
     encounter encounter; /* a peer's with the first of ours; that of ours with the best peer, or with itself */
@@ -61,7 +61,7 @@ typedef struct contest {
 
 static int32_t enqueue_ours(void *arg, void *stream)
 {
-    return (int32_t)subject_enqueue(arg, stream);
+    return (int32_t)timed_kernel_enqueue(arg, stream);
 }
 
 /* An acr__enqueue: one call of a peer whose provider enqueues. */
@@ -86,9 +86,9 @@ static acr_status sample_calls(void *arg, int count, double *seconds)
         acr_status status = ACR_OK;
         char text[PEER_TEXT_BYTES] = "";
         if (!c->provider->call) {
-            status = c->kernel ? timer_calls(c->contest->device, subject_enqueue, c->subject, calls, &seconds[i])
+            status = c->kernel ? timer_calls(c->contest->device, timed_kernel_enqueue, c->timed, calls, &seconds[i])
                                : timer_calls(c->contest->device, enqueue_peer, c, calls, &seconds[i]);
-        } else if (c->provider->call(c->kernel ? PEER_OURS : c->peer, calls, enqueue_ours, c->subject, &seconds[i],
+        } else if (c->provider->call(c->kernel ? PEER_OURS : c->peer, calls, enqueue_ours, c->timed, &seconds[i],
                                      text) != 0) {
             status = acr__fail(ACR_UNSUPPORTED, "%s", text);
         }
@@ -159,7 +159,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
         return ACR_OK;
     }
     ++t->ours_count; /* from here on contest_close frees it */
-    const subject_request wanted = {
+    const timed_kernel_request wanted = {
         .ctx = r->ctx,
         .kernel = kernel,
         .problem = r->problem,
@@ -170,7 +170,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
         .take = sample_calls,
         .take_arg = c,
     };
-    return subject_create(&c->subject, &wanted);
+    return timed_kernel_create(&c->timed, &wanted);
 }
 
 static acr_status admit_ours(contest *t, contest_counts *counts)
@@ -296,15 +296,15 @@ static acr_status admit_peers(contest *t)
 
 /* ---- Timing ---- */
 
-static interleave_subject as_subject(contestant *c)
+static interleave_side side_of(contestant *c)
 {
-    return c->kernel ? (interleave_subject){subject_sample, c->subject} : (interleave_subject){sample_peer, c};
+    return c->kernel ? (interleave_side){timed_kernel_sample, c->timed} : (interleave_side){sample_peer, c};
 }
 
 static acr_status meet(encounter *out, contest *t, contestant *theirs, contestant *ours, double noise_floor)
 {
     ours->provider = theirs->provider; /* so that both are called in the same way */
-    const interleave_subject baseline = as_subject(theirs), candidate = as_subject(ours);
+    const interleave_side baseline = side_of(theirs), candidate = side_of(ours);
     const interleave_design design = {
         .blocks = t->request->blocks,
         .warm_up_s = 50e-3,
@@ -403,7 +403,7 @@ static acr_status meet_best(contest *t)
             status = meet(&c->encounter, t, rival, c, t->noise_floor);
         }
         if (status == ACR_OK) {
-            status = subject_judge(c->subject, &c->verdict);
+            status = timed_kernel_judge(c->timed, &c->verdict);
         }
     }
     return status;
@@ -538,7 +538,7 @@ static json_t *record_of(const contest *t, const contestant *c)
     };
     const bench_series series = {
         .stats = c->kernel ? &c->encounter.ours : &c->encounter.theirs,
-        .launches = c->kernel  ? subject_launches(c->subject)
+        .launches = c->kernel  ? timed_kernel_launches(c->timed)
                     : c->graph ? c->graph->launches
                                : mode_calls(r->mode),
         .sets = t->sets,
@@ -625,7 +625,7 @@ static void append_records(const contest *t, json_t *records)
 static void contest_close(contest *t)
 {
     for (int i = 0; i < t->ours_count; ++i) {
-        subject_destroy(t->ours[i].subject);
+        timed_kernel_destroy(t->ours[i].timed);
     }
     for (int i = 0; i < t->peer_count; ++i) {
         t->device->backend->graph_free(t->peers[i].graph);
@@ -644,7 +644,7 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
     if (status != ACR_OK || t->ours_count == 0) {
         return status;
     }
-    t->sets = subject_set_count(t->ours[0].subject);
+    t->sets = timed_kernel_set_count(t->ours[0].timed);
     status = admit_peers(t);
     if (status == ACR_OK) {
         status = measure(t);

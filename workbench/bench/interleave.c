@@ -13,7 +13,7 @@ enum {
     STREAM_MIRROR = 64 /* of random_bits */
 };
 
-static acr_status warm_up(const interleave_subject *baseline, const interleave_subject *candidate, double seconds)
+static acr_status warm_up(const interleave_side *baseline, const interleave_side *candidate, double seconds)
 {
     double start_s = monotonic_s(), ignored[1];
     acr_status status = ACR_OK;
@@ -32,8 +32,8 @@ static bool is_disturbed(const interleave_design *design)
 }
 
 /* One block into the samples that follow those of the blocks already kept. *kept tells whether it counts. */
-static acr_status run_block(interleave_result *r, const interleave_subject *baseline,
-                            const interleave_subject *candidate, const interleave_design *design, bool *kept)
+static acr_status run_block(interleave_result *r, const interleave_side *baseline, const interleave_side *candidate,
+                            const interleave_design *design, bool *kept)
 {
     int attempt = r->blocks + r->discarded;
     bool mirrored = random_bits(design->seed, STREAM_MIRROR, (uint64_t)attempt) & 1;
@@ -42,10 +42,10 @@ static acr_status run_block(interleave_result *r, const interleave_subject *base
     *kept = !is_disturbed(design);
     for (int slot = 0; slot < SLOTS; ++slot) {
         bool outer = slot == 0 || slot == SLOTS - 1;
-        bool first_half = slot < SLOTS / 2; /* each subject has one slot in either half */
-        const interleave_subject *subject = outer != mirrored ? baseline : candidate;
+        bool first_half = slot < SLOTS / 2; /* each side has one slot in either half */
+        const interleave_side *side = outer != mirrored ? baseline : candidate;
         double *samples = (outer != mirrored ? baseline_us : candidate_us) + (first_half ? 0 : INTERLEAVE_SLOT_SAMPLES);
-        acr_status status = subject->sample(subject->arg, INTERLEAVE_SLOT_SAMPLES, samples);
+        acr_status status = side->sample(side->arg, INTERLEAVE_SLOT_SAMPLES, samples);
         if (status != ACR_OK) {
             return status;
         }
@@ -68,8 +68,8 @@ static int affordable(const interleave_design *design, double block_s)
     return fit < least ? least : (int)fit;
 }
 
-static acr_status run_blocks(interleave_result *r, const interleave_subject *baseline,
-                             const interleave_subject *candidate, const interleave_design *design)
+static acr_status run_blocks(interleave_result *r, const interleave_side *baseline, const interleave_side *candidate,
+                             const interleave_design *design)
 {
     int wanted = design->blocks;
     while (r->blocks < wanted) {
@@ -108,8 +108,8 @@ static acr_status allocate(interleave_result *r, int blocks)
     return ACR_OK;
 }
 
-acr_status interleave_run(interleave_result *out, const interleave_subject *baseline,
-                          const interleave_subject *candidate, const interleave_design *design)
+acr_status interleave_run(interleave_result *out, const interleave_side *baseline, const interleave_side *candidate,
+                          const interleave_design *design)
 {
     interleave_result r;
     acr_status status = allocate(&r, design->blocks);

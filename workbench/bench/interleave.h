@@ -1,5 +1,5 @@
-/* Two subjects timed in turn, so that both meet the same drift: blocks of A B B A, or by chance B A A B, four samples a
- * slot. What the blocks say is for stats.h to judge. Knows no device: whatever can take samples can be a subject. */
+/* Two sides timed in turn, so that both meet the same drift: blocks of A B B A, or by chance B A A B, four samples a
+ * slot. What the blocks say is for stats.h to judge. Knows no device: whatever can take samples can be a side. */
 #ifndef WORKBENCH_INTERLEAVE_H
 #define WORKBENCH_INTERLEAVE_H
 
@@ -12,23 +12,23 @@
 /* Takes `count` samples, one straight after another, and writes the seconds a launch of each. */
 typedef acr_status interleave_sample(void *arg, int count, double *seconds);
 
-typedef struct interleave_subject {
+typedef struct interleave_side {
     interleave_sample *sample;
     void *arg;
-} interleave_subject;
+} interleave_side;
 
 enum {
     INTERLEAVE_SLOT_SAMPLES = 4,
-    INTERLEAVE_BLOCK_SAMPLES = 2 * INTERLEAVE_SLOT_SAMPLES, /* of each subject */
+    INTERLEAVE_BLOCK_SAMPLES = 2 * INTERLEAVE_SLOT_SAMPLES, /* of each side */
     INTERLEAVE_BLOCKS_SEARCH = 13,
     INTERLEAVE_BLOCKS_PUBLISH = 50
 };
 
 typedef struct interleave_design {
     int blocks;
-    double warm_up_s; /* both subjects in turn for this long before the first block */
+    double warm_up_s; /* both sides in turn for this long before the first block */
     /* Where the first block shows that all would take longer than this, fewer are made, but INTERLEAVE_BLOCKS_SEARCH at
-     * least. Only durations decide, never what they say about the subjects. */
+     * least. Only durations decide, never what they say about the sides. */
     double budget_s;
     uint64_t seed; /* of the choice which blocks are mirrored */
     /* Asked before each block and after each of its slots: true when samples are not to be trusted here (a throttled
@@ -43,10 +43,10 @@ typedef struct interleave_result {
     stats_block *views;                 /* the same by blocks, as stats_compare takes them */
 } interleave_result;
 
-/* Times both. The caller frees with interleave_free. Errors: those of the subjects; ACR_NO_MEMORY; ACR_DEVICE_FAULT
+/* Times both. The caller frees with interleave_free. Errors: those of the sides; ACR_NO_MEMORY; ACR_DEVICE_FAULT
  * when more blocks than are wanted had to be discarded. */
-acr_status interleave_run(interleave_result *out, const interleave_subject *baseline,
-                          const interleave_subject *candidate, const interleave_design *design);
+acr_status interleave_run(interleave_result *out, const interleave_side *baseline, const interleave_side *candidate,
+                          const interleave_design *design);
 void interleave_free(interleave_result *result);
 
 #endif

@@ -1,5 +1,5 @@
 /* Taking times: launches recorded until they fill a stretch, host calls, and a series of samples under watch. What is
- * timed and in which mode: subject.h. */
+ * timed and in which mode: timed_kernel.h. */
 #ifndef WORKBENCH_TIMER_H
 #define WORKBENCH_TIMER_H
 
@@ -46,7 +46,7 @@ typedef struct timing {
     int discarded;       /* blocks of INTERLEAVE_BLOCK_SAMPLES samples taken while the GPU was throttled */
 } timing;
 
-/* Samples one subject in blocks, after warming up; watched before and after each block. Errors: those of the sampling;
+/* Samples one kernel in blocks, after warming up; watched before and after each block. Errors: those of the sampling;
  * ACR_NO_MEMORY; ACR_DEVICE_FAULT when as many blocks had to be discarded as are wanted. */
 acr_status timer_series(timing *out, interleave_sample *sample, void *arg, const timer_limits *limits, watch *watched);
 

@@ -19,7 +19,7 @@
 #include "bench/mode.h"
 #include "bench/peers/cublas.h"
 #include "bench/peers/python_exec.h"
-#include "bench/subject.h"
+#include "bench/timed_kernel.h"
 #include "bench/timer.h"
 #include "check/conformance.h"
 #include "commands.h"
@@ -208,7 +208,7 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
     if (status != ACR_OK || !m->verdict.pass) {
         return status;
     }
-    const subject_request wanted_subject = {
+    const timed_kernel_request wanted_kernel = {
         .ctx = s->ctx,
         .kernel = m->kernel,
         .problem = on->problem,
@@ -217,19 +217,19 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
         .flags = s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0,
         .seed = s->request->seed,
     };
-    subject *timed = NULL;
-    status = subject_create(&timed, &wanted_subject);
+    timed_kernel *timed = NULL;
+    status = timed_kernel_create(&timed, &wanted_kernel);
     if (status != ACR_OK) {
         return status;
     }
     watch_restart(&s->watched);
-    m->launches = subject_launches(timed);
-    m->sets = subject_set_count(timed);
-    status = timer_series(&m->timing, subject_sample, timed, s->request->quick ? &quick : &thorough, &s->watched);
+    m->launches = timed_kernel_launches(timed);
+    m->sets = timed_kernel_set_count(timed);
+    status = timer_series(&m->timing, timed_kernel_sample, timed, s->request->quick ? &quick : &thorough, &s->watched);
     if (status == ACR_OK) {
-        status = subject_judge(timed, &m->verdict);
+        status = timed_kernel_judge(timed, &m->verdict);
     }
-    subject_destroy(timed);
+    timed_kernel_destroy(timed);
     return status;
 }
 

@@ -150,12 +150,12 @@ static json_t *floor_json(const acr_problem *problem, const char *text, const ma
 /* ---- The machine ---- */
 
 /* What --gpu means. For the CPU the working set matters, so the machine is measured for each problem. */
-typedef struct subject {
+typedef struct target {
     acr__device device;
     uint32_t threads;
-} subject;
+} target;
 
-static int find_subject(subject *out, const request *r, const common_options *common)
+static int find_target(target *out, const request *r, const common_options *common)
 {
     out->threads = thread_count(common);
     if (r->gpu && strcmp(r->gpu, "cpu") != 0) {
@@ -179,7 +179,7 @@ static int find_subject(subject *out, const request *r, const common_options *co
     return exit_code;
 }
 
-static void report(const problem_list *problems, const subject *s, double target_s, bool as_json)
+static void report(const problem_list *problems, const target *s, double target_s, bool as_json)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < problems->count; ++i) {
@@ -222,8 +222,8 @@ int cmd_roofline(int argc, char **argv)
     if (exit_code != EXIT_DONE) {
         return exit_code;
     }
-    subject s;
-    exit_code = find_subject(&s, &r, &common);
+    target s;
+    exit_code = find_target(&s, &r, &common);
     if (exit_code == EXIT_DONE) {
         report(&problems, &s, r.target_s, common.json);
     }

@@ -187,7 +187,7 @@ static bool measured_wanted(const json_t *r)
 static void bar_key(const json_t *r, char out[KEY_BYTES])
 {
     snprintf(out, KEY_BYTES, "%s\n%s\n%s\n%s", record_text(r, "device"), record_text(r, "mode"),
-             record_text(r, "problem"), record_subject(r));
+             record_text(r, "problem"), record_timed(r));
 }
 
 static int by_chart_and_time(const void *a, const void *b)
@@ -255,7 +255,7 @@ static void add_bars(report_text *script, report_text *description, const bar *b
     };
     for (int i = 0; i < count; ++i) {
         const bar *b = &bars[i];
-        const char *name = record_subject(b->record);
+        const char *name = record_timed(b->record);
         char us[24], low[24], high[24], label[256];
         double shown = fmin(b->p50, longest);
         us_text(us, b->p50);
@@ -457,7 +457,7 @@ static bool rung_wanted(const json_t *r)
 static int by_chart_and_name(const void *a, const void *b)
 {
     const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
-    return same_chart(x, y) ? strcmp(record_subject(x), record_subject(y)) : by_chart_and_time(a, b);
+    return same_chart(x, y) ? strcmp(record_timed(x), record_timed(y)) : by_chart_and_time(a, b);
 }
 
 static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t count)
@@ -475,7 +475,7 @@ static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t coun
         double us = record_number(rungs[i], "p50_us");
         char text[24];
         text_add(&script, "%zu %g \"%s\"\n", i, us, us_text(text, us));
-        text_add(&description, "%s%s %s microseconds", i ? "; " : "", record_subject(rungs[i]), text);
+        text_add(&description, "%s%s %s microseconds", i ? "; " : "", record_timed(rungs[i]), text);
     }
     text_add(&script, "END\nplot $rungs using 1:2 with linespoints lw 2 pt 7 lc rgb \"#010000\" notitle, "
                       "'' using 1:2:3 with labels offset 0,1 notitle\n");

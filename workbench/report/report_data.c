@@ -32,7 +32,7 @@ double record_bound(const json_t *record, const char *name, int side)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-const char *record_subject(const json_t *record)
+const char *record_timed(const json_t *record)
 {
     const char *kernel = record_text(record, "kernel");
     return *kernel ? kernel : record_text(record, "peer");
@@ -70,7 +70,7 @@ static acr_status check_record(const json_t *record, const char *path, size_t in
             return acr__fail(ACR_FORMAT, "%s: record %zu has no text \"%s\"", path, index, texts[i]);
         }
     }
-    if (!*record_subject(record)) {
+    if (!*record_timed(record)) {
         return acr__fail(ACR_FORMAT, "%s: record %zu names neither kernel nor peer", path, index);
     }
     if (!profile && !(record_number(record, "p50_us") > 0)) {

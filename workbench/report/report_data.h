@@ -46,6 +46,6 @@ bool record_flag(const json_t *record, const char *name);
 /* Of an interval [low, high]: NaN where it is null. */
 double record_bound(const json_t *record, const char *name, int side);
 /* The kernel's name or the peer's. */
-const char *record_subject(const json_t *record);
+const char *record_timed(const json_t *record);
 
 #endif

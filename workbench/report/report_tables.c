@@ -161,9 +161,9 @@ static bool mission_wanted(const json_t *r)
            on_gpu(r);
 }
 
-static void subject_key(const json_t *r, char out[KEY_BYTES])
+static void timed_key(const json_t *r, char out[KEY_BYTES])
 {
-    snprintf(out, KEY_BYTES, "%s\n%s\n%d", record_text(r, "device"), record_subject(r), record_flag(r, "overlap"));
+    snprintf(out, KEY_BYTES, "%s\n%s\n%d", record_text(r, "device"), record_timed(r), record_flag(r, "overlap"));
 }
 
 static int by_device_and_time(const void *a, const void *b)
@@ -177,7 +177,7 @@ static void family_of(const json_t *r, char out[KEY_BYTES])
 {
     const char *kernel = record_text(r, "kernel"), *second = strchr(kernel, '_');
     const char *end = second ? strchr(second + 1, '_') : NULL;
-    snprintf(out, KEY_BYTES, "%.*s", end ? (int)(end - kernel) : (int)strlen(record_subject(r)), record_subject(r));
+    snprintf(out, KEY_BYTES, "%.*s", end ? (int)(end - kernel) : (int)strlen(record_timed(r)), record_timed(r));
 }
 
 /* Whether a faster one of the same family, device and overlap stands before it. */
@@ -202,14 +202,14 @@ static void make_mission(report_table *t, const report_data *data)
           headings);
     size_t count = 0;
     const json_t **chosen =
-        records_latest(&count, data->records, data->record_count, mission_wanted, subject_key, by_device_and_time);
+        records_latest(&count, data->records, data->record_count, mission_wanted, timed_key, by_device_and_time);
     for (size_t i = 0; i < count; ++i) {
         const json_t *r = chosen[i];
         if (family_has_faster(chosen, i) || !add_row(t)) {
             continue;
         }
         cell(t, "%s", record_text(r, "device"));
-        cell(t, "`%s`%s", record_subject(r), overlap_note(r));
+        cell(t, "`%s`%s", record_timed(r), overlap_note(r));
         cell(t, "%.2f", record_number(r, "p50_us"));
         cell(t, "%.2f", record_number(r, "p99_us"));
         cell(t, "%.0f", record_number(r, "n"));
@@ -283,7 +283,7 @@ static void make_peers(report_table *t, const report_data *data)
         cell(t, "%s", record_text(r, "device"));
         cell(t, "%s", record_text(r, "mode"));
         cell(t, "`%s`", record_text(r, "problem"));
-        cell(t, "`%s`", record_subject(r));
+        cell(t, "`%s`", record_timed(r));
         cell(t, "%.2f", record_number(r, "p50_us"));
         const json_t *peer = best_peer_of(r, data);
         if (peer) {
@@ -436,14 +436,14 @@ static bool ladder_wanted(const json_t *r)
 
 static void ladder_key(const json_t *r, char out[KEY_BYTES])
 {
-    snprintf(out, KEY_BYTES, "%s\n%s\n%s", record_text(r, "device"), record_text(r, "problem"), record_subject(r));
+    snprintf(out, KEY_BYTES, "%s\n%s\n%s", record_text(r, "device"), record_text(r, "problem"), record_timed(r));
 }
 
 static int by_rung(const void *a, const void *b)
 {
     int device = by_text(record_at(a), record_at(b), "device");
     int problem = by_text(record_at(a), record_at(b), "problem");
-    return device ? device : problem ? problem : strcmp(record_subject(record_at(a)), record_subject(record_at(b)));
+    return device ? device : problem ? problem : strcmp(record_timed(record_at(a)), record_timed(record_at(b)));
 }
 
 static void make_ladder(report_table *t, const report_data *data)
@@ -459,7 +459,7 @@ static void make_ladder(report_table *t, const report_data *data)
         bool same = before && by_text(r, before, "device") == 0 && by_text(r, before, "problem") == 0;
         cell(t, "%s", record_text(r, "device"));
         cell(t, "`%s`", record_text(r, "problem"));
-        cell(t, "`%s`", record_subject(r));
+        cell(t, "`%s`", record_timed(r));
         cell(t, "%.2f", record_number(r, "p50_us"));
         number_cell(t, 2, same ? record_number(before, "p50_us") / record_number(r, "p50_us") : NAN);
         number_cell(t, 1, record_number(r, "tflops"));
@@ -491,7 +491,7 @@ static void make_profiles(report_table *t, const report_data *data)
         const json_t *r = chosen[i], *counters = json_object_get(r, "counters");
         cell(t, "%s", record_text(r, "device"));
         cell(t, "`%s`", record_text(r, "problem"));
-        cell(t, "`%s`", record_subject(r));
+        cell(t, "`%s`", record_timed(r));
         cell(t, "%.2f", record_number(counters, "duration_us"));
         cell(t, "%.0f", 100 * record_number(r, "floor_share"));
         for (size_t k = 0; k < sizeof keys / sizeof keys[0]; ++k) {
@@ -547,7 +547,7 @@ static bool any_wanted(const json_t *r)
 static void every_key(const json_t *r, char out[KEY_BYTES])
 {
     snprintf(out, KEY_BYTES, "%s\n%s\n%s\n%s\n%d\n%s", record_text(r, "device"), record_text(r, "problem"),
-             record_text(r, "mode"), record_subject(r), record_flag(r, "overlap"), record_text(r, "file"));
+             record_text(r, "mode"), record_timed(r), record_flag(r, "overlap"), record_text(r, "file"));
 }
 
 static int by_everything(const void *a, const void *b)
@@ -573,7 +573,7 @@ static void make_all(report_table *t, const report_data *data)
         cell(t, "%s", record_text(r, "device"));
         cell(t, "`%s`", record_text(r, "problem"));
         cell(t, "%s", record_text(r, "mode"));
-        cell(t, "`%s`%s", record_subject(r), overlap_note(r));
+        cell(t, "`%s`%s", record_timed(r), overlap_note(r));
         cell(t, "%.2f", record_number(r, "p50_us"));
         if (isnan(low) || isnan(high)) {
             cell(t, "%s", "");

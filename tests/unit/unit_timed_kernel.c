@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "bench/subject.h"
+#include "bench/timed_kernel.h"
 #include "bench/timer.h"
 
 /* ---- Kernels: attention over one batch entry and head in float32, honest or not ---- */
@@ -147,18 +147,18 @@ static verdict time_it(const world *w, cheat how, bench_mode mode)
     assert_ok(conformance_check(&gate, w->ctx, &kernel, &w->problem, w->ref));
     if (!gate.pass)
         fail_msg("the gate caught it already: %s", gate.failure);
-    const subject_request wanted = {
+    const timed_kernel_request wanted = {
         .ctx = w->ctx, .kernel = &kernel, .problem = &w->problem, .ref = w->ref, .mode = mode, .seed = 1};
-    subject *s = NULL;
-    assert_ok(subject_create(&s, &wanted));
+    timed_kernel *s = NULL;
+    assert_ok(timed_kernel_create(&s, &wanted));
     timing t;
     watch unwatched = {.monitor = NULL};
-    assert_ok(timer_series(&t, subject_sample, s, &limits, &unwatched));
+    assert_ok(timer_series(&t, timed_kernel_sample, s, &limits, &unwatched));
     assert_int_equal(t.stats.count, 64);
     assert_int_equal(t.discarded, 0);
     assert_true(t.stats.p50 > 0);
-    assert_ok(subject_judge(s, &found));
-    subject_destroy(s);
+    assert_ok(timed_kernel_judge(s, &found));
+    timed_kernel_destroy(s);
     return found;
 }
 
@@ -215,17 +215,17 @@ static void sets_exceed_the_cache_five_times(void **state)
     int sets = 0;
     acr__device device = {.name = "a device", .l2_bytes = 50 << 20, .mem_bytes = (int64_t)80 << 30};
     demand d = {.bytes = 4 << 20};
-    assert_ok(subject_sets(&sets, &device, &d));
+    assert_ok(timed_kernel_sets(&sets, &device, &d));
     assert_int_equal(sets, 63); /* 252 MiB */
     d.bytes = 400 << 20;
-    assert_ok(subject_sets(&sets, &device, &d));
+    assert_ok(timed_kernel_sets(&sets, &device, &d));
     assert_int_equal(sets, 2);
     d.bytes = 1 << 10;
-    assert_fails(subject_sets(&sets, &device, &d), ACR_UNSUPPORTED, "at most 1024");
+    assert_fails(timed_kernel_sets(&sets, &device, &d), ACR_UNSUPPORTED, "at most 1024");
     d.bytes = 11.0 * (1 << 30);
-    assert_fails(subject_sets(&sets, &device, &d), ACR_UNSUPPORTED, "a quarter of the memory");
+    assert_fails(timed_kernel_sets(&sets, &device, &d), ACR_UNSUPPORTED, "a quarter of the memory");
     device.l2_bytes = 0;
-    assert_fails(subject_sets(&sets, &device, &d), ACR_UNSUPPORTED, "unknown");
+    assert_fails(timed_kernel_sets(&sets, &device, &d), ACR_UNSUPPORTED, "unknown");
 }
 
 /* The cpu backend with a cache so small that a few sets exceed it. */
@@ -235,14 +235,14 @@ static acr_status time_rotating(const world *w, cheat how, verdict *found, int *
     const int64_t l2_bytes = device->l2_bytes;
     device->l2_bytes = 4096;
     *found = time_it(w, how, MODE_ROTATING);
-    const subject_request wanted = {
+    const timed_kernel_request wanted = {
         .ctx = w->ctx, .kernel = &kernel, .problem = &w->problem, .ref = w->ref, .mode = MODE_ROTATING, .seed = 1};
-    subject *s = NULL;
+    timed_kernel *s = NULL;
     present = HONEST;
-    acr_status status = subject_create(&s, &wanted);
-    assert_int_equal(subject_set_count(s), 10); /* 4 tensors of 512 bytes; 20 KiB */
-    *launches_of_sample = subject_launches(s);
-    subject_destroy(s);
+    acr_status status = timed_kernel_create(&s, &wanted);
+    assert_int_equal(timed_kernel_set_count(s), 10); /* 4 tensors of 512 bytes; 20 KiB */
+    *launches_of_sample = timed_kernel_launches(s);
+    timed_kernel_destroy(s);
     device->l2_bytes = l2_bytes;
     return status;
 }

@@ -1,5 +1,5 @@
-/* A kernel being timed, see subject.h. */
-#include "subject.h"
+/* A kernel being timed, see timed_kernel.h. */
+#include "timed_kernel.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@ enum {
 /* Gaps and the last run are shorter where a launch takes so long that they would take longer than this. */
 static const double RUN_S = 0.1;
 
-struct subject {
-    subject_request request;
+struct timed_kernel {
+    timed_kernel_request request;
     acr__backend_device *device;
     execution **sets;
     int set_count, next;  /* next: set of the next launch */
@@ -35,7 +35,7 @@ struct subject {
     verdict verdict;
 };
 
-acr_status subject_sets(int *sets, const acr__device *device, const demand *d)
+acr_status timed_kernel_sets(int *sets, const acr__device *device, const demand *d)
 {
     static const double CACHES = 5;
     const double cache_bytes = (double)device->l2_bytes;
@@ -43,10 +43,10 @@ acr_status subject_sets(int *sets, const acr__device *device, const demand *d)
         return acr__fail(ACR_UNSUPPORTED, "rotating mode: the size of the cache is unknown");
     }
     const double wanted = fmax(2, ceil(CACHES * cache_bytes / d->bytes));
-    if (wanted > SUBJECT_SETS_MAX) {
+    if (wanted > TIMED_KERNEL_SETS_MAX) {
         return acr__fail(ACR_UNSUPPORTED,
                          "rotating mode: five times %.3g MiB of cache are %.3g sets of %.3g KiB, at most %d",
-                         cache_bytes / 0x1p20, wanted, d->bytes / 0x1p10, SUBJECT_SETS_MAX);
+                         cache_bytes / 0x1p20, wanted, d->bytes / 0x1p10, TIMED_KERNEL_SETS_MAX);
     }
     if (wanted * d->bytes > 0.25 * (double)device->mem_bytes) {
         return acr__fail(ACR_UNSUPPORTED, "rotating mode: %d sets of %.3g MiB are more than a quarter of the memory",
@@ -56,19 +56,19 @@ acr_status subject_sets(int *sets, const acr__device *device, const demand *d)
     return ACR_OK;
 }
 
-int subject_launches(const subject *s)
+int timed_kernel_launches(const timed_kernel *s)
 {
     return s->graph ? s->graph->launches : mode_calls(s->request.mode);
 }
 
-int subject_set_count(const subject *s)
+int timed_kernel_set_count(const timed_kernel *s)
 {
     return s->set_count;
 }
 
-acr_status subject_enqueue(void *arg, void *stream)
+acr_status timed_kernel_enqueue(void *arg, void *stream)
 {
-    subject *s = arg;
+    timed_kernel *s = arg;
     execution *set = s->sets[s->next];
     s->next = (s->next + 1) % s->set_count;
     return execution_enqueue(set, stream);
@@ -76,16 +76,16 @@ acr_status subject_enqueue(void *arg, void *stream)
 
 /* ---- Making ---- */
 
-static acr_status make_sets(subject *s)
+static acr_status make_sets(timed_kernel *s)
 {
-    const subject_request *r = &s->request;
+    const timed_kernel_request *r = &s->request;
     const acr_buffers lengths = reference_buffers(r->ref);
     const demand d = demand_of(r->problem, &lengths);
     int count = 1;
     acr_status status = ACR_OK;
     s->check_every = CHECK_EVERY * (1 + (uint64_t)(d.bytes / CHECKED_BYTES));
     if (r->mode == MODE_ROTATING) {
-        status = subject_sets(&count, &s->device->device, &d);
+        status = timed_kernel_sets(&count, &s->device->device, &d);
     }
     if (status != ACR_OK) {
         return status;
@@ -109,12 +109,12 @@ static acr_status make_sets(subject *s)
 
 static acr_status record_launches(acr__graph **out, void *arg, int launches)
 {
-    subject *s = arg;
+    timed_kernel *s = arg;
     s->next = 0; /* each replay goes through the sets in the same order */
-    return s->device->backend->graph_record(out, s->device, subject_enqueue, s, launches);
+    return s->device->backend->graph_record(out, s->device, timed_kernel_enqueue, s, launches);
 }
 
-static acr_status make_recording(subject *s)
+static acr_status make_recording(timed_kernel *s)
 {
     double launch_s;
     switch (s->request.mode) {
@@ -128,11 +128,11 @@ static acr_status make_recording(subject *s)
     }
 }
 
-acr_status subject_create(subject **out, const subject_request *request)
+acr_status timed_kernel_create(timed_kernel **out, const timed_kernel_request *request)
 {
-    subject *s = calloc(1, sizeof *s);
+    timed_kernel *s = calloc(1, sizeof *s);
     if (!s) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for a subject");
+        return acr__fail(ACR_NO_MEMORY, "no memory for a timed kernel");
     }
     s->request = *request;
     s->launch_s = INFINITY;
@@ -145,14 +145,14 @@ acr_status subject_create(subject **out, const subject_request *request)
         status = make_recording(s);
     }
     if (status != ACR_OK) {
-        subject_destroy(s);
+        timed_kernel_destroy(s);
         return status;
     }
     *out = s;
     return ACR_OK;
 }
 
-void subject_destroy(subject *s)
+void timed_kernel_destroy(timed_kernel *s)
 {
     if (!s) {
         return;
@@ -167,7 +167,7 @@ void subject_destroy(subject *s)
 
 /* ---- Sampling ---- */
 
-static acr_status take_in_mode(subject *s, int count, double *seconds)
+static acr_status take_in_mode(timed_kernel *s, int count, double *seconds)
 {
     const acr__backend *backend = s->device->backend;
     acr_status status = ACR_OK;
@@ -182,13 +182,13 @@ static acr_status take_in_mode(subject *s, int count, double *seconds)
             return s->request.take(s->request.take_arg, count, seconds);
         }
         for (int i = 0; i < count && status == ACR_OK; ++i) {
-            status = timer_calls(s->device, subject_enqueue, s, mode_calls(s->request.mode), &seconds[i]);
+            status = timer_calls(s->device, timed_kernel_enqueue, s, mode_calls(s->request.mode), &seconds[i]);
         }
         return status;
     }
 }
 
-static acr_status take_samples(subject *s, int count, double *seconds)
+static acr_status take_samples(timed_kernel *s, int count, double *seconds)
 {
     const acr_status status = take_in_mode(s, count, seconds);
     for (int i = 0; i < count && status == ACR_OK; ++i) {
@@ -200,7 +200,7 @@ static acr_status take_samples(subject *s, int count, double *seconds)
 typedef acr_status collect(execution *e, run_output *out);
 
 /* Judges a set of buffers. Once something is wrong, it stays said. */
-static acr_status judge_set(subject *s, int set, collect *take)
+static acr_status judge_set(timed_kernel *s, int set, collect *take)
 {
     run_output output;
     if (s->wrong) {
@@ -223,7 +223,7 @@ static acr_status refresh(execution *set)
 }
 
 /* How many launches to make where `most` would do and `least` must be: as many as RUN_S allows. */
-static int affordable_launches(const subject *s, int least, int most)
+static int affordable_launches(const timed_kernel *s, int least, int most)
 {
     const double fit = s->launch_s > 0 ? floor(RUN_S / s->launch_s) : most;
     return (int)fmin(fmax(fit, least), most);
@@ -237,7 +237,7 @@ static int affordable_launches(const subject *s, int least, int most)
  * launches before a run is drawn, and the run itself is longer than one. A run of r launches misses a kernel that
  * leaves out one launch in k with probability max(0, 1 - r / k), or (1 - 1 / k)^r where it chooses by chance; the
  * product over all runs of a series is in docs/internals/statistics.md. */
-static acr_status check_run(subject *s, int set, int count, uint64_t draw)
+static acr_status check_run(timed_kernel *s, int set, int count, uint64_t draw)
 {
     const uint64_t gaps = (uint64_t)affordable_launches(s, RUN, GAP_MAX);
     const int gap = (int)(random_bits(s->request.seed, STREAM_GAP, draw) % gaps);
@@ -263,15 +263,15 @@ static acr_status check_run(subject *s, int set, int count, uint64_t draw)
     return status;
 }
 
-static bool is_checked(const subject *s, uint64_t stretch)
+static bool is_checked(const timed_kernel *s, uint64_t stretch)
 {
     const uint64_t group = stretch / s->check_every, place = stretch % s->check_every;
     return stretch == 0 || (group > 0 && place == random_bits(s->request.seed, STREAM_CHECK, group) % s->check_every);
 }
 
-acr_status subject_sample(void *arg, int count, double *seconds)
+acr_status timed_kernel_sample(void *arg, int count, double *seconds)
 {
-    subject *s = arg;
+    timed_kernel *s = arg;
     const uint64_t stretch = s->stretches++;
     if (!is_checked(s, stretch)) {
         return take_samples(s, count, seconds);
@@ -292,7 +292,7 @@ acr_status subject_sample(void *arg, int count, double *seconds)
 
 /* ---- Judging ---- */
 
-static acr_status refresh_all(subject *s)
+static acr_status refresh_all(timed_kernel *s)
 {
     acr_status status = s->device->backend->synchronize(s->device);
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
@@ -301,7 +301,7 @@ static acr_status refresh_all(subject *s)
     return status;
 }
 
-static acr_status judge_all(subject *s, collect *take)
+static acr_status judge_all(timed_kernel *s, collect *take)
 {
     acr_status status = s->device->backend->synchronize(s->device);
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
@@ -310,7 +310,7 @@ static acr_status judge_all(subject *s, collect *take)
     return status;
 }
 
-acr_status subject_judge(subject *s, verdict *out)
+acr_status timed_kernel_judge(timed_kernel *s, verdict *out)
 {
     double ignored;
     acr_status status = refresh_all(s);
