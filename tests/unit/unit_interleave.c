@@ -6,7 +6,7 @@
 #include <math.h>
 #include <time.h>
 
-#include "bench/contest.h"
+#include "bench/comparison.h"
 #include "bench/interleave.h"
 
 /* ---- the simulated clock ---- */
@@ -243,7 +243,7 @@ static void tiers_are_judged_by_the_lower_end(void **state)
     } known[] = {{14, "A+"}, {13, "A+"},  {12.9, "A"}, {5, "A"},     {3.2, "B+"},
                  {2, "B"},   {1.99, "C"}, {1, "C"},    {0.995, "C"}, {0.98, "-"}};
     for (size_t i = 0; i < COUNT_OF(known); i++)
-        assert_string_equal(contest_tier(known[i].low, 0.01), known[i].tier);
+        assert_string_equal(comparison_tier(known[i].low, 0.01), known[i].tier);
 }
 
 int main(void)

@@ -12,7 +12,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "bench/bench_record.h"
-#include "bench/contest.h"
+#include "bench/comparison.h"
 #include "bench/host_cost.h"
 #include "bench/interleave.h"
 #include "bench/ladder.h"
@@ -97,7 +97,7 @@ typedef struct session {
     acr_ctx *ctx;
     const acr__device *device;
     uint32_t threads;
-    const peer_provider *providers[CONTEST_PROVIDERS_MAX];
+    const peer_provider *providers[COMPARISON_PROVIDERS_MAX];
     int provider_count; /* 0 = ours alone */
     watch watched;
     double empty_us; /* cold mode: what no launch at all takes */
@@ -446,9 +446,9 @@ static void find_floor(const session *s, bench_problem *on)
 }
 
 /* The same beside peers. */
-static acr_status bench_contest(session *s, const bench_problem *on)
+static acr_status bench_comparison(session *s, const bench_problem *on)
 {
-    const contest_request wanted_contest = {
+    const comparison_request wanted_comparison = {
         .ctx = s->ctx,
         .ordinal = s->common->device,
         .problem = on->problem,
@@ -467,8 +467,8 @@ static acr_status bench_contest(session *s, const bench_problem *on)
         .seed = s->request->seed,
         .quiet = s->common->json,
     };
-    contest_counts counts = {0, 0};
-    acr_status status = contest_run(&wanted_contest, s->records, &counts);
+    comparison_counts counts = {0, 0};
+    acr_status status = comparison_run(&wanted_comparison, s->records, &counts);
     s->measured += counts.measured;
     s->refused += counts.refused;
     if (status == ACR_OK && counts.measured + counts.refused == 0) {
@@ -499,7 +499,7 @@ static acr_status bench_one(session *s, const acr_problem *problem)
     }
     find_floor(s, &on);
     if (s->provider_count > 0) {
-        status = bench_contest(s, &on);
+        status = bench_comparison(s, &on);
     } else {
         if (!s->common->json) {
             print_header(s, &on);

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "base/progress.h"
-#include "bench/contest.h"
+#include "bench/comparison.h"
 #include "bench/interleave.h"
 #include "machine/roofline.h"
 
@@ -121,14 +121,14 @@ static const peer_provider enqueuing = {
     .enqueue = wait_a_while,
 };
 
-/* ---- one contest ---- */
+/* ---- one comparison ---- */
 
 typedef struct outcome {
     json_t *records;
-    contest_counts counts;
+    comparison_counts counts;
 } outcome;
 
-/* Holds a contest of the planner's kernel on a problem of the cpu backend. The caller drops the records. */
+/* Holds a comparison of the planner's kernel on a problem of the cpu backend. The caller drops the records. */
 static outcome hold_with(const peer_provider *const *providers, int provider_count, const char *text, bench_mode mode,
                          double ours_s, double floor_s)
 {
@@ -147,7 +147,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
     const floor_times floor = {
         .warm_s = floor_s, .warm_bound = "the test", .cold_s = floor_s, .cold_bound = "the test"};
     const kernel_patterns all = {.count = 0};
-    const contest_request request = {
+    const comparison_request request = {
         .ctx = ctx,
         .problem = &problem,
         .text = text,
@@ -163,7 +163,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
         .seed = 1,
     };
     outcome result = {.records = json_array()};
-    assert_ok(contest_run(&request, result.records, &result.counts));
+    assert_ok(comparison_run(&request, result.records, &result.counts));
     assert_int_equal(fake.ended, provider_count);
     reference_destroy(ref);
     acr_plan_destroy(plan);
@@ -288,7 +288,7 @@ static void the_mask_is_named(void **state)
     json_decref(result.records);
 }
 
-/* Two providers in one contest: the best peer is the best of both, each in its own way of calling. */
+/* Two providers in one comparison: the best peer is the best of both, each in its own way of calling. */
 static void providers_meet_in_one_table(void **state)
 {
     (void)state;

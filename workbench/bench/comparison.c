@@ -1,5 +1,5 @@
-/* Ours against peers, see contest.h. */
-#include "contest.h"
+/* Ours against peers, see comparison.h. */
+#include "comparison.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,20 +16,20 @@
 #include "timer.h"
 
 /* How one comparison came out: of ours, as the candidate, with something else. */
-typedef struct encounter {
+typedef struct pair {
     stats_summary ours, theirs;
     stats_comparison comparison;
     int discarded;
-} encounter;
+} pair;
 
-/* A provider in this contest. */
+/* A provider in this comparison. */
 typedef struct bench_of_peers {
     const peer_provider *provider;
     char none[PEER_TEXT_BYTES]; /* why none of its peers takes part; "" otherwise */
 } bench_of_peers;
 
-typedef struct contestant {
-    const struct contest *contest;
+typedef struct entrant {
+    const struct comparison *comparison;
     const char *name;
     const acr__kernel *kernel; /* of ours; NULL = a peer */
     /* A peer's, and its number there. Of ours: who makes the calls in call mode, the same as its rival's. */
@@ -40,22 +40,22 @@ typedef struct contestant {
     int32_t next_set;    /* a peer's next inputs, while its provider enqueues */
     bool out;            /* takes no part, because of: */
     char text[PEER_TEXT_BYTES];
-    verdict verdict;     /* of what the timed launches wrote */
-    encounter encounter; /* a peer's with the first of ours; that of ours with the best peer, or with itself */
-} contestant;
+    verdict verdict; /* of what the timed launches wrote */
+    pair pair;       /* a peer's with the first of ours; that of ours with the best peer, or with itself */
+} entrant;
 
-typedef struct contest {
-    const contest_request *request;
+typedef struct comparison {
+    const comparison_request *request;
     acr__backend_device *device;
     watch watched;
     int sets; /* of a peer's inputs */
-    bench_of_peers providers[CONTEST_PROVIDERS_MAX];
-    contestant *ours, *peers;
+    bench_of_peers providers[COMPARISON_PROVIDERS_MAX];
+    entrant *ours, *peers;
     int ours_count, peer_count;
-    encounter control; /* the first of ours with itself */
+    pair control; /* the first of ours with itself */
     double noise_floor;
-    const contestant *best, *standard; /* peers: the fastest, and what the library takes by itself; NULL = none */
-} contest;
+    const entrant *best, *standard; /* peers: the fastest, and what the library takes by itself; NULL = none */
+} comparison;
 
 /* ---- Taking part ---- */
 
@@ -67,9 +67,9 @@ static int32_t enqueue_ours(void *arg, void *stream)
 /* An acr__enqueue: one call of a peer whose provider enqueues. */
 static acr_status enqueue_peer(void *arg, void *stream)
 {
-    contestant *c = arg;
+    entrant *c = arg;
     const int32_t set = c->next_set;
-    c->next_set = (set + 1) % c->contest->sets;
+    c->next_set = (set + 1) % c->comparison->sets;
     c->text[0] = '\0';
     if (c->provider->enqueue(c->peer, set, stream, c->text) != 0) {
         return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
@@ -80,14 +80,14 @@ static acr_status enqueue_peer(void *arg, void *stream)
 /* Call modes: by the provider's own loop, in its own language, or by ours where it has none. */
 static acr_status sample_calls(void *arg, int count, double *seconds)
 {
-    contestant *c = arg;
-    const int calls = mode_calls(c->contest->request->mode);
+    entrant *c = arg;
+    const int calls = mode_calls(c->comparison->request->mode);
     for (int i = 0; i < count; ++i) {
         acr_status status = ACR_OK;
         char text[PEER_TEXT_BYTES] = "";
         if (!c->provider->call) {
-            status = c->kernel ? timer_calls(c->contest->device, timed_kernel_enqueue, c->timed, calls, &seconds[i])
-                               : timer_calls(c->contest->device, enqueue_peer, c, calls, &seconds[i]);
+            status = c->kernel ? timer_calls(c->comparison->device, timed_kernel_enqueue, c->timed, calls, &seconds[i])
+                               : timer_calls(c->comparison->device, enqueue_peer, c, calls, &seconds[i]);
         } else if (c->provider->call(c->kernel ? PEER_OURS : c->peer, calls, enqueue_ours, c->timed, &seconds[i],
                                      text) != 0) {
             status = acr__fail(ACR_UNSUPPORTED, "%s", text);
@@ -101,19 +101,19 @@ static acr_status sample_calls(void *arg, int count, double *seconds)
 
 static acr_status sample_peer(void *arg, int count, double *seconds)
 {
-    contestant *c = arg;
-    const acr__backend *backend = c->contest->device->backend;
-    if (mode_is_call(c->contest->request->mode)) {
+    entrant *c = arg;
+    const acr__backend *backend = c->comparison->device->backend;
+    if (mode_is_call(c->comparison->request->mode)) {
         return sample_calls(c, count, seconds);
     }
-    return c->contest->request->mode == MODE_COLD ? backend->graph_time_cold(c->graph, count, seconds)
-                                                  : backend->graph_time(c->graph, count, seconds);
+    return c->comparison->request->mode == MODE_COLD ? backend->graph_time_cold(c->graph, count, seconds)
+                                                     : backend->graph_time(c->graph, count, seconds);
 }
 
 static acr_status record_peer(acr__graph **out, void *arg, int launches)
 {
-    contestant *c = arg;
-    acr__backend_device *device = c->contest->device;
+    entrant *c = arg;
+    acr__backend_device *device = c->comparison->device;
     void *graph = NULL;
     if (!c->provider->capture) {
         c->next_set = 0;
@@ -127,13 +127,13 @@ static acr_status record_peer(acr__graph **out, void *arg, int launches)
 }
 
 /* Readies a peer for its samples. */
-static acr_status ready_peer(contestant *c)
+static acr_status ready_peer(entrant *c)
 {
     double seconds;
-    switch (c->contest->request->mode) {
+    switch (c->comparison->request->mode) {
     case MODE_STREAM:
     case MODE_ROTATING:
-        return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->contest->sets);
+        return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->comparison->sets);
     case MODE_COLD: {
         acr_status status = record_peer(&c->graph, c, 1);
         return status == ACR_OK ? sample_peer(c, 1, &seconds) : status;
@@ -144,11 +144,11 @@ static acr_status ready_peer(contestant *c)
 }
 
 /* The gate, then one of ours is ready; one that fails is counted and said. */
-static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_counts *counts)
+static acr_status admit_kernel(comparison *t, const acr__kernel *kernel, comparison_counts *counts)
 {
-    const contest_request *r = t->request;
-    contestant *c = &t->ours[t->ours_count];
-    *c = (contestant){.contest = t, .name = kernel->name, .kernel = kernel, .provider = r->providers[0]};
+    const comparison_request *r = t->request;
+    entrant *c = &t->ours[t->ours_count];
+    *c = (entrant){.comparison = t, .name = kernel->name, .kernel = kernel, .provider = r->providers[0]};
     acr_status status = conformance_check(&c->verdict, r->ctx, kernel, r->problem, r->ref);
     if (status != ACR_OK) {
         return status;
@@ -158,7 +158,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
         fprintf(stderr, "FAIL %s: %s\n", kernel->name, c->verdict.failure);
         return ACR_OK;
     }
-    ++t->ours_count; /* from here on contest_close frees it */
+    ++t->ours_count; /* from here on comparison_close frees it */
     const timed_kernel_request wanted = {
         .ctx = r->ctx,
         .kernel = kernel,
@@ -173,7 +173,7 @@ static acr_status admit_kernel(contest *t, const acr__kernel *kernel, contest_co
     return timed_kernel_create(&c->timed, &wanted);
 }
 
-static acr_status admit_ours(contest *t, contest_counts *counts)
+static acr_status admit_ours(comparison *t, comparison_counts *counts)
 {
     const kernel_patterns planned = {{t->request->planned}, 1};
     const kernel_patterns *patterns = t->request->patterns->count > 0 ? t->request->patterns : &planned;
@@ -227,7 +227,7 @@ static int32_t mask_of(const acr_problem *p)
     return p->mask == ACR_MASK_CAUSAL && p->q_len != p->kv_len ? PEER_MASK_BOTTOM_RIGHT : PEER_MASK_TOP_LEFT;
 }
 
-static acr_status begin_peers(const contest *t, const peer_provider *provider)
+static acr_status begin_peers(const comparison *t, const peer_provider *provider)
 {
     const acr_problem *p = &t->request->ref->problem; /* whose scale is set */
     const acr_problem *laid_out = t->request->problem;
@@ -257,14 +257,14 @@ static acr_status begin_peers(const contest *t, const peer_provider *provider)
     return provider->begin(&problem, text) == 0 ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "%s", text);
 }
 
-static void leave_out(contestant *c, const char *reason)
+static void leave_out(entrant *c, const char *reason)
 {
     c->out = true;
     snprintf(c->text, sizeof c->text, "%s", reason);
 }
 
-/* A peer that cannot is left out with its reason; only a lost device ends the contest. */
-static acr_status admit_from(contest *t, bench_of_peers *from)
+/* A peer that cannot is left out with its reason; only a lost device ends the comparison. */
+static acr_status admit_from(comparison *t, bench_of_peers *from)
 {
     const peer_provider *provider = from->provider;
     if (begin_peers(t, provider) != ACR_OK) {
@@ -272,8 +272,8 @@ static acr_status admit_from(contest *t, bench_of_peers *from)
         return ACR_OK;
     }
     for (int32_t i = 0; i < provider->count && t->peer_count < PEERS_MAX; ++i) {
-        contestant *c = &t->peers[t->peer_count++];
-        *c = (contestant){.contest = t, .name = provider->names[i], .provider = provider, .peer = i};
+        entrant *c = &t->peers[t->peer_count++];
+        *c = (entrant){.comparison = t, .name = provider->names[i], .provider = provider, .peer = i};
         acr_status status = ready_peer(c);
         if (status == ACR_DEVICE_FAULT) {
             return status;
@@ -285,7 +285,7 @@ static acr_status admit_from(contest *t, bench_of_peers *from)
     return ACR_OK;
 }
 
-static acr_status admit_peers(contest *t)
+static acr_status admit_peers(comparison *t)
 {
     acr_status status = ACR_OK;
     for (int i = 0; i < t->request->provider_count && status == ACR_OK; ++i) {
@@ -296,12 +296,12 @@ static acr_status admit_peers(contest *t)
 
 /* ---- Timing ---- */
 
-static interleave_side side_of(contestant *c)
+static interleave_side side_of(entrant *c)
 {
     return c->kernel ? (interleave_side){timed_kernel_sample, c->timed} : (interleave_side){sample_peer, c};
 }
 
-static acr_status meet(encounter *out, contest *t, contestant *theirs, contestant *ours, double noise_floor)
+static acr_status meet(pair *out, comparison *t, entrant *theirs, entrant *ours, double noise_floor)
 {
     ours->provider = theirs->provider; /* so that both are called in the same way */
     const interleave_side baseline = side_of(theirs), candidate = side_of(ours);
@@ -322,10 +322,10 @@ static acr_status meet(encounter *out, contest *t, contestant *theirs, contestan
     if (theirs == ours) { /* the control makes the floor that it is then held to */
         t->noise_floor = noise_floor = stats_noise_floor(r.views, blocks);
     }
-    *out = (encounter){.ours = stats_summarise(r.candidate_us, samples),
-                       .theirs = stats_summarise(r.baseline_us, samples),
-                       .comparison = stats_compare(r.views, blocks, noise_floor),
-                       .discarded = r.discarded};
+    *out = (pair){.ours = stats_summarise(r.candidate_us, samples),
+                  .theirs = stats_summarise(r.baseline_us, samples),
+                  .comparison = stats_compare(r.views, blocks, noise_floor),
+                  .discarded = r.discarded};
     interleave_free(&r);
     return ACR_OK;
 }
@@ -338,9 +338,9 @@ static bool is_nonsense(const verdict *v)
     return !(v->err_rms <= FAR_BEYOND * v->tol_rms);
 }
 
-static acr_status judge_peer(contestant *c)
+static acr_status judge_peer(entrant *c)
 {
-    const contest_request *r = c->contest->request;
+    const comparison_request *r = c->comparison->request;
     const acr_problem *p = r->problem;
     size_t bytes = (size_t)(p->batch * p->q_heads * p->q_len * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
     char text[PEER_TEXT_BYTES] = "";
@@ -361,14 +361,14 @@ static acr_status judge_peer(contestant *c)
 }
 
 /* The first of ours meets every peer; the best and the standard one are known afterwards. */
-static acr_status meet_peers(contest *t)
+static acr_status meet_peers(comparison *t)
 {
     for (int i = 0; i < t->peer_count; ++i) {
-        contestant *peer = &t->peers[i];
+        entrant *peer = &t->peers[i];
         if (peer->out) {
             continue;
         }
-        acr_status status = meet(&peer->encounter, t, peer, &t->ours[0], t->noise_floor);
+        acr_status status = meet(&peer->pair, t, peer, &t->ours[0], t->noise_floor);
         if (status == ACR_OK) {
             status = judge_peer(peer);
         }
@@ -378,7 +378,7 @@ static acr_status meet_peers(contest *t)
         if (peer->out) {
             continue;
         }
-        if (!t->best || peer->encounter.theirs.p50 < t->best->encounter.theirs.p50) {
+        if (!t->best || peer->pair.theirs.p50 < t->best->pair.theirs.p50) {
             t->best = peer;
         }
         size_t length = strlen(peer->name);
@@ -390,17 +390,17 @@ static acr_status meet_peers(contest *t)
     return ACR_OK;
 }
 
-/* Each of ours gets its encounter with the best peer, or without one with itself, and its verdict. */
-static acr_status meet_best(contest *t)
+/* Each of ours gets its pair with the best peer, or without one with itself, and its verdict. */
+static acr_status meet_best(comparison *t)
 {
     acr_status status = ACR_OK;
     for (int i = 0; i < t->ours_count && status == ACR_OK; ++i) {
-        contestant *c = &t->ours[i];
+        entrant *c = &t->ours[i];
         if (i == 0) {
-            c->encounter = t->best ? t->best->encounter : t->control;
+            c->pair = t->best ? t->best->pair : t->control;
         } else {
-            contestant *rival = t->best ? &t->peers[t->best - t->peers] : &t->ours[0];
-            status = meet(&c->encounter, t, rival, c, t->noise_floor);
+            entrant *rival = t->best ? &t->peers[t->best - t->peers] : &t->ours[0];
+            status = meet(&c->pair, t, rival, c, t->noise_floor);
         }
         if (status == ACR_OK) {
             status = timed_kernel_judge(c->timed, &c->verdict);
@@ -409,7 +409,7 @@ static acr_status meet_best(contest *t)
     return status;
 }
 
-static acr_status measure(contest *t)
+static acr_status measure(comparison *t)
 {
     acr_status status = meet(&t->control, t, &t->ours[0], &t->ours[0], 0);
     if (status == ACR_OK) {
@@ -420,7 +420,7 @@ static acr_status measure(contest *t)
 
 /* ---- Output ---- */
 
-const char *contest_tier(double ratio_low, double noise_floor)
+const char *comparison_tier(double ratio_low, double noise_floor)
 {
     static const struct {
         double from;
@@ -434,14 +434,14 @@ const char *contest_tier(double ratio_low, double noise_floor)
     return ratio_low >= 1 / (1 + noise_floor) ? "C" : "-";
 }
 
-static const char *tier_of(const contest *t, const encounter *e)
+static const char *tier_of(const comparison *t, const pair *e)
 {
-    return contest_tier(e->comparison.ci95.low, t->noise_floor);
+    return comparison_tier(e->comparison.ci95.low, t->noise_floor);
 }
 
-static void print_header(const contest *t)
+static void print_header(const comparison *t)
 {
-    const contest_request *r = t->request;
+    const comparison_request *r = t->request;
     char floor_us[24];
     printf("%s on %s, %s mode%s; peers:", r->text, t->device->device.name, mode_name(r->mode),
            r->overlap ? ", ours overlapping" : "");
@@ -458,27 +458,27 @@ static void print_header(const contest *t)
            r->problem->q_len == 1 ? "GB/s" : "TFLOP/s", "ratio", "95 % interval", "verdict", "max err");
 }
 
-static void print_row(const contest *t, const contestant *c, const stats_summary *s, bool compared)
+static void print_row(const comparison *t, const entrant *c, const stats_summary *s, bool compared)
 {
     const demand *d = t->request->demand;
     char p50[24], p90[24], p99[24], ratio[16] = "", interval[48] = "";
     if (compared) {
-        const stats_comparison *k = &c->encounter.comparison;
+        const stats_comparison *k = &c->pair.comparison;
         snprintf(ratio, sizeof ratio, "%.3f", k->speedup);
         snprintf(interval, sizeof interval, "%.3f - %.3f", k->ci95.low, k->ci95.high);
     }
     printf("%c %-44s %9s %9s %9s %5zu %8.4g %7s %15s %-9s %8.2g%s\n", c == t->best ? '*' : ' ', c->name,
            us_text(p50, s->p50), us_text(p90, s->p90), us_text(p99, s->p99), s->count,
            t->request->problem->q_len == 1 ? d->bytes / s->p50 / 1e3 : d->flops / s->p50 / 1e6, ratio, interval,
-           compared ? stats_verdict_text(c->encounter.comparison.verdict) : "", c->verdict.err_max,
+           compared ? stats_verdict_text(c->pair.comparison.verdict) : "", c->verdict.err_max,
            c->verdict.pass ? "" : " beyond tolerance");
 }
 
-static void print_summary(const contest *t)
+static void print_summary(const comparison *t)
 {
     int discarded = t->control.discarded;
     for (int i = 0; i < t->peer_count; ++i) {
-        discarded += t->peers[i].encounter.discarded;
+        discarded += t->peers[i].pair.discarded;
         if (t->peers[i].out) {
             printf("  %-44s takes no part: %s\n", t->peers[i].name, t->peers[i].text);
         } else if (*t->peers[i].text) {
@@ -493,11 +493,11 @@ static void print_summary(const contest *t)
     printf("ratio: how many times as fast ours is as the peer; of ours, as the best peer (*). %d blocks discarded\n",
            discarded);
     if (t->best && !t->ours[0].out) {
-        printf("%s is %.2f times as fast as %s, tier %s", t->ours[0].name, t->best->encounter.comparison.speedup,
-               t->best->name, tier_of(t, &t->best->encounter));
+        printf("%s is %.2f times as fast as %s, tier %s", t->ours[0].name, t->best->pair.comparison.speedup,
+               t->best->name, tier_of(t, &t->best->pair));
         if (t->standard) {
-            printf("; %.2f times as fast as %s, tier %s", t->standard->encounter.comparison.speedup, t->standard->name,
-                   tier_of(t, &t->standard->encounter));
+            printf("; %.2f times as fast as %s, tier %s", t->standard->pair.comparison.speedup, t->standard->name,
+                   tier_of(t, &t->standard->pair));
         }
         printf("\n");
     }
@@ -505,27 +505,27 @@ static void print_summary(const contest *t)
     fflush(stdout);
 }
 
-static void print_table(const contest *t)
+static void print_table(const comparison *t)
 {
     print_header(t);
     for (int i = 0; i < t->ours_count; ++i) {
-        const contestant *c = &t->ours[i];
+        const entrant *c = &t->ours[i];
         if (!c->out) {
-            print_row(t, c, &c->encounter.ours, t->best != NULL);
+            print_row(t, c, &c->pair.ours, t->best != NULL);
         }
     }
     for (int i = 0; i < t->peer_count; ++i) {
-        const contestant *c = &t->peers[i];
+        const entrant *c = &t->peers[i];
         if (!c->out) {
-            print_row(t, c, &c->encounter.theirs, !t->ours[0].out);
+            print_row(t, c, &c->pair.theirs, !t->ours[0].out);
         }
     }
     print_summary(t);
 }
 
-static json_t *record_of(const contest *t, const contestant *c)
+static json_t *record_of(const comparison *t, const entrant *c)
 {
-    const contest_request *r = t->request;
+    const comparison_request *r = t->request;
     const bench_conditions conditions = {
         .device = &t->device->device,
         .problem = r->text,
@@ -537,17 +537,17 @@ static json_t *record_of(const contest *t, const contestant *c)
         .watched = &t->watched,
     };
     const bench_series series = {
-        .stats = c->kernel ? &c->encounter.ours : &c->encounter.theirs,
+        .stats = c->kernel ? &c->pair.ours : &c->pair.theirs,
         .launches = c->kernel  ? timed_kernel_launches(c->timed)
                     : c->graph ? c->graph->launches
                                : mode_calls(r->mode),
         .sets = t->sets,
-        .discarded = c->encounter.discarded,
+        .discarded = c->pair.discarded,
         .overlap = c->kernel && r->overlap,
         .err_max = c->verdict.err_max,
     };
     json_t *json = bench_record(&conditions, &series);
-    json_object_set_new(json, "blocks", json_integer((json_int_t)c->encounter.comparison.blocks));
+    json_object_set_new(json, "blocks", json_integer((json_int_t)c->pair.comparison.blocks));
     return json;
 }
 
@@ -556,7 +556,7 @@ static json_t *interval_json(const stats_interval *interval)
     return json_pack("[o,o]", json_number_or_null(interval->low), json_number_or_null(interval->high));
 }
 
-static json_t *record_of_ours(const contest *t, const contestant *c)
+static json_t *record_of_ours(const comparison *t, const entrant *c)
 {
     json_t *json = record_of(t, c);
     bench_record_kernel(json, c->kernel);
@@ -564,15 +564,15 @@ static json_t *record_of_ours(const contest *t, const contestant *c)
     json_object_set_new(json, "noise_floor", json_real(t->noise_floor));
     json_object_set_new(json, "control", json_string(stats_verdict_text(t->control.comparison.verdict)));
     if (t->best) {
-        const stats_comparison *k = &c->encounter.comparison;
+        const stats_comparison *k = &c->pair.comparison;
         json_object_set_new(json, "best_peer", json_string(t->best->name));
         json_object_set_new(json, "ratio_to_best_peer", json_real(k->speedup));
         json_object_set_new(json, "ratio_ci95", interval_json(&k->ci95));
         json_object_set_new(json, "verdict", json_string(stats_verdict_text(k->verdict)));
-        json_object_set_new(json, "tier", json_string(tier_of(t, &c->encounter)));
+        json_object_set_new(json, "tier", json_string(tier_of(t, &c->pair)));
     }
     if (t->standard && c == &t->ours[0]) {
-        const encounter *e = &t->standard->encounter;
+        const pair *e = &t->standard->pair;
         json_object_set_new(json, "default_peer", json_string(t->standard->name));
         json_object_set_new(json, "ratio_to_default", json_real(e->comparison.speedup));
         json_object_set_new(json, "ratio_to_default_ci95", interval_json(&e->comparison.ci95));
@@ -581,7 +581,7 @@ static json_t *record_of_ours(const contest *t, const contestant *c)
     return json;
 }
 
-static json_t *record_of_peer(const contest *t, const contestant *c)
+static json_t *record_of_peer(const comparison *t, const entrant *c)
 {
     json_t *json = record_of(t, c);
     json_object_set_new(json, "peer", json_string(c->name));
@@ -591,11 +591,11 @@ static json_t *record_of_peer(const contest *t, const contestant *c)
 }
 
 /* Of ours only what is right and possible leaves a record. */
-static void refuse_wrong(contest *t, contest_counts *counts)
+static void refuse_wrong(comparison *t, comparison_counts *counts)
 {
     for (int i = 0; i < t->ours_count; ++i) {
-        contestant *c = &t->ours[i];
-        bool below_floor = c->encounter.ours.p50 < 0.9e6 * mode_floor_s(t->request->mode, t->request->floor);
+        entrant *c = &t->ours[i];
+        bool below_floor = c->pair.ours.p50 < 0.9e6 * mode_floor_s(t->request->mode, t->request->floor);
         c->out = !c->verdict.pass || below_floor;
         *(c->out ? &counts->refused : &counts->measured) += 1;
         if (c->out) {
@@ -606,7 +606,7 @@ static void refuse_wrong(contest *t, contest_counts *counts)
     }
 }
 
-static void append_records(const contest *t, json_t *records)
+static void append_records(const comparison *t, json_t *records)
 {
     for (int i = 0; i < t->ours_count; ++i) {
         if (!t->ours[i].out) {
@@ -622,7 +622,7 @@ static void append_records(const contest *t, json_t *records)
 
 /* ---- The whole ---- */
 
-static void contest_close(contest *t)
+static void comparison_close(comparison *t)
 {
     for (int i = 0; i < t->ours_count; ++i) {
         timed_kernel_destroy(t->ours[i].timed);
@@ -638,7 +638,7 @@ static void contest_close(contest *t)
     free(t->peers);
 }
 
-static acr_status hold(contest *t, json_t *records, contest_counts *counts)
+static acr_status hold(comparison *t, json_t *records, comparison_counts *counts)
 {
     acr_status status = admit_ours(t, counts);
     if (status != ACR_OK || t->ours_count == 0) {
@@ -660,21 +660,21 @@ static acr_status hold(contest *t, json_t *records, contest_counts *counts)
     return ACR_OK;
 }
 
-acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts)
+acr_status comparison_run(const comparison_request *request, json_t *records, comparison_counts *counts)
 {
-    contest t = {.request = request, .device = acr__ctx_backend_device(request->ctx)};
+    comparison t = {.request = request, .device = acr__ctx_backend_device(request->ctx)};
     t.ours = calloc(kernel_total(), sizeof *t.ours);
     t.peers = calloc(PEERS_MAX, sizeof *t.peers);
     if (!t.ours || !t.peers) {
         free(t.ours);
         free(t.peers);
-        return acr__fail(ACR_NO_MEMORY, "no memory for the contestants");
+        return acr__fail(ACR_NO_MEMORY, "no memory for the entrants");
     }
     watch_open(&t.watched, &t.device->device, request->ordinal);
     for (int i = 0; i < request->provider_count; ++i) {
         t.providers[i].provider = request->providers[i];
     }
     acr_status status = hold(&t, records, counts);
-    contest_close(&t);
+    comparison_close(&t);
     return status;
 }

@@ -1,7 +1,7 @@
 /* Ours against peers: one problem, every kernel wanted and every peer that can run it, timed interleaved in one process
  * and one context, judged by docs/internals/statistics.md. Peers come from one or several providers. */
-#ifndef WORKBENCH_CONTEST_H
-#define WORKBENCH_CONTEST_H
+#ifndef WORKBENCH_COMPARISON_H
+#define WORKBENCH_COMPARISON_H
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -13,10 +13,10 @@
 #include "mode.h"
 
 enum {
-    CONTEST_PROVIDERS_MAX = 2
+    COMPARISON_PROVIDERS_MAX = 2
 };
 
-typedef struct contest_request {
+typedef struct comparison_request {
     acr_ctx *ctx;
     int32_t ordinal; /* of the device */
     const acr_problem *problem;
@@ -27,26 +27,26 @@ typedef struct contest_request {
     const kernel_patterns *patterns; /* which of our kernels; none = the planner's */
     const char *planned;             /* the planner's, "" = none */
     const peer_provider *const *providers;
-    int provider_count; /* 1..CONTEST_PROVIDERS_MAX */
+    int provider_count; /* 1..COMPARISON_PROVIDERS_MAX */
     bench_mode mode;
     double empty_us; /* cold mode: what no launch at all takes */
     bool overlap;    /* ours may overlap their predecessors */
     int blocks;
     uint64_t seed;
     bool quiet; /* no table */
-} contest_request;
+} comparison_request;
 
-typedef struct contest_counts {
+typedef struct comparison_counts {
     int measured, refused; /* of our kernels */
-} contest_counts;
+} comparison_counts;
 
-/* Measures, prints the table, appends one record for each contestant. A kernel that fails a gate is refused: said on
+/* Measures, prints the table, appends one record for each entrant. A kernel that fails a gate is refused: said on
  * stderr and counted. A peer that cannot take part is named with its reason. Errors: ACR_NO_MEMORY, ACR_DEVICE_FAULT
  * and others that leave no measurement. */
-acr_status contest_run(const contest_request *request, json_t *records, contest_counts *counts);
+acr_status comparison_run(const comparison_request *request, json_t *records, comparison_counts *counts);
 
 /* What a ratio is worth in the project's own scale, judged by the lower end of its interval: "A+" 13 times as fast, "A"
  * 5, "B+" 3, "B" 2, "C" parity, which the noise floor allows to be a little below 1; else "-". */
-const char *contest_tier(double ratio_low, double noise_floor);
+const char *comparison_tier(double ratio_low, double noise_floor);
 
 #endif
