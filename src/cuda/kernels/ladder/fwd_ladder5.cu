@@ -236,10 +236,10 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    static const acr__fwd_rates rates = {
+    const acr__fwd_rates rates = {
         .q_tile = Q_TILE,
         .kv_tile = KV_TILE,
-        .mma_flop_per_cycle = 1020.0,
+        .mma_flop_per_cycle = 1020.0 * acr__mma_share(device),
         .exp_per_cycle = 16.0,
         .step_cycles = 1960.0,
         .cta_cycles = 3500.0,

@@ -1,0 +1,50 @@
+/* Estimates against physics: on every GPU of the table no kernel is estimated below the floor that the roofline gives,
+ * and no rung of the teaching ladder quicker than the kernel that the planner takes. */
+#include "machine/gpus.h"
+#include "machine/roofline.h"
+#include "support.h"
+
+static const char *const problems[] = {"b2:h8:s512:d64",           "b4:h16:s2048:d64:causal", "b1:h16:s16384:d128",
+                                       "b2:h16:s4096:d128:causal", "b16:h16:s2048:d64",       "b8:h32/8:s1/8192:d128"};
+
+static void check_problem(const gpu_model *gpu, const char *text)
+{
+    const acr_problem p = canonical_of(text);
+    const acr__kernel *chosen = acr__choose(&p, &gpu->device);
+    if (!chosen)
+        return;
+    machine m;
+    machine_of_gpu(&m, &gpu->device);
+    const demand d = demand_of(&p, NULL);
+    floor_times f;
+    floor_of(&f, &m, &p, &d);
+    const double chosen_s = chosen->cost(&p, &gpu->device);
+    for (size_t i = 0; i < acr__kernel_count; i++) {
+        const acr__kernel *kernel = acr__kernels[i];
+        if (acr__why_not(kernel, &p, &gpu->device))
+            continue;
+        const double cost_s = kernel->cost(&p, &gpu->device);
+        if (cost_s < 0.99 * f.multiply_add_s)
+            fail_msg("%s, %s: %s is estimated to take %.2f us, the floor is %.2f us", gpu->name, text, kernel->name,
+                     1e6 * cost_s, 1e6 * f.multiply_add_s);
+        if (kernel->traits & ACR__TRAIT_NEVER_PLANNED && cost_s < chosen_s)
+            fail_msg("%s, %s: %s is estimated to take %.2f us, the planner's %s %.2f us", gpu->name, text, kernel->name,
+                     1e6 * cost_s, chosen->name, 1e6 * chosen_s);
+    }
+}
+
+static void no_estimate_is_below_physics(void **state)
+{
+    (void)state;
+    for (size_t g = 0; g < gpu_model_count; g++)
+        for (size_t i = 0; i < COUNT_OF(problems); i++)
+            check_problem(&gpu_models[g], problems[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_estimate_is_below_physics),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
