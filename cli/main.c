@@ -8,7 +8,9 @@
 #include "build_info.h"
 #include "commands/commands.h"
 #include "search/commands/commands.h"
+#include "report/report_data.h"
 #include "search/gates.h"
+#include "search/summary.h"
 #include "search/variant.h"
 
 typedef struct command {
@@ -113,6 +115,7 @@ int main(int argc, char **argv)
         return exit_code;
     }
     variants_made_by(&search_variant_maker);
+    report_use_summaries(summary_of_file);
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

@@ -203,13 +203,20 @@ static int compare_findings(const finding *a, const finding *b)
                                   : 0;
 }
 
+/* Whether what was confirmed is more than the machine's own unrest: the whole interval beyond the noise floor of the
+ * run, and the incumbent the same as itself in every slice. Only that is claimed. */
+static bool is_claim(const summary *s, const finding *f)
+{
+    return f->trial && s->control_same && f->low > 1.0 + s->noise_floor;
+}
+
 static void conclude_of_times(const summary *s, const definition *d, const char *path, char *out, size_t capacity)
 {
     const arm_summary *search = &s->arms[ARM_SEARCH], *control = &s->arms[ARM_CONTROL];
     const finding *won = &search->confirmed;
     if (!is_finished(s)) {
         char so_far[400] = "nothing is claimed yet.";
-        if (won->trial) {
+        if (is_claim(s, won)) {
             snprintf(
                 so_far, sizeof so_far,
                 "so far %s (trial %lld) is confirmed as %.3f times as fast as the incumbent %s, 95 %% interval %.3f "
@@ -223,7 +230,14 @@ static void conclude_of_times(const summary *s, const definition *d, const char 
         return;
     }
     int length = 0;
-    if (won->trial) {
+    if (won->trial && !is_claim(s, won)) {
+        length = snprintf(out, capacity,
+                          "No claim: %s (trial %lld) came out as %.3f times as fast in a fresh process, 95 %% interval "
+                          "%.3f to %.3f, but the noise floor is %.1f %% and the incumbent against itself was %s. The "
+                          "incumbent %s stands until a quiet machine says otherwise.",
+                          won->kernel, (long long)won->trial, won->speedup, won->low, won->high, 100.0 * s->noise_floor,
+                          s->control_same ? "SAME" : "not SAME in every slice", d->incumbent_kernel);
+    } else if (won->trial) {
         length = snprintf(out, capacity,
                           "%s (trial %lld) is %.3f times as fast as the incumbent %s, 95 %% interval %.3f to %.3f, "
                           "confirmed in a fresh process with fresh seeds.",
@@ -311,15 +325,16 @@ static json_t *alarms(const summary *s, const definition *d)
 
 /* ---- JSON ---- */
 
-static json_t *finding_json(const finding *f)
+static json_t *finding_json(const summary *s, const finding *f)
 {
-    return f->trial ? json_pack("{s:I, s:s, s:s, s:s, s:s, s:f, s:o, s:o}", "trial", (json_int_t)f->trial, "kernel",
-                                f->kernel, "family", f->family, "arch", f->arch, "parameters", f->parameters, "speedup",
-                                f->speedup, "low", json_number_or_null(f->low), "high", json_number_or_null(f->high))
+    return f->trial ? json_pack("{s:I, s:s, s:s, s:s, s:s, s:f, s:o, s:o, s:b}", "trial", (json_int_t)f->trial,
+                                "kernel", f->kernel, "family", f->family, "arch", f->arch, "parameters", f->parameters,
+                                "speedup", f->speedup, "low", json_number_or_null(f->low), "high",
+                                json_number_or_null(f->high), "beyond_noise", (int)is_claim(s, f))
                     : json_null();
 }
 
-static json_t *arm_json(const arm_summary *a)
+static json_t *arm_json(const summary *s, const arm_summary *a)
 {
     json_t *curve = json_array(), *cells = json_array();
     for (int i = 0; i < a->curve_count; ++i) {
@@ -333,8 +348,8 @@ static json_t *arm_json(const arm_summary *a)
     }
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "proposed", (json_int_t)a->proposed, "distinct",
                      (json_int_t)a->distinct, "valid", (json_int_t)a->valid, "improved", (json_int_t)a->improved,
-                     "in_flight", (json_int_t)a->in_flight, "fastest", finding_json(&a->fastest), "confirmed",
-                     finding_json(&a->confirmed), "best_after_distinct_trials", curve, "cells", cells);
+                     "in_flight", (json_int_t)a->in_flight, "fastest", finding_json(s, &a->fastest), "confirmed",
+                     finding_json(s, &a->confirmed), "best_after_distinct_trials", curve, "cells", cells);
 }
 
 static json_t *to_json(const summary *s, const definition *d, const char *path)
@@ -347,8 +362,8 @@ static json_t *to_json(const summary *s, const definition *d, const char *path)
     }
     return json_pack("{s:o, s:b, s:s, s:f, s:b, s:o, s:o, s:o, s:o, s:O}", "run", definition_json(d), "finished",
                      (int)is_finished(s), "conclusion", conclusion, "noise_floor", s->noise_floor, "control_is_same",
-                     (int)s->control_same, "search", arm_json(&s->arms[ARM_SEARCH]), "control",
-                     arm_json(&s->arms[ARM_CONTROL]), "outcomes", outcomes, "alarms", alarms(s, d), "slices",
+                     (int)s->control_same, "search", arm_json(s, &s->arms[ARM_SEARCH]), "control",
+                     arm_json(s, &s->arms[ARM_CONTROL]), "outcomes", outcomes, "alarms", alarms(s, d), "slices",
                      s->slice_list);
 }
 
@@ -370,20 +385,20 @@ acr_status summary_json(json_t **out, store *s, const definition *d, const char 
 
 /* ---- Text ---- */
 
-static void finding_text(char out[64], const finding *f)
+static void finding_text(char out[96], const finding *f, const char *more)
 {
     if (f->trial) {
-        snprintf(out, 64, "%.3f [%.3f, %.3f] t%lld", f->speedup, f->low, f->high, (long long)f->trial);
+        snprintf(out, 96, "%.3f [%.3f, %.3f] t%lld%s", f->speedup, f->low, f->high, (long long)f->trial, more);
     } else {
-        snprintf(out, 64, "none");
+        snprintf(out, 96, "none");
     }
 }
 
-static void print_arm(FILE *out, const char *name, const arm_summary *a)
+static void print_arm(FILE *out, const summary *s, const char *name, const arm_summary *a)
 {
-    char fastest[64], confirmed[64];
-    finding_text(fastest, &a->fastest);
-    finding_text(confirmed, &a->confirmed);
+    char fastest[96], confirmed[96];
+    finding_text(fastest, &a->fastest, "");
+    finding_text(confirmed, &a->confirmed, is_claim(s, &a->confirmed) ? "" : ", within the noise");
     fprintf(out, "  %-8s %8lld %8lld %6lld %8lld   %-30s %s\n", name, (long long)a->proposed, (long long)a->distinct,
             (long long)a->valid, (long long)a->improved, fastest, confirmed);
 }
@@ -466,8 +481,8 @@ acr_status summary_print(FILE *out, store *s, const definition *d, const char *p
     acr_status status = gather(found, s, d);
     if (status == ACR_OK) {
         print_head(out, found, d, path);
-        print_arm(out, "search", &found->arms[ARM_SEARCH]);
-        print_arm(out, "control", &found->arms[ARM_CONTROL]);
+        print_arm(out, found, "search", &found->arms[ARM_SEARCH]);
+        print_arm(out, found, "control", &found->arms[ARM_CONTROL]);
         fputc('\n', out);
         print_curves(out, found);
         print_cells(out, &found->arms[ARM_SEARCH]);
@@ -475,5 +490,26 @@ acr_status summary_print(FILE *out, store *s, const definition *d, const char *p
     }
     json_decref(found->slice_list);
     free(found);
+    return status;
+}
+
+acr_status summary_of_file(json_t **out, const char *path)
+{
+    store *s = NULL;
+    json_t *run = NULL;
+    definition d = {.problem_count = 0};
+    acr_status status = store_open(&s, path, STORE_READ);
+    if (status == ACR_OK) {
+        status = store_run(s, &run);
+    }
+    if (status == ACR_OK) {
+        status = definition_read(&d, run);
+    }
+    if (status == ACR_OK) {
+        status = summary_json(out, s, &d, path);
+    }
+    json_decref(run);
+    definition_free(&d);
+    store_close(s);
     return status;
 }

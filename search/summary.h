@@ -12,6 +12,9 @@
 /* As JSON; the caller decrefs. Errors: those of the store; ACR_NO_MEMORY. */
 acr_status summary_json(json_t **out, store *s, const definition *d, const char *path);
 
+/* The same of a file. Errors: those of store_open, too. */
+acr_status summary_of_file(json_t **out, const char *path);
+
 /* The same as text. */
 acr_status summary_print(FILE *out, store *s, const definition *d, const char *path);
 

@@ -10,6 +10,7 @@ PTX machine executes the candidates.
 """
 import argparse
 import contextlib
+import html
 import http.server
 import json
 import os
@@ -274,6 +275,12 @@ def test_trials(context):
     check(incumbents and all(t["original"] == 0 and not t["is_distinct"] for t in incumbents),
           "the incumbent proposed again is a duplicate and costs nothing")
     check("MODEL CLOCK" in context.run("trials", "summary", *store).stdout, "a model's figures are not passed off")
+    if shutil.which("gnuplot"):
+        page = pathlib.Path(context.store("told")).with_suffix(".html")
+        context.run("report", context.store("told"), "-o", page)
+        text = html.unescape(page.read_text())
+        for said in (summary["conclusion"], *summary["alarms"]):
+            check(said in text, f"the report says what the summary says: {said}")
 
 
 class Model(http.server.BaseHTTPRequestHandler):

@@ -19,6 +19,7 @@
 #include "search/proposer.h"
 #include "search/request.h"
 #include "search/store.h"
+#include "search/summary.h"
 #include "search/tree.h"
 
 /* ---- Expressions ---- */
@@ -626,6 +627,84 @@ static void test_store(void **state)
     unlink(path);
 }
 
+/* A store with one confirmed trial, 2.31 times as fast, on a machine with this noise floor. */
+static json_t *summary_of_confirmed(double noise_floor, stats_verdict control_verdict)
+{
+    const char *path = scratch_file("claim");
+    remove_store(path);
+    store *s = NULL;
+    definition d = {.problem_count = 1,
+                    .problems = {{canonical_of("f32:b1:h1:s8:d8"), 1.0}},
+                    .backend = "cpu",
+                    .trials = 1,
+                    .incumbent_kernel = "slow_one"};
+    json_t *environment = json_object(), *found = NULL;
+    int64_t slice = 0;
+    trial_result control, result;
+    assert_ok(candidate_of_family(&d.incumbent, "fwd_simd", "avx2", "DIM=8"));
+    assert_int_equal(store_open(&s, path, STORE_CREATE), ACR_OK);
+    assert_int_equal(store_begin_slice(s, environment, &slice), ACR_OK);
+    trial_result_init(&control);
+    control.status = TRIAL_VALID;
+    control.overall = (stats_comparison){1.0, {0.99, 1.01}, noise_floor, control_verdict, 13};
+    assert_int_equal(store_slice_control(s, slice, 0, &control), ACR_OK);
+    const trial_row row = {.id = 1,
+                           .operation = "seed",
+                           .kernel = "quick_one",
+                           .family = "f",
+                           .arch = "avx2",
+                           .parameters = "A=1",
+                           .cell = "f avx2"};
+    assert_int_equal(store_propose(s, slice, &row, 1), ACR_OK);
+    trial_result_init(&result);
+    result.status = TRIAL_VALID;
+    result.gate = GATE_PERFORMANCE;
+    result.overall = (stats_comparison){2.31, {1.6, 2.9}, noise_floor, STATS_FASTER, 13};
+    const trial_end end = {.id = 1,
+                           .status = "valid",
+                           .detail = "",
+                           .original = -1,
+                           .distinct = true,
+                           .improved = true,
+                           .wall_s = 1.0,
+                           .result = &result};
+    assert_int_equal(store_finish(s, slice, &end), ACR_OK);
+    assert_int_equal(store_confirm(s, slice, 1, 0, &result), ACR_OK);
+    assert_int_equal(store_end_slice(s, slice, "complete"), ACR_OK);
+    assert_ok(summary_json(&found, s, &d, path));
+    json_decref(environment);
+    definition_free(&d);
+    store_close(s);
+    remove_store(path);
+    return found;
+}
+
+/* Only what is beyond the machine's own unrest is claimed. */
+static void test_claims(void **state)
+{
+    (void)state;
+    static const struct {
+        double noise_floor;
+        stats_verdict control;
+        const char *says;
+        bool claimed;
+    } cases[] = {
+        {0.02, STATS_SAME, "quick_one (trial 1) is 2.310 times as fast", true},
+        {0.779, STATS_SAME, "No claim: quick_one (trial 1) came out as 2.310 times as fast", false},
+        {0.02, STATS_SLOWER, "the incumbent against itself was not SAME", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        json_t *found = summary_of_confirmed(cases[i].noise_floor, cases[i].control);
+        const char *conclusion = json_string_value(json_object_get(found, "conclusion"));
+        if (!strstr(conclusion, cases[i].says)) {
+            fail_msg("%s", conclusion);
+        }
+        const json_t *won = json_object_get(json_object_get(found, "search"), "confirmed");
+        assert_int_equal(json_is_true(json_object_get(won, "beyond_noise")), cases[i].claimed);
+        json_decref(found);
+    }
+}
+
 /* ---- External proposers ---- */
 
 static void test_proposer_outcomes(void **state)
@@ -1082,6 +1161,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exhaustion),
         cmocka_unit_test(test_archive),
         cmocka_unit_test(test_store),
+        cmocka_unit_test(test_claims),
         cmocka_unit_test(test_proposer_outcomes),
         cmocka_unit_test(test_no_proposer_survives),
         cmocka_unit_test(test_escape_sequences_are_written_out),

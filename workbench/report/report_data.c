@@ -102,6 +102,13 @@ static acr_status add_records(report_data *data, const char *path, const char *b
     return status;
 }
 
+static report_summarise *summarise_run;
+
+void report_use_summaries(report_summarise *summarise)
+{
+    summarise_run = summarise;
+}
+
 static acr_status add_run(report_data *data, const char *path)
 {
     report_run *longer = realloc(data->runs, (data->run_count + 1) * sizeof *longer);
@@ -115,6 +122,10 @@ static acr_status add_run(report_data *data, const char *path)
     acr_status status = report_read_trials(run, path);
     if (status == ACR_OK) {
         ++data->run_count;
+        if (!summarise_run || summarise_run(&run->summary, path) != ACR_OK) {
+            snprintf(run->unknown, sizeof run->unknown, "%s",
+                     summarise_run ? acr_last_error() : "this program has no search");
+        }
     }
     return status;
 }
@@ -147,6 +158,7 @@ void report_data_free(report_data *data)
     }
     for (size_t i = 0; i < data->run_count; ++i) {
         free(data->runs[i].trials);
+        json_decref(data->runs[i].summary);
     }
     free(data->records);
     free(data->profiles);

@@ -20,7 +20,14 @@ typedef struct report_run {
     char file[256]; /* without its folder */
     report_trial *trials;
     size_t count;
+    json_t *summary;   /* what the run concludes, as `acromion trials summary --json` has it; NULL = */
+    char unknown[256]; /* why not */
 } report_run;
+
+/* Who can tell what a run concludes: the search, which this room does not know. Until it is named no run has a
+ * summary. summarise: *out is the caller's; errors in acr_last_error(). */
+typedef acr_status report_summarise(json_t **out, const char *path);
+void report_use_summaries(report_summarise *summarise);
 
 typedef struct report_data {
     json_t **records; /* measurements, each with its file's name as "file" */

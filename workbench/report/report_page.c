@@ -41,6 +41,7 @@ static const char head[] =
     "th, td { padding: .3rem .75rem; text-align: left; white-space: nowrap; border-top: 1px solid var(--line); }\n"
     "th { background: var(--head); } td.n { font-variant-numeric: tabular-nums; }\n"
     "dd { margin: 0 0 .75rem; }\n"
+    ".alarm { border-left: 4px solid var(--s2); padding-left: .75rem; color: var(--text); }\n"
     ".ours { color: var(--s1); } .peers { color: var(--s2); }\n"
     "</style>\n"
     "</head>\n"
@@ -127,6 +128,46 @@ static void add_diagnoses(report_text *page, const report_data *data)
     text_add(page, "</dl>\n");
 }
 
+/* "1.234 (1.2 to 1.3), kernel", or "none". */
+static void add_finding(report_text *page, const char *arm, const json_t *finding)
+{
+    if (!json_is_object(finding)) {
+        text_add(page, "%s: none", arm);
+        return;
+    }
+    text_add(page, "%s: %.3f (%.3f to %.3f), <code>", arm, record_number(finding, "speedup"),
+             record_number(finding, "low"), record_number(finding, "high"));
+    text_add_escaped(page, record_text(finding, "kernel"));
+    text_add(page, "</code>%s", record_flag(finding, "beyond_noise") ? "" : ", within the noise");
+}
+
+/* What each run concludes, in its own words: the charts below show what was not confirmed, too. */
+static void add_conclusions(report_text *page, const report_data *data)
+{
+    for (size_t i = 0; i < data->run_count; ++i) {
+        const report_run *run = &data->runs[i];
+        text_add(page, "<p><code>");
+        text_add_escaped(page, run->file);
+        text_add(page, "</code>: ");
+        text_add_escaped(page, run->summary ? record_text(run->summary, "conclusion") : run->unknown);
+        text_add(page, "</p>\n");
+        if (!run->summary) {
+            continue;
+        }
+        text_add(page, "<p>Confirmed in a fresh process. ");
+        add_finding(page, "Search", json_object_get(json_object_get(run->summary, "search"), "confirmed"));
+        text_add(page, ". ");
+        add_finding(page, "Random control", json_object_get(json_object_get(run->summary, "control"), "confirmed"));
+        text_add(page, ". Noise floor %.1f&nbsp;%%.</p>\n", 100 * record_number(run->summary, "noise_floor"));
+        const json_t *alarms = json_object_get(run->summary, "alarms");
+        for (size_t k = 0; k < json_array_size(alarms); ++k) {
+            text_add(page, "<p class=\"alarm\"><strong>Alarm</strong>: ");
+            text_add_escaped(page, json_string_value(json_array_get(alarms, k)));
+            text_add(page, "</p>\n");
+        }
+    }
+}
+
 static acr_status add_section(report_text *page, const report_data *data, chart_writer *charts, const struct section *s)
 {
     text_add(page, "<section aria-labelledby=\"%s\">\n<h2 id=\"%s\">%s</h2>\n%s", s->id, s->id, s->title, s->text);
@@ -141,6 +182,7 @@ static acr_status add_section(report_text *page, const report_data *data, chart_
         status = charts_ladder(charts, data);
         add_table(page, data, "ladder");
     } else if (strcmp(s->id, "evolution") == 0) {
+        add_conclusions(page, data);
         status = charts_trials(charts, data);
         add_table(page, data, "trials");
     } else if (strcmp(s->id, "profiles") == 0) {
