@@ -6,6 +6,8 @@
  *      "grid": ["ceil_div(q_len, q_tile)", "q_heads", "batch"], "block": 128, "cluster": 0, "smem_bytes": "0",  cuda
  *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none
  *
+ * Sliding windows are offered only where "when" names window_left or window_right.
+ *
  * Expressions (expression.h) are numbers or texts over the fields of the problem and the device (DESCRIPTOR_FIELDS).
  * Overflow, division by zero and a size outside of its limits are errors. No other key is allowed. The kernel's entry
  * point is KERNEL_NAME, its parameters as kernel.h says. */
@@ -34,6 +36,8 @@ enum {
     X(causal_tl, p->mask == ACR_MASK_CAUSAL_TOP_LEFT)                                                                  \
     X(lse, (p->flags & ACR_WANT_LSE) != 0)                                                                             \
     X(kv_lens, (p->flags & ACR_KV_LENS) != 0)                                                                          \
+    X(window_left, p->window_left)                                                                                     \
+    X(window_right, p->window_right)                                                                                   \
     X(packed, is_packed(p))                                                                                            \
     X(bshd, p->layout == ACR_BSHD)                                                                                     \
     X(alignment, p->alignment)                                                                                         \

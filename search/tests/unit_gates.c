@@ -190,6 +190,23 @@ static void expressions_compute_as_in_c(void **state)
     assert_fails(descriptor_evaluate(&value, deep, &d, &problem, &device), ACR_FORMAT, "too deep");
 }
 
+/* Sources from before there were windows do not see them. */
+static void windows_are_for_who_names_them(void **state)
+{
+    (void)state;
+    descriptor d;
+    const acr__device device = {.sm_count = 4};
+    const acr_problem plain = canonical_of("f32:b1:h1:s64:d32:causal"),
+                      narrow = canonical_of("f32:b1:h1:s64:d32:causal:win16");
+    assert_ok(descriptor_parse(&d, ACR__CPU, small_descriptor));
+    assert_null(descriptor_why_not(&d, &plain, &device));
+    assert_non_null(strstr(descriptor_why_not(&d, &narrow, &device), "window_left"));
+    assert_ok(descriptor_parse(&d, ACR__CPU,
+                               "{\"dtype\": \"f32\", \"qk_dim\": 64, \"v_dim\": 64, \"q_tile\": 16, \"kv_tile\": 16,"
+                               "\"when\": \"window_left <= 16\"}"));
+    assert_null(descriptor_why_not(&d, &narrow, &device));
+}
+
 /* ---- Admission ---- */
 
 static void admission_names_what_it_refuses(void **state)
@@ -862,6 +879,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(malformed_candidates_are_named),
         cmocka_unit_test(malformed_descriptors_are_named),
         cmocka_unit_test(expressions_compute_as_in_c),
+        cmocka_unit_test(windows_are_for_who_names_them),
         cmocka_unit_test(admission_names_what_it_refuses),
         cmocka_unit_test(families_and_sizes_are_checked),
         cmocka_unit_test(a_better_kernel_passes_every_gate),
