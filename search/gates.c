@@ -17,7 +17,7 @@
 #include "base/progress.h"
 #include "bench/interleave.h"
 #include "build.h"
-#include "check/reference_shelf.h"
+#include "check/reference_cache.h"
 #include "identity.h"
 #include "judge.h"
 #include "machine/device_lock.h"
@@ -31,7 +31,7 @@ struct gates {
     artefact *incumbent;
     trial_result incumbent_result;
     double noise_floor;
-    int references; /* a sealed file of those that every trial needs (reference_shelf.h); 0 = none */
+    int references; /* a sealed file of those that every trial needs (reference_cache.h); 0 = none */
     bool references_own;
 };
 
@@ -449,7 +449,7 @@ static acr_status make_references(gates *g)
         return acr__fail(ACR_NO_MEMORY, "no memory for references");
     }
     int file;
-    acr_status status = shelf_make(&file, requests, judge_requests(requests, &job), references_bytes_max());
+    acr_status status = reference_cache_make(&file, requests, judge_requests(requests, &job), references_bytes_max());
     free(requests);
     g->references = status == ACR_OK ? file : 0;
     g->references_own = status == ACR_OK;

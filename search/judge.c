@@ -18,7 +18,7 @@
 #include "build.h"
 #include "check/cases.h"
 #include "check/conformance.h"
-#include "check/reference_shelf.h"
+#include "check/reference_cache.h"
 #include "machine/roofline.h"
 #include "sandbox.h"
 
@@ -109,7 +109,7 @@ typedef struct session {
     acr_ctx *ctx;
     acr__backend_device *device;
     loaded candidate, incumbent;
-    shelf *references; /* made before; NULL = none */
+    reference_cache *references; /* made before; NULL = none */
     json_t *cases, *timings, *floors;
     trial_status status;
     trial_gate gate;
@@ -231,7 +231,7 @@ size_t judge_requests(reference_request *out, const judge_job *job)
 static acr_status find_reference(reference **out, const session *s, const reference_request *wanted)
 {
     *out = NULL;
-    acr_status status = s->references ? shelf_take(out, s->references, wanted) : ACR_OK;
+    acr_status status = s->references ? reference_cache_take(out, s->references, wanted) : ACR_OK;
     return status == ACR_OK && !*out ? reference_create(out, wanted) : status;
 }
 
@@ -1130,7 +1130,7 @@ static acr_status open_context(session *s)
 
 static acr_status open_references(session *s)
 {
-    acr_status status = s->job.references > 0 ? shelf_open(&s->references, s->job.references) : ACR_OK;
+    acr_status status = s->job.references > 0 ? reference_cache_open(&s->references, s->job.references) : ACR_OK;
     return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
 }
 

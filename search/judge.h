@@ -30,7 +30,7 @@ typedef struct judge_job {
     uint64_t visible_seed, hidden_seed;
     int visible_cases, hidden_cases, blocks;
     double case_timeout_s, budget_s;
-    int references; /* a descriptor of references that need not be made (reference_shelf.h); 0 = none */
+    int references; /* a descriptor of references that need not be made (reference_cache.h); 0 = none */
     bool swapped;   /* the candidate takes the incumbent's place in the blocks */
     bool model_clock;
 } judge_job;

@@ -1,6 +1,6 @@
 """`acromion bench` beside PyTorch: python3 -m acromion.bench [arguments of `acromion bench`].
 
-Everything is measured in C (workbench/bench/bench_door.h, which this file mirrors). Python only brings the peer: it
+Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peer: it
 makes the tensors, captures scaled_dot_product_attention into CUDA graphs, and in the call modes makes the calls. Exit
 codes are those of `acromion`; 4 says what is missing here."""
 import ctypes

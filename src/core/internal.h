@@ -1,5 +1,5 @@
-/* The side door of the workbench and the tests: what the public header does not offer. Needs the static library; the
- * shared one exports acromion.h only. Nothing in src/ may depend on what lies behind this door. */
+/* The internal interface, which the workbench and the tests use: what the public header does not offer. It needs the
+ * static library; the shared one exports acromion.h only. The library's own files use some of it among themselves. */
 #ifndef ACR_INTERNAL_H
 #define ACR_INTERNAL_H
 

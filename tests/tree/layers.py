@@ -23,7 +23,7 @@ LINUX = {"elf.h", "linux/audit.h", "linux/filter.h", "linux/futex.h", "linux/sec
 CUDA = {"cuda.h", "cudaTypedefs.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "mma.h"}
 
 # Folders in order, the lowest first: a file may include headers of its own folder and of those before it. The public
-# header and the library's side door (src/core/internal.h) stand below all of them.
+# header and the library's internal interface (src/core/internal.h) stand below all of them.
 ROOMS = ["workbench/base", "workbench/machine", "workbench/kernels", "workbench/check", "workbench/bench",
          "workbench/bench/peers", "workbench/profile", "workbench/report", "workbench/commands", "search",
          "search/commands", "cli"]
@@ -82,8 +82,8 @@ def room_of(header):
 
 
 def allowed_rooms(path, name, quoted):
-    """workbench, search, cli: the public header and the side door of the library, their own folder, those below it in
-    the order of ROOMS; JSON, SQLite."""
+    """workbench, search, cli: the library's public header and its internal interface, their own folder, those below it
+    in the order of ROOMS; JSON, SQLite."""
     if not quoted:
         return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
     here = room_of(path.relative_to(ROOT))

@@ -6,7 +6,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "bench_door.h"
+#include "peer_interface.h"
 #include "check/reference.h"
 #include "internal.h"
 #include "kernels/kernel_choice.h"

@@ -29,7 +29,7 @@ typedef struct reference {
     int64_t *row_list;                     /* ascending, numbers as of oracle_forward; NULL = all */
     double *o, *lse;                       /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
-    void *mapping; /* all of the above are parts of it and read-only (reference_shelf.h); NULL = each is its own */
+    void *mapping; /* all of the above are parts of it and read-only (reference_cache.h); NULL = each is its own */
     size_t mapping_bytes;
 } reference;
 

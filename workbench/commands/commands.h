@@ -3,7 +3,7 @@
 #ifndef WORKBENCH_COMMANDS_H
 #define WORKBENCH_COMMANDS_H
 
-#include "bench/bench_door.h"
+#include "bench/peer_interface.h"
 
 int cmd_run(int argc, char **argv);
 int cmd_info(int argc, char **argv);

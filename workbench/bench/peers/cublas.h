@@ -3,7 +3,7 @@
 #ifndef WORKBENCH_CUBLAS_H
 #define WORKBENCH_CUBLAS_H
 
-#include "bench/bench_door.h"
+#include "bench/peer_interface.h"
 #include "internal.h"
 
 /* Two peers: "cublas-unfused" keeps the scores in the input type, "cublas-unfused-f32" in float32. fp16 and bf16, bhsd,

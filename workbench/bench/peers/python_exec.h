@@ -1,4 +1,4 @@
-/* Handing a command over to Python, which comes back through bench_door.h. */
+/* Handing a command over to Python, which comes back through peer_interface.h. */
 #ifndef WORKBENCH_PYTHON_EXEC_H
 #define WORKBENCH_PYTHON_EXEC_H
 

@@ -1,5 +1,5 @@
-/* What libacromion_bench.so exports, see bench_door.h. */
-#include "bench/bench_door.h"
+/* What libacromion_bench.so exports, see peer_interface.h. */
+#include "bench/peer_interface.h"
 
 #include <stdio.h>
 

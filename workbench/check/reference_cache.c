@@ -1,8 +1,8 @@
-/* References in a sealed memory file, see reference_shelf.h.
+/* References in a sealed memory file, see reference_cache.h.
  *
  * Layout: a header, the index, and from offsets that mmap takes one image a reference: its tensors and lists, one after
  * another, at multiples of 64 bytes. */
-#include "reference_shelf.h"
+#include "reference_cache.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -56,7 +56,7 @@ typedef struct header {
     uint64_t entry_bytes, count;
 } header;
 
-struct shelf {
+struct reference_cache {
     int fd;
     size_t count;
     entry *entries;
@@ -185,7 +185,7 @@ static acr_status put_all(int fd, entry *entries, const reference_request *reque
     return status != ACR_OK || sealed ? status : acr__fail(ACR_IO, "references: %s", strerror(errno));
 }
 
-acr_status shelf_make(int *fd, const reference_request *requests, size_t count, int64_t bytes_max)
+acr_status reference_cache_make(int *fd, const reference_request *requests, size_t count, int64_t bytes_max)
 {
     entry *entries = calloc(count + 1, sizeof *entries);
     const int file = memfd_create("references", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -207,7 +207,7 @@ static bool get(int fd, void *bytes, size_t count, int64_t offset)
     return pread(fd, bytes, count, (off_t)offset) == (ssize_t)count;
 }
 
-acr_status shelf_open(shelf **out, int fd)
+acr_status reference_cache_open(reference_cache **out, int fd)
 {
     header h;
     const int seals = fcntl(fd, F_GET_SEALS);
@@ -217,22 +217,22 @@ acr_status shelf_open(shelf **out, int fd)
     if (!get(fd, &h, sizeof h, 0) || memcmp(h.magic, magic, sizeof magic) != 0 || h.entry_bytes != sizeof(entry)) {
         return acr__fail(ACR_FORMAT, "references: descriptor %d holds none, or another program's", fd);
     }
-    shelf *s = calloc(1, sizeof *s);
+    reference_cache *s = calloc(1, sizeof *s);
     entry *entries = s ? calloc(h.count + 1, sizeof *entries) : NULL;
     if (!entries) {
         free(s);
         return acr__fail(ACR_NO_MEMORY, "no memory for an index of references");
     }
-    *s = (shelf){fd, h.count, entries};
+    *s = (reference_cache){fd, h.count, entries};
     if (!get(fd, entries, h.count * sizeof *entries, sizeof h)) {
-        shelf_close(s);
+        reference_cache_close(s);
         return acr__fail(ACR_IO, "references: the index is not whole");
     }
     *out = s;
     return ACR_OK;
 }
 
-void shelf_close(shelf *s)
+void reference_cache_close(reference_cache *s)
 {
     if (s) {
         free(s->entries);
@@ -246,7 +246,7 @@ static void *mapped_part(const entry *e, unsigned char *image, part p)
     return e->parts[p] < 0 ? NULL : image + e->parts[p];
 }
 
-static acr_status map(reference **out, const shelf *s, const entry *e)
+static acr_status map(reference **out, const reference_cache *s, const entry *e)
 {
     reference *ref = malloc(sizeof *ref);
     if (!ref) {
@@ -278,7 +278,7 @@ static acr_status map(reference **out, const shelf *s, const entry *e)
     return ACR_OK;
 }
 
-acr_status shelf_take(reference **out, const shelf *s, const reference_request *wanted)
+acr_status reference_cache_take(reference **out, const reference_cache *s, const reference_request *wanted)
 {
     *out = NULL;
     for (size_t i = 0; i < s->count; ++i) {

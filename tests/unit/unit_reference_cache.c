@@ -1,4 +1,4 @@
-/* References in a sealed memory file (workbench/check/reference_shelf.h): what comes out is what was made, and nobody
+/* References in a sealed memory file (workbench/check/reference_cache.h): what comes out is what was made, and nobody
  * can change it on the way. */
 #include "support.h"
 
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "check/reference_shelf.h"
+#include "check/reference_cache.h"
 
 /* Every kind of reference: all rows and some, lengths, a packed batch, scales of each head. */
 static const struct {
@@ -43,7 +43,7 @@ static int make_fixture(void **state)
                                             .lengths = shelved[i].lengths,
                                             .threads = 2};
     }
-    assert_ok(shelf_make(&f.fd, f.requests, SHELVED, INT64_MAX));
+    assert_ok(reference_cache_make(&f.fd, f.requests, SHELVED, INT64_MAX));
     *state = &f;
     return 0;
 }
@@ -95,12 +95,12 @@ static void assert_same_reference(const reference *a, const reference *b)
 static void what_was_made_comes_out(void **state)
 {
     const fixture *f = *state;
-    shelf *s;
+    reference_cache *s;
     bool sampled = false, lengths = false, offsets = false, scales = false;
-    assert_ok(shelf_open(&s, f->fd));
+    assert_ok(reference_cache_open(&s, f->fd));
     for (size_t i = 0; i < SHELVED; ++i) {
         reference *taken, *made;
-        assert_ok(shelf_take(&taken, s, &f->requests[i]));
+        assert_ok(reference_cache_take(&taken, s, &f->requests[i]));
         assert_non_null(taken);
         assert_ok(reference_create(&made, &f->requests[i]));
         assert_same_reference(taken, made);
@@ -112,7 +112,7 @@ static void what_was_made_comes_out(void **state)
         reference_destroy(taken);
     }
     assert_true(sampled && lengths && offsets && scales);
-    shelf_close(s);
+    reference_cache_close(s);
 }
 
 static void another_request_is_not_there(void **state)
@@ -120,8 +120,8 @@ static void another_request_is_not_there(void **state)
     const fixture *f = *state;
     const acr_problem longer = canonical_of("b2:h4/2:s41/70:d64");
     reference_request others[5];
-    shelf *s;
-    assert_ok(shelf_open(&s, f->fd));
+    reference_cache *s;
+    assert_ok(reference_cache_open(&s, f->fd));
     for (size_t i = 0; i < COUNT_OF(others); ++i) {
         others[i] = f->requests[0];
     }
@@ -132,28 +132,28 @@ static void another_request_is_not_there(void **state)
     others[4].problem = &longer;
     for (size_t i = 0; i < COUNT_OF(others); ++i) {
         reference *taken;
-        assert_ok(shelf_take(&taken, s, &others[i]));
+        assert_ok(reference_cache_take(&taken, s, &others[i]));
         assert_null(taken);
     }
-    shelf_close(s);
+    reference_cache_close(s);
 }
 
 /* As many of the first as fit. */
 static void a_file_has_its_limit(void **state)
 {
     const fixture *f = *state;
-    shelf *s;
+    reference_cache *s;
     int fd;
     reference *taken;
-    assert_ok(shelf_make(&fd, f->requests, SHELVED, 512 << 10));
+    assert_ok(reference_cache_make(&fd, f->requests, SHELVED, 512 << 10));
     assert_true(lseek(fd, 0, SEEK_END) <= 512 << 10);
-    assert_ok(shelf_open(&s, fd));
-    assert_ok(shelf_take(&taken, s, &f->requests[0]));
+    assert_ok(reference_cache_open(&s, fd));
+    assert_ok(reference_cache_take(&taken, s, &f->requests[0]));
     assert_non_null(taken);
     reference_destroy(taken);
-    assert_ok(shelf_take(&taken, s, &f->requests[1]));
+    assert_ok(reference_cache_take(&taken, s, &f->requests[1]));
     assert_null(taken);
-    shelf_close(s);
+    reference_cache_close(s);
     close(fd);
 }
 
@@ -167,13 +167,13 @@ static void nobody_changes_it(void **state)
     assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0) == MAP_FAILED);
     assert_int_equal(fcntl(f->fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
     assert_true(fcntl(f->fd, F_GETFD) & FD_CLOEXEC);
-    shelf *s;
+    reference_cache *s;
     reference *taken;
-    assert_ok(shelf_open(&s, f->fd));
-    assert_ok(shelf_take(&taken, s, &f->requests[0]));
+    assert_ok(reference_cache_open(&s, f->fd));
+    assert_ok(reference_cache_take(&taken, s, &f->requests[0]));
     assert_int_equal(mprotect(taken->mapping, taken->mapping_bytes, PROT_READ | PROT_WRITE), -1);
     reference_destroy(taken);
-    shelf_close(s);
+    reference_cache_close(s);
 }
 
 static void other_files_are_refused(void **state)
@@ -182,15 +182,15 @@ static void other_files_are_refused(void **state)
     enum {
         SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
     };
-    shelf *s;
+    reference_cache *s;
     const int open_file = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(open_file >= 0);
-    assert_fails(shelf_open(&s, open_file), ACR_FORMAT, "no sealed memory file");
+    assert_fails(reference_cache_open(&s, open_file), ACR_FORMAT, "no sealed memory file");
     assert_int_equal(ftruncate(open_file, 4096), 0);
     assert_int_equal(fcntl(open_file, F_ADD_SEALS, SEALS), 0);
-    assert_fails(shelf_open(&s, open_file), ACR_FORMAT, "holds none");
+    assert_fails(reference_cache_open(&s, open_file), ACR_FORMAT, "holds none");
     close(open_file);
-    assert_fails(shelf_open(&s, open_file), ACR_FORMAT, "no sealed memory file");
+    assert_fails(reference_cache_open(&s, open_file), ACR_FORMAT, "no sealed memory file");
 }
 
 int main(void)

@@ -1,11 +1,11 @@
-/* The door through which another language takes part in `acromion bench`: libacromion_bench.so exports one function. It
+/* How another language takes part in `acromion bench`: libacromion_bench.so exports one function. It
  * is the whole command; the caller only provides the peers, the library whose attention ours is compared with. Both
  * share the process and the device's primary context. Known user: python/acromion/bench.py, which repeats these
  * structures.
  *
  * Callbacks return 0, or -1 after writing the reason. `text` has PEER_TEXT_BYTES bytes and is "" before the call. */
-#ifndef WORKBENCH_BENCH_DOOR_H
-#define WORKBENCH_BENCH_DOOR_H
+#ifndef WORKBENCH_PEER_INTERFACE_H
+#define WORKBENCH_PEER_INTERFACE_H
 
 #include <stdint.h>
 
