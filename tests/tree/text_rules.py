@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Rules about the text of the files that git tracks: no absolute paths of somebody's machine, lines of at most 120
-columns, no tabs or trailing blanks, no functions that overflow or hide errors, and no printing or exiting inside the
+columns (pages: 100), no tabs or trailing blanks, no functions that overflow or hide errors, and no printing or exiting inside the
 library."""
 import pathlib
 import re
@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = {".c", ".h", ".cu", ".cuh", ".cpp", ".py", ".sh", ".cmake"}
 C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cpp"}
 COLUMNS_MAX = 120
+PAGE_COLUMNS_MAX = 100  # of prose; tables, code, headings and the addresses of links apart
 
 # Pattern, which files it applies to, and what is wrong.
 RULES = [
@@ -35,6 +36,19 @@ def strip_comments(text):
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
 
 
+def long_lines_of_page(text):
+    """(number, columns) of each line of prose that is too long."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        if fenced or line.startswith(("    ", "#", "<")) or line.lstrip().startswith("|"):
+            continue
+        columns = len(re.sub(r"\]\([^)]*\)", "]()", line))
+        if columns > PAGE_COLUMNS_MAX and " " in line.strip():
+            yield number, columns
+
+
 def tracked_files():
     """Those that git tracks or would add; without git, those of a source archive."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -55,6 +69,9 @@ def check(path):
     if path == THIS or path.parts[:2] == ("tests", "fuzz") and path.parts[2].startswith("corpus_"):
         return []
     found = []
+    if path.suffix == ".md":
+        found += [f"{path}:{number}: {columns} columns, at most {PAGE_COLUMNS_MAX} in a page"
+                  for number, columns in long_lines_of_page(text)]
     bare = strip_comments(text) if path.suffix in C_FAMILY else text
     for number, (line, code) in enumerate(zip(text.split("\n"), bare.split("\n")), 1):
         if (path.suffix in CODE or path.name == "CMakeLists.txt") and len(line) > COLUMNS_MAX:

@@ -1,5 +1,5 @@
-/* What a CTA knows of a packed batch's queue (tile_scheduler.cuh), in its shared memory. Plain C, so that the host knows
- * its size. */
+/* What a CTA knows of a packed batch's queue (tile_scheduler.cuh), in its shared memory. Plain C, so that the host
+ * knows its size. */
 #ifndef ACR_DEVICE_ATTENTION_PACKED_QUEUE_H
 #define ACR_DEVICE_ATTENTION_PACKED_QUEUE_H
 

@@ -6,8 +6,8 @@
  *
  * An includer defines, beside the parameters of tile_scheduler.cuh: CONSUMERS, each with GROUP_ROWS query rows; STAGES,
  * the slots of the rings of K and V, and Q_STAGES; PACKED; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
- * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows q,
- * its work tile `work` (4 words, 8 if PACKED), and its barriers q_full and q_empty. */
+ * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows
+ * q, its work tile `work` (4 words, 8 if PACKED), and its barriers q_full and q_empty. */
 #ifndef ACR_DEVICE_ATTENTION_PIPELINE_CUH
 #define ACR_DEVICE_ATTENTION_PIPELINE_CUH
 

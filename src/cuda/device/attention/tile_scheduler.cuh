@@ -97,9 +97,9 @@ DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
     return t;
 }
 
-/* The next tile of a CTA. The first tiles are the CTAs' own, the others are taken from a counter in the workspace. A CTA
- * stops at its first failure, so a launch takes as many numbers as there are tiles, and the counter wraps back to 0 with
- * the last one. */
+/* The next tile of a CTA. The first tiles are the CTAs' own, the others are taken from a counter in the workspace. A
+ * CTA stops at its first failure, so a launch takes as many numbers as there are tiles, and the counter wraps back to 0
+ * with the last one. */
 DEV uint32_t take_next(const fwd_args &a, uint32_t tiles)
 {
     if (tiles <= gridDim.x)
@@ -171,8 +171,8 @@ DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
     return {fwd_rule_of(&a), count_queries(a, t), t.rows.kv_len};
 }
 
-/* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work tile
- * has at least one. */
+/* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work
+ * tile has at least one. */
 DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
 {
     visible_tiles k = visible_tiles_of(visible_to_rows(entry_of(a, t), t.q_first, Q_TILE), KV_TILE);

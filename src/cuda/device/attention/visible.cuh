@@ -85,9 +85,9 @@ DEV row_keys find_row_keys(const visible_entry &e, int row_0, int row_1, int fir
             e.rule.window_left != 0};
 }
 
-/* Accumulators of wgmma and of mma.sync: of every four neighbours two are columns 0 and 1 of the lane's row 0, two those
- * of row 1; the next four are eight columns further. first_column is 2 (lane % 4). Scores of keys that a row does not
- * see become -inf. key: the tile's first. */
+/* Accumulators of wgmma and of mma.sync: of every four neighbours two are columns 0 and 1 of the lane's row 0, two
+ * those of row 1; the next four are eight columns further. first_column is 2 (lane % 4). Scores of keys that a row does
+ * not see become -inf. key: the tile's first. */
 template <int ELEMS> DEV void mask_scores(float (&s)[ELEMS], const row_keys &v, int key)
 {
     const int end[2] = {v.end[0] - key, v.end[1] - key};

@@ -1,4 +1,5 @@
-/* Asynchronous copies from global to shared memory (cp.async, sm_80), and where they put 16 bytes in a swizzled tile. */
+/* Asynchronous copies from global to shared memory (cp.async, sm_80), and where they put 16 bytes in a swizzled
+ * tile. */
 #ifndef ACR_DEVICE_ISA_COPY_CUH
 #define ACR_DEVICE_ISA_COPY_CUH
 

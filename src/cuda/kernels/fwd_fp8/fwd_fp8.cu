@@ -102,8 +102,8 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
 
-/* A scale of use number `use` of Q: a member of tile_scales. Loaded where they are used: four consumers have no register
- * to spare. */
+/* A scale of use number `use` of Q: a member of tile_scales. Loaded where they are used: four consumers have no
+ * register to spare. */
 #define LOAD_SCALE(smem, use, member)                                                                                  \
     load_shared_float(ADDRESS(smem, scales) + (use) % SCALES_SLOTS * (uint32_t)sizeof(tile_scales) +                   \
                       (uint32_t)offsetof(tile_scales, member))
@@ -173,9 +173,9 @@ DEV uint32_t share_index(uint32_t smem, uint32_t index, int q_use)
     return load_shared(word);
 }
 
-/* The second arrival at the barriers of a work tile's Q: its scales, whatever they are when there is no more work. After
- * the loads, so that theirs and these from global memory are under way together. The scales of use n stay until those of
- * use n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
+/* The second arrival at the barriers of a work tile's Q: its scales, whatever they are when there is no more work.
+ * After the loads, so that theirs and these from global memory are under way together. The scales of use n stay until
+ * those of use n + Q_STAGES + 1, for which every consumer has released the Q of use n + 1, and so has stored use n. */
 DEV void produce_scales(const fwd_args &a, const work_tile &t, uint32_t smem, int use)
 {
     const head_scales s = t.q_first < 0 ? head_scales{0.0f, 0.0f, 0.0f} : find_scales(a, t.batch, t.head / a.group);
