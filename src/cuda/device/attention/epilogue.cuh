@@ -123,8 +123,7 @@ template <int TYPE> DEV void store_output(const fwd_args &a, int64_t at, float v
 }
 
 /* Of a row that sees the keys [first_key, end_key), every fourth column, from the lane's on. TYPE is that of the
- * inputs.
- */
+ * inputs. */
 template <int TYPE, int OUT_TYPE = TYPE>
 DEV void fix_row(const fwd_args &a, const stored_row &r, int first_key, int end_key, int lane)
 {
