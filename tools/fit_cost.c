@@ -93,9 +93,9 @@ static int key_of(grid *g, const acr__kernel *kernel, const acr_problem *problem
             return i;
     const acr__fitted_rates slow = {name, g->device->arch, 1.0, 0.01, 1e7, 1e7, 0.01, 1e7, 1e7};
     const double before = kernel->cost(problem, g->device);
-    acr__rates_try(&slow);
-    const double after = kernel->cost(problem, g->device);
-    acr__rates_try(NULL);
+    acr__device trying = *g->device;
+    trying.rates_on_trial = &slow;
+    const double after = kernel->cost(problem, &trying);
     if (after == before)
         return -1;
     if (g->key_count == KEYS_MAX)
@@ -196,14 +196,17 @@ static void estimate_key(grid *g, int key)
                                      exp(l->log_rates[4]),
                                      exp(l->log_rates[5]),
                                      exp(l->log_rates[6])};
-    acr__rates_try(&trial);
+    const acr__device *const usual = g->device;
+    acr__device trying = *usual;
+    trying.rates_on_trial = &trial;
+    g->device = &trying;
     for (int i = 0; i < g->row_count; i++) {
         row *r = &g->rows[i];
         for (int j = 0; j < r->count && (r->to_fit || !g->fitting); j++)
             if (r->timed[j].key == key)
                 estimate(g, r, &r->timed[j]);
     }
-    acr__rates_try(NULL);
+    g->device = usual;
 }
 
 /* With the rates that the library has. */

@@ -210,7 +210,7 @@ static void families_are_compiled_as_the_build_does(void **state)
     candidate_free(&c);
     assert_ok(candidate_of_family(&c, "fwd_mma", "80", "DIM=32 Q_TILE=64 KV_TILE=64 STAGES=2"));
     gates_run(f->gates, &c, "family", &result);
-    assert_end(&result, TRIAL_UNSUPPORTED, GATE_RESOURCES, "qk_dim is above 32");
+    assert_end(&result, TRIAL_UNSUPPORTED, GATE_RESOURCES, "the kernel serves up to 32");
     candidate_free(&c);
 }
 

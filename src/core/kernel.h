@@ -51,6 +51,8 @@ typedef struct acr__device {
     int32_t ptx_only;           /* cuda: 1 = machine code is left aside (ACR_FORCE_PTX), as on a GPU not known here */
     double clock_hz;            /* sustained boost clock of the SMs or cores */
     double dram_bytes_per_s;    /* 0 = unknown */
+    const struct acr__fitted_rates *rates_on_trial; /* cuda: a line that counts before those of rates.def; for
+                                                       tools/fit_cost.c alone, else NULL */
 } acr__device;
 
 /* What a problem lets its rows see, the batch entry of the longest lengths under that rule, and how many pairs of a row

@@ -25,7 +25,10 @@ static const command_spec spec = {
              "tensor cores at the dense\n"
              "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a "
              "stream of launches over the\n"
-             "same buffers does; the cold one has them in DRAM. --gpu cpu measures this machine's processors.\n",
+             "same buffers does; the cold one has them in DRAM. Products are summed in float32, as every kernel here "
+             "does: GeForce\n"
+             "cards have twice the rate with float16 sums. --gpu cpu measures this machine's processors, which must "
+             "be idle for it.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion roofline --gpu l4 --target 5us\n"
@@ -78,8 +81,8 @@ static void print_target(const machine *m, const floor_times *f, double target_s
     us_text(launch, launch_us);
     switch (judge_target(m, f, target_s)) {
     case TARGET_IMPOSSIBLE:
-        printf("  target %s us: impossible. The %s alone need %s us, whatever the kernel.\n", target, f->warm_bound,
-               bound);
+        printf("  target %s us: impossible. The %s alone need %s us, whatever the kernel, summing in float32.\n",
+               target, f->warm_bound, bound);
         break;
     case TARGET_IMPLAUSIBLE:
         printf("  target %s us: implausible. It leaves %s us above the floor, and an empty launch takes about %s us.\n",
@@ -105,7 +108,8 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
     printf("  %.4g GFLOP, %.3g million exponentials, %.4g MB\n", d.flops / 1e9, d.exps / 1e6, d.bytes / 1e6);
     bool tensor = !m->shared_lanes && problem->dtype != ACR_F32;
     print_line(tensor ? "tensor cores" : "float32 multiply-adds", f.multiply_add_s,
-               tensor ? "%.4g TFLOP/s, dense" : "%.4g TFLOP/s", m->multiply_add_flops[problem->dtype] / 1e12);
+               tensor ? "%.4g TFLOP/s, dense, float32 sums" : "%.4g TFLOP/s",
+               m->multiply_add_flops[problem->dtype] / 1e12);
     print_line("exponentials", f.exp_s, "%.3g T/s", m->exps_per_s_most / 1e12);
     print_line(m->shared_lanes ? "memory at this size" : "L2", f.cache_s, "%.0f GB/s", m->cache_bytes_per_s / 1e9);
     if (m->memory_bytes_per_s > 0) {

@@ -780,19 +780,10 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
 
 /* ---- The description ------------------------------------------------------------------------------------------- */
 
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (!(device->isa & ISA)) {
         return "this CPU lacks " KERNEL_ARCH;
-    }
-    if (problem->qk_dim > DIM) {
-        return "qk_dim is above " TEXT(DIM);
-    }
-    if (problem->v_dim > DIM) {
-        return "v_dim is above " TEXT(DIM);
     }
     const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
     if (!(scale >= (double)scale_min && scale <= (double)scale_max)) {

@@ -32,30 +32,9 @@ static void describe(tensor out[TENSORS], const acr_problem *p)
     out[3] = (tensor){&p->o, batch, p->q_heads, q_rows, p->v_dim, out_bytes};
 }
 
-/* The texts for the limits that kernels have; another limit needs a line here. */
-static const char *dim_reason(int is_value, int32_t limit)
-{
-    static const struct {
-        int32_t limit;
-        const char *text[2];
-    } reasons[] = {
-        {32, {"qk_dim is above 32", "v_dim is above 32"}},    {64, {"qk_dim is above 64", "v_dim is above 64"}},
-        {96, {"qk_dim is above 96", "v_dim is above 96"}},    {128, {"qk_dim is above 128", "v_dim is above 128"}},
-        {192, {"qk_dim is above 192", "v_dim is above 192"}}, {256, {"qk_dim is above 256", "v_dim is above 256"}},
-    };
-    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
-        if (reasons[i].limit == limit)
-            return reasons[i].text[is_value];
-    return is_value ? "v_dim is above the kernel's" : "qk_dim is above the kernel's";
-}
-
-const char *acr__fwd_size_why_not(const acr_problem *p, int32_t qk_dim_max, int32_t v_dim_max)
+const char *acr__length_why_not(const acr_problem *p)
 {
     const int64_t length_max = INT32_MAX - 1024; /* a tile beyond the end is still a 32-bit number */
-    if (p->qk_dim > qk_dim_max)
-        return dim_reason(0, qk_dim_max);
-    if (p->v_dim > v_dim_max)
-        return dim_reason(1, v_dim_max);
     if (p->q_len > length_max)
         return "q_len is above 2^31 - 1025";
     return p->kv_len > length_max ? "kv_len is above 2^31 - 1025" : NULL;
@@ -232,13 +211,6 @@ static const acr__fitted_rates fitted[] = {
 #undef RATES
 };
 
-static const acr__fitted_rates *on_trial;
-
-void acr__rates_try(const acr__fitted_rates *line)
-{
-    on_trial = line;
-}
-
 /* <pass>_<family>_<dtype>_<rest>: the third part goes. */
 void acr__rates_key(char *out, size_t capacity, const char *kernel)
 {
@@ -257,22 +229,22 @@ static int is_line_of(const acr__fitted_rates *line, const char *key, int32_t ar
 }
 
 /* NULL: nobody has fitted this kernel on such a GPU. */
-static const acr__fitted_rates *find_fitted(const char *kernel, int32_t arch)
+static const acr__fitted_rates *find_fitted(const char *kernel, const acr__device *device)
 {
     char key[96];
     acr__rates_key(key, sizeof key, kernel);
-    if (is_line_of(on_trial, key, arch))
-        return on_trial;
+    if (is_line_of(device->rates_on_trial, key, device->arch))
+        return device->rates_on_trial;
     for (size_t i = 0; i < sizeof fitted / sizeof fitted[0]; i++)
-        if (is_line_of(&fitted[i], key, arch))
+        if (is_line_of(&fitted[i], key, device->arch))
             return &fitted[i];
     return NULL;
 }
 
-static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, int32_t arch)
+static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, const acr__device *device)
 {
     acr__fwd_rates out = *rates;
-    const acr__fitted_rates *line = rates->kernel ? find_fitted(rates->kernel, arch) : NULL;
+    const acr__fitted_rates *line = rates->kernel ? find_fitted(rates->kernel, device) : NULL;
     if (line) {
         out.mma_flop_per_cycle = line->mma_flop_per_cycle;
         out.exp_per_cycle = line->exp_per_cycle;
@@ -395,7 +367,7 @@ static double last_end_cycles(const load *l, double slots, double start_cycles, 
 
 double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const acr__fwd_rates *rates)
 {
-    const acr__fwd_rates fitted_or_given = with_fitted(rates, device->arch), *r = &fitted_or_given;
+    const acr__fwd_rates fitted_or_given = with_fitted(rates, device), *r = &fitted_or_given;
     const load l = count_load(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;

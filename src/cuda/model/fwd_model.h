@@ -5,9 +5,9 @@
 
 #include "kernel.h"
 
-/* Why head dims are above a kernel's, or lengths so long that tile arithmetic in 32 bits could overflow. NULL when
- * neither. */
-const char *acr__fwd_size_why_not(const acr_problem *problem, int32_t qk_dim_max, int32_t v_dim_max);
+/* Why lengths are so long that tile arithmetic in 32 bits could overflow; NULL when they are not. Head dims above a
+ * kernel's are refused before why_not is asked (acr__why_not). */
+const char *acr__length_why_not(const acr_problem *problem);
 
 /* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when
  * they can. */
@@ -82,16 +82,13 @@ typedef struct acr__fwd_rates {
  * whichever binds, and the launch. Rough; only the order of kernels matters. */
 double acr__fwd_seconds(const acr_problem *problem, const acr__device *device, const acr__fwd_rates *rates);
 
-/* A line of rates.def: the rates of one kernel, fitted to measurements on GPUs of one architecture. */
+/* A line of rates.def: the rates of one kernel, fitted to measurements on GPUs of one architecture. A device may carry
+ * one that counts before those of the file (acr__device.rates_on_trial). */
 typedef struct acr__fitted_rates {
     const char *kernel; /* its name without the type, so that fp16 and bf16 share a line */
     int32_t arch;
     double mma_flop_per_cycle, exp_per_cycle, step_cycles, cta_cycles, memory_share, mask_cycles, first_cycles;
 } acr__fitted_rates;
-
-/* For tools/fit_cost.c alone: a line that counts before those of rates.def, until called with NULL. It is the
- * process's, not a thread's. */
-void acr__rates_try(const acr__fitted_rates *line);
 
 /* Writes a kernel's name as rates.def has it: without "_f16", "_bf16" and the like. */
 void acr__rates_key(char *out, size_t capacity, const char *kernel);

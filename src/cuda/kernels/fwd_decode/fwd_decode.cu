@@ -691,7 +691,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL)
         reason = acr__row_tiles_why_not(problem, Q_TILE);
     if (reason == NULL)

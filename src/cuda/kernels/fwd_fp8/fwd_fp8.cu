@@ -603,7 +603,7 @@ enum {
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)

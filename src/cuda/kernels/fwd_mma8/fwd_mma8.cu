@@ -350,7 +350,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)

@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL && !RING && problem->kv_len > STAGES * KV_TILE)
         reason = STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
                  : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"

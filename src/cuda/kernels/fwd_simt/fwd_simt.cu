@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     (void)device;
-    return acr__fwd_size_why_not(problem, DIM, DIM);
+    return acr__length_why_not(problem);
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)

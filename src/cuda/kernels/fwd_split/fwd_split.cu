@@ -541,7 +541,7 @@ static int64_t head_rows(const acr_problem *problem)
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL)
         reason = acr__row_tiles_why_not(problem, Q_TILE);
     if (reason == NULL)

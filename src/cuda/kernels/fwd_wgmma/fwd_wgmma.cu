@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__fwd_size_why_not(problem, DIM, V_DIM);
+    const char *reason = acr__length_why_not(problem);
     if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)

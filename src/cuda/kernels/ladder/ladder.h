@@ -12,7 +12,7 @@ static inline const char *ladder_why_not(const acr_problem *problem, int32_t q_t
         return "qk_dim is not 64, the only one that the ladder serves";
     if (problem->v_dim != dim)
         return "v_dim is not 64, the only one that the ladder serves";
-    const char *reason = acr__fwd_size_why_not(problem, dim, dim);
+    const char *reason = acr__length_why_not(problem);
     return reason != NULL ? reason : acr__grid_why_not(problem, q_tile);
 }
 
