@@ -12,6 +12,7 @@ CODE = {".c", ".h", ".cu", ".cuh", ".cpp", ".py", ".sh", ".cmake"}
 C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cpp"}
 COLUMNS_MAX = 120
 PAGE_COLUMNS_MAX = 100  # of prose; tables, code, headings and the addresses of links apart
+FAMILY_PAGE_LINES_MAX = 120  # of a family's README; what was tried is in its lab.md
 
 # Pattern, which files it applies to, and what is wrong.
 RULES = [
@@ -22,6 +23,9 @@ RULES = [
     (re.compile(r"\b(?:printf|puts|putchar|exit|_exit|abort|assert)\s*\("),
      lambda p: p.parts[0] == "src" and p.suffix in C_FAMILY,
      "the library neither prints nor exits"),
+    (re.compile(r"\b(?:getenv|setenv|putenv|environ)\b"),
+     lambda p: p.parts[0] == "src" and p.suffix in C_FAMILY and p.as_posix() != "src/cuda/driver.c",
+     "the library reads no environment, but for ACR_FORCE_PTX in src/cuda/driver.c"),
     (re.compile(r"\t"), lambda p: p.suffix in CODE | {".txt", ".md"}, "a tab"),
     (re.compile(r"[ \t]+$"), lambda p: p.suffix in CODE, "blanks at the end of the line"),
     (re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"), lambda p: p.suffix in CODE, "unfinished business: better an issue"),
@@ -72,6 +76,8 @@ def check(path):
     if path.suffix == ".md":
         found += [f"{path}:{number}: {columns} columns, at most {PAGE_COLUMNS_MAX} in a page"
                   for number, columns in long_lines_of_page(text)]
+    if path.parts[0] == "src" and path.name == "README.md" and text.count("\n") > FAMILY_PAGE_LINES_MAX:
+        found.append(f"{path}: {text.count(chr(10))} lines, at most {FAMILY_PAGE_LINES_MAX}")
     bare = strip_comments(text) if path.suffix in C_FAMILY else text
     for number, (line, code) in enumerate(zip(text.split("\n"), bare.split("\n")), 1):
         if (path.suffix in CODE or path.name == "CMakeLists.txt") and len(line) > COLUMNS_MAX:
