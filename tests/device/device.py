@@ -30,6 +30,8 @@ LATE_WITHOUT_RACES = ("1", "0", "0")  # what the order alone brings to light
 SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:s33:d{d}:causal-tl:bshd",
           "b3:h2:s70/50:d{d}:causal:bshd:packed", "b1:h4/1:s1/200:d{d}"]
 LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
+WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:win7/3",
+           "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd"]
 
 
@@ -59,7 +61,8 @@ GROUPS = {
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
-              (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128]))],
+              (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
+              (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64]))],
     "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
                for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],

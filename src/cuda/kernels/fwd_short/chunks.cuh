@@ -123,7 +123,9 @@ DEV void attend(consumer &c, lane_rows &r, score_tile &s, output_tile &o, const 
 DEV void compute_next(consumer &c, lane_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                       const probability_tile &before, const int chunk, const int top, const int late, const int drain)
 {
-    finish_scores(s, c.seen, chunk * KV_TILE, chunk >= c.whole_chunks);
+    finish_scores(s, c.seen, chunk * KV_TILE, is_masked(c, chunk));
+    if (WINDOW && chunk == 1)
+        choose_late_references(c, r, s);
     compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1, drain);
     if (late)
         WGMMA_WAIT(1);
@@ -161,7 +163,7 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
     probability_tile p, end;
     const int last = c.chunks - 1;
     release_keys(c, 0);
-    finish_scores(s, c.seen, 0, c.whole_chunks <= 0);
+    finish_scores(s, c.seen, 0, is_masked(c, 0));
     choose_references(c, r, s);
     if (last == 0)
         compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1, 0);
@@ -173,7 +175,9 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
         if (!ONE_HALF)
             compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
         compute_until(c, r, s, o, p, chunk, last, 0);
-        finish_scores(s, c.seen, last * KV_TILE, last >= c.whole_chunks);
+        finish_scores(s, c.seen, last * KV_TILE, is_masked(c, last));
+        if (WINDOW && last == 1)
+            choose_late_references(c, r, s);
         if (!ONE_HALF && last < c.top_chunks)
             compute_chunk(c, r, s, o, end, p, last, 0, 1, 1, 0, 1, 0);
         else

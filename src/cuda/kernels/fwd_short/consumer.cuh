@@ -36,10 +36,11 @@ typedef struct consumer {
     float scale_log2;
     row_keys seen;     /* by the lane's rows, counted from the consumer's first key */
     int late;          /* whether the next kernel may start only now */
-    int chunks;        /* of either consumer, so that both take the same way: chunk i is at key KV_TILE * i */
+    int chunks;        /* of either consumer, so that both take the same way: chunk i begins KV_TILE * i keys later */
     int masked;        /* whether any row of the tile does not see all of the chunks' keys */
     int top_chunks;    /* so many have keys that a row of the top half sees, at least 1 */
-    int whole_chunks;  /* so many are seen whole by every row of the tile */
+    int whole_chunks;  /* so many are seen to their end by every row of the tile */
+    int left_chunks;   /* WINDOW: so many are not seen from their start on by every row of the tile */
     int bottom_chunks; /* so many are seen whole by every row of the bottom half */
     int present_rows;  /* of V, in the last chunk; beyond, memory may hold anything. CHUNK_KEYS: nothing to do */
     query_tile q;
@@ -50,7 +51,7 @@ typedef struct consumer {
 /* Under a mask CTAs last differently long, and the next kernel's, started early, are in the way of the last. */
 DEV int start_next_late(const fwd_args &a)
 {
-    return a.mask != FWD_MASK_NONE;
+    return WINDOW || a.mask != FWD_MASK_NONE;
 }
 
 /* The same value, of which the assembler does not know that it is a kernel's parameter: such a one it would load again
@@ -68,9 +69,9 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.lane = threadIdx.x % WARP_THREADS;
     c.q_at = ADDRESS(smem, q) + (SHARED_ROWS ? 0 : index * 2 * Q_HALF_BYTES);
     const uint32_t no_panel_stride = 1 << 16, v_panel_stride = KV_PANEL_BYTES / 16 << 16;
-    const int first_chunk = SHARED_ROWS ? index : 0, first_key = first_chunk * CHUNK_KEYS;
-    c.k = (ADDRESS(smem, k) + first_chunk * CHUNK_BYTES) / 16 | no_panel_stride;
-    c.v = (ADDRESS(smem, v) + first_chunk * CHUNK_BYTES) / 16 | v_panel_stride;
+    const int first_chunk = SHARED_ROWS ? index : 0, first_key = t.first_key + first_chunk * CHUNK_KEYS;
+    c.k = (ADDRESS(smem, k) + first_chunk * CHUNK_PANEL_BYTES) / 16 | no_panel_stride;
+    c.v = (ADDRESS(smem, v) + first_chunk * CHUNK_PANEL_BYTES) / 16 | v_panel_stride;
     c.passed = 0;
     c.scale_log2 = kept_in_register(scales_of(a, t).scale_log2);
     const int row = 8 * c.warp + c.lane / 4;
@@ -81,6 +82,7 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.masked = whole < c.chunks * KV_TILE;
     c.top_chunks = max(1, (t.seen[0].end - first_key + KV_TILE - 1) / KV_TILE);
     c.whole_chunks = (whole - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
+    c.left_chunks = (max(t.seen[0].full_first, t.seen[1].full_first) - first_key + KV_TILE - 1) / KV_TILE;
     c.bottom_chunks = (t.seen[1].full_end - first_key + KV_TILE - CHUNK_KEYS) / KV_TILE;
     c.present_rows = CHUNK_KEYS;
     if (!E4M3 && a.kv_lens != nullptr) /* upcast rows are 0 there */
@@ -118,6 +120,12 @@ DEV void end_order(const consumer &c, const output_tile &o)
     __nanosleep(__float_as_uint(sum) & 1);
 }
 
+/* Whether some row of the tile does not see some key of a chunk. */
+DEV int is_masked(const consumer &c, int chunk)
+{
+    return chunk >= c.whole_chunks || (WINDOW && chunk < c.left_chunks);
+}
+
 /* ---- Waiting and releasing ---- */
 
 DEV void wait_keys(const consumer &c, int chunk)
@@ -143,8 +151,8 @@ DEV void wait_last_values(const consumer &c)
     if (c.present_rows == CHUNK_KEYS)
         return;
     const uint32_t chunk_at =
-        stage_of(ADDRESS(c.smem, v), c.passed + chunk, V_STAGE_BYTES) + (SHARED_ROWS ? c.index * CHUNK_BYTES : 0);
-    for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_BYTES;
+        stage_of(ADDRESS(c.smem, v), c.passed + chunk, V_STAGE_BYTES) + (SHARED_ROWS ? c.index * CHUNK_PANEL_BYTES : 0);
+    for (int at = c.present_rows * PANEL_ROW_BYTES + threadIdx.x % WARPGROUP_THREADS * 16; at < CHUNK_PANEL_BYTES;
          at += WARPGROUP_THREADS * 16)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)

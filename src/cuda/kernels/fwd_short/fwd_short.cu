@@ -18,9 +18,10 @@
  *
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
  * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer
- * 1, in cycles).
+ * 1, in cycles), WINDOW=1 (for sliding windows, with a ring and tiles of 32 or 64 rows; the other lines take none,
+ * so that they need not look for one).
  *
- * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 */
+ * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 WINDOW=0 */
 #include "fwd_args.h"
 
 #include "cuda/kernels/fwd_short/parameters.h"
@@ -49,6 +50,7 @@ static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
               "STAGES: a straight line of code for each number of chunks");
 static_assert(SHARED_ROWS || STAGES >= 4,
               "STAGES: with Q_TILE 128 the keys two chunks ahead of a late one have a stage");
+static_assert(!WINDOW || (RING && SHARED_ROWS), "WINDOW: a ring, and Q_TILE 32 or 64");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
@@ -133,10 +135,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
-    const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
+    key_source source = {(int)(a.group == 1 ? blockIdx.y : blockIdx.y / a.group), (int)blockIdx.z, 0};
     ACR_MARK(0, "start");
     if (warp == producer_warp && elect_one()) {
-        load_first(a, maps, smem, kv_head);
+        if (WINDOW) { /* otherwise nothing is read before the first loads */
+            wait_for_previous_kernel();
+            source.row_first = find_tile(a, 0).first_key;
+        }
+        load_first(a, maps, smem, source);
         init_barriers(smem);
     }
     __syncwarp();
@@ -144,14 +150,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!start_next_late(a))
         allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
+    source.row_first = t.first_key;
     __syncthreads();
     ACR_MARK(0, "CTA ready");
     if (warp >= producer_warp) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp == producer_warp && elect_one())
-            load_all(maps, smem, kv_head, t.stages);
+            load_all(maps, smem, source, t.stages);
         if (E4M3 && warp >= producer_warp + 1)
-            upcast_all(smem, t.stages, t.rows.kv_len);
+            upcast_all(smem, t.stages, t.rows.kv_len - t.first_key);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, t, smem, warp / CONSUMER_WARPS);
@@ -163,9 +170,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
+static int has_window(const acr_problem *problem)
+{
+    return problem->window_left != 0 || problem->window_right != 0;
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__length_why_not(problem);
+    if (reason == NULL && !WINDOW && has_window(problem))
+        reason = "window_left, window_right: this kernel looks for no window; fwd_short's _window kernels are for them";
     if (reason == NULL && !RING && problem->kv_len > STAGES * KV_TILE)
         reason = STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
                  : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
@@ -206,7 +220,8 @@ static double cta_cycles(void)
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     acr_problem padded = acr__padded(problem, DIM, DIM);
-    padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
+    if (!has_window(problem))
+        padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
         .kernel = KERNEL_TEXT,
         .q_tile = Q_TILE,
@@ -214,7 +229,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .mma_flop_per_cycle = 3600.0,
         .exp_per_cycle = 13.0,
         .step_cycles = step_cycles(),
-        .cta_cycles = cta_cycles(),
+        .cta_cycles = cta_cycles() + (WINDOW && !has_window(problem) ? 5000.0 : 0.0), /* then no choice */
         .ctas_per_sm = 1,
     };
     return acr__fwd_seconds(&padded, device, &rates);

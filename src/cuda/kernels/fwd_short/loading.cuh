@@ -2,6 +2,7 @@
 #ifndef ACR_CUDA_FWD_SHORT_LOADING_CUH
 #define ACR_CUDA_FWD_SHORT_LOADING_CUH
 
+#include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/marks.cuh"
 #include "cuda/device/isa/tma.cuh"
 #include "cuda/kernels/fwd_short/tile.cuh"
@@ -11,11 +12,13 @@ enum {
     LOAD_V_EARLY = E4M3                                 /* V that is still to be upcast is asked for a stage earlier */
 };
 
-DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, int head, int batch)
+/* source: its key 0 is the first key of the tile's first stage. */
+DEV void load_stage(uint32_t to, const fwd_map *map, uint32_t full, int stage, const key_source &source)
 {
 #pragma unroll
     for (int box = 0; box < BOXES; box++)
-        load_box(to + box * KV_PANEL_BYTES, map, full, BOX_ELEMS * box, stage * KV_TILE, head, batch);
+        load_box(to + box * KV_PANEL_BYTES, map, full, BOX_ELEMS * box, source.row_first + stage * KV_TILE, source.head,
+                 source.batch);
 }
 
 /* All barriers but the one of the first keys, which was initialised before their loads. */
@@ -39,14 +42,14 @@ DEV void init_barriers(uint32_t smem)
 }
 
 /* The first loads: the query rows and the first keys, on one barrier, before anything that can wait. */
-DEV void load_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int kv_head)
+DEV void load_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, const key_source &source)
 {
     const uint32_t full = ADDRESS(smem, k_full);
     barrier_init(full, 1);
     barrier_init_done();
     wait_for_previous_kernel();
     barrier_arrive_expecting(full, (JOINT ? 2 : 1) * LOAD_BYTES + HALVES * BOXES * Q_PANEL_BYTES);
-    load_stage(ADDRESS(smem, k), &maps.k, full, 0, kv_head, blockIdx.z);
+    load_stage(ADDRESS(smem, k), &maps.k, full, 0, source);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
 #pragma unroll
@@ -54,24 +57,24 @@ DEV void load_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int 
             load_box(ADDRESS(smem, q) + half * Q_HALF_BYTES + box * Q_PANEL_BYTES, &maps.q, full, BOX_ELEMS * box,
                      first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
     if (JOINT)
-        load_stage(v_load_at(smem, 0), &maps.v, full, 0, kv_head, blockIdx.z);
+        load_stage(v_load_at(smem, 0), &maps.v, full, 0, source);
     ACR_MARK(0, "first loads issued");
 }
 
 /* JOINT: and V. */
-DEV void load_k(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
+DEV void load_k(const fwd_maps &maps, uint32_t smem, const key_source &source, int stage, int step)
 {
     const uint32_t full = barrier_of(ADDRESS(smem, k_full), step);
     if (RING)
         barrier_wait(barrier_of(JOINT ? ADDRESS(smem, v_free) : ADDRESS(smem, k_free), step), !phase_of(step));
     barrier_arrive_expecting(full, (JOINT ? 2 : 1) * LOAD_BYTES);
-    load_stage(stage_of(ADDRESS(smem, k), step, K_STAGE_BYTES), &maps.k, full, stage, kv_head, blockIdx.z);
+    load_stage(stage_of(ADDRESS(smem, k), step, K_STAGE_BYTES), &maps.k, full, stage, source);
     if (JOINT)
-        load_stage(v_load_at(smem, step), &maps.v, full, stage, kv_head, blockIdx.z);
+        load_stage(v_load_at(smem, step), &maps.v, full, stage, source);
     ACR_MARK(step, "K asked for");
 }
 
-DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int step)
+DEV void load_v(const fwd_maps &maps, uint32_t smem, const key_source &source, int stage, int step)
 {
     if (JOINT)
         return;
@@ -79,37 +82,37 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, int kv_head, int stage, int
     if (RING)
         barrier_wait(barrier_of(ADDRESS(smem, v_free), step), !phase_of(step));
     barrier_arrive_expecting(full, LOAD_BYTES);
-    load_stage(v_load_at(smem, step), &maps.v, full, stage, kv_head, blockIdx.z);
+    load_stage(v_load_at(smem, step), &maps.v, full, stage, source);
     ACR_MARK(step, "V asked for");
 }
 
 /* All stages once, in the order of use, K two stages ahead of V, and never all at once: loads in flight share the
  * bandwidth, so the first would come last. `from` is the first K that is not under way yet, `step` the first stage's
  * step. */
-DEV void load_stages(const fwd_maps &maps, uint32_t smem, int kv_head, int stages, int from, int step)
+DEV void load_stages(const fwd_maps &maps, uint32_t smem, const key_source &source, int stages, int from, int step)
 {
     for (int stage = from; stage < 2 && stage < stages; stage++)
-        load_k(maps, smem, kv_head, stage, step + stage);
+        load_k(maps, smem, source, stage, step + stage);
     if (LOAD_V_EARLY && stages > 0)
-        load_v(maps, smem, kv_head, 0, step);
+        load_v(maps, smem, source, 0, step);
     for (int stage = 0; stage < stages; stage++, step++) {
         barrier_wait(barrier_of(ADDRESS(smem, k_full), step), phase_of(step));
         if (!LOAD_V_EARLY)
-            load_v(maps, smem, kv_head, stage, step);
+            load_v(maps, smem, source, stage, step);
         if (stage + 2 < stages)
-            load_k(maps, smem, kv_head, stage + 2, step + 2);
+            load_k(maps, smem, source, stage + 2, step + 2);
         if (LOAD_V_EARLY && stage + 1 < stages)
-            load_v(maps, smem, kv_head, stage + 1, step + 1);
+            load_v(maps, smem, source, stage + 1, step + 1);
     }
     if (stages == 0) /* no CTA ends before its loads */
         barrier_wait(ADDRESS(smem, k_full), 0);
 }
 
-DEV void load_all(const fwd_maps &maps, uint32_t smem, int kv_head, int stages)
+DEV void load_all(const fwd_maps &maps, uint32_t smem, const key_source &source, int stages)
 {
-    load_stages(maps, smem, kv_head, stages, 1, 0);
+    load_stages(maps, smem, source, stages, 1, 0);
     if (RING && wait_verdict(smem))
-        load_stages(maps, smem, kv_head, stages, 0, stages);
+        load_stages(maps, smem, source, stages, 0, stages);
 }
 
 #endif

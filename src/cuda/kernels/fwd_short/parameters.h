@@ -21,6 +21,10 @@
 #ifndef LAG
 #define LAG 0
 #endif
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#define PACKED 0 /* no parameter: the device headers of all families ask whether batches can be packed */
 
 enum {
     PANEL_ROW_BYTES = 128, /* a tile is stored in panels of such rows, as the swizzle wants it */
@@ -52,7 +56,7 @@ enum {
     LOAD_BYTES = BOXES * KV_PANEL_BYTES,   /* of a stage of K or V, as it lands */
     K_STAGE_BYTES = LOAD_BYTES,
     V_STAGE_BYTES = PANELS * KV_PANEL_BYTES,
-    CHUNK_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
+    CHUNK_PANEL_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
 };
 
 /* What a thread tells the thread of the other consumer that holds the same two rows. */

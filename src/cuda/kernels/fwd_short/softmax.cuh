@@ -31,11 +31,27 @@ DEV float row_max(const score_tile &s, int row, const int eights)
     return max;
 }
 
-/* Keys are seen from the first on, so a row that sees none of the first 16 sees none of this consumer's. */
+/* From the scores of chunk 0. Keys are seen from the first on, so a row that sees none of the first 16 sees none of
+ * this consumer's. With WINDOW a row may see a part of the chunk, or none. */
 DEV void choose_references(const consumer &c, lane_rows &r, const score_tile &s)
 {
-    const float max[2] = {row_max(s, 0, 2), row_max(s, 1, 2)};
+    const int eights = WINDOW ? CHUNK_KEYS / 8 : 2;
+    const float max[2] = {row_max(s, 0, eights), row_max(s, 1, eights)};
     start_rows<SHIFT>(r, max, c.scale_log2);
+}
+
+/* WINDOW, from the scores of chunk 1, for rows that saw nothing of chunk 0: their sum is 0 yet. The first keys of the
+ * tile's rows lie within 64 keys, so a row that sees nothing of chunk 1 either sees none of this consumer's keys. */
+DEV void choose_late_references(const consumer &c, lane_rows &r, const score_tile &s)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float max = quad_max(row_max(s, row, CHUNK_KEYS / 8));
+        if (r.max[row] == -CUDART_INF_F) {
+            r.max[row] = max;
+            r.offset[row] = offset_of<SHIFT>(max, c.scale_log2);
+        }
+    }
 }
 
 /* Here and below: without `top`, the lane's row of the top half sees none of the keys, and is left out. */

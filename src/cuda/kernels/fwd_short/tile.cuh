@@ -2,7 +2,6 @@
 #ifndef ACR_CUDA_FWD_SHORT_TILE_CUH
 #define ACR_CUDA_FWD_SHORT_TILE_CUH
 
-#define PACKED 0 /* for the headers of all families: these batches are never packed */
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/visible.cuh"
 #include "cuda/device/isa/barrier.cuh"
@@ -20,19 +19,23 @@ enum {
 };
 
 /* A consumer's query rows are HALF_ROWS from first[0], counted from the top, and HALF_ROWS from first[1], as far from
- * the bottom; where the two meet, rows are held twice or do not exist. */
+ * the bottom; where the two meet, rows are held twice or do not exist. With WINDOW the second half follows the first:
+ * then the rows of a tile see nearly the same keys. */
 typedef struct tile {
     int first[2];
     int head, batch;
     sequence rows;
     visible_entry entry;
     visible_keys seen[2]; /* by each half */
+    int first_key;        /* of the first stage */
     int stages;           /* that hold every key which the CTA's rows see */
 } tile;
 
 /* half: 0 from the top, 1 from the bottom. */
 DEV int first_row(const fwd_args &a, int half, int consumer)
 {
+    if (WINDOW)
+        return ((int)blockIdx.x * HALVES + (ONE_HALF ? 0 : half)) * HALF_ROWS;
     const int from_end = SHARED_ROWS ? blockIdx.x : 2 * blockIdx.x + consumer;
     return (half && !ONE_HALF ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
 }
@@ -44,6 +47,8 @@ DEV tile find_tile(const fwd_args &a, int consumer)
     t.batch = blockIdx.z;
     t.rows = find_sequence(a, t.batch);
     t.entry = entry_of(a, t.rows);
+    if (!WINDOW) /* none: known to the compiler */
+        t.entry.rule = {a.mask, 0, 0};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         t.first[half] = first_row(a, half, consumer);
@@ -52,7 +57,8 @@ DEV tile find_tile(const fwd_args &a, int consumer)
     int end = max(t.seen[0].end, t.seen[1].end);
     if (!SHARED_ROWS) /* rows see the more keys the lower they are */
         end = max(end, visible_end(t.entry, max(first_row(a, 0, 1), first_row(a, 1, 0)) + HALF_ROWS - 1));
-    t.stages = (end + KV_TILE - 1) / KV_TILE;
+    t.first_key = WINDOW ? t.seen[0].first / KV_TILE * KV_TILE : 0;
+    t.stages = (end - t.first_key + KV_TILE - 1) / KV_TILE;
     return t;
 }
 
