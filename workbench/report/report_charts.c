@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/child.h"
+#include "base/options.h"
 #include "base/text.h"
 #include "internal.h"
 #include "machine/gpus.h"
@@ -138,11 +139,11 @@ static acr_status draw(chart_writer *w, report_text *script, const char *title, 
         status = acr__fail(ACR_IO, "gnuplot failed at \"%s\": %.300s", title,
                            result.timed_out ? "it did not end" : result.err);
     } else {
-        text_add(w->page, "<figure>");
-        chart_inline(w->page, result.out, ++w->charts, title, description);
-        text_add(w->page, "<figcaption>");
+        text_add(w->page, "<figure><figcaption>");
         text_add_escaped(w->page, title);
-        text_add(w->page, "</figcaption></figure>\n");
+        text_add(w->page, "</figcaption>");
+        chart_inline(w->page, result.out, ++w->charts, title, description);
+        text_add(w->page, "</figure>\n");
     }
     child_result_free(&result);
     return status;
@@ -282,16 +283,16 @@ static acr_status draw_bars(chart_writer *w, const bar *bars, int count)
     text_add(&title, "%s, %s mode, %s", record_text(r, "problem"), record_text(r, "mode"), record_text(r, "device"));
     enum {
         ROW = 36,
-        BELOW = 42, /* for the axis */
+        BELOW = 58, /* for the axis and its unit */
         ABOVE = 4
     };
     double height = ROW * count + BELOW + ABOVE;
     begin_script(&script, 400, (int)height);
-    text_add(
-        &script,
-        "set lmargin 1\nset rmargin 3\nset tmargin at screen %g\nset bmargin at screen %g\nset border 1\n"
-        "unset ytics\nset xtics %g\nset format x \"%%.10g\"\nset xrange [0:%g]\nset yrange [0.5:%d.5]\n$bars << END\n",
-        1 - ABOVE / height, BELOW / height, tic_step(longest), 1.02 * longest, count);
+    text_add(&script,
+             "set lmargin 1\nset rmargin 3\nset tmargin at screen %g\nset bmargin 4\nset border 1\n"
+             "unset ytics\nset xlabel \"µs a launch\"\nset xtics %g\nset format x \"%%.10g\"\nset xrange [0:%g]\nset "
+             "yrange [0.5:%d.5]\n$bars << END\n",
+             1 - ABOVE / height, tic_step(longest), 1.02 * longest, count);
     add_bars(&script, &description, bars, count, longest);
     text_add(&script, "END\nplot ");
     for (int series = 1; series <= 2; ++series) {
@@ -330,6 +331,137 @@ acr_status charts_latency(chart_writer *w, const report_data *data)
     text_add(w->page, "</div>\n");
     if (w->charts == before) {
         text_add(w->page, "<p>No problem in these files was measured beside a peer.</p>\n");
+    }
+    free(sorted);
+    return status;
+}
+
+/* ---- The headline: one row a problem, how many times as fast as the best peer ---- */
+
+static bool ratio_wanted(const json_t *r)
+{
+    return *record_text(r, "best_peer") && record_flag(r, "planned") && !record_flag(r, "overlap") &&
+           strcmp(record_text(r, "mode"), "stream") == 0 && strcmp(record_text(r, "driver"), "none") != 0 &&
+           record_number(r, "ratio_to_best_peer") > 0;
+}
+
+static void ratio_key(const json_t *r, char out[KEY_BYTES])
+{
+    snprintf(out, KEY_BYTES, "%s\n%s", record_text(r, "device"), record_text(r, "problem"));
+}
+
+static bool is_mission(const json_t *r)
+{
+    return strcmp(record_text(r, "problem"), MISSION_PROBLEM) == 0;
+}
+
+/* By device; the mission shape first, then from the largest ratio to the smallest. */
+static int by_device_and_ratio(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    const int device = strcmp(record_text(x, "device"), record_text(y, "device"));
+    const double p = record_number(x, "ratio_to_best_peer"), q = record_number(y, "ratio_to_best_peer");
+    return device ? device : is_mission(x) != is_mission(y) ? is_mission(y) - is_mission(x) : (p < q) - (p > q);
+}
+
+/* By the comparison's own verdict, which knows the noise floor: 1 faster, 2 slower, 3 neither. */
+static int outcome_of(const json_t *r)
+{
+    const char *verdict = record_text(r, "verdict");
+    return strcmp(verdict, "FASTER") == 0 ? 1 : strcmp(verdict, "SLOWER") == 0 ? 2 : 3;
+}
+
+static void add_headline_words(report_text *page, const json_t **sorted, size_t first, size_t end)
+{
+    int outcomes[4] = {0};
+    for (size_t i = first; i < end; ++i) {
+        ++outcomes[outcome_of(sorted[i])];
+    }
+    const json_t *r = sorted[first];
+    text_add(page, "<p>On ");
+    text_add_escaped(page, record_text(r, "device"));
+    if (is_mission(r)) {
+        char us[24];
+        text_add(page, ", the mission shape <code>%s</code> takes <strong>%s&nbsp;µs</strong>, ", MISSION_PROBLEM,
+                 us_text(us, record_number(r, "p50_us")));
+        text_add(page, "<strong>%.2f times as fast</strong> (%.2f to %.2f) as the best peer, ",
+                 record_number(r, "ratio_to_best_peer"), record_bound(r, "ratio_ci95", 0),
+                 record_bound(r, "ratio_ci95", 1));
+        text_add_escaped(page, record_text(r, "best_peer"));
+    }
+    text_add(page, ". Of %zu problems beside peers %d are faster beyond the noise, %d slower, %d neither.</p>\n",
+             end - first, outcomes[1], outcomes[2], outcomes[3]);
+}
+
+static acr_status draw_ratios(chart_writer *w, const json_t **sorted, size_t first, size_t end)
+{
+    enum {
+        ROW = 17,
+        BELOW = 58,
+        ABOVE = 4
+    };
+    report_text script = {NULL, 0, 0, false}, description = {NULL, 0, 0, false};
+    const size_t count = end - first;
+    const double height = (double)(ROW * count + BELOW + ABOVE);
+    double least = 0.9, most = 1.1;
+    begin_script(&script, 620, (int)height);
+    text_add(&script, "$rows << END\n");
+    for (size_t i = first; i < end; ++i) {
+        const json_t *r = sorted[i];
+        const double ratio = record_number(r, "ratio_to_best_peer");
+        const double low = record_bound(r, "ratio_ci95", 0), high = record_bound(r, "ratio_ci95", 1);
+        char label[96];
+        snprintf(label, sizeof label, "%.60s  %.2f", record_text(r, "problem"), ratio);
+        text_add(&script, "%g %zu %g %g %d ", ratio, end - i, isnan(low) ? ratio : low, isnan(high) ? ratio : high,
+                 outcome_of(r));
+        add_quoted(&script, label);
+        text_add(&script, "\n");
+        text_add(&description, "%s%s %.2f (%.2f to %.2f)", i > first ? "; " : "", record_text(r, "problem"), ratio, low,
+                 high);
+        least = fmin(least, low);
+        most = fmax(most, high);
+    }
+    text_add(&script,
+             "END\nset tmargin at screen %g\nset bmargin 4\nset lmargin at screen 0.5\nset rmargin 3\n"
+             "set border 1\nset logscale x 2\nset xrange [%g:%g]\nset yrange [0.5:%zu.5]\nset xtics (",
+             1 - ABOVE / height, 0.97 * least, 1.05 * most, count);
+    static const char *const tics[] = {"0.25", "0.5", "0.7", "1", "1.5", "2", "3", "4", "6", "8", "12", "16", "32"};
+    for (size_t i = 0; i < sizeof tics / sizeof tics[0]; ++i) {
+        text_add(&script, "%s\"%s\" %s", i ? ", " : "", tics[i], tics[i]);
+    }
+    text_add(&script,
+             ")\nset xlabel \"times as fast, logarithmic; 95 %% interval\"\n"
+             "set ytics out scale 0\nset arrow from 1, graph 0 to 1, graph 1 nohead dt 2 lc rgb \"#030000\"\nplot ");
+    for (int series = 1; series <= 3; ++series) {
+        text_add(
+            &script,
+            "%s$rows using ($5==%d ? $1 : NaN):2:3:4:ytic(6) with xerrorbars pt 7 ps 0.8 lw 1.5 lc rgb \"#0%d0000\" "
+            "notitle",
+            series > 1 ? ", " : "", series, series);
+    }
+    text_add(&script, "\n");
+    char title[256];
+    snprintf(title, sizeof title, "Times as fast as the best peer, %s, stream mode",
+             record_text(sorted[first], "device"));
+    acr_status status = description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
+                                           : draw(w, &script, title, description.text);
+    text_free(&script);
+    text_free(&description);
+    return status;
+}
+
+acr_status charts_headline(chart_writer *w, const report_data *data)
+{
+    size_t count = 0;
+    const json_t **sorted =
+        records_latest(&count, data->records, data->record_count, ratio_wanted, ratio_key, by_device_and_ratio);
+    acr_status status = ACR_OK;
+    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
+        const char *device = record_text(sorted[first], "device");
+        for (end = first; end < count && strcmp(device, record_text(sorted[end], "device")) == 0; ++end) {
+        }
+        add_headline_words(w->page, sorted, first, end);
+        status = draw_ratios(w, sorted, first, end);
     }
     free(sorted);
     return status;
@@ -375,7 +507,9 @@ static void add_points(report_text *script, const json_t **sorted, size_t first,
         roofline_point p;
         if (point_of(&p, sorted[i]) && !seen[p.series]) {
             seen[p.series] = true;
-            text_add(script, "%g %g %d\n", p.intensity, p.rate / 1e12, p.series);
+            text_add(script, "%g %g %d ", p.intensity, p.rate / 1e12, p.series);
+            add_quoted(script, record_text(sorted[i], "problem"));
+            text_add(script, "\n");
             range[0] = fmin(range[0], p.intensity);
             range[1] = fmax(range[1], p.intensity);
         }
@@ -398,7 +532,7 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
     machine_of_gpu(&m, &model->device);
     report_text script = {NULL, 0, 0, false};
     double range[2] = {INFINITY, 0}, peak = m.multiply_add_flops[ACR_F16] / 1e12;
-    begin_script(&script, 480, 420);
+    begin_script(&script, 620, 540);
     text_add(&script, "$points << END\n");
     add_points(&script, sorted, first, end, range);
     text_add(&script, "END\n");
@@ -414,7 +548,8 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
         "plot (x*%g < %g ? x*%g : %g) lw 2 lc rgb \"#030000\" title \"DRAM %.3g TB/s, tensor cores %.4g TFLOP/s\", "
         "(x*%g < %g ? x*%g : NaN) lw 2 dt 2 lc rgb \"#040000\" title \"L2 %.3g TB/s\", "
         "$points using ($3==2 ? $1 : NaN):2 with points pt 7 ps 0.8 lc rgb \"#020000\" title \"fastest peer\", "
-        "$points using ($3==1 ? $1 : NaN):2 with points pt 7 ps 1.1 lc rgb \"#010000\" title \"fastest of ours\"\n",
+        "$points using ($3==1 ? $1 : NaN):2 with points pt 7 ps 1.1 lc rgb \"#010000\" title \"fastest of ours\", "
+        "$points using ($3==1 ? $1 : NaN):2:4 with labels left offset 0.7,-0.2 font \",7\" notitle\n",
         left, right, 2 * peak, m.memory_bytes_per_s / 1e12, peak, m.memory_bytes_per_s / 1e12, peak,
         m.memory_bytes_per_s / 1e12, peak, m.cache_bytes_per_s / 1e12, peak, m.cache_bytes_per_s / 1e12,
         m.cache_bytes_per_s / 1e12);

@@ -17,6 +17,7 @@ acr_status charts_open(chart_writer *out, report_text *page);
 
 /* Each adds its figures to the page, one sentence when there is nothing to draw. Errors: ACR_IO when gnuplot fails;
  * ACR_NO_MEMORY. */
+acr_status charts_headline(chart_writer *w, const report_data *data);
 acr_status charts_latency(chart_writer *w, const report_data *data);
 acr_status charts_roofline(chart_writer *w, const report_data *data);
 acr_status charts_ladder(chart_writer *w, const report_data *data);

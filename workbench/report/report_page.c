@@ -30,12 +30,16 @@ static const char head[] =
     "h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }\n"
     "a { color: var(--s1); } p, figcaption { color: var(--soft); } code { font-size: .92em; }\n"
     "nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; list-style: none; padding: 0; }\n"
-    "figure { margin: 0 0 1rem; min-width: 0; } figcaption { font-size: .875rem; overflow-wrap: anywhere; }\n"
+    "figure { margin: 0 0 1rem; min-width: 0; } figcaption { font-size: .875rem; font-weight: 600; margin-bottom: "
+    ".25rem; overflow-wrap: anywhere; }\n"
     "svg { display: block; width: 100%; height: auto; max-width: 36rem; color: var(--text); font-family: inherit; }\n"
     "svg text { fill: currentColor; }\n"
     ".grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem 2rem; "
     "}\n"
-    ".scroll { overflow-x: auto; margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px; }\n"
+    ".scroll { overflow-x: auto; margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px;\n"
+    "  scrollbar-width: thin; scrollbar-color: var(--soft) var(--head); }\n"
+    ".scroll::-webkit-scrollbar { height: 10px; background: var(--head); }\n" /* seen without being touched */
+    ".scroll::-webkit-scrollbar-thumb { background: var(--soft); border-radius: 5px; }\n"
     "table { border-collapse: collapse; font-size: .875rem; width: 100%; }\n"
     "caption { text-align: left; padding: .5rem .75rem; color: var(--soft); }\n"
     "th, td { padding: .3rem .75rem; text-align: left; white-space: nowrap; border-top: 1px solid var(--line); }\n"
@@ -52,6 +56,10 @@ static const char head[] =
 static const struct section {
     const char *id, *title, *text; /* text: HTML */
 } sections[] = {
+    {"headline", "Wins and losses",
+     "<p><strong class=\"ours\">Faster</strong> and <strong class=\"peers\">slower</strong> than the best peer beyond "
+     "the "
+     "noise; the others are neither. The first row is the shape that the project was begun for.</p>\n"},
     {"latency", "Latency beside the peers",
      "<p>Median time of a launch with its 95&nbsp;% interval: <strong class=\"ours\">ours</strong>, the planner's "
      "kernel or "
@@ -168,11 +176,44 @@ static void add_conclusions(report_text *page, const report_data *data)
     }
 }
 
+static bool any_record(const report_data *data, const char *field)
+{
+    for (size_t i = 0; i < data->record_count; ++i) {
+        if (*record_text(data->records[i], field)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool any_rung(const report_data *data)
+{
+    for (size_t i = 0; i < data->record_count; ++i) {
+        if (strncmp(record_text(data->records[i], "kernel"), "fwd_ladder", strlen("fwd_ladder")) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What nothing was given for has no section. */
+static bool has_section(const report_data *data, const struct section *s)
+{
+    return strcmp(s->id, "headline") == 0    ? any_record(data, "best_peer")
+           : strcmp(s->id, "latency") == 0   ? any_record(data, "peer")
+           : strcmp(s->id, "ladder") == 0    ? any_rung(data)
+           : strcmp(s->id, "evolution") == 0 ? data->run_count > 0
+           : strcmp(s->id, "profiles") == 0  ? data->profile_count > 0
+                                             : data->record_count > 0;
+}
+
 static acr_status add_section(report_text *page, const report_data *data, chart_writer *charts, const struct section *s)
 {
     text_add(page, "<section aria-labelledby=\"%s\">\n<h2 id=\"%s\">%s</h2>\n%s", s->id, s->id, s->title, s->text);
     acr_status status = ACR_OK;
-    if (strcmp(s->id, "latency") == 0) {
+    if (strcmp(s->id, "headline") == 0) {
+        status = charts_headline(charts, data);
+    } else if (strcmp(s->id, "latency") == 0) {
         status = charts_latency(charts, data);
         add_table(page, data, "gpu-peers");
         add_table(page, data, "cpu-pytorch");
@@ -204,11 +245,15 @@ acr_status page_make(report_text *page, const report_data *data, int *charts)
     add_sources(page, data);
     text_add(page, "<nav aria-label=\"Sections\"><ul>\n");
     for (size_t i = 0; i < SECTION_COUNT; ++i) {
-        text_add(page, "<li><a href=\"#%s\">%s</a></li>\n", sections[i].id, sections[i].title);
+        if (has_section(data, &sections[i])) {
+            text_add(page, "<li><a href=\"#%s\">%s</a></li>\n", sections[i].id, sections[i].title);
+        }
     }
     text_add(page, "</ul></nav>\n</header>\n<main>\n");
     for (size_t i = 0; i < SECTION_COUNT && status == ACR_OK; ++i) {
-        status = add_section(page, data, &writer, &sections[i]);
+        if (has_section(data, &sections[i])) {
+            status = add_section(page, data, &writer, &sections[i]);
+        }
     }
     text_add(page, "</main>\n</body>\n</html>\n");
     *charts = writer.charts;
