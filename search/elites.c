@@ -75,7 +75,7 @@ static void diagnose_run(diagnosis *out, const profile_run *run, const acr__devi
 {
     machine m;
     floor_times floor;
-    const demand d = demand_of(problem, NULL);
+    const problem_work d = work_of(problem, NULL);
     machine_of_gpu(&m, device);
     floor_of(&floor, &m, problem, &d);
     diagnose(out, &run->counters, &floor, device, m.launch_s);

@@ -150,7 +150,7 @@ static acr_status find_floors(session *s)
     };
     for (size_t i = 0; i < s->job.problem_count; ++i) {
         const acr_problem *p = &s->job.problems[i].problem;
-        const demand d = demand_of(p, NULL);
+        const problem_work d = work_of(p, NULL);
         double least_us = INFINITY, memory_us = 0;
         for (int try = 0; try < TRIES; ++try) {
             machine m;

@@ -143,7 +143,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
     fake.ref = ref;
     fake.ours_s = ours_s;
     fake.begun = fake.ended = 0;
-    const demand asked = demand_of(&problem, NULL);
+    const problem_work asked = work_of(&problem, NULL);
     const floor_times floor = {
         .warm_s = floor_s, .warm_bound = "the test", .cold_s = floor_s, .cold_bound = "the test"};
     const kernel_patterns all = {.count = 0};
@@ -152,7 +152,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
         .problem = &problem,
         .text = text,
         .ref = ref,
-        .demand = &asked,
+        .work = &asked,
         .floor = &floor,
         .patterns = &all,
         .planned = acr_plan_kernel(plan),

@@ -15,7 +15,7 @@ static void check_problem(const gpu_model *gpu, const char *text)
         return;
     machine m;
     machine_of_gpu(&m, &gpu->device);
-    const demand d = demand_of(&p, NULL);
+    const problem_work d = work_of(&p, NULL);
     floor_times f;
     floor_of(&f, &m, &p, &d);
     const double chosen_s = chosen->cost(&p, &gpu->device);

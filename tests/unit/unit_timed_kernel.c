@@ -214,7 +214,7 @@ static void sets_exceed_the_cache_five_times(void **state)
     (void)state;
     int sets = 0;
     acr__device device = {.name = "a device", .l2_bytes = 50 << 20, .mem_bytes = (int64_t)80 << 30};
-    demand d = {.bytes = 4 << 20};
+    problem_work d = {.bytes = 4 << 20};
     assert_ok(timed_kernel_sets(&sets, &device, &d));
     assert_int_equal(sets, 63); /* 252 MiB */
     d.bytes = 400 << 20;

@@ -14,7 +14,7 @@ json_t *bench_record(const bench_conditions *on, const bench_series *series)
         series->sets, "discarded", series->discarded, "ci95_us", json_number_or_null(s->p50_ci95.low),
         json_number_or_null(s->p50_ci95.high), "err_max", json_number_or_null(series->err_max), "floor_us",
         1e6 * mode_floor_s(on->mode, on->floor), "floor_bound", mode_floor_bound(on->mode, on->floor), "tflops",
-        on->demand->flops / s->p50 / 1e6, "seeds", "inputs", (json_int_t)on->seed);
+        on->work->flops / s->p50 / 1e6, "seeds", "inputs", (json_int_t)on->seed);
     if (on->mode == MODE_COLD) {
         json_object_set_new(json, "empty_us", json_number_or_null(on->empty_us));
     }

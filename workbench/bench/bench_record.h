@@ -15,7 +15,7 @@ typedef struct bench_conditions {
     const char *problem; /* its text */
     bench_mode mode;
     double empty_us; /* cold mode: what no launch at all takes */
-    const demand *demand;
+    const problem_work *work;
     const floor_times *floor;
     uint64_t seed;
     const watch *watched;

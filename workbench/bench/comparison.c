@@ -460,7 +460,7 @@ static void print_header(const comparison *t)
 
 static void print_row(const comparison *t, const entrant *c, const stats_summary *s, bool compared)
 {
-    const demand *d = t->request->demand;
+    const problem_work *d = t->request->work;
     char p50[24], p90[24], p99[24], ratio[16] = "", interval[48] = "";
     if (compared) {
         const stats_comparison *k = &c->pair.comparison;
@@ -531,7 +531,7 @@ static json_t *record_of(const comparison *t, const entrant *c)
         .problem = r->text,
         .mode = r->mode,
         .empty_us = r->empty_us,
-        .demand = r->demand,
+        .work = r->work,
         .floor = r->floor,
         .seed = r->seed,
         .watched = &t->watched,

@@ -22,7 +22,7 @@ typedef struct comparison_request {
     const acr_problem *problem;
     const char *text; /* of the problem */
     const reference *ref;
-    const demand *demand;
+    const problem_work *work;
     const floor_times *floor;
     const kernel_patterns *patterns; /* which of our kernels; none = the planner's */
     const char *planned;             /* the planner's, "" = none */

@@ -35,7 +35,7 @@ struct timed_kernel {
     verdict verdict;
 };
 
-acr_status timed_kernel_sets(int *sets, const acr__device *device, const demand *d)
+acr_status timed_kernel_sets(int *sets, const acr__device *device, const problem_work *d)
 {
     static const double CACHES = 5;
     const double cache_bytes = (double)device->l2_bytes;
@@ -80,7 +80,7 @@ static acr_status make_sets(timed_kernel *s)
 {
     const timed_kernel_request *r = &s->request;
     const acr_buffers lengths = reference_buffers(r->ref);
-    const demand d = demand_of(r->problem, &lengths);
+    const problem_work d = work_of(r->problem, &lengths);
     int count = 1;
     acr_status status = ACR_OK;
     s->check_every = CHECK_EVERY * (1 + (uint64_t)(d.bytes / CHECKED_BYTES));

@@ -35,7 +35,7 @@ typedef struct timed_kernel timed_kernel;
 enum {
     TIMED_KERNEL_SETS_MAX = 1024
 };
-acr_status timed_kernel_sets(int *sets, const acr__device *device, const demand *d);
+acr_status timed_kernel_sets(int *sets, const acr__device *device, const problem_work *d);
 
 /* Makes the buffers and, but for the call modes, the recording. Times nothing that counts. The kernel must have passed
  * conformance_check. The caller frees with timed_kernel_destroy (NULL is a no-op). Errors: as execution_create;

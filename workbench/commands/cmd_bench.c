@@ -112,7 +112,7 @@ typedef struct bench_problem {
     const acr_problem *problem;
     char text[ACR_PROBLEM_TEXT_MAX];
     reference *ref;
-    demand demand;
+    problem_work work;
     floor_times floor;
     char planned[128]; /* the planner's kernel, "" = none */
 } bench_problem;
@@ -248,7 +248,7 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
         .problem = on->text,
         .mode = s->request->mode,
         .empty_us = s->empty_us,
-        .demand = &on->demand,
+        .work = &on->work,
         .floor = &on->floor,
         .seed = s->request->seed,
         .watched = &s->watched,
@@ -285,7 +285,7 @@ static void print_measurement(const session *s, const bench_problem *on, const m
     snprintf(interval, sizeof interval, "%s - %s", us_text(low, t->p50_ci95.low), us_text(high, t->p50_ci95.high));
     printf("%c %-44s %9s %19s %9s %9s %5zu %8.3g %7.2f %8.2g\n", strcmp(on->planned, m->kernel->name) == 0 ? '*' : ' ',
            m->kernel->name, us_text(p50, t->p50), interval, us_text(p90, t->p90), us_text(p99, t->p99), t->count,
-           on->demand.flops / t->p50 / 1e6, t->p50 / (1e6 * mode_floor_s(s->request->mode, &on->floor)),
+           on->work.flops / t->p50 / 1e6, t->p50 / (1e6 * mode_floor_s(s->request->mode, &on->floor)),
            m->verdict.err_max);
     fflush(stdout);
 }
@@ -436,13 +436,13 @@ static void find_floor(const session *s, bench_problem *on)
 {
     machine m;
     const acr_buffers lengths = reference_buffers(on->ref);
-    on->demand = demand_of(on->problem, &lengths);
+    on->work = work_of(on->problem, &lengths);
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);
     } else {
-        machine_of_cpu(&m, s->device, s->threads, on->demand.bytes);
+        machine_of_cpu(&m, s->device, s->threads, on->work.bytes);
     }
-    floor_of(&on->floor, &m, on->problem, &on->demand);
+    floor_of(&on->floor, &m, on->problem, &on->work);
 }
 
 /* The same beside peers. */
@@ -454,7 +454,7 @@ static acr_status bench_comparison(session *s, const bench_problem *on)
         .problem = on->problem,
         .text = on->text,
         .ref = on->ref,
-        .demand = &on->demand,
+        .work = &on->work,
         .floor = &on->floor,
         .patterns = &s->request->patterns,
         .planned = on->planned,

@@ -447,7 +447,7 @@ static int profile_one(const session *s, const acr_problem *problem)
 {
     profiled on = {.problem = problem};
     machine m;
-    demand d = demand_of(problem, NULL);
+    problem_work d = work_of(problem, NULL);
     acr_problem_format(problem, on.text, sizeof on.text);
     machine_of_gpu(&m, s->device);
     floor_of(&on.floor, &m, problem, &d);

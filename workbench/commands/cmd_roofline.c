@@ -101,7 +101,7 @@ static void print_target(const machine *m, const floor_times *f, double target_s
 
 static void print_floor(const acr_problem *problem, const char *text, const machine *m, double target_s)
 {
-    demand d = demand_of(problem, NULL);
+    problem_work d = work_of(problem, NULL);
     floor_times f;
     floor_of(&f, m, problem, &d);
     printf("%s on %s\n", text, m->name);
@@ -135,7 +135,7 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
 
 static json_t *floor_json(const acr_problem *problem, const char *text, const machine *m, double target_s)
 {
-    demand d = demand_of(problem, NULL);
+    problem_work d = work_of(problem, NULL);
     floor_times f;
     floor_of(&f, m, problem, &d);
     json_t *json =
@@ -192,7 +192,7 @@ static void report(const problem_list *problems, const target *s, double target_
         if (s->device.backend == ACR__CUDA) {
             machine_of_gpu(&m, &s->device);
         } else {
-            machine_of_cpu(&m, &s->device, s->threads, demand_of(problem, NULL).bytes);
+            machine_of_cpu(&m, &s->device, s->threads, work_of(problem, NULL).bytes);
         }
         char text[ACR_PROBLEM_TEXT_MAX];
         acr_problem_format(problem, text, sizeof text);

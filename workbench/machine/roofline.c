@@ -73,7 +73,7 @@ static entry_lengths lengths_of(const acr_problem *p, const acr_buffers *lengths
     return (entry_lengths){p->q_len, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys};
 }
 
-demand demand_of(const acr_problem *p, const acr_buffers *lengths)
+problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
 {
     double pairs = 0, keys_total = 0, queries_total = 0;
     for (int64_t batch = 0; batch < p->batch; ++batch) {
@@ -91,7 +91,7 @@ demand demand_of(const acr_problem *p, const acr_buffers *lengths)
     double k_elems = distinct_rows(&p->k, entries, p->kv_heads) * keys_mean * (double)p->qk_dim;
     double v_elems = distinct_rows(&p->v, entries, p->kv_heads) * keys_mean * (double)p->v_dim;
     double q_elems = distinct_rows(&p->q, entries, p->q_heads) * queries_mean * (double)p->qk_dim;
-    demand d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = pairs};
+    problem_work d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = pairs};
     d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim;
     d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;
     return d;
@@ -110,7 +110,7 @@ static void raise(bound *b, double time_s, const char *name)
     }
 }
 
-void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const demand *d)
+void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const problem_work *d)
 {
     double beyond_cache = fmax(0.0, d->bytes - m->cache_bytes);
     *out = (floor_times){

@@ -25,17 +25,17 @@ void machine_of_gpu(machine *out, const acr__device *device);
 /* Measures this machine's processors, with a working set of so many bytes: 0.4 s. */
 void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes);
 
-/* What a problem asks for, at least. */
-typedef struct demand {
+/* The least work that a problem is. */
+typedef struct problem_work {
     double flops; /* 2 a multiply-add, two products, visible keys only */
     double exps;
     double
         bytes; /* every element of q and of the keys and values that a row sees read once, of o and lse written once */
-} demand;
+} problem_work;
 
 /* lengths: whose kv_lens, or offsets and totals, on the host, say how long the batch entries are; its other members are
  * not used. NULL: all are the longest. problem is canonical. */
-demand demand_of(const acr_problem *problem, const acr_buffers *lengths);
+problem_work work_of(const acr_problem *problem, const acr_buffers *lengths);
 
 typedef struct floor_times {
     double multiply_add_s, exp_s,
@@ -45,7 +45,7 @@ typedef struct floor_times {
     const char *warm_bound, *cold_bound;          /* which of them binds */
 } floor_times;
 
-void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const demand *d);
+void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const problem_work *d);
 
 /* What a target of so many seconds is worth. */
 typedef enum target_verdict {

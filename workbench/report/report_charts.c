@@ -490,7 +490,7 @@ static bool point_of(roofline_point *out, const json_t *r)
         p.dtype == ACR_F32) { /* has another roof */
         return false;
     }
-    demand d = demand_of(&p, NULL);
+    problem_work d = work_of(&p, NULL);
     *out = (roofline_point){d.flops / d.bytes, 1e6 * d.flops / record_number(r, "p50_us"),
                             *record_text(r, "peer") ? 2 : 1};
     return true;
