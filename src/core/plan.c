@@ -42,10 +42,6 @@ static const char *below_capability(int32_t arch, int32_t arch_min)
 /* All kernels that ask visible.h for both ends of what a row sees; the teaching ladder starts at the first key. */
 static bool serves_windows(const acr__kernel *kernel)
 {
-    static const char *const from_first_key[] = {"fwd_mma", "fwd_mma8", "fwd_simt", "fwd_split", "fwd_decode"};
-    for (size_t i = 0; i < sizeof from_first_key / sizeof from_first_key[0]; i++)
-        if (strcmp(kernel->family, from_first_key[i]) == 0)
-            return false;
     return !(kernel->traits & ACR__TRAIT_NEVER_PLANNED);
 }
 

@@ -28,11 +28,12 @@ LATE_WITHOUT_RACES = ("1", "0", "0")  # what the order alone brings to light
 
 # How long problems of these kernels may be: whole tiles, and tails of them.
 SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:s33:d{d}:causal-tl:bshd",
-          "b3:h2:s70/50:d{d}:causal:bshd:packed", "b1:h4/1:s1/200:d{d}"]
+          "b3:h2:s70/50:d{d}:causal:bshd:packed", "b1:h4/1:s1/200:d{d}", "b2:h2:s70/210:d{d}:win40/9:kvlens"]
 LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
 WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:win7/3",
            "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33"]
-DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd"]
+DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
+            "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 
 
 def problems(shapes, dims, dtypes=("f16", "bf16")):
@@ -278,7 +279,7 @@ def run_races(program, driver, images):
 
 # Rows at the mask's edge, lengths, sequences, top-left, several positions of a group of heads, tails of tiles.
 EDGES = ["b1:h2:s70/130:d64:causal", "b2:h4/2:s65/97:d64:kvlens", "b3:h2:s70/50:d64:causal:bshd:packed",
-         "b1:h4/1:s5/131:d64:causal", "b1:h2:s33/45:d64:causal-tl:bshd"]
+         "b1:h4/1:s5/131:d64:causal", "b1:h2:s33/45:d64:causal-tl:bshd", "b1:h2:s70/130:d64:causal:win20"]
 ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32", "f16", "bf16"]),
             (80, 4, "fwd_ladder*", ["f16"]), (80, 8, "fwd_split_*", ["f16", "bf16"]),
             (90, 8, "fwd_decode_*", ["f16", "bf16"]), (90, 2, "fwd_wgmma_*", ["f16", "bf16"]),
