@@ -39,12 +39,6 @@ static const char *below_capability(int32_t arch, int32_t arch_min)
     return reason;
 }
 
-/* All kernels that ask visible.h for both ends of what a row sees; the teaching ladder starts at the first key. */
-static bool serves_windows(const acr__kernel *kernel)
-{
-    return !(kernel->traits & ACR__TRAIT_NEVER_PLANNED);
-}
-
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     if (kernel->backend != device->backend)
@@ -63,7 +57,7 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return over_limit("v_dim", problem->v_dim, kernel->v_dim_max);
     if (problem->flags & ACR_PACKED && !(kernel->traits & ACR__TRAIT_PACKED))
         return "packed: the kernel serves no packed batches (ACR_PACKED)";
-    if ((problem->window_left || problem->window_right) && !serves_windows(kernel))
+    if ((problem->window_left || problem->window_right) && kernel->traits & ACR__TRAIT_NEVER_PLANNED) /* the ladder */
         return "window: the kernel serves no sliding window (window_left, window_right)";
     return kernel->why_not(problem, device);
 }
