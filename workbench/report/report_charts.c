@@ -496,9 +496,28 @@ static bool point_of(roofline_point *out, const json_t *r)
     return true;
 }
 
+/* Whether a name beside a point would stand clear of those that stand already: on logarithmic axes, a line high and
+ * a name wide. */
+static bool is_apart(const roofline_point *p, const roofline_point *labels, int count)
+{
+    static const double line = 1.09, name = 6.0;
+    for (int i = 0; i < count; ++i) {
+        const double x = p->intensity / labels[i].intensity, y = p->rate / labels[i].rate;
+        if (x < name && x > 1 / name && y < line && y > 1 / line) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* The fastest of ours and of the peers for each problem; sorted by chart and time, so the first of each. */
 static void add_points(report_text *script, const json_t **sorted, size_t first, size_t end, double range[2])
 {
+    enum {
+        LABELS_MAX = 64
+    };
+    roofline_point labels[LABELS_MAX];
+    int label_count = 0;
     bool seen[3] = {false, false, false};
     for (size_t i = first; i < end; ++i) {
         if (i > first && !same_chart(sorted[i], sorted[i - 1])) {
@@ -508,8 +527,12 @@ static void add_points(report_text *script, const json_t **sorted, size_t first,
         if (point_of(&p, sorted[i]) && !seen[p.series]) {
             seen[p.series] = true;
             text_add(script, "%g %g %d ", p.intensity, p.rate / 1e12, p.series);
-            add_quoted(script, record_text(sorted[i], "problem"));
+            const bool ours = p.series == 1, labelled = ours && is_apart(&p, labels, label_count);
+            add_quoted(script, labelled ? record_text(sorted[i], "problem") : "");
             text_add(script, "\n");
+            if (labelled && label_count < LABELS_MAX) {
+                labels[label_count++] = p;
+            }
             range[0] = fmin(range[0], p.intensity);
             range[1] = fmax(range[1], p.intensity);
         }
