@@ -458,7 +458,8 @@ typedef struct launcher {
 static const char *launch_of(acr__launch *launch, size_t *workspace_bytes, acr__boxes *boxes, const launcher *l,
                              const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = l->kernel ? acr__why_not(l->kernel, problem, device) : descriptor_why_not(l->d, problem, device);
+    const char *reason =
+        l->kernel ? acr__why_not(l->kernel, problem, device) : descriptor_why_not(l->d, problem, device);
     *launch = (acr__launch){.block = 1};
     if (reason) {
         return reason;
