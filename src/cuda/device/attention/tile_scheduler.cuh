@@ -168,7 +168,7 @@ DEV int count_queries(const fwd_args &a, const work_tile &t)
 
 DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
 {
-    return {fwd_rule_of(&a), count_queries(a, t), t.rows.kv_len};
+    return {rule_of(a), count_queries(a, t), t.rows.kv_len};
 }
 
 /* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work

@@ -53,9 +53,19 @@ DEV sequence find_sequence(const fwd_args &a, int batch)
 
 /* ---- Which keys a tile of rows sees: visible_to_rows and visible_tiles_of of visible.h take this entry ---- */
 
+/* A line that refuses sliding windows says so by WINDOWS 0, and has no code for them; the others look. */
+DEV visible_rule rule_of(const fwd_args &a)
+{
+#ifdef WINDOWS
+    if (!(WINDOWS))
+        return {a.mask, 0, 0};
+#endif
+    return fwd_rule_of(&a);
+}
+
 DEV visible_entry entry_of(const fwd_args &a, const sequence &s)
 {
-    return {fwd_rule_of(&a), s.q_len, s.kv_len};
+    return {rule_of(a), s.q_len, s.kv_len};
 }
 
 /* Of an entry that is not of a packed batch. Reads global memory: kv_lens. */
@@ -67,7 +77,8 @@ DEV visible_entry entry_of_batch(const fwd_args &a, int batch)
 /* Whether the rule can hide keys that exist: then a tile of keys may hold values that some of its rows must not see. */
 DEV bool hides_keys(const visible_entry &e)
 {
-    return visible_is_limited(e.rule);
+    /* visible_is_limited, written out: through a call fwd_wgmma's four consumers spill */
+    return e.rule.mask != FWD_MASK_NONE || e.rule.window_left != 0 || e.rule.window_right != 0;
 }
 
 /* ---- Masks ---- */

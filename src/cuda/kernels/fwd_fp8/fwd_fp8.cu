@@ -26,6 +26,8 @@
 #ifndef Q_STAGES
 #define Q_STAGES 1
 #endif
+/* Sliding windows: four consumers leave no registers for their limits. */
+#define WINDOWS (Q_TILE < 256)
 
 enum {
     ELEM_BYTES = 1,
@@ -604,6 +606,8 @@ enum {
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__length_why_not(problem);
+    if (reason == NULL && !WINDOWS && (problem->window_left || problem->window_right))
+        reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)

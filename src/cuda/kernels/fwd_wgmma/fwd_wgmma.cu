@@ -28,6 +28,8 @@
 #ifndef PACKED
 #define PACKED 0
 #endif
+/* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits. */
+#define WINDOWS ((Q_TILE < 192 || (Q_TILE == 192 && PACKED)) && V_DIM <= 128)
 
 enum {
     ELEM_BYTES = 2,
@@ -379,6 +381,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     const char *reason = acr__length_why_not(problem);
     if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
         reason = "serves packed batches only (ACR_PACKED)";
+    if (reason == NULL && !WINDOWS && (problem->window_left || problem->window_right))
+        reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
     if (reason == NULL)
         reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
     if (reason == NULL)
