@@ -33,7 +33,7 @@ typedef enum sandbox_slot {
 typedef enum sandbox_fault {
     SANDBOX_FINE,
     SANDBOX_CRASHED,   /* a signal: it read or wrote where there is nothing, divided by zero, ... */
-    SANDBOX_HUNG,      /* a call took longer than its time */
+    SANDBOX_HUNG,      /* a call took longer than its time, as a process's time is counted */
     SANDBOX_FORBIDDEN, /* a system call, or a clock */
     SANDBOX_BROKEN     /* not the kernel's doing: no memory, no process */
 } sandbox_fault;
