@@ -32,6 +32,7 @@ SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:
 LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
 WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:win7/3",
            "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33"]
+PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200/400:d{d}:bshd:packed:win150/33"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 
@@ -60,7 +61,12 @@ GROUPS = {
                if d < 256 or sms > 2],
     "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*", orders, problems(SHAPES + LONG, [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
-             [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))],
+             [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))] +
+             [(90, 2, f"fwd_wgmma_*_{line}_sm90a", orders, problems(WINDOWS, [d]))
+              for line, d, orders in (("d64_128x128_s3", 64, [LATE_TOO, EAGER]), ("d128_128x128_s2", 128, [LATE]),
+                                      ("d192_128x128_s2_v128", "192/128", [LATE]))] +
+             [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
+              for d in (64, 128)],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64]))],
@@ -68,7 +74,9 @@ GROUPS = {
                for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
              problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"])) for d in (64, 128)] +
-           [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)],
+           [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)] +
+           [(90, 2, f"fwd_fp8_*_{line}*", orders, problems(WINDOWS, [d], ["e4m3"]))
+            for line, d, orders in (("d64_1", 64, [LATE, EAGER]), ("d128_", 128, [LATE_TOO]), ("d256_", 256, [LATE]))],
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +
