@@ -461,6 +461,35 @@ static void cover(case_list *list, space *s, pair_table *t, int a, int x, int b,
     }
 }
 
+static int index_of(const int64_t *values, int count, int64_t value)
+{
+    for (int i = 0; i < count; ++i) {
+        if (values[i] == value) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* One query over the longest keys, nothing hidden: where CTAs share a tile's keys, as many of them as ever do. Pairs
+ * alone do not promise that, since a window or a mask may come with every long case. */
+static void add_long_decoding(case_list *list, space *s, pair_table *t)
+{
+    const int q_len = index_of(s->q_lens, s->counts[AXIS_Q_LEN], 1);
+    const int kv_len = index_of(s->kv_lens, s->counts[AXIS_KV_LEN], LONG_KV_LEN);
+    choice c = {{0}};
+    if (q_len < 0 || kv_len < 0 || list->count == CASES_MAX) {
+        return;
+    }
+    c.value[AXIS_Q_LEN] = (signed char)q_len;
+    c.value[AXIS_KV_LEN] = (signed char)kv_len;
+    c.value[AXIS_HEADS] = 1; /* one head: the fewest tiles, so the most splits */
+    if (case_of(&list->items[list->count], s, &c)) {
+        ++list->count;
+        mark_covered(list, t, &c);
+    }
+}
+
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick)
 {
     space s;
@@ -482,6 +511,7 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
             }
         }
     }
+    add_long_decoding(out, &s, &t);
     if (quick && out->count > CASES_QUICK) {
         out->count = CASES_QUICK;
     }
