@@ -167,18 +167,4 @@ DEV void fix_hidden_nan(const fwd_args &a, const visible_entry &e, const stored_
         fix_row<TYPE, OUT_TYPE>(a, r, visible_first(e, r.row), visible_end(e, r.row), lane);
 }
 
-/* As families that do not yet call fix_hidden_nan say it. */
-typedef struct spoilt_row {
-    int batch, head, row;
-    int q_begin, kv_begin;
-    int keys_end;
-    float scale_log2, offset, factor;
-} spoilt_row;
-
-template <int TYPE, int OUT_TYPE = TYPE> DEV void repair_row(const fwd_args &a, const spoilt_row &r, int lane)
-{
-    fix_row<TYPE, OUT_TYPE>(a, {r.batch, r.head, r.row, r.q_begin, r.kv_begin, r.scale_log2, r.offset, r.factor}, 0,
-                            r.keys_end, lane);
-}
-
 #endif

@@ -58,8 +58,8 @@ DEV work_tile tile_of_cta(const fwd_args &a, uint3 cta)
         t.batch = (int)cta.z;
     } else {
         uint32_t head, q_tile;
-        order_tiles(head, q_tile, a, cta.x + gridDim.x * (cta.y + gridDim.y * cta.z), gridDim.x,
-                    gridDim.y * gridDim.z, SECTION_HEADS);
+        order_tiles(head, q_tile, a, cta.x + gridDim.x * (cta.y + gridDim.y * cta.z), gridDim.x, gridDim.y * gridDim.z,
+                    SECTION_HEADS);
         t.q_first = (int)q_tile * Q_TILE;
         t.head = (int)(head % gridDim.y);
         t.batch = (int)(head / gridDim.y);

@@ -74,6 +74,12 @@ DEV visible_entry entry_of_batch(const fwd_args &a, int batch)
     return {fwd_rule_of(&a), a.q_len, find_kv_len(a, batch)};
 }
 
+/* Of a kernel without packed batches. Reads global memory: kv_lens. */
+DEV visible_entry find_entry(const fwd_args &a, int batch)
+{
+    return {rule_of(a), a.q_len, find_kv_len(a, batch)};
+}
+
 /* Whether the rule can hide keys that exist: then a tile of keys may hold values that some of its rows must not see. */
 DEV bool hides_keys(const visible_entry &e)
 {
@@ -137,33 +143,6 @@ template <int ELEMS> DEV void mask_transposed_scores(float (&s)[ELEMS], const ro
 DEV bool sees_key(const visible_entry &e, int row, int key)
 {
     return key < visible_end(e, row) && (e.rule.window_left == 0 || key >= visible_first(e, row));
-}
-
-/* ---- As families that do not yet ask by entries and rows say it ---- */
-
-typedef struct keys {
-    visible_entry entry;
-    int len;      /* keys of the batch entry that exist */
-    int end;      /* one past the last key that any row of the tile sees */
-    int full_end; /* one past the last key that every row sees */
-} keys;
-
-DEV int keys_seen(const fwd_args &a, const keys &k, int row)
-{
-    (void)a;
-    return visible_end(k.entry, row);
-}
-
-DEV keys sequence_keys(const fwd_args &a, const sequence &s, int q_first, int rows)
-{
-    const visible_entry e = entry_of(a, s);
-    const visible_keys v = visible_to_rows(e, q_first, rows);
-    return {e, e.kv_len, v.end, v.full_end};
-}
-
-DEV keys find_keys(const fwd_args &a, int batch, int q_first, int rows)
-{
-    return sequence_keys(a, {0, a.q_len, 0, find_kv_len(a, batch)}, q_first, rows);
 }
 
 #endif
