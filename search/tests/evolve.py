@@ -483,7 +483,11 @@ def test_gpus(context):
                      ("STAGES     2 3 4 5 6\n", "STAGES     2 3\nmicro   SALT       1 2 3 4 5 6\n")):
         check(old in text, f"the space has {old}")
         text = text.replace(old, new)
-    space.write_text(text)  # few sets, and a parameter of which the code knows nothing
+    space.write_text(text)  # few sets, and a parameter that changes nothing
+    family = space.with_suffix(".cu")
+    text = family.read_text()
+    check("PARAMETERS: DIM" in text, "the family declares its parameters")
+    family.write_text(text.replace("PARAMETERS: DIM", "PARAMETERS: SALT=0 DIM"))
     begin = ["evolve", "--backend", "cuda", "--clock", "model", "--cases", "1", "--trials", "3", "--generation", "6",
              "--no-profile", "--tree", str(tree), "--family", "fwd_split", "--seed", "5",
              "--from", "fwd_split 80 DIM=64 Q_TILE=16 KV_TILE=32 STAGES=3 KV_GROUPS=4 SALT=1", "b1:h2:s5/40:d64"]

@@ -216,7 +216,7 @@ static json_t *answer_json(const answer *a, const acr_problem *problem, const ac
 
 enum {
     OTHERS_SHOWN = 3,
-    REASONS_SHOWN = 3
+    REASONS_SHOWN = 2
 };
 
 /* A kernel that could run the problem and was not chosen, or kernels that cannot, for one reason. */
