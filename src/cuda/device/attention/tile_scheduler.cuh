@@ -173,11 +173,16 @@ DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
 
 /* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work
  * tile has at least one. */
-DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
+DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
 {
-    visible_tiles k = visible_tiles_of(visible_to_rows(entry_of(a, t), t.q_first, Q_TILE), KV_TILE);
+    visible_tiles k = visible_tiles_of(visible_to_rows(e, q_first, Q_TILE), KV_TILE);
     k.end = max(k.end, k.first + 1);
     return k;
+}
+
+DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
+{
+    return key_tiles_of(entry_of(a, t), t.q_first);
 }
 
 #endif

@@ -70,6 +70,7 @@ typedef struct shared_memory {
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/register_pair.cuh"
 #include "cuda/device/isa/wgmma.cuh"
 
 enum {
@@ -82,7 +83,14 @@ enum {
     FIRST_ALONE = FIRST_PING_PONG + CONSUMERS, /* named barriers, behind the ping-pong ones: one for each consumer */
     /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
      * product of the other; more of them keep the tensor cores fed by queueing. */
-    PASS_AFTER_SCORES = CONSUMERS == 2
+    PASS_AFTER_SCORES = CONSUMERS == 2,
+    /* A lane's two offsets, which the exponents of a tile use in turn, are in registers of different banks: then each
+     * stays in the operand cache. In one bank they are read again for every exponent, which takes 2 to 3 % of a launch.
+     * Lines of other V_DIM are left to the compiler. */
+    PAIRED_OFFSETS = CONSUMERS == 2 && V_DIM == 128,
+    /* Without a window, what a work tile sees is found by code that knows of none: a third of the instructions between
+     * two tiles. */
+    APART_FROM_WINDOWS = CONSUMERS == 2 && V_DIM == 128
 };
 
 static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
@@ -177,10 +185,23 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
         p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
+/* While step loops, `offsets` holds r.offset if PAIRED_OFFSETS. */
+DEV void keep_offsets(register_pair &offsets, const lane_rows &r)
+{
+    if (PAIRED_OFFSETS)
+        offsets = join_registers(r.offset);
+}
+
+DEV void use_offsets(lane_rows &r, register_pair offsets)
+{
+    if (PAIRED_OFFSETS)
+        split_registers(r.offset, offsets);
+}
+
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
-DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, uint64_t q, const consumer &c, int use,
-              int accumulate, int masked, const row_keys &seen, int key)
+DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
+              const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key)
 {
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
@@ -199,8 +220,11 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     finish_scores(s, seen, key, masked);
     lane_max(max, s);
     const int grown = any_row_exceeds(r, max, c.threshold);
-    if (grown)
+    if (grown) {
         raise_references(r, factor, max, c.scale_log2, c.threshold);
+        keep_offsets(offsets, r);
+    }
+    use_offsets(r, offsets);
     exponentiate_and_sum(s, r, c.scale_log2);
     ACR_MARK(use, "exponentials done");
     WGMMA_WAIT(0);
@@ -244,6 +268,25 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
     }
 }
 
+DEV bool has_window(visible_rule rule)
+{
+    return rule.window_left != 0 || rule.window_right != 0;
+}
+
+DEV visible_entry without_window(visible_entry e)
+{
+    return {{e.rule.mask, 0, 0}, e.q_len, e.kv_len};
+}
+
+/* What of a work tile's keys the lane's rows see, and the key tiles of all consumers and of this one. */
+DEV void find_visible(row_keys &seen, visible_tiles &all, visible_tiles &own, const visible_entry &e,
+                      const work_tile &t, const consumer &c)
+{
+    seen = find_row_keys(e, t.q_first + c.row, t.q_first + c.row + 8, 2 * (c.lane % 4));
+    all = key_tiles_of(e, t.q_first);
+    own = visible_tiles_of(visible_to_rows(e, t.q_first + GROUP_ROWS * c.index, GROUP_ROWS), KV_TILE);
+}
+
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
@@ -260,6 +303,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     probability_tile probabilities;
     output_tile o;
     lane_rows r;
+    register_pair offsets = 0;
 
     open_ping_pong(index);
     work_tile t = wait_work(smem, index, q_use);
@@ -269,9 +313,12 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     start_scores(s, q, c.k);
     do {
         const visible_entry entry = entry_of(a, t);
-        const row_keys seen = find_row_keys(entry, t.q_first + c.row, t.q_first + c.row + 8, 2 * (lane % 4));
-        const visible_tiles all = find_key_tiles(a, t), /* that the consumers visit together */
-            own = visible_tiles_of(visible_to_rows(entry, t.q_first + GROUP_ROWS * index, GROUP_ROWS), KV_TILE);
+        row_keys seen;
+        visible_tiles all, own; /* that the consumers visit together; this one's */
+        if (WINDOWS && (!APART_FROM_WINDOWS || has_window(entry.rule)))
+            find_visible(seen, all, own, entry, t, c);
+        else
+            find_visible(seen, all, own, without_window(entry), t, c);
         int tile = all.end - 1, accumulate = 0;
         float max[2];
 
@@ -281,6 +328,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         finish_scores(s, seen, tile * KV_TILE, tile >= own.full_end || tile < own.full_first);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
+        keep_offsets(offsets, r);
+        use_offsets(r, offsets);
         exponentiate_and_sum(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
         ACR_MARK(q_use, "tile: first exponentials done");
@@ -290,10 +339,10 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         for (int end = own.full_end;; end = all.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, q, c, use++, accumulate, 1, seen, tile * KV_TILE);
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 1, seen, tile * KV_TILE);
 #pragma unroll 1
             for (; tile >= own.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, q, c, use++, accumulate, 0, seen, 0);
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, seen, 0);
             if (tile < all.first)
                 break;
         }
@@ -313,6 +362,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         WGMMA_WAIT(1);
         ACR_MARK(q_use, "tile: last output product done");
         release(ADDRESS(smem, v_empty), use++);
+        use_offsets(r, offsets);
         store_tile(a, t, o, r, c);
         ACR_MARK(q_use, "tile: stored");
         t = next;
