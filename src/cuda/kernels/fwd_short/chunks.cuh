@@ -87,6 +87,8 @@ DEV void attend(consumer &c, lane_rows &r, score_tile &s, output_tile &o, const 
 {
     const int early = !(masked && chunks == 1); /* no gain there */
     probability_tile p[2];                      /* in turn */
+    if (!masked)
+        keep_scale_in_register(c);
 #pragma unroll
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
@@ -162,6 +164,7 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
 {
     probability_tile p, end;
     const int last = c.chunks - 1;
+    keep_scale_in_register(c);
     release_keys(c, 0);
     finish_scores(s, c.seen, 0, is_masked(c, 0));
     choose_references(c, r, s);

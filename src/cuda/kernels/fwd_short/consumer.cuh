@@ -54,11 +54,11 @@ DEV int start_next_late(const fwd_args &a)
     return WINDOW || a.mask != FWD_MASK_NONE;
 }
 
-/* The same value, of which the assembler does not know that it is a kernel's parameter: such a one it would load again
- * for every few uses, 24 times a chunk. The clock's highest bit is 0. */
-DEV float kept_in_register(float parameter)
+/* From here on the scale is a value of which the assembler does not know that it is a kernel's parameter: such a one it
+ * would load again for every few uses, 24 times a chunk. Where keys are masked that gains nothing. */
+DEV void keep_scale_in_register(consumer &c)
 {
-    return __uint_as_float(__float_as_uint(parameter) | (uint32_t)(clock64() >> 63));
+    c.scale_log2 = __uint_as_float(__float_as_uint(c.scale_log2) | c.zero);
 }
 
 DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t smem, int index)
@@ -73,9 +73,9 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     c.k = (ADDRESS(smem, k) + first_chunk * CHUNK_PANEL_BYTES) / 16 | no_panel_stride;
     c.v = (ADDRESS(smem, v) + first_chunk * CHUNK_PANEL_BYTES) / 16 | v_panel_stride;
     c.passed = 0;
-    c.scale_log2 = kept_in_register(scales_of(a, t).scale_log2);
+    c.scale_log2 = scales_of(a, t).scale_log2;
     const int row = 8 * c.warp + c.lane / 4;
-    c.seen = find_row_keys(t.entry, t.first[0] + row, t.first[1] + row, 2 * (c.lane % 4) + first_key);
+    c.seen = lane_keys(t.entry, t.first[0] + row, t.first[1] + row, 2 * (c.lane % 4) + first_key);
     const int whole = min(t.seen[0].full_end, t.seen[1].full_end);
     c.late = start_next_late(a);
     c.chunks = t.stages;

@@ -135,9 +135,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
-    key_source source = {(int)(a.group == 1 ? blockIdx.y : blockIdx.y / a.group), (int)blockIdx.z, 0};
+    const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
     ACR_MARK(0, "start");
     if (warp == producer_warp && elect_one()) {
+        key_source source = {kv_head, (int)blockIdx.z, 0};
         if (WINDOW) { /* otherwise nothing is read before the first loads */
             wait_for_previous_kernel();
             source.row_first = find_tile(a, 0).first_key;
@@ -150,13 +151,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!start_next_late(a))
         allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
-    source.row_first = t.first_key;
     __syncthreads();
     ACR_MARK(0, "CTA ready");
     if (warp >= producer_warp) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp == producer_warp && elect_one())
-            load_all(maps, smem, source, t.stages);
+            load_all(maps, smem, {kv_head, t.batch, t.first_key}, t.stages);
         if (E4M3 && warp >= producer_warp + 1)
             upcast_all(smem, t.stages, t.rows.kv_len - t.first_key);
     } else {

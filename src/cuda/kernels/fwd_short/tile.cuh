@@ -40,6 +40,38 @@ DEV int first_row(const fwd_args &a, int half, int consumer)
     return (half && !ONE_HALF ? (a.q_len - 1) / HALF_ROWS - from_end : from_end) * HALF_ROWS;
 }
 
+/* The entry, if its rule has a mask or has none: the compiler knows which. Both are asked what rows see and one answer
+ * is taken: of the entry itself the compiler would make a jump for each answer, which costs more than the
+ * instructions. */
+DEV visible_entry as_masked(const visible_entry &e)
+{
+    return {{e.rule.mask == FWD_MASK_TOP_LEFT ? FWD_MASK_TOP_LEFT : FWD_MASK_BOTTOM_RIGHT, 0, 0}, e.q_len, e.kv_len};
+}
+
+DEV visible_entry as_unmasked(const visible_entry &e)
+{
+    return {{FWD_MASK_NONE, 0, 0}, e.q_len, e.kv_len};
+}
+
+DEV visible_keys half_keys(const visible_entry &e, int first)
+{
+    if (WINDOW)
+        return visible_to_rows(e, first, HALF_ROWS);
+    const visible_keys all = visible_to_rows(as_unmasked(e), first, HALF_ROWS),
+                       some = visible_to_rows(as_masked(e), first, HALF_ROWS);
+    return e.rule.mask == FWD_MASK_NONE ? all : some;
+}
+
+/* As find_row_keys, and above as visible_to_rows. */
+DEV row_keys lane_keys(const visible_entry &e, int row_0, int row_1, int first_column)
+{
+    if (WINDOW)
+        return find_row_keys(e, row_0, row_1, first_column);
+    const row_keys all = find_row_keys(as_unmasked(e), row_0, row_1, first_column),
+                   some = find_row_keys(as_masked(e), row_0, row_1, first_column);
+    return e.rule.mask == FWD_MASK_NONE ? all : some;
+}
+
 DEV tile find_tile(const fwd_args &a, int consumer)
 {
     tile t;
@@ -52,11 +84,11 @@ DEV tile find_tile(const fwd_args &a, int consumer)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         t.first[half] = first_row(a, half, consumer);
-        t.seen[half] = visible_to_rows(t.entry, t.first[half], HALF_ROWS);
+        t.seen[half] = half_keys(t.entry, t.first[half]);
     }
     int end = max(t.seen[0].end, t.seen[1].end);
     if (!SHARED_ROWS) /* rows see the more keys the lower they are */
-        end = max(end, visible_end(t.entry, max(first_row(a, 0, 1), first_row(a, 1, 0)) + HALF_ROWS - 1));
+        end = max(end, half_keys(t.entry, max(first_row(a, 0, 1), first_row(a, 1, 0))).end);
     t.first_key = WINDOW ? t.seen[0].first / KV_TILE * KV_TILE : 0;
     t.stages = (end - t.first_key + KV_TILE - 1) / KV_TILE;
     return t;
