@@ -18,25 +18,31 @@ typedef struct group_row {
     int head, position;
 } group_row;
 
+/* a / b for 0 <= a < 2^21, 0 < b. A head has fewer rows than that: a grid has fewer than 2^16 tiles, of up to 32 rows.
+ * The quotient of a + 1/2 stays further from a whole number than it is rounded by (2 ulp). */
+DEV int divide_rows(int a, int b)
+{
+    static_assert(Q_TILE <= 32, "Q_TILE: rows of a head are below 2^21");
+    return (int)__fdividef((float)a + 0.5f, (float)b);
+}
+
 /* Rows beyond the tile's last count as the last. */
 DEV group_row find_row(const fwd_args &a, const group_tile &t, int row)
 {
     const int at = t.row_first + min(row, t.rows - 1);
     group_row r;
-    /* In float32 the division is exact for fewer than 2^20 rows: a grid of tiles of 8 rows has no more. */
-    r.position = a.q_len == 1 ? 0 : Q_TILE <= 8 ? (int)__fdividef((float)at + 0.5f, (float)a.group) : at / a.group;
+    r.position = a.q_len == 1 ? 0 : divide_rows(at, a.group);
     r.head = t.kv_head * a.group + at - r.position * a.group;
     return r;
 }
 
-/* The keys that the tile's rows see. */
+/* The keys that the tile's rows see. One branch around everything where the rule hides nothing: what is fetched and not
+ * run delays the first load. */
 DEV visible_keys visible_to_tile(const fwd_args &a, const visible_entry &e, const group_tile &t)
 {
-    int first = 0, last = 0;
-    if (hides_keys(e)) {
-        first = find_row(a, t, 0).position;
-        last = find_row(a, t, t.rows - 1).position;
-    }
+    if (!hides_keys(e))
+        return {0, 0, e.kv_len, e.kv_len};
+    const int first = find_row(a, t, 0).position, last = find_row(a, t, t.rows - 1).position;
     return visible_to_rows(e, first, last - first + 1);
 }
 

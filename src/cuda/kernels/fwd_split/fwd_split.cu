@@ -122,7 +122,7 @@ DEV group_tile find_tile(const fwd_args &a)
 {
     const int head_rows = a.group * a.q_len, tiles = (head_rows + Q_TILE - 1) / Q_TILE;
     group_tile t;
-    t.kv_head = tiles == 1 ? blockIdx.y : blockIdx.y / tiles;
+    t.kv_head = tiles == 1 ? blockIdx.y : divide_rows(blockIdx.y, tiles);
     t.row_first = ((int)blockIdx.y - t.kv_head * tiles) * Q_TILE;
     t.rows = min((int)Q_TILE, head_rows - t.row_first);
     t.batch = blockIdx.z;
@@ -177,17 +177,19 @@ enum {
 /* Rows of padding keep what shared memory holds: no row of a product depends on another. */
 DEV void load_queries(uint32_t tile, const fwd_args &a, const group_tile &t, int thread)
 {
-    const int chunk = thread % LOAD_LANES;
+    const int chunk = thread % LOAD_LANES, first_head = t.kv_head * a.group;
+    const chunk_matrix m = head_matrix_of(a.q, a.q_stride, t.batch, first_head, 0, a.qk_dim, ELEM_BYTES);
 #pragma unroll
     for (int r = 0; r < Q_TILE; r += LOAD_ROWS) {
         const int row = r + thread / LOAD_LANES;
         if (row >= t.rows)
             break;
         const group_row at = find_row(a, t, row);
-        const chunk_matrix m = head_matrix_of(a.q, a.q_stride, t.batch, at.head, at.position, a.qk_dim, ELEM_BYTES);
+        const char *from = m.base + at.position * m.row_bytes + (at.head - first_head) * a.q_stride.head * ELEM_BYTES +
+                           chunk * CHUNK_BYTES;
 #pragma unroll
         for (int c = 0; c < ROW_CHUNKS; c += LOAD_LANES)
-            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), m.base + (chunk + c) * CHUNK_BYTES,
+            copy_chunk_async(tile + chunk_offset(row, chunk + c, ROW_CHUNKS), from + c * CHUNK_BYTES,
                              chunk + c < m.chunks);
     }
 }
@@ -406,12 +408,12 @@ DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result
 
 /* The NaN fix-up of a stored row, by the warp's first quad. */
 DEV void fix_split_row(const fwd_args &a, const group_tile &t, const visible_entry &entry, const row_result &r, int row,
-                       int finite, int lane)
+                       int lane)
 {
     const group_row at = find_row(a, t, row);
     const stored_row stored = {t.batch, at.head,      lane < 4 ? at.position : a.q_len,     0,
                                0,       a.scale_log2, offset_of(r.reference, a.scale_log2), inverse_sum(r.sum)};
-    fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, finite, lane);
+    fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, false, lane);
 }
 
 /* Rows of partial results in shared memory: rows first, first + step, ... below end of the tile. */
@@ -445,10 +447,12 @@ DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &e
                 else
                     leave_row(a, r[k], row + k * WARPS * g.step, lane);
             }
+        /* Asked before a row's fix-up is prepared: that is seldom needed, and takes divisions. */
+        if (hides_keys(entry) && __any_sync(~0u, !finite))
 #pragma unroll
-        for (int k = 0; k < ROWS_AT_ONCE; k++)
-            if (row + k * WARPS * g.step < g.end)
-                fix_split_row(a, t, entry, r[k], row + k * WARPS * g.step, finite, lane);
+            for (int k = 0; k < ROWS_AT_ONCE; k++)
+                if (row + k * WARPS * g.step < g.end)
+                    fix_split_row(a, t, entry, r[k], row + k * WARPS * g.step, lane);
     }
 }
 
