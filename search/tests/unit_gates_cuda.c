@@ -174,7 +174,7 @@ static void launches_are_prepared_and_judged(void **state)
     assert_int_equal(json_dump_file(job, job_path, 0), 0);
     json_decref(job);
     const char *const argv[] = {"/proc/self/exe", GATES_CHILD, job_path, result_path, NULL};
-    const process_limits limits = {.wall_s = 120};
+    const process_limits limits = {.wall_s = 3600};
     assert_ok(process_run(&outcome, argv, scratch_path("timing.log"), &limits, NULL));
     json_t *answer = json_load_file(result_path, 0, NULL);
     assert_non_null(answer);

@@ -1,5 +1,5 @@
-/* Two floats in neighbouring registers, an even one and the odd one behind it: the register file keeps even and odd ones
- * in different banks. */
+/* Two floats in neighbouring registers, an even one and the odd one behind it: the register file keeps even and odd
+ * ones in different banks. */
 #ifndef ACR_DEVICE_ISA_REGISTER_PAIR_CUH
 #define ACR_DEVICE_ISA_REGISTER_PAIR_CUH
 
