@@ -182,6 +182,7 @@ static void put_return(entry_state *e, char *stack_top)
 
 static bool is_clock(const unsigned char *at)
 {
+    /* NOLINTNEXTLINE */
     return at[0] == 0x0f && (at[1] == 0x31 || at[1] == 0x33 || (at[1] == 0x01 && at[2] == 0xf9));
 }
 
@@ -424,6 +425,7 @@ static bool empty(const cell *c, pid_t pid, bool look_only)
     bool done = maps != NULL;
     while (done && fgets(line, sizeof line, maps)) {
         struct range r;
+        /* NOLINTNEXTLINE */
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &r.first, &r.end) != 2) {
             done = false;
         } else if (!(r.first >= arena && r.end <= arena_end) && r.first < UINTPTR_MAX / 2) {

@@ -77,6 +77,7 @@ static bool is_stray(pid_t pid)
     }
     text[length] = '\0';
     const char *after_name = strrchr(text, ')'); /* the name may hold anything */
+    /* NOLINTNEXTLINE */
     return after_name && sscanf(after_name + 1, " %c %d %d", &state, &parent, &group) == 3 && parent == getpid() &&
            !is_living(pid, group);
 }

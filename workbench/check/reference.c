@@ -434,6 +434,7 @@ static double largest_mean_square(const double *shares, int64_t rows)
         largest = fmax(largest, shares[i]);
     }
     double best = INFINITY;
+    /* NOLINTNEXTLINE */
     for (double part = 0.98; part > 1e-6 && largest > 0; part *= 0.9) {
         const double t = part / (2 * largest);
         double exponent = -log(half_alarm);
