@@ -111,7 +111,7 @@ foreach(line IN LISTS lines)
   if(arch MATCHES "^(portable|avx2|avx512)$" AND NOT arch IN_LIST cpu_archs)
     continue() # another processor's instruction set
   endif()
-  if((NOT ACR_CUDA OR ACR_CPU_KERNELS_ONLY) AND NOT arch MATCHES "^(portable|avx2|avx512)$")
+  if(NOT ACR_CUDA AND NOT arch MATCHES "^(portable|avx2|avx512)$")
     continue()
   endif()
   if(chosen AND NOT name MATCHES "^(${chosen})$")

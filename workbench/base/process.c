@@ -77,7 +77,7 @@ static bool is_stray(pid_t pid)
     }
     text[length] = '\0';
     const char *after_name = strrchr(text, ')'); /* the name may hold anything */
-    /* NOLINTNEXTLINE */
+    /* NOLINTNEXTLINE(cert-err34-c): the kernel wrote the line, and three fields are asked for */
     return after_name && sscanf(after_name + 1, " %c %d %d", &state, &parent, &group) == 3 && parent == getpid() &&
            !is_living(pid, group);
 }

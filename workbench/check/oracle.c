@@ -344,7 +344,7 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
     const double additions = 2 * rounding_variance * count, cut = l.cut * (count / l.cut_every);
     for (int64_t d = 0; d < p->v_dim; d++) {
         const double o = ((double *)out)[d] / sum, partial = ((double *)squared)[d];
-        /* NOLINTNEXTLINE */
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): called with a spread only */
         variance[d] = of->values * of->values * (((double *)variances)[d] + additions * (partial + o * o));
         most[d] = of->values * (((double *)linear)[d] + cut * (sqrt(partial) + fabs(o)));
     }
@@ -437,7 +437,7 @@ static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b,
     if (keys.end == 0) {
         memset(o, 0, (size_t)p->v_dim * sizeof *o);
         if (w->spread) {
-            /* NOLINTNEXTLINE */
+            /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): a spread has both arrays */
             memset(to->variance, 0, (size_t)p->v_dim * sizeof *o);
             memset(to->most, 0, (size_t)p->v_dim * sizeof *o);
         }

@@ -434,7 +434,7 @@ static double largest_mean_square(const double *shares, int64_t rows)
         largest = fmax(largest, shares[i]);
     }
     double best = INFINITY;
-    /* NOLINTNEXTLINE */
+    /* NOLINTNEXTLINE(cert-flp30-c): a geometric search; the number of steps does not matter */
     for (double part = 0.98; part > 1e-6 && largest > 0; part *= 0.9) {
         const double t = part / (2 * largest);
         double exponent = -log(half_alarm);
