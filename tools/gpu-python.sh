@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests and measures the Python package on a machine with a GPU, PyTorch and transformers, without touching its Python:
 #   tools/gpu-python.sh WHEEL OUTPUT-FOLDER
-# Needs a C compiler. Everything goes into OUTPUT-FOLDER: test logs, python.json (results/README.md).
+# Needs a C compiler. Everything goes into OUTPUT-FOLDER: test logs, python.json, python_aten.json (results/README.md).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 wheel=$1 out=$2
@@ -23,6 +23,7 @@ part() {
     tail -n 12 "$out/$name.log"
 }
 part measure 100 python3 tools/gpu_python.py "$site/launch_cost.so" "$out/python.json"
+part measure_aten 60 python3 tools/gpu_aten.py "$out/python_aten.json"
 part test_torch 80 python3 tests/python/test_torch.py
 part test_aten 60 python3 tests/python/test_aten.py
 part test_transformers 60 python3 tests/python/test_transformers.py

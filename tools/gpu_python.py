@@ -226,6 +226,16 @@ def case_table():
                "failed": sum(bad for _, bad, _ in found), "worst_share_of_limit": worst[0], "worst_case": worst[2]}
 
 
+def provenance():
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                            text=True).stdout.strip()
+    return {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
+            "python": sys.version.split()[0], "acromion": acromion.__version__,
+            "git_sha": os.environ.get("ACR_GIT_SHA", ""), "dirty": os.environ.get("ACR_GIT_DIRTY", "1") != "0",
+            "seeds": {"inputs": SEED, "bootstrap": SEED},
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+
+
 def main():
     library, output = sys.argv[1:]
     cost = ctypes.CDLL(os.path.abspath(library))
@@ -235,13 +245,7 @@ def main():
     failed = cost.launch_cost_setup()
     if failed:
         sys.exit(f"no bare launch: the driver says {failed}")
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
-                            text=True).stdout.strip()
-    common = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
-              "python": sys.version.split()[0], "acromion": acromion.__version__,
-              "git_sha": os.environ.get("ACR_GIT_SHA", ""), "dirty": os.environ.get("ACR_GIT_DIRTY", "1") != "0",
-              "seeds": {"inputs": SEED, "bootstrap": SEED},
-              "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    common = provenance()
     records, broken = [], []
     with torch.no_grad():
         for part in (eager, case_table, models, compiled):

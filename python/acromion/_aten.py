@@ -1,129 +1,88 @@
 """PyTorch's own attention by acromion: torch.nn.attention.activate_flash_attention_impl("ACROMION") puts acromion below
-the operators that scaled_dot_product_attention chooses from; restore_flash_attention_impl takes it out again. What
-acromion does not serve goes to the kernel that ATen had there, by name, and is counted."""
-import collections
+the operators that scaled_dot_product_attention chooses from, and varlen_attn's; restore_flash_attention_impl takes it
+out again. What acromion does not serve goes to the kernel that ATen had there, by name, and is counted. The operators
+themselves are in aten.c."""
 import functools
 import math
+import threading
 import warnings
-from typing import Any, Callable, Dict, Tuple
+from typing import Dict, List, Tuple
 
 import torch
 import torch.nn.attention
 
 from . import _native, _torch
-from ._errors import Error, UnsupportedError
+from ._errors import UnsupportedError
 
 NAME = "ACROMION"
-_handed_over: "collections.Counter[Tuple[str, str]]" = collections.Counter()
+OPERATORS = (
+    ("_scaled_dot_product_flash_attention_for_cpu", "CPU"),
+    ("_scaled_dot_product_flash_attention", "CUDA"),
+    ("_scaled_dot_product_cudnn_attention", "CUDA"),
+    ("_scaled_dot_product_efficient_attention", "CUDA"),
+    ("_flash_attention_forward", "CUDA"),
+)
+REASONS_MAX = 1000  # texts hold sizes: a program of endlessly many must not fill memory
+_handed_over: Dict[Tuple[str, str], int] = {}
 _is_strict = False
 
 
-class _NotServed(Exception):
-    """Why a call is ATen's."""
+# ---- What aten.c asks for ----
+
+def _unused(like: torch.Tensor) -> torch.Tensor:
+    """The tensor that all calls on a device return for a random state. Another thread makes it: on this one the
+    allocator may be told to take everything from the memory of a CUDA graph."""
+    made: List[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(torch.empty((), dtype=torch.int64, device=like.device)))
+    thread.start()
+    thread.join()
+    return made[0]
 
 
-# ---- One function for each operator: its arguments, its results ----
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: Any, dropout_p: float,
-            is_causal: bool, scale: Any, wants_lse: bool, out: Any = None) -> Any:
-    """Output, or output and log-sum-exp [batch, heads, queries]. Causal is PyTorch's rule: query i sees keys 0..i."""
-    if attn_bias is not None:
-        raise _NotServed("a mask or bias")
-    if dropout_p != 0:
-        raise _NotServed("dropout")
-    if query.is_cuda and query.dtype == torch.float32:
-        raise _NotServed("float32 on CUDA: acromion has kernels of last resort for it only")
-    try:
-        return _native.run(query, key, value, is_causal=is_causal, causal_align="top_left" if is_causal else None,
-                           scale=scale, enable_gqa=True, return_lse=wants_lse, out=out)
-    except (Error, TypeError) as error:
-        if isinstance(error, Error) and not isinstance(error, (ValueError, NotImplementedError)):
-            raise  # a device that failed, memory that ran out: no other kernel would mend that
-        raise _NotServed(str(error)) from error
+def _pad_rows(lse: torch.Tensor, rows: int) -> torch.Tensor:
+    """Infinite, as efficient attention's backward wants to find rows that are none."""
+    return torch.nn.functional.pad(lse, (0, rows), value=math.inf)
 
 
-def _for_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0,
-             is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None) -> Any:
-    out, lse = _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, True)
-    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)  # where ATen has it in memory
+def _heads_innermost(lse: torch.Tensor) -> torch.Tensor:
+    return lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _check_like_query(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool,
-                      return_debug_mask: bool) -> None:
-    if return_debug_mask:
-        raise _NotServed("a debug mask")
-    if value.shape[-1] != query.shape[-1]:
-        raise _NotServed("values of another head dim")
-    if is_causal and query.shape[-2] != key.shape[-2]:
-        raise _NotServed("causal with unequal lengths, where ATen's kernels differ in what they mean")
+# ---- Handing over ----
 
-
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0,
-           is_causal: bool = False, return_debug_mask: bool = False, *, scale: Any = None) -> Any:
-    _check_like_query(query, key, value, is_causal, return_debug_mask)
-    out, lse = _attend(query, key, value, None, dropout_p, is_causal, scale, True)
-    return (out, lse, None, None, query.shape[2], key.shape[2], query.new_empty(2, dtype=torch.uint64),
-            query.new_empty((), dtype=torch.uint64), query.new_empty(0))
-
-
-def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: Any, compute_log_sumexp: bool,
-           dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
-           scale: Any = None) -> Any:
-    _check_like_query(query, key, value, is_causal, return_debug_mask)
-    result = _attend(query, key, value, attn_bias, dropout_p, is_causal, scale, compute_log_sumexp)
-    out, lse = result if compute_log_sumexp else (result, None)
-    return (out, None if lse is None else lse.unsqueeze(-1), None, None, query.shape[2], key.shape[2],
-            query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64), None)
-
-
-def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: Any, compute_log_sumexp: bool,
-               dropout_p: float = 0.0, is_causal: bool = False, *, scale: Any = None) -> Any:
-    batch, heads, rows, _ = query.shape
-    out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
-    padded = query.new_empty((batch, heads, 32 * math.ceil(rows / 32) if compute_log_sumexp else 0),
-                             dtype=torch.float32)
-    result = _attend(query, key, value, attn_bias, dropout_p, is_causal, scale, compute_log_sumexp, out)
-    if compute_log_sumexp:
-        padded[..., :rows] = result[1]
-        padded[..., rows:] = math.inf  # as its backward wants to find rows that are none
-    return (out, padded, query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64))
-
-
-OPERATORS: Dict[Tuple[str, str], Callable[..., Any]] = {
-    ("_scaled_dot_product_flash_attention_for_cpu", "CPU"): _for_cpu,
-    ("_scaled_dot_product_flash_attention", "CUDA"): _flash,
-    ("_scaled_dot_product_cudnn_attention", "CUDA"): _cudnn,
-    ("_scaled_dot_product_efficient_attention", "CUDA"): _efficient,
-}
+def _tell(name: str, reason: str) -> None:
+    """Of a call that goes to ATen's own kernel."""
+    if _is_strict:
+        raise UnsupportedError(f"aten::{name}: acromion does not serve {reason}", -2)
+    count = _handed_over.get((name, reason))
+    if count is None and len(_handed_over) >= REASONS_MAX:
+        reason = "other reasons"
+        count = _handed_over.get((name, reason))
+    _handed_over[name, reason] = (count or 0) + 1
 
 
 # ---- Activating ----
 
-def _serve(name: str, native: Any, function: Callable[..., Any], keys: Any, *args: Any, **keywords: Any) -> Any:
-    """What runs for an operator while acromion is active."""
-    try:
-        return function(*args, **keywords)
-    except _NotServed as reason:
-        if _is_strict:
-            raise UnsupportedError(f"aten::{name}: acromion does not serve {reason}", -2) from reason
-        _handed_over[name, str(reason)] += 1
-    return native.call_boxed(keys, *args, **keywords)
+@functools.lru_cache(maxsize=None)
+def _bind() -> None:
+    _torch.bind()
+    _native.bind_aten(_unused, _pad_rows, _heads_innermost)
 
 
 class Handle:
     """What PyTorch's registry keeps while acromion is active."""
 
     def __init__(self) -> None:
-        _torch.bind()
+        _bind()
         self.library = torch.library.Library("aten", "IMPL")
-        for (name, key), function in OPERATORS.items():
+        for name, key in OPERATORS:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 continue  # a PyTorch without CUDA
             native = torch.library.get_kernel(f"aten::{name}", key)  # before it is overridden
+            operator = _native.aten_operator(name, native.call_boxed, functools.partial(_tell, name))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-                self.library.impl(name, functools.partial(_serve, name, native, function), key, with_keyset=True,
-                                  allow_override=True)
+                self.library.impl(name, operator, key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         self.library._destroy()

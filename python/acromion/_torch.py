@@ -9,15 +9,18 @@ import torch
 from . import _native
 from ._errors import from_status
 
-Scale = Union[float, torch.Tensor]
-Window = Union[int, Tuple[Optional[int], Optional[int]]]
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal_align=None, float? scale=None, "
              "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd', float? q_scale=None, "
              "float? k_scale=None, float? v_scale=None, Tensor? q_scales=None, Tensor? k_scales=None, "
-             "Tensor? v_scales=None, int[]? window=None")
-SCALES = ("q_scale", "k_scale", "v_scale")
+             "Tensor? v_scales=None, int[]? window=None, Tensor? q_offsets=None, Tensor? kv_offsets=None, "
+             "SymInt? max_q_len=None, SymInt? max_kv_len=None")
+POSITIONAL = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal")
+ALIASES = {"query": "q", "key": "k", "value": "v", "cu_seqlens_q": "q_offsets", "cu_seqlens_k": "kv_offsets",
+           "max_seqlen_q": "max_q_len", "max_seqlen_k": "max_kv_len"}
+SCALES = ("q_scale", "k_scale", "v_scale")  # a number or a tensor
+SIDES = ("kv_lens", "q_offsets", "kv_offsets")  # tensors
 library = torch.library.Library("acromion", "DEF")
 
 
@@ -57,13 +60,15 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -
     # The same memory layout as sdpa.c gives: like q where the shape is q's, else packed.
     _check_devices(q, k=k, v=v, **arguments)
     dtype = torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    same = v.shape[3] == q.shape[3]
-    return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+    same = v.shape[-1] == q.shape[-1]
+    return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
 
 
-def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd",
+def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd", q_offsets: Any = None,
                   **arguments: Any) -> torch.Tensor:
-    _check_devices(q, k=k, v=v, **arguments)
+    _check_devices(q, k=k, v=v, q_offsets=q_offsets, **arguments)
+    if q_offsets is not None:
+        return q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     return q.new_empty((q.shape[0], q.shape[heads], q.shape[rows]), dtype=torch.float32)
 
@@ -127,34 +132,33 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
     library.impl(name, below_autograd, "Autograd", with_keyset=True)
 
 
-def _sdpa(q: Any = None, k: Any = None, v: Any = None, attn_mask: Optional[torch.Tensor] = None,
-          dropout_p: float = 0.0, is_causal: bool = False, *, causal_align: Optional[str] = None,
-          scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[torch.Tensor] = None,
-          return_lse: bool = False, layout: str = "bhsd", out: Optional[torch.Tensor] = None,
-          q_scale: Optional[Scale] = None, k_scale: Optional[Scale] = None, v_scale: Optional[Scale] = None,
-          window: Optional[Window] = None, query: Any = None, key: Any = None, value: Any = None) -> Result:
+def _sdpa(*positional: Any, **keywords: Any) -> Result:
     """acromion.sdpa by the operators."""
-    q, k, v = (q if query is None else query), (k if key is None else key), (v if value is None else value)
-    if attn_mask is not None or dropout_p:  # eager calls have been refused in C
+    arguments: Dict[str, Any] = dict(zip(POSITIONAL, positional))
+    for name, value in keywords.items():
+        arguments[ALIASES.get(name, name)] = value
+    q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
+    out, wants_lse = arguments.pop("out", None), arguments.pop("return_lse", False)
+    if arguments.pop("attn_mask", None) is not None or arguments.pop("dropout_p", 0):  # eager calls: refused in C
         raise NotImplementedError("attn_mask must be None and dropout_p 0: no other mask is served, nothing dropped")
-    arguments: Dict[str, Any] = {
-        "is_causal": is_causal, "causal_align": causal_align, "scale": scale, "enable_gqa": enable_gqa,
-        "kv_lens": kv_lens, "layout": layout}
+    window = arguments.pop("window", None)
     if window is not None:
         sides = (window, None) if isinstance(window, int) else window
         arguments["window"] = [-1 if side is None else side for side in sides]
-    for name, given in zip(SCALES, (q_scale, k_scale, v_scale)):
-        if given is not None:
-            arguments[name + "s" if isinstance(given, torch.Tensor) else name] = given
+    tensors = {name: arguments[name] for name in SIDES if arguments.get(name) is not None}
+    for name in SCALES:
+        scale = arguments.pop(name, None)
+        if isinstance(scale, (int, float)):
+            arguments[name] = scale
+        elif scale is not None:
+            arguments[name + "s"] = tensors[name] = scale
     if not torch.compiler.is_compiling():
-        _check_kinds(q=q, k=k, v=v, kv_lens=kv_lens, out=out,
-                     **{name: given for name, given in zip(SCALES, (q_scale, k_scale, v_scale))
-                        if not isinstance(given, (int, float))})
-        _check_devices(q, k=k, v=v, kv_lens=kv_lens, out=out, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        _check_kinds(q=q, k=k, v=v, out=out, **tensors)
+        _check_devices(q, k=k, v=v, out=out, **tensors)
     operators = torch.ops.acromion
     if out is None:
-        return (operators.sdpa_lse if return_lse else operators.sdpa)(q, k, v, **arguments)
-    if return_lse:
+        return (operators.sdpa_lse if wants_lse else operators.sdpa)(q, k, v, **arguments)
+    if wants_lse:
         return out, operators.sdpa_lse_out(q, k, v, out=out, **arguments)
     operators.sdpa_out(q, k, v, out=out, **arguments)
     return out
@@ -167,7 +171,7 @@ def bind() -> None:
         raise ImportError(f"acromion needs PyTorch 2.10 or newer, this is {torch.__version__}")
     for name, definition in OPERATORS.items():
         _define(name, *definition)
-    torch.compiler.substitute_in_graph(_native.sdpa)(_sdpa)
+    torch.compiler.substitute_in_graph(_native.sdpa, skip_signature_check=True)(_sdpa)
     _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
-                       torch.float16, torch.float32, torch.uint8)
+                       torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64)

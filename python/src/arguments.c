@@ -4,20 +4,44 @@
 #include <math.h>
 #include <string.h>
 
-/* PyTorch calls q, k and v so: these names come behind all others, in the order of q, k, v. */
-enum {
-    NAMES = ARGUMENTS + REQUIRED
+const char *const argument_names[ARGUMENTS] = {
+    "q",          "k",          "v",          "attn_mask", "dropout_p", "is_causal", "causal_align",
+    "scale",      "enable_gqa", "return_lse", "layout",    "out",       "window",    "max_q_len",
+    "max_kv_len", "q_scale",    "k_scale",    "v_scale",   "kv_lens",   "q_offsets", "kv_offsets"};
+
+/* What others call them: PyTorch, FlashAttention. */
+static const struct alias {
+    const char *name;
+    int argument;
+} aliases[] = {
+    {"query", ARG_Q},
+    {"key", ARG_K},
+    {"value", ARG_V},
+    {"cu_seqlens_q", ARG_Q_OFFSETS},
+    {"cu_seqlens_k", ARG_KV_OFFSETS},
+    {"max_seqlen_q", ARG_MAX_Q_LEN},
+    {"max_seqlen_k", ARG_MAX_KV_LEN},
 };
-static const char *const texts[NAMES] = {
-    "q",       "k",          "v",       "attn_mask",  "dropout_p", "is_causal", "causal_align",
-    "scale",   "enable_gqa", "kv_lens", "return_lse", "layout",    "out",       "q_scale",
-    "k_scale", "v_scale",    "window",  "query",      "key",       "value"};
+enum {
+    ALIASES = sizeof aliases / sizeof aliases[0],
+    NAMES = ARGUMENTS + ALIASES
+};
 static PyObject *names[NAMES], *text_bhsd, *text_bshd, *text_top_left, *text_bottom_right;
+
+static const char *name_text(int i)
+{
+    return i < ARGUMENTS ? argument_names[i] : aliases[i - ARGUMENTS].name;
+}
+
+static int argument_at(int i)
+{
+    return i < ARGUMENTS ? i : aliases[i - ARGUMENTS].argument;
+}
 
 int arguments_setup(void)
 {
     for (int i = 0; i < NAMES; i++)
-        if (!(names[i] = PyUnicode_InternFromString(texts[i])))
+        if (!(names[i] = PyUnicode_InternFromString(name_text(i))))
             return -1;
     text_bhsd = PyUnicode_InternFromString("bhsd");
     text_bshd = PyUnicode_InternFromString("bshd");
@@ -31,10 +55,10 @@ static int argument_of(PyObject *name)
 {
     for (int i = 0; i < NAMES; i++)
         if (names[i] == name)
-            return i < ARGUMENTS ? i : i - ARGUMENTS;
+            return argument_at(i);
     for (int i = 0; i < NAMES; i++)
-        if (PyUnicode_CompareWithASCIIString(name, texts[i]) == 0)
-            return i < ARGUMENTS ? i : i - ARGUMENTS;
+        if (PyUnicode_CompareWithASCIIString(name, name_text(i)) == 0)
+            return argument_at(i);
     return -1;
 }
 
@@ -57,14 +81,14 @@ static int collect(PyObject *given[ARGUMENTS], PyObject *const *args, Py_ssize_t
             return -1;
         }
         if (given[argument]) {
-            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%s'", texts[argument]);
+            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%s'", argument_names[argument]);
             return -1;
         }
         given[argument] = args[positional + i];
     }
     for (int i = 0; i < REQUIRED; i++)
         if (!given[i]) {
-            PyErr_Format(PyExc_TypeError, "sdpa() is missing the argument '%s'", texts[i]);
+            PyErr_Format(PyExc_TypeError, "sdpa() is missing the argument '%s'", argument_names[i]);
             return -1;
         }
     for (int i = REQUIRED; i < ARGUMENTS; i++)
@@ -122,7 +146,7 @@ static int check_unserved(PyObject *const given[ARGUMENTS])
     return -1;
 }
 
-static int read_scale(float *out, PyObject *value, const char *name)
+int arguments_read_scale(float *out, PyObject *value, const char *name)
 {
     *out = 0;
     if (!value)
@@ -134,6 +158,21 @@ static int read_scale(float *out, PyObject *value, const char *name)
     if (*out > 0 && isfinite(*out))
         return 0;
     return acr_py_invalid("%s is %R, must be positive and finite", name, value);
+}
+
+int arguments_read_count(int64_t *out, PyObject *value, const char *name)
+{
+    *out = 0;
+    if (!value)
+        return 0;
+    if (!PyLong_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s is %R, must be a number", name, value);
+        return -1;
+    }
+    *out = PyLong_AsLongLong(value);
+    if (*out == -1 && PyErr_Occurred())
+        return -1;
+    return *out > 0 ? 0 : acr_py_invalid("%s is %R, must be positive", name, value);
 }
 
 /* One side of a window; None, and -1 where an operator's list has no None, are no limit. */
@@ -185,7 +224,17 @@ static int read_fp8_scale(float *number, PyObject **value, const char *name)
         return 0;
     PyObject *given = *value;
     *value = NULL;
-    return read_scale(number, given, name);
+    return arguments_read_scale(number, given, name);
+}
+
+void arguments_init(arguments *out, PyObject *q, PyObject *k, PyObject *v)
+{
+    memset(out, 0, sizeof *out);
+    out->given[ARG_Q] = q;
+    out->given[ARG_K] = k;
+    out->given[ARG_V] = v;
+    out->mask = ACR_MASK_NONE;
+    out->layout = ACR_BHSD;
 }
 
 int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
@@ -194,7 +243,9 @@ int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
-        read_scale(&out->scale, out->given[ARG_SCALE], "scale") || read_window(out, out->given[ARG_WINDOW]) ||
+        arguments_read_scale(&out->scale, out->given[ARG_SCALE], "scale") || read_window(out, out->given[ARG_WINDOW]) ||
+        arguments_read_count(&out->max_q_len, out->given[ARG_MAX_Q_LEN], "max_q_len") ||
+        arguments_read_count(&out->max_kv_len, out->given[ARG_MAX_KV_LEN], "max_kv_len") ||
         read_fp8_scale(&out->q_number, &out->given[ARG_Q_SCALE], "q_scale") ||
         read_fp8_scale(&out->k_number, &out->given[ARG_K_SCALE], "k_scale") ||
         read_fp8_scale(&out->v_number, &out->given[ARG_V_SCALE], "v_scale"))
@@ -206,7 +257,12 @@ int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional
         return -1;
     if (align && !out->is_causal)
         return acr_py_invalid("causal_align is %R, but is_causal is not True", align);
-    out->layout = is_bshd ? ACR_BSHD : ACR_BHSD;
+    out->is_packed = out->given[ARG_Q_OFFSETS] || out->given[ARG_KV_OFFSETS];
+    out->layout = is_bshd || out->is_packed ? ACR_BSHD : ACR_BHSD;
+    if (!out->is_packed && (out->max_q_len || out->max_kv_len))
+        return acr_py_invalid("max_q_len and max_kv_len are of packed sequences: give q_offsets and kv_offsets");
+    if (out->is_packed && layout && !is_bshd)
+        return acr_py_invalid("layout is 'bhsd', but packed sequences are [total, heads, dim]");
     out->has_align = align != NULL;
     out->mask = !out->is_causal ? ACR_MASK_NONE : is_bottom_right ? ACR_MASK_CAUSAL : ACR_MASK_CAUSAL_TOP_LEFT;
     return 0;

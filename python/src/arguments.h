@@ -18,27 +18,48 @@ enum {
     ARG_CAUSAL_ALIGN = POSITIONAL,
     ARG_SCALE,
     ARG_ENABLE_GQA,
-    ARG_KV_LENS,
     ARG_RETURN_LSE,
     ARG_LAYOUT,
     ARG_OUT,
-    ARG_Q_SCALE, /* in the order of q, k, v */
+    ARG_WINDOW,
+    ARG_MAX_Q_LEN,
+    ARG_MAX_KV_LEN,
+    ARG_SIDE,               /* from here on: tensors beside q, k, v and out */
+    ARG_Q_SCALE = ARG_SIDE, /* in the order of q, k, v */
     ARG_K_SCALE,
     ARG_V_SCALE,
-    ARG_WINDOW,
-    ARGUMENTS
+    ARG_KV_LENS,
+    ARG_Q_OFFSETS,
+    ARG_KV_OFFSETS,
+    ARGUMENTS,
+    SIDES = ARGUMENTS - ARG_SIDE
 };
+
+/* What Python calls them. */
+extern const char *const argument_names[];
 
 typedef struct arguments {
     PyObject *given[ARGUMENTS]; /* borrowed; NULL: not given, or None, or a scale of fp8 that is a number */
     bool is_causal, enable_gqa, return_lse;
-    acr_mask mask; /* what is_causal and causal_align say, before the lengths are known */
+    bool lse_is_column; /* the log-sum-exp has a last dimension of 1 */
+    bool is_packed;     /* q_offsets or kv_offsets are given */
+    acr_mask mask;      /* what is_causal and causal_align say, before the lengths are known */
     bool has_align;
     int64_t window_left, window_right; /* 0: no limit */
+    int64_t max_q_len, max_kv_len;     /* of packed sequences; 0: not given */
     acr_layout layout;
     float scale;                        /* 0: not given */
     float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */
 } arguments;
+
+/* Zero-initialises, and lets q, k and v be these: what a caller that has no Python arguments sets the rest of. */
+void arguments_init(arguments *out, PyObject *q, PyObject *k, PyObject *v);
+
+/* One keyword argument that is a positive number. Returns 0, or -1 with a Python exception; NULL gives 0. */
+int arguments_read_count(int64_t *out, PyObject *value, const char *name);
+
+/* `scale` as Python has it: 0 for NULL, else positive and finite. Returns 0, or -1 with a Python exception. */
+int arguments_read_scale(float *out, PyObject *value, const char *name);
 
 /* Reads the arguments of a vector call. Returns 0, or -1 with a Python exception. */
 int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);

@@ -13,6 +13,12 @@
 /* Raises acromion.InvalidError, a ValueError, with a text in the manner of PyUnicode_FromFormat. Returns -1. */
 int acr_py_invalid(const char *format, ...);
 
+/* Raises the exception of a status with a text. Returns -1. */
+int acr_py_refuse(acr_status status, const char *text);
+
+/* Calls with the arguments of a vector call. */
+PyObject *acr_py_call_with(PyObject *callable, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+
 /* Finds the exceptions; called once at import. */
 int common_setup(void);
 

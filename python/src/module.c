@@ -1,5 +1,6 @@
 /* The module acromion._native: its functions and their documentation. */
 #include "arguments.h"
+#include "aten.h"
 #include "common.h"
 #include "operand.h"
 #include "plans.h"
@@ -10,7 +11,7 @@ PyDoc_STRVAR(
     sdpa_doc,
     "sdpa(q=None, k=None, v=None, attn_mask=None, dropout_p=0.0, is_causal=False, *, causal_align=None, scale=None, "
     "enable_gqa=False, kv_lens=None, return_lse=False, layout='bhsd', out=None, q_scale=None, k_scale=None, "
-    "v_scale=None, window=None, query=None, key=None, value=None)\n"
+    "v_scale=None, window=None, q_offsets=None, kv_offsets=None, max_q_len=None, max_kv_len=None)\n"
     "--\n\n"
     "Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v, per batch entry and head.\n"
     "\n"
@@ -18,6 +19,7 @@ PyDoc_STRVAR(
     "    device, CUDA or CPU; PyTorch's, NumPy's, or any other that speaks DLPack. Read in place, through any strides\n"
     "    whose last is 1.\n"
     "    query, key and value are PyTorch's names for them.\n"
+    "    With q_offsets and kv_offsets: of three dimensions, [total, heads, dim].\n"
     "attn_mask, dropout_p: as PyTorch has them; any but None and 0 is refused.\n"
     "is_causal: query i sees keys 0..i, and what causal_align says where the lengths differ.\n"
     "causal_align: 'top_left' (query i sees keys 0..i, PyTorch's rule) or 'bottom_right' (the last query sees\n"
@@ -29,7 +31,14 @@ PyDoc_STRVAR(
     "    causal_align='top_left', else at key i + kv_len - q_len.\n"
     "enable_gqa: allow fewer key/value heads than query heads; their number must divide.\n"
     "kv_lens: int32 tensor [batch] on the same device: keys from kv_lens[b] on do not exist in batch entry b.\n"
-    "return_lse: also return the log-sum-exp of the scaled scores, float32 [batch, heads, q_len].\n"
+    "q_offsets, kv_offsets: int32 tensors [sequences + 1] on the same device: sequence b has the rows from\n"
+    "    q_offsets[b] to q_offsets[b + 1] of q and out, likewise of k and v. cu_seqlens_q and cu_seqlens_k are\n"
+    "    FlashAttention's names for them.\n"
+    "max_q_len, max_kv_len: the longest sequence; longer ones are cut there. None is all rows, which is always "
+    "enough,\n"
+    "    and may choose a slower kernel. max_seqlen_q and max_seqlen_k are FlashAttention's names.\n"
+    "return_lse: also return the log-sum-exp of the scaled scores, float32 [batch, heads, q_len];\n"
+    "    of packed sequences [heads, total].\n"
     "layout: 'bhsd' for [batch, heads, length, dim], 'bshd' for [batch, length, heads, dim].\n"
     "out: a tensor to write to and return; must not overlap an input. None makes one: of the inputs' dtype; for\n"
     "    float8_e4m3fn of float16, and out may be bfloat16.\n"
@@ -51,6 +60,9 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))sdpa_run, METH_FASTCALL | METH_KEYWORDS,
      "run(q, k, v, **arguments_of_sdpa)\n--\n\nsdpa below PyTorch's dispatcher: what the operator calls."},
     {"bind_torch", torch_bind, METH_VARARGS, "bind_torch(...)\n--\n\nCalled once, by acromion._torch."},
+    {"bind_aten", aten_bind, METH_VARARGS, "bind_aten(...)\n--\n\nCalled once, by acromion._aten."},
+    {"aten_operator", aten_operator, METH_VARARGS,
+     "aten_operator(name, hand_over)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
     {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},
     {"import_wisdom", sdpa_import_wisdom, METH_VARARGS,
      "import_wisdom(path, device_type, device)\n--\n\nSee acromion.import_wisdom."},

@@ -69,6 +69,7 @@ static uint64_t digest_of(const acr_ctx *ctx, const acr_problem *problem)
 static void free_entry(plan_entry *entry)
 {
     acr_plan_destroy(entry->plan);
+    free(entry->refusal_text);
     free(entry);
 }
 
@@ -95,34 +96,50 @@ static plan_entry **slot_of(uint64_t digest, const acr_ctx *ctx, const acr_probl
     return &slots[i];
 }
 
+/* Fills in the plan of a new entry, or why there is none. Returns 0, or -1 with an exception. */
+static int make_plan(plan_entry *entry)
+{
+    const acr_status status = acr_plan_create(&entry->plan, entry->ctx, &entry->problem, ACR_ESTIMATE);
+    if (status == ACR_OK) {
+        entry->workspace_bytes = acr_plan_workspace(entry->plan);
+        return 0;
+    }
+    if (status != ACR_UNSUPPORTED) /* what may go well another time is tried again */
+        return acr_py_raise(status);
+    entry->refusal = status;
+    entry->refusal_text = strdup(acr_last_error());
+    if (entry->refusal_text)
+        return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
 int plans_find(plan_entry **out, acr_ctx *ctx, const acr_problem *problem)
 {
     const uint64_t digest = digest_of(ctx, problem);
-    plan_entry **slot = slot_of(digest, ctx, problem);
-    if ((*out = *slot))
-        return 0;
-    plan_entry *entry = calloc(1, sizeof *entry);
+    plan_entry **slot = slot_of(digest, ctx, problem), *entry = *slot;
     if (!entry) {
-        PyErr_NoMemory();
-        return -1;
+        entry = calloc(1, sizeof *entry);
+        if (!entry) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        entry->digest = digest;
+        entry->ctx = ctx;
+        entry->problem = *problem;
+        if (make_plan(entry)) {
+            free_entry(entry);
+            return -1;
+        }
+        if (plan_count == PLANS_MAX) {
+            plans_forget();
+            slot = slot_of(digest, ctx, problem);
+        }
+        *slot = entry;
+        plan_count++;
     }
-    const acr_status status = acr_plan_create(&entry->plan, ctx, problem, ACR_ESTIMATE);
-    if (status != ACR_OK) {
-        free(entry);
-        return acr_py_raise(status);
-    }
-    if (plan_count == PLANS_MAX) {
-        plans_forget();
-        slot = slot_of(digest, ctx, problem);
-    }
-    entry->digest = digest;
-    entry->ctx = ctx;
-    entry->problem = *problem;
-    entry->workspace_bytes = acr_plan_workspace(entry->plan);
-    *slot = entry;
-    plan_count++;
     *out = entry;
-    return 0;
+    return entry->refusal == ACR_OK ? 0 : acr_py_refuse(entry->refusal, entry->refusal_text);
 }
 
 void plans_release(plan_entry *entry)

@@ -13,6 +13,8 @@ typedef struct plan_entry {
     acr_ctx *ctx;
     acr_problem problem; /* as asked for: the key, with ctx */
     acr_plan *plan;
+    acr_status refusal; /* ACR_OK, or why there is no plan; then with a text */
+    char *refusal_text;
     size_t workspace_bytes;
     int users;
     bool dropped; /* out of the table: the last user frees it */
@@ -21,8 +23,8 @@ typedef struct plan_entry {
 /* The context of a device, opened when first asked for. Returns 0, or -1 with an exception. */
 int plans_context(acr_ctx **out, dl_device device);
 
-/* The plan of a problem, made when first asked for. The problem's bytes are the key: zero what is not set. The pointer
- * is good until the next call, or while users is above zero. */
+/* The plan of a problem, made when first asked for; a problem that no kernel can run is remembered, too. The problem's
+ * bytes are the key: zero what is not set. The pointer is good until the next call, or while users is above zero. */
 int plans_find(plan_entry **out, acr_ctx *ctx, const acr_problem *problem);
 
 /* Ends what users++ began. */

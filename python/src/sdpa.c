@@ -15,8 +15,8 @@
 /* One call. Zero-initialised; finish() lets go of what it came to own. */
 typedef struct call {
     arguments a;
-    operand q, k, v, kv_lens, o, lse;
-    operand scales[3];          /* of q, k and v, where they are tensors */
+    operand q, k, v, o, lse;
+    operand sides[SIDES];       /* by argument, from ARG_SIDE on; those not given are absent */
     PyObject *out, *lse_object; /* owned: what is returned */
     acr_problem problem;
     bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap, or has no memory */
@@ -24,12 +24,24 @@ typedef struct call {
 
 static void finish(call *c)
 {
-    operand *const all[] = {&c->q,   &c->k,         &c->v,         &c->kv_lens,  &c->o,
-                            &c->lse, &c->scales[0], &c->scales[1], &c->scales[2]};
+    operand *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         operand_release(all[i]);
+    for (int i = 0; i < SIDES; i++)
+        operand_release(&c->sides[i]);
     Py_CLEAR(c->out);
     Py_CLEAR(c->lse_object);
+}
+
+/* A tensor beside q, k, v and out; NULL where it is not given. */
+static const operand *side(const call *c, int argument)
+{
+    return c->a.given[argument] ? &c->sides[argument - ARG_SIDE] : NULL;
+}
+
+static const void *side_data(const call *c, int argument)
+{
+    return c->a.given[argument] ? c->sides[argument - ARG_SIDE].data : NULL;
 }
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
@@ -183,6 +195,9 @@ static int check_mask(const call *c)
     if (!c->a.is_causal || c->a.has_align)
         return 0;
     const long long q_len = c->q.shape[row_axis(c)], kv_len = c->k.shape[row_axis(c)];
+    if (c->a.is_packed)
+        return acr_py_invalid("is_causal with packed sequences: say causal_align='top_left' (query i sees keys 0..i of "
+                              "its sequence) or 'bottom_right' (the last query sees the last key)");
     if (q_len != kv_len)
         return acr_py_invalid("is_causal with q_len %lld and kv_len %lld: say causal_align='top_left' (query i sees "
                               "keys 0..i, as PyTorch) or 'bottom_right' (the last query sees the last key)",
@@ -193,24 +208,54 @@ static int check_mask(const call *c)
     return 0;
 }
 
+static bool has_type(const operand *op, uint8_t code, uint8_t bits)
+{
+    return op->dtype.code == code && op->dtype.bits == bits && op->dtype.lanes == 1;
+}
+
+/* Int32, [extent], packed, on q's device. */
+static int check_numbers(const call *c, const operand *op, int64_t extent, const char *of)
+{
+    if (!has_type(op, DL_INT, 32))
+        return fail_type(op, "int32");
+    if (op->ndim != 1 || op->shape[0] != extent)
+        return acr_py_invalid("%s must have one dimension of %s, %lld", op->name, of, (long long)extent);
+    if (op->strides[0] != 1 && op->shape[0] > 1)
+        return acr_py_invalid("%s has a stride of %lld, must be 1", op->name, (long long)op->strides[0]);
+    return check_device(c, op);
+}
+
+/* Sequences, not batch entries, where those are packed. */
+static int64_t batch_of(const call *c)
+{
+    return c->a.is_packed ? side(c, ARG_Q_OFFSETS)->shape[0] - 1 : c->q.shape[0];
+}
+
+static int check_offsets(const call *c)
+{
+    const operand *q = side(c, ARG_Q_OFFSETS), *kv = side(c, ARG_KV_OFFSETS);
+    if (!q || !kv)
+        return acr_py_invalid("%s is missing: packed sequences need q_offsets and kv_offsets",
+                              q ? "kv_offsets" : "q_offsets");
+    if (q->ndim != 1 || q->shape[0] < 2)
+        return acr_py_invalid("q_offsets must have one dimension of the number of sequences and 1");
+    return check_numbers(c, q, q->shape[0], "itself") || check_numbers(c, kv, q->shape[0], "q_offsets' extent") ? -1
+                                                                                                                : 0;
+}
+
 static int check_kv_lens(const call *c)
 {
-    const operand *lens = &c->kv_lens;
-    if (lens->dtype.code != DL_INT || lens->dtype.bits != 32 || lens->dtype.lanes != 1)
-        return fail_type(lens, "int32");
-    if (lens->ndim != 1 || lens->shape[0] != c->q.shape[0])
-        return acr_py_invalid("kv_lens must have one dimension of q's batch, %lld", (long long)c->q.shape[0]);
-    if (lens->strides[0] != 1 && lens->shape[0] > 1)
-        return acr_py_invalid("kv_lens has a stride of %lld, must be 1", (long long)lens->strides[0]);
-    return check_device(c, lens);
+    if (c->a.is_packed)
+        return acr_py_invalid("kv_lens is given with packed sequences, whose lengths kv_offsets says");
+    return check_numbers(c, side(c, ARG_KV_LENS), c->q.shape[0], "q's batch");
 }
 
 static int check_scale(const call *c, const operand *scale)
 {
-    const long long batch = c->q.shape[0], heads = c->k.shape[head_axis(c)];
+    const long long batch = batch_of(c), heads = c->k.shape[head_axis(c)];
     if (!is_e4m3(c->q.dtype))
         return fail_type(&c->q, "float8_e4m3fn: no other type has q_scale, k_scale or v_scale");
-    if (scale->dtype.code != DL_FLOAT || scale->dtype.bits != 32 || scale->dtype.lanes != 1)
+    if (!has_type(scale, DL_FLOAT, 32))
         return fail_type(scale, "float32");
     if (scale->ndim != 2 || scale->shape[0] != batch || scale->shape[1] != heads)
         return acr_py_invalid("%s must be a number, or have two dimensions [%lld, %lld], batch and heads of k",
@@ -223,12 +268,13 @@ static int check_scale(const call *c, const operand *scale)
 
 static int check_inputs(const call *c)
 {
-    if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) || check_mask(c))
+    if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) ||
+        check_mask(c) || (c->a.is_packed && check_offsets(c)) || (c->a.given[ARG_KV_LENS] && check_kv_lens(c)))
         return -1;
-    for (int i = 0; i < 3; i++)
-        if (c->a.given[ARG_Q_SCALE + i] && check_scale(c, &c->scales[i]))
+    for (int i = ARG_Q_SCALE; i <= ARG_V_SCALE; i++)
+        if (side(c, i) && check_scale(c, side(c, i)))
             return -1;
-    return c->a.given[ARG_KV_LENS] ? check_kv_lens(c) : 0;
+    return 0;
 }
 
 /* ---- The problem ------------------------------------------------------------------------------------------------- */
@@ -241,7 +287,7 @@ static int read_strides(acr_strides *out, const call *c, const operand *op)
     const int64_t *n = op->shape, *s = op->strides;
     const bool is_bshd = c->a.layout == ACR_BSHD;
     const int64_t packed_head = is_bshd ? n[3] : n[row] * n[3], packed_row = is_bshd ? n[head] * n[3] : n[3];
-    out->batch = n[0] == 1 ? n[head] * n[row] * n[3] : s[0];
+    out->batch = c->a.is_packed ? 0 : n[0] == 1 ? n[head] * n[row] * n[3] : s[0];
     out->head = n[head] == 1 ? packed_head : s[head];
     out->row = n[row] == 1 ? packed_row : s[row];
     if (out->batch < 0 || out->head < 0 || out->row < 0)
@@ -270,13 +316,14 @@ static int fill_problem(call *c)
     p->window_left = c->a.window_left;
     p->window_right = c->a.window_right;
     p->layout = c->a.layout;
-    p->flags = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.given[ARG_KV_LENS] ? ACR_KV_LENS : 0);
+    p->flags = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.given[ARG_KV_LENS] ? ACR_KV_LENS : 0) |
+               (c->a.is_packed ? ACR_PACKED : 0);
     p->alignment = shared_alignment(c);
-    p->batch = c->q.shape[0];
+    p->batch = batch_of(c);
     p->q_heads = c->q.shape[head];
     p->kv_heads = c->k.shape[head];
-    p->q_len = c->q.shape[row];
-    p->kv_len = c->k.shape[row];
+    p->q_len = c->a.max_q_len ? c->a.max_q_len : c->q.shape[row];
+    p->kv_len = c->a.max_kv_len ? c->a.max_kv_len : c->k.shape[row];
     p->qk_dim = c->q.shape[3];
     p->v_dim = c->v.shape[3];
     p->scale = c->a.scale;
@@ -301,21 +348,34 @@ static int acquire(call *c, operand *op, const char *name, PyObject *object)
     return -1;
 }
 
+/* q, k, v or out. Those of packed sequences, [total, heads, dim], are from here on [1, total, heads, dim]. */
+static int acquire_main(call *c, operand *op, const char *name, PyObject *object)
+{
+    if (acquire(c, op, name, object))
+        return -1;
+    if (!c->a.is_packed)
+        return 0;
+    if (op->ndim != 3)
+        return acr_py_invalid("%s has %d dimensions, must have 3 for packed sequences: [total, heads, dim]", name,
+                              (int)op->ndim);
+    memmove(&op->shape[1], op->shape, 3 * sizeof op->shape[0]);
+    memmove(&op->strides[1], op->strides, 3 * sizeof op->strides[0]);
+    op->ndim = OPERAND_DIMS;
+    op->shape[0] = 1;
+    op->strides[0] = 0;
+    return 0;
+}
+
 static int acquire_inputs(call *c)
 {
-    static const char *const texts[] = {"q", "k", "v"};
-    static const char *const scale_texts[] = {"q_scale", "k_scale", "v_scale"};
     operand *const inputs[] = {&c->q, &c->k, &c->v};
-    for (int i = 0; i < 3; i++)
-        if (acquire(c, inputs[i], texts[i], c->a.given[i]))
+    for (int i = ARG_Q; i <= ARG_V; i++)
+        if (acquire_main(c, inputs[i], argument_names[i], c->a.given[i]))
             return -1;
-    for (int i = 0; i < 3; i++) {
-        PyObject *scale = c->a.given[ARG_Q_SCALE + i];
-        if (scale && acquire(c, &c->scales[i], scale_texts[i], scale))
+    for (int i = ARG_SIDE; i < ARGUMENTS; i++)
+        if (c->a.given[i] && acquire(c, &c->sides[i - ARG_SIDE], argument_names[i], c->a.given[i]))
             return -1;
-    }
-    PyObject *lens = c->a.given[ARG_KV_LENS];
-    return lens ? acquire(c, &c->kv_lens, "kv_lens", lens) : 0;
+    return 0;
 }
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
@@ -367,18 +427,22 @@ static PyObject *new_output(const call *c)
 {
     const operand *q = &c->q;
     const int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], c->v.shape[3]};
+    const int first = c->a.is_packed ? 1 : 0; /* dimension, of those that the caller knows */
     const bool narrow = is_e4m3(q->dtype);
     if (!torch_is_tensor(q->object))
-        return new_array(q, shape, 4, narrow ? "float16" : NULL);
+        return new_array(q, shape + first, 4 - first, narrow ? "float16" : NULL);
     const torch_dtype dtype = narrow ? TORCH_FLOAT16 : TORCH_SAME;
-    return shape[3] == q->shape[3] ? torch_empty_like(q->object, dtype) : torch_new_empty(q->object, shape, 4, dtype);
+    return shape[3] == q->shape[3] ? torch_empty_like(q->object, dtype)
+                                   : torch_new_empty(q->object, shape + first, 4 - first, dtype);
 }
 
+/* [batch, heads, q_len]; of packed sequences [heads, q_total]. */
 static PyObject *new_lse(const call *c)
 {
-    const int64_t shape[] = {c->q.shape[0], c->q.shape[head_axis(c)], c->q.shape[row_axis(c)]};
-    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape, 3, TORCH_FLOAT32)
-                                        : new_array(&c->q, shape, 3, "float32");
+    const int64_t shape[] = {c->q.shape[0], c->q.shape[head_axis(c)], c->q.shape[row_axis(c)], 1};
+    const int first = c->a.is_packed ? 1 : 0, count = (c->a.lse_is_column ? 4 : 3) - first;
+    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape + first, count, TORCH_FLOAT32)
+                                        : new_array(&c->q, shape + first, count, "float32");
 }
 
 static int check_output(const call *c)
@@ -401,7 +465,7 @@ static int prepare_output(call *c)
         Py_INCREF(c->out);
     else if (!(c->out = new_output(c)))
         return -1;
-    if (acquire(c, &c->o, "out", c->out) || check_output(c))
+    if (acquire_main(c, &c->o, "out", c->out) || check_output(c))
         return -1;
     if (!c->a.return_lse)
         return 0;
@@ -418,10 +482,16 @@ static acr_buffers buffers_of(const call *c)
     b.v = c->v.data;
     b.o = c->o.data;
     b.lse = (float *)(void *)c->lse.data;
-    b.kv_lens = (const int32_t *)(const void *)c->kv_lens.data;
-    b.q_scales = (const float *)(const void *)c->scales[0].data;
-    b.k_scales = (const float *)(const void *)c->scales[1].data;
-    b.v_scales = (const float *)(const void *)c->scales[2].data;
+    b.kv_lens = side_data(c, ARG_KV_LENS);
+    b.q_scales = side_data(c, ARG_Q_SCALE);
+    b.k_scales = side_data(c, ARG_K_SCALE);
+    b.v_scales = side_data(c, ARG_V_SCALE);
+    if (c->a.is_packed) {
+        b.q_offsets = side_data(c, ARG_Q_OFFSETS);
+        b.kv_offsets = side_data(c, ARG_KV_OFFSETS);
+        b.q_total = c->q.shape[row_axis(c)];
+        b.kv_total = c->k.shape[row_axis(c)];
+    }
     return b;
 }
 
@@ -484,12 +554,33 @@ static bool has_no_rows(const call *c)
     return c->q.shape[0] == 0 || c->q.shape[1] == 0 || c->q.shape[2] == 0;
 }
 
-/* Everything after parsing. Returns the result, or NULL with an exception. */
-static PyObject *perform(call *c)
+/* Everything after parsing: fills in c->out and c->lse_object. */
+static int compute(call *c)
 {
     if (acquire_inputs(c) || check_inputs(c) || prepare_output(c))
-        return NULL;
-    if (!has_no_rows(c) && (fill_problem(c) || execute(c)))
+        return -1;
+    return has_no_rows(c) || (!fill_problem(c) && !execute(c)) ? 0 : -1;
+}
+
+int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse)
+{
+    call c;
+    memset(&c, 0, sizeof c);
+    c.a = *a;
+    const int failed = compute(&c);
+    if (!failed) {
+        Py_INCREF(c.out);
+        *out = c.out;
+        Py_XINCREF(c.lse_object);
+        *lse = c.lse_object;
+    }
+    finish(&c);
+    return failed;
+}
+
+static PyObject *perform(call *c)
+{
+    if (compute(c))
         return NULL;
     if (c->a.return_lse)
         return PyTuple_Pack(2, c->out, c->lse_object);
@@ -547,7 +638,8 @@ PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t posit
     if (arguments_parse(&c.a, args, positional, keyword_names))
         return NULL;
     PyObject *out = c.a.given[ARG_OUT];
-    if (!acquire_inputs(&c) && !check_inputs(&c) && (!out || (!acquire(&c, &c.o, "out", out) && !check_output(&c)))) {
+    if (!acquire_inputs(&c) && !check_inputs(&c) &&
+        (!out || (!acquire_main(&c, &c.o, "out", out) && !check_output(&c)))) {
         if (has_no_rows(&c))
             result = PyUnicode_FromString("nothing to compute: q has no rows");
         else if (!fill_problem(&c) && !plans_context(&ctx, c.q.device) && !plans_find(&entry, ctx, &c.problem))

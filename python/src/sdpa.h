@@ -2,7 +2,12 @@
 #ifndef ACR_PY_SDPA_H
 #define ACR_PY_SDPA_H
 
+#include "arguments.h"
 #include "common.h"
+
+/* Computes what the arguments say, below PyTorch's dispatcher and without a look at gradients. The caller owns *out, and
+ * *lse, which is NULL where it was not asked for. Returns 0, or -1 with a Python exception. */
+int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse);
 
 PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);

@@ -3,16 +3,19 @@
 
 static struct {
     PyTypeObject *tensor, *parameter;
-    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *float16, *float32, *uint8;
+    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like;
+    PyObject *typed[TORCH_DTYPES]; /* keyword arguments that ask for a type */
     PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
 
 PyObject *torch_bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type, &torch.parameter,
-                          &torch.run_op, &torch.is_grad_enabled, &torch.dispatch_depth, &torch.is_capturing,
-                          &torch.empty_like, &torch.float16, &torch.float32, &torch.uint8))
+    PyObject *dtypes[TORCH_DTYPES] = {NULL};
+    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type,
+                          &torch.parameter, &torch.run_op, &torch.is_grad_enabled, &torch.dispatch_depth,
+                          &torch.is_capturing, &torch.empty_like, &dtypes[TORCH_FLOAT16], &dtypes[TORCH_FLOAT32],
+                          &dtypes[TORCH_UINT8], &dtypes[TORCH_INT64], &dtypes[TORCH_UINT64]))
         return NULL;
     Py_INCREF(args); /* holds everything in `torch` from now on */
     torch.name_requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -20,6 +23,9 @@ PyObject *torch_bind(PyObject *module, PyObject *args)
     torch.name_dtype = PyUnicode_InternFromString("dtype");
     if (!torch.name_requires_grad || !torch.name_new_empty || !torch.name_dtype)
         return NULL;
+    for (int i = TORCH_SAME + 1; i < TORCH_DTYPES; i++)
+        if (!(torch.typed[i] = PyDict_New()) || PyDict_SetItem(torch.typed[i], torch.name_dtype, dtypes[i]))
+            return NULL;
     Py_RETURN_NONE;
 }
 
@@ -35,9 +41,11 @@ static bool is_subclassed(PyObject *object)
 
 int torch_needs_dispatch(const arguments *a)
 {
-    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_KV_LENS, ARG_OUT, ARG_Q_SCALE, ARG_K_SCALE, ARG_V_SCALE};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        if (is_subclassed(a->given[tensors[i]]))
+    if (is_subclassed(a->given[ARG_Q]) || is_subclassed(a->given[ARG_K]) || is_subclassed(a->given[ARG_V]) ||
+        is_subclassed(a->given[ARG_OUT]))
+        return 1;
+    for (int i = ARG_SIDE; i < ARGUMENTS; i++)
+        if (is_subclassed(a->given[i]))
             return 1;
     PyObject *depth = PyObject_CallNoArgs(torch.dispatch_depth);
     if (!depth)
@@ -49,52 +57,35 @@ int torch_needs_dispatch(const arguments *a)
 
 PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
-    PyObject *values = PyTuple_New(positional), *keywords = PyDict_New(), *result = NULL;
-    if (!values || !keywords)
-        goto done;
-    for (Py_ssize_t i = 0; i < positional; i++) {
-        Py_INCREF(args[i]);
-        PyTuple_SetItem(values, i, args[i]);
-    }
-    const Py_ssize_t count = keyword_names ? PyTuple_Size(keyword_names) : 0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (PyDict_SetItem(keywords, PyTuple_GetItem(keyword_names, i), args[positional + i]))
-            goto done;
-    result = PyObject_Call(torch.run_op, values, keywords);
-done:
-    Py_XDECREF(values);
-    Py_XDECREF(keywords);
-    return result;
+    return acr_py_call_with(torch.run_op, args, positional, keyword_names);
+}
+
+static int requires_grad(PyObject *tensor)
+{
+    if (!tensor || !torch_is_tensor(tensor))
+        return 0;
+    PyObject *answer = PyObject_GetAttr(tensor, torch.name_requires_grad);
+    if (!answer)
+        return -1;
+    Py_DECREF(answer);
+    return answer == Py_True;
 }
 
 /* The argument that requires a gradient, -1 for none, -2 with an exception. */
 static int find_requiring(const arguments *a)
 {
-    static const int tensors[] = {ARG_Q, ARG_K, ARG_V, ARG_OUT, ARG_Q_SCALE, ARG_K_SCALE, ARG_V_SCALE};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        PyObject *tensor = a->given[tensors[i]];
-        if (!tensor || !torch_is_tensor(tensor))
-            continue;
-        PyObject *answer = PyObject_GetAttr(tensor, torch.name_requires_grad);
-        if (!answer)
-            return -2;
-        const bool is_required = answer == Py_True;
-        Py_DECREF(answer);
+    for (int i = 0; i < ARGUMENTS; i++) {
+        if (i > ARG_ATTN_MASK && i < ARG_SIDE && i != ARG_OUT)
+            continue; /* no tensors */
+        const int is_required = requires_grad(a->given[i]);
         if (is_required)
-            return tensors[i];
+            return is_required > 0 ? i : -2;
     }
     return -1;
 }
 
 int torch_check_grad(const arguments *a)
 {
-    static const char *const texts[] = {[ARG_Q] = "q",
-                                        [ARG_K] = "k",
-                                        [ARG_V] = "v",
-                                        [ARG_OUT] = "out",
-                                        [ARG_Q_SCALE] = "q_scale",
-                                        [ARG_K_SCALE] = "k_scale",
-                                        [ARG_V_SCALE] = "v_scale"};
     const int found = find_requiring(a);
     if (found < 0)
         return found == -1 ? 0 : -1;
@@ -108,55 +99,53 @@ int torch_check_grad(const arguments *a)
     PyErr_Format(PyExc_NotImplementedError,
                  "%s requires a gradient, and acromion computes the forward pass only: call under torch.no_grad() or "
                  "torch.inference_mode(), or give %s.detach()",
-                 texts[found], texts[found]);
+                 argument_names[found], argument_names[found]);
     return -1;
-}
-
-/* Keyword arguments that ask for a type; NULL with an exception. */
-static PyObject *keywords_of(torch_dtype dtype)
-{
-    PyObject *const types[] = {
-        [TORCH_FLOAT16] = torch.float16, [TORCH_FLOAT32] = torch.float32, [TORCH_UINT8] = torch.uint8};
-    PyObject *keywords = PyDict_New();
-    if (keywords && PyDict_SetItem(keywords, torch.name_dtype, types[dtype]))
-        Py_CLEAR(keywords);
-    return keywords;
 }
 
 PyObject *torch_empty_like(PyObject *like, torch_dtype dtype)
 {
     if (dtype == TORCH_SAME)
         return PyObject_CallFunctionObjArgs(torch.empty_like, like, NULL);
-    PyObject *args = PyTuple_Pack(1, like), *keywords = keywords_of(dtype), *result = NULL;
-    if (args && keywords)
-        result = PyObject_Call(torch.empty_like, args, keywords);
+    PyObject *args = PyTuple_Pack(1, like), *result = NULL;
+    if (args)
+        result = PyObject_Call(torch.empty_like, args, torch.typed[dtype]);
     Py_XDECREF(args);
-    Py_XDECREF(keywords);
     return result;
+}
+
+static PyObject *sizes_of(const int64_t *values, int count)
+{
+    PyObject *sizes = PyTuple_New(count);
+    for (int i = 0; sizes && i < count; i++) {
+        PyObject *size = PyLong_FromLongLong(values[i]);
+        if (!size)
+            Py_CLEAR(sizes);
+        else
+            PyTuple_SetItem(sizes, i, size);
+    }
+    return sizes;
 }
 
 PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype)
 {
-    PyObject *result = NULL, *keywords = NULL, *sizes = PyTuple_New(ndim), *args = PyTuple_New(1),
+    PyObject *result = NULL, *sizes = sizes_of(shape, ndim), *args = sizes ? PyTuple_Pack(1, sizes) : NULL,
              *method = PyObject_GetAttr(like, torch.name_new_empty);
-    if (!sizes || !args || !method)
-        goto done;
-    for (int i = 0; i < ndim; i++) {
-        PyObject *size = PyLong_FromLongLong(shape[i]);
-        if (!size)
-            goto done;
-        PyTuple_SetItem(sizes, i, size);
-    }
-    PyTuple_SetItem(args, 0, sizes);
-    sizes = NULL;
-    if (dtype != TORCH_SAME && !(keywords = keywords_of(dtype)))
-        goto done;
-    result = PyObject_Call(method, args, keywords);
-done:
+    if (args && method)
+        result = PyObject_Call(method, args, torch.typed[dtype]);
     Py_XDECREF(sizes);
     Py_XDECREF(args);
-    Py_XDECREF(keywords);
     Py_XDECREF(method);
+    return result;
+}
+
+PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const int64_t *strides, int ndim)
+{
+    PyObject *result = NULL, *sizes = sizes_of(shape, ndim), *steps = sizes_of(strides, ndim);
+    if (sizes && steps)
+        result = PyObject_CallMethod(like, "new_empty_strided", "OO", sizes, steps);
+    Py_XDECREF(sizes);
+    Py_XDECREF(steps);
     return result;
 }
 

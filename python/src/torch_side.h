@@ -9,7 +9,7 @@
 #include "common.h"
 
 /* _native.bind_torch(tensor_type, parameter_type, run_op, is_grad_enabled, dispatch_depth, is_capturing, empty_like,
- * float16, float32, uint8): called once. */
+ * float16, float32, uint8, int64, uint64): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
 bool torch_is_tensor(PyObject *object);
@@ -29,12 +29,17 @@ typedef enum torch_dtype {
     TORCH_SAME, /* as that of `like` */
     TORCH_FLOAT16,
     TORCH_FLOAT32,
-    TORCH_UINT8
+    TORCH_UINT8,
+    TORCH_INT64,
+    TORCH_UINT64,
+    TORCH_DTYPES
 } torch_dtype;
 
 /* New tensors on the device of `like`: like it in shape and order of strides, or packed of the shape. */
 PyObject *torch_empty_like(PyObject *like, torch_dtype dtype);
 PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype);
+
+PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const int64_t *strides, int ndim);
 
 /* Whether the current stream is being captured into a graph. -1 with an exception. */
 int torch_is_capturing(void);

@@ -23,7 +23,7 @@ def normal(*shape, dtype=DTYPE):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
-class Active(unittest.TestCase):
+class Case(unittest.TestCase):
     """Each test begins with acromion active and not strict, and ends with PyTorch as it was."""
 
     def setUp(self):
@@ -39,6 +39,8 @@ class Active(unittest.TestCase):
         finally:
             torch.nn.attention.activate_flash_attention_impl("ACROMION")
 
+
+class Active(Case):
     def test_calls_are_acromion_s(self):
         q, k, v = normal(2, 4, 33, 64), normal(2, 4, 70, 64), normal(2, 4, 70, 64)
         out = F.scaled_dot_product_attention(q, k, v)
@@ -152,6 +154,127 @@ class Active(unittest.TestCase):
                 torch.testing.assert_close(out, acromion.sdpa(q, q, q), atol=0, rtol=0)
                 x = q.clone().requires_grad_()
                 F.scaled_dot_product_attention(x, x, x).sum().backward()
+        self.assertEqual(acromion.fallbacks(), {})
+
+
+def packed_offsets(*lengths):
+    return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+
+
+@unittest.skipUnless(HAS_GPU, "operators of CUDA")
+class OnCuda(Case):
+    """Each operator beside ATen's own kernel: every result, with shape, strides, type and device."""
+    DTYPES = (torch.float16, torch.bfloat16)
+
+    def compare(self, operator, arguments, keywords=None, checks_memory=True):
+        keywords = keywords or {}
+        found, wanted = operator(*arguments, **keywords), self.native(operator, *arguments, **keywords)
+        for i, (a, b) in enumerate(zip(found, wanted)):
+            if not isinstance(b, torch.Tensor):
+                self.assertEqual(a, b, i)
+            elif checks_memory and i < 2:
+                self.assertEqual((a.shape, a.stride(), a.dtype, a.device), (b.shape, b.stride(), b.dtype, b.device), i)
+        for a, b in zip(found[:2], wanted[:2]):
+            if b is not None and b.numel():
+                bound = 2e-2 if a.dtype == torch.bfloat16 else 4e-3
+                torch.testing.assert_close(a, b, atol=bound, rtol=bound)
+
+    def inputs(self):
+        for dtype in self.DTYPES:
+            for q_heads, kv_heads, q_len, kv_len, dim in ((4, 4, 64, 64, 64), (4, 4, 33, 33, 128), (8, 2, 77, 77, 64),
+                                                          (4, 4, 200, 77, 40), (4, 4, 1, 333, 64)):
+                q = normal(2, q_len, q_heads, dim, dtype=dtype).transpose(1, 2)
+                k, v = (normal(2, kv_heads, kv_len, dim, dtype=dtype) * s for s in (1, 2))
+                for causal in ((False, True) if q_len == kv_len else (False,)):
+                    with self.subTest(f"{dtype} {tuple(q.shape)} {tuple(k.shape)} causal={causal}"):
+                        yield q, k, v, causal
+
+    def test_flash(self):
+        for q, k, v, causal in self.inputs():
+            self.compare(torch.ops.aten._scaled_dot_product_flash_attention, (q, k, v, 0.0, causal))
+            self.compare(torch.ops.aten._scaled_dot_product_flash_attention, (q, k, v), {"scale": 0.3})
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_cudnn(self):
+        for q, k, v, causal in self.inputs():
+            for wants_lse in (False, True):
+                self.compare(torch.ops.aten._scaled_dot_product_cudnn_attention,
+                             (q, k, v, None, wants_lse, 0.0, causal))
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_efficient(self):
+        for q, k, v, causal in self.inputs():
+            if q.shape[1] != k.shape[1]:
+                continue  # PyTorch repeats the heads first
+            for wants_lse in (False, True):
+                self.compare(torch.ops.aten._scaled_dot_product_efficient_attention,
+                             (q, k, v, None, wants_lse, 0.0, causal))
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_packed(self):
+        """Windows and causal as FlashAttention has them, sequences of other lengths, an empty one."""
+        operator = torch.ops.aten._flash_attention_forward
+        for dtype in self.DTYPES:
+            q, k, v = (normal(400, heads, 64, dtype=dtype) for heads in (8, 2, 2))
+            for q_lengths, kv_lengths in (((100, 37, 0, 263), (100, 37, 0, 263)),
+                                          ((3, 120, 77, 200), (90, 150, 100, 60))):
+                cum_q, cum_k = packed_offsets(*q_lengths), packed_offsets(*kv_lengths)
+                for causal, left, right in ((False, None, None), (True, -1, -1), (True, 40, 0), (False, 20, 9)):
+                    with self.subTest(f"{dtype} {q_lengths} {causal} {left} {right}"):
+                        arguments = (q, k, v, cum_q, cum_k, max(q_lengths), max(kv_lengths), 0.0, causal, False)
+                        keywords = {"window_size_left": left, "window_size_right": right}
+                        found, wanted = operator(*arguments, **keywords), self.native(operator, *arguments, **keywords)
+                        bound, rows = (2e-2 if dtype == torch.bfloat16 else 4e-3), sum(q_lengths)
+                        torch.testing.assert_close(found[0][:rows], wanted[0][:rows], atol=bound, rtol=bound)
+                        seen = wanted[1].isfinite()  # FlashAttention's is +inf for a row without keys
+                        self.assertEqual((found[1].shape, found[1].dtype), (wanted[1].shape, wanted[1].dtype))
+                        torch.testing.assert_close(found[1][seen], wanted[1][seen], atol=4e-3, rtol=4e-3)
+                        self.assertTrue((found[1][:, :rows][~seen[:, :rows]] == -float("inf")).all())
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_packed_gradients(self):
+        from torch.nn.attention.varlen import varlen_attn
+
+        def gradients():
+            tensors = [normal(400, 4, 64).requires_grad_() for _ in range(3)]
+            cum = packed_offsets(100, 37, 263)
+            varlen_attn(*tensors, cum, cum, 263, 263, is_causal=True).square().sum().backward()
+            return [x.grad for x in tensors]
+        for found, wanted in zip(gradients(), self.native(gradients)):
+            torch.testing.assert_close(found, wanted, atol=4e-2, rtol=4e-2)
+        self.assertEqual(acromion.fallbacks(), {})
+
+    def test_handed_over(self):
+        q = normal(2, 4, 64, 64)
+        for given, told in (({"dropout_p": 0.5}, "dropout"), ({"dtype": torch.float32}, "float32 on CUDA")):
+            with self.subTest(told):
+                x = q.to(given.pop("dtype", q.dtype))
+                torch.manual_seed(1)
+                found = F.scaled_dot_product_attention(x, x, x, **given)
+                reasons = acromion.fallbacks()
+                torch.manual_seed(1)
+                wanted = self.native(F.scaled_dot_product_attention, x, x, x, **given)
+                self.assertTrue(torch.equal(found, wanted))
+                self.assertEqual([count for reason, count in reasons.items() if told in reason], [1])
+                self.assertEqual(len(reasons), 1)  # what ATen's kernel calls in turn is not counted
+
+    def test_graphs(self):
+        """Compiled with CUDA graphs, forward alone and with a backward pass."""
+        q = normal(2, 4, 64, 64)
+
+        def block(x):
+            return F.scaled_dot_product_attention(x * 2, x, x, is_causal=True) + 1
+        wanted = block(q)
+        compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")
+        for _ in range(4):
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(q).clone(), wanted, atol=4e-3, rtol=4e-3)
+        x = q.clone().requires_grad_()
+        block(x).sum().backward()
+        for _ in range(4):
+            y = q.clone().requires_grad_()
+            compiled(y).sum().backward()
+            torch.testing.assert_close(y.grad, x.grad, atol=2e-2, rtol=2e-2)
         self.assertEqual(acromion.fallbacks(), {})
 
 

@@ -87,6 +87,76 @@ class Values(unittest.TestCase):
             acromion.sdpa(q.numpy(), q.to_sparse(), q)
 
 
+class Packed(unittest.TestCase):
+    """Sequences of different lengths in one tensor [total, heads, dim]."""
+    Q_LENGTHS, KV_LENGTHS = (5, 0, 33, 1), (9, 4, 20, 70)
+
+    def setUp(self):
+        self.q = normal(sum(self.Q_LENGTHS), 4, 64)
+        self.k, self.v = normal(sum(self.KV_LENGTHS), 2, 64), normal(sum(self.KV_LENGTHS), 2, 64) * 2
+        self.offsets = [torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
+                        for lengths in (self.Q_LENGTHS, self.KV_LENGTHS)]
+
+    def alone(self, **arguments):
+        """Each sequence by a call of its own."""
+        outs, lses = [], []
+        for q, k, v in zip(*(x.split(n) for x, n in ((self.q, self.Q_LENGTHS), (self.k, self.KV_LENGTHS),
+                                                     (self.v, self.KV_LENGTHS)))):
+            out, lse = acromion.sdpa(*(x[None] for x in (q, k, v)), layout="bshd", enable_gqa=True, return_lse=True,
+                                     **arguments)
+            outs.append(out[0])
+            lses.append(lse[0])
+        return torch.cat(outs), torch.cat(lses, dim=1)
+
+    def packed(self, **arguments):
+        return acromion.sdpa(self.q, self.k, self.v, q_offsets=self.offsets[0], kv_offsets=self.offsets[1],
+                             enable_gqa=True, return_lse=True, **arguments)
+
+    def test_as_alone(self):
+        for arguments in ({}, {"is_causal": True, "causal_align": "bottom_right"}, {"scale": 0.3},
+                          {"is_causal": True, "causal_align": "top_left"}, {"window": (5, 3)}):
+            with self.subTest(str(arguments)):
+                wanted = self.alone(**arguments)
+                for lengths in ({}, {"max_q_len": 33, "max_kv_len": 70}):
+                    torch.testing.assert_close(self.packed(**arguments, **lengths), wanted, atol=1e-5, rtol=1e-5)
+
+    def test_names_of_flash_attention(self):
+        found = acromion.sdpa(self.q, self.k, self.v, cu_seqlens_q=self.offsets[0], cu_seqlens_k=self.offsets[1],
+                              max_seqlen_q=33, max_seqlen_k=70, enable_gqa=True, return_lse=True)
+        torch.testing.assert_close(found, self.packed(), atol=0, rtol=0)
+        with self.assertRaisesRegex(TypeError, "multiple values for argument 'q_offsets'"):
+            acromion.sdpa(self.q, self.k, self.v, q_offsets=self.offsets[0], cu_seqlens_q=self.offsets[0])
+
+    def test_compiled_and_on_the_meta_device(self):
+        def block(q):
+            return acromion.sdpa(q * 2, self.k, self.v, cu_seqlens_q=self.offsets[0], cu_seqlens_k=self.offsets[1],
+                                 enable_gqa=True, return_lse=True)
+        found = torch.compile(block, fullgraph=True, backend="aot_eager")(self.q)
+        torch.testing.assert_close(found, block(self.q), atol=0, rtol=0)
+        meta = acromion.sdpa(*(x.to("meta") for x in (self.q, self.k, self.v)), enable_gqa=True, return_lse=True,
+                             q_offsets=self.offsets[0].to("meta"), kv_offsets=self.offsets[1].to("meta"))
+        for a, b in zip(meta, found):
+            self.assertEqual((a.shape, a.stride(), a.dtype), (b.shape, b.stride(), b.dtype))
+
+    def test_refusals(self):
+        q, k, v, (first, second) = self.q, self.k, self.v, self.offsets
+        lens = torch.tensor([1] * 4, dtype=torch.int32, device=DEVICE)
+        for arguments, error, text in (
+                ({"q_offsets": first}, ValueError, "kv_offsets is missing: packed sequences need q_offsets and kv_off"),
+                ({"q_offsets": first.long(), "kv_offsets": second}, TypeError, "q_offsets is int64, must be int32"),
+                ({"q_offsets": first, "kv_offsets": second[:-1]}, ValueError, "kv_offsets must have one dimension of"),
+                ({"q_offsets": first[:1], "kv_offsets": second[:1]}, ValueError, "the number of sequences and 1"),
+                ({"q_offsets": first, "kv_offsets": second, "kv_lens": lens}, ValueError, "kv_lens is given with pack"),
+                ({"q_offsets": first, "kv_offsets": second, "layout": "bhsd"}, ValueError, r"\[total, heads, dim\]"),
+                ({"q_offsets": first, "kv_offsets": second, "is_causal": True}, ValueError, "say causal_align"),
+                ({"q_offsets": first, "kv_offsets": second, "max_q_len": 0}, ValueError, "must be positive"),
+                ({"max_q_len": 4}, ValueError, "max_q_len and max_kv_len are of packed sequences")):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                acromion.sdpa(q, k, v, enable_gqa=True, **arguments)
+        with self.assertRaisesRegex(ValueError, "q has 4 dimensions, must have 3 for packed sequences"):
+            acromion.sdpa(q[None], k, v, enable_gqa=True, q_offsets=first, kv_offsets=second)
+
+
 def quantised(*shape, scale=1.0):
     """Values in float8_e4m3fn; scale a number or a tensor that broadcasts."""
     return (normal(*shape) / scale).to(torch.float8_e4m3fn)
