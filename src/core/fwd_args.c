@@ -1,6 +1,11 @@
 /* Fills a kernel's arguments from the canonical problem and the caller's buffers. */
 #include "internal.h"
 
+#include <stddef.h>
+
+_Static_assert(offsetof(fwd_args, q_scales) == FWD_ARGS_FIRST_LINE,
+               "what every kernel asks for lies in the arguments' first line");
+
 static fwd_strides strides_of(const acr_strides *s)
 {
     return (fwd_strides){s->batch, s->head, s->row};

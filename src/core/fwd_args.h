@@ -15,30 +15,38 @@ typedef struct fwd_strides {
     int64_t batch, head, row; /* elements */
 } fwd_strides;
 
+/* A kernel's first read of a line of 256 bytes of its arguments waits for L2, and short launches feel it. On sm_90 the
+ * arguments begin 16 bytes after such a line does: so the first 240 bytes hold all that a kernel of 16-bit inputs asks
+ * for, and behind FWD_ARGS_FIRST_LINE is what only e4m3 inputs have. */
+enum {
+    FWD_ARGS_FIRST_LINE = 240
+};
+
 typedef struct fwd_args {
     const void *q, *k, *v;
     void *o;
     float *lse;             /* [batch, q_heads, q_len] packed, natural logarithm; NULL = not wanted */
     const int32_t *kv_lens; /* [batch], to be clamped to [0, kv_len]; NULL = kv_len for all */
     /* Packed batches, else NULL and 0: batch entry b has the rows offsets[b]..offsets[b + 1]-1, each offset to be
-     * clamped to [0, total], and no more than q_len or kv_len of them; batch strides are 0; lse is [q_heads, q_total].
-     * Only kernels with ACR__TRAIT_PACKED are given them. */
+     * clamped to [0, q_total] or [0, kv_total], and no more than q_len or kv_len of them; batch strides are 0; lse is
+     * [q_heads, q_total]. Only kernels with ACR__TRAIT_PACKED are given them. */
     const int32_t *q_offsets, *kv_offsets;
-    /* e4m3 inputs only: [batch, kv_heads], factors beside those below, of the scores (q, k) and of the output (v);
-     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scores.cuh). */
-    const float *q_scales, *k_scales, *v_scales;
     void *workspace;
     fwd_strides q_stride, k_stride, v_stride, o_stride;
     int32_t batch, q_heads, kv_heads, group; /* group = q_heads / kv_heads */
     int32_t q_len, kv_len, qk_dim, v_dim;
-    int32_t mask;     /* FWD_MASK_* of visible.h */
-    float scale;      /* of the scores, with the fp8 scales of q and k folded in; > 0 */
-    float scale_log2; /* scale * log2(e): exponentials are taken to base 2 */
-    float out_scale;  /* of the output: the fp8 scale of v, else 1 */
-    int32_t out_bf16; /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
-    int32_t q_total, kv_total;
+    int32_t mask;                      /* FWD_MASK_* of visible.h */
     int32_t window_left, window_right; /* of the rule, see visible.h; 0 = no limit */
+    float scale;                       /* of the scores, with the fp8 scales of q and k folded in; > 0 */
+    float scale_log2;                  /* scale * log2(e): exponentials are taken to base 2 */
+    float out_scale;                   /* of the output: the fp8 scale of v, else 1 */
+    int32_t out_bf16;                  /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
+    int32_t q_total, kv_total;
     int32_t reserved;
+    /* From here on: FWD_ARGS_FIRST_LINE. */
+    /* e4m3 inputs only: [batch, kv_heads], factors beside those above, of the scores (q, k) and of the output (v);
+     * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scores.cuh). */
+    const float *q_scales, *k_scales, *v_scales;
 } fwd_args;
 
 /* The part of the arguments that visible.h wants. */
