@@ -135,11 +135,13 @@ typedef enum acr_dtype {
     ACR_F32 = 1,           /* IEEE binary32 */
     ACR_F16 = 2,           /* IEEE binary16 */
     ACR_BF16 = 3,          /* bfloat16: the upper half of a binary32 */
-    ACR_E4M3 = 4           /* 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP FP8 E4M3) */
+    ACR_E4M3 = 4,          /* 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP FP8 E4M3) */
+    ACR_BOOL8 = 5          /* bias_dtype only: one byte an element, 0 = false */
 } acr_dtype;
 
 /* Which keys a query row sees: key j is visible to query row i when j <= i + diagonal (and j < the batch's key
- * length). Windows hide more: acr_problem.window_left and window_right. */
+ * length). i + diagonal is the row's position; without a mask the diagonal is that of ACR_MASK_CAUSAL. What hides more,
+ * or lets more be seen, is under acr_problem. */
 typedef enum acr_mask {
     ACR_MASK_NONE = 0,
     ACR_MASK_CAUSAL = 1,         /* bottom-right: diagonal = key length - q_len; the last query sees every key
@@ -166,8 +168,34 @@ enum {                      /* acr_problem.flags */
     /* The batch entries are sequences of different lengths, one after another along the rows of tensors
      * [total, heads, dim], and executions read where each begins (acr_buffers.q_offsets and kv_offsets). q_len and
      * kv_len are the longest lengths that an entry may have. layout must be ACR_BSHD. Not with ACR_KV_LENS. */
-    ACR_PACKED = 1u << 2
+    ACR_PACKED = 1u << 2,
+    ACR_KV_STARTS = 1u << 3, /* executions read where each batch entry's keys begin (left padding). Not with
+                                ACR_PACKED */
+    ACR_SINKS = 1u << 4,     /* executions read a sink for each query head */
+    ACR_ALIBI = 1u << 5,     /* executions read an ALiBi slope for each query head */
+    ACR_RANGES = 1u << 6,    /* executions read `ranges` ranges of keys for each batch entry */
+    ACR_TREE = 1u << 7       /* executions read which of the last q_len keys each row sees */
 };
+
+/* What a row sees, and what becomes of a score.
+ *
+ * A score is s = scale * (q . k); then, in this order:
+ *  - softcap c > 0: s = c * tanh(s / c). Kernels for GPUs may take tanh with an error of 2^-11 relative to its value.
+ *  - bias: s = s + bias[b, h, i, j]; ALiBi: s = s - slopes[h] * |i' - j|.
+ *  - what is hidden becomes -infinity; softmax over the keys; with sinks the sum of exponentials gains
+ *    exp(sinks[h]), a sink being neither scaled nor capped.
+ *
+ * Row i of a batch entry stands at position i' = i + diagonal among its keys. It sees key j when the key exists, which
+ * is kv_start <= j < key length (kv_start is 0 without ACR_KV_STARTS), and both (a) and (b) hold:
+ *  (a) one of the ranges holds both i' and j, or each limit is kept:
+ *       - mask: j <= i';
+ *       - window_left L > 0: j > i' - L;
+ *       - window_right R > 0, without a mask: j <= i' + R;
+ *       - chunk C > 0: floor((j - kv_start) / C) == floor((i' - kv_start) / C);
+ *  (b) tree: the key is before the entry's last q_len keys, or its bit is 1 for row i. Key j's bit is number
+ *      j - (key length - q_len), with the lengths of the entry.
+ * A bias of -infinity hides its key, as a boolean mask does. A row that sees no key gets o = 0 and an lse of
+ * -infinity, or with a sink of the sink. */
 
 typedef struct acr_problem {
     uint32_t size;       /* sizeof(acr_problem) */
@@ -176,7 +204,7 @@ typedef struct acr_problem {
     acr_dtype out_dtype; /* of o; 0 = dtype (ACR_F16 for ACR_E4M3). Only ACR_E4M3 may differ: ACR_F16 or ACR_BF16 */
     acr_mask mask;
     acr_layout layout;  /* of every tensor whose strides are all zero */
-    uint32_t flags;     /* ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED */
+    uint32_t flags;     /* ACR_WANT_LSE, ACR_KV_LENS and those that follow it, or 0 */
     uint32_t alignment; /* bytes: q, k, v and o are multiples of it; a power of two, one element to 256; 0 = 16 */
     int64_t batch;      /* >= 1; every extent is at most 2^31 - 1 */
     int64_t q_heads;    /* >= 1 */
@@ -199,12 +227,25 @@ typedef struct acr_problem {
      * in the canonical problem. */
     int64_t window_left;  /* key j is visible when j > i' - window_left: so many keys, that at i' included */
     int64_t window_right; /* key j is visible when j <= i' + window_right; with a mask it hides nothing */
+    /* Left out by a caller's smaller size: 0. What each means is said above. */
+    float softcap;        /* natural units, >= 0 and finite; 0 = none. Its value selects no kernel, like scale */
+    int32_t ranges;       /* ACR_RANGES: how many each batch entry has, 1 to 65536; otherwise 0 */
+    int64_t chunk;        /* keys, >= 0; 0 = no limit. One that hides nothing is 0 in the canonical problem */
+    acr_dtype bias_dtype; /* of the bias: ACR_F32, ACR_F16 or ACR_BF16; ACR_BOOL8: a boolean mask; 0 = no bias */
+    uint32_t reserved;    /* 0 */
+    acr_strides bias;     /* of bias [batch, q_heads, q_len, kv_len]; elements, >= 0, each 0 broadcasts, all three too;
+                             the stride of keys is 1. With ACR_PACKED batch counts entries, row an entry's rows.
+                             Kernels for GPUs load rows that are multiples of 16 bytes faster */
 } acr_problem;
 
 #define ACR_PROBLEM_INIT                                                                                               \
     {                                                                                                                  \
         sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0                                \
+            0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0, 0.0f, 0, 0,                   \
+            ACR_DTYPE_DEFAULT, 0,                                                                                      \
+        {                                                                                                              \
+            0, 0, 0                                                                                                    \
+        }                                                                                                              \
     }
 
 /* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order,
@@ -215,6 +256,10 @@ typedef struct acr_problem {
  *     sN or sN/M               query length / key length       dN or dN/M   query-key dim / value dim
  *     causal  causal-tl        mask, bottom-right or top-left  bhsd  bshd   layout (default bhsd)
  *     winL or winL/R           window_left, window_right; win0/R has the right limit alone
+ *     chunkN                   chunk                           rangesN      ACR_RANGES with N ranges
+ *     capX                     softcap, a decimal: cap50, cap0.5, cap1e-3
+ *     bias-bf16/B,H,S          bias_dtype (bias-f16, bias-f32) and its strides; mask/B,H,S: ACR_BOOL8
+ *     sinks alibi kvstarts tree                                the flags
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
  *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
  * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
@@ -224,10 +269,10 @@ typedef struct acr_problem {
 ACR_API acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *position);
 
 /* Writes the canonical text form, NUL-terminated, into text[0..capacity). Two problems with the same text get the same
- * kernels.
+ * kernels, as do two whose texts differ in the value of the softcap alone.
  * ACR_PROBLEM_TEXT_MAX bytes always suffice. Errors: ACR_INVALID (problem; text NULL; capacity too small, nothing
  * written). */
-#define ACR_PROBLEM_TEXT_MAX 512
+#define ACR_PROBLEM_TEXT_MAX 768
 ACR_API acr_status acr_problem_format(const acr_problem *problem, char *text, size_t capacity);
 
 /* Checks a problem and fills in every default: afterwards no zero stands for something else, and strides are explicit.
@@ -305,11 +350,23 @@ typedef struct acr_buffers {
      * plan. Every scale is positive and finite: on cpu checked (ACR_INVALID), on cuda one that is not spoils the output
      * rows of its batch entry and head, never others. */
     const float *q_scales, *k_scales, *v_scales;
+    /* Left out by a caller's smaller size: NULL. Each is wanted where the problem says so, otherwise NULL; none is
+     * written; on cuda they are device memory, read when the execution runs. */
+    const int32_t *kv_starts; /* ACR_KV_STARTS: [batch], 4-byte aligned: keys before kv_starts[b] do not exist, what k
+                                 and v hold there is never used. Clamped to [0, the entry's key length] */
+    const float *sinks;       /* ACR_SINKS: [q_heads], 4-byte aligned, natural units. -infinity is no sink */
+    const float *slopes;      /* ACR_ALIBI: [q_heads], 4-byte aligned */
+    const void *bias;         /* bias_dtype: [batch, q_heads, q_len, kv_len] by the problem's strides, aligned to an
+                                 element. A NaN or +infinity spoils its row */
+    const int32_t *ranges;    /* ACR_RANGES: [batch, ranges, 2] packed, 4-byte aligned: half-open ranges of keys {begin,
+                                 end}; one with begin >= end is ignored. They may overlap and reach beyond the keys */
+    const uint8_t *tree;      /* ACR_TREE: bits [batch, q_len, (q_len + 7) / 8 bytes], the lowest bit of a byte first */
 } acr_buffers;
 
 #define ACR_BUFFERS_INIT                                                                                               \
     {                                                                                                                  \
-        sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL                 \
+        sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL,    \
+            NULL, NULL, NULL, NULL                                                                                     \
     }
 
 /* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at
@@ -323,8 +380,8 @@ ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, siz
  * Several threads may execute one plan at once, with a workspace each.
  * On cuda, faults while running surface at the caller's next synchronisation.
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
- * Errors: ACR_INVALID (null pointers; lse, kv_lens or offsets given or missing against the problem's flags; a total out
- * of range; scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps
+ * Errors: ACR_INVALID (null pointers; a buffer given or missing against what the problem says; a total out of range;
+ * scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps
  * an input or the other; a buffer overlaps the workspace), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
                                void *stream);

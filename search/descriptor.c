@@ -296,6 +296,10 @@ const char *descriptor_why_not(const descriptor *s, const acr_problem *problem, 
     if ((problem->window_left > 0 || problem->window_right > 0) && !strstr(s->when, "window_")) {
         return "it has a window, and the descriptor's \"when\" names neither window_left nor window_right";
     }
+    const char *terms = acr__terms_why_not(0, problem);
+    if (terms) {
+        return terms;
+    }
     const char *reason = bounded(&value, "when", s->when, s, problem, device, INT64_MIN, INT64_MAX);
     if (!reason && !value) {
         reason = "the descriptor's \"when\" excludes it";

@@ -192,9 +192,10 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
 
 static acr_status read_buffers(acr_buffers *out, const acr_buffers *in)
 {
-    static const size_t earlier[] = {offsetof(acr_buffers, q_scales), offsetof(acr_buffers, q_offsets)};
+    static const size_t earlier[] = {offsetof(acr_buffers, kv_starts), offsetof(acr_buffers, q_scales),
+                                     offsetof(acr_buffers, q_offsets)};
     const acr_status status =
-        acr__read_struct(out, sizeof *out, in, in->size, earlier, 2, "buffers", "ACR_BUFFERS_INIT");
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 3, "buffers", "ACR_BUFFERS_INIT");
     out->size = (uint32_t)sizeof *out;
     return status;
 }

@@ -112,6 +112,8 @@ double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
         return decode(&bf16_format, ((const uint16_t *)base)[index]);
     case ACR_E4M3:
         return decode(&e4m3_format, ((const uint8_t *)base)[index]);
+    case ACR_BOOL8:
+        return ((const uint8_t *)base)[index] != 0;
     case ACR_DTYPE_DEFAULT:
         break;
     }
@@ -132,6 +134,9 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
         return;
     case ACR_E4M3:
         ((uint8_t *)base)[index] = (uint8_t)encode(&e4m3_format, value);
+        return;
+    case ACR_BOOL8:
+        ((uint8_t *)base)[index] = value != 0.0;
         return;
     case ACR_DTYPE_DEFAULT:
         return;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static _Thread_local char last_error[768];
+static _Thread_local char last_error[1024];
 
 acr_status acr__fail(acr_status status, const char *format, ...)
 {

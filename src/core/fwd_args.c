@@ -6,6 +6,12 @@
 _Static_assert(offsetof(fwd_args, q_scales) == FWD_ARGS_FIRST_LINE,
                "what every kernel asks for lies in the arguments' first line");
 
+_Static_assert(FWD_TERM_LIMITS == 64, "visible.h knows it as a number");
+_Static_assert((int)FWD_BIAS_NONE == (int)ACR_DTYPE_DEFAULT && (int)FWD_BIAS_F32 == (int)ACR_F32 &&
+                   (int)FWD_BIAS_F16 == (int)ACR_F16 && (int)FWD_BIAS_BF16 == (int)ACR_BF16 &&
+                   (int)FWD_BIAS_MASK == (int)ACR_BOOL8,
+               "a bias has the numbers of its acr_dtype");
+
 static fwd_strides strides_of(const acr_strides *s)
 {
     return (fwd_strides){s->batch, s->head, s->row};
@@ -15,6 +21,9 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
 {
     static const double log2_e = 1.44269504088896340736;
     const float scale = problem->scale * problem->q_scale * problem->k_scale;
+    /* ranges add keys to what limits leave; without limits there is nothing to add */
+    const int has_ranges = (acr__terms_of(problem) & FWD_TERM_RANGES) != 0;
+    const float cap = problem->softcap;
     *args = (fwd_args){
         .q = buffers->q,
         .k = buffers->k,
@@ -49,5 +58,18 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .scale_log2 = (float)((double)scale * log2_e),
         .out_scale = problem->v_scale,
         .out_bf16 = problem->dtype == ACR_E4M3 && problem->out_dtype == ACR_BF16,
+        .softcap = cap,
+        .softcap_in = cap > 0.0f ? scale / cap : 0.0f,
+        .softcap_out = (float)((double)cap * log2_e),
+        .bias_type = (int32_t)problem->bias_dtype,
+        .sinks = buffers->sinks,
+        .slopes = buffers->slopes,
+        .bias = buffers->bias,
+        .bias_stride = strides_of(&problem->bias),
+        .kv_starts = buffers->kv_starts,
+        .ranges = has_ranges ? buffers->ranges : NULL,
+        .ranges_count = has_ranges ? problem->ranges : 0,
+        .tree = buffers->tree,
+        .chunk = acr__rule_of(problem).chunk,
     };
 }

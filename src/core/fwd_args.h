@@ -22,6 +22,30 @@ enum {
     FWD_ARGS_FIRST_LINE = 240
 };
 
+/* What a kernel's scores and visibility may have beyond a scale, a mask and a window, as bits: the terms that a line is
+ * compiled with (acr__kernel.terms, TERMS of its device code). A problem that needs others is refused in one place,
+ * acr__why_not. A bit never changes its meaning. */
+enum {
+    FWD_TERM_CAP = 1,     /* softcap */
+    FWD_TERM_SINKS = 2,   /* sinks */
+    FWD_TERM_BIAS = 4,    /* bias: additive, or a boolean mask */
+    FWD_TERM_ALIBI = 8,   /* slopes */
+    FWD_TERM_TREE = 16,   /* tree */
+    FWD_TERM_RANGES = 32, /* ranges */
+    FWD_TERM_LIMITS = 64, /* kv_starts and chunk: what leaves a row one interval of keys (visible.h) */
+    FWD_TERM_ALL = 127
+};
+
+/* fwd_args.bias_type; the numbers of acr_dtype. */
+enum {
+    FWD_BIAS_NONE = 0,
+    FWD_BIAS_F32 = 1,
+    FWD_BIAS_F16 = 2,
+    FWD_BIAS_BF16 = 3,
+    FWD_BIAS_MASK = 5 /* one byte an element: 0 hides the key, anything else adds nothing */
+};
+
+/* What is 0 or NULL is not there. A score is scaled, capped, biased, then hidden, in this order. */
 typedef struct fwd_args {
     const void *q, *k, *v;
     void *o;
@@ -47,12 +71,34 @@ typedef struct fwd_args {
     /* e4m3 inputs only: [batch, kv_heads], factors beside those above, of the scores (q, k) and of the output (v);
      * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scores.cuh). */
     const float *q_scales, *k_scales, *v_scales;
+    /* Lines are given those of their terms alone (FWD_TERM_*). */
+    float softcap;                 /* a score s becomes softcap * tanh(s / softcap) */
+    float softcap_in, softcap_out; /* scale / softcap and softcap * log2(e): softcap_out * tanh(softcap_in * (q.k)) is
+                                      the capped score in powers of two */
+    int32_t bias_type;             /* FWD_BIAS_*, of bias */
+    const float *sinks;            /* [q_heads], natural units: exp(sink) is added to a row's sum */
+    const float *slopes;           /* [q_heads]: slope * |position - key| is taken off a score */
+    const void *bias;         /* [batch, q_heads, q_len, kv_len] by bias_stride, key stride 1; aligned to an element.
+                                      Of a packed batch by entry, the entry's row and the entry's key */
+    fwd_strides bias_stride;  /* elements; 0 broadcasts */
+    const int32_t *kv_starts; /* [batch], to be clamped to [0, the entry's key length] */
+    const int32_t *ranges;    /* [batch, ranges_count, 2]: keys [begin, end), empty where begin >= end; a row sees,
+                                      beside its interval, the keys that exist of each range that holds its position */
+    const uint8_t *tree;      /* bits [batch, q_len, ceil(q_len / 8)], lowest first: whether a row sees each of the
+                                      entry's last q_len keys, beside the other rules; q_len is the entry's for which
+                                      keys, the arguments' for the strides */
+    int32_t ranges_count;
+    int32_t chunk; /* of the rule, see visible.h */
 } fwd_args;
 
 /* The part of the arguments that visible.h wants. */
 VISIBLE_FUNCTION visible_rule fwd_rule_of(const fwd_args *args)
 {
+#if VISIBLE_LIMITS
+    return (visible_rule){args->mask, args->window_left, args->window_right, args->chunk};
+#else
     return (visible_rule){args->mask, args->window_left, args->window_right};
+#endif
 }
 
 #ifndef __CUDACC__ /* device/attention/visible.cuh and scores.cuh have them for the GPU */

@@ -55,6 +55,13 @@ typedef struct acr__device {
                                                        tools/fit_cost.c alone, else NULL */
 } acr__device;
 
+/* The terms that a kernel needs for a problem (canonical), as bits FWD_TERM_*. */
+uint32_t acr__terms_of(const acr_problem *problem);
+
+/* Why a kernel of these terms cannot run the problem (canonical), by the feature's name; NULL when it can. A static
+ * string. */
+const char *acr__terms_why_not(uint32_t terms, const acr_problem *problem);
+
 /* What a problem lets its rows see, the batch entry of the longest lengths under that rule, and how many pairs of a row
  * and a key are visible in an entry, for one head. problem canonical. */
 visible_rule acr__rule_of(const acr_problem *problem);
@@ -91,6 +98,7 @@ typedef struct acr__kernel {
     int32_t qk_dim_max, v_dim_max; /* head dims served, padded inside where smaller; limits are in why_not */
     int32_t q_tile, kv_tile, stages;
     uint32_t traits; /* ACR__TRAIT_* */
+    uint32_t terms;  /* FWD_TERM_*: what it serves beyond a scale, a mask and a window */
 
     /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming
      * field and limit. */

@@ -39,6 +39,48 @@ static const char *below_capability(int32_t arch, int32_t arch_min)
     return reason;
 }
 
+uint32_t acr__terms_of(const acr_problem *p)
+{
+    uint32_t terms = 0;
+    if (p->softcap > 0.0f)
+        terms |= FWD_TERM_CAP;
+    if (p->flags & ACR_SINKS)
+        terms |= FWD_TERM_SINKS;
+    if (p->bias_dtype != ACR_DTYPE_DEFAULT)
+        terms |= FWD_TERM_BIAS;
+    if (p->flags & ACR_ALIBI)
+        terms |= FWD_TERM_ALIBI;
+    if (p->flags & ACR_TREE)
+        terms |= FWD_TERM_TREE;
+    if (p->flags & ACR_RANGES && visible_is_limited(acr__rule_of(p)))
+        terms |= FWD_TERM_RANGES;
+    if (p->flags & ACR_KV_STARTS || p->chunk != 0)
+        terms |= FWD_TERM_LIMITS;
+    return terms;
+}
+
+const char *acr__terms_why_not(uint32_t terms, const acr_problem *problem)
+{
+    const uint32_t missing = acr__terms_of(problem) & ~terms;
+    if (missing & FWD_TERM_CAP)
+        return "softcap: the kernel is compiled without softcap (TERMS)";
+    if (missing & FWD_TERM_SINKS)
+        return "sinks: the kernel is compiled without sinks (TERMS)";
+    if (missing & FWD_TERM_BIAS)
+        return problem->bias_dtype == ACR_BOOL8 ? "mask: the kernel is compiled without boolean masks (TERMS)"
+                                                : "bias: the kernel is compiled without bias (TERMS)";
+    if (missing & FWD_TERM_ALIBI)
+        return "alibi: the kernel is compiled without ALiBi (TERMS)";
+    if (missing & FWD_TERM_TREE)
+        return "tree: the kernel is compiled without tree masks (TERMS)";
+    if (missing & FWD_TERM_RANGES)
+        return "ranges: the kernel is compiled without ranges (TERMS)";
+    if (missing & FWD_TERM_LIMITS)
+        return problem->chunk != 0 ? "chunk: the kernel is compiled without chunks (TERMS)"
+                                   : "kv_starts: the kernel is compiled without key starts (TERMS)";
+    return NULL;
+}
+
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
     if (kernel->backend != device->backend)
@@ -59,7 +101,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return "packed: the kernel serves no packed batches (ACR_PACKED)";
     if ((problem->window_left || problem->window_right) && kernel->traits & ACR__TRAIT_NEVER_PLANNED) /* the ladder */
         return "window: the kernel serves no sliding window (window_left, window_right)";
-    return kernel->why_not(problem, device);
+    const char *reason = acr__terms_why_not(kernel->terms, problem);
+    return reason ? reason : kernel->why_not(problem, device);
 }
 
 const acr__kernel *acr__kernel_find(const char *name)
@@ -464,12 +507,13 @@ static bool choose_by_wisdom(choice *c, acr_ctx *ctx, const char *text, acr_effo
     return found;
 }
 
-static acr_status choose_by_measuring(choice *c, acr_ctx *ctx, const acr_problem *p, const char *text,
-                                      const candidate *list, int count, acr_effort effort)
+static acr_status choose_by_measuring(choice *c, acr_ctx *ctx, const acr_problem *p, const candidate *list, int count,
+                                      acr_effort effort)
 {
     acr__fact fact = {0};
-    snprintf(fact.problem, sizeof fact.problem, "%s", text);
-    acr_status status = measure(ctx->device, p, list, candidates_to_time(list, count, effort), effort, &fact);
+    acr_status status = acr__wisdom_problem(fact.problem, p);
+    if (status == ACR_OK)
+        status = measure(ctx->device, p, list, candidates_to_time(list, count, effort), effort, &fact);
     if (status != ACR_OK)
         return status;
     explain_fact(c, &fact, "measured");
@@ -481,8 +525,10 @@ static acr_status choose_by_measuring(choice *c, acr_ctx *ctx, const acr_problem
 
 static acr_status choose(choice *c, acr_ctx *ctx, const acr_problem *p, const char *text, acr_effort effort)
 {
-    if (choose_by_wisdom(c, ctx, text, effort))
-        return ACR_OK;
+    char key[ACR_PROBLEM_TEXT_MAX];
+    const acr_status status = acr__wisdom_problem(key, p);
+    if (status != ACR_OK || choose_by_wisdom(c, ctx, key, effort))
+        return status;
     if (effort == ACR_WISDOM_ONLY)
         return acr__fail(ACR_NO_WISDOM, "%s: no usable wisdom for it on %s", text, ctx->device->device.name);
     candidate list[MAX_CANDIDATES];
@@ -490,7 +536,7 @@ static acr_status choose(choice *c, acr_ctx *ctx, const acr_problem *p, const ch
     if (count == 0)
         return fail_unsupported(p, &ctx->device->device, text);
     if (effort != ACR_ESTIMATE)
-        return choose_by_measuring(c, ctx, p, text, list, count, effort);
+        return choose_by_measuring(c, ctx, p, list, count, effort);
     c->kernel = list[0].kernel;
     snprintf(c->why, sizeof c->why, "estimate: %.2f us, best of %d kernels that can run it%s", list[0].cost_s * 1e6,
              count, list[0].kernel->traits & ACR__TRAIT_LAST_RESORT ? "; the kernel of last resort, slow" : "");

@@ -21,6 +21,7 @@ enum {
     MAX_ALIGNMENT = 256
 };
 static const int64_t MAX_EXTENT = INT32_MAX;
+static const int32_t MAX_RANGES = 65536;
 static const int64_t MAX_SPAN = INT64_MAX / 4; /* bytes from first to last element: sums cannot overflow */
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
@@ -34,6 +35,7 @@ int acr__dtype_bytes(acr_dtype dtype)
     case ACR_BF16:
         return 2;
     case ACR_E4M3:
+    case ACR_BOOL8:
         return 1;
     case ACR_DTYPE_DEFAULT:
         break;
@@ -52,6 +54,8 @@ const char *acr__dtype_text(acr_dtype dtype)
         return "bf16";
     case ACR_E4M3:
         return "e4m3";
+    case ACR_BOOL8:
+        return "bool8";
     case ACR_DTYPE_DEFAULT:
         break;
     }
@@ -234,9 +238,9 @@ static acr_status read_problem(acr_problem *out, const acr_problem *in)
 {
     if (!in)
         return acr__fail(ACR_INVALID, "problem is NULL");
-    static const size_t earlier[] = {offsetof(acr_problem, window_left)};
+    static const size_t earlier[] = {offsetof(acr_problem, softcap), offsetof(acr_problem, window_left)};
     const acr_status status =
-        acr__read_struct(out, sizeof *out, in, in->size, earlier, 1, "problem", "ACR_PROBLEM_INIT");
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 2, "problem", "ACR_PROBLEM_INIT");
     out->size = (uint32_t)sizeof *out;
     return status;
 }
@@ -270,7 +274,7 @@ static acr_status check_choices(const acr_problem *p)
 {
     if (p->pass != ACR_FORWARD)
         return acr__fail(ACR_INVALID, "pass is %d, must be ACR_FORWARD (0)", (int)p->pass);
-    if (acr__dtype_bytes(p->dtype) == 0)
+    if (acr__dtype_bytes(p->dtype) == 0 || p->dtype == ACR_BOOL8)
         return acr__fail(ACR_INVALID, "dtype is %d, must be ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3", (int)p->dtype);
     if (p->dtype == ACR_E4M3 ? p->out_dtype != ACR_F16 && p->out_dtype != ACR_BF16 : p->out_dtype != p->dtype)
         return acr__fail(ACR_INVALID, "out_dtype is %d (%s), must be %s", (int)p->out_dtype,
@@ -280,9 +284,10 @@ static acr_status check_choices(const acr_problem *p)
         return acr__fail(ACR_INVALID, "mask is %d, must be an acr_mask", (int)p->mask);
     if (p->layout != ACR_BHSD && p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is %d, must be ACR_BHSD or ACR_BSHD", (int)p->layout);
-    if (p->flags & ~(uint32_t)(ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED))
-        return acr__fail(ACR_INVALID, "flags 0x%x has bits that are not ACR_WANT_LSE, ACR_KV_LENS or ACR_PACKED",
-                         p->flags);
+    const uint32_t known =
+        ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED | ACR_KV_STARTS | ACR_SINKS | ACR_ALIBI | ACR_RANGES | ACR_TREE;
+    if (p->flags & ~known)
+        return acr__fail(ACR_INVALID, "flags 0x%x has bits that mean nothing (0x%x)", p->flags, p->flags & ~known);
     if (p->window_left < 0 || p->window_right < 0)
         return acr__fail(ACR_INVALID, "%s is %lld, must not be negative (0 for no limit)",
                          p->window_left < 0 ? "window_left" : "window_right",
@@ -294,6 +299,53 @@ static acr_status check_choices(const acr_problem *p)
                          acr__dtype_bytes(p->dtype) > acr__dtype_bytes(p->out_dtype) ? acr__dtype_bytes(p->dtype)
                                                                                      : acr__dtype_bytes(p->out_dtype),
                          MAX_ALIGNMENT);
+    return ACR_OK;
+}
+
+/* What changes scores, and what hides or adds keys beyond a mask and a window. */
+static acr_status check_terms(const acr_problem *p)
+{
+    if (!(p->softcap >= 0.0f) || !isfinite(p->softcap))
+        return acr__fail(ACR_INVALID, "softcap is %g, must be positive and finite (0 for none)", (double)p->softcap);
+    if (p->chunk < 0)
+        return acr__fail(ACR_INVALID, "chunk is %lld, must not be negative (0 for no limit)", (long long)p->chunk);
+    if (p->flags & ACR_RANGES ? p->ranges < 1 || p->ranges > MAX_RANGES : p->ranges != 0)
+        return acr__fail(ACR_INVALID,
+                         p->flags & ACR_RANGES ? "ranges is %d, with ACR_RANGES it must be 1 to %d"
+                                               : "ranges is %d, without ACR_RANGES it must be 0",
+                         (int)p->ranges, (int)MAX_RANGES);
+    if (p->flags & ACR_KV_STARTS && p->flags & ACR_PACKED)
+        return acr__fail(ACR_INVALID, "flags: ACR_KV_STARTS with ACR_PACKED; the offsets already say where keys begin");
+    if (p->reserved != 0)
+        return acr__fail(ACR_INVALID, "reserved is %u, must be 0", p->reserved);
+    return ACR_OK;
+}
+
+/* The bias, whose strides broadcast where they are 0: that of an extent of 1 becomes 0, so that equal biases have one
+ * form. */
+static acr_status complete_bias(acr_problem *p)
+{
+    acr_strides *s = &p->bias;
+    if (p->bias_dtype == ACR_DTYPE_DEFAULT) {
+        if (s->batch == 0 && s->head == 0 && s->row == 0)
+            return ACR_OK;
+        return acr__fail(ACR_INVALID, "bias strides (%lld, %lld, %lld) are given, bias_dtype is 0: there is no bias",
+                         (long long)s->batch, (long long)s->head, (long long)s->row);
+    }
+    if (p->bias_dtype != ACR_F32 && p->bias_dtype != ACR_F16 && p->bias_dtype != ACR_BF16 && p->bias_dtype != ACR_BOOL8)
+        return acr__fail(ACR_INVALID, "bias_dtype is %d, must be ACR_F32, ACR_F16, ACR_BF16, ACR_BOOL8 or 0",
+                         (int)p->bias_dtype);
+    if (p->batch == 1)
+        s->batch = 0;
+    if (p->q_heads == 1)
+        s->head = 0;
+    if (p->q_len == 1)
+        s->row = 0;
+    if (s->batch < 0 || s->head < 0 || s->row < 0)
+        return acr__fail(ACR_INVALID, "bias strides (%lld, %lld, %lld): a stride must not be negative",
+                         (long long)s->batch, (long long)s->head, (long long)s->row);
+    if (acr__span_bytes(p->batch, p->q_heads, p->q_len, p->kv_len, s, p->bias_dtype) > MAX_SPAN)
+        return acr__fail(ACR_INVALID, "bias spans more than 2^61 bytes");
     return ACR_OK;
 }
 
@@ -349,6 +401,25 @@ static void canonical_window(acr_problem *p)
         p->window_right = 0;
 }
 
+/* A chunk that holds every key and every position of a row hides nothing, and becomes 0; a longer one than that is as
+ * good as the shortest of that kind. With a mask, rows that stand before the first key see none in any case; without
+ * one, those are told apart by the chunk alone. After the mask has its name. */
+static void canonical_chunk(acr_problem *p)
+{
+    const int64_t keys = p->kv_len, rows = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? p->q_len : 0;
+    const int64_t whole = keys > rows ? keys : rows;
+    const bool no_row_before =
+        p->q_len == 1 || (p->q_len <= p->kv_len && !(p->flags & (ACR_KV_LENS | ACR_PACKED | ACR_KV_STARTS)));
+    if (p->chunk >= whole)
+        p->chunk = p->mask != ACR_MASK_NONE || no_row_before ? 0 : whole;
+    if (p->chunk == 0)
+        return;
+    if (p->window_left >= p->chunk) /* the chunk hides these keys */
+        p->window_left = 0;
+    if (p->window_right >= p->chunk - 1)
+        p->window_right = 0;
+}
+
 /* Masks that hide the same keys get one name. */
 static acr_mask canonical_mask(const acr_problem *p)
 {
@@ -377,14 +448,18 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     if (p.out_dtype == ACR_DTYPE_DEFAULT)
         p.out_dtype = p.dtype == ACR_E4M3 ? ACR_F16 : p.dtype;
     if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK ||
-        (status = check_packed(&p)) != ACR_OK)
+        (status = check_terms(&p)) != ACR_OK || (status = check_packed(&p)) != ACR_OK ||
+        (status = complete_bias(&p)) != ACR_OK)
         return status;
+    if (p.softcap == 0.0f)
+        p.softcap = 0.0f; /* -0 is none, too */
     if (p.scale == 0.0f)
         p.scale = (float)(1.0 / sqrt((double)p.qk_dim));
     if ((status = check_scales(&p)) != ACR_OK)
         return status;
     canonical_window(&p);
     p.mask = canonical_mask(&p);
+    canonical_chunk(&p);
 
     tensor list[TENSORS];
     tensors_of(&p, list);
@@ -401,7 +476,7 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
 uint64_t acr__problem_digest(const acr_problem *canonical)
 {
     /* The struct has no padding, so its bytes are its value. */
-    _Static_assert(sizeof(acr_problem) == 8 * sizeof(uint32_t) + 21 * sizeof(int64_t) + 4 * sizeof(float),
+    _Static_assert(sizeof(acr_problem) == 12 * sizeof(uint32_t) + 25 * sizeof(int64_t) + 4 * sizeof(float),
                    "acr_problem must not have padding");
     return XXH3_64bits(canonical, sizeof *canonical);
 }
@@ -437,6 +512,67 @@ static void put_pair(writer *w, char letter, int64_t first, int64_t second)
         put(w, "/%lld", (long long)second);
 }
 
+/* ---- Decimals: a softcap ---- */
+
+/* digits * 10^exponent, as the text form means it: writing finds digits for which reading gives the same float. */
+static float decimal_value(int64_t digits, int exponent)
+{
+    return (float)((double)digits * pow(10.0, exponent));
+}
+
+/* The shortest decimal that reads as the same number: "50", "0.5", "1e-9". No locale's point comes into it. */
+static void put_decimal(writer *w, float value)
+{
+    const int magnitude = (int)floor(log10((double)value));
+    int64_t digits = 0;
+    int exponent = 0;
+    for (int count = 1; count <= 17; count++) {
+        exponent = magnitude + 1 - count;
+        digits = llround((double)value / pow(10.0, exponent));
+        if (decimal_value(digits, exponent) == value)
+            break;
+    }
+    if (exponent >= 0 && magnitude < 9) {
+        put(w, "%lld", (long long)llround((double)digits * pow(10.0, exponent)));
+    } else if (exponent < 0 && magnitude >= -4 && exponent >= -9) {
+        const int64_t one = (int64_t)llround(pow(10.0, -exponent));
+        put(w, "%lld.%0*lld", (long long)(digits / one), -exponent, (long long)(digits % one));
+    } else {
+        put(w, "%llde%d", (long long)digits, exponent);
+    }
+}
+
+/* ":bias-bf16/0,0,64" or ":mask/0,0,64". */
+static void put_bias(writer *w, const acr_problem *p)
+{
+    if (p->bias_dtype == ACR_BOOL8)
+        put(w, ":mask");
+    else
+        put(w, ":bias-%s", acr__dtype_text(p->bias_dtype));
+    put(w, "/%lld,%lld,%lld", (long long)p->bias.batch, (long long)p->bias.head, (long long)p->bias.row);
+}
+
+/* What is beyond a mask and a window. */
+static void put_terms(writer *w, const acr_problem *p)
+{
+    if (p->chunk)
+        put(w, ":chunk%lld", (long long)p->chunk);
+    if (p->flags & ACR_RANGES)
+        put(w, ":ranges%d", (int)p->ranges);
+    if (p->flags & ACR_TREE)
+        put(w, ":tree");
+    if (p->softcap > 0.0f) {
+        put(w, ":cap");
+        put_decimal(w, p->softcap);
+    }
+    if (p->bias_dtype != ACR_DTYPE_DEFAULT)
+        put_bias(w, p);
+    if (p->flags & ACR_ALIBI)
+        put(w, ":alibi");
+    if (p->flags & ACR_SINKS)
+        put(w, ":sinks");
+}
+
 static void put_problem(writer *w, acr_problem *p)
 {
     if (p->dtype != ACR_F16)
@@ -451,6 +587,7 @@ static void put_problem(writer *w, acr_problem *p)
         put(w, ":win%lld", (long long)p->window_left);
     if (p->window_right)
         put(w, "/%lld", (long long)p->window_right);
+    put_terms(w, p);
     if (p->layout == ACR_BSHD)
         put(w, ":bshd");
     tensor list[TENSORS];
@@ -468,6 +605,8 @@ static void put_problem(writer *w, acr_problem *p)
         put(w, ":lse");
     if (p->flags & ACR_KV_LENS)
         put(w, ":kvlens");
+    if (p->flags & ACR_KV_STARTS)
+        put(w, ":kvstarts");
     if (p->flags & ACR_PACKED)
         put(w, ":packed");
 }
@@ -510,7 +649,15 @@ enum {
     SEEN_LSE = 1u << 14,
     SEEN_KV_LENS = 1u << 15,
     SEEN_PACKED = 1u << 16,
-    SEEN_WINDOW = 1u << 17
+    SEEN_WINDOW = 1u << 17,
+    SEEN_CHUNK = 1u << 18,
+    SEEN_RANGES = 1u << 19,
+    SEEN_TREE = 1u << 20,
+    SEEN_CAP = 1u << 21,
+    SEEN_BIAS = 1u << 22,
+    SEEN_ALIBI = 1u << 23,
+    SEEN_SINKS = 1u << 24,
+    SEEN_KV_STARTS = 1u << 25
 };
 
 typedef struct reader {
@@ -563,9 +710,9 @@ static acr_status read_pair(reader *r, int64_t *first, int64_t *second)
     return read_extent(r, second);
 }
 
-static acr_status read_strides(reader *r, acr_strides *strides)
+/* "0,64,8" */
+static acr_status read_three(reader *r, acr_strides *strides)
 {
-    const char *first = r->at;
     int64_t *const part[3] = {&strides->batch, &strides->head, &strides->row};
     for (int i = 0; i < 3; i++) {
         if (i > 0) {
@@ -577,11 +724,86 @@ static acr_status read_strides(reader *r, acr_strides *strides)
         if (status != ACR_OK)
             return status;
     }
+    return ACR_OK;
+}
+
+static acr_status read_strides(reader *r, acr_strides *strides)
+{
+    const char *first = r->at;
+    const acr_status status = read_three(r, strides);
+    if (status != ACR_OK)
+        return status;
     if (strides->batch == 0 && strides->head == 0 && strides->row == 0) {
         r->at = first;
         return syntax_error(r, "strides must not all be 0");
     }
     return ACR_OK;
+}
+
+/* "50", "0.5", "1e-3": a softcap, positive. */
+static acr_status read_softcap(reader *r)
+{
+    enum {
+        DIGITS_MAX = 17
+    };
+    const char *first = r->at;
+    int64_t digits = 0, power = 0;
+    int exponent = 0, count = 0;
+    bool has_point = false;
+    for (; (*r->at >= '0' && *r->at <= '9') || (*r->at == '.' && !has_point); r->at++) {
+        if (*r->at == '.') {
+            has_point = true;
+            continue;
+        }
+        digits = 10 * digits + (*r->at - '0');
+        exponent -= has_point;
+        if (count++ >= DIGITS_MAX)
+            return syntax_error(r, "number has too many digits");
+    }
+    if (count == 0 || r->at[-1] == '.')
+        return syntax_error(r, "expected a decimal number");
+    if (*r->at == 'e') {
+        r->at++;
+        const bool negative = *r->at == '-';
+        r->at += negative;
+        const acr_status status = read_number(r, &power);
+        if (status != ACR_OK)
+            return status;
+        power = power > 1000 ? 1000 : power;
+        exponent += (int)(negative ? -power : power);
+    }
+    r->problem->softcap = decimal_value(digits, exponent);
+    if (!(r->problem->softcap > 0.0f) || !isfinite(r->problem->softcap)) {
+        r->at = first;
+        return syntax_error(r, "a softcap must be positive and finite, as a float32");
+    }
+    return ACR_OK;
+}
+
+/* "1024": keys. */
+static acr_status read_chunk(reader *r)
+{
+    const char *first = r->at;
+    const acr_status status = read_number(r, &r->problem->chunk);
+    if (status == ACR_OK && r->problem->chunk == 0) {
+        r->at = first;
+        return syntax_error(r, "a chunk of 0 keys: say chunkN");
+    }
+    return status;
+}
+
+static acr_status read_ranges(reader *r)
+{
+    const char *first = r->at;
+    int64_t count = 0;
+    const acr_status status = read_number(r, &count);
+    if (status == ACR_OK && (count < 1 || count > MAX_RANGES)) {
+        r->at = first;
+        return syntax_error(r, "ranges must be 1 to 65536");
+    }
+    r->problem->ranges = (int32_t)count;
+    r->problem->flags |= ACR_RANGES;
+    return status;
 }
 
 /* "256", "256/128" or "0/128". */
@@ -644,18 +866,19 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
         p->out_dtype = at[1] == 'f' ? ACR_F16 : ACR_BF16;
         return SEEN_OUT;
     }
-    if (is_field(at, length, "lse")) {
-        p->flags |= ACR_WANT_LSE;
-        return SEEN_LSE;
-    }
-    if (is_field(at, length, "kvlens")) {
-        p->flags |= ACR_KV_LENS;
-        return SEEN_KV_LENS;
-    }
-    if (is_field(at, length, "packed")) {
-        p->flags |= ACR_PACKED;
-        return SEEN_PACKED;
-    }
+    static const struct {
+        const char *word;
+        uint32_t flag;
+        unsigned field;
+    } flags[] = {{"lse", ACR_WANT_LSE, SEEN_LSE},     {"kvlens", ACR_KV_LENS, SEEN_KV_LENS},
+                 {"packed", ACR_PACKED, SEEN_PACKED}, {"kvstarts", ACR_KV_STARTS, SEEN_KV_STARTS},
+                 {"sinks", ACR_SINKS, SEEN_SINKS},    {"alibi", ACR_ALIBI, SEEN_ALIBI},
+                 {"tree", ACR_TREE, SEEN_TREE}};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (is_field(at, length, flags[i].word)) {
+            p->flags |= flags[i].flag;
+            return flags[i].field;
+        }
     return 0;
 }
 
@@ -693,6 +916,14 @@ static acr_status take_numbers(reader *r, unsigned field)
         return read_strides(r, &p->o);
     case SEEN_WINDOW:
         return read_window(r);
+    case SEEN_CHUNK:
+        return read_chunk(r);
+    case SEEN_RANGES:
+        return read_ranges(r);
+    case SEEN_CAP:
+        return read_softcap(r);
+    case SEEN_BIAS:
+        return read_three(r, &p->bias);
     default:
         return read_alignment(r);
     }
@@ -703,11 +934,24 @@ static acr_status read_field(reader *r)
     static const struct {
         const char *prefix;
         unsigned field;
-    } numbered[] = {{"qs=", SEEN_Q_STRIDES}, {"ks=", SEEN_K_STRIDES},
-                    {"vs=", SEEN_V_STRIDES}, {"win", SEEN_WINDOW},
-                    {"os=", SEEN_O_STRIDES}, {"align", SEEN_ALIGN},
-                    {"b", SEEN_B},           {"h", SEEN_H},
-                    {"s", SEEN_S},           {"d", SEEN_D}};
+        acr_dtype bias_dtype;
+    } numbered[] = {{"qs=", SEEN_Q_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"ks=", SEEN_K_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"vs=", SEEN_V_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"os=", SEEN_O_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"win", SEEN_WINDOW, ACR_DTYPE_DEFAULT},
+                    {"align", SEEN_ALIGN, ACR_DTYPE_DEFAULT},
+                    {"chunk", SEEN_CHUNK, ACR_DTYPE_DEFAULT},
+                    {"ranges", SEEN_RANGES, ACR_DTYPE_DEFAULT},
+                    {"cap", SEEN_CAP, ACR_DTYPE_DEFAULT},
+                    {"bias-f32/", SEEN_BIAS, ACR_F32},
+                    {"bias-f16/", SEEN_BIAS, ACR_F16},
+                    {"bias-bf16/", SEEN_BIAS, ACR_BF16},
+                    {"mask/", SEEN_BIAS, ACR_BOOL8},
+                    {"b", SEEN_B, ACR_DTYPE_DEFAULT},
+                    {"h", SEEN_H, ACR_DTYPE_DEFAULT},
+                    {"s", SEEN_S, ACR_DTYPE_DEFAULT},
+                    {"d", SEEN_D, ACR_DTYPE_DEFAULT}};
     const char *start = r->at;
     const size_t length = strcspn(start, ":");
     if (length == 0)
@@ -724,6 +968,8 @@ static acr_status read_field(reader *r)
     }
     if (length >= 6 && memcmp(start, "window", 6) == 0)
         return syntax_error(r, "a window is winL or winL/R");
+    if (is_field(start, length, "mask") || is_field(start, length, "bias"))
+        return syntax_error(r, "a bias is bias-bf16/B,H,S (f32, f16, bf16), a boolean mask is mask/B,H,S");
     for (size_t i = 0; i < sizeof numbered / sizeof numbered[0]; i++) {
         const size_t prefix = strlen(numbered[i].prefix);
         if (length < prefix || memcmp(start, numbered[i].prefix, prefix) != 0)
@@ -734,6 +980,8 @@ static acr_status read_field(reader *r)
         if (status != ACR_OK)
             return status;
         r->at += prefix;
+        if (numbered[i].field == SEEN_BIAS)
+            r->problem->bias_dtype = numbered[i].bias_dtype;
         status = take_numbers(r, numbered[i].field);
         if (status == ACR_OK && *r->at != ':' && *r->at != '\0')
             return syntax_error(r, "unexpected character after the number");

@@ -3,7 +3,8 @@
  * the roofline ask here. The oracle states the rule again by itself, so that it can contradict this file.
  *
  * A row sees an interval of keys, and both ends of the interval never fall from one row to the next. A new rule that
- * keeps this property changes the two functions visible_first and visible_end and their inverse, visible_to_keys.
+ * keeps this property changes the two functions visible_first and visible_end and their inverse, visible_to_keys. What
+ * leaves a row no interval is not here: ranges, which add keys, and trees, biases and boolean masks, which hide some.
  *
  * Lengths, limits and rows are those of one batch entry, at least 0 and below 2^31. */
 #ifndef ACR_VISIBLE_H
@@ -15,6 +16,16 @@
 #define VISIBLE_FUNCTION static __device__ __forceinline__
 #else
 #define VISIBLE_FUNCTION static inline
+#endif
+
+/* Whether an entry has a chunk and a kv_start: always on the CPU, on a GPU in lines with FWD_TERM_LIMITS. Structures
+ * of other lines lack the two: fields that are always 0 would still change their machine code. */
+#ifndef __CUDACC__
+#define VISIBLE_LIMITS 1
+#elif defined TERMS
+#define VISIBLE_LIMITS (((TERMS)&64) != 0)
+#else
+#define VISIBLE_LIMITS 0
 #endif
 
 /* Where row i stands among the keys, its position: at key i + (kv_len - q_len) without a mask and with a mask of the
@@ -30,12 +41,19 @@ typedef struct visible_rule {
     int32_t mask;         /* FWD_MASK_* */
     int32_t window_left;  /* a row sees so many keys up to its position, that at its position included; 0: no limit */
     int32_t window_right; /* a row sees so many keys behind its position; 0: no limit; with a mask always 0 */
+#if VISIBLE_LIMITS
+    int32_t chunk; /* keys from kv_start on are cut into chunks of so many; a row sees those of the chunk that
+                             holds its position; 0: no limit */
+#endif
 } visible_rule;
 
 /* One batch entry under the rule. */
 typedef struct visible_entry {
     visible_rule rule;
     int32_t q_len, kv_len; /* rows and keys that exist */
+#if VISIBLE_LIMITS
+    int32_t kv_start; /* the first key that exists, in [0, kv_len]; the keys before it are padding */
+#endif
 } visible_entry;
 
 /* The keys that a tile of rows sees. Keys outside [first, end) are seen by no row, those in [full_first, full_end) by
@@ -65,10 +83,28 @@ VISIBLE_FUNCTION int32_t visible_max(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
+VISIBLE_FUNCTION int32_t visible_chunk(visible_rule rule)
+{
+#if VISIBLE_LIMITS
+    return rule.chunk;
+#else
+    return 0;
+#endif
+}
+
+VISIBLE_FUNCTION int32_t visible_start(visible_entry e)
+{
+#if VISIBLE_LIMITS
+    return e.kv_start;
+#else
+    return 0;
+#endif
+}
+
 /* Whether some row may see less than every key that exists. */
 VISIBLE_FUNCTION int visible_is_limited(visible_rule rule)
 {
-    return rule.mask != FWD_MASK_NONE || rule.window_left != 0 || rule.window_right != 0;
+    return rule.mask != FWD_MASK_NONE || rule.window_left != 0 || rule.window_right != 0 || visible_chunk(rule) != 0;
 }
 
 /* What is added to a row for its position. */
@@ -83,22 +119,41 @@ VISIBLE_FUNCTION int32_t visible_position(visible_entry e, int32_t row)
     return visible_min(row, e.q_len - 1) + visible_diagonal(e);
 }
 
-/* The first key that a row sees, if it sees one: if this is less than visible_end. */
-VISIBLE_FUNCTION int32_t visible_first(visible_entry e, int32_t row)
+/* The first key of the chunk that holds a position, at or behind kv_start. */
+VISIBLE_FUNCTION int32_t visible_chunk_first(visible_entry e, int32_t position)
 {
-    if (e.rule.window_left == 0)
-        return 0;
-    return visible_min(e.kv_len, visible_max(0, visible_position(e, row) - e.rule.window_left + 1));
+    return position - (position - visible_start(e)) % visible_chunk(e.rule);
 }
 
-/* One past the last key that a row sees, 0 if the rule lets it see none. */
+/* The first key that a row sees, if it sees one: if this is less than visible_end, which it never exceeds. */
+VISIBLE_FUNCTION int32_t visible_first(visible_entry e, int32_t row)
+{
+    int32_t first = visible_start(e);
+    if (e.rule.window_left == 0 && visible_chunk(e.rule) == 0)
+        return first;
+    if (e.rule.window_left != 0)
+        first = visible_max(first, visible_position(e, row) - e.rule.window_left + 1);
+    if (visible_chunk(e.rule) != 0 && visible_position(e, row) >= visible_start(e))
+        first = visible_max(first, visible_chunk_first(e, visible_position(e, row)));
+    return visible_min(e.kv_len, first);
+}
+
+/* One past the last key that a row sees, kv_start if the rule lets it see none. */
 VISIBLE_FUNCTION int32_t visible_end(visible_entry e, int32_t row)
 {
+    int32_t most = e.kv_len;
+    if (visible_chunk(e.rule) != 0) {
+        const int32_t position = visible_position(e, row);
+        if (position < visible_start(e))
+            return visible_start(e); /* its chunk lies before every key */
+        if (visible_chunk_first(e, position) < most - visible_chunk(e.rule))
+            most = visible_chunk_first(e, position) + visible_chunk(e.rule);
+    }
     if (e.rule.mask == FWD_MASK_NONE && e.rule.window_right == 0)
-        return e.kv_len;
+        return most;
     if (e.rule.mask == FWD_MASK_NONE && visible_position(e, row) >= e.kv_len - 1 - e.rule.window_right)
-        return e.kv_len; /* before the sum below can overflow */
-    return visible_min(e.kv_len, visible_max(0, visible_position(e, row) + 1 + e.rule.window_right));
+        return most; /* before the sum below can overflow */
+    return visible_min(most, visible_max(visible_start(e), visible_position(e, row) + 1 + e.rule.window_right));
 }
 
 /* Of the rows [first_row, first_row + rows), rows > 0. */
@@ -131,15 +186,26 @@ VISIBLE_FUNCTION visible_tiles visible_tiles_of(visible_keys k, int32_t kv_tile)
     return t;
 }
 
-/* Which rows see the keys [first_key, first_key + keys), keys > 0; a row in the full part sees all of them that exist.
- * For loops over rows, as a backward pass has them. */
+/* Leaves in [*first, *end_row) the rows whose positions lie in [begin, end). */
+VISIBLE_FUNCTION void visible_keep_positions(visible_entry e, int32_t *first, int32_t *end_row, int64_t begin,
+                                             int64_t end)
+{
+    begin -= visible_diagonal(e);
+    end -= visible_diagonal(e);
+    *first = visible_max(*first, (int32_t)(begin < 0 ? 0 : begin > e.q_len ? e.q_len : begin));
+    *end_row = visible_min(*end_row, (int32_t)(end < 0 ? 0 : end > e.q_len ? e.q_len : end));
+}
+
+/* Which rows see the keys [first_key, first_key + keys), keys > 0; a row in the full part sees all of them that exist,
+ * padding included: it is empty where some are padding. For loops over rows, as a backward pass has them. */
 VISIBLE_FUNCTION visible_rows visible_to_keys(visible_entry e, int32_t first_key, int32_t keys)
 {
-    const int32_t end_key = visible_min(e.kv_len, first_key + keys), diagonal = visible_diagonal(e);
-    const int32_t left = e.rule.window_left, right = e.rule.window_right;
-    const int32_t first = first_key - diagonal, last = end_key - 1 - diagonal; /* rows that stand at these keys */
+    const int32_t begin_key = visible_max(visible_start(e), first_key),
+                  end_key = visible_min(e.kv_len, first_key + keys);
+    const int32_t left = e.rule.window_left, right = e.rule.window_right, diagonal = visible_diagonal(e);
+    const int32_t first = begin_key - diagonal, last = end_key - 1 - diagonal; /* rows that stand at these keys */
     visible_rows r = {0, 0, e.q_len, e.q_len};
-    if (first_key >= end_key)
+    if (begin_key >= end_key)
         return (visible_rows){0, 0, 0, 0};
     /* A row sees no key further than `right` behind its position; compared before a difference can overflow. */
     if (e.rule.mask != FWD_MASK_NONE || right != 0) {
@@ -150,6 +216,13 @@ VISIBLE_FUNCTION visible_rows visible_to_keys(visible_entry e, int32_t first_key
         r.end = visible_max(0, last + left);
     if (left != 0 && first < e.q_len - left)
         r.full_end = visible_max(0, first + left);
+    if (visible_chunk(e.rule) != 0) {
+        const int32_t first_chunk = visible_chunk_first(e, begin_key), last_chunk = visible_chunk_first(e, end_key - 1);
+        visible_keep_positions(e, &r.first, &r.end, first_chunk, (int64_t)last_chunk + visible_chunk(e.rule));
+        visible_keep_positions(e, &r.full_first, &r.full_end, last_chunk, (int64_t)first_chunk + visible_chunk(e.rule));
+    }
+    if (begin_key != first_key)
+        r.full_end = r.full_first;
     return r;
 }
 

@@ -75,6 +75,17 @@ void acr__wisdom_clear(acr__wisdom *wisdom)
     wisdom->facts.count = 0;
 }
 
+acr_status acr__wisdom_problem(char text[ACR_PROBLEM_TEXT_MAX], const acr_problem *problem)
+{
+    acr_problem p;
+    const acr_status status = acr_problem_canonical(&p, problem);
+    if (status != ACR_OK)
+        return status;
+    if (p.softcap > 0.0f)
+        p.softcap = 1.0f;
+    return acr_problem_format(&p, text, ACR_PROBLEM_TEXT_MAX);
+}
+
 const acr__fact *acr__wisdom_find(const acr__wisdom *wisdom, const char *problem)
 {
     for (uint32_t i = 0; i < wisdom->facts.count; i++)
@@ -262,7 +273,7 @@ static acr_status read_fact(char *line, int number, acr__fact *fact)
     acr_problem parsed;
     char canonical[ACR_PROBLEM_TEXT_MAX];
     if (acr_problem_parse(&parsed, fact->problem, NULL) != ACR_OK ||
-        acr_problem_format(&parsed, canonical, sizeof canonical) != ACR_OK || strcmp(canonical, fact->problem) != 0)
+        acr__wisdom_problem(canonical, &parsed) != ACR_OK || strcmp(canonical, fact->problem) != 0)
         return line_error(number, "the problem is not in canonical form");
     return ACR_OK;
 }

@@ -13,7 +13,7 @@ enum {
 
 /* For this problem on this device, this kernel won. */
 typedef struct acr__fact {
-    char problem[ACR_PROBLEM_TEXT_MAX];
+    char problem[ACR_PROBLEM_TEXT_MAX]; /* as acr__wisdom_problem says it */
     char kernel[WISDOM_KERNEL_MAX];
     uint64_t digest;   /* of the kernel's machine code when it was measured */
     acr_effort effort; /* ACR_MEASURE or ACR_PATIENT */
@@ -32,7 +32,10 @@ acr__wisdom *acr__wisdom_create(const acr__device *device);
 void acr__wisdom_destroy(acr__wisdom *wisdom);
 void acr__wisdom_clear(acr__wisdom *wisdom);
 
-/* The fact about a problem, or NULL. Valid until the table changes. */
+/* What a problem is called in wisdom: its canonical text, with cap1 for every softcap: no value selects a kernel. */
+acr_status acr__wisdom_problem(char text[ACR_PROBLEM_TEXT_MAX], const acr_problem *problem);
+
+/* The fact about a problem, called as acr__wisdom_problem says, or NULL. Valid until the table changes. */
 const acr__fact *acr__wisdom_find(const acr__wisdom *wisdom, const char *problem);
 
 /* Adds a fact; it replaces one of lower or equal effort, and gives way to one of higher. */

@@ -33,6 +33,7 @@ static CUtensorMapDataType map_type(acr_dtype dtype)
     case ACR_F32:
         return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case ACR_E4M3: /* bytes: the driver has no fp8 type, and none is needed to copy */
+    case ACR_BOOL8:
     case ACR_DTYPE_DEFAULT:
         break;
     }

@@ -329,21 +329,16 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_ok(acr_problem_canonical(&p, &p));
     float lse[60];
     int32_t lens[2];
-    acr_buffers buffers = {(uint32_t)sizeof buffers,
-                           0,
-                           lse,
-                           lse + 1,
-                           lse + 2,
-                           lse + 3,
-                           lse + 4,
-                           lens,
-                           NULL,
-                           NULL,
-                           0,
-                           0,
-                           lse + 5,
-                           lse + 6,
-                           lse + 7};
+    acr_buffers buffers = {.size = (uint32_t)sizeof buffers,
+                           .q = lse,
+                           .k = lse + 1,
+                           .v = lse + 2,
+                           .o = lse + 3,
+                           .lse = lse + 4,
+                           .kv_lens = lens,
+                           .q_scales = lse + 5,
+                           .k_scales = lse + 6,
+                           .v_scales = lse + 7};
     fwd_args args;
     memset(&args, 0x5a, sizeof args);
     acr__fwd_args(&args, &p, &buffers, lens + 1);
@@ -373,6 +368,68 @@ static void arguments_follow_problem_and_buffers(void **state)
     assert_true(args.out_scale == 1.0f);
 }
 
+static void arguments_name_the_terms(void **state)
+{
+    (void)state;
+    const acr_problem p = canonical_of("b2:h6/3:s5/7:d16:causal:chunk3:ranges2:cap50:bias-bf16/0,35,7:sinks:alibi:tree:"
+                                       "kvstarts"),
+                      unlimited = canonical_of("b2:h6/3:s5/7:d16:ranges2");
+    float numbers[6];
+    int32_t places[8];
+    uint16_t bias[1];
+    uint8_t tree[1];
+    const acr_buffers buffers = {.size = (uint32_t)sizeof buffers,
+                                 .kv_starts = places,
+                                 .sinks = numbers,
+                                 .slopes = numbers + 1,
+                                 .bias = bias,
+                                 .ranges = places + 2,
+                                 .tree = tree};
+    fwd_args args;
+    acr__fwd_args(&args, &p, &buffers, NULL);
+    assert_true(args.softcap == 50.0f && args.softcap_in == args.scale / 50.0f);
+    assert_true(fabsf(args.softcap_out - 50.0f * 1.44269504f) < 1e-4f);
+    assert_true(args.kv_starts == places && args.ranges == places + 2 && args.ranges_count == 2 && args.chunk == 3);
+    assert_true(args.sinks == numbers && args.slopes == numbers + 1 && args.bias == bias && args.tree == tree);
+    assert_true(args.bias_stride.batch == 0 && args.bias_stride.head == 35 && args.bias_stride.row == 7);
+    assert_int_equal(args.bias_type, FWD_BIAS_BF16);
+    acr__fwd_args(&args, &unlimited, &buffers, NULL); /* every row sees every key: ranges have nothing to add */
+    assert_true(args.ranges == NULL && args.ranges_count == 0 && args.softcap_in == 0.0f);
+}
+
+/* Whatever a kernel can do otherwise, it refuses by name what it is compiled without. */
+static void terms_are_refused_by_name(void **state)
+{
+    (void)state;
+    const struct {
+        const char *field, *name;
+        uint32_t term;
+    } cases[] = {
+        {"cap50", "softcap", FWD_TERM_CAP},
+        {"sinks", "sinks", FWD_TERM_SINKS},
+        {"bias-f16/0,0,0", "bias", FWD_TERM_BIAS},
+        {"mask/0,0,0", "mask", FWD_TERM_BIAS},
+        {"alibi", "alibi", FWD_TERM_ALIBI},
+        {"tree", "tree", FWD_TERM_TREE},
+        {"causal:ranges2", "ranges", FWD_TERM_RANGES},
+        {"kvstarts", "kv_starts", FWD_TERM_LIMITS},
+        {"chunk4", "chunk", FWD_TERM_LIMITS},
+        {"ranges2", NULL, 0},
+        {"causal:win4", NULL, 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char text[ACR_PROBLEM_TEXT_MAX];
+        snprintf(text, sizeof text, "b1:h2:s64:d32:%s", cases[i].field);
+        const acr_problem p = canonical_of(text);
+        assert_int_equal(acr__terms_of(&p), cases[i].term);
+        assert_null(acr__terms_why_not(FWD_TERM_ALL, &p));
+        const char *reason = acr__terms_why_not(FWD_TERM_ALL & ~cases[i].term, &p);
+        assert_int_equal(reason != NULL, cases[i].term != 0);
+        if (reason)
+            assert_int_equal(strncmp(reason, cases[i].name, strlen(cases[i].name)), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -390,6 +447,8 @@ int main(void)
         cmocka_unit_test(unsupported_names_the_nearest_kernel_and_its_limit),
         cmocka_unit_test(measuring_picks_a_kernel_that_can_run),
         cmocka_unit_test(arguments_follow_problem_and_buffers),
+        cmocka_unit_test(arguments_name_the_terms),
+        cmocka_unit_test(terms_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -386,7 +386,7 @@ static void choices_have_limits(void **state)
     assert_refused(p.mask = (acr_mask)3, "mask");
     assert_refused(p.mask = (acr_mask)-1, "mask");
     assert_refused(p.layout = (acr_layout)2, "layout");
-    assert_refused(p.flags = 8, "flags");
+    assert_refused(p.flags = 256, "flags");
     assert_refused(p.flags = ACR_WANT_LSE | 0x80000000u, "flags");
     assert_accepted((p.dtype = ACR_E4M3, p.out_dtype = ACR_BF16));
     assert_accepted(p.flags = ACR_WANT_LSE | ACR_KV_LENS);
@@ -736,18 +736,143 @@ static void bad_windows_are_refused(void **state)
     assert_fails(acr_problem_canonical(&p, &p), ACR_INVALID, "window_right is -5");
 }
 
-/* A caller compiled against the header before windows: what its structure does not have is no limit. */
+/* ---- What changes scores, and what hides or adds keys beyond a mask and a window ------------------------------- */
+
+static void terms_have_a_text(void **state)
+{
+    (void)state;
+    const struct {
+        const char *text, *canonical;
+    } cases[] = {
+        {"cap50:b1:h2:s64:d32", "b1:h2:s64:d32:cap50"},
+        {"b1:h2:s64:d32:cap30.50", "b1:h2:s64:d32:cap30.5"},
+        {"b1:h2:s64:d32:cap0.125", "b1:h2:s64:d32:cap0.125"},
+        {"b1:h2:s64:d32:cap1e-3", "b1:h2:s64:d32:cap0.001"},
+        {"b1:h2:s64:d32:cap2.5e3", "b1:h2:s64:d32:cap2500"},
+        {"b1:h2:s64:d32:cap1e30", "b1:h2:s64:d32:cap1e30"},
+        {"b1:h2:s64:d32:cap1e-30", "b1:h2:s64:d32:cap1e-30"},
+        {"b1:h2:s64:d32:tree:sinks:alibi:kvstarts", "b1:h2:s64:d32:tree:alibi:sinks:kvstarts"},
+        {"ranges4:b1:h2:s64:d32:causal", "b1:h2:s64:d32:causal:ranges4"},
+        {"b2:h2:s64:d32:mask/0,0,64", "b2:h2:s64:d32:mask/0,0,64"},
+        {"bf16:b2:h2:s64:d32:bias-bf16/0,0,0", "bf16:b2:h2:s64:d32:bias-bf16/0,0,0"},
+        {"b2:h2:s64:d32:bias-f32/8192,4096,64:lse", "b2:h2:s64:d32:bias-f32/8192,4096,64:lse"},
+        {"b2:h2:s64:d32:bias-f16/8192,4096,64", "b2:h2:s64:d32:bias-f16/8192,4096,64"},
+        /* the stride of an extent of 1 */
+        {"b1:h1:s1/64:d32:mask/7,8,9", "b1:h1:s1/64:d32:mask/0,0,0"},
+        {"b2:h2:s64:d32:packed:bshd:mask/4096,0,64", "b2:h2:s64:d32:mask/4096,0,64:bshd:packed"},
+        /* chunks, and limits that hide nothing beside others */
+        {"b1:h2:s64:d32:causal:chunk16", "b1:h2:s64:d32:causal:chunk16"},
+        {"b1:h2:s64:d32:causal:chunk63", "b1:h2:s64:d32:causal:chunk63"},
+        {"b1:h2:s64:d32:causal:chunk64", "b1:h2:s64:d32:causal"},
+        {"b1:h2:s64:d32:chunk64", "b1:h2:s64:d32"},
+        {"b1:h2:s64:d32:chunk9999999999", "b1:h2:s64:d32"},
+        {"b1:h2:s64/32:d32:chunk99", "b1:h2:s64/32:d32:chunk32"}, /* rows before key 0 see none */
+        {"b1:h2:s64:d32:chunk99:kvlens", "b1:h2:s64:d32:chunk64:kvlens"},
+        {"b1:h2:s64:d32:chunk99:kvstarts", "b1:h2:s64:d32:chunk64:kvstarts"},
+        {"b1:h2:s64:d32:chunk99:causal:kvstarts:kvlens", "b1:h2:s64:d32:causal:kvlens:kvstarts"},
+        {"b1:h2:s64/32:d32:causal-tl:chunk63", "b1:h2:s64/32:d32:causal-tl:chunk63"},
+        {"b1:h2:s64/32:d32:causal-tl:chunk64", "b1:h2:s64/32:d32:causal-tl"},
+        {"b1:h2:s1/64:d32:chunk64:kvlens", "b1:h2:s1/64:d32:kvlens"},
+        {"b1:h2:s64:d32:causal:win16:chunk16", "b1:h2:s64:d32:causal:chunk16"},
+        {"b1:h2:s64:d32:causal:win15:chunk16", "b1:h2:s64:d32:causal:win15:chunk16"},
+        {"b1:h2:s64:d32:win8/15:chunk16", "b1:h2:s64:d32:win8:chunk16"},
+        {"b1:h2:s64:d32:win8/14:chunk16", "b1:h2:s64:d32:win8/14:chunk16"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const acr_problem p = canonical_of(cases[i].text);
+        char text[ACR_PROBLEM_TEXT_MAX];
+        assert_ok(acr_problem_format(&p, text, sizeof text));
+        assert_string_equal(text, cases[i].canonical);
+        const acr_problem again = canonical_of(text);
+        assert_memory_equal(&again, &p, sizeof p);
+    }
+}
+
+/* Every softcap is read as it was, whatever its digits. */
+static void softcaps_survive_their_text(void **state)
+{
+    (void)state;
+    generator g = {7};
+    for (int i = 0; i < 20000; i++) {
+        acr_problem p = canonical_of("b1:h2:s64:d32");
+        const uint32_t bits = (uint32_t)(next_u64(&g) % 0x7f800000u);
+        memcpy(&p.softcap, &bits, sizeof bits);
+        if (!(p.softcap > 0.0f))
+            continue;
+        char text[ACR_PROBLEM_TEXT_MAX];
+        assert_ok(acr_problem_format(&p, text, sizeof text));
+        const acr_problem again = canonical_of(text);
+        assert_memory_equal(&again.softcap, &p.softcap, sizeof p.softcap);
+    }
+}
+
+static void bad_terms_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *field, *reason;
+    } texts[] = {
+        {"cap", "decimal"},
+        {"cap0", "positive"},
+        {"cap-1", "decimal"},
+        {"cap1.", "decimal"},
+        {"cap.5.5", "unexpected"},
+        {"cap1e99", "finite"},
+        {"cap1e-99", "positive"},
+        {"cap1e", "number"},
+        {"cap5:cap5", "twice"},
+        {"capx", "decimal"},
+        {"chunk", "number"},
+        {"chunk0", "chunk"},
+        {"chunk4/2", "unexpected"},
+        {"ranges0", "1 to 65536"},
+        {"ranges65537", "1 to 65536"},
+        {"mask", "mask/B,H,S"},
+        {"bias", "bias-bf16/B,H,S"},
+        {"mask/1,2", "','"},
+        {"bias-f64/0,0,0", "unknown field"},
+        {"mask/0,0,0:bias-f16/0,0,0", "twice"},
+        {"sinks:sinks", "twice"},
+    };
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        char text[ACR_PROBLEM_TEXT_MAX];
+        snprintf(text, sizeof text, "b1:h2:s64:d32:%s", texts[i].field);
+        acr_problem p;
+        assert_fails(acr_problem_parse(&p, text, NULL), ACR_FORMAT, texts[i].reason);
+    }
+    assert_refused(p.softcap = -1.0f, "softcap");
+    assert_refused(p.softcap = NAN, "softcap");
+    assert_refused(p.softcap = INFINITY, "softcap");
+    assert_accepted(p.softcap = -0.0f);
+    assert_refused(p.chunk = -4, "chunk is -4");
+    assert_refused(p.ranges = 3, "without ACR_RANGES");
+    assert_refused(p.flags = ACR_RANGES, "with ACR_RANGES");
+    assert_refused((p.flags = ACR_RANGES, p.ranges = 65537), "65536");
+    assert_refused((p.flags = ACR_PACKED | ACR_KV_STARTS, p.layout = ACR_BSHD), "ACR_KV_STARTS");
+    assert_refused(p.bias.row = 16, "bias_dtype is 0");
+    assert_refused(p.bias_dtype = ACR_E4M3, "bias_dtype is 4");
+    assert_refused((p.bias_dtype = ACR_F16, p.bias.head = -1), "bias strides");
+    assert_refused((p.bias_dtype = ACR_F16, p.bias.head = INT64_MAX / 2), "bias spans");
+    assert_refused(p.dtype = ACR_BOOL8, "dtype is 5");
+    assert_refused(p.reserved = 1, "reserved");
+}
+
+/* A caller compiled against an earlier header: what its structure does not have is no limit. */
 static void problems_of_earlier_versions_are_accepted(void **state)
 {
     (void)state;
     acr_problem earlier = problem_of("b1:h2:s64:d32:causal"), out;
     earlier.size = (uint32_t)offsetof(acr_problem, window_left);
     earlier.window_left = earlier.window_right = 7; /* memory that is not the caller's structure */
+    earlier.chunk = 5;
     assert_ok(acr_problem_canonical(&out, &earlier));
     assert_int_equal(out.size, sizeof out);
     assert_true(out.window_left == 0 && out.window_right == 0);
+    earlier.size = (uint32_t)offsetof(acr_problem, softcap);
+    assert_ok(acr_problem_canonical(&out, &earlier));
+    assert_true(out.window_left == 7 && out.chunk == 0);
     for (uint32_t size = 0; size < sizeof earlier; size++)
-        if (size != offsetof(acr_problem, window_left)) {
+        if (size != offsetof(acr_problem, window_left) && size != offsetof(acr_problem, softcap)) {
             earlier.size = size;
             assert_fails(acr_problem_canonical(&out, &earlier), ACR_INVALID, "size");
         }
@@ -786,6 +911,9 @@ int main(void)
         cmocka_unit_test(spans_reach_from_the_first_to_the_last_element),
         cmocka_unit_test(windows_have_a_text),
         cmocka_unit_test(bad_windows_are_refused),
+        cmocka_unit_test(terms_have_a_text),
+        cmocka_unit_test(softcaps_survive_their_text),
+        cmocka_unit_test(bad_terms_are_refused),
         cmocka_unit_test(problems_of_earlier_versions_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -60,8 +60,10 @@ static void other_enums_are_pinned(void **state)
                           ACR_BHSD,      ACR_BSHD,          ACR_WANT_LSE,
                           ACR_KV_LENS,   ACR_ESTIMATE,      ACR_MEASURE,
                           ACR_PATIENT,   ACR_WISDOM_ONLY,   ACR_OVERLAP_PREVIOUS,
-                          ACR_PACKED};
-    const int numbers[] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 1, 2, 0, 1, 2, 3, 1, 4};
+                          ACR_PACKED,    ACR_KV_STARTS,     ACR_SINKS,
+                          ACR_ALIBI,     ACR_RANGES,        ACR_TREE,
+                          ACR_BOOL8};
+    const int numbers[] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 1, 2, 0, 1, 2, 3, 1, 4, 8, 16, 32, 64, 128, 5};
     assert_int_equal(COUNT_OF(values), COUNT_OF(numbers));
     for (size_t i = 0; i < COUNT_OF(values); i++)
         assert_int_equal(values[i], numbers[i]);
@@ -73,15 +75,17 @@ static void structures_keep_their_layout(void **state)
     /* 64-bit layout of version 0.1: a caller compiled then passes exactly this. */
     if (sizeof(void *) != 8)
         skip();
-    assert_int_equal(sizeof(acr_problem), 216);
+    assert_int_equal(sizeof(acr_problem), 264);
     assert_int_equal(offsetof(acr_problem, window_left), 200); /* the size of the first version, still accepted */
+    assert_int_equal(offsetof(acr_problem, softcap), 216);     /* of the second, likewise */
     assert_int_equal(offsetof(acr_problem, batch), 32);
     assert_int_equal(offsetof(acr_problem, q), 88);
     assert_int_equal(offsetof(acr_problem, scale), 184);
-    assert_int_equal(sizeof(acr_buffers), 112);
+    assert_int_equal(sizeof(acr_buffers), 160);
     assert_int_equal(offsetof(acr_buffers, o), 32);
     assert_int_equal(offsetof(acr_buffers, q_offsets), 56); /* the size of the first version, still accepted */
     assert_int_equal(offsetof(acr_buffers, q_scales), 88);  /* of the second, likewise */
+    assert_int_equal(offsetof(acr_buffers, kv_starts), 112);
     assert_int_equal(sizeof(acr_ctx_options), 40);
     assert_int_equal(sizeof(acr_wisdom_report), 16);
 }

@@ -1,13 +1,18 @@
 /* visible.h against the rule spelled out key by key, over all small sizes: rows, tiles of rows, tiles of keys. */
 #include "support.h"
 
+#include <math.h>
+
 #include "visible.h"
 
 /* The rule as the header of the library states it. */
 static bool sees(visible_entry e, int32_t row, int32_t key)
 {
     const int32_t position = e.rule.mask == FWD_MASK_TOP_LEFT ? row : row + e.kv_len - e.q_len;
-    if (row < 0 || row >= e.q_len || key < 0 || key >= e.kv_len)
+    if (row < 0 || row >= e.q_len || key < e.kv_start || key >= e.kv_len)
+        return false;
+    if (e.rule.chunk > 0 &&
+        floor((double)(key - e.kv_start) / e.rule.chunk) != floor((double)(position - e.kv_start) / e.rule.chunk))
         return false;
     if (e.rule.mask != FWD_MASK_NONE && key > position)
         return false;
@@ -16,7 +21,7 @@ static bool sees(visible_entry e, int32_t row, int32_t key)
     return e.rule.window_right == 0 || key <= position + e.rule.window_right;
 }
 
-/* Of a tile of rows and a tile of keys: how many pairs exist, and how many of them are visible. */
+/* Of a tile of rows and a tile of keys: how many pairs exist, padding included, and how many of them are visible. */
 typedef struct pairs {
     int exist, visible;
 } pairs;
@@ -32,7 +37,19 @@ static pairs count_pairs(visible_entry e, int32_t first_row, int32_t rows, int32
     return count;
 }
 
-/* Calls `check` for every small entry; how many there were. */
+/* Calls `check` for an entry with each small chunk and start of its keys; how many there were. */
+static int for_all_limits(void (*check)(visible_entry), visible_entry e)
+{
+    int count = 0;
+    for (e.rule.chunk = 0; e.rule.chunk <= 5; e.rule.chunk++)
+        for (e.kv_start = 0; e.kv_start <= e.kv_len; e.kv_start += 1 + e.kv_start / 2) {
+            check(e);
+            count++;
+        }
+    return count;
+}
+
+/* Calls `check` for every small entry without a chunk or padding, and for fewer with them; how many there were. */
 static int for_all_entries(void (*check)(visible_entry))
 {
     enum {
@@ -44,8 +61,11 @@ static int for_all_entries(void (*check)(visible_entry))
             for (int32_t kv_len = 0; kv_len <= LENGTH_MAX; kv_len++)
                 for (int32_t left = 0; left <= LENGTH_MAX + 1; left++)
                     for (int32_t right = 0; right <= (mask == FWD_MASK_NONE ? LENGTH_MAX + 1 : 0); right++) {
-                        check((visible_entry){{mask, left, right}, q_len, kv_len});
+                        const visible_entry e = {{mask, left, right, 0}, q_len, kv_len, 0};
+                        check(e);
                         count++;
+                        if (left % 3 < 2 && right % 3 < 2 && q_len % 3 == 1)
+                            count += for_all_limits(check, e);
                     }
     return count;
 }
@@ -55,8 +75,9 @@ static void check_single_rows(visible_entry e)
     for (int32_t row = 0; row < e.q_len; row++)
         for (int32_t key = 0; key < e.kv_len; key++)
             if (sees(e, row, key) != (key >= visible_first(e, row) && key < visible_end(e, row)))
-                fail_msg("mask %d window %d/%d, %d rows, %d keys: row %d and key %d", e.rule.mask, e.rule.window_left,
-                         e.rule.window_right, e.q_len, e.kv_len, row, key);
+                fail_msg("mask %d window %d/%d chunk %d, %d rows, %d keys from %d: row %d and key %d", e.rule.mask,
+                         e.rule.window_left, e.rule.window_right, e.rule.chunk, e.q_len, e.kv_len, e.kv_start, row,
+                         key);
 }
 
 static void check_sum(visible_entry e)
@@ -68,9 +89,13 @@ static void pairs_are_counted(void **state)
 {
     (void)state;
     assert_true(for_all_entries(check_sum) > 1000);
-    const visible_entry huge = {{FWD_MASK_BOTTOM_RIGHT, 0, 0}, INT32_MAX - 1025, INT32_MAX - 1025};
+    visible_entry huge = {{FWD_MASK_BOTTOM_RIGHT, 0, 0, 0}, INT32_MAX - 1025, INT32_MAX - 1025, 0};
     const double n = (double)huge.q_len;
     assert_true(acr__visible_pairs(huge) == n * (n + 1.0) / 2.0);
+    huge.rule.chunk = 1; /* at once, not chunk by chunk */
+    assert_true(acr__visible_pairs(huge) == n);
+    huge.rule.chunk = 2;
+    assert_true(acr__visible_pairs(huge) == n / 2.0 * 3.0);
 }
 
 static void single_rows(void **state)
@@ -175,14 +200,22 @@ static void long_entries(void **state)
 {
     (void)state;
     const int32_t most = INT32_MAX;
-    const visible_entry right = {{FWD_MASK_NONE, 0, most}, 1000, most};
+    const visible_entry right = {{FWD_MASK_NONE, 0, most, 0}, 1000, most, 0};
     assert_int_equal(visible_end(right, 0), most);
     assert_int_equal(visible_to_keys(right, 5, 10).first, 0);
-    const visible_entry left = {{FWD_MASK_TOP_LEFT, most, 0}, most, most};
+    const visible_entry left = {{FWD_MASK_TOP_LEFT, most, 0, 0}, most, most, 0};
     assert_int_equal(visible_first(left, most - 1), 0);
     assert_int_equal(visible_to_keys(left, most - 10, 5).end, most);
-    const visible_entry causal = {{FWD_MASK_BOTTOM_RIGHT, 0, 0}, most, most};
+    const visible_entry causal = {{FWD_MASK_BOTTOM_RIGHT, 0, 0, 0}, most, most, 0};
     assert_int_equal(visible_end(causal, most - 1), most);
+    const visible_entry before = {{FWD_MASK_NONE, 0, 0, most}, most, 1, 1}; /* rows far before the only key, padding */
+    assert_int_equal(visible_first(before, 0), 1);
+    assert_int_equal(visible_end(before, 0), 1);
+    const visible_entry chunk = {{FWD_MASK_TOP_LEFT, 0, 0, most}, most, most, most - 5};
+    assert_int_equal(visible_first(chunk, most - 1), most - 5);
+    assert_int_equal(visible_end(chunk, most - 1), most);
+    assert_int_equal(visible_to_keys(chunk, most - 3, 2).first, most - 3);
+    assert_int_equal(visible_to_keys(chunk, most - 3, 2).end, most);
 }
 
 int main(void)

@@ -274,6 +274,8 @@ static const struct {
     {"f32:b1:h2:s24:d64  = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4"},
     {"f32:d64:b1:h2:s24 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
      "line 4: the problem is not in canonical form"},
+    {"b1:h2:s24:d64:cap50 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n",
+     "line 4: the problem is not in canonical form"}, /* every softcap is called cap1 */
     {"f32:b1:h2:s24 = k img=0123456789abcdef effort=measure median_ns=1.0 mad_ns=0.0 n=1\n", "line 4: the problem"},
     {"acromion-wisdom 1\n", "line 4"},
 };

@@ -78,7 +78,7 @@ problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
     double pairs = 0, keys_total = 0, queries_total = 0;
     for (int64_t batch = 0; batch < p->batch; ++batch) {
         entry_lengths entry = lengths_of(p, lengths, batch);
-        const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys};
+        const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys, 0};
         pairs += acr__visible_pairs(seen) * (double)p->q_heads;
         keys_total += acr__visible_keys(seen);
         queries_total += (double)entry.queries;

@@ -393,7 +393,7 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
     tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
     find_entry(args, &t);
     find_scales(args, &t);
-    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, (int32_t)t.keys};
+    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, (int32_t)t.keys, 0};
     const int64_t rows = args->group * t.queries;
     t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
