@@ -239,6 +239,29 @@ static acr_status check_scales(const acr_plan *plan, const acr_buffers *b)
                      acr__dtype_text(plan->problem.dtype));
 }
 
+/* A buffer of a term is given where the problem has the term, and only there. */
+static acr_status check_terms(const acr_plan *plan, const acr_buffers *b)
+{
+    const uint32_t flags = plan->problem.flags;
+    const struct {
+        const char *name, *term;
+        const void *pointer;
+        bool wanted;
+    } terms[] = {{"kv_starts", "ACR_KV_STARTS", b->kv_starts, flags & ACR_KV_STARTS},
+                 {"sinks", "ACR_SINKS", b->sinks, flags & ACR_SINKS},
+                 {"slopes", "ACR_ALIBI", b->slopes, flags & ACR_ALIBI},
+                 {"bias", "bias_dtype", b->bias, plan->problem.bias_dtype != ACR_DTYPE_DEFAULT},
+                 {"ranges", "ACR_RANGES", b->ranges, flags & ACR_RANGES},
+                 {"tree", "ACR_TREE", b->tree, flags & ACR_TREE}};
+    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++)
+        if (terms[i].wanted != (terms[i].pointer != NULL))
+            return acr__fail(ACR_INVALID,
+                             terms[i].wanted ? "buffers.%s is NULL, the problem has %s"
+                                             : "buffers.%s is given, the problem lacks %s",
+                             terms[i].name, terms[i].term);
+    return ACR_OK;
+}
+
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
@@ -252,13 +275,16 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
     if (has_lengths != (b->kv_lens != NULL))
         return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
                                                   : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
-    const acr_status status = check_scales(plan, b);
+    acr_status status = check_scales(plan, b);
+    if (status == ACR_OK)
+        status = check_terms(plan, b);
     return status == ACR_OK ? check_offsets(plan, b) : status;
 }
 
 static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
 {
     const size_t promised = plan->problem.alignment;
+    const int bias_bytes = acr__dtype_bytes(plan->problem.bias_dtype);
     const struct {
         const char *name;
         const void *pointer;
@@ -273,7 +299,12 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
                     {"kv_offsets", b->kv_offsets, sizeof(int32_t)},
                     {"q_scales", b->q_scales, sizeof(float)},
                     {"k_scales", b->k_scales, sizeof(float)},
-                    {"v_scales", b->v_scales, sizeof(float)}};
+                    {"v_scales", b->v_scales, sizeof(float)},
+                    {"kv_starts", b->kv_starts, sizeof(int32_t)},
+                    {"sinks", b->sinks, sizeof(float)},
+                    {"slopes", b->slopes, sizeof(float)},
+                    {"bias", b->bias, bias_bytes > 0 ? (size_t)bias_bytes : 1},
+                    {"ranges", b->ranges, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
         if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
@@ -344,7 +375,7 @@ static extent block_of(const char *name, const void *pointer, int64_t bytes)
 
 /* Where an execution's buffers lie. */
 enum {
-    INPUTS = 9
+    INPUTS = 15
 };
 typedef struct execution_extents {
     extent o, lse, inputs[INPUTS];
@@ -354,6 +385,7 @@ static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
     const int64_t scale_bytes = p->batch * p->kv_heads * (int64_t)sizeof(float);
+    const acr__term_bytes term = acr__term_bytes_of(p);
     const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
     return (execution_extents){
         extent_of("o", b->o, p, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype),
@@ -365,7 +397,10 @@ static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
          block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
          block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
          block_of("q_scales", b->q_scales, scale_bytes), block_of("k_scales", b->k_scales, scale_bytes),
-         block_of("v_scales", b->v_scales, scale_bytes)}};
+         block_of("v_scales", b->v_scales, scale_bytes), block_of("kv_starts", b->kv_starts, term.kv_starts),
+         block_of("sinks", b->sinks, term.sinks), block_of("slopes", b->slopes, term.slopes),
+         block_of("bias", b->bias, term.bias), block_of("ranges", b->ranges, term.ranges),
+         block_of("tree", b->tree, term.tree)}};
 }
 
 static acr_status check_overlap(const execution_extents *e)

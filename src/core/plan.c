@@ -169,17 +169,35 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
 
 /* ---- Measure ----------------------------------------------------------------------------------------------------- */
 
+typedef enum scratch_part {
+    Q,
+    K,
+    V,
+    O,
+    LSE,
+    KV_LENS,
+    OFFSETS,
+    KV_STARTS,
+    SINKS,
+    SLOPES,
+    BIAS,
+    RANGES,
+    TREE,
+    WORKSPACE,
+    PARTS
+} scratch_part;
+
 /* Scratch tensors of a problem, filled with noise: the caller's data are never touched by measuring. */
 typedef struct scratch {
     acr__backend_device *device;
-    void *memory[8]; /* q k v o lse kv_lens offsets workspace */
+    void *memory[PARTS];
     acr_buffers buffers;
     void *workspace;
 } scratch;
 
 static void free_scratch(scratch *s)
 {
-    for (size_t i = 0; i < sizeof s->memory / sizeof s->memory[0]; i++)
+    for (int i = 0; i < PARTS; i++)
         if (s->memory[i])
             s->device->backend->mem_free(s->device, s->memory[i]);
 }
@@ -241,11 +259,52 @@ static acr_status upload_offsets(scratch *s, void *to, const acr_problem *p)
     return status;
 }
 
+/* What terms read. Nothing hides a key, padding and ranges are empty, and sinks and slopes are 0: the work is that of
+ * other values. */
+static acr_status fill_terms(scratch *s, const acr_problem *p, const int64_t bytes[PARTS])
+{
+    static const struct {
+        scratch_part part;
+        unsigned char value;
+    } fills[] = {{KV_STARTS, 0}, {SINKS, 0}, {SLOPES, 0}, {RANGES, 0}, {TREE, 0xff}, {BIAS, 1}};
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < sizeof fills / sizeof fills[0] && status == ACR_OK; i++) {
+        const scratch_part part = fills[i].part;
+        if (!s->memory[part])
+            continue;
+        if (part == BIAS && p->bias_dtype != ACR_BOOL8)
+            status = upload_noise(s, s->memory[part], bytes[part], p->bias_dtype);
+        else
+            status = s->device->backend->mem_fill(s->device, s->memory[part], fills[i].value, (size_t)bytes[part]);
+    }
+    return status;
+}
+
+static void point_to_scratch(scratch *s, const acr_problem *p, int64_t q_rows, int64_t kv_rows)
+{
+    s->buffers.q = s->memory[Q];
+    s->buffers.k = s->memory[K];
+    s->buffers.v = s->memory[V];
+    s->buffers.o = s->memory[O];
+    s->buffers.lse = s->memory[LSE];
+    s->buffers.kv_lens = s->memory[KV_LENS];
+    if (p->flags & ACR_PACKED) {
+        s->buffers.q_offsets = s->memory[OFFSETS];
+        s->buffers.kv_offsets = s->buffers.q_offsets + p->batch + 1;
+        s->buffers.q_total = q_rows;
+        s->buffers.kv_total = kv_rows;
+    }
+    s->buffers.kv_starts = s->memory[KV_STARTS];
+    s->buffers.sinks = s->memory[SINKS];
+    s->buffers.slopes = s->memory[SLOPES];
+    s->buffers.bias = s->memory[BIAS];
+    s->buffers.ranges = s->memory[RANGES];
+    s->buffers.tree = s->memory[TREE];
+    s->workspace = s->memory[WORKSPACE];
+}
+
 static acr_status make_scratch(scratch *s, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
-    enum {
-        PARTS = sizeof s->memory / sizeof s->memory[0]
-    };
     *s = (scratch){.device = device, .buffers = ACR_BUFFERS_INIT};
     const bool packed = p->flags & ACR_PACKED;
     const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? p->batch * p->q_len : p->q_len,
@@ -253,44 +312,41 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     if (packed && (q_rows > INT32_MAX || kv_rows > INT32_MAX))
         return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
                          (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
+    const acr__term_bytes term = acr__term_bytes_of(p);
     const int64_t bytes[PARTS] = {
-        acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
-        acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
-        acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
-        acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
-        p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
-        p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
-        packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
-        (int64_t)workspace_bytes,
+        [Q] = acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
+        [K] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
+        [V] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
+        [O] = acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
+        [LSE] = p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
+        [KV_LENS] = p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
+        [OFFSETS] = packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
+        [KV_STARTS] = term.kv_starts,
+        [SINKS] = term.sinks,
+        [SLOPES] = term.slopes,
+        [BIAS] = term.bias,
+        [RANGES] = term.ranges,
+        [TREE] = term.tree,
+        [WORKSPACE] = (int64_t)workspace_bytes,
     };
     acr_status status = ACR_OK;
     for (int i = 0; i < PARTS && status == ACR_OK; i++) {
         if (bytes[i] > 0)
             status = device->backend->mem_alloc(device, (size_t)bytes[i], &s->memory[i]);
-        if (i < 3 && status == ACR_OK)
+        if (i < O && status == ACR_OK)
             status = upload_noise(s, s->memory[i], bytes[i], p->dtype);
     }
-    if (status == ACR_OK && s->memory[5])
-        status = upload_lengths(s, s->memory[5], p);
-    if (status == ACR_OK && s->memory[6])
-        status = upload_offsets(s, s->memory[6], p);
+    if (status == ACR_OK && s->memory[KV_LENS])
+        status = upload_lengths(s, s->memory[KV_LENS], p);
+    if (status == ACR_OK && s->memory[OFFSETS])
+        status = upload_offsets(s, s->memory[OFFSETS], p);
+    if (status == ACR_OK)
+        status = fill_terms(s, p, bytes);
     if (status != ACR_OK) {
         free_scratch(s);
         return status;
     }
-    s->buffers.q = s->memory[0];
-    s->buffers.k = s->memory[1];
-    s->buffers.v = s->memory[2];
-    s->buffers.o = s->memory[3];
-    s->buffers.lse = s->memory[4];
-    s->buffers.kv_lens = s->memory[5];
-    if (packed) {
-        s->buffers.q_offsets = s->memory[6];
-        s->buffers.kv_offsets = s->buffers.q_offsets + p->batch + 1;
-        s->buffers.q_total = q_rows;
-        s->buffers.kv_total = kv_rows;
-    }
-    s->workspace = s->memory[7];
+    point_to_scratch(s, p, q_rows, kv_rows);
     return ACR_OK;
 }
 

@@ -305,6 +305,8 @@ static acr_status check_choices(const acr_problem *p)
 /* What changes scores, and what hides or adds keys beyond a mask and a window. */
 static acr_status check_terms(const acr_problem *p)
 {
+    if (p->flags & ACR_TREE && acr__term_bytes_of(p).tree > MAX_SPAN)
+        return acr__fail(ACR_INVALID, "tree spans more than 2^61 bytes");
     if (!(p->softcap >= 0.0f) || !isfinite(p->softcap))
         return acr__fail(ACR_INVALID, "softcap is %g, must be positive and finite (0 for none)", (double)p->softcap);
     if (p->chunk < 0)
@@ -471,6 +473,22 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     normalise_strides(&p, list);
     *out = p;
     return ACR_OK;
+}
+
+acr__term_bytes acr__term_bytes_of(const acr_problem *p)
+{
+    const int64_t number = 4, tree_row = (p->q_len + 7) / 8;
+    const uint32_t f = p->flags;
+    return (acr__term_bytes){
+        .kv_starts = f & ACR_KV_STARTS ? p->batch * number : 0,
+        .sinks = f & ACR_SINKS ? p->q_heads * number : 0,
+        .slopes = f & ACR_ALIBI ? p->q_heads * number : 0,
+        .bias = p->bias_dtype == ACR_DTYPE_DEFAULT
+                    ? 0
+                    : acr__span_bytes(p->batch, p->q_heads, p->q_len, p->kv_len, &p->bias, p->bias_dtype),
+        .ranges = f & ACR_RANGES ? saturating_mul(p->batch, 2 * number * p->ranges) : 0,
+        .tree = f & ACR_TREE ? saturating_mul(p->batch, p->q_len * tree_row) : 0,
+    };
 }
 
 uint64_t acr__problem_digest(const acr_problem *canonical)
