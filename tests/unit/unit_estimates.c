@@ -41,10 +41,40 @@ static void no_estimate_is_below_physics(void **state)
             check_problem(&gpu_models[g], problems[i]);
 }
 
+static problem_work work(const char *text, const acr_buffers *lengths)
+{
+    const acr_problem p = canonical_of(text);
+    return work_of(&p, lengths);
+}
+
+/* Worked out by hand: 2 entries, 4 heads, 8 rows, 8 keys. */
+static void features_are_work(void **state)
+{
+    (void)state;
+    const problem_work plain = work("b2:h4:s8:d16", NULL);
+    assert_true(plain.exps == 2 * 4 * 8 * 8);
+    assert_true(work("b2:h4:s8:d16:cap30", NULL).exps == 2 * plain.exps);
+    assert_true(work("b2:h4:s8:d16:chunk4", NULL).exps == plain.exps / 2);
+    assert_true(work("b2:h4:s8:d16:chunk4:causal", NULL).exps == 2 * 4 * 2 * 10);
+    const struct {
+        const char *text;
+        double bias_bytes;
+    } biases[] = {{"b2:h4:s8:d16:bias-bf16/256,64,8", 2 * 4 * 64 * 2},
+                  {"b2:h4:s8:d16:bias-f32/0,64,8", 4 * 64 * 4},
+                  {"b2:h4:s8:d16:mask/0,0,8", 64},
+                  {"b2:h4:s8:d16:mask/8,0,0", 2 * 8}};
+    for (size_t i = 0; i < COUNT_OF(biases); i++)
+        assert_true(work(biases[i].text, NULL).bytes == plain.bytes + biases[i].bias_bytes);
+    const int32_t starts[] = {3, 8};
+    const acr_buffers lengths = {.size = sizeof lengths, .kv_starts = starts};
+    assert_true(work("b2:h4:s8:d16:kvstarts", &lengths).exps == 4 * 8 * 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_estimate_is_below_physics),
+        cmocka_unit_test(features_are_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,15 +73,33 @@ static entry_lengths lengths_of(const acr_problem *p, const acr_buffers *lengths
     return (entry_lengths){p->q_len, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys};
 }
 
+/* The first key of a batch entry that exists. */
+static int32_t first_key_of(const acr_problem *p, const acr_buffers *lengths, int64_t batch, int64_t keys)
+{
+    const int32_t first = p->flags & ACR_KV_STARTS && lengths && lengths->kv_starts ? lengths->kv_starts[batch] : 0;
+    return first < 0 ? 0 : first > keys ? (int32_t)keys : first;
+}
+
+/* Bytes of the bias that one batch entry needs: where rows, heads or entries share it they count once. */
+static double bias_bytes(const acr_problem *p, visible_entry seen, int64_t batch)
+{
+    if (p->bias_dtype == ACR_DTYPE_DEFAULT || (p->bias.batch == 0 && batch > 0))
+        return 0;
+    const double elems = p->bias.row == 0 ? acr__visible_keys(seen) : acr__visible_pairs(seen);
+    return elems * (p->bias.head == 0 ? 1.0 : (double)p->q_heads) * acr__dtype_bytes(p->bias_dtype);
+}
+
 problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
 {
-    double pairs = 0, keys_total = 0, queries_total = 0;
+    double pairs = 0, keys_total = 0, queries_total = 0, bias = 0;
     for (int64_t batch = 0; batch < p->batch; ++batch) {
         entry_lengths entry = lengths_of(p, lengths, batch);
-        const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys, 0};
+        const visible_entry seen = {acr__rule_of(p), (int32_t)entry.queries, (int32_t)entry.keys,
+                                    first_key_of(p, lengths, batch, entry.keys)};
         pairs += acr__visible_pairs(seen) * (double)p->q_heads;
         keys_total += acr__visible_keys(seen);
         queries_total += (double)entry.queries;
+        bias += bias_bytes(p, seen, batch);
     }
     double in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
     /* A packed batch is one entry of the tensors, with the rows of all. */
@@ -91,8 +109,9 @@ problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
     double k_elems = distinct_rows(&p->k, entries, p->kv_heads) * keys_mean * (double)p->qk_dim;
     double v_elems = distinct_rows(&p->v, entries, p->kv_heads) * keys_mean * (double)p->v_dim;
     double q_elems = distinct_rows(&p->q, entries, p->q_heads) * queries_mean * (double)p->qk_dim;
-    problem_work d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = pairs};
-    d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim;
+    /* The tanh of a softcap takes the same unit as an exponential. */
+    problem_work d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = p->softcap > 0 ? 2 * pairs : pairs};
+    d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim + bias;
     d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;
     return d;
 }

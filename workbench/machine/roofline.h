@@ -25,16 +25,17 @@ void machine_of_gpu(machine *out, const acr__device *device);
 /* Measures this machine's processors, with a working set of so many bytes: 0.4 s. */
 void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes);
 
-/* The least work that a problem is. */
+/* The least work that a problem is. What a bias, ranges or a tree hide is not known here: pairs are those that masks,
+ * windows, chunks, key starts and lengths leave. */
 typedef struct problem_work {
     double flops; /* 2 a multiply-add, two products, visible keys only */
-    double exps;
-    double
-        bytes; /* every element of q and of the keys and values that a row sees read once, of o and lse written once */
+    double exps;  /* one for each visible pair of a row and a key, two with a softcap (its tanh) */
+    double bytes; /* every element of q, of the bias and of the keys and values that a row sees read once, of o and lse
+                     written once */
 } problem_work;
 
-/* lengths: whose kv_lens, or offsets and totals, on the host, say how long the batch entries are; its other members are
- * not used. NULL: all are the longest. problem is canonical. */
+/* lengths: whose kv_lens and kv_starts, or offsets and totals, on the host, say which keys the batch entries have; its
+ * other members are not used. NULL: all are the longest. problem is canonical. */
 problem_work work_of(const acr_problem *problem, const acr_buffers *lengths);
 
 typedef struct floor_times {

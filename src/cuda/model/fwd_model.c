@@ -290,13 +290,24 @@ static load count_load(const acr_problem *p, const acr__fwd_rates *r)
     return l;
 }
 
-/* Of the four tensors, as far as some row sees the keys. */
+/* Bytes of the bias that are distinct, as far as rows see keys. */
+static double count_bias_bytes(const acr_problem *p)
+{
+    if (p->bias_dtype == ACR_DTYPE_DEFAULT)
+        return 0.0;
+    const visible_entry entry = acr__longest_entry(p);
+    const double elems = p->bias.row == 0 ? acr__visible_keys(entry) : acr__visible_pairs(entry);
+    return elems * (p->bias.head == 0 ? 1.0 : (double)p->q_heads) * (p->bias.batch == 0 ? 1.0 : (double)p->batch) *
+           acr__dtype_bytes(p->bias_dtype);
+}
+
+/* Of the four tensors, as far as some row sees the keys, and of the bias. */
 static double count_bytes(const acr_problem *p)
 {
     tensor tensors[TENSORS];
     describe(tensors, p);
     const double share_seen = acr__visible_keys(acr__longest_entry(p)) / (double)p->kv_len;
-    double bytes = 0.0;
+    double bytes = count_bias_bytes(p);
     for (int i = 0; i < TENSORS; i++) {
         const tensor *t = &tensors[i];
         const double rows = (double)t->rows * (i == 1 || i == 2 ? share_seen : 1.0);
@@ -371,6 +382,7 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     const load l = count_load(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
+    exps *= p->softcap > 0.0f ? 2.0 : 1.0;                 /* tanh takes the same unit */
     double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
     double start_cycles = r->cta_cycles + (visible_is_limited(acr__rule_of(p)) ? r->mask_cycles : 0.0);
     double ctas_on_fullest_sm = ceil(l.ctas / device->sm_count);
