@@ -31,20 +31,20 @@ static const struct {
     npy_type type;
 } types[] = {
     {"<f4", NPY_F32},  {"<f2", NPY_F16},  {"<V2", NPY_RAW2}, {"|V2", NPY_RAW2}, {"|V1", NPY_RAW1},
-    {"<V1", NPY_RAW1}, {"|u1", NPY_RAW1}, {"<i4", NPY_I32},  {"<i8", NPY_I64},
+    {"<V1", NPY_RAW1}, {"|u1", NPY_RAW1}, {"<i4", NPY_I32},  {"<i8", NPY_I64},  {"|b1", NPY_BOOL},
 };
 
 size_t npy_type_bytes(npy_type type)
 {
     static const size_t bytes[] = {
-        [NPY_F32] = 4, [NPY_F16] = 2, [NPY_RAW2] = 2, [NPY_RAW1] = 1, [NPY_I32] = 4, [NPY_I64] = 8};
+        [NPY_F32] = 4, [NPY_F16] = 2, [NPY_RAW2] = 2, [NPY_RAW1] = 1, [NPY_BOOL] = 1, [NPY_I32] = 4, [NPY_I64] = 8};
     return bytes[type];
 }
 
 const char *npy_type_text(npy_type type)
 {
-    static const char *const texts[] = {[NPY_F32] = "<f4",  [NPY_F16] = "<f2", [NPY_RAW2] = "<V2",
-                                        [NPY_RAW1] = "|V1", [NPY_I32] = "<i4", [NPY_I64] = "<i8"};
+    static const char *const texts[] = {[NPY_F32] = "<f4",  [NPY_F16] = "<f2", [NPY_RAW2] = "<V2", [NPY_RAW1] = "|V1",
+                                        [NPY_BOOL] = "|b1", [NPY_I32] = "<i4", [NPY_I64] = "<i8"};
     return texts[type];
 }
 
@@ -218,10 +218,10 @@ static acr_status find_type(const cursor *in, const char *descr, npy_type *out)
                          (size_t)(in->at - in->begin), descr, descr[0] == '<' ? "float64" : "big endian",
                          strcmp(descr, ">f2") == 0 ? "<f2" : "<f4");
     }
-    return acr__fail(
-        ACR_FORMAT,
-        "byte %zu: type '%s' is not supported; supported are <f4, <f2, <V2 (bfloat16), |V1 and |u1 (e4m3), <i4, <i8",
-        (size_t)(in->at - in->begin), descr);
+    return acr__fail(ACR_FORMAT,
+                     "byte %zu: type '%s' is not supported; supported are <f4, <f2, <V2 (bfloat16), |V1 and |u1 "
+                     "(e4m3), <i4, <i8, |b1",
+                     (size_t)(in->at - in->begin), descr);
 }
 
 /* Elements and bytes of a shape; false when they do not fit in 63 bits. */

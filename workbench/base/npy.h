@@ -19,6 +19,7 @@ typedef enum npy_type {
     NPY_F16,  /* '<f2' */
     NPY_RAW2, /* '<V2', '|V2': bfloat16 */
     NPY_RAW1, /* '|V1', '|u1': e4m3 */
+    NPY_BOOL, /* '|b1' */
     NPY_I32,  /* '<i4' */
     NPY_I64   /* '<i8' */
 } npy_type;

@@ -10,6 +10,8 @@
 #include "base/options.h"
 #include "commands.h"
 #include "internal.h"
+#include "run_features.h"
+#include "run_numbers.h"
 
 enum {
     ID_LSE = OPTION_LONG_ONLY,
@@ -37,6 +39,7 @@ static const option_spec options[] = {
      "causal mask: br (default) lets the last query see every key, tl starts at query 0, key 0"},
     {ID_WINDOW, "window", "L[/R]",
      "sliding window: a query sees L keys up to its own and R behind it (0/R: no limit before it)"},
+    RUN_FEATURE_OPTIONS,
     {ID_SCALE, "scale", "X", "factor of the scores; default: 1/sqrt(head dim)"},
     {ID_KV_LENS, "kv-lens", "FILE", "key length of each batch entry, 1-D int32 or int64"},
     {ID_Q_OFFSETS, "q-offsets", "FILE",
@@ -85,6 +88,7 @@ typedef struct request {
     acr_dtype dtype; /* 0 = the files' */
     double scale;    /* 0 = default */
     scale_choice q_scale, k_scale, v_scale;
+    run_features features;
 } request;
 
 /* ---- Options ---- */
@@ -158,6 +162,9 @@ static bool take_scale(scale_choice *out, const char *name, const char *value)
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
+    if (id >= RUN_FEATURE_FIRST) {
+        return run_features_take(&r->features, id, value);
+    }
     switch (id) {
     case 'q':
         r->q = value;
@@ -262,7 +269,7 @@ static acr_status open_numbers(npy_file *file, const char *path)
 {
     acr_status status = path ? npy_open(path, file) : ACR_OK;
     const npy_array *a = &file->array;
-    if (path && status == ACR_OK && (a->rank != 1 || (a->type != NPY_I32 && a->type != NPY_I64))) {
+    if (path && status == ACR_OK && (a->rank != 1 || !run_holds_integers(a))) {
         return acr__fail(ACR_INVALID, "%s: expected a 1-D array of int32 or int64", path);
     }
     return status;
@@ -278,7 +285,7 @@ static acr_status open_scales(npy_file *file, const char *path)
     return status;
 }
 
-static acr_status tensors_open(tensors *t, const request *r)
+static acr_status tensors_open(tensors *t, request *r)
 {
     const int rank = r->q_offsets ? 3 : 4;
     *t = (tensors){.q = {.bytes = NULL}};
@@ -304,7 +311,10 @@ static acr_status tensors_open(tensors *t, const request *r)
     if (status == ACR_OK) {
         status = open_scales(&t->k_scales, r->k_scale.file);
     }
-    return status == ACR_OK ? open_scales(&t->v_scales, r->v_scale.file) : status;
+    if (status == ACR_OK) {
+        status = open_scales(&t->v_scales, r->v_scale.file);
+    }
+    return status == ACR_OK ? run_features_open(&r->features) : status;
 }
 
 /* The type that a file's elements are; 0 for integers. */
@@ -380,25 +390,12 @@ static acr_status agree(const tensors *t, const request *r)
     return ACR_OK;
 }
 
-/* An integer of a file; its data may be less aligned than its type. */
-static int64_t integer_at(const npy_array *a, int64_t index)
-{
-    int32_t narrow = 0;
-    int64_t value = 0;
-    if (a->type == NPY_I32) {
-        memcpy(&narrow, (const char *)a->data + (size_t)index * sizeof narrow, sizeof narrow);
-        return narrow;
-    }
-    memcpy(&value, (const char *)a->data + (size_t)index * sizeof value, sizeof value);
-    return value;
-}
-
 /* Offsets of a file must be what they should: begin at 0 or later, not decrease, end within the rows. */
 static acr_status longest_of(int64_t *longest, const npy_array *offsets, int64_t rows, const char *option)
 {
     *longest = 1; /* problems have no length 0, sequences may */
     for (int64_t i = 0; i < offsets->elems; ++i) {
-        int64_t at = integer_at(offsets, i), before = i > 0 ? integer_at(offsets, i - 1) : 0;
+        int64_t at = run_integer_at(offsets, i), before = i > 0 ? run_integer_at(offsets, i - 1) : 0;
         if (at < before || at > rows) {
             return acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are %lld to %lld", option, (long long)i,
                              (long long)at, (long long)before, (long long)rows);
@@ -469,6 +466,9 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     if (r->q_offsets) {
         status = pack(&p, t);
     }
+    if (status == ACR_OK) {
+        status = run_features_describe(&r->features, &p);
+    }
     return status == ACR_OK ? acr_problem_canonical(out, &p) : status;
 }
 
@@ -492,18 +492,12 @@ static void buffers_free(device_buffers *b)
     }
 }
 
-static acr_status upload(acr__backend_device *device, void **to, const void *from, size_t bytes)
-{
-    acr_status status = device->backend->mem_alloc(device, bytes, to);
-    return status == ACR_OK ? device->backend->mem_upload(device, *to, from, bytes) : status;
-}
-
 /* Copies a tensor to the device, rounded to the problem's type where the file has another. */
 static acr_status upload_tensor(acr__backend_device *device, void **to, const npy_array *a, acr_dtype dtype)
 {
     acr_dtype stored = dtype_of(a->type);
     if (stored == dtype) {
-        return upload(device, to, a->data, a->data_bytes);
+        return run_upload(device, to, a->data, a->data_bytes);
     }
     size_t elem_bytes = npy_type_bytes(a->type), bytes = (size_t)a->elems * (size_t)acr__dtype_bytes(dtype);
     void *rounded = malloc(bytes);
@@ -515,32 +509,8 @@ static acr_status upload_tensor(acr__backend_device *device, void **to, const np
         memcpy(&element, (const char *)a->data + (size_t)i * elem_bytes, elem_bytes);
         acr__store_element(dtype, rounded, i, acr__load_element(stored, &element, 0));
     }
-    acr_status status = upload(device, to, rounded, bytes);
+    acr_status status = run_upload(device, to, rounded, bytes);
     free(rounded);
-    return status;
-}
-
-/* Key lengths or offsets, as int32. */
-static acr_status upload_numbers(acr__backend_device *device, void **to, const npy_array *a, int64_t most,
-                                 const char *option)
-{
-    int32_t *lens = malloc((size_t)a->elems * sizeof *lens);
-    if (!lens) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for %s", option);
-    }
-    acr_status status = ACR_OK;
-    for (int64_t i = 0; i < a->elems && status == ACR_OK; ++i) {
-        int64_t value = integer_at(a, i);
-        if (value < 0 || value > most || value > INT32_MAX) {
-            status = acr__fail(ACR_INVALID, "%s[%lld] is %lld, allowed are 0 to %lld", option, (long long)i,
-                               (long long)value, (long long)(most < INT32_MAX ? most : INT32_MAX));
-        }
-        lens[i] = (int32_t)value;
-    }
-    if (status == ACR_OK) {
-        status = upload(device, to, lens, (size_t)a->elems * sizeof *lens);
-    }
-    free(lens);
     return status;
 }
 
@@ -555,7 +525,7 @@ static acr_status upload_scales(acr__backend_device *device, void **to, const np
         return acr__fail(ACR_INVALID, "%s has shape [%lld, %lld], expected [%lld, %lld]: batch and heads of k", option,
                          (long long)a->shape[0], (long long)a->shape[1], (long long)p->batch, (long long)p->kv_heads);
     }
-    return upload(device, to, a->data, a->data_bytes);
+    return run_upload(device, to, a->data, a->data_bytes);
 }
 
 static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
@@ -568,7 +538,7 @@ static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const t
         status = upload_tensor(b->device, &b->v, &t->v.array, p->dtype);
     }
     if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
-        status = upload_numbers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
+        status = run_upload_integers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
     }
     if (status == ACR_OK) {
         status = upload_scales(b->device, &b->q_scales, &t->q_scales.array, p, "q-scale");
@@ -584,9 +554,10 @@ static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const t
     }
     b->q_total = t->q.array.shape[0];
     b->kv_total = t->k.array.shape[0];
-    status = upload_numbers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
-    return status == ACR_OK ? upload_numbers(b->device, &b->kv_offsets, &t->kv_offsets.array, b->kv_total, "kv-offsets")
-                            : status;
+    status = run_upload_integers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
+    return status == ACR_OK
+               ? run_upload_integers(b->device, &b->kv_offsets, &t->kv_offsets.array, b->kv_total, "kv-offsets")
+               : status;
 }
 
 /* Zero, which rows of a packed batch that belong to no sequence keep. */
@@ -618,7 +589,7 @@ static acr_status buffers_make(device_buffers *b, const acr_problem *p, const te
 
 /* ---- Running ---- */
 
-static acr_status execute(const acr_plan *plan, const device_buffers *b)
+static acr_status execute(const acr_plan *plan, const device_buffers *b, const run_features *features)
 {
     acr_buffers buffers = ACR_BUFFERS_INIT;
     buffers.q = b->q;
@@ -634,6 +605,7 @@ static acr_status execute(const acr_plan *plan, const device_buffers *b)
     buffers.v_scales = b->v_scales;
     buffers.q_total = b->q_total;
     buffers.kv_total = b->kv_total;
+    run_features_set(features, &buffers);
     acr_status status = acr_workspace_init(plan, b->workspace, b->workspace_bytes, NULL);
     if (status == ACR_OK) {
         status = acr_execute(plan, &buffers, b->workspace, b->workspace_bytes, NULL);
@@ -683,7 +655,7 @@ static void print_summary(const request *r, const acr_problem *p, const acr_plan
     }
 }
 
-static acr_status run_on(acr_ctx *ctx, const request *r, const tensors *t, const acr_problem *p, bool json)
+static acr_status run_on(acr_ctx *ctx, request *r, const tensors *t, const acr_problem *p, bool json)
 {
     acr_plan *plan = NULL;
     device_buffers b = {.device = acr__ctx_backend_device(ctx)};
@@ -695,7 +667,10 @@ static acr_status run_on(acr_ctx *ctx, const request *r, const tensors *t, const
         status = buffers_make(&b, p, t, acr_plan_workspace(plan));
     }
     if (status == ACR_OK) {
-        status = execute(plan, &b);
+        status = run_features_upload(&r->features, p, b.device);
+    }
+    if (status == ACR_OK) {
+        status = execute(plan, &b, &r->features);
     }
     if (status == ACR_OK) {
         status = save_results(r, p, &b);
@@ -704,6 +679,7 @@ static acr_status run_on(acr_ctx *ctx, const request *r, const tensors *t, const
         print_summary(r, p, plan, ctx, json);
     }
     buffers_free(&b);
+    run_features_free(&r->features, b.device);
     acr_plan_destroy(plan);
     return status;
 }
@@ -742,6 +718,7 @@ int cmd_run(int argc, char **argv)
         exit_code = status == ACR_OK ? EXIT_DONE : report_failure(status, NULL);
     }
     acr_ctx_destroy(ctx);
+    run_features_close(&r.features);
     tensors_close(&t);
     return exit_code;
 }
