@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
 #include "run_numbers.h"
 
 /* What each file is for, and what it has to hold. */

@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #include "acromion.h"
-#include "backend.h"
 #include "base/npy.h"
 #include "base/options.h"
+#include "internal.h"
 
 /* Options of these features: ids from RUN_FEATURE_FIRST on, so that cmd_run.c's own stay below. */
 enum {
@@ -29,15 +29,15 @@ enum {
 
 /* clang-format off */
 #define RUN_FEATURE_OPTIONS                                                                                            \
-    {RUN_MASK, "mask", "FILE", "boolean: true keys are seen; float16, bfloat16, float32: added to the scores. Its shape\n" \
-     "broadcasts to [batch, heads, query length, key length]"},                                                       \
-    {RUN_SOFTCAP, "softcap", "X", "scores become X * tanh(score / X)"},                                               \
-    {RUN_SINKS, "sinks", "FILE", "a score that each head's softmax has besides, 1-D float32, one a head of q"},       \
-    {RUN_ALIBI, "alibi", "FILE", "ALiBi slopes, 1-D float32, one a head of q"},                                       \
-    {RUN_CHUNK, "chunk", "N", "a query sees keys of its own chunk of N positions"},                                   \
-    {RUN_KV_STARTS, "kv-starts", "FILE", "first key of each batch entry (left padding), 1-D int32 or int64"},         \
-    {RUN_RANGES, "ranges", "FILE",                                                                                    \
-     "[batch, ranges, 2] int32 or int64: queries and keys of one range {begin, end} see each other"},                 \
+    {RUN_MASK, "mask", "FILE",                                                                                         \
+     "booleans (true keys are seen), or what is added to scores; broadcasts to [batch, heads, q length, kv length]"}, \
+    {RUN_SOFTCAP, "softcap", "X", "scores become X * tanh(score / X)"},                                                \
+    {RUN_SINKS, "sinks", "FILE", "a score that each head's softmax has besides, 1-D float32, one a head of q"},        \
+    {RUN_ALIBI, "alibi", "FILE", "ALiBi slopes, 1-D float32, one a head of q"},                                        \
+    {RUN_CHUNK, "chunk", "N", "a query sees keys of its own chunk of N positions"},                                    \
+    {RUN_KV_STARTS, "kv-starts", "FILE", "first key of each batch entry (left padding), 1-D int32 or int64"},          \
+    {RUN_RANGES, "ranges", "FILE",                                                                                     \
+     "[batch, ranges, 2] int32 or int64: queries and keys of one range {begin, end} see each other"},                  \
     {RUN_TREE, "tree", "FILE", "[batch, query length, bytes] uint8: bits of the last keys that each query sees"}
 /* clang-format on */
 

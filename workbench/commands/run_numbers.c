@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
 
 bool run_holds_integers(const npy_array *a)
 {

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backend.h"
 #include "base/npy.h"
+#include "internal.h"
 
 bool run_holds_integers(const npy_array *a);
 
