@@ -579,6 +579,165 @@ static void unfused_rows_without_keys_are_zero(void **state)
     tensors_free(&t);
 }
 
+/* ---- What changes scores, and what hides or adds keys beyond a mask and a window -------------------------------- */
+
+/* Which keys each row of a head sees, as bits: with scores of 0 every visible key has the same weight, and key j has the
+ * value 2^j. At most 16 rows. */
+static void assert_seen(const char *text, const acr_buffers *terms, const unsigned *expected)
+{
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, 1);
+    const float zeros[16] = {0};
+    float powers[16];
+    for (int j = 0; j < 16; j++)
+        powers[j] = (float)(1 << j);
+    set_floats(t.q, zeros, (size_t)p.q_len);
+    set_floats(t.k, zeros, (size_t)p.kv_len);
+    set_floats(t.v, powers, (size_t)p.kv_len);
+    t.buffers.kv_lens = terms->kv_lens;
+    t.buffers.kv_starts = terms->kv_starts;
+    t.buffers.ranges = terms->ranges;
+    t.buffers.tree = terms->tree;
+    t.buffers.bias = terms->bias;
+    answer a = judge(&t);
+    for (int64_t i = 0; i < a.rows; i++) {
+        const double seen = a.o[i] * exp(a.lse[i]);
+        if (fabs(seen - (double)expected[i]) > 1e-9)
+            fail_msg("%s: row %d sees %g, expected %u", text, (int)i, seen, expected[i]);
+        if (expected[i] == 0)
+            assert_true(a.lse[i] == -INFINITY && a.o[i] == 0.0);
+    }
+    answer_free(&a);
+    tensors_free(&t);
+}
+#define ASSERT_SEEN(text, terms, ...) assert_seen((text), (terms), (const unsigned[]){__VA_ARGS__})
+
+static void chunks_and_key_starts_hide_keys(void **state)
+{
+    (void)state;
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    ASSERT_SEEN("f32:b1:h1:s6:d1:causal:chunk4", &terms, 1, 3, 7, 15, 16, 48);
+    ASSERT_SEEN("f32:b1:h1:s6:d1:chunk4", &terms, 15, 15, 15, 15, 48, 48);
+    ASSERT_SEEN("f32:b1:h1:s2/6:d1:causal:chunk4", &terms, 16, 48); /* they stand at keys 4 and 5 */
+    ASSERT_SEEN("f32:b1:h1:s6/5:d1:causal-tl:chunk3", &terms, 1, 3, 7, 8, 24, 24);
+    ASSERT_SEEN("f32:b1:h1:s3/2:d1:chunk2", &terms, 0, 3, 3); /* the first stands before key 0: another chunk */
+    const int32_t two[] = {2}, five[] = {5}, far[] = {100}, below[] = {-3};
+    terms.kv_starts = two;
+    ASSERT_SEEN("f32:b1:h1:s6:d1:causal:chunk2:kvstarts", &terms, 0, 0, 4, 12, 16, 48);
+    ASSERT_SEEN("f32:b1:h1:s6:d1:causal:kvstarts", &terms, 0, 0, 4, 12, 28, 60);
+    ASSERT_SEEN("f32:b1:h1:s3:d1:kvstarts", &terms, 4, 4, 4);
+    ASSERT_SEEN("f32:b1:h1:s3:d1:causal:win2:kvstarts", &terms, 0, 0, 4);
+    terms.kv_lens = five;
+    ASSERT_SEEN("f32:b1:h1:s2/6:d1:causal:kvlens:kvstarts", &terms, 12, 28);
+    terms.kv_starts = far; /* clamped to the key length */
+    ASSERT_SEEN("f32:b1:h1:s2/6:d1:kvlens:kvstarts", &terms, 0, 0);
+    terms.kv_starts = below;
+    ASSERT_SEEN("f32:b1:h1:s2/6:d1:kvlens:kvstarts", &terms, 31, 31);
+}
+
+static void ranges_add_keys(void **state)
+{
+    (void)state;
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    const int32_t ranges[] = {1, 3, 3, 3, 5, 2, -4, 1};
+    terms.ranges = ranges;
+    ASSERT_SEEN("f32:b1:h1:s4:d1:causal:ranges1", &terms, 1, 7, 7, 15);
+    ASSERT_SEEN("f32:b1:h1:s4:d1:causal:ranges4", &terms, 1, 7, 7, 15); /* empty, turned around, one key */
+    ASSERT_SEEN("f32:b1:h1:s4:d1:causal:win1:ranges1", &terms, 1, 6, 6, 8);
+    ASSERT_SEEN("f32:b1:h1:s2/4:d1:causal:ranges1", &terms, 7, 15); /* positions, not rows: keys 2 and 3 */
+    ASSERT_SEEN("f32:b1:h1:s4:d1:chunk1:ranges1", &terms, 1, 6, 6, 8);
+    const int32_t start[] = {2};
+    terms.kv_starts = start; /* what does not exist is in no range */
+    ASSERT_SEEN("f32:b1:h1:s4:d1:causal:ranges1:kvstarts", &terms, 0, 4, 4, 12);
+}
+
+static void trees_and_boolean_masks_hide_keys(void **state)
+{
+    (void)state;
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    const uint8_t tree[] = {1, 3, 5};
+    terms.tree = tree;
+    ASSERT_SEEN("f32:b1:h1:s3/5:d1:tree", &terms, 3 + 4, 3 + 12, 3 + 20);
+    ASSERT_SEEN("f32:b1:h1:s3/5:d1:causal:tree", &terms, 7, 15, 23);
+    ASSERT_SEEN("f32:b1:h1:s3:d1:causal:win1:tree", &terms, 1, 2, 4);
+    const int32_t four[] = {4};
+    terms.kv_lens = four; /* the last three keys of four */
+    ASSERT_SEEN("f32:b1:h1:s3/5:d1:kvlens:tree", &terms, 1 + 2, 1 + 6, 1 + 10);
+    terms.kv_lens = NULL;
+    const uint8_t nine[18] = {1, 0, 1, 1};
+    terms.tree = nine; /* two bytes a row */
+    ASSERT_SEEN("f32:b1:h1:s9:d1:tree", &terms, 1, 257, 0, 0, 0, 0, 0, 0, 0);
+    terms.tree = NULL;
+    const uint8_t mask[] = {1, 0, 1, 99, 0, 255, 0};
+    terms.bias = mask;
+    ASSERT_SEEN("f32:b1:h1:s2/3:d1:mask/0,0,4", &terms, 5, 2);
+    ASSERT_SEEN("f32:b1:h1:s2/3:d1:mask/0,0,0", &terms, 5, 5);
+    ASSERT_SEEN("f32:b1:h1:s2/3:d1:causal:mask/0,0,2", &terms, 1, 3);
+    const float bias[] = {0.0f, -INFINITY, 0.0f, -INFINITY, -INFINITY, -INFINITY};
+    terms.bias = bias;
+    ASSERT_SEEN("f32:b1:h1:s2/3:d1:bias-f32/0,0,3", &terms, 5, 0);
+}
+
+/* Two keys, q = 1, k = {0, score}, values 0 and 4: the output is 4 times the second key's weight. */
+static void assert_second_weight(const char *text, float score, const acr_buffers *terms, double weight, double lse)
+{
+    acr_problem p = problem_of(text);
+    p.scale = 1.0f;
+    tensors t = tensors_make(&p, 1);
+    SET(t.q, 1.0f);
+    const float k[] = {0.0f, score};
+    set_floats(t.k, k, 2);
+    SET(t.v, 0.0f, 4.0f);
+    t.buffers.sinks = terms->sinks;
+    t.buffers.slopes = terms->slopes;
+    t.buffers.bias = terms->bias;
+    answer a = judge(&t);
+    assert_true(fabs(a.o[0] / 4.0 - weight) < 1e-6);
+    assert_true(fabs(a.lse[0] - lse) < 1e-6);
+    answer_free(&a);
+    tensors_free(&t);
+}
+
+static void scores_are_capped_then_biased(void **state)
+{
+    (void)state;
+    /* A cap of 2 and a score of 2 artanh(ln(3) / 2): capped, it is ln 3. */
+    const float log3 = 1.0986123f, score = (float)(2.0 * atanh(0.5 * log(3.0)));
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    assert_second_weight("f32:b1:h1:s1/2:d1:cap2", score, &terms, 0.75, log(4.0));
+    assert_second_weight("f32:b1:h1:s1/2:d1:cap2", 1e6f, &terms, exp(2.0) / (1.0 + exp(2.0)), log(1.0 + exp(2.0)));
+    const float bias[] = {0.0f, -log3}, slopes[] = {log3};
+    terms.bias = bias; /* not capped: it takes away what the score is */
+    assert_second_weight("f32:b1:h1:s1/2:d1:cap2:bias-f32/0,0,0", score, &terms, 0.5, log(2.0));
+    terms.slopes = slopes; /* the query stands at key 1, key 0 is one away */
+    assert_second_weight("f32:b1:h1:s1/2:d1:alibi", 0.0f, &terms, 0.75, log(4.0 / 3.0));
+    assert_second_weight("f32:b1:h1:s1/2:d1:causal-tl:win0/1:alibi", 0.0f, &terms, 0.0, 0.0);
+    assert_second_weight("f32:b1:h1:s1/2:d1:cap2:bias-f32/0,0,0:alibi", score, &terms, 0.75, log(4.0 / 3.0));
+}
+
+static void sinks_join_the_sum(void **state)
+{
+    (void)state;
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    float sink = 0.6931472f; /* ln 2, neither scaled nor capped */
+    terms.sinks = &sink;
+    assert_second_weight("f32:b1:h1:s1/2:d1:sinks", 0.0f, &terms, 0.25, log(4.0));
+    assert_second_weight("f32:b1:h1:s1/2:d1:cap0.001:sinks", 0.0f, &terms, 0.25, log(4.0));
+    sink = 1000.0f;
+    assert_second_weight("f32:b1:h1:s1/2:d1:sinks", 0.0f, &terms, 0.0, 1000.0);
+    sink = -INFINITY;
+    assert_second_weight("f32:b1:h1:s1/2:d1:sinks", 0.0f, &terms, 0.5, log(2.0));
+    /* a row that sees no key */
+    const acr_problem p = problem_of("f32:b1:h1:s2/1:d1:causal:sinks");
+    tensors t = tensors_make(&p, 1);
+    sink = 3.5f;
+    t.buffers.sinks = &sink;
+    answer a = judge(&t);
+    assert_true(a.o[0] == 0.0 && a.lse[0] == 3.5);
+    answer_free(&a);
+    tensors_free(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -601,6 +760,11 @@ int main(void)
         cmocka_unit_test(keys_beyond_the_length_are_never_used),
         cmocka_unit_test(unfused_errs_as_much_as_its_type),
         cmocka_unit_test(unfused_rows_without_keys_are_zero),
+        cmocka_unit_test(chunks_and_key_starts_hide_keys),
+        cmocka_unit_test(ranges_add_keys),
+        cmocka_unit_test(trees_and_boolean_masks_hide_keys),
+        cmocka_unit_test(scores_are_capped_then_biased),
+        cmocka_unit_test(sinks_join_the_sum),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -356,7 +356,9 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
     }
     status = check_first(out, e, ref, reruns, true);
     execution_destroy(e);
-    bool order_matters = visible_is_limited(acr__rule_of(problem)) || (problem->flags & (ACR_KV_LENS | ACR_PACKED));
+    const uint32_t unordered = FWD_TERM_CAP | FWD_TERM_SINKS; /* every other term looks at a key's position */
+    bool order_matters = visible_is_limited(acr__rule_of(problem)) || acr__terms_of(problem) & ~unordered ||
+                         problem->flags & (ACR_KV_LENS | ACR_PACKED);
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {
         status = check_reversed_keys(out, ctx, kernel, problem, ref);
     }

@@ -24,7 +24,7 @@ typedef struct tensor_view {
     int64_t entries, heads, length;
     size_t row_bytes, elem_bytes;
     acr_strides strides;
-    const reference *key_lens; /* keys: whose key lengths bound an entry's rows; else NULL */
+    const reference *key_lens; /* keys: whose key starts and lengths bound an entry's rows; else NULL */
     const int32_t *owner;      /* of a packed batch: rows with -1 do not exist; else NULL */
 } tensor_view;
 
@@ -37,7 +37,9 @@ struct execution {
     const reference *ref;
     size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
+    size_t bias_alignment; /* bytes */
     guarded q, k, v, o, lse, kv_lens, q_offsets, kv_offsets, q_scales, k_scales, v_scales, workspace;
+    guarded kv_starts, sinks, slopes, bias, ranges, tree;
     size_t workspace_bytes;
 };
 
@@ -78,6 +80,11 @@ static int64_t existing_end(const tensor_view *view, int64_t batch)
     return view->key_lens && view->key_lens->kv_lens ? reference_kv_len(view->key_lens, batch) : view->length;
 }
 
+static int64_t existing_first(const tensor_view *view, int64_t batch)
+{
+    return view->key_lens && view->key_lens->kv_starts ? reference_kv_start(view->key_lens, batch) : 0;
+}
+
 static bool exists(const tensor_view *view, int64_t position)
 {
     return !view->owner || view->owner[position] >= 0;
@@ -93,7 +100,7 @@ static bool rows_adjoin(const tensor_view *view)
 static bool has_no_gaps(const tensor_view *view)
 {
     const acr_strides *s = &view->strides;
-    const bool all_exist = !view->owner && !(view->key_lens && view->key_lens->kv_lens);
+    const bool all_exist = !view->owner && !(view->key_lens && (view->key_lens->kv_lens || view->key_lens->kv_starts));
     return all_exist && rows_adjoin(view) && s->head == view->length * s->row && s->batch == view->heads * s->head;
 }
 
@@ -101,14 +108,14 @@ static bool has_no_gaps(const tensor_view *view)
 static void scatter(unsigned char *payload, const tensor_view *view, const void *packed, bool reversed)
 {
     for (int64_t batch = 0; batch < view->entries; ++batch) {
-        int64_t end = existing_end(view, batch);
+        const int64_t first = existing_first(view, batch), end = existing_end(view, batch);
         for (int64_t head = 0; head < view->heads; ++head) {
             if (rows_adjoin(view) && !reversed) {
-                memcpy(payload + row_offset(view, batch, head, 0), packed_row(view, packed, batch, head, 0),
-                       (size_t)end * view->row_bytes);
+                memcpy(payload + row_offset(view, batch, head, first), packed_row(view, packed, batch, head, first),
+                       (size_t)(end - first) * view->row_bytes);
                 continue;
             }
-            for (int64_t position = 0; position < end; ++position) {
+            for (int64_t position = first; position < end; ++position) {
                 int64_t source = reversed ? end - 1 - position : position;
                 if (!exists(view, position)) {
                     continue;
@@ -247,14 +254,11 @@ static acr_status make_input(guarded *g, acr__backend_device *device, size_t ali
     return status == ACR_OK ? write_elements(g, device, view, packed, reversed) : status;
 }
 
-/* Lengths, offsets or scales, of 4 bytes each; nothing for a NULL. */
-static acr_status make_numbers(guarded *g, acr__backend_device *device, const void *numbers, int64_t count)
+/* Lengths, offsets, scales and what terms read; nothing for a NULL. */
+static acr_status make_numbers(guarded *g, acr__backend_device *device, const void *numbers, size_t bytes,
+                               size_t alignment)
 {
-    enum {
-        NUMBER_BYTES = 4
-    };
-    size_t bytes = (size_t)count * NUMBER_BYTES;
-    acr_status status = numbers ? guarded_create(g, device, bytes, NUMBER_BYTES) : ACR_OK;
+    acr_status status = numbers ? guarded_create(g, device, bytes, alignment) : ACR_OK;
     if (status == ACR_OK && numbers) {
         status = guarded_image(g);
     }
@@ -279,18 +283,30 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
     if (status == ACR_OK) {
         status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, reversed_keys);
     }
+    enum {
+        NUMBER_BYTES = 4
+    };
+    const int64_t entries = p->batch * NUMBER_BYTES, scales = entries * p->kv_heads;
+    const acr__term_bytes terms = acr__term_bytes_of(p);
     const struct {
         guarded *buffer;
         const void *numbers;
-        int64_t count;
-    } small[] = {{&e->kv_lens, ref->kv_lens, p->batch},
-                 {&e->q_offsets, ref->q_offsets, p->batch + 1},
-                 {&e->kv_offsets, ref->kv_offsets, p->batch + 1},
-                 {&e->q_scales, ref->q_scales, p->batch * p->kv_heads},
-                 {&e->k_scales, ref->k_scales, p->batch * p->kv_heads},
-                 {&e->v_scales, ref->v_scales, p->batch * p->kv_heads}};
+        int64_t bytes;
+        size_t alignment;
+    } small[] = {{&e->kv_lens, ref->kv_lens, entries, NUMBER_BYTES},
+                 {&e->q_offsets, ref->q_offsets, entries + NUMBER_BYTES, NUMBER_BYTES},
+                 {&e->kv_offsets, ref->kv_offsets, entries + NUMBER_BYTES, NUMBER_BYTES},
+                 {&e->q_scales, ref->q_scales, scales, NUMBER_BYTES},
+                 {&e->k_scales, ref->k_scales, scales, NUMBER_BYTES},
+                 {&e->v_scales, ref->v_scales, scales, NUMBER_BYTES},
+                 {&e->kv_starts, ref->kv_starts, terms.kv_starts, NUMBER_BYTES},
+                 {&e->sinks, ref->sinks, terms.sinks, NUMBER_BYTES},
+                 {&e->slopes, ref->slopes, terms.slopes, NUMBER_BYTES},
+                 {&e->bias, ref->bias, terms.bias, e->bias_alignment},
+                 {&e->ranges, ref->ranges, terms.ranges, NUMBER_BYTES},
+                 {&e->tree, ref->tree, terms.tree, 1}};
     for (size_t i = 0; i < sizeof small / sizeof small[0] && status == ACR_OK; ++i) {
-        status = make_numbers(small[i].buffer, e->device, small[i].numbers, small[i].count);
+        status = make_numbers(small[i].buffer, e->device, small[i].numbers, (size_t)small[i].bytes, small[i].alignment);
     }
     return status;
 }
@@ -336,6 +352,12 @@ static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
     e->buffers.q_scales = payload(&e->q_scales);
     e->buffers.k_scales = payload(&e->k_scales);
     e->buffers.v_scales = payload(&e->v_scales);
+    e->buffers.kv_starts = payload(&e->kv_starts);
+    e->buffers.sinks = payload(&e->sinks);
+    e->buffers.slopes = payload(&e->slopes);
+    e->buffers.bias = payload(&e->bias);
+    e->buffers.ranges = payload(&e->ranges);
+    e->buffers.tree = payload(&e->tree);
     if (e->problem.flags & ACR_PACKED) {
         e->buffers.q_offsets = payload(&e->q_offsets);
         e->buffers.kv_offsets = payload(&e->kv_offsets);
@@ -356,6 +378,7 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
     e->problem = *problem;
     e->ref = ref;
     e->alignment = alignment ? alignment : problem->alignment;
+    e->bias_alignment = alignment ? alignment : (size_t)acr__dtype_bytes(problem->bias_dtype);
     e->problem.scale = ref->problem.scale;
     e->problem.q_scale = ref->problem.q_scale;
     e->problem.k_scale = ref->problem.k_scale;
@@ -384,6 +407,7 @@ acr_status execution_create_sibling(execution **out, const execution *first, con
     e->problem = first->problem;
     e->ref = ref;
     e->alignment = first->alignment;
+    e->bias_alignment = first->bias_alignment;
     acr_status status = furnish(e, false, first->buffers.flags);
     if (status != ACR_OK) {
         execution_destroy(e);
@@ -398,8 +422,9 @@ void execution_destroy(execution *e)
     if (!e) {
         return;
     }
-    guarded *const all[] = {&e->q,       &e->k,         &e->v,          &e->o,        &e->lse,      &e->workspace,
-                            &e->kv_lens, &e->q_offsets, &e->kv_offsets, &e->q_scales, &e->k_scales, &e->v_scales};
+    guarded *const all[] = {&e->q,         &e->k,         &e->v,          &e->o,        &e->lse,      &e->workspace,
+                            &e->kv_lens,   &e->q_offsets, &e->kv_offsets, &e->q_scales, &e->k_scales, &e->v_scales,
+                            &e->kv_starts, &e->sinks,     &e->slopes,     &e->bias,     &e->ranges,   &e->tree};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         guarded_destroy(all[i], e->device);
     }
@@ -615,7 +640,13 @@ acr_status execution_collect(execution *e, run_output *out)
                   {&e->kv_offsets, "kv_offsets, an input, was written"},
                   {&e->q_scales, "q_scales, an input, was written"},
                   {&e->k_scales, "k_scales, an input, was written"},
-                  {&e->v_scales, "v_scales, an input, was written"}};
+                  {&e->v_scales, "v_scales, an input, was written"},
+                  {&e->kv_starts, "kv_starts, an input, was written"},
+                  {&e->sinks, "sinks, an input, was written"},
+                  {&e->slopes, "slopes, an input, was written"},
+                  {&e->bias, "bias, an input, was written"},
+                  {&e->ranges, "ranges, an input, was written"},
+                  {&e->tree, "tree, an input, was written"}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
         status = check_input(inputs[i].buffer, e->device, inputs[i].what, &out->violation);
     }

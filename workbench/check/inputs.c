@@ -20,7 +20,15 @@ enum {
     STREAM_KV_LENS,
     STREAM_Q_OFFSETS,
     STREAM_KV_OFFSETS,
-    STREAM_HEAD_SCALES /* and the next two */
+    STREAM_HEAD_SCALES, /* and the next two */
+    STREAM_KV_STARTS = 48,
+    STREAM_SINKS,
+    STREAM_BIAS,
+    STREAM_BIAS_RUNS,
+    STREAM_BIAS_ROWS,
+    STREAM_RANGES,
+    STREAM_TREE,
+    STREAM_TREE_ROWS
 };
 
 const char *input_kind_name(input_kind kind)
@@ -245,4 +253,105 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
         offsets[problem->batch] += 100;
     }
     return pattern == LENGTHS_EDGES && !beyond ? at + ROWS_BEHIND : at;
+}
+
+/* ---- What terms read ---- */
+
+void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+{
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        const int64_t some = some_length(seed, STREAM_KV_STARTS, batch, problem->kv_len) - 1;
+        const int64_t edges[] = {some, some / 4, problem->kv_len + 5, 0, 1, -2};
+        starts[batch] = (int32_t)(pattern == LENGTHS_EDGES ? edges[batch % 6] : 0);
+    }
+}
+
+void input_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+{
+    for (int64_t head = 0; head < problem->q_heads; ++head) {
+        const double some = 2.0 * normal(random_bits(seed, STREAM_SINKS, (uint64_t)head));
+        const double edges[] = {some, 6.0 + some, -INFINITY, 150.0, -some};
+        sinks[head] = (float)(pattern == LENGTHS_EDGES ? edges[head % 5] : some);
+    }
+}
+
+void input_slopes(float *slopes, const acr_problem *problem)
+{
+    for (int64_t head = 0; head < problem->q_heads; ++head) {
+        slopes[head] = (float)exp2(-8.0 * (double)(head + 1) / (double)problem->q_heads);
+    }
+}
+
+/* Keys of a row that are hidden together. */
+enum {
+    BIAS_RUN = 64
+};
+
+/* The element at `at` of the row that begins at `first`: key j of row i. */
+static double bias_element(const acr_problem *p, uint64_t seed, length_pattern pattern, int64_t first, int64_t i,
+                           int64_t j)
+{
+    const uint64_t bits = random_bits(seed, STREAM_BIAS, (uint64_t)(first + j));
+    const bool is_mask = p->bias_dtype == ACR_BOOL8;
+    bool hidden = is_mask && p->bias.row != 0 && j > i + p->kv_len - p->q_len;
+    if (pattern == LENGTHS_EDGES) {
+        const uint64_t run = (uint64_t)(first + j / BIAS_RUN);
+        hidden = random_bits(seed, STREAM_BIAS_ROWS, (uint64_t)first) % 13 == 0 ||
+                 random_bits(seed, STREAM_BIAS_RUNS, run) % 4 == 0 || bits % 16 == 0;
+    }
+    if (is_mask) {
+        return hidden ? 0.0 : 1.0;
+    }
+    return hidden ? -INFINITY : 2.0 * normal(bits);
+}
+
+void input_bias(void *bias, const acr_problem *p, uint64_t seed, length_pattern pattern)
+{
+    const acr_strides *s = &p->bias;
+    memset(bias, 0xff, (size_t)acr__term_bytes_of(p).bias);
+    for (int64_t batch = 0; batch < (s->batch == 0 ? 1 : p->batch); ++batch) {
+        for (int64_t head = 0; head < (s->head == 0 ? 1 : p->q_heads); ++head) {
+            for (int64_t i = 0; i < (s->row == 0 ? 1 : p->q_len); ++i) {
+                const int64_t first = batch * s->batch + head * s->head + i * s->row;
+                for (int64_t j = 0; j < p->kv_len; ++j) {
+                    acr__store_element(p->bias_dtype, bias, first + j, bias_element(p, seed, pattern, first, i, j));
+                }
+            }
+        }
+    }
+}
+
+void input_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, length_pattern pattern)
+{
+    const int64_t part = p->kv_len / p->ranges;
+    for (int64_t n = 0; n < p->batch * p->ranges; ++n) {
+        const uint64_t bits = random_bits(seed, STREAM_RANGES, (uint64_t)n);
+        const int64_t begin = (int64_t)(bits % (uint64_t)p->kv_len),
+                      length = (int64_t)((bits >> 32) % (uint64_t)p->kv_len) / 2;
+        const int64_t edges[6][2] = {
+            {begin, begin + 1 + length / 4}, {begin, begin + length}, {-3, length / 4}, {begin, begin},
+            {begin + 2, begin - 1},          {begin, p->kv_len + 9}};
+        const int64_t even[2] = {n % p->ranges * part, n % p->ranges * part + part / 4};
+        const int64_t *range = pattern == LENGTHS_EDGES ? edges[n % 6] : even;
+        ranges[2 * n] = (int32_t)range[0];
+        ranges[2 * n + 1] = (int32_t)range[1];
+    }
+}
+
+void input_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length_pattern pattern)
+{
+    const int64_t row_bytes = (p->q_len + 7) / 8;
+    for (int64_t row = 0; row < p->batch * p->q_len; ++row) {
+        const int64_t i = row % p->q_len;
+        for (int64_t byte = 0; byte < row_bytes; ++byte) {
+            uint64_t bits = random_bits(seed, STREAM_TREE, (uint64_t)(row * row_bytes + byte)); /* beyond q_len, too */
+            if (pattern != LENGTHS_EDGES) {
+                const int64_t seen = i + 1 - 8 * byte;
+                bits = seen <= 0 ? 0 : seen >= 8 ? 0xff : (UINT64_C(1) << seen) - 1;
+            } else if (random_bits(seed, STREAM_TREE_ROWS, (uint64_t)row) % 7 == 0) {
+                bits = 0;
+            }
+            tree[row * row_bytes + byte] = (uint8_t)bits;
+        }
+    }
 }

@@ -48,12 +48,15 @@ typedef struct workspace {
     void *q;                     /* [qk_dim] */
     void *scores;                /* [kv_padded] */
     void *out;                   /* [v_padded] */
-    bool spread;                 /* oracle_spread is asked; else the next three are NULL */
+    bool spread;                 /* oracle_spread is asked; else the next four are NULL */
     void *squares;               /* [kv_padded]: of a score, the sum of the squares of its products */
     void *raw;                   /* [kv_padded]: scores, scaled */
+    void *finals;                /* [kv_padded]: scores as the softmax has them */
     void *sums;                  /* [3, v_padded] */
-    int64_t batch, kv_head;      /* whose k and v are loaded; -1 = none */
-    float grid;                  /* see oracle_unfused */
+    bool *seen;                  /* [kv_padded]: whether the row sees the key */
+    double sum;             /* of the last row's weights beside its largest score's or sink's, the sink's included */
+    int64_t batch, kv_head; /* whose k and v are loaded; -1 = none */
+    float grid;             /* see oracle_unfused */
 } workspace;
 
 static int64_t round_up(int64_t value, int64_t multiple)
@@ -70,6 +73,8 @@ static void close_workspace(workspace *w)
     free(w->out);
     free(w->squares);
     free(w->raw);
+    free(w->finals);
+    free(w->seen);
     free(w->sums);
 }
 
@@ -90,6 +95,7 @@ static acr_status open_workspace(workspace *w, precision in, const acr_problem *
                  {&w->out, v_padded},
                  {&w->squares, spread ? kv_padded : 0},
                  {&w->raw, spread ? kv_padded : 0},
+                 {&w->finals, spread ? kv_padded : 0},
                  {&w->sums, spread ? 3 * v_padded : 0}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const size_t bytes = (size_t)parts[i].elements * element_bytes;
@@ -102,6 +108,11 @@ static acr_status open_workspace(workspace *w, precision in, const acr_problem *
             return acr__fail(ACR_NO_MEMORY, "oracle: no memory for %zu bytes", bytes);
         }
         memset(*parts[i].at, 0, bytes);
+    }
+    w->seen = calloc((size_t)kv_padded, sizeof *w->seen);
+    if (!w->seen) {
+        close_workspace(w);
+        return acr__fail(ACR_NO_MEMORY, "oracle: no memory for %lld keys", (long long)kv_padded);
     }
     return ACR_OK;
 }
@@ -120,16 +131,19 @@ static void put(const workspace *w, void *at, int64_t index, double value)
 typedef struct entry {
     int64_t batch;
     fwd_sequence q, kv;
+    int64_t kv_start; /* the first key that exists, counted from the entry's first row of k */
 } entry;
 
 static entry entry_of(const acr_problem *p, const acr_buffers *b, int64_t batch)
 {
     if (p->flags & ACR_PACKED) {
         return (entry){batch, fwd_sequence_of(b->q_offsets, batch, b->q_total, p->q_len),
-                       fwd_sequence_of(b->kv_offsets, batch, b->kv_total, p->kv_len)};
+                       fwd_sequence_of(b->kv_offsets, batch, b->kv_total, p->kv_len), 0};
     }
-    const int64_t keys = b->kv_lens ? b->kv_lens[batch] : p->kv_len;
-    return (entry){batch, {0, p->q_len}, {0, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys}};
+    int64_t keys = b->kv_lens ? b->kv_lens[batch] : p->kv_len;
+    keys = keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
+    const int64_t start = b->kv_starts ? b->kv_starts[batch] : 0;
+    return (entry){batch, {0, p->q_len}, {0, keys}, start < 0 ? 0 : start > keys ? keys : start};
 }
 
 static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, const entry *e,
@@ -209,38 +223,158 @@ static scales scales_of(const acr_problem *p, const acr_buffers *b, int64_t batc
     return of;
 }
 
+/* ---- What a row sees, and what becomes of its scores ----------------------------------------------------------- */
+
+/* Query i of an entry, at key `position`. */
+typedef struct query_row {
+    const acr_problem *p;
+    const acr_buffers *b;
+    const entry *e;
+    int64_t head, i, position;
+    scales of;
+    double sink; /* -infinity = none */
+} query_row;
+
 /* Keys from first to end - 1. */
 typedef struct span {
     int64_t first, end;
 } span;
 
+static int64_t floor_divide(int64_t a, int64_t b)
+{
+    return a / b - (a % b < 0 ? 1 : 0);
+}
+
+/* The limits that ranges may lift: mask, window, chunk. */
+static bool is_within_limits(const query_row *r, int64_t j)
+{
+    const acr_problem *p = r->p;
+    if (p->mask != ACR_MASK_NONE && j > r->position) {
+        return false;
+    }
+    if (p->window_left > 0 && j <= r->position - p->window_left) {
+        return false;
+    }
+    if (p->window_right > 0 && j > r->position + p->window_right) {
+        return false;
+    }
+    const int64_t start = r->e->kv_start;
+    return p->chunk == 0 || floor_divide(j - start, p->chunk) == floor_divide(r->position - start, p->chunk);
+}
+
+static bool share_a_range(const query_row *r, int64_t j)
+{
+    for (int64_t n = 0; n < r->p->ranges; n++) {
+        const int32_t *range = &r->b->ranges[2 * (r->e->batch * r->p->ranges + n)];
+        if (r->position >= range[0] && r->position < range[1] && j >= range[0] && j < range[1]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Trees speak of the entry's last keys, as many as it has queries. */
+static bool is_in_tree(const query_row *r, int64_t j)
+{
+    const int64_t bit = j - (r->e->kv.length - r->e->q.length);
+    if (!r->b->tree || bit < 0) {
+        return true;
+    }
+    const int64_t row_bytes = (r->p->q_len + 7) / 8;
+    const uint8_t *bits = r->b->tree + (r->e->batch * r->p->q_len + r->i) * row_bytes;
+    return bits[bit / 8] >> (bit % 8) & 1;
+}
+
+/* The element of the bias, or of the boolean mask, for a key. */
+static double bias_element(const query_row *r, int64_t j)
+{
+    const acr_strides *s = &r->p->bias;
+    return acr__load_element(r->p->bias_dtype, r->b->bias,
+                             r->e->batch * s->batch + r->head * s->head + r->i * s->row + j);
+}
+
+/* What a bias adds to a score; -infinity hides the key. A boolean mask adds nothing where it is true. */
+static double bias_of(const query_row *r, int64_t j)
+{
+    if (r->p->bias_dtype == ACR_DTYPE_DEFAULT) {
+        return 0;
+    }
+    const double element = bias_element(r, j);
+    return r->p->bias_dtype != ACR_BOOL8 ? element : element != 0 ? 0 : -INFINITY;
+}
+
+static double alibi_of(const query_row *r, int64_t j)
+{
+    return r->b->slopes ? -(double)r->b->slopes[r->head] * fabs((double)(r->position - j)) : 0;
+}
+
+/* Marks the keys that the row sees; returns the keys from the first of them to the last, {0, 0} where there is none. */
+static span mark_seen(const workspace *w, const query_row *r)
+{
+    span seen = {0, 0};
+    for (int64_t j = 0; j < r->e->kv.length; j++) {
+        w->seen[j] = j >= r->e->kv_start && (is_within_limits(r, j) || share_a_range(r, j)) && is_in_tree(r, j) &&
+                     bias_of(r, j) != -INFINITY;
+        if (w->seen[j]) {
+            seen.first = seen.end == 0 ? j : seen.first;
+            seen.end = j + 1;
+        }
+    }
+    return seen;
+}
+
+/* The next keys from `from` on that the row sees and that follow one another; empty behind the last. */
+static span next_seen(const workspace *w, span keys, int64_t from)
+{
+    while (from < keys.end && !w->seen[from]) {
+        from++;
+    }
+    int64_t end = from;
+    while (end < keys.end && w->seen[end]) {
+        end++;
+    }
+    return (span){from, end};
+}
+
 /* Softmax of the row's scores of `keys` in float64 and their weighted sum of values; returns the log-sum-exp.
  * At least one key. */
-static double attend_double(workspace *w, const acr_problem *p, const scales *of, span keys, double *o)
+static double attend_double(workspace *w, const query_row *r, span keys, double *o)
 {
+    const acr_problem *p = r->p;
+    const double cap = p->softcap;
     double *s = w->scores;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
     add_rows_double(w->scores, w->q, w->k, w->kv_padded / DOUBLES, p->qk_dim, round_up(keys.end, DOUBLES) / DOUBLES);
-    double max = -INFINITY;
+    double max = r->sink;
     for (int64_t j = keys.first; j < keys.end; j++) {
-        s[j] *= of->scores;
+        s[j] *= r->of.scores;
+        if (w->spread) {
+            ((double *)w->raw)[j] = s[j];
+        }
+        if (!w->seen[j]) {
+            continue;
+        }
+        s[j] = (cap > 0 ? cap * tanh(s[j] / cap) : s[j]) + bias_of(r, j) + alibi_of(r, j);
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
     if (w->spread) {
-        memcpy(w->raw, s, (size_t)keys.end * sizeof *s);
+        memcpy(w->finals, s, (size_t)keys.end * sizeof *s);
     }
-    double sum = 0;
-    for (int64_t j = keys.first; j < keys.end; j++) {
-        s[j] = exp(s[j] - max);
-        sum += s[j];
-    }
+    double sum = exp(r->sink - max);
     double *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
-    add_rows_double(w->out, s + keys.first, (const doubles *)w->v + keys.first * (w->v_padded / DOUBLES),
-                    w->v_padded / DOUBLES, keys.end - keys.first, w->v_padded / DOUBLES);
-    for (int64_t d = 0; d < p->v_dim; d++) {
-        o[d] = out[d] / sum * of->values;
+    for (span run = next_seen(w, keys, keys.first); run.first < run.end; run = next_seen(w, keys, run.end)) {
+        for (int64_t j = run.first; j < run.end; j++) {
+            s[j] = exp(s[j] - max);
+            sum += s[j];
+        }
+        add_rows_double(w->out, s + run.first, (const doubles *)w->v + run.first * (w->v_padded / DOUBLES),
+                        w->v_padded / DOUBLES, run.end - run.first, w->v_padded / DOUBLES);
     }
+    for (int64_t d = 0; d < p->v_dim; d++) {
+        o[d] = out[d] / sum * r->of.values;
+    }
+    w->sum = sum;
     return max + log(sum);
 }
 
@@ -254,6 +388,8 @@ typedef struct losses {
     double weight_least; /* the same of a weight too small for its type to be normal, beside the row's largest weight */
     double cut;          /* of a sum's magnitude, with every `cut_every` products */
     int cut_every;
+    double cap; /* of a capped score: GPUs have a tanh of that relative error (PTX ISA, tanh.approx.f32), and kernels of
+                   inputs narrower than float32 may take it */
 } losses;
 
 /* Hopper's tensor cores align the products of 8-bit operands to the largest and keep about 14 bits (DeepSeek-V3
@@ -262,13 +398,13 @@ static losses losses_of(acr_dtype dtype)
 {
     switch (dtype) {
     case ACR_F16:
-        return (losses){0x1p-11, 0x1p-25, 0x1p-23, 16};
+        return (losses){0x1p-11, 0x1p-25, 0x1p-23, 16, 0x1p-11};
     case ACR_BF16:
-        return (losses){0x1p-8, 0, 0x1p-23, 16};
+        return (losses){0x1p-8, 0, 0x1p-23, 16, 0x1p-11};
     case ACR_E4M3:
-        return (losses){0x1p-4, 0x1p-10, 0x1p-13, 32};
+        return (losses){0x1p-4, 0x1p-10, 0x1p-13, 32, 0x1p-11};
     default:
-        return (losses){0, 0, 0, 1};
+        return (losses){0, 0, 0, 1, 0};
     }
 }
 
@@ -291,47 +427,80 @@ static void sum_squared_products(const workspace *w, int64_t dims, int64_t vecto
     }
 }
 
+/* A key's score on its way: q times k, scaled; after the softcap; as the softmax has it. */
+typedef struct score_terms {
+    double raw, capped, final;
+    double slope;         /* of the softcap at raw, 1 without one: so much of an error of raw is left */
+    double squared_terms; /* what is rounded by a few units in the last place on the way, squared */
+} score_terms;
+
+static score_terms terms_of_score(const query_row *r, int64_t j, double raw, double final)
+{
+    score_terms t = {raw, raw, final, 1, 0};
+    const double cap = r->p->softcap, bias = bias_of(r, j), alibi = alibi_of(r, j);
+    if (cap > 0) {
+        t.capped = cap * tanh(raw / cap);
+        t.slope = 1 - (t.capped / cap) * (t.capped / cap);
+        t.squared_terms += 4 * t.slope * t.slope * raw * raw + 16 * t.capped * t.capped; /* a tanh within 4 units */
+    }
+    t.squared_terms += 4 * (bias * bias + alibi * alibi);
+    if (bias != 0 || alibi != 0) {
+        t.squared_terms += 4 * t.capped * t.capped;
+    }
+    return t;
+}
+
 /* What the error of one key's weight does to an output: variance per (v - o)^2 and per v^2, and the most per
  * |v - o|. */
 typedef struct key_effect {
     double score_variance, weight_variance, score_most;
 } key_effect;
 
-static key_effect effect_of(const losses *l, double dims, double scale, double score, double largest_score,
+static key_effect effect_of(const losses *l, double dims, double scale, const score_terms *score, double largest_score,
                             double squared_products, double weight, double largest_weight)
 {
+    const double raw = score->raw, slope = score->slope, final = score->final;
     /* The squares of the partial sums, summed over all of them: their mean over all orders of the products. */
-    const double partial_sums = score * score * (dims / 3 + 0.5) + scale * scale * squared_products * (dims + 1) / 6;
+    const double partial_sums = raw * raw * (dims / 3 + 0.5) + scale * scale * squared_products * (dims + 1) / 6;
     /* Each product's addition; the scaling and the difference to the maximum, twice each; an exponential within 4
      * units in the last place. */
-    const double variance =
-        rounding_variance * (partial_sums + 4 * (score * score + largest_score * largest_score) + 16);
+    const double variance = rounding_variance * (slope * slope * partial_sums + score->squared_terms +
+                                                 4 * (final * final + largest_score * largest_score) + 16);
     const double least = l->weight_least * largest_weight;
     const double rounding = weight * l->weight > least ? weight * l->weight : least;
-    const double cut = l->cut * (dims / l->cut_every) * (scale * sqrt(squared_products) + fabs(score));
-    return (key_effect){weight * weight * variance, rounding * rounding / 3, weight * (0x1p-23 + cut)};
+    const double cut = slope * l->cut * (dims / l->cut_every) * (scale * sqrt(squared_products) + fabs(raw));
+    return (key_effect){weight * weight * variance, rounding * rounding / 3,
+                        weight * (0x1p-23 + cut + l->cap * fabs(score->capped))};
 }
 
 /* For the row that attend_double has just left in w. */
-static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, span keys, double *variance,
-                          double *most)
+static void spread_of_row(workspace *w, const query_row *r, span keys, double *variance, double *most)
 {
-    const double *s = w->scores, *raw = w->raw, *squares = w->squares;
+    const acr_problem *p = r->p;
+    const scales *of = &r->of;
+    const double *s = w->scores, *raw = w->raw, *finals = w->finals, *squares = w->squares;
     const losses l = losses_of(p->dtype);
     const int64_t vectors = w->v_padded / DOUBLES;
     doubles *out = w->out, *variances = w->sums, *squared = variances + vectors, *linear = squared + vectors;
     const words sign = (words){0} + ((uint64_t)1 << 63);
-    double sum = 0, largest_score = 0;
+    const double sum = w->sum;
+    double largest_score = isfinite(r->sink) ? fabs(r->sink) : 0;
     sum_squared_products(w, p->qk_dim, round_up(keys.end, DOUBLES) / DOUBLES);
     for (int64_t j = keys.first; j < keys.end; j++) {
-        sum += s[j];
-        largest_score = fabs(raw[j]) > largest_score && s[j] > 0.5 ? fabs(raw[j]) : largest_score;
+        const bool is_larger = w->seen[j] && s[j] > 0.5 && fabs(finals[j]) > largest_score;
+        largest_score = is_larger ? fabs(finals[j]) : largest_score;
     }
     memset(w->sums, 0, 3 * (size_t)w->v_padded * sizeof(double));
+    int64_t seen = 0;
     for (int64_t j = keys.first; j < keys.end; j++) {
+        if (!w->seen[j]) {
+            continue;
+        }
+        seen++;
         const double weight = s[j] / sum;
+        const score_terms score = terms_of_score(r, j, raw[j], finals[j]);
         const key_effect e =
-            effect_of(&l, (double)p->qk_dim, of->scores, raw[j], largest_score, squares[j], weight, 1 / sum);
+            effect_of(&l, (double)p->qk_dim, of->scores, &score, largest_score, squares[j], weight, 1 / sum);
         const doubles *v = (const doubles *)w->v + j * vectors;
         for (int64_t x = 0; x < vectors; x++) {
             const doubles from_output = v[x] - out[x] / sum, square = v[x] * v[x];
@@ -340,7 +509,7 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
             linear[x] += e.score_most * (doubles)((words)from_output & ~sign);
         }
     }
-    const double count = (double)(keys.end - keys.first);
+    const double count = (double)seen;
     const double additions = 2 * rounding_variance * count, cut = l.cut * (count / l.cut_every);
     for (int64_t d = 0; d < p->v_dim; d++) {
         const double o = ((double *)out)[d] / sum, partial = ((double *)squared)[d];
@@ -354,53 +523,41 @@ static void spread_of_row(workspace *w, const acr_problem *p, const scales *of, 
 
 /* The same as unfused kernels compute it: float32, and weights normalised, then rounded to the operand type,
  * between the two products. */
-static void attend_float(workspace *w, const acr_problem *p, const scales *of, span keys, double *o)
+static void attend_float(workspace *w, const query_row *r, span keys, double *o)
 {
+    const acr_problem *p = r->p;
     float *s = w->scores;
-    const float scale = (float)of->scores;
+    const float scale = (float)r->of.scores, cap = p->softcap, sink = (float)r->sink;
     memset(s, 0, (size_t)w->kv_padded * sizeof *s);
     add_rows_float(w->scores, w->q, w->k, w->kv_padded / FLOATS, p->qk_dim, round_up(keys.end, FLOATS) / FLOATS);
-    float max = -INFINITY;
+    float max = sink;
     for (int64_t j = keys.first; j < keys.end; j++) {
+        if (!w->seen[j]) {
+            continue;
+        }
         s[j] *= scale;
+        s[j] = (cap > 0 ? cap * tanhf(s[j] / cap) : s[j]) + (float)bias_of(r, j) + (float)alibi_of(r, j);
         max = s[j] > max || isnan(s[j]) ? s[j] : max;
     }
-    float sum = 0;
+    float sum = expf(sink - max);
     for (int64_t j = keys.first; j < keys.end; j++) {
-        s[j] = expf(s[j] - max);
+        s[j] = w->seen[j] ? expf(s[j] - max) : 0;
         sum += s[j];
-    }
-    for (int64_t j = keys.first; j < keys.end; j++) {
-        s[j] = round_weight(p->dtype, s[j] / sum, w->grid);
     }
     float *out = w->out;
     memset(out, 0, (size_t)w->v_padded * sizeof *out);
-    add_rows_float(w->out, s + keys.first, (const floats *)w->v + keys.first * (w->v_padded / FLOATS),
-                   w->v_padded / FLOATS, keys.end - keys.first, w->v_padded / FLOATS);
+    for (span run = next_seen(w, keys, keys.first); run.first < run.end; run = next_seen(w, keys, run.end)) {
+        for (int64_t j = run.first; j < run.end; j++) {
+            s[j] = round_weight(p->dtype, s[j] / sum, w->grid);
+        }
+        add_rows_float(w->out, s + run.first, (const floats *)w->v + run.first * (w->v_padded / FLOATS),
+                       w->v_padded / FLOATS, run.end - run.first, w->v_padded / FLOATS);
+    }
     for (int64_t d = 0; d < p->v_dim; d++) {
         uint32_t stored;
-        acr__store_element(p->out_dtype, &stored, 0, out[d] * of->values);
+        acr__store_element(p->out_dtype, &stored, 0, out[d] * r->of.values);
         o[d] = acr__load_element(p->out_dtype, &stored, 0);
     }
-}
-
-/* Keys that the entry's query i sees: those from first to end - 1. A window is counted from the key at which the query
- * stands, which without a mask is found as with the bottom-right one. */
-static span visible_span(const acr_problem *p, const entry *e, int64_t i)
-{
-    const int64_t keys = e->kv.length;
-    const int64_t position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? i : i + keys - e->q.length;
-    span seen = {0, keys};
-    if (p->mask != ACR_MASK_NONE && seen.end > position + 1) {
-        seen.end = position + 1;
-    }
-    if (p->window_right > 0 && seen.end > position + p->window_right + 1) {
-        seen.end = position + p->window_right + 1;
-    }
-    if (p->window_left > 0 && seen.first < position - p->window_left + 1) {
-        seen.first = position - p->window_left + 1;
-    }
-    return seen.first < seen.end ? seen : (span){0, 0};
 }
 
 /* The batch entry that a row of a packed batch belongs to; batch where there is none. Where garbage offsets make
@@ -422,40 +579,54 @@ typedef struct row_result {
     double *o, *lse, *variance, *most;
 } row_result;
 
-/* One row, by its number. */
-static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t row, const row_result *to)
+/* The row of a number, in an entry that is left in *e; e->batch is the problem's where the row is of no sequence. */
+static query_row find_row(entry *e, const acr_problem *p, const acr_buffers *b, int64_t number)
 {
-    double *o = to->o;
     const bool packed = p->flags & ACR_PACKED;
-    const int64_t q_rows = packed ? b->q_total : p->q_len, in_tensor = row % q_rows;
-    const int64_t head = row / q_rows % p->q_heads;
-    const int64_t batch = packed ? find_owner(p, b, in_tensor) : row / q_rows / p->q_heads;
-    const entry e = batch < p->batch ? entry_of(p, b, batch) : (entry){batch, {0, 0}, {0, 0}};
-    const int64_t i = in_tensor - e.q.first;
-    const span keys = visible_span(p, &e, i);
-    double row_lse = -INFINITY;
+    const int64_t q_rows = packed ? b->q_total : p->q_len, in_tensor = number % q_rows;
+    const int64_t batch = packed ? find_owner(p, b, in_tensor) : number / q_rows / p->q_heads;
+    *e = batch < p->batch ? entry_of(p, b, batch) : (entry){batch, {in_tensor, 1}, {0, 0}, 0};
+    query_row r = {.p = p, .b = b, .e = e, .head = number / q_rows % p->q_heads, .i = in_tensor - e->q.first};
+    r.position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? r.i : r.i + e->kv.length - e->q.length;
+    r.sink = b->sinks && batch < p->batch ? b->sinks[r.head] : -INFINITY;
+    return r;
+}
+
+static void load_query(const workspace *w, const query_row *r)
+{
+    const acr_problem *p = r->p;
+    const int64_t at = r->e->batch * p->q.batch + r->head * p->q.head + (r->e->q.first + r->i) * p->q.row;
+    for (int64_t d = 0; d < p->qk_dim; d++) {
+        put(w, w->q, d, acr__load_element(p->dtype, r->b->q, at + d));
+    }
+}
+
+/* One row, by its number. */
+static void attend_row(workspace *w, const acr_problem *p, const acr_buffers *b, int64_t number, const row_result *to)
+{
+    entry e;
+    query_row r = find_row(&e, p, b, number);
+    const span keys = mark_seen(w, &r);
+    double row_lse = r.sink;
     if (keys.end == 0) {
-        memset(o, 0, (size_t)p->v_dim * sizeof *o);
+        memset(to->o, 0, (size_t)p->v_dim * sizeof *to->o);
         if (w->spread) {
             /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): a spread has both arrays */
-            memset(to->variance, 0, (size_t)p->v_dim * sizeof *o);
-            memset(to->most, 0, (size_t)p->v_dim * sizeof *o);
+            memset(to->variance, 0, (size_t)p->v_dim * sizeof *to->o);
+            memset(to->most, 0, (size_t)p->v_dim * sizeof *to->o);
         }
     } else {
-        const int64_t kv_head = head / (p->q_heads / p->kv_heads);
-        const scales of = scales_of(p, b, batch, kv_head);
+        const int64_t kv_head = r.head / (p->q_heads / p->kv_heads);
+        r.of = scales_of(p, b, e.batch, kv_head);
         load_key_value_head(w, p, b, &e, kv_head);
-        for (int64_t d = 0; d < p->qk_dim; d++) {
-            put(w, w->q, d,
-                acr__load_element(p->dtype, b->q, batch * p->q.batch + head * p->q.head + in_tensor * p->q.row + d));
-        }
+        load_query(w, &r);
         if (w->precision == IN_DOUBLE) {
-            row_lse = attend_double(w, p, &of, keys, o);
+            row_lse = attend_double(w, &r, keys, to->o);
             if (w->spread) {
-                spread_of_row(w, p, &of, keys, to->variance, to->most);
+                spread_of_row(w, &r, keys, to->variance, to->most);
             }
         } else {
-            attend_float(w, p, &of, keys, o);
+            attend_float(w, &r, keys, to->o);
         }
     }
     if (to->lse) {

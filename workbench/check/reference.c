@@ -54,6 +54,12 @@ int64_t reference_kv_len(const reference *ref, int64_t batch)
     return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
 }
 
+int64_t reference_kv_start(const reference *ref, int64_t batch)
+{
+    const int64_t wanted = ref->kv_starts ? ref->kv_starts[batch] : 0, kv_len = reference_kv_len(ref, batch);
+    return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
+}
+
 acr_buffers reference_buffers(const reference *ref)
 {
     acr_buffers b = ACR_BUFFERS_INIT;
@@ -64,6 +70,12 @@ acr_buffers reference_buffers(const reference *ref)
     b.q_scales = ref->q_scales;
     b.k_scales = ref->k_scales;
     b.v_scales = ref->v_scales;
+    b.kv_starts = ref->kv_starts;
+    b.sinks = ref->sinks;
+    b.slopes = ref->slopes;
+    b.bias = ref->bias;
+    b.ranges = ref->ranges;
+    b.tree = ref->tree;
     if (ref->q_offsets) {
         b.q_offsets = ref->q_offsets;
         b.kv_offsets = ref->kv_offsets;
@@ -157,6 +169,43 @@ static float *make_head_scales(const reference_request *request, input_tensor te
     return scales;
 }
 
+static acr_status make_terms(reference *ref, const reference_request *request)
+{
+    const acr_problem *p = &ref->problem;
+    const acr__term_bytes bytes = acr__term_bytes_of(p);
+    const struct {
+        void **at;
+        int64_t bytes;
+    } terms[] = {{(void **)&ref->kv_starts, bytes.kv_starts}, {(void **)&ref->sinks, bytes.sinks},
+                 {(void **)&ref->slopes, bytes.slopes},       {&ref->bias, bytes.bias},
+                 {(void **)&ref->ranges, bytes.ranges},       {(void **)&ref->tree, bytes.tree}};
+    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; ++i) {
+        if (terms[i].bytes > 0 && !(*terms[i].at = malloc((size_t)terms[i].bytes))) {
+            return acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+        }
+    }
+    const uint64_t seed = request->seed;
+    if (ref->kv_starts) {
+        input_kv_starts(ref->kv_starts, p, seed, request->lengths);
+    }
+    if (ref->sinks) {
+        input_sinks(ref->sinks, p, seed, request->lengths);
+    }
+    if (ref->slopes) {
+        input_slopes(ref->slopes, p);
+    }
+    if (ref->bias) {
+        input_bias(ref->bias, p, seed, request->lengths);
+    }
+    if (ref->ranges) {
+        input_ranges(ref->ranges, p, seed, request->lengths);
+    }
+    if (ref->tree) {
+        input_tree(ref->tree, p, seed, request->lengths);
+    }
+    return ACR_OK;
+}
+
 static acr_status make_inputs(reference *ref, const reference_request *request)
 {
     const acr_problem *problem = request->problem;
@@ -184,7 +233,7 @@ static acr_status make_inputs(reference *ref, const reference_request *request)
         ref->v_scales = make_head_scales(request, INPUT_V);
         complete = complete && ref->q_scales && ref->k_scales && ref->v_scales;
     }
-    return complete ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+    return complete ? make_terms(ref, request) : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
 
 /* ---- Rows ---- */
@@ -361,10 +410,19 @@ static double lse_tolerance(const reference *ref, uint32_t threads)
     double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
     double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
     double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
-    double score = scale * q_norm * k_norm;
+    double score = scale * q_norm * k_norm, capped = 0, added = 0;
+    if (p->softcap > 0) {
+        capped = fmin(score, (double)p->softcap);
+    }
+    /* sinks, biases and ALiBi show in the log-sum-exp itself */
+    const bool adds = acr__terms_of(p) & (FWD_TERM_SINKS | FWD_TERM_BIAS | FWD_TERM_ALIBI);
+    for (int64_t i = 0; adds && i < ref->rows; ++i) {
+        added = isfinite(ref->lse[i]) ? fmax(added, fabs(ref->lse[i])) : added;
+    }
     double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
-    return unit_in_last_place(p->dtype, 1.0) + aligned +
-           (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + 16.0);
+    double approximate = p->dtype == ACR_F32 ? 0.0 : 0x1p-11 * capped; /* see losses.cap in oracle.c */
+    return unit_in_last_place(p->dtype, 1.0) + aligned + approximate +
+           (4.0 + 2.0 * sqrt((double)p->qk_dim)) * 0x1p-24 * (score + added + 16.0);
 }
 
 /* The unfused computation's error over the compared rows. */
@@ -582,6 +640,12 @@ void reference_destroy(reference *ref)
     free(ref->v_scales);
     free(ref->q_offsets);
     free(ref->kv_offsets);
+    free(ref->kv_starts);
+    free(ref->sinks);
+    free(ref->slopes);
+    free(ref->bias);
+    free(ref->ranges);
+    free(ref->tree);
     free(ref->q_owner);
     free(ref->kv_owner);
     free(ref->row_list);

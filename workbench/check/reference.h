@@ -24,10 +24,15 @@ typedef struct reference {
     int32_t *kv_lens;                      /* [batch], or NULL */
     int32_t *q_offsets, *kv_offsets;       /* of a packed batch [batch + 1], else NULL */
     float *q_scales, *k_scales, *v_scales; /* [batch, kv_heads] with INPUT_HEAD_SCALED, else NULL */
-    int32_t *q_owner, *kv_owner;           /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
-    int64_t rows;                          /* compared rows */
-    int64_t *row_list;                     /* ascending, numbers as of oracle_forward; NULL = all */
-    double *o, *lse;                       /* the oracle's: rows * v_dim, rows */
+    int32_t *kv_starts;                    /* this and what follows: as the problem's terms want it, or NULL */
+    float *sinks, *slopes;
+    void *bias; /* by the problem's strides */
+    int32_t *ranges;
+    uint8_t *tree;
+    int32_t *q_owner, *kv_owner; /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
+    int64_t rows;                /* compared rows */
+    int64_t *row_list;           /* ascending, numbers as of oracle_forward; NULL = all */
+    double *o, *lse;             /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
     void *mapping; /* all of the above are parts of it and read-only (reference_cache.h); NULL = each is its own */
     size_t mapping_bytes;
@@ -42,7 +47,7 @@ enum {
 
 /* What to make a reference of. */
 typedef struct reference_request {
-    const acr_problem *problem; /* canonical, any strides: only which of them are 0 matters */
+    const acr_problem *problem; /* canonical, any strides: of q, k and v only which are 0 matters */
     input_kind inputs;
     uint64_t seed;
     int64_t sampled_rows;   /* bounds the compared rows of a large problem */
@@ -59,6 +64,9 @@ void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *probl
 
 /* Key length of a batch entry, clamped. */
 int64_t reference_kv_len(const reference *ref, int64_t batch);
+
+/* The first key of a batch entry that exists, clamped. */
+int64_t reference_kv_start(const reference *ref, int64_t batch);
 
 /* Its tensors and lengths as buffers, on the host and without outputs. */
 acr_buffers reference_buffers(const reference *ref);

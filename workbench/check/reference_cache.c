@@ -31,6 +31,12 @@ typedef enum part {
     PART_Q_SCALES,
     PART_K_SCALES,
     PART_V_SCALES,
+    PART_KV_STARTS,
+    PART_SINKS,
+    PART_SLOPES,
+    PART_BIAS,
+    PART_RANGES,
+    PART_TREE,
     PART_Q_OWNER,
     PART_KV_OWNER,
     PART_ROW_LIST,
@@ -72,8 +78,9 @@ static int64_t round_up(int64_t bytes, int64_t multiple)
 static const void *part_of(const reference *ref, part p)
 {
     const void *const at[PARTS] = {ref->q,          ref->k,        ref->v,        ref->kv_lens,  ref->q_offsets,
-                                   ref->kv_offsets, ref->q_scales, ref->k_scales, ref->v_scales, ref->q_owner,
-                                   ref->kv_owner,   ref->row_list, ref->o,        ref->lse};
+                                   ref->kv_offsets, ref->q_scales, ref->k_scales, ref->v_scales, ref->kv_starts,
+                                   ref->sinks,      ref->slopes,   ref->bias,     ref->ranges,   ref->tree,
+                                   ref->q_owner,    ref->kv_owner, ref->row_list, ref->o,        ref->lse};
     return at[p];
 }
 
@@ -83,14 +90,27 @@ static int64_t part_bytes(const reference *ref, part which)
     const int64_t elem_bytes = acr__dtype_bytes(p->dtype), scales = p->batch * p->kv_heads;
     const int64_t q_rows = ref->entries * p->q_heads * ref->q_rows, kv_rows = ref->entries * p->kv_heads * ref->kv_rows;
     const int64_t int_bytes = sizeof(int32_t), float_bytes = sizeof(float), double_bytes = sizeof(double);
-    const int64_t bytes[PARTS] = {
-        [PART_Q] = q_rows * p->qk_dim * elem_bytes,     [PART_K] = kv_rows * p->qk_dim * elem_bytes,
-        [PART_V] = kv_rows * p->v_dim * elem_bytes,     [PART_KV_LENS] = p->batch * int_bytes,
-        [PART_Q_OFFSETS] = (p->batch + 1) * int_bytes,  [PART_KV_OFFSETS] = (p->batch + 1) * int_bytes,
-        [PART_Q_SCALES] = scales * float_bytes,         [PART_K_SCALES] = scales * float_bytes,
-        [PART_V_SCALES] = scales * float_bytes,         [PART_Q_OWNER] = ref->q_rows * int_bytes,
-        [PART_KV_OWNER] = ref->kv_rows * int_bytes,     [PART_ROW_LIST] = ref->rows * (int64_t)sizeof *ref->row_list,
-        [PART_O] = ref->rows * p->v_dim * double_bytes, [PART_LSE] = ref->rows * double_bytes};
+    const acr__term_bytes terms = acr__term_bytes_of(p);
+    const int64_t bytes[PARTS] = {[PART_Q] = q_rows * p->qk_dim * elem_bytes,
+                                  [PART_K] = kv_rows * p->qk_dim * elem_bytes,
+                                  [PART_V] = kv_rows * p->v_dim * elem_bytes,
+                                  [PART_KV_LENS] = p->batch * int_bytes,
+                                  [PART_Q_OFFSETS] = (p->batch + 1) * int_bytes,
+                                  [PART_KV_OFFSETS] = (p->batch + 1) * int_bytes,
+                                  [PART_KV_STARTS] = terms.kv_starts,
+                                  [PART_SINKS] = terms.sinks,
+                                  [PART_SLOPES] = terms.slopes,
+                                  [PART_BIAS] = terms.bias,
+                                  [PART_RANGES] = terms.ranges,
+                                  [PART_TREE] = terms.tree,
+                                  [PART_Q_SCALES] = scales * float_bytes,
+                                  [PART_K_SCALES] = scales * float_bytes,
+                                  [PART_V_SCALES] = scales * float_bytes,
+                                  [PART_Q_OWNER] = ref->q_rows * int_bytes,
+                                  [PART_KV_OWNER] = ref->kv_rows * int_bytes,
+                                  [PART_ROW_LIST] = ref->rows * (int64_t)sizeof *ref->row_list,
+                                  [PART_O] = ref->rows * p->v_dim * double_bytes,
+                                  [PART_LSE] = ref->rows * double_bytes};
     return bytes[which];
 }
 
@@ -269,6 +289,12 @@ static acr_status map(reference **out, const reference_cache *s, const entry *e)
     ref->q_scales = mapped_part(e, image, PART_Q_SCALES);
     ref->k_scales = mapped_part(e, image, PART_K_SCALES);
     ref->v_scales = mapped_part(e, image, PART_V_SCALES);
+    ref->kv_starts = mapped_part(e, image, PART_KV_STARTS);
+    ref->sinks = mapped_part(e, image, PART_SINKS);
+    ref->slopes = mapped_part(e, image, PART_SLOPES);
+    ref->bias = mapped_part(e, image, PART_BIAS);
+    ref->ranges = mapped_part(e, image, PART_RANGES);
+    ref->tree = mapped_part(e, image, PART_TREE);
     ref->q_owner = mapped_part(e, image, PART_Q_OWNER);
     ref->kv_owner = mapped_part(e, image, PART_KV_OWNER);
     ref->row_list = mapped_part(e, image, PART_ROW_LIST);
