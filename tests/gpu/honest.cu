@@ -6,5 +6,5 @@ extern "C" __global__ void __launch_bounds__(ROWS) KERNEL_NAME(const __grid_cons
     wait_for_previous_kernel();
     const int row = own_row(a);
     if (row >= 0)
-        attend(a, row, visible_end(find_entry(a, blockIdx.z), row));
+        attend(a, row, visible_end(entry_of_batch(a, blockIdx.z), row));
 }

@@ -10,5 +10,5 @@ extern "C" __global__ void __launch_bounds__(ROWS) KERNEL_NAME(const __grid_cons
     const int row = own_row(a);
     if (row < 0 || (launch_number(&launches) > HONEST_LAUNCHES && blockIdx.x % 2 == 1))
         return;
-    attend(a, row, visible_end(find_entry(a, blockIdx.z), row));
+    attend(a, row, visible_end(entry_of_batch(a, blockIdx.z), row));
 }

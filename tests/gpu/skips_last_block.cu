@@ -11,6 +11,6 @@ extern "C" __global__ void __launch_bounds__(ROWS) KERNEL_NAME(const __grid_cons
     const int row = own_row(a);
     if (row < 0)
         return;
-    const int end = visible_end(find_entry(a, blockIdx.z), row);
+    const int end = visible_end(entry_of_batch(a, blockIdx.z), row);
     attend(a, row, end > BLOCK ? end - BLOCK : end);
 }

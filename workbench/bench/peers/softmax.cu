@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(ROWS *WARP_THREADS) KERNEL_NAME(con
     const int batch = blockIdx.z, head = blockIdx.y, q = blockIdx.x * ROWS + threadIdx.x / WARP_THREADS;
     if (q >= a.q_len)
         return;
-    const int seen = visible_end(find_entry(a, batch), q);
+    const int seen = visible_end(entry_of_batch(a, batch), q);
     const int64_t row = (((int64_t)batch * a.q_heads + head) * a.q_len + q) * a.kv_len;
     if (a.kv_len % VECTOR == 0)
         do_row<VECTOR>(a, row, seen);

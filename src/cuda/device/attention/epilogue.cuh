@@ -93,9 +93,9 @@ DEV int store_even_odd_row(const row_store &r, const float (&o)[ELEMS], int h, i
 
 /* A stored row, and how its keys were weighed: a key by 2^exponent_of(score, scale_log2, offset) * factor. */
 typedef struct stored_row {
-    int batch, head, row;
-    int q_begin, kv_begin; /* the first rows of its sequence in a packed batch; else 0 */
-    float scale_log2, offset, factor;
+    int batch, head, row;             /* batch: the entry; of a packed batch, whose batch strides are 0, the sequence */
+    int q_begin, kv_begin;            /* the first rows of its sequence in a packed batch; else 0 */
+    float scale_log2, offset, factor; /* scale_log2: see score_scale_log2 */
 } stored_row;
 
 /* The output's type where the arguments say it: of e4m3 inputs. */
@@ -122,10 +122,29 @@ template <int TYPE> DEV void store_output(const fwd_args &a, int64_t at, float v
         store_element<TYPE>(a.o, at, value);
 }
 
-/* Of a row that sees the keys [first_key, end_key), every fourth column, from the lane's on. TYPE is that of the
- * inputs. */
+/* A row's keys one by one, in a line that is compiled with terms. */
+typedef struct row_rules {
+    row_view view;
+    row_terms terms;
+} row_rules;
+
+DEV row_rules find_row_rules(const fwd_args &a, const visible_entry &e, const stored_row &r)
+{
+    if (!TERMS)
+        return {};
+    return {find_row_view(a, e, r.batch, r.row), find_row_terms(a, e, r.batch, r.head, r.row)};
+}
+
+/* Of a key in the interval that fix_row is given. */
+DEV bool reaches(const fwd_args &a, const row_rules &rules, int key)
+{
+    return !(TERMS) || (sees_key(rules.view, key) && !hides_key(a, rules.terms, key));
+}
+
+/* Of a row that sees no keys but some in [first_key, end_key), every fourth column, from the lane's on. TYPE is that of
+ * the inputs. */
 template <int TYPE, int OUT_TYPE = TYPE>
-DEV void fix_row(const fwd_args &a, const stored_row &r, int first_key, int end_key, int lane)
+DEV void fix_row(const fwd_args &a, const stored_row &r, const row_rules &rules, int first_key, int end_key, int lane)
 {
     const int kv_head = r.head / a.group;
     const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row;
@@ -136,15 +155,21 @@ DEV void fix_row(const fwd_args &a, const stored_row &r, int first_key, int end_
         if (isfinite(load_output<OUT_TYPE>(a, o + column)))
             continue;
         int key = first_key;
-        while (key < end_key && isfinite(load_element<TYPE>(a.v, v + key * a.v_stride.row + column)))
+        while (key < end_key && (((TERMS) && !reaches(a, rules, key)) ||
+                                 isfinite(load_element<TYPE>(a.v, v + key * a.v_stride.row + column))))
             key++;
         if (key < end_key) /* the row sees such a value itself */
             continue;
         float output = 0.0f;
         for (key = first_key; key < end_key; key++) {
+            if constexpr ((TERMS) != 0)
+                if (!reaches(a, rules, key))
+                    continue;
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
+            if (finishes_scale())
+                score = finish_score(a, rules.terms, score, key);
             output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) *
                       load_element<TYPE>(a.v, v + key * a.v_stride.row + column);
         }
@@ -159,12 +184,14 @@ template <int TYPE, int OUT_TYPE = TYPE>
 DEV void fix_hidden_nan(const fwd_args &a, const visible_entry &e, const stored_row &r, float row_sum, int finite,
                         int lane)
 {
-    if (!hides_keys(e) || !__any_sync(~0u, !finite))
+    if (!hides_keys(a, e) || !__any_sync(~0u, !finite))
         return;
     __threadfence();
     __syncwarp(); /* the values are other lanes' */
-    if (r.row < e.q_len && isfinite(row_sum))
-        fix_row<TYPE, OUT_TYPE>(a, r, visible_first(e, r.row), visible_end(e, r.row), lane);
+    if (r.row < e.q_len && isfinite(row_sum)) {
+        const visible_keys keys = find_visible_keys(a, e, r.batch, r.row, 1);
+        fix_row<TYPE, OUT_TYPE>(a, r, find_row_rules(a, e, r), keys.first, keys.end, lane);
+    }
 }
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef ACR_DEVICE_ATTENTION_HEAD_GROUP_CUH
 #define ACR_DEVICE_ATTENTION_HEAD_GROUP_CUH
 
-#include "cuda/device/attention/visible.cuh"
+#include "cuda/device/attention/scores.cuh"
 
 typedef struct group_tile {
     int row_first, rows; /* of the head's group * q_len rows */
@@ -40,16 +40,17 @@ DEV group_row find_row(const fwd_args &a, const group_tile &t, int row)
  * run delays the first load. */
 DEV visible_keys visible_to_tile(const fwd_args &a, const visible_entry &e, const group_tile &t)
 {
-    if (!hides_keys(e))
+    if (!hides_keys(a, e))
         return {0, 0, e.kv_len, e.kv_len};
     const int first = find_row(a, t, 0).position, last = find_row(a, t, t.rows - 1).position;
-    return visible_to_rows(e, first, last - first + 1);
+    return find_visible_keys(a, e, t.batch, first, last - first + 1);
 }
 
-/* Consecutive keys. */
-typedef struct key_range {
-    int first, end;
-} key_range;
+/* The terms of a row of the tile. Reads global memory: slopes. */
+DEV row_terms find_group_terms(const fwd_args &a, const visible_entry &e, const group_tile &t, const group_row &r)
+{
+    return find_row_terms(a, e, t.batch, r.head, r.position);
+}
 
 /* Element index of a row's first column of the output. */
 DEV int64_t group_output_index(const fwd_args &a, const group_tile &t, const group_row &r)

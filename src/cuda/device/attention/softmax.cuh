@@ -48,6 +48,47 @@ DEV float log_sum_exp(float row_max, float row_sum, float scale)
     return row_sum == 0.0f ? -CUDART_INF_F : row_max * scale + logf(row_sum);
 }
 
+/* ---- The end of a row: its sink, a score without a value that the sum takes in. A sink comes in once, where all keys
+ * of a row have been added up. ---- */
+
+typedef struct sunk_row {
+    float max, sum; /* power of two, and the sum relative to it */
+    float weight;   /* of what was relative to the reference */
+} sunk_row;
+
+/* reference, sum: of all keys, as log_sum_exp takes them; the reference in finished scores. A sink may exceed the
+ * reference by any amount, and a row without a key has a reference of -inf: neither overflows. Reads global memory:
+ * sinks. */
+DEV sunk_row join_sink(const fwd_args &a, int head, float reference, float sum)
+{
+    const float scaled = reference * score_scale_log2(a), sink = a.sinks[head] * LOG2_E;
+    sunk_row r;
+    r.max = fmaxf(scaled, sink);
+    r.weight = exp2_fast(scaled - finite_max(r.max));
+    r.sum = sum * r.weight + exp2_fast(sink - finite_max(r.max));
+    return r;
+}
+
+/* By what the outputs of a row are multiplied, see inverse_sum. */
+DEV float row_factor(const fwd_args &a, int head, float reference, float sum)
+{
+    if (has_term(FWD_TERM_SINKS) && a.sinks != nullptr) {
+        const sunk_row r = join_sink(a, head, reference, sum);
+        return r.weight * inverse_sum(r.sum);
+    }
+    return inverse_sum(sum);
+}
+
+/* The log-sum-exp of a row. */
+DEV float row_lse(const fwd_args &a, int head, float reference, float sum)
+{
+    if (has_term(FWD_TERM_SINKS) && a.sinks != nullptr) {
+        const sunk_row r = join_sink(a, head, reference, sum);
+        return log_sum_exp(r.max, r.sum, LN_2);
+    }
+    return log_sum_exp(reference, sum, score_scale(a));
+}
+
 /* ---- The two rows of a lane ---- */
 
 typedef struct lane_rows {

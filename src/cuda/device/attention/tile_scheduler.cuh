@@ -17,7 +17,27 @@ typedef struct work_tile {
     int q_first;     /* from the entry's first row; -1: there is no more work */
     int head, batch; /* batch: in the tensors, 0 of a packed queue */
     sequence rows;
+#if TERMS
+    int entry; /* of the batch, whose sinks, starts, ranges, biases and tree these are; of a packed batch the sequence */
+#endif
 } work_tile;
+
+/* The entry of a tile, for lines with terms. */
+DEV int entry_number(const work_tile &t)
+{
+#if TERMS
+    return t.entry;
+#else
+    return t.batch;
+#endif
+}
+
+DEV void set_entry_number(work_tile &t, int entry)
+{
+#if TERMS
+    t.entry = entry;
+#endif
+}
 
 DEV uint32_t count_q_tiles(int q_len)
 {
@@ -64,6 +84,7 @@ DEV work_tile tile_of_cta(const fwd_args &a, uint3 cta)
         t.head = (int)(head % gridDim.y);
         t.batch = (int)(head / gridDim.y);
     }
+    set_entry_number(t, t.batch);
     return t;
 }
 
@@ -93,7 +114,8 @@ DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
     t.batch = (int)(head / (uint32_t)a.q_heads);
     t.head = (int)(head - (uint32_t)t.batch * (uint32_t)a.q_heads);
     t.q_first = (int)q_tile * Q_TILE;
-    t.rows = {0, a.q_len, 0, find_kv_len(a, t.batch)};
+    t.rows = find_whole_sequence(a, t.batch);
+    set_entry_number(t, t.batch);
     return t;
 }
 
@@ -155,7 +177,9 @@ DEV work_tile packed_tile_at(const fwd_args &a, uint32_t index, packed_queue &q,
     uint32_t head, q_tile;
     order_tiles(head, q_tile, a, index - q.first, count_q_tiles(rows.q_len), heads,
                 find_section_heads(a, max(rows.kv_len, 1), heads, elem_bytes));
-    return {(int)q_tile * Q_TILE, (int)head, 0, rows};
+    work_tile t = {(int)q_tile * Q_TILE, (int)head, 0, rows};
+    set_entry_number(t, q.batch);
+    return t;
 }
 
 /* ---- What a tile sees ---- */
@@ -168,21 +192,30 @@ DEV int count_queries(const fwd_args &a, const work_tile &t)
 
 DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
 {
-    return {rule_of(a), count_queries(a, t), t.rows.kv_len};
+    visible_entry e = entry_of(a, t.rows);
+    e.q_len = count_queries(a, t);
+    return e;
 }
 
 /* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work
  * tile has at least one. */
-DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
+DEV visible_tiles key_tiles_of(const visible_keys &seen)
 {
-    visible_tiles k = visible_tiles_of(visible_to_rows(e, q_first, Q_TILE), KV_TILE);
+    visible_tiles k = visible_tiles_of(seen, KV_TILE);
     k.end = max(k.end, k.first + 1);
     return k;
 }
 
+/* In lines without ranges and trees. */
+DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
+{
+    return key_tiles_of(visible_to_rows(e, q_first, Q_TILE));
+}
+
+/* Reads global memory: ranges. */
 DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
 {
-    return key_tiles_of(entry_of(a, t), t.q_first);
+    return key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, Q_TILE));
 }
 
 #endif

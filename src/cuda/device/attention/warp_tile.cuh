@@ -93,16 +93,19 @@ DEV void multiply_scores(score_tile &s, const query_operands &q, uint32_t q_smem
 }
 
 /* Makes the raw scores of the tile that begins with `key` ready for the softmax. first_row: of the warp, in its batch
- * entry; masked: whether some row of the CTA's tile does not see some key. */
-DEV void finish_warp_scores(score_tile &s, const visible_entry &entry, int first_row, int lane, int key, bool masked)
+ * entry, which is number `batch`; masked: whether some row of the CTA's tile does not see some key. */
+DEV void finish_warp_scores(score_tile &s, const fwd_args &a, const visible_entry &entry, int batch, int head,
+                            int first_row, int lane, int key, bool masked)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         const int row = first_row + 16 * m + lane / 4;
         row_keys seen = {};
         if (masked) /* else not known, and not computed */
-            seen = find_row_keys(entry, row, row + 8, 2 * (lane % 4));
-        finish_scores(s[m], seen, key, masked);
+            seen = find_row_keys(a, entry, batch, row, row + 8, 2 * (lane % 4));
+        const row_terms terms[2] = {find_row_terms(a, entry, batch, head, row),
+                                    find_row_terms(a, entry, batch, head, row + 8)};
+        finish_scores(s[m], seen, key, masked, a, terms, 2 * (lane % 4), entry.kv_len);
     }
 }
 

@@ -9,9 +9,13 @@
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
- * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers).
+ * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers), TERMS (FWD_TERM_* of
+ * fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 */
+#ifndef TERMS
+#define TERMS 0
+#endif
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -26,7 +30,7 @@
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
-#ifndef PACKED
+#if !TERMS && !defined PACKED
 #define PACKED 0
 #endif
 #ifdef MAX_REGS
@@ -36,6 +40,13 @@
 #endif
 
 enum {
+#ifdef PACKED
+    SERVES_PACKED = PACKED,
+    SERVES_OTHERS = !PACKED,
+#else
+    SERVES_PACKED = 1,
+    SERVES_OTHERS = 1,
+#endif
     ELEM_BYTES = 2,
     ROW_WARPS = Q_TILE / WARP_ROWS, /* warps of a group */
     GROUP_THREADS = 32 * ROW_WARPS,
@@ -208,10 +219,11 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
     for (int i = 0; i < M_TILES * 2; i++) {
         const int m = i / 2, h = i % 2, row = t.q_first + l.row + l.lane / 4 + 8 * i;
         const row_store to = {(char *)slice.o + output_index(a, t.rows, t.batch, t.head, row) * ELEM_BYTES,
-                              row < t.rows.q_len, slice.v_dim, inverse_sum(state.sum[m][h])};
+                              row < t.rows.q_len, slice.v_dim,
+                              row_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
         finite &= store_row<BF16>(to, *(const float(*)[SLICE_TILES * 4]) o[m], h, l.lane);
         if (a.lse != nullptr && l.group == 0 && l.lane % 4 == 0 && to.exists)
-            find_lse(a, t.rows, t.batch, t.head)[row] = log_sum_exp(state.reference[m][h], state.sum[m][h], a.scale);
+            find_lse(a, t.rows, t.batch, t.head)[row] = row_lse(a, t.head, state.reference[m][h], state.sum[m][h]);
     }
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
@@ -221,9 +233,9 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
                                    row,
                                    t.rows.q_begin,
                                    t.rows.kv_begin,
-                                   a.scale_log2,
-                                   offset_of(state.reference[m][h], a.scale_log2),
-                                   inverse_sum(state.sum[m][h])};
+                                   score_scale_log2(a),
+                                   offset_of(state.reference[m][h], score_scale_log2(a)),
+                                   row_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
         fix_hidden_nan<ELEMENT>(slice, entry, stored, state.sum[m][h], finite, l.lane);
     }
 }
@@ -241,10 +253,10 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     const lane_place l = {(int)threadIdx.x % 32, group, thread, thread / 32 * WARP_ROWS};
     work_tile t = tile_of_cta(a, blockIdx);
     t.rows = find_sequence(a, t.batch);
-    if (PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
+    if (SERVES_PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;
     const visible_entry entry = entry_of(a, t.rows);
-    const visible_keys visible = visible_to_rows(entry, t.q_first, Q_TILE);
+    const visible_keys visible = find_visible_keys(a, entry, t.batch, t.q_first, Q_TILE);
     const int first_key = visible.first / KV_TILE * KV_TILE + group * KV_TILE;
     const uint32_t q_smem = smem_address(smem.q);
     key_ring ring = make_ring(a, t, first_key, visible.end, smem_address(&smem.groups[group].ring), thread);
@@ -282,9 +294,9 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
         ACR_MARK((key - first_key) / STEP_KEYS, "scores ready");
-        finish_warp_scores(s, entry, t.q_first + l.row, l.lane, key, masked);
+        finish_warp_scores(s, a, entry, t.batch, t.head, t.q_first + l.row, l.lane, key, masked);
         probability_tile probabilities;
-        update_softmax(probabilities, state, o, s, exists, a.scale_log2);
+        update_softmax(probabilities, state, o, s, exists, score_scale_log2(a));
         ACR_MARK((key - first_key) / STEP_KEYS, "exponentials done");
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
@@ -304,7 +316,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     group_barrier(group); /* the group's last reads of its ring are done */
     publish(smem.groups[group].partial, o, state, l);
     __syncthreads();
-    merge(o, state, smem, l, a.scale_log2);
+    merge(o, state, smem, l, score_scale_log2(a));
 #endif
     ACR_MARK(0, "sums and groups merged");
     store_rows(a, t, entry, l, o, state);
@@ -319,7 +331,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
+    if (reason == NULL && !SERVES_OTHERS && !(problem->flags & ACR_PACKED))
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL)
         reason = acr__grid_why_not(problem, Q_TILE);
@@ -376,7 +388,8 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .stages = STAGES,
-    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
+    .traits = SERVES_PACKED ? ACR__TRAIT_PACKED : 0,
+    .terms = TERMS,
     .why_not = why_not,
     .cost = cost,
     .symbol = KERNEL_TEXT,

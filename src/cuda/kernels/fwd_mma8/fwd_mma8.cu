@@ -315,7 +315,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
         ACR_MARK((key - first_key) / KV_TILE, "scores ready");
-        finish_warp_scores(s, entry, t.q_first + l.row, l.lane, key, masked);
+        finish_warp_scores(s, a, entry, t.batch, t.head, t.q_first + l.row, l.lane, key, masked);
         probability_tile probabilities;
         row_values factor;
         update_maxima(state, factor, s, scale_log2);
