@@ -221,5 +221,6 @@ if __name__ == "__main__":
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,
-        lambda like: Tensor(np.empty_like(like.array)), "float16", "float32", "uint8")
+        lambda like: Tensor(np.empty_like(like.array)), "float16", "float32", "uint8", "int64",
+        "uint64")
     unittest.main()
