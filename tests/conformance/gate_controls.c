@@ -44,6 +44,37 @@ typedef enum flaw {
     DIAGONAL_OF_LONGEST, /* kv_len - q_len for every sequence */
     LSE_BY_ROWS,         /* [q_total, q_heads] */
     OWNERLESS_WRITTEN,   /* the row behind the last sequence's end */
+    /* Of terms: */
+    CAP_IGNORED,
+    CAP_AFTER_BIAS,
+    CAP_OF_RAW_SCORES, /* before the scale */
+    SINKS_IGNORED,
+    SINK_SCALED,
+    SINK_CAPPED,
+    SINK_LOST_IN_LSE,
+    SINK_OF_KV_HEAD, /* sinks[h / group] */
+    BIAS_IGNORED,
+    BIAS_SCALED,
+    BIAS_ROWS_BROADCAST,
+    BIAS_HEADS_BROADCAST,
+    BIAS_BATCH_BROADCAST,
+    BIAS_OF_KV_HEAD,
+    MASK_TURNED,
+    ALIBI_IGNORED,
+    ALIBI_ADDED,    /* its sign lost */
+    ALIBI_FROM_ROW, /* distance from row i, not from its position */
+    STARTS_IGNORED,
+    STARTS_UNCLAMPED, /* negative ones count from the end */
+    CHUNK_IGNORED,
+    CHUNK_OFF_BY_ONE,
+    CHUNK_FROM_ZERO, /* where a batch entry starts later */
+    RANGES_IGNORED,
+    RANGES_CLOSED, /* their ends taken as inside */
+    RANGES_NARROW, /* ranges and limits both asked for */
+    RANGES_BY_ROW, /* of row i, not of its position */
+    TREE_IGNORED,
+    TREE_HIGH_BIT_FIRST,
+    TREE_OF_FIRST_KEYS, /* over the first q_len keys */
     /* Of scales for each batch entry and key/value head, which e4m3 inputs alone have: */
     SCALES_IGNORED,
     FIRST_SCALES_FOR_ALL, /* those of batch entry 0, head 0 */
@@ -91,6 +122,36 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "diagonal of longest",
                                               "lse by rows",
                                               "ownerless written",
+                                              "cap ignored",
+                                              "cap after bias",
+                                              "cap of raw scores",
+                                              "sinks ignored",
+                                              "sink scaled",
+                                              "sink capped",
+                                              "sink lost in lse",
+                                              "sink of kv head",
+                                              "bias ignored",
+                                              "bias scaled",
+                                              "bias rows broadcast",
+                                              "bias heads broadcast",
+                                              "bias batch broadcast",
+                                              "bias of kv head",
+                                              "mask turned",
+                                              "alibi ignored",
+                                              "alibi added",
+                                              "alibi from row",
+                                              "starts ignored",
+                                              "starts unclamped",
+                                              "chunk ignored",
+                                              "chunk off by one",
+                                              "chunk from zero",
+                                              "ranges ignored",
+                                              "ranges closed",
+                                              "ranges narrow",
+                                              "ranges by row",
+                                              "tree ignored",
+                                              "tree high bit first",
+                                              "tree of first keys",
                                               "scales ignored",
                                               "first scales for all",
                                               "first entry's scales",
@@ -209,8 +270,10 @@ static void store(const fwd_args *a, int64_t index, double value)
 /* Where a row of queries, keys and outputs is. */
 typedef struct place {
     int64_t batch, head, kv_head;
-    int64_t row, first_key; /* in the tensors */
-    int64_t first, seen;    /* the row sees the keys from first to seen - 1 */
+    int64_t row, first_key;                    /* in the tensors */
+    int64_t first, seen;                       /* it may see the keys from first to seen - 1 */
+    int64_t entry, entry_row, position, start; /* the batch entry, its row, where the row stands, the first key */
+    bool sees_key;                             /* whether no term hides all of them */
     fwd_scales scales;
 } place;
 
@@ -255,42 +318,151 @@ static double score_of(const fwd_args *a, const place *at, int64_t key)
     return scale * sum;
 }
 
-/* Writes the weights of the keys seen and returns the log-sum-exp; the sum of the weights goes to *sum. */
-static double softmax(const fwd_args *a, const place *at, double weights[KEYS_MAX], double *sum)
+static int64_t first_key(const fwd_args *a, int64_t batch, int64_t keys)
 {
-    double top = -INFINITY;
-    for (int64_t j = at->first; j < at->seen; j++) {
-        weights[j] = score_of(a, at, j);
-        top = weights[j] > top ? weights[j] : top;
+    if (!a->kv_starts || present == STARTS_IGNORED)
+        return 0;
+    const int64_t start = a->kv_starts[batch];
+    if (start < 0)
+        return present == STARTS_UNCLAMPED ? keys / 2 : 0;
+    return start > keys ? keys : start;
+}
+
+/* Whether a range holds both the row's position and the key. */
+static bool in_one_range(const fwd_args *a, const place *at, int64_t key)
+{
+    const int64_t position = present == RANGES_BY_ROW ? at->entry_row : at->position;
+    for (int64_t n = 0; n < a->ranges_count; n++) {
+        const int32_t *range = a->ranges + (at->entry * a->ranges_count + n) * 2;
+        const int64_t begin = range[0], end = range[1] + (present == RANGES_CLOSED);
+        if (begin <= position && position < end && begin <= key && key < end)
+            return true;
+    }
+    return false;
+}
+
+static bool tree_shows(const fwd_args *a, const place *at, const entry *e, int64_t key)
+{
+    const int64_t bit = present == TREE_OF_FIRST_KEYS ? key : key - (e->kv.length - e->q.length);
+    if (!a->tree || present == TREE_IGNORED || bit < 0 || bit >= e->q.length)
+        return true;
+    const uint8_t byte = a->tree[(at->entry * a->q_len + at->entry_row) * ((a->q_len + 7) / 8) + bit / 8];
+    return byte >> (present == TREE_HIGH_BIT_FIRST ? 7 - bit % 8 : bit % 8) & 1;
+}
+
+static bool in_chunk(const fwd_args *a, const place *at, int64_t key)
+{
+    const int64_t chunk = a->chunk + (present == CHUNK_OFF_BY_ONE);
+    const int64_t origin = present == CHUNK_FROM_ZERO ? 0 : at->start;
+    if (a->chunk == 0 || present == CHUNK_IGNORED)
+        return true;
+    return floor((double)(key - origin) / (double)chunk) == floor((double)(at->position - origin) / (double)chunk);
+}
+
+/* Whether the row sees a key that exists. */
+static bool sees(const fwd_args *a, const place *at, const entry *e, int64_t key)
+{
+    bool seen = at->first <= key && key < at->seen && in_chunk(a, at, key);
+    if (a->ranges && present != RANGES_IGNORED)
+        seen = present == RANGES_NARROW ? seen && in_one_range(a, at, key) : seen || in_one_range(a, at, key);
+    return seen && key >= at->start && tree_shows(a, at, e, key);
+}
+
+static double bias_of(const fwd_args *a, const place *at, int64_t key)
+{
+    if (!a->bias || present == BIAS_IGNORED)
+        return 0.0;
+    const int64_t head = present == BIAS_OF_KV_HEAD ? at->kv_head : at->head;
+    const int64_t index = (present == BIAS_BATCH_BROADCAST ? 0 : at->entry * a->bias_stride.batch) +
+                          (present == BIAS_HEADS_BROADCAST ? 0 : head * a->bias_stride.head) +
+                          (present == BIAS_ROWS_BROADCAST ? 0 : at->entry_row * a->bias_stride.row) + key;
+    if (a->bias_type == FWD_BIAS_MASK) {
+        const bool shown = ((const uint8_t *)a->bias)[index] != 0;
+        return shown != (present == MASK_TURNED) ? 0.0 : -INFINITY;
+    }
+    return acr__load_element((acr_dtype)a->bias_type, a->bias, index) *
+           (present == BIAS_SCALED ? (double)at->scales.scale : 1.0);
+}
+
+static double capped(const fwd_args *a, double score)
+{
+    return a->softcap > 0.0f && present != CAP_IGNORED ? (double)a->softcap * tanh(score / (double)a->softcap) : score;
+}
+
+static double alibi_of(const fwd_args *a, const place *at, int64_t key)
+{
+    if (!a->slopes || present == ALIBI_IGNORED)
+        return 0.0;
+    const int64_t from = present == ALIBI_FROM_ROW ? at->entry_row : at->position;
+    return (present == ALIBI_ADDED ? 1.0 : -1.0) * (double)a->slopes[at->head] * fabs((double)(from - key));
+}
+
+/* What the softmax sees of a score. */
+static double with_terms(const fwd_args *a, const place *at, int64_t key, double score)
+{
+    const double bias = bias_of(a, at, key) + alibi_of(a, at, key);
+    if (present == CAP_AFTER_BIAS)
+        return capped(a, score + bias);
+    if (present == CAP_OF_RAW_SCORES)
+        return (double)at->scales.scale * capped(a, score / (double)at->scales.scale) + bias;
+    return capped(a, score) + bias;
+}
+
+static double sink_of(const fwd_args *a, const place *at)
+{
+    if (!a->sinks || present == SINKS_IGNORED)
+        return -INFINITY;
+    const double sink = (double)a->sinks[present == SINK_OF_KV_HEAD ? at->kv_head : at->head];
+    return present == SINK_SCALED ? sink * (double)at->scales.scale : present == SINK_CAPPED ? capped(a, sink) : sink;
+}
+
+/* Writes the weights of all keys of the entry, 0 for those that the row does not see, and returns the log-sum-exp; the
+ * sum of the weights, the sink's among them, goes to *sum. */
+static double softmax(const fwd_args *a, place *at, const entry *e, double weights[KEYS_MAX], double *sum)
+{
+    const double sink = sink_of(a, at);
+    static bool seen[KEYS_MAX];
+    double top = sink;
+    at->sees_key = false;
+    for (int64_t j = 0; j < e->kv.length; j++) {
+        const double added = sees(a, at, e, j) ? with_terms(a, at, j, 0.0) : -INFINITY;
+        seen[j] = added > -INFINITY;
+        at->sees_key |= seen[j];
+        weights[j] = seen[j] ? with_terms(a, at, j, score_of(a, at, j)) : 0.0;
+        top = seen[j] && weights[j] > top ? weights[j] : top;
     }
     const double base = present == NO_MAXIMUM ? 0.0 : top;
-    *sum = 0.0;
-    for (int64_t j = at->first; j < at->seen; j++) {
+    double of_keys = 0.0;
+    for (int64_t j = 0; j < e->kv.length; j++) {
+        if (!seen[j])
+            continue;
         weights[j] = present == NO_MAXIMUM ? (double)expf((float)weights[j]) : exp(weights[j] - base);
         if (present == COARSE_WEIGHTS) {
             uint8_t coarse;
             acr__store_element(ACR_E4M3, &coarse, 0, weights[j]);
             weights[j] = acr__load_element(ACR_E4M3, &coarse, 0);
         }
-        *sum += weights[j];
+        of_keys += weights[j];
     }
+    *sum = of_keys + (sink > -INFINITY ? exp(sink - base) : 0.0);
     const double unscaled = present == LSE_UNSCALED && a->q_scales ? (double)(a->scale / at->scales.scale) : 1.0;
-    return unscaled * base + log(*sum);
+    return unscaled * base + log(present == SINK_LOST_IN_LSE ? of_keys : *sum);
 }
 
-static void write_row(const fwd_args *a, const place *at, const double weights[KEYS_MAX], double sum)
+static void write_row(const fwd_args *a, const place *at, const entry *e, const double weights[KEYS_MAX], double sum)
 {
     fwd_strides s = a->o_stride;
     if (present == STRIDES_IGNORED)
         s = (fwd_strides){(int64_t)a->q_heads * a->q_len * a->v_dim, (int64_t)a->q_len * a->v_dim, a->v_dim};
     const int64_t first = at->batch * s.batch + at->head * s.head + at->row * s.row;
-    const int64_t summed = present == UNSEEN_TIMES_ZERO && !a->q_offsets ? a->kv_len : at->seen;
+    const int64_t summed = present == UNSEEN_TIMES_ZERO && !a->q_offsets ? a->kv_len : e->kv.length;
     for (int64_t d = 0; d < a->v_dim; d++) {
         double out = 0.0;
-        for (int64_t j = at->first; j < summed; j++)
-            out += (j < at->seen ? weights[j] : 0.0) *
-                   element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
-        out = at->seen || present == KEYLESS_ROWS_NAN ? out / sum : out;
+        for (int64_t j = 0; j < summed; j++)
+            if (present == UNSEEN_TIMES_ZERO || weights[j] != 0.0)
+                out += (j < e->kv.length ? weights[j] : 0.0) *
+                       element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
+        out = at->sees_key || present == KEYLESS_ROWS_NAN ? out / sum : 0.0;
         if (present == NEIGHBOUR_RESCALED && at->row > 0 &&
             !isfinite(element(a->q, &a->q_stride, at->batch, at->head, at->row - 1, 0)))
             out *= 1 + 0x1p-10; /* a unit in the last place of the output */
@@ -304,7 +476,7 @@ static void write_lse(const fwd_args *a, const place *at, double lse)
 {
     if (!a->lse || present == LSE_UNWRITTEN)
         return;
-    double value = at->seen ? lse : present == KEYLESS_LSE_FINITE ? 0.0 : -INFINITY;
+    double value = at->sees_key || sink_of(a, at) > -INFINITY ? lse : present == KEYLESS_LSE_FINITE ? 0.0 : -INFINITY;
     if (present == LSE_TO_BASE_2)
         value *= 1.4426950408889634;
     const int64_t rows = a->q_offsets ? a->q_total : a->q_len;
@@ -329,24 +501,28 @@ static void do_row(const fwd_args *a, int64_t index)
     int64_t window_end;
     const int64_t first = window_of(a, &e, row, &window_end), masked_end = keys_seen(a, &e, row),
                   end = masked_end < window_end ? masked_end : window_end;
-    place at = {a->q_offsets ? 0 : batch,
-                head,
-                head / a->group,
-                e.q.first + row,
-                e.kv.first,
-                first < end ? first : 0,
-                first < end ? end : 0,
-                scales_of(a, batch, head)};
+    place at = {.batch = a->q_offsets ? 0 : batch,
+                .head = head,
+                .kv_head = head / a->group,
+                .row = e.q.first + row,
+                .first_key = e.kv.first,
+                .first = first < end ? first : 0,
+                .seen = first < end ? end : 0,
+                .entry = batch,
+                .entry_row = row,
+                .position = row + (a->mask == FWD_MASK_TOP_LEFT ? 0 : e.kv.length - e.q.length),
+                .start = first_key(a, batch, e.kv.length),
+                .scales = scales_of(a, batch, head)};
     if (present == HEADS_INTERLEAVED)
         at.kv_head = head % a->kv_heads;
     if (present == TAIL_ROW_UNWRITTEN && a->q_len % TILE == 1 && row == a->q_len - 1)
         return;
-    if (present == KEYLESS_ROWS_SKIPPED && at.seen == 0)
-        return;
     static double weights[KEYS_MAX]; /* the controls run on one thread */
     double sum;
-    const double lse = softmax(a, &at, weights, &sum);
-    write_row(a, &at, weights, sum);
+    const double lse = softmax(a, &at, &e, weights, &sum);
+    if (present == KEYLESS_ROWS_SKIPPED && !at.sees_key)
+        return;
+    write_row(a, &at, &e, weights, sum);
     write_lse(a, &at, lse);
 }
 
@@ -376,6 +552,7 @@ static const acr__kernel control = {.name = "fwd_control_f16_d256_16x16_portable
                                     .kv_tile = TILE,
                                     .stages = 1,
                                     .traits = ACR__TRAIT_PACKED,
+                                    .terms = FWD_TERM_ALL,
                                     .why_not = why_not,
                                     .workspace = workspace,
                                     .cost = cost,

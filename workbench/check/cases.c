@@ -15,13 +15,14 @@ typedef enum axis {
     AXIS_VIEW,
     AXIS_MASK,
     AXIS_WINDOW,
+    AXIS_TERMS,
     AXIS_FLAGS,
     AXIS_INPUTS,
     AXIS_OUT_DTYPE,
     AXES
 } axis;
 enum {
-    VALUES_MAX = 9,
+    VALUES_MAX = 13,
     LONG_KV_LEN = 10007
 };
 
@@ -58,6 +59,27 @@ enum {
     WINDOWS = 6
 };
 
+/* What a problem has beyond a scale, a mask and a window: each feature alone, and features together. */
+typedef enum term_case {
+    TERMS_NONE,
+    TERMS_CAP,
+    TERMS_SINKS,
+    TERMS_BIAS,        /* bfloat16, packed: rows that begin anywhere */
+    TERMS_SHARED_BIAS, /* float32, rows of whole 16 bytes that all heads share */
+    TERMS_MASK,        /* boolean, of a head, for all batch entries */
+    TERMS_ALIBI,
+    TERMS_KV_STARTS,
+    TERMS_CHUNK,
+    TERMS_RANGES,
+    TERMS_TREE,
+    TERMS_WITH_STARTS, /* key starts, a chunk, a cap and sinks */
+    TERMS_TOGETHER,    /* all but key starts, which packed batches refuse */
+    TERM_CASES
+} term_case;
+
+/* Bytes that a case's bias may take. */
+#define BIAS_BYTES_MOST (64 << 20)
+
 static const uint32_t flag_values[] = {
     0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS, ACR_PACKED, ACR_PACKED | ACR_WANT_LSE};
 static const acr_dtype out_dtype_values[] = {ACR_DTYPE_DEFAULT, ACR_BF16};
@@ -74,6 +96,7 @@ typedef struct space {
     int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
     uint32_t flags[VALUES_MAX];
     window windows[VALUES_MAX];
+    term_case terms[VALUES_MAX];
     int counts[AXES];
     uint64_t random_counter;
 } space;
@@ -166,6 +189,48 @@ static void set_view(acr_problem *p, view v)
     p->o = padded_strides(p->q_len, p->q_heads, p->v_dim, out_gap);
 }
 
+static void set_bias(acr_problem *p, acr_dtype dtype, int64_t row, bool by_head, bool by_entry)
+{
+    p->bias_dtype = dtype;
+    p->bias =
+        (acr_strides){by_entry ? (by_head ? p->q_heads : 1) * p->q_len * row : 0, by_head ? p->q_len * row : 0, row};
+}
+
+static void set_terms(acr_problem *p, term_case terms, int64_t kv_tile)
+{
+    const int64_t whole_row = (p->kv_len + 7) / 8 * 8;
+    const bool together = terms == TERMS_TOGETHER;
+    if (together || terms == TERMS_CAP || terms == TERMS_WITH_STARTS)
+        p->softcap = 1.5f;
+    if (together || terms == TERMS_SINKS || terms == TERMS_WITH_STARTS)
+        p->flags |= ACR_SINKS;
+    if (terms == TERMS_BIAS)
+        set_bias(p, ACR_BF16, p->kv_len, true, true);
+    if (terms == TERMS_SHARED_BIAS)
+        set_bias(p, ACR_F32, whole_row, false, true);
+    if (terms == TERMS_MASK)
+        set_bias(p, ACR_BOOL8, p->kv_len, true, false);
+    if (together)
+        set_bias(p, ACR_F16, whole_row, true, false);
+    if (together || terms == TERMS_ALIBI)
+        p->flags |= ACR_ALIBI;
+    if (terms == TERMS_KV_STARTS || terms == TERMS_WITH_STARTS)
+        p->flags |= ACR_KV_STARTS;
+    if (together || terms == TERMS_CHUNK || terms == TERMS_WITH_STARTS)
+        p->chunk = kv_tile + 3;
+    if (together || terms == TERMS_RANGES) {
+        p->flags |= ACR_RANGES;
+        p->ranges = 3;
+    }
+    if (together || terms == TERMS_TREE)
+        p->flags |= ACR_TREE;
+}
+
+static int64_t kv_tile_of(const acr__kernel *kernel)
+{
+    return kernel->kv_tile > 0 ? kernel->kv_tile : 64;
+}
+
 /* The case of a choice; false when it is no problem, too much work, or the kernel cannot run it. */
 static bool case_of(test_case *out, const space *s, const choice *c)
 {
@@ -194,10 +259,12 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     } else {
         set_view(&p, (view)c->value[AXIS_VIEW]);
     }
+    set_terms(&p, s->terms[c->value[AXIS_TERMS]], kv_tile_of(s->kernel));
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
     double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
     return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&
+           acr__term_bytes_of(&out->problem).bias <= BIAS_BYTES_MOST &&
            !acr__why_not(s->kernel, &out->problem, s->device);
 }
 
@@ -242,7 +309,7 @@ static bool ctas_share_work(const acr__kernel *kernel, const acr__device *device
 static void set_lengths(space *s)
 {
     int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
-    int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
+    int64_t kv_tile = kv_tile_of(s->kernel);
     const int64_t q_lens[] = {q_tile, q_tile + 1, 1, q_tile - 1, 97, 1333, 2 * q_tile + 3, 5};
     const int64_t kv_lens[] = {kv_tile + 1, kv_tile, 1, kv_tile - 1, 131, 1333, 3 * kv_tile + 5};
     s->kv_lens[0] = 0;
@@ -261,7 +328,7 @@ static void set_lengths(space *s)
 /* None alone where the kernel serves no window, probed with a small problem. */
 static void set_windows(space *s)
 {
-    const int64_t kv_tile = s->kernel->kv_tile > 0 ? s->kernel->kv_tile : 64;
+    const int64_t kv_tile = kv_tile_of(s->kernel);
     const window values[WINDOWS] = {{0, 0}, {kv_tile, 0}, {1, 0}, {kv_tile + 1, 3}, {2 * kv_tile - 5, kv_tile}, {0, 7}};
     memcpy(s->windows, values, sizeof values);
     choice c = {{0}};
@@ -269,6 +336,21 @@ static void set_windows(space *s)
     c.value[AXIS_VIEW] = VIEW_BSHD;
     test_case probe;
     s->counts[AXIS_WINDOW] = case_of(&probe, s, &c) && probe.problem.window_left ? WINDOWS : 1;
+}
+
+/* Those that the kernel is compiled with, probed with a causal problem. */
+static void set_term_cases(space *s)
+{
+    choice c = {{0}};
+    c.value[AXIS_VIEW] = VIEW_BSHD;
+    c.value[AXIS_MASK] = 1;
+    for (int terms = TERMS_NONE; terms < TERM_CASES; terms++) {
+        const int place = s->counts[AXIS_TERMS];
+        test_case probe;
+        s->terms[place] = (term_case)terms;
+        c.value[AXIS_TERMS] = (signed char)place;
+        s->counts[AXIS_TERMS] += case_of(&probe, s, &c);
+    }
 }
 
 /* Dims that the kernel takes at all, probed with small packed problems: its full ones, the common ones, smaller ones
@@ -329,6 +411,7 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
     set_flags(s);
     set_dims(s);
     set_windows(s);
+    set_term_cases(s);
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];

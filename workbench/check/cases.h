@@ -10,7 +10,7 @@
 #include "internal.h"
 
 enum {
-    CASES_MAX = 150,
+    CASES_MAX = 190,
     CASES_QUICK = 16
 };
 

@@ -261,7 +261,7 @@ void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed,
 {
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         const int64_t some = some_length(seed, STREAM_KV_STARTS, batch, problem->kv_len) - 1;
-        const int64_t edges[] = {some, some / 4, problem->kv_len + 5, 0, 1, -2};
+        const int64_t edges[] = {some, -2, problem->kv_len + 5, some / 4, 0, 1};
         starts[batch] = (int32_t)(pattern == LENGTHS_EDGES ? edges[batch % 6] : 0);
     }
 }

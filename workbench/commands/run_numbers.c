@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 bool run_holds_integers(const npy_array *a)
 {
     return a->type == NPY_I32 || a->type == NPY_I64;
