@@ -19,7 +19,7 @@ typedef struct fwd_maps {
 #include "kernel.h"
 
 /* Encodes the maps that `boxes` asks for, of an execution with these arguments; the others are left as they are. What
- * acr__boxes_why_not (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and
+ * acr__tiling_why_not (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and
  * its strides. */
 struct acr__cuda_driver;
 acr_status acr__maps_encode(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,

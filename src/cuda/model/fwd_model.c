@@ -32,7 +32,8 @@ static void describe(tensor out[TENSORS], const acr_problem *p)
     out[3] = (tensor){&p->o, batch, p->q_heads, q_rows, p->v_dim, out_bytes};
 }
 
-const char *acr__length_why_not(const acr_problem *p)
+/* Why lengths are so long that tile arithmetic in 32 bits could overflow; NULL when they are not. */
+static const char *length_why_not(const acr_problem *p)
 {
     const int64_t length_max = INT32_MAX - 1024; /* a tile beyond the end is still a 32-bit number */
     if (p->q_len > length_max)
@@ -57,7 +58,9 @@ static int strides_are_multiples(const tensor *t)
            stride_is_multiple(t->rows, t->strides->row, t->elem_bytes);
 }
 
-const char *acr__vector_why_not(const acr_problem *p)
+/* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when
+ * they can. */
+static const char *vector_why_not(const acr_problem *p)
 {
     static const char *const stride_reason[TENSORS] = {
         "a stride of q is not a multiple of 16 bytes", "a stride of k is not a multiple of 16 bytes",
@@ -76,7 +79,7 @@ const char *acr__vector_why_not(const acr_problem *p)
     return NULL;
 }
 
-/* The copy engine's strides: positive, below 2^40 bytes. */
+/* The strides of a tensor map: positive, below 2^40 bytes. */
 static int stride_fits_map(int64_t extent, int64_t stride, int elem_bytes)
 {
     return extent == 1 || (stride > 0 && stride < (INT64_C(1) << 40) / elem_bytes);
@@ -89,7 +92,9 @@ static int strides_fit_map(const tensor *t)
            stride_fits_map(t->rows, t->strides->row, t->elem_bytes);
 }
 
-const char *acr__boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
+/* Why these tensor maps, if any, cannot be made: beyond vector_why_not, a stride that is zero or 2^40 bytes and more.
+ * NULL when they can. */
+static const char *boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
 {
     static const char *const stride_reason[TENSORS] = {"tensor map of q: a stride is 0 or not below 2^40 bytes",
                                                        "tensor map of k: a stride is 0 or not below 2^40 bytes",
@@ -101,7 +106,7 @@ const char *acr__boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
     for (int i = 0; i < TENSORS; i++)
         if (box_rows[i] != 0 && !strides_fit_map(&tensors[i]))
             return stride_reason[i];
-    return acr__vector_why_not(p);
+    return vector_why_not(p);
 }
 
 int64_t acr__q_tiles(const acr_problem *p, int32_t q_tile)
@@ -109,7 +114,8 @@ int64_t acr__q_tiles(const acr_problem *p, int32_t q_tile)
     return (p->q_len + q_tile - 1) / q_tile;
 }
 
-const char *acr__grid_why_not(const acr_problem *p, int32_t q_tile)
+/* Why a grid of {query tiles, q_heads, batch} is too large for a launch; NULL when it is not. */
+static const char *grid_why_not(const acr_problem *p, int32_t q_tile)
 {
     enum {
         GRID_YZ_MAX = 65535
@@ -128,7 +134,9 @@ int64_t acr__row_tiles(const acr_problem *problem, int32_t q_tile)
     return (problem->q_heads / problem->kv_heads * problem->q_len + q_tile - 1) / q_tile;
 }
 
-const char *acr__row_tiles_why_not(const acr_problem *problem, int32_t q_tile)
+/* Why the grid of ACR__WORK_HEAD_ROWS would be too large, or the keys, shared out in 32-bit numbers, too many; NULL
+ * when they are not. */
+static const char *row_tiles_why_not(const acr_problem *problem, int32_t q_tile)
 {
     if (problem->batch > 65535)
         return "batch is above 65535";
@@ -139,46 +147,71 @@ const char *acr__row_tiles_why_not(const acr_problem *problem, int32_t q_tile)
     return NULL;
 }
 
-const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device)
-{
-    return smem_bytes > device->smem_per_cta_bytes ? "a CTA's tiles need more shared memory than this device has"
-                                                   : NULL;
-}
-
-/* ---- Launches ---- */
-
-acr__launch acr__tile_launch(const acr_problem *p, int32_t q_tile, int32_t threads, int32_t smem_bytes)
-{
-    return (acr__launch){
-        .grid = {(uint32_t)acr__q_tiles(p, q_tile), (uint32_t)p->q_heads, (uint32_t)p->batch},
-        .block = (uint32_t)threads,
-        .smem_bytes = (uint32_t)smem_bytes,
-    };
-}
-
-static int64_t count_places(const acr_problem *p, int32_t q_tile)
+static int64_t count_query_tiles(const acr_problem *p, int32_t q_tile)
 {
     return acr__q_tiles(p, q_tile) * p->q_heads * p->batch;
 }
 
-const char *acr__queue_why_not(const acr_problem *p, int32_t q_tile)
+/* Why the queue would be too long; NULL when it is not. */
+static const char *queue_why_not(const acr_problem *p, int32_t q_tile)
 {
     return acr__q_tiles(p, q_tile) * p->q_heads > INT32_MAX / p->batch
                ? "batch * q_heads has more than 2^31 - 1 query tiles"
                : NULL;
 }
 
-size_t acr__queue_workspace(const acr_problem *p, const acr__device *device, int32_t q_tile)
+static const char *work_why_not(const acr__tiling *t, const acr_problem *p)
 {
-    return count_places(p, q_tile) > device->sm_count ? sizeof(uint32_t) : 0;
+    switch (t->work) {
+    case ACR__WORK_TILES:
+        return grid_why_not(p, t->q_tile);
+    case ACR__WORK_QUEUE:
+        return queue_why_not(p, t->q_tile);
+    case ACR__WORK_HEAD_ROWS:
+        return row_tiles_why_not(p, t->q_tile);
+    case ACR__WORK_OWN:
+        break;
+    }
+    return NULL;
 }
 
-acr__launch acr__queue_launch(const acr_problem *p, const acr__device *device, int32_t q_tile, int32_t threads,
-                              int32_t smem_bytes)
+const char *acr__tiling_why_not(const acr__tiling *t, const acr__boxes *boxes, const acr_problem *p,
+                                const acr__device *device)
 {
-    const int64_t places = count_places(p, q_tile), ctas = places < device->sm_count ? places : device->sm_count;
-    return (acr__launch){
-        .grid = {(uint32_t)ctas, 1, 1}, .block = (uint32_t)threads, .smem_bytes = (uint32_t)smem_bytes};
+    const char *reason = length_why_not(p);
+    if (reason == NULL && t->packed_only && !(p->flags & ACR_PACKED))
+        reason = "serves packed batches only (ACR_PACKED)";
+    if (reason == NULL && t->no_windows && (p->window_left || p->window_right))
+        reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
+    if (reason == NULL && !t->any_strides)
+        reason = boxes_why_not(p, boxes);
+    if (reason == NULL)
+        reason = work_why_not(t, p);
+    if (reason == NULL && t->smem_bytes > device->smem_per_cta_bytes)
+        reason = "a CTA's tiles need more shared memory than this device has";
+    return reason;
+}
+
+/* ---- Launches ---- */
+
+size_t acr__tiling_workspace(const acr__tiling *t, const acr_problem *p, const acr__device *device)
+{
+    return t->work == ACR__WORK_QUEUE && count_query_tiles(p, t->q_tile) > device->sm_count ? sizeof(uint32_t) : 0;
+}
+
+acr__launch acr__tiling_launch(const acr__tiling *t, const acr_problem *p, const acr__device *device)
+{
+    acr__launch launch = {.block = (uint32_t)t->threads, .smem_bytes = (uint32_t)t->smem_bytes};
+    if (t->work == ACR__WORK_QUEUE) {
+        const int64_t tiles = count_query_tiles(p, t->q_tile), sms = device->sm_count;
+        launch.grid[0] = (uint32_t)(tiles < sms ? tiles : sms);
+        launch.grid[1] = launch.grid[2] = 1;
+    } else {
+        launch.grid[0] = (uint32_t)acr__q_tiles(p, t->q_tile);
+        launch.grid[1] = (uint32_t)p->q_heads;
+        launch.grid[2] = (uint32_t)p->batch;
+    }
+    return launch;
 }
 
 int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t regs_per_thread, int32_t threads)

@@ -1,48 +1,43 @@
-/* What a GPU's ways of copying ask of a problem's layout, and how long a GPU needs for it: shared by the why_not and
- * cost functions of the kernel families. No CUDA header needed. */
+/* What a GPU's ways of launching and copying ask of a problem, and how long a GPU needs for it: behind the why_not,
+ * workspace, shape and cost functions of the kernel families (tile_kernel.h). No CUDA header needed. */
 #ifndef ACR_CUDA_FWD_MODEL_H
 #define ACR_CUDA_FWD_MODEL_H
 
 #include "kernel.h"
 
-/* Why lengths are so long that tile arithmetic in 32 bits could overflow; NULL when they are not. Head dims above a
- * kernel's are refused before why_not is asked (acr__why_not). */
-const char *acr__length_why_not(const acr_problem *problem);
+/* Which CTAs have which rows. */
+typedef enum acr__work {
+    ACR__WORK_OWN,      /* as the family's own shape function says, which limits nothing but the lengths */
+    ACR__WORK_TILES,    /* a CTA has a query tile of a head: grid {query tiles, q_heads, batch} */
+    ACR__WORK_QUEUE,    /* CTAs, one for each SM at most, take the query tiles of all heads from a queue
+                           (device/attention/tile_scheduler.cuh), whose counter lies in the workspace */
+    ACR__WORK_HEAD_ROWS /* rows are the query heads of a key head times the query positions; the grid, of the family's
+                           own shape function, is {CTAs of a row tile, row tiles of all key heads, batch} */
+} acr__work;
 
-/* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when
- * they can. */
-const char *acr__vector_why_not(const acr_problem *problem);
+/* What a kernel's launch and its copies ask of a problem and a device. */
+typedef struct acr__tiling {
+    acr__work work;
+    int32_t q_tile, threads, smem_bytes; /* of a CTA; smem_bytes: dynamic */
+    int any_strides;                     /* rows are read element by element; else in pieces of 16 bytes */
+    int packed_only;                     /* serves packed batches alone */
+    int no_windows;                      /* has no registers for a sliding window's limits */
+} acr__tiling;
 
-/* Why these tensor maps cannot be made: beyond acr__vector_why_not, a stride that is zero or 2^40 bytes and more. NULL
- * when they can. */
-const char *acr__boxes_why_not(const acr_problem *problem, const acr__boxes *boxes);
+/* Why a kernel tiled like this, with these tensor maps, cannot run the problem; NULL when it can. Head dims above a
+ * kernel's are refused before (acr__why_not). */
+const char *acr__tiling_why_not(const acr__tiling *tiling, const acr__boxes *boxes, const acr_problem *problem,
+                                const acr__device *device);
 
-/* Why a grid of {query tiles, q_heads, batch} is too large for a launch; NULL when it is not. */
-const char *acr__grid_why_not(const acr_problem *problem, int32_t q_tile);
+/* The bytes of a queue's counter; 0 without a queue, and when every CTA has one tile. */
+size_t acr__tiling_workspace(const acr__tiling *tiling, const acr_problem *problem, const acr__device *device);
 
-/* Of kernels whose rows are the query heads of a key head times the query positions, in a grid of {CTAs of a tile, row
- * tiles of all key heads, batch}: the row tiles of one key head, and why the grid or the keys, shared out in 32-bit
- * numbers, would be too many; NULL when they are not. */
-int64_t acr__row_tiles(const acr_problem *problem, int32_t q_tile);
-const char *acr__row_tiles_why_not(const acr_problem *problem, int32_t q_tile);
+/* The launch of ACR__WORK_TILES and ACR__WORK_QUEUE. */
+acr__launch acr__tiling_launch(const acr__tiling *tiling, const acr_problem *problem, const acr__device *device);
 
-/* Why a CTA's shared memory is more than the device has; NULL when it is not. */
-const char *acr__smem_why_not(int32_t smem_bytes, const acr__device *device);
-
-/* The query tiles of one head. */
+/* The query tiles of one head; and, of ACR__WORK_HEAD_ROWS, the row tiles of one key head. */
 int64_t acr__q_tiles(const acr_problem *problem, int32_t q_tile);
-
-/* A CTA for each query tile of every head, in a grid of {query tiles, q_heads, batch}. */
-acr__launch acr__tile_launch(const acr_problem *problem, int32_t q_tile, int32_t threads, int32_t smem_bytes);
-
-/* Of kernels whose CTAs, one for each SM at most, take the query tiles of all heads from a queue
- * (device/attention/tile_scheduler.cuh):
- * why the queue would be too long, NULL when it is not; the bytes of its counter, none when every CTA has one tile; and
- * the launch. */
-const char *acr__queue_why_not(const acr_problem *problem, int32_t q_tile);
-size_t acr__queue_workspace(const acr_problem *problem, const acr__device *device, int32_t q_tile);
-acr__launch acr__queue_launch(const acr_problem *problem, const acr__device *device, int32_t q_tile, int32_t threads,
-                              int32_t smem_bytes);
+int64_t acr__row_tiles(const acr_problem *problem, int32_t q_tile);
 
 /* The CTAs that fit on an SM beside each other; at least 1. */
 int32_t acr__ctas_per_sm(const acr__device *device, int32_t smem_bytes, int32_t regs_per_thread, int32_t threads);

@@ -689,15 +689,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
 #include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL)
-        reason = acr__row_tiles_why_not(problem, Q_TILE);
-    if (reason == NULL)
-        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
-}
+static const acr__tiling TILING = {
+    .work = ACR__WORK_HEAD_ROWS, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+
+#include "cuda/model/tile_kernel.h"
 
 /* The clusters that run at once with so many CTAs beside each other on an SM: those of 4 and 8 leave SMs over, since a
  * cluster does not reach beyond its GPC. */
@@ -714,7 +709,7 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
     const double tiles = (double)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch);
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
-    const double at_once = clusters_at_once(ctas, device, acr__ctas_per_sm(device, SMEM_BYTES, 128, THREADS));
+    const double at_once = clusters_at_once(ctas, device, tile_ctas_per_sm(device, 128));
     /* All latencies: start, end, and the first step's keys; the other steps. CTAs that share an SM slow each other. */
     const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0);
     const double first_step = 770.0 * fmin(cta_keys, STEP_KEYS) * DIM / (256.0 * 128.0);
@@ -755,22 +750,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_decode",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_decode", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .why_not = why_not,
+    .why_not = tile_why_not,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 90,
-    .arch_max = 90,
     .shape = shape,
     .boxes = {.k_rows = KV_TILE, .v_rows = KV_TILE},
 };

@@ -595,6 +595,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
+static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory),
+                                   .no_windows = !WINDOWS};
+
+#include "cuda/model/tile_kernel.h"
+
 /* The tensor cores' own sums are as good as float32's up to about so many keys (README.md). */
 enum {
     UNFOLDED_KEYS_MAX = 4096,
@@ -605,63 +613,30 @@ enum {
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && !WINDOWS && (problem->window_left || problem->window_right))
-        reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
-    if (reason == NULL)
-        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL)
-        reason = acr__queue_why_not(problem, Q_TILE);
-    if (reason == NULL && FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
-        reason = "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
-    return reason != NULL ? reason : acr__smem_why_not((int32_t)sizeof(shared_memory), device);
-}
-
-static size_t workspace(const acr_problem *problem, const acr__device *device)
-{
-    return acr__queue_workspace(problem, device, Q_TILE);
-}
-
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, (int32_t)sizeof(shared_memory));
+    if (FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
+        return "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
+    return tile_why_not(problem, device);
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle = IS_NARROW ? 5200.0 : 3600.0, /* of 8192 */
         .exp_per_cycle = 14.0,
         .step_cycles = 600.0 + (IS_NARROW ? 128 : DIM) / 32.0 * KV_TILE, /* of one warpgroup alone */
         .cta_cycles = IS_NARROW ? 6200.0 : 5250.0 + 15.0 * DIM,
         .ctas_per_sm = 1,
     };
-    return acr__fwd_seconds(&padded, device, &rates);
+    return tile_seconds(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_fp8",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_fp8", 90, 90),
     .dtype = ACR_E4M3,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
     .why_not = why_not,
-    .workspace = workspace,
+    .workspace = tile_workspace,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 90,
-    .arch_max = 90,
-    .shape = shape,
+    .shape = tile_shape,
     .boxes = {.q_rows = GROUP_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
 };
 

@@ -328,23 +328,13 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
 #include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && !SERVES_OTHERS && !(problem->flags & ACR_PACKED))
-        reason = "serves packed batches only (ACR_PACKED)";
-    if (reason == NULL)
-        reason = acr__grid_why_not(problem, Q_TILE);
-    if (reason == NULL)
-        reason = acr__vector_why_not(problem);
-    return reason != NULL ? reason : acr__smem_why_not(sizeof(shared_memory), device);
-}
+static const acr__tiling TILING = {.work = ACR__WORK_TILES,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory),
+                                   .packed_only = !SERVES_OTHERS};
 
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, THREADS, sizeof(shared_memory));
-}
+#include "cuda/model/tile_kernel.h"
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
@@ -355,18 +345,15 @@ static int32_t ctas_per_sm(const acr__device *device)
     const int32_t wide = DIM >= 128 || WARP_ROWS == 32;
     const int32_t regs_per_thread = wide ? 248 : DIM == 96 ? 200 : 160; /* roughly; ptxas -v tells */
 #endif
-    return acr__ctas_per_sm(device, sizeof(shared_memory), regs_per_thread, THREADS);
+    return tile_ctas_per_sm(device, regs_per_thread);
 }
 
 /* Fitted to runs on an H200 (README.md); other GPUs by the ratio of their tensor rates. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const double wide_rows = WARP_ROWS == 32, query_reread = DIM * WARP_ROWS > 128 * 16, crowded = THREADS > 128;
     const double row_cycles = 1000.0 * (DIM / 64.0) * (KV_TILE / 64.0) * (1.0 + 0.7 * wide_rows);
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
         .kv_tile = STEP_KEYS,
         .mma_flop_per_cycle = 1200.0 * acr__mma_share(device) * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) /
                               (1.0 + 0.05 * (KV_GROUPS - 1)),
@@ -375,29 +362,17 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),
         .ctas_per_sm = ctas_per_sm(device),
     };
-    return acr__fwd_seconds(&padded, device, &rates);
+    return tile_seconds(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_mma",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_mma", 80, 999),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
     .traits = SERVES_PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
-    .why_not = why_not,
+    .why_not = tile_why_not,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    .shape = tile_shape,
 };
 
 #endif

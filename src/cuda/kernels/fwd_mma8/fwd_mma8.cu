@@ -348,23 +348,13 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
 
 #include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
-        reason = "serves packed batches only (ACR_PACKED)";
-    if (reason == NULL)
-        reason = acr__grid_why_not(problem, Q_TILE);
-    if (reason == NULL)
-        reason = acr__vector_why_not(problem);
-    return reason != NULL ? reason : acr__smem_why_not(sizeof(shared_memory), device);
-}
+static const acr__tiling TILING = {.work = ACR__WORK_TILES,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory),
+                                   .packed_only = PACKED};
 
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, THREADS, sizeof(shared_memory));
-}
+#include "cuda/model/tile_kernel.h"
 
 /* Whether mma.sync has 8-bit products there. Hopper's has 16-bit ones only: ptxas makes two, behind conversions. */
 static int has_8_bit_products(const acr__device *device)
@@ -386,19 +376,15 @@ static int32_t ctas_per_sm(const acr__device *device)
 #else
     const int32_t limit = DIM > 128 ? 248 : 168; /* what ptxas takes */
 #endif
-    return has_8_bit_products(device) ? acr__ctas_per_sm(device, sizeof(shared_memory), limit, THREADS) : 1;
+    return has_8_bit_products(device) ? tile_ctas_per_sm(device, limit) : 1;
 }
 
 /* Predicted for GPUs with 8-bit products, on which this family has not run: README.md says where the
  * rates come from. Those of sm_90 are such that fwd_fp8, which is measured, is taken where it can run. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const acr_problem padded = acr__padded(problem, DIM, DIM);
     const int fast = has_8_bit_products(device);
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle = product_rate(device),
         .exp_per_cycle = fast ? 12.0 : 8.0,
         .step_cycles = (500.0 + 12.0 * KV_TILE * (DIM / 64.0)) * (fast ? 1.0 : 2.0),
@@ -406,28 +392,12 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .mask_cycles = 300.0,
         .ctas_per_sm = ctas_per_sm(device),
     };
-    return acr__fwd_seconds(&padded, device, &rates);
+    return tile_seconds(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_mma8",
-    .backend = ACR__CUDA,
-    .dtype = ACR_E4M3,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
-    .why_not = why_not,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 89,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    TILE_KERNEL("fwd_mma8", 89, 999), .dtype = ACR_E4M3, .traits = PACKED ? ACR__TRAIT_PACKED : 0,
+    .why_not = tile_why_not,          .cost = cost,      .shape = tile_shape,
 };
 
 #endif

@@ -170,6 +170,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
+static const acr__tiling TILING = {
+    .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+
+#include "cuda/model/tile_kernel.h"
+
 static int has_window(const acr_problem *problem)
 {
     return problem->window_left != 0 || problem->window_right != 0;
@@ -177,24 +182,13 @@ static int has_window(const acr_problem *problem)
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && !WINDOW && has_window(problem))
-        reason = "window_left, window_right: this kernel looks for no window; fwd_short's _window kernels are for them";
-    if (reason == NULL && !RING && problem->kv_len > STAGES * KV_TILE)
-        reason = STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
-                 : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
-                               : "kv_len is above 128 a stage: this kernel keeps all keys in shared memory";
-    if (reason == NULL)
-        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL)
-        reason = acr__grid_why_not(problem, Q_TILE);
-    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
-}
-
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, THREADS, SMEM_BYTES);
+    if (!WINDOW && has_window(problem))
+        return "window_left, window_right: this kernel looks for no window; fwd_short's _window kernels are for them";
+    if (!RING && problem->kv_len > STAGES * KV_TILE)
+        return STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
+               : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
+                             : "kv_len is above 128 a stage: this kernel keeps all keys in shared memory";
+    return tile_why_not(problem, device);
 }
 
 /* Measured on an H200, in cycles at 1980 MHz: a step (Q_TILE rows, KV_TILE keys), and what a CTA takes besides. */
@@ -223,36 +217,21 @@ static double cost(const acr_problem *problem, const acr__device *device)
     if (!has_window(problem))
         padded.mask = ACR_MASK_NONE; /* nearly every CTA has rows that see nearly all keys */
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0,
         .exp_per_cycle = 13.0,
         .step_cycles = step_cycles(),
         .cta_cycles = cta_cycles() + (WINDOW && !has_window(problem) ? 5000.0 : 0.0), /* then no choice */
         .ctas_per_sm = 1,
     };
-    return acr__fwd_seconds(&padded, device, &rates);
+    return tile_seconds_unpadded(&padded, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_short",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_short", 90, 90),
     .dtype = E4M3 ? ACR_E4M3 : (BF16 ? ACR_BF16 : ACR_F16),
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
     .why_not = why_not,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 90,
-    .arch_max = 90,
-    .shape = shape,
+    .shape = tile_shape,
     .boxes = {.q_rows = HALF_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
 };
 

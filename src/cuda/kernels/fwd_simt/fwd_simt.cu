@@ -305,11 +305,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
 
 #include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    (void)device;
-    return acr__length_why_not(problem);
-}
+enum {
+    STAGES = 1
+};
+
+static const acr__tiling TILING = {.work = ACR__WORK_OWN, .any_strides = 1};
+
+#include "cuda/model/tile_kernel.h"
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
@@ -323,9 +325,6 @@ static double cost(const acr_problem *problem, const acr__device *device)
 {
     const int32_t ctas_per_sm = DIM <= 128 ? 2 : 1;
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle =
             ctas_per_sm == 2 ? 68.0 : 42.0, /* of 256: one or two CTAs cannot hide loads and barriers */
         .exp_per_cycle = 16.0,
@@ -333,28 +332,12 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .cta_cycles = 5000.0,
         .ctas_per_sm = ctas_per_sm,
     };
-    return acr__fwd_seconds(problem, device, &rates);
+    return tile_seconds_unpadded(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_simt",
-    .backend = ACR__CUDA,
-    .dtype = DTYPE,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = 1,
-    .traits = ACR__TRAIT_LAST_RESORT | ACR__TRAIT_PACKED,
-    .why_not = why_not,
-    .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
-    .shape = shape,
+    TILE_KERNEL("fwd_simt", 80, 999), .dtype = DTYPE, .traits = ACR__TRAIT_LAST_RESORT | ACR__TRAIT_PACKED,
+    .why_not = tile_why_not,          .cost = cost,   .shape = shape,
 };
 
 #endif

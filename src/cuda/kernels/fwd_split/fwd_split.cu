@@ -538,26 +538,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __gri
 
 #include "cuda/model/fwd_model.h"
 
+static const acr__tiling TILING = {
+    .work = ACR__WORK_HEAD_ROWS, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+
+#include "cuda/model/tile_kernel.h"
+
 static int64_t head_rows(const acr_problem *problem)
 {
     return problem->q_heads / problem->kv_heads * problem->q_len;
-}
-
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL)
-        reason = acr__row_tiles_why_not(problem, Q_TILE);
-    if (reason == NULL)
-        reason = acr__vector_why_not(problem);
-    return reason != NULL ? reason : acr__smem_why_not(SMEM_BYTES, device);
 }
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
 {
     const int32_t regs_per_thread = DIM == 64 ? 160 : DIM == 128 && Q_TILE == 16 ? 184 : 255; /* ptxas -v tells */
-    return acr__ctas_per_sm(device, SMEM_BYTES, regs_per_thread, THREADS);
+    return tile_ctas_per_sm(device, regs_per_thread);
 }
 
 /* Cycles from a CTA's start to its end when nothing waits for memory. Fitted, as are the other numbers here, to runs on
@@ -661,23 +656,11 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_split",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_split", 80, 999),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
-    .why_not = why_not,
+    .why_not = tile_why_not,
     .workspace = workspace,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 80,
-    .arch_max = 999, /* PTX for what comes */
     .shape = shape,
 };
 

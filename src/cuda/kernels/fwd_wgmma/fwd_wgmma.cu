@@ -426,66 +426,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    const char *reason = acr__length_why_not(problem);
-    if (reason == NULL && PACKED && !(problem->flags & ACR_PACKED))
-        reason = "serves packed batches only (ACR_PACKED)";
-    if (reason == NULL && !WINDOWS && (problem->window_left || problem->window_right))
-        reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
-    if (reason == NULL)
-        reason = acr__boxes_why_not(problem, &KERNEL_DESCRIPTION.boxes);
-    if (reason == NULL)
-        reason = acr__queue_why_not(problem, Q_TILE);
-    return reason != NULL ? reason : acr__smem_why_not((int32_t)sizeof(shared_memory), device);
-}
+static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory),
+                                   .packed_only = PACKED,
+                                   .no_windows = !WINDOWS};
 
-static size_t workspace(const acr_problem *problem, const acr__device *device)
-{
-    return acr__queue_workspace(problem, device, Q_TILE);
-}
-
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    *launch = acr__queue_launch(problem, device, Q_TILE, THREADS, (int32_t)sizeof(shared_memory));
-}
+#include "cuda/model/tile_kernel.h"
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const acr_problem padded = acr__padded(problem, DIM, V_DIM);
     const acr__fwd_rates rates = {
-        .kernel = KERNEL_TEXT,
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 3600.0, /* of 4096: what the power limit leaves */
         .exp_per_cycle = 14.0,
         .step_cycles = 600.0 + 4.0 * KV_TILE, /* of one warpgroup alone */
         .cta_cycles = 3500.0,
         .ctas_per_sm = 1,
     };
-    return acr__fwd_seconds(&padded, device, &rates);
+    return tile_seconds(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_wgmma",
-    .backend = ACR__CUDA,
+    TILE_KERNEL("fwd_wgmma", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .qk_dim_max = DIM,
-    .v_dim_max = V_DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
-    .stages = STAGES,
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
-    .why_not = why_not,
-    .workspace = workspace,
+    .why_not = tile_why_not,
+    .workspace = tile_workspace,
     .cost = cost,
-    .symbol = KERNEL_TEXT,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .arch_min = 90,
-    .arch_max = 90,
-    .shape = shape,
+    .shape = tile_shape,
     .boxes = {.q_rows = GROUP_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
 };
 

@@ -75,36 +75,28 @@ extern "C" __global__ void __launch_bounds__(Q_TILE) KERNEL_NAME(const __grid_co
 
 #else
 
+#include "cuda/model/fwd_model.h"
+
+enum {
+    STAGES = 1
+};
+
+static const acr__tiling TILING = {.work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = Q_TILE, .any_strides = 1};
+
 #include "cuda/kernels/ladder/ladder.h"
-
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    (void)device;
-    return ladder_why_not(problem, Q_TILE);
-}
-
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, Q_TILE, 0);
-}
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    static const acr__fwd_rates rates = {
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
+    const acr__fwd_rates rates = {
         .mma_flop_per_cycle = 23.0, /* loads and conversions outnumber multiply-adds */
         .exp_per_cycle = 16.0,
         .step_cycles = 2600.0, /* a score's chain of 64 additions, and loads between */
         .cta_cycles = 2000.0,
         .ctas_per_sm = 6,
     };
-    return acr__fwd_seconds(problem, device, &rates);
+    return tile_seconds_unpadded(problem, device, rates);
 }
 
-const acr__kernel KERNEL_DESCRIPTION = {
-    LADDER_FIELDS, .family = "fwd_ladder0", .stages = 1, .why_not = why_not, .cost = cost, .shape = shape,
-};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder0"), .cost = cost, .shape = tile_shape};
 
 #endif

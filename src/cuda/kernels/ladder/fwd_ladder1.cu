@@ -177,35 +177,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_c
 
 #else
 
+#include "cuda/model/fwd_model.h"
+
+static const acr__tiling TILING = {.work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS};
+
 #include "cuda/kernels/ladder/ladder.h"
-
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    return ladder_tiles_why_not(problem, device, Q_TILE, 0);
-}
-
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    (void)device;
-    *launch = acr__tile_launch(problem, Q_TILE, THREADS, 0);
-}
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    static const acr__fwd_rates rates = {
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
+    const acr__fwd_rates rates = {
         .mma_flop_per_cycle = 74.0, /* of 256: half of the instructions convert operands */
         .exp_per_cycle = 4.0,       /* four lanes take the same one */
         .step_cycles = 18000.0,
         .cta_cycles = 2500.0,
         .ctas_per_sm = 3,
     };
-    return acr__fwd_seconds(problem, device, &rates);
+    return tile_seconds_unpadded(problem, device, rates);
 }
 
-const acr__kernel KERNEL_DESCRIPTION = {
-    LADDER_FIELDS, .family = "fwd_ladder1", .stages = STAGES, .why_not = why_not, .cost = cost, .shape = shape,
-};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder1"), .cost = cost, .shape = tile_shape};
 
 #endif

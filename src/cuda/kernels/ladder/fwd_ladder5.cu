@@ -206,12 +206,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
 
 #else
 
-#include "cuda/kernels/ladder/ladder.h"
+#include "cuda/model/fwd_model.h"
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    return ladder_tiles_why_not(problem, device, Q_TILE, SMEM_BYTES);
-}
+static const acr__tiling TILING = {
+    .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+
+#include "cuda/kernels/ladder/ladder.h"
 
 /* The counter of the queue. */
 static size_t workspace(const acr_problem *problem, const acr__device *device)
@@ -237,20 +237,16 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr__fwd_rates rates = {
-        .q_tile = Q_TILE,
-        .kv_tile = KV_TILE,
         .mma_flop_per_cycle = 1020.0 * acr__mma_share(device),
         .exp_per_cycle = 16.0,
         .step_cycles = 1960.0,
         .cta_cycles = 3500.0,
         .ctas_per_sm = CTAS_PER_SM,
     };
-    return acr__fwd_seconds(problem, device, &rates);
+    return tile_seconds_unpadded(problem, device, rates);
 }
 
-const acr__kernel KERNEL_DESCRIPTION = {
-    LADDER_FIELDS, .family = "fwd_ladder5", .stages = STAGES, .why_not = why_not, .workspace = workspace,
-    .cost = cost,  .shape = shape,
-};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder5"), .workspace = workspace, .cost = cost,
+                                        .shape = shape};
 
 #endif
