@@ -581,8 +581,8 @@ static void unfused_rows_without_keys_are_zero(void **state)
 
 /* ---- What changes scores, and what hides or adds keys beyond a mask and a window -------------------------------- */
 
-/* Which keys each row of a head sees, as bits: with scores of 0 every visible key has the same weight, and key j has the
- * value 2^j. At most 16 rows. */
+/* Which keys each row of a head sees, as bits: with scores of 0 every visible key has the same weight, and key j has
+ * the value 2^j. At most 16 rows. */
 static void assert_seen(const char *text, const acr_buffers *terms, const unsigned *expected)
 {
     const acr_problem p = problem_of(text);

@@ -62,8 +62,8 @@ void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, len
 int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
                       length_pattern pattern);
 
-/* What the terms of a problem read, as large as acr__term_bytes_of says. With LENGTHS_EDGES there are rows that a bias, a
- * mask or a tree hides from every key, runs of hidden keys as long as a tile, sinks that take all the weight and such
+/* What the terms of a problem read, as large as acr__term_bytes_of says. With LENGTHS_EDGES there are rows that a bias,
+ * a mask or a tree hides from every key, runs of hidden keys as long as a tile, sinks that take all the weight and such
  * as are none, starts that must be clamped, and ranges that are empty, turned around, or reach beyond the keys; else
  * nothing is padding, biases hide nothing, and masks and trees are causal. */
 void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern);

@@ -149,6 +149,24 @@ INLINE vec ln_vec(vec x)
     return __builtin_convertvector(e, vec) * ln_2 + 2.0f * t * series + (x - x); /* x - x: NaN stays NaN */
 }
 
+/* tanh(x) within 3 ulp; NaN for NaN. */
+INLINE vec tanh_vec(vec x)
+{
+    const float log2_e = 1.44269504088896340736f;
+    const uvec sign = (uvec)x & 0x80000000u;
+    const vec magnitude = (vec)((uvec)x ^ sign), z = x * x;
+    /* Below 0.625 x + x^3 p(x^2), p interpolating at Chebyshev's nodes (2e-8 in relative error); above it there is no
+     * cancellation in (1 - e) / (1 + e) with e = exp(-2 |x|). */
+    vec p = -0x1.8f8de4p-8f * z + 0x1.58048ep-6f;
+    p = p * z - 0x1.b9258ap-5f;
+    p = p * z + 0x1.110e1cp-3f;
+    p = p * z - 0x1.555552p-2f;
+    const vec small = x + x * (z * p);
+    const vec e = exp2_scaled(magnitude * -2.0f, log2_e, -127.0f / log2_e);
+    const vec large = (vec)((uvec)((1.0f - e) / (1.0f + e)) | sign);
+    return pick(magnitude < 0.625f, small, large);
+}
+
 /* In place, v[i][j] becomes v[j][i]: each round interleaves the vectors of the lower half with those of the upper. */
 INLINE void transpose(vec v[LANES])
 {
@@ -298,6 +316,9 @@ typedef struct tile {
     int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
     fwd_scales scales;              /* of the batch entry and head */
     visible_entry visible;
+    bool has_terms;  /* what follows is not 0: the scores get a pass of their own between the products */
+    bool is_sparse;  /* what a row sees is no interval: ranges, a tree, a bias */
+    float raw_scale; /* what q times k is multiplied by for the terms; scales.scale is what is left to do */
 } tile;
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
@@ -310,6 +331,13 @@ typedef struct scratch_parts {
     int32_t *first, *end; /* [Q_TILE]: the row sees the keys from first to end - 1 */
     float *k;             /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
     float *v;             /* [KV_TILE][v_dim rounded up to vectors], where inputs are widened */
+    /* With terms alone. */
+    visible_keys *blocks; /* [Q_TILE / ROWS]: seen by some row of the block, and by every row */
+    int32_t *position;    /* [Q_TILE]: of the row among the keys */
+    float *slope, *sink;  /* [Q_TILE] */
+    int32_t *any;         /* [Q_TILE]: -1 where a sparse row has seen a key, else 0 */
+    int32_t *seen;        /* [KV_TILE][ROWS]: -1 where a sparse row sees a key, else 0 */
+    float *bias;          /* [KV_TILE][ROWS] */
 } scratch_parts;
 
 /* A matrix of floats as the products read it. */
@@ -333,7 +361,7 @@ static void *cut(char *scratch, int64_t *used, int64_t elements)
 }
 
 /* Cuts scratch into its parts and returns its bytes. */
-static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim)
+static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim, bool has_terms)
 {
     int64_t used = 0;
     parts->q = cut(scratch, &used, Q_TILE * qk_dim);
@@ -345,6 +373,14 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     parts->end = cut(scratch, &used, Q_TILE);
     parts->k = cut(scratch, &used, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
     parts->v = cut(scratch, &used, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
+    const int64_t rows = has_terms ? Q_TILE : 0, scores = has_terms ? KV_TILE * ROWS : 0;
+    parts->blocks = cut(scratch, &used, 4 * (rows / ROWS)); /* of 4 numbers each */
+    parts->position = cut(scratch, &used, rows);
+    parts->slope = cut(scratch, &used, rows);
+    parts->sink = cut(scratch, &used, rows);
+    parts->any = cut(scratch, &used, rows);
+    parts->seen = cut(scratch, &used, scores);
+    parts->bias = cut(scratch, &used, scores);
     return used;
 }
 
@@ -382,6 +418,24 @@ static void find_scales(const fwd_args *args, tile *t)
     }
 }
 
+static bool has_terms(const fwd_args *a)
+{
+    return a->softcap > 0 || a->sinks || a->slopes || a->bias || a->kv_starts || a->ranges || a->tree || a->chunk;
+}
+
+/* Terms that change scores want them in natural units; weigh then has nothing left to scale. */
+static void find_terms(const fwd_args *args, tile *t)
+{
+    const float log2_e = 1.44269504088896340736f, raw_max = 1e30f; /* finite times any capped or biased score */
+    t->has_terms = has_terms(args);
+    t->is_sparse = args->ranges || args->tree || args->bias;
+    if (args->softcap > 0 || args->slopes || args->bias) {
+        t->raw_scale = t->scales.scale < raw_max ? t->scales.scale : raw_max;
+        t->scales.scale = 1.0f;
+        t->scales.scale_log2 = log2_e;
+    }
+}
+
 /* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches;
  * with one, the longest first over all heads, so that no lane is left with a long item at the end. */
 static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
@@ -393,7 +447,12 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
     tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
     find_entry(args, &t);
     find_scales(args, &t);
-    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, (int32_t)t.keys, 0};
+    find_terms(args, &t);
+    const int32_t keys = (int32_t)t.keys, start = args->kv_starts ? args->kv_starts[t.batch] : 0;
+    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, keys,
+                                start < 0      ? 0
+                                : start > keys ? keys
+                                               : start};
     const int64_t rows = args->group * t.queries;
     t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
@@ -434,6 +493,58 @@ static int64_t padded_rows(const tile *t)
     return round_up(t->end_row - t->first_row, ROWS);
 }
 
+/* The query head of a row, and the row that a lane beyond the tile follows: its last, so that it never widens the span
+ * of keys. */
+static int64_t head_of(const fwd_args *args, const tile *t, int64_t row)
+{
+    return t->kv_head * args->group + row % args->group;
+}
+
+static int64_t real_row(const tile *t, int64_t lane)
+{
+    return t->first_row + lane < t->end_row ? t->first_row + lane : t->end_row - 1;
+}
+
+/* The keys [*first, *end) from the first that a row sees to the last: its interval, and ranges that hold its position.
+ * Empty where it sees none. */
+static void find_hull(const fwd_args *args, const tile *t, int32_t position, int32_t *first, int32_t *end)
+{
+    for (int32_t n = 0; args->ranges && n < args->ranges_count; n++) {
+        const int32_t *range = &args->ranges[2 * (t->batch * args->ranges_count + n)];
+        if (position < range[0] || position >= range[1]) {
+            continue;
+        }
+        const int32_t begin = visible_max(range[0], t->visible.kv_start),
+                      stop = visible_min(range[1], (int32_t)t->keys);
+        if (begin < stop) {
+            *first = *first < *end ? visible_min(*first, begin) : begin;
+            *end = visible_max(*end, stop);
+        }
+    }
+}
+
+static void begin_terms(const scratch_parts *parts, const fwd_args *args, const tile *t)
+{
+    for (int64_t lane = 0; lane < padded_rows(t); lane++) {
+        const int64_t row = real_row(t, lane), head = head_of(args, t, row);
+        parts->position[lane] = visible_position(t->visible, (int32_t)(row / args->group));
+        parts->slope[lane] = args->slopes ? args->slopes[head] : 0;
+        parts->sink[lane] = args->sinks ? args->sinks[head] : minus_infinity;
+        parts->any[lane] = 0;
+        visible_keys *block = &parts->blocks[lane / ROWS];
+        const int64_t block_first = lane / ROWS * ROWS;
+        if (lane == block_first) { /* of a later position neither end of the interval is less */
+            *block = (visible_keys){0, parts->first[lane + ROWS - 1], parts->end[lane], 0};
+        }
+        int32_t first = parts->first[lane], end = parts->end[lane];
+        find_hull(args, t, parts->position[lane], &first, &end);
+        if (first < end) {
+            block->first = block->first < block->end ? visible_min(block->first, first) : first;
+            block->end = visible_max(block->end, end);
+        }
+    }
+}
+
 static void begin_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     for (int64_t row = 0; row < padded_rows(t); row += LANES) {
@@ -442,15 +553,16 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
         *(vec *)&parts->max[row] = splat(minus_infinity);
         *(vec *)&parts->sum[row] = (vec){0};
         for (int64_t lane = row; lane < row + LANES; lane++) {
-            /* Lanes beyond the tile follow its last row, so that they never widen the span of keys. */
-            const int64_t real = t->first_row + lane < t->end_row ? t->first_row + lane : t->end_row - 1;
-            const int32_t position = (int32_t)(real / args->group);
+            const int32_t position = (int32_t)(real_row(t, lane) / args->group);
             parts->first[lane] = visible_first(t->visible, position);
             parts->end[lane] = visible_end(t->visible, position);
         }
     }
     for (int64_t i = 0; i < padded_rows(t) * args->v_dim; i += LANES) {
         *(vec *)&parts->o[i] = (vec){0};
+    }
+    if (t->has_terms) {
+        begin_terms(parts, args, t);
     }
 }
 
@@ -469,6 +581,20 @@ INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *str
         }
     }
     return (matrix){widened, padded};
+}
+
+/* A tile of keys, loaded when a block of rows sees some of it. */
+typedef struct key_tile {
+    matrix k, v;
+    bool is_loaded;
+} key_tile;
+
+static void load_key_tile(key_tile *now, const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t first,
+                          int64_t end)
+{
+    now->k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
+    now->v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
+    now->is_loaded = true;
 }
 
 /* ---- The two products ------------------------------------------------------------------------------------------ */
@@ -596,16 +722,17 @@ INLINE void add_values(float *o, const vec rescale[ROW_VECS], const float *s, ma
 }
 
 /* As add_values, to the bit, with nothing added for keys that a row does not see: 0 * infinity would be NaN. Slow, and
- * rare. */
+ * rare. seen: of sparse rows, else NULL. */
 static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int64_t dims,
-                            const int32_t *row_first, const int32_t *row_end, int32_t first_key)
+                            const int32_t *row_first, const int32_t *row_end, int32_t first_key, const int32_t *seen)
 {
     for (int64_t dim = 0; dim < dims; dim++) {
         for (int r = 0; r < ROW_VECS; r++) {
             vec sum = {0};
             for (int32_t key = 0; key < (int32_t)keys; key++) {
-                const vec value =
-                    pick(sees(row_first, row_end, r, first_key + key), splat(v.at[key * v.row_stride + dim]), (vec){0});
+                const ivec visible =
+                    seen ? *(const ivec *)&seen[key * ROWS + r * LANES] : sees(row_first, row_end, r, first_key + key);
+                const vec value = pick(visible, splat(v.at[key * v.row_stride + dim]), (vec){0});
                 sum += *(const vec *)&s[key * ROWS + r * LANES] * value;
             }
             vec *at = (vec *)&o[dim * ROWS + r * LANES];
@@ -669,37 +796,227 @@ INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *m
     }
 }
 
+/* ---- Terms: what the scores are beyond q times k ---------------------------------------------------------------- */
+
+/* Elements [index, index + count) of a bias as floats, count <= LANES; the rest is 0. A mask gives 1 and 0. */
+INLINE vec load_some_bias(const fwd_args *args, int64_t index, int64_t count)
+{
+    const int64_t bytes = args->bias_type == FWD_BIAS_F32 ? 4 : args->bias_type == FWD_BIAS_MASK ? 1 : 2;
+    char elements[LANES * 4] = {0};
+    const char *at = (const char *)args->bias + index * bytes;
+    if (count >= LANES) {
+        __builtin_memcpy(elements, at, (size_t)(LANES * bytes));
+    } else {
+        __builtin_memcpy(elements, at, (size_t)(count * bytes));
+    }
+    switch (args->bias_type) {
+    case FWD_BIAS_F16:
+        return widen_f16(*(const u16vec_anywhere *)elements);
+    case FWD_BIAS_BF16:
+        return widen_bf16(*(const u16vec_anywhere *)elements);
+    case FWD_BIAS_MASK:
+        return pick(__builtin_convertvector(*(const u8vec_anywhere *)elements, ivec) != 0, splat(1.0f), (vec){0});
+    default:
+        return *(const vec_anywhere *)elements;
+    }
+}
+
+/* The bias of a block of rows for `keys` keys, key by key. */
+static void load_bias(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, int64_t first,
+                      int64_t keys)
+{
+    const fwd_strides *s = &args->bias_stride;
+    for (int row = 0; row < ROWS; row += LANES) {
+        int64_t at[LANES];
+        for (int lane = 0; lane < LANES; lane++) {
+            const int64_t real = real_row(t, (int64_t)block * ROWS + row + lane);
+            at[lane] = t->batch * s->batch + (t->kv_head * args->group + real % args->group) * s->head +
+                       real / args->group * s->row + first;
+        }
+        for (int64_t key = 0; key < keys; key += LANES) {
+            const int64_t count = keys - key < LANES ? keys - key : LANES;
+            vec v[LANES];
+            for (int lane = 0; lane < LANES; lane++) {
+                v[lane] = load_some_bias(args, at[lane] + key, count);
+            }
+            transpose(v);
+            for (int64_t k = 0; k < count; k++) {
+                *(vec *)&parts->bias[(key + k) * ROWS + row] = v[k];
+            }
+        }
+    }
+}
+
+static void hide_by_bias(const scratch_parts *parts, const fwd_args *args, int64_t keys)
+{
+    const float hidden = args->bias_type == FWD_BIAS_MASK ? 0 : minus_infinity;
+    for (int64_t i = 0; i < keys * ROWS; i += LANES) {
+        *(ivec *)&parts->seen[i] &= (ivec)(*(const vec *)&parts->bias[i] != hidden);
+    }
+}
+
+static void show_ranges(const scratch_parts *parts, const fwd_args *args, const tile *t, const int32_t *position,
+                        int64_t first, int64_t keys)
+{
+    for (int32_t n = 0; n < args->ranges_count; n++) {
+        const int32_t *range = &args->ranges[2 * (t->batch * args->ranges_count + n)];
+        const int64_t begin = range[0] > first ? range[0] : first;
+        const int64_t from = begin > t->visible.kv_start ? begin : t->visible.kv_start;
+        const int64_t end = range[1] < first + keys ? range[1] : first + keys;
+        for (int64_t key = from; key < end; key++) {
+            for (int row = 0; row < ROWS; row += LANES) {
+                const ivec at = *(const ivec *)&position[row];
+                *(ivec *)&parts->seen[(key - first) * ROWS + row] |= (ivec)(at >= range[0]) & (ivec)(at < range[1]);
+            }
+        }
+    }
+}
+
+static void hide_by_tree(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, int64_t first,
+                         int64_t keys)
+{
+    const int64_t tree_first = t->keys - t->queries, row_bytes = (args->q_len + 7) / 8;
+    for (int row = 0; row < ROWS; row++) {
+        const int64_t i = real_row(t, (int64_t)block * ROWS + row) / args->group;
+        const uint8_t *bits = args->tree + (t->batch * args->q_len + i) * row_bytes;
+        for (int64_t key = first > tree_first ? first : tree_first; key < first + keys; key++) {
+            const int64_t bit = key - tree_first;
+            parts->seen[(key - first) * ROWS + row] &= -(bits[bit / 8] >> bit % 8 & 1);
+        }
+    }
+}
+
+/* Which of `keys` keys each of a block's sparse rows sees, into parts->seen; returns whether there is any. */
+static bool mark_seen(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, int64_t first,
+                      int64_t keys)
+{
+    const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
+    for (int64_t key = 0; key < keys; key++) {
+        for (int r = 0; r < ROW_VECS; r++) {
+            *(ivec *)&parts->seen[key * ROWS + r * LANES] = sees(row_first, row_end, r, (int32_t)(first + key));
+        }
+    }
+    if (args->ranges) {
+        show_ranges(parts, args, t, parts->position + block * ROWS, first, keys);
+    }
+    if (args->tree) {
+        hide_by_tree(parts, args, t, block, first, keys);
+    }
+    if (args->bias) {
+        load_bias(parts, args, t, block, first, keys);
+        hide_by_bias(parts, args, keys);
+    }
+    ivec any = {0};
+    for (int row = 0; row < ROWS; row += LANES) {
+        ivec of_rows = {0};
+        for (int64_t key = 0; key < keys; key++) {
+            of_rows |= *(const ivec *)&parts->seen[key * ROWS + row];
+        }
+        *(ivec *)&parts->any[block * ROWS + row] |= of_rows;
+        any |= of_rows;
+    }
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        found |= any[lane];
+    }
+    return found != 0;
+}
+
+/* Turns q times k into scores: cap, bias, ALiBi, then -infinity where a row does not see the key. max: as of score. */
+static void finish_scores(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, int64_t first,
+                          int64_t keys, bool masked, vec max[ROW_VECS])
+{
+    const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
+    const float cap = args->softcap, inverse_cap = cap > 0 ? 1.0f / cap : 0;
+    for (int r = 0; r < ROW_VECS; r++) {
+        const ivec position = *(const ivec *)&parts->position[block * ROWS + r * LANES];
+        const vec slope = *(const vec *)&parts->slope[block * ROWS + r * LANES];
+        max[r] = splat(minus_infinity);
+        for (int64_t key = 0; key < keys; key++) {
+            const int64_t at = key * ROWS + r * LANES;
+            vec x = *(const vec *)&parts->s[at];
+            x = t->raw_scale != 0 ? x * t->raw_scale : x;
+            x = cap > 0 ? cap * tanh_vec(x * inverse_cap) : x;
+            x = args->bias && args->bias_type != FWD_BIAS_MASK ? x + *(const vec *)&parts->bias[at] : x;
+            if (args->slopes) {
+                const ivec behind = position - (int32_t)(first + key);
+                x -= slope * __builtin_convertvector(pick_bits(behind < 0, (uvec)-behind, (uvec)behind), vec);
+            }
+            if (t->is_sparse) {
+                x = pick(*(const ivec *)&parts->seen[at], x, splat(minus_infinity));
+            } else if (masked) {
+                x = pick(sees(row_first, row_end, r, (int32_t)(first + key)), x, splat(minus_infinity));
+            }
+            max[r] = max_or_second(x, max[r]);
+            *(vec *)&parts->s[at] = x;
+        }
+    }
+}
+
+/* Takes the sinks into max and sum, as if each were a key of its own without a value; o follows. */
+static void join_sinks(const scratch_parts *parts, const fwd_args *args, const tile *t)
+{
+    const float log2_e = 1.44269504088896340736f, least = -127.0f / log2_e;
+    for (int64_t row = 0; row < padded_rows(t); row += LANES) {
+        vec *max = (vec *)&parts->max[row], *sum = (vec *)&parts->sum[row];
+        const vec sink = *(const vec *)&parts->sink[row], natural = *max * t->scales.scale;
+        const vec largest = max_or_second(sink, natural);
+        const vec reference = pick(largest == minus_infinity, (vec){0}, largest);
+        const vec kept = exp2_scaled(natural - reference, log2_e, least);
+        *sum = *sum * kept + exp2_scaled(sink - reference, log2_e, least);
+        *max = largest;
+        float *o = parts->o + row / ROWS * args->v_dim * ROWS + row % ROWS;
+        for (int64_t dim = 0; dim < args->v_dim; dim++) {
+            *(vec *)&o[dim * ROWS] *= kept;
+        }
+    }
+}
+
 /* ---- A tile ---------------------------------------------------------------------------------------------------- */
 
-/* Adds keys [first, end) to one block of rows. k and v start at key `first`. */
-INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, matrix k, matrix v,
-                   int64_t first, int64_t end)
+/* Adds keys [first, end) to one block of rows. now starts at key `first`, and ends at `loaded_end`. */
+INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, key_tile *now,
+                   int64_t first, int64_t loaded_end)
 {
+    int64_t end = loaded_end;
     const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
     const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
     /* Of a later position neither end is less. */
-    const visible_keys seen = {row_first[0], row_first[ROWS - 1], row_end[0], row_end[ROWS - 1]};
+    visible_keys seen = {row_first[0], row_first[ROWS - 1], row_end[0], row_end[ROWS - 1]};
+    if (t->has_terms) {
+        seen = parts->blocks[block];
+    }
     end = end < seen.end ? end : seen.end;
     if (first >= end || end <= seen.first) {
         return;
     }
     const int64_t keys = end - first;
-    const bool masked = first < seen.full_first || end > seen.full_end;
+    if (t->is_sparse && !mark_seen(parts, args, t, block, first, keys)) {
+        return;
+    }
+    if (!now->is_loaded) {
+        load_key_tile(now, parts, args, t, first, loaded_end);
+    }
+    const bool masked = t->is_sparse || first < seen.full_first || end > seen.full_end;
     vec tile_max[ROW_VECS], rescale[ROW_VECS];
-    score_call call = {parts->s, q, k, args->qk_dim, keys, (int32_t)first, row_first, row_end, true};
-    if (masked) {
+    score_call call = {parts->s, q, now->k, args->qk_dim, keys, (int32_t)first, row_first, row_end, true};
+    if (masked && !t->has_terms) {
         score(&call, tile_max);
     } else {
         call.masked = false; /* a constant here: the loop without a mask is compiled by itself */
         score(&call, tile_max);
     }
+    if (t->has_terms) {
+        finish_scores(parts, args, t, block, first, keys, masked, tile_max);
+    }
     weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, t->scales.scale_log2,
           rescale);
-    if (masked && !all_finite(v, keys, args->v_dim)) {
-        add_seen_values(o, rescale, parts->s, v, keys, args->v_dim, row_first, row_end, (int32_t)first);
+    if (masked && !all_finite(now->v, keys, args->v_dim)) {
+        add_seen_values(o, rescale, parts->s, now->v, keys, args->v_dim, row_first, row_end, (int32_t)first,
+                        t->is_sparse ? parts->seen : NULL);
     } else {
-        add_values(o, rescale, parts->s, v, keys, args->v_dim);
+        add_values(o, rescale, parts->s, now->v, keys, args->v_dim);
     }
 }
 
@@ -707,7 +1024,8 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
 static void store_rows(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
     const float *o = parts->o + row / ROWS * args->v_dim * ROWS + row % ROWS;
-    const ivec sees_keys = *(const ivec *)&parts->end[row] > *(const ivec *)&parts->first[row];
+    const ivec sees_keys = t->is_sparse ? *(const ivec *)&parts->any[row]
+                                        : (ivec)(*(const ivec *)&parts->end[row] > *(const ivec *)&parts->first[row]);
     const vec factor = t->scales.out_scale / *(const vec *)&parts->sum[row];
     for (int64_t dim = 0; dim < args->v_dim; dim += LANES) {
         const int64_t count = args->v_dim - dim < LANES ? args->v_dim - dim : LANES;
@@ -726,8 +1044,8 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
 static void store_lse(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t row)
 {
     const vec sum = *(const vec *)&parts->sum[row];
-    const vec lse =
-        pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * t->scales.scale + ln_vec(sum));
+    const float scale = args->sinks ? 1.0f : t->scales.scale; /* join_sinks has scaled the maxima */
+    const vec lse = pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * scale + ln_vec(sum));
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
         const int64_t tile_row = t->first_row + row + lane;
         const int64_t head = t->kv_head * args->group + tile_row % args->group;
@@ -740,15 +1058,25 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
 static void run_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     begin_tile(parts, args, t);
-    const int64_t keys_end = parts->end[padded_rows(t) - 1];
+    int64_t keys_first = parts->first[0], keys_end = parts->end[padded_rows(t) - 1];
+    for (int block = 0; args->ranges && block * ROWS < padded_rows(t); block++) {
+        const visible_keys *seen = &parts->blocks[block];
+        keys_first = seen->first < seen->end && seen->first < keys_first ? seen->first : keys_first;
+        keys_end = seen->end > keys_end ? seen->end : keys_end;
+    }
     /* From a multiple of KV_TILE on: which keys are summed together depends on no other row. */
-    for (int64_t first = parts->first[0] / KV_TILE * KV_TILE; first < keys_end; first += KV_TILE) {
+    for (int64_t first = keys_first / KV_TILE * KV_TILE; first < keys_end; first += KV_TILE) {
         const int64_t end = first + KV_TILE < keys_end ? first + KV_TILE : keys_end;
-        const matrix k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
-        const matrix v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
-        for (int block = 0; block * ROWS < padded_rows(t); block++) {
-            attend(parts, args, t, block, k, v, first, end);
+        key_tile now = {.is_loaded = false};
+        if (!t->is_sparse) {
+            load_key_tile(&now, parts, args, t, first, end);
         }
+        for (int block = 0; block * ROWS < padded_rows(t); block++) {
+            attend(parts, args, t, block, &now, first, end);
+        }
+    }
+    if (args->sinks) {
+        join_sinks(parts, args, t);
     }
     for (int64_t row = 0; row < t->end_row - t->first_row; row += LANES) {
         store_rows(parts, args, t, row);
@@ -763,7 +1091,7 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
     (void)lane;
     (void)lanes;
     scratch_parts parts;
-    cut_scratch(&parts, scratch, args->qk_dim, args->v_dim);
+    cut_scratch(&parts, scratch, args->qk_dim, args->v_dim, has_terms(args));
     const int64_t tiles = ((int64_t)args->group * args->q_len + Q_TILE - 1) / Q_TILE; /* of the longest entry */
     const int64_t items = tiles * args->batch * args->kv_heads;
     for (;;) {
@@ -795,7 +1123,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     scratch_parts parts;
-    return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim) * device->threads);
+    const bool terms = acr__terms_of(problem) != 0;
+    return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim, terms) * device->threads);
 }
 
 /* Cycles of the vector units, counted; caches and memory are taken to keep up. */
@@ -805,7 +1134,11 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
                  by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
     const double cycles_per_product = (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS);
-    const double exp_cycles = 10, widen_cycles = WIDENS ? 3 : 0,
+    const uint32_t terms = acr__terms_of(problem);
+    const double term_cycles = (terms != 0 ? 3 : 0) + (terms & FWD_TERM_CAP ? 22 : 0) +
+                               (terms & FWD_TERM_BIAS ? 12 : 0) + (terms & FWD_TERM_ALIBI ? 3 : 0) +
+                               (terms & FWD_TERM_TREE ? 2 * LANES : 0);
+    const double exp_cycles = 10 + term_cycles, widen_cycles = WIDENS ? 3 : 0,
                  row_cycles = 6; /* a vector; row_cycles: transposing in and out */
 
     const double dims = (double)(problem->qk_dim + problem->v_dim);
@@ -834,6 +1167,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
     .traits = ACR__TRAIT_PACKED,
+    .terms = FWD_TERM_ALL,
     .image = KERNEL_IMAGE,
     .image_end = KERNEL_IMAGE_END,
     .why_not = why_not,
