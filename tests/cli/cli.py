@@ -496,6 +496,10 @@ class Roofline(Cli):
         self.assertAlmostEqual(report["floor_warm_us"], 4 * 16 * 512 * 512 * 64 / 121e12 * 1e6, delta=0.1)
         self.assertTrue(report["source"])
 
+    def test_of_this_machines_processors(self):
+        report = self.json_of("roofline", "--gpu", "cpu", "f32:b1:h1:s64:d32")[0]
+        self.assertGreater(report["cpu_share"], 0)
+
     def test_verdicts(self):
         verdicts = [self.json_of("roofline", "--gpu", "h200", "--target", target)[0]["verdict"]
                     for target in ("0.5us", "5us", "1ms")]

@@ -1,5 +1,6 @@
 /* Estimates against physics: on every GPU of the table no kernel is estimated below the floor that the roofline gives,
- * and no rung of the teaching ladder quicker than the kernel that the planner takes. */
+ * and no rung of the teaching ladder quicker than the kernel that the planner takes. And the CPU's measured rates. */
+#include "machine/cpu_peak.h"
 #include "machine/gpus.h"
 #include "machine/roofline.h"
 #include "support.h"
@@ -70,11 +71,37 @@ static void features_are_work(void **state)
     assert_true(work("b2:h4:s8:d16:kvstarts", &lengths).exps == 4 * 8 * 5);
 }
 
+static void a_rate_counts_the_time_that_threads_ran(void **state)
+{
+    (void)state;
+    const peak_part parts[] = {{100, 1.0}, {100, 0.5}, {5, 0.0}};
+    assert_true(peak_rate(parts, 3) == 300.0);
+}
+
+/* Many threads on few processors have each a fraction of one, as on a busy machine. */
+static void a_busy_machine_has_an_idle_ones_floor(void **state)
+{
+    (void)state;
+    enum {
+        THREADS = 32
+    };
+    double share_of_one, share_of_many;
+    const uint32_t portable = 0;
+    const double one = cpu_peak_flops(portable, 1, &share_of_one);
+    const double many = cpu_peak_flops(portable, THREADS, &share_of_many);
+    if (many < THREADS / 4 * one)
+        fail_msg("%d threads reach %.3g times what one does", THREADS, many / one);
+    assert_true(share_of_one > 0 && share_of_one < 1.1);
+    assert_true(share_of_many > 0 && share_of_many < 1.1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_estimate_is_below_physics),
         cmocka_unit_test(features_are_work),
+        cmocka_unit_test(a_rate_counts_the_time_that_threads_ran),
+        cmocka_unit_test(a_busy_machine_has_an_idle_ones_floor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

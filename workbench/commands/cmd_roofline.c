@@ -27,8 +27,8 @@ static const command_spec spec = {
              "stream of launches over the\n"
              "same buffers does; the cold one has them in DRAM. Products are summed in float32, as every kernel here "
              "does: GeForce\n"
-             "cards have twice the rate with float16 sums. --gpu cpu measures this machine's processors, which must "
-             "be idle for it.\n",
+             "cards have twice the rate with float16 sums. --gpu cpu measures this machine's processors, by the "
+             "time that they gave to it.\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion roofline --gpu l4 --target 5us\n"
@@ -99,6 +99,13 @@ static void print_target(const machine *m, const floor_times *f, double target_s
     }
 }
 
+/* Whether other programs took so much of the processors that the floor is less sure than on an idle machine: their
+ * caches, clocks and memory are shared, too. */
+static bool is_busy(const machine *m)
+{
+    return m->cpu_share < 0.9;
+}
+
 static void print_floor(const acr_problem *problem, const char *text, const machine *m, double target_s)
 {
     problem_work d = work_of(problem, NULL);
@@ -131,6 +138,11 @@ static void print_floor(const acr_problem *problem, const char *text, const mach
         print_target(m, &f, target_s);
     }
     printf("  rates: %s\n", m->source);
+    if (is_busy(m)) {
+        printf(
+            "  the machine is busy: this process had %.0f %% of its processors' time; rates are of the time it ran\n",
+            100 * m->cpu_share);
+    }
 }
 
 static json_t *floor_json(const acr_problem *problem, const char *text, const machine *m, double target_s)
@@ -138,12 +150,12 @@ static json_t *floor_json(const acr_problem *problem, const char *text, const ma
     problem_work d = work_of(problem, NULL);
     floor_times f;
     floor_of(&f, m, problem, &d);
-    json_t *json =
-        json_pack("{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:f}", "problem", text,
-                  "machine", m->name, "source", m->source, "flops", d.flops, "exps", d.exps, "bytes", d.bytes,
-                  "multiply_add_us", 1e6 * f.multiply_add_s, "exp_us", 1e6 * f.exp_s, "l2_us", 1e6 * f.cache_s,
-                  "dram_us", 1e6 * f.memory_cold_s, "floor_warm_us", 1e6 * f.warm_s, "warm_bound", f.warm_bound,
-                  "floor_cold_us", 1e6 * f.cold_s, "cold_bound", f.cold_bound, "launch_us", 1e6 * m->launch_s);
+    json_t *json = json_pack(
+        "{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:f}", "problem", text, "machine",
+        m->name, "source", m->source, "cpu_share", m->cpu_share, "flops", d.flops, "exps", d.exps, "bytes", d.bytes,
+        "multiply_add_us", 1e6 * f.multiply_add_s, "exp_us", 1e6 * f.exp_s, "l2_us", 1e6 * f.cache_s, "dram_us",
+        1e6 * f.memory_cold_s, "floor_warm_us", 1e6 * f.warm_s, "warm_bound", f.warm_bound, "floor_cold_us",
+        1e6 * f.cold_s, "cold_bound", f.cold_bound, "launch_us", 1e6 * m->launch_s);
     if (target_s > 0) {
         json_object_set_new(json, "target_us", json_real(1e6 * target_s));
         json_object_set_new(json, "verdict", json_string(target_verdict_text(judge_target(m, &f, target_s))));

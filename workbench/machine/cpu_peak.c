@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/parallel.h"
 #include "base/progress.h"
@@ -40,24 +41,41 @@ FMA_LOOP(fma_loop_avx2, 32, __attribute__((target("avx2,fma"))))
 FMA_LOOP(fma_loop_avx512, 64, __attribute__((target("avx512f"))))
 #endif
 
+static double thread_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+double peak_rate(const peak_part *parts, uint32_t count)
+{
+    double rate = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        rate += parts[i].cpu_s > 0 ? parts[i].amount / parts[i].cpu_s : 0;
+    }
+    return rate;
+}
+
 typedef struct fma_work {
     float (*loop)(void);
     double until_s;
-    double *ops; /* by thread */
+    peak_part *parts; /* by thread */
     double ops_per_loop;
 } fma_work;
 
 static void fma_task(void *arg, int64_t index)
 {
     const fma_work *work = arg;
+    const double started_s = thread_s();
     volatile float sink = 0;
     double ops = 0;
-    while (monotonic_s() < work->until_s) {
+    do {
         sink = work->loop();
         ops += work->ops_per_loop;
-    }
+    } while (monotonic_s() < work->until_s);
     (void)sink;
-    work->ops[index] = ops;
+    work->parts[index] = (peak_part){ops, thread_s() - started_s};
 }
 
 enum {
@@ -69,19 +87,10 @@ enum {
 };
 static const double measure_s = 0.015;
 
-static double sum(const double *values, uint32_t count)
+double cpu_peak_flops(uint32_t isa, uint32_t threads, double *share)
 {
-    double total = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        total += values[i];
-    }
-    return total;
-}
-
-double cpu_peak_flops(uint32_t isa, uint32_t threads)
-{
-    double ops[THREADS_MAX] = {0};
-    fma_work work = {.loop = fma_loop_portable, .ops = ops};
+    peak_part parts[THREADS_MAX] = {{0}};
+    fma_work work = {.loop = fma_loop_portable, .parts = parts};
     double lanes = 4;
 #if defined __x86_64__
     if (isa & ACR__ISA_AVX512) {
@@ -96,14 +105,19 @@ double cpu_peak_flops(uint32_t isa, uint32_t threads)
 #endif
     work.ops_per_loop = 2.0 * lanes * CHAINS * ROUNDS;
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
-    double best = 0;
+    double best = 0, ran_s = 0, passed_s = 0;
     for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
-        double started_s = monotonic_s();
+        const double started_s = monotonic_s();
         work.until_s = started_s + measure_s;
         parallel_for(threads, threads, fma_task, &work);
-        double rate = sum(ops, threads) / (monotonic_s() - started_s);
+        const double rate = peak_rate(parts, threads);
         best = rate > best ? rate : best;
+        passed_s += (monotonic_s() - started_s) * threads;
+        for (uint32_t i = 0; i < threads; ++i) {
+            ran_s += parts[i].cpu_s;
+        }
     }
+    *share = ran_s / passed_s;
     return best;
 }
 
@@ -111,7 +125,7 @@ typedef struct read_work {
     const unsigned char *memory;
     size_t bytes_per_thread;
     double until_s;
-    double *bytes; /* by thread */
+    peak_part *parts; /* by thread */
 } read_work;
 
 static void read_task(void *arg, int64_t index)
@@ -120,9 +134,10 @@ static void read_task(void *arg, int64_t index)
     const read_work *work = arg;
     const vector *first = (const vector *)(const void *)(work->memory + (size_t)index * work->bytes_per_thread);
     size_t count = work->bytes_per_thread / sizeof(vector);
+    const double started_s = thread_s();
     volatile uint64_t sink = 0;
     double bytes = 0;
-    while (monotonic_s() < work->until_s) {
+    do {
         vector totals[4] = {{0}, {0}, {0}, {0}};
         for (size_t i = 0; i < count; i += 4) {
             for (size_t lane = 0; lane < 4; ++lane) {
@@ -132,9 +147,9 @@ static void read_task(void *arg, int64_t index)
         vector total = totals[0] + totals[1] + totals[2] + totals[3];
         sink = total[0] + total[7];
         bytes += (double)work->bytes_per_thread;
-    }
+    } while (monotonic_s() < work->until_s);
     (void)sink;
-    work->bytes[index] = bytes;
+    work->parts[index] = (peak_part){bytes, thread_s() - started_s};
 }
 
 double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads)
@@ -142,7 +157,7 @@ double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads)
     enum {
         SHARE_MULTIPLE = 256
     }; /* four vectors */
-    double read[THREADS_MAX] = {0};
+    peak_part parts[THREADS_MAX] = {{0}};
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
     size_t share = (bytes / threads + SHARE_MULTIPLE) / SHARE_MULTIPLE * SHARE_MULTIPLE;
     unsigned char *memory = aligned_alloc(SHARE_MULTIPLE, share * threads);
@@ -150,13 +165,12 @@ double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads)
         return 0;
     }
     memset(memory, 1, share * threads);
-    read_work work = {.memory = memory, .bytes_per_thread = share, .bytes = read};
+    read_work work = {.memory = memory, .bytes_per_thread = share, .parts = parts};
     double best = 0;
     for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
-        double started_s = monotonic_s();
-        work.until_s = started_s + measure_s;
+        work.until_s = monotonic_s() + measure_s;
         parallel_for(threads, threads, read_task, &work);
-        double rate = sum(read, threads) / (monotonic_s() - started_s);
+        const double rate = peak_rate(parts, threads);
         best = rate > best ? rate : best;
     }
     free(memory);

@@ -21,7 +21,8 @@ void machine_of_gpu(machine *out, const acr__device *device)
     sm_rates rates = gpu_sm_rates(device);
     double clocks_per_s = device->clock_hz * device->sm_count;
     *out = (machine){.source = model ? model->source
-                                     : "no line in the table: rates by architecture, clocks and sizes from the driver"};
+                                     : "no line in the table: rates by architecture, clocks and sizes from the driver",
+                     .cpu_share = 1};
     snprintf(out->name, sizeof out->name, "%s", device->name);
     out->multiply_add_flops[ACR_F32] = rates.f32 * clocks_per_s;
     out->multiply_add_flops[ACR_F16] = out->multiply_add_flops[ACR_BF16] = rates.f16 * clocks_per_s;
@@ -40,8 +41,8 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
     enum {
         MEMORY_TEST_BYTES = 256 << 20
     }; /* beyond most last-level caches */
-    double flops = cpu_peak_flops(device->isa, threads);
-    *out = (machine){.source = "measured just now", .shared_lanes = true};
+    double share = 0, flops = cpu_peak_flops(device->isa, threads, &share);
+    *out = (machine){.source = "measured just now", .shared_lanes = true, .cpu_share = share};
     snprintf(out->name, sizeof out->name, "%s", device->name);
     for (int dtype = 0; dtype <= ACR_E4M3; ++dtype) {
         out->multiply_add_flops[dtype] = flops; /* narrow types are widened to float32 */

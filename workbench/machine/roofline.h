@@ -17,12 +17,14 @@ typedef struct machine {
     double cache_bytes_per_s, cache_bytes;   /* L2; cpu: at the problem's own size, measured, and no further limit */
     double memory_bytes_per_s;               /* DRAM */
     double launch_s;                         /* of an empty kernel in a stream; 0 on a cpu */
+    double cpu_share;                        /* cpu: of the processors' time what this process had meanwhile; else 1 */
     bool shared_lanes; /* cpu: exponentials and multiply-adds take the same lanes, so their times add */
 } machine;
 
 /* From a device that is here or a line of the table (gpus.h). */
 void machine_of_gpu(machine *out, const acr__device *device);
-/* Measures this machine's processors, with a working set of so many bytes: 0.4 s. */
+/* Measures this machine's processors, with a working set of so many bytes: 0.4 s. Rates are of
+ * the time in which this process ran, so that a busy machine has nearly an idle one's floors. */
 void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes);
 
 /* The least work that a problem is. What a bias, ranges or a tree hide is not known here: pairs are those that masks,
