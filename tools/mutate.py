@@ -76,7 +76,7 @@ HOST_TESTS = [
 ]
 
 # A line of each family, with the architecture whose PTX is edited; what device.py asks of it judges.
-KERNELS = [("fwd_simt_f32_d128_64x64_sm80", 90), ("fwd_ladder4_f16_d64_64x64_s3_sm80", 80),
+KERNELS = [("fwd_simt_f16_d256_64x64_sm80", 80), ("fwd_ladder4_f16_d64_64x64_s3_sm80", 80),
            ("fwd_mma_f16_d64_64x64_s2_g2w32_sm80", 80), ("fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", 89),
            ("fwd_split_f16_d64_16x32_s3_g4_sm80", 80), ("fwd_decode_f16_d64_8x64_s4_sm90a", 90),
            ("fwd_wgmma_f16_d64_128x128_s3_sm90a", 90), ("fwd_short_f16_d64_128x64_s6_ring_sm90a", 90),
@@ -321,26 +321,20 @@ class DeviceJudge:
         return self.processes.run(words, limit_s, cwd=self.place.root, env=environment)
 
     def asked(self, kernel, arch):
-        """Commands: each group that has the kernel on this architecture, in its orders; then isolation.c."""
+        """Commands: isolation.c, which is quick and strict, then each group that has the kernel on this architecture, in
+        its orders."""
         d = self.device
+        for of, sms, kernels, dtypes in d.ISOLATED:
+            if of == arch and fnmatch.fnmatchcase(kernel, kernels):
+                chosen = d.environment(str(self.driver), "", arch, sms, d.LATE_WITHOUT_RACES)
+                yield ([self.isolation, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in d.EDGES)],
+                       chosen)
         for entry in (entry for group in d.GROUPS.values() for entry in group):
             of, sms, kernels, orders, problems, *inputs = entry
             if of == arch and fnmatch.fnmatchcase(kernel, kernels):
                 for order in orders:
                     yield ([self.program, "check", "--backend", "cuda", "--threads", "1", "-k", kernel, "--inputs",
                             *(inputs or ["normal"]), *problems], d.environment(str(self.driver), "", arch, sms, order))
-        for of, sms, kernels, dtypes in d.ISOLATED:
-            if of == arch and fnmatch.fnmatchcase(kernel, kernels):
-                chosen = d.environment(str(self.driver), "", arch, sms, d.LATE_WITHOUT_RACES)
-                yield ([self.isolation, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in d.EDGES)],
-                       chosen)
-
-    def runs_of(self, kernel):
-        """The commands that judge a kernel, after they have passed without an edit."""
-        with self.lock:
-            if kernel not in self.runs:
-                self.runs[kernel] = self.prepare(kernel)
-            return self.runs[kernel]
 
     def prepare(self, kernel):
         arch = dict(self.kernels)[kernel]

@@ -69,7 +69,9 @@ GROUPS = {
               for d in (64, 128)],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
-              (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64]))],
+              (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
+              # Rows that leave fp16's range are computed again.
+              (90, 4, "fwd_short_*16_d64_*", [LATE], problems([SHAPES[0], SHAPES[1]], [64]), "large")],
     "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
                for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
@@ -287,7 +289,9 @@ def run_races(program, driver, images):
 
 # Rows at the mask's edge, lengths, sequences, top-left, several positions of a group of heads, tails of tiles.
 EDGES = ["b1:h2:s70/130:d64:causal", "b2:h4/2:s65/97:d64:kvlens", "b3:h2:s70/50:d64:causal:bshd:packed",
-         "b1:h4/1:s5/131:d64:causal", "b1:h2:s33/45:d64:causal-tl:bshd", "b1:h2:s70/130:d64:causal:win20"]
+         "b1:h4/1:s5/131:d64:causal", "b1:h2:s33/45:d64:causal-tl:bshd", "b1:h2:s70/130:d64:causal:win20",
+         "b1:h1:s200/330:d64:causal", "b12:h2/1:s3/150:d64:kvlens", "b1:h2:s70/200:d64:win30/9",
+         "b1:h2:s33/70:d37:causal"]
 ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32", "f16", "bf16"]),
             (80, 4, "fwd_ladder*", ["f16"]), (80, 8, "fwd_split_*", ["f16", "bf16"]),
             (90, 8, "fwd_decode_*", ["f16", "bf16"]), (90, 2, "fwd_wgmma_*", ["f16", "bf16"]),

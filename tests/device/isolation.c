@@ -7,6 +7,9 @@
  *   others are as if it were not there, since 0 * NaN has to stay out of them.
  * - exact: each tensor ends with its allocation, so that a read of one row too many is a fault of the PTX machine (and
  *   of compute-sanitizer).
+ * - matched: each query is twice some key, which takes nearly all the weight if the row sees it: a key at an edge of the
+ *   row's mask, the key beyond that edge, or any key. So one key too many or too few moves a row by the size of a value,
+ *   where inputs that know nothing of each other move it by less than rounding does.
  *
  *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
  *     isolation --rows cpu|cuda KERNEL PROBLEM...      the first check alone
@@ -328,6 +331,143 @@ static acr_status check_exact(tally *t, acr_ctx *ctx, const acr__kernel *kernel,
     return status;
 }
 
+/* ---- Matched keys ---- */
+
+/* Keys that a row is matched with. Whether it sees them is the oracle's to say: no rule of a mask stands here. */
+enum {
+    MATCH_ANY,
+    MATCH_AT_POSITION,     /* as the bottom-right rule counts it */
+    MATCH_BEHIND_POSITION, /* the first key that a causal row does not see */
+    MATCH_TOP_LEFT,
+    MATCH_BEHIND_TOP_LEFT,
+    MATCH_LAST, /* the last key that exists */
+    MATCH_BEHIND_LAST,
+    MATCH_WINDOW_FIRST,
+    MATCH_BEFORE_WINDOW,
+    MATCH_WINDOW_LAST,
+    MATCH_BEHIND_WINDOW,
+    MATCH_KINDS
+};
+
+static bool is_match_of(const acr_problem *p, int kind)
+{
+    switch (kind) {
+    case MATCH_ANY:
+        return true;
+    case MATCH_AT_POSITION:
+    case MATCH_BEHIND_POSITION:
+        return p->mask == ACR_MASK_CAUSAL;
+    case MATCH_TOP_LEFT:
+    case MATCH_BEHIND_TOP_LEFT:
+        return p->mask == ACR_MASK_CAUSAL_TOP_LEFT;
+    case MATCH_LAST:
+    case MATCH_BEHIND_LAST:
+        return p->mask == ACR_MASK_NONE && p->window_right == 0;
+    case MATCH_WINDOW_FIRST:
+    case MATCH_BEFORE_WINDOW:
+        return p->window_left > 0;
+    default:
+        return p->window_right > 0;
+    }
+}
+
+/* The tensor's row of the key that a row is matched with; it exists, but need not be one of the entry's keys. */
+static int64_t matched_key(const reference *ref, const row_place *at, int kind, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const bool packed = ref->kv_offsets != NULL;
+    const int64_t first = packed ? ref->kv_offsets[at->batch] : 0;
+    const int64_t keys = packed ? ref->kv_offsets[at->batch + 1] - first : reference_kv_len(ref, at->batch);
+    const int64_t rows = packed ? ref->q_offsets[at->batch + 1] - ref->q_offsets[at->batch] : p->q_len;
+    const int64_t position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? at->position : at->position + keys - rows;
+    const int64_t any = (int64_t)(random_bits(seed, 103, (uint64_t)at->row) % (uint64_t)ref->kv_rows);
+    const int64_t wanted[MATCH_KINDS] = {[MATCH_ANY] = any - first,
+                                         [MATCH_AT_POSITION] = position,
+                                         [MATCH_BEHIND_POSITION] = position + 1,
+                                         [MATCH_TOP_LEFT] = position,
+                                         [MATCH_BEHIND_TOP_LEFT] = position + 1,
+                                         [MATCH_LAST] = keys - 1,
+                                         [MATCH_BEHIND_LAST] = keys,
+                                         [MATCH_WINDOW_FIRST] = position - p->window_left + 1,
+                                         [MATCH_BEFORE_WINDOW] = position - p->window_left,
+                                         [MATCH_WINDOW_LAST] = position + p->window_right,
+                                         [MATCH_BEHIND_WINDOW] = position + p->window_right + 1};
+    const int64_t row = first + wanted[kind];
+    return row >= 0 && row < ref->kv_rows ? row : any;
+}
+
+/* A score of 2 |k|^2 times the scale, 16 for 64 dims, among others of deviation 2. */
+static void match_rows(const reference *ref, int kind, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    for (int64_t i = 0; i < ref->rows; ++i) {
+        const row_place at = reference_row(ref, i);
+        const int64_t entry = ref->kv_offsets ? 0 : at.batch, kv_head = at.head / (p->q_heads / p->kv_heads);
+        const int64_t key = (entry * p->kv_heads + kv_head) * ref->kv_rows + matched_key(ref, &at, kind, seed);
+        for (int64_t d = 0; d < p->qk_dim; ++d) {
+            const double value = 2 * acr__load_element(p->dtype, ref->k, key * p->qk_dim + d);
+            acr__store_element(p->dtype, ref->q, at.row * p->qk_dim + d, value);
+        }
+    }
+}
+
+static void judge_matched(char *failure, size_t size, const reference *ref, const run_output *output,
+                          const double *expected, int kind)
+{
+    /* Coarse on purpose: a key too many or too few costs the size of a value, about 1. */
+    const acr_problem *p = &ref->problem;
+    const double share = p->dtype == ACR_F32 ? 1e-3 : p->dtype == ACR_E4M3 ? 0.15 : 0.03;
+    for (int64_t i = 0; i < ref->rows * p->v_dim; ++i) {
+        const row_place at = reference_row(ref, i / p->v_dim);
+        const double got = acr__load_element(p->out_dtype, output->o, at.row * p->v_dim + i % p->v_dim);
+        if (fabs(got - expected[i]) <= share * fmax(1.0, fabs(expected[i]))) {
+            continue;
+        }
+        snprintf(failure, size, "match %d: o[%lld,%lld,%lld,%lld]: got %.6g, expected %.6g", kind, (long long)at.batch,
+                 (long long)at.head, (long long)at.position, (long long)(i % p->v_dim), got, expected[i]);
+        return;
+    }
+}
+
+static acr_status check_matched(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                const reference *ref, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const acr_buffers buffers = reference_buffers(ref);
+    const size_t q_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim * acr__dtype_bytes(p->dtype));
+    double *expected = malloc((size_t)(ref->rows * p->v_dim) * sizeof *expected);
+    void *q = malloc(q_bytes);
+    acr_status status = expected && q ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the expected output");
+    if (q) {
+        memcpy(q, ref->q, q_bytes);
+    }
+    for (int kind = 0; kind < MATCH_KINDS && status == ACR_OK; ++kind) {
+        char failure[256] = "";
+        run_output output = {.o = NULL};
+        if (!is_match_of(p, kind)) {
+            continue;
+        }
+        match_rows(ref, kind, seed);
+        status = oracle_forward(p, &buffers, ref->row_list, ref->rows, expected, NULL);
+        if (status == ACR_OK) {
+            status = run_reference(&output, ctx, kernel, problem, ref);
+        }
+        if (status == ACR_OK) {
+            judge_matched(failure, sizeof failure, ref, &output, expected, kind);
+        } else {
+            snprintf(failure, sizeof failure, "%s", acr_last_error());
+        }
+        run_output_free(&output);
+        report(t, "matched", kernel, problem, failure);
+    }
+    if (q) {
+        memcpy(ref->q, q, q_bytes);
+    }
+    free(q);
+    free(expected);
+    return status;
+}
+
 /* ---- The program ---- */
 
 /* The checks of a kernel; an error means that the device is lost, or that the test cannot go on. */
@@ -349,6 +489,9 @@ static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel
         status = acr__why_not(kernel, &ref->problem, &acr__ctx_backend_device(ctx)->device)
                      ? ACR_OK
                      : check_exact(t, ctx, kernel, ref);
+    }
+    if (status == ACR_OK && !rows_only) {
+        status = check_matched(t, ctx, kernel, problem, ref, SEED);
     }
     if (status == ACR_OK && !rows_only) {
         status = check_hidden(t, ctx, kernel, problem, ref, SEED);
