@@ -321,8 +321,8 @@ class DeviceJudge:
         return self.processes.run(words, limit_s, cwd=self.place.root, env=environment)
 
     def asked(self, kernel, arch):
-        """Commands: isolation.c, which is quick and strict, then each group that has the kernel on this architecture, in
-        its orders."""
+        """Commands: isolation.c, which is quick and strict, then each group that has the kernel on this architecture,
+        in its orders."""
         d = self.device
         for of, sms, kernels, dtypes in d.ISOLATED:
             if of == arch and fnmatch.fnmatchcase(kernel, kernels):
