@@ -1,8 +1,8 @@
-"""`acromion bench` beside PyTorch: python3 -m acromion.bench [arguments of `acromion bench`].
+"""`acromion bench` beside PyTorch and FlashAttention-3: python3 -m acromion.bench [arguments of `acromion bench`].
 
-Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peer: it
-makes the tensors, captures scaled_dot_product_attention into CUDA graphs, and in the call modes makes the calls. Exit
-codes are those of `acromion`; 4 says what is missing here."""
+Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peers: it
+makes the tensors, captures PyTorch's attention into CUDA graphs, and in the call modes makes the calls. Exit codes are
+those of `acromion`; 4 says what is missing here."""
 import ctypes
 import os
 import pathlib
@@ -25,7 +25,16 @@ class Problem(ctypes.Structure):
     """struct peer_problem"""
     _fields_ = [(name, Long) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "qk_dim", "v_dim")] + [
         (name, Int) for name in ("device", "dtype", "mask", "bshd", "sets", "reserved")] + [
-        ("scale", ctypes.c_double), ("q", Pointer), ("k", Pointer), ("v", Pointer)]
+        ("scale", ctypes.c_double), ("q", Pointer), ("k", Pointer), ("v", Pointer)] + [
+        (name, Long) for name in ("window_left", "window_right", "chunk")] + [
+        ("softcap", ctypes.c_double), ("sinks", Pointer), ("slopes", Pointer), ("bias", Pointer)] + [
+        (name, Long) for name in ("bias_batch", "bias_head", "bias_row", "bias_elements")] + [
+        ("bias_dtype", Int), ("reserved_2", Int)]
+
+    def features(self):
+        """Names of what the problem has beyond SDPA's own arguments."""
+        return [name for name in ("window_left", "window_right", "chunk", "softcap", "sinks", "slopes")
+                if getattr(self, name)]
 
 
 Enqueue = ctypes.CFUNCTYPE(Int, Pointer, Pointer)
@@ -61,9 +70,64 @@ def reporting(function):
     return callback
 
 
+class Flex:
+    """FlexAttention, compiled, with what a problem says as its mask and score functions."""
+
+    def __init__(self, torch, p, bias):
+        from torch.nn.attention import flex_attention as flex
+        def numbers(address):
+            host = (ctypes.c_float * p.q_heads).from_address(address)
+            return torch.tensor(list(host), device="cuda")
+        diagonal = p.kv_len - p.q_len if p.mask == BOTTOM_RIGHT or not p.mask else 0
+        left, right, chunk, softcap, causal = p.window_left, p.window_right, p.chunk, p.softcap, bool(p.mask)
+        slopes = numbers(p.slopes) if p.slopes else None
+        boolean = bias is not None and bias.dtype == torch.bool
+
+        def visible(b, h, i, j):
+            at = i + diagonal
+            seen = j >= 0
+            if causal:
+                seen = seen & (j <= at)
+            if left:
+                seen = seen & (j > at - left)
+            if right:
+                seen = seen & (j <= at + right)
+            if chunk:
+                seen = seen & (j // chunk == at // chunk)
+            return seen & bias[b, h, i, j] if boolean else seen
+
+        def score(s, b, h, i, j):
+            if softcap:
+                s = softcap * torch.tanh(s / softcap)
+            if bias is not None and not boolean:
+                s = s + bias[b, h, i, j]
+            return s - slopes[h] * (i + diagonal - j).abs() if slopes is not None else s
+
+        limited = causal or left or right or chunk or boolean
+        by_head = (p.batch, p.q_heads) if boolean else (None, None)
+        mask = flex.create_block_mask(visible, *by_head, p.q_len, p.kv_len, device="cuda") if limited else None
+        modifies = softcap or slopes is not None or (bias is not None and not boolean)
+        options = {"score_mod": score if modifies else None, "block_mask": mask, "scale": p.scale,
+                   "enable_gqa": p.q_heads != p.kv_heads}
+        sinks = numbers(p.sinks) if p.sinks else None
+
+        def attend(q, k, v):
+            if sinks is None:
+                return flex.flex_attention(q, k, v, **options)
+            out, lse = flex.flex_attention(q, k, v, return_lse=True, **options)
+            return (out * torch.sigmoid(lse - sinks[None, :, None])[..., None]).to(q.dtype)
+
+        torch._dynamo.reset()  # each problem is compiled for its own shapes
+        self.attend = torch.compile(attend, dynamic=False)
+
+    def __call__(self, q, k, v):
+        return self.attend(q, k, v)
+
+
 class Sdpa:
     """PyTorch's attention on one problem, by one backend or by its own choice."""
-    NAMES = ("torch-default", "torch-flash", "torch-efficient", "torch-cudnn", "torch-math")
+    NAMES = ("torch-default", "torch-flash", "torch-efficient", "torch-cudnn", "torch-math", "torch-flex")
+    FLEX = "torch-flex"
 
     def __init__(self, torch):
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -85,8 +149,6 @@ class Sdpa:
 
     def begin(self, problem):
         torch, p = self.torch, problem
-        if p.mask == BOTTOM_RIGHT:
-            raise RuntimeError("PyTorch's causal flag is top-left, this mask is bottom-right")
         torch.cuda.set_device(p.device)
         dtype = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}[p.dtype]
         q = self.tensor(p.q, (p.batch, p.q_heads, p.q_len, p.qk_dim), dtype, p.bshd)
@@ -95,15 +157,43 @@ class Sdpa:
         # clone keeps the strides
         self.sets = [(q, k, v)] + [(q.clone(), k.clone(), v.clone()) for _ in range(p.sets - 1)]
         self.options = {"is_causal": bool(p.mask), "scale": p.scale}
+        bias = self.bias(p)
+        if bias is not None:
+            self.options["attn_mask"] = bias
+        self.refused = self.why_not_sdpa(p)
+        self.flex = Flex(torch, p, bias) if self.refused or bias is not None else None
         if p.q_heads != p.kv_heads:
             self.options["enable_gqa"] = True
         self.scores = p.batch * p.q_heads * p.q_len * p.kv_len
 
+    def bias(self, p):
+        """The bias or mask as a tensor [batch, heads, q_len, kv_len] that repeats by strides of 0; None."""
+        if not p.bias:
+            return None
+        torch = self.torch
+        dtype = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 5: torch.bool}[p.bias_dtype]
+        host = (ctypes.c_char * (p.bias_elements * dtype.itemsize)).from_address(p.bias)
+        flat = torch.frombuffer(host, dtype=dtype).to("cuda")
+        return flat.as_strided((p.batch, p.q_heads, p.q_len, p.kv_len), (p.bias_batch, p.bias_head, p.bias_row, 1))
+
+    @staticmethod
+    def why_not_sdpa(p):
+        """Why scaled_dot_product_attention cannot say the problem, or None."""
+        if p.features():
+            return "scaled_dot_product_attention has no " + ", ".join(p.features())
+        if p.bias and p.mask:
+            return "scaled_dot_product_attention takes no attn_mask beside is_causal"
+        if p.mask == BOTTOM_RIGHT:
+            return "PyTorch's causal flag is top-left, this mask is bottom-right"
+        return None
+
     def end(self):
-        self.sets = []
+        self.sets, self.refused, self.flex = [], None, None
         self.graphs, self.outputs, self.usable = {}, {}, set()
 
-    def attend(self, set_number=0):
+    def attend(self, name, set_number=0):
+        if name == self.FLEX:
+            return self.flex(*self.sets[set_number])
         return self.torch.nn.functional.scaled_dot_product_attention(*self.sets[set_number], **self.options)
 
     def chosen(self, name):
@@ -115,13 +205,17 @@ class Sdpa:
         """Raises with PyTorch's own reasons when the backend cannot run the problem; also warms it up."""
         if name in self.usable:
             return
+        if name == self.FLEX and self.flex is None:
+            raise RuntimeError("FlexAttention is asked for features and biases alone: the rest SDPA serves")
+        if name != self.FLEX and self.refused:
+            raise RuntimeError(self.refused)
         if name == "torch-math" and self.scores > MATH_SCORES_MAX:
             raise RuntimeError(f"{self.scores:.2e} scores are too many to keep in memory several times")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 for _ in range(3):
-                    self.attend()
+                    self.attend(name)
                 self.torch.cuda.synchronize()
             except RuntimeError as error:
                 said = [str(w.message).split(" (Triggered")[0] for w in caught]
@@ -132,6 +226,8 @@ class Sdpa:
     def choice(self):
         """Which backend PyTorch takes by itself."""
         from torch.nn.attention import SDPBackend
+        if self.refused:
+            return ""
         number = self.torch._fused_sdp_choice(*self.sets[0], **self.options)
         return "takes " + next((n for n, b in self.backends.items() if b == SDPBackend(number)), str(number))
 
@@ -147,7 +243,7 @@ class Sdpa:
             outputs = [None] * len(self.sets)  # alive all at once, so that each has memory of its own
             with torch.cuda.graph(graph, stream=side):
                 for i in range(launches):
-                    outputs[i % len(self.sets)] = self.attend(i % len(self.sets))
+                    outputs[i % len(self.sets)] = self.attend(name, i % len(self.sets))
             for output in outputs:
                 if output is not None:
                     output.fill_(float("nan"))
@@ -163,21 +259,11 @@ class Sdpa:
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(calls):
-                output = self.attend()
+                output = self.attend(name)
             torch.cuda.synchronize()
             seconds = (time.perf_counter() - start) / calls
         self.outputs[name] = output
         return seconds
-
-    def call_ours(self, calls, enqueue, argument):
-        self.torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            status = enqueue(argument, None)
-        self.torch.cuda.synchronize()
-        if status != 0:
-            raise RuntimeError(f"status {status}")
-        return (time.perf_counter() - start) / calls
 
     def output(self, name, address, size):
         packed = self.outputs[name].contiguous().cpu()
@@ -186,30 +272,154 @@ class Sdpa:
         ctypes.memmove(address, packed.data_ptr(), size)
 
 
-def provider_of(sdpa):
-    """The C view of a peer library. It must outlive its use: the callbacks live in it."""
-    names = (ctypes.c_char_p * len(sdpa.NAMES))(*(name.encode() for name in sdpa.NAMES))
+class Fa3:
+    """FlashAttention-3 under JAX, by the wheel flash-attn3-jax, with tensors [batch, length, heads, dim], its best."""
+    NAMES = ("fa3",)
+
+    def __init__(self):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the memory is shared with ours
+        import flash_attn3_jax
+        import jax
+        self.jax, self.flash_mha = jax, flash_attn3_jax.flash_mha
+        self.end()
+
+    def version(self):
+        import importlib.metadata
+        return f"flash-attn3-jax {importlib.metadata.version('flash-attn3-jax')}, JAX {self.jax.__version__}"
+
+    def begin(self, problem):
+        jax, p = self.jax, problem
+        if p.features() or p.bias:
+            raise RuntimeError("the wheel is given no features beyond a causal mask")
+        if p.dtype not in (2, 3) or (p.qk_dim, p.v_dim) != (128, 128):
+            raise RuntimeError("the wheel has kernels of float16 and bfloat16 at head dim 128")
+        if p.mask and p.mask != BOTTOM_RIGHT and p.q_len != p.kv_len:
+            raise RuntimeError("its causal mask is bottom-right, this one is top-left")
+        import numpy
+        dtype = jax.numpy.float16 if p.dtype == 2 else jax.numpy.bfloat16
+
+        def tensor(address, heads, length, dim):
+            host = (ctypes.c_char * (p.batch * heads * length * dim * 2)).from_address(address)
+            bits = numpy.frombuffer(host, dtype=numpy.uint16).reshape(p.batch, heads, length, dim)
+            return jax.device_put(numpy.ascontiguousarray(bits.transpose(0, 2, 1, 3)).view(dtype))
+        self.inputs = (tensor(p.q, p.q_heads, p.q_len, p.qk_dim), tensor(p.k, p.kv_heads, p.kv_len, p.qk_dim),
+                       tensor(p.v, p.kv_heads, p.kv_len, p.v_dim))
+        causal, scale = bool(p.mask), p.scale
+        self.attend = jax.jit(lambda q, k, v: self.flash_mha(q, k, v, softmax_scale=scale, is_causal=causal))
+
+    def end(self):
+        self.inputs = self.attend = self.last = None
+
+    def capture(self, name, launches):
+        raise RuntimeError("JAX's calls are not captured into graphs here: measure with --mode call")
+
+    def call(self, name, calls):
+        self.attend(*self.inputs).block_until_ready()
+        start = time.perf_counter()
+        for _ in range(calls):
+            self.last = self.attend(*self.inputs)
+        self.last.block_until_ready()
+        return (time.perf_counter() - start) / calls
+
+    def output(self, name, address, size):
+        import numpy
+        packed = numpy.ascontiguousarray(numpy.asarray(self.last).transpose(0, 2, 1, 3))
+        if packed.nbytes != size:
+            raise RuntimeError(f"the output has shape {packed.shape} and type {packed.dtype}")
+        ctypes.memmove(address, packed.ctypes.data, size)
+
+
+class Device:
+    """The primary context of a device: where our calls are waited for."""
+
+    def __init__(self):
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.driver.cuInit(0)
+
+    def select(self, ordinal):
+        context = Pointer()
+        if self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) or self.driver.cuCtxSetCurrent(context):
+            raise RuntimeError(f"no primary context of device {ordinal}")
+
+    def wait(self):
+        status = self.driver.cuCtxSynchronize()
+        if status:
+            raise RuntimeError(f"cuCtxSynchronize: {status}")
+
+
+class Peers:
+    """Peer libraries side by side, as one to the C side."""
+
+    def __init__(self, libraries):
+        self.libraries = libraries
+        self.peers = [(library, name) for library in libraries for name in library.NAMES]
+        self.refused = {}
+        self.device = None
+
+    def version(self):
+        return "; ".join(library.version() for library in self.libraries)
+
+    def begin(self, problem):
+        """Raises when every library refuses; what one refuses its peers say later."""
+        self.device = self.device or Device()
+        self.device.select(problem.device)
+        self.refused = {}
+        for library in self.libraries:
+            try:
+                library.begin(problem)
+            except Exception as error:
+                self.refused[library] = str(error) or repr(error)
+        if len(self.refused) == len(self.libraries):
+            raise RuntimeError("; ".join(self.refused.values()))
+
+    def of(self, peer):
+        library, name = self.peers[peer]
+        if library in self.refused:
+            raise RuntimeError(self.refused[library])
+        return library, name
+
+    def end(self):
+        for library in self.libraries:
+            library.end()
+
+    def call_ours(self, calls, enqueue, argument):
+        self.device.wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            status = enqueue(argument, None)
+        self.device.wait()
+        if status != 0:
+            raise RuntimeError(f"status {status}")
+        return (time.perf_counter() - start) / calls
+
+
+def provider_of(peers):
+    """The C view of peer libraries. It must outlive its use: the callbacks live in it."""
+    names = (ctypes.c_char_p * len(peers.peers))(*(name.encode() for _, name in peers.peers))
 
     def begin(problem, text):
-        sdpa.begin(problem.contents)
+        peers.begin(problem.contents)
 
     def capture(peer, launches, graph, text):
-        graph[0] = sdpa.capture(sdpa.NAMES[peer], launches)
-        if sdpa.NAMES[peer] == "torch-default":
-            write_text(text, sdpa.choice())
+        library, name = peers.of(peer)
+        graph[0] = library.capture(name, launches)
+        if name == "torch-default":
+            write_text(text, library.choice())
 
     def call(peer, calls, enqueue, argument, seconds, text):
         if peer == OURS:
-            seconds[0] = sdpa.call_ours(calls, enqueue, argument)
+            seconds[0] = peers.call_ours(calls, enqueue, argument)
         else:
-            seconds[0] = sdpa.call(sdpa.NAMES[peer], calls)
+            library, name = peers.of(peer)
+            seconds[0] = library.call(name, calls)
 
     def output(peer, address, size, text):
-        sdpa.output(sdpa.NAMES[peer], address, size)
+        library, name = peers.of(peer)
+        library.output(name, address, size)
 
-    return Provider(ctypes.sizeof(Provider), ctypes.sizeof(Problem), len(sdpa.NAMES), names, sdpa.version().encode(),
+    return Provider(ctypes.sizeof(Provider), ctypes.sizeof(Problem), len(peers.peers), names, peers.version().encode(),
                     Begin(reporting(begin)), Capture(reporting(capture)), Call(reporting(call)),
-                    Output(reporting(output)), End(sdpa.end), None)
+                    Output(reporting(output)), End(peers.end), None)
 
 
 class Missing(Exception):
@@ -238,12 +448,35 @@ def load_torch():
     return torch
 
 
-def main():
+def load_fa3():
     try:
-        provider = provider_of(Sdpa(load_torch()))
+        return Fa3()
+    except ImportError as error:
+        raise Missing(f"no FlashAttention-3 (the wheel flash-attn3-jax, under JAX): {error}") from None
+
+
+def wanted_peers(arguments):
+    """The words of --peers, torch where there is none."""
+    values = [following for option, following in zip(arguments, arguments[1:]) if option == "--peers"]
+    values += [argument.partition("=")[2] for argument in arguments if argument.startswith("--peers=")]
+    words = {word for value in values for word in value.split(",")}
+    return words & {"torch", "fa3"} or {"torch"}
+
+
+def main():
+    wanted = wanted_peers(sys.argv[1:])
+    loading = "torch"
+    try:
+        libraries = []
+        if "torch" in wanted:
+            libraries.append(Sdpa(load_torch()))
+        if "fa3" in wanted:
+            loading = "fa3"
+            libraries.append(load_fa3())
+        provider = provider_of(Peers(libraries))
         library = load_library()
     except (Missing, OSError) as error:
-        print(f"acromion: --peers torch: {error}", file=sys.stderr)
+        print(f"acromion: --peers {loading}: {error}", file=sys.stderr)
         return EXIT_CANNOT_RUN
     arguments = [b"bench"] + [os.fsencode(argument) for argument in sys.argv[1:]]
     argv = (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None)

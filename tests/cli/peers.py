@@ -74,6 +74,14 @@ class Peers(unittest.TestCase):
         self.play_torch(VERSIONS.format(available=True, graph="pass"))
         self.check_fails(CANNOT_RUN, "PyTorch 9.9 has no CUDAGraph.raw_cuda_graph")
 
+    def test_no_fa3(self):
+        (self.path / "flash_attn3_jax.py").write_text('raise ImportError("a wheel that does not load")\n')
+        done = self.bench(peers="fa3")
+        self.assertEqual(done.returncode, CANNOT_RUN, done.stderr)
+        self.assertIn("--peers fa3: no FlashAttention-3", done.stderr)
+        self.assertIn("a wheel that does not load", done.stderr)
+        self.assertEqual(self.bench(peers="torch,fa9").returncode, USAGE)
+
     def test_no_library(self):
         self.play_torch(COMPLETE)
         self.check_fails(CANNOT_RUN, "nowhere.so", ACROMION_BENCH_LIBRARY="nowhere.so")

@@ -213,8 +213,8 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_WANT_LSE) {
         return "peers return no log-sum-exp";
     }
-    if (p->window_left || p->window_right) {
-        return "peers are given no sliding window";
+    if (p->flags & (ACR_KV_STARTS | ACR_RANGES | ACR_TREE)) {
+        return "peers are given no key starts, ranges or trees";
     }
     return has_own_strides(p) ? "peers are given packed tensors only" : NULL;
 }
@@ -235,6 +235,8 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
     if (reason) {
         return acr__fail(ACR_UNSUPPORTED, "%s", reason);
     }
+    const int64_t bias_elements =
+        p->bias_dtype ? (int64_t)acr__term_bytes_of(p).bias / acr__dtype_bytes(p->bias_dtype) : 0;
     const peer_problem problem = {
         .batch = p->batch,
         .q_heads = p->q_heads,
@@ -252,6 +254,18 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
         .q = t->request->ref->q,
         .k = t->request->ref->k,
         .v = t->request->ref->v,
+        .window_left = p->window_left,
+        .window_right = p->window_right,
+        .chunk = p->chunk,
+        .softcap = (double)p->softcap,
+        .sinks = t->request->ref->sinks,
+        .slopes = t->request->ref->slopes,
+        .bias = t->request->ref->bias,
+        .bias_batch = p->bias.batch,
+        .bias_head = p->bias.head,
+        .bias_row = p->bias.row,
+        .bias_elements = bias_elements,
+        .bias_dtype = (int32_t)p->bias_dtype,
     };
     char text[PEER_TEXT_BYTES] = "";
     return provider->begin(&problem, text) == 0 ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "%s", text);

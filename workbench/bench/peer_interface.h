@@ -31,7 +31,22 @@ typedef struct peer_problem {
     int32_t reserved;
     double scale;          /* of the scores */
     const void *q, *k, *v; /* on the host, packed [batch, heads, length, dim] */
+    /* Features, in the words of acromion.h; 0 and NULL are none. A provider refuses what it cannot do. */
+    int64_t window_left, window_right, chunk;
+    double softcap;
+    const float *sinks, *slopes; /* on the host, [q_heads] */
+    const void *bias;            /* on the host, by the strides; a key's is 1 */
+    int64_t bias_batch, bias_head, bias_row;
+    int64_t bias_elements; /* that lie there */
+    int32_t bias_dtype;    /* acr_dtype: 1 float32, 2 float16, 3 bfloat16, 5 boolean */
+    int32_t reserved_2;
 } peer_problem;
+
+/* Whether a problem has any of the features. */
+static inline int peer_has_features(const peer_problem *p)
+{
+    return p->window_left || p->window_right || p->chunk || p->softcap > 0 || p->sinks || p->slopes || p->bias;
+}
 
 /* What one call mode's sample calls, as often as asked: enqueue(arg, stream) is one call of ours. */
 typedef int32_t peer_enqueue(void *arg, void *stream);

@@ -52,8 +52,8 @@ static const option_spec options[] = {
     {ID_LENGTHS, "lengths", "full|skewed",
      "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
-    {ID_PEERS, "peers", "torch,cublas",
-     "beside PyTorch's attention, unfused cuBLAS, or both: interleaved; the planner's kernel, or -k"},
+    {ID_PEERS, "peers", "torch,fa3,cublas",
+     "beside PyTorch's attention, FlashAttention-3 (the wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/manual/measuring.md"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
@@ -85,7 +85,8 @@ static const command_spec spec = {
 typedef struct request {
     kernel_patterns patterns;
     const char *output, *python_path;
-    bool ladder, overlap, quick, torch, cublas, publish, host_cost;
+    bool ladder, overlap, quick, cublas, publish, host_cost;
+    bool python; /* peers that Python brings were asked for: torch, fa3 */
     bench_mode mode;
     length_pattern lengths;
     uint64_t seed;
@@ -135,16 +136,23 @@ static bool unknown_word(const char *option, const char *value)
 /* Words separated by commas. */
 static bool take_peers(request *r, const char *value)
 {
-    static const char torch[] = "torch", cublas[] = "cublas";
+    static const struct {
+        const char *name;
+        bool python;
+    } peers[] = {{"torch", true}, {"fa3", true}, {"cublas", false}};
     for (const char *word = value;; ++word) {
         const size_t length = strcspn(word, ",");
-        const bool is_torch = length == strlen(torch) && strncmp(word, torch, length) == 0;
-        const bool is_cublas = length == strlen(cublas) && strncmp(word, cublas, length) == 0;
-        if (!is_torch && !is_cublas) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof peers / sizeof peers[0]; ++i) {
+            if (length == strlen(peers[i].name) && strncmp(word, peers[i].name, length) == 0) {
+                known = true;
+                r->python = r->python || peers[i].python;
+                r->cublas = r->cublas || !peers[i].python;
+            }
+        }
+        if (!known) {
             return unknown_word("peers", value);
         }
-        r->torch = r->torch || is_torch;
-        r->cublas = r->cublas || is_cublas;
         word += length;
         if (!*word) {
             return true;
@@ -661,7 +669,7 @@ static int bench_host_cost(session *s, const problem_list *problems)
 /* Says what does not go together; NULL when all does. */
 static const char *conflict_of(const request *r)
 {
-    const bool peers = r->torch || r->cublas;
+    const bool peers = r->python || r->cublas;
     if (r->publish && !peers) {
         return "--publish goes with --peers";
     }
@@ -681,7 +689,7 @@ int bench_with_peers(int argc, char **argv, const peer_provider *torch)
     if (first < 0) {
         return exit_code;
     }
-    r.torch = r.torch || torch;
+    r.python = r.python || torch;
     const char *conflict = conflict_of(&r);
     if (conflict) {
         fprintf(stderr, "acromion bench: %s\n", conflict);
@@ -697,7 +705,7 @@ int bench_with_peers(int argc, char **argv, const peer_provider *torch)
         return exit_code;
     }
     session s = {.request = &r, .common = &common, .threads = thread_count(&common)};
-    if (r.torch && !torch) {
+    if (r.python && !torch) {
         exit_code = python_exec_bench(argc, argv, r.python_path);
     } else if (r.host_cost) {
         exit_code = bench_host_cost(&s, &problems);

@@ -245,6 +245,9 @@ static acr_status refuse_problem(const peer_problem *given, const acr_problem *p
     if (p->dtype != ACR_F16 && p->dtype != ACR_BF16) {
         return acr__fail(ACR_UNSUPPORTED, "the baseline is for f16 and bf16");
     }
+    if (peer_has_features(given)) {
+        return acr__fail(ACR_UNSUPPORTED, "the baseline has no windows, softcaps, sinks or biases");
+    }
     if (given->bshd) {
         return acr__fail(ACR_UNSUPPORTED, "the baseline is for the layout bhsd");
     }
