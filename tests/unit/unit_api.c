@@ -360,6 +360,56 @@ static void scales_are_checked(void **state)
     bench_free(&b);
 }
 
+/* What a term reads is wanted where the problem has the term, and only there. */
+static void buffers_of_terms_are_checked(void **state)
+{
+    (void)state;
+    const float numbers[4] = {1, 2, 3, 4};
+    const int32_t places[8] = {0};
+    const uint8_t bytes[64] = {0};
+    bench plain = bench_make("b1:h2:s8:d16", &probe_kernel_without_workspace);
+    assert_buffers_refused(&plain, buffers.kv_starts = places, ACR_INVALID, "kv_starts is given");
+    assert_buffers_refused(&plain, buffers.sinks = numbers, ACR_INVALID, "sinks is given");
+    assert_buffers_refused(&plain, buffers.slopes = numbers, ACR_INVALID, "slopes is given");
+    assert_buffers_refused(&plain, buffers.bias = bytes, ACR_INVALID, "bias is given");
+    assert_buffers_refused(&plain, buffers.ranges = places, ACR_INVALID, "ranges is given");
+    assert_buffers_refused(&plain, buffers.tree = bytes, ACR_INVALID, "tree is given");
+    /* A caller of the version before: what its structure does not have is not read. */
+    plain.t.buffers.size = (uint32_t)offsetof(acr_buffers, kv_starts);
+    plain.t.buffers.sinks = numbers;
+    assert_ok(bench_execute(&plain, &plain.t.buffers));
+    bench_free(&plain);
+
+    acr__kernel probe = probe_kernel_without_workspace;
+    probe.terms = FWD_TERM_ALL;
+    bench b = bench_make("b2:h2:s8:d16:lse:causal:sinks:alibi:kvstarts:ranges2:tree:bias-f16/0,0,8", &probe);
+    b.t.buffers.kv_starts = places;
+    b.t.buffers.sinks = b.t.buffers.slopes = numbers;
+    b.t.buffers.bias = bytes;
+    b.t.buffers.ranges = places;
+    b.t.buffers.tree = bytes;
+    assert_ok(bench_execute(&b, &b.t.buffers));
+    assert_buffers_refused(&b, buffers.kv_starts = NULL, ACR_INVALID, "ACR_KV_STARTS");
+    assert_buffers_refused(&b, buffers.sinks = NULL, ACR_INVALID, "ACR_SINKS");
+    assert_buffers_refused(&b, buffers.slopes = NULL, ACR_INVALID, "ACR_ALIBI");
+    assert_buffers_refused(&b, buffers.bias = NULL, ACR_INVALID, "bias_dtype");
+    assert_buffers_refused(&b, buffers.ranges = NULL, ACR_INVALID, "ACR_RANGES");
+    assert_buffers_refused(&b, buffers.tree = NULL, ACR_INVALID, "ACR_TREE");
+    assert_buffers_refused(&b, buffers.sinks = (const float *)(const void *)((const char *)numbers + 2), ACR_ALIGNMENT,
+                           "sinks");
+    assert_buffers_refused(&b, buffers.bias = bytes + 1, ACR_ALIGNMENT, "bias");
+    /* The last byte of each counts: two entries, two ranges and a tree of 8 rows in each, two heads, 64 elements. */
+    const char *lse = (const char *)b.t.lse, *o = b.t.o;
+    const int32_t *o_places = (const int32_t *)b.t.o;
+    assert_buffers_refused(&b, buffers.kv_starts = (const int32_t *)(const void *)(lse - 4), ACR_OVERLAP, "kv_starts");
+    assert_buffers_refused(&b, buffers.slopes = b.t.lse - 1, ACR_OVERLAP, "slopes");
+    assert_buffers_refused(&b, buffers.sinks = b.t.lse + 2 * 2 * 8 - 1, ACR_OVERLAP, "sinks");
+    assert_buffers_refused(&b, buffers.bias = o - 2 * 64 + 2, ACR_OVERLAP, "bias");
+    assert_buffers_refused(&b, buffers.ranges = o_places - 7, ACR_OVERLAP, "ranges");
+    assert_buffers_refused(&b, buffers.tree = (const uint8_t *)o - 15, ACR_OVERLAP, "tree");
+    bench_free(&b);
+}
+
 static void misaligned_pointers_are_refused(void **state)
 {
     (void)state;
@@ -1244,6 +1294,7 @@ int main(void)
         cmocka_unit_test(buffers_of_earlier_versions_are_accepted),
         cmocka_unit_test(offsets_are_checked),
         cmocka_unit_test(scales_are_checked),
+        cmocka_unit_test(buffers_of_terms_are_checked),
         cmocka_unit_test(misaligned_pointers_are_refused),
         cmocka_unit_test(promised_alignment_is_enough),
         cmocka_unit_test(overlapping_outputs_are_refused),

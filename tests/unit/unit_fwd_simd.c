@@ -1,9 +1,11 @@
-/* The arithmetic of fwd_simd where the gate's tolerance cannot see it: the exponential to a fraction of a unit in the
- * last place, and the rounding of outputs at ties. */
+/* fwd_simd where the gate cannot see it: the exponential and the hyperbolic tangent to a fraction of what the gate
+ * allows, the rounding of outputs at ties, and that hidden keys are not read at all. */
 #include "support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static const acr__kernel *kernel_of(const acr_ctx *ctx, acr_dtype dtype, size_t number)
 {
@@ -90,6 +92,109 @@ static void exponentials_have_no_trend(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* ---- The hyperbolic tangent ------------------------------------------------------------------------------------- */
+
+/* With one key and a cap of 1 the log-sum-exp is tanh(q). */
+static void check_tanh(acr_ctx *ctx, const acr__kernel *kernel)
+{
+    acr_problem p = problem_of("f32:b1:h1:s20000/1:d1:lse:cap1");
+    p.scale = 1.0f;
+    tensors t = tensors_make(&p, 1);
+    float *q = t.q;
+    for (int i = 0; i < ROWS; i++)
+        q[i] = ldexpf(i % 2 ? 1.0f + (float)i / ROWS : -1.0f - (float)i / ROWS, i % 28 - 20); /* to 2^8 */
+    ((float *)t.k)[0] = 1.0f;
+    q[0] = INFINITY;
+    q[1] = 0.0f;
+    execute_once(ctx, kernel, &t);
+    for (int i = 0; i < ROWS; i++) {
+        const double expected = tanh((double)q[i]), error = fabs((double)t.lse[i] - expected);
+        if (!(error <= 4 * 0x1p-24 * fabs(expected)))
+            fail_msg("%s: tanh(%a) is %a, not %a", kernel->name, (double)q[i], (double)t.lse[i], expected);
+    }
+    tensors_free(&t);
+}
+
+static void tanh_is_exact_to_a_few_units(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr__kernel *kernel;
+    size_t checked = 0;
+    for (; (kernel = kernel_of(ctx, ACR_F32, checked)); checked++)
+        check_tanh(ctx, kernel);
+    assert_true(checked > 0);
+    acr_ctx_destroy(ctx);
+}
+
+/* ---- Hidden keys ------------------------------------------------------------------------------------------------- */
+
+enum {
+    ROW_BYTES = 65536,  /* of k and v: a page or more on every machine */
+    HIDDEN_FIRST = 384, /* a multiple of every kernel's tile */
+    HIDDEN_END = 768,
+    KEYS = 1152
+};
+
+/* Runs one query whose hidden keys lie in memory that cannot be read: a kernel that loads them dies. */
+static void check_hidden(acr_ctx *ctx, const acr__kernel *kernel, const char *terms, const acr_buffers *buffers)
+{
+    const size_t row_bytes = ROW_BYTES, bytes = KEYS * row_bytes;
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    assert_int_equal(mprotect(memory + HIDDEN_FIRST * row_bytes, (HIDDEN_END - HIDDEN_FIRST) * row_bytes, PROT_NONE),
+                     0);
+    const int row = ROW_BYTES / acr__dtype_bytes(kernel->dtype);
+    char text[ACR_PROBLEM_TEXT_MAX];
+    snprintf(text, sizeof text, "%s:b1:h1:s1/%d:d16:%s:ks=0,0,%d:vs=0,0,%d", acr__dtype_text(kernel->dtype), KEYS,
+             terms, row, row);
+    const acr_problem p = canonical_of(text);
+    char q[64] = {0}, o[64];
+    acr_buffers b = *buffers;
+    b.q = q;
+    b.k = b.v = memory;
+    b.o = o;
+    acr_plan *plan;
+    assert_ok(acr__plan_create_forced(&plan, ctx, &p, kernel));
+    const size_t workspace_bytes = acr_plan_workspace(plan);
+    void *workspace = aligned_alloc(256, (workspace_bytes + 255) / 256 * 256);
+    assert_ok(acr_execute(plan, &b, workspace, workspace_bytes, NULL));
+    free(workspace);
+    acr_plan_destroy(plan);
+    munmap(memory, bytes);
+}
+
+static void hidden_keys_are_not_read(void **state)
+{
+    (void)state;
+    uint8_t mask[KEYS];
+    uint16_t bias[KEYS] = {0};
+    for (int key = 0; key < KEYS; key++) {
+        const bool hidden = key >= HIDDEN_FIRST && key < HIDDEN_END;
+        mask[key] = !hidden;
+        bias[key] = hidden ? 0xfc00 : 0; /* -infinity */
+    }
+    const int32_t start[] = {HIDDEN_END}, ranges[] = {HIDDEN_END, KEYS, HIDDEN_END + 1, KEYS};
+    acr_buffers plain = ACR_BUFFERS_INIT, masked = ACR_BUFFERS_INIT, biased = ACR_BUFFERS_INIT,
+                started = ACR_BUFFERS_INIT, ranged = ACR_BUFFERS_INIT;
+    masked.bias = mask;
+    biased.bias = bias;
+    started.kv_starts = start;
+    ranged.ranges = ranges;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr__kernel *kernel;
+    size_t checked = 0;
+    for (; (kernel = cpu_kernel(ctx, checked)); checked++) {
+        check_hidden(ctx, kernel, "mask/0,0,0", &masked);
+        check_hidden(ctx, kernel, "bias-f16/0,0,0", &biased);
+        check_hidden(ctx, kernel, "kvstarts", &started);
+        check_hidden(ctx, kernel, "chunk384", &plain);
+        check_hidden(ctx, kernel, "win384:ranges2", &ranged);
+    }
+    assert_true(checked > 0);
+    acr_ctx_destroy(ctx);
+}
+
 /* ---- Ties -------------------------------------------------------------------------------------------------------- */
 
 /* Two keys with one score and neighbouring values: the output lies half way between them, where the even one is to be
@@ -138,6 +243,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exponentials_have_no_trend),
+        cmocka_unit_test(tanh_is_exact_to_a_few_units),
+        cmocka_unit_test(hidden_keys_are_not_read),
         cmocka_unit_test(ties_go_to_even),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
