@@ -13,11 +13,14 @@ import results
 
 FOLDER = results.RESULTS / "python"
 DOCUMENT = results.RESULTS.parent / "docs" / "manual" / "python.md"
-MARKED = re.compile(r"(<!-- (eager|compile|transformers|table) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (eager|compile|transformers|table|aten-[a-z]+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = {"eager": ("acromion out=", "acromion", "torch-default", "bare launch"),
-              "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",)}
+              "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",),
+              "aten-eager": ("acromion, lse", "torch", "torch, ACROMION", "torch, dropout", "torch, dropout, ACROMION"),
+              "aten-models": ("torch", "torch, ACROMION"), "aten-training": ("torch, ACROMION",)}
 MODES = {"eager": ("host", "back-to-back", "single"), "compile": ("default", "reduce-overhead"),
-         "transformers": ("back-to-back",), "table": ("values",)}
+         "transformers": ("back-to-back",), "table": ("values",), "aten-eager": ("host",),
+         "aten-models": ("back-to-back",), "aten-training": ("values",)}
 PROVENANCE = ("device", "driver", "torch", "python", "acromion", "date", "seeds")
 
 
@@ -42,11 +45,15 @@ def faults_of(record):
     if what == "table":
         checks["failed"] = record.get("failed") == 0
         checks["worst_share_of_limit"] = results.is_number(record.get("worst_share_of_limit"))
+    elif what == "aten-training":
+        checks["losses"] = len(record.get("losses", ())) == len(record.get("losses_torch", ())) == record.get("n")
+        checks["max_difference"] = results.is_number(record.get("max_difference"))
     else:
         checks["p50_us"] = is_estimate(record, "p50_us", "ci95_us")
         checks["p90_us"] = results.is_positive(record.get("p90_us"))
         checks["p99_us"] = results.is_positive(record.get("p99_us"))
-    for name, interval in (("speedup", "speedup_ci95"), ("above_launch_us", "above_launch_ci95_us")):
+    for name, interval in (("speedup", "speedup_ci95"), ("above_launch_us", "above_launch_ci95_us"),
+                           ("above_us", "above_ci95_us")):
         if name in record:
             checks[name] = is_estimate(record, name, interval)
     return [f"{name} is {record.get(name)!r}" for name, holds in checks.items() if not holds]
@@ -97,9 +104,37 @@ def table_rows(records):
         yield (f"{record['problem']} | {record['n']} | {record['failed']} | {record['worst_share_of_limit']:.2f} |"), 0
 
 
+def aten_eager_rows(records):
+    yield "problem | | host | above |", 4
+    above = {"torch, ACROMION": "acromion, lse", "torch, dropout, ACROMION": "torch, dropout"}
+    for record in records:
+        added = f"{record['above_us']:.2f} above {above[record['contender']]}" if "above_us" in record else ""
+        ratio = f" ({record['speedup']:.2f}×)" if "speedup" in record else ""
+        yield f"`{record['problem']}` | {record['contender']} | {record['p50_us']:.2f}{ratio} | {added} |", 0
+
+
+def aten_models_rows(records):
+    yield "| torch | torch, ACROMION | ratio | largest difference |", 5
+    by = {(r["problem"], r["contender"]): r for r in records}
+    for (problem, contender), ours in by.items():
+        if contender == "torch, ACROMION":
+            low, high = ours["speedup_ci95"]
+            yield (f"{problem} | {by[problem, 'torch']['p50_us']:.0f} | {ours['p50_us']:.0f} | {ours['speedup']:.2f}× "
+                   f"[{low:.2f}, {high:.2f}] | {ours['max_difference']:.1e} of {ours['largest']:.1f} |"), 0
+
+
+def aten_training_rows(records):
+    yield "| steps | first and last loss | with ACROMION | largest difference | between two runs of torch |", 6
+    for r in records:
+        yield (f"{r['problem']} | {r['n']} | {r['losses_torch'][0]:.3f}, {r['losses_torch'][-1]:.3f} | "
+               f"{r['losses'][0]:.3f}, {r['losses'][-1]:.3f} | {r['max_difference']:.3f} | "
+               f"{r['max_difference_torch_again']:.3f} |"), 0
+
+
 def render(what, records):
     records = [r for r in records if r["what"] == what]
-    rows = {"eager": eager_rows, "table": table_rows, "compile": lambda r: compared_rows(r, "torch-default"),
+    rows = {"eager": eager_rows, "table": table_rows, "aten-eager": aten_eager_rows, "aten-models": aten_models_rows,
+            "aten-training": aten_training_rows, "compile": lambda r: compared_rows(r, "torch-default"),
             "transformers": lambda r: compared_rows(r, "sdpa")}[what](records)
     lines = []
     for row, columns in rows:

@@ -48,6 +48,10 @@ def _heads_innermost(lse: torch.Tensor) -> torch.Tensor:
     return lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def _without_keys(lse: torch.Tensor) -> torch.Tensor:
+    return lse.masked_fill_(lse == -math.inf, math.inf)
+
+
 # ---- Handing over ----
 
 def _tell(name: str, reason: str) -> None:
@@ -66,7 +70,7 @@ def _tell(name: str, reason: str) -> None:
 @functools.lru_cache(maxsize=None)
 def _bind() -> None:
     _torch.bind()
-    _native.bind_aten(_unused, _pad_rows, _heads_innermost)
+    _native.bind_aten(_unused, _pad_rows, _heads_innermost, _without_keys)
 
 
 class Handle:

@@ -8,39 +8,49 @@ version: str
 
 # q, k and v may also be given as query, key and value.
 @overload
-def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-         causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
+def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
+         *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-         k_scale: Scale = None, v_scale: Scale = None, window: Window = None, q_offsets: Optional[Any] = None,
-         kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None,
-         cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
-         max_seqlen_k: Optional[int] = None) -> Array: ...
-@overload
-def sdpa(*, query: Array, key: Array, value: Array, attn_mask: None = None, dropout_p: float = 0.0,
-         is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
-         scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
-         return_lse: Literal[False] = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
-         q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window: Window = None,
+         k_scale: Scale = None, v_scale: Scale = None, window: Window = None, softcap: Optional[float] = None,
+         sinks: Optional[Any] = None, kv_starts: Optional[Any] = None, alibi_slopes: Optional[Any] = None,
+         chunk: Optional[int] = None, ranges: Optional[Any] = None, tree: Optional[Any] = None,
          q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None,
          max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
          max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None) -> Array: ...
 @overload
-def sdpa(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-         causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
+def sdpa(*, query: Array, key: Array, value: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
+         is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
+         scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
+         return_lse: Literal[False] = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
+         q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window: Window = None,
+         softcap: Optional[float] = None, sinks: Optional[Any] = None, kv_starts: Optional[Any] = None,
+         alibi_slopes: Optional[Any] = None, chunk: Optional[int] = None, ranges: Optional[Any] = None,
+         tree: Optional[Any] = None, q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None,
+         max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None,
+         cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
+         max_seqlen_k: Optional[int] = None) -> Array: ...
+@overload
+def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
+         *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-         k_scale: Scale = None, v_scale: Scale = None, window: Window = None, q_offsets: Optional[Any] = None,
-         kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None,
-         cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
-         max_seqlen_k: Optional[int] = None) -> Tuple[Array, Array]: ...
-def explain(q: Array, k: Array, v: Array, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-            causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
-            enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: bool = False,
-            layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
-            k_scale: Scale = None, v_scale: Scale = None, window: Window = None, q_offsets: Optional[Any] = None,
-            kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None,
-            cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
+         k_scale: Scale = None, v_scale: Scale = None, window: Window = None, softcap: Optional[float] = None,
+         sinks: Optional[Any] = None, kv_starts: Optional[Any] = None, alibi_slopes: Optional[Any] = None,
+         chunk: Optional[int] = None, ranges: Optional[Any] = None, tree: Optional[Any] = None,
+         q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None,
+         max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
+         max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None) -> Tuple[Array, Array]: ...
+def explain(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
+            is_causal: bool = False, *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
+            scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
+            return_lse: bool = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
+            q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window: Window = None,
+            softcap: Optional[float] = None, sinks: Optional[Any] = None, kv_starts: Optional[Any] = None,
+            alibi_slopes: Optional[Any] = None, chunk: Optional[int] = None, ranges: Optional[Any] = None,
+            tree: Optional[Any] = None, q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None,
+            max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None,
+            cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
             max_seqlen_k: Optional[int] = None) -> str: ...
 def run(q: Array, k: Array, v: Array, **arguments_of_sdpa: Any) -> Union[Array, Tuple[Array, Array]]: ...
 def forget_plans() -> None: ...

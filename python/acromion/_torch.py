@@ -15,12 +15,15 @@ ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal
              "bool enable_gqa=False, Tensor? kv_lens=None, str layout='bhsd', float? q_scale=None, "
              "float? k_scale=None, float? v_scale=None, Tensor? q_scales=None, Tensor? k_scales=None, "
              "Tensor? v_scales=None, int[]? window=None, Tensor? q_offsets=None, Tensor? kv_offsets=None, "
-             "SymInt? max_q_len=None, SymInt? max_kv_len=None")
+             "SymInt? max_q_len=None, SymInt? max_kv_len=None, Tensor? attn_mask=None, float? softcap=None, "
+             "SymInt? chunk=None, Tensor? kv_starts=None, Tensor? sinks=None, Tensor? alibi_slopes=None, "
+             "Tensor? ranges=None, Tensor? tree=None")
 POSITIONAL = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal")
 ALIASES = {"query": "q", "key": "k", "value": "v", "cu_seqlens_q": "q_offsets", "cu_seqlens_k": "kv_offsets",
            "max_seqlen_q": "max_q_len", "max_seqlen_k": "max_kv_len"}
 SCALES = ("q_scale", "k_scale", "v_scale")  # a number or a tensor
-SIDES = ("kv_lens", "q_offsets", "kv_offsets")  # tensors
+SIDES = ("attn_mask", "kv_lens", "q_offsets", "kv_offsets", "kv_starts", "sinks", "alibi_slopes", "ranges",
+         "tree")  # tensors
 library = torch.library.Library("acromion", "DEF")
 
 
@@ -44,6 +47,11 @@ def _run_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any
 
 def _run_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
     return _run(q, k, v, return_lse=True, **arguments)[1]
+
+
+def _spread(mask: torch.Tensor, keys: int) -> torch.Tensor:
+    """A mask over all keys, these side by side in memory."""
+    return mask.expand(*mask.shape[:-1], keys).contiguous()
 
 
 # ---- What comes out, without computing ----
@@ -126,7 +134,7 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
     operator = getattr(torch.ops.acromion, name).default
 
     def below_autograd(keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-        _refuse_grad(q, k, v, arguments.get("out"), *(arguments.get(name + "s") for name in SCALES))
+        _refuse_grad(q, k, v, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, **arguments)
 
     library.impl(name, below_autograd, "Autograd", with_keyset=True)
@@ -139,8 +147,8 @@ def _sdpa(*positional: Any, **keywords: Any) -> Result:
         arguments[ALIASES.get(name, name)] = value
     q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
     out, wants_lse = arguments.pop("out", None), arguments.pop("return_lse", False)
-    if arguments.pop("attn_mask", None) is not None or arguments.pop("dropout_p", 0):  # eager calls: refused in C
-        raise NotImplementedError("attn_mask must be None and dropout_p 0: no other mask is served, nothing dropped")
+    if arguments.pop("dropout_p", 0):  # eager calls have been refused in C
+        raise NotImplementedError("dropout_p must be 0: nothing is ever dropped")
     window = arguments.pop("window", None)
     if window is not None:
         sides = (window, None) if isinstance(window, int) else window
@@ -174,4 +182,4 @@ def bind() -> None:
     torch.compiler.substitute_in_graph(_native.sdpa, skip_signature_check=True)(_sdpa)
     _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
-                       torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64)
+                       _spread, torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64)

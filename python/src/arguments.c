@@ -5,9 +5,35 @@
 #include <string.h>
 
 const char *const argument_names[ARGUMENTS] = {
-    "q",          "k",          "v",          "attn_mask", "dropout_p", "is_causal", "causal_align",
-    "scale",      "enable_gqa", "return_lse", "layout",    "out",       "window",    "max_q_len",
-    "max_kv_len", "q_scale",    "k_scale",    "v_scale",   "kv_lens",   "q_offsets", "kv_offsets"};
+    [ARG_Q] = "q",
+    [ARG_K] = "k",
+    [ARG_V] = "v",
+    [ARG_ATTN_MASK] = "attn_mask",
+    [ARG_DROPOUT_P] = "dropout_p",
+    [ARG_IS_CAUSAL] = "is_causal",
+    [ARG_CAUSAL_ALIGN] = "causal_align",
+    [ARG_SCALE] = "scale",
+    [ARG_ENABLE_GQA] = "enable_gqa",
+    [ARG_RETURN_LSE] = "return_lse",
+    [ARG_LAYOUT] = "layout",
+    [ARG_OUT] = "out",
+    [ARG_WINDOW] = "window",
+    [ARG_SOFTCAP] = "softcap",
+    [ARG_CHUNK] = "chunk",
+    [ARG_MAX_Q_LEN] = "max_q_len",
+    [ARG_MAX_KV_LEN] = "max_kv_len",
+    [ARG_Q_SCALE] = "q_scale",
+    [ARG_K_SCALE] = "k_scale",
+    [ARG_V_SCALE] = "v_scale",
+    [ARG_KV_LENS] = "kv_lens",
+    [ARG_Q_OFFSETS] = "q_offsets",
+    [ARG_KV_OFFSETS] = "kv_offsets",
+    [ARG_KV_STARTS] = "kv_starts",
+    [ARG_SINKS] = "sinks",
+    [ARG_ALIBI_SLOPES] = "alibi_slopes",
+    [ARG_RANGES] = "ranges",
+    [ARG_TREE] = "tree",
+};
 
 /* What others call them: PyTorch, FlashAttention. */
 static const struct alias {
@@ -125,24 +151,17 @@ static int read_word(PyObject *value, const char *name, PyObject *first, PyObjec
     return -1;
 }
 
-/* What PyTorch's function has and this one does not compute is accepted where it changes nothing. */
-static int check_unserved(PyObject *const given[ARGUMENTS])
+/* PyTorch's dropout is accepted where it drops nothing. */
+static int check_dropout(PyObject *value)
 {
-    if (given[ARG_ATTN_MASK]) {
-        PyErr_SetString(PyExc_NotImplementedError,
-                        "attn_mask is given, must be None: say a causal mask by is_causal, padding on the right by "
-                        "kv_lens; no other mask is served");
-        return -1;
-    }
-    if (!given[ARG_DROPOUT_P])
+    if (!value)
         return 0;
-    const double dropout_p = PyFloat_AsDouble(given[ARG_DROPOUT_P]);
+    const double dropout_p = PyFloat_AsDouble(value);
     if (dropout_p == -1.0 && PyErr_Occurred())
         return -1;
     if (dropout_p == 0)
         return 0;
-    PyErr_Format(PyExc_NotImplementedError, "dropout_p is %R, must be 0: nothing is ever dropped",
-                 given[ARG_DROPOUT_P]);
+    PyErr_Format(PyExc_NotImplementedError, "dropout_p is %R, must be 0: nothing is ever dropped", value);
     return -1;
 }
 
@@ -158,6 +177,18 @@ int arguments_read_scale(float *out, PyObject *value, const char *name)
     if (*out > 0 && isfinite(*out))
         return 0;
     return acr_py_invalid("%s is %R, must be positive and finite", name, value);
+}
+
+/* 0 is none, as FlashAttention has it. */
+static int read_softcap(float *out, PyObject *value)
+{
+    *out = 0;
+    if (!value)
+        return 0;
+    const double softcap = PyFloat_AsDouble(value);
+    if (softcap == -1.0 && PyErr_Occurred())
+        return -1;
+    return softcap == 0 ? 0 : arguments_read_scale(out, value, "softcap");
 }
 
 int arguments_read_count(int64_t *out, PyObject *value, const char *name)
@@ -239,11 +270,13 @@ void arguments_init(arguments *out, PyObject *q, PyObject *k, PyObject *v)
 
 int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
-    if (collect(out->given, args, positional, keyword_names) || check_unserved(out->given) ||
+    if (collect(out->given, args, positional, keyword_names) || check_dropout(out->given[ARG_DROPOUT_P]) ||
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
         arguments_read_scale(&out->scale, out->given[ARG_SCALE], "scale") || read_window(out, out->given[ARG_WINDOW]) ||
+        read_softcap(&out->softcap, out->given[ARG_SOFTCAP]) ||
+        arguments_read_count(&out->chunk, out->given[ARG_CHUNK], "chunk") ||
         arguments_read_count(&out->max_q_len, out->given[ARG_MAX_Q_LEN], "max_q_len") ||
         arguments_read_count(&out->max_kv_len, out->given[ARG_MAX_KV_LEN], "max_kv_len") ||
         read_fp8_scale(&out->q_number, &out->given[ARG_Q_SCALE], "q_scale") ||

@@ -22,6 +22,8 @@ enum {
     ARG_LAYOUT,
     ARG_OUT,
     ARG_WINDOW,
+    ARG_SOFTCAP,
+    ARG_CHUNK,
     ARG_MAX_Q_LEN,
     ARG_MAX_KV_LEN,
     ARG_SIDE,               /* from here on: tensors beside q, k, v and out */
@@ -31,6 +33,11 @@ enum {
     ARG_KV_LENS,
     ARG_Q_OFFSETS,
     ARG_KV_OFFSETS,
+    ARG_KV_STARTS,
+    ARG_SINKS,
+    ARG_ALIBI_SLOPES,
+    ARG_RANGES,
+    ARG_TREE,
     ARGUMENTS,
     SIDES = ARGUMENTS - ARG_SIDE
 };
@@ -46,8 +53,10 @@ typedef struct arguments {
     acr_mask mask;      /* what is_causal and causal_align say, before the lengths are known */
     bool has_align;
     int64_t window_left, window_right; /* 0: no limit */
+    int64_t chunk;                     /* 0: no limit */
     int64_t max_q_len, max_kv_len;     /* of packed sequences; 0: not given */
     acr_layout layout;
+    float softcap;                      /* 0: none */
     float scale;                        /* 0: not given */
     float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */
 } arguments;

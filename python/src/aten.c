@@ -9,7 +9,7 @@
 #include "torch_side.h"
 
 static struct {
-    PyObject *unused, *pad_rows, *heads_innermost; /* see aten_bind */
+    PyObject *unused, *pad_rows, *heads_innermost, *without_keys; /* see aten_bind */
 } helpers;
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
@@ -109,8 +109,6 @@ static int prepare(request *r)
 {
     PyObject *dropout = r->given[DROPOUT];
     arguments_init(&r->a, r->given[QUERY], r->given[KEY], r->given[VALUE]);
-    if (r->given[BIAS] || r->given[ATTN_MASK])
-        return refuse(r, "a mask or bias"), -1;
     if (dropout && PyFloat_AsDouble(dropout) != 0)
         return refuse(r, "dropout"), -1;
     if (is_true(r->given[DEBUG_MASK]))
@@ -120,6 +118,7 @@ static int prepare(request *r)
         return -1;
     if (r->q.device.type == DL_CUDA && r->q.dtype.code == DL_FLOAT && r->q.dtype.bits == 32)
         return refuse(r, "float32 on CUDA: acromion has kernels of last resort for it only"), -1;
+    r->a.given[ARG_ATTN_MASK] = r->given[BIAS] ? r->given[BIAS] : r->given[ATTN_MASK];
     r->a.enable_gqa = true;
     r->a.is_causal = is_true(r->given[IS_CAUSAL]);
     r->a.has_align = true;
@@ -139,6 +138,23 @@ static int check_like_query(request *r)
     return 0;
 }
 
+/* Computes. ATen's backward passes take the difference of scores and log-sum-exp: where a mask may hide all keys of a
+ * row, that is put so that it gives weights of 0, not NaN. */
+static int compute(const request *r, PyObject **out, PyObject **lse)
+{
+    if (sdpa_compute(&r->a, out, lse))
+        return -1;
+    if (!*lse || !r->a.given[ARG_ATTN_MASK])
+        return 0;
+    PyObject *mended = PyObject_CallFunctionObjArgs(helpers.without_keys, *lse, NULL);
+    Py_DECREF(*lse);
+    *lse = mended;
+    if (mended)
+        return 0;
+    Py_CLEAR(*out);
+    return -1;
+}
+
 /* A tuple of these, whose references it takes; None for NULL. Lets go of all of them where one failed. */
 static PyObject *pack(PyObject **values, Py_ssize_t count, bool failed)
 {
@@ -155,22 +171,33 @@ static PyObject *pack(PyObject **values, Py_ssize_t count, bool failed)
     return result;
 }
 
-/* A random state that nobody reads, since nothing is dropped: memory that nobody writes. Saved for a backward pass, or
- * in a graph that is captured, it is one of its own; else all calls on a device share one. */
-static PyObject *random_state(const request *r, bool is_saved, torch_dtype dtype, int ndim)
+/* The random states that nobody reads, since nothing is dropped: memory that nobody writes. */
+static PyObject *new_state(const request *r, torch_dtype dtype, int ndim)
+{
+    static const int64_t shape[] = {2};
+    return torch_new_empty(r->given[QUERY], shape, ndim, dtype);
+}
+
+/* Seed and offset. Saved for a backward pass, or in a graph that is captured, they are their own; else all calls on a
+ * device share one tensor. Returns 0, or -1 with an exception. */
+static int seed_and_offset(const request *r, bool is_saved, PyObject **seed, PyObject **offset)
 {
     static PyObject *shared[64];
-    static const int64_t shape[] = {2};
     const int32_t device = r->q.device.id;
-    const int capturing = is_saved ? 1 : torch_is_capturing();
-    if (capturing < 0)
-        return NULL;
-    if (capturing || ndim || dtype != TORCH_INT64 || device < 0 || device >= 64)
-        return torch_new_empty(r->given[QUERY], shape, ndim, dtype);
-    if (!shared[device])
-        shared[device] = PyObject_CallFunctionObjArgs(helpers.unused, r->given[QUERY], NULL);
-    Py_XINCREF(shared[device]);
-    return shared[device];
+    const int is_own = is_saved || device < 0 || device >= 64 ? 1 : torch_is_capturing();
+    if (is_own < 0)
+        return -1;
+    if (is_own) {
+        *seed = new_state(r, TORCH_INT64, 0);
+        *offset = new_state(r, TORCH_INT64, 0);
+    } else {
+        if (!shared[device])
+            shared[device] = PyObject_CallFunctionObjArgs(helpers.unused, r->given[QUERY], NULL);
+        Py_XINCREF(shared[device]);
+        Py_XINCREF(shared[device]);
+        *seed = *offset = shared[device];
+    }
+    return *seed && *offset ? 0 : -1;
 }
 
 /* ---- Operators --------------------------------------------------------------------------------------------------- */
@@ -181,7 +208,7 @@ static PyObject *flash_for_cpu(request *r)
     if (prepare(r))
         return NULL;
     r->a.return_lse = true;
-    if (sdpa_compute(&r->a, &values[0], &values[1]))
+    if (compute(r, &values[0], &values[1]))
         return NULL;
     if (r->q.shape[1] > 1 && r->q.shape[2] > 1) { /* where ATen has it in memory */
         PyObject *lse = PyObject_CallFunctionObjArgs(helpers.heads_innermost, values[1], NULL);
@@ -198,12 +225,12 @@ static PyObject *flash(request *r)
     if (prepare(r) || check_like_query(r))
         return NULL;
     r->a.return_lse = true;
-    if (sdpa_compute(&r->a, &values[0], &values[1]))
+    if (compute(r, &values[0], &values[1]))
         return NULL;
     values[4] = PyLong_FromLongLong(r->q.shape[2]);
     values[5] = PyLong_FromLongLong(r->k.shape[2]);
-    values[6] = random_state(r, true, TORCH_UINT64, 1);
-    values[7] = random_state(r, true, TORCH_UINT64, 0);
+    values[6] = new_state(r, TORCH_UINT64, 1);
+    values[7] = new_state(r, TORCH_UINT64, 0);
     values[8] = torch_new_empty(r->given[QUERY], none, 1, TORCH_SAME);
     return pack(values, 9, !values[4] || !values[5] || !values[6] || !values[7] || !values[8]);
 }
@@ -215,13 +242,12 @@ static PyObject *cudnn(request *r)
         return NULL;
     r->a.return_lse = is_true(r->given[WANTS_LSE]);
     r->a.lse_is_column = true;
-    if (sdpa_compute(&r->a, &values[0], &values[1]))
+    if (compute(r, &values[0], &values[1]))
         return NULL;
     values[4] = PyLong_FromLongLong(r->q.shape[2]);
     values[5] = PyLong_FromLongLong(r->k.shape[2]);
-    values[6] = random_state(r, r->a.return_lse, TORCH_INT64, 0);
-    values[7] = random_state(r, r->a.return_lse, TORCH_INT64, 0);
-    return pack(values, 9, !values[4] || !values[5] || !values[6] || !values[7]);
+    const int failed = seed_and_offset(r, r->a.return_lse, &values[6], &values[7]);
+    return pack(values, 9, failed || !values[4] || !values[5]);
 }
 
 /* The log-sum-exp as efficient attention has it: rows up to a multiple of 32, none where it is not asked for. */
@@ -251,14 +277,13 @@ static PyObject *efficient(request *r)
         return NULL;
     r->a.given[ARG_OUT] = out;
     r->a.return_lse = is_true(r->given[WANTS_LSE]);
-    const int failed = sdpa_compute(&r->a, &values[0], &values[1]);
+    const int failed = compute(r, &values[0], &values[1]);
     Py_DECREF(out);
     if (failed)
         return NULL;
     values[1] = padded_lse(r, values[1]);
-    values[2] = random_state(r, r->a.return_lse, TORCH_INT64, 0);
-    values[3] = random_state(r, r->a.return_lse, TORCH_INT64, 0);
-    return pack(values, 4, !values[1] || !values[2] || !values[3]);
+    const int no_states = seed_and_offset(r, r->a.return_lse, &values[2], &values[3]);
+    return pack(values, 4, no_states || !values[1]);
 }
 
 /* FlashAttention's windows count the keys beside a query's own, ours the keys up to it with it. */
@@ -284,8 +309,6 @@ static PyObject *flash_packed(request *r)
         return refuse(r, "dense tensors: _scaled_dot_product_flash_attention is for those");
     if (r->given[USED_K])
         return refuse(r, "seqused_k");
-    if (r->given[ALIBI])
-        return refuse(r, "alibi_slopes");
     if (prepare(r) || read_windows(r) || arguments_read_count(&r->a.max_q_len, r->given[MAX_Q], "max_q") ||
         arguments_read_count(&r->a.max_kv_len, r->given[MAX_K], "max_k"))
         return NULL;
@@ -293,11 +316,12 @@ static PyObject *flash_packed(request *r)
     r->a.layout = ACR_BSHD;
     r->a.given[ARG_Q_OFFSETS] = r->given[CUM_SEQ_Q];
     r->a.given[ARG_KV_OFFSETS] = r->given[CUM_SEQ_K];
+    r->a.given[ARG_ALIBI_SLOPES] = r->given[ALIBI];
     r->a.return_lse = true;
-    if (sdpa_compute(&r->a, &values[0], &values[1]))
+    if (compute(r, &values[0], &values[1]))
         return NULL;
-    values[2] = random_state(r, true, TORCH_UINT64, 1);
-    values[3] = random_state(r, true, TORCH_UINT64, 0);
+    values[2] = new_state(r, TORCH_UINT64, 1);
+    values[3] = new_state(r, TORCH_UINT64, 0);
     values[4] = torch_new_empty(r->given[QUERY], none, 1, TORCH_SAME);
     return pack(values, 5, !values[2] || !values[3] || !values[4]);
 }
@@ -405,7 +429,8 @@ PyObject *aten_operator(PyObject *module, PyObject *args)
 PyObject *aten_bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO:bind_aten", &helpers.unused, &helpers.pad_rows, &helpers.heads_innermost))
+    if (!PyArg_ParseTuple(args, "OOOO:bind_aten", &helpers.unused, &helpers.pad_rows, &helpers.heads_innermost,
+                          &helpers.without_keys))
         return NULL;
     Py_INCREF(args); /* holds the helpers from now on */
     Py_RETURN_NONE;

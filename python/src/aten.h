@@ -4,8 +4,9 @@
 
 #include "common.h"
 
-/* _native.bind_aten(unused, pad_rows, heads_innermost), called once: unused(like) makes the tensor that stands for a
- * random state; pad_rows(lse, rows) and heads_innermost(lse) put a log-sum-exp in ATen's form. */
+/* _native.bind_aten(unused, pad_rows, heads_innermost, without_keys), called once: unused(like) makes the tensor that
+ * stands for a random state; pad_rows(lse, rows), heads_innermost(lse) and without_keys(lse) put a log-sum-exp in
+ * ATen's form. */
 PyObject *aten_bind(PyObject *module, PyObject *args);
 
 /* _native.aten_operator(name, call, tell) -> what computes the operator aten::name, called with the dispatch keys and

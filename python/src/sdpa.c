@@ -16,6 +16,8 @@
 typedef struct call {
     arguments a;
     operand q, k, v, o, lse;
+    operand bias;               /* attn_mask, one of its dimensions for each of the scores' */
+    PyObject *bias_object;      /* owned: attn_mask, or a copy whose keys lie side by side */
     operand sides[SIDES];       /* by argument, from ARG_SIDE on; those not given are absent */
     PyObject *out, *lse_object; /* owned: what is returned */
     acr_problem problem;
@@ -24,13 +26,14 @@ typedef struct call {
 
 static void finish(call *c)
 {
-    operand *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse};
+    operand *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse, &c->bias};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         operand_release(all[i]);
     for (int i = 0; i < SIDES; i++)
         operand_release(&c->sides[i]);
     Py_CLEAR(c->out);
     Py_CLEAR(c->lse_object);
+    Py_CLEAR(c->bias_object);
 }
 
 /* A tensor beside q, k, v and out; NULL where it is not given. */
@@ -266,15 +269,112 @@ static int check_scale(const call *c, const operand *scale)
     return check_device(c, scale);
 }
 
-static int check_inputs(const call *c)
+/* Float32, one for each query head, packed, on q's device. */
+static int check_of_heads(const call *c, const operand *op)
 {
-    if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) ||
-        check_mask(c) || (c->a.is_packed && check_offsets(c)) || (c->a.given[ARG_KV_LENS] && check_kv_lens(c)))
-        return -1;
+    const long long heads = c->q.shape[head_axis(c)];
+    if (!has_type(op, DL_FLOAT, 32))
+        return fail_type(op, "float32");
+    if (op->ndim != 1 || op->shape[0] != heads)
+        return acr_py_invalid("%s must have one dimension of q's heads, %lld", op->name, heads);
+    if (op->strides[0] != 1 && heads > 1)
+        return acr_py_invalid("%s has a stride of %lld, must be 1", op->name, (long long)op->strides[0]);
+    return check_device(c, op);
+}
+
+static int check_contiguous(const call *c, const operand *op, const char *dimensions)
+{
+    int64_t packed = 1;
+    for (int axis = op->ndim - 1; axis >= 0; axis--) {
+        if (op->shape[axis] != 1 && op->strides[axis] != packed)
+            return acr_py_invalid("%s must be contiguous: %s", op->name, dimensions);
+        packed *= op->shape[axis];
+    }
+    return check_device(c, op);
+}
+
+static int check_ranges(const call *c, const operand *ranges)
+{
+    if (!has_type(ranges, DL_INT, 32))
+        return fail_type(ranges, "int32");
+    if (ranges->ndim != 3 || ranges->shape[0] != batch_of(c) || ranges->shape[1] < 1 || ranges->shape[2] != 2)
+        return acr_py_invalid("ranges must have three dimensions [%lld, ranges, 2]: batch, ranges, begin and end",
+                              (long long)batch_of(c));
+    return check_contiguous(c, ranges, "[batch, ranges, 2]");
+}
+
+/* The longest sequence of packed ones, else what q and k have. */
+static int64_t q_len_of(const call *c)
+{
+    return c->a.max_q_len ? c->a.max_q_len : c->q.shape[row_axis(c)];
+}
+
+static int64_t kv_len_of(const call *c)
+{
+    return c->a.max_kv_len ? c->a.max_kv_len : c->k.shape[row_axis(c)];
+}
+
+static int check_tree(const call *c, const operand *tree)
+{
+    const long long rows = q_len_of(c), bytes = (rows + 7) / 8;
+    if (!has_type(tree, DL_UINT, 8))
+        return fail_type(tree, "uint8");
+    if (tree->ndim != 3 || tree->shape[0] != batch_of(c) || tree->shape[1] != rows || tree->shape[2] != bytes)
+        return acr_py_invalid(
+            "tree must have three dimensions [%lld, %lld, %lld]: batch, queries, a bit for each query",
+            (long long)batch_of(c), rows, bytes);
+    return check_contiguous(c, tree, "[batch, queries, bytes]");
+}
+
+/* Each dimension is that of the scores, or 1. */
+static int check_bias(const call *c)
+{
+    const int64_t wanted[] = {batch_of(c), c->q.shape[head_axis(c)], q_len_of(c), kv_len_of(c)};
+    static const char *const names[] = {"batch", "heads of q", "length of q", "length of k"};
+    const operand *bias = &c->bias;
+    if (!has_type(bias, DL_BOOL, 8) && !has_type(bias, DL_FLOAT, 16) && !has_type(bias, DL_BFLOAT, 16) &&
+        !has_type(bias, DL_FLOAT, 32))
+        return fail_type(bias, "bool, float16, bfloat16 or float32");
+    for (int axis = 0; axis < OPERAND_DIMS; axis++) {
+        if (axis == 3 && bias->shape[axis] == 1 && wanted[axis] > 1)
+            return acr_py_invalid("attn_mask has one value for all keys, must have %lld: give a copy with all of them",
+                                  (long long)wanted[axis]);
+        if (bias->shape[axis] != wanted[axis] && bias->shape[axis] != 1)
+            return acr_py_invalid("attn_mask has extent %lld for the %s, must be 1 or %lld",
+                                  (long long)bias->shape[axis], names[axis], (long long)wanted[axis]);
+        if (bias->strides[axis] < 0)
+            return acr_py_invalid("attn_mask has a negative stride, must be at least 0");
+    }
+    if (bias->strides[3] != 1 && wanted[3] > 1)
+        return acr_py_invalid("attn_mask has a stride of %lld between keys, must be 1: give a contiguous copy",
+                              (long long)bias->strides[3]);
+    return check_device(c, bias);
+}
+
+/* Tensors beside q, k, v and out, of those that are given. */
+static int check_sides(const call *c)
+{
     for (int i = ARG_Q_SCALE; i <= ARG_V_SCALE; i++)
         if (side(c, i) && check_scale(c, side(c, i)))
             return -1;
-    return 0;
+    const operand *starts = side(c, ARG_KV_STARTS), *sinks = side(c, ARG_SINKS), *slopes = side(c, ARG_ALIBI_SLOPES);
+    if (starts && c->a.is_packed)
+        return acr_py_invalid("kv_starts is given with packed sequences, which begin where kv_offsets says");
+    return (side(c, ARG_KV_LENS) && check_kv_lens(c)) ||
+                   (starts && check_numbers(c, starts, c->q.shape[0], "q's batch")) ||
+                   (sinks && check_of_heads(c, sinks)) || (slopes && check_of_heads(c, slopes)) ||
+                   (side(c, ARG_RANGES) && check_ranges(c, side(c, ARG_RANGES))) ||
+                   (side(c, ARG_TREE) && check_tree(c, side(c, ARG_TREE))) || (c->bias_object && check_bias(c))
+               ? -1
+               : 0;
+}
+
+static int check_inputs(const call *c)
+{
+    if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) ||
+        check_mask(c) || (c->a.is_packed && check_offsets(c)))
+        return -1;
+    return check_sides(c);
 }
 
 /* ---- The problem ------------------------------------------------------------------------------------------------- */
@@ -298,6 +398,33 @@ static int read_strides(acr_strides *out, const call *c, const operand *op)
     return 0;
 }
 
+/* Where attn_mask stands in the problem. */
+static void describe_bias(acr_problem *p, const operand *bias)
+{
+    const int64_t *n = bias->shape, *s = bias->strides;
+    p->bias_dtype = bias->dtype.code == DL_BOOL     ? ACR_BOOL8
+                    : bias->dtype.code == DL_BFLOAT ? ACR_BF16
+                    : bias->dtype.bits == 16        ? ACR_F16
+                                                    : ACR_F32;
+    p->bias.batch = n[0] == 1 ? 0 : s[0];
+    p->bias.head = n[1] == 1 ? 0 : s[1];
+    p->bias.row = n[2] == 1 ? 0 : s[2];
+}
+
+static uint32_t flags_of(const call *c)
+{
+    static const struct {
+        int argument;
+        uint32_t flag;
+    } flags[] = {{ARG_KV_LENS, ACR_KV_LENS}, {ARG_KV_STARTS, ACR_KV_STARTS}, {ARG_SINKS, ACR_SINKS},
+                 {ARG_RANGES, ACR_RANGES},   {ARG_ALIBI_SLOPES, ACR_ALIBI},  {ARG_TREE, ACR_TREE}};
+    uint32_t result = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.is_packed ? ACR_PACKED : 0);
+    for (size_t i = 0; i < COUNT_OF(flags); i++)
+        if (c->a.given[flags[i].argument])
+            result |= flags[i].flag;
+    return result;
+}
+
 /* The alignment that all pointers share, at most 16 bytes. */
 static uint32_t shared_alignment(const call *c)
 {
@@ -309,21 +436,26 @@ static uint32_t shared_alignment(const call *c)
 static int fill_problem(call *c)
 {
     acr_problem *p = &c->problem;
-    const int head = head_axis(c), row = row_axis(c);
+    const int head = head_axis(c);
     p->size = (uint32_t)sizeof *p;
     p->pass = ACR_FORWARD;
     p->mask = c->a.mask;
     p->window_left = c->a.window_left;
     p->window_right = c->a.window_right;
     p->layout = c->a.layout;
-    p->flags = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.given[ARG_KV_LENS] ? ACR_KV_LENS : 0) |
-               (c->a.is_packed ? ACR_PACKED : 0);
+    p->softcap = c->a.softcap;
+    p->chunk = c->a.chunk;
+    if (side(c, ARG_RANGES))
+        p->ranges = (int32_t)side(c, ARG_RANGES)->shape[1];
+    if (c->bias_object)
+        describe_bias(p, &c->bias);
+    p->flags = flags_of(c);
     p->alignment = shared_alignment(c);
     p->batch = batch_of(c);
     p->q_heads = c->q.shape[head];
     p->kv_heads = c->k.shape[head];
-    p->q_len = c->a.max_q_len ? c->a.max_q_len : c->q.shape[row];
-    p->kv_len = c->a.max_kv_len ? c->a.max_kv_len : c->k.shape[row];
+    p->q_len = q_len_of(c);
+    p->kv_len = kv_len_of(c);
     p->qk_dim = c->q.shape[3];
     p->v_dim = c->v.shape[3];
     p->scale = c->a.scale;
@@ -366,6 +498,36 @@ static int acquire_main(call *c, operand *op, const char *name, PyObject *object
     return 0;
 }
 
+/* attn_mask in the four dimensions of the scores. One of PyTorch whose keys do not lie side by side is copied. */
+static int acquire_bias(call *c, PyObject *mask)
+{
+    operand *bias = &c->bias;
+    const int64_t keys = kv_len_of(c);
+    int64_t extent, stride;
+    Py_INCREF(mask);
+    c->bias_object = mask;
+    if (acquire(c, bias, "attn_mask", mask))
+        return -1;
+    extent = bias->ndim ? bias->shape[bias->ndim - 1] : 1;
+    stride = bias->ndim ? bias->strides[bias->ndim - 1] : 0;
+    if (keys > 1 && (extent == 1 || (extent == keys && stride != 1)) && torch_is_tensor(mask)) {
+        operand_release(bias);
+        c->bias_object = torch_spread(mask, keys);
+        Py_DECREF(mask);
+        if (!c->bias_object || acquire(c, bias, "attn_mask", c->bias_object))
+            return -1;
+    }
+    const int missing = OPERAND_DIMS - bias->ndim;
+    memmove(&bias->shape[missing], bias->shape, (size_t)bias->ndim * sizeof bias->shape[0]);
+    memmove(&bias->strides[missing], bias->strides, (size_t)bias->ndim * sizeof bias->strides[0]);
+    for (int axis = 0; axis < missing; axis++) {
+        bias->shape[axis] = 1;
+        bias->strides[axis] = 0;
+    }
+    bias->ndim = OPERAND_DIMS;
+    return 0;
+}
+
 static int acquire_inputs(call *c)
 {
     operand *const inputs[] = {&c->q, &c->k, &c->v};
@@ -375,7 +537,7 @@ static int acquire_inputs(call *c)
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (c->a.given[i] && acquire(c, &c->sides[i - ARG_SIDE], argument_names[i], c->a.given[i]))
             return -1;
-    return 0;
+    return c->a.given[ARG_ATTN_MASK] ? acquire_bias(c, c->a.given[ARG_ATTN_MASK]) : 0;
 }
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
@@ -486,6 +648,12 @@ static acr_buffers buffers_of(const call *c)
     b.q_scales = side_data(c, ARG_Q_SCALE);
     b.k_scales = side_data(c, ARG_K_SCALE);
     b.v_scales = side_data(c, ARG_V_SCALE);
+    b.kv_starts = side_data(c, ARG_KV_STARTS);
+    b.sinks = side_data(c, ARG_SINKS);
+    b.slopes = side_data(c, ARG_ALIBI_SLOPES);
+    b.ranges = side_data(c, ARG_RANGES);
+    b.tree = side_data(c, ARG_TREE);
+    b.bias = c->bias.data;
     if (c->a.is_packed) {
         b.q_offsets = side_data(c, ARG_Q_OFFSETS);
         b.kv_offsets = side_data(c, ARG_KV_OFFSETS);

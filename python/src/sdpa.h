@@ -5,7 +5,7 @@
 #include "arguments.h"
 #include "common.h"
 
-/* Computes what the arguments say, below PyTorch's dispatcher and without a look at gradients. The caller owns *out, and
+/* Computes what the arguments say, below the dispatcher and without a look at gradients. The caller owns *out, and
  * *lse, which is NULL where it was not asked for. Returns 0, or -1 with a Python exception. */
 int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse);
 

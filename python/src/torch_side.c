@@ -3,7 +3,7 @@
 
 static struct {
     PyTypeObject *tensor, *parameter;
-    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like;
+    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *spread;
     PyObject *typed[TORCH_DTYPES]; /* keyword arguments that ask for a type */
     PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
@@ -12,10 +12,10 @@ PyObject *torch_bind(PyObject *module, PyObject *args)
 {
     (void)module;
     PyObject *dtypes[TORCH_DTYPES] = {NULL};
-    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type,
                           &torch.parameter, &torch.run_op, &torch.is_grad_enabled, &torch.dispatch_depth,
-                          &torch.is_capturing, &torch.empty_like, &dtypes[TORCH_FLOAT16], &dtypes[TORCH_FLOAT32],
-                          &dtypes[TORCH_UINT8], &dtypes[TORCH_INT64], &dtypes[TORCH_UINT64]))
+                          &torch.is_capturing, &torch.empty_like, &torch.spread, &dtypes[TORCH_FLOAT16],
+                          &dtypes[TORCH_FLOAT32], &dtypes[TORCH_UINT8], &dtypes[TORCH_INT64], &dtypes[TORCH_UINT64]))
         return NULL;
     Py_INCREF(args); /* holds everything in `torch` from now on */
     torch.name_requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -42,7 +42,7 @@ static bool is_subclassed(PyObject *object)
 int torch_needs_dispatch(const arguments *a)
 {
     if (is_subclassed(a->given[ARG_Q]) || is_subclassed(a->given[ARG_K]) || is_subclassed(a->given[ARG_V]) ||
-        is_subclassed(a->given[ARG_OUT]))
+        is_subclassed(a->given[ARG_ATTN_MASK]) || is_subclassed(a->given[ARG_OUT]))
         return 1;
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (is_subclassed(a->given[i]))
@@ -147,6 +147,11 @@ PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const in
     Py_XDECREF(sizes);
     Py_XDECREF(steps);
     return result;
+}
+
+PyObject *torch_spread(PyObject *mask, int64_t keys)
+{
+    return PyObject_CallFunction(torch.spread, "OL", mask, (long long)keys);
 }
 
 int torch_is_capturing(void)

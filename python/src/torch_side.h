@@ -9,7 +9,7 @@
 #include "common.h"
 
 /* _native.bind_torch(tensor_type, parameter_type, run_op, is_grad_enabled, dispatch_depth, is_capturing, empty_like,
- * float16, float32, uint8, int64, uint64): called once. */
+ * spread, float16, float32, uint8, int64, uint64): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
 bool torch_is_tensor(PyObject *object);
@@ -40,6 +40,9 @@ PyObject *torch_empty_like(PyObject *like, torch_dtype dtype);
 PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype);
 
 PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const int64_t *strides, int ndim);
+
+/* A copy of a mask whose last dimension lies side by side; an extent of 1 there becomes `keys`. */
+PyObject *torch_spread(PyObject *mask, int64_t keys);
 
 /* Whether the current stream is being captured into a graph. -1 with an exception. */
 int torch_is_capturing(void);

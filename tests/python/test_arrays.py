@@ -115,6 +115,19 @@ class Values(unittest.TestCase):
                       acromion.sdpa(q, k, k, None, 0.0, True), acromion.sdpa(q, key=k, value=k, is_causal=True)):
             np.testing.assert_array_equal(found, expected)
 
+    def test_masks_and_sinks(self):
+        rng = np.random.default_rng(6)
+        q, k, v = (rng.standard_normal((2, 4, n, 16), dtype=np.float32) for n in (5, 7, 7))
+        bias, sinks = rng.standard_normal((4, 5, 7), dtype=np.float32), rng.standard_normal(4, dtype=np.float32)
+        hidden = np.where(bias > -0.5, 0, -np.inf)
+        for mask, added in ((bias, bias), (bias.astype(np.float16), bias), (bias > -0.5, hidden)):
+            scores = q.astype(np.float64) @ k.swapaxes(2, 3) / 4 + added
+            weights = np.exp(scores)
+            weights /= weights.sum(-1, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None]
+            found = acromion.sdpa(q, k, v, mask, sinks=sinks)  # in PyTorch's place
+            np.testing.assert_allclose(found, weights @ v, rtol=2e-3 if mask.dtype == np.float16 else 1e-5, atol=1e-3
+                                       if mask.dtype == np.float16 else 1e-6)
+
     def test_the_namespace_holds_what_is_documented(self):
         self.assertEqual(set(dir(acromion)), set(acromion.__all__))
         for name in ("Any", "List", "TYPE_CHECKING"):
@@ -205,7 +218,10 @@ class Refusals(unittest.TestCase):
         self.check(ValueError, "scale is 0, must be positive and finite", scale=0)
         self.check(ValueError, "scale is nan, must be positive and finite", scale=float("nan"))
         self.check(ValueError, "layout is 'sbhd', must be 'bhsd' or 'bshd'", layout="sbhd")
-        self.check(NotImplementedError, "attn_mask is given, must be None", attn_mask=np.ones((6, 6), bool))
+        self.check(ValueError, "attn_mask has a stride of 2 between keys", attn_mask=np.ones((6, 12), bool)[:, ::2])
+        self.check(ValueError, "attn_mask has one value for all keys, must have 6", attn_mask=np.ones((6, 1), bool))
+        self.check(ValueError, "attn_mask has a negative stride", attn_mask=np.ones((6, 6), bool)[::-1])
+        self.check(TypeError, "attn_mask is float64, must be bool", attn_mask=np.ones((6, 6)))
         self.check(NotImplementedError, "dropout_p is 0.1, must be 0", dropout_p=0.1)
         self.check(TypeError, "unexpected keyword argument 'causal'", causal=True)
         with self.assertRaisesRegex(TypeError, "takes up to 6 positional arguments"):

@@ -16,6 +16,8 @@ import acromion
 HAS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.float16) if HAS_GPU else ("cpu", torch.float32)
 FLASH = "_scaled_dot_product_flash_attention" + ("" if HAS_GPU else "_for_cpu")
+UNSERVED, WHY_UNSERVED = ((torch.float32, "float32 on CUDA") if HAS_GPU else
+                          (torch.float64, "q is float64, must be"))
 TOLERANCE = {"atol": 4e-3, "rtol": 4e-3} if HAS_GPU else {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -30,9 +32,15 @@ class Case(unittest.TestCase):
         acromion.register_torch()
         torch.nn.attention.activate_flash_attention_impl("ACROMION")
         self.addCleanup(torch.nn.attention.restore_flash_attention_impl, _raise_warn=False)
+        self.told = {}
+
+    def handed_over(self):
+        """Since the test began; activating forgets what was counted."""
+        return {**self.told, **acromion.fallbacks()}
 
     def native(self, function, *arguments, **keywords):
         """What PyTorch itself computes."""
+        self.told = self.handed_over()
         torch.nn.attention.restore_flash_attention_impl()
         try:
             return function(*arguments, **keywords)
@@ -46,7 +54,7 @@ class Active(Case):
         out = F.scaled_dot_product_attention(q, k, v)
         self.assertTrue(torch.equal(out, acromion.sdpa(q, k, v)))  # to the bit: nobody else's
         torch.testing.assert_close(out, self.native(F.scaled_dot_product_attention, q, k, v), **TOLERANCE)
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_causal_scale_heads_and_layout(self):
         q, k = normal(2, 4, 33, 64), normal(2, 2, 33, 64)
@@ -74,38 +82,57 @@ class Active(Case):
                         self.assertEqual((a.shape, a.stride(), a.dtype), (b.shape, b.stride(), b.dtype))
                         self.assertEqual((a.shape, a.stride(), a.dtype), (c.shape, c.stride(), c.dtype))
                     torch.testing.assert_close(found[1], wanted[1], atol=2e-2, rtol=2e-2)
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
+
+    def test_masks(self):
+        """Boolean ones and such that are added, of every shape that PyTorch takes; with a gradient, too."""
+        q, k, v = normal(2, 4, 33, 64), normal(2, 4, 72, 64), normal(2, 4, 72, 64)
+        for shape in ((33, 72), (2, 1, 33, 72), (1, 4, 33, 72), (2, 4, 33, 72), (33, 1), (2, 1, 1, 72)):
+            for mask in (normal(*shape), normal(*shape) > -1):
+                with self.subTest(f"{shape} {mask.dtype}"):
+                    def gradient():
+                        x = q.clone().requires_grad_()
+                        out = F.scaled_dot_product_attention(x, k, v, attn_mask=mask)
+                        out.square().sum().backward()
+                        return out.detach(), x.grad
+                    (out, grad), (wanted, wanted_grad) = gradient(), self.native(gradient)
+                    torch.testing.assert_close(out, wanted, **TOLERANCE)
+                    torch.testing.assert_close(grad, wanted_grad, atol=10 * TOLERANCE["atol"],
+                                               rtol=10 * TOLERANCE["rtol"])
+        self.assertEqual(self.handed_over(), {})
 
     def test_what_is_not_served_is_handed_over_and_counted(self):
-        q = normal(2, 4, 33, 64)
-        mask = torch.ones(33, 33, dtype=torch.bool, device=DEVICE).tril()
+        q = normal(2, 4, 33, 64, dtype=UNSERVED)
         for _ in range(2):
-            out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-        self.assertTrue(torch.equal(out, self.native(F.scaled_dot_product_attention, q, q, q, attn_mask=mask)))
-        F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            out = F.scaled_dot_product_attention(q, q, q)
+        self.assertEqual(list(acromion.fallbacks().values()), [2])
+        self.assertTrue(torch.equal(out, self.native(F.scaled_dot_product_attention, q, q, q)))
+        F.scaled_dot_product_attention(q, q, q)
         (told, count), = acromion.fallbacks().items()  # counted since it was activated last
         self.assertEqual(count, 1)
-        self.assertRegex(told, "^_scaled_dot_product_.*: a mask or bias$")
+        self.assertRegex(told, f"^_scaled_dot_product_.*: {WHY_UNSERVED}")
 
-    @unittest.skipIf(HAS_GPU, "the CPU's types")
-    def test_a_type_that_acromion_has_not(self):
-        q = normal(1, 2, 9, 16, dtype=torch.float64)
-        self.assertTrue(torch.equal(F.scaled_dot_product_attention(q, q, q),
-                                    self.native(F.scaled_dot_product_attention, q, q, q)))
-        F.scaled_dot_product_attention(q, q, q)
-        self.assertRegex(str(acromion.fallbacks()), "q is float64, must be")
+    def test_reasons_stay_bounded(self):
+        """Reasons hold sizes: a program of endlessly many must not fill memory."""
+        from acromion import _aten
+        for i in range(2 * _aten.REASONS_MAX):
+            _aten._tell("an operator", f"reason {i}")
+        found = acromion.fallbacks()
+        self.assertLessEqual(len(found), _aten.REASONS_MAX + 1)
+        self.assertEqual((sum(found.values()), found["an operator: other reasons"]),
+                         (2 * _aten.REASONS_MAX, _aten.REASONS_MAX))
 
     def test_strict(self):
         q = normal(1, 2, 9, 64)
-        mask = torch.ones(9, 9, dtype=torch.bool, device=DEVICE)
+        unserved = q.to(UNSERVED)
         acromion.register_torch(strict=True)
         torch.nn.attention.activate_flash_attention_impl("ACROMION")
         self.addCleanup(acromion.register_torch)
         F.scaled_dot_product_attention(q, q, q)
-        text = "aten::_scaled_dot_product_.*: acromion does not serve a mask or bias"
+        text = f"aten::_scaled_dot_product_.*: acromion does not serve {WHY_UNSERVED}"
         with self.assertRaisesRegex(acromion.UnsupportedError, text):
-            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-        self.assertEqual(acromion.fallbacks(), {})
+            F.scaled_dot_product_attention(unserved, unserved, unserved)
+        self.assertEqual(self.handed_over(), {})
 
     def test_gradients_are_pytorch_s(self):
         """ATen's backward pass on our output and log-sum-exp."""
@@ -116,7 +143,7 @@ class Active(Case):
             return [x.grad for x in tensors]
         for found, wanted in zip(gradients(), self.native(gradients)):
             torch.testing.assert_close(found, wanted, atol=10 * TOLERANCE["atol"], rtol=10 * TOLERANCE["rtol"])
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_a_training_run(self):
         """The losses of a small transformer, step by step."""
@@ -154,7 +181,7 @@ class Active(Case):
                 torch.testing.assert_close(out, acromion.sdpa(q, q, q), atol=0, rtol=0)
                 x = q.clone().requires_grad_()
                 F.scaled_dot_product_attention(x, x, x).sum().backward()
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
 
 def packed_offsets(*lengths):
@@ -193,14 +220,14 @@ class OnCuda(Case):
         for q, k, v, causal in self.inputs():
             self.compare(torch.ops.aten._scaled_dot_product_flash_attention, (q, k, v, 0.0, causal))
             self.compare(torch.ops.aten._scaled_dot_product_flash_attention, (q, k, v), {"scale": 0.3})
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_cudnn(self):
         for q, k, v, causal in self.inputs():
             for wants_lse in (False, True):
                 self.compare(torch.ops.aten._scaled_dot_product_cudnn_attention,
                              (q, k, v, None, wants_lse, 0.0, causal))
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_efficient(self):
         for q, k, v, causal in self.inputs():
@@ -209,7 +236,7 @@ class OnCuda(Case):
             for wants_lse in (False, True):
                 self.compare(torch.ops.aten._scaled_dot_product_efficient_attention,
                              (q, k, v, None, wants_lse, 0.0, causal))
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_packed(self):
         """Windows and causal as FlashAttention has them, sequences of other lengths, an empty one."""
@@ -230,7 +257,7 @@ class OnCuda(Case):
                         self.assertEqual((found[1].shape, found[1].dtype), (wanted[1].shape, wanted[1].dtype))
                         torch.testing.assert_close(found[1][seen], wanted[1][seen], atol=4e-3, rtol=4e-3)
                         self.assertTrue((found[1][:, :rows][~seen[:, :rows]] == -float("inf")).all())
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_packed_gradients(self):
         from torch.nn.attention.varlen import varlen_attn
@@ -238,11 +265,11 @@ class OnCuda(Case):
         def gradients():
             tensors = [normal(400, 4, 64).requires_grad_() for _ in range(3)]
             cum = packed_offsets(100, 37, 263)
-            varlen_attn(*tensors, cum, cum, 263, 263, is_causal=True).square().sum().backward()
+            varlen_attn(*tensors, cum, cum, 263, 263, window_size=(-1, 0)).square().sum().backward()
             return [x.grad for x in tensors]
         for found, wanted in zip(gradients(), self.native(gradients)):
             torch.testing.assert_close(found, wanted, atol=4e-2, rtol=4e-2)
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
     def test_handed_over(self):
         q = normal(2, 4, 64, 64)
@@ -275,7 +302,7 @@ class OnCuda(Case):
             y = q.clone().requires_grad_()
             compiled(y).sum().backward()
             torch.testing.assert_close(y.grad, x.grad, atol=2e-2, rtol=2e-2)
-        self.assertEqual(acromion.fallbacks(), {})
+        self.assertEqual(self.handed_over(), {})
 
 
 class Registry(unittest.TestCase):

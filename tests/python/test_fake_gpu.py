@@ -221,6 +221,6 @@ if __name__ == "__main__":
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,
-        lambda like: Tensor(np.empty_like(like.array)), "float16", "float32", "uint8", "int64",
-        "uint64")
+        lambda like: Tensor(np.empty_like(like.array)), lambda mask, keys: Tensor(np.broadcast_to(
+            mask.array, (*mask.array.shape[:-1], keys)).copy()), "float16", "float32", "uint8", "int64", "uint64")
     unittest.main()

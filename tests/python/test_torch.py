@@ -2,12 +2,14 @@
 """acromion.sdpa on PyTorch's tensors: values, gradients, operators, torch.compile; on a GPU also streams and graphs.
 Needs the installed package and PyTorch."""
 import importlib.util
+import itertools
 import unittest
 
 import torch
 import torch.nn.functional as F
 
 import acromion
+import reference
 from cases import table
 from torch_cases import check
 
@@ -155,6 +157,158 @@ class Packed(unittest.TestCase):
                 acromion.sdpa(q, k, v, enable_gqa=True, **arguments)
         with self.assertRaisesRegex(ValueError, "q has 4 dimensions, must have 3 for packed sequences"):
             acromion.sdpa(q[None], k, v, enable_gqa=True, q_offsets=first, kv_offsets=second)
+
+
+class Terms(unittest.TestCase):
+    """What else stands in a score and hides keys, beside the definition in float64."""
+    Q, KV, BATCH, HEADS, GROUP = 37, 53, 3, 4, 2
+
+    def setUp(self):
+        self.q = normal(self.BATCH, self.HEADS, self.Q, 64, dtype=self.dtype())
+        self.k, self.v = (normal(self.BATCH, self.HEADS // self.GROUP, self.KV, 64, dtype=self.dtype()) * scale
+                          for scale in (1, 2))
+
+    def dtype(self):
+        return torch.float16 if HAS_GPU else torch.float32
+
+    def int32(self, *values):
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    def arguments(self):
+        """name -> arguments, one term each and some together."""
+        causal = {"is_causal": True, "causal_align": "bottom_right"}
+        tree = torch.randint(256, (3, self.Q, (self.Q + 7) // 8), generator=torch.Generator().manual_seed(1))
+        terms = {
+            "softcap": {"softcap": 0.7}, "sinks": {"sinks": normal(4) * 3}, "chunk": {"chunk": 9},
+            "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.01], device=DEVICE)},
+            "starts": {"kv_starts": self.int32(0, 11, 53)}, "tree": {"tree": tree.to(DEVICE, torch.uint8)},
+            "ranges": {"ranges": torch.stack([self.int32(20, 41, 5, 5), self.int32(30, 50, 16, 30),
+                                              self.int32(0, 53, -4, 60)]).view(3, 2, 2)},
+            "mask": {"attn_mask": normal(3, 1, self.Q, self.KV) > 0},
+            "bias": {"attn_mask": normal(1, 4, self.Q, self.KV)},
+        }
+        found = dict(terms)
+        found |= {f"causal {name}": {**causal, **given} for name, given in terms.items()}
+        found["together"] = {**causal, **terms["softcap"], **terms["sinks"], **terms["alibi"], **terms["bias"],
+                             **terms["starts"], "window": 20, "kv_lens": self.int32(53, 40, 50)}
+        found["ranges in windows"] = {**causal, **terms["ranges"], "window": 7, "chunk": 16}
+        return found
+
+    def compare(self, given, q=None, k=None, v=None):
+        q, k, v = (x if y is None else y for x, y in zip((self.q, self.k, self.v), (q, k, v)))
+        out, lse = acromion.sdpa(q, k, v, enable_gqa=True, return_lse=True, **given)
+        wanted_out, wanted_lse = reference.attention(q, k, v, **given)
+        bound = 2e-5 if q.dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(out.double(), wanted_out, atol=bound, rtol=bound)
+        torch.testing.assert_close(lse.double(), wanted_lse, atol=bound, rtol=bound)
+
+    def test_values(self):
+        for name, given in self.arguments().items():
+            for dtype in (torch.float16, torch.bfloat16) if HAS_GPU else (torch.float32, torch.bfloat16):
+                with self.subTest(f"{name} {dtype}"):
+                    self.compare(given, *(x.to(dtype) for x in (self.q, self.k, self.v)))
+
+    def test_every_mask_that_broadcasts(self):
+        """Through strides; where keys do not lie side by side, a copy."""
+        sizes = (self.BATCH, self.HEADS, self.Q, self.KV)
+        for ones in itertools.product((False, True), repeat=4):
+            for left_out in range(4):
+                if not all(ones[:left_out]):
+                    continue
+                shape = [1 if one else size for one, size in zip(ones, sizes)][left_out:]
+                for mask in (normal(*shape), normal(*shape) > 0, normal(*shape).half()):
+                    with self.subTest(f"{shape} {mask.dtype}"):
+                        self.compare({"attn_mask": mask})
+        wide = normal(3, 4, self.KV, self.Q + 5)
+        for mask in (wide[..., :self.Q].transpose(2, 3), normal(self.Q, 2 * self.KV)[:, ::2],
+                     normal(self.Q, self.KV + 7)[:, :self.KV], normal(1, 1, self.Q, self.KV).expand(3, 4, -1, -1)):
+            with self.subTest(f"{tuple(mask.shape)} {mask.stride()}"):
+                self.compare({"attn_mask": mask})
+                self.compare({"attn_mask": mask > 0})
+
+    def test_as_pytorch_s_own(self):
+        mask = normal(3, 1, self.Q, self.KV)
+        for given in ({"attn_mask": mask.to(self.dtype())}, {"attn_mask": mask > 0},
+                      {"attn_mask": mask.to(self.dtype()), "scale": 0.3, "dropout_p": 0.0}):
+            found = acromion.sdpa(self.q, self.k, self.v, enable_gqa=True, **given)
+            wanted = F.scaled_dot_product_attention(self.q, self.k, self.v, enable_gqa=True, **given)
+            bound = 1e-2 if HAS_GPU else 1e-5
+            torch.testing.assert_close(found, wanted, atol=bound, rtol=bound)
+
+    def test_packed(self):
+        q_lengths, kv_lengths = (5, 12, 30), (9, 12, 41)
+        q, k, v = (normal(sum(n), heads, 64, dtype=self.dtype()) for n, heads in
+                   ((q_lengths, 4), (kv_lengths, 2), (kv_lengths, 2)))
+        q_offsets, kv_offsets = (self.int32(0, *itertools.accumulate(n)) for n in (q_lengths, kv_lengths))
+        bias = normal(3, 1, 30, 41)
+        for name, given in {"softcap": {"softcap": 0.7}, "sinks": {"sinks": normal(4)}, "bias": {"attn_mask": bias},
+                            "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.01], device=DEVICE)},
+                            "chunk": {"chunk": 6}}.items():
+            for causal in ({}, {"is_causal": True, "causal_align": "bottom_right"}):
+                with self.subTest(f"{name} {causal}"):
+                    out, lse = acromion.sdpa(q, k, v, q_offsets=q_offsets, kv_offsets=kv_offsets, max_q_len=30,
+                                             max_kv_len=41, enable_gqa=True, return_lse=True, **given, **causal)
+                    parts = zip(out.split(q_lengths), lse.split(q_lengths, 1), q.split(q_lengths), k.split(kv_lengths),
+                                v.split(kv_lengths))
+                    for b, (found, found_lse, *alone) in enumerate(parts):
+                        own = ({**given, "attn_mask": bias[b, :, :q_lengths[b], :kv_lengths[b]]} if name == "bias"
+                               else given)
+                        wanted = reference.attention(*(x.transpose(0, 1)[None] for x in alone), **own, **causal)
+                        bound = 2e-2 if HAS_GPU else 2e-5
+                        torch.testing.assert_close(found.double(), wanted[0][0].transpose(0, 1), atol=bound, rtol=bound)
+                        torch.testing.assert_close(found_lse.double(), wanted[1][0], atol=bound, rtol=bound)
+
+    def test_compiled_and_on_the_meta_device(self):
+        for name, given in self.arguments().items():
+            with self.subTest(name):
+                def block(q):
+                    return acromion.sdpa(q * 2, self.k, self.v, enable_gqa=True, return_lse=True, **given)
+                torch._dynamo.reset()
+                found = torch.compile(block, fullgraph=True, backend="aot_eager")(self.q)
+                torch.testing.assert_close(found, block(self.q), atol=0, rtol=0)
+                on_meta = {key: x.to("meta") if isinstance(x, torch.Tensor) else x for key, x in given.items()}
+                meta = acromion.sdpa(*(x.to("meta") for x in (self.q, self.k, self.v)), enable_gqa=True,
+                                     return_lse=True, **on_meta)
+                for a, b in zip(meta, found):
+                    self.assertEqual((a.shape, a.stride(), a.dtype), (b.shape, b.stride(), b.dtype))
+
+    def test_refusals(self):
+        heads, rows, keys = self.HEADS, self.Q, self.KV
+        ranges = torch.zeros(3, 2, 2, dtype=torch.int32, device=DEVICE)
+        tree = torch.zeros(3, rows, 5, dtype=torch.uint8, device=DEVICE)
+        offsets = self.int32(0, 5)
+        for given, error, text in (
+                ({"softcap": -1.0}, ValueError, "softcap is -1.0, must be positive and finite"),
+                ({"softcap": float("nan")}, ValueError, "softcap is nan, must be positive"),
+                ({"chunk": 0}, ValueError, "chunk is 0, must be positive"),
+                ({"chunk": 2.5}, TypeError, "chunk is 2.5, must be a number"),
+                ({"dropout_p": 0.1}, NotImplementedError, "dropout_p is 0.1, must be 0"),
+                ({"sinks": normal(heads).double()}, TypeError, "sinks is float64, must be float32"),
+                ({"sinks": normal(2)}, ValueError, f"sinks must have one dimension of q's heads, {heads}"),
+                ({"alibi_slopes": normal(3, heads)}, ValueError, "alibi_slopes must have one dimension of q's heads"),
+                ({"alibi_slopes": normal(2 * heads)[::2]}, ValueError, "alibi_slopes has a stride of 2, must be 1"),
+                ({"kv_starts": offsets.long()}, TypeError, "kv_starts is int64, must be int32"),
+                ({"kv_starts": offsets}, ValueError, "kv_starts must have one dimension of q's batch, 3"),
+                ({"ranges": ranges.long()}, TypeError, "ranges is int64, must be int32"),
+                ({"ranges": ranges[:2]}, ValueError, r"ranges must have three dimensions \[3, ranges, 2\]"),
+                ({"ranges": ranges[..., :1].expand(3, 2, 2)}, ValueError, "ranges must be contiguous"),
+                ({"tree": tree.int()}, TypeError, "tree is int32, must be uint8"),
+                ({"tree": tree[..., :4]}, ValueError, rf"tree must have three dimensions \[3, {rows}, 5\]"),
+                ({"attn_mask": torch.zeros(rows, keys, dtype=torch.int32, device=DEVICE)}, TypeError,
+                 "attn_mask is int32, must be bool, float16, bfloat16 or float32"),
+                ({"attn_mask": normal(2, 1, rows, keys)}, ValueError,
+                 "attn_mask has extent 2 for the batch, must be 1 or 3"),
+                ({"attn_mask": normal(rows + 1, keys)}, ValueError, f"extent {rows + 1} for the length of q, must"),
+                ({"attn_mask": normal(rows, keys - 1)}, ValueError, f"extent {keys - 1} for the length of k, must"),
+                ({"attn_mask": normal(1, 1, 1, rows, keys)}, ValueError, "attn_mask has 5 dimensions, at most 4")):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                acromion.sdpa(self.q, self.k, self.v, enable_gqa=True, **given)
+        with self.assertRaisesRegex(NotImplementedError, "attn_mask requires a gradient"):
+            acromion.sdpa(self.q, self.k, self.v, normal(rows, keys).requires_grad_(), enable_gqa=True)
+        flat = {"q_offsets": offsets, "kv_offsets": offsets}
+        with self.assertRaisesRegex(ValueError, "kv_starts is given with packed sequences"):
+            acromion.sdpa(self.q[0, :, :5], self.k[0, :, :5], self.v[0, :, :5], enable_gqa=True,
+                          kv_starts=self.int32(0), **flat)
 
 
 def quantised(*shape, scale=1.0):
