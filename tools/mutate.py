@@ -336,6 +336,13 @@ class DeviceJudge:
                     yield ([self.program, "check", "--backend", "cuda", "--threads", "1", "-k", kernel, "--inputs",
                             *(inputs or ["normal"]), *problems], d.environment(str(self.driver), "", arch, sms, order))
 
+    def runs_of(self, kernel):
+        """The commands that judge a kernel, after they have passed without an edit."""
+        with self.lock:
+            if kernel not in self.runs:
+                self.runs[kernel] = self.prepare(kernel)
+            return self.runs[kernel]
+
     def prepare(self, kernel):
         arch = dict(self.kernels)[kernel]
         runs = []

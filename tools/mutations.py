@@ -2,6 +2,7 @@
 
 An edit's key is a digest of its file, the lines around it and what it makes of them, so that it is the same edit in
 another run and another checkout, and another one where the code has changed."""
+import bisect
 import dataclasses
 import fnmatch
 import hashlib
@@ -28,17 +29,25 @@ class Edit:
         return text[:self.start] + self.replacement + text[self.end:]
 
 
-def make_edit(kind, file, text, operator, start, end, replacement):
-    first = text.rfind("\n", 0, start) + 1
-    last = text.find("\n", end)
-    last = len(text) if last < 0 else last
-    before = text[first:last]
-    after = text[first:start] + replacement + text[end:last]
-    above = text[:first].splitlines()[-CONTEXT_LINES:]
-    below = text[last:].splitlines()[:CONTEXT_LINES + 1]
-    digest = hashlib.sha256("\0".join([file, *above, before, after, *below]).encode()).hexdigest()
-    return Edit(kind, file, text.count("\n", 0, start) + 1, operator, start, end, replacement, before.strip(),
-                after.strip(), digest[:16])
+class Lines:
+    """A text with where its lines begin."""
+
+    def __init__(self, text):
+        self.text, self.lines, self.starts, at = text, text.splitlines(), [], 0
+        for line in text.splitlines(keepends=True):
+            self.starts.append(at)
+            at += len(line)
+
+
+def make_edit(kind, file, lines, operator, start, end, replacement):
+    """`lines`: of the file. The edit is within one line."""
+    number = bisect.bisect_right(lines.starts, start) - 1
+    before, first = lines.lines[number], lines.starts[number]
+    after = before[:start - first] + replacement + before[end - first:]
+    around = [*lines.lines[max(0, number - CONTEXT_LINES):number], before, after,
+              *lines.lines[number + 1:number + 1 + CONTEXT_LINES]]
+    digest = hashlib.sha256("\0".join([file, *around]).encode()).hexdigest()
+    return Edit(kind, file, number + 1, operator, start, end, replacement, before.strip(), after.strip(), digest[:16])
 
 
 # ---- C --------------------------------------------------------------------------------------------------------------
@@ -134,10 +143,10 @@ def edits_of_line(code, line, first):
 def host_edits(file, text):
     """Every edit of a C file, or of the host's part of a kernel's."""
     bare = without_functions(bare_c(host_part(file, text)), SPEED_ONLY)
-    first, edits = 0, []
+    first, edits, lines = 0, [], Lines(text)
     for line, code in zip(text.splitlines(keepends=True), bare.splitlines(keepends=True)):
         for operator, start, end, replacement in edits_of_line(code.rstrip("\n"), line, first):
-            edits.append(make_edit("host", file, text, operator, start, end, replacement))
+            edits.append(make_edit("host", file, lines, operator, start, end, replacement))
         first += len(line)
     return edits
 
@@ -247,10 +256,10 @@ def edits_of_instruction(line, first):
 
 def device_edits(file, text):
     """Every edit of a kernel's PTX."""
-    first, edits = text.find(".entry"), []
+    first, edits, lines = text.find("\n", text.find(".entry")) + 1, [], Lines(text)
     for line in text[first:].splitlines(keepends=True):
         for operator, start, end, replacement in edits_of_instruction(line, first):
-            edits.append(make_edit("device", file, text, operator, start, end, replacement))
+            edits.append(make_edit("device", file, lines, operator, start, end, replacement))
         first += len(line)
     return edits
 

@@ -7,8 +7,8 @@
  *   others are as if it were not there, since 0 * NaN has to stay out of them.
  * - exact: each tensor ends with its allocation, so that a read of one row too many is a fault of the PTX machine (and
  *   of compute-sanitizer).
- * - matched: each query is twice some key, which takes nearly all the weight if the row sees it: a key at an edge of the
- *   row's mask, the key beyond that edge, or any key. So one key too many or too few moves a row by the size of a value,
+ * - matched: each query is twice some key, which takes nearly all the weight if the row sees it: a key at an edge of
+ *   the mask, the key beyond that edge, or any key. So one key too many or too few moves a row by the size of a value,
  *   where inputs that know nothing of each other move it by less than rounding does.
  *
  *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
