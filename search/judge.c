@@ -665,7 +665,7 @@ static acr_status sample_repeated(void *arg, int count, double *seconds)
 {
     timed_kernel *k = arg;
     if (k->repeated) {
-        return k->repeated->device->backend->graph_time(k->repeated, count, seconds);
+        return k->repeated->device->backend->timing->graph_time(k->repeated, count, seconds);
     }
     acr_status status = ACR_OK;
     for (int i = 0; i < count && status == ACR_OK; ++i) {
@@ -722,7 +722,7 @@ static acr_status refresh_sets(void *arg, void *stream)
 static acr_status sample_replay(timed_kernel *k, double *seconds)
 {
     const int chosen = chosen_launch(k);
-    acr_status status = k->fresh->device->backend->graph_time_prepared(k->fresh, refresh_sets, k, seconds);
+    acr_status status = k->fresh->device->backend->timing->graph_time_prepared(k->fresh, refresh_sets, k, seconds);
     if (status == ACR_OK) {
         status = check_launch(k, chosen, k->drawn + (uint64_t)chosen, oracle_of(k));
     }
@@ -754,7 +754,7 @@ typedef struct work {
 static acr_status record_work(acr__graph **out, void *arg, int launches)
 {
     const work *w = arg;
-    return w->device->backend->graph_record(out, w->device, w->enqueue, w->arg, launches);
+    return w->device->backend->timing->graph_record(out, w->device, w->enqueue, w->arg, launches);
 }
 
 static acr_status enqueue_next(void *arg, void *stream)
@@ -855,8 +855,8 @@ static acr_status make_pair(timed_pair *d, session *s, size_t problem)
 
 static void free_timed(timed_kernel *k, acr__backend_device *device)
 {
-    device->backend->graph_free(k->repeated);
-    device->backend->graph_free(k->fresh);
+    device->backend->timing->graph_free(k->repeated);
+    device->backend->timing->graph_free(k->fresh);
     for (int i = k->set_count - 1; i >= 0; --i) { /* the first owns the plan */
         execution_destroy(k->sets[i]);
     }

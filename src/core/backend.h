@@ -36,6 +36,36 @@ typedef struct acr__graph {
     int launches; /* units in one replay, back to back */
 } acr__graph;
 
+/* What only those ask of a backend who measure it from outside, the workbench and the search: no function of the
+ * library's API needs an entry of this table. NULL where the backend cannot be opened. */
+typedef struct acr__timing {
+    /* Stream mode (docs/manual/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into
+     * a graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
+    acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
+                               int launches);
+    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays
+     * theirs, with the memory that it uses. cpu: ACR_UNSUPPORTED. */
+    acr_status (*graph_adopt)(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches);
+    /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to
+     * seconds[0..replays). */
+    acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
+    /* Cold mode: the seconds of `samples` replays, each alone and after the cache was emptied by writing twice its size
+     * (cuda: L2, lines that a kernel marked to stay included; cpu: the last-level cache), a first one not counted.
+     * ACR_UNSUPPORTED where the cache's size is unknown. */
+    acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
+    /* The seconds a unit of one replay, alone, after prepare(arg, NULL), which may wait for the device. */
+    acr_status (*graph_time_prepared)(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds);
+    void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
+
+    /* Host seconds a launch, over `launches` in a row, of the driver's launch call alone, everything else done before:
+     * what `launch` cannot be cheaper than. Waits for nothing. cpu: ACR_UNSUPPORTED. */
+    acr_status (*launch_bare)(const acr__prepared *prepared, const fwd_args *args, void *stream, int launches,
+                              double *seconds);
+
+    /* Calls work(arg, NULL) with the device's context current, for libraries that look for it. */
+    acr_status (*within)(acr__backend_device *device, acr__enqueue *work, void *arg);
+} acr__timing;
+
 struct acr__backend {
     const char *name;
     acr__backend_id id;
@@ -66,35 +96,12 @@ struct acr__backend {
     /* Waits for all work of the device; reports its faults. */
     acr_status (*synchronize)(acr__backend_device *device);
 
-    /* Stream mode (docs/manual/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into
-     * a graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
-    acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
-                               int launches);
-    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays
-     * theirs, with the memory that it uses. cpu: ACR_UNSUPPORTED. */
-    acr_status (*graph_adopt)(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches);
-    /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to
-     * seconds[0..replays). */
-    acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
-    /* Cold mode: the seconds of `samples` replays, each alone and after the cache was emptied by writing twice its size
-     * (cuda: L2, lines that a kernel marked to stay included; cpu: the last-level cache), a first one not counted.
-     * ACR_UNSUPPORTED where the cache's size is unknown. */
-    acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
-    /* The seconds a unit of one replay, alone, after prepare(arg, NULL), which may wait for the device. */
-    acr_status (*graph_time_prepared)(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds);
-    void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
-
-    /* All of it at once: record, time, free. */
+    /* Enqueues `launches` units back to back, replays them once to warm up, then `replays` times, and writes the seconds a
+     * unit of each replay to seconds[0..replays): how acr_plan_measure chooses. */
     acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                        double *seconds);
 
-    /* Host seconds a launch, over `launches` in a row, of the driver's launch call alone, everything else done before:
-     * what `launch` cannot be cheaper than. Waits for nothing. cpu: ACR_UNSUPPORTED. */
-    acr_status (*launch_bare)(const acr__prepared *prepared, const fwd_args *args, void *stream, int launches,
-                              double *seconds);
-
-    /* Calls work(arg, NULL) with the device's context current, for libraries that look for it. */
-    acr_status (*within)(acr__backend_device *device, acr__enqueue *work, void *arg);
+    const acr__timing *timing;
 };
 
 extern const acr__backend acr__backend_cpu;

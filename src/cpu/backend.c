@@ -497,6 +497,17 @@ static acr_status cpu_within(acr__backend_device *device, acr__enqueue *work, vo
     return work(arg, NULL);
 }
 
+static const acr__timing timing = {
+    .graph_record = cpu_graph_record,
+    .graph_adopt = cpu_graph_adopt,
+    .graph_time = cpu_graph_time,
+    .graph_time_cold = cpu_graph_time_cold,
+    .graph_time_prepared = cpu_graph_time_prepared,
+    .graph_free = cpu_graph_free,
+    .launch_bare = cpu_launch_bare,
+    .within = cpu_within,
+};
+
 const acr__backend acr__backend_cpu = {
     .name = "cpu",
     .id = ACR__CPU,
@@ -513,13 +524,6 @@ const acr__backend acr__backend_cpu = {
     .mem_zero_async = cpu_mem_zero_async,
     .is_capturing = cpu_is_capturing,
     .synchronize = cpu_synchronize,
-    .graph_record = cpu_graph_record,
-    .graph_adopt = cpu_graph_adopt,
-    .graph_time = cpu_graph_time,
-    .graph_time_cold = cpu_graph_time_cold,
-    .graph_time_prepared = cpu_graph_time_prepared,
-    .graph_free = cpu_graph_free,
     .time = cpu_time,
-    .launch_bare = cpu_launch_bare,
-    .within = cpu_within,
+    .timing = &timing,
 };

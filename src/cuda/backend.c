@@ -1024,6 +1024,17 @@ static acr_status cuda_time(acr__backend_device *device, acr__enqueue *enqueue, 
     return status;
 }
 
+static const acr__timing timing = {
+    .graph_record = cuda_graph_record,
+    .graph_adopt = cuda_graph_adopt,
+    .graph_time = cuda_graph_time,
+    .graph_time_cold = cuda_graph_time_cold,
+    .graph_time_prepared = cuda_graph_time_prepared,
+    .graph_free = cuda_graph_free,
+    .launch_bare = cuda_launch_bare,
+    .within = cuda_within,
+};
+
 const acr__backend acr__backend_cuda = {
     .name = "cuda",
     .id = ACR__CUDA,
@@ -1040,13 +1051,6 @@ const acr__backend acr__backend_cuda = {
     .mem_zero_async = cuda_mem_zero_async,
     .is_capturing = cuda_is_capturing,
     .synchronize = cuda_synchronize,
-    .graph_record = cuda_graph_record,
-    .graph_adopt = cuda_graph_adopt,
-    .graph_time = cuda_graph_time,
-    .graph_time_cold = cuda_graph_time_cold,
-    .graph_time_prepared = cuda_graph_time_prepared,
-    .graph_free = cuda_graph_free,
     .time = cuda_time,
-    .launch_bare = cuda_launch_bare,
-    .within = cuda_within,
+    .timing = &timing,
 };

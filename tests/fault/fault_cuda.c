@@ -342,10 +342,10 @@ static acr_status time_cold(acr_ctx *ctx)
     acr__backend_device *device = acr__ctx_backend_device(ctx);
     acr__graph *graph = NULL;
     double seconds[2];
-    acr_status status = device->backend->graph_record(&graph, device, enqueue_nothing, NULL, 1);
+    acr_status status = device->backend->timing->graph_record(&graph, device, enqueue_nothing, NULL, 1);
     if (status == ACR_OK)
-        status = device->backend->graph_time_cold(graph, COUNT_OF(seconds), seconds);
-    device->backend->graph_free(graph);
+        status = device->backend->timing->graph_time_cold(graph, COUNT_OF(seconds), seconds);
+    device->backend->timing->graph_free(graph);
     return status;
 }
 
@@ -715,16 +715,17 @@ static void bare_launches_only_launch(void **state)
     double one = 0, five = 0;
     acr__fwd_args(&args, &s.problem, &s.b.buffers, s.workspace);
     const fake_cuda_counters before = fake_cuda_count();
-    assert_ok(device->backend->launch_bare(prepared, &args, NULL, 1, &one));
+    assert_ok(device->backend->timing->launch_bare(prepared, &args, NULL, 1, &one));
     const fake_cuda_counters between = fake_cuda_count();
-    assert_ok(device->backend->launch_bare(prepared, &args, NULL, LAUNCHES, &five));
+    assert_ok(device->backend->timing->launch_bare(prepared, &args, NULL, LAUNCHES, &five));
     const fake_cuda_counters after = fake_cuda_count();
     assert_int_equal(between.launches - before.launches, 1);
     assert_int_equal(after.launches - between.launches, LAUNCHES);
     assert_int_equal((after.calls - between.calls) - (between.calls - before.calls), LAUNCHES - 1);
     assert_true(one > 0 && five > 0);
     fake_cuda_fail_entry("cuLaunchKernelEx", CUDA_ERROR_UNKNOWN);
-    assert_fails(device->backend->launch_bare(prepared, &args, NULL, 1, &one), ACR_DEVICE_FAULT, "cuLaunchKernelEx");
+    assert_fails(device->backend->timing->launch_bare(prepared, &args, NULL, 1, &one), ACR_DEVICE_FAULT,
+                 "cuLaunchKernelEx");
     fake_cuda_fail_entry(NULL, 0);
     device->backend->release(prepared);
     scene_free(&s);
@@ -893,17 +894,18 @@ static void a_foreign_graph_is_adopted(void **state)
     acr__graph *graph = NULL;
     for (size_t i = 0; i < COUNT_OF(failing); i++) {
         fake_cuda_fail_entry(failing[i], CUDA_ERROR_UNKNOWN);
-        assert_fails(device->backend->graph_adopt(&graph, device, theirs, LAUNCHES), ACR_DEVICE_FAULT, failing[i]);
+        assert_fails(device->backend->timing->graph_adopt(&graph, device, theirs, LAUNCHES), ACR_DEVICE_FAULT,
+                     failing[i]);
     }
     fake_cuda_fail_entry(NULL, 0);
-    assert_ok(device->backend->graph_adopt(&graph, device, theirs, LAUNCHES));
+    assert_ok(device->backend->timing->graph_adopt(&graph, device, theirs, LAUNCHES));
     const long before = fake_cuda_count().launches;
     double seconds[REPLAYS];
-    assert_ok(device->backend->graph_time(graph, REPLAYS, seconds));
+    assert_ok(device->backend->timing->graph_time(graph, REPLAYS, seconds));
     assert_int_equal(fake_cuda_count().launches - before, LAUNCHES * (REPLAYS + 1)); /* one warms up */
     for (int i = 0; i < REPLAYS; i++)
         assert_true(seconds[i] > 0.499e-3 && seconds[i] < 0.501e-3); /* a replay takes 1 ms */
-    device->backend->graph_free(graph);
+    device->backend->timing->graph_free(graph);
     assert_int_equal(own.driver.GraphDestroy(theirs), CUDA_SUCCESS); /* still there */
     own_stream_free(&own);
     scene_free(&s);

@@ -158,7 +158,7 @@ static acr_status enqueue_repeated(void *arg, void *stream)
 static acr_status sample_graph(void *arg, int count, double *seconds)
 {
     acr__graph *graph = arg;
-    return graph->device->backend->graph_time(graph, count, seconds);
+    return graph->device->backend->timing->graph_time(graph, count, seconds);
 }
 
 /* Two recordings of the same kernel, compared as the bench compares. noise_floor 0: that of this very comparison, which
@@ -171,9 +171,9 @@ static acr_status compare(world *w, execution *e, bool extra, double *noise_floo
     repeated plain = {e, false, 0}, other = {e, extra, 0};
     acr__graph *graphs[2] = {NULL, NULL};
     interleave_result r;
-    acr_status status = backend->graph_record(&graphs[0], w->device, enqueue_repeated, &plain, LAUNCHES);
+    acr_status status = backend->timing->graph_record(&graphs[0], w->device, enqueue_repeated, &plain, LAUNCHES);
     if (status == ACR_OK) {
-        status = backend->graph_record(&graphs[1], w->device, enqueue_repeated, &other, LAUNCHES);
+        status = backend->timing->graph_record(&graphs[1], w->device, enqueue_repeated, &other, LAUNCHES);
     }
     if (status == ACR_OK) {
         const interleave_side baseline = {sample_graph, graphs[0]}, candidate = {sample_graph, graphs[1]};
@@ -184,8 +184,8 @@ static acr_status compare(world *w, execution *e, bool extra, double *noise_floo
         *out = stats_compare(r.views, (size_t)r.blocks, *noise_floor);
         interleave_free(&r);
     }
-    backend->graph_free(graphs[0]);
-    backend->graph_free(graphs[1]);
+    backend->timing->graph_free(graphs[0]);
+    backend->timing->graph_free(graphs[1]);
     return status;
 }
 

@@ -174,7 +174,7 @@ static acr_status spin(void *arg, void *stream)
 static acr_status sample_graph(void *arg, int count, double *seconds)
 {
     acr__graph *graph = arg;
-    return graph->device->backend->graph_time(graph, count, seconds);
+    return graph->device->backend->timing->graph_time(graph, count, seconds);
 }
 
 static void a_slowdown_is_found_on_the_cpu_backend(void **state)
@@ -184,8 +184,8 @@ static void a_slowdown_is_found_on_the_cpu_backend(void **state)
     acr__backend_device *device = acr__ctx_backend_device(ctx);
     double fast_s = 100e-6, slow_s = 150e-6;
     acr__graph *fast, *slow;
-    assert_ok(device->backend->graph_record(&fast, device, spin, &fast_s, 2));
-    assert_ok(device->backend->graph_record(&slow, device, spin, &slow_s, 2));
+    assert_ok(device->backend->timing->graph_record(&fast, device, spin, &fast_s, 2));
+    assert_ok(device->backend->timing->graph_record(&slow, device, spin, &slow_s, 2));
     const interleave_side baseline = {sample_graph, fast}, candidate = {sample_graph, slow};
     interleave_design design = design_of(INTERLEAVE_BLOCKS_SEARCH, 1);
     design.warm_up_s = 1e-3;
@@ -197,8 +197,8 @@ static void a_slowdown_is_found_on_the_cpu_backend(void **state)
     assert_ok(interleave_run(&r, &baseline, &baseline, &design));
     assert_int_equal(stats_compare(r.views, (size_t)r.blocks, noise_floor).verdict, STATS_SAME);
     interleave_free(&r);
-    device->backend->graph_free(fast);
-    device->backend->graph_free(slow);
+    device->backend->timing->graph_free(fast);
+    device->backend->timing->graph_free(slow);
     acr_ctx_destroy(ctx);
 }
 
@@ -209,7 +209,7 @@ static void a_long_comparison_is_cut_to_its_least(void **state)
     acr__backend_device *device = acr__ctx_backend_device(ctx);
     double seconds = 200e-6;
     acr__graph *graph;
-    assert_ok(device->backend->graph_record(&graph, device, spin, &seconds, 1));
+    assert_ok(device->backend->timing->graph_record(&graph, device, spin, &seconds, 1));
     const interleave_side side = {sample_graph, graph};
     interleave_design design = design_of(INTERLEAVE_BLOCKS_PUBLISH, 1);
     design.budget_s = 1e-3;
@@ -217,7 +217,7 @@ static void a_long_comparison_is_cut_to_its_least(void **state)
     assert_ok(interleave_run(&r, &side, &side, &design));
     assert_int_equal(r.blocks, INTERLEAVE_BLOCKS_SEARCH);
     interleave_free(&r);
-    device->backend->graph_free(graph);
+    device->backend->timing->graph_free(graph);
     acr_ctx_destroy(ctx);
 }
 
@@ -227,8 +227,8 @@ static void the_cpu_backend_adopts_no_cuda_graph(void **state)
     acr_ctx *ctx = cpu_ctx(1);
     acr__backend_device *device = acr__ctx_backend_device(ctx);
     acr__graph *graph;
-    assert_fails(device->backend->graph_adopt(&graph, device, ctx, 1), ACR_UNSUPPORTED, "CUDA graphs");
-    device->backend->graph_free(NULL);
+    assert_fails(device->backend->timing->graph_adopt(&graph, device, ctx, 1), ACR_UNSUPPORTED, "CUDA graphs");
+    device->backend->timing->graph_free(NULL);
     acr_ctx_destroy(ctx);
 }
 

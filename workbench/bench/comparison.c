@@ -106,8 +106,8 @@ static acr_status sample_peer(void *arg, int count, double *seconds)
     if (mode_is_call(c->comparison->request->mode)) {
         return sample_calls(c, count, seconds);
     }
-    return c->comparison->request->mode == MODE_COLD ? backend->graph_time_cold(c->graph, count, seconds)
-                                                     : backend->graph_time(c->graph, count, seconds);
+    return c->comparison->request->mode == MODE_COLD ? backend->timing->graph_time_cold(c->graph, count, seconds)
+                                                     : backend->timing->graph_time(c->graph, count, seconds);
 }
 
 static acr_status record_peer(acr__graph **out, void *arg, int launches)
@@ -117,13 +117,13 @@ static acr_status record_peer(acr__graph **out, void *arg, int launches)
     void *graph = NULL;
     if (!c->provider->capture) {
         c->next_set = 0;
-        return device->backend->graph_record(out, device, enqueue_peer, c, launches);
+        return device->backend->timing->graph_record(out, device, enqueue_peer, c, launches);
     }
     c->text[0] = '\0';
     if (c->provider->capture(c->peer, launches, &graph, c->text) != 0) {
         return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
     }
-    return device->backend->graph_adopt(out, device, graph, launches);
+    return device->backend->timing->graph_adopt(out, device, graph, launches);
 }
 
 /* Readies a peer for its samples. */
@@ -642,7 +642,7 @@ static void comparison_close(comparison *t)
         timed_kernel_destroy(t->ours[i].timed);
     }
     for (int i = 0; i < t->peer_count; ++i) {
-        t->device->backend->graph_free(t->peers[i].graph);
+        t->device->backend->timing->graph_free(t->peers[i].graph);
     }
     for (int i = 0; i < t->request->provider_count; ++i) {
         t->request->providers[i]->end();

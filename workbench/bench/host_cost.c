@@ -229,7 +229,7 @@ static acr_status sample(const bench *b, step s, double *seconds)
     if (s == BARE) {
         fwd_args args;
         acr__fwd_args(&args, b->request->problem, &b->arena.buffers, b->arena.memory[6]);
-        status = b->device->backend->launch_bare(b->prepared, &args, NULL, CALLS, seconds);
+        status = b->device->backend->timing->launch_bare(b->prepared, &args, NULL, CALLS, seconds);
     } else {
         const double start_s = monotonic_s();
         for (int i = 0; i < CALLS && status == ACR_OK; ++i) {

@@ -111,7 +111,7 @@ static acr_status record_launches(acr__graph **out, void *arg, int launches)
 {
     timed_kernel *s = arg;
     s->next = 0; /* each replay goes through the sets in the same order */
-    return s->device->backend->graph_record(out, s->device, timed_kernel_enqueue, s, launches);
+    return s->device->backend->timing->graph_record(out, s->device, timed_kernel_enqueue, s, launches);
 }
 
 static acr_status make_recording(timed_kernel *s)
@@ -157,7 +157,7 @@ void timed_kernel_destroy(timed_kernel *s)
     if (!s) {
         return;
     }
-    s->device->backend->graph_free(s->graph);
+    s->device->backend->timing->graph_free(s->graph);
     for (int i = s->set_count - 1; i >= 0; --i) { /* the first, whose plan the others use, goes last */
         execution_destroy(s->sets[i]);
     }
@@ -174,9 +174,9 @@ static acr_status take_in_mode(timed_kernel *s, int count, double *seconds)
     switch (s->request.mode) {
     case MODE_STREAM:
     case MODE_ROTATING:
-        return backend->graph_time(s->graph, count, seconds);
+        return backend->timing->graph_time(s->graph, count, seconds);
     case MODE_COLD:
-        return backend->graph_time_cold(s->graph, count, seconds);
+        return backend->timing->graph_time_cold(s->graph, count, seconds);
     default:
         if (s->request.take) {
             return s->request.take(s->request.take_arg, count, seconds);

@@ -23,9 +23,9 @@ acr_status timer_fill(acr__graph **out, double *launch_s, timer_record *record, 
             return status;
         }
         const acr__backend *backend = graph->device->backend;
-        status = backend->graph_time(graph, PROBES, probe);
+        status = backend->timing->graph_time(graph, PROBES, probe);
         if (status != ACR_OK) {
-            backend->graph_free(graph);
+            backend->timing->graph_free(graph);
             return status;
         }
         *launch_s = fmax(fmin(probe[0], fmin(probe[1], probe[2])), 1e-9);
@@ -36,7 +36,7 @@ acr_status timer_fill(acr__graph **out, double *launch_s, timer_record *record, 
             *out = graph;
             return ACR_OK;
         }
-        backend->graph_free(graph); /* first: a peer's next recording reuses its memory */
+        backend->timing->graph_free(graph); /* first: a peer's next recording reuses its memory */
         launches = wanted;
     }
 }
@@ -67,11 +67,11 @@ acr_status timer_empty_cold(acr__backend_device *device, double *seconds)
     };
     double samples[SAMPLES];
     acr__graph *graph = NULL;
-    acr_status status = device->backend->graph_record(&graph, device, enqueue_nothing, NULL, 1);
+    acr_status status = device->backend->timing->graph_record(&graph, device, enqueue_nothing, NULL, 1);
     if (status == ACR_OK) {
-        status = device->backend->graph_time_cold(graph, SAMPLES, samples);
+        status = device->backend->timing->graph_time_cold(graph, SAMPLES, samples);
     }
-    device->backend->graph_free(graph);
+    device->backend->timing->graph_free(graph);
     *seconds = stats_percentile(samples, SAMPLES, 0.5);
     return status;
 }

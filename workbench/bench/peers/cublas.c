@@ -411,7 +411,7 @@ static int32_t enqueue(int32_t peer, int32_t set, void *stream, char *text)
 {
     one_call call = {peer, set, stream};
     state.last_set = set;
-    return state.device->backend->within(state.device, enqueue_all, &call) == ACR_OK ? 0 : refuse(text);
+    return state.device->backend->timing->within(state.device, enqueue_all, &call) == ACR_OK ? 0 : refuse(text);
 }
 
 static int32_t output(int32_t peer, void *packed, int64_t bytes, char *text)
@@ -449,7 +449,7 @@ acr_status cublas_open(const peer_provider **out, acr_ctx *ctx)
         status = state.device->backend->mem_alloc(state.device, WORKSPACE_BYTES, &state.workspace);
     }
     if (status == ACR_OK) {
-        status = state.device->backend->within(state.device, make_handle, NULL);
+        status = state.device->backend->timing->within(state.device, make_handle, NULL);
     }
     if (status != ACR_OK) {
         cublas_close();
@@ -465,7 +465,7 @@ void cublas_close(void)
         return;
     }
     if (state.handle) {
-        state.device->backend->within(state.device, drop_handle, NULL);
+        state.device->backend->timing->within(state.device, drop_handle, NULL);
     }
     state.device->backend->mem_free(state.device, state.workspace);
     state.handle = NULL;
