@@ -5,10 +5,12 @@
 #include "fuzz.h"
 #include "problem.h"
 
-const char *const fuzz_words[] = {"b1",     "h8/2",      "s512/1", "d64",      "bf16",       "e4m3",
-                                  "causal", "causal-tl", "bshd",   "qs=1,2,3", "os=0,8,64",  "align8",
-                                  "obf16",  "lse",       "kvlens", "packed",   "fwd",        "window",
-                                  ":",      "/",         ",",      "=",        "2147483647", "9223372036854775807",
+const char *const fuzz_words[] = {"b1",     "h8/2",      "s512/1",  "d64",        "bf16",       "e4m3",
+                                  "causal", "causal-tl", "bshd",    "qs=1,2,3",   "os=0,8,64",  "align8",
+                                  "obf16",  "lse",       "kvlens",  "packed",     "fwd",        "window",
+                                  "cap50",  "chunk8",    "ranges2", "mask/0,0,8", "bias-bf16/", "tree",
+                                  "sinks",  "e-3",       ".",       "alibi",      "kvstarts",   "win4/2",
+                                  ":",      "/",         ",",       "=",          "2147483647", "9223372036854775807",
                                   NULL};
 
 static void check_accepted(const acr_problem *problem)

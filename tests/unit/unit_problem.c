@@ -596,6 +596,17 @@ static acr_problem random_problem(generator *g)
     for (size_t i = 0; i < COUNT_OF(strides); i++)
         if (next_u64(g) % 4 == 0)
             *strides[i] = random_strides(g);
+    if (next_u64(g) % 2) {
+        p.flags |= (uint32_t)(next_u64(g) % 32) << 3;
+        p.softcap = (float)(next_u64(g) % 3) * 12.5f;
+        p.chunk = pick(g, extents, COUNT_OF(extents)) - 1;
+        p.window_left = pick(g, extents, COUNT_OF(extents)) - 1;
+        p.window_right = pick(g, extents, COUNT_OF(extents)) - 1;
+        p.ranges = p.flags & ACR_RANGES ? 1 + (int32_t)(next_u64(g) % 3) : 0;
+        p.bias_dtype = (acr_dtype)pick(g, (const int64_t[]){0, 0, ACR_F32, ACR_BF16, ACR_BOOL8, ACR_E4M3}, 6);
+        if (p.bias_dtype != ACR_DTYPE_DEFAULT)
+            p.bias = random_strides(g);
+    }
     return p;
 }
 
@@ -650,6 +661,22 @@ static void different_problems_have_different_texts(void **state)
         "b2:h4/2:s8/16:d32/64:ks=2048,512,32",
         "b2:h4/2:s8/16:d32/64:vs=4096,1024,64",
         "b2:h4/2:s8/16:d32/64:os=4096,512,64",
+        "b2:h4/2:s8/16:d32/64:win4",
+        "b2:h4/2:s8/16:d32/64:win0/4",
+        "b2:h4/2:s8/16:d32/64:chunk4",
+        "b2:h4/2:s8/16:d32/64:ranges1",
+        "b2:h4/2:s8/16:d32/64:ranges2",
+        "b2:h4/2:s8/16:d32/64:kvstarts",
+        "b2:h4/2:s8/16:d32/64:sinks",
+        "b2:h4/2:s8/16:d32/64:alibi",
+        "b2:h4/2:s8/16:d32/64:tree",
+        "b2:h4/2:s8/16:d32/64:cap50",
+        "b2:h4/2:s8/16:d32/64:cap30",
+        "b2:h4/2:s8/16:d32/64:mask/0,0,16",
+        "b2:h4/2:s8/16:d32/64:mask/0,0,0",
+        "b2:h4/2:s8/16:d32/64:bias-f16/0,0,16",
+        "b2:h4/2:s8/16:d32/64:bias-bf16/0,0,16",
+        "b2:h4/2:s8/16:d32/64:bias-f32/0,0,16",
     };
     char canonical[COUNT_OF(texts)][ACR_PROBLEM_TEXT_MAX];
     uint64_t digest[COUNT_OF(texts)];
