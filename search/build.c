@@ -286,6 +286,14 @@ static bool check_preprocessed(const artefact *a, const build_tools *tools, cons
     return done && status == ACR_OK;
 }
 
+/* The core's only code that families call. */
+static void add_core(command_line *line, const build_tools *tools)
+{
+    static const char *const files[] = {"terms.c", "visible.c"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        add(line, "%s/src/core/%s", tools->source_root, files[i]);
+}
+
 static bool compile_cpu(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result)
 {
     command_line line = {.count = 0};
@@ -300,7 +308,7 @@ static bool compile_cpu(const artefact *a, const build_tools *tools, const candi
     add(&line, "%s/code.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
     if (!c->source) {
-        add(&line, "%s/src/core/visible.c", tools->source_root); /* the core's only code that families call */
+        add_core(&line, tools);
     }
     add(&line, "%s/search/freestanding.c", tools->source_root);
     bool done = compile(&line, a, tools, "compile.log", result);
@@ -372,7 +380,7 @@ static bool compile_host(const artefact *a, const build_tools *tools, trial_resu
     add(&line, "%s/host.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
     add(&line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
-    add(&line, "%s/src/core/visible.c", tools->source_root);
+    add_core(&line, tools);
     add(&line, "%s/src/core/problem.c", tools->source_root);
     add(&line, "%s/src/core/error.c", tools->source_root);
     add(&line, "-lm");

@@ -1,8 +1,8 @@
 """`acromion bench` beside PyTorch and FlashAttention-3: python3 -m acromion.bench [arguments of `acromion bench`].
 
-Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peers: it
-makes the tensors, captures PyTorch's attention into CUDA graphs, and in the call modes makes the calls. Exit codes are
-those of `acromion`; 4 says what is missing here."""
+Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peers:
+it makes the tensors, captures PyTorch's attention into CUDA graphs, and in the call modes makes the calls. Exit codes
+are those of `acromion`; 4 says what is missing here."""
 import ctypes
 import os
 import pathlib

@@ -25,7 +25,7 @@ DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acrom
 
 # ---- .npy files ----
 
-FORMATS = {"<f4": "f", "<f2": "e", "<i4": "i", "<i8": "q"}
+FORMATS = {"<f4": "f", "<f2": "e", "<i4": "i", "<i8": "q", "|b1": "?", "|u1": "B"}
 
 
 def bfloat16_bits(value):
@@ -60,8 +60,10 @@ def read_npy(path):
 
 # ---- the reference: attention as the header defines it, in plain Python ----
 
-def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None, window=(0, 0)):
-    """Lists in bhsd order; shape = (batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim). Returns o and lse."""
+def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None, window=(0, 0), shown=None, changed=None, sinks=None):
+    """Lists in bhsd order; shape = (batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim). Returns o and lse.
+    shown(b, h, i, at, j, seen): whether row i, that stands at key `at`, sees key j, which the masks show it or not.
+    changed(score, b, h, i, at, j): what the softmax sees of a score. sinks: a score of each head."""
     batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = shape
     scale = scale or 1 / math.sqrt(qk_dim)
     o, lse = [], []
@@ -76,12 +78,17 @@ def attention(q, k, v, shape, mask=None, scale=None, kv_lens=None, window=(0, 0)
                 first = max(0, at - window[0] + 1) if window[0] else 0
                 seen = min(seen, max(0, at + window[1] + 1)) if window[1] else seen
                 seen = range(first, seen)
+                if shown:
+                    seen = [j for j in range(keys) if shown(b, h, i, at, j, j in seen)]
                 rows = [k[(g * kv_len + j) * qk_dim:][:qk_dim] for j in seen]
                 scores = [scale * sum(x * y for x, y in zip(query, key)) for key in rows]
-                top = max(scores, default=-math.inf)
+                if changed:
+                    scores = [changed(s, b, h, i, at, j) for s, j in zip(scores, seen)]
+                sink = [sinks[h]] if sinks else []
+                top = max(scores + sink, default=-math.inf)
                 weights = [math.exp(s - top) for s in scores]
-                total = sum(weights)
-                lse.append(top + math.log(total) if seen else -math.inf)
+                total = sum(weights) + sum(math.exp(s - top) for s in sink)
+                lse.append(top + math.log(total) if total else -math.inf)
                 o += [sum(w * v[(g * kv_len + j) * v_dim + d] for j, w in zip(seen, weights)) / total if seen else 0.0
                       for d in range(v_dim)]
     return o, lse
@@ -186,6 +193,60 @@ class Run(Cli):
                     self.check_output(lse, 1e-5, name="lse.npy")
         for bad in ("0", "-1", "3/0", "3/", "x"):
             self.run_fails(USAGE, "--window", *self.arguments("--window", bad))
+
+    def test_features(self):
+        """SHAPE is (2, 4, ...) heads over 5 queries and 7 keys or so: files of every feature, each by itself."""
+        q, k, v = self.make_inputs()
+        batch, heads, _, q_len, kv_len = SHAPE[:5]
+        generator = random.Random(8)
+        slopes = [generator.random() for _ in range(heads)]
+        sinks = [generator.gauss(0, 2) for _ in range(heads)]
+        bias = [generator.gauss(0, 1) for _ in range(heads * q_len * kv_len)]
+        hidden = [generator.random() < 0.3 for _ in range(batch * kv_len)]
+        row_bytes = (q_len + 7) // 8
+        tree = [generator.randrange(256) for _ in range(batch * q_len * row_bytes)]
+        starts, ranges = [2, 0], [0, 3, 4, 6, 1, 2, 2, 5]
+        files = {"slopes": ((heads,), slopes, "<f4"), "sinks": ((heads,), sinks, "<f4"),
+                 "bias": ((heads, q_len, kv_len), bias, "<f4"), "tree": ((batch, q_len, row_bytes), tree, "|u1"),
+                 "mask": ((batch, 1, 1, kv_len), [not h for h in hidden], "|b1"), "starts": ((batch,), starts, "<i8"),
+                 "ranges": ((batch, 2, 2), ranges, "<i4")}
+        for name, (shape, values, descr) in files.items():
+            write_npy(self.path / f"{name}.npy", shape, values, descr)
+
+        def in_range(b, i, j):
+            return any(begin <= i < end and begin <= j < end
+                       for begin, end in (ranges[4 * b:4 * b + 2], ranges[4 * b + 2:4 * b + 4]))
+
+        def in_tree(b, i, j):
+            bit = j - (kv_len - q_len)
+            return bit < 0 or tree[(b * q_len + i) * row_bytes + bit // 8] >> bit % 8 & 1
+
+        cases = {
+            "--softcap 0.5": {"changed": lambda s, b, h, i, at, j: 0.5 * math.tanh(s / 0.5)},
+            "--sinks sinks.npy": {"sinks": sinks},
+            "--alibi slopes.npy": {"changed": lambda s, b, h, i, at, j: s - slopes[h] * abs(at - j)},
+            "--mask bias.npy": {"changed": lambda s, b, h, i, at, j: s + bias[(h * q_len + i) * kv_len + j]},
+            "--mask mask.npy": {"shown": lambda b, h, i, at, j, seen: seen and not hidden[b * kv_len + j]},
+            "--chunk 3": {"shown": lambda b, h, i, at, j, seen: seen and j // 3 == at // 3},
+            "--kv-starts starts.npy": {"shown": lambda b, h, i, at, j, seen: seen and j >= starts[b]},
+            "--ranges ranges.npy": {"shown": lambda b, h, i, at, j, seen: seen or in_range(b, at, j)},
+            "--tree tree.npy": {"shown": lambda b, h, i, at, j, seen: seen and in_tree(b, i, j)},
+        }
+        for option, terms in cases.items():
+            with self.subTest(option=option):
+                words = [self.path / word if word.endswith(".npy") else word for word in option.split()]
+                self.run_ok(*self.arguments("--lse", self.path / "lse.npy", "--causal", *words))
+                o, lse = attention(q, k, v, SHAPE, "br", **terms)
+                self.check_output(o, 1e-5)
+                self.check_output(lse, 1e-5, name="lse.npy")
+        self.run_fails(BAD_INPUT, "has to broadcast", *self.arguments("--mask", self.path / "slopes.npy"))
+        self.run_fails(BAD_INPUT, "the heads of q", *self.arguments("--sinks", self.write_numbers("two", [0.0, 1.0])))
+        self.run_fails(BAD_INPUT, "1-D array of float32", *self.arguments("--sinks", self.path / "starts.npy"))
+        self.run_fails(USAGE, "softcap", *self.arguments("--softcap", "-1"))
+
+    def write_numbers(self, name, values):
+        write_npy(self.path / f"{name}.npy", (len(values),), values)
+        return self.path / f"{name}.npy"
 
     def test_rows_without_keys(self):
         shape = (1, 2, 1, 6, 3, 8, 4)

@@ -53,7 +53,7 @@ static const option_spec options[] = {
      "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,fa3,cublas",
-     "beside PyTorch's attention, FlashAttention-3 (the wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
+     "beside PyTorch, FlashAttention-3 (wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/manual/measuring.md"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},

@@ -30,14 +30,14 @@ enum {
 /* clang-format off */
 #define RUN_FEATURE_OPTIONS                                                                                            \
     {RUN_MASK, "mask", "FILE",                                                                                         \
-     "booleans (true keys are seen), or what is added to scores; broadcasts to [batch, heads, q length, kv length]"}, \
+     "booleans (true: seen) or what scores gain; broadcasts to [batch, heads, q len, kv len]"}, \
     {RUN_SOFTCAP, "softcap", "X", "scores become X * tanh(score / X)"},                                                \
     {RUN_SINKS, "sinks", "FILE", "a score that each head's softmax has besides, 1-D float32, one a head of q"},        \
     {RUN_ALIBI, "alibi", "FILE", "ALiBi slopes, 1-D float32, one a head of q"},                                        \
     {RUN_CHUNK, "chunk", "N", "a query sees keys of its own chunk of N positions"},                                    \
     {RUN_KV_STARTS, "kv-starts", "FILE", "first key of each batch entry (left padding), 1-D int32 or int64"},          \
     {RUN_RANGES, "ranges", "FILE",                                                                                     \
-     "[batch, ranges, 2] int32 or int64: queries and keys of one range {begin, end} see each other"},                  \
+     "[batch, ranges, 2] int32 or int64: a query and a key in one range see each other"},                  \
     {RUN_TREE, "tree", "FILE", "[batch, query length, bytes] uint8: bits of the last keys that each query sees"}
 /* clang-format on */
 
