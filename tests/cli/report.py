@@ -184,7 +184,7 @@ class Report(unittest.TestCase):
         page = Page(self.page_of(*self.everything()))
         names = [name for name, _ in page.tables]
         self.assertEqual(set(names), {f"table-{n}" for n in ("mission-gpu", "gpu-peers", "cpu-pytorch", "ladder",
-                                                             "profiles", "trials", "all")})
+                                                             "profiles", "timelines", "trials", "all")})
         self.assertEqual(page.tags["caption"], len(names))
         for name, rows in page.tables:
             self.assertTrue(all(cell[0] == "th" and cell[1].get("scope") == "col" for cell in rows[0]), name)
@@ -216,6 +216,17 @@ class Report(unittest.TestCase):
                                 self.assertTrue(figure in figures, f"{name}: {figure} of {[c[2] for c in row]}")
                                 checked += 1
         self.assertGreater(checked, 500)
+
+    def test_timelines_say_where_the_time_goes(self):
+        page = Page(self.page_of(*self.everything()))
+        rows = [[cell[2] for cell in row] for row in dict(page.tables)["table-timelines"][1:]]
+        records = [r for r in json.loads((ROOT / "results/profile/2026-11-21-nvidia-h200.json").read_text())
+                   if r["kind"] == "timeline"]
+        self.assertEqual(len(rows), sum(len(r["groups"]) for r in records))
+        mission = [row for row in rows if row[:2] == ["b2:h8:s512:d64", "fwd_wgmma_f16_d64_128x128_s3_sm90a"]]
+        self.assertEqual(mission[0][2:7], ["0", "CTA ready 98 %", "12394", "7.75", "8.49"])
+        self.assertIn("; exponentials done 31 %; ", mission[1][3])
+        self.assertNotIn("start", mission[1][3])
 
     def test_trials_are_counted(self):
         page = Page(self.page_of(self.make_run()))

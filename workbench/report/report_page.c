@@ -228,6 +228,7 @@ static acr_status add_section(report_text *page, const report_data *data, chart_
         add_table(page, data, "trials");
     } else if (strcmp(s->id, "profiles") == 0) {
         add_table(page, data, "profiles");
+        add_table(page, data, "timelines");
         add_diagnoses(page, data);
     } else {
         add_table(page, data, "mission-gpu");

@@ -503,6 +503,57 @@ static void make_profiles(report_table *t, const report_data *data)
     free(chosen);
 }
 
+static bool timelines_wanted(const json_t *r)
+{
+    return strcmp(record_text(r, "kind"), "timeline") == 0;
+}
+
+/* Steps that take at least a twentieth of the group's time, in their order. */
+static void steps_cell(report_table *t, const json_t *group)
+{
+    static const double least_share = 0.05;
+    const json_t *steps = json_object_get(group, "steps");
+    char text[900] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < json_array_size(steps) && used < sizeof text; ++i) {
+        const json_t *step = json_array_get(steps, i);
+        const double share = record_number(step, "share");
+        if (share >= least_share) {
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %.0f %%", used > 0 ? "; " : "",
+                                     record_text(step, "step"), 100 * share);
+        }
+    }
+    cell(t, "%s", text);
+}
+
+static void make_timelines(report_table *t, const report_data *data)
+{
+    static const char *const headings[] = {"problem",         "kernel",   "group of warps", "share of its time until",
+                                           "cycles of a CTA", "µs alone", "µs with stamps", "GPU",
+                                           "result",          NULL};
+    begin(t, "Clock stamps in one launch: what each group of warps of the median CTA spends its time on, from 5 %.",
+          headings);
+    size_t count = 0;
+    const json_t **chosen =
+        records_latest(&count, data->profiles, data->profile_count, timelines_wanted, ladder_key, by_rung);
+    for (size_t i = 0; i < count; ++i) {
+        const json_t *r = chosen[i], *groups = json_object_get(r, "groups");
+        for (size_t g = 0; g < json_array_size(groups) && add_row(t); ++g) {
+            const json_t *group = json_array_get(groups, g);
+            cell(t, "`%s`", record_text(r, "problem"));
+            cell(t, "`%s`", record_timed(r));
+            number_cell(t, 0, record_number(group, "group"));
+            steps_cell(t, group);
+            number_cell(t, 0, record_number(r, "cta_cycles"));
+            number_cell(t, 2, record_number(r, "plain_us"));
+            number_cell(t, 2, record_number(r, "marked_us"));
+            cell(t, "%s", record_text(r, "device"));
+            file_cell(t, r);
+        }
+    }
+    free(chosen);
+}
+
 /* ---- Evolution ---- */
 
 static void make_trials(report_table *t, const report_data *data)
@@ -596,12 +647,13 @@ static const struct {
     const char *name;
     void (*make)(report_table *t, const report_data *data);
 } makers[] = {
-    {"headline", make_headline}, {"mission-gpu", make_mission}, {"gpu-peers", make_peers}, {"cpu-pytorch", make_cpu},
-    {"ladder", make_ladder},     {"profiles", make_profiles},   {"trials", make_trials},   {"all", make_all},
+    {"headline", make_headline},   {"mission-gpu", make_mission}, {"gpu-peers", make_peers},
+    {"cpu-pytorch", make_cpu},     {"ladder", make_ladder},       {"profiles", make_profiles},
+    {"timelines", make_timelines}, {"trials", make_trials},       {"all", make_all},
 };
 
 const char *const table_names[] = {"headline", "mission-gpu", "gpu-peers", "cpu-pytorch", "ladder",
-                                   "profiles", "trials",      "all",       NULL};
+                                   "profiles", "timelines",   "trials",    "all",         NULL};
 
 bool table_make(report_table *out, const char *name, const report_data *data)
 {
