@@ -35,7 +35,7 @@ enum {
     ID_TREE
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'n', "trials", "N", "distinct trials of the search, and as many of the random control; default 45"},
     {ID_TIME, "time", "T", "end this slice when its time is up (8s, 480s); --resume goes on"},
     {'s', "seed", "N", "of the proposals: the same seed proposes the same trials; default 1"},
@@ -57,24 +57,6 @@ static const option_spec options[] = {
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
     {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself"},
-    {0, NULL, NULL, NULL},
-};
-
-static const command_spec spec = {
-    .name = "evolve",
-    .operands = "[PROBLEM[@WEIGHT]...]",
-    .about = "Searches for a kernel that runs all the problems faster than the fastest of the table. Every candidate\n"
-             "passes the gates of docs/manual/evolve.md in a process of its own; times are interleaved with the\n"
-             "incumbent's; a random search with the same budget runs beside it; a winner counts once a fresh\n"
-             "process with fresh seeds has confirmed it. No improvement is a result. Ctrl-C ends with the trial in\n"
-             "flight, a second one at once. Exit code 0: the budget is used; 7: --resume goes on; 1: the proposer\n"
-             "fails.\n",
-    .options = options,
-    .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"
-                "  acromion evolve --resume --store mission.db --time 480s\n"
-                "  acromion evolve --backend cpu f32:b1:h8:s256:d64 --trials 12\n"
-                "  acromion trials list --store mission.db\n",
 };
 
 typedef struct request {
@@ -85,6 +67,34 @@ typedef struct request {
     const char *store, *from, *insights, *python_path, *tree;
     double time_s, proposer_timeout_s;
 } request;
+
+static const option_field fields[OPTIONS_MAX] = {
+    {ID_TIME, OPTION_TIME, offsetof(request, time_s)},
+    {ID_PROPOSER_TIMEOUT, OPTION_TIME, offsetof(request, proposer_timeout_s)},
+    {ID_RESUME, OPTION_FLAG, offsetof(request, resume)},
+    {ID_STORE, OPTION_TEXT, offsetof(request, store)},
+    {ID_INSIGHTS, OPTION_TEXT, offsetof(request, insights)},
+    {ID_PYTHON_PATH, OPTION_TEXT, offsetof(request, python_path)},
+    {ID_NO_PROFILE, OPTION_FLAG, offsetof(request, no_profiles)},
+    {ID_TREE, OPTION_TEXT, offsetof(request, tree)},
+};
+
+static const command_spec spec = {
+    .usage = "evolve [PROBLEM[@WEIGHT]...]",
+    .about = "Searches for a kernel that runs all the problems faster than the fastest of the table. Every candidate\n"
+             "passes the gates of docs/manual/evolve.md in a process of its own; times are interleaved with the\n"
+             "incumbent's; a random search with the same budget runs beside it; a winner counts once a fresh\n"
+             "process with fresh seeds has confirmed it. No improvement is a result. Ctrl-C ends with the trial in\n"
+             "flight, a second one at once. Exit code 0: the budget is used; 7: --resume goes on; 1: the proposer\n"
+             "fails.\n",
+    .options = options,
+    .fields = fields,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"
+                "  acromion evolve --resume --store mission.db --time 480s\n"
+                "  acromion evolve --backend cpu f32:b1:h8:s256:d64 --trials 12\n"
+                "  acromion trials list --store mission.db\n",
+};
 
 static bool take_text(const char *option, const char *value, char *out, size_t capacity)
 {
@@ -148,36 +158,14 @@ static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
     switch (id) {
-    case ID_TIME:
-        return option_seconds("time", value, &r->time_s);
-    case ID_PROPOSER_TIMEOUT:
-        return option_seconds("proposer-timeout", value, &r->proposer_timeout_s);
-    case ID_RESUME:
-        r->resume = true;
-        return true;
-    case ID_STORE:
-        r->store = value;
-        return true;
-    case ID_INSIGHTS:
-        r->insights = value;
-        return true;
     case ID_PEERS:
         r->peers = strcmp(value, "torch") == 0;
         if (!r->peers) {
             fprintf(stderr, "acromion: --peers: '%s' is not torch\n", value);
         }
         return r->peers;
-    case ID_PYTHON_PATH:
-        r->python_path = value;
-        return true;
-    case ID_NO_PROFILE:
-        r->no_profiles = true;
-        return true;
     case ID_GPUS:
         return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
-    case ID_TREE:
-        r->tree = value;
-        return true;
     default:
         return take_definition(r, id, value);
     }

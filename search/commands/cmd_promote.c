@@ -27,24 +27,12 @@ enum {
     LINE_BYTES = SPACE_PARAMETERS_MAX + 256
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {ID_STORE, "store", "FILE", "the run's file; default evolve.db"},
     {ID_TREE, "tree", "DIR", "the source tree; default: where this program is"},
     {ID_BUILD, "build", "DIR", "its configured build; default: build in the tree"},
     {'w', "wisdom", "FILE", "default: wisdom/<device>.wisdom in the tree"},
     {ID_LINE_ONLY, "line-only", NULL, "only write the line; no build, no wisdom"},
-    {0, NULL, NULL, NULL},
-};
-
-static const command_spec spec = {
-    .name = "promote",
-    .operands = "TRIAL",
-    .about = "Writes a confirmed trial's line into src/kernels.def, builds the tree, runs the whole correctness gate\n"
-             "on the new kernel, writes the wisdom of its problems, and asks the new program which kernel it chooses.\n"
-             "Trials that are not confirmed are refused (exit code 1), and so are whole sources, which need a file of\n"
-             "their own (docs/internals/kernels-howto.md).\n",
-    .options = options,
-    .examples = "  acromion promote 31 --store mission.db\n",
 };
 
 typedef struct request {
@@ -52,27 +40,22 @@ typedef struct request {
     bool line_only;
 } request;
 
-static bool take_option(void *arg, int id, const char *value)
-{
-    request *r = arg;
-    switch (id) {
-    case ID_STORE:
-        r->store = value;
-        return true;
-    case ID_TREE:
-        r->tree = value;
-        return true;
-    case ID_BUILD:
-        r->build = value;
-        return true;
-    case 'w':
-        r->wisdom = value;
-        return true;
-    default:
-        r->line_only = true;
-        return true;
-    }
-}
+static const option_field fields[OPTIONS_MAX] = {
+    {ID_STORE, OPTION_TEXT, offsetof(request, store)},         {ID_TREE, OPTION_TEXT, offsetof(request, tree)},
+    {ID_BUILD, OPTION_TEXT, offsetof(request, build)},         {'w', OPTION_TEXT, offsetof(request, wisdom)},
+    {ID_LINE_ONLY, OPTION_FLAG, offsetof(request, line_only)},
+};
+
+static const command_spec spec = {
+    .usage = "promote TRIAL",
+    .about = "Writes a confirmed trial's line into src/kernels.def, builds the tree, runs the whole correctness gate\n"
+             "on the new kernel, writes the wisdom of its problems, and asks the new program which kernel it chooses.\n"
+             "Trials that are not confirmed are refused (exit code 1), and so are whole sources, which need a file of\n"
+             "their own (docs/internals/kernels-howto.md).\n",
+    .options = options,
+    .fields = fields,
+    .examples = "  acromion promote 31 --store mission.db\n",
+};
 
 /* Everything the steps need. */
 typedef struct promotion {
@@ -418,7 +401,7 @@ int cmd_promote(int argc, char **argv)
     request r = {.store = "evolve.db"};
     int64_t id = 0;
     int exit_code = EXIT_DONE;
-    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    int first = options_parse(&spec, argc, argv, &common, NULL, &r, &exit_code);
     if (first < 0) {
         return exit_code;
     }

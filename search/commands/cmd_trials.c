@@ -18,14 +18,12 @@ enum {
     ID_STORE = OPTION_LONG_ONLY
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {ID_STORE, "store", "FILE", "the run's file; default evolve.db"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "trials",
-    .operands = "list|show N|diff N M|export|summary",
+    .usage = "trials list|show N|diff N M|export|summary",
     .about = "  list        a line a trial: what it was, how it ended, how fast it was\n"
              "  show N      everything about one trial; its proposer's request and answer with --json\n"
              "  diff N M    what differs between two: parameters, sources, resources, times\n"

@@ -9,15 +9,13 @@
 #include "machine/gpus.h"
 #include "search/variant.h"
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'o', "output", "FOLDER", "that receives a folder for each variant; it exists"},
     {'g', "gpu", "NAME", "for this GPU; default h200 (`acromion roofline --gpu help` lists them)"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "variant",
-    .operands = "KERNEL:NAME=VALUE,... [...]",
+    .usage = "variant KERNEL:NAME=VALUE,... [...]",
     .about =
         "Compiles kernels of kernels.def with other parameters, and says what each takes: an experiment's kernels, "
         "which no plan\n"

@@ -19,7 +19,6 @@ enum {
     ID_JSON
 };
 enum {
-    OPTIONS_MAX = 40,
     SHORTS_MAX = 3 * OPTIONS_MAX + 2 /* a letter and at most two colons each, the leading colon, the end */
 };
 
@@ -77,10 +76,16 @@ static void print_option(const option_spec *option)
     printf("  %-28s %s\n", left, option->help);
 }
 
+/* The first word of the usage. */
+static int name_length(const command_spec *spec)
+{
+    return (int)strcspn(spec->usage, " ");
+}
+
 static void print_help(const command_spec *spec)
 {
-    printf("usage: acromion %s [options]%s%s\n\n%s\noptions:\n", spec->name, *spec->operands ? " " : "", spec->operands,
-           spec->about);
+    const int name = name_length(spec);
+    printf("usage: acromion %.*s [options]%s\n\n%s\noptions:\n", name, spec->usage, spec->usage + name, spec->about);
     const option_spec *tables[4];
     size_t count = option_tables(spec, tables);
     for (size_t t = 0; t < count; ++t) {
@@ -144,11 +149,58 @@ static void getopt_tables(const command_spec *spec, struct option longs[OPTIONS_
     shorts[letters] = '\0';
 }
 
+static const option_field *find_field(const command_spec *spec, int id)
+{
+    for (const option_field *field = spec->fields; field && field->id; ++field) {
+        if (field->id == id) {
+            return field;
+        }
+    }
+    return NULL;
+}
+
+static const char *option_name(const command_spec *spec, int id)
+{
+    const option_spec *option = spec->options;
+    while (option->id != id) {
+        ++option;
+    }
+    return option->name;
+}
+
+/* Writes the value of an option that is a field of arg. */
+static bool keep(const command_spec *spec, const option_field *field, const char *value, void *arg)
+{
+    void *const to = (char *)arg + field->at;
+    const char *name = option_name(spec, field->id);
+    int64_t number = 0;
+    switch (field->kind) {
+    case OPTION_FLAG:
+        *(bool *)to = true;
+        break;
+    case OPTION_TEXT:
+        *(const char **)to = value;
+        break;
+    case OPTION_FILE:
+        return option_file(name, value, to);
+    case OPTION_SEED:
+        if (!option_int(name, value, 0, INT64_MAX, &number)) {
+            return false;
+        }
+        *(uint64_t *)to = (uint64_t)number;
+        break;
+    case OPTION_TIME:
+        return option_seconds(name, value, to);
+    }
+    return true;
+}
+
 int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
                   int *exit_code)
 {
     struct option longs[OPTIONS_MAX];
     char shorts[SHORTS_MAX];
+    const int name = name_length(spec);
     getopt_tables(spec, longs, shorts);
     *common = (common_options){NULL, 0, 0, false};
     *exit_code = EXIT_USAGE;
@@ -164,17 +216,20 @@ int options_parse(const command_spec *spec, int argc, char **argv, common_option
             return -1;
         }
         if (id == '?' || id == ':') {
-            fprintf(stderr, "acromion %s: option '%s' %s; `acromion %s --help` lists the options\n", spec->name,
-                    argv[optind - 1], id == ':' ? "needs a value" : "is unknown, ambiguous, or takes no value",
-                    spec->name);
+            fprintf(stderr, "acromion %.*s: option '%s' %s; `acromion %.*s --help` lists the options\n", name,
+                    spec->usage, argv[optind - 1],
+                    id == ':' ? "needs a value" : "is unknown, ambiguous, or takes no value", name, spec->usage);
             return -1;
         }
-        if (!(id >= ID_BACKEND ? take_common(common, id, optarg) : take(arg, id, optarg))) {
+        const option_field *field = find_field(spec, id);
+        if (!(id >= ID_BACKEND ? take_common(common, id, optarg)
+              : field          ? keep(spec, field, optarg, arg)
+                               : take(arg, id, optarg))) {
             return -1;
         }
     }
-    if (optind < argc && !*spec->operands) {
-        fprintf(stderr, "acromion %s: '%s' is one argument too many\n", spec->name, argv[optind]);
+    if (optind < argc && !spec->usage[name]) {
+        fprintf(stderr, "acromion %.*s: '%s' is one argument too many\n", name, spec->usage, argv[optind]);
         return -1;
     }
     return optind;

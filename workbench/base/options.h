@@ -9,7 +9,11 @@
 
 #include "acromion.h"
 
-/* One option of a command. A table of them ends with an entry whose name is NULL. */
+enum {
+    OPTIONS_MAX = 40 /* of a command, the shared ones and an empty one at the end included */
+};
+
+/* One option of a command. Tables of OPTIONS_MAX hold them, and end where the name is NULL. */
 typedef struct option_spec {
     int id;           /* what option_take gets: the short letter where the option has one, else >= OPTION_LONG_ONLY */
     const char *name; /* long name without the dashes */
@@ -26,11 +30,26 @@ enum {                       /* command_spec.common: which shared options a comm
     COMMON_JSON = 1u << 1
 };
 
+/* What an option's value is when it is only kept: a field of the command's request. */
+typedef enum option_kind {
+    OPTION_FLAG, /* bool: true */
+    OPTION_TEXT, /* const char * */
+    OPTION_FILE, /* const char *: as option_file */
+    OPTION_SEED, /* uint64_t: a number from 0 on */
+    OPTION_TIME  /* double: as option_seconds */
+} option_kind;
+
+typedef struct option_field {
+    int id; /* 0 ends the table */
+    option_kind kind;
+    size_t at; /* offsetof */
+} option_field;
+
 typedef struct command_spec {
-    const char *name;
-    const char *operands; /* as the usage line shows them, "" = none are taken */
-    const char *about;    /* what the command does, whole sentences, lines ended by newlines */
+    const char *usage; /* the command's name and, behind a space, its operands: a name alone takes none */
+    const char *about; /* what the command does, whole sentences, lines ended by newlines */
     const option_spec *options;
+    const option_field *fields; /* of the options that are only kept; NULL = option_take handles all */
     unsigned common;
     const char *examples;
 } command_spec;
@@ -42,12 +61,12 @@ typedef struct common_options {
     bool json;
 } common_options;
 
-/* Handles one option of the command's own; value is NULL for a flag. Returns false after printing what is wrong. */
+/* Handles one option of the command's own that is no field; value is NULL for a flag. Returns false after printing what is wrong. */
 typedef bool option_take(void *arg, int id, const char *value);
 
 /* Parses a command line. Returns the index in argv of the first operand (argc when there is none); or -1 when the
  * command is over: help was printed, or what is wrong was; *exit_code says which. Options may stand after operands,
- * argv is reordered. */
+ * argv is reordered. arg: what option_take gets and spec->fields lie in; take NULL = all options are fields. */
 int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
                   int *exit_code);
 

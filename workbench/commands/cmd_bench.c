@@ -41,7 +41,7 @@ enum {
     ID_PYTHON_PATH
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'k', "kernel", "KERNEL",
      "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'; as often as wanted"},
     {ID_VARIANT, "variant", "VARIANT",
@@ -59,27 +59,6 @@ static const option_spec options[] = {
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
     {'o', "output", "FILE", "add the records to this JSON file"},
-    {0, NULL, NULL, NULL},
-};
-
-static const command_spec spec = {
-    .name = "bench",
-    .operands = "[PROBLEM...]",
-    .about = "Checks each kernel on the problem, then measures it, in stream mode where no other is asked for: a "
-             "sequence of back-to-back\n"
-             "launches over the same buffers, replayed; a sample is the time a launch of one replay. What the timed "
-             "launches wrote is judged\n"
-             "too. A kernel that fails is not timed, a time below 0.9 of the physical floor is refused; both make the "
-             "exit code 1. * marks the\n"
-             "kernel the planner takes.\n"
-             "How to repeat a measurement: docs/manual/measuring.md.\n",
-    .options = options,
-    .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion bench\n"
-                "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
-                "  acromion bench -k fwd_simt --ladder --json\n"
-                "  acromion bench b2:h8:s512:d64 --mode cold\n"
-                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
 };
 
 typedef struct request {
@@ -91,6 +70,37 @@ typedef struct request {
     length_pattern lengths;
     uint64_t seed;
 } request;
+
+static const option_field fields[OPTIONS_MAX] = {
+    {'o', OPTION_FILE, offsetof(request, output)},
+    {ID_LADDER, OPTION_FLAG, offsetof(request, ladder)},
+    {ID_OVERLAP, OPTION_FLAG, offsetof(request, overlap)},
+    {ID_QUICK, OPTION_FLAG, offsetof(request, quick)},
+    {ID_PUBLISH, OPTION_FLAG, offsetof(request, publish)},
+    {ID_HOST_COST, OPTION_FLAG, offsetof(request, host_cost)},
+    {ID_PYTHON_PATH, OPTION_TEXT, offsetof(request, python_path)},
+    {ID_SEED, OPTION_SEED, offsetof(request, seed)},
+};
+
+static const command_spec spec = {
+    .usage = "bench [PROBLEM...]",
+    .about = "Checks each kernel on the problem, then measures it, in stream mode where no other is asked for: a "
+             "sequence of back-to-back\n"
+             "launches over the same buffers, replayed; a sample is the time a launch of one replay. What the timed "
+             "launches wrote is judged\n"
+             "too. A kernel that fails is not timed, a time below 0.9 of the physical floor is refused; both make the "
+             "exit code 1. * marks the\n"
+             "kernel the planner takes.\n"
+             "How to repeat a measurement: docs/manual/measuring.md.\n",
+    .options = options,
+    .fields = fields,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion bench\n"
+                "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
+                "  acromion bench -k fwd_simt --ladder --json\n"
+                "  acromion bench b2:h8:s512:d64 --mode cold\n"
+                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
+};
 
 typedef struct session {
     const request *request;
@@ -163,45 +173,18 @@ static bool take_peers(request *r, const char *value)
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
-    int64_t seed = 0;
     switch (id) {
     case 'k':
         return kernel_patterns_add(&r->patterns, value);
-    case 'o':
-        return option_file("output", value, &r->output);
     case ID_VARIANT:
         return variant_ask(value);
-    case ID_LADDER:
-        r->ladder = true;
-        return true;
-    case ID_OVERLAP:
-        r->overlap = true;
-        return true;
-    case ID_QUICK:
-        r->quick = true;
-        return true;
     case ID_PEERS:
         return take_peers(r, value);
-    case ID_PUBLISH:
-        r->publish = true;
-        return true;
     case ID_LENGTHS:
         r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
         return r->lengths == LENGTHS_SKEWED || strcmp(value, "full") == 0 || unknown_word("lengths", value);
-    case ID_MODE:
+    default: /* ID_MODE */
         return mode_parse(value, &r->mode) || unknown_word("mode", value);
-    case ID_HOST_COST:
-        r->host_cost = true;
-        return true;
-    case ID_PYTHON_PATH:
-        r->python_path = value;
-        return true;
-    default:
-        if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
-            return false;
-        }
-        r->seed = (uint64_t)seed;
-        return true;
     }
 }
 

@@ -25,7 +25,7 @@ enum {
     ID_LIST
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'k', "kernel", "KERNEL",
      "only this kernel: a name, a family, or a pattern like 'fwd_mma_*_d64_*'; as often as wanted"},
     {ID_VARIANT, "variant", "VARIANT",
@@ -35,25 +35,6 @@ static const option_spec options[] = {
     {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled"},
     {ID_RERUNS, "reruns", "N", "runs of each case after the first, all to give its bits; default 1"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
-    {0, NULL, NULL, NULL},
-};
-
-static const command_spec spec = {
-    .name = "check",
-    .operands = "[PROBLEM...]",
-    .about = "Runs every kernel that this device can run and compares it with a float64 oracle. Without PROBLEM each "
-             "kernel gets its own\n"
-             "list of at most 150 cases, in which all pairs of lengths around its tiles, dims, head counts, layouts, "
-             "masks and inputs occur;\n"
-             "with PROBLEM, each kernel that can run it gets it with every kind of inputs. A failure prints the "
-             "command that repeats it.\n"
-             "The tolerance is what the rounding errors of a right kernel exceed less than once in 10^7 cases: "
-             "docs/manual/measuring.md.\n",
-    .options = options,
-    .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion check\n"
-                "  acromion check b1:h3:s65:d64:causal -k fwd_mma --seed 7 --inputs large\n"
-                "  acromion check --backend cpu --quick --json > check.json\n",
 };
 
 typedef struct request {
@@ -63,6 +44,30 @@ typedef struct request {
     int reruns;
     uint64_t seed;
 } request;
+
+static const option_field fields[OPTIONS_MAX] = {
+    {ID_QUICK, OPTION_FLAG, offsetof(request, quick)},
+    {ID_LIST, OPTION_FLAG, offsetof(request, list)},
+    {ID_SEED, OPTION_SEED, offsetof(request, seed)},
+};
+
+static const command_spec spec = {
+    .usage = "check [PROBLEM...]",
+    .about = "Runs every kernel that this device can run and compares it with a float64 oracle. Without PROBLEM each "
+             "kernel gets its own\n"
+             "list of at most 150 cases, in which all pairs of lengths around its tiles, dims, head counts, layouts, "
+             "masks and inputs occur;\n"
+             "with PROBLEM, each kernel that can run it gets it with every kind of inputs. A failure prints the "
+             "command that repeats it.\n"
+             "The tolerance is what the rounding errors of a right kernel exceed less than once in 10^7 cases: "
+             "docs/manual/measuring.md.\n",
+    .options = options,
+    .fields = fields,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion check\n"
+                "  acromion check b1:h3:s65:d64:causal -k fwd_mma --seed 7 --inputs large\n"
+                "  acromion check --backend cpu --quick --json > check.json\n",
+};
 
 /* One run of one kernel. */
 typedef struct job {
@@ -105,18 +110,6 @@ static bool take_option(void *arg, int id, const char *value)
         return kernel_patterns_add(&r->patterns, value);
     case ID_VARIANT:
         return variant_ask(value);
-    case ID_QUICK:
-        r->quick = true;
-        return true;
-    case ID_LIST:
-        r->list = true;
-        return true;
-    case ID_SEED:
-        if (!option_int("seed", value, 0, INT64_MAX, &number)) {
-            return false;
-        }
-        r->seed = (uint64_t)number;
-        return true;
     case ID_RERUNS:
         if (!option_int("reruns", value, 1, 1000000, &number)) {
             return false;

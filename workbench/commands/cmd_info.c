@@ -15,14 +15,12 @@ enum {
     ID_ALL = OPTION_LONG_ONLY
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {ID_ALL, "all", NULL, "every kernel with its limits"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "info",
-    .operands = "",
+    .usage = "info",
     .about = "Lists the devices that this machine has and the families of kernels that run on them; with --all every\n"
              "kernel with its limits and whether it can run here.\n",
     .options = options,

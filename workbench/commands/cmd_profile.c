@@ -32,7 +32,7 @@ enum {
     PROFILED_ROWS = 32 /* compared with the oracle before a profile counts */
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'k', "kernel", "KERNEL", "this kernel: a name, a family or a pattern; again: compare; default: the planner's"},
     {ID_TIMELINE, "timeline", NULL, "build the kernel with clock stamps at its steps: cycles a step; needs nvcc"},
     {ID_SOURCE, "source", "FOLDER",
@@ -41,24 +41,6 @@ static const option_spec options[] = {
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_LAUNCH, "launch", NULL, "only launch, a few times: what the tool is given to profile"},
     {'o', "output", "FILE", "add the records to this JSON file"},
-    {0, NULL, NULL, NULL},
-};
-
-static const command_spec spec = {
-    .name = "profile",
-    .operands = "[PROBLEM...]",
-    .about = "Runs Nsight Compute (ncu) on one launch of a kernel, clocks and caches left as they are, and says which "
-             "resource binds it,\n"
-             "what its warps wait for, and what share of the physical floor's rate it reaches. Several kernels stand "
-             "side by side. With\n"
-             "--timeline the kernel is compiled with clock stamps instead, and the cycles of its steps are listed.\n"
-             "Without the tool, the permission (ERR_NVGPUCTRPERM) or a fitting driver there is a status and no number; "
-             "exit code 4.\n",
-    .options = options,
-    .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion profile b2:h8:s512:d64\n"
-                "  acromion profile b4:h16:s2048:d64 -k 'fwd_wgmma_f16_d64_256*' -k 'fwd_mma_f16_d64_128*'\n"
-                "  acromion profile --timeline -k fwd_wgmma_f16_d64_128x128_s3_sm90a -o results/profile/mine.json\n",
 };
 
 typedef struct request {
@@ -68,6 +50,29 @@ typedef struct request {
     double timeout_s;
     uint64_t seed;
 } request;
+
+static const option_field fields[OPTIONS_MAX] = {
+    {'o', OPTION_FILE, offsetof(request, output)},           {ID_TIMELINE, OPTION_FLAG, offsetof(request, timeline)},
+    {ID_LAUNCH, OPTION_FLAG, offsetof(request, launch)},     {ID_SOURCE, OPTION_TEXT, offsetof(request, source)},
+    {ID_TIMEOUT, OPTION_TIME, offsetof(request, timeout_s)}, {ID_SEED, OPTION_SEED, offsetof(request, seed)},
+};
+
+static const command_spec spec = {
+    .usage = "profile [PROBLEM...]",
+    .about = "Runs Nsight Compute (ncu) on one launch of a kernel, clocks and caches left as they are, and says which "
+             "resource binds it,\n"
+             "what its warps wait for, and what share of the physical floor's rate it reaches. Several kernels stand "
+             "side by side. With\n"
+             "--timeline the kernel is compiled with clock stamps instead, and the cycles of its steps are listed.\n"
+             "Without the tool, the permission (ERR_NVGPUCTRPERM) or a fitting driver there is a status and no number; "
+             "exit code 4.\n",
+    .options = options,
+    .fields = fields,
+    .common = COMMON_DEVICE | COMMON_JSON,
+    .examples = "  acromion profile b2:h8:s512:d64\n"
+                "  acromion profile b4:h16:s2048:d64 -k 'fwd_wgmma_f16_d64_256*' -k 'fwd_mma_f16_d64_128*'\n"
+                "  acromion profile --timeline -k fwd_wgmma_f16_d64_128x128_s3_sm90a -o results/profile/mine.json\n",
+};
 
 typedef struct session {
     const request *request;
@@ -88,37 +93,15 @@ typedef struct profiled {
     double launch_s;
 } profiled;
 
-static bool take_option(void *arg, int id, const char *value)
+static bool take_option(void *arg, int id, const char *value) /* -k */
 {
     request *r = arg;
-    int64_t seed = 0;
-    switch (id) {
-    case 'k':
-        if (r->patterns.count == KERNELS_MAX) {
-            fprintf(stderr, "acromion profile: -k: at most %d times\n", KERNELS_MAX);
-            return false;
-        }
-        return kernel_patterns_add(&r->patterns, value);
-    case 'o':
-        return option_file("output", value, &r->output);
-    case ID_TIMELINE:
-        r->timeline = true;
-        return true;
-    case ID_LAUNCH:
-        r->launch = true;
-        return true;
-    case ID_SOURCE:
-        r->source = value;
-        return true;
-    case ID_TIMEOUT:
-        return option_seconds("timeout", value, &r->timeout_s);
-    default:
-        if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
-            return false;
-        }
-        r->seed = (uint64_t)seed;
-        return true;
+    (void)id;
+    if (r->patterns.count == KERNELS_MAX) {
+        fprintf(stderr, "acromion profile: -k: at most %d times\n", KERNELS_MAX);
+        return false;
     }
+    return kernel_patterns_add(&r->patterns, value);
 }
 
 /* ---- Which kernels ---- */

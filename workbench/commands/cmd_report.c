@@ -21,17 +21,15 @@ enum {
     ID_CHECK
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'o', "output", "FILE", "the page; default report.html"},
     {ID_MARKDOWN, "markdown", "=DOCUMENT",
      "instead rewrite what a document's markers name; README.md and docs/manual/measured.md"},
     {ID_CHECK, "check", NULL, "with --markdown: change nothing, exit code 1 when document and results disagree"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "report",
-    .operands = "[FILE...]",
+    .usage = "report [FILE...]",
     .about =
         "Writes one HTML page from results files (JSON of bench and profile) and evolution runs (SQLite): "
         "latency beside the peers,\n"

@@ -12,15 +12,13 @@
 #include "machine/gpus.h"
 #include "machine/roofline.h"
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'g', "gpu", "NAME", "l4 a100 h100 h200 rtx4090 ..., cpu, or help for the list; default: this machine's device"},
     {'t', "target", "TIME", "judge a target like 5us: impossible, implausible, hard or open"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "roofline",
-    .operands = "[PROBLEM...]",
+    .usage = "roofline [PROBLEM...]",
     .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the "
              "tensor cores at the dense\n"
              "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a "

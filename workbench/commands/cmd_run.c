@@ -29,7 +29,7 @@ enum {
     ID_WINDOW
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'q', "q", "FILE", "queries, 4-D; of a packed batch 3-D: [rows, heads, dim]"},
     {'k', "k", "FILE", "keys, as many dimensions; its heads divide those of q (grouped-query attention)"},
     {'v', "v", "FILE", "values, as many dimensions"},
@@ -54,12 +54,10 @@ static const option_spec options[] = {
     {ID_K_SCALE, "k-scale", "X|FILE", "the same for k"},
     {ID_V_SCALE, "v-scale", "X|FILE", "the same for v"},
     {ID_WISDOM, "wisdom", "FILE", "use the measured choices of this file"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "run",
-    .operands = "",
+    .usage = "run",
     .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
              "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
              "is bfloat16, |V1\n"

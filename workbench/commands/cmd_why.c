@@ -20,18 +20,16 @@ enum {
     ID_ALL = OPTION_LONG_ONLY
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {ID_ALL, "all", NULL, "every kernel on a line of its own; without it the choice, the next best, and reasons"},
     {'g', "gpu", "NAME", "ask for a GPU that is not here: l4 a100 h100 h200 ... (`acromion roofline --gpu help`)"},
     {'w', "wisdom", "FILE", "use the measured choices of this file"},
     {'m', "measure", NULL,
      "time every kernel that could be chosen, side by side, in scratch memory, and list only those"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "why",
-    .operands = "[PROBLEM...]",
+    .usage = "why [PROBLEM...]",
     .about = "Says which kernel is chosen for a problem, which others could run it and what they would take by\n"
              "estimate, and why the rest cannot: the most common reasons, or with --all each kernel's.\n"
              "A malformed problem is an error (exit code 3), a problem that no kernel can run another (4).\n",

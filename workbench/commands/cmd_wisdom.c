@@ -18,16 +18,14 @@ enum {
     ID_PATIENT = OPTION_LONG_ONLY
 };
 
-static const option_spec options[] = {
+static const option_spec options[OPTIONS_MAX] = {
     {'o', "output", "FILE",
      "merge, measure: the file to write; facts it already holds are kept unless a better one comes"},
     {ID_PATIENT, "patient", NULL, "measure: time every kernel, longer"},
-    {0, NULL, NULL, NULL},
 };
 
 static const command_spec spec = {
-    .name = "wisdom",
-    .operands = "show|verify|merge|measure ARGUMENT...",
+    .usage = "wisdom show|verify|merge|measure ARGUMENT...",
     .about = "  show FILE...               prints the facts: problem, kernel, time\n"
              "  verify FILE...             checks form and checksum, and says how many facts this device can use\n"
              "  merge FILE... -o OUT       puts all facts into one file; higher effort wins, then the later file\n"
