@@ -61,7 +61,8 @@ typedef struct common_options {
     bool json;
 } common_options;
 
-/* Handles one option of the command's own that is no field; value is NULL for a flag. Returns false after printing what is wrong. */
+/* Handles one option of the command's own that is no field; value is NULL for a flag. Returns false after printing what
+ * is wrong. */
 typedef bool option_take(void *arg, int id, const char *value);
 
 /* Parses a command line. Returns the index in argv of the first operand (argc when there is none); or -1 when the

@@ -54,7 +54,8 @@ acr_status execution_poison(execution *e);
  * for the first time. Of `ref` only what q, k and v point to must outlive the execution. */
 acr_status execution_renew(execution *e, const reference *ref);
 
-/* An acr__enqueue for acr__timing.graph_record and acr__backend.time: one execution of the `execution` that arg points to. */
+/* An acr__enqueue for acr__timing.graph_record and acr__backend.time: one execution of the `execution` that arg points
+ * to. */
 acr_status execution_enqueue(void *arg, void *stream);
 
 /* Copies a part of the workspace, which must have it, to the host, or into it. */
