@@ -151,8 +151,8 @@ class Processes:
 
 
 def limit_of(seconds):
-    """What a test may take that took so long without an edit; beyond it the edit made it hang."""
-    return 60 + 20 * seconds
+    """What a test may take that took so long before, None: that has not run yet; beyond it the edit made it hang."""
+    return 600 if seconds is None else 60 + 20 * seconds
 
 
 # ---- the copy of the tree -------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def tests_of(file, table):
 class HostJudge:
     def __init__(self, place, processes, jobs, table):
         self.place, self.processes, self.jobs, self.table = place, processes, jobs, table
-        self.tests, self.seconds = {}, {}
+        self.tests, self.seconds = {}, {}  # by name; seconds: of tests that have passed
 
     def build(self, targets):
         return self.processes.run(["ninja", "-C", str(self.place.built), "-j", str(self.jobs), *targets])
@@ -224,18 +224,6 @@ class HostJudge:
         if code != 0:
             raise Broken(f"the tree does not build as it is:\n{text[-2000:]}")
         self.read_tests()
-
-    def prepare(self, names):
-        """Builds and runs those of the tests that this run has not run yet, as they are."""
-        new = [name for name in names if name not in self.seconds]
-        if new and self.build(self.targets(new))[0] != 0:
-            raise Broken("the tree does not build any more as it is")
-        for name in new:
-            began = time.monotonic()
-            code, text = self.run_test(name, None)
-            if code not in (0, TEST_SKIPPED):
-                raise Broken(f"{name} fails without any edit:\n{text[-2000:]}")
-            self.seconds[name] = time.monotonic() - began
 
     def targets(self, names):
         return list(dict.fromkeys(target for name in names for target in self.tests[name][3]))
@@ -262,27 +250,42 @@ class HostJudge:
         command, environment, folder, _ = self.tests[name]
         return self.processes.run(command, limit_s, cwd=folder, env={**os.environ, **environment})
 
+    def require_as_it_is(self, name):
+        """Requires of a test that has failed with an edit, and never passed, that it passes without."""
+        if self.build(self.tests[name][3])[0] != 0:
+            raise Broken("the tree does not build any more as it is")
+        code, text = self.run_test(name, None)
+        if code not in (0, TEST_SKIPPED):
+            raise Broken(f"{name} fails without any edit:\n{text[-2000:]}")
+
     def judge(self, edit):
         """(verdict, by which test)."""
         if not self.tests:
             self.configure()
         names = tests_of(edit.file, self.table)
-        self.prepare(names)
         path = self.place.tree / edit.file
         text = path.read_text()
+        failed, code = None, 0
         path.write_text(edit.apply(text))
         try:
             if self.build(self.targets(names))[0] != 0:
                 return "does not compile", None
             for name in names:
-                code, _ = self.run_test(name, limit_of(self.seconds[name]))
-                if code is None:
-                    return "hung", name
+                began = time.monotonic()
+                code, _ = self.run_test(name, limit_of(self.seconds.get(name)))
                 if code not in (0, TEST_SKIPPED):
-                    return "found", name
-            return "survived", None
+                    failed = name
+                    break
+                self.seconds.setdefault(name, time.monotonic() - began)
         finally:
             path.write_text(text)
+        if not failed:
+            return "survived", None
+        if failed not in self.seconds:
+            began = time.monotonic()
+            self.require_as_it_is(failed)
+            self.seconds[failed] = time.monotonic() - began
+        return "hung" if code is None else "found", failed
 
 
 # ---- edits of the device's code -------------------------------------------------------------------------------------
@@ -307,7 +310,7 @@ class DeviceJudge:
         self.program = place.build / "workbench/acromion"
         self.isolation = place.build / "tests/isolation"
         self.driver = place.build / "ptxvm/fake_driver"
-        self.runs, self.lock = {}, threading.Lock()  # by kernel: (words, environment without images, limit)
+        self.limits, self.lock = {}, threading.Lock()  # by kernel and number of its command
         self.kernels = kernels
         for path in (self.program, self.isolation, self.driver):
             if not path.exists():
@@ -336,44 +339,43 @@ class DeviceJudge:
                     yield ([self.program, "check", "--backend", "cuda", "--threads", "1", "-k", kernel, "--inputs",
                             *(inputs or ["normal"]), *problems], d.environment(str(self.driver), "", arch, sms, order))
 
-    def runs_of(self, kernel):
-        """The commands that judge a kernel, after they have passed without an edit."""
+    def limit(self, kernel, number, words, chosen):
+        """What a command may take, after it has passed without an edit; 0: it has nothing for this kernel."""
         with self.lock:
-            if kernel not in self.runs:
-                self.runs[kernel] = self.prepare(kernel)
-            return self.runs[kernel]
-
-    def prepare(self, kernel):
-        arch = dict(self.kernels)[kernel]
-        runs = []
-        for words, chosen in self.asked(kernel, arch):
-            words = [str(word) for word in words]
-            began = time.monotonic()
-            code, text = self.execute(self.images, words, chosen, None)
-            if code == 0:
-                runs.append((words, chosen, limit_of(time.monotonic() - began)))
-            elif "nothing was checked" not in text and not re.search(r"^0 cases passed, 0 failed", text, re.M):
-                raise Broken(f"{kernel} fails without any edit: {' '.join(words)}\n{text[-2000:]}")
-        if not runs:
-            raise Broken(f"no case of tests/device/device.py runs {kernel} on sm_{arch}")
-        return runs
+            if (kernel, number) not in self.limits:
+                began = time.monotonic()
+                code, text = self.execute(self.images, words, chosen, None)
+                if code == 0:
+                    self.limits[kernel, number] = limit_of(time.monotonic() - began)
+                elif "nothing was checked" in text or re.search(r"^0 cases passed, 0 failed", text, re.M):
+                    self.limits[kernel, number] = 0
+                else:
+                    raise Broken(f"{kernel} fails without any edit: {' '.join(words)}\n{text[-2000:]}")
+            return self.limits[kernel, number]
 
     def judge(self, edit):
         kernel = edit.file
-        runs = self.runs_of(kernel)
         source = self.source(kernel)
         folder = self.place.folder / "images" / edit.key
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        judged = 0
         try:
             (folder / f"{kernel}.bin").symlink_to(self.images / f"{kernel}.bin")
             (folder / source.name).write_text(edit.apply(source.read_text()))
-            for words, chosen, limit_s in runs:
+            for number, (words, chosen) in enumerate(self.asked(kernel, dict(self.kernels)[kernel])):
+                words = [str(word) for word in words]
+                limit_s = self.limit(kernel, number, words, chosen)
+                if not limit_s:
+                    continue
+                judged += 1
                 code, text = self.execute(folder, words, chosen, limit_s)
                 if code is None:
                     return "hung", pathlib.Path(words[0]).name
                 if code != 0:
                     return ("does not compile", None) if REFUSED in text else ("found", pathlib.Path(words[0]).name)
+            if not judged:
+                raise Broken(f"no case of tests/device/device.py runs {kernel}")
             return "survived", None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
