@@ -434,6 +434,7 @@ static bool lookup(void *arg, const char *name, size_t length, int64_t *value)
         {"kv_len", p->kv_len},
         {"qk_dim", p->qk_dim},
         {"v_dim", p->v_dim},
+        {"elem_bytes", acr__dtype_bytes(p->dtype)},
         {"masked", visible_is_limited(acr__rule_of(p))},
         {"packed", (p->flags & ACR_PACKED) != 0},
         {"capability", d->arch},

@@ -120,10 +120,12 @@ static void problem_of_line(char out[ACR_PROBLEM_TEXT_MAX], const acr__kernel *k
 {
     static const char *const dtypes[] = {
         [ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
-    char packed[8];
-    bool is_packed = candidate_parameter(c, "PACKED", packed, sizeof packed);
-    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s:b2:h1:s64:d%d/%d%s", dtypes[kernel->dtype], (int)kernel->qk_dim_max,
-             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "");
+    char value[8];
+    const bool is_packed = candidate_parameter(c, "PACKED", value, sizeof value),
+               is_exact = candidate_parameter(c, "EXACT", value, sizeof value);
+    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s:b2:h1:s64/%d:d%d/%d%s", dtypes[kernel->dtype],
+             is_exact ? kernel->stages * kernel->kv_tile : 64, (int)kernel->qk_dim_max, (int)kernel->v_dim_max,
+             is_packed ? ":bshd:packed" : "");
 }
 
 /* Every line of kernels.def is a legal point of its family's space, and comes back as it is written there, under its

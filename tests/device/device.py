@@ -32,6 +32,8 @@ SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:
 LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
 WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:win7/3",
            "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33"]
+EXACT = [  # of lines for exactly 512 keys; the first goes to all lines, so that these have one, too
+    "b1:h1:s100/512:d{d}:lse", "b1:h1:s512:d{d}:causal:lse"]
 PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200/400:d{d}:bshd:packed:win150/33"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
@@ -67,11 +69,12 @@ GROUPS = {
                                       ("d192_128x128_s2_v128", "192/128", [LATE]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
-    "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG, [64])),
+    "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
+              (90, 4, "fwd_short_*_exact_*", [LATE, EAGER], problems(EXACT[1:], [64])),
               # Rows that leave fp16's range are computed again.
-              (90, 4, "fwd_short_*16_d64_*", [LATE], problems([SHAPES[0], SHAPES[1]], [64]), "large")],
+              (90, 4, "fwd_short_*16_d64_*", [LATE], problems([*SHAPES[:2], EXACT[0]], [64]), "large")],
     "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
                for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))],
     "fp8": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, LATE_TOO, EAGER],
@@ -300,7 +303,9 @@ EDGES = ["b1:h2:s70/130:d64:causal", "b2:h4/2:s65/97:d64:kvlens", "b3:h2:s70/50:
 ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32", "f16", "bf16"]),
             (80, 4, "fwd_ladder*", ["f16"]), (80, 8, "fwd_split_*", ["f16", "bf16"]),
             (90, 8, "fwd_decode_*", ["f16", "bf16"]), (90, 2, "fwd_wgmma_*", ["f16", "bf16"]),
-            (90, 4, "fwd_short_*", ["f16", "bf16", "e4m3"]), (90, 2, "fwd_fp8_*", ["e4m3", "e4m3:obf16"]),
+            (90, 4, "fwd_short_*", ["f16", "bf16", "e4m3"]),
+            (90, 4, "fwd_short_*_exact_*", ["f16", "bf16"], ["b1:h1:s512:d64:causal"]),
+            (90, 2, "fwd_fp8_*", ["e4m3", "e4m3:obf16"]),
             (89, 4, "fwd_mma8_*", ["e4m3", "e4m3:obf16"]), (89, 4, "fwd_simt_*", ["e4m3"])]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [
@@ -317,7 +322,7 @@ ISOLATION_FLAWS = [
 # Kernels whose rows do not depend, bit for bit, on the rows beside them, and problems with tiles of several kinds.
 INDEPENDENT = [(90, 4, "fwd_short_*", ["f16", "bf16", "e4m3", "e4m3:obf16"])]
 NEIGHBOURS = ["b1:h2:s70/130:d64:causal:lse", "b1:h2:s200/300:d64:causal-tl", "b2:h4/2:s65/97:d64:kvlens",
-              "b1:h1:s300/500:d64:lse", "b1:h2:s100/200:d128:lse:causal"]
+              "b1:h1:s300/500:d64:lse", "b1:h1:s70/512:d64", "b1:h2:s100/200:d128:lse:causal"]
 ROW_FLAWS = [(SHORT, 90, "all rows of a tile take the second pass",
               r"(0f476A6000;\s+(?:setp\.ne\.s32[^;]*;\s+)?and\.pred\s+%p\d+, )%p\d+, (%p\d+);", r"\1\2, \2;")]
 
@@ -328,17 +333,18 @@ def isolate_rows(program, chosen, kernel, inputs):
                     *(f"{dtype}:{problem}" for dtype in dtypes for problem in NEIGHBOURS)], chosen)
 
 
-def isolate(program, chosen, kernel, inputs):
+def isolate(program, chosen, kernel, inputs, edges=EDGES):
     dtypes = inputs or (["e4m3"] if "e4m3" in kernel else ["f16"])
-    return execute([program, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in EDGES)], chosen)
+    return execute([program, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in edges)], chosen)
 
 
 def run_isolation(program, driver, images):
     failures = 0
     for runs, listed in [(isolate, x) for x in ISOLATED] + [(isolate_rows, x) for x in INDEPENDENT]:
-        arch, sms, kernels, dtypes = listed
+        arch, sms, kernels, dtypes, *edges = listed
         began = time.monotonic()
-        done, shown = runs(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes)
+        done, shown = runs(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes,
+                          *edges)
         if done.returncode != 0:
             failures += 1
             print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)

@@ -304,8 +304,26 @@ static bool ctas_share_work(const acr__kernel *kernel, const acr__device *device
     return launch.cluster > 1;
 }
 
+/* All keys that its stages hold, of a kernel for exactly so many; of others 0. */
+static int64_t only_length(const acr__kernel *kernel, const acr__device *device)
+{
+    const int64_t lengths[] = {kv_tile_of(kernel), kernel->stages * kv_tile_of(kernel)};
+    bool runs[2];
+    for (int i = 0; i < 2; ++i) {
+        acr_problem p = ACR_PROBLEM_INIT, canonical;
+        p.dtype = kernel->dtype;
+        p.batch = p.q_heads = p.kv_heads = 1;
+        p.q_len = p.kv_len = lengths[i];
+        p.qk_dim = kernel->qk_dim_max;
+        p.v_dim = kernel->v_dim_max;
+        runs[i] = acr_problem_canonical(&canonical, &p) == ACR_OK && !acr__why_not(kernel, &canonical, device);
+    }
+    return !runs[0] && runs[1] ? lengths[1] : 0;
+}
+
 /* Around a tile, one query and a few, a prime, several tiles with a rest, and the common odd length 1333. Where CTAs
- * hand something over also keys so many that a GPU kernel splits them as far as it ever does. */
+ * hand something over also keys so many that a GPU kernel splits them as far as it ever does. The first are those that
+ * the other axes are probed with. */
 static void set_lengths(space *s)
 {
     int64_t q_tile = s->kernel->q_tile > 0 ? s->kernel->q_tile : 64;
@@ -314,6 +332,8 @@ static void set_lengths(space *s)
     const int64_t kv_lens[] = {kv_tile + 1, kv_tile, 1, kv_tile - 1, 131, 1333, 3 * kv_tile + 5};
     s->kv_lens[0] = 0;
     s->counts[AXIS_KV_LEN] = 1;
+    add_length(s->q_lens, &s->counts[AXIS_Q_LEN], only_length(s->kernel, s->device));
+    add_length(s->kv_lens, &s->counts[AXIS_KV_LEN], only_length(s->kernel, s->device));
     for (size_t i = 0; i < sizeof q_lens / sizeof q_lens[0]; ++i) {
         add_length(s->q_lens, &s->counts[AXIS_Q_LEN], q_lens[i]);
     }

@@ -72,6 +72,8 @@ DEV void wgmma_commit(void)
     "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 #define WGMMA_D_N64 WGMMA_D0 ", " WGMMA_D1 ", " WGMMA_D2 ", " WGMMA_D3
 #define WGMMA_IO_N64 WGMMA_IO(0), WGMMA_IO(1), WGMMA_IO(2), WGMMA_IO(3)
+#define WGMMA_D_N72 WGMMA_D_N64 ", %32, %33, %34, %35"
+#define WGMMA_IO_N72 WGMMA_IO_N64, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
 #define WGMMA_D_N80 WGMMA_D_N64 ", " WGMMA_D4
 #define WGMMA_IO_N80 WGMMA_IO_N64, WGMMA_IO(4)
 #define WGMMA_D_N96 WGMMA_D_N80 ", " WGMMA_D5
@@ -117,6 +119,7 @@ DEV void wgmma_commit(void)
     }
 
 WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37)
+WGMMA_SHAPE(72, 36, 37, 38, 39, 40, 41)
 WGMMA_SHAPE(80, 40, 41, 42, 43, 44, 45)
 WGMMA_SHAPE(96, 48, 49, 50, 51, 52, 53)
 WGMMA_SHAPE(112, 56, 57, 58, 59, 60, 61)

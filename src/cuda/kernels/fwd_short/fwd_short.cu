@@ -19,9 +19,9 @@
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
  * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer
  * 1, in cycles), WINDOW=1 (for sliding windows, with a ring and tiles of 32 or 64 rows; the other lines take none,
- * so that they need not look for one).
+ * so that they need not look for one), EXACT=1 (kv_len is 128 * STAGES, no less; exact.cuh says what for).
  *
- * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 WINDOW=0 */
+ * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 WINDOW=0 EXACT=0 */
 #include "fwd_args.h"
 
 #include "cuda/kernels/fwd_short/parameters.h"
@@ -32,16 +32,12 @@ enum {
 
 #ifdef __CUDACC__
 
+#if EXACT
+#include "cuda/kernels/fwd_short/exact.cuh"
+#endif
 #include "cuda/kernels/fwd_short/loading.cuh"
 #include "cuda/kernels/fwd_short/second_pass.cuh"
 #include "cuda/kernels/fwd_short/upcast.cuh"
-
-enum {
-    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
-     * the consumers. */
-    PRODUCER_REGISTERS = E4M3 ? 72 : 24,
-    CONSUMER_REGISTERS = E4M3 ? 216 : 240
-};
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(!(BF16 && E4M3), "BF16, E4M3: one of them");
@@ -51,6 +47,8 @@ static_assert(RING ? STAGES >= 2 : STAGES >= 1 && STAGES <= 4,
 static_assert(SHARED_ROWS || STAGES >= 4,
               "STAGES: with Q_TILE 128 the keys two chunks ahead of a late one have a stage");
 static_assert(!WINDOW || (RING && SHARED_ROWS), "WINDOW: a ring, and Q_TILE 32 or 64");
+static_assert(!EXACT || (DIM == 64 && Q_TILE == 64 && !RING && !E4M3 && LAG == 0),
+              "EXACT: DIM 64, Q_TILE 64, 16-bit inputs, no ring, no LAG");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
@@ -133,6 +131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
+#if EXACT
+    run_exact(a, maps, smem);
+#else
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
     const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
@@ -163,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
+#endif
     ACR_MARKS_END(a);
 }
 
@@ -180,10 +182,28 @@ static int has_window(const acr_problem *problem)
     return problem->window_left != 0 || problem->window_right != 0;
 }
 
+static const char *exact_why_not(const acr_problem *problem)
+{
+    if (problem->kv_len != EXACT_KEYS)
+        return STAGES == 4   ? "kv_len is not 512: this kernel is for exactly so many keys"
+               : STAGES == 2 ? "kv_len is not 256: this kernel is for exactly so many keys"
+                             : "kv_len is not 128 a stage: this kernel is for exactly so many keys";
+    if (problem->kv_heads != problem->q_heads)
+        return "kv_heads is not q_heads: this kernel is for query heads with keys of their own";
+    if (problem->flags & ACR_KV_LENS)
+        return "kv_lens: this kernel is for one number of keys, whatever the batch entry";
+    if (problem->mask != ACR_MASK_NONE && problem->q_len != problem->kv_len)
+        return "q_len is not kv_len: under a mask this kernel is for as many rows as keys";
+    return NULL;
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (!WINDOW && has_window(problem))
         return "window_left, window_right: this kernel looks for no window; fwd_short's _window kernels are for them";
+    const char *reason = EXACT ? exact_why_not(problem) : NULL;
+    if (reason != NULL)
+        return reason;
     if (!RING && problem->kv_len > STAGES * KV_TILE)
         return STAGES == 4   ? "kv_len is above 512: this kernel keeps all keys in shared memory"
                : STAGES == 2 ? "kv_len is above 256: this kernel keeps all keys in shared memory"
@@ -198,6 +218,8 @@ static double step_cycles(void)
         return Q_TILE == 32 ? 1400.0 : 1650.0;
     if (!SHARED_ROWS)
         return 1030.0;
+    if (EXACT)
+        return 770.0;
     return Q_TILE == 64 ? (RING ? 1050.0 : 1100.0) : RING ? 900.0 : 780.0;
 }
 
@@ -208,6 +230,8 @@ static double cta_cycles(void)
     if (!SHARED_ROWS)
         return 3900.0;
     const double less_code = STAGES < 4 ? 150.0 : 0.0;
+    if (EXACT)
+        return 3450.0 - less_code;
     return (Q_TILE == 64 ? (RING ? 3750.0 : 3200.0) : RING ? 3100.0 : 3030.0) - less_code;
 }
 

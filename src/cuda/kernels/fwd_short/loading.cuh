@@ -91,6 +91,8 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, const key_source &source, i
  * step. */
 DEV void load_stages(const fwd_maps &maps, uint32_t smem, const key_source &source, int stages, int from, int step)
 {
+    if (EXACT) /* nothing else is under way before the first keys are there */
+        barrier_wait(ADDRESS(smem, k_full), 0);
     for (int stage = from; stage < 2 && stage < stages; stage++)
         load_k(maps, smem, source, stage, step + stage);
     if (LOAD_V_EARLY && stages > 0)

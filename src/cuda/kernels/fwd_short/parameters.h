@@ -24,6 +24,9 @@
 #ifndef WINDOW
 #define WINDOW 0
 #endif
+#ifndef EXACT
+#define EXACT 0
+#endif
 #define PACKED 0 /* no parameter: the device headers of all families ask whether batches can be packed */
 
 enum {
@@ -45,6 +48,10 @@ enum {
     CONSUMER_THREADS = CONSUMERS * CONSUMER_WARPS * 32,
     PRODUCER_THREADS = 128, /* a whole warpgroup, for its registers */
     THREADS = CONSUMER_THREADS + PRODUCER_THREADS,
+    /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
+     * the consumers. */
+    PRODUCER_REGISTERS = E4M3 ? 72 : 24,
+    CONSUMER_REGISTERS = E4M3 ? 216 : 240,
     OUT_ROWS = SHARED_ROWS ? 1 : 2, /* that a lane stores */
     /* With Q_TILE 128: K and V of a stage land and are released together, one barrier in place of two; and of the two
      * chunks of a round, the first does not wait for its product with V. Either alone brings nothing there. */
@@ -57,6 +64,8 @@ enum {
     K_STAGE_BYTES = LOAD_BYTES,
     V_STAGE_BYTES = PANELS * KV_PANEL_BYTES,
     CHUNK_PANEL_BYTES = CHUNK_KEYS * PANEL_ROW_BYTES, /* in a panel */
+    EXACT_KEYS = STAGES * KV_TILE,                    /* EXACT: so many keys, no more and no fewer */
+    ONES_ROWS = 16,                                   /* of ones behind V: of one product's keys; all share them */
 };
 
 /* What a thread tells the thread of the other consumer that holds the same two rows. */
@@ -64,9 +73,18 @@ typedef struct row_sums {
     float reference[2], sum[2];
 } row_sums;
 
+/* EXACT: what the consumers tell each other of a row. */
+typedef struct shared_row {
+    float reference[CONSUMERS], sum[CONSUMERS];
+} shared_row;
+
 typedef struct shared_memory {
     unsigned char q[HALVES][Q_HALF_BYTES]; /* then the output */
     unsigned char k[STAGES][K_STAGE_BYTES], v[STAGES][V_STAGE_BYTES];
+    __extension__ unsigned char ones[EXACT ? ONES_ROWS : 0][PANEL_ROW_BYTES];
+    /* EXACT: both consumers' outputs, of each warp eight rows of either half, and its rows. */
+    __extension__ unsigned char whole_part[EXACT ? CONSUMERS : 0][CONSUMER_WARPS][2][8][PANEL_ROW_BYTES];
+    __extension__ shared_row row[EXACT ? CONSUMER_WARPS : 0][2][8];
     /* What a consumer gives to the other one: row sums, and half of its output, of each thread 8 columns at a time. */
     __extension__ row_sums sums[SHARED_ROWS ? CONSUMERS : 0][CONSUMER_WARPS * 32];
     __extension__ uint32_t part[SHARED_ROWS ? CONSUMERS : 0][DIM / 32][CONSUMER_WARPS * 32][4];

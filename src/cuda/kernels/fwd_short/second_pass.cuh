@@ -38,6 +38,8 @@ DEV void attend_exactly(consumer &c, lane_rows &r, output_tile &o)
 #pragma unroll 1
     for (int chunk = 0; chunk < c.chunks; chunk++) {
         wait_keys(c, chunk);
+        if (EXACT) /* for each chunk: nvcc 13.0's assembler puts p where q was, although q is needed again */
+            load_query(c);
         start_scores(c, s, chunk);
         WGMMA_WAIT(0);
         release_keys(c, chunk);

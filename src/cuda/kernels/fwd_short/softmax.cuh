@@ -72,17 +72,25 @@ DEV void exponentiate(score_tile &t, int group, const int top)
             t[i] = exp2_fast(t[i]);
 }
 
-DEV void add_and_pack(lane_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
+DEV void pack_group(probability_tile &p, const score_tile &t, int group, const int top)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int i = 4 * group + 2 * row;
-        if (top || row) {
-            r.sum[row] += t[i] + t[i + 1];
+        if (top || row)
             p[i / 2] = pack<BF16>(t[i], t[i + 1]);
-        } else
+        else
             p[i / 2] = ONE_HALF ? pack<BF16>(t[i + 2], t[i + 3]) : 0; /* anything finite would do; this compiles best */
     }
+}
+
+DEV void add_and_pack(lane_rows &r, probability_tile &p, const score_tile &t, int group, const int top)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        if (top || row)
+            r.sum[row] += t[4 * group + 2 * row] + t[4 * group + 2 * row + 1];
+    pack_group(p, t, group, top);
 }
 
 #endif

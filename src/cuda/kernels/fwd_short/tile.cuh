@@ -15,7 +15,8 @@ enum {
     /* Named barriers (0 is __syncthreads). */
     VOTE = 1,
     CONSUMER_ALONE = 2, /* and 3: one for each */
-    WARP_PAIR = 4       /* to 7: the warps of both consumers that hold the same rows */
+    WARP_PAIR = 4,      /* to 7: the warps of both consumers that hold the same rows */
+    REFERENCES = 8      /* to 15, EXACT: consumer 0's and 1's warps have told their references */
 };
 
 /* A consumer's query rows are HALF_ROWS from first[0], counted from the top, and HALF_ROWS from first[1], as far from
@@ -77,7 +78,7 @@ DEV tile find_tile(const fwd_args &a, int consumer)
     tile t;
     t.head = blockIdx.y;
     t.batch = blockIdx.z;
-    t.rows = find_sequence(a, t.batch);
+    t.rows = EXACT ? sequence{0, a.q_len, 0, EXACT_KEYS} : find_sequence(a, t.batch);
     t.entry = entry_of(a, t.rows);
     if (!WINDOW) /* none: known to the compiler */
         t.entry.rule = {a.mask, 0, 0};
