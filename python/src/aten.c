@@ -104,6 +104,20 @@ static long long side_of_window(PyObject *value)
 
 /* ---- What all have in common ------------------------------------------------------------------------------------- */
 
+/* A bias on CUDA goes to ATen's backward pass, too, which wants its keys side by side: a copy would serve our part
+ * alone. */
+static int check_bias(request *r)
+{
+    operand bias = {0};
+    const int failed = operand_acquire(&bias, "attn_bias", r->given[BIAS]);
+    const bool is_fit = !failed && bias.ndim == OPERAND_DIMS && r->k.ndim == OPERAND_DIMS &&
+                        bias.shape[3] == r->k.shape[2] && (bias.strides[3] == 1 || bias.shape[3] == 1);
+    operand_release(&bias);
+    if (!failed && !is_fit)
+        refuse(r, "a bias whose keys do not lie side by side");
+    return is_fit ? 0 : -1;
+}
+
 /* Fills in the arguments of sdpa. Returns 0; or -1 with r->reason, or an exception. */
 static int prepare(request *r)
 {
@@ -119,6 +133,8 @@ static int prepare(request *r)
     if (r->q.device.type == DL_CUDA && r->q.dtype.code == DL_FLOAT && r->q.dtype.bits == 32)
         return refuse(r, "float32 on CUDA: acromion has kernels of last resort for it only"), -1;
     r->a.given[ARG_ATTN_MASK] = r->given[BIAS] ? r->given[BIAS] : r->given[ATTN_MASK];
+    if (r->given[BIAS] && check_bias(r))
+        return -1;
     r->a.enable_gqa = true;
     r->a.is_causal = is_true(r->given[IS_CAUSAL]);
     r->a.has_align = true;

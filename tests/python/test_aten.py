@@ -87,7 +87,10 @@ class Active(Case):
     def test_masks(self):
         """Boolean ones and such that are added, of every shape that PyTorch takes; with a gradient, too."""
         q, k, v = normal(2, 4, 33, 64), normal(2, 4, 72, 64), normal(2, 4, 72, 64)
-        for shape in ((33, 72), (2, 1, 33, 72), (1, 4, 33, 72), (2, 4, 33, 72), (33, 1), (2, 1, 1, 72)):
+        shapes = [(33, 72), (2, 1, 33, 72), (1, 4, 33, 72), (2, 4, 33, 72), (2, 1, 1, 72)]
+        if not HAS_GPU:  # there, ATen's backward pass wants a mask's keys side by side
+            shapes.append((33, 1))
+        for shape in shapes:
             for mask in (normal(*shape), normal(*shape) > -1):
                 with self.subTest(f"{shape} {mask.dtype}"):
                     def gradient():
@@ -284,6 +287,16 @@ class OnCuda(Case):
                 self.assertTrue(torch.equal(found, wanted))
                 self.assertEqual([count for reason, count in reasons.items() if told in reason], [1])
                 self.assertEqual(len(reasons), 1)  # what ATen's kernel calls in turn is not counted
+
+    def test_a_bias_whose_keys_do_not_lie_side_by_side(self):
+        """ATen's backward pass would read it wrong: its own forward pass says whether it can."""
+        q = normal(2, 4, 64, 64)
+        for bias in (normal(64, 1).expand(2, 4, 64, 64), normal(2, 4, 64, 64).transpose(2, 3)):
+            try:
+                torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, bias, True)
+            except RuntimeError:
+                pass
+        self.assertEqual(sum(count for reason, count in acromion.fallbacks().items() if "side by side" in reason), 2)
 
     def test_graphs(self):
         """Compiled with CUDA graphs, forward alone and with a backward pass."""
