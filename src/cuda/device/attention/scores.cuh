@@ -1,5 +1,5 @@
-/* What happens to a score between its product and its exponential, in the order of the library's header: scale, softcap,
- * bias (additive, ALiBi), visibility.
+/* What happens to a score between its product and its exponential, in the order of the library's header: scale,
+ * softcap, bias (additive, ALiBi), visibility.
  *
  * In a line without softcap and biases a score stays as the product gave it ("raw") until the exponential, where one
  * multiply-add scales it and subtracts the row's offset: thresholds and maxima are of raw scores. In a line that is
@@ -7,8 +7,8 @@
  * positive factor no longer says how two scores differ. score_scale_log2 and score_scale say which, and whoever
  * multiplies a score, a maximum or a reference asks them.
  *
- * Softcap is taken by tanh.approx.f32, whose relative error of 2^-11 moves a score by up to softcap * 2^-11; an includer
- * with time for it defines EXACT_SOFTCAP. */
+ * Softcap is taken by tanh.approx.f32, whose relative error of 2^-11 moves a score by up to softcap * 2^-11; an
+ * includer with time for it defines EXACT_SOFTCAP. */
 #ifndef ACR_DEVICE_ATTENTION_SCORES_CUH
 #define ACR_DEVICE_ATTENTION_SCORES_CUH
 
@@ -180,7 +180,7 @@ DEV void add_biases(float (&s)[ELEMS], const row_terms (&t)[2], int type, int fi
 
 DEV float cap_score(const fwd_args &a, float score)
 {
-    return a.softcap_out * (EXACT_SOFTCAP ? tanh_by_exp(a.softcap_in * score) : tanh_fast(a.softcap_in * score));
+    return a.softcap_out * (EXACT_SOFTCAP ? tanhf(a.softcap_in * score) : tanh_fast(a.softcap_in * score));
 }
 
 /* One score, for loops over single keys: from raw to a power of two. Visibility comes after. */

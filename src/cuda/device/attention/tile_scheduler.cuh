@@ -18,7 +18,7 @@ typedef struct work_tile {
     int head, batch; /* batch: in the tensors, 0 of a packed queue */
     sequence rows;
 #if TERMS
-    int entry; /* of the batch, whose sinks, starts, ranges, biases and tree these are; of a packed batch the sequence */
+    int entry; /* of the batch: whose starts, ranges, bias and tree these are; of a packed batch the sequence */
 #endif
 } work_tile;
 

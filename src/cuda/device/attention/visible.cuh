@@ -268,6 +268,16 @@ DEV row_keys find_row_keys(const fwd_args &a, const visible_entry &e, int batch,
     return v;
 }
 
+/* Leaves the rows no key from `end` on, counted as theirs are. */
+DEV void end_row_keys(row_keys &v, int end)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        v.end[h] = min(v.end[h], end);
+        v.joined_end[h] = min(v.joined_end[h], end);
+    }
+}
+
 /* Scores of keys that a row does not see become -inf. key: the tile's first. */
 template <int LAYOUT, int ELEMS> DEV void mask_scores(float (&s)[ELEMS], const row_keys &v, int key)
 {
