@@ -4,11 +4,13 @@
  * A CTA of 16 x 16 threads owns 64 query rows of one head and walks the keys 64 at a time. Thread (y, x) holds rows
  * 4y..4y+3: scores of keys 4x..4x+3, and output columns 4x..4x+3 of each 64-column block. Operands come through shared
  * memory as floats, a slice of the head dim or of the keys at a time; the scores go to shared memory once, as
- * probabilities. Online softmax after Dao et al. 2022. See README.md.
+ * probabilities. Every feature is looked for at run time. Online softmax after Dao et al. 2022. See README.md.
  *
  * Parameters: DTYPE, an acr_dtype; DIM, the largest head dim.
  *
  * PARAMETERS: DTYPE DIM */
+#define TERMS 127
+#define EXACT_SOFTCAP 1
 #include "fwd_args.h"
 
 enum {
@@ -48,7 +50,7 @@ typedef struct shared_tiles {
     };
     float p[KV_TILE][PITCH]; /* probabilities, transposed */
     sequence rows;           /* of the batch entry; registers are for the products */
-    head_scales scales;      /* of the batch entry and head, where inputs have any: see scales_of */
+    head_scales scales;      /* of the batch entry and head, where inputs have any */
 } shared_tiles;
 
 typedef struct thread_place {
@@ -142,35 +144,52 @@ typedef struct softmax_state {
 
 typedef float output_block[BLOCK][COLUMN_BLOCKS][BLOCK]; /* row, column block, column */
 
-/* The keys [first, end) that the thread's rows see. */
-typedef struct seen_keys {
-    int first[BLOCK], end[BLOCK];
-} seen_keys;
-
-DEV bool sees(const seen_keys &seen, int i, int key)
+/* Of the scores of e4m3 inputs: what the execution brings. */
+DEV float input_scales(const fwd_args &a, const shared_tiles &tiles)
 {
-    return key >= seen.first[i] && key < seen.end[i];
+    return DTYPE == ACR_E4M3 ? tiles.scales.scale / a.scale : 1.0f;
 }
 
-/* Masks the scores, raises the maxima, writes the probabilities, and scales sums and output down. */
-DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block &o, const float (&s)[BLOCK][BLOCK],
-                        const seen_keys &seen, int key_first, float scale_log2, const thread_place &t)
+/* The tile's first row, of a query head of a batch entry. */
+typedef struct row_place {
+    int batch, head, q_first;
+} row_place;
+
+/* A probability in shared memory of a key that its row does not see. */
+#define HIDDEN (-1.0f)
+
+/* Turns raw scores into powers of two, hides keys, raises the maxima, writes the probabilities, and scales sums and
+ * output down. */
+DEV void update_softmax(const fwd_args &a, shared_tiles &tiles, softmax_state &state, output_block &o,
+                        const float (&s)[BLOCK][BLOCK], const visible_entry &entry, const row_place &at, int key_first,
+                        const thread_place &t)
 {
+    /* Found again for every tile: registers are for the products. */
+    const int first_row = at.q_first + BLOCK * (read_thread() / SIDE);
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
+        const row_view view = find_row_view(a, entry, at.batch, first_row + i);
+        const row_terms terms = find_row_terms(a, entry, at.batch, at.head, first_row + i);
         float visible[BLOCK], max = state.max[i];
+        bool sees[BLOCK];
 #pragma unroll
         for (int j = 0; j < BLOCK; j++) {
-            visible[j] = sees(seen, i, key_first + BLOCK * t.x + j) ? s[i][j] : -CUDART_INF_F;
+            const int key = key_first + BLOCK * t.x + j;
+            sees[j] = sees_key(view, key);
+            visible[j] = -CUDART_INF_F;
+            if (sees[j]) {
+                visible[j] = finish_score(a, terms, s[i][j] * input_scales(a, tiles), key);
+                sees[j] = !hides_key(a, terms, key);
+            }
             max = fmaxf(max, visible[j]);
         }
         max = row_max(max);
-        const float correction = exp2_fast((state.max[i] - finite_max(max)) * scale_log2);
+        const float correction = exp2_fast(state.max[i] - finite_max(max));
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < BLOCK; j++) {
-            const float p = exp2_fast((visible[j] - finite_max(max)) * scale_log2);
-            tiles.p[BLOCK * t.x + j][BLOCK * t.y + i] = p;
+            const float p = exp2_fast(visible[j] - finite_max(max));
+            tiles.p[BLOCK * t.x + j][BLOCK * t.y + i] = sees[j] ? p : HIDDEN;
             sum += p;
         }
         state.max[i] = max;
@@ -181,11 +200,10 @@ DEV void update_softmax(shared_tiles &tiles, softmax_state &state, output_block 
     }
 }
 
-/* o += P * V. Where some rows do not see some keys, each takes only those that it sees: their probability is 0, but 0 *
- * NaN is NaN. */
+/* o += P * V. Where some rows do not see some keys, each takes only those that it sees: 0 * NaN would be NaN. */
 template <bool MASKED>
-DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, const seen_keys &seen, int key_first,
-                    int key_end, const thread_place &t)
+DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, int key_first, int key_end,
+                    const thread_place &t)
 {
     for (int slice = 0; slice < KV_TILE && key_first + slice < key_end; slice += KEY_SLICE) {
         __syncthreads(); /* probabilities are written; Q and K, or the slice before, are no longer read */
@@ -202,7 +220,7 @@ DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, 
                     const float vs[BLOCK] = {v4.x, v4.y, v4.z, v4.w};
 #pragma unroll
                     for (int i = 0; i < BLOCK; i++)
-                        if (!MASKED || sees(seen, i, key_first + slice + key))
+                        if (!MASKED || p[i] != HIDDEN)
 #pragma unroll
                             for (int j = 0; j < BLOCK; j++)
                                 o[i][block][j] = fmaf(p[i], vs[j], o[i][block][j]);
@@ -211,24 +229,15 @@ DEV void accumulate(output_block &o, shared_tiles &tiles, const head_matrix &v, 
     }
 }
 
-/* Those in shared memory, or of other types than e4m3 the arguments' own, which cost nothing. */
-DEV head_scales scales_of(const fwd_args &a, const shared_tiles &tiles)
-{
-    if constexpr (DTYPE == ACR_E4M3)
-        return tiles.scales;
-    else
-        return {a.scale, a.scale_log2, a.out_scale};
-}
-
 DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int head, int q_first,
                     const softmax_state &state, const output_block &o, const thread_place &t)
 {
     const sequence &rows = tiles.rows;
-    const head_scales scales = scales_of(a, tiles);
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
         const int row = q_first + BLOCK * t.y + i;
-        const float sum = row_sum(state.sum[i]), factor = inverse_sum(sum) * (DTYPE == ACR_E4M3 ? scales.out : 1.0f);
+        const float sum = row_sum(state.sum[i]),
+                    factor = row_factor(a, head, state.max[i], sum) * (DTYPE == ACR_E4M3 ? tiles.scales.out : 1.0f);
         if (row >= rows.q_len)
             continue;
         const int64_t base = output_index(a, rows, batch, head, row);
@@ -240,7 +249,7 @@ DEV void store_rows(const fwd_args &a, const shared_tiles &tiles, int batch, int
                                                                           o[i][j / BLOCK][j % BLOCK] * factor);
         }
         if (a.lse != nullptr && t.x == 0)
-            find_lse(a, rows, batch, head)[row] = log_sum_exp(state.max[i], sum, scales.scale);
+            find_lse(a, rows, batch, head)[row] = row_lse(a, head, state.max[i], sum);
     }
 }
 
@@ -248,7 +257,7 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
 {
     const thread_place t = {(int)threadIdx.x / SIDE, (int)threadIdx.x % SIDE};
     const visible_entry entry = entry_of(a, tiles.rows);
-    const visible_keys visible = visible_to_rows(entry, q_first, Q_TILE);
+    const visible_keys visible = find_visible_keys(a, entry, batch, q_first, Q_TILE);
     const head_matrix q = find_matrix(a.q, a.q_stride, batch, head, 0, a.qk_dim);
     /* Queries of the next sequence may be read, they are not stored: the tensor's end needs no register. */
     const int q_row = tiles.rows.q_begin + q_first, q_end = is_packed(a) ? a.q_total : a.q_len;
@@ -256,11 +265,9 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
     const head_matrix v = find_matrix(a.v, a.v_stride, batch, head / a.group, tiles.rows.kv_begin, a.v_dim);
     softmax_state state;
     output_block o;
-    seen_keys seen;
+    const row_place at = {batch, head, q_first};
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
-        seen.first[i] = visible_first(entry, q_first + BLOCK * t.y + i);
-        seen.end[i] = visible_end(entry, q_first + BLOCK * t.y + i);
         state.max[i] = -CUDART_INF_F;
         state.sum[i] = 0.0f;
 #pragma unroll
@@ -270,11 +277,12 @@ DEV void attend(const fwd_args &a, shared_tiles &tiles, int batch, int head, int
     for (int64_t first = visible.first / KV_TILE * KV_TILE; first < visible.end; first += KV_TILE) {
         float s[BLOCK][BLOCK];
         multiply_scores(s, tiles, q, k, q_row, q_end, (int)first, visible.end, t);
-        update_softmax(tiles, state, o, s, seen, (int)first, scales_of(a, tiles).scale_log2, t);
-        if (hides_keys(entry) && (first < visible.full_first || first + KV_TILE > visible.full_end))
-            accumulate<true>(o, tiles, v, seen, (int)first, visible.end, t);
+        update_softmax(a, tiles, state, o, s, entry, at, (int)first, t);
+        if (hides_keys(a, entry) &&
+            (a.bias != nullptr || first < visible.full_first || first + KV_TILE > visible.full_end))
+            accumulate<true>(o, tiles, v, (int)first, visible.end, t);
         else
-            accumulate<false>(o, tiles, v, seen, (int)first, visible.end, t);
+            accumulate<false>(o, tiles, v, (int)first, visible.end, t);
     }
     store_rows(a, tiles, batch, head, q_first, state, o, t);
 }
@@ -336,8 +344,13 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    TILE_KERNEL("fwd_simt", 80, 999), .dtype = DTYPE, .traits = ACR__TRAIT_LAST_RESORT | ACR__TRAIT_PACKED,
-    .why_not = tile_why_not,          .cost = cost,   .shape = shape,
+    TILE_KERNEL("fwd_simt", 80, 999),
+    .dtype = DTYPE,
+    .traits = ACR__TRAIT_LAST_RESORT | ACR__TRAIT_PACKED,
+    .terms = TERMS,
+    .why_not = tile_why_not,
+    .cost = cost,
+    .shape = shape,
 };
 
 #endif
