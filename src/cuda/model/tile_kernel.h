@@ -49,6 +49,13 @@ static inline double tile_seconds(const acr_problem *problem, const acr__device 
     return tile_seconds_unpadded(&padded, device, rates);
 }
 
+/* By how much a line that is compiled with terms is slower than one without. Not fitted: what a problem without any is
+ * charged leaves it to lines without. */
+static inline double tile_terms_cost(const acr_problem *problem, uint32_t terms)
+{
+    return terms == 0 ? 1.0 : acr__terms_of(problem) != 0 ? 1.15 : 1.5;
+}
+
 /* The fields of acr__kernel that any family fills alike. It serves compute capabilities from first_arch to last_arch;
  * 999: its image holds PTX, for all that come. */
 #define TILE_KERNEL(family_text, first_arch, last_arch)                                                                \

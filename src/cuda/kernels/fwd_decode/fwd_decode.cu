@@ -9,9 +9,13 @@
  * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
- * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments).
+ * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments), TERMS (FWD_TERM_* of
+ * fwd_args.h: the features beyond scale, mask and window).
  *
- * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 */
+ * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 TERMS=0 */
+#ifndef TERMS
+#define TERMS 0
+#endif
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -61,7 +65,7 @@ typedef struct shared_memory {
 
 enum {
     SMEM_BYTES = (int)sizeof(shared_memory),
-    CTAS_PER_SM = SMEM_BYTES <= 113 << 10 ? 2 : 1
+    CTAS_PER_SM = SMEM_BYTES <= 113 << 10 && !TERMS ? 2 : 1 /* that registers leave room for */
 };
 
 #ifdef __CUDACC__
@@ -233,6 +237,10 @@ typedef struct worker {
     uint32_t q[K_STEPS][2];       /* the queries, as B operands */
     int full_first, full_end;     /* of the CTA's share, all queries see the keys between */
     row_keys seen;                /* those that the lane's two queries see, of the CTA's share */
+#if TERMS
+    row_terms terms[2]; /* of the lane's two queries */
+    int key_end;        /* one past the last key that exists */
+#endif
     float scale_log2;
     uint32_t slot_at[WARP_UNITS], sent_at[WARP_UNITS]; /* of a unit, in the owner: where its sums go, its barrier */
 } worker;
@@ -277,7 +285,7 @@ DEV void make_worker(worker &w, const fwd_args &a, shared_memory &m, int warp, i
         w.k_at[step] = chunk_at(warp * WARP_KEYS % KV_TILE + lane % 16, 2 * step + lane / 16);
     w.v_at = chunk_at(lane / 16 * 8 + lane % 8, 2 * w.unit + lane / 8 % 2);
     w.p_at = smem_address(&m.p[lane]);
-    w.scale_log2 = a.scale_log2;
+    w.scale_log2 = score_scale_log2(a);
 #pragma unroll
     for (int u = 0; u < WARP_UNITS; u++) {
         const int unit = w.unit + u, owner = (unit << log_ctas()) / UNITS;
@@ -423,8 +431,8 @@ DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
 /* A step: STEP_KEYS keys from `first` on, or those that are left. Code for the first and for the others: the first is
  * all of a short problem. */
 template <bool FIRST>
-DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, const loader &l, const worker &w,
-                     const stage_use &t, int first)
+DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, const fwd_args &a, const loader &l,
+                     const worker &w, const stage_use &t, int first)
 {
     const int key = first + w.warp * WARP_KEYS, left = l.keys.end - first;
     score_tile s;
@@ -433,7 +441,12 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
         const stage_use at = use_of(t, w.warp * WARP_KEYS / KV_TILE);
         wait_full(l.k, at);
         multiply_scores(s, w, l.k.smem + at.stage * BLOCK_BYTES);
-        finish_transposed_scores(s, w.seen, key, key < w.full_first || key + WARP_KEYS > w.full_end);
+        const bool masked = key < w.full_first || key + WARP_KEYS > w.full_end;
+#if TERMS
+        finish_scores<TRANSPOSED>(s, w.seen, key, masked, a, w.terms, w.lane / 4, w.key_end);
+#else
+        finish_transposed_scores(s, w.seen, key, masked);
+#endif
 #pragma unroll
         for (int i = 0; i < KEY_TILES * 4; i++)
             max[i % 2] = fmaxf(max[i % 2], s[i]);
@@ -580,8 +593,10 @@ DEV void fix_unit(const fwd_args &a, const group_tile &t, const visible_entry &e
     own.o = (char *)a.o + to.unit * UNIT_DIMS * ELEM_BYTES;
     own.v = (const char *)a.v + to.unit * UNIT_DIMS * ELEM_BYTES;
     own.v_dim = min((int)UNIT_DIMS, a.v_dim - to.unit * UNIT_DIMS);
-    const stored_row stored = {t.batch, to.head,      to.present ? to.position : a.q_len,      0,
-                               0,       a.scale_log2, offset_of(sums.reference, a.scale_log2), inverse_sum(sums.sum)};
+    const float scale_log2 = score_scale_log2(a);
+    const stored_row stored = {
+        t.batch, to.head,    to.present ? to.position : a.q_len,    0,
+        0,       scale_log2, offset_of(sums.reference, scale_log2), row_factor(a, to.head, sums.reference, sums.sum)};
     fix_hidden_nan<ELEMENT>(own, entry, stored, sums.sum, finite, lane);
 }
 
@@ -590,11 +605,12 @@ DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &ent
                 const target &to, int warp, int lane)
 {
     const int ctas = (int)gridDim.x;
-    const total sums = ctas == 8   ? add_up<8>(m, warp, lane, a.scale_log2)
-                       : ctas == 4 ? add_up<4>(m, warp, lane, a.scale_log2)
-                       : ctas == 2 ? add_up<2>(m, warp, lane, a.scale_log2)
-                                   : add_up<1>(m, warp, lane, a.scale_log2);
-    const float factor = inverse_sum(sums.sum);
+    const float scale_log2 = score_scale_log2(a);
+    const total sums = ctas == 8   ? add_up<8>(m, warp, lane, scale_log2)
+                       : ctas == 4 ? add_up<4>(m, warp, lane, scale_log2)
+                       : ctas == 2 ? add_up<2>(m, warp, lane, scale_log2)
+                                   : add_up<1>(m, warp, lane, scale_log2);
+    const float factor = row_factor(a, to.head, sums.reference, sums.sum);
     float o[4], probe = 0.0f; /* NaN when a value is not finite */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -605,7 +621,7 @@ DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &ent
         *(uint2 *)to.o = make_uint2(pack<BF16>(o[0], o[1]), pack<BF16>(o[2], o[3]));
     ACR_MARK(0, "stored");
     if (to.present && to.lse != nullptr)
-        *to.lse = log_sum_exp(sums.reference, sums.sum, a.scale);
+        *to.lse = row_lse(a, to.head, sums.reference, sums.sum);
     fix_unit(a, t, entry, to, sums, !to.present || probe == 0.0f, lane);
 }
 
@@ -647,13 +663,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     w.full_first = visible.full_first;
     w.full_end = min(visible.full_end, l.keys.end);
     w.seen = {{-(lane / 4), -(lane / 4)}, {l.keys.end - lane / 4, l.keys.end - lane / 4}, false};
-    if (hides_keys(entry)) {
-        w.seen = find_row_keys(entry, find_row(a, t, 2 * (lane % 4)).position,
+    if (hides_keys(a, entry)) {
+        w.seen = find_row_keys(a, entry, t.batch, find_row(a, t, 2 * (lane % 4)).position,
                                find_row(a, t, 2 * (lane % 4) + 1).position, lane / 4);
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            w.seen.end[h] = min(w.seen.end[h], l.keys.end - lane / 4);
+        end_row_keys(w.seen, l.keys.end - lane / 4);
     }
+#if TERMS
+    w.terms[0] = find_group_terms(a, entry, t, find_row(a, t, 2 * (lane % 4)));
+    w.terms[1] = find_group_terms(a, entry, t, find_row(a, t, 2 * (lane % 4) + 1));
+    w.key_end = entry.kv_len;
+#endif
     softmax_state state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     const target to = find_target(a, t, warp, lane);
     __syncthreads();
@@ -663,11 +682,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
     output_tile o = {};
     if (l.keys.first < l.keys.end)
-        attend_step<true>(o, state, m, l, w, {0, 0}, l.keys.first);
+        attend_step<true>(o, state, m, a, l, w, {0, 0}, l.keys.first);
     stage_use use = {0, 0};
     for (int first = l.keys.first + STEP_KEYS; first < l.keys.end; first += STEP_KEYS) {
         use = use_of(use, STEP_BLOCKS);
-        attend_step<false>(o, state, m, l, w, use, first);
+        attend_step<false>(o, state, m, a, l, w, use, first);
     }
     allow_next_kernel();
     hand_over(o, state, m, t, w);
@@ -746,12 +765,14 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 /* At full key lengths, as the other families' costs are. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    return ACR__LAUNCH_SECONDS + cluster_seconds(problem, device, choose_ctas(problem, device));
+    return ACR__LAUNCH_SECONDS +
+           tile_terms_cost(problem, TERMS) * cluster_seconds(problem, device, choose_ctas(problem, device));
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_decode", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .terms = TERMS,
     .why_not = tile_why_not,
     .cost = cost,
     .shape = shape,

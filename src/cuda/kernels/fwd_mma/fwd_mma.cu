@@ -9,8 +9,8 @@
  *
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
- * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers), TERMS (FWD_TERM_* of
- * fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too).
+ * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers), TERMS (FWD_TERM_*
+ * of fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 */
 #ifndef TERMS
@@ -362,7 +362,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),
         .ctas_per_sm = ctas_per_sm(device),
     };
-    return tile_seconds(problem, device, rates);
+    return tile_terms_cost(problem, TERMS) * tile_seconds(problem, device, rates);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {

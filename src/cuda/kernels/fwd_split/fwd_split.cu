@@ -10,9 +10,13 @@
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
  * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
- * place of the host's choice: for experiments).
+ * place of the host's choice: for experiments), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and
+ * window).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 */
+#ifndef TERMS
+#define TERMS 0
+#endif
 #include "fwd_args.h"
 
 #ifndef BF16
@@ -256,7 +260,9 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
                 const visible_entry &entry, const visible_keys &visible, const share &s, const lane_place &l)
 {
     const int rows[2] = {l.row + l.lane / 4, l.row + l.lane / 4 + 8};
-    const int positions[2] = {find_row(a, t, rows[0]).position, find_row(a, t, rows[1]).position};
+    const group_row at_rows[2] = {find_row(a, t, rows[0]), find_row(a, t, rows[1])};
+    const int positions[2] = {at_rows[0].position, at_rows[1].position};
+    const row_terms terms[2] = {find_group_terms(a, entry, t, at_rows[0]), find_group_terms(a, entry, t, at_rows[1])};
     const bool exists[M_TILES][2] = {{rows[0] < t.rows, rows[1] < t.rows}};
     COPIES_WAIT(2 * STAGES - 2);
     group_sync(l.group);
@@ -275,10 +281,10 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
         multiply_scores(scores, q, x.q_smem, x.k.stages + at, l);
         row_keys seen = {};
         if (masked)
-            seen = find_row_keys(entry, positions[0], positions[1], 2 * (l.lane % 4));
-        finish_scores(scores[0], seen, key, masked);
+            seen = find_row_keys(a, entry, t.batch, positions[0], positions[1], 2 * (l.lane % 4));
+        finish_scores(scores[0], seen, key, masked, a, terms, 2 * (l.lane % 4), entry.kv_len);
         probability_tile probabilities;
-        update_softmax(probabilities, state, o, scores, exists, a.scale_log2);
+        update_softmax(probabilities, state, o, scores, exists, score_scale_log2(a));
         COPIES_WAIT(2 * STAGES - 2);
         group_sync(l.group); /* this V has landed for all, and all have left the K */
         load_next(x.k, stage);
@@ -391,7 +397,7 @@ DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result
 {
     const group_row at = find_row(a, t, row);
     char *to = (char *)a.o + group_output_index(a, t, at) * ELEM_BYTES;
-    const float factor = inverse_sum(r.sum);
+    const float factor = row_factor(a, at.head, r.reference, r.sum);
     float probe = 0.0f; /* NaN when a value is not finite */
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS; i += 2) {
@@ -402,7 +408,7 @@ DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result
             *(uint32_t *)(to + column * ELEM_BYTES) = pack<BF16>(even, odd);
     }
     if (a.lse != nullptr && lane == 0)
-        *group_lse(a, t, at) = log_sum_exp(r.reference, r.sum, a.scale);
+        *group_lse(a, t, at) = row_lse(a, at.head, r.reference, r.sum);
     return probe == 0.0f;
 }
 
@@ -411,8 +417,10 @@ DEV void fix_split_row(const fwd_args &a, const group_tile &t, const visible_ent
                        int lane)
 {
     const group_row at = find_row(a, t, row);
-    const stored_row stored = {t.batch, at.head,      lane < 4 ? at.position : a.q_len,     0,
-                               0,       a.scale_log2, offset_of(r.reference, a.scale_log2), inverse_sum(r.sum)};
+    const float scale_log2 = score_scale_log2(a);
+    const stored_row stored = {
+        t.batch, at.head,    lane < 4 ? at.position : a.q_len,   0,
+        0,       scale_log2, offset_of(r.reference, scale_log2), row_factor(a, at.head, r.reference, r.sum)};
     fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, false, lane);
 }
 
@@ -438,7 +446,7 @@ DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &e
             const int other = row + k * WARPS * g.step;
             from[k] = g.results + ((other < g.end ? other : row) - g.first) * g.row_results;
         }
-        add_partials(r, from, g.stride_bytes, g.count, lane, a.scale_log2);
+        add_partials(r, from, g.stride_bytes, g.count, lane, score_scale_log2(a));
 #pragma unroll
         for (int k = 0; k < ROWS_AT_ONCE; k++)
             if (row + k * WARPS * g.step < g.end) {
@@ -448,7 +456,7 @@ DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &e
                     leave_row(a, r[k], row + k * WARPS * g.step, lane);
             }
         /* Asked before a row's fix-up is prepared: that is seldom needed, and takes divisions. */
-        if (hides_keys(entry) && __any_sync(~0u, !finite))
+        if (hides_keys(a, entry) && __any_sync(~0u, !finite))
 #pragma unroll
             for (int k = 0; k < ROWS_AT_ONCE; k++)
                 if (row + k * WARPS * g.step < g.end)
@@ -652,12 +660,14 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const choice c = choose_splits(problem, device);
-    return ACR__LAUNCH_SECONDS + split_seconds(problem, device, c.steps_each, c.splits, 1.0);
+    return ACR__LAUNCH_SECONDS +
+           tile_terms_cost(problem, TERMS) * split_seconds(problem, device, c.steps_each, c.splits, 1.0);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_split", 80, 999),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .terms = TERMS,
     .why_not = tile_why_not,
     .workspace = workspace,
     .cost = cost,
