@@ -38,6 +38,17 @@ PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 
+# Every term, on lines that are compiled with it: alone or with what it meets; the biases' rows aligned and not.
+TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win40:sinks:alibi:lse",
+         "b2:h2:s40/150:d{d}:causal:ranges2", "b2:h4/1:s6/130:d{d}:causal:tree:kvlens",
+         "b2:h2:s70/130:d{d}:causal:kvstarts:chunk32:lse", "b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133",
+         "b2:h2:s33/133:d{d}:mask/4389,0,133:lse", "b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134"]
+PACKED_TERMS = ["b3:h2:s70/50:d{d}:causal:bshd:packed:cap50:sinks:alibi:ranges2:lse"]
+DECODING_TERMS = ["b2:h8/2:s1/300:d{d}:lse:kvlens:cap30:sinks", "b1:h4/1:s5/313:d{d}:causal:win100:alibi:lse:sinks",
+                  "b2:h4/1:s6/130:d{d}:causal:ranges2:tree", "b2:h4/2:s3/200:d{d}:kvstarts:lse:causal:chunk100",
+                  "b2:h4/2:s3/133:d{d}:bias-f32/0,399,133", "b2:h4/2:s3/134:d{d}:bias-bf16/0,402,134:causal",
+                  "b2:h4/2:s3/133:d{d}:mask/399,0,133:lse"]
+
 
 def problems(shapes, dims, dtypes=("f16", "bf16")):
     return [f"{dtype}:{shape.format(d=d)}" for dtype in dtypes for d in dims for shape in shapes]
@@ -49,6 +60,16 @@ GROUPS = {
     "simt": [(90, 4, "fwd_simt_f32_*", [LATE, EAGER], problems(SHAPES, [40, 128], ["f32"])),
              (80, 4, "fwd_simt_*16_*", [LATE], problems(SHAPES, [72, 256])),
              (89, 4, "fwd_simt_e4m3_*", [LATE], problems(SHAPES, [64], ["e4m3", "e4m3:of16"]))],
+    "terms": [(90, 4, "fwd_simt_f32_d128_*", [LATE], problems(TERMS + PACKED_TERMS, [40], ["f32"])),
+              (80, 4, "fwd_simt_e4m3_*", [LATE], problems(TERMS[:3] + PACKED_TERMS, [64], ["e4m3"]), "head-scaled"),
+              (90, 4, "fwd_mma_f16_d64_*_terms_*", [LATE], problems(TERMS + PACKED_TERMS, [64], ["f16"])),
+              (80, 4, "fwd_mma_bf16_d128_*_terms_*", [EAGER], problems(TERMS[:3] + PACKED_TERMS, [128], ["bf16"])),
+              (90, 4, "fwd_mma_f16_d256_*_terms_*", [LATE_TOO], problems(TERMS[:2], [256], ["f16"])),
+              (90, 32, "fwd_split_f16_d64_*_terms_*", [LATE], problems(DECODING_TERMS, [64], ["f16"])),
+              (80, 8, "fwd_split_bf16_d128_*_terms_*", [EAGER], problems(DECODING_TERMS, [128], ["bf16"])),
+              (80, 8, "fwd_split_f16_d256_*_terms_*", [LATE_TOO], problems(DECODING_TERMS[:3], [256], ["f16"]))] +
+             [(90, sms, f"fwd_decode_*_d{d}_*_terms_*", [order], problems(DECODING_TERMS, [d]))
+              for d, sms, order in ((64, 2, EAGER), (128, 16, LATE))],
     "ladder": [(80, 4, "fwd_ladder0_*", [LATE], problems(SHAPES, [64], ["f16"])),
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES, [64, 128]))
