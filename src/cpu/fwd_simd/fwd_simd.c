@@ -589,7 +589,7 @@ typedef struct key_tile {
     bool is_loaded;
 } key_tile;
 
-static void load_key_tile(key_tile *now, const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t first,
+INLINE void load_key_tile(key_tile *now, const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t first,
                           int64_t end)
 {
     now->k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
@@ -974,17 +974,19 @@ static void join_sinks(const scratch_parts *parts, const fwd_args *args, const t
 
 /* ---- A tile ---------------------------------------------------------------------------------------------------- */
 
-/* Adds keys [first, end) to one block of rows. now starts at key `first`, and ends at `loaded_end`. */
+/* Adds keys [first, end) to one block of rows. now starts at key `first`, and ends at `loaded_end`. terms is a constant:
+ * t->has_terms. */
 INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, key_tile *now,
-                   int64_t first, int64_t loaded_end)
+                   int64_t first, int64_t loaded_end, bool terms)
 {
+    const bool is_sparse = terms && t->is_sparse;
     int64_t end = loaded_end;
     const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
     const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
     /* Of a later position neither end is less. */
     visible_keys seen = {row_first[0], row_first[ROWS - 1], row_end[0], row_end[ROWS - 1]};
-    if (t->has_terms) {
+    if (terms) {
         seen = parts->blocks[block];
     }
     end = end < seen.end ? end : seen.end;
@@ -992,29 +994,29 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
         return;
     }
     const int64_t keys = end - first;
-    if (t->is_sparse && !mark_seen(parts, args, t, block, first, keys)) {
+    if (is_sparse && !mark_seen(parts, args, t, block, first, keys)) {
         return;
     }
-    if (!now->is_loaded) {
+    if (is_sparse && !now->is_loaded) {
         load_key_tile(now, parts, args, t, first, loaded_end);
     }
-    const bool masked = t->is_sparse || first < seen.full_first || end > seen.full_end;
+    const bool masked = is_sparse || first < seen.full_first || end > seen.full_end;
     vec tile_max[ROW_VECS], rescale[ROW_VECS];
     score_call call = {parts->s, q, now->k, args->qk_dim, keys, (int32_t)first, row_first, row_end, true};
-    if (masked && !t->has_terms) {
+    if (masked && !terms) {
         score(&call, tile_max);
     } else {
         call.masked = false; /* a constant here: the loop without a mask is compiled by itself */
         score(&call, tile_max);
     }
-    if (t->has_terms) {
+    if (terms) {
         finish_scores(parts, args, t, block, first, keys, masked, tile_max);
     }
     weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, t->scales.scale_log2,
           rescale);
     if (masked && !all_finite(now->v, keys, args->v_dim)) {
         add_seen_values(o, rescale, parts->s, now->v, keys, args->v_dim, row_first, row_end, (int32_t)first,
-                        t->is_sparse ? parts->seen : NULL);
+                        is_sparse ? parts->seen : NULL);
     } else {
         add_values(o, rescale, parts->s, now->v, keys, args->v_dim);
     }
@@ -1055,6 +1057,36 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
     }
 }
 
+/* Adds keys [keys_first, keys_end) to all blocks. */
+INLINE void add_keys(const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t keys_first,
+                     int64_t keys_end, bool terms)
+{
+    /* From a multiple of KV_TILE on: which keys are summed together depends on no other row. */
+    for (int64_t first = keys_first / KV_TILE * KV_TILE; first < keys_end; first += KV_TILE) {
+        const int64_t end = first + KV_TILE < keys_end ? first + KV_TILE : keys_end;
+        key_tile now = {.is_loaded = false};
+        if (!terms || !t->is_sparse) {
+            load_key_tile(&now, parts, args, t, first, end);
+        }
+        for (int block = 0; block * ROWS < padded_rows(t); block++) {
+            attend(parts, args, t, block, &now, first, end, terms);
+        }
+    }
+}
+
+/* Two functions, so that tiles without terms keep their registers for the products. */
+static __attribute__((noinline)) void add_keys_without_terms(const scratch_parts *parts, const fwd_args *args,
+                                                             const tile *t, int64_t first, int64_t end)
+{
+    add_keys(parts, args, t, first, end, false);
+}
+
+static __attribute__((noinline)) void add_keys_with_terms(const scratch_parts *parts, const fwd_args *args,
+                                                          const tile *t, int64_t first, int64_t end)
+{
+    add_keys(parts, args, t, first, end, true);
+}
+
 static void run_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     begin_tile(parts, args, t);
@@ -1064,17 +1096,7 @@ static void run_tile(const scratch_parts *parts, const fwd_args *args, const til
         keys_first = seen->first < seen->end && seen->first < keys_first ? seen->first : keys_first;
         keys_end = seen->end > keys_end ? seen->end : keys_end;
     }
-    /* From a multiple of KV_TILE on: which keys are summed together depends on no other row. */
-    for (int64_t first = keys_first / KV_TILE * KV_TILE; first < keys_end; first += KV_TILE) {
-        const int64_t end = first + KV_TILE < keys_end ? first + KV_TILE : keys_end;
-        key_tile now = {.is_loaded = false};
-        if (!t->is_sparse) {
-            load_key_tile(&now, parts, args, t, first, end);
-        }
-        for (int block = 0; block * ROWS < padded_rows(t); block++) {
-            attend(parts, args, t, block, &now, first, end);
-        }
-    }
+    (t->has_terms ? add_keys_with_terms : add_keys_without_terms)(parts, args, t, keys_first, keys_end);
     if (args->sinks) {
         join_sinks(parts, args, t);
     }
