@@ -48,6 +48,13 @@ const char *npy_type_text(npy_type type)
     return texts[type];
 }
 
+acr_dtype npy_dtype(npy_type type)
+{
+    static const acr_dtype dtypes[NPY_I64 + 1] = {
+        [NPY_F32] = ACR_F32, [NPY_F16] = ACR_F16, [NPY_RAW2] = ACR_BF16, [NPY_RAW1] = ACR_E4M3, [NPY_BOOL] = ACR_BOOL8};
+    return dtypes[type];
+}
+
 static acr_status malformed(const cursor *in, const char *what)
 {
     return acr__fail(ACR_FORMAT, "byte %zu: %s", (size_t)(in->at - in->begin), what);

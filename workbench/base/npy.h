@@ -49,6 +49,8 @@ void npy_close(npy_file *file);
 /* Bytes of an element, and the type's name as in the header. */
 size_t npy_type_bytes(npy_type type);
 const char *npy_type_text(npy_type type);
+/* The type of the library that these elements are; ACR_DTYPE_DEFAULT for integers. */
+acr_dtype npy_dtype(npy_type type);
 
 /* Writes a tensor of `rank` dimensions to a file, all or nothing. Errors: ACR_IO, ACR_NO_MEMORY. */
 acr_status npy_write(const char *path, npy_type type, int rank, const int64_t *shape, const void *data);

@@ -315,21 +315,10 @@ static acr_status tensors_open(tensors *t, request *r)
     return status == ACR_OK ? run_features_open(&r->features) : status;
 }
 
-/* The type that a file's elements are; 0 for integers. */
+/* The type that a tensor file's elements are; 0 for integers and booleans. */
 static acr_dtype dtype_of(npy_type type)
 {
-    switch (type) {
-    case NPY_F32:
-        return ACR_F32;
-    case NPY_F16:
-        return ACR_F16;
-    case NPY_RAW2:
-        return ACR_BF16;
-    case NPY_RAW1:
-        return ACR_E4M3;
-    default:
-        return ACR_DTYPE_DEFAULT;
-    }
+    return type == NPY_BOOL ? ACR_DTYPE_DEFAULT : npy_dtype(type);
 }
 
 static npy_type type_of(acr_dtype dtype)

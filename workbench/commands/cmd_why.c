@@ -61,11 +61,7 @@ static bool take_option(void *arg, int id, const char *value)
         r->all = true;
         return true;
     }
-    r->gpu = gpu_find(value);
-    if (!r->gpu) {
-        fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n", value);
-    }
-    return r->gpu != NULL;
+    return gpu_asked(value, &r->gpu);
 }
 
 enum {

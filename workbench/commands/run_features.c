@@ -39,20 +39,10 @@ bool run_features_take(run_features *f, int id, const char *value)
     return true;
 }
 
+/* 0 for what no bias is of. */
 static acr_dtype bias_dtype_of(npy_type type)
 {
-    switch (type) {
-    case NPY_BOOL:
-        return ACR_BOOL8;
-    case NPY_F32:
-        return ACR_F32;
-    case NPY_F16:
-        return ACR_F16;
-    case NPY_RAW2:
-        return ACR_BF16;
-    default:
-        return ACR_DTYPE_DEFAULT;
-    }
+    return type == NPY_RAW1 ? ACR_DTYPE_DEFAULT : npy_dtype(type);
 }
 
 static bool holds_expected(int which, const npy_array *a)

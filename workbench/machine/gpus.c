@@ -7,6 +7,7 @@
  * x 2.52 = 366, RTX 4090 128 x 512 x 2.52 = 165, RTX 5090 170 x 512 x 2.41 = 209, B200 148 x 8192 x 1.86 = 2250. */
 #include "gpus.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -64,6 +65,15 @@ const gpu_model *gpu_find(const char *name)
         }
     }
     return NULL;
+}
+
+bool gpu_asked(const char *name, const gpu_model **out)
+{
+    *out = gpu_find(name);
+    if (!*out) {
+        fprintf(stderr, "acromion: --gpu: no GPU '%s' in the table; `acromion roofline --gpu help` lists it\n", name);
+    }
+    return *out != NULL;
 }
 
 const gpu_model *gpu_of_device(const acr__device *device)

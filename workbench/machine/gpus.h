@@ -3,6 +3,8 @@
 #ifndef WORKBENCH_GPUS_H
 #define WORKBENCH_GPUS_H
 
+#include <stdbool.h>
+
 #include "internal.h"
 
 typedef struct gpu_model {
@@ -18,6 +20,8 @@ extern const size_t gpu_model_count;
 
 /* The model of that name, in small or capital letters, or NULL. */
 const gpu_model *gpu_find(const char *name);
+/* The same for the option --gpu: returns false after printing that there is no such GPU. */
+bool gpu_asked(const char *name, const gpu_model **out);
 /* The model with the vendor's name of a device that is here, or NULL. */
 const gpu_model *gpu_of_device(const acr__device *device);
 
