@@ -53,7 +53,7 @@ HOST_TESTS = [
     ("src/core/fwd_args.*", ["unit_api", "cpu_isolation", "quick_simt", "quick_wgmma", "device_simt"]),
     ("src/core/visible.*", ["unit_visible", "properties", "golden_plans", "cpu_isolation", *CPU_LINES[:2]]),
     ("src/core/registry.c", ["unit_plan", "golden_plans", "unit_api"]),
-    ("src/core/*.h", [*API, "unit_wisdom", "quick_simt"]),
+    ("src/core/terms.*", ["unit_problem", "unit_visible", "golden_plans", "unit_api", "unit_cases", "properties"]),
     ("src/cpu/threads.*", ["unit_api", "fault_memory", "properties", CPU_LINES[0]]),
     ("src/cpu/backend.c", ["unit_api", "unit_plan", "fault_memory", "properties", "unit_timed_kernel", CPU_LINES[0]]),
     ("src/cpu/fwd_simd/*", ["unit_fwd_simd", "golden_plans", "cpu_isolation", "unit_api", "properties", *CPU_LINES]),
@@ -74,6 +74,9 @@ HOST_TESTS = [
     ("src/cuda/kernels/fwd_short/*", ["quick_short", "quick_short8", "device_short", "device_short8"]),
     ("src/cuda/kernels/fwd_fp8/*", ["quick_fp8", "quick_scales", "device_fp8"]),
 ]
+
+# Of a file that no pattern matches.
+OTHER_TESTS = [*API, "unit_problem", "unit_wisdom", "quick_simt", "fault_cuda"]
 
 # A line of each family, with the architecture whose PTX is edited; what device.py asks of it judges.
 KERNELS = [("fwd_simt_f16_d256_64x64_sm80", 80), ("fwd_ladder4_f16_d64_64x64_s3_sm80", 80),
@@ -200,7 +203,7 @@ def tests_of(file, table):
     for pattern, tests in table:
         if fnmatch.fnmatchcase(file, pattern):
             found += [test for test in tests if test not in found]
-    return found
+    return found or OTHER_TESTS
 
 
 class HostJudge:
@@ -327,11 +330,12 @@ class DeviceJudge:
         """Commands: isolation.c, which is quick and strict, then each group that has the kernel on this architecture,
         in its orders."""
         d = self.device
-        for of, sms, kernels, dtypes in d.ISOLATED:
+        for of, sms, kernels, dtypes, *listed in d.ISOLATED:
             if of == arch and fnmatch.fnmatchcase(kernel, kernels):
+                edges = listed[0] if listed else d.EDGES
                 chosen = d.environment(str(self.driver), "", arch, sms, d.LATE_WITHOUT_RACES)
-                yield ([self.isolation, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in d.EDGES)],
-                       chosen)
+                problems = [f"{dtype}:{edge}" for dtype in dtypes for edge in edges]
+                yield [self.isolation, "cuda", kernel, *problems], chosen
         for entry in (entry for group in d.GROUPS.values() for entry in group):
             of, sms, kernels, orders, problems, *inputs = entry
             if of == arch and fnmatch.fnmatchcase(kernel, kernels):

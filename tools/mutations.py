@@ -254,9 +254,16 @@ def edits_of_instruction(line, first):
         yield "constant", begin, end, str(int(text) * 2 % 32 or 1)
 
 
+def without_dead_code(text):
+    """PTX in which what follows a jump that is always taken, up to the next label, is blanks."""
+    return re.sub(r"(mov\.pred\s+(%p\d+), -1;\n\s*@\2 bra\s+\S+;\n)((?:(?!\$)[^\n]*\n)*)",
+                  lambda m: m[1] + re.sub(r"[^\n]", " ", m[3]), text)
+
+
 def device_edits(file, text):
     """Every edit of a kernel's PTX."""
-    first, edits, lines = text.find("\n", text.find(".entry")) + 1, [], Lines(text)
+    text, whole = without_dead_code(text), text
+    first, edits, lines = text.find("\n", text.find(".entry")) + 1, [], Lines(whole)
     for line in text[first:].splitlines(keepends=True):
         for operator, start, end, replacement in edits_of_instruction(line, first):
             edits.append(make_edit("device", file, lines, operator, start, end, replacement))

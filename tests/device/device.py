@@ -328,6 +328,10 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
             (90, 4, "fwd_short_*_exact_*", ["f16", "bf16"], ["b1:h1:s512:d64:causal"]),
             (90, 2, "fwd_fp8_*", ["e4m3", "e4m3:obf16"]),
             (89, 4, "fwd_mma8_*", ["e4m3", "e4m3:obf16"]), (89, 4, "fwd_simt_*", ["e4m3"])]
+# Of kernels that split keys, on few SMs: contexts of several tiles a split, whose tails end in every group of four keys
+# of a tile.
+TAILS = [f"b1:h2:s1/{keys}:d64" for keys in range(642, 674, 4)]
+ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [
     (MMA, 80, "outputs that a hidden value spoilt stay so", r"st\.global\.u16[^;]*;", ""),
