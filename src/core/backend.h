@@ -96,8 +96,8 @@ struct acr__backend {
     /* Waits for all work of the device; reports its faults. */
     acr_status (*synchronize)(acr__backend_device *device);
 
-    /* Enqueues `launches` units back to back, replays them once to warm up, then `replays` times, and writes the seconds
-     * a unit of each replay to seconds[0..replays): how acr_plan_measure chooses. */
+    /* Enqueues `launches` units back to back, replays them once to warm up, then `replays` times, and writes the
+     * seconds a unit of each replay to seconds[0..replays): how acr_plan_measure chooses. */
     acr_status (*time)(acr__backend_device *device, acr__enqueue *enqueue, void *arg, int launches, int replays,
                        double *seconds);
 

@@ -974,8 +974,8 @@ static void join_sinks(const scratch_parts *parts, const fwd_args *args, const t
 
 /* ---- A tile ---------------------------------------------------------------------------------------------------- */
 
-/* Adds keys [first, end) to one block of rows. now starts at key `first`, and ends at `loaded_end`. terms is a constant:
- * t->has_terms. */
+/* Adds keys [first, end) to one block of rows. now starts at key `first`, and ends at `loaded_end`. terms is a
+ * constant: t->has_terms. */
 INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, key_tile *now,
                    int64_t first, int64_t loaded_end, bool terms)
 {

@@ -59,7 +59,10 @@ double acr__memory_rate(const acr_problem *problem, const acr__device *device, d
 /* An empty kernel in a graph of them, measured on an H200: part of every cost. */
 #define ACR__LAUNCH_SECONDS 0.7e-6
 
-/* The rates of one kernel on one SM, for acr__fwd_seconds. */
+/* The rates of one kernel on one SM, for acr__fwd_seconds. A family states by formula what holds where nobody has
+ * fitted a kernel: other GPUs, new lines, candidates of a search. Where rates.def has a line for the kernel and the
+ * device's architecture, all seven rates come from that line and none from the family; only ctas_per_sm is always the
+ * family's. */
 typedef struct acr__fwd_rates {
     const char *kernel; /* its name: a line of rates.def for it and the device's architecture replaces the rates */
     int32_t q_tile, kv_tile;
