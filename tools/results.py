@@ -97,25 +97,23 @@ OURS_AMONG_PEERS = {
     "noise_floor": (lambda r: is_number(r["noise_floor"]) and r["noise_floor"] >= 0.01, "at least 0.01"),
     "control": (lambda r: r["control"] in VERDICTS, "one of " + ", ".join(VERDICTS)),
 }
+
+
+def against(peer, ratio, interval, tier):
+    """The fields of a comparison with one peer, by their names."""
+    return {
+        peer: (lambda r: isinstance(r[peer], str) and r[peer], "a peer's name"),
+        ratio: (lambda r: is_positive(r[ratio]), "a positive number"),
+        interval: (lambda r: is_interval_around(r[interval], r[ratio]), "[low, high] around " + ratio),
+        tier: (lambda r: r[tier] in TIERS, "one of " + ", ".join(TIERS)),
+    }
+
+
 AGAINST_BEST = {
-    "best_peer": (lambda r: isinstance(r["best_peer"], str) and r["best_peer"], "a peer's name"),
-    "ratio_to_best_peer": (lambda r: is_positive(r["ratio_to_best_peer"]), "a positive number"),
-    "ratio_ci95": (
-        lambda r: is_interval_around(r["ratio_ci95"], r["ratio_to_best_peer"]),
-        "[low, high] around ratio_to_best_peer",
-    ),
+    **against("best_peer", "ratio_to_best_peer", "ratio_ci95", "tier"),
     "verdict": (lambda r: r["verdict"] in VERDICTS, "one of " + ", ".join(VERDICTS)),
-    "tier": (lambda r: r["tier"] in TIERS, "one of " + ", ".join(TIERS)),
 }
-AGAINST_DEFAULT = {
-    "default_peer": (lambda r: isinstance(r["default_peer"], str) and r["default_peer"], "a peer's name"),
-    "ratio_to_default": (lambda r: is_positive(r["ratio_to_default"]), "a positive number"),
-    "ratio_to_default_ci95": (
-        lambda r: is_interval_around(r["ratio_to_default_ci95"], r["ratio_to_default"]),
-        "[low, high] around ratio_to_default",
-    ),
-    "tier_to_default": (lambda r: r["tier_to_default"] in TIERS, "one of " + ", ".join(TIERS)),
-}
+AGAINST_DEFAULT = against("default_peer", "ratio_to_default", "ratio_to_default_ci95", "tier_to_default")
 PEER = {
     "peer_version": (lambda r: isinstance(r["peer_version"], str) and r["peer_version"], "the peer's version"),
     "within_tolerance": (lambda r: isinstance(r["within_tolerance"], bool), "true or false"),

@@ -27,30 +27,12 @@ enum {
 
 #include "cuda/device/isa/common.cuh"
 #include "cuda/device/attention/visible.cuh"
+#include "cuda/kernels/ladder/tile_copy.cuh"
 
 enum {
-    CHUNK = 8, /* elements in 16 bytes */
-    ROW_CHUNKS = DIM / CHUNK,
     LANE_ELEMS = DIM / ROW_LANES, /* lane i of a row's four holds chunks i and i + 4 */
     BATCH = 16                    /* keys between two scalings */
 };
-
-typedef __half tile[KV_TILE][DIM];
-
-/* Starts copying rows [first, first + KV_TILE); those from end on become zeros, whatever memory holds. */
-DEV void copy_rows(tile &to, const __half *from, int64_t row_stride, int first, int end)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-#pragma unroll
-    for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += THREADS) {
-        const int row = i / ROW_CHUNKS, column = i % ROW_CHUNKS * CHUNK;
-        asm volatile(
-            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem_address(&to[row][column])),
-            "l"(from + (first + row) * row_stride + column), "r"(first + row < end ? 16 : 0), "l"(policy)
-            : "memory");
-    }
-}
 
 /* This lane's 16 elements of a row: two loads of 16 bytes. */
 DEV void load_elements(float (&to)[LANE_ELEMS], const __half *row)

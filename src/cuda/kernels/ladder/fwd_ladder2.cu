@@ -31,19 +31,17 @@ enum {
 
 #include "cuda/device/isa/common.cuh"
 #include "cuda/device/attention/visible.cuh"
+#include "cuda/kernels/ladder/tile_copy.cuh"
 
 using namespace nvcuda;
 
 enum {
-    SIDE = 16, /* of a product */
-    CHUNK = 8, /* elements in 16 bytes */
-    ROW_CHUNKS = DIM / CHUNK,
+    SIDE = 16,         /* of a product */
     STEPS = 64 / SIDE, /* products along the head dim, and along the keys of a tile */
     LANE_COLUMNS = 32  /* of the 64 scores, or outputs, of a row: two lanes share it */
 };
 static_assert(DIM == 64 && KV_TILE == 64, "a row of scores and a row of outputs are shared alike");
 
-typedef __half tile[KV_TILE][DIM];
 typedef wmma::fragment<wmma::matrix_a, SIDE, SIDE, SIDE, __half, wmma::row_major> left_matrix;
 typedef wmma::fragment<wmma::accumulator, SIDE, SIDE, SIDE, float> accumulator;
 
@@ -53,21 +51,6 @@ typedef struct shared_tiles {
     __half p[Q_TILE][HALF_PITCH];
 } shared_tiles;
 static_assert(sizeof(shared_tiles) == SMEM_BYTES, "the launch asks for what the kernel uses");
-
-/* Starts copying rows [first, first + KV_TILE); those from end on become zeros, whatever memory holds. */
-DEV void copy_rows(tile &to, const __half *from, int64_t row_stride, int first, int end)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-#pragma unroll
-    for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += THREADS) {
-        const int row = i / ROW_CHUNKS, column = i % ROW_CHUNKS * CHUNK;
-        asm volatile(
-            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem_address(&to[row][column])),
-            "l"(from + (first + row) * row_stride + column), "r"(first + row < end ? 16 : 0), "l"(policy)
-            : "memory");
-    }
-}
 
 /* scores = Q * transpose(K) for the warp's rows and a tile of keys. */
 DEV void multiply_scores(float *scores, const left_matrix (&q)[STEPS], const tile &k)
