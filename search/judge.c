@@ -183,8 +183,8 @@ enum {
 typedef enum task_inputs {
     TASK_VISIBLE,
     TASK_HIDDEN,
-    TASK_SPECIAL,                                     /* each kind of inputs but the normal one, in order */
-    TASK_FIRST = TASK_SPECIAL + INPUT_KIND_COUNT - 1, /* and the second in its place */
+    TASK_SPECIAL,                                    /* each kind of inputs but the normal one, in order */
+    TASK_FIRST = TASK_SPECIAL + INPUT_SHIFTED_V - 1, /* and the second in its place */
     TASK_SECOND,
     TASK_TIMED,
     TASK_INPUTS

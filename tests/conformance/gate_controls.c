@@ -87,7 +87,11 @@ typedef enum flaw {
     PROBLEMS_SCALES_REPLACED, /* by the execution's, where both multiply */
     LSE_UNSCALED,             /* scores scaled, log-sum-exp of the scores before */
     FLAWS,
-    FIRST_E4M3_FLAW = SCALES_IGNORED
+    FIRST_E4M3_FLAW = SCALES_IGNORED,
+    /* Of e4m3 in a test of their own: weights in 8 bits and accumulators that cut off low bits, as tensor cores do. */
+    PROMOTED = FLAWS, /* no flaw: the output's accumulator starts anew every 1024 keys, the weights' sum is exact */
+    WEIGHT_SUM_CUT,   /* the weights are summed in one accumulator, as is the output */
+    OUTPUT_SUM_CUT    /* the output alone */
 } flaw;
 
 static const char *const flaw_names[FLAWS] = {"none",
@@ -181,8 +185,9 @@ static const char *why_not(const acr_problem *p, const acr__device *device)
     (void)device;
     if (p->kv_len > KEYS_MAX)
         return "kv_len exceeds the control's 2048";
-    if ((double)p->batch * (double)p->q_heads * (double)p->q_len * (double)p->kv_len * (double)(p->qk_dim + p->v_dim) >
-        3e7)
+    if (p->kv_len < KEYS_MAX && /* long sums are for the last cases alone */
+        (double)p->batch * (double)p->q_heads * (double)p->q_len * (double)p->kv_len * (double)(p->qk_dim + p->v_dim) >
+            3e7)
         return "batch, q_heads and lengths make more work than the control is for";
     return NULL;
 }
@@ -306,6 +311,14 @@ static fwd_scales scales_of(const fwd_args *a, int64_t batch, int64_t head)
         kv_head = at % a->kv_heads;
     }
     return fwd_scales_of(&seen, batch, kv_head);
+}
+
+/* sum + x in an accumulator that keeps 13 bits behind the leading one of the larger, and cuts the rest off: about what
+ * Hopper's tensor cores lose. */
+static double add_cut(double sum, double x)
+{
+    const double larger = fabs(sum) > fabs(x) ? fabs(sum) : fabs(x), unit = ldexp(1.0, ilogb(larger) - 13);
+    return larger > 0 ? sum + unit * trunc(x / unit) : 0.0;
 }
 
 static double score_of(const fwd_args *a, const place *at, int64_t key)
@@ -437,16 +450,31 @@ static double softmax(const fwd_args *a, place *at, const entry *e, double weigh
         if (!seen[j])
             continue;
         weights[j] = present == NO_MAXIMUM ? (double)expf((float)weights[j]) : exp(weights[j] - base);
-        if (present == COARSE_WEIGHTS) {
+        if (present == COARSE_WEIGHTS || present >= PROMOTED) {
+            const double factor = present >= PROMOTED ? 32.0 : 1.0; /* what is far below 1 stays normal */
             uint8_t coarse;
-            acr__store_element(ACR_E4M3, &coarse, 0, weights[j]);
-            weights[j] = acr__load_element(ACR_E4M3, &coarse, 0);
+            acr__store_element(ACR_E4M3, &coarse, 0, factor * weights[j]);
+            weights[j] = acr__load_element(ACR_E4M3, &coarse, 0) / factor;
         }
-        of_keys += weights[j];
+        of_keys = present == WEIGHT_SUM_CUT ? add_cut(of_keys, weights[j]) : of_keys + weights[j];
     }
     *sum = of_keys + (sink > -INFINITY ? exp(sink - base) : 0.0);
     const double unscaled = present == LSE_UNSCALED && a->q_scales ? (double)(a->scale / at->scales.scale) : 1.0;
     return unscaled * base + log(present == SINK_LOST_IN_LSE ? of_keys : *sum);
+}
+
+/* An output element before the division, of the kernels whose accumulators cut. */
+static double cut_output(const fwd_args *a, const place *at, const entry *e, const double weights[KEYS_MAX], int64_t d)
+{
+    double total = 0.0, sum = 0.0;
+    for (int64_t j = 0; j < e->kv.length; j++) {
+        sum = add_cut(sum, weights[j] * element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d));
+        if (present == PROMOTED && j % 1024 == 1023) {
+            total += sum;
+            sum = 0.0;
+        }
+    }
+    return total + sum;
 }
 
 static void write_row(const fwd_args *a, const place *at, const entry *e, const double weights[KEYS_MAX], double sum)
@@ -457,8 +485,8 @@ static void write_row(const fwd_args *a, const place *at, const entry *e, const 
     const int64_t first = at->batch * s.batch + at->head * s.head + at->row * s.row;
     const int64_t summed = present == UNSEEN_TIMES_ZERO && !a->q_offsets ? a->kv_len : e->kv.length;
     for (int64_t d = 0; d < a->v_dim; d++) {
-        double out = 0.0;
-        for (int64_t j = 0; j < summed; j++)
+        double out = present >= PROMOTED ? cut_output(a, at, e, weights, d) : 0.0;
+        for (int64_t j = 0; j < summed && present < PROMOTED; j++)
             if (present == UNSEEN_TIMES_ZERO || weights[j] != 0.0)
                 out += (j < e->kv.length ? weights[j] : 0.0) *
                        element(a->v, &a->v_stride, at->batch, at->kv_head, at->first_key + j, d);
@@ -640,6 +668,40 @@ static void every_flaw_is_caught(void **state)
     }
 }
 
+/* Of the last two cases, long sums of values without a mean and with one, in order: whether a kernel passes. */
+static void judge_long_sums(acr_ctx *ctx, flaw kernel, verdict out[2])
+{
+    const test_case *cases = &of_e4m3.list.items[of_e4m3.list.count - 2];
+    present = kernel;
+    input_dtype = ACR_E4M3;
+    assert_true(cases[0].inputs == INPUT_NORMAL && cases[1].inputs == INPUT_SHIFTED_V);
+    for (int i = 0; i < 2; i++) {
+        const reference_request wanted = {&cases[i].problem,      cases[i].inputs, 1,
+                                          REFERENCE_SAMPLED_ROWS, LENGTHS_EDGES,   1};
+        reference *ref = NULL;
+        assert_int_equal(cases[i].problem.kv_len, KEYS_MAX);
+        assert_ok(reference_create(&ref, &wanted));
+        assert_ok(conformance_check_reruns(&out[i], ctx, &control_e4m3, &cases[i].problem, ref, 0));
+        print_message("%d: RMS error %.3g, at most %.3g (%.3g)\n", (int)kernel - PROMOTED, out[i].err_rms,
+                      out[i].tol_floor, out[i].tol_rms);
+        reference_destroy(ref);
+    }
+}
+
+static void sums_that_lose_low_bits_are_caught(void **state)
+{
+    static const char words[] = "8-bit weights";
+    verdict v[2];
+    judge_long_sums(*state, NO_FLAW, v);
+    assert_true(v[0].pass && v[1].pass);
+    judge_long_sums(*state, PROMOTED, v);
+    assert_true(v[0].pass && v[1].pass);
+    judge_long_sums(*state, WEIGHT_SUM_CUT, v);
+    assert_true(!v[0].pass && strstr(v[0].failure, words));
+    judge_long_sums(*state, OUTPUT_SUM_CUT, v);
+    assert_true(v[0].pass && !v[1].pass && strstr(v[1].failure, words));
+}
+
 /* Kernels of float32 over many seeds: errors come from how scores are rounded, and where a few scores decide, one seed
  * in hundreds has an error of twice the unfused computation's. Between the worst of all these and the tolerance there
  * must be room: a tolerance that 1 case in 10^7 exceeds is not one that hundreds of cases come near. */
@@ -678,6 +740,7 @@ int main(void)
         cmocka_unit_test(no_seed_fails_right_kernels),
         cmocka_unit_test(the_flawless_kernel_passes_every_case),
         cmocka_unit_test(every_flaw_is_caught),
+        cmocka_unit_test(sums_that_lose_low_bits_are_caught),
     };
     return cmocka_run_group_tests(tests, make_lists, destroy_context);
 }

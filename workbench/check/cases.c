@@ -593,6 +593,33 @@ static void add_long_decoding(case_list *list, space *s, pair_table *t)
     }
 }
 
+/* Of e4m3, what the narrower limit of reference.c is for: as many keys as the kernel takes, nothing hidden, and values
+ * without a mean and with one. */
+static void add_long_sums(case_list *list, const space *s)
+{
+    static const int64_t kv_lens[] = {LONG_KV_LEN, 4096, 2048, 1333};
+    static const input_kind kinds[] = {INPUT_NORMAL, INPUT_SHIFTED_V};
+    const int64_t dim = s->kernel->backend == ACR__CPU && s->kernel->qk_dim_max > 64 ? 64 : s->kernel->qk_dim_max;
+    const double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
+    for (size_t kind = 0; kind < 2 && s->kernel->dtype == ACR_E4M3; ++kind) {
+        bool found = false;
+        for (size_t i = 0; i < sizeof kv_lens / sizeof kv_lens[0] && !found && list->count < CASES_MAX; ++i) {
+            acr_problem p = ACR_PROBLEM_INIT;
+            p.dtype = ACR_E4M3;
+            p.batch = p.q_heads = p.kv_heads = 1;
+            p.q_len = 256;
+            p.kv_len = kv_lens[i];
+            p.qk_dim = p.v_dim = dim;
+            test_case *out = &list->items[list->count];
+            out->inputs = kinds[kind];
+            found = (double)(p.q_len * p.kv_len) * (double)(2 * dim) <= limit &&
+                    acr_problem_canonical(&out->problem, &p) == ACR_OK &&
+                    !acr__why_not(s->kernel, &out->problem, s->device);
+            list->count += found;
+        }
+    }
+}
+
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick)
 {
     space s;
@@ -615,6 +642,7 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
         }
     }
     add_long_decoding(out, &s, &t);
+    add_long_sums(out, &s);
     if (quick && out->count > CASES_QUICK) {
         out->count = CASES_QUICK;
     }

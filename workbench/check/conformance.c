@@ -112,6 +112,9 @@ static void judge_output(verdict *v, const reference *ref, const run_output *out
     if (!(v->err_rms <= v->tol_rms)) {
         fail(v, "RMS error %.3g > %.3g", v->err_rms, v->tol_rms);
     }
+    if (!(v->err_rms <= v->tol_floor)) {
+        fail(v, "RMS error %.3g > %.3g, which 8-bit weights alone account for", v->err_rms, v->tol_floor);
+    }
 }
 
 static void judge_lse(verdict *v, const reference *ref, const run_output *output)
@@ -131,8 +134,12 @@ static void judge_lse(verdict *v, const reference *ref, const run_output *output
 
 void conformance_judge(verdict *out, const reference *ref, const run_output *output)
 {
-    *out = (verdict){
-        .pass = true, .rows = ref->rows, .tol_max = ref->tol_max, .tol_rms = ref->tol_rms, .tol_lse = ref->tol_lse};
+    *out = (verdict){.pass = true,
+                     .rows = ref->rows,
+                     .tol_max = ref->tol_max,
+                     .tol_rms = ref->tol_rms,
+                     .tol_lse = ref->tol_lse,
+                     .tol_floor = ref->tol_floor};
     if (output->violation) {
         fail(out, "%s", output->violation);
     }
@@ -145,7 +152,7 @@ void conformance_judge(verdict *out, const reference *ref, const run_output *out
 
 double verdict_share(const verdict *v)
 {
-    double share = fmax(v->err_max / v->tol_max, v->err_rms / v->tol_rms);
+    double share = fmax(v->err_max / v->tol_max, v->err_rms / fmin(v->tol_rms, v->tol_floor));
     return fmax(share, v->err_lse / v->tol_lse);
 }
 

@@ -11,7 +11,7 @@ typedef struct verdict {
     bool pass;
     int64_t rows; /* compared; all others were looked at for NaN */
     double err_max, err_rms, err_lse;
-    double tol_max, tol_rms, tol_lse;
+    double tol_max, tol_rms, tol_lse, tol_floor;
     char failure[400]; /* "" for a pass, else the first thing that is wrong */
 } verdict;
 

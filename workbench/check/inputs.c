@@ -10,7 +10,7 @@
 static const char *const kind_names[INPUT_KIND_COUNT] = {
     [INPUT_NORMAL] = "normal", [INPUT_SHIFTED] = "shifted",         [INPUT_HEAVY] = "heavy",
     [INPUT_LARGE] = "large",   [INPUT_CONSTANT_V] = "constant-v",   [INPUT_NEEDLE] = "needle",
-    [INPUT_SCALED] = "scaled", [INPUT_HEAD_SCALED] = "head-scaled",
+    [INPUT_SCALED] = "scaled", [INPUT_HEAD_SCALED] = "head-scaled", [INPUT_SHIFTED_V] = "shifted-v",
 };
 
 /* Streams of random numbers that are no tensor's. */
@@ -49,12 +49,12 @@ bool input_kind_parse(const char *name, input_kind *out)
 
 const char *input_kind_names(void)
 {
-    return "normal shifted heavy large constant-v needle scaled head-scaled";
+    return "normal shifted heavy large constant-v needle scaled head-scaled shifted-v";
 }
 
 int input_kind_count(acr_dtype dtype)
 {
-    return dtype == ACR_E4M3 ? INPUT_KIND_COUNT : INPUT_HEAD_SCALED;
+    return dtype == ACR_E4M3 ? INPUT_SHIFTED_V : INPUT_HEAD_SCALED;
 }
 
 void input_scales(acr_problem *problem, input_kind kind)
@@ -126,6 +126,8 @@ static double element(const fill *f, int64_t head_index, int64_t position, int64
     switch (f->kind) {
     case INPUT_SHIFTED:
         return 1.0 + normal(bits);
+    case INPUT_SHIFTED_V:
+        return (f->tensor == INPUT_V ? 1.0 : 0.0) + normal(bits);
     case INPUT_HEAVY:
         return student_t2(bits);
     case INPUT_LARGE:

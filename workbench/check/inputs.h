@@ -17,6 +17,8 @@ typedef enum input_kind {
     INPUT_NEEDLE,      /* one key of each head matches every query: the output is its value */
     INPUT_SCALED,      /* N(0,1) with a scale that is not the default, and with fp8 scales for e4m3 */
     INPUT_HEAD_SCALED, /* e4m3 alone: besides, fp8 scales for each batch entry and key/value head, which differ a lot */
+    INPUT_SHIFTED_V,   /* q and k N(0,1), v N(1,1): what a long sum without cancellation loses; not among the kinds that
+                          input_kind_count counts, but with cases of its own (cases.c) */
     INPUT_KIND_COUNT
 } input_kind;
 
@@ -32,7 +34,7 @@ bool input_kind_parse(const char *name, input_kind *out);
 /* All names, separated by spaces. */
 const char *input_kind_names(void);
 
-/* The kinds that inputs of a type can be: the first so many. */
+/* The kinds that the inputs of any case of a type can be: the first so many. */
 int input_kind_count(acr_dtype dtype);
 
 /* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED and INPUT_HEAD_SCALED. */

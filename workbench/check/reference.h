@@ -3,7 +3,8 @@
  *
  * The tolerance (docs/manual/measuring.md): what rounding errors of the kernel's arithmetic exceed with a probability
  * below 10^-7, and no less than twice the error that the unfused computation of the same type makes on the same inputs,
- * each with one unit in the last place of the output; for the maximum and for the root mean square. */
+ * each with one unit in the last place of the output; for the maximum and for the root mean square. The root mean square
+ * of e4m3 inputs has a second, narrower limit: what rounding the weights to 8 bits costs by itself, and hardly more. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 
@@ -34,7 +35,8 @@ typedef struct reference {
     int64_t *row_list;           /* ascending, numbers as of oracle_forward; NULL = all */
     double *o, *lse;             /* the oracle's: rows * v_dim, rows */
     double tol_max, tol_rms, tol_lse;
-    void *mapping; /* all of the above are parts of it and read-only (reference_cache.h); NULL = each is its own */
+    double tol_floor; /* of the root mean square, too; INFINITY where there is none (reference.c, weights_floor) */
+    void *mapping;    /* all of the above are parts of it and read-only (reference_cache.h); NULL = each is its own */
     size_t mapping_bytes;
 } reference;
 

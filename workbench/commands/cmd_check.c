@@ -32,7 +32,7 @@ static const option_spec options[OPTIONS_MAX] = {
      "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
-    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled"},
+    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled shifted-v"},
     {ID_RERUNS, "reruns", "N", "runs of each case after the first, all to give its bits; default 1"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
 };
@@ -168,9 +168,11 @@ static bool add_problems(session *s, const acr__kernel *kernel, const problem_li
         if (acr__why_not(kernel, &problems->items[i], s->device)) {
             continue;
         }
-        for (int kind = 0; kind < input_kind_count(kernel->dtype); ++kind) {
+        const int kinds = s->request->one_kind ? INPUT_KIND_COUNT : input_kind_count(kernel->dtype);
+        for (int kind = 0; kind < kinds; ++kind) {
             test_case test = {problems->items[i], (input_kind)kind};
-            bool wanted = !s->request->one_kind || s->request->inputs == test.inputs;
+            bool possible = kind < input_kind_count(kernel->dtype) || kind == INPUT_SHIFTED_V;
+            bool wanted = possible && (!s->request->one_kind || s->request->inputs == test.inputs);
             if (wanted && !add_job(&s->jobs, kernel, &test)) {
                 return false;
             }
