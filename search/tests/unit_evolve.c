@@ -175,7 +175,7 @@ static void test_names_are_unique(void **state)
         {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=64 STAGES=4", "fwd_short_f16_d64_64x128_s4_l0_sm90a"},
         {"b2:h8:s512:d64", "fwd_short", "DIM=64 Q_TILE=128 STAGES=5 RING=1 LAG=100",
          "fwd_short_f16_d64_128x64_s5_l100_ring_sm90a"},
-        {"e4m3:b2:h8:s512:d128", "fwd_fp8", "DIM=128 Q_TILE=192 KV_TILE=64 STAGES=2 Q_STAGES=2 FOLD_TILES=4",
+        {"e4m3:b2:h8:s512:d128", "fwd_fp8", "DIM=128 Q_TILE=192 KV_TILE=64 STAGES=2 Q_STAGES=2 PROMOTE_TILES=4",
          "fwd_fp8_e4m3_d128_192x64_s2_q2f4_sm90a"},
         {"b2:h8:s512:d192/128", "fwd_wgmma", "DIM=192 V_DIM=128 Q_TILE=128 KV_TILE=80 STAGES=2",
          "fwd_wgmma_f16_d192_128x80_s2_v128_sm90a"},

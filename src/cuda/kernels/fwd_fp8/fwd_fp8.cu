@@ -6,22 +6,28 @@
  *   which a lane's packed probabilities are, and the dims with the even ones of each 16 first, which the store undoes.
  * - Probabilities are scaled by 2^5 before rounding: e4m3 has 448 above 1 and little below, and what 2^5 leaves of the
  *   448 is how far the subtracted maximum may lag behind the true one.
- * - Row sums are those of the rounded probabilities: eight columns of ones behind V make the tensor cores add them up.
- * - Two-level accumulation: the tensor cores keep about 14 bits of a running sum, so after every FOLD_TILES key tiles
- *   it is added to float32 totals in shared memory (a thread's own places, no conflicts) and starts anew.
+ * - Row sums are those of the rounded probabilities: eight columns of ones behind V make the tensor cores add up a key
+ *   tile's; over the tiles they are added in float32.
+ * - Accumulator promotion: the tensor cores cut each addend at the last of about 14 bits of a running sum, so after
+ *   every PROMOTE_TILES key tiles it is added to totals in shared memory (a thread's own vectors, no conflicts) and
+ *   starts anew. Where shared memory has no room for float32 they are bf16, and what rounding them leaves stays in the
+ *   accumulator, so that nothing is lost.
  *
  * After Shah et al. 2024 (V transposed in the producer, scaled probabilities). See README.md.
  *
- * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional FOLD_TILES
- * (default 8, 0 = never), Q_STAGES (default 1).
+ * Parameters: DIM (64, 128, 192 or 256: head dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES; optional
+ * PROMOTE_TILES (default 8, 0 = never), BF16_TOTALS (default 0), Q_STAGES (default 1).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES FOLD_TILES=8 Q_STAGES=1 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES PROMOTE_TILES=8 BF16_TOTALS=0 Q_STAGES=1 */
 #include <stddef.h>
 
 #include "fwd_args.h"
 
-#ifndef FOLD_TILES
-#define FOLD_TILES 8
+#ifndef PROMOTE_TILES
+#define PROMOTE_TILES 8
+#endif
+#ifndef BF16_TOTALS
+#define BF16_TOTALS 0
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
@@ -49,7 +55,12 @@ enum {
     FIRST_COLUMNS = TRANSPOSED_ROWS <= 256 ? 0 : 128,
     TRANSPOSED_PANEL_BYTES = TRANSPOSED_ROWS * ROW_BYTES,
     TRANSPOSED_BYTES = (KV_TILE + PANEL_KEYS - 1) / PANEL_KEYS * TRANSPOSED_PANEL_BYTES, /* of V as it is used */
-    OUTPUT_VECTORS = DIM / 8,   /* of 4 floats: a thread's part of the output */
+    TOTALS_VECTORS = BF16_TOTALS ? DIM / 16 : DIM / 8, /* of 8 bf16 or 4 floats: a thread's totals of the output */
+    /* If the last panel of transposed keys is at most half full, each consumer's threads have a vector in the other
+     * half of it: consumer c in stage c, thread t in row t. */
+    SPARE_VECTORS = KV_TILE % PANEL_KEYS > 0 && KV_TILE % PANEL_KEYS <= PANEL_KEYS / 2 && DIM >= 128 &&
+                    STAGES >= CONSUMERS &&BF16_TOTALS,
+    PROMOTED_TILES = PROMOTE_TILES > 0 ? PROMOTE_TILES : 1,
     SCALES_SLOTS = Q_STAGES + 1 /* one more: see produce_scales */
 };
 
@@ -63,8 +74,9 @@ typedef struct shared_memory {
     uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
     uint8_t k[STAGES][TILE_BYTES], v[STAGES][TILE_BYTES]; /* v: as it is in global memory, */
     uint8_t transposed[STAGES][TRANSPOSED_BYTES];         /* and as it is used */
-#if FOLD_TILES
-    float totals[CONSUMERS][OUTPUT_VECTORS + 1][128][4];
+#if PROMOTE_TILES
+    uint32_t totals[CONSUMERS][TOTALS_VECTORS - SPARE_VECTORS][128][4];
+    float references[CONSUMERS][GROUP_ROWS]; /* what the totals of a row are relative to */
 #endif
     uint32_t work[Q_SLOTS][4]; /* the work tile that a slot of Q is of */
     tile_scales scales[SCALES_SLOTS];
@@ -99,7 +111,10 @@ static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: 64, 128, 192 or 256");
 static_assert(KV_TILE % WGMMA_FP8_K == 0, "KV_TILE: a multiple of 32");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
 static_assert(STAGES >= 2, "STAGES: the next tiles arrive while these are in use");
-static_assert((FOLD_TILES & (FOLD_TILES - 1)) == 0, "FOLD_TILES: a power of two, or 0");
+static_assert(!BF16_TOTALS || PROMOTE_TILES, "BF16_TOTALS: of promoted accumulators");
+static_assert(BF16_TOTALS || (PROMOTE_TILES & (PROMOTE_TILES - 1)) == 0, "PROMOTE_TILES: a power of two, or 0");
+static_assert(PROMOTE_TILES >= 0 && PROMOTE_TILES * KV_TILE <= 1152,
+              "PROMOTE_TILES: the tensor cores' sums over more than 1152 keys lose accuracy");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- Producers: a warpgroup; its first thread loads, all of it transposes ---- */
@@ -235,13 +250,6 @@ typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[TRANSPOSED_ROWS / 2]; /* the output's columns, and a row's sum in each of the last eight */
 typedef uint32_t probability_tile[KV_TILE / 8];
 
-/* Where a consumer's totals are. */
-#if FOLD_TILES
-#define TOTALS_AT(smem, consumer) (ADDRESS(smem, totals) + (consumer) * (uint32_t)sizeof(shared_memory::totals[0]))
-#else
-#define TOTALS_AT(smem, consumer) (smem)
-#endif
-
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
     uint32_t smem;
@@ -249,7 +257,6 @@ typedef struct consumer {
     int lane, row;          /* the lane's first row within the query tile */
     uint64_t k, transposed; /* descriptors of stage 0 */
     float scale_log2;       /* of raw scores, in the work tile that it is at */
-    uint32_t totals;        /* the thread's first vector; the next is a warpgroup's vectors further */
 } consumer;
 
 /* The descriptor of the consumer's rows of Q. */
@@ -330,60 +337,126 @@ DEV int any_row_exceeds_scaled(const lane_rows &r, const float (&max)[2], float 
                       (max[0] - r.max[0]) * scale_log2 > THRESHOLD || (max[1] - r.max[1]) * scale_log2 > THRESHOLD);
 }
 
-DEV float4 load_total(const consumer &c, int i)
+/* Takes a product's row sums out of the accumulator, which starts them anew. The tensor cores cut each addend at the
+ * accumulator's own last bit, so that a long sum of positive numbers would come out several per cent too small. */
+DEV void take_sums(output_tile &o, lane_rows &r)
 {
-    return load_shared_float4(c.totals + i * WARPGROUP_THREADS * 16);
-}
-
-DEV void store_total(const consumer &c, int i, const float *x)
-{
-    store_shared_float4(c.totals + i * WARPGROUP_THREADS * 16, x[0], x[1], x[2], x[3]);
-}
-
-/* O += totals, both relative to the reference that holds now; of a row that had seen no key that is -inf. */
-DEV void add_totals(output_tile &o, const lane_rows &r, const consumer &c)
-{
-    const float4 rows = load_total(c, OUTPUT_VECTORS);
-    const float factor[2] = {exp2_fast(rows.x * c.scale_log2 - SHIFT - r.offset[0]),
-                             exp2_fast(rows.y * c.scale_log2 - SHIFT - r.offset[1])};
-    o[DIM / 2] = fmaf(rows.z, factor[0], o[DIM / 2]);
-    o[DIM / 2 + 2] = fmaf(rows.w, factor[1], o[DIM / 2 + 2]);
 #pragma unroll
-    for (int i = 0; i < OUTPUT_VECTORS; i++) {
-        const float4 x = load_total(c, i);
-        o[4 * i] = fmaf(x.x, factor[0], o[4 * i]);
-        o[4 * i + 1] = fmaf(x.y, factor[0], o[4 * i + 1]);
-        o[4 * i + 2] = fmaf(x.z, factor[1], o[4 * i + 2]);
-        o[4 * i + 3] = fmaf(x.w, factor[1], o[4 * i + 3]);
+    for (int h = 0; h < 2; h++) {
+        r.sum[h] += o[DIM / 2 + 2 * h];
+        o[DIM / 2 + 2 * h] = 0.0f;
     }
 }
 
-/* Accumulator promotion, totals += O, after every FOLD_TILES products: the next one starts O anew. */
+/* Where the thread's vector of totals is. */
+DEV uint32_t total_at(const consumer &c, int i)
+{
+#if PROMOTE_TILES
+    const uint32_t thread = threadIdx.x % WARPGROUP_THREADS;
+    if (i >= TOTALS_VECTORS - SPARE_VECTORS)
+        return ADDRESS(c.smem, transposed) + (c.index + 1) * TRANSPOSED_BYTES - TRANSPOSED_PANEL_BYTES +
+               swizzled(thread, 4);
+    return ADDRESS(c.smem, totals) + c.index * (uint32_t)sizeof(shared_memory::totals[0]) +
+           (i * WARPGROUP_THREADS + thread) * 16;
+#else
+    return 0;
+#endif
+}
+
+/* Where the reference of the totals of the lane's row `half` is. */
+DEV uint32_t reference_at(const consumer &c, int half)
+{
+#if PROMOTE_TILES
+    return ADDRESS(c.smem, references) +
+           (c.index * GROUP_ROWS + threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + c.lane / 4 + 8 * half) * 4;
+#else
+    return 0;
+#endif
+}
+
+DEV float low_of(uint32_t two_bf16)
+{
+    return __uint_as_float(two_bf16 << 16);
+}
+
+DEV float high_of(uint32_t two_bf16)
+{
+    return __uint_as_float(two_bf16 & 0xffff0000u);
+}
+
+/* By what totals are multiplied to be relative to the reference that holds now; of a row that had seen no key that
+ * is -inf. */
+DEV float totals_factor(const lane_rows &r, const consumer &c, int half)
+{
+    return exp2_fast(load_shared_float(reference_at(c, half)) * c.scale_log2 - SHIFT - r.offset[half]);
+}
+
+/* O += totals. */
+DEV void add_totals(output_tile &o, const lane_rows &r, const consumer &c)
+{
+    const float factor[2] = {totals_factor(r, c, 0), totals_factor(r, c, 1)};
+#pragma unroll
+    for (int i = 0; i < TOTALS_VECTORS; i++) {
+        if constexpr (BF16_TOTALS) {
+            const uint4 vector = load_shared_4(total_at(c, i));
+            const uint32_t x[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                o[8 * i + 2 * j] = fmaf(low_of(x[j]), factor[j % 2], o[8 * i + 2 * j]);
+                o[8 * i + 2 * j + 1] = fmaf(high_of(x[j]), factor[j % 2], o[8 * i + 2 * j + 1]);
+            }
+        } else {
+            const float4 x = load_shared_float4(total_at(c, i));
+            o[4 * i] = fmaf(x.x, factor[0], o[4 * i]);
+            o[4 * i + 1] = fmaf(x.y, factor[0], o[4 * i + 1]);
+            o[4 * i + 2] = fmaf(x.z, factor[1], o[4 * i + 2]);
+            o[4 * i + 3] = fmaf(x.w, factor[1], o[4 * i + 3]);
+        }
+    }
+}
+
+/* Accumulator promotion: totals += O. Of O remains what rounding the totals has left, or nothing (holds_product). */
 DEV void promote(output_tile &o, const lane_rows &r, const consumer &c, int first)
 {
     if (!first)
         add_totals(o, r, c);
-    const float rows[4] = {r.max[0], r.max[1], o[DIM / 2], o[DIM / 2 + 2]};
-    store_total(c, OUTPUT_VECTORS, rows);
 #pragma unroll
-    for (int i = 0; i < OUTPUT_VECTORS; i++)
-        store_total(c, i, &o[4 * i]);
+    for (int i = 0; i < TOTALS_VECTORS; i++) {
+        if constexpr (BF16_TOTALS) {
+            uint32_t x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float *const two = &o[8 * i + 2 * j];
+                x[j] = pack<1>(two[0], two[1]);
+                two[0] -= low_of(x[j]);
+                two[1] -= high_of(x[j]);
+            }
+            store_shared_4(total_at(c, i), x[0], x[1], x[2], x[3]);
+        } else {
+            store_shared_float4(total_at(c, i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+        }
+    }
+    __syncwarp(); /* the quad has read its rows' references */
+    if (c.lane % 4 == 0) {
+        store_shared(reference_at(c, 0), __float_as_uint(r.max[0]));
+        store_shared(reference_at(c, 1), __float_as_uint(r.max[1]));
+    }
+    __syncwarp();
 }
 
-/* Whether O holds a product already, after so many of the work tile. */
-DEV int adds_up(int products)
+/* Of a work tile, after so many products: whether O holds one. What rounding the totals left counts. */
+DEV int holds_product(int products)
 {
-#if FOLD_TILES
-    return products % FOLD_TILES != 0;
-#else
-    return products != 0;
-#endif
+    return PROMOTE_TILES > 0 && !BF16_TOTALS ? products % PROMOTED_TILES != 0 : products != 0;
 }
 
-/* One product more; without promotion it only matters whether there was one, and a counter would cost a register. */
+/* One product more. Without promotion it only matters whether there was one, and a counter would cost a register. A
+ * count that need not be a power of two goes from PROMOTE_TILES up to twice as many again and again. */
 DEV int next_count(int products)
 {
-    return FOLD_TILES > 0 ? products + 1 : 1;
+    if (PROMOTE_TILES == 0)
+        return 1;
+    return BF16_TOTALS && products + 1 == 2 * PROMOTE_TILES ? PROMOTE_TILES : products + 1;
 }
 
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
@@ -396,7 +469,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     wait_ping_pong(c.index);
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * TILE_BYTES));
     wait_full(ADDRESS(c.smem, transposed_full), use);
-    start_output(o, p, descriptor_at(c.transposed, stage_of(use) * TRANSPOSED_BYTES), adds_up(products));
+    start_output(o, p, descriptor_at(c.transposed, stage_of(use) * TRANSPOSED_BYTES), holds_product(products));
     pass_ping_pong(c.index); /* at once: waiting for the scores, as fwd_wgmma's two consumers do, loses here */
     WGMMA_WAIT(1);
     release(ADDRESS(c.smem, k_empty), use + 1);
@@ -405,6 +478,10 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     const int grown = any_row_exceeds_scaled(r, max, c.scale_log2);
     if (grown)
         raise_references<SHIFT>(r, factor, max, c.scale_log2, __fdividef(THRESHOLD, c.scale_log2));
+    if (CONSUMERS == 4) /* computed again, for no register holds them from tile to tile */
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            r.offset[h] = offset_of<SHIFT>(r.max[h], c.scale_log2);
     if (!masked)
         exponentiate(s, r, c.scale_log2, 0, KV_TILE / 2);
     WGMMA_WAIT(0);
@@ -415,8 +492,9 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
         pack_probabilities(p, s, 0, KV_TILE / 2);
     if (grown)
         scale_output(o, factor);
-    if (FOLD_TILES > 0 && !adds_up(products + 1))
-        promote(o, r, c, products < FOLD_TILES);
+    take_sums(o, r);
+    if (PROMOTE_TILES > 0 && next_count(products) % PROMOTED_TILES == 0)
+        promote(o, r, c, products < PROMOTE_TILES);
 }
 
 /* ---- Output ---- */
@@ -430,7 +508,7 @@ DEV void store_lse(const fwd_args &a, const work_tile &t, const output_tile &o, 
     for (int h = 0; h < 2; h++) {
         const int row = t.q_first + c.row + 8 * h;
         if (c.lane % 4 == 0 && row < a.q_len)
-            lse[row] = log_sum_exp(r.max[h], o[DIM / 2 + 2 * h], scale) - shift_ln;
+            lse[row] = log_sum_exp(r.max[h], r.sum[h], scale) - shift_ln;
     }
 }
 
@@ -444,7 +522,7 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = t.q_first + c.row + 8 * h;
-        const float sum = o[DIM / 2 + 2 * h], factor = inverse_sum(sum) * LOAD_SCALE(c.smem, use, out);
+        const float sum = r.sum[h], factor = inverse_sum(sum) * LOAD_SCALE(c.smem, use, out);
         const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, t.head, row) * 2, row < a.q_len, a.v_dim,
                               factor};
         const int finite = store_even_odd_row<DIM>(to, o, h, a.out_bf16, c.lane);
@@ -464,14 +542,9 @@ DEV int find_row(int index)
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
-    consumer c = {smem,
-                  index,
-                  lane,
-                  0,
-                  matrix_descriptor(ADDRESS(smem, k), 0),
-                  matrix_descriptor(ADDRESS(smem, transposed), 0),
-                  0.0f,
-                  TOTALS_AT(smem, index) + threadIdx.x % WARPGROUP_THREADS * 16};
+    consumer c = {
+        smem, index, lane, 0, matrix_descriptor(ADDRESS(smem, k), 0), matrix_descriptor(ADDRESS(smem, transposed), 0),
+        0.0f};
     int use = 0, q_use = 0;
     score_tile s;
     probability_tile probabilities;
@@ -516,7 +589,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         wait_full(ADDRESS(smem, transposed_full), use);
         wait_ping_pong(c.index);
         start_output(o, probabilities, descriptor_at(c.transposed, stage_of(use) * TRANSPOSED_BYTES),
-                     adds_up(products));
+                     holds_product(products));
         const work_tile next = wait_work(smem, index, ++q_use);
         if (next.q_first >= 0)
             wait_full(ADDRESS(smem, k_full), use + 1);
@@ -526,7 +599,9 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         pass_ping_pong(c.index);
         WGMMA_WAIT(1);
         release(ADDRESS(smem, transposed_empty), use++);
-        if (FOLD_TILES > 0 && products >= FOLD_TILES)
+        r.sum[0] += o[DIM / 2];
+        r.sum[1] += o[DIM / 2 + 2];
+        if (PROMOTE_TILES > 0 && products >= PROMOTE_TILES)
             add_totals(o, r, c);
         store_tile(a, t, o, r, c, q_use - 1);
         t = next;
@@ -605,7 +680,7 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
 
 /* The tensor cores' own sums are as good as float32's up to about so many keys (README.md). */
 enum {
-    UNFOLDED_KEYS_MAX = 4096,
+    UNPROMOTED_KEYS_MAX = 1024,
     /* The rates below are for what rates.def lacks: d128_128x192_u, whose times at 4096 keys they meet within 3 %, and
      * candidates of a search. Above 128 dims start and end of a CTA grow as fwd_wgmma's. */
     IS_NARROW = DIM <= 128
@@ -613,8 +688,8 @@ enum {
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    if (FOLD_TILES == 0 && problem->kv_len > UNFOLDED_KEYS_MAX)
-        return "kv_len is above 4096, beyond which this kernel's sums would lose accuracy";
+    if (PROMOTE_TILES == 0 && problem->kv_len > UNPROMOTED_KEYS_MAX)
+        return "kv_len is above 1024, beyond which this kernel's sums would lose accuracy";
     return tile_why_not(problem, device);
 }
 
