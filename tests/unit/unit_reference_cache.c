@@ -89,7 +89,8 @@ static void assert_same_reference(const reference *a, const reference *b)
     assert_same(a->row_list, b->row_list, a->rows * 2 * number);
     assert_same(a->o, b->o, a->rows * p->v_dim * 2 * number);
     assert_same(a->lse, b->lse, a->rows * 2 * number);
-    assert_true(a->tol_max == b->tol_max && a->tol_rms == b->tol_rms && a->tol_lse == b->tol_lse);
+    assert_true(a->tol_max == b->tol_max && a->tol_rms == b->tol_rms && a->tol_lse == b->tol_lse &&
+                a->tol_floor == b->tol_floor);
 }
 
 static void what_was_made_comes_out(void **state)

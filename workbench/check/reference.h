@@ -3,8 +3,8 @@
  *
  * The tolerance (docs/manual/measuring.md): what rounding errors of the kernel's arithmetic exceed with a probability
  * below 10^-7, and no less than twice the error that the unfused computation of the same type makes on the same inputs,
- * each with one unit in the last place of the output; for the maximum and for the root mean square. The root mean square
- * of e4m3 inputs has a second, narrower limit: what rounding the weights to 8 bits costs by itself, and hardly more. */
+ * each with one unit in the last place of the output; for the maximum and for the root mean square. Of e4m3 inputs the
+ * root mean square has a second, narrower limit: what rounding weights to 8 bits costs by itself, and hardly more. */
 #ifndef WORKBENCH_REFERENCE_H
 #define WORKBENCH_REFERENCE_H
 

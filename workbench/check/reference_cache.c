@@ -131,7 +131,8 @@ static void lay_out(entry *e, const reference *ref, const reference_request *req
                          .rows = ref->rows,
                          .tol_max = ref->tol_max,
                          .tol_rms = ref->tol_rms,
-                         .tol_lse = ref->tol_lse};
+                         .tol_lse = ref->tol_lse,
+                         .tol_floor = ref->tol_floor};
     for (int p = 0; p < PARTS; ++p) {
         const bool there = part_of(ref, (part)p) != NULL;
         e->parts[p] = there ? e->bytes : -1;

@@ -32,7 +32,9 @@ static const option_spec options[OPTIONS_MAX] = {
      "also KERNEL:NAME=VALUE,..., or a folder of `acromion variant`; beside what -k names"},
     {ID_QUICK, "quick", NULL, "only the first 16 cases of each kernel"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
-    {ID_INPUTS, "inputs", "KIND", "only these: normal shifted heavy large constant-v needle scaled head-scaled shifted-v"},
+    {ID_INPUTS, "inputs", "KIND",
+     "only these: normal shifted heavy large constant-v needle scaled "
+     "head-scaled shifted-v"},
     {ID_RERUNS, "reruns", "N", "runs of each case after the first, all to give its bits; default 1"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
 };
