@@ -65,6 +65,8 @@ GROUPS = {
               (90, 4, "fwd_mma_f16_d64_*_terms_*", [LATE], problems(TERMS + PACKED_TERMS, [64], ["f16"])),
               (80, 4, "fwd_mma_bf16_d128_*_terms_*", [EAGER], problems(TERMS[:3] + PACKED_TERMS, [128], ["bf16"])),
               (90, 4, "fwd_mma_f16_d256_*_terms_*", [LATE_TOO], problems(TERMS[:2], [256], ["f16"])),
+              (90, 4, "fwd_mma_bf16_d512_*", [LATE], problems(SHAPES[:3], [512, "264/496"], ["bf16"])),
+              (80, 4, "fwd_mma_f16_d512_*_terms_*", [EAGER], problems(TERMS[:2] + PACKED_TERMS, [512], ["f16"])),
               (90, 32, "fwd_split_f16_d64_*_terms_*", [LATE], problems(DECODING_TERMS, [64], ["f16"])),
               (80, 8, "fwd_split_bf16_d128_*_terms_*", [EAGER], problems(DECODING_TERMS, [128], ["bf16"])),
               (80, 8, "fwd_split_f16_d256_*_terms_*", [LATE_TOO], problems(DECODING_TERMS[:3], [256], ["f16"]))] +

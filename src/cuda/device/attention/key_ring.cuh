@@ -6,6 +6,10 @@
 #ifndef ACR_DEVICE_ATTENTION_KEY_RING_CUH
 #define ACR_DEVICE_ATTENTION_KEY_RING_CUH
 
+#ifndef V_ROW_CHUNKS /* of a row of V alone, where a CTA takes some of its columns */
+#define V_ROW_CHUNKS ROW_CHUNKS
+#endif
+
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/attention/warp_tile.cuh"
@@ -49,8 +53,8 @@ DEV void load_next(key_ring &ring, int stage)
         load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(to, ring.k, ring.next, ring.end, ring.thread);
     copies_commit();
     if (ring.next < ring.end)
-        load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(to + offsetof(kv_stage, v), ring.v, ring.next, ring.end,
-                                                      ring.thread);
+        load_tile<KV_TILE, V_ROW_CHUNKS, GROUP_THREADS>(to + offsetof(kv_stage, v), ring.v, ring.next, ring.end,
+                                                        ring.thread);
     copies_commit();
     ring.next += STEP_KEYS;
 }

@@ -8,6 +8,10 @@
 #ifndef ACR_DEVICE_ATTENTION_WARP_TILE_16_CUH
 #define ACR_DEVICE_ATTENTION_WARP_TILE_16_CUH
 
+#ifndef V_ROW_CHUNKS /* of a row of V alone, where a CTA takes some of its columns */
+#define V_ROW_CHUNKS ROW_CHUNKS
+#endif
+
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/attention/warp_tile.cuh"
 
@@ -110,7 +114,7 @@ DEV void multiply_values(output_tile &o, const probability_tile &p, uint32_t v_s
         for (int n = 0; n < DIM_TILES; n += 2) { /* 16 keys x 16 columns */
             uint32_t v[4];
             load_matrices_transposed(
-                v, v_smem + chunk_offset(16 * step + lane % 16, column_tile(n, first) + lane / 16, ROW_CHUNKS));
+                v, v_smem + chunk_offset(16 * step + lane % 16, column_tile(n, first) + lane / 16, V_ROW_CHUNKS));
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 multiply_add<OPERANDS>(accumulator(o[m], n), p[m][step], v[0], v[1]);

@@ -10,14 +10,19 @@
  * Parameters: DIM (head dims up to it, zero-padded), Q_TILE, KV_TILE (keys a group takes in a step), STAGES; optional
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
  * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers), TERMS (FWD_TERM_*
- * of fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too).
+ * of fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too), SLICES (of
+ * the output's columns: a CTA computes one, and the scores each time).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 SLICES=1
+ */
 #ifndef TERMS
 #define TERMS 0
 #endif
 #include "fwd_args.h"
 
+#ifndef SLICES
+#define SLICES 1
+#endif
 #ifndef BF16
 #define BF16 0
 #endif
@@ -53,12 +58,13 @@ enum {
     THREADS = GROUP_THREADS * KV_GROUPS,
     STEP_KEYS = KV_TILE * KV_GROUPS,    /* keys that the CTA takes in a step */
     M_TILES = WARP_ROWS / 16,           /* 16-row tiles of a warp */
-    DIM_TILES = DIM / 8,                /* 8-column accumulators of an output row */
+    OUT_DIM = DIM / SLICES,             /* columns of the output that a CTA computes */
+    DIM_TILES = OUT_DIM / 8,            /* 8-column accumulators of an output row */
     SLICE_TILES = DIM_TILES / KV_GROUPS /* of them, those that one group finishes */
 };
 
 typedef struct kv_stage {
-    unsigned char k[KV_TILE * DIM * ELEM_BYTES], v[KV_TILE * DIM * ELEM_BYTES];
+    unsigned char k[KV_TILE * DIM * ELEM_BYTES], v[KV_TILE * OUT_DIM * ELEM_BYTES];
 } kv_stage;
 
 /* What a group leaves for the others, in units of 16 bytes, every warp access contiguous over its lanes: for the next
@@ -102,7 +108,10 @@ enum {
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4 /* register arrays need all; 4 are one period of the swizzle */
 };
 
-static_assert(DIM % 32 == 0 && DIM <= 256, "DIM: a multiple of 32 up to 256");
+static_assert(DIM % 32 == 0 && DIM <= 256 * SLICES, "DIM: a multiple of 32 up to 256 for each of SLICES");
+static_assert(SLICES == 1 || (KV_GROUPS == 1 && DIM % (64 * SLICES) == 0),
+              "SLICES: of 64 columns or a multiple, without KV_GROUPS");
+#define V_ROW_CHUNKS (OUT_DIM * ELEM_BYTES / CHUNK_BYTES)
 static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles of the product's 16 rows");
 static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0,
               "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
@@ -198,22 +207,22 @@ DEV void merge(output_tile &o, softmax_state &state, const shared_memory &smem, 
 
 /* ---- Storing ---- */
 
-/* The columns of the output that a group stores: a problem of which they are the whole. */
-DEV fwd_args slice_of(const fwd_args &a, int group)
+/* The columns of the output that a group stores, or a CTA computes: a problem of which they are the whole. */
+DEV fwd_args slice_of(const fwd_args &a, int number)
 {
     fwd_args slice = a;
-    const int first = 8 * SLICE_TILES * group;
+    const int first = 8 * SLICE_TILES * number;
     slice.o = (char *)a.o + first * ELEM_BYTES;
     slice.v = (const char *)a.v + first * ELEM_BYTES;
     slice.v_dim = min(8 * SLICE_TILES, a.v_dim - first);
     return slice;
 }
 
-/* Divides the group's slice by the sums and stores it, and the log-sum-exps. */
-DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &entry, const lane_place &l,
+/* Divides a slice by the sums and stores it, and with the first the log-sum-exps. */
+DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &entry, const lane_place &l, int number,
                     const output_tile &o, const softmax_state &state)
 {
-    const fwd_args slice = KV_GROUPS > 1 ? slice_of(a, l.group) : a;
+    const fwd_args slice = KV_GROUPS * SLICES > 1 ? slice_of(a, number) : a;
     int finite = true;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
@@ -222,7 +231,7 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
                               row < t.rows.q_len, slice.v_dim,
                               row_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
         finite &= store_row<BF16>(to, *(const float(*)[SLICE_TILES * 4]) o[m], h, l.lane);
-        if (a.lse != nullptr && l.group == 0 && l.lane % 4 == 0 && to.exists)
+        if (a.lse != nullptr && number == 0 && l.lane % 4 == 0 && to.exists)
             find_lse(a, t.rows, t.batch, t.head)[row] = row_lse(a, t.head, state.reference[m][h], state.sum[m][h]);
     }
 #pragma unroll
@@ -252,6 +261,14 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
     const lane_place l = {(int)threadIdx.x % 32, group, thread, thread / 32 * WARP_ROWS};
     work_tile t = tile_of_cta(a, blockIdx);
+    const int slice = SLICES == 1 ? 0 : t.batch % SLICES; /* slices of a tile are neighbours: the grid has each batch
+                                                             entry SLICES times */
+    if (SLICES > 1) {
+        t.batch /= SLICES;
+        set_entry_number(t, t.batch);
+        if (slice * OUT_DIM >= a.v_dim && slice != 0)
+            return;
+    }
     t.rows = find_sequence(a, t.batch);
     if (SERVES_PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;
@@ -259,7 +276,8 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     const visible_keys visible = find_visible_keys(a, entry, t.batch, t.q_first, Q_TILE);
     const int first_key = visible.first / KV_TILE * KV_TILE + group * KV_TILE;
     const uint32_t q_smem = smem_address(smem.q);
-    key_ring ring = make_ring(a, t, first_key, visible.end, smem_address(&smem.groups[group].ring), thread);
+    key_ring ring = make_ring(SLICES > 1 ? slice_of(a, slice) : a, t, first_key, visible.end,
+                              smem_address(&smem.groups[group].ring), thread);
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... */
     load_tile<Q_TILE, ROW_CHUNKS, THREADS>(q_smem, query_matrix(a, t), t.q_first, t.rows.q_len, threadIdx.x);
@@ -319,7 +337,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     merge(o, state, smem, l, score_scale_log2(a));
 #endif
     ACR_MARK(0, "sums and groups merged");
-    store_rows(a, t, entry, l, o, state);
+    store_rows(a, t, entry, l, SLICES > 1 ? slice : group, o, state);
     ACR_MARK(0, "stored");
     ACR_MARKS_END(a);
 }
@@ -335,6 +353,19 @@ static const acr__tiling TILING = {.work = ACR__WORK_TILES,
                                    .packed_only = !SERVES_OTHERS};
 
 #include "cuda/model/tile_kernel.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    if (SLICES > 1 && problem->batch > UINT16_MAX / SLICES)
+        return "batch exceeds 65535 / SLICES, which the grid has room for";
+    return tile_why_not(problem, device);
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    tile_shape(problem, device, launch);
+    launch->grid[2] *= SLICES;
+}
 
 /* CTAs that fit on an SM beside each other. */
 static int32_t ctas_per_sm(const acr__device *device)
@@ -356,7 +387,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const acr__fwd_rates rates = {
         .kv_tile = STEP_KEYS,
         .mma_flop_per_cycle = 1200.0 * acr__mma_share(device) * (1.0 + 0.1 * wide_rows) * (1.0 - 0.14 * query_reread) /
-                              (1.0 + 0.05 * (KV_GROUPS - 1)),
+                              (1.0 + 0.05 * (KV_GROUPS - 1)) / (0.5 + 0.5 * SLICES),
         .exp_per_cycle = 16.0,
         .step_cycles = (400.0 + row_cycles) * (1.0 + 0.25 * crowded) * (1.0 + 0.2 * query_reread),
         .cta_cycles = 5000.0 + 1000.0 * (KV_GROUPS > 1),
@@ -370,9 +401,9 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = SERVES_PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
-    .why_not = tile_why_not,
+    .why_not = why_not,
     .cost = cost,
-    .shape = tile_shape,
+    .shape = shape,
 };
 
 #endif
