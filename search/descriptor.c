@@ -145,7 +145,7 @@ static acr_status read_boxes(acr__boxes *out, const json_t *object)
         uint16_t *to;
     } rows[] = {{"q", &out->q_rows}, {"k", &out->k_rows}, {"v", &out->v_rows}, {"o", &out->o_rows}};
     const json_t *boxes = json_object_get(object, "boxes");
-    *out = (acr__boxes){0, 0, 0, 0};
+    *out = (acr__boxes){0};
     if (!boxes) {
         return ACR_OK;
     }

@@ -77,12 +77,14 @@ typedef struct acr__launch {
 } acr__launch;
 
 /* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
- * 128-byte swizzle; elements beyond dim and rows read as zero and are not written. Of a packed batch, rows is the
- * total and batch 1: a sequence is found by its first row, and the next one lies behind it. A kernel with any map
+ * 128-byte swizzle; that of q has q_heads heads. Elements beyond dim and rows read as zero and are not written. Of a
+ * packed batch, rows is the total and batch 1: a sequence is found by its first row, and the next one lies behind it.
+ * A kernel with any map
  * takes a second parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct
  * (cuda/tensormap.h). All zero: no maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
+    uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
 } acr__boxes;
 
 /* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by

@@ -46,14 +46,15 @@ static cuuint64_t stride_bytes(int32_t extent, int64_t stride_elems, int elem_by
     return extent == 1 ? (cuuint64_t)STRIDE_UNIT_BYTES : (cuuint64_t)(stride_elems * elem_bytes);
 }
 
-static acr_status encode(const acr__cuda_driver *driver, fwd_map *map, const tensor *t, uint32_t box_rows)
+static acr_status encode(const acr__cuda_driver *driver, fwd_map *map, const tensor *t, uint32_t box_rows,
+                         uint32_t box_heads)
 {
     const int elem_bytes = acr__dtype_bytes(t->dtype);
     const cuuint64_t extents[4] = {(cuuint64_t)t->dim, (cuuint64_t)t->rows, (cuuint64_t)t->heads, (cuuint64_t)t->batch};
     const cuuint64_t strides[3] = {stride_bytes(t->rows, t->strides.row, elem_bytes),
                                    stride_bytes(t->heads, t->strides.head, elem_bytes),
                                    stride_bytes(t->batch, t->strides.batch, elem_bytes)};
-    const cuuint32_t box[4] = {(cuuint32_t)(BOX_ROW_BYTES / elem_bytes), box_rows, 1, 1};
+    const cuuint32_t box[4] = {(cuuint32_t)(BOX_ROW_BYTES / elem_bytes), box_rows, box_heads, 1};
     const cuuint32_t element_strides[4] = {1, 1, 1, 1};
     CUtensorMap encoded;
     void *base;
@@ -83,13 +84,13 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
     const tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
-        status = encode(driver, &maps->q, &q, boxes->q_rows);
+        status = encode(driver, &maps->q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
     if (boxes->k_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->k, &k, boxes->k_rows);
+        status = encode(driver, &maps->k, &k, boxes->k_rows, 1);
     if (boxes->v_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->v, &v, boxes->v_rows);
+        status = encode(driver, &maps->v, &v, boxes->v_rows, 1);
     if (boxes->o_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->o, &o, boxes->o_rows);
+        status = encode(driver, &maps->o, &o, boxes->o_rows, 1);
     return status;
 }
 

@@ -35,6 +35,13 @@ WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:wi
 EXACT = [  # of lines for exactly 512 keys; the first goes to all lines, so that these have one, too
     "b1:h1:s100/512:d{d}:lse", "b1:h1:s512:d{d}:causal:lse"]
 PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200/400:d{d}:bshd:packed:win150/33"]
+# Eight query heads of a key head in a tile.
+GROUPED = ["b1:h16/2:s70/130:d{d}:causal:lse:win20:sinks", "b2:h8/1:s65/97:d{d}:kvlens:win7/3",
+           "b1:h8/1:s60/300:d{d}:causal:lse:win128:sinks", "b1:h16/1:s33:d{d}:causal-tl:bshd"]
+SINKS = ["b1:h2:s70/130:d{d}:causal:lse:sinks", "b2:h4/2:s65/97:d{d}:kvlens:sinks"]
+CAPS = ["b1:h2:s70/130:d{d}:causal:lse:cap30", "b2:h2/1:s65/200:d{d}:kvlens:cap5"]
+BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d}:kvlens:bias-f32/200,0,0",
+          "b1:h2:s40/150:d{d}:mask/0,0,151"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 
@@ -88,8 +95,13 @@ GROUPS = {
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))] +
              [(90, 2, f"fwd_wgmma_*_{line}_sm90a", orders, problems(WINDOWS, [d]))
-              for line, d, orders in (("d64_128x128_s3", 64, [LATE_TOO, EAGER]), ("d128_128x128_s2", 128, [LATE]),
+              for line, d, orders in (("d64_128x128_s3", 64, [LATE_TOO, EAGER]),
+                                      ("d128_128x128_s2_ahead", 128, [LATE, EAGER]),
                                       ("d192_128x128_s2_v128", "192/128", [LATE]))] +
+             [(90, 2, "fwd_wgmma_*_h8_*", [LATE, EAGER], problems(GROUPED, [64])),
+              (90, 2, "fwd_wgmma_*_sinks_*", [LATE], problems(SINKS, [64, 128])),
+              (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
+              (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),

@@ -274,7 +274,7 @@ static const acr__kernel candidate = {.name = "fwd_candidate_f16_d64_1x1_sm90a",
 static acr__kernel candidate_with_maps(void)
 {
     acr__kernel kernel = candidate;
-    kernel.boxes = (acr__boxes){64, 32, 32, 64};
+    kernel.boxes = (acr__boxes){.q_rows = 64, .k_rows = 32, .v_rows = 32, .o_rows = 64};
     return kernel;
 }
 

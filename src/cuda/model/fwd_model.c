@@ -147,17 +147,25 @@ static const char *row_tiles_why_not(const acr_problem *problem, int32_t q_tile)
     return NULL;
 }
 
-static int64_t count_query_tiles(const acr_problem *p, int32_t q_tile)
+/* Of all heads of a batch entry. */
+static int64_t query_tiles_of_entry(const acr__tiling *t, const acr_problem *p)
 {
-    return acr__q_tiles(p, q_tile) * p->q_heads * p->batch;
+    const int32_t heads = t->heads_in_tile > 0 ? t->heads_in_tile : 1;
+    return acr__q_tiles(p, t->q_tile / heads) * (p->q_heads / heads);
 }
 
-/* Why the queue would be too long; NULL when it is not. */
-static const char *queue_why_not(const acr_problem *p, int32_t q_tile)
+static int64_t count_query_tiles(const acr__tiling *t, const acr_problem *p)
 {
-    return acr__q_tiles(p, q_tile) * p->q_heads > INT32_MAX / p->batch
-               ? "batch * q_heads has more than 2^31 - 1 query tiles"
-               : NULL;
+    return query_tiles_of_entry(t, p) * p->batch;
+}
+
+/* Why the queue would be too long, or tiles would mix heads of several key heads; NULL when neither. */
+static const char *queue_why_not(const acr__tiling *t, const acr_problem *p)
+{
+    if (t->heads_in_tile > 0 && p->q_heads / p->kv_heads % t->heads_in_tile != 0)
+        return "q_heads / kv_heads is no multiple of the heads in a query tile (HEADS_IN_TILE)";
+    return query_tiles_of_entry(t, p) > INT32_MAX / p->batch ? "batch * q_heads has more than 2^31 - 1 query tiles"
+                                                             : NULL;
 }
 
 static const char *work_why_not(const acr__tiling *t, const acr_problem *p)
@@ -166,7 +174,7 @@ static const char *work_why_not(const acr__tiling *t, const acr_problem *p)
     case ACR__WORK_TILES:
         return grid_why_not(p, t->q_tile);
     case ACR__WORK_QUEUE:
-        return queue_why_not(p, t->q_tile);
+        return queue_why_not(t, p);
     case ACR__WORK_HEAD_ROWS:
         return row_tiles_why_not(p, t->q_tile);
     case ACR__WORK_OWN:
@@ -196,14 +204,14 @@ const char *acr__tiling_why_not(const acr__tiling *t, const acr__boxes *boxes, c
 
 size_t acr__tiling_workspace(const acr__tiling *t, const acr_problem *p, const acr__device *device)
 {
-    return t->work == ACR__WORK_QUEUE && count_query_tiles(p, t->q_tile) > device->sm_count ? sizeof(uint32_t) : 0;
+    return t->work == ACR__WORK_QUEUE && count_query_tiles(t, p) > device->sm_count ? sizeof(uint32_t) : 0;
 }
 
 acr__launch acr__tiling_launch(const acr__tiling *t, const acr_problem *p, const acr__device *device)
 {
     acr__launch launch = {.block = (uint32_t)t->threads, .smem_bytes = (uint32_t)t->smem_bytes};
     if (t->work == ACR__WORK_QUEUE) {
-        const int64_t tiles = count_query_tiles(p, t->q_tile), sms = device->sm_count;
+        const int64_t tiles = count_query_tiles(t, p), sms = device->sm_count;
         launch.grid[0] = (uint32_t)(tiles < sms ? tiles : sms);
         launch.grid[1] = launch.grid[2] = 1;
     } else {
@@ -292,10 +300,16 @@ static acr__fwd_rates with_fitted(const acr__fwd_rates *rates, const acr__device
 
 /* ---- Cost ---- */
 
+static int32_t heads_in_tile(const acr__fwd_rates *r)
+{
+    return r->heads_in_tile > 0 ? r->heads_in_tile : 1;
+}
+
 /* The key tiles that a query tile visits; tile 0 is the first. */
 static double count_steps(const acr_problem *p, const acr__fwd_rates *r, double tile)
 {
-    const visible_keys keys = visible_to_rows(acr__longest_entry(p), (int32_t)tile * r->q_tile, r->q_tile);
+    const int32_t positions = r->q_tile / heads_in_tile(r);
+    const visible_keys keys = visible_to_rows(acr__longest_entry(p), (int32_t)tile * positions, positions);
     const visible_tiles tiles = visible_tiles_of(keys, r->kv_tile);
     return (double)(tiles.end - tiles.first);
 }
@@ -313,8 +327,9 @@ typedef struct load {
 
 static load count_load(const acr_problem *p, const acr__fwd_rates *r)
 {
-    const double tiles = (double)acr__q_tiles(p, r->q_tile);
-    load l = {.ctas = tiles * (double)p->q_heads * (double)p->batch};
+    const int32_t heads = heads_in_tile(r);
+    const double tiles = (double)acr__q_tiles(p, r->q_tile / heads);
+    load l = {.ctas = tiles * (double)(p->q_heads / heads) * (double)p->batch};
     l.classes = !visible_is_limited(acr__rule_of(p)) ? 1 : tiles < CLASSES_MAX ? (int)tiles : CLASSES_MAX;
     for (int i = 0; i < l.classes; i++) {
         l.steps[i] = count_steps(p, r, tiles - 1.0 - floor((i + 0.5) / l.classes * tiles));

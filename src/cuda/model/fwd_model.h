@@ -19,6 +19,7 @@ typedef enum acr__work {
 typedef struct acr__tiling {
     acr__work work;
     int32_t q_tile, threads, smem_bytes; /* of a CTA; smem_bytes: dynamic */
+    int32_t heads_in_tile;               /* ACR__WORK_QUEUE: query heads of one key head that share a tile; 0 means 1 */
     int any_strides;                     /* rows are read element by element; else in pieces of 16 bytes */
     int packed_only;                     /* serves packed batches alone */
     int no_windows;                      /* has no registers for a sliding window's limits */
@@ -66,6 +67,7 @@ double acr__memory_rate(const acr_problem *problem, const acr__device *device, d
 typedef struct acr__fwd_rates {
     const char *kernel; /* its name: a line of rates.def for it and the device's architecture replaces the rates */
     int32_t q_tile, kv_tile;
+    int32_t heads_in_tile;     /* whose rows make up a query tile, each q_tile / heads_in_tile positions; 0 means 1 */
     double mma_flop_per_cycle; /* both products, a SM's all pipes together */
     double exp_per_cycle;
     double step_cycles;  /* shortest time of one CTA for one (query tile, key tile) pair: dependent latencies */

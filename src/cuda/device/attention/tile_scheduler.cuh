@@ -5,17 +5,27 @@
  *   a packed     the same of a packed batch, sequence after sequence: order_sequences, packed_tile_at, take_next
  *   queue
  *
- * An includer defines Q_TILE and KV_TILE. */
+ * An includer defines Q_TILE and KV_TILE; HEADS_IN_TILE too, if the rows of a tile are of so many query heads of one
+ * key head: each has TILE_POSITIONS of them, at the same positions. Key tiles of such are counted from the first key
+ * that a row sees (key_origin), since few key tiles serve them. */
 #ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 #define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
 #include "cuda/device/attention/packed_queue.h"
 #include "cuda/device/attention/visible.cuh"
 
+#ifndef HEADS_IN_TILE
+#define HEADS_IN_TILE 1
+#endif
+
+enum {
+    TILE_POSITIONS = Q_TILE / HEADS_IN_TILE
+};
+
 /* A query tile, and the rows of its batch entry. */
 typedef struct work_tile {
     int q_first;     /* from the entry's first row; -1: there is no more work */
-    int head, batch; /* batch: in the tensors, 0 of a packed queue */
+    int head, batch; /* head: the tile's first; batch: in the tensors, 0 of a packed queue */
     sequence rows;
 #if TERMS
     int entry; /* of the batch: whose starts, ranges, bias and tree these are; of a packed batch the sequence */
@@ -41,7 +51,13 @@ DEV void set_entry_number(work_tile &t, int entry)
 
 DEV uint32_t count_q_tiles(int q_len)
 {
-    return (uint32_t)(q_len + Q_TILE - 1) / Q_TILE;
+    return (uint32_t)(q_len + TILE_POSITIONS - 1) / TILE_POSITIONS;
+}
+
+/* Heads are counted by as many as a tile has. */
+DEV uint32_t count_head_units(const fwd_args &a)
+{
+    return (uint32_t)a.q_heads / HEADS_IN_TILE;
 }
 
 /* ---- Order ---- */
@@ -73,14 +89,14 @@ DEV work_tile tile_of_cta(const fwd_args &a, uint3 cta)
     };
     work_tile t;
     if (a.mask == FWD_MASK_NONE) {
-        t.q_first = (int)cta.x * Q_TILE;
+        t.q_first = (int)cta.x * TILE_POSITIONS;
         t.head = (int)cta.y;
         t.batch = (int)cta.z;
     } else {
         uint32_t head, q_tile;
         order_tiles(head, q_tile, a, cta.x + gridDim.x * (cta.y + gridDim.y * cta.z), gridDim.x, gridDim.y * gridDim.z,
                     SECTION_HEADS);
-        t.q_first = (int)q_tile * Q_TILE;
+        t.q_first = (int)q_tile * TILE_POSITIONS;
         t.head = (int)(head % gridDim.y);
         t.batch = (int)(head / gridDim.y);
     }
@@ -92,28 +108,29 @@ DEV work_tile tile_of_cta(const fwd_args &a, uint3 cta)
 
 DEV uint32_t count_tiles(const fwd_args &a)
 {
-    return count_q_tiles(a.q_len) * (uint32_t)a.q_heads * (uint32_t)a.batch;
+    return count_q_tiles(a.q_len) * count_head_units(a) * (uint32_t)a.batch;
 }
 
-/* Of a queue: so many heads, whose keys and values fit L2 together. elem_bytes: of a key's or a value's element. */
+/* Of a queue: so many of `heads` head units, whose keys and values fit L2 together. elem_bytes: of a key's or a value's
+ * element. */
 DEV uint32_t find_section_heads(const fwd_args &a, int kv_len, uint32_t heads, int elem_bytes)
 {
     const int64_t section_bytes = 32 << 20;
     const int64_t kv_head_bytes = (int64_t)kv_len * (a.qk_dim + a.v_dim) * elem_bytes;
-    return (uint32_t)min(max(section_bytes / kv_head_bytes, (int64_t)1) * a.group, (int64_t)heads);
+    return (uint32_t)min(max(section_bytes / kv_head_bytes, (int64_t)1) * (a.group / HEADS_IN_TILE), (int64_t)heads);
 }
 
 /* Tile number `index` of the queue. Reads global memory: kv_lens. */
 DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
 {
-    const uint32_t heads = (uint32_t)a.q_heads * (uint32_t)a.batch;
+    const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
     uint32_t head, q_tile;
     order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads,
                 find_section_heads(a, a.kv_len, heads, elem_bytes));
     work_tile t;
-    t.batch = (int)(head / (uint32_t)a.q_heads);
-    t.head = (int)(head - (uint32_t)t.batch * (uint32_t)a.q_heads);
-    t.q_first = (int)q_tile * Q_TILE;
+    t.batch = (int)(head / count_head_units(a));
+    t.head = (int)(head - (uint32_t)t.batch * count_head_units(a)) * HEADS_IN_TILE;
+    t.q_first = (int)q_tile * TILE_POSITIONS;
     t.rows = find_whole_sequence(a, t.batch);
     set_entry_number(t, t.batch);
     return t;
@@ -149,7 +166,7 @@ DEV void order_sequences(const fwd_args &a, packed_queue &q, int threads)
         if (ordered)
             q.lengths[i] = rows.kv_len;
     }
-    atomicAdd(&q.tiles, q_tiles * (uint32_t)a.q_heads);
+    atomicAdd(&q.tiles, q_tiles * count_head_units(a));
     __syncthreads();
     for (int i = threadIdx.x; ordered && i < a.batch; i += threads) {
         int rank = 0;
@@ -169,15 +186,15 @@ DEV work_tile packed_tile_at(const fwd_args &a, uint32_t index, packed_queue &q,
         const sequence rows = find_sequence(a, batch);
         q.next = next + 1;
         q.first = q.end;
-        q.end = q.end + count_q_tiles(rows.q_len) * (uint32_t)a.q_heads;
+        q.end = q.end + count_q_tiles(rows.q_len) * count_head_units(a);
         q.batch = batch;
     }
     const sequence rows = find_sequence(a, q.batch);
-    const uint32_t heads = (uint32_t)a.q_heads;
+    const uint32_t heads = count_head_units(a);
     uint32_t head, q_tile;
     order_tiles(head, q_tile, a, index - q.first, count_q_tiles(rows.q_len), heads,
                 find_section_heads(a, max(rows.kv_len, 1), heads, elem_bytes));
-    work_tile t = {(int)q_tile * Q_TILE, (int)head, 0, rows};
+    work_tile t = {(int)q_tile * TILE_POSITIONS, (int)head * HEADS_IN_TILE, 0, rows};
     set_entry_number(t, q.batch);
     return t;
 }
@@ -197,6 +214,18 @@ DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)
     return e;
 }
 
+/* The first key of key tile 0, for the query tile that begins with row q_first. */
+DEV int key_origin(const visible_entry &e, int q_first)
+{
+    return HEADS_IN_TILE > 1 ? visible_first(e, q_first) : 0;
+}
+
+/* Keys counted from the key `origin`, which is no later than the first. */
+DEV visible_keys count_from(int origin, const visible_keys &k)
+{
+    return {k.first - origin, k.full_first - origin, max(k.full_end - origin, 0), k.end - origin};
+}
+
 /* The key tiles that a CTA's rows together see, or one tile, all of it masked, where they see no key: so every work
  * tile has at least one. */
 DEV visible_tiles key_tiles_of(const visible_keys &seen)
@@ -209,13 +238,15 @@ DEV visible_tiles key_tiles_of(const visible_keys &seen)
 /* In lines without ranges and trees. */
 DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
 {
-    return key_tiles_of(visible_to_rows(e, q_first, Q_TILE));
+    return key_tiles_of(count_from(key_origin(e, q_first), visible_to_rows(e, q_first, TILE_POSITIONS)));
 }
 
 /* Reads global memory: ranges. */
 DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
 {
-    return key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, Q_TILE));
+    const visible_entry e = entry_of(a, t);
+    return key_tiles_of(
+        count_from(key_origin(e, t.q_first), find_visible_keys(a, e, entry_number(t), t.q_first, TILE_POSITIONS)));
 }
 
 #endif

@@ -8,9 +8,14 @@
  *
  * Parameters: DIM (query-key dims up to it, zero-padded), Q_TILE, KV_TILE, STAGES (of the K and V rings); optional
  * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:
- * what they need costs the others 1 to 3 % in d64).
+ * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
+ * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
+ * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0 */
+#ifndef TERMS
+#define TERMS 0
+#endif
 #include <stddef.h>
 
 #include "cuda/device/attention/packed_queue.h"
@@ -28,8 +33,19 @@
 #ifndef PACKED
 #define PACKED 0
 #endif
-/* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits. */
-#define WINDOWS ((Q_TILE < 192 || (Q_TILE == 192 && PACKED)) && V_DIM <= 128)
+#ifndef HEADS_IN_TILE
+#define HEADS_IN_TILE 1
+#endif
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+/* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
+ * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
+#define WINDOWS                                                                                                        \
+    ((Q_TILE < 192 || (Q_TILE == 192 && (PACKED || HEADS_IN_TILE >= 8))) && V_DIM <= 128 &&                            \
+     (DIM != 128 || PACKED || AHEAD || TERMS))
+/* Where work tiles have few key tiles, a thread plans ahead (pipeline.cuh). */
+#define PLANS_AHEAD (AHEAD || HEADS_IN_TILE > 1)
 
 enum {
     ELEM_BYTES = 2,
@@ -52,8 +68,11 @@ enum {
 typedef struct shared_memory {
     uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
-    uint32_t work[Q_SLOTS][PACKED ? 8 : 4]; /* the work tile that a slot of Q is of */
+    uint32_t work[Q_SLOTS][(PACKED ? 8 : 4) + (TERMS & 64 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)]; /* of a slot of Q */
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
+#if PLANS_AHEAD
+    uint64_t work_known[Q_STAGES], plan_next;
+#endif
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     packed_queue queue; /* if PACKED */
 } shared_memory;
@@ -77,9 +96,16 @@ enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 64, /* where few outputs are in registers */
-    PRODUCER_REGISTERS = MORE_FOR_PRODUCER ? 40 : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32 : 24,
-    CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232 : CONSUMERS == 2 ? 240 : CONSUMERS == 3 ? 160 : 112,
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD),
+    PRODUCER_REGISTERS = MORE_FOR_PRODUCER                              ? 40
+                         : CONSUMERS == 3 && PLANS_AHEAD                ? 56
+                         : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32
+                                                                        : 24,
+    CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232
+                         : CONSUMERS == 2  ? 240
+                         : CONSUMERS == 4  ? 112
+                         : PLANS_AHEAD     ? 152
+                                           : 160,
     FIRST_ALONE = FIRST_PING_PONG + CONSUMERS, /* named barriers, behind the ping-pong ones: one for each consumer */
     /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
      * product of the other; more of them keep the tensor cores fed by queueing. */
@@ -87,15 +113,16 @@ enum {
     /* A lane's two offsets, which the exponents of a tile use in turn, are in registers of different banks: then each
      * stays in the operand cache. In one bank they are read again for every exponent, which takes 2 to 3 % of a launch.
      * Lines of other V_DIM are left to the compiler. */
-    PAIRED_OFFSETS = CONSUMERS == 2 && V_DIM == 128,
-    /* Without a window, what a work tile sees is found by code that knows of none: a third of the instructions between
-     * two tiles. */
-    APART_FROM_WINDOWS = CONSUMERS == 2 && V_DIM == 128
+    PAIRED_OFFSETS = CONSUMERS == 2 && V_DIM == 128
 };
 
 static_assert(DIM % WGMMA_K == 0 && V_DIM % 16 == 0 && KV_TILE % WGMMA_K == 0,
               "DIM, V_DIM and KV_TILE: multiples of 16");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "Q_TILE: 128, 192 or 256");
+static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has rows of each head");
+static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
+              "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
+static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
@@ -114,24 +141,66 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, shared_
     const kv_ring v = {
         ADDRESS(smem, v), ADDRESS(smem, v_full), ADDRESS(smem, v_empty), {V_PANELS, KV_PANEL_BYTES, PANEL_ELEMS}};
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
+#if PLANS_AHEAD
+    for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
+        const visible_tiles tiles = read_tiles(smem, 0, q_use);
+#else
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
         const work_tile t =
             PACKED ? packed_tile_at(a, index, memory->queue, ELEM_BYTES) : tile_at(a, index, ELEM_BYTES);
-        const key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         const visible_tiles tiles = find_key_tiles(a, t);
+#endif
+        key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
+        source.row_first += key_origin(entry_of(a, t), t.q_first);
         produce_keys(k, &maps.k, source, use, tiles.end - 1);
+#if PLANS_AHEAD
+        load_queries(t, &maps.q, smem, q_use);
+#else
         produce_work(t, &maps.q, smem, q_use++);
+#endif
+#if PLANS_AHEAD
+        if (tiles.end - 1 <= tiles.first + PLAN_TILES)
+            ask_plan(smem);
+#endif
         for (int kv_tile = tiles.end - 2; kv_tile >= tiles.first; kv_tile--) {
+#if PLANS_AHEAD
+            if (kv_tile == tiles.first + PLAN_TILES)
+                ask_plan(smem);
+#endif
             use++;
             produce_keys(k, &maps.k, source, use, kv_tile);
             produce_keys(v, &maps.v, source, use - 1, kv_tile + 1);
         }
+#if !PLANS_AHEAD
         index = take_next(a, count_work(a, memory)); /* arrives during the wait for the last V's stage */
+#endif
         produce_keys(v, &maps.v, source, use++, tiles.first);
     }
-    const work_tile none = {-1, 0, 0, {0, 0, 0, 0}};
+    work_tile none = {};
+    none.q_first = -1;
+#if PLANS_AHEAD
+    load_queries(none, nullptr, smem, q_use);
+#else
     produce_work(none, nullptr, smem, q_use);
+#endif
 }
+
+#if PLANS_AHEAD
+/* Another thread: which work is next. */
+DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
+{
+    const uint32_t count = count_work(a, memory);
+    work_tile none = {};
+    none.q_first = -1;
+    int q_use = 0;
+    for (uint32_t index = blockIdx.x; index < count; index = take_next(a, count)) {
+        tell_work(a, PACKED ? packed_tile_at(a, index, memory->queue, ELEM_BYTES) : tile_at(a, index, ELEM_BYTES), smem,
+                  q_use);
+        wait_asked(smem, q_use++);
+    }
+    tell_work(a, none, smem, q_use);
+}
+#endif
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma.cuh says. ---- */
 
@@ -143,7 +212,7 @@ typedef uint32_t probability_tile[KV_TILE / 4];
 typedef struct consumer {
     uint32_t smem;
     int index;     /* among the consumers */
-    int lane, row; /* the lane's first row within the query tile */
+    int lane, row; /* the lane's first row within the query tile; its other is the eighth after it */
     uint64_t k, v; /* descriptors of stage 0 */
     float scale_log2;
     float threshold; /* RESCALE_THRESHOLD in raw scores */
@@ -198,10 +267,17 @@ DEV void use_offsets(lane_rows &r, register_pair offsets)
         split_registers(r.offset, offsets);
 }
 
+/* What softcap and biases ask of a work tile; without them nothing. */
+typedef struct tile_terms {
+    row_terms rows[2];
+    int first_column, end; /* the lane's first key of tile 0; one past the last key that exists */
+} tile_terms;
+
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
-              const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key)
+              const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key, const fwd_args &a,
+              const tile_terms &terms)
 {
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
@@ -217,7 +293,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_scores(s, seen, key, masked);
+    finish_scores(s, seen, key, masked, a, terms.rows, terms.first_column, terms.end);
     lane_max(max, s);
     const int grown = any_row_exceeds(r, max, c.threshold);
     if (grown) {
@@ -255,36 +331,28 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
     const visible_entry entry = entry_of(a, t);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = t.q_first + c.row + 8 * h;
-        const float sum = quad_sum(r.sum[h]), factor = inverse_sum(sum);
-        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, t.head, row) * ELEM_BYTES,
-                              row < entry.q_len, a.v_dim, factor};
+        const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
+        const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum);
+        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, head, row) * ELEM_BYTES, row < entry.q_len,
+                              a.v_dim, factor};
         const int finite = store_row<BF16>(to, o, h, c.lane);
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
-            find_lse(a, t.rows, t.batch, t.head)[row] = log_sum_exp(r.max[h], sum, a.scale);
+            find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], sum);
         fix_hidden_nan<ELEMENT>(
-            a, entry, {t.batch, t.head, row, t.rows.q_begin, t.rows.kv_begin, a.scale_log2, r.offset[h], factor}, sum,
-            finite, c.lane);
+            a, entry, {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor},
+            sum, finite, c.lane);
     }
 }
 
-DEV bool has_window(visible_rule rule)
+/* What a mask has to do in a key tile: seldom both, since it costs as much on either side of the rows' keys. */
+DEV row_keys at_tile(const row_keys &seen, const visible_tiles &tiles, int tile)
 {
-    return rule.window_left != 0 || rule.window_right != 0;
-}
-
-DEV visible_entry without_window(visible_entry e)
-{
-    return {{e.rule.mask, 0, 0}, e.q_len, e.kv_len};
-}
-
-/* What of a work tile's keys the lane's rows see, and the key tiles of all consumers and of this one. */
-DEV void find_visible(row_keys &seen, visible_tiles &all, visible_tiles &own, const visible_entry &e,
-                      const work_tile &t, const consumer &c)
-{
-    seen = find_row_keys(e, t.q_first + c.row, t.q_first + c.row + 8, 2 * (c.lane % 4));
-    all = key_tiles_of(e, t.q_first);
-    own = visible_tiles_of(visible_to_rows(e, t.q_first + GROUP_ROWS * c.index, GROUP_ROWS), KV_TILE);
+    row_keys v = seen;
+    if (WINDOWS) {
+        v.has_first = seen.has_first && tile < tiles.full_first;
+        v.has_end = tile >= tiles.full_end || tiles.full_first == tiles.full_end;
+    }
+    return v;
 }
 
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
@@ -296,8 +364,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
                         lane_row(index, threadIdx.x),
                         matrix_descriptor(ADDRESS(smem, k), 0),
                         matrix_descriptor(ADDRESS(smem, v), KV_PANEL_BYTES),
-                        a.scale_log2,
-                        RESCALE_THRESHOLD / a.scale_log2};
+                        score_scale_log2(a),
+                        RESCALE_THRESHOLD / score_scale_log2(a)};
     int use = 0, q_use = 0;
     score_tile s;
     probability_tile probabilities;
@@ -313,19 +381,28 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     start_scores(s, q, c.k);
     do {
         const visible_entry entry = entry_of(a, t);
-        row_keys seen;
-        visible_tiles all, own; /* that the consumers visit together; this one's */
-        if (WINDOWS && (!APART_FROM_WINDOWS || has_window(entry.rule)))
-            find_visible(seen, all, own, entry, t, c);
-        else
-            find_visible(seen, all, own, without_window(entry), t, c);
-        int tile = all.end - 1, accumulate = 0;
+        const int origin = key_origin(entry, t.q_first), keys = entry.kv_len - origin; /* from tile 0's first on */
+        const row_keys seen = find_row_keys(a, entry, entry_number(t), row_of(t, c.row, 0), row_of(t, c.row, 1),
+                                            origin + 2 * (c.lane % 4));
+        tile_terms terms = {};
+        if (finishes_scale())
+            terms = {{find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 0), row_of(t, c.row, 0)),
+                      find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 1), row_of(t, c.row, 1))},
+                     origin + 2 * (c.lane % 4),
+                     entry.kv_len};
+#if PLANS_AHEAD
+        const visible_tiles tiles = read_tiles(smem, index, q_use);
+#else
+        const visible_tiles tiles = tiles_of_consumer(a, entry, t, find_key_tiles(a, t), index);
+#endif
+        int tile = tiles.end - 1, accumulate = 0;
         float max[2];
 
         WGMMA_WAIT(0);
         ACR_MARK(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
-        finish_scores(s, seen, tile * KV_TILE, tile >= own.full_end || tile < own.full_first);
+        finish_scores(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first,
+                      a, terms.rows, terms.first_column, terms.end);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
@@ -333,17 +410,19 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         exponentiate_and_sum(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
         ACR_MARK(q_use, "tile: first exponentials done");
-        if ((a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > entry.kv_len)
-            clear_rows(c, use, entry.kv_len - tile * KV_TILE);
+        if ((a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > keys)
+            clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
-        for (int end = own.full_end;; end = all.first) { /* masked tiles, tiles without a mask, masked tiles again */
+        for (int end = tiles.full_end;;
+             end = tiles.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 1, seen, tile * KV_TILE);
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 1, at_tile(seen, tiles, tile),
+                     tile * KV_TILE, a, terms);
 #pragma unroll 1
-            for (; tile >= own.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, seen, 0);
-            if (tile < all.first)
+            for (; tile >= tiles.full_first; tile--, accumulate = 1)
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, seen, tile * KV_TILE, a, terms);
+            if (tile < tiles.first)
                 break;
         }
 
@@ -378,6 +457,11 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, warps);
     }
+#if PLANS_AHEAD
+    for (int i = 0; i < Q_STAGES; i++)
+        barrier_init(ADDRESS(smem, work_known) + BARRIER_BYTES * i, 1);
+    barrier_init(ADDRESS(smem, plan_next), 1);
+#endif
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
@@ -415,6 +499,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (threadIdx.x == 0)
             produce(a, maps, smem, shared);
+#if PLANS_AHEAD
+        if (threadIdx.x == WARP_THREADS)
+            plan_work(a, smem, shared);
+#endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, smem, group - 1);
@@ -428,6 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
                                    .q_tile = Q_TILE,
+                                   .heads_in_tile = HEADS_IN_TILE,
                                    .threads = THREADS,
                                    .smem_bytes = sizeof(shared_memory),
                                    .packed_only = PACKED,
@@ -437,25 +526,45 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
+#if AHEAD || (TERMS && HEADS_IN_TILE == 1)
+    /* As rates.def has the line without: one that plans ahead takes less for a masked query tile, and more for the
+     * first. */
+    const int wide = DIM > 64;
+    const double mask_cycles = wide ? 1228.0 : 415.0;
     const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 3600.0, /* of 4096: what the power limit leaves */
-        .exp_per_cycle = 14.0,
+        .mma_flop_per_cycle = wide ? 3580.0 : 3239.0,
+        .exp_per_cycle = wide ? 9.86 : 9.38,
+        .step_cycles = 800.0,
+        .cta_cycles = wide ? 3795.0 : 2897.0,
+        .mask_cycles = AHEAD ? 400.0 : mask_cycles,
+        .first_cycles = AHEAD ? 4400.0 : 3000.0,
+        .memory_share = 0.9,
+        .ctas_per_sm = 1,
+    };
+#else
+    const acr__fwd_rates rates = {
+        .heads_in_tile = HEADS_IN_TILE,
+        /* of 4096, what the power limit leaves; several heads in a tile pay with few key tiles alone */
+        .mma_flop_per_cycle = HEADS_IN_TILE > 1 ? 3000.0 : 3600.0,
+        .exp_per_cycle = HEADS_IN_TILE > 1 ? 9.4 : 14.0,
         .step_cycles = 600.0 + 4.0 * KV_TILE, /* of one warpgroup alone */
         .cta_cycles = 3500.0,
         .ctas_per_sm = 1,
     };
-    return tile_seconds(problem, device, rates);
+#endif
+    return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wgmma", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
+    .terms = TERMS,
     .why_not = tile_why_not,
     .workspace = tile_workspace,
     .cost = cost,
     .shape = tile_shape,
-    .boxes = {.q_rows = GROUP_ROWS, .k_rows = KV_TILE, .v_rows = KV_TILE},
+    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .q_heads = HEADS_IN_TILE},
 };
 
 #endif
