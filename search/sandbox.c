@@ -48,6 +48,12 @@ typedef enum part {
     PART_Q_SCALES,
     PART_K_SCALES,
     PART_V_SCALES,
+    PART_KV_STARTS,
+    PART_SINKS,
+    PART_SLOPES,
+    PART_BIAS,
+    PART_RANGES,
+    PART_TREE,
     PART_ARGS,
     PART_O,
     PART_LSE,
@@ -713,6 +719,12 @@ static int64_t random_gap(void)
     return (1 + byte % PAGES) * (int64_t)PAGE;
 }
 
+static int64_t bias_bytes(const fwd_args *a)
+{
+    const acr_strides strides = {a->bias_stride.batch, a->bias_stride.head, a->bias_stride.row};
+    return acr__span_bytes(a->batch, a->q_heads, a->q_len, a->kv_len, &strides, (acr_dtype)a->bias_type);
+}
+
 /* What a call brings: the sizes and where they come from. */
 static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args *a, const int64_t *queue)
 {
@@ -721,6 +733,8 @@ static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args
     const int64_t rows = (is_packed ? 1 : (int64_t)a->batch) * a->q_heads * q_rows;
     const int64_t scale_bytes = (int64_t)sizeof(float) * a->batch * a->kv_heads;
     const int64_t offset_bytes = is_packed ? (int64_t)sizeof(int32_t) * (a->batch + 1) : 0;
+    const int64_t head_bytes = (int64_t)sizeof(float) * a->q_heads;
+    const int64_t range_bytes = 2 * (int64_t)sizeof(int32_t) * a->batch * a->ranges_count;
     const struct {
         int64_t bytes;
         const void *from;
@@ -733,6 +747,12 @@ static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args
                        [PART_Q_SCALES] = {a->q_scales ? scale_bytes : 0, a->q_scales},
                        [PART_K_SCALES] = {a->k_scales ? scale_bytes : 0, a->k_scales},
                        [PART_V_SCALES] = {a->v_scales ? scale_bytes : 0, a->v_scales},
+                       [PART_KV_STARTS] = {a->kv_starts ? (int64_t)sizeof(int32_t) * a->batch : 0, a->kv_starts},
+                       [PART_SINKS] = {a->sinks ? head_bytes : 0, a->sinks},
+                       [PART_SLOPES] = {a->slopes ? head_bytes : 0, a->slopes},
+                       [PART_BIAS] = {a->bias ? bias_bytes(a) : 0, a->bias},
+                       [PART_RANGES] = {a->ranges ? range_bytes : 0, a->ranges},
+                       [PART_TREE] = {a->tree ? (int64_t)a->batch * a->q_len * ((a->q_len + 7) / 8) : 0, a->tree},
                        [PART_ARGS] = {sizeof *a, NULL},
                        [PART_O] = {span(a, &a->o_stride, a->q_heads, q_rows, a->v_dim, out_dtype(b->dtype, a)), a->o},
                        [PART_LSE] = {a->lse ? (int64_t)sizeof(float) * rows : 0, a->lse},
@@ -807,6 +827,12 @@ static void copy_args(cell *c, const fwd_args *a)
     there.q_scales = arena_address(c, PART_Q_SCALES);
     there.k_scales = arena_address(c, PART_K_SCALES);
     there.v_scales = arena_address(c, PART_V_SCALES);
+    there.kv_starts = arena_address(c, PART_KV_STARTS);
+    there.sinks = arena_address(c, PART_SINKS);
+    there.slopes = arena_address(c, PART_SLOPES);
+    there.bias = arena_address(c, PART_BIAS);
+    there.ranges = arena_address(c, PART_RANGES);
+    there.tree = arena_address(c, PART_TREE);
     there.o = arena_address(c, PART_O);
     there.lse = arena_address(c, PART_LSE);
     there.workspace = arena_address(c, PART_SCRATCH);
