@@ -339,7 +339,8 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
             find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], sum);
         fix_hidden_nan<ELEMENT>(
-            a, entry, {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor},
+            a, entry,
+            {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, score_scale_log2(a), r.offset[h], factor},
             sum, finite, c.lane);
     }
 }
