@@ -338,9 +338,11 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
         const int finite = store_row<BF16>(to, o, h, c.lane);
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
             find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], sum);
+        /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
+         * again it spills beside four consumers */
+        const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
         fix_hidden_nan<ELEMENT>(
-            a, entry,
-            {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, score_scale_log2(a), r.offset[h], factor},
+            a, entry, {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, scale_log2, r.offset[h], factor},
             sum, finite, c.lane);
     }
 }
