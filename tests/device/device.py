@@ -31,10 +31,12 @@ SHAPES = ["b1:h2:s70/130:d{d}:causal:lse", "b2:h4/2:s65/97:d{d}:kvlens", "b1:h2:
           "b3:h2:s70/50:d{d}:causal:bshd:packed", "b1:h4/1:s1/200:d{d}", "b2:h2:s70/210:d{d}:win40/9:kvlens"]
 LONG = ["b1:h2:s200/300:d{d}:causal:lse", "b2:h2/1:s260/129:d{d}:kvlens", "b3:h2:s150/170:d{d}:bshd:packed:lse"]
 WINDOWS = ["b1:h2:s70/130:d{d}:causal:lse:win20", "b2:h4/2:s65/97:d{d}:kvlens:win7/3",
-           "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33"]
+           "b1:h2:s200/700:d{d}:causal-tl:win64", "b1:h1:s300/900:d{d}:lse:win100", "b1:h1:s40/500:d{d}:win260/33",
+           "b1:h2:s150/40:d{d}:causal-tl:win7:lse"]  # the last rows see none
 EXACT = [  # of lines for exactly 512 keys; the first goes to all lines, so that these have one, too
     "b1:h1:s100/512:d{d}:lse", "b1:h1:s512:d{d}:causal:lse"]
-PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200/400:d{d}:bshd:packed:win150/33"]
+PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200/400:d{d}:bshd:packed:win150/33",
+                  "b3:h1:s150/60:d{d}:causal-tl:bshd:packed:win20"]
 # Eight query heads of a key head in a tile.
 GROUPED = ["b1:h16/2:s70/130:d{d}:causal:lse:win20:sinks", "b2:h8/1:s65/97:d{d}:kvlens:win7/3",
            "b1:h8/1:s60/300:d{d}:causal:lse:win128:sinks", "b1:h16/1:s33:d{d}:causal-tl:bshd"]

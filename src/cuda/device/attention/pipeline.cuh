@@ -97,6 +97,9 @@ DEV visible_tiles tiles_of_consumer(const fwd_args &a, const visible_entry &e, c
     const visible_keys seen =
         find_visible_keys(a, e, entry_number(t), t.q_first + GROUP_POSITIONS * consumer, GROUP_POSITIONS);
     const visible_tiles own = visible_tiles_of(count_from(key_origin(e, t.q_first), seen), KV_TILE);
+    /* Rows that see no key have all tiles masked on both sides: their keys' first may lie within any of these tiles. */
+    if (WINDOWS && own.first >= own.end)
+        return {all.first, all.end, all.end, all.end};
     return {all.first, own.full_first, own.full_end, all.end};
 }
 

@@ -233,7 +233,7 @@ template <int LAYOUT> DEV constexpr int key_at(int i)
 typedef struct row_keys {
     int first[2], end[2];
     bool has_first;  /* false: both rows see every key before their end */
-    bool has_end;    /* false: and every key from their first on, of the tiles that this is asked about */
+    bool endless;    /* true: both see every key from their first on, of the tiles that this is asked about */
     bool has_joined; /* false: no ranges */
     int joined_first[2], joined_end[2];
     int tree_first;         /* the key of the tree's bit 0 */
@@ -244,8 +244,7 @@ DEV row_keys find_row_keys(const visible_entry &e, int row_0, int row_1, int fir
 {
     return {{visible_first(e, row_0) - first_column, visible_first(e, row_1) - first_column},
             {visible_end(e, row_0) - first_column, visible_end(e, row_1) - first_column},
-            e.rule.window_left != 0 || visible_chunk(e.rule) != 0 || visible_start(e) != 0,
-            true};
+            e.rule.window_left != 0 || visible_chunk(e.rule) != 0 || visible_start(e) != 0};
 }
 
 /* The same with ranges and the tree. batch: the entry, of a packed batch the sequence. Reads global memory: ranges. */
@@ -295,7 +294,7 @@ template <int LAYOUT, int ELEMS> DEV void mask_scores(float (&s)[ELEMS], const r
                 s[i] = -CUDART_INF_F;
         }
     } else {
-        if (v.has_end) {
+        if (!v.endless) {
 #pragma unroll
             for (int i = 0; i < ELEMS; i++)
                 if (key_at<LAYOUT>(i) >= end[row_at<LAYOUT>(i)])

@@ -353,7 +353,7 @@ DEV row_keys at_tile(const row_keys &seen, const visible_tiles &tiles, int tile)
     row_keys v = seen;
     if (WINDOWS) {
         v.has_first = seen.has_first && tile < tiles.full_first;
-        v.has_end = tile >= tiles.full_end || tiles.full_first == tiles.full_end;
+        v.endless = tile < tiles.full_end && tiles.full_first < tiles.full_end;
     }
     return v;
 }
