@@ -430,7 +430,8 @@ double acr__fwd_seconds(const acr_problem *p, const acr__device *device, const a
     const load l = count_load(p, r);
     double pair_flop = 2.0 * r->q_tile * r->kv_tile * (double)(p->qk_dim + p->v_dim);
     double mma = pair_flop / r->mma_flop_per_cycle, exps = (double)r->q_tile * r->kv_tile / r->exp_per_cycle;
-    exps *= p->softcap > 0.0f ? 2.0 : 1.0;                 /* tanh takes the same unit */
+    if (p->softcap > 0.0f) /* tanh takes the same unit, and nothing else: at its own rate, not at the fitted one */
+        exps += (double)r->q_tile * r->kv_tile / 16.0;
     double pipe = fmax(mma, exps) + 0.3 * fmin(mma, exps); /* the two overlap, but not perfectly */
     double start_cycles = r->cta_cycles + (visible_is_limited(acr__rule_of(p)) ? r->mask_cycles : 0.0);
     double ctas_on_fullest_sm = ceil(l.ctas / device->sm_count);
