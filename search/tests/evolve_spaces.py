@@ -27,7 +27,8 @@ HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"
 # What the assertions of CPU kernels use from our headers.
 CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
             "ACR__ISA_AVX512 = 4 };\n"
-BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
+TERMS = "static constexpr bool has_term(int terms) { return (TERMS & terms) != 0; }\n"  # as attention/visible.cuh has it
+BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#define [A-Z_]+ \([^\n]*\)|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
                     r"|enum \{.*?^\};|typedef (?:struct|union) \w+ \{.*?^\} \w+;|typedef [^\n{]*;"
                     r"|(?:_Static_assert|static_assert)\(.*?\);)$",
                     re.M | re.S)
@@ -36,7 +37,7 @@ BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#(?:if|elif|ifdef|
 def device_constants():
     """NAME = number of the enums in the device headers."""
     found = {}
-    for header in sorted(ROOT.glob("src/cuda/device/**/*.cuh")):
+    for header in [ROOT / "src/core/fwd_args.h", *sorted(ROOT.glob("src/cuda/device/**/*.cuh"))]:
         for enum in re.findall(r"^enum \{.*?^\};", header.read_text(), flags=re.M | re.S):
             found.update(re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)\b(?=\s*(?:,|\n|/\*))", enum))
     return "".join(f"enum {{ {name} = {value} }};\n" for name, value in found.items())
@@ -64,6 +65,9 @@ def assertions_of(source):
     types = [k for k in kept if k.startswith(("enum", "typedef")) and "static" not in k]
     asserts = [k for k in kept if "tatic_assert(" in k]
     defaults = [k for k in kept if k.startswith("#ifndef") and "#define" in k]
+    defaults += [k for k in kept if k.startswith("#define")]  # what follows from parameters
+    if any("has_term(" in k for k in asserts):
+        defaults.append(TERMS)
     constants = device_constants() if source.suffix == ".cu" else CONSTANTS
     return (HEADERS + constants + "namespace family {\n" + "\n".join(defaults + types + asserts) + "\n}\n",
             len(asserts))
