@@ -27,8 +27,10 @@ HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"
 # What the assertions of CPU kernels use from our headers.
 CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
             "ACR__ISA_AVX512 = 4 };\n"
-TERMS = "static constexpr bool has_term(int terms) { return (TERMS & terms) != 0; }\n"  # as attention/visible.cuh has it
-BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#define [A-Z_]+ \([^\n]*\)|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
+# As attention/visible.cuh has it.
+TERMS = "static constexpr bool has_term(int terms) { return (TERMS & terms) != 0; }\n"
+BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#define [A-Z_]+ \([^\n]*\)"
+                    r"|#(?:if|elif|ifdef|ifndef|else|endif)[^\n]*"
                     r"|enum \{.*?^\};|typedef (?:struct|union) \w+ \{.*?^\} \w+;|typedef [^\n{]*;"
                     r"|(?:_Static_assert|static_assert)\(.*?\);)$",
                     re.M | re.S)

@@ -44,7 +44,7 @@ typedef enum view {
 typedef struct heads {
     int64_t batch, kv_heads, group;
 } heads;
-static const heads head_values[] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8}, {3, 5, 1}, {2, 2, 4}};
+static const heads head_values[] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8}, {3, 5, 1}, {2, 2, 4}, {2, 2, 8}};
 enum {
     HEAD_VALUES = sizeof head_values / sizeof head_values[0]
 };
@@ -98,6 +98,7 @@ typedef struct space {
     window windows[VALUES_MAX];
     term_case terms[VALUES_MAX];
     int counts[AXES];
+    int probe_heads; /* of head_values: some that the kernel takes, for probing the other axes */
     uint64_t random_counter;
 } space;
 
@@ -345,15 +346,23 @@ static void set_lengths(space *s)
     }
 }
 
+/* What a probe starts from. */
+static choice first_choice(const space *s)
+{
+    choice c = {{0}};
+    c.value[AXIS_HEADS] = (signed char)s->probe_heads;
+    c.value[AXIS_VIEW] = VIEW_BSHD;
+    return c;
+}
+
 /* None alone where the kernel serves no window, probed with a small problem. */
 static void set_windows(space *s)
 {
     const int64_t kv_tile = kv_tile_of(s->kernel);
     const window values[WINDOWS] = {{0, 0}, {kv_tile, 0}, {1, 0}, {kv_tile + 1, 3}, {2 * kv_tile - 5, kv_tile}, {0, 7}};
     memcpy(s->windows, values, sizeof values);
-    choice c = {{0}};
+    choice c = first_choice(s);
     c.value[AXIS_WINDOW] = 2; /* one key: it hides something wherever there are two */
-    c.value[AXIS_VIEW] = VIEW_BSHD;
     test_case probe;
     s->counts[AXIS_WINDOW] = case_of(&probe, s, &c) && probe.problem.window_left ? WINDOWS : 1;
 }
@@ -361,8 +370,7 @@ static void set_windows(space *s)
 /* Those that the kernel is compiled with, probed with a causal problem. */
 static void set_term_cases(space *s)
 {
-    choice c = {{0}};
-    c.value[AXIS_VIEW] = VIEW_BSHD;
+    choice c = first_choice(s);
     c.value[AXIS_MASK] = 1;
     for (int terms = TERMS_NONE; terms < TERM_CASES; terms++) {
         const int place = s->counts[AXIS_TERMS];
@@ -398,9 +406,8 @@ static void set_dims(space *s)
         }
         int place = s->counts[AXIS_DIMS];
         s->dim_values[place] = *d;
-        choice c = {{0}};
+        choice c = first_choice(s);
         c.value[AXIS_DIMS] = (signed char)place;
-        c.value[AXIS_VIEW] = VIEW_BSHD;
         test_case probe;
         if (case_of(&probe, s, &c)) {
             ++s->counts[AXIS_DIMS];
@@ -408,17 +415,31 @@ static void set_dims(space *s)
     }
 }
 
+/* A kernel may want several query heads for each key head. */
+static void set_probe_heads(space *s)
+{
+    for (int place = 0; place < HEAD_VALUES; place++)
+        for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; i++) {
+            test_case probe;
+            s->probe_heads = place;
+            s->flags[0] = flag_values[i];
+            const choice c = first_choice(s);
+            if (case_of(&probe, s, &c))
+                return;
+        }
+}
+
 /* The flags that it takes at all: a kernel may serve packed batches alone, or none. */
 static void set_flags(space *s)
 {
     s->dim_values[0] = (dims){s->kernel->qk_dim_max < 128 ? s->kernel->qk_dim_max : 128,
                               s->kernel->v_dim_max < 128 ? s->kernel->v_dim_max : 128};
+    set_probe_heads(s);
     for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; ++i) {
         int place = s->counts[AXIS_FLAGS];
         s->flags[place] = flag_values[i];
-        choice c = {{0}};
+        choice c = first_choice(s);
         c.value[AXIS_FLAGS] = (signed char)place;
-        c.value[AXIS_VIEW] = VIEW_BSHD;
         test_case probe;
         s->counts[AXIS_FLAGS] += case_of(&probe, s, &c);
     }
@@ -574,22 +595,40 @@ static int index_of(const int64_t *values, int count, int64_t value)
     return -1;
 }
 
-/* One query over the longest keys, nothing hidden: where CTAs share a tile's keys, as many of them as ever do. Pairs
- * alone do not promise that, since a window or a mask may come with every long case. */
+static void add_choice(case_list *list, space *s, pair_table *t, const choice *c)
+{
+    if (list->count < CASES_MAX && case_of(&list->items[list->count], s, c)) {
+        ++list->count;
+        mark_covered(list, t, c);
+    }
+}
+
+/* Decoding over the longest keys, where CTAs share a tile's keys, in the forms that differ there: as many CTAs as ever
+ * do, batch entries of different key lengths, masks, groups of heads. Pairs alone do not promise these, since a window
+ * or a mask may come with every long case. */
 static void add_long_decoding(case_list *list, space *s, pair_table *t)
 {
-    const int q_len = index_of(s->q_lens, s->counts[AXIS_Q_LEN], 1);
+    const struct {
+        int64_t q_len;
+        signed char heads_place, mask_place;
+        uint32_t flags;
+    } forms[] = {{1, 1, 0, 0}, /* one head: the fewest tiles, so the most splits */
+                 {1, 2, 0, ACR_KV_LENS},
+                 {5, 3, 1, 0},
+                 {5, 5, 2, 0}};
     const int kv_len = index_of(s->kv_lens, s->counts[AXIS_KV_LEN], LONG_KV_LEN);
-    choice c = {{0}};
-    if (q_len < 0 || kv_len < 0 || list->count == CASES_MAX) {
-        return;
-    }
-    c.value[AXIS_Q_LEN] = (signed char)q_len;
-    c.value[AXIS_KV_LEN] = (signed char)kv_len;
-    c.value[AXIS_HEADS] = 1; /* one head: the fewest tiles, so the most splits */
-    if (case_of(&list->items[list->count], s, &c)) {
-        ++list->count;
-        mark_covered(list, t, &c);
+    for (size_t i = 0; kv_len >= 0 && i < sizeof forms / sizeof forms[0]; i++) {
+        const int q_len = index_of(s->q_lens, s->counts[AXIS_Q_LEN], forms[i].q_len);
+        choice c = {{0}};
+        c.value[AXIS_Q_LEN] = (signed char)q_len;
+        c.value[AXIS_KV_LEN] = (signed char)kv_len;
+        c.value[AXIS_HEADS] = forms[i].heads_place;
+        c.value[AXIS_MASK] = forms[i].mask_place;
+        for (int flags = 0; q_len >= 0 && flags < s->counts[AXIS_FLAGS]; flags++) {
+            c.value[AXIS_FLAGS] = (signed char)flags;
+            if (s->flags[flags] == forms[i].flags)
+                add_choice(list, s, t, &c);
+        }
     }
 }
 

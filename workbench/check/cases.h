@@ -10,7 +10,7 @@
 #include "internal.h"
 
 enum {
-    CASES_MAX = 190,
+    CASES_MAX = 220,
     CASES_QUICK = 16
 };
 
