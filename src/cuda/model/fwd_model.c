@@ -328,8 +328,9 @@ typedef struct load {
 static load count_load(const acr_problem *p, const acr__fwd_rates *r)
 {
     const int32_t heads = heads_in_tile(r);
+    const int64_t head_tiles = p->q_heads / heads;
     const double tiles = (double)acr__q_tiles(p, r->q_tile / heads);
-    load l = {.ctas = tiles * (double)(p->q_heads / heads) * (double)p->batch};
+    load l = {.ctas = tiles * (double)head_tiles * (double)p->batch};
     l.classes = !visible_is_limited(acr__rule_of(p)) ? 1 : tiles < CLASSES_MAX ? (int)tiles : CLASSES_MAX;
     for (int i = 0; i < l.classes; i++) {
         l.steps[i] = count_steps(p, r, tiles - 1.0 - floor((i + 0.5) / l.classes * tiles));
