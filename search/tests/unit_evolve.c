@@ -159,6 +159,7 @@ static void test_lines_are_points(void **state)
         }
         assert_int_equal(candidate_of_kernel(&c, kernel->name), ACR_OK);
         if (is_outside_spaces(&c)) {
+            candidate_free(&c);
             continue;
         }
         problem_of_line(problem, kernel, &c);

@@ -317,8 +317,11 @@ static fwd_scales scales_of(const fwd_args *a, int64_t batch, int64_t head)
  * Hopper's tensor cores lose. */
 static double add_cut(double sum, double x)
 {
-    const double larger = fabs(sum) > fabs(x) ? fabs(sum) : fabs(x), unit = ldexp(1.0, ilogb(larger) - 13);
-    return larger > 0 ? sum + unit * trunc(x / unit) : 0.0;
+    const double larger = fabs(sum) > fabs(x) ? fabs(sum) : fabs(x);
+    if (!(larger > 0) || !isfinite(sum + x)) /* has no leading bit */
+        return sum + x;
+    const double unit = ldexp(1.0, ilogb(larger) - 13);
+    return sum + unit * trunc(x / unit);
 }
 
 static double score_of(const fwd_args *a, const place *at, int64_t key)
