@@ -1,20 +1,16 @@
 /* The features of `acromion run`, see run_features.h. */
 #include "run_features.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "run_numbers.h"
 
-/* What each file is for, and what it has to hold. */
+/* The place of each option's file. */
 enum {
-    FILE_MASK,
-    FILE_SINKS,
-    FILE_SLOPES,
-    FILE_KV_STARTS,
-    FILE_RANGES,
-    FILE_TREE
+    FILE_MASK = RUN_MASK - RUN_MASK,
+    FILE_SINKS = RUN_SINKS - RUN_MASK,
+    FILE_SLOPES = RUN_ALIBI - RUN_MASK,
+    FILE_KV_STARTS = RUN_KV_STARTS - RUN_MASK,
+    FILE_RANGES = RUN_RANGES - RUN_MASK,
+    FILE_TREE = RUN_TREE - RUN_MASK
 };
 
 static const struct {

@@ -17,7 +17,7 @@ enum {
     RUN_FEATURE_FIRST = OPTION_LONG_ONLY + 100,
     RUN_SOFTCAP = RUN_FEATURE_FIRST,
     RUN_CHUNK,
-    RUN_MASK, /* from here on: one file each, in the order of run_files */
+    RUN_MASK, /* from here on: one file each */
     RUN_SINKS,
     RUN_ALIBI,
     RUN_KV_STARTS,
