@@ -75,6 +75,7 @@ class Flex:
 
     def __init__(self, torch, p, bias):
         from torch.nn.attention import flex_attention as flex
+
         def numbers(address):
             host = (ctypes.c_float * p.q_heads).from_address(address)
             return torch.tensor(list(host), device="cuda")
@@ -330,16 +331,18 @@ class Fa3:
 
 
 class Device:
-    """The primary context of a device: where our calls are waited for."""
+    """The primary context of a device, retained once: where our calls are waited for."""
 
-    def __init__(self):
+    def __init__(self, ordinal):
         self.driver = ctypes.CDLL("libcuda.so.1")
-        self.driver.cuInit(0)
-
-    def select(self, ordinal):
-        context = Pointer()
-        if self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) or self.driver.cuCtxSetCurrent(context):
+        self.context = Pointer()
+        if self.driver.cuInit(0) or self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), ordinal):
             raise RuntimeError(f"no primary context of device {ordinal}")
+
+    def select(self):
+        status = self.driver.cuCtxSetCurrent(self.context)
+        if status:
+            raise RuntimeError(f"cuCtxSetCurrent: {status}")
 
     def wait(self):
         status = self.driver.cuCtxSynchronize()
@@ -361,8 +364,8 @@ class Peers:
 
     def begin(self, problem):
         """Raises when every library refuses; what one refuses its peers say later."""
-        self.device = self.device or Device()
-        self.device.select(problem.device)
+        self.device = self.device or Device(problem.device)  # one device for a whole run
+        self.device.select()
         self.refused = {}
         for library in self.libraries:
             try:
