@@ -5,7 +5,7 @@
 
 /* The place of each option's file. */
 enum {
-    FILE_MASK = RUN_MASK - RUN_MASK,
+    FILE_MASK,
     FILE_SINKS = RUN_SINKS - RUN_MASK,
     FILE_SLOPES = RUN_ALIBI - RUN_MASK,
     FILE_KV_STARTS = RUN_KV_STARTS - RUN_MASK,
