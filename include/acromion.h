@@ -127,7 +127,8 @@ ACR_API const char *acr_ctx_device(const acr_ctx *ctx);
 /* ---- Problem ----------------------------------------------------------------------------------------------------- */
 
 typedef enum acr_pass {
-    ACR_FORWARD = 0
+    ACR_FORWARD = 0,
+    ACR_BACKWARD = 1 /* gradients; no kernel serves it yet, acr_problem_canonical refuses it */
 } acr_pass;
 
 typedef enum acr_dtype {
@@ -174,7 +175,12 @@ enum {                      /* acr_problem.flags */
     ACR_SINKS = 1u << 4,     /* executions read a sink for each query head */
     ACR_ALIBI = 1u << 5,     /* executions read an ALiBi slope for each query head */
     ACR_RANGES = 1u << 6,    /* executions read `ranges` ranges of keys for each batch entry */
-    ACR_TREE = 1u << 7       /* executions read which of the last q_len keys each row sees */
+    ACR_TREE = 1u << 7,      /* executions read which of the last q_len keys each row sees */
+    /* No kernel serves these yet: acr_problem_canonical refuses them, naming the flag. */
+    ACR_PAGED = 1u << 8,        /* k and v are pages, and executions read which pages hold a batch entry's keys */
+    ACR_V_IN_K = 1u << 9,       /* v is the first v_dim elements of each key: one tensor, loaded once */
+    ACR_INVARIANT = 1u << 10,   /* a row's bits do not depend on what is computed beside it */
+    ACR_FAST_ATOMICS = 1u << 11 /* ACR_BACKWARD: gradients may be summed in an order that differs between runs */
 };
 
 /* What a row sees, and what becomes of a score.
@@ -236,13 +242,20 @@ typedef struct acr_problem {
     acr_strides bias;     /* of bias [batch, q_heads, q_len, kv_len]; elements, >= 0, each 0 broadcasts, all three too;
                              the stride of keys is 1. With ACR_PACKED batch counts entries, row an entry's rows.
                              Kernels for GPUs load rows that are multiples of 16 bytes faster */
+    /* Left out by a caller's smaller size: 0. No kernel serves them yet: what is not 0 is refused by its name. */
+    acr_dtype kv_dtype;          /* of k and v where it is another than dtype; 0 = dtype */
+    int32_t page;                /* ACR_PAGED: keys in a page; otherwise 0 */
+    acr_dtype grad_dtype;        /* ACR_BACKWARD: of dq, dk and dv; 0 = dtype, or ACR_F32 */
+    uint32_t reserved_2;         /* 0 */
+    acr_strides d_o, dq, dk, dv; /* ACR_BACKWARD: of tensors shaped as o, q, k and v; all zero = packed */
 } acr_problem;
 
 #define ACR_PROBLEM_INIT                                                                                               \
     {                                                                                                                  \
         sizeof(acr_problem), ACR_FORWARD, ACR_F16, ACR_DTYPE_DEFAULT, ACR_MASK_NONE, ACR_BHSD, 0, 0, 0, 0, 0, 0, 0, 0, \
             0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0, 0.0f, 0, 0,                   \
-            ACR_DTYPE_DEFAULT, 0,                                                                                      \
+            ACR_DTYPE_DEFAULT, 0, {0, 0, 0}, ACR_DTYPE_DEFAULT, 0, ACR_DTYPE_DEFAULT, 0, {0, 0, 0}, {0, 0, 0},         \
+            {0, 0, 0},                                                                                                 \
         {                                                                                                              \
             0, 0, 0                                                                                                    \
         }                                                                                                              \
@@ -361,12 +374,19 @@ typedef struct acr_buffers {
     const int32_t *ranges;    /* ACR_RANGES: [batch, ranges, 2] packed, 4-byte aligned: half-open ranges of keys {begin,
                                  end}; one with begin >= end is ignored. They may overlap and reach beyond the keys */
     const uint8_t *tree;      /* ACR_TREE: bits [batch, q_len, (q_len + 7) / 8 bytes], the lowest bit of a byte first */
+    /* Left out by a caller's smaller size: NULL and 0, which they must be: no kernel serves them yet. */
+    const int32_t *page_table; /* ACR_PAGED: [batch, table_stride], 4-byte aligned: the pages of each entry's keys */
+    int64_t table_stride;      /* ACR_PAGED: from one entry's pages to the next one's, in elements */
+    int64_t pages;             /* ACR_PAGED: pages that k and v hold */
+    const void *d_o;           /* ACR_BACKWARD: the gradient of o. q, k, v, o and lse are read, too */
+    void *dq, *dk, *dv;        /* ACR_BACKWARD: written */
+    float *dsinks;             /* ACR_BACKWARD with ACR_SINKS: [q_heads], written */
 } acr_buffers;
 
 #define ACR_BUFFERS_INIT                                                                                               \
     {                                                                                                                  \
         sizeof(acr_buffers), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL,    \
-            NULL, NULL, NULL, NULL                                                                                     \
+            NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL                                           \
     }
 
 /* Prepares a workspace, once after allocating it and before its first execution; enqueued on the stream. bytes is at

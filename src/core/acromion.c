@@ -192,10 +192,10 @@ acr_status acr_workspace_init(const acr_plan *plan, void *workspace, size_t byte
 
 static acr_status read_buffers(acr_buffers *out, const acr_buffers *in)
 {
-    static const size_t earlier[] = {offsetof(acr_buffers, kv_starts), offsetof(acr_buffers, q_scales),
-                                     offsetof(acr_buffers, q_offsets)};
+    static const size_t earlier[] = {offsetof(acr_buffers, page_table), offsetof(acr_buffers, kv_starts),
+                                     offsetof(acr_buffers, q_scales), offsetof(acr_buffers, q_offsets)};
     const acr_status status =
-        acr__read_struct(out, sizeof *out, in, in->size, earlier, 3, "buffers", "ACR_BUFFERS_INIT");
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 4, "buffers", "ACR_BUFFERS_INIT");
     out->size = (uint32_t)sizeof *out;
     return status;
 }
@@ -262,6 +262,26 @@ static acr_status check_terms(const acr_plan *plan, const acr_buffers *b)
     return ACR_OK;
 }
 
+/* What no problem reads yet. */
+static acr_status refuse_unserved(const acr_buffers *b)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } fields[] = {{"page_table", b->page_table != NULL},
+                  {"table_stride", b->table_stride != 0},
+                  {"pages", b->pages != 0},
+                  {"d_o", b->d_o != NULL},
+                  {"dq", b->dq != NULL},
+                  {"dk", b->dk != NULL},
+                  {"dv", b->dv != NULL},
+                  {"dsinks", b->dsinks != NULL}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].given)
+            return acr__fail(ACR_INVALID, "buffers.%s is given, no problem reads it yet", fields[i].name);
+    return ACR_OK;
+}
+
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
@@ -278,6 +298,8 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
     acr_status status = check_scales(plan, b);
     if (status == ACR_OK)
         status = check_terms(plan, b);
+    if (status == ACR_OK)
+        status = refuse_unserved(b);
     return status == ACR_OK ? check_offsets(plan, b) : status;
 }
 

@@ -238,9 +238,10 @@ static acr_status read_problem(acr_problem *out, const acr_problem *in)
 {
     if (!in)
         return acr__fail(ACR_INVALID, "problem is NULL");
-    static const size_t earlier[] = {offsetof(acr_problem, softcap), offsetof(acr_problem, window_left)};
+    static const size_t earlier[] = {offsetof(acr_problem, kv_dtype), offsetof(acr_problem, softcap),
+                                     offsetof(acr_problem, window_left)};
     const acr_status status =
-        acr__read_struct(out, sizeof *out, in, in->size, earlier, 2, "problem", "ACR_PROBLEM_INIT");
+        acr__read_struct(out, sizeof *out, in, in->size, earlier, 3, "problem", "ACR_PROBLEM_INIT");
     out->size = (uint32_t)sizeof *out;
     return status;
 }
@@ -318,8 +319,32 @@ static acr_status check_terms(const acr_problem *p)
                          (int)p->ranges, (int)MAX_RANGES);
     if (p->flags & ACR_KV_STARTS && p->flags & ACR_PACKED)
         return acr__fail(ACR_INVALID, "flags: ACR_KV_STARTS with ACR_PACKED; the offsets already say where keys begin");
-    if (p->reserved != 0)
-        return acr__fail(ACR_INVALID, "reserved is %u, must be 0", p->reserved);
+    if (p->reserved != 0 || p->reserved_2 != 0)
+        return acr__fail(ACR_INVALID, "reserved is %u, must be 0", p->reserved | p->reserved_2);
+    return ACR_OK;
+}
+
+static bool is_given(const acr_strides *s)
+{
+    return s->batch != 0 || s->head != 0 || s->row != 0;
+}
+
+/* What no kernel serves yet. */
+static acr_status refuse_unserved(const acr_problem *p)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } fields[] = {{"kv_dtype", p->kv_dtype != ACR_DTYPE_DEFAULT},
+                  {"page", p->page != 0},
+                  {"grad_dtype", p->grad_dtype != ACR_DTYPE_DEFAULT},
+                  {"d_o strides", is_given(&p->d_o)},
+                  {"dq strides", is_given(&p->dq)},
+                  {"dk strides", is_given(&p->dk)},
+                  {"dv strides", is_given(&p->dv)}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].given)
+            return acr__fail(ACR_INVALID, "%s: given, but no kernel serves it yet; must be 0", fields[i].name);
     return ACR_OK;
 }
 
@@ -450,8 +475,8 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     if (p.out_dtype == ACR_DTYPE_DEFAULT)
         p.out_dtype = p.dtype == ACR_E4M3 ? ACR_F16 : p.dtype;
     if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK ||
-        (status = check_terms(&p)) != ACR_OK || (status = check_packed(&p)) != ACR_OK ||
-        (status = complete_bias(&p)) != ACR_OK)
+        (status = refuse_unserved(&p)) != ACR_OK || (status = check_terms(&p)) != ACR_OK ||
+        (status = check_packed(&p)) != ACR_OK || (status = complete_bias(&p)) != ACR_OK)
         return status;
     if (p.softcap == 0.0f)
         p.softcap = 0.0f; /* -0 is none, too */
@@ -494,7 +519,7 @@ acr__term_bytes acr__term_bytes_of(const acr_problem *p)
 uint64_t acr__problem_digest(const acr_problem *canonical)
 {
     /* The struct has no padding, so its bytes are its value. */
-    _Static_assert(sizeof(acr_problem) == 12 * sizeof(uint32_t) + 25 * sizeof(int64_t) + 4 * sizeof(float),
+    _Static_assert(sizeof(acr_problem) == 16 * sizeof(uint32_t) + 37 * sizeof(int64_t) + 4 * sizeof(float),
                    "acr_problem must not have padding");
     return XXH3_64bits(canonical, sizeof *canonical);
 }

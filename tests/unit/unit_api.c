@@ -374,6 +374,8 @@ static void buffers_of_terms_are_checked(void **state)
     assert_buffers_refused(&plain, buffers.bias = bytes, ACR_INVALID, "bias is given");
     assert_buffers_refused(&plain, buffers.ranges = places, ACR_INVALID, "ranges is given");
     assert_buffers_refused(&plain, buffers.tree = bytes, ACR_INVALID, "tree is given");
+    assert_buffers_refused(&plain, buffers.page_table = places, ACR_INVALID, "page_table is given");
+    assert_buffers_refused(&plain, buffers.pages = 1, ACR_INVALID, "pages is given");
     /* A caller of the version before: what its structure does not have is not read. */
     plain.t.buffers.size = (uint32_t)offsetof(acr_buffers, kv_starts);
     plain.t.buffers.sinks = numbers;

@@ -884,6 +884,28 @@ static void bad_terms_are_refused(void **state)
     assert_refused(p.reserved = 1, "reserved");
 }
 
+/* Fields that the header has and no kernel serves: refused by their names. */
+static void what_nobody_serves_is_refused_by_name(void **state)
+{
+    (void)state;
+    const acr_problem plain = problem_of("b1:h2:s64:d32");
+    acr_problem p, out;
+    p = plain, p.kv_dtype = ACR_E4M3;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "kv_dtype");
+    p = plain, p.page = 16;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "page");
+    p = plain, p.grad_dtype = ACR_F32;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "grad_dtype");
+    p = plain, p.dv.row = 64;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "dv strides");
+    p = plain, p.reserved_2 = 1;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "reserved");
+    p = plain, p.flags = ACR_PAGED;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "flags");
+    p = plain, p.pass = ACR_BACKWARD;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "pass");
+}
+
 /* A caller compiled against an earlier header: what its structure does not have is no limit. */
 static void problems_of_earlier_versions_are_accepted(void **state)
 {
@@ -899,7 +921,8 @@ static void problems_of_earlier_versions_are_accepted(void **state)
     assert_ok(acr_problem_canonical(&out, &earlier));
     assert_true(out.window_left == 7 && out.chunk == 0);
     for (uint32_t size = 0; size < sizeof earlier; size++)
-        if (size != offsetof(acr_problem, window_left) && size != offsetof(acr_problem, softcap)) {
+        if (size != offsetof(acr_problem, window_left) && size != offsetof(acr_problem, softcap) &&
+            size != offsetof(acr_problem, kv_dtype)) {
             earlier.size = size;
             assert_fails(acr_problem_canonical(&out, &earlier), ACR_INVALID, "size");
         }
@@ -941,6 +964,7 @@ int main(void)
         cmocka_unit_test(terms_have_a_text),
         cmocka_unit_test(softcaps_survive_their_text),
         cmocka_unit_test(bad_terms_are_refused),
+        cmocka_unit_test(what_nobody_serves_is_refused_by_name),
         cmocka_unit_test(problems_of_earlier_versions_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -75,17 +75,19 @@ static void structures_keep_their_layout(void **state)
     /* 64-bit layout of version 0.1: a caller compiled then passes exactly this. */
     if (sizeof(void *) != 8)
         skip();
-    assert_int_equal(sizeof(acr_problem), 264);
+    assert_int_equal(sizeof(acr_problem), 376);
     assert_int_equal(offsetof(acr_problem, window_left), 200); /* the size of the first version, still accepted */
     assert_int_equal(offsetof(acr_problem, softcap), 216);     /* of the second, likewise */
+    assert_int_equal(offsetof(acr_problem, kv_dtype), 264);    /* of the third, likewise */
     assert_int_equal(offsetof(acr_problem, batch), 32);
     assert_int_equal(offsetof(acr_problem, q), 88);
     assert_int_equal(offsetof(acr_problem, scale), 184);
-    assert_int_equal(sizeof(acr_buffers), 160);
+    assert_int_equal(sizeof(acr_buffers), 224);
     assert_int_equal(offsetof(acr_buffers, o), 32);
     assert_int_equal(offsetof(acr_buffers, q_offsets), 56); /* the size of the first version, still accepted */
     assert_int_equal(offsetof(acr_buffers, q_scales), 88);  /* of the second, likewise */
     assert_int_equal(offsetof(acr_buffers, kv_starts), 112);
+    assert_int_equal(offsetof(acr_buffers, page_table), 160);
     assert_int_equal(sizeof(acr_ctx_options), 40);
     assert_int_equal(sizeof(acr_wisdom_report), 16);
 }
