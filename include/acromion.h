@@ -201,7 +201,8 @@ enum {                      /* acr_problem.flags */
  *  (b) tree: the key is before the entry's last q_len keys, or its bit is 1 for row i. Key j's bit is number
  *      j - (key length - q_len), with the lengths of the entry.
  * A bias of -infinity hides its key, as a boolean mask does. A row that sees no key gets o = 0 and an lse of
- * -infinity, or with a sink of the sink. */
+ * -infinity, or with a sink of the sink. Finite biases below -2e38 may count alike, and an lse down there is any
+ * finite number below -2e38: a row whose keys all have float32's or bf16's lowest number weighs them evenly. */
 
 typedef struct acr_problem {
     uint32_t size;       /* sizeof(acr_problem) */

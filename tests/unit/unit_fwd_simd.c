@@ -2,6 +2,7 @@
  * allows, the rounding of outputs at ties, and that hidden keys are not read at all. */
 #include "support.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -195,6 +196,75 @@ static void hidden_keys_are_not_read(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* ---- Lowest biases ----------------------------------------------------------------------------------------------- */
+
+enum {
+    LOWEST_KEYS = 700, /* of several tiles */
+    LOWEST_DIMS = 24,
+    LOWEST_ROWS = 3,
+    PLAIN_KEY = 411,
+    HIDDEN_KEY = 5
+};
+
+/* The mean of V over keys [0, LOWEST_KEYS) but one. */
+static double mean_value(const tensors *t, int64_t dim, int64_t without)
+{
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t key = 0; key < LOWEST_KEYS; key++)
+        if (key != without) {
+            sum += acr__load_element(t->problem.dtype, t->v, element_of(&t->problem.v, 0, 0, key, dim));
+            count++;
+        }
+    return sum / (double)count;
+}
+
+/* The lowest number of a type as a mask, which is what users of PyTorch write: the keys of row 0 have nothing else and
+ * weigh the same; row 1 has one key without a bias, which takes all; row 2 has a hidden one. */
+static void check_lowest(acr_ctx *ctx, const acr__kernel *kernel, acr_dtype bias_dtype, uint64_t seed)
+{
+    char text[ACR_PROBLEM_TEXT_MAX];
+    snprintf(text, sizeof text, "%s:b1:h1:s%d/%d:d%d:lse:cap30:bias-%s/0,0,%d", acr__dtype_text(kernel->dtype),
+             LOWEST_ROWS, LOWEST_KEYS, LOWEST_DIMS, acr__dtype_text(bias_dtype), LOWEST_KEYS);
+    const acr_problem p = problem_of(text);
+    tensors t = tensors_make(&p, seed);
+    float bias[LOWEST_ROWS * LOWEST_KEYS]; /* or twice as many bf16 */
+    const double lowest = bias_dtype == ACR_BF16 ? -0x1.fep127 : -(double)FLT_MAX;
+    for (int64_t i = 0; i < (int64_t)LOWEST_ROWS * LOWEST_KEYS; i++)
+        acr__store_element(bias_dtype, bias, i, lowest);
+    acr__store_element(bias_dtype, bias, LOWEST_KEYS + PLAIN_KEY, 0);
+    acr__store_element(bias_dtype, bias, 2 * LOWEST_KEYS + HIDDEN_KEY, -INFINITY);
+    t.buffers.bias = bias;
+    execute_once(ctx, kernel, &t);
+    for (int64_t dim = 0; dim < LOWEST_DIMS; dim++) {
+        const double expected[LOWEST_ROWS] = {
+            mean_value(&t, dim, -1),
+            acr__load_element(t.problem.dtype, t.v, element_of(&t.problem.v, 0, 0, PLAIN_KEY, dim)),
+            mean_value(&t, dim, HIDDEN_KEY)};
+        for (int64_t row = 0; row < LOWEST_ROWS; row++) {
+            const double got = o_at(&t, 0, 0, row, dim);
+            if (!(fabs(got - expected[row]) <= 1e-4 + 0x1p-8 * fabs(expected[row])))
+                fail_msg("%s: %s, row %d: %g, expected %g", kernel->name, text, (int)row, got, expected[row]);
+        }
+    }
+    assert_true(t.lse[0] <= -2e38f && isfinite(t.lse[0]) && t.lse[2] <= -2e38f && isfinite(t.lse[2]));
+    tensors_free(&t);
+}
+
+static void lowest_biases_weigh_keys_evenly(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr__kernel *kernel;
+    size_t checked = 0;
+    for (; (kernel = cpu_kernel(ctx, checked)); checked++) {
+        check_lowest(ctx, kernel, ACR_F32, checked + 1);
+        check_lowest(ctx, kernel, ACR_BF16, checked + 1);
+    }
+    assert_true(checked > 0);
+    acr_ctx_destroy(ctx);
+}
+
 /* ---- Ties -------------------------------------------------------------------------------------------------------- */
 
 /* Two keys with one score and neighbouring values: the output lies half way between them, where the even one is to be
@@ -245,6 +315,7 @@ int main(void)
         cmocka_unit_test(exponentials_have_no_trend),
         cmocka_unit_test(tanh_is_exact_to_a_few_units),
         cmocka_unit_test(hidden_keys_are_not_read),
+        cmocka_unit_test(lowest_biases_weigh_keys_evenly),
         cmocka_unit_test(ties_go_to_even),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

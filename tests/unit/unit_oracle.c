@@ -1,6 +1,7 @@
 /* The judge: conversions of stored elements, exhaustively, and attention on cases small enough to work out by hand. */
 #include "support.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -715,6 +716,25 @@ static void scores_are_capped_then_biased(void **state)
     assert_second_weight("f32:b1:h1:s1/2:d1:cap2:bias-f32/0,0,0:alibi", score, &terms, 0.75, log(4.0 / 3.0));
 }
 
+/* A row whose keys all have a type's lowest number: even weights, whatever the scores. Nothing of the scores is left to
+ * be rounded, so the gate must not allow an error as large as a bias of that size would otherwise excuse. */
+static void lowest_biases_weigh_keys_evenly(void **state)
+{
+    (void)state;
+    const float bias[] = {-FLT_MAX, -FLT_MAX};
+    acr_buffers terms = ACR_BUFFERS_INIT;
+    terms.bias = bias;
+    for (float score = -50.0f; score <= 50.0f; score += 25.0f)
+        assert_second_weight("f32:b1:h1:s1/2:d1:bias-f32/0,0,0", score, &terms, 0.5, -(double)FLT_MAX);
+    const acr_problem p = problem_of("f32:b1:h1:s1/2:d1:bias-f32/0,0,0");
+    tensors t = tensors_make(&p, 1);
+    t.buffers.bias = bias;
+    double o, lse, variance, most;
+    assert_ok(oracle_spread(&t.problem, &t.buffers, NULL, 1, &o, &lse, &variance, &most));
+    assert_true(sqrt(variance) < 1e-5 && most < 1e-5);
+    tensors_free(&t);
+}
+
 static void sinks_join_the_sum(void **state)
 {
     (void)state;
@@ -764,6 +784,7 @@ int main(void)
         cmocka_unit_test(ranges_add_keys),
         cmocka_unit_test(trees_and_boolean_masks_hide_keys),
         cmocka_unit_test(scores_are_capped_then_biased),
+        cmocka_unit_test(lowest_biases_weigh_keys_evenly),
         cmocka_unit_test(sinks_join_the_sum),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

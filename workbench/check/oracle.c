@@ -437,6 +437,9 @@ typedef struct score_terms {
 static score_terms terms_of_score(const query_row *r, int64_t j, double raw, double final)
 {
     score_terms t = {raw, raw, final, 1, 0};
+    if (final < ORACLE_LOWEST) {
+        return (score_terms){0}; /* the bias alone, to the bit: nothing else of the score is left to be rounded */
+    }
     const double cap = r->p->softcap, bias = bias_of(r, j), alibi = alibi_of(r, j);
     if (cap > 0) {
         t.capped = cap * tanh(raw / cap);
@@ -487,7 +490,8 @@ static void spread_of_row(workspace *w, const query_row *r, span keys, double *v
     double largest_score = isfinite(r->sink) ? fabs(r->sink) : 0;
     sum_squared_products(w, p->qk_dim, round_up(keys.end, DOUBLES) / DOUBLES);
     for (int64_t j = keys.first; j < keys.end; j++) {
-        const bool is_larger = w->seen[j] && s[j] > 0.5 && fabs(finals[j]) > largest_score;
+        const bool is_larger =
+            w->seen[j] && s[j] > 0.5 && finals[j] >= ORACLE_LOWEST && fabs(finals[j]) > largest_score;
         largest_score = is_larger ? fabs(finals[j]) : largest_score;
     }
     memset(w->sums, 0, 3 * (size_t)w->v_padded * sizeof(double));

@@ -13,6 +13,10 @@
 acr_status oracle_forward(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
                           double *o, double *lse);
 
+/* Scores and log-sum-exps below this stand for no number of their own: their biases, all that is left of them, are so
+ * low that kernels may take them for one another (acromion.h). */
+#define ORACLE_LOWEST (-2e38)
+
 /* The same, and how far a right kernel may be from o before it rounds its output: the sum of many small errors with the
  * variance `variance` in all, and errors of one sign of `most` in all. Both have rows * v_dim elements. */
 acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,

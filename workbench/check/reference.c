@@ -417,7 +417,7 @@ static double lse_tolerance(const reference *ref, uint32_t threads)
     /* sinks, biases and ALiBi show in the log-sum-exp itself */
     const bool adds = acr__terms_of(p) & (FWD_TERM_SINKS | FWD_TERM_BIAS | FWD_TERM_ALIBI);
     for (int64_t i = 0; adds && i < ref->rows; ++i) {
-        added = isfinite(ref->lse[i]) ? fmax(added, fabs(ref->lse[i])) : added;
+        added = isfinite(ref->lse[i]) && ref->lse[i] >= ORACLE_LOWEST ? fmax(added, fabs(ref->lse[i])) : added;
     }
     double aligned = p->dtype == ACR_E4M3 ? 0x1p-13 * score * ceil((double)p->qk_dim / 32.0) : 0.0;
     double approximate = p->dtype == ACR_F32 ? 0.0 : 0x1p-11 * capped; /* see losses.cap in oracle.c */
