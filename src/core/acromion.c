@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "extent.h"
 #include "forward_cache.h"
 #include "internal.h"
 #include "plan.h"
@@ -160,11 +161,6 @@ size_t acr_plan_workspace(const acr_plan *plan)
 
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
-static bool is_aligned(const void *pointer, size_t alignment)
-{
-    return ((uintptr_t)pointer & (alignment - 1)) == 0;
-}
-
 static acr_status check_workspace(const acr_plan *plan, const void *workspace, size_t bytes)
 {
     const size_t needed = plan->prepared->workspace_bytes;
@@ -174,7 +170,7 @@ static acr_status check_workspace(const acr_plan *plan, const void *workspace, s
         return acr__fail(ACR_WORKSPACE, "workspace is NULL, the plan needs %zu bytes", needed);
     if (bytes < needed)
         return acr__fail(ACR_WORKSPACE, "workspace has %zu bytes, the plan needs %zu", bytes, needed);
-    if (!is_aligned(workspace, WORKSPACE_ALIGNMENT))
+    if (!acr__is_aligned(workspace, WORKSPACE_ALIGNMENT))
         return acr__fail(ACR_WORKSPACE, "workspace %p is not %d-byte aligned", workspace, WORKSPACE_ALIGNMENT);
     return ACR_OK;
 }
@@ -328,71 +324,36 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
                     {"bias", b->bias, bias_bytes > 0 ? (size_t)bias_bytes : 1},
                     {"ranges", b->ranges, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
-        if (!is_aligned(pointers[i].pointer, pointers[i].alignment))
+        if (!acr__is_aligned(pointers[i].pointer, pointers[i].alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
                              pointers[i].name, pointers[i].pointer, pointers[i].alignment);
     return ACR_OK;
 }
 
-/* A tensor in memory: where it begins, how far it reaches, and the steps inside. rows 0: a plain block without
- * steps. */
-typedef struct extent {
-    const char *name;
-    uintptr_t first;
-    int64_t bytes;
-    int64_t heads, row_bytes, head_bytes, batch_bytes, dim_bytes;
-} extent;
-
-/* Bytes at the start of each row step that the tensor can touch, or the whole step when that is not simple to say.
- * Interleaved tensors, as in one [batch, length, q k v o, head, dim] buffer, share their span but touch different parts
- * of each step. */
-static int64_t bytes_per_row_step(const extent *e)
-{
-    if (e->row_bytes == 0 || e->batch_bytes % e->row_bytes != 0)
-        return e->row_bytes;
-    const int64_t used =
-        e->head_bytes % e->row_bytes == 0 ? e->dim_bytes : e->head_bytes * (e->heads - 1) + e->dim_bytes;
-    return used < e->row_bytes ? used : e->row_bytes;
-}
-
-static bool are_interleaved(const extent *a, const extent *b)
-{
-    if (a->row_bytes == 0 || a->row_bytes != b->row_bytes)
-        return false;
-    const int64_t step = a->row_bytes;
-    const int64_t offset = (int64_t)((b->first - a->first) % (uintptr_t)step + (uintptr_t)step) % step;
-    return offset >= bytes_per_row_step(a) && offset + bytes_per_row_step(b) <= step;
-}
-
-static bool overlap(const extent *a, const extent *b)
-{
-    if (a->bytes == 0 || b->bytes == 0 || a->first + (uintptr_t)a->bytes <= b->first ||
-        b->first + (uintptr_t)b->bytes <= a->first)
-        return false;
-    return a->first <= b->first ? !are_interleaved(a, b) : !are_interleaved(b, a);
-}
-
-/* total: rows of a packed tensor, whose span the plan cannot know; else 0. */
-static extent extent_of(const char *name, const void *pointer, const acr_problem *p, int64_t span_bytes, int64_t heads,
-                        int64_t total, int64_t dim, const acr_strides *s, acr_dtype dtype)
+/* total: rows of a packed tensor, whose span the plan cannot know; else 0. Only steps from row to row tell two tensors
+ * apart: how many rows there are is left open. */
+static acr__extent extent_of(const char *name, const void *pointer, const acr_problem *p, int64_t span_bytes,
+                             int64_t heads, int64_t total, int64_t dim, const acr_strides *s, acr_dtype dtype)
 {
     const int64_t size = acr__dtype_bytes(dtype);
     if (total > 0)
         span_bytes = acr__span_bytes(1, heads, total, dim, s, dtype);
-    return (extent){.name = name,
-                    .first = (uintptr_t)pointer,
-                    .bytes = span_bytes,
-                    .heads = heads,
-                    .row_bytes = s->row * size,
-                    .head_bytes = s->head * size,
-                    .batch_bytes = p->batch > 1 ? s->batch * size : 0,
-                    .dim_bytes = dim * size};
+    return (acr__extent){.name = name,
+                         .first = (uintptr_t)pointer,
+                         .bytes = span_bytes,
+                         .batch = p->batch,
+                         .heads = heads,
+                         .rows = INT64_MAX,
+                         .row_bytes = s->row * size,
+                         .head_bytes = s->head * size,
+                         .batch_bytes = p->batch > 1 ? s->batch * size : 0,
+                         .dim_bytes = dim * size};
 }
 
 /* NULL: nothing. */
-static extent block_of(const char *name, const void *pointer, int64_t bytes)
+static acr__extent block_of(const char *name, const void *pointer, int64_t bytes)
 {
-    return (extent){name, (uintptr_t)pointer, pointer ? bytes : 0, 0, 0, 0, 0, 0};
+    return acr__extent_of_block(name, pointer, bytes);
 }
 
 /* Where an execution's buffers lie. */
@@ -400,7 +361,7 @@ enum {
     INPUTS = 15
 };
 typedef struct execution_extents {
-    extent o, lse, inputs[INPUTS];
+    acr__extent o, lse, inputs[INPUTS];
 } execution_extents;
 
 static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
@@ -427,22 +388,22 @@ static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
 
 static acr_status check_overlap(const execution_extents *e)
 {
-    if (overlap(&e->o, &e->lse))
+    if (acr__overlap(&e->o, &e->lse))
         return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
     for (int i = 0; i < INPUTS; i++)
-        if (overlap(&e->o, &e->inputs[i]) || overlap(&e->lse, &e->inputs[i]))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", overlap(&e->o, &e->inputs[i]) ? "o" : "lse",
-                             e->inputs[i].name);
+        if (acr__overlap(&e->o, &e->inputs[i]) || acr__overlap(&e->lse, &e->inputs[i]))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s",
+                             acr__overlap(&e->o, &e->inputs[i]) ? "o" : "lse", e->inputs[i].name);
     return ACR_OK;
 }
 
 static acr_status check_workspace_overlap(const acr_plan *plan, const execution_extents *e, const void *workspace)
 {
-    const extent own = block_of("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
-    if (overlap(&e->o, &own) || overlap(&e->lse, &own))
-        return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", overlap(&e->o, &own) ? "o" : "lse");
+    const acr__extent own = block_of("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
+    if (acr__overlap(&e->o, &own) || acr__overlap(&e->lse, &own))
+        return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", acr__overlap(&e->o, &own) ? "o" : "lse");
     for (int i = 0; i < INPUTS; i++)
-        if (overlap(&e->inputs[i], &own))
+        if (acr__overlap(&e->inputs[i], &own))
             return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->inputs[i].name);
     return ACR_OK;
 }
