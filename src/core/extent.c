@@ -35,7 +35,7 @@ static int64_t bytes_per_step(const acr__extent *e, int64_t step)
     const int64_t steps[] = {e->batch_bytes, e->head_bytes, e->row_bytes}, counts[] = {e->batch, e->heads, e->rows};
     int64_t used = e->dim_bytes;
     for (int i = 0; i < 3 && used < step; i++)
-        if (steps[i] % step != 0) {
+        if (counts[i] > 1 && steps[i] % step != 0) {
             if (steps[i] > step || counts[i] - 1 > (step - used) / steps[i])
                 return step;
             used += (counts[i] - 1) * steps[i];
