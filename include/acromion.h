@@ -128,7 +128,8 @@ ACR_API const char *acr_ctx_device(const acr_ctx *ctx);
 
 typedef enum acr_pass {
     ACR_FORWARD = 0,
-    ACR_BACKWARD = 1 /* gradients; no kernel serves it yet, acr_problem_canonical refuses it */
+    ACR_BACKWARD = 1 /* gradients: q, k, v, o, lse and d_o are read, dq, dk and dv written. Of the same fields as the
+                        forward pass whose o and lse these are; not of ACR_E4M3 */
 } acr_pass;
 
 typedef enum acr_dtype {
@@ -164,7 +165,7 @@ typedef struct acr_strides {
 } acr_strides;
 
 enum {                      /* acr_problem.flags */
-    ACR_WANT_LSE = 1u << 0, /* executions also write the log-sum-exp */
+    ACR_WANT_LSE = 1u << 0, /* executions also write the log-sum-exp; with ACR_BACKWARD they read it in any case */
     ACR_KV_LENS = 1u << 1,  /* executions read a key length for each batch entry */
     /* The batch entries are sequences of different lengths, one after another along the rows of tensors
      * [total, heads, dim], and executions read where each begins (acr_buffers.q_offsets and kv_offsets). q_len and
@@ -177,10 +178,12 @@ enum {                      /* acr_problem.flags */
     ACR_RANGES = 1u << 6,    /* executions read `ranges` ranges of keys for each batch entry */
     ACR_TREE = 1u << 7,      /* executions read which of the last q_len keys each row sees */
     /* No kernel serves these yet: acr_problem_canonical refuses them, naming the flag. */
-    ACR_PAGED = 1u << 8,        /* k and v are pages, and executions read which pages hold a batch entry's keys */
-    ACR_V_IN_K = 1u << 9,       /* v is the first v_dim elements of each key: one tensor, loaded once */
-    ACR_INVARIANT = 1u << 10,   /* a row's bits do not depend on what is computed beside it */
-    ACR_FAST_ATOMICS = 1u << 11 /* ACR_BACKWARD: gradients may be summed in an order that differs between runs */
+    ACR_PAGED = 1u << 8,      /* k and v are pages, and executions read which pages hold a batch entry's keys */
+    ACR_V_IN_K = 1u << 9,     /* v is the first v_dim elements of each key: one tensor, loaded once */
+    ACR_INVARIANT = 1u << 10, /* a row's bits do not depend on what is computed beside it */
+    /* ACR_BACKWARD alone: gradients may be summed in an order that differs between runs. Without it runs give the same
+     * bits, on "cpu" for any number of threads. */
+    ACR_FAST_ATOMICS = 1u << 11
 };
 
 /* What a row sees, and what becomes of a score.
@@ -202,11 +205,19 @@ enum {                      /* acr_problem.flags */
  *      j - (key length - q_len), with the lengths of the entry.
  * A bias of -infinity hides its key, as a boolean mask does. A row that sees no key gets o = 0 and an lse of
  * -infinity, or with a sink of the sink. Finite biases below -2e38 may count alike, and an lse down there is any
- * finite number below -2e38: a row whose keys all have float32's or bf16's lowest number weighs them evenly. */
+ * finite number below -2e38: a row whose keys all have float32's or bf16's lowest number weighs them evenly.
+ *
+ * Gradients (ACR_BACKWARD): those of the sum over all elements of d_o * o, with respect to q, k, v and the sinks, by
+ *     p = exp(s - lse),  D = sum of d_o * o over a row's dims,  ds = p * (d_o . v - D),  dv = sum of p * d_o,
+ *     dq = scale * sum of ds' * k,  dk = scale * sum of ds' * q,  dsinks = -sum of exp(sink - lse) * D,
+ * where ds' is ds times the softcap's derivative, 1 - (s / c)^2 of the capped score. dk and dv are summed over the
+ * query heads that share a key/value head. A bias and slopes are read and get no gradient. Rows that see no key have
+ * dq = 0, keys that no row sees or that do not exist dk = dv = 0. A row whose lse is below -2e38 has no gradients worth
+ * the name: they may be anything finite or NaN. */
 
 typedef struct acr_problem {
     uint32_t size;       /* sizeof(acr_problem) */
-    acr_pass pass;       /* ACR_FORWARD */
+    acr_pass pass;       /* ACR_FORWARD or ACR_BACKWARD */
     acr_dtype dtype;     /* of q, k and v; 0 is refused: say ACR_F16 or another */
     acr_dtype out_dtype; /* of o; 0 = dtype (ACR_F16 for ACR_E4M3). Only ACR_E4M3 may differ: ACR_F16 or ACR_BF16 */
     acr_mask mask;
@@ -246,9 +257,10 @@ typedef struct acr_problem {
     /* Left out by a caller's smaller size: 0. No kernel serves them yet: what is not 0 is refused by its name. */
     acr_dtype kv_dtype;          /* of k and v where it is another than dtype; 0 = dtype */
     int32_t page;                /* ACR_PAGED: keys in a page; otherwise 0 */
-    acr_dtype grad_dtype;        /* ACR_BACKWARD: of dq, dk and dv; 0 = dtype, or ACR_F32 */
+    acr_dtype grad_dtype;        /* ACR_BACKWARD: of dq, dk and dv; ACR_F32, or that of the inputs; 0 = the latter */
     uint32_t reserved_2;         /* 0 */
-    acr_strides d_o, dq, dk, dv; /* ACR_BACKWARD: of tensors shaped as o, q, k and v; all zero = packed */
+    acr_strides d_o, dq, dk, dv; /* ACR_BACKWARD: of tensors shaped as o, q, k and v; all zero = packed. d_o, an input,
+                                    may repeat; alignment is theirs, too */
 } acr_problem;
 
 #define ACR_PROBLEM_INIT                                                                                               \
@@ -264,7 +276,7 @@ typedef struct acr_problem {
 
 /* Reads the text form, e.g. "b2:h8:s512:d64" or "bf16:b8:h32/8:s1/8192:d128:causal:kvlens". Fields in any order,
  * separated by ':'
- *     fwd                      the pass (default)
+ *     fwd bwd                  the pass (default fwd)
  *     f32 f16 bf16 e4m3        type of q, k, v (default f16)
  *     bN                       batch                           hN or hN/M   query heads / key-value heads
  *     sN or sN/M               query length / key length       dN or dN/M   query-key dim / value dim
@@ -276,6 +288,7 @@ typedef struct acr_problem {
  *     sinks alibi kvstarts tree                                the flags
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
  *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
+ *     grad-f32 atomics         with bwd: grad_dtype, the flag  dos=B,H,S dqs= dks= dvs=   with bwd: strides
  * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
  * no text form: they are 0 (default) in *out.
  * On failure *position, if position is not NULL, is the 0-based offset of the offending character.
@@ -380,7 +393,7 @@ typedef struct acr_buffers {
     int64_t table_stride;      /* ACR_PAGED: from one entry's pages to the next one's, in elements */
     int64_t pages;             /* ACR_PAGED: pages that k and v hold */
     const void *d_o;           /* ACR_BACKWARD: the gradient of o. q, k, v, o and lse are read, too */
-    void *dq, *dk, *dv;        /* ACR_BACKWARD: written */
+    void *dq, *dk, *dv;        /* ACR_BACKWARD: written, all of it but rows of no sequence; none overlaps another */
     float *dsinks;             /* ACR_BACKWARD with ACR_SINKS: [q_heads], written */
 } acr_buffers;
 
@@ -402,14 +415,14 @@ ACR_API acr_status acr_workspace_init(const acr_plan *plan, void *workspace, siz
  * On cuda, faults while running surface at the caller's next synchronisation.
  * NaN or infinite inputs: a NaN score or value makes the affected output rows NaN, never others; they are no error.
  * Errors: ACR_INVALID (null pointers; a buffer given or missing against what the problem says; a total out of range;
- * scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (o or lse overlaps
- * an input or the other; a buffer overlaps the workspace), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
+ * scales for a type that has none, or not positive and finite), ACR_ALIGNMENT, ACR_OVERLAP (an output overlaps an input
+ * or another; a buffer overlaps the workspace), ACR_WORKSPACE, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *workspace, size_t bytes,
                                void *stream);
 
-/* Everything in one call: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or makes a
- * workspace for this stream (kept in ctx), executes. After the first call for a problem and stream it neither allocates
- * nor synchronises, until the cache drops the plan: it keeps the 1024 plans used last, with at most 1 GiB of
+/* Everything in one call, of either pass: finds or makes the ACR_ESTIMATE plan of the problem (cached in ctx), finds or
+ * makes a workspace for this stream (kept in ctx), executes. After the first call for a problem and stream it neither
+ * allocates nor synchronises, until the cache drops the plan: it keeps the 1024 plans used last, with at most 1 GiB of
  * workspaces, and every plan that was executed while its stream was captured, because the graph uses the workspace.
  * Executions on one stream share that workspace: use one stream from one thread at a time. On cpu too, where a stream
  * does nothing else: threads that call this at once give each its own value (the address of a local variable, say).

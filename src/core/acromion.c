@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backward.h"
 #include "context.h"
 #include "extent.h"
 #include "forward_cache.h"
@@ -264,14 +265,8 @@ static acr_status refuse_unserved(const acr_buffers *b)
     const struct {
         const char *name;
         bool given;
-    } fields[] = {{"page_table", b->page_table != NULL},
-                  {"table_stride", b->table_stride != 0},
-                  {"pages", b->pages != 0},
-                  {"d_o", b->d_o != NULL},
-                  {"dq", b->dq != NULL},
-                  {"dk", b->dk != NULL},
-                  {"dv", b->dv != NULL},
-                  {"dsinks", b->dsinks != NULL}};
+    } fields[] = {
+        {"page_table", b->page_table != NULL}, {"table_stride", b->table_stride != 0}, {"pages", b->pages != 0}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         if (fields[i].given)
             return acr__fail(ACR_INVALID, "buffers.%s is given, no problem reads it yet", fields[i].name);
@@ -286,8 +281,10 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
         return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : !b->v ? "v" : "o");
     const bool want_lse = plan->problem.flags & ACR_WANT_LSE, has_lengths = plan->problem.flags & ACR_KV_LENS;
     if (want_lse != (b->lse != NULL))
-        return acr__fail(ACR_INVALID, want_lse ? "buffers.lse is NULL, the problem has ACR_WANT_LSE"
-                                               : "buffers.lse is given, the problem lacks ACR_WANT_LSE");
+        return acr__fail(ACR_INVALID,
+                         want_lse ? "buffers.lse is NULL, the problem has %s"
+                                  : "buffers.lse is given, the problem lacks %s",
+                         plan->problem.pass == ACR_BACKWARD ? "ACR_BACKWARD" : "ACR_WANT_LSE");
     if (has_lengths != (b->kv_lens != NULL))
         return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
                                                   : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
@@ -296,6 +293,8 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
         status = check_terms(plan, b);
     if (status == ACR_OK)
         status = refuse_unserved(b);
+    if (status == ACR_OK)
+        status = acr__check_backward_buffers(&plan->problem, b);
     return status == ACR_OK ? check_offsets(plan, b) : status;
 }
 
@@ -322,7 +321,12 @@ static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
                     {"sinks", b->sinks, sizeof(float)},
                     {"slopes", b->slopes, sizeof(float)},
                     {"bias", b->bias, bias_bytes > 0 ? (size_t)bias_bytes : 1},
-                    {"ranges", b->ranges, sizeof(int32_t)}};
+                    {"ranges", b->ranges, sizeof(int32_t)},
+                    {"d_o", b->d_o, promised},
+                    {"dq", b->dq, promised},
+                    {"dk", b->dk, promised},
+                    {"dv", b->dv, promised},
+                    {"dsinks", b->dsinks, sizeof(float)}};
     for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
         if (!acr__is_aligned(pointers[i].pointer, pointers[i].alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
@@ -356,53 +360,98 @@ static acr__extent block_of(const char *name, const void *pointer, int64_t bytes
     return acr__extent_of_block(name, pointer, bytes);
 }
 
-/* Where an execution's buffers lie. */
+/* Where an execution's buffers lie. The outputs of a forward pass are o and lse, which are inputs of a backward one. */
 enum {
-    INPUTS = 15
+    OUTPUTS_MOST = 4,
+    INPUTS_MOST = 18
 };
 typedef struct execution_extents {
-    acr__extent o, lse, inputs[INPUTS];
+    acr__extent outputs[OUTPUTS_MOST], inputs[INPUTS_MOST];
+    int output_count, input_count;
 } execution_extents;
 
-static execution_extents extents_of(const acr_plan *plan, const acr_buffers *b)
+static void add_output(execution_extents *e, acr__extent output)
+{
+    e->outputs[e->output_count++] = output;
+}
+
+static void add_input(execution_extents *e, acr__extent input)
+{
+    e->inputs[e->input_count++] = input;
+}
+
+static void add_gradients(execution_extents *e, const acr_plan *plan, const acr_buffers *b)
+{
+    const acr_problem *p = &plan->problem;
+    const acr_dtype grad = p->grad_dtype;
+    add_input(
+        e, extent_of("d_o", b->d_o, p, plan->d_o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->d_o, p->out_dtype));
+    add_output(e, extent_of("dq", b->dq, p, plan->dq_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->dq, grad));
+    add_output(e, extent_of("dk", b->dk, p, plan->dk_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->dk, grad));
+    add_output(e, extent_of("dv", b->dv, p, plan->dv_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->dv, grad));
+    if (b->dsinks)
+        add_output(e, block_of("dsinks", b->dsinks, acr__term_bytes_of(p).dsinks));
+}
+
+static void find_extents(execution_extents *e, const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
     const int64_t scale_bytes = p->batch * p->kv_heads * (int64_t)sizeof(float);
     const acr__term_bytes term = acr__term_bytes_of(p);
     const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
-    return (execution_extents){
-        extent_of("o", b->o, p, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype),
-        block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float)),
-        {extent_of("q", b->q, p, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
-         extent_of("k", b->k, p, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
-         extent_of("v", b->v, p, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
-         block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
-         block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-         block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-         block_of("q_scales", b->q_scales, scale_bytes), block_of("k_scales", b->k_scales, scale_bytes),
-         block_of("v_scales", b->v_scales, scale_bytes), block_of("kv_starts", b->kv_starts, term.kv_starts),
-         block_of("sinks", b->sinks, term.sinks), block_of("slopes", b->slopes, term.slopes),
-         block_of("bias", b->bias, term.bias), block_of("ranges", b->ranges, term.ranges),
-         block_of("tree", b->tree, term.tree)}};
+    const acr__extent o =
+        extent_of("o", b->o, p, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype);
+    const acr__extent lse = block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float));
+    e->output_count = e->input_count = 0;
+    const acr__extent inputs[] = {
+        extent_of("q", b->q, p, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
+        extent_of("k", b->k, p, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
+        extent_of("v", b->v, p, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
+        block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
+        block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+        block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
+        block_of("q_scales", b->q_scales, scale_bytes),
+        block_of("k_scales", b->k_scales, scale_bytes),
+        block_of("v_scales", b->v_scales, scale_bytes),
+        block_of("kv_starts", b->kv_starts, term.kv_starts),
+        block_of("sinks", b->sinks, term.sinks),
+        block_of("slopes", b->slopes, term.slopes),
+        block_of("bias", b->bias, term.bias),
+        block_of("ranges", b->ranges, term.ranges),
+        block_of("tree", b->tree, term.tree)};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        add_input(e, inputs[i]);
+    if (p->pass == ACR_BACKWARD) {
+        add_input(e, o);
+        add_input(e, lse);
+        add_gradients(e, plan, b);
+    } else {
+        add_output(e, o);
+        add_output(e, lse);
+    }
 }
 
 static acr_status check_overlap(const execution_extents *e)
 {
-    if (acr__overlap(&e->o, &e->lse))
-        return acr__fail(ACR_OVERLAP, "buffers.o overlaps buffers.lse");
-    for (int i = 0; i < INPUTS; i++)
-        if (acr__overlap(&e->o, &e->inputs[i]) || acr__overlap(&e->lse, &e->inputs[i]))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s",
-                             acr__overlap(&e->o, &e->inputs[i]) ? "o" : "lse", e->inputs[i].name);
+    for (int i = 0; i < e->output_count; i++) {
+        const acr__extent *output = &e->outputs[i];
+        for (int j = i + 1; j < e->output_count; j++)
+            if (acr__overlap(output, &e->outputs[j]))
+                return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", output->name, e->outputs[j].name);
+        for (int j = 0; j < e->input_count; j++)
+            if (acr__overlap(output, &e->inputs[j]))
+                return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", output->name, e->inputs[j].name);
+    }
     return ACR_OK;
 }
 
 static acr_status check_workspace_overlap(const acr_plan *plan, const execution_extents *e, const void *workspace)
 {
     const acr__extent own = block_of("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
-    if (acr__overlap(&e->o, &own) || acr__overlap(&e->lse, &own))
-        return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", acr__overlap(&e->o, &own) ? "o" : "lse");
-    for (int i = 0; i < INPUTS; i++)
+    for (int i = 0; i < e->output_count; i++)
+        if (acr__overlap(&e->outputs[i], &own))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->outputs[i].name);
+    for (int i = 0; i < e->input_count; i++)
         if (acr__overlap(&e->inputs[i], &own))
             return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->inputs[i].name);
     return ACR_OK;
@@ -417,13 +466,14 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
     if ((status = read_buffers(&b, buffers)) != ACR_OK || (status = check_presence(plan, &b)) != ACR_OK ||
         (status = check_alignment(plan, &b)) != ACR_OK)
         return status;
-    const execution_extents e = extents_of(plan, &b);
+    execution_extents e;
+    find_extents(&e, plan, &b);
     if ((status = check_overlap(&e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
         (status = check_workspace_overlap(plan, &e, workspace)) != ACR_OK)
         return status;
-    fwd_args args;
-    acr__fwd_args(&args, &plan->problem, &b, workspace);
-    return plan->prepared->device->backend->launch(plan->prepared, &args, b.flags, stream);
+    bwd_args args; /* of a forward pass `fwd` alone */
+    acr__bwd_args(&args, &plan->problem, &b, workspace);
+    return plan->prepared->device->backend->launch(plan->prepared, &args.fwd, b.flags, stream);
 }
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */

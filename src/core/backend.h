@@ -78,7 +78,8 @@ struct acr__backend {
                           const acr_problem *problem);
     void (*release)(acr__prepared *prepared);
 
-    /* Enqueues one execution. args are filled; flags are acr_buffers.flags. Neither allocates nor synchronises. */
+    /* Enqueues one execution. args are filled, those of a backward kernel being its bwd_args' first member; flags are
+     * acr_buffers.flags. Neither allocates nor synchronises. */
     acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
 
     /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path.

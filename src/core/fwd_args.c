@@ -73,3 +73,23 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .chunk = acr__rule_of(problem).chunk,
     };
 }
+
+_Static_assert(offsetof(bwd_args, fwd) == 0, "a pointer to fwd_args leads to bwd_args");
+
+void acr__bwd_args(bwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace)
+{
+    acr__fwd_args(&args->fwd, problem, buffers, workspace);
+    if (problem->pass != ACR_BACKWARD)
+        return;
+    args->d_o = buffers->d_o;
+    args->dq = buffers->dq;
+    args->dk = buffers->dk;
+    args->dv = buffers->dv;
+    args->dsinks = buffers->dsinks;
+    args->d_o_stride = strides_of(&problem->d_o);
+    args->dq_stride = strides_of(&problem->dq);
+    args->dk_stride = strides_of(&problem->dk);
+    args->dv_stride = strides_of(&problem->dv);
+    args->grad_f32 = problem->grad_dtype == ACR_F32;
+    args->atomics = (problem->flags & ACR_FAST_ATOMICS) != 0;
+}

@@ -49,7 +49,9 @@ acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ct
  * canonical. Valid until the thread asks again. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);
 
-/* Fills the arguments of an execution; problem canonical. Pointers are not checked. */
+/* Fills the arguments of an execution; problem canonical. Pointers are not checked. acr__bwd_args fills those of either
+ * pass: of a forward problem `fwd` alone. */
 void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
+void acr__bwd_args(bwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
 
 #endif

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "acromion.h"
-#include "fwd_args.h"
+#include "bwd_args.h"
 
 typedef enum acr__backend_id {
     ACR__CPU = 0,
@@ -89,13 +89,14 @@ typedef struct acr__boxes {
 
 /* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by
  * fetch-add, so lanes that start late or never are harmless. scratch is the lane's own, scratch_bytes of it, 64-byte
- * aligned. */
+ * aligned. A backward kernel is given its bwd_args by their first member. */
 typedef void acr__cpu_run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64_t *queue, void *scratch);
 
 typedef struct acr__kernel {
     const char *name;   /* <pass>_<family>_<dtype>_d<dim>_<qtile>x<kvtile>[_s<stages>][_<trait>]_<arch>; never reused */
     const char *family; /* file name without its ending */
     acr__backend_id backend;
+    acr_pass pass; /* ACR_FORWARD where it is not named */
     acr_dtype dtype;
     int32_t qk_dim_max, v_dim_max; /* head dims served, padded inside where smaller; limits are in why_not */
     int32_t q_tile, kv_tile, stages;

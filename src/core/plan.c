@@ -43,6 +43,9 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
 {
     if (kernel->backend != device->backend)
         return kernel->backend == ACR__CUDA ? "runs on a GPU only" : "runs on the CPU only";
+    if (kernel->pass != problem->pass)
+        return problem->pass == ACR_BACKWARD ? "pass is bwd, the kernel computes the forward pass"
+                                             : "pass is fwd, the kernel computes gradients";
     if (kernel->dtype != problem->dtype)
         return "dtype is another than the kernel's";
     if (kernel->backend == ACR__CUDA && device->arch < kernel->arch_min)
@@ -112,15 +115,16 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
     const acr__kernel *nearest = NULL;
     for (size_t i = 0; i < acr__kernel_count; i++) {
         const acr__kernel *kernel = acr__kernels[i];
-        if (kernel->backend != device->backend || kernel->dtype != problem->dtype ||
+        if (kernel->backend != device->backend || kernel->pass != problem->pass || kernel->dtype != problem->dtype ||
             kernel->traits & ACR__TRAIT_NEVER_PLANNED)
             continue;
         if (!nearest || kernel->traits & ACR__TRAIT_LAST_RESORT)
             nearest = kernel;
     }
     if (!nearest)
-        return acr__fail(ACR_UNSUPPORTED, "%s: no %s kernel for dtype %s exists yet", text,
-                         device->backend == ACR__CUDA ? "cuda" : "cpu", acr__dtype_text(problem->dtype));
+        return acr__fail(ACR_UNSUPPORTED, "%s: no %s kernel for %sdtype %s exists yet", text,
+                         device->backend == ACR__CUDA ? "cuda" : "cpu",
+                         problem->pass == ACR_BACKWARD ? "pass bwd and " : "", acr__dtype_text(problem->dtype));
     return acr__fail(ACR_UNSUPPORTED, "%s: no kernel can run this on %s; the most general, %s: %s", text, device->name,
                      nearest->name, acr__why_not(nearest, problem, device));
 }
@@ -131,7 +135,12 @@ typedef enum scratch_part {
     Q,
     K,
     V,
+    D_O, /* the inputs that get noise come first */
     O,
+    DQ,
+    DK,
+    DV,
+    DSINKS,
     LSE,
     KV_LENS,
     OFFSETS,
@@ -245,6 +254,11 @@ static void point_to_scratch(scratch *s, const acr_problem *p, int64_t q_rows, i
     s->buffers.v = s->memory[V];
     s->buffers.o = s->memory[O];
     s->buffers.lse = s->memory[LSE];
+    s->buffers.d_o = s->memory[D_O];
+    s->buffers.dq = s->memory[DQ];
+    s->buffers.dk = s->memory[DK];
+    s->buffers.dv = s->memory[DV];
+    s->buffers.dsinks = s->memory[DSINKS];
     s->buffers.kv_lens = s->memory[KV_LENS];
     if (p->flags & ACR_PACKED) {
         s->buffers.q_offsets = s->memory[OFFSETS];
@@ -271,11 +285,17 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
         return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
                          (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
     const acr__term_bytes term = acr__term_bytes_of(p);
+    const bool backward = p->pass == ACR_BACKWARD;
     const int64_t bytes[PARTS] = {
         [Q] = acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
         [K] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
         [V] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
         [O] = acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
+        [D_O] = backward ? acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->d_o, p->out_dtype) : 0,
+        [DQ] = backward ? acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->dq, p->grad_dtype) : 0,
+        [DK] = backward ? acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->dk, p->grad_dtype) : 0,
+        [DV] = backward ? acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->dv, p->grad_dtype) : 0,
+        [DSINKS] = term.dsinks,
         [LSE] = p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
         [KV_LENS] = p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
         [OFFSETS] = packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
@@ -291,9 +311,11 @@ static acr_status make_scratch(scratch *s, acr__backend_device *device, const ac
     for (int i = 0; i < PARTS && status == ACR_OK; i++) {
         if (bytes[i] > 0)
             status = device->backend->mem_alloc(device, (size_t)bytes[i], &s->memory[i]);
-        if (i < O && status == ACR_OK)
+        if ((i < O || (i == O && backward)) && bytes[i] > 0 && status == ACR_OK)
             status = upload_noise(s, s->memory[i], bytes[i], p->dtype);
     }
+    if (status == ACR_OK && backward) /* exponentials of any size take as long as those of weights */
+        status = device->backend->mem_fill(device, s->memory[LSE], 0, (size_t)bytes[LSE]);
     if (status == ACR_OK && s->memory[KV_LENS])
         status = upload_lengths(s, s->memory[KV_LENS], p);
     if (status == ACR_OK && s->memory[OFFSETS])
@@ -316,7 +338,7 @@ enum {
 /* A candidate in the race. */
 typedef struct runner {
     acr__prepared *prepared;
-    fwd_args args;
+    bwd_args args; /* of a forward pass `fwd` alone */
     double samples_s[MAX_ROUNDS * REPLAYS];
     int sample_count;
     int launches; /* in one replay */
@@ -326,7 +348,7 @@ typedef struct runner {
 static acr_status enqueue_runner(void *arg, void *stream)
 {
     const runner *r = arg;
-    return r->prepared->device->backend->launch(r->prepared, &r->args, 0, stream);
+    return r->prepared->device->backend->launch(r->prepared, &r->args.fwd, 0, stream);
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -429,7 +451,7 @@ static acr_status time_candidates(runner *runners, const candidate *list, int co
     if (status != ACR_OK)
         return status;
     for (int i = 0; i < count; i++)
-        acr__fwd_args(&runners[i].args, p, &s.buffers, s.workspace);
+        acr__bwd_args(&runners[i].args, p, &s.buffers, s.workspace);
     if (s.workspace)
         status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
     if (status == ACR_OK)
@@ -575,6 +597,12 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
     plan->k_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype);
     plan->v_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype);
     plan->o_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype);
+    if (p->pass == ACR_BACKWARD) {
+        plan->d_o_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->d_o, p->out_dtype);
+        plan->dq_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->dq, p->grad_dtype);
+        plan->dk_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->dk, p->grad_dtype);
+        plan->dv_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->dv, p->grad_dtype);
+    }
     snprintf(plan->text, sizeof plan->text, "%s: %s (%s)", text, c->kernel->name, c->why);
     if (pins) {
         acr__ctx_retain(ctx);

@@ -10,6 +10,7 @@ struct acr_plan {
     acr_problem problem;  /* canonical */
     int64_t o_span_bytes; /* for the overlap checks of an execution */
     int64_t q_span_bytes, k_span_bytes, v_span_bytes;
+    int64_t d_o_span_bytes, dq_span_bytes, dk_span_bytes, dv_span_bytes; /* ACR_BACKWARD */
     char text[ACR_PROBLEM_TEXT_MAX + 256];
 };
 

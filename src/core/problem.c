@@ -14,6 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "backward.h"
 #include "error.h"
 
 enum {
@@ -86,32 +87,37 @@ const char *acr__dtype_hint(const char *word, size_t length)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* A tensor of the problem, for the rules that hold for all four. */
+/* A tensor of the problem, for the rules that hold for all of them. */
 typedef struct tensor {
-    const char *name;
+    const char *name, *text; /* text: in the text form */
     int64_t batch, heads, rows, dim;
     acr_strides *strides;
+    acr_dtype dtype;
     bool is_output;
 } tensor;
 
 enum {
-    TENSORS = 4
+    TENSORS_MOST = 8
 };
 
-/* A packed batch is one entry with as many rows as offsets can name: how many there are is known at the execution. */
-static void tensors_of(acr_problem *p, tensor list[TENSORS])
+/* Returns how many there are. A packed batch is one entry with as many rows as offsets can name: how many there are is
+ * known at the execution. */
+static int tensors_of(acr_problem *p, tensor list[TENSORS_MOST])
 {
-    if (p->flags & ACR_PACKED) {
-        list[0] = (tensor){"q", 1, p->q_heads, MAX_EXTENT, p->qk_dim, &p->q, false};
-        list[1] = (tensor){"k", 1, p->kv_heads, MAX_EXTENT, p->qk_dim, &p->k, false};
-        list[2] = (tensor){"v", 1, p->kv_heads, MAX_EXTENT, p->v_dim, &p->v, false};
-        list[3] = (tensor){"o", 1, p->q_heads, MAX_EXTENT, p->v_dim, &p->o, true};
-        return;
-    }
-    list[0] = (tensor){"q", p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, false};
-    list[1] = (tensor){"k", p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, false};
-    list[2] = (tensor){"v", p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, false};
-    list[3] = (tensor){"o", p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, true};
+    const bool packed = p->flags & ACR_PACKED, backward = p->pass == ACR_BACKWARD;
+    const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? MAX_EXTENT : p->q_len,
+                  kv_rows = packed ? MAX_EXTENT : p->kv_len;
+    const tensor all[TENSORS_MOST] = {
+        {"q", "q", entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype, false},
+        {"k", "k", entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype, false},
+        {"v", "v", entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype, false},
+        {"o", "o", entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype, !backward},
+        {"d_o", "do", entries, p->q_heads, q_rows, p->v_dim, &p->d_o, p->out_dtype, false},
+        {"dq", "dq", entries, p->q_heads, q_rows, p->qk_dim, &p->dq, p->grad_dtype, true},
+        {"dk", "dk", entries, p->kv_heads, kv_rows, p->qk_dim, &p->dk, p->grad_dtype, true},
+        {"dv", "dv", entries, p->kv_heads, kv_rows, p->v_dim, &p->dv, p->grad_dtype, true}};
+    memcpy(list, all, sizeof all);
+    return backward ? TENSORS_MOST : 4;
 }
 
 /* Packed strides, saturating: an overflow shows as a span beyond MAX_SPAN. */
@@ -161,7 +167,7 @@ int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim,
                         acr_dtype dtype)
 {
     acr_strides copy = *strides;
-    const tensor t = {"", batch, heads, rows, dim, &copy, false};
+    const tensor t = {"", "", batch, heads, rows, dim, &copy, dtype, false};
     return saturating_mul(span_elems(&t), acr__dtype_bytes(dtype));
 }
 
@@ -188,7 +194,7 @@ static bool is_self_disjoint(const tensor *t)
 }
 
 /* Fills in packed strides where all are zero, and checks the rest. */
-static acr_status complete_strides(tensor *t, acr_layout layout, acr_dtype dtype)
+static acr_status complete_strides(tensor *t, acr_layout layout)
 {
     acr_strides *s = t->strides;
     if (s->batch == 0 && s->head == 0 && s->row == 0)
@@ -196,17 +202,17 @@ static acr_status complete_strides(tensor *t, acr_layout layout, acr_dtype dtype
     if ((t->batch > 1 && s->batch < 0) || (t->heads > 1 && s->head < 0) || (t->rows > 1 && s->row < 0))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): a stride must not be negative", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
-    if (saturating_mul(span_elems(t), acr__dtype_bytes(dtype)) > MAX_SPAN)
+    if (saturating_mul(span_elems(t), acr__dtype_bytes(t->dtype)) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "%s spans more than 2^61 bytes", t->name);
     if (t->is_output && !is_self_disjoint(t))
-        return acr__fail(ACR_INVALID, "o strides (%lld, %lld, %lld): the output would overlap itself",
+        return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): the output would overlap itself", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
     return ACR_OK;
 }
 
-static bool all_packed(tensor list[TENSORS], acr_layout layout)
+static bool all_packed(const tensor *list, int count, acr_layout layout)
 {
-    for (int i = 0; i < TENSORS; i++) {
+    for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], layout);
         if (!same_strides(&list[i], list[i].strides, &packed))
             return false;
@@ -215,12 +221,12 @@ static bool all_packed(tensor list[TENSORS], acr_layout layout)
 }
 
 /* One form for equal strides: those of extents of 1 take their packed value, and the layout says bshd only when it
- * describes all four. */
-static void normalise_strides(acr_problem *p, tensor list[TENSORS])
+ * describes all of them. */
+static void normalise_strides(acr_problem *p, const tensor *list, int count)
 {
     if (!(p->flags & ACR_PACKED)) /* which has but the one */
-        p->layout = !all_packed(list, ACR_BHSD) && all_packed(list, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
-    for (int i = 0; i < TENSORS; i++) {
+        p->layout = !all_packed(list, count, ACR_BHSD) && all_packed(list, count, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
+    for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], p->layout);
         acr_strides *s = list[i].strides;
         if (list[i].batch == 1)
@@ -273,8 +279,8 @@ static acr_status check_extents(const acr_problem *p)
 
 static acr_status check_choices(const acr_problem *p)
 {
-    if (p->pass != ACR_FORWARD)
-        return acr__fail(ACR_INVALID, "pass is %d, must be ACR_FORWARD (0)", (int)p->pass);
+    if (p->pass != ACR_FORWARD && p->pass != ACR_BACKWARD)
+        return acr__fail(ACR_INVALID, "pass is %d, must be ACR_FORWARD (0) or ACR_BACKWARD (1)", (int)p->pass);
     if (acr__dtype_bytes(p->dtype) == 0 || p->dtype == ACR_BOOL8)
         return acr__fail(ACR_INVALID, "dtype is %d, must be ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3", (int)p->dtype);
     if (p->dtype == ACR_E4M3 ? p->out_dtype != ACR_F16 && p->out_dtype != ACR_BF16 : p->out_dtype != p->dtype)
@@ -285,8 +291,8 @@ static acr_status check_choices(const acr_problem *p)
         return acr__fail(ACR_INVALID, "mask is %d, must be an acr_mask", (int)p->mask);
     if (p->layout != ACR_BHSD && p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is %d, must be ACR_BHSD or ACR_BSHD", (int)p->layout);
-    const uint32_t known =
-        ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED | ACR_KV_STARTS | ACR_SINKS | ACR_ALIBI | ACR_RANGES | ACR_TREE;
+    const uint32_t known = ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED | ACR_KV_STARTS | ACR_SINKS | ACR_ALIBI |
+                           ACR_RANGES | ACR_TREE | ACR_FAST_ATOMICS;
     if (p->flags & ~known)
         return acr__fail(ACR_INVALID, "flags 0x%x has bits that mean nothing (0x%x)", p->flags, p->flags & ~known);
     if (p->window_left < 0 || p->window_right < 0)
@@ -324,24 +330,13 @@ static acr_status check_terms(const acr_problem *p)
     return ACR_OK;
 }
 
-static bool is_given(const acr_strides *s)
-{
-    return s->batch != 0 || s->head != 0 || s->row != 0;
-}
-
 /* What no kernel serves yet. */
 static acr_status refuse_unserved(const acr_problem *p)
 {
     const struct {
         const char *name;
         bool given;
-    } fields[] = {{"kv_dtype", p->kv_dtype != ACR_DTYPE_DEFAULT},
-                  {"page", p->page != 0},
-                  {"grad_dtype", p->grad_dtype != ACR_DTYPE_DEFAULT},
-                  {"d_o strides", is_given(&p->d_o)},
-                  {"dq strides", is_given(&p->dq)},
-                  {"dk strides", is_given(&p->dk)},
-                  {"dv strides", is_given(&p->dv)}};
+    } fields[] = {{"kv_dtype", p->kv_dtype != ACR_DTYPE_DEFAULT}, {"page", p->page != 0}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         if (fields[i].given)
             return acr__fail(ACR_INVALID, "%s: given, but no kernel serves it yet; must be 0", fields[i].name);
@@ -388,8 +383,9 @@ static acr_status check_packed(const acr_problem *p)
     const struct {
         const char *name;
         int64_t batch_stride;
-    } tensors[TENSORS] = {{"q", p->q.batch}, {"k", p->k.batch}, {"v", p->v.batch}, {"o", p->o.batch}};
-    for (int i = 0; i < TENSORS; i++)
+    } tensors[] = {{"q", p->q.batch},     {"k", p->k.batch},   {"v", p->v.batch},   {"o", p->o.batch},
+                   {"d_o", p->d_o.batch}, {"dq", p->dq.batch}, {"dk", p->dk.batch}, {"dv", p->dv.batch}};
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         if (tensors[i].batch_stride != 0)
             return acr__fail(ACR_INVALID,
                              "%s.batch stride is %lld, with ACR_PACKED it must be 0: offsets say where "
@@ -475,8 +471,9 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     if (p.out_dtype == ACR_DTYPE_DEFAULT)
         p.out_dtype = p.dtype == ACR_E4M3 ? ACR_F16 : p.dtype;
     if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK ||
-        (status = refuse_unserved(&p)) != ACR_OK || (status = check_terms(&p)) != ACR_OK ||
-        (status = check_packed(&p)) != ACR_OK || (status = complete_bias(&p)) != ACR_OK)
+        (status = refuse_unserved(&p)) != ACR_OK || (status = acr__complete_backward(&p)) != ACR_OK ||
+        (status = check_terms(&p)) != ACR_OK || (status = check_packed(&p)) != ACR_OK ||
+        (status = complete_bias(&p)) != ACR_OK)
         return status;
     if (p.softcap == 0.0f)
         p.softcap = 0.0f; /* -0 is none, too */
@@ -488,14 +485,14 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     p.mask = canonical_mask(&p);
     canonical_chunk(&p);
 
-    tensor list[TENSORS];
-    tensors_of(&p, list);
-    for (int i = 0; i < TENSORS; i++) {
-        status = complete_strides(&list[i], p.layout, list[i].is_output ? p.out_dtype : p.dtype);
+    tensor list[TENSORS_MOST];
+    const int count = tensors_of(&p, list);
+    for (int i = 0; i < count; i++) {
+        status = complete_strides(&list[i], p.layout);
         if (status != ACR_OK)
             return status;
     }
-    normalise_strides(&p, list);
+    normalise_strides(&p, list, count);
     *out = p;
     return ACR_OK;
 }
@@ -507,6 +504,7 @@ acr__term_bytes acr__term_bytes_of(const acr_problem *p)
     return (acr__term_bytes){
         .kv_starts = f & ACR_KV_STARTS ? p->batch * number : 0,
         .sinks = f & ACR_SINKS ? p->q_heads * number : 0,
+        .dsinks = f & ACR_SINKS && p->pass == ACR_BACKWARD ? p->q_heads * number : 0,
         .slopes = f & ACR_ALIBI ? p->q_heads * number : 0,
         .bias = p->bias_dtype == ACR_DTYPE_DEFAULT
                     ? 0
@@ -618,6 +616,8 @@ static void put_terms(writer *w, const acr_problem *p)
 
 static void put_problem(writer *w, acr_problem *p)
 {
+    if (p->pass == ACR_BACKWARD)
+        put(w, "bwd:");
     if (p->dtype != ACR_F16)
         put(w, "%s:", acr__dtype_text(p->dtype));
     put(w, "b%lld", (long long)p->batch);
@@ -633,18 +633,22 @@ static void put_problem(writer *w, acr_problem *p)
     put_terms(w, p);
     if (p->layout == ACR_BSHD)
         put(w, ":bshd");
-    tensor list[TENSORS];
-    tensors_of(p, list);
-    for (int i = 0; i < TENSORS; i++) {
+    tensor list[TENSORS_MOST];
+    const int count = tensors_of(p, list);
+    for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], p->layout), *s = list[i].strides;
         if (!same_strides(&list[i], s, &packed))
-            put(w, ":%ss=%lld,%lld,%lld", list[i].name, (long long)s->batch, (long long)s->head, (long long)s->row);
+            put(w, ":%ss=%lld,%lld,%lld", list[i].text, (long long)s->batch, (long long)s->head, (long long)s->row);
     }
     if (p->alignment != DEFAULT_ALIGNMENT)
         put(w, ":align%u", p->alignment);
     if (p->dtype == ACR_E4M3 && p->out_dtype == ACR_BF16)
         put(w, ":obf16");
-    if (p->flags & ACR_WANT_LSE)
+    if (p->pass == ACR_BACKWARD && p->grad_dtype != p->dtype)
+        put(w, ":grad-%s", acr__dtype_text(p->grad_dtype));
+    if (p->flags & ACR_FAST_ATOMICS)
+        put(w, ":atomics");
+    if (p->flags & ACR_WANT_LSE && p->pass != ACR_BACKWARD) /* which always reads it */
         put(w, ":lse");
     if (p->flags & ACR_KV_LENS)
         put(w, ":kvlens");
@@ -675,37 +679,44 @@ acr_status acr_problem_format(const acr_problem *problem, char *text, size_t cap
 
 /* The fields of the grammar; each may occur once. Words of one group exclude each other. */
 enum {
-    SEEN_PASS = 1u << 0,
-    SEEN_DTYPE = 1u << 1,
-    SEEN_B = 1u << 2,
-    SEEN_H = 1u << 3,
-    SEEN_S = 1u << 4,
-    SEEN_D = 1u << 5,
-    SEEN_MASK = 1u << 6,
-    SEEN_LAYOUT = 1u << 7,
-    SEEN_Q_STRIDES = 1u << 8,
-    SEEN_K_STRIDES = 1u << 9,
-    SEEN_V_STRIDES = 1u << 10,
-    SEEN_O_STRIDES = 1u << 11,
-    SEEN_ALIGN = 1u << 12,
-    SEEN_OUT = 1u << 13,
-    SEEN_LSE = 1u << 14,
-    SEEN_KV_LENS = 1u << 15,
-    SEEN_PACKED = 1u << 16,
-    SEEN_WINDOW = 1u << 17,
-    SEEN_CHUNK = 1u << 18,
-    SEEN_RANGES = 1u << 19,
-    SEEN_TREE = 1u << 20,
-    SEEN_CAP = 1u << 21,
-    SEEN_BIAS = 1u << 22,
-    SEEN_ALIBI = 1u << 23,
-    SEEN_SINKS = 1u << 24,
-    SEEN_KV_STARTS = 1u << 25
+    SEEN_NONE = 0,
+    SEEN_PASS,
+    SEEN_DTYPE,
+    SEEN_B,
+    SEEN_H,
+    SEEN_S,
+    SEEN_D,
+    SEEN_MASK,
+    SEEN_LAYOUT,
+    SEEN_Q_STRIDES,
+    SEEN_K_STRIDES,
+    SEEN_V_STRIDES,
+    SEEN_O_STRIDES,
+    SEEN_ALIGN,
+    SEEN_OUT,
+    SEEN_LSE,
+    SEEN_KV_LENS,
+    SEEN_PACKED,
+    SEEN_WINDOW,
+    SEEN_CHUNK,
+    SEEN_RANGES,
+    SEEN_TREE,
+    SEEN_CAP,
+    SEEN_BIAS,
+    SEEN_ALIBI,
+    SEEN_SINKS,
+    SEEN_KV_STARTS,
+    SEEN_GRAD,
+    SEEN_ATOMICS,
+    SEEN_DO_STRIDES,
+    SEEN_DQ_STRIDES,
+    SEEN_DK_STRIDES,
+    SEEN_DV_STRIDES
 };
 
 typedef struct reader {
     const char *text, *at;
-    unsigned seen;
+    uint64_t seen; /* a bit for each field */
     acr_problem *problem;
 } reader;
 
@@ -895,8 +906,14 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
             p->dtype = dtypes[i].dtype;
             return SEEN_DTYPE;
         }
-    if (is_field(at, length, "fwd"))
+    if (is_field(at, length, "fwd") || is_field(at, length, "bwd")) {
+        p->pass = at[0] == 'f' ? ACR_FORWARD : ACR_BACKWARD;
         return SEEN_PASS;
+    }
+    if (is_field(at, length, "grad-f32")) {
+        p->grad_dtype = ACR_F32;
+        return SEEN_GRAD;
+    }
     if (is_field(at, length, "causal") || is_field(at, length, "causal-tl")) {
         p->mask = length == strlen("causal") ? ACR_MASK_CAUSAL : ACR_MASK_CAUSAL_TOP_LEFT;
         return SEEN_MASK;
@@ -916,7 +933,7 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
     } flags[] = {{"lse", ACR_WANT_LSE, SEEN_LSE},     {"kvlens", ACR_KV_LENS, SEEN_KV_LENS},
                  {"packed", ACR_PACKED, SEEN_PACKED}, {"kvstarts", ACR_KV_STARTS, SEEN_KV_STARTS},
                  {"sinks", ACR_SINKS, SEEN_SINKS},    {"alibi", ACR_ALIBI, SEEN_ALIBI},
-                 {"tree", ACR_TREE, SEEN_TREE}};
+                 {"tree", ACR_TREE, SEEN_TREE},       {"atomics", ACR_FAST_ATOMICS, SEEN_ATOMICS}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (is_field(at, length, flags[i].word)) {
             p->flags |= flags[i].flag;
@@ -928,11 +945,11 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
 /* Notes a field as seen; a second one is an error. */
 static acr_status once(reader *r, unsigned field, const char *start)
 {
-    if (r->seen & field) {
+    if (r->seen >> field & 1) {
         r->at = start;
         return syntax_error(r, "this field is given twice");
     }
-    r->seen |= field;
+    r->seen |= UINT64_C(1) << field;
     return ACR_OK;
 }
 
@@ -957,6 +974,14 @@ static acr_status take_numbers(reader *r, unsigned field)
         return read_strides(r, &p->v);
     case SEEN_O_STRIDES:
         return read_strides(r, &p->o);
+    case SEEN_DO_STRIDES:
+        return read_strides(r, &p->d_o);
+    case SEEN_DQ_STRIDES:
+        return read_strides(r, &p->dq);
+    case SEEN_DK_STRIDES:
+        return read_strides(r, &p->dk);
+    case SEEN_DV_STRIDES:
+        return read_strides(r, &p->dv);
     case SEEN_WINDOW:
         return read_window(r);
     case SEEN_CHUNK:
@@ -982,6 +1007,10 @@ static acr_status read_field(reader *r)
                     {"ks=", SEEN_K_STRIDES, ACR_DTYPE_DEFAULT},
                     {"vs=", SEEN_V_STRIDES, ACR_DTYPE_DEFAULT},
                     {"os=", SEEN_O_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"dos=", SEEN_DO_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"dqs=", SEEN_DQ_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"dks=", SEEN_DK_STRIDES, ACR_DTYPE_DEFAULT},
+                    {"dvs=", SEEN_DV_STRIDES, ACR_DTYPE_DEFAULT},
                     {"win", SEEN_WINDOW, ACR_DTYPE_DEFAULT},
                     {"align", SEEN_ALIGN, ACR_DTYPE_DEFAULT},
                     {"chunk", SEEN_CHUNK, ACR_DTYPE_DEFAULT},
@@ -1055,7 +1084,7 @@ static acr_status read_fields(reader *r)
                     {SEEN_S, "the lengths (sN or sN/M) are missing"},
                     {SEEN_D, "the head dim (dN or dN/M) is missing"}};
     for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
-        if (!(r->seen & required[i].field))
+        if (!(r->seen >> required[i].field & 1))
             return syntax_error(r, required[i].missing);
     return ACR_OK;
 }

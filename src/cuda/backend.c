@@ -478,7 +478,7 @@ static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], con
 /* What one launch hands to the driver. The configuration points to the attributes and the parameters to the rest: it
  * stays where it was filled. */
 typedef struct kernel_call {
-    fwd_args args;
+    bwd_args args; /* of a forward kernel `fwd` alone */
     fwd_maps maps;
     CUlaunchAttribute attributes[ATTRIBUTES_MAX];
     CUlaunchConfig config;
@@ -490,7 +490,10 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
 {
     const acr__prepared *base = &prepared->base;
     const acr__launch *launch = &base->launch;
-    call->args = *args;
+    if (base->kernel->pass == ACR_BACKWARD)
+        call->args = *bwd_args_of(args);
+    else
+        call->args.fwd = *args;
     call->parameters[0] = &call->args;
     call->parameters[1] = &call->maps;
     memset(&call->config, 0, sizeof call->config);

@@ -34,7 +34,7 @@ acr_ctx *cpu_ctx(uint32_t threads);
 acr_plan *estimate_plan(acr_ctx *ctx, const char *text);
 acr_plan *forced_plan(acr_ctx *ctx, const acr_problem *problem, const acr__kernel *kernel);
 
-/* The i-th kernel of the cpu backend that runs on this machine, or NULL when there are no more. */
+/* The i-th forward kernel of the cpu backend that runs on this machine, or NULL when there are no more. */
 const acr__kernel *cpu_kernel(const acr_ctx *ctx, size_t i);
 
 /* A seeded generator: next_u64 is uniform, next_normal N(0, 1). */

@@ -66,7 +66,7 @@ static void names_decode(void **state)
         char dim[64];
         /* <pass>_<family>_<dtype>_d<dim>_..._<arch>; the family's name begins with the pass */
         assert_true(strncmp(kernel->name, kernel->family, strlen(kernel->family)) == 0);
-        assert_true(strncmp(kernel->family, "fwd_", 4) == 0);
+        assert_true(strncmp(kernel->family, kernel->pass == ACR_BACKWARD ? "bwd_" : "fwd_", 4) == 0);
         snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
         if (!strstr(kernel->name, dim))
             fail_msg("%s does not say %s", kernel->name, dim);

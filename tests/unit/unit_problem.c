@@ -376,7 +376,7 @@ static void extents_have_limits(void **state)
 static void choices_have_limits(void **state)
 {
     (void)state;
-    assert_refused(p.pass = (acr_pass)1, "pass");
+    assert_refused(p.pass = (acr_pass)2, "pass is 2");
     assert_refused(p.dtype = ACR_DTYPE_DEFAULT, "dtype");
     assert_refused(p.dtype = (acr_dtype)5, "dtype is 5");
     assert_refused(p.out_dtype = ACR_F32, "out_dtype");
@@ -894,16 +894,67 @@ static void what_nobody_serves_is_refused_by_name(void **state)
     assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "kv_dtype");
     p = plain, p.page = 16;
     assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "page");
-    p = plain, p.grad_dtype = ACR_F32;
-    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "grad_dtype");
-    p = plain, p.dv.row = 64;
-    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "dv strides");
     p = plain, p.reserved_2 = 1;
     assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "reserved");
     p = plain, p.flags = ACR_PAGED;
     assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "flags");
-    p = plain, p.pass = ACR_BACKWARD;
-    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "pass");
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------
+ * */
+
+static void gradients_have_a_text(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *canonical;
+    } texts[] = {
+        {"b2:h4/2:s8/9:d16:bwd", "bwd:b2:h4/2:s8/9:d16"},
+        {"bwd:lse:b2:h4/2:s8/9:d16", "bwd:b2:h4/2:s8/9:d16"}, /* which it reads in any case */
+        {"bwd:f32:grad-f32:b1:h1:s8:d16", "bwd:f32:b1:h1:s8:d16"},
+        {"bf16:grad-f32:atomics:bwd:b1:h1:s8:d16:causal:cap30:sinks",
+         "bwd:bf16:b1:h1:s8:d16:causal:cap30:sinks:grad-f32:atomics"},
+        {"bwd:b2:h2:s4:d8:dos=0,0,8:dqs=90,40,10:dks=64,32,8:dvs=64,8,16",
+         "bwd:b2:h2:s4:d8:dos=0,0,8:dqs=90,40,10:dvs=64,8,16"},
+        {"bwd:b2:h2:s4:d8:bshd:dos=64,32,8",
+         "bwd:b2:h2:s4:d8:qs=64,8,16:ks=64,8,16:vs=64,8,16:os=64,8,16:dqs=64,8,16:dks=64,8,16:dvs=64,8,16"},
+        {"bwd:b3:h2:s4:d8:bshd:packed", "bwd:b3:h2:s4:d8:bshd:packed"},
+    };
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        const acr_problem a = canonical_of(texts[i].text), b = canonical_of(texts[i].canonical);
+        char text[ACR_PROBLEM_TEXT_MAX];
+        assert_ok(acr_problem_format(&a, text, sizeof text));
+        assert_string_equal(text, texts[i].canonical);
+        assert_memory_equal(&a, &b, sizeof a);
+    }
+    const acr_problem p = canonical_of("bwd:b1:h1:s8:d16:grad-f32");
+    assert_true(p.pass == ACR_BACKWARD && p.grad_dtype == ACR_F32 && p.flags == ACR_WANT_LSE);
+    assert_int_equal(canonical_of("bwd:b1:h1:s8:d16").grad_dtype, ACR_F16);
+    assert_int_equal(canonical_of("b1:h1:s8:d16").grad_dtype, ACR_DTYPE_DEFAULT);
+    assert_int_equal(canonical_of("b1:h1:s8:d16").dq.row, 0);
+}
+
+static void bad_gradients_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *fragment;
+    } texts[] = {
+        {"b1:h1:s8:d16:grad-f32", "grad_dtype"},          {"b1:h1:s8:d16:atomics", "ACR_FAST_ATOMICS"},
+        {"b2:h1:s8:d16:dos=0,0,16", "d_o strides"},       {"b2:h1:s8:d16:dvs=256,128,16", "dv strides"},
+        {"bwd:e4m3:b1:h1:s8:d16", "dtype e4m3"},          {"bwd:b1:h1:s8:d16:align2:grad-f32", "alignment is 2"},
+        {"bwd:b2:h1:s8:d16:dqs=0,128,16", "dq strides"}, /* an output */
+        {"bwd:b2:h2:s8:d16:dks=512,64,16", "dk strides"}, {"bwd:b2:h1:s8:d16:bshd:packed:dvs=256,16,16", "dv.batch"},
+    };
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        acr_problem p;
+        assert_fails(acr_problem_parse(&p, texts[i].text, NULL), ACR_INVALID, texts[i].fragment);
+    }
+    acr_problem p = problem_of("bwd:b1:h1:s8:d16"), out;
+    p.grad_dtype = ACR_BF16;
+    assert_fails(acr_problem_canonical(&out, &p), ACR_INVALID, "grad_dtype is 3");
+    assert_fails(acr_problem_parse(&p, "bwd:fwd:b1:h1:s8:d16", NULL), ACR_FORMAT, "twice");
+    assert_fails(acr_problem_parse(&p, "bwd:b1:h1:s8:d16:grad-f16", NULL), ACR_FORMAT, "unknown field");
 }
 
 /* A caller compiled against an earlier header: what its structure does not have is no limit. */
@@ -965,6 +1016,8 @@ int main(void)
         cmocka_unit_test(softcaps_survive_their_text),
         cmocka_unit_test(bad_terms_are_refused),
         cmocka_unit_test(what_nobody_serves_is_refused_by_name),
+        cmocka_unit_test(gradients_have_a_text),
+        cmocka_unit_test(bad_gradients_are_refused),
         cmocka_unit_test(problems_of_earlier_versions_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
