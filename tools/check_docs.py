@@ -13,7 +13,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def documents():
-    rooms = ("docs", "src", "ptxvm", "wisdom", "results")
+    rooms = ("docs", "src", "integrations", "ptxvm", "wisdom", "results")
     return [*sorted(ROOT.glob("*.md")), *sorted(page for room in rooms for page in (ROOT / room).rglob("*.md"))]
 
 

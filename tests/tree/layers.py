@@ -44,6 +44,7 @@ CORE = {name for name in headers("src/core") if "/" not in name}
 MACHINE = {"ptxvm/" + name for name in headers("ptxvm")}
 WORKBENCH = headers("workbench")
 TESTS = headers("tests")
+INTEGRATIONS = {pathlib.PurePosixPath(name).name for name in headers("integrations")}
 
 
 def allowed_public(path, name, quoted):
@@ -102,7 +103,7 @@ def allowed_tests(path, name, quoted):
     """tests: anything of ours; cmocka, and JSON and SQLite to read what the workbench writes."""
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
-        ours = own | CORE | WORKBENCH | MACHINE | TESTS | {"acromion.h", "cuda/driver.h"}
+        ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | {"acromion.h", "cuda/driver.h"}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
     return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h"}
 
@@ -124,6 +125,11 @@ def allowed_candidates(path, name, quoted):
     return name in ({"fwd_args.h"} if quoted else {"stdint.h", "cuda_fp16.h", "math_constants.h"})
 
 
+def allowed_integrations(path, name, quoted):
+    """integrations: what a user has, and their own headers; never the library's insides."""
+    return name in INTEGRATIONS if quoted else name in C_LIBRARY or name == "acromion.h"
+
+
 def allowed_examples(path, name, quoted):
     """examples: what a user has."""
     return not quoted and (is_posix(name) or name == "acromion.h" or "." not in name or name.startswith("cuda"))
@@ -142,6 +148,7 @@ RULES = [  # the first folder that matches
     ("ptxvm/driver", allowed_fake_driver),
     ("ptxvm", allowed_machine),
     ("tests", allowed_tests),
+    ("integrations", allowed_integrations),
     ("examples", allowed_examples),
 ]
 
