@@ -30,18 +30,11 @@ const char *build_source_root(const char *wanted)
 
 /* ---- Files ---- */
 
-static acr_status path_of(char out[PATH_MAX], const char *folder, const char *file)
-{
-    return snprintf(out, PATH_MAX, "%s/%s", folder, file) < PATH_MAX
-               ? ACR_OK
-               : acr__fail(ACR_IO, "%s/%s: the path is too long", folder, file);
-}
-
 static acr_status write_text(const char *folder, const char *file, const char *text)
 {
     char path[PATH_MAX];
     const file_part part = {text, strlen(text)};
-    acr_status status = path_of(path, folder, file);
+    acr_status status = file_path(path, folder, file, "");
     return status == ACR_OK ? file_write(path, &part, 1) : status;
 }
 
@@ -51,7 +44,7 @@ static char *read_text(const char *folder, const char *file, size_t bytes_max)
     char path[PATH_MAX];
     const void *bytes;
     size_t size;
-    if (path_of(path, folder, file) != ACR_OK || file_map(path, &bytes, &size) != ACR_OK) {
+    if (file_path(path, folder, file, "") != ACR_OK || file_map(path, &bytes, &size) != ACR_OK) {
         return NULL;
     }
     const size_t kept = size < bytes_max ? size : bytes_max;
@@ -139,9 +132,9 @@ static bool compile(const command_line *line, const artefact *a, const build_too
     process_limits limits = {
         .wall_s = tools->timeout_s, .memory_bytes = (int64_t)8 << 30, .file_bytes = (int64_t)512 << 20};
     process_outcome outcome;
-    acr_status status = line->failed ? ACR_IO : path_of(path, a->folder, log);
+    acr_status status = line->failed ? ACR_IO : file_path(path, a->folder, log, "");
     if (status == ACR_OK) {
-        status = path_of(temporary, a->folder, "tmp");
+        status = file_path(temporary, a->folder, "tmp", "");
     }
     if (status == ACR_OK && mkdir(temporary, 0700) != 0 && errno != EEXIST) {
         status = acr__fail(ACR_IO, "%s: %s", temporary, strerror(errno));
@@ -558,7 +551,7 @@ static acr_status read_artefact(artefact *out, const char *folder)
 {
     char path[PATH_MAX];
     json_error_t error;
-    acr_status status = path_of(path, folder, "artefact.json");
+    acr_status status = file_path(path, folder, "artefact.json", "");
     json_t *object = status == ACR_OK ? json_load_file(path, 0, &error) : NULL;
     if (!object) {
         return acr__fail(ACR_FORMAT, "%s: no readable artefact.json", folder);
@@ -653,7 +646,7 @@ static acr_status describe(loaded *out, loaded_slot slot, const artefact *a, con
 static acr_status open_library(void **handle, const artefact *a, const char *file)
 {
     char path[PATH_MAX];
-    acr_status status = path_of(path, a->folder, file);
+    acr_status status = file_path(path, a->folder, file, "");
     if (status != ACR_OK) {
         return status;
     }
@@ -685,7 +678,7 @@ static acr_status describe_family(loaded *out, const artefact *a)
 static acr_status load_cpu(loaded *out, const artefact *a)
 {
     char path[PATH_MAX];
-    acr_status status = path_of(path, a->folder, "code.so");
+    acr_status status = file_path(path, a->folder, "code.so", "");
     if (status == ACR_OK) {
         status = elf_code_read(&out->code, path, a->is_source ? CANDIDATE_SYMBOL : NULL);
     }
@@ -710,7 +703,7 @@ static acr_status load_cuda(loaded *out, const artefact *a)
         }
     }
     if (status == ACR_OK) {
-        status = path_of(path, a->folder, "image.bin");
+        status = file_path(path, a->folder, "image.bin", "");
     }
     if (status == ACR_OK) {
         status = file_map(path, &out->image, &out->image_bytes);

@@ -251,6 +251,13 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
     return remove(path);
 }
 
+acr_status file_path(char out[PATH_MAX], const char *folder, const char *name, const char *ending)
+{
+    return snprintf(out, PATH_MAX, "%s/%s%s", folder, name, ending) < PATH_MAX
+               ? ACR_OK
+               : acr__fail(ACR_IO, "%s: the path is too long", folder);
+}
+
 void folder_remove(const char *path)
 {
     enum {

@@ -3,6 +3,7 @@
 #ifndef WORKBENCH_FILES_H
 #define WORKBENCH_FILES_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -30,6 +31,9 @@ acr_status file_can_write(const char *path);
 
 /* Whether what is written to one path would replace what was written to the other; devices and FIFOs take both. */
 bool file_same(const char *one, const char *other);
+
+/* "folder/name" and an ending, "" = none. Errors: ACR_IO when that is longer than a path may be. */
+acr_status file_path(char out[PATH_MAX], const char *folder, const char *name, const char *ending);
 
 /* Removes a folder with all that is in it, as far as that is possible. */
 void folder_remove(const char *path);
