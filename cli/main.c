@@ -28,6 +28,7 @@ static const command commands[] = {
     {"roofline", "the physical floor of a problem on a GPU you need not have", cmd_roofline},
     {"wisdom", "show, verify, merge or measure files of measured choices", cmd_wisdom},
     {"evolve", "search for a faster kernel, with gates, a control and a store of every trial", cmd_evolve},
+    {"judge", "one judgement of a search as a command: what a worker of evolve --launcher runs", cmd_judge},
     {"trials", "what a search tried: list, show, diff, export", cmd_trials},
     {"promote", "put a confirmed trial into kernels.def and the wisdom", cmd_promote},
     {"profile", "hardware counters of one launch, what binds it; cycles of its steps", cmd_profile},

@@ -25,6 +25,7 @@
 
 enum {
     PROPOSER_FAILURES_MAX = 10, /* in a row: then the proposer is broken, and the run waits for a better one */
+    LOSSES_MAX = 3,             /* judgements in a row that a worker may lose before it is given up */
     PROPOSALS_A_TRIAL = 20,     /* duplicates cost no budget, but not without end */
     CONFIRMED_OF_SEARCH = 3,    /* trials that may be put forward for confirmation */
     CONFIRMED_OF_CONTROL = 1
@@ -32,10 +33,12 @@ enum {
 
 typedef struct engine engine;
 
-/* A device at which trials are judged, one after another. */
+/* A device at which trials are judged, one after another: one of this machine's, or a worker's. */
 typedef struct seat {
     engine *engine;
-    int number; /* from 0 */
+    int number; /* from 0; of a worker its own, whichever others there are */
+    int losses; /* of a worker: judgements in a row */
+    bool gone;  /* of a worker: nothing is asked of it any more */
     gates *gates;
     const flight *judging;
     trial_result control;
@@ -47,7 +50,7 @@ struct engine {
     acr_problem problems[DEFINITION_PROBLEMS_MAX];
     space_list spaces;
     int seat_count;
-    seat seats[ENGINE_GPUS_MAX];
+    seat seats[ENGINE_WORKERS_MAX];
     gates *gates; /* the first seat's: for all but judging */
     fold fold;
     parametric arms[ARM_COUNT];
@@ -71,6 +74,11 @@ const char *engine_end_text(engine_end end)
         [ENGINE_PROPOSER] = "the proposer fails", [ENGINE_FAULT] = "a fault",
     };
     return texts[end];
+}
+
+static int stopped(const engine *e)
+{
+    return e->request->stop ? *e->request->stop : 0;
 }
 
 /* ---- Setting up ---- */
@@ -149,12 +157,13 @@ static bool find_earlier(void *arg, const char *identity, char original[64])
 static acr_status open_seat(engine *e, int number)
 {
     const definition *d = e->definition;
-    seat *s = &e->seats[number];
+    const engine_request *r = e->request;
+    seat *s = &e->seats[e->seat_count];
     *s = (seat){.engine = e, .number = number};
     trial_result_init(&s->control);
     const gates_setup setup = {
         .backend = d->backend,
-        .device = e->request->ordinal + number,
+        .device = r->launcher ? r->ordinal : r->ordinal + number,
         .threads = d->threads,
         .problems = d->problems,
         .problem_count = d->problem_count,
@@ -165,25 +174,45 @@ static acr_status open_seat(engine *e, int number)
         .hidden_cases = d->hidden_cases,
         .blocks = d->blocks,
         .clock = d->clock,
-        .folder = e->request->folder,
-        .source_root = e->request->tree,
+        .folder = r->folder,
+        .source_root = r->tree,
+        .launcher = r->launcher,
+        .worker = number,
         .find = find_earlier,
         .find_arg = s,
-        .first = number > 0 ? e->gates : NULL,
-        .stop = e->request->stop,
+        .first = e->seat_count > 0 ? e->gates : NULL,
+        .stop = r->stop,
     };
-    return gates_open(&s->gates, &setup);
-}
-
-static acr_status open_seats(engine *e)
-{
-    acr_status status = ACR_OK;
-    while (e->seat_count < e->request->gpus && status == ACR_OK) {
-        status = open_seat(e, e->seat_count);
+    acr_status status = gates_open(&s->gates, &setup);
+    if (status == ACR_OK) {
         e->gates = e->seats[0].gates;
-        e->seat_count += status == ACR_OK;
+        ++e->seat_count;
     }
     return status;
+}
+
+/* One line for the user, whatever the live line shows. */
+static void tell(const engine *e, const char *what)
+{
+    screen_clear(&e->screen);
+    fprintf(stderr, "acromion evolve: %s\n", what);
+}
+
+/* Workers that do not answer are left out and named; all others are wanted. */
+static acr_status open_seats(engine *e)
+{
+    const bool launched = e->request->launcher != NULL;
+    const int wanted = launched ? e->request->workers : e->request->gpus;
+    acr_status status = ACR_OK;
+    for (int i = 0; i < wanted && (status == ACR_OK || (launched && status == ACR_IO)); ++i) {
+        status = open_seat(e, i);
+        if (launched && status == ACR_IO) {
+            char what[1200];
+            snprintf(what, sizeof what, "worker %d is left out: %.1000s", i, acr_last_error());
+            tell(e, what);
+        }
+    }
+    return launched && status == ACR_IO && e->seat_count > 0 ? ACR_OK : status;
 }
 
 static void close_seats(engine *e)
@@ -279,6 +308,44 @@ static acr_status begin_slice(engine *e)
     return status;
 }
 
+/* What a lost worker means: its judgement is lost, and nothing else. Whoever does not even answer a probe, or has lost
+ * LOSSES_MAX in a row, is given up. */
+static void note_loss(seat *s, const char *detail)
+{
+    char what[1400];
+    ++s->losses;
+    const bool answers = gates_probe(s->gates) == ACR_OK;
+    s->gone = !answers || s->losses >= LOSSES_MAX;
+    snprintf(what, sizeof what, "%.1000s%s", detail,
+             !s->gone  ? "; it answers again, the run goes on"
+             : answers ? "; it is given up: too many in a row"
+                       : "; it is given up: it does not answer any more");
+    tell(s->engine, what);
+}
+
+/* Whether a result says no more than that the worker was lost. */
+static bool is_loss(const engine *e, const trial_result *result)
+{
+    return e->request->launcher && result->status == TRIAL_HARNESS_FAILED && stopped(e) < 2;
+}
+
+/* The first that is there; NULL = all workers are gone. */
+static seat *living_seat(engine *e)
+{
+    for (int i = 0; i < e->seat_count; ++i) {
+        if (!e->seats[i].gone) {
+            return &e->seats[i];
+        }
+    }
+    return NULL;
+}
+
+static acr_status all_are_gone(const engine *e)
+{
+    return acr__fail(ACR_NO_DEVICE, "all %d workers are lost; --resume goes on, with workers that are there",
+                     e->seat_count);
+}
+
 static void control_seat(void *arg, int64_t number)
 {
     seat *s = &((engine *)arg)->seats[number];
@@ -291,13 +358,19 @@ static acr_status run_controls(engine *e)
     acr_status status = ACR_OK;
     parallel_for((uint32_t)e->seat_count, e->seat_count, control_seat, e);
     for (int i = 0; i < e->seat_count && status == ACR_OK; ++i) {
-        const trial_result *control = &e->seats[i].control;
+        seat *s = &e->seats[i];
+        const trial_result *control = &s->control;
+        if (is_loss(e, control)) {
+            s->gone = true; /* without a noise floor of its own */
+            tell(e, control->detail);
+            continue;
+        }
         /* Without it there is no noise floor, and no trial means anything. */
-        status = control->status == TRIAL_VALID ? store_slice_control(e->request->store, e->slice, i, control)
+        status = control->status == TRIAL_VALID ? store_slice_control(e->request->store, e->slice, s->number, control)
                                                 : acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s",
                                                             trial_status_name(control->status), control->detail);
     }
-    return status;
+    return status == ACR_OK && !living_seat(e) ? all_are_gone(e) : status;
 }
 
 /* ---- Peers ---- */
@@ -355,12 +428,7 @@ static acr_status find_peers(engine *e, json_t **records)
     return status;
 }
 
-/* ---- Time and signals ---- */
-
-static int stopped(const engine *e)
-{
-    return e->request->stop ? *e->request->stop : 0;
-}
+/* ---- Time ---- */
 
 /* Whether work that takes so long does not fit into the time any more. */
 static bool out_of_time(const engine *e, double needed_s)
@@ -574,14 +642,14 @@ static acr_status finish_flight(engine *e, flight *f)
     cut_out(f->result.detail, e->request->tree);
     cut_out(f->result.detail, e->request->folder);
     const arm_counts *c = &e->fold.counts[f->arm];
-    bool duplicate = r->status == TRIAL_DUPLICATE;
+    bool duplicate = r->status == TRIAL_DUPLICATE, lost = r->status == TRIAL_LOST;
     bool improved =
         r->status == TRIAL_VALID && r->overall.verdict == STATS_FASTER && r->overall.speedup > c->best_speedup;
     const trial_end end = {.id = f->id,
                            .status = trial_status_name(r->status),
                            .detail = r->detail,
                            .original = duplicate ? strtoll(r->original, NULL, 10) : -1,
-                           .distinct = !duplicate,
+                           .distinct = !duplicate && !lost,
                            .improved = improved,
                            .wall_s = f->prepare_s + f->judge_s,
                            .device = f->device,
@@ -598,6 +666,10 @@ static void judge_flight(const seat *s, flight *f)
     }
     f->judge_s = monotonic_s() - start_s;
     f->device = f->result.gate_s[GATE_CORRECTNESS] > 0.0 ? s->number : -1;
+    if (f->artefact && is_loss(s->engine, &f->result)) {
+        f->result.status = TRIAL_LOST;
+        f->result.identity[0] = '\0'; /* the same machine code is still to be judged */
+    }
     f->judged = f->result.status != TRIAL_HARNESS_FAILED; /* else it stays in flight */
 }
 
@@ -638,12 +710,19 @@ static void judge_at_seat(void *arg, int64_t number)
     engine *e = arg;
     seat *s = &e->seats[number];
     pthread_mutex_lock(&e->lock);
-    for (flight *f = next_to_judge(e); f; f = next_to_judge(e)) {
+    for (flight *f = NULL; !s->gone && (f = next_to_judge(e)) != NULL;) {
         screen_draw(&e->screen, &e->fold, f->kernel);
         s->judging = f;
         pthread_mutex_unlock(&e->lock);
         judge_flight(s, f);
         pthread_mutex_lock(&e->lock);
+        if (f->result.status == TRIAL_LOST) {
+            pthread_mutex_unlock(&e->lock);
+            note_loss(s, f->result.detail);
+            pthread_mutex_lock(&e->lock);
+        } else {
+            s->losses = 0;
+        }
         if (!f->judged && stopped(e) < 2) {
             note_round_status(e, acr__fail(ACR_DEVICE_FAULT, "trial %lld: %s", (long long)f->id, f->result.detail));
         }
@@ -660,6 +739,9 @@ static acr_status fly(engine *e, engine_end *end)
     e->round_end = ENGINE_COMPLETE;
     e->round_status = ACR_OK;
     parallel_for((uint32_t)e->seat_count, e->seat_count, judge_at_seat, e);
+    if (e->next_flight < e->fold.flight_count && e->round_end == ENGINE_COMPLETE && !living_seat(e)) {
+        note_round_status(e, all_are_gone(e));
+    }
     acr_status status = e->round_status == ACR_OK ? ACR_OK : acr__fail(e->round_status, "%s", e->round_reason);
     if (e->round_end != ENGINE_COMPLETE) {
         *end = e->round_end;
@@ -742,9 +824,13 @@ static acr_status confirm(engine *e, int64_t trial)
     if (status != ACR_OK) {
         return status;
     }
-    if (a) {
+    for (seat *s = living_seat(e); a && s; s = result.status == TRIAL_HARNESS_FAILED ? living_seat(e) : NULL) {
         trial_result_free(&result);
-        gates_confirm(e->gates, a, round, &result);
+        gates_confirm(s->gates, a, round, &result);
+        if (!is_loss(e, &result)) {
+            break;
+        }
+        note_loss(s, result.detail); /* the confirmation is begun anew by whoever is there */
     }
     if (result.status == TRIAL_HARNESS_FAILED) {
         status = stopped(e) == 2

@@ -17,7 +17,8 @@ typedef enum engine_end {
 } engine_end;
 
 enum {
-    ENGINE_GPUS_MAX = 8
+    ENGINE_GPUS_MAX = 8,
+    ENGINE_WORKERS_MAX = 64
 };
 
 typedef struct engine_request {
@@ -31,8 +32,10 @@ typedef struct engine_request {
     bool no_profiles;         /* of elites, on a GPU */
     double time_s;            /* 0 = no limit */
     double proposer_timeout_s;
-    int32_t ordinal; /* of the device, of several the first */
-    int gpus;        /* so many devices judge the trials of a round side by side; 1 to ENGINE_GPUS_MAX */
+    int32_t ordinal;      /* of the device, of several the first */
+    int gpus;             /* so many devices judge the trials of a round side by side; 1 to ENGINE_GPUS_MAX */
+    const char *launcher; /* not NULL: so many workers do instead, which it starts (gates_setup); "" = here */
+    int workers;          /* 1 to ENGINE_WORKERS_MAX */
     uint32_t threads;
     const volatile int *stop; /* 1: finish the trial in flight; 2: end it */
 } engine_request;

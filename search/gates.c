@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "admission.h"
+#include "base/files.h"
 #include "base/process.h"
 #include "base/progress.h"
 #include "bench/interleave.h"
@@ -21,13 +22,14 @@
 #include "identity.h"
 #include "judge.h"
 #include "machine/device_lock.h"
+#include "worker.h"
 
 struct gates {
     gates_setup setup; /* its pointers are to what follows */
     acr__device device;
     judge_problem *problems;
     double *weights;
-    char *backend, *folder, *source_root, *cc, *nvcc, *program;
+    char *backend, *folder, *source_root, *cc, *nvcc, *program, *launcher;
     artefact *incumbent;
     trial_result incumbent_result;
     double noise_floor;
@@ -187,34 +189,16 @@ static bool compare_overall(const gates *g, trial_result *result, size_t process
 
 /* ---- Children ---- */
 
-/* The last line of a child's log that says where it was. */
-static void last_place(char out[512], const char *log_path)
-{
-    char line[512];
-    FILE *file = fopen(log_path, "r");
-    out[0] = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        if (strncmp(line, "at: ", 4) == 0) {
-            snprintf(out, 512, "%s", line + 4);
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-}
-
 /* What a child's death says about the candidate. */
-static void read_death(trial_result *result, const process_outcome *outcome, const char *log_path)
+static void read_death(trial_result *result, const process_outcome *outcome, const char *where)
 {
-    char how[96], where[512], detail[640];
+    char how[96], detail[640];
     const bool alarmed = outcome->end == PROCESS_SIGNALLED && outcome->code == SIGALRM; /* the child's own limit */
     const bool hung = outcome->end == PROCESS_TIMED_OUT || alarmed;
     if (alarmed)
         snprintf(how, sizeof how, "a call did not end in its time");
     else
         process_outcome_text(how, outcome);
-    last_place(where, log_path);
     snprintf(detail, sizeof detail, "%s%s%s", where, *where ? ": " : "", how);
     const bool forbidden = outcome->end == PROCESS_SIGNALLED && outcome->code == SIGSYS; /* the seal was broken */
     const bool never_ran = outcome->end == PROCESS_EXITED && !*where;
@@ -224,13 +208,6 @@ static void read_death(trial_result *result, const process_outcome *outcome, con
                : forbidden                                  ? TRIAL_FORBIDDEN
                                                             : TRIAL_CRASHED,
                detail);
-}
-
-static acr_status path_in(char out[PATH_MAX], const char *folder, const char *prefix, const char *ending)
-{
-    return snprintf(out, PATH_MAX, "%s/%s%s", folder, prefix, ending) < PATH_MAX
-               ? ACR_OK
-               : acr__fail(ACR_IO, "%s: the path is too long", folder);
 }
 
 /* Runs a stage in a child; the caller drops what it answers. NULL after filling result when the child did not live to
@@ -243,12 +220,12 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
     *outcome = (process_outcome){.end = PROCESS_EXITED, .code = -1};
     const process_limits limits = {.wall_s = timeout_s, .file_bytes = (int64_t)256 << 20, .shared = job->references};
     json_t *object = judge_job_json(job);
-    acr_status status = path_in(job_path, folder, name, ".job.json");
+    acr_status status = file_path(job_path, folder, name, ".job.json");
     if (status == ACR_OK) {
-        status = path_in(result_path, folder, name, ".result.json");
+        status = file_path(result_path, folder, name, ".result.json");
     }
     if (status == ACR_OK) {
-        status = path_in(log_path, folder, name, ".log");
+        status = file_path(log_path, folder, name, ".log");
     }
     if (status == ACR_OK && (!object || json_dump_file(object, job_path, JSON_INDENT(1)) != 0)) {
         status = acr__fail(ACR_IO, "%s: cannot be written", job_path);
@@ -273,18 +250,69 @@ static json_t *ask_wrapped_child(const gates *g, const judge_job *job, const cha
     }
     json_t *answer = json_load_file(result_path, 0, NULL);
     if (!answer || outcome->end != PROCESS_EXITED || outcome->code != 0) {
+        char where[WORKER_PLACE_MAX];
         json_decref(answer);
-        read_death(result, outcome, log_path);
+        worker_last_place(where, log_path);
+        read_death(result, outcome, where);
         return NULL;
     }
     return answer;
+}
+
+/* Another device's times are not this run's. */
+static acr_status check_device(const gates *g, const json_t *answer)
+{
+    char key[WISDOM_DEVICE_MAX];
+    const char *theirs = json_string_value(json_object_get(answer, "device"));
+    acr__wisdom_device_key(&g->device, key);
+    return theirs && strcmp(theirs, key) == 0
+               ? ACR_OK
+               : acr__fail(ACR_IO, "its device is %s, the run's is %s", theirs && *theirs ? theirs : "none", key);
+}
+
+/* The same by a launcher. HARNESS_FAILED where the worker is lost. */
+static json_t *ask_worker(const gates *g, const judge_job *job, const char *folder, const char *name, double timeout_s,
+                          trial_result *result)
+{
+    enum {
+        WAIT_S = 900 /* in a scheduler's queue, or for others' timing on the device */
+    };
+    const worker w = {g->launcher, g->program, g->setup.worker, WAIT_S, g->setup.stop};
+    json_t *object = judge_job_json(job);
+    const worker_job asked = {.job = object,
+                              .candidate = job->candidate,
+                              .incumbent = job->incumbent,
+                              .timeout_s = timeout_s,
+                              .timed = job->stage == STAGE_PERFORMANCE && !job->model_clock};
+    worker_answer answer = {.result = NULL};
+    acr_status status =
+        object ? worker_ask(&answer, &w, &asked, folder, name) : acr__fail(ACR_NO_MEMORY, "no memory for a job");
+    json_decref(object);
+    const bool whole =
+        status == ACR_OK && answer.result && answer.outcome.end == PROCESS_EXITED && answer.outcome.code == 0;
+    if (whole) {
+        status = check_device(g, answer.result);
+    } else if (status == ACR_OK) {
+        read_death(result, &answer.outcome, answer.place);
+    }
+    if (status != ACR_OK) {
+        char detail[sizeof result->detail];
+        snprintf(detail, sizeof detail, "worker %d was lost: %.900s", g->setup.worker, acr_last_error());
+        fail_trial(result, TRIAL_HARNESS_FAILED, detail);
+    }
+    if (!whole || status != ACR_OK) {
+        json_decref(answer.result);
+        return NULL;
+    }
+    return answer.result;
 }
 
 static json_t *ask_child(const gates *g, const judge_job *job, const char *folder, const char *name, double timeout_s,
                          trial_result *result)
 {
     process_outcome outcome;
-    return ask_wrapped_child(g, job, folder, name, NULL, timeout_s, &outcome, result);
+    return g->launcher ? ask_worker(g, job, folder, name, timeout_s, result)
+                       : ask_wrapped_child(g, job, folder, name, NULL, timeout_s, &outcome, result);
 }
 
 static void read_end(trial_result *result, const json_t *answer)
@@ -390,7 +418,9 @@ static acr_status copy_setup(gates *g, const gates_setup *setup)
     g->cc = tool(setup->cc, "CC", "cc");
     g->nvcc = tool(setup->nvcc, "NVCC", usual_nvcc());
     g->program = absolute(setup->program ? setup->program : "/proc/self/exe");
-    if (!g->backend || !g->folder || !g->source_root || !g->cc || !g->nvcc || !g->program) {
+    g->launcher = setup->launcher ? strdup(setup->launcher) : NULL;
+    if ((setup->launcher && !g->launcher) || !g->backend || !g->folder || !g->source_root || !g->cc || !g->nvcc ||
+        !g->program) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the gates");
     }
     g->setup.backend = g->backend;
@@ -443,6 +473,9 @@ static int64_t references_bytes_max(void)
  * trial anew. A foreign CPU kernel is called in processes that hold nothing of the child's (sandbox.h). */
 static acr_status make_references(gates *g)
 {
+    if (g->launcher) { /* descriptors stay on their machine: each judge makes its own */
+        return ACR_OK;
+    }
     const judge_job job = job_of(g, STAGE_CORRECTNESS, NULL);
     reference_request *requests = calloc(JUDGE_REQUESTS * job.problem_count + 1, sizeof *requests);
     if (!requests) {
@@ -499,6 +532,21 @@ static acr_status take_over(gates *g, const gates *first)
     return ACR_OK;
 }
 
+acr_status gates_probe(const gates *g)
+{
+    char name[32];
+    const judge_job job = job_of(g, STAGE_PROBE, NULL);
+    trial_result result;
+    trial_result_init(&result);
+    snprintf(name, sizeof name, "probe%d", g->setup.worker);
+    json_t *answer = ask_child(g, &job, g->folder, name, g->setup.case_timeout_s, &result);
+    if (answer) {
+        read_end(&result, answer);
+        json_decref(answer);
+    }
+    return result.status == TRIAL_VALID ? ACR_OK : acr__fail(ACR_IO, "%s", result.detail);
+}
+
 /* What is found out and made before the first trial. */
 static acr_status make_ready(gates *g, const candidate *incumbent)
 {
@@ -522,6 +570,9 @@ acr_status gates_open(gates **out, const gates_setup *setup)
     }
     if (status == ACR_OK) {
         status = describe_device(g);
+    }
+    if (status == ACR_OK && g->launcher) {
+        status = gates_probe(g);
     }
     if (status == ACR_OK) {
         status = setup->first ? take_over(g, setup->first) : make_ready(g, setup->incumbent);
@@ -552,6 +603,7 @@ void gates_close(gates *g)
     free(g->cc);
     free(g->nvcc);
     free(g->program);
+    free(g->launcher);
     free(g);
 }
 
@@ -594,7 +646,7 @@ static artefact *make_folder(const gates *g, const candidate *c, const char *tri
     const bool named =
         *trial && strspn(trial, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == strlen(trial);
     artefact *a = calloc(1, sizeof *a);
-    if (!a || !named || path_in(a->folder, g->folder, trial, "") != ACR_OK ||
+    if (!a || !named || file_path(a->folder, g->folder, trial, "") != ACR_OK ||
         (mkdir(a->folder, 0777) != 0 && errno != EEXIST)) {
         snprintf(result->detail, sizeof result->detail, "no folder for the trial %.64s: %s", trial,
                  !a       ? "no memory"
@@ -671,13 +723,13 @@ static bool look_at_object(artefact *a, const char *launches, trial_result *resu
     char path[PATH_MAX];
     object_facts facts = {.code_bytes = 0};
     const bool cpu = a->backend == ACR__CPU;
-    acr_status status = path_in(path, a->folder, cpu ? "code.so" : "image.bin", "");
+    acr_status status = file_path(path, a->folder, cpu ? "code.so" : "image.bin", "");
     if (status == ACR_OK) {
         status = object_look(&facts, path, a->backend, launches);
     }
     const bool read_on = cpu || a->is_source; /* families of ours may read a clock to keep an order */
     if (status == ACR_OK && !facts.refusal[0] && read_on) {
-        status = path_in(path, a->folder, cpu ? "code.txt" : "image.ptx", "");
+        status = file_path(path, a->folder, cpu ? "code.txt" : "image.ptx", "");
     }
     if (status == ACR_OK && !facts.refusal[0] && read_on) {
         status = cpu ? disassembly_look(facts.refusal, path) : ptx_look(facts.refusal, path);
@@ -779,7 +831,7 @@ static json_t *ask_timing_child(gates *g, const artefact *a, trial_result *resul
 {
     const double timeout_s = g->setup.timing_timeout_s * (double)g->setup.problem_count;
     int lock = -1;
-    if (g->setup.clock == GATES_CLOCK_REAL &&
+    if (g->setup.clock == GATES_CLOCK_REAL && !g->launcher && /* a worker's judge locks its own */
         device_lock(&lock, g->backend, g->setup.device, g->setup.stop) != ACR_OK) {
         fail_trial(result, TRIAL_HARNESS_FAILED, acr_last_error());
         return NULL;
@@ -958,7 +1010,7 @@ void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t prob
     if (result->status != TRIAL_VALID) { /* it has passed the gates: whatever fails now is not its doing */
         result->status = TRIAL_HARNESS_FAILED;
     }
-    (void)path_in(out->log, a->folder, "profile", ".log");
+    (void)file_path(out->log, a->folder, "profile", ".log");
     result->gate_s[GATE_PROFILE] = monotonic_s() - start_s;
 }
 
@@ -969,7 +1021,7 @@ void gates_control(gates *g, trial_result *result)
     };
     judge_job job = job_of(g, STAGE_PERFORMANCE, g->incumbent);
     char name[32]; /* of the device: several have one folder of the incumbent */
-    snprintf(name, sizeof name, "control%d", (int)g->setup.device);
+    snprintf(name, sizeof name, "control%d", g->launcher ? g->setup.worker : (int)g->setup.device);
     trial_result_init(result);
     judge_performance(g, g->incumbent, result, &job, name);
     /* The incumbent is right: what it falls below was measured on a machine busy with something else. */

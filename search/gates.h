@@ -62,6 +62,9 @@ typedef struct gates_setup {
     const char *source_root; /* the tree: src, include, cmake; NULL = ACROMION_SOURCE, or the tree of the build */
     const char *cc, *nvcc;   /* NULL = CC or cc; NVCC or nvcc, as found on PATH */
     const char *program;     /* whose main calls gates_child; NULL = /proc/self/exe */
+    const char *launcher;    /* not NULL: children are started by `LAUNCHER PROGRAM judge`, on whichever machine
+                                (worker.h); theirs is the device of the setup's ordinal, of the same kind */
+    int worker;              /* with launcher: its number, from 0 */
     gates_find *find;        /* NULL = nothing is a duplicate */
     void *find_arg;
     const gates *first;       /* not NULL: the gates of the same setup on another device, which must be of the same kind
@@ -92,9 +95,15 @@ const char *artefact_folder(const artefact *a);
  * initialised by it. *out is NULL when a gate refused (result says which); the caller frees it with artefact_free. */
 void gates_prepare(artefact **out, gates *g, const candidate *c, const char *trial, trial_result *result);
 
+/* With a launcher HARNESS_FAILED by those that follow means that the worker was lost, unless *stop is 2. */
+
 /* The rest of identity, correctness, plausibility and performance, of what gates_prepare made, into the same result.
  * One at a time with the same gates; at once on several devices, each with its own. */
 void gates_judge(gates *g, const artefact *a, trial_result *result);
+
+/* Whether the launcher still starts something that judges, on a device of the run's kind. Errors: ACR_IO with the
+ * reason. */
+acr_status gates_probe(const gates *g);
 
 /* Both. */
 void gates_run(gates *g, const candidate *c, const char *trial, trial_result *result);
@@ -125,8 +134,6 @@ void gates_profile(gates_profiled *out, gates *g, const artefact *a, size_t prob
 void gates_control(gates *g, trial_result *result);
 
 /* ---- The child ---- */
-
-#define GATES_CHILD "--gates-child"
 
 /* First of all in main: where argv is that of a child, does its work and returns true with its exit code. */
 bool gates_child(int argc, char **argv, int *exit_code);

@@ -24,7 +24,7 @@
 
 /* ---- The job ---- */
 
-static const char *const stage_names[] = {"floors", "correctness", "performance", "profile"};
+static const char *const stage_names[] = {"floors", "correctness", "performance", "profile", "probe"};
 
 json_t *judge_job_json(const judge_job *job)
 {
@@ -1163,17 +1163,26 @@ static acr_status load_sides(session *s)
     return status == ACR_OK ? ACR_OK : end_trial(s, TRIAL_HARNESS_FAILED, "%s", acr_last_error());
 }
 
+/* The device has been opened: that was it. */
+static acr_status probe(session *s)
+{
+    (void)s;
+    return ACR_OK;
+}
+
 static void do_stage(session *s)
 {
-    static const trial_gate first_gates[] = {GATE_PERFORMANCE, GATE_CORRECTNESS, GATE_PLAUSIBILITY, GATE_PROFILE};
+    static const trial_gate first_gates[] = {GATE_PERFORMANCE, GATE_CORRECTNESS, GATE_PLAUSIBILITY, GATE_PROFILE,
+                                             GATE_CORRECTNESS};
     static acr_status (*const stages[])(session *) = {find_floors, judge_correctness, judge_performance,
-                                                      launch_for_profile};
+                                                      launch_for_profile, probe};
+    const bool wants_kernels = s->job.stage != STAGE_FLOORS && s->job.stage != STAGE_PROBE;
     s->gate = first_gates[s->job.stage];
     acr_status status = open_context(s);
     if (status == ACR_OK) {
         status = open_references(s);
     }
-    if (status == ACR_OK && s->job.stage != STAGE_FLOORS) {
+    if (status == ACR_OK && wants_kernels) {
         status = load_sides(s);
     }
     if (status == ACR_OK) {
@@ -1184,15 +1193,31 @@ static void do_stage(session *s)
     sandbox_end(SANDBOX_INCUMBENT, ignored);
 }
 
+/* The device as wisdom knows it: a CPU with the threads of the job, whatever this stage uses of them. */
+static void device_key(char key[WISDOM_DEVICE_MAX], const session *s)
+{
+    key[0] = '\0';
+    if (s->device) {
+        acr__device device = s->device->device;
+        device.threads = device.backend == ACR__CPU ? (int32_t)s->job.threads : device.threads;
+        acr__wisdom_device_key(&device, key);
+    }
+}
+
+static json_t *result_json(const session *s, const char *detail)
+{
+    char key[WISDOM_DEVICE_MAX];
+    device_key(key, s);
+    return json_pack("{s:s, s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
+                     trial_gate_name(s->gate), "detail", detail, "device", key, "cases", s->cases, "timings",
+                     s->timings, "floors_us", s->floors);
+}
+
 static bool write_result(const session *s, int file)
 {
-    json_t *result = json_pack("{s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
-                               trial_gate_name(s->gate), "detail", s->detail, "cases", s->cases, "timings", s->timings,
-                               "floors_us", s->floors);
+    json_t *result = result_json(s, s->detail);
     if (!result) { /* a detail that is no UTF-8 */
-        result = json_pack("{s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
-                           trial_gate_name(s->gate), "detail", "(not text)", "cases", s->cases, "timings", s->timings,
-                           "floors_us", s->floors);
+        result = result_json(s, "(not text)");
     }
     const bool written = result && json_dumpfd(result, file, JSON_COMPACT) == 0;
     json_decref(result);

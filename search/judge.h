@@ -3,7 +3,8 @@
  * foreign CPU kernel nothing runs in this process: it is called in processes of its own (sandbox.h).
  *
  * Job and result are JSON objects of one key a field of the structures below; the result also has cases and timings as
- * trial_result has them, raw samples included. What they add up to is for the parent to compute. */
+ * trial_result has them, raw samples included, and the wisdom key of the device. What they add up to is for the parent
+ * to compute. */
 #ifndef SEARCH_JUDGE_H
 #define SEARCH_JUDGE_H
 
@@ -12,11 +13,14 @@
 #include "check/reference.h"
 #include "trial.h"
 
+#define GATES_CHILD "--gates-child"
+
 typedef enum judge_stage {
     STAGE_FLOORS,      /* of the problems on this machine */
     STAGE_CORRECTNESS, /* cases against the reference */
     STAGE_PERFORMANCE, /* plausibility, then interleaved with the incumbent */
-    STAGE_PROFILE      /* launches for a profiler to look at */
+    STAGE_PROFILE,     /* launches for a profiler to look at */
+    STAGE_PROBE        /* nothing: is there a device? */
 } judge_stage;
 
 typedef struct judge_job {

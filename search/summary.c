@@ -320,6 +320,13 @@ static json_t *alarms(const summary *s, const definition *d)
                                "itself %s",
                                100.0 * s->noise_floor, s->control_same ? "SAME" : "not SAME in every slice"));
     }
+    for (int i = 0; i < s->outcome_count; ++i) {
+        if (strcmp(s->outcomes[i].status, trial_status_name(TRIAL_LOST)) == 0) {
+            json_array_append_new(list,
+                                  json_sprintf("%lld trials were lost with their workers: nothing is known of them",
+                                               (long long)s->outcomes[i].count));
+        }
+    }
     return list;
 }
 

@@ -25,6 +25,7 @@
     X(FORBIDDEN, "forbidden", "it attempted a system call")                                                            \
     X(IMPLAUSIBLE, "implausible", "faster than physics, or than a second look from a fresh process")                   \
     X(UNCONFIRMED, "unconfirmed", "the confirmation did not repeat what the search saw")                               \
+    X(LOST, "lost", "its worker was lost: no verdict, and no budget is used")                                          \
     X(HARNESS_FAILED, "harness_failed", "not the candidate's doing: no memory, no device, no disk")
 
 typedef enum trial_status {

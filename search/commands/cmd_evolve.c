@@ -32,6 +32,8 @@ enum {
     ID_PYTHON_PATH,
     ID_NO_PROFILE,
     ID_GPUS,
+    ID_LAUNCHER,
+    ID_WORKERS,
     ID_TREE
 };
 
@@ -53,6 +55,9 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_NO_PROFILE, "no-profile", NULL, "cuda: take no Nsight Compute counters of the elites"},
     {ID_GPUS, "gpus", "N",
      "cuda: judge on so many GPUs side by side, equal ones from --device on; default 1; said again to --resume"},
+    {ID_LAUNCHER, "launcher", "COMMAND",
+     "judge by workers that this starts ('srun -n1 --gpus=1', 'ssh host'); said again to --resume"},
+    {ID_WORKERS, "workers", "N", "so many at once, each with ACROMION_WORKER=0, 1, ...; default 1"},
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
@@ -63,8 +68,8 @@ typedef struct request {
     definition definition; /* what of it the options say */
     bool fixed;            /* an option that is fixed when a run begins was given */
     bool resume, peers, no_profiles;
-    int gpus;
-    const char *store, *from, *insights, *python_path, *tree;
+    int gpus, workers; /* workers 0: not said */
+    const char *store, *from, *insights, *python_path, *tree, *launcher;
     double time_s, proposer_timeout_s;
 } request;
 
@@ -76,6 +81,7 @@ static const option_field fields[OPTIONS_MAX] = {
     {ID_INSIGHTS, OPTION_TEXT, offsetof(request, insights)},
     {ID_PYTHON_PATH, OPTION_TEXT, offsetof(request, python_path)},
     {ID_NO_PROFILE, OPTION_FLAG, offsetof(request, no_profiles)},
+    {ID_LAUNCHER, OPTION_TEXT, offsetof(request, launcher)},
     {ID_TREE, OPTION_TEXT, offsetof(request, tree)},
 };
 
@@ -166,6 +172,8 @@ static bool take_option(void *arg, int id, const char *value)
         return r->peers;
     case ID_GPUS:
         return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
+    case ID_WORKERS:
+        return take_count("workers", value, ENGINE_WORKERS_MAX, &r->workers);
     default:
         return take_definition(r, id, value);
     }
@@ -264,6 +272,11 @@ static int define(request *r, const common_options *common, const char *tree)
 
 static int check_gpus(const request *r)
 {
+    if (r->gpus > 1 && (r->launcher || r->workers)) {
+        fprintf(stderr, "acromion evolve: --gpus is for GPUs of this machine, --launcher and --workers for workers: "
+                        "one of the two\n");
+        return EXIT_USAGE;
+    }
     if (r->gpus > 1 && strcmp(r->definition.backend, "cuda") != 0) {
         fprintf(stderr, "acromion evolve: --gpus is for the backend cuda: a CPU is one device\n");
         return EXIT_USAGE;
@@ -400,6 +413,8 @@ static int run(request *r, const common_options *common, const char *tree, store
         .proposer_timeout_s = r->proposer_timeout_s,
         .ordinal = common->device,
         .gpus = r->gpus,
+        .launcher = r->launcher || r->workers == 0 ? r->launcher : "",
+        .workers = r->workers > 0 ? r->workers : 1,
         .threads = thread_count(common),
         .stop = &stop_wanted,
     };

@@ -3,6 +3,7 @@
 #define SEARCH_COMMANDS_H
 
 int cmd_evolve(int argc, char **argv);
+int cmd_judge(int argc, char **argv);
 int cmd_trials(int argc, char **argv);
 int cmd_promote(int argc, char **argv);
 int cmd_variant(int argc, char **argv);

@@ -533,6 +533,138 @@ def test_gpus(context):
     check(not pathlib.Path(context.store("cpus")).exists(), "nothing is begun")
 
 
+# A launcher: notes who was started with what, hands the job on, and loses it where the test's files say so.
+LAUNCHER = """#!/usr/bin/env python3
+import json, os, pathlib, stat, subprocess, sys
+notes = pathlib.Path(sys.argv[1])
+worker = os.environ["ACROMION_WORKER"]
+mode = stat.S_IMODE(os.fstat(0).st_mode)
+line = sys.stdin.readline()
+job = json.loads(line)
+stage = job["job"]["stage"]
+with open(notes / "started", "a") as log:
+    log.write(json.dumps([worker, stage, oct(mode), sys.argv[2:]]) + "\\n")
+if (notes / f"dead{worker}").exists():
+    sys.exit("no such node")
+try:
+    if stage == "performance" and job["candidate"] != job["incumbent"]:
+        os.remove(notes / "lose")
+        sys.exit("the node went away")
+except FileNotFoundError:
+    pass
+print("a banner that is no answer", flush=True)
+sys.exit(subprocess.run(sys.argv[2:], input=line, text=True).returncode)
+"""
+
+
+def test_workers(context):
+    """Judging by a launcher's workers finds what judging here finds; a lost worker costs its trial in flight, one that
+    is gone is given up, and the rest go on; secrets stay on the pipe; a candidate's crash is the candidate's."""
+    notes, temporary = context.folder / "notes", context.folder / "temporary"
+    notes.mkdir()
+    temporary.mkdir()
+    script = context.folder / "launch.py"
+    script.write_text(LAUNCHER)
+    script.chmod(0o755)
+    launcher = ["--launcher", f"'{script}' '{notes}'"]
+    definition = [PROBLEM, "--trials", "2", "--generation", "2", "--seed", "6"]
+    context.evolve("here", *definition)
+    expected = context.archive("here")
+    started = notes / "started"
+
+    def starts():
+        return [json.loads(line) for line in started.read_text().splitlines()]
+
+    os.environ["TMPDIR"] = str(temporary)
+    done = context.evolve("three", *definition, *launcher, "--workers", "3")
+    del os.environ["TMPDIR"]
+    check(not done.stderr, f"nothing is lost: {done.stderr}")
+    found = difference(expected, context.archive("three"))
+    check(found is None, f"three workers found something else: {found}")
+    check({s[0] for s in starts()} == {"0", "1", "2"}, "every worker is used")
+    check(not list(temporary.iterdir()), f"judges leave nothing behind: {list(temporary.iterdir())}")
+    hidden = str(context.summary("three")["run"]["hidden_seed"])
+    as_signed = str(int(hidden) - 2**64) if int(hidden) >= 2**63 else hidden
+    check(hidden not in started.read_text() and as_signed not in started.read_text(), "the hidden seed is not told")
+    check({s[2] for s in starts()} == {"0o600"}, "only the user can read a job")
+
+    (notes / "lose").touch()
+    (notes / "dead1").touch()
+    done = context.evolve("lost", *definition, *launcher, "--workers", "3")
+    check("worker 1 is left out: worker 1 was lost: no answer: exit code 1; stderr: no such node" in done.stderr,
+          done.stderr)
+    check("was lost: no answer: exit code 1; stderr: the node went away; it answers again" in done.stderr, done.stderr)
+    trials = context.archive("lost")
+    lost = [t for t in trials if t["status"] == "lost"]
+    check(len(lost) == 1 and not lost[0]["is_distinct"] and not lost[0]["identity"], f"one trial is lost: {lost}")
+    summary = context.summary("lost")
+    check(summary["finished"] and summary["search"]["distinct"] == 2 == summary["control"]["distinct"],
+          "the rest goes on")
+    check(any("1 trials were lost" in a for a in summary["alarms"]), "the summary says so")
+
+    (notes / "dead0").touch()
+    done = context.evolve("nobody", *definition, *launcher, "--workers", "2", code=5)
+    check("no such node" in done.stderr, done.stderr)
+    for name in ("dead0", "dead1"):
+        (notes / name).unlink()
+
+    # The only worker goes away behind the controls: its trial is lost, what is left stays in flight for --resume.
+    (notes / "lose").touch()
+    gone = context.folder / "gone.sh"
+    gone.write_text(f"""if [ -e '{notes}/lose' ]; then "$@"; else exit 3; fi\n""")
+    done = context.evolve("gone", *definition, "--launcher", f"sh '{gone}' '{script}' '{notes}'", code=4)
+    check("does not answer any more" in done.stderr and "all 1 workers are lost" in done.stderr, done.stderr)
+    before = [t for t in context.archive("gone") if t["status"]]
+    check(before[-1]["status"] == "lost", f"the trial in flight is lost: {before[-1]}")
+    context.resume("gone")  # here
+    check(context.summary("gone")["finished"], "--resume goes on without workers")
+    check([t for t in context.archive("gone")][:len(before)] == before, "what was finished stays")
+
+    # The judge is trusted, the candidate is not.
+    exploits = ROOT / "tests/exploits"
+    answer = context.folder / "cheat.json"
+    answer.write_text(json.dumps({"name": "cheat", "arch": "portable", "source":
+                                  "#define CHEAT_BEYOND 1\n" + (exploits / "attention.c").read_text(),
+                                  "descriptor": json.loads((exploits / "attention.cpu.json").read_text())}))
+    context.evolve("cheat", PROBLEM, "--trials", "1", "--from", "fwd_simd_f32_d1024_64x64_portable", "--proposer",
+                   f"cat {answer}", *launcher)
+    ended = [t for t in context.archive("cheat") if t["arm"] == "search"]
+    check([t["status"] for t in ended] == ["crashed"] and "signal 11" in ended[0]["detail"], f"{ended[0]['detail']}")
+
+    judge = subprocess.run([context.program, "judge"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    check(judge.returncode == 3 and "mpirun -n 1" in judge.stderr, f"no job: {judge}")
+    judge = subprocess.run([context.program, "judge"], input='{"acromion_job": 2}\n', capture_output=True, text=True)
+    check(judge.returncode == 3 and "protocol" in judge.stderr, f"another protocol: {judge}")
+    bad = {"acromion_job": 1, "timeout_s": 1, "timed": False, "job": {}, "candidate": {"../x": "00"}, "incumbent": {}}
+    judge = subprocess.run([context.program, "judge"], input=json.dumps(bad) + "\n", capture_output=True, text=True)
+    check("is no file of a trial" in judge.stdout, f"a name that leaves the folder: {judge}")
+    context.run("evolve", *BASE, "--gpus", "2", "--workers", "2", PROBLEM, "--store", context.store("both"), code=2)
+
+
+def test_mpirun(context):
+    """Open MPI as the launcher, three at once."""
+    mpirun = ["mpirun", "-n", "1", "--oversubscribe", "--bind-to", "none"]
+    mpirun += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    try:
+        works = shutil.which("mpirun") and subprocess.run([*mpirun, "true"], capture_output=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        works = None
+    if not works or works.returncode != 0:
+        print("skipped: Open MPI's mpirun is not installed (Debian: openmpi-bin)" if not works else
+              f"skipped: mpirun cannot start a program here: {works.stderr.decode(errors='replace')}")
+        sys.exit(77)
+    definition = [PROBLEM, "--trials", "2", "--generation", "2", "--seed", "6"]
+    context.evolve("plain", *definition)
+    done = context.evolve("mpi", *definition, "--launcher", " ".join(mpirun), "--workers", "3")
+    check(not done.stderr, f"nothing is lost: {done.stderr}")
+    found = difference(context.archive("plain"), context.archive("mpi"))
+    check(found is None, f"Open MPI's workers found something else: {found}")
+    # Three judges of one launch have one job between them: refused, with the way it is meant.
+    words = " ".join(mpirun).replace("-n 1", "-n 3")
+    done = context.evolve("mpi3", *definition, "--launcher", words, code=5)
+    check("mpirun -n 1" in done.stderr and "--workers" in done.stderr, done.stderr)
+
+
 def test_runs(context):
     """tools/gpu-evolve.sh: several runs within a time, stopped and gone on with; what it leaves behind."""
     folder = context.folder / "runs"

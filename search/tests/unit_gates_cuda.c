@@ -10,6 +10,7 @@
 
 #include "profile/profile_counters.h"
 #include "search/elites.h"
+#include "search/judge.h"
 
 typedef struct fixture {
     gates_problem problem;
