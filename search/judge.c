@@ -557,9 +557,9 @@ static reference inputs_drawn(const timed_pair *d, uint64_t counter)
     for (uint64_t i = 0; i < 3; ++i) {
         cut[i] = d->pool + random_bits(d->s->job.hidden_seed, STREAM_POOL + i, counter) % POOL_WINDOW * d->elem_bytes;
     }
-    fresh.q = cut[INPUT_Q];
-    fresh.k = cut[INPUT_K];
-    fresh.v = cut[INPUT_V];
+    fresh.buffers.q = cut[INPUT_Q];
+    fresh.buffers.k = cut[INPUT_K];
+    fresh.buffers.v = cut[INPUT_V];
     return fresh;
 }
 

@@ -37,31 +37,21 @@ enum {
     STATE_BYTES = 65536   /* no processor's vector state is larger */
 };
 
-/* Inputs come first, then outputs: a lane sees [inputs, outputs) read-only. */
-typedef enum part {
-    PART_Q,
-    PART_K,
-    PART_V,
-    PART_KV_LENS,
-    PART_Q_OFFSETS,
-    PART_KV_OFFSETS,
-    PART_Q_SCALES,
-    PART_K_SCALES,
-    PART_V_SCALES,
-    PART_KV_STARTS,
-    PART_SINKS,
-    PART_SLOPES,
-    PART_BIAS,
-    PART_RANGES,
-    PART_TREE,
-    PART_ARGS,
+/* Inputs by their numbers as buffers, then outputs: a lane sees [inputs, outputs) read-only. */
+enum {
+    PART_ARGS = ACR__FORWARD_INPUTS,
     PART_O,
     PART_LSE,
     PART_QUEUE,
     PART_SCRATCH,
     PARTS,
     PART_OUTPUTS = PART_O
-} part;
+};
+
+static int part_of(acr__buffer which)
+{
+    return which == ACR__O ? PART_O : which == ACR__LSE ? PART_LSE : (int)which;
+}
 
 /* A tensor in the arena: its last byte lies at most 63 bytes before the inaccessible page that follows it, so that its
  * address is the caller's modulo 64. */
@@ -693,11 +683,9 @@ static bool start_cell(sandbox *b, const cell *layout, int32_t lanes)
 
 /* ---- Calls ---- */
 
-static int64_t span(const fwd_args *a, const fwd_strides *s, int32_t heads, int32_t rows, int32_t dim, acr_dtype dtype)
+static acr_strides strides_of(const fwd_strides *s)
 {
-    const acr_strides strides = {s->batch, s->head, s->row};
-    const int64_t entries = a->q_offsets ? 1 : a->batch; /* a packed batch is one entry with all rows */
-    return acr__span_bytes(entries, heads, rows, dim, &strides, dtype);
+    return (acr_strides){s->batch, s->head, s->row};
 }
 
 static acr_dtype out_dtype(acr_dtype dtype, const fwd_args *a)
@@ -719,48 +707,44 @@ static int64_t random_gap(void)
     return (1 + byte % PAGES) * (int64_t)PAGE;
 }
 
-static int64_t bias_bytes(const fwd_args *a)
+/* As much of the problem as the sizes of its buffers want. */
+static acr_problem problem_of_args(const sandbox *b, const fwd_args *a)
 {
-    const acr_strides strides = {a->bias_stride.batch, a->bias_stride.head, a->bias_stride.row};
-    return acr__span_bytes(a->batch, a->q_heads, a->q_len, a->kv_len, &strides, (acr_dtype)a->bias_type);
+    acr_problem p = {.dtype = b->dtype,
+                     .out_dtype = out_dtype(b->dtype, a),
+                     .batch = a->batch,
+                     .q_heads = a->q_heads,
+                     .kv_heads = a->kv_heads,
+                     .q_len = a->q_len,
+                     .kv_len = a->kv_len,
+                     .qk_dim = a->qk_dim,
+                     .v_dim = a->v_dim,
+                     .q = strides_of(&a->q_stride),
+                     .k = strides_of(&a->k_stride),
+                     .v = strides_of(&a->v_stride),
+                     .o = strides_of(&a->o_stride),
+                     .bias = strides_of(&a->bias_stride),
+                     .bias_dtype = (acr_dtype)a->bias_type,
+                     .ranges = a->ranges_count};
+    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
+        p.flags |= acr__pointer_at(a, acr__buffer_fields[i].in_args) ? acr__buffer_fields[i].flag : 0;
+    }
+    return p;
 }
 
 /* What a call brings: the sizes and where they come from. */
 static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args *a, const int64_t *queue)
 {
-    const bool is_packed = a->q_offsets != NULL;
-    const int32_t q_rows = is_packed ? a->q_total : a->q_len, kv_rows = is_packed ? a->kv_total : a->kv_len;
-    const int64_t rows = (is_packed ? 1 : (int64_t)a->batch) * a->q_heads * q_rows;
-    const int64_t scale_bytes = (int64_t)sizeof(float) * a->batch * a->kv_heads;
-    const int64_t offset_bytes = is_packed ? (int64_t)sizeof(int32_t) * (a->batch + 1) : 0;
-    const int64_t head_bytes = (int64_t)sizeof(float) * a->q_heads;
-    const int64_t range_bytes = 2 * (int64_t)sizeof(int32_t) * a->batch * a->ranges_count;
-    const struct {
-        int64_t bytes;
-        const void *from;
-    } wanted[PARTS] = {[PART_Q] = {span(a, &a->q_stride, a->q_heads, q_rows, a->qk_dim, b->dtype), a->q},
-                       [PART_K] = {span(a, &a->k_stride, a->kv_heads, kv_rows, a->qk_dim, b->dtype), a->k},
-                       [PART_V] = {span(a, &a->v_stride, a->kv_heads, kv_rows, a->v_dim, b->dtype), a->v},
-                       [PART_KV_LENS] = {a->kv_lens ? (int64_t)sizeof(int32_t) * a->batch : 0, a->kv_lens},
-                       [PART_Q_OFFSETS] = {offset_bytes, a->q_offsets},
-                       [PART_KV_OFFSETS] = {offset_bytes, a->kv_offsets},
-                       [PART_Q_SCALES] = {a->q_scales ? scale_bytes : 0, a->q_scales},
-                       [PART_K_SCALES] = {a->k_scales ? scale_bytes : 0, a->k_scales},
-                       [PART_V_SCALES] = {a->v_scales ? scale_bytes : 0, a->v_scales},
-                       [PART_KV_STARTS] = {a->kv_starts ? (int64_t)sizeof(int32_t) * a->batch : 0, a->kv_starts},
-                       [PART_SINKS] = {a->sinks ? head_bytes : 0, a->sinks},
-                       [PART_SLOPES] = {a->slopes ? head_bytes : 0, a->slopes},
-                       [PART_BIAS] = {a->bias ? bias_bytes(a) : 0, a->bias},
-                       [PART_RANGES] = {a->ranges ? range_bytes : 0, a->ranges},
-                       [PART_TREE] = {a->tree ? (int64_t)a->batch * a->q_len * ((a->q_len + 7) / 8) : 0, a->tree},
-                       [PART_ARGS] = {sizeof *a, NULL},
-                       [PART_O] = {span(a, &a->o_stride, a->q_heads, q_rows, a->v_dim, out_dtype(b->dtype, a)), a->o},
-                       [PART_LSE] = {a->lse ? (int64_t)sizeof(float) * rows : 0, a->lse},
-                       [PART_QUEUE] = {sizeof *queue, queue},
-                       [PART_SCRATCH] = {(int64_t)b->workspace_bytes, a->workspace}};
-    for (int i = 0; i < PARTS; ++i) {
-        parts[i] = (arena_part){.bytes = wanted[i].bytes, .from = wanted[i].from};
+    const acr_problem p = problem_of_args(b, a);
+    const acr__rows rows =
+        p.flags & ACR_PACKED ? (acr__rows){a->q_total, a->kv_total} : (acr__rows){a->q_len, a->kv_len};
+    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
+        const void *from = acr__pointer_at(a, acr__buffer_fields[i].in_args);
+        parts[part_of(i)] = (arena_part){.bytes = from ? acr__buffer_bytes(&p, i, rows) : 0, .from = from};
     }
+    parts[PART_ARGS] = (arena_part){.bytes = sizeof *a};
+    parts[PART_QUEUE] = (arena_part){.bytes = sizeof *queue, .from = queue};
+    parts[PART_SCRATCH] = (arena_part){.bytes = (int64_t)b->workspace_bytes, .from = a->workspace};
 }
 
 static int64_t misalignment(const arena_part *p)
@@ -794,7 +778,7 @@ static void lay_out(cell *layout, const arena_part parts[PARTS], const elf_code 
     layout->arena_bytes = at;
 }
 
-static void *arena_address(const cell *c, part which)
+static void *arena_address(const cell *c, int which)
 {
     const arena_part *p = &c->parts[which];
     return p->bytes > 0 ? c->arena + p->offset : NULL;
@@ -818,23 +802,9 @@ static void copy_in(cell *c, const arena_part parts[PARTS])
 static void copy_args(cell *c, const fwd_args *a)
 {
     fwd_args there = *a;
-    there.q = arena_address(c, PART_Q);
-    there.k = arena_address(c, PART_K);
-    there.v = arena_address(c, PART_V);
-    there.kv_lens = arena_address(c, PART_KV_LENS);
-    there.q_offsets = arena_address(c, PART_Q_OFFSETS);
-    there.kv_offsets = arena_address(c, PART_KV_OFFSETS);
-    there.q_scales = arena_address(c, PART_Q_SCALES);
-    there.k_scales = arena_address(c, PART_K_SCALES);
-    there.v_scales = arena_address(c, PART_V_SCALES);
-    there.kv_starts = arena_address(c, PART_KV_STARTS);
-    there.sinks = arena_address(c, PART_SINKS);
-    there.slopes = arena_address(c, PART_SLOPES);
-    there.bias = arena_address(c, PART_BIAS);
-    there.ranges = arena_address(c, PART_RANGES);
-    there.tree = arena_address(c, PART_TREE);
-    there.o = arena_address(c, PART_O);
-    there.lse = arena_address(c, PART_LSE);
+    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
+        acr__set_pointer_at(&there, acr__buffer_fields[i].in_args, arena_address(c, part_of(i)));
+    }
     there.workspace = arena_address(c, PART_SCRATCH);
     memcpy(arena_address(c, PART_ARGS), &there, sizeof there);
 }

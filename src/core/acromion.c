@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backward.h"
 #include "context.h"
 #include "extent.h"
 #include "forward_cache.h"
@@ -206,20 +205,14 @@ static acr_status check_total(const char *name, int64_t total)
     return ACR_OK;
 }
 
-static acr_status check_offsets(const acr_plan *plan, const acr_buffers *b)
+static acr_status check_totals(const acr_plan *plan, const acr_buffers *b)
 {
     if (!(plan->problem.flags & ACR_PACKED)) {
-        if (b->q_offsets || b->kv_offsets || b->q_total != 0 || b->kv_total != 0)
+        if (b->q_total != 0 || b->kv_total != 0)
             return acr__fail(ACR_INVALID, "buffers.%s is given, the problem lacks ACR_PACKED",
-                             b->q_offsets    ? "q_offsets"
-                             : b->kv_offsets ? "kv_offsets"
-                             : b->q_total    ? "q_total"
-                                             : "kv_total");
+                             b->q_total ? "q_total" : "kv_total");
         return ACR_OK;
     }
-    if (!b->q_offsets || !b->kv_offsets)
-        return acr__fail(ACR_INVALID, "buffers.%s is NULL, the problem has ACR_PACKED",
-                         b->q_offsets ? "kv_offsets" : "q_offsets");
     const acr_status status = check_total("q_total", b->q_total);
     return status == ACR_OK ? check_total("kv_total", b->kv_total) : status;
 }
@@ -236,26 +229,28 @@ static acr_status check_scales(const acr_plan *plan, const acr_buffers *b)
                      acr__dtype_text(plan->problem.dtype));
 }
 
-/* A buffer of a term is given where the problem has the term, and only there. */
-static acr_status check_terms(const acr_plan *plan, const acr_buffers *b)
+/* The flag or field because of which a problem has a buffer, or would have it. */
+static const char *wanted_by(const acr_problem *p, acr__buffer which)
 {
-    const uint32_t flags = plan->problem.flags;
-    const struct {
-        const char *name, *term;
-        const void *pointer;
-        bool wanted;
-    } terms[] = {{"kv_starts", "ACR_KV_STARTS", b->kv_starts, flags & ACR_KV_STARTS},
-                 {"sinks", "ACR_SINKS", b->sinks, flags & ACR_SINKS},
-                 {"slopes", "ACR_ALIBI", b->slopes, flags & ACR_ALIBI},
-                 {"bias", "bias_dtype", b->bias, plan->problem.bias_dtype != ACR_DTYPE_DEFAULT},
-                 {"ranges", "ACR_RANGES", b->ranges, flags & ACR_RANGES},
-                 {"tree", "ACR_TREE", b->tree, flags & ACR_TREE}};
-    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++)
-        if (terms[i].wanted != (terms[i].pointer != NULL))
+    if (p->pass == ACR_BACKWARD && which == ACR__LSE)
+        return "ACR_BACKWARD";
+    if (p->pass == ACR_BACKWARD && which == ACR__DSINKS)
+        return "ACR_SINKS";
+    return acr__buffer_fields[which].wanted_by;
+}
+
+/* What a flag or a field of the problem wants is given where the problem has it, and only there. */
+static acr_status check_wanted(const acr_plan *plan, const acr_buffers *b)
+{
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
+        const acr__buffer_field *field = &acr__buffer_fields[i];
+        const bool is_wanted = acr__buffer_is_wanted(&plan->problem, i);
+        if (field->wanted_by && is_wanted != (acr__pointer_at(b, field->in_buffers) != NULL))
             return acr__fail(ACR_INVALID,
-                             terms[i].wanted ? "buffers.%s is NULL, the problem has %s"
-                                             : "buffers.%s is given, the problem lacks %s",
-                             terms[i].name, terms[i].term);
+                             is_wanted ? "buffers.%s is NULL, the problem has %s"
+                                       : "buffers.%s is given, the problem lacks %s",
+                             field->name, wanted_by(&plan->problem, i));
+    }
     return ACR_OK;
 }
 
@@ -279,181 +274,81 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
         return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
     if (!b->q || !b->k || !b->v || !b->o)
         return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : !b->v ? "v" : "o");
-    const bool want_lse = plan->problem.flags & ACR_WANT_LSE, has_lengths = plan->problem.flags & ACR_KV_LENS;
-    if (want_lse != (b->lse != NULL))
-        return acr__fail(ACR_INVALID,
-                         want_lse ? "buffers.lse is NULL, the problem has %s"
-                                  : "buffers.lse is given, the problem lacks %s",
-                         plan->problem.pass == ACR_BACKWARD ? "ACR_BACKWARD" : "ACR_WANT_LSE");
-    if (has_lengths != (b->kv_lens != NULL))
-        return acr__fail(ACR_INVALID, has_lengths ? "buffers.kv_lens is NULL, the problem has ACR_KV_LENS"
-                                                  : "buffers.kv_lens is given, the problem lacks ACR_KV_LENS");
     acr_status status = check_scales(plan, b);
     if (status == ACR_OK)
-        status = check_terms(plan, b);
+        status = check_wanted(plan, b);
     if (status == ACR_OK)
         status = refuse_unserved(b);
-    if (status == ACR_OK)
-        status = acr__check_backward_buffers(&plan->problem, b);
-    return status == ACR_OK ? check_offsets(plan, b) : status;
+    return status == ACR_OK ? check_totals(plan, b) : status;
 }
 
 static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
 {
-    const size_t promised = plan->problem.alignment;
-    const int bias_bytes = acr__dtype_bytes(plan->problem.bias_dtype);
-    const struct {
-        const char *name;
-        const void *pointer;
-        size_t alignment;
-    } pointers[] = {{"q", b->q, promised},
-                    {"k", b->k, promised},
-                    {"v", b->v, promised},
-                    {"o", b->o, promised},
-                    {"lse", b->lse, sizeof(float)},
-                    {"kv_lens", b->kv_lens, sizeof(int32_t)},
-                    {"q_offsets", b->q_offsets, sizeof(int32_t)},
-                    {"kv_offsets", b->kv_offsets, sizeof(int32_t)},
-                    {"q_scales", b->q_scales, sizeof(float)},
-                    {"k_scales", b->k_scales, sizeof(float)},
-                    {"v_scales", b->v_scales, sizeof(float)},
-                    {"kv_starts", b->kv_starts, sizeof(int32_t)},
-                    {"sinks", b->sinks, sizeof(float)},
-                    {"slopes", b->slopes, sizeof(float)},
-                    {"bias", b->bias, bias_bytes > 0 ? (size_t)bias_bytes : 1},
-                    {"ranges", b->ranges, sizeof(int32_t)},
-                    {"d_o", b->d_o, promised},
-                    {"dq", b->dq, promised},
-                    {"dk", b->dk, promised},
-                    {"dv", b->dv, promised},
-                    {"dsinks", b->dsinks, sizeof(float)}};
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
-        if (!acr__is_aligned(pointers[i].pointer, pointers[i].alignment))
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
+        const acr__buffer_field *field = &acr__buffer_fields[i];
+        const void *pointer = acr__pointer_at(b, field->in_buffers);
+        const size_t alignment = acr__buffer_alignment(&plan->problem, i);
+        if (!acr__is_aligned(pointer, alignment))
             return acr__fail(ACR_ALIGNMENT, "buffers.%s is %p, not a multiple of %zu bytes as the problem says",
-                             pointers[i].name, pointers[i].pointer, pointers[i].alignment);
+                             field->name, pointer, alignment);
+    }
     return ACR_OK;
 }
 
-/* total: rows of a packed tensor, whose span the plan cannot know; else 0. Only steps from row to row tell two tensors
- * apart: how many rows there are is left open. */
-static acr__extent extent_of(const char *name, const void *pointer, const acr_problem *p, int64_t span_bytes,
-                             int64_t heads, int64_t total, int64_t dim, const acr_strides *s, acr_dtype dtype)
+/* span_bytes: of the tensor, where the plan knows it. Only steps from row to row tell two tensors apart: how many rows
+ * there are is left open. */
+static acr__extent extent_of(const acr__tensor *t, const void *pointer, int64_t span_bytes)
 {
-    const int64_t size = acr__dtype_bytes(dtype);
-    if (total > 0)
-        span_bytes = acr__span_bytes(1, heads, total, dim, s, dtype);
-    return (acr__extent){.name = name,
+    const int64_t size = acr__dtype_bytes(t->dtype);
+    return (acr__extent){.name = t->name,
                          .first = (uintptr_t)pointer,
-                         .bytes = span_bytes,
-                         .batch = p->batch,
-                         .heads = heads,
+                         .bytes = span_bytes > 0 ? span_bytes : acr__tensor_bytes(t),
+                         .batch = t->batch,
+                         .heads = t->heads,
                          .rows = INT64_MAX,
-                         .row_bytes = s->row * size,
-                         .head_bytes = s->head * size,
-                         .batch_bytes = p->batch > 1 ? s->batch * size : 0,
-                         .dim_bytes = dim * size};
+                         .row_bytes = t->strides.row * size,
+                         .head_bytes = t->strides.head * size,
+                         .batch_bytes = t->batch > 1 ? t->strides.batch * size : 0,
+                         .dim_bytes = t->dim * size};
 }
 
-/* NULL: nothing. */
-static acr__extent block_of(const char *name, const void *pointer, int64_t bytes)
-{
-    return acr__extent_of_block(name, pointer, bytes);
-}
-
-/* Where an execution's buffers lie. The outputs of a forward pass are o and lse, which are inputs of a backward one. */
-enum {
-    OUTPUTS_MOST = 4,
-    INPUTS_MOST = 18
-};
+/* Where an execution's buffers lie; of those that are not there nowhere. */
 typedef struct execution_extents {
-    acr__extent outputs[OUTPUTS_MOST], inputs[INPUTS_MOST];
-    int output_count, input_count;
+    acr__extent of[ACR__BUFFERS];
 } execution_extents;
-
-static void add_output(execution_extents *e, acr__extent output)
-{
-    e->outputs[e->output_count++] = output;
-}
-
-static void add_input(execution_extents *e, acr__extent input)
-{
-    e->inputs[e->input_count++] = input;
-}
-
-static void add_gradients(execution_extents *e, const acr_plan *plan, const acr_buffers *b)
-{
-    const acr_problem *p = &plan->problem;
-    const acr_dtype grad = p->grad_dtype;
-    add_input(
-        e, extent_of("d_o", b->d_o, p, plan->d_o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->d_o, p->out_dtype));
-    add_output(e, extent_of("dq", b->dq, p, plan->dq_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->dq, grad));
-    add_output(e, extent_of("dk", b->dk, p, plan->dk_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->dk, grad));
-    add_output(e, extent_of("dv", b->dv, p, plan->dv_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->dv, grad));
-    if (b->dsinks)
-        add_output(e, block_of("dsinks", b->dsinks, acr__term_bytes_of(p).dsinks));
-}
 
 static void find_extents(execution_extents *e, const acr_plan *plan, const acr_buffers *b)
 {
     const acr_problem *p = &plan->problem;
-    const int64_t scale_bytes = p->batch * p->kv_heads * (int64_t)sizeof(float);
-    const acr__term_bytes term = acr__term_bytes_of(p);
-    const int64_t lse_rows = p->q_heads * (b->q_total > 0 ? b->q_total : p->batch * p->q_len);
-    const acr__extent o =
-        extent_of("o", b->o, p, plan->o_span_bytes, p->q_heads, b->q_total, p->v_dim, &p->o, p->out_dtype);
-    const acr__extent lse = block_of("lse", b->lse, lse_rows * (int64_t)sizeof(float));
-    e->output_count = e->input_count = 0;
-    const acr__extent inputs[] = {
-        extent_of("q", b->q, p, plan->q_span_bytes, p->q_heads, b->q_total, p->qk_dim, &p->q, p->dtype),
-        extent_of("k", b->k, p, plan->k_span_bytes, p->kv_heads, b->kv_total, p->qk_dim, &p->k, p->dtype),
-        extent_of("v", b->v, p, plan->v_span_bytes, p->kv_heads, b->kv_total, p->v_dim, &p->v, p->dtype),
-        block_of("kv_lens", b->kv_lens, p->batch * (int64_t)sizeof(int32_t)),
-        block_of("q_offsets", b->q_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-        block_of("kv_offsets", b->kv_offsets, (p->batch + 1) * (int64_t)sizeof(int32_t)),
-        block_of("q_scales", b->q_scales, scale_bytes),
-        block_of("k_scales", b->k_scales, scale_bytes),
-        block_of("v_scales", b->v_scales, scale_bytes),
-        block_of("kv_starts", b->kv_starts, term.kv_starts),
-        block_of("sinks", b->sinks, term.sinks),
-        block_of("slopes", b->slopes, term.slopes),
-        block_of("bias", b->bias, term.bias),
-        block_of("ranges", b->ranges, term.ranges),
-        block_of("tree", b->tree, term.tree)};
-    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
-        add_input(e, inputs[i]);
-    if (p->pass == ACR_BACKWARD) {
-        add_input(e, o);
-        add_input(e, lse);
-        add_gradients(e, plan, b);
-    } else {
-        add_output(e, o);
-        add_output(e, lse);
+    const acr__rows rows = acr__rows_of(p, b);
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
+        const acr__buffer_field *field = &acr__buffer_fields[i];
+        const void *pointer = acr__pointer_at(b, field->in_buffers);
+        if (pointer && acr__is_tensor(i)) {
+            const acr__tensor t = acr__tensor_of(p, i, rows);
+            e->of[i] = extent_of(&t, pointer, plan->span_bytes[i]);
+        } else {
+            e->of[i] = acr__extent_of_block(field->name, pointer, pointer ? acr__buffer_bytes(p, i, rows) : 0);
+        }
     }
 }
 
-static acr_status check_overlap(const execution_extents *e)
+/* An output lies apart from every other buffer. */
+static acr_status check_overlap(const acr_plan *plan, const execution_extents *e)
 {
-    for (int i = 0; i < e->output_count; i++) {
-        const acr__extent *output = &e->outputs[i];
-        for (int j = i + 1; j < e->output_count; j++)
-            if (acr__overlap(output, &e->outputs[j]))
-                return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", output->name, e->outputs[j].name);
-        for (int j = 0; j < e->input_count; j++)
-            if (acr__overlap(output, &e->inputs[j]))
-                return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", output->name, e->inputs[j].name);
-    }
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
+        for (acr__buffer j = 0; acr__is_output(&plan->problem, i) && j < ACR__BUFFERS; j++)
+            if (i != j && acr__overlap(&e->of[i], &e->of[j]))
+                return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", e->of[i].name, e->of[j].name);
     return ACR_OK;
 }
 
 static acr_status check_workspace_overlap(const acr_plan *plan, const execution_extents *e, const void *workspace)
 {
-    const acr__extent own = block_of("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
-    for (int i = 0; i < e->output_count; i++)
-        if (acr__overlap(&e->outputs[i], &own))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->outputs[i].name);
-    for (int i = 0; i < e->input_count; i++)
-        if (acr__overlap(&e->inputs[i], &own))
-            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->inputs[i].name);
+    const acr__extent own = acr__extent_of_block("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
+        if (acr__overlap(&e->of[i], &own))
+            return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->of[i].name);
     return ACR_OK;
 }
 
@@ -468,7 +363,7 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
         return status;
     execution_extents e;
     find_extents(&e, plan, &b);
-    if ((status = check_overlap(&e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
+    if ((status = check_overlap(plan, &e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
         (status = check_workspace_overlap(plan, &e, workspace)) != ACR_OK)
         return status;
     bwd_args args; /* of a forward pass `fwd` alone */

@@ -66,25 +66,3 @@ acr_status acr__complete_backward(acr_problem *p)
     p->flags |= ACR_WANT_LSE; /* gradients are computed from it */
     return ACR_OK;
 }
-
-acr_status acr__check_backward_buffers(const acr_problem *p, const acr_buffers *b)
-{
-    const bool backward = p->pass == ACR_BACKWARD;
-    const struct {
-        const char *name;
-        const void *pointer;
-        bool wanted;
-        const char *by; /* what wants it */
-    } fields[] = {{"d_o", b->d_o, backward, "ACR_BACKWARD"},
-                  {"dq", b->dq, backward, "ACR_BACKWARD"},
-                  {"dk", b->dk, backward, "ACR_BACKWARD"},
-                  {"dv", b->dv, backward, "ACR_BACKWARD"},
-                  {"dsinks", b->dsinks, backward && p->flags & ACR_SINKS, backward ? "ACR_SINKS" : "ACR_BACKWARD"}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (fields[i].wanted != (fields[i].pointer != NULL))
-            return acr__fail(ACR_INVALID,
-                             fields[i].wanted ? "buffers.%s is NULL, the problem has %s"
-                                              : "buffers.%s is given, the problem lacks %s",
-                             fields[i].name, fields[i].by);
-    return ACR_OK;
-}

@@ -8,7 +8,4 @@
  * gradients have. Before strides are filled in. */
 acr_status acr__complete_backward(acr_problem *problem);
 
-/* Whether the buffers are those of the problem's pass. problem canonical. */
-acr_status acr__check_backward_buffers(const acr_problem *problem, const acr_buffers *buffers);
-
 #endif

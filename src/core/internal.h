@@ -4,6 +4,7 @@
 #define ACR_INTERNAL_H
 
 #include "backend.h"
+#include "buffers.h"
 #include "dtype.h"
 #include "error.h"
 #include "marks.h"

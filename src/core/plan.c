@@ -131,42 +131,21 @@ static acr_status fail_unsupported(const acr_problem *problem, const acr__device
 
 /* ---- Measure ----------------------------------------------------------------------------------------------------- */
 
-typedef enum scratch_part {
-    Q,
-    K,
-    V,
-    D_O, /* the inputs that get noise come first */
-    O,
-    DQ,
-    DK,
-    DV,
-    DSINKS,
-    LSE,
-    KV_LENS,
-    OFFSETS,
-    KV_STARTS,
-    SINKS,
-    SLOPES,
-    BIAS,
-    RANGES,
-    TREE,
-    WORKSPACE,
-    PARTS
-} scratch_part;
-
-/* Scratch tensors of a problem, filled with noise: the caller's data are never touched by measuring. */
+/* Scratch buffers of a problem, filled with noise: the caller's data are never touched by measuring. */
 typedef struct scratch {
     acr__backend_device *device;
-    void *memory[PARTS];
+    void *memory[ACR__BUFFERS];
     acr_buffers buffers;
     void *workspace;
 } scratch;
 
 static void free_scratch(scratch *s)
 {
-    for (int i = 0; i < PARTS; i++)
+    for (int i = 0; i < ACR__BUFFERS; i++)
         if (s->memory[i])
             s->device->backend->mem_free(s->device, s->memory[i]);
+    if (s->workspace)
+        s->device->backend->mem_free(s->device, s->workspace);
 }
 
 /* Roughly normal values, so that the arithmetic units and the power they draw see realistic data. */
@@ -197,137 +176,72 @@ static acr_status upload_noise(scratch *s, void *to, int64_t bytes, acr_dtype dt
     return status;
 }
 
-static acr_status upload_lengths(scratch *s, void *to, const acr_problem *p)
+/* first + i * step for i in [0, count). */
+static acr_status upload_numbers(scratch *s, void *to, int64_t count, int64_t first, int64_t step)
 {
-    int32_t *lengths = malloc((size_t)p->batch * sizeof *lengths);
-    if (!lengths)
+    int32_t *numbers = malloc((size_t)count * sizeof *numbers);
+    if (!numbers)
         return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
-    for (int64_t i = 0; i < p->batch; i++)
-        lengths[i] = (int32_t)p->kv_len;
-    const acr_status status =
-        s->device->backend->mem_upload(s->device, to, lengths, (size_t)p->batch * sizeof *lengths);
-    free(lengths);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (int32_t)(first + i * step);
+    const acr_status status = s->device->backend->mem_upload(s->device, to, numbers, (size_t)count * sizeof *numbers);
+    free(numbers);
     return status;
 }
 
-/* Of queries, then of keys: every sequence has its longest length. */
-static acr_status upload_offsets(scratch *s, void *to, const acr_problem *p)
+/* Every entry has its longest length. What terms read hides no key, padding and ranges are empty, and sinks, slopes and
+ * a backward pass' log-sum-exp are 0: the work is that of other values. */
+static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which, int64_t bytes)
 {
-    const size_t count = (size_t)p->batch + 1;
-    int32_t *offsets = malloc(2 * count * sizeof *offsets);
-    if (!offsets)
-        return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
-    for (size_t i = 0; i < count; i++) {
-        offsets[i] = (int32_t)((int64_t)i * p->q_len);
-        offsets[count + i] = (int32_t)((int64_t)i * p->kv_len);
+    enum {
+        EVERY_BIT = 0xff,
+        TRUE_BYTE = 1
+    };
+    void *to = s->memory[which];
+    switch (which) {
+    case ACR__KV_LENS:
+        return upload_numbers(s, to, p->batch, p->kv_len, 0);
+    case ACR__Q_OFFSETS:
+        return upload_numbers(s, to, p->batch + 1, 0, p->q_len);
+    case ACR__KV_OFFSETS:
+        return upload_numbers(s, to, p->batch + 1, 0, p->kv_len);
+    case ACR__BIAS:
+        return p->bias_dtype == ACR_BOOL8 ? s->device->backend->mem_fill(s->device, to, TRUE_BYTE, (size_t)bytes)
+                                          : upload_noise(s, to, bytes, p->bias_dtype);
+    case ACR__TREE:
+        return s->device->backend->mem_fill(s->device, to, EVERY_BIT, (size_t)bytes);
+    default:
+        return acr__is_tensor(which) ? upload_noise(s, to, bytes, p->dtype)
+                                     : s->device->backend->mem_fill(s->device, to, 0, (size_t)bytes);
     }
-    const acr_status status = s->device->backend->mem_upload(s->device, to, offsets, 2 * count * sizeof *offsets);
-    free(offsets);
-    return status;
-}
-
-/* What terms read. Nothing hides a key, padding and ranges are empty, and sinks and slopes are 0: the work is that of
- * other values. */
-static acr_status fill_terms(scratch *s, const acr_problem *p, const int64_t bytes[PARTS])
-{
-    static const struct {
-        scratch_part part;
-        unsigned char value;
-    } fills[] = {{KV_STARTS, 0}, {SINKS, 0}, {SLOPES, 0}, {RANGES, 0}, {TREE, 0xff}, {BIAS, 1}};
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < sizeof fills / sizeof fills[0] && status == ACR_OK; i++) {
-        const scratch_part part = fills[i].part;
-        if (!s->memory[part])
-            continue;
-        if (part == BIAS && p->bias_dtype != ACR_BOOL8)
-            status = upload_noise(s, s->memory[part], bytes[part], p->bias_dtype);
-        else
-            status = s->device->backend->mem_fill(s->device, s->memory[part], fills[i].value, (size_t)bytes[part]);
-    }
-    return status;
-}
-
-static void point_to_scratch(scratch *s, const acr_problem *p, int64_t q_rows, int64_t kv_rows)
-{
-    s->buffers.q = s->memory[Q];
-    s->buffers.k = s->memory[K];
-    s->buffers.v = s->memory[V];
-    s->buffers.o = s->memory[O];
-    s->buffers.lse = s->memory[LSE];
-    s->buffers.d_o = s->memory[D_O];
-    s->buffers.dq = s->memory[DQ];
-    s->buffers.dk = s->memory[DK];
-    s->buffers.dv = s->memory[DV];
-    s->buffers.dsinks = s->memory[DSINKS];
-    s->buffers.kv_lens = s->memory[KV_LENS];
-    if (p->flags & ACR_PACKED) {
-        s->buffers.q_offsets = s->memory[OFFSETS];
-        s->buffers.kv_offsets = s->buffers.q_offsets + p->batch + 1;
-        s->buffers.q_total = q_rows;
-        s->buffers.kv_total = kv_rows;
-    }
-    s->buffers.kv_starts = s->memory[KV_STARTS];
-    s->buffers.sinks = s->memory[SINKS];
-    s->buffers.slopes = s->memory[SLOPES];
-    s->buffers.bias = s->memory[BIAS];
-    s->buffers.ranges = s->memory[RANGES];
-    s->buffers.tree = s->memory[TREE];
-    s->workspace = s->memory[WORKSPACE];
 }
 
 static acr_status make_scratch(scratch *s, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
     *s = (scratch){.device = device, .buffers = ACR_BUFFERS_INIT};
     const bool packed = p->flags & ACR_PACKED;
-    const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? p->batch * p->q_len : p->q_len,
-                  kv_rows = packed ? p->batch * p->kv_len : p->kv_len;
-    if (packed && (q_rows > INT32_MAX || kv_rows > INT32_MAX))
+    const acr__rows rows =
+        packed ? (acr__rows){p->batch * p->q_len, p->batch * p->kv_len} : (acr__rows){p->q_len, p->kv_len};
+    if (packed && (rows.q > INT32_MAX || rows.kv > INT32_MAX))
         return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
                          (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
-    const acr__term_bytes term = acr__term_bytes_of(p);
-    const bool backward = p->pass == ACR_BACKWARD;
-    const int64_t bytes[PARTS] = {
-        [Q] = acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype),
-        [K] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype),
-        [V] = acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype),
-        [O] = acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype),
-        [D_O] = backward ? acr__span_bytes(entries, p->q_heads, q_rows, p->v_dim, &p->d_o, p->out_dtype) : 0,
-        [DQ] = backward ? acr__span_bytes(entries, p->q_heads, q_rows, p->qk_dim, &p->dq, p->grad_dtype) : 0,
-        [DK] = backward ? acr__span_bytes(entries, p->kv_heads, kv_rows, p->qk_dim, &p->dk, p->grad_dtype) : 0,
-        [DV] = backward ? acr__span_bytes(entries, p->kv_heads, kv_rows, p->v_dim, &p->dv, p->grad_dtype) : 0,
-        [DSINKS] = term.dsinks,
-        [LSE] = p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
-        [KV_LENS] = p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
-        [OFFSETS] = packed ? 2 * (p->batch + 1) * (int64_t)sizeof(int32_t) : 0,
-        [KV_STARTS] = term.kv_starts,
-        [SINKS] = term.sinks,
-        [SLOPES] = term.slopes,
-        [BIAS] = term.bias,
-        [RANGES] = term.ranges,
-        [TREE] = term.tree,
-        [WORKSPACE] = (int64_t)workspace_bytes,
-    };
+    s->buffers.q_total = packed ? rows.q : 0;
+    s->buffers.kv_total = packed ? rows.kv : 0;
     acr_status status = ACR_OK;
-    for (int i = 0; i < PARTS && status == ACR_OK; i++) {
-        if (bytes[i] > 0)
-            status = device->backend->mem_alloc(device, (size_t)bytes[i], &s->memory[i]);
-        if ((i < O || (i == O && backward)) && bytes[i] > 0 && status == ACR_OK)
-            status = upload_noise(s, s->memory[i], bytes[i], p->dtype);
+    for (acr__buffer i = 0; i < ACR__BUFFERS && status == ACR_OK; i++) {
+        if (!acr__buffer_is_wanted(p, i))
+            continue;
+        const int64_t bytes = acr__buffer_bytes(p, i, rows);
+        status = device->backend->mem_alloc(device, (size_t)bytes, &s->memory[i]);
+        if (status == ACR_OK && !acr__is_output(p, i))
+            status = fill_input(s, p, i, bytes);
+        acr__set_pointer_at(&s->buffers, acr__buffer_fields[i].in_buffers, s->memory[i]);
     }
-    if (status == ACR_OK && backward) /* exponentials of any size take as long as those of weights */
-        status = device->backend->mem_fill(device, s->memory[LSE], 0, (size_t)bytes[LSE]);
-    if (status == ACR_OK && s->memory[KV_LENS])
-        status = upload_lengths(s, s->memory[KV_LENS], p);
-    if (status == ACR_OK && s->memory[OFFSETS])
-        status = upload_offsets(s, s->memory[OFFSETS], p);
-    if (status == ACR_OK)
-        status = fill_terms(s, p, bytes);
-    if (status != ACR_OK) {
+    if (status == ACR_OK && workspace_bytes > 0)
+        status = device->backend->mem_alloc(device, workspace_bytes, &s->workspace);
+    if (status != ACR_OK)
         free_scratch(s);
-        return status;
-    }
-    point_to_scratch(s, p, q_rows, kv_rows);
-    return ACR_OK;
+    return status;
 }
 
 enum {
@@ -592,17 +506,8 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
-    /* Of a packed batch they are not known yet. */
-    plan->q_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype);
-    plan->k_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype);
-    plan->v_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype);
-    plan->o_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype);
-    if (p->pass == ACR_BACKWARD) {
-        plan->d_o_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->d_o, p->out_dtype);
-        plan->dq_span_bytes = acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->dq, p->grad_dtype);
-        plan->dk_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->dk, p->grad_dtype);
-        plan->dv_span_bytes = acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->dv, p->grad_dtype);
-    }
+    for (int i = 0; i < acr__tensor_count(p) && !(p->flags & ACR_PACKED); i++)
+        plan->span_bytes[acr__tensors[i]] = acr__buffer_bytes(p, acr__tensors[i], (acr__rows){p->q_len, p->kv_len});
     snprintf(plan->text, sizeof plan->text, "%s: %s (%s)", text, c->kernel->name, c->why);
     if (pins) {
         acr__ctx_retain(ctx);

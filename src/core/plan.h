@@ -3,14 +3,13 @@
 #define ACR_PLAN_H
 
 #include "backend.h"
+#include "buffers.h"
 
 struct acr_plan {
     acr_ctx *ctx; /* one reference; NULL for the plans of the context's own cache, which the context outlives */
     acr__prepared *prepared;
-    acr_problem problem;  /* canonical */
-    int64_t o_span_bytes; /* for the overlap checks of an execution */
-    int64_t q_span_bytes, k_span_bytes, v_span_bytes;
-    int64_t d_o_span_bytes, dq_span_bytes, dk_span_bytes, dv_span_bytes; /* ACR_BACKWARD */
+    acr_problem problem;              /* canonical */
+    int64_t span_bytes[ACR__BUFFERS]; /* of tensors, for the overlap checks of an execution; 0 where it is not known */
     char text[ACR_PROBLEM_TEXT_MAX + 256];
 };
 

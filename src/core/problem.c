@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "backward.h"
+#include "buffers.h"
 #include "error.h"
 
 enum {
@@ -87,37 +88,15 @@ const char *acr__dtype_hint(const char *word, size_t length)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* A tensor of the problem, for the rules that hold for all of them. */
-typedef struct tensor {
-    const char *name, *text; /* text: in the text form */
-    int64_t batch, heads, rows, dim;
-    acr_strides *strides;
-    acr_dtype dtype;
-    bool is_output;
-} tensor;
-
-enum {
-    TENSORS_MOST = 8
-};
-
 /* Returns how many there are. A packed batch is one entry with as many rows as offsets can name: how many there are is
  * known at the execution. */
-static int tensors_of(acr_problem *p, tensor list[TENSORS_MOST])
+static int tensors_of(const acr_problem *p, acr__tensor list[ACR__TENSORS_MOST])
 {
-    const bool packed = p->flags & ACR_PACKED, backward = p->pass == ACR_BACKWARD;
-    const int64_t entries = packed ? 1 : p->batch, q_rows = packed ? MAX_EXTENT : p->q_len,
-                  kv_rows = packed ? MAX_EXTENT : p->kv_len;
-    const tensor all[TENSORS_MOST] = {
-        {"q", "q", entries, p->q_heads, q_rows, p->qk_dim, &p->q, p->dtype, false},
-        {"k", "k", entries, p->kv_heads, kv_rows, p->qk_dim, &p->k, p->dtype, false},
-        {"v", "v", entries, p->kv_heads, kv_rows, p->v_dim, &p->v, p->dtype, false},
-        {"o", "o", entries, p->q_heads, q_rows, p->v_dim, &p->o, p->out_dtype, !backward},
-        {"d_o", "do", entries, p->q_heads, q_rows, p->v_dim, &p->d_o, p->out_dtype, false},
-        {"dq", "dq", entries, p->q_heads, q_rows, p->qk_dim, &p->dq, p->grad_dtype, true},
-        {"dk", "dk", entries, p->kv_heads, kv_rows, p->qk_dim, &p->dk, p->grad_dtype, true},
-        {"dv", "dv", entries, p->kv_heads, kv_rows, p->v_dim, &p->dv, p->grad_dtype, true}};
-    memcpy(list, all, sizeof all);
-    return backward ? TENSORS_MOST : 4;
+    const acr__rows longest = {p->q_len, p->kv_len}, any = {MAX_EXTENT, MAX_EXTENT};
+    const int count = acr__tensor_count(p);
+    for (int i = 0; i < count; i++)
+        list[i] = acr__tensor_of(p, acr__tensors[i], p->flags & ACR_PACKED ? any : longest);
+    return count;
 }
 
 /* Packed strides, saturating: an overflow shows as a span beyond MAX_SPAN. */
@@ -133,7 +112,7 @@ static int64_t saturating_add(int64_t a, int64_t b)
     return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
-static acr_strides packed_strides(const tensor *t, acr_layout layout)
+static acr_strides packed_strides(const acr__tensor *t, acr_layout layout)
 {
     acr_strides s;
     if (layout == ACR_BSHD) {
@@ -149,33 +128,32 @@ static acr_strides packed_strides(const tensor *t, acr_layout layout)
 }
 
 /* Equal as far as they matter: the stride of an extent of 1 is never used. */
-static bool same_strides(const tensor *t, const acr_strides *a, const acr_strides *b)
+static bool same_strides(const acr__tensor *t, const acr_strides *s)
 {
-    return (t->batch == 1 || a->batch == b->batch) && (t->heads == 1 || a->head == b->head) &&
-           (t->rows == 1 || a->row == b->row);
+    return (t->batch == 1 || t->strides.batch == s->batch) && (t->heads == 1 || t->strides.head == s->head) &&
+           (t->rows == 1 || t->strides.row == s->row);
 }
 
-static int64_t span_elems(const tensor *t)
+static int64_t span_elems(const acr__tensor *t)
 {
-    int64_t last = saturating_mul(t->batch - 1, t->strides->batch);
-    last = saturating_add(last, saturating_mul(t->heads - 1, t->strides->head));
-    last = saturating_add(last, saturating_mul(t->rows - 1, t->strides->row));
+    int64_t last = saturating_mul(t->batch - 1, t->strides.batch);
+    last = saturating_add(last, saturating_mul(t->heads - 1, t->strides.head));
+    last = saturating_add(last, saturating_mul(t->rows - 1, t->strides.row));
     return saturating_add(last, t->dim);
 }
 
 int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
                         acr_dtype dtype)
 {
-    acr_strides copy = *strides;
-    const tensor t = {"", "", batch, heads, rows, dim, &copy, dtype, false};
+    const acr__tensor t = {"", batch, heads, rows, dim, *strides, dtype, false};
     return saturating_mul(span_elems(&t), acr__dtype_bytes(dtype));
 }
 
 /* True when no two elements share an address: walking the dimensions from the smallest stride up, each step is at least
  * as long as everything inside it. */
-static bool is_self_disjoint(const tensor *t)
+static bool is_self_disjoint(const acr__tensor *t)
 {
-    int64_t stride[3] = {t->strides->row, t->strides->head, t->strides->batch};
+    int64_t stride[3] = {t->strides.row, t->strides.head, t->strides.batch};
     int64_t extent[3] = {t->rows, t->heads, t->batch};
     int64_t inner = t->dim;
     for (int done = 0; done < 3; done++) {
@@ -194,15 +172,15 @@ static bool is_self_disjoint(const tensor *t)
 }
 
 /* Fills in packed strides where all are zero, and checks the rest. */
-static acr_status complete_strides(tensor *t, acr_layout layout)
+static acr_status complete_strides(acr__tensor *t, acr_layout layout)
 {
-    acr_strides *s = t->strides;
+    acr_strides *s = &t->strides;
     if (s->batch == 0 && s->head == 0 && s->row == 0)
         *s = packed_strides(t, layout);
     if ((t->batch > 1 && s->batch < 0) || (t->heads > 1 && s->head < 0) || (t->rows > 1 && s->row < 0))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): a stride must not be negative", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
-    if (saturating_mul(span_elems(t), acr__dtype_bytes(t->dtype)) > MAX_SPAN)
+    if (acr__tensor_bytes(t) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "%s spans more than 2^61 bytes", t->name);
     if (t->is_output && !is_self_disjoint(t))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): the output would overlap itself", t->name,
@@ -210,11 +188,11 @@ static acr_status complete_strides(tensor *t, acr_layout layout)
     return ACR_OK;
 }
 
-static bool all_packed(const tensor *list, int count, acr_layout layout)
+static bool all_packed(const acr__tensor *list, int count, acr_layout layout)
 {
     for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], layout);
-        if (!same_strides(&list[i], list[i].strides, &packed))
+        if (!same_strides(&list[i], &packed))
             return false;
     }
     return true;
@@ -222,13 +200,13 @@ static bool all_packed(const tensor *list, int count, acr_layout layout)
 
 /* One form for equal strides: those of extents of 1 take their packed value, and the layout says bshd only when it
  * describes all of them. */
-static void normalise_strides(acr_problem *p, const tensor *list, int count)
+static void normalise_strides(acr_problem *p, const acr__tensor *list, int count)
 {
     if (!(p->flags & ACR_PACKED)) /* which has but the one */
         p->layout = !all_packed(list, count, ACR_BHSD) && all_packed(list, count, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
     for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], p->layout);
-        acr_strides *s = list[i].strides;
+        acr_strides *s = acr__strides_of(p, acr__tensors[i]);
         if (list[i].batch == 1)
             s->batch = p->flags & ACR_PACKED ? 0 : packed.batch;
         if (list[i].heads == 1)
@@ -312,7 +290,7 @@ static acr_status check_choices(const acr_problem *p)
 /* What changes scores, and what hides or adds keys beyond a mask and a window. */
 static acr_status check_terms(const acr_problem *p)
 {
-    if (p->flags & ACR_TREE && acr__term_bytes_of(p).tree > MAX_SPAN)
+    if (acr__buffer_bytes(p, ACR__TREE, (acr__rows){0, 0}) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "tree spans more than 2^61 bytes");
     if (!(p->softcap >= 0.0f) || !isfinite(p->softcap))
         return acr__fail(ACR_INVALID, "softcap is %g, must be positive and finite (0 for none)", (double)p->softcap);
@@ -380,17 +358,14 @@ static acr_status check_packed(const acr_problem *p)
         return acr__fail(ACR_INVALID, "flags: ACR_PACKED with ACR_KV_LENS; the offsets already say the key lengths");
     if (p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is ACR_BHSD, with ACR_PACKED it must be ACR_BSHD: [total, heads, dim]");
-    const struct {
-        const char *name;
-        int64_t batch_stride;
-    } tensors[] = {{"q", p->q.batch},     {"k", p->k.batch},   {"v", p->v.batch},   {"o", p->o.batch},
-                   {"d_o", p->d_o.batch}, {"dq", p->dq.batch}, {"dk", p->dk.batch}, {"dv", p->dv.batch}};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        if (tensors[i].batch_stride != 0)
+    acr__tensor list[ACR__TENSORS_MOST];
+    const int count = tensors_of(p, list);
+    for (int i = 0; i < count; i++)
+        if (list[i].strides.batch != 0)
             return acr__fail(ACR_INVALID,
                              "%s.batch stride is %lld, with ACR_PACKED it must be 0: offsets say where "
                              "an entry begins",
-                             tensors[i].name, (long long)tensors[i].batch_stride);
+                             list[i].name, (long long)list[i].strides.batch);
     return ACR_OK;
 }
 
@@ -485,33 +460,17 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     p.mask = canonical_mask(&p);
     canonical_chunk(&p);
 
-    tensor list[TENSORS_MOST];
+    acr__tensor list[ACR__TENSORS_MOST];
     const int count = tensors_of(&p, list);
     for (int i = 0; i < count; i++) {
         status = complete_strides(&list[i], p.layout);
         if (status != ACR_OK)
             return status;
+        *acr__strides_of(&p, acr__tensors[i]) = list[i].strides;
     }
     normalise_strides(&p, list, count);
     *out = p;
     return ACR_OK;
-}
-
-acr__term_bytes acr__term_bytes_of(const acr_problem *p)
-{
-    const int64_t number = 4, tree_row = (p->q_len + 7) / 8;
-    const uint32_t f = p->flags;
-    return (acr__term_bytes){
-        .kv_starts = f & ACR_KV_STARTS ? p->batch * number : 0,
-        .sinks = f & ACR_SINKS ? p->q_heads * number : 0,
-        .dsinks = f & ACR_SINKS && p->pass == ACR_BACKWARD ? p->q_heads * number : 0,
-        .slopes = f & ACR_ALIBI ? p->q_heads * number : 0,
-        .bias = p->bias_dtype == ACR_DTYPE_DEFAULT
-                    ? 0
-                    : acr__span_bytes(p->batch, p->q_heads, p->q_len, p->kv_len, &p->bias, p->bias_dtype),
-        .ranges = f & ACR_RANGES ? saturating_mul(p->batch, 2 * number * p->ranges) : 0,
-        .tree = f & ACR_TREE ? saturating_mul(p->batch, p->q_len * tree_row) : 0,
-    };
 }
 
 uint64_t acr__problem_digest(const acr_problem *canonical)
@@ -633,12 +592,13 @@ static void put_problem(writer *w, acr_problem *p)
     put_terms(w, p);
     if (p->layout == ACR_BSHD)
         put(w, ":bshd");
-    tensor list[TENSORS_MOST];
+    acr__tensor list[ACR__TENSORS_MOST];
     const int count = tensors_of(p, list);
     for (int i = 0; i < count; i++) {
-        const acr_strides packed = packed_strides(&list[i], p->layout), *s = list[i].strides;
-        if (!same_strides(&list[i], s, &packed))
-            put(w, ":%ss=%lld,%lld,%lld", list[i].text, (long long)s->batch, (long long)s->head, (long long)s->row);
+        const acr_strides packed = packed_strides(&list[i], p->layout), *s = &list[i].strides;
+        const char *text = acr__tensors[i] == ACR__D_O ? "do" : list[i].name;
+        if (!same_strides(&list[i], &packed))
+            put(w, ":%ss=%lld,%lld,%lld", text, (long long)s->batch, (long long)s->head, (long long)s->row);
     }
     if (p->alignment != DEFAULT_ALIGNMENT)
         put(w, ":align%u", p->alignment);

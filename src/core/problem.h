@@ -19,11 +19,4 @@ uint64_t acr__problem_digest(const acr_problem *canonical);
 int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
                         acr_dtype dtype);
 
-/* Bytes of the buffers that the terms of a canonical problem want (sinks and the like); 0 of those that it has not.
- * dsinks is an output. */
-typedef struct acr__term_bytes {
-    int64_t kv_starts, sinks, dsinks, slopes, bias, ranges, tree;
-} acr__term_bytes;
-acr__term_bytes acr__term_bytes_of(const acr_problem *canonical);
-
 #endif

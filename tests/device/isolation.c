@@ -79,7 +79,7 @@ static void disturb_rows(const reference *ref, const void *before, const disturb
         if (is_chosen(ref, i / p->qk_dim, seed) != d->others) {
             value = d->value != 0.0 ? d->value : fmax(-largest, fmin(largest, value * d->factor));
         }
-        acr__store_element(p->dtype, ref->q, i, value);
+        acr__store_element(p->dtype, (void *)ref->buffers.q, i, value);
     }
 }
 
@@ -134,7 +134,7 @@ static acr_status check_rows(tally *t, acr_ctx *ctx, const acr__kernel *kernel, 
     if (!q) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the queries");
     }
-    memcpy(q, ref->q, q_bytes);
+    memcpy(q, ref->buffers.q, q_bytes);
     acr_status status = run_reference(&whole, ctx, kernel, problem, ref);
     for (size_t i = 0; i < sizeof disturbances / sizeof disturbances[0] && status == ACR_OK; ++i) {
         char failure[256] = "";
@@ -150,7 +150,7 @@ static acr_status check_rows(tally *t, acr_ctx *ctx, const acr__kernel *kernel, 
         }
         run_output_free(&output);
     }
-    memcpy(ref->q, q, q_bytes);
+    memcpy((void *)ref->buffers.q, q, q_bytes);
     run_output_free(&whole);
     free(q);
     return status;
@@ -170,7 +170,7 @@ static void spoil_values(const reference *ref, uint64_t seed)
             const uint64_t column_bits = random_bits(seed, 101, (uint64_t)head * 6 + i);
             const int64_t key = (int64_t)(key_bits % (uint64_t)ref->kv_rows);
             const int64_t column = (int64_t)(column_bits % (uint64_t)p->v_dim);
-            acr__store_element(p->dtype, ref->v, (head * ref->kv_rows + key) * p->v_dim + column,
+            acr__store_element(p->dtype, (void *)ref->buffers.v, (head * ref->kv_rows + key) * p->v_dim + column,
                                p->dtype == ACR_E4M3 ? NAN : values[i / 2]);
         }
     }
@@ -197,7 +197,7 @@ static acr_status check_hidden(tally *t, acr_ctx *ctx, const acr__kernel *kernel
 {
     char failure[256] = "";
     const acr_problem *p = &ref->problem;
-    const acr_buffers buffers = reference_buffers(ref);
+    const acr_buffers buffers = ref->buffers;
     double *expected = malloc((size_t)(ref->rows * p->v_dim) * sizeof *expected);
     run_output output = {.o = NULL};
     if (!expected) {
@@ -256,14 +256,14 @@ static acr_buffers add_inputs(tensors *t, const reference *ref)
 {
     const acr_problem *p = &ref->problem;
     const size_t elem_bytes = (size_t)acr__dtype_bytes(p->dtype);
-    acr_buffers b = reference_buffers(ref);
-    b.q = add_tensor(t, ref->q, (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim) * elem_bytes);
-    b.k = add_tensor(t, ref->k, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->qk_dim) * elem_bytes);
-    b.v = add_tensor(t, ref->v, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->v_dim) * elem_bytes);
-    b.kv_lens = add_numbers(t, ref->kv_lens, p->batch);
-    b.q_scales = add_numbers(t, ref->q_scales, p->batch * p->kv_heads);
-    b.k_scales = add_numbers(t, ref->k_scales, p->batch * p->kv_heads);
-    b.v_scales = add_numbers(t, ref->v_scales, p->batch * p->kv_heads);
+    acr_buffers b = ref->buffers;
+    b.q = add_tensor(t, ref->buffers.q, (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim) * elem_bytes);
+    b.k = add_tensor(t, ref->buffers.k, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->qk_dim) * elem_bytes);
+    b.v = add_tensor(t, ref->buffers.v, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->v_dim) * elem_bytes);
+    b.kv_lens = add_numbers(t, ref->buffers.kv_lens, p->batch);
+    b.q_scales = add_numbers(t, ref->buffers.q_scales, p->batch * p->kv_heads);
+    b.k_scales = add_numbers(t, ref->buffers.k_scales, p->batch * p->kv_heads);
+    b.v_scales = add_numbers(t, ref->buffers.v_scales, p->batch * p->kv_heads);
     return b;
 }
 
@@ -375,10 +375,10 @@ static bool is_match_of(const acr_problem *p, int kind)
 static int64_t matched_key(const reference *ref, const row_place *at, int kind, uint64_t seed)
 {
     const acr_problem *p = &ref->problem;
-    const bool packed = ref->kv_offsets != NULL;
-    const int64_t first = packed ? ref->kv_offsets[at->batch] : 0;
-    const int64_t keys = packed ? ref->kv_offsets[at->batch + 1] - first : reference_kv_len(ref, at->batch);
-    const int64_t rows = packed ? ref->q_offsets[at->batch + 1] - ref->q_offsets[at->batch] : p->q_len;
+    const bool packed = ref->buffers.kv_offsets != NULL;
+    const int64_t first = packed ? ref->buffers.kv_offsets[at->batch] : 0;
+    const int64_t keys = packed ? ref->buffers.kv_offsets[at->batch + 1] - first : reference_kv_len(ref, at->batch);
+    const int64_t rows = packed ? ref->buffers.q_offsets[at->batch + 1] - ref->buffers.q_offsets[at->batch] : p->q_len;
     const int64_t position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? at->position : at->position + keys - rows;
     const int64_t any = (int64_t)(random_bits(seed, 103, (uint64_t)at->row) % (uint64_t)ref->kv_rows);
     const int64_t wanted[MATCH_KINDS] = {[MATCH_ANY] = any - first,
@@ -402,11 +402,11 @@ static void match_rows(const reference *ref, int kind, uint64_t seed)
     const acr_problem *p = &ref->problem;
     for (int64_t i = 0; i < ref->rows; ++i) {
         const row_place at = reference_row(ref, i);
-        const int64_t entry = ref->kv_offsets ? 0 : at.batch, kv_head = at.head / (p->q_heads / p->kv_heads);
+        const int64_t entry = ref->buffers.kv_offsets ? 0 : at.batch, kv_head = at.head / (p->q_heads / p->kv_heads);
         const int64_t key = (entry * p->kv_heads + kv_head) * ref->kv_rows + matched_key(ref, &at, kind, seed);
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            const double value = 2 * acr__load_element(p->dtype, ref->k, key * p->qk_dim + d);
-            acr__store_element(p->dtype, ref->q, at.row * p->qk_dim + d, value);
+            const double value = 2 * acr__load_element(p->dtype, ref->buffers.k, key * p->qk_dim + d);
+            acr__store_element(p->dtype, (void *)ref->buffers.q, at.row * p->qk_dim + d, value);
         }
     }
 }
@@ -433,13 +433,13 @@ static acr_status check_matched(tally *t, acr_ctx *ctx, const acr__kernel *kerne
                                 const reference *ref, uint64_t seed)
 {
     const acr_problem *p = &ref->problem;
-    const acr_buffers buffers = reference_buffers(ref);
+    const acr_buffers buffers = ref->buffers;
     const size_t q_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim * acr__dtype_bytes(p->dtype));
     double *expected = malloc((size_t)(ref->rows * p->v_dim) * sizeof *expected);
     void *q = malloc(q_bytes);
     acr_status status = expected && q ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the expected output");
     if (q) {
-        memcpy(q, ref->q, q_bytes);
+        memcpy(q, ref->buffers.q, q_bytes);
     }
     for (int kind = 0; kind < MATCH_KINDS && status == ACR_OK; ++kind) {
         char failure[256] = "";
@@ -461,7 +461,7 @@ static acr_status check_matched(tally *t, acr_ctx *ctx, const acr__kernel *kerne
         report(t, "matched", kernel, problem, failure);
     }
     if (q) {
-        memcpy(ref->q, q, q_bytes);
+        memcpy((void *)ref->buffers.q, q, q_bytes);
     }
     free(q);
     free(expected);

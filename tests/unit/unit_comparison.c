@@ -41,7 +41,8 @@ static int32_t fake_begin(const peer_problem *problem, char *text)
     fake.mask = problem->mask;
     fake.sets = problem->sets;
     bool known = problem->batch == 1 && problem->q_heads == 2 && problem->q_len == 16 && problem->qk_dim == 16 &&
-                 problem->dtype == (int32_t)ACR_F32 && problem->q == fake.ref->q && fabs(problem->scale - 0.25) < 1e-9;
+                 problem->dtype == (int32_t)ACR_F32 && problem->q == fake.ref->buffers.q &&
+                 fabs(problem->scale - 0.25) < 1e-9;
     return known ? 0 : refuse(text, "another problem than the test's");
 }
 

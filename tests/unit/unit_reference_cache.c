@@ -75,15 +75,20 @@ static void assert_same_reference(const reference *a, const reference *b)
     assert_int_equal(a->q_rows, b->q_rows);
     assert_int_equal(a->kv_rows, b->kv_rows);
     assert_int_equal(a->rows, b->rows);
-    assert_same(a->q, b->q, a->entries * p->q_heads * a->q_rows * p->qk_dim * elem_bytes);
-    assert_same(a->k, b->k, a->entries * p->kv_heads * a->kv_rows * p->qk_dim * elem_bytes);
-    assert_same(a->v, b->v, a->entries * p->kv_heads * a->kv_rows * p->v_dim * elem_bytes);
-    assert_same(a->kv_lens, b->kv_lens, p->batch * number);
-    assert_same(a->q_offsets, b->q_offsets, (p->batch + 1) * number);
-    assert_same(a->kv_offsets, b->kv_offsets, (p->batch + 1) * number);
-    assert_same(a->q_scales, b->q_scales, p->batch * p->kv_heads * number);
-    assert_same(a->k_scales, b->k_scales, p->batch * p->kv_heads * number);
-    assert_same(a->v_scales, b->v_scales, p->batch * p->kv_heads * number);
+    assert_same(a->buffers.q, b->buffers.q, a->entries * p->q_heads * a->q_rows * p->qk_dim * elem_bytes);
+    assert_same(a->buffers.k, b->buffers.k, a->entries * p->kv_heads * a->kv_rows * p->qk_dim * elem_bytes);
+    assert_same(a->buffers.v, b->buffers.v, a->entries * p->kv_heads * a->kv_rows * p->v_dim * elem_bytes);
+    assert_same(a->buffers.kv_lens, b->buffers.kv_lens, p->batch * number);
+    assert_same(a->buffers.q_offsets, b->buffers.q_offsets, (p->batch + 1) * number);
+    assert_same(a->buffers.kv_offsets, b->buffers.kv_offsets, (p->batch + 1) * number);
+    assert_same(a->buffers.q_scales, b->buffers.q_scales, p->batch * p->kv_heads * number);
+    assert_same(a->buffers.k_scales, b->buffers.k_scales, p->batch * p->kv_heads * number);
+    assert_same(a->buffers.v_scales, b->buffers.v_scales, p->batch * p->kv_heads * number);
+    for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; i++) {
+        const size_t field = acr__buffer_fields[i].in_buffers;
+        assert_same(acr__pointer_at(&a->buffers, field), acr__pointer_at(&b->buffers, field),
+                    acr__buffer_bytes(p, i, (acr__rows){a->q_rows, a->kv_rows}));
+    }
     assert_same(a->q_owner, b->q_owner, a->q_rows * number);
     assert_same(a->kv_owner, b->kv_owner, a->kv_rows * number);
     assert_same(a->row_list, b->row_list, a->rows * 2 * number);
@@ -106,9 +111,9 @@ static void what_was_made_comes_out(void **state)
         assert_ok(reference_create(&made, &f->requests[i]));
         assert_same_reference(taken, made);
         sampled = sampled || made->row_list;
-        lengths = lengths || made->kv_lens;
-        offsets = offsets || made->q_offsets;
-        scales = scales || made->q_scales;
+        lengths = lengths || made->buffers.kv_lens;
+        offsets = offsets || made->buffers.q_offsets;
+        scales = scales || made->buffers.q_scales;
         reference_destroy(made);
         reference_destroy(taken);
     }

@@ -235,8 +235,8 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
     if (reason) {
         return acr__fail(ACR_UNSUPPORTED, "%s", reason);
     }
-    const int64_t bias_elements =
-        p->bias_dtype ? (int64_t)acr__term_bytes_of(p).bias / acr__dtype_bytes(p->bias_dtype) : 0;
+    const int64_t bias_bytes = acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0, 0});
+    const int64_t bias_elements = p->bias_dtype ? bias_bytes / acr__dtype_bytes(p->bias_dtype) : 0;
     const peer_problem problem = {
         .batch = p->batch,
         .q_heads = p->q_heads,
@@ -251,16 +251,16 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
         .bshd = laid_out->layout == ACR_BSHD,
         .sets = t->sets,
         .scale = (double)p->scale,
-        .q = t->request->ref->q,
-        .k = t->request->ref->k,
-        .v = t->request->ref->v,
+        .q = t->request->ref->buffers.q,
+        .k = t->request->ref->buffers.k,
+        .v = t->request->ref->buffers.v,
         .window_left = p->window_left,
         .window_right = p->window_right,
         .chunk = p->chunk,
         .softcap = (double)p->softcap,
-        .sinks = t->request->ref->sinks,
-        .slopes = t->request->ref->slopes,
-        .bias = t->request->ref->bias,
+        .sinks = t->request->ref->buffers.sinks,
+        .slopes = t->request->ref->buffers.slopes,
+        .bias = t->request->ref->buffers.bias,
         .bias_batch = p->bias.batch,
         .bias_head = p->bias.head,
         .bias_row = p->bias.row,

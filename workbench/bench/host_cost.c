@@ -38,7 +38,8 @@ static const char cold_step[] = "first call, cold process";
 /* Buffers of a problem: what is in them does not matter. */
 typedef struct arena {
     acr__backend_device *device;
-    void *memory[7]; /* q k v o lse kv_lens workspace */
+    void *memory[ACR__BUFFERS];
+    void *workspace;
     acr_buffers buffers;
 } arena;
 
@@ -46,38 +47,29 @@ typedef struct arena {
 
 static void arena_free(arena *a)
 {
-    for (size_t i = 0; i < sizeof a->memory / sizeof a->memory[0]; ++i) {
+    for (int i = 0; i < ACR__BUFFERS; ++i) {
         a->device->backend->mem_free(a->device, a->memory[i]);
     }
+    a->device->backend->mem_free(a->device, a->workspace);
+}
+
+/* Zeros; nothing where there are no bytes. */
+static acr_status make_zeros(acr__backend_device *device, size_t bytes, void **out)
+{
+    const acr_status status = bytes > 0 ? device->backend->mem_alloc(device, bytes, out) : ACR_OK;
+    return status == ACR_OK && bytes > 0 ? device->backend->mem_fill(device, *out, 0, bytes) : status;
 }
 
 static acr_status arena_make(arena *a, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
-    const int64_t bytes[7] = {
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->qk_dim, &p->q, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->qk_dim, &p->k, p->dtype),
-        acr__span_bytes(p->batch, p->kv_heads, p->kv_len, p->v_dim, &p->v, p->dtype),
-        acr__span_bytes(p->batch, p->q_heads, p->q_len, p->v_dim, &p->o, p->out_dtype),
-        p->flags & ACR_WANT_LSE ? p->batch * p->q_heads * p->q_len * (int64_t)sizeof(float) : 0,
-        p->flags & ACR_KV_LENS ? p->batch * (int64_t)sizeof(int32_t) : 0,
-        (int64_t)workspace_bytes,
-    };
+    const acr__rows rows = {p->q_len, p->kv_len};
     *a = (arena){.device = device, .buffers = ACR_BUFFERS_INIT};
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < sizeof bytes / sizeof bytes[0] && status == ACR_OK; ++i) {
-        if (bytes[i] > 0) {
-            status = device->backend->mem_alloc(device, (size_t)bytes[i], &a->memory[i]);
-        }
-        if (bytes[i] > 0 && status == ACR_OK) {
-            status = device->backend->mem_fill(device, a->memory[i], 0, (size_t)bytes[i]);
-        }
+    acr_status status = make_zeros(device, workspace_bytes, &a->workspace);
+    for (acr__buffer i = 0; i < ACR__BUFFERS && status == ACR_OK; ++i) {
+        const int64_t bytes = acr__buffer_is_wanted(p, i) ? acr__buffer_bytes(p, i, rows) : 0;
+        status = make_zeros(device, (size_t)bytes, &a->memory[i]);
+        acr__set_pointer_at(&a->buffers, acr__buffer_fields[i].in_buffers, a->memory[i]);
     }
-    a->buffers.q = a->memory[0];
-    a->buffers.k = a->memory[1];
-    a->buffers.v = a->memory[2];
-    a->buffers.o = a->memory[3];
-    a->buffers.lse = a->memory[4];
-    a->buffers.kv_lens = a->memory[5];
     if (status != ACR_OK) {
         arena_free(a);
     }
@@ -193,7 +185,7 @@ static acr_status open_bench(bench *b)
         status = arena_make(&b->arena, b->device, r->problem, acr_plan_workspace(b->plan));
     }
     if (status == ACR_OK) {
-        status = acr_workspace_init(b->plan, b->arena.memory[6], acr_plan_workspace(b->plan), NULL);
+        status = acr_workspace_init(b->plan, b->arena.workspace, acr_plan_workspace(b->plan), NULL);
     }
     return status;
 }
@@ -214,7 +206,7 @@ static acr_status call_once(const bench *b, step s)
     const host_cost_request *r = b->request;
     switch (s) {
     case EXECUTE:
-        return acr_execute(b->plan, &b->arena.buffers, b->arena.memory[6], acr_plan_workspace(b->plan), NULL);
+        return acr_execute(b->plan, &b->arena.buffers, b->arena.workspace, acr_plan_workspace(b->plan), NULL);
     case FORWARD:
         return acr_forward(r->ctx, r->problem, &b->arena.buffers, NULL);
     default:
@@ -228,7 +220,7 @@ static acr_status sample(const bench *b, step s, double *seconds)
     acr_status status = ACR_OK;
     if (s == BARE) {
         fwd_args args;
-        acr__fwd_args(&args, b->request->problem, &b->arena.buffers, b->arena.memory[6]);
+        acr__fwd_args(&args, b->request->problem, &b->arena.buffers, b->arena.workspace);
         status = b->device->backend->timing->launch_bare(b->prepared, &args, NULL, CALLS, seconds);
     } else {
         const double start_s = monotonic_s();

@@ -79,7 +79,7 @@ acr_status timed_kernel_enqueue(void *arg, void *stream)
 static acr_status make_sets(timed_kernel *s)
 {
     const timed_kernel_request *r = &s->request;
-    const acr_buffers lengths = reference_buffers(r->ref);
+    const acr_buffers lengths = r->ref->buffers;
     const problem_work d = work_of(r->problem, &lengths);
     int count = 1;
     acr_status status = ACR_OK;

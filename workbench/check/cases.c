@@ -265,7 +265,7 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
     double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
     return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&
-           acr__term_bytes_of(&out->problem).bias <= BIAS_BYTES_MOST &&
+           acr__buffer_bytes(&out->problem, ACR__BIAS, (acr__rows){0, 0}) <= BIAS_BYTES_MOST &&
            !acr__why_not(s->kernel, &out->problem, s->device);
 }
 

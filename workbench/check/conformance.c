@@ -143,7 +143,7 @@ void conformance_judge(verdict *out, const reference *ref, const run_output *out
                      .tol_rms = ref->tol_rms,
                      .tol_lse = ref->tol_lse,
                      .tol_floor = ref->tol_floor};
-    if (output->violation) {
+    if (output->violation[0]) {
         fail(out, "%s", output->violation);
     }
     judge_written(out, ref, output);
@@ -190,7 +190,7 @@ static acr_status check_repeat(verdict *v, execution *e, const run_output *first
         if (!same_output(first, &next)) {
             fail(v, "run %d on the same inputs gives other bits than the first", run);
         }
-        if (next.violation) {
+        if (next.violation[0]) {
             fail(v, "%s: %s", step, next.violation);
         }
         run_output_free(&next);
@@ -247,7 +247,7 @@ static void *disturbed_queries(const reference *ref)
         const row_fate fate = fate_of(ref->seed, row);
         const size_t row_bytes = bytes / (size_t)rows, first = (size_t)row * row_bytes;
         if (fate == ROW_KEPT) {
-            memcpy((char *)q + first, (const char *)ref->q + first, row_bytes);
+            memcpy((char *)q + first, (const char *)ref->buffers.q + first, row_bytes);
             continue;
         }
         for (int64_t d = 0; d < p->qk_dim; ++d) {
@@ -293,8 +293,9 @@ static acr_status check_row_independence(verdict *v, execution *e, const referen
     if (ref->entries * ref->q_rows == 0 || queries_repeat(execution_problem(e))) {
         return ACR_OK;
     }
-    disturbed.q = disturbed_queries(ref);
-    if (!disturbed.q) {
+    void *queries = disturbed_queries(ref);
+    disturbed.buffers.q = queries;
+    if (!queries) {
         return failed_step(v, acr__fail(ACR_NO_MEMORY, "no memory for the queries"), "row independence");
     }
     acr_status status = execution_replace_inputs(e, &disturbed);
@@ -306,14 +307,14 @@ static acr_status check_row_independence(verdict *v, execution *e, const referen
     }
     if (status == ACR_OK) {
         compare_kept_rows(v, ref, first, &output);
-        if (output.violation) {
+        if (output.violation[0]) {
             fail(v, "beside rows that are not finite: %s", output.violation);
         }
         run_output_free(&output);
     } else {
         status = failed_step(v, status, "run beside rows that are not finite");
     }
-    free(disturbed.q);
+    free(queries);
     return status;
 }
 

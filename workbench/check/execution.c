@@ -1,6 +1,7 @@
 /* Guarded executions, see execution.h. */
 #include "execution.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +39,7 @@ struct execution {
     size_t alignment; /* of q, k, v and o, bytes */
     acr_buffers buffers;
     size_t bias_alignment; /* bytes */
-    guarded q, k, v, o, lse, kv_lens, q_offsets, kv_offsets, q_scales, k_scales, v_scales, workspace;
-    guarded kv_starts, sinks, slopes, bias, ranges, tree;
+    guarded at[ACR__BUFFERS], workspace;
     size_t workspace_bytes;
 };
 
@@ -53,12 +53,17 @@ static tensor_view query_view(const reference *ref, const acr_strides *strides, 
                          elem_bytes,   *strides, NULL,        ref->q_owner};
 }
 
-static tensor_view key_view(const reference *ref, const acr_strides *strides, int64_t heads, int64_t dim,
-                            acr_dtype dtype)
+/* q, k, v or o of the execution's problem, with the rows of a reference. */
+static tensor_view view_of(const execution *e, const reference *ref, acr__buffer which)
 {
-    size_t elem_bytes = (size_t)acr__dtype_bytes(dtype);
-    return (tensor_view){ref->entries, heads,    ref->kv_rows, (size_t)dim * elem_bytes,
-                         elem_bytes,   *strides, ref,          ref->kv_owner};
+    const acr__tensor t = acr__tensor_of(&e->problem, which, (acr__rows){ref->q_rows, ref->kv_rows});
+    tensor_view view = query_view(ref, &t.strides, t.heads, t.dim, t.dtype);
+    if (which == ACR__K || which == ACR__V) {
+        view.length = t.rows;
+        view.key_lens = ref;
+        view.owner = ref->kv_owner;
+    }
+    return view;
 }
 
 static size_t row_offset(const tensor_view *view, int64_t batch, int64_t head, int64_t position)
@@ -77,12 +82,12 @@ static const unsigned char *packed_row(const tensor_view *view, const void *pack
 /* One past the last row of an entry that may exist: all queries, or the keys within its length. */
 static int64_t existing_end(const tensor_view *view, int64_t batch)
 {
-    return view->key_lens && view->key_lens->kv_lens ? reference_kv_len(view->key_lens, batch) : view->length;
+    return view->key_lens && view->key_lens->buffers.kv_lens ? reference_kv_len(view->key_lens, batch) : view->length;
 }
 
 static int64_t existing_first(const tensor_view *view, int64_t batch)
 {
-    return view->key_lens && view->key_lens->kv_starts ? reference_kv_start(view->key_lens, batch) : 0;
+    return view->key_lens && view->key_lens->buffers.kv_starts ? reference_kv_start(view->key_lens, batch) : 0;
 }
 
 static bool exists(const tensor_view *view, int64_t position)
@@ -100,7 +105,8 @@ static bool rows_adjoin(const tensor_view *view)
 static bool has_no_gaps(const tensor_view *view)
 {
     const acr_strides *s = &view->strides;
-    const bool all_exist = !view->owner && !(view->key_lens && (view->key_lens->kv_lens || view->key_lens->kv_starts));
+    const bool all_exist =
+        !view->owner && !(view->key_lens && (view->key_lens->buffers.kv_lens || view->key_lens->buffers.kv_starts));
     return all_exist && rows_adjoin(view) && s->head == view->length * s->row && s->batch == view->heads * s->head;
 }
 
@@ -273,40 +279,18 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
 {
     const acr_problem *p = &e->problem;
     const reference *ref = e->ref;
-    tensor_view q = query_view(ref, &p->q, p->q_heads, p->qk_dim, p->dtype);
-    tensor_view k = key_view(ref, &p->k, p->kv_heads, p->qk_dim, p->dtype);
-    tensor_view v = key_view(ref, &p->v, p->kv_heads, p->v_dim, p->dtype);
-    acr_status status = make_input(&e->q, e->device, e->alignment, p->dtype, &q, ref->q, false);
-    if (status == ACR_OK) {
-        status = make_input(&e->k, e->device, e->alignment, p->dtype, &k, ref->k, reversed_keys);
-    }
-    if (status == ACR_OK) {
-        status = make_input(&e->v, e->device, e->alignment, p->dtype, &v, ref->v, reversed_keys);
-    }
-    enum {
-        NUMBER_BYTES = 4
-    };
-    const int64_t entries = p->batch * NUMBER_BYTES, scales = entries * p->kv_heads;
-    const acr__term_bytes terms = acr__term_bytes_of(p);
-    const struct {
-        guarded *buffer;
-        const void *numbers;
-        int64_t bytes;
-        size_t alignment;
-    } small[] = {{&e->kv_lens, ref->kv_lens, entries, NUMBER_BYTES},
-                 {&e->q_offsets, ref->q_offsets, entries + NUMBER_BYTES, NUMBER_BYTES},
-                 {&e->kv_offsets, ref->kv_offsets, entries + NUMBER_BYTES, NUMBER_BYTES},
-                 {&e->q_scales, ref->q_scales, scales, NUMBER_BYTES},
-                 {&e->k_scales, ref->k_scales, scales, NUMBER_BYTES},
-                 {&e->v_scales, ref->v_scales, scales, NUMBER_BYTES},
-                 {&e->kv_starts, ref->kv_starts, terms.kv_starts, NUMBER_BYTES},
-                 {&e->sinks, ref->sinks, terms.sinks, NUMBER_BYTES},
-                 {&e->slopes, ref->slopes, terms.slopes, NUMBER_BYTES},
-                 {&e->bias, ref->bias, terms.bias, e->bias_alignment},
-                 {&e->ranges, ref->ranges, terms.ranges, NUMBER_BYTES},
-                 {&e->tree, ref->tree, terms.tree, 1}};
-    for (size_t i = 0; i < sizeof small / sizeof small[0] && status == ACR_OK; ++i) {
-        status = make_numbers(small[i].buffer, e->device, small[i].numbers, (size_t)small[i].bytes, small[i].alignment);
+    const acr__rows rows = {ref->q_rows, ref->kv_rows};
+    acr_status status = ACR_OK;
+    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS && status == ACR_OK; ++i) {
+        const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
+        if (i == ACR__Q || i == ACR__K || i == ACR__V) {
+            const tensor_view view = view_of(e, ref, i);
+            status =
+                make_input(&e->at[i], e->device, e->alignment, p->dtype, &view, elements, reversed_keys && i != ACR__Q);
+        } else {
+            const size_t alignment = i == ACR__BIAS ? e->bias_alignment : acr__buffer_alignment(p, i);
+            status = make_numbers(&e->at[i], e->device, elements, (size_t)acr__buffer_bytes(p, i, rows), alignment);
+        }
     }
     return status;
 }
@@ -315,11 +299,11 @@ static acr_status make_outputs(execution *e)
 {
     const acr_problem *p = &e->problem;
     const reference *ref = e->ref;
-    int64_t span = acr__span_bytes(ref->entries, p->q_heads, ref->q_rows, p->v_dim, &p->o, p->out_dtype);
-    acr_status status = guarded_create(&e->o, e->device, (size_t)span, e->alignment);
-    if (status == ACR_OK && (p->flags & ACR_WANT_LSE)) {
-        size_t lse_bytes = (size_t)(ref->entries * p->q_heads * ref->q_rows) * sizeof(float);
-        status = guarded_create(&e->lse, e->device, lse_bytes, sizeof(float));
+    acr_status status = ACR_OK;
+    for (acr__buffer i = ACR__FORWARD_INPUTS; i < ACR__BUFFERS && status == ACR_OK; ++i) {
+        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows});
+        const size_t alignment = i == ACR__O ? e->alignment : acr__buffer_alignment(p, i);
+        status = bytes > 0 ? guarded_create(&e->at[i], e->device, (size_t)bytes, alignment) : ACR_OK;
     }
     e->workspace_bytes = acr_plan_workspace(e->plan);
     enum {
@@ -343,27 +327,11 @@ static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
     }
     e->buffers = (acr_buffers)ACR_BUFFERS_INIT;
     e->buffers.flags = flags;
-    e->buffers.q = payload(&e->q);
-    e->buffers.k = payload(&e->k);
-    e->buffers.v = payload(&e->v);
-    e->buffers.o = payload(&e->o);
-    e->buffers.lse = payload(&e->lse);
-    e->buffers.kv_lens = payload(&e->kv_lens);
-    e->buffers.q_scales = payload(&e->q_scales);
-    e->buffers.k_scales = payload(&e->k_scales);
-    e->buffers.v_scales = payload(&e->v_scales);
-    e->buffers.kv_starts = payload(&e->kv_starts);
-    e->buffers.sinks = payload(&e->sinks);
-    e->buffers.slopes = payload(&e->slopes);
-    e->buffers.bias = payload(&e->bias);
-    e->buffers.ranges = payload(&e->ranges);
-    e->buffers.tree = payload(&e->tree);
-    if (e->problem.flags & ACR_PACKED) {
-        e->buffers.q_offsets = payload(&e->q_offsets);
-        e->buffers.kv_offsets = payload(&e->kv_offsets);
-        e->buffers.q_total = e->ref->q_rows;
-        e->buffers.kv_total = e->ref->kv_rows;
+    for (acr__buffer i = 0; i < ACR__BUFFERS; ++i) {
+        acr__set_pointer_at(&e->buffers, acr__buffer_fields[i].in_buffers, payload(&e->at[i]));
     }
+    e->buffers.q_total = e->ref->buffers.q_total;
+    e->buffers.kv_total = e->ref->buffers.kv_total;
     return status;
 }
 
@@ -422,12 +390,10 @@ void execution_destroy(execution *e)
     if (!e) {
         return;
     }
-    guarded *const all[] = {&e->q,         &e->k,         &e->v,          &e->o,        &e->lse,      &e->workspace,
-                            &e->kv_lens,   &e->q_offsets, &e->kv_offsets, &e->q_scales, &e->k_scales, &e->v_scales,
-                            &e->kv_starts, &e->sinks,     &e->slopes,     &e->bias,     &e->ranges,   &e->tree};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        guarded_destroy(all[i], e->device);
+    for (acr__buffer i = 0; i < ACR__BUFFERS; ++i) {
+        guarded_destroy(&e->at[i], e->device);
     }
+    guarded_destroy(&e->workspace, e->device);
     if (e->owns_plan) {
         acr_plan_destroy(e->plan);
     }
@@ -443,15 +409,13 @@ const acr_problem *execution_problem(const execution *e)
 
 acr_status execution_replace_inputs(execution *e, const reference *ref)
 {
-    const acr_problem *p = &e->problem;
-    const tensor_view q = query_view(ref, &p->q, p->q_heads, p->qk_dim, p->dtype);
-    const tensor_view k = key_view(ref, &p->k, p->kv_heads, p->qk_dim, p->dtype);
-    const tensor_view v = key_view(ref, &p->v, p->kv_heads, p->v_dim, p->dtype);
-    acr_status status = write_elements(&e->q, e->device, &q, ref->q, false);
-    if (status == ACR_OK) {
-        status = write_elements(&e->k, e->device, &k, ref->k, false);
+    acr_status status = ACR_OK;
+    for (acr__buffer i = ACR__Q; i <= ACR__V && status == ACR_OK; ++i) {
+        const tensor_view view = view_of(e, ref, i);
+        const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
+        status = write_elements(&e->at[i], e->device, &view, elements, false);
     }
-    return status == ACR_OK ? write_elements(&e->v, e->device, &v, ref->v, false) : status;
+    return status;
 }
 
 acr_status execution_rerun(execution *e)
@@ -469,9 +433,9 @@ acr_status execution_enqueue(void *arg, void *stream)
 acr_status execution_poison(execution *e)
 {
     const acr__backend *backend = e->device->backend;
-    acr_status status = backend->mem_fill(e->device, e->o.memory, NAN_BYTE, e->o.bytes);
-    if (status == ACR_OK && e->lse.memory) {
-        status = backend->mem_fill(e->device, e->lse.memory, NAN_BYTE, e->lse.bytes);
+    acr_status status = backend->mem_fill(e->device, e->at[ACR__O].memory, NAN_BYTE, e->at[ACR__O].bytes);
+    if (status == ACR_OK && e->at[ACR__LSE].memory) {
+        status = backend->mem_fill(e->device, e->at[ACR__LSE].memory, NAN_BYTE, e->at[ACR__LSE].bytes);
     }
     return status;
 }
@@ -506,7 +470,7 @@ static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
 
 acr_status execution_negate_values(execution *e)
 {
-    guarded *v = &e->v;
+    guarded *v = &e->at[ACR__V];
     if (!v->image) {
         acr_status status = guarded_image(v);
         if (status != ACR_OK) {
@@ -522,9 +486,9 @@ acr_status execution_negate_values(execution *e)
 /* ---- Collecting ---- */
 
 /* Reports an input that a run changed. */
-static acr_status check_input(const guarded *g, acr__backend_device *device, const char *what, const char **violation)
+static acr_status check_input(const guarded *g, acr__backend_device *device, const char *name, run_output *out)
 {
-    if (!g->memory || *violation) {
+    if (!g->memory || out->violation[0]) {
         return ACR_OK;
     }
     bool same = true;
@@ -533,7 +497,9 @@ static acr_status check_input(const guarded *g, acr__backend_device *device, con
     if (status == ACR_OK && !g->image) {
         status = compare_guards(&same, g, device);
     }
-    *violation = same ? NULL : what;
+    if (!same) {
+        snprintf(out->violation, sizeof out->violation, "%s, an input, was written", name);
+    }
     return status;
 }
 
@@ -549,15 +515,17 @@ acr_status execution_write_workspace(const execution *e, size_t offset, const vo
                                           bytes);
 }
 
-static acr_status check_workspace(const execution *e, const char **violation)
+static acr_status check_workspace(const execution *e, run_output *out)
 {
     const guarded *g = &e->workspace;
-    if (!g->memory || *violation) {
+    if (!g->memory || out->violation[0]) {
         return ACR_OK;
     }
     bool same = true;
     acr_status status = compare_guards(&same, g, e->device);
-    *violation = same ? NULL : "the workspace's guard bands were written";
+    if (!same) {
+        snprintf(out->violation, sizeof out->violation, "the workspace's guard bands were written");
+    }
     return status;
 }
 
@@ -577,9 +545,10 @@ static acr_status gather_output(const execution *e, const guarded *g, const tens
 }
 
 /* Downloads an output into a packed array. */
-static acr_status take_output(const execution *e, const guarded *g, const tensor_view *view, const char *what,
-                              void **packed, size_t *packed_bytes, const char **violation)
+static acr_status take_output(const execution *e, acr__buffer which, const tensor_view *view, void **packed,
+                              size_t *packed_bytes, run_output *out)
 {
+    const guarded *g = &e->at[which];
     bool clean = true;
     *packed_bytes = (size_t)(view->entries * view->heads * view->length) * view->row_bytes;
     *packed = malloc(*packed_bytes);
@@ -593,8 +562,9 @@ static acr_status take_output(const execution *e, const guarded *g, const tensor
     } else {
         status = gather_output(e, g, view, *packed, &clean);
     }
-    if (!clean && !*violation) {
-        *violation = what;
+    if (!clean && !out->violation[0]) {
+        snprintf(out->violation, sizeof out->violation, "%s was written outside its elements",
+                 acr__buffer_fields[which].name);
     }
     return status;
 }
@@ -603,18 +573,16 @@ acr_status execution_collect_outputs(execution *e, run_output *out)
 {
     const acr_problem *p = &e->problem;
     *out = (run_output){.o = NULL};
-    tensor_view o = query_view(e->ref, &p->o, p->q_heads, p->v_dim, p->out_dtype);
-    acr_status status =
-        take_output(e, &e->o, &o, "o was written outside its elements", &out->o, &out->o_bytes, &out->violation);
+    const tensor_view o = view_of(e, e->ref, ACR__O);
+    acr_status status = take_output(e, ACR__O, &o, &out->o, &out->o_bytes, out);
     if (status == ACR_OK && e->negated) {
         negate(out->o, out->o_bytes, (size_t)acr__dtype_bytes(p->out_dtype));
     }
-    if (status == ACR_OK && e->lse.memory) {
+    if (status == ACR_OK && e->at[ACR__LSE].memory) {
         const acr_strides strides = {p->q_heads * e->ref->q_rows, e->ref->q_rows, 1};
-        tensor_view lse = query_view(e->ref, &strides, p->q_heads, 1, ACR_F32);
+        const tensor_view lse = query_view(e->ref, &strides, p->q_heads, 1, ACR_F32);
         void *packed = NULL;
-        status = take_output(e, &e->lse, &lse, "lse was written outside its elements", &packed, &out->lse_bytes,
-                             &out->violation);
+        status = take_output(e, ACR__LSE, &lse, &packed, &out->lse_bytes, out);
         out->lse = packed;
     }
     if (status != ACR_OK) {
@@ -629,29 +597,11 @@ acr_status execution_collect(execution *e, run_output *out)
     if (status != ACR_OK) {
         return status;
     }
-    const struct {
-        const guarded *buffer;
-        const char *what;
-    } inputs[] = {{&e->q, "q, an input, was written"},
-                  {&e->k, "k, an input, was written"},
-                  {&e->v, "v, an input, was written"},
-                  {&e->kv_lens, "kv_lens, an input, was written"},
-                  {&e->q_offsets, "q_offsets, an input, was written"},
-                  {&e->kv_offsets, "kv_offsets, an input, was written"},
-                  {&e->q_scales, "q_scales, an input, was written"},
-                  {&e->k_scales, "k_scales, an input, was written"},
-                  {&e->v_scales, "v_scales, an input, was written"},
-                  {&e->kv_starts, "kv_starts, an input, was written"},
-                  {&e->sinks, "sinks, an input, was written"},
-                  {&e->slopes, "slopes, an input, was written"},
-                  {&e->bias, "bias, an input, was written"},
-                  {&e->ranges, "ranges, an input, was written"},
-                  {&e->tree, "tree, an input, was written"}};
-    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
-        status = check_input(inputs[i].buffer, e->device, inputs[i].what, &out->violation);
+    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS && status == ACR_OK; ++i) {
+        status = check_input(&e->at[i], e->device, acr__buffer_fields[i].name, out);
     }
     if (status == ACR_OK) {
-        status = check_workspace(e, &out->violation);
+        status = check_workspace(e, out);
     }
     if (status != ACR_OK) {
         run_output_free(out);

@@ -67,7 +67,7 @@ typedef struct run_output {
     void *o;    /* [entries, q_heads, q_rows, v_dim] as the reference's tensors, in the output's type */
     float *lse; /* [entries, q_heads, q_rows]; NULL when the problem does not ask for it */
     size_t o_bytes, lse_bytes;
-    const char *violation; /* NULL, or which buffer was written where it must not be */
+    char violation[64]; /* empty, or which buffer was written where it must not be */
 } run_output;
 
 /* Copies the outputs to the host and looks at every byte that must not have changed. Free with run_output_free. */

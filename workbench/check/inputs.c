@@ -259,7 +259,7 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
 
 /* ---- What terms read ---- */
 
-void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+static void fill_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         const int64_t some = some_length(seed, STREAM_KV_STARTS, batch, problem->kv_len) - 1;
@@ -268,7 +268,7 @@ void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed,
     }
 }
 
-void input_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+static void fill_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
     for (int64_t head = 0; head < problem->q_heads; ++head) {
         const double some = 2.0 * normal(random_bits(seed, STREAM_SINKS, (uint64_t)head));
@@ -277,7 +277,7 @@ void input_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length
     }
 }
 
-void input_slopes(float *slopes, const acr_problem *problem)
+static void fill_slopes(float *slopes, const acr_problem *problem)
 {
     for (int64_t head = 0; head < problem->q_heads; ++head) {
         slopes[head] = (float)exp2(-8.0 * (double)(head + 1) / (double)problem->q_heads);
@@ -307,10 +307,10 @@ static double bias_element(const acr_problem *p, uint64_t seed, length_pattern p
     return hidden ? -INFINITY : 2.0 * normal(bits);
 }
 
-void input_bias(void *bias, const acr_problem *p, uint64_t seed, length_pattern pattern)
+static void fill_bias(void *bias, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
     const acr_strides *s = &p->bias;
-    memset(bias, 0xff, (size_t)acr__term_bytes_of(p).bias);
+    memset(bias, 0xff, (size_t)acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0, 0}));
     for (int64_t batch = 0; batch < (s->batch == 0 ? 1 : p->batch); ++batch) {
         for (int64_t head = 0; head < (s->head == 0 ? 1 : p->q_heads); ++head) {
             for (int64_t i = 0; i < (s->row == 0 ? 1 : p->q_len); ++i) {
@@ -323,7 +323,7 @@ void input_bias(void *bias, const acr_problem *p, uint64_t seed, length_pattern 
     }
 }
 
-void input_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, length_pattern pattern)
+static void fill_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
     const int64_t part = p->kv_len / p->ranges;
     for (int64_t n = 0; n < p->batch * p->ranges; ++n) {
@@ -340,7 +340,7 @@ void input_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, length_p
     }
 }
 
-void input_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length_pattern pattern)
+static void fill_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
     const int64_t row_bytes = (p->q_len + 7) / 8;
     for (int64_t row = 0; row < p->batch * p->q_len; ++row) {
@@ -355,5 +355,31 @@ void input_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length_patte
             }
             tree[row * row_bytes + byte] = (uint8_t)bits;
         }
+    }
+}
+
+void input_term(void *to, acr__buffer which, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+{
+    switch (which) {
+    case ACR__KV_STARTS:
+        fill_kv_starts(to, problem, seed, pattern);
+        break;
+    case ACR__SINKS:
+        fill_sinks(to, problem, seed, pattern);
+        break;
+    case ACR__SLOPES:
+        fill_slopes(to, problem);
+        break;
+    case ACR__BIAS:
+        fill_bias(to, problem, seed, pattern);
+        break;
+    case ACR__RANGES:
+        fill_ranges(to, problem, seed, pattern);
+        break;
+    case ACR__TREE:
+        fill_tree(to, problem, seed, pattern);
+        break;
+    default:
+        break;
     }
 }

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "acromion.h"
+#include "internal.h"
 
 typedef enum input_kind {
     INPUT_NORMAL,      /* N(0,1) */
@@ -64,17 +64,12 @@ void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, len
 int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
                       length_pattern pattern);
 
-/* What the terms of a problem read, as large as acr__term_bytes_of says. With LENGTHS_EDGES there are rows that a bias,
- * a mask or a tree hides from every key, runs of hidden keys as long as a tile, sinks that take all the weight and such
- * as are none, starts that must be clamped, and ranges that are empty, turned around, or reach beyond the keys; else
- * nothing is padding, biases hide nothing, and masks and trees are causal. */
-void input_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern);
-void input_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length_pattern pattern);
-void input_slopes(float *slopes, const acr_problem *problem);
-/* An element depends on its place in memory, so that strides may make rows overlap; what is in no row is 0xff. */
-void input_bias(void *bias, const acr_problem *problem, uint64_t seed, length_pattern pattern);
-void input_ranges(int32_t *ranges, const acr_problem *problem, uint64_t seed, length_pattern pattern);
-void input_tree(uint8_t *tree, const acr_problem *problem, uint64_t seed, length_pattern pattern);
+/* Fills a buffer of terms (ACR__TERMS to ACR__TERMS_END), as large as acr__buffer_bytes says. With LENGTHS_EDGES there
+ * are rows that a bias, a mask or a tree hides from every key, runs of hidden keys as long as a tile, sinks that take
+ * all the weight and such as are none, starts that must be clamped, and ranges that are empty, turned around, or reach
+ * beyond the keys; else nothing is padding, biases hide nothing, and masks and trees are causal. An element of a bias
+ * depends on its place in memory, so that strides may make rows overlap; what is in no row is 0xff. */
+void input_term(void *to, acr__buffer which, const acr_problem *problem, uint64_t seed, length_pattern pattern);
 
 /* The counter-based generator itself: 64 random bits for a seed, a stream and a counter. */
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter);

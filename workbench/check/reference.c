@@ -47,42 +47,18 @@ void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *probl
 int64_t reference_kv_len(const reference *ref, int64_t batch)
 {
     int64_t kv_len = ref->problem.kv_len;
-    if (!ref->kv_lens) {
+    if (!ref->buffers.kv_lens) {
         return kv_len;
     }
-    int64_t wanted = ref->kv_lens[batch];
+    int64_t wanted = ref->buffers.kv_lens[batch];
     return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
 }
 
 int64_t reference_kv_start(const reference *ref, int64_t batch)
 {
-    const int64_t wanted = ref->kv_starts ? ref->kv_starts[batch] : 0, kv_len = reference_kv_len(ref, batch);
+    const int64_t wanted = ref->buffers.kv_starts ? ref->buffers.kv_starts[batch] : 0,
+                  kv_len = reference_kv_len(ref, batch);
     return wanted < 0 ? 0 : wanted > kv_len ? kv_len : wanted;
-}
-
-acr_buffers reference_buffers(const reference *ref)
-{
-    acr_buffers b = ACR_BUFFERS_INIT;
-    b.q = ref->q;
-    b.k = ref->k;
-    b.v = ref->v;
-    b.kv_lens = ref->kv_lens;
-    b.q_scales = ref->q_scales;
-    b.k_scales = ref->k_scales;
-    b.v_scales = ref->v_scales;
-    b.kv_starts = ref->kv_starts;
-    b.sinks = ref->sinks;
-    b.slopes = ref->slopes;
-    b.bias = ref->bias;
-    b.ranges = ref->ranges;
-    b.tree = ref->tree;
-    if (ref->q_offsets) {
-        b.q_offsets = ref->q_offsets;
-        b.kv_offsets = ref->kv_offsets;
-        b.q_total = ref->q_rows;
-        b.kv_total = ref->kv_rows;
-    }
-    return b;
 }
 
 row_place reference_row(const reference *ref, int64_t i)
@@ -93,7 +69,7 @@ row_place reference_row(const reference *ref, int64_t i)
         return (row_place){row, head_index / q_heads, head_index % q_heads, in_tensor};
     }
     int32_t owner = ref->q_owner[in_tensor];
-    int64_t first = fwd_sequence_of(ref->q_offsets, owner, ref->q_rows, ref->problem.q_len).first;
+    int64_t first = fwd_sequence_of(ref->buffers.q_offsets, owner, ref->q_rows, ref->problem.q_len).first;
     return (row_place){row, owner, head_index, in_tensor - first};
 }
 
@@ -143,16 +119,19 @@ static acr_status make_sequences(reference *ref, const reference_request *reques
 {
     acr_problem *p = &ref->problem;
     const size_t bytes = (size_t)(p->batch + 1) * sizeof(int32_t);
-    ref->q_offsets = malloc(bytes);
-    ref->kv_offsets = malloc(bytes);
-    if (!ref->q_offsets || !ref->kv_offsets) {
+    int32_t *q_offsets = malloc(bytes), *kv_offsets = malloc(bytes);
+    ref->buffers.q_offsets = q_offsets;
+    ref->buffers.kv_offsets = kv_offsets;
+    if (!q_offsets || !kv_offsets) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the offsets");
     }
     ref->entries = 1;
-    ref->q_rows = input_offsets(ref->q_offsets, p, INPUT_Q, request->seed, request->lengths);
-    ref->kv_rows = input_offsets(ref->kv_offsets, p, INPUT_K, request->seed, request->lengths);
-    ref->q_owner = make_owners(ref->q_offsets, p->batch, ref->q_rows, p->q_len);
-    ref->kv_owner = make_owners(ref->kv_offsets, p->batch, ref->kv_rows, p->kv_len);
+    ref->q_rows = input_offsets(q_offsets, p, INPUT_Q, request->seed, request->lengths);
+    ref->kv_rows = input_offsets(kv_offsets, p, INPUT_K, request->seed, request->lengths);
+    ref->buffers.q_total = ref->q_rows;
+    ref->buffers.kv_total = ref->kv_rows;
+    ref->q_owner = make_owners(q_offsets, p->batch, ref->q_rows, p->q_len);
+    ref->kv_owner = make_owners(kv_offsets, p->batch, ref->kv_rows, p->kv_len);
     p->q = (acr_strides){0, ref->q_rows * p->qk_dim, p->qk_dim};
     p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
     p->v = (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
@@ -172,36 +151,16 @@ static float *make_head_scales(const reference_request *request, input_tensor te
 static acr_status make_terms(reference *ref, const reference_request *request)
 {
     const acr_problem *p = &ref->problem;
-    const acr__term_bytes bytes = acr__term_bytes_of(p);
-    const struct {
-        void **at;
-        int64_t bytes;
-    } terms[] = {{(void **)&ref->kv_starts, bytes.kv_starts}, {(void **)&ref->sinks, bytes.sinks},
-                 {(void **)&ref->slopes, bytes.slopes},       {&ref->bias, bytes.bias},
-                 {(void **)&ref->ranges, bytes.ranges},       {(void **)&ref->tree, bytes.tree}};
-    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; ++i) {
-        if (terms[i].bytes > 0 && !(*terms[i].at = malloc((size_t)terms[i].bytes))) {
+    for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; ++i) {
+        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows});
+        void *memory = bytes > 0 ? malloc((size_t)bytes) : NULL;
+        if (bytes > 0 && !memory) {
             return acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
         }
-    }
-    const uint64_t seed = request->seed;
-    if (ref->kv_starts) {
-        input_kv_starts(ref->kv_starts, p, seed, request->lengths);
-    }
-    if (ref->sinks) {
-        input_sinks(ref->sinks, p, seed, request->lengths);
-    }
-    if (ref->slopes) {
-        input_slopes(ref->slopes, p);
-    }
-    if (ref->bias) {
-        input_bias(ref->bias, p, seed, request->lengths);
-    }
-    if (ref->ranges) {
-        input_ranges(ref->ranges, p, seed, request->lengths);
-    }
-    if (ref->tree) {
-        input_tree(ref->tree, p, seed, request->lengths);
+        acr__set_pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers, memory);
+        if (memory) {
+            input_term(memory, i, p, request->seed, request->lengths);
+        }
     }
     return ACR_OK;
 }
@@ -216,22 +175,23 @@ static acr_status make_inputs(reference *ref, const reference_request *request)
     if (status != ACR_OK) {
         return status;
     }
-    ref->q = make_tensor(ref, request, INPUT_Q);
-    ref->k = make_tensor(ref, request, INPUT_K);
-    ref->v = make_tensor(ref, request, INPUT_V);
-    bool complete = ref->q && ref->k && ref->v;
+    ref->buffers.q = make_tensor(ref, request, INPUT_Q);
+    ref->buffers.k = make_tensor(ref, request, INPUT_K);
+    ref->buffers.v = make_tensor(ref, request, INPUT_V);
+    bool complete = ref->buffers.q && ref->buffers.k && ref->buffers.v;
     if (problem->flags & ACR_KV_LENS) {
-        ref->kv_lens = malloc((size_t)problem->batch * sizeof *ref->kv_lens);
-        complete = complete && ref->kv_lens;
-    }
-    if (ref->kv_lens) {
-        input_kv_lens(ref->kv_lens, problem, request->seed, request->lengths);
+        int32_t *kv_lens = malloc((size_t)problem->batch * sizeof *kv_lens);
+        if (kv_lens) {
+            input_kv_lens(kv_lens, problem, request->seed, request->lengths);
+        }
+        ref->buffers.kv_lens = kv_lens;
+        complete = complete && kv_lens;
     }
     if (request->inputs == INPUT_HEAD_SCALED) {
-        ref->q_scales = make_head_scales(request, INPUT_Q);
-        ref->k_scales = make_head_scales(request, INPUT_K);
-        ref->v_scales = make_head_scales(request, INPUT_V);
-        complete = complete && ref->q_scales && ref->k_scales && ref->v_scales;
+        ref->buffers.q_scales = make_head_scales(request, INPUT_Q);
+        ref->buffers.k_scales = make_head_scales(request, INPUT_K);
+        ref->buffers.v_scales = make_head_scales(request, INPUT_V);
+        complete = complete && ref->buffers.q_scales && ref->buffers.k_scales && ref->buffers.v_scales;
     }
     return complete ? make_terms(ref, request) : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
 }
@@ -326,7 +286,7 @@ static acr_status judge(judging *j, uint32_t threads)
     if (ref->rows <= 0) {
         return ACR_OK; /* a packed batch without rows */
     }
-    j->buffers = reference_buffers(ref);
+    j->buffers = ref->buffers;
     int64_t slices =
         threads > 1 ? 4 * (int64_t)threads : 1; /* more than threads: under a causal mask rows differ in work */
     j->rows_per_slice = (ref->rows + slices - 1) / slices;
@@ -392,9 +352,9 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
 /* The largest factor that a head's scales put on its scores. */
 static double largest_head_scale(const reference *ref)
 {
-    double largest = ref->q_scales ? 0 : 1;
-    for (int64_t i = 0; ref->q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
-        largest = fmax(largest, (double)ref->q_scales[i] * (double)ref->k_scales[i]);
+    double largest = ref->buffers.q_scales ? 0 : 1;
+    for (int64_t i = 0; ref->buffers.q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
+        largest = fmax(largest, (double)ref->buffers.q_scales[i] * (double)ref->buffers.k_scales[i]);
     }
     return largest;
 }
@@ -407,8 +367,8 @@ static double largest_head_scale(const reference *ref)
 static double lse_tolerance(const reference *ref, uint32_t threads)
 {
     const acr_problem *p = &ref->problem;
-    double q_norm = largest_row_norm(p, ref->q, all_q_rows(ref), threads);
-    double k_norm = largest_row_norm(p, ref->k, all_kv_rows(ref), threads);
+    double q_norm = largest_row_norm(p, ref->buffers.q, all_q_rows(ref), threads);
+    double k_norm = largest_row_norm(p, ref->buffers.k, all_kv_rows(ref), threads);
     double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
     double score = scale * q_norm * k_norm, capped = 0, added = 0;
     if (p->softcap > 0) {
@@ -638,6 +598,7 @@ acr_status reference_create(reference **out, const reference_request *request)
     if (!ref) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
     }
+    ref->buffers = (acr_buffers)ACR_BUFFERS_INIT;
     ref->inputs = request->inputs;
     ref->seed = request->seed;
     ref->problem = packed_problem(request->problem);
@@ -664,21 +625,9 @@ void reference_destroy(reference *ref)
         free(ref);
         return;
     }
-    free(ref->q);
-    free(ref->k);
-    free(ref->v);
-    free(ref->kv_lens);
-    free(ref->q_scales);
-    free(ref->k_scales);
-    free(ref->v_scales);
-    free(ref->q_offsets);
-    free(ref->kv_offsets);
-    free(ref->kv_starts);
-    free(ref->sinks);
-    free(ref->slopes);
-    free(ref->bias);
-    free(ref->ranges);
-    free(ref->tree);
+    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; ++i) {
+        free((void *)acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers));
+    }
     free(ref->q_owner);
     free(ref->kv_owner);
     free(ref->row_list);

@@ -21,15 +21,7 @@ typedef struct reference {
     /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
      * and the totals. */
     int64_t entries, q_rows, kv_rows;
-    void *q, *k, *v;
-    int32_t *kv_lens;                      /* [batch], or NULL */
-    int32_t *q_offsets, *kv_offsets;       /* of a packed batch [batch + 1], else NULL */
-    float *q_scales, *k_scales, *v_scales; /* [batch, kv_heads] with INPUT_HEAD_SCALED, else NULL */
-    int32_t *kv_starts;                    /* this and what follows: as the problem's terms want it, or NULL */
-    float *sinks, *slopes;
-    void *bias; /* by the problem's strides */
-    int32_t *ranges;
-    uint8_t *tree;
+    acr_buffers buffers;         /* all inputs, on the host; scales with INPUT_HEAD_SCALED only; no outputs */
     int32_t *q_owner, *kv_owner; /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
     int64_t rows;                /* compared rows */
     int64_t *row_list;           /* ascending, numbers as of oracle_forward; NULL = all */
@@ -69,9 +61,6 @@ int64_t reference_kv_len(const reference *ref, int64_t batch);
 
 /* The first key of a batch entry that exists, clamped. */
 int64_t reference_kv_start(const reference *ref, int64_t batch);
-
-/* Its tensors and lengths as buffers, on the host and without outputs. */
-acr_buffers reference_buffers(const reference *ref);
 
 /* (Batch, head, position) of the i-th compared row; of a packed batch the position is within the sequence. */
 typedef struct row_place {

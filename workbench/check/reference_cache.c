@@ -21,29 +21,15 @@ enum {
 
 static const char magic[16] = "acr-references1";
 
-typedef enum part {
-    PART_Q,
-    PART_K,
-    PART_V,
-    PART_KV_LENS,
-    PART_Q_OFFSETS,
-    PART_KV_OFFSETS,
-    PART_Q_SCALES,
-    PART_K_SCALES,
-    PART_V_SCALES,
-    PART_KV_STARTS,
-    PART_SINKS,
-    PART_SLOPES,
-    PART_BIAS,
-    PART_RANGES,
-    PART_TREE,
-    PART_Q_OWNER,
+/* Inputs, by their number as buffers, and what else a reference points to. */
+enum {
+    PART_Q_OWNER = ACR__FORWARD_INPUTS,
     PART_KV_OWNER,
     PART_ROW_LIST,
     PART_O,
     PART_LSE,
     PARTS
-} part;
+};
 
 /* A reference in the file. Two requests of the same key, inputs, seed, lengths and rows want the same. */
 typedef struct entry {
@@ -52,7 +38,7 @@ typedef struct entry {
     uint64_t seed;
     int64_t sampled_rows;
     length_pattern lengths;
-    reference ref;         /* without its tensors and lists */
+    reference ref;         /* without its buffers and lists */
     int64_t offset, bytes; /* of its image in the file */
     int64_t parts[PARTS];  /* offsets in the image, -1 = a NULL */
 } entry;
@@ -75,43 +61,41 @@ static int64_t round_up(int64_t bytes, int64_t multiple)
 
 /* ---- Making ---- */
 
-static const void *part_of(const reference *ref, part p)
+static const void *part_of(const reference *ref, int part)
 {
-    const void *const at[PARTS] = {ref->q,          ref->k,        ref->v,        ref->kv_lens,  ref->q_offsets,
-                                   ref->kv_offsets, ref->q_scales, ref->k_scales, ref->v_scales, ref->kv_starts,
-                                   ref->sinks,      ref->slopes,   ref->bias,     ref->ranges,   ref->tree,
-                                   ref->q_owner,    ref->kv_owner, ref->row_list, ref->o,        ref->lse};
-    return at[p];
+    switch (part) {
+    case PART_Q_OWNER:
+        return ref->q_owner;
+    case PART_KV_OWNER:
+        return ref->kv_owner;
+    case PART_ROW_LIST:
+        return ref->row_list;
+    case PART_O:
+        return ref->o;
+    case PART_LSE:
+        return ref->lse;
+    default:
+        return acr__pointer_at(&ref->buffers, acr__buffer_fields[part].in_buffers);
+    }
 }
 
-static int64_t part_bytes(const reference *ref, part which)
+static int64_t part_bytes(const reference *ref, int part)
 {
     const acr_problem *p = &ref->problem;
-    const int64_t elem_bytes = acr__dtype_bytes(p->dtype), scales = p->batch * p->kv_heads;
-    const int64_t q_rows = ref->entries * p->q_heads * ref->q_rows, kv_rows = ref->entries * p->kv_heads * ref->kv_rows;
-    const int64_t int_bytes = sizeof(int32_t), float_bytes = sizeof(float), double_bytes = sizeof(double);
-    const acr__term_bytes terms = acr__term_bytes_of(p);
-    const int64_t bytes[PARTS] = {[PART_Q] = q_rows * p->qk_dim * elem_bytes,
-                                  [PART_K] = kv_rows * p->qk_dim * elem_bytes,
-                                  [PART_V] = kv_rows * p->v_dim * elem_bytes,
-                                  [PART_KV_LENS] = p->batch * int_bytes,
-                                  [PART_Q_OFFSETS] = (p->batch + 1) * int_bytes,
-                                  [PART_KV_OFFSETS] = (p->batch + 1) * int_bytes,
-                                  [PART_KV_STARTS] = terms.kv_starts,
-                                  [PART_SINKS] = terms.sinks,
-                                  [PART_SLOPES] = terms.slopes,
-                                  [PART_BIAS] = terms.bias,
-                                  [PART_RANGES] = terms.ranges,
-                                  [PART_TREE] = terms.tree,
-                                  [PART_Q_SCALES] = scales * float_bytes,
-                                  [PART_K_SCALES] = scales * float_bytes,
-                                  [PART_V_SCALES] = scales * float_bytes,
-                                  [PART_Q_OWNER] = ref->q_rows * int_bytes,
-                                  [PART_KV_OWNER] = ref->kv_rows * int_bytes,
-                                  [PART_ROW_LIST] = ref->rows * (int64_t)sizeof *ref->row_list,
-                                  [PART_O] = ref->rows * p->v_dim * double_bytes,
-                                  [PART_LSE] = ref->rows * double_bytes};
-    return bytes[which];
+    switch (part) {
+    case PART_Q_OWNER:
+        return ref->q_rows * (int64_t)sizeof *ref->q_owner;
+    case PART_KV_OWNER:
+        return ref->kv_rows * (int64_t)sizeof *ref->kv_owner;
+    case PART_ROW_LIST:
+        return ref->rows * (int64_t)sizeof *ref->row_list;
+    case PART_O:
+        return ref->rows * p->v_dim * (int64_t)sizeof *ref->o;
+    case PART_LSE:
+        return ref->rows * (int64_t)sizeof *ref->lse;
+    default:
+        return acr__buffer_bytes(p, (acr__buffer)part, (acr__rows){ref->q_rows, ref->kv_rows});
+    }
 }
 
 /* What is to be said of a reference, and where its parts go in its image. */
@@ -122,7 +106,10 @@ static void lay_out(entry *e, const reference *ref, const reference_request *req
     e->seed = request->seed;
     e->sampled_rows = request->sampled_rows;
     e->lengths = request->lengths;
+    const acr_buffers totals = {
+        .size = sizeof totals, .q_total = ref->buffers.q_total, .kv_total = ref->buffers.kv_total};
     e->ref = (reference){.problem = ref->problem,
+                         .buffers = totals,
                          .inputs = ref->inputs,
                          .seed = ref->seed,
                          .entries = ref->entries,
@@ -134,9 +121,9 @@ static void lay_out(entry *e, const reference *ref, const reference_request *req
                          .tol_lse = ref->tol_lse,
                          .tol_floor = ref->tol_floor};
     for (int p = 0; p < PARTS; ++p) {
-        const bool there = part_of(ref, (part)p) != NULL;
+        const bool there = part_of(ref, p) != NULL;
         e->parts[p] = there ? e->bytes : -1;
-        e->bytes += there ? round_up(part_bytes(ref, (part)p), PART_ALIGNMENT) : 0;
+        e->bytes += there ? round_up(part_bytes(ref, p), PART_ALIGNMENT) : 0;
     }
     e->bytes = round_up(e->bytes, IMAGE_ALIGNMENT);
 }
@@ -167,7 +154,7 @@ static acr_status put_reference(entry *e, int fd, const reference_request *reque
     const bool fits = e->offset + e->bytes <= bytes_max;
     for (int p = 0; p < PARTS && fits && status == ACR_OK; ++p) {
         if (e->parts[p] >= 0) {
-            status = put(fd, part_of(ref, (part)p), part_bytes(ref, (part)p), e->offset + e->parts[p]);
+            status = put(fd, part_of(ref, p), part_bytes(ref, p), e->offset + e->parts[p]);
         }
     }
     reference_destroy(ref);
@@ -262,9 +249,9 @@ void reference_cache_close(reference_cache *s)
 }
 
 /* A part of a mapped image; NULL for what the reference does not have. */
-static void *mapped_part(const entry *e, unsigned char *image, part p)
+static void *mapped_part(const entry *e, unsigned char *image, int part)
 {
-    return e->parts[p] < 0 ? NULL : image + e->parts[p];
+    return e->parts[part] < 0 ? NULL : image + e->parts[part];
 }
 
 static acr_status map(reference **out, const reference_cache *s, const entry *e)
@@ -281,21 +268,9 @@ static acr_status map(reference **out, const reference_cache *s, const entry *e)
     *ref = e->ref;
     ref->mapping = image;
     ref->mapping_bytes = (size_t)e->bytes;
-    ref->q = mapped_part(e, image, PART_Q);
-    ref->k = mapped_part(e, image, PART_K);
-    ref->v = mapped_part(e, image, PART_V);
-    ref->kv_lens = mapped_part(e, image, PART_KV_LENS);
-    ref->q_offsets = mapped_part(e, image, PART_Q_OFFSETS);
-    ref->kv_offsets = mapped_part(e, image, PART_KV_OFFSETS);
-    ref->q_scales = mapped_part(e, image, PART_Q_SCALES);
-    ref->k_scales = mapped_part(e, image, PART_K_SCALES);
-    ref->v_scales = mapped_part(e, image, PART_V_SCALES);
-    ref->kv_starts = mapped_part(e, image, PART_KV_STARTS);
-    ref->sinks = mapped_part(e, image, PART_SINKS);
-    ref->slopes = mapped_part(e, image, PART_SLOPES);
-    ref->bias = mapped_part(e, image, PART_BIAS);
-    ref->ranges = mapped_part(e, image, PART_RANGES);
-    ref->tree = mapped_part(e, image, PART_TREE);
+    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; ++i) {
+        acr__set_pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers, mapped_part(e, image, i));
+    }
     ref->q_owner = mapped_part(e, image, PART_Q_OWNER);
     ref->kv_owner = mapped_part(e, image, PART_KV_OWNER);
     ref->row_list = mapped_part(e, image, PART_ROW_LIST);

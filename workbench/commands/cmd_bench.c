@@ -426,7 +426,7 @@ static void plan_name(char *out, size_t capacity, acr_ctx *ctx, const acr_proble
 static void find_floor(const session *s, bench_problem *on)
 {
     machine m;
-    const acr_buffers lengths = reference_buffers(on->ref);
+    const acr_buffers lengths = on->ref->buffers;
     on->work = work_of(on->problem, &lengths);
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);

@@ -5,31 +5,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "buffers.h"
 #include "problem.h"
 
 enum {
-    TENSORS = 4
+    TENSORS = 4 /* of a forward pass */
 };
 
-/* The four tensors of a problem in the order q, k, v, o. */
-typedef struct tensor {
-    const acr_strides *strides;
-    int64_t batch, heads, rows, dim;
-    int elem_bytes;
-} tensor;
-
-/* A packed batch counts as one entry with the rows of all, and never as a single row: its tensors may hold more. */
-static void describe(tensor out[TENSORS], const acr_problem *p)
+/* A packed batch never counts as a single row: its tensors may hold more. */
+static void describe(acr__tensor out[TENSORS], const acr_problem *p)
 {
-    int in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
     const int packed = (p->flags & ACR_PACKED) != 0;
-    const int64_t batch = packed ? 1 : p->batch;
-    const int64_t q_rows = packed ? p->batch * p->q_len + 1 : p->q_len,
-                  kv_rows = packed ? p->batch * p->kv_len + 1 : p->kv_len;
-    out[0] = (tensor){&p->q, batch, p->q_heads, q_rows, p->qk_dim, in_bytes};
-    out[1] = (tensor){&p->k, batch, p->kv_heads, kv_rows, p->qk_dim, in_bytes};
-    out[2] = (tensor){&p->v, batch, p->kv_heads, kv_rows, p->v_dim, in_bytes};
-    out[3] = (tensor){&p->o, batch, p->q_heads, q_rows, p->v_dim, out_bytes};
+    const acr__rows rows =
+        packed ? (acr__rows){p->batch * p->q_len + 1, p->batch * p->kv_len + 1} : (acr__rows){p->q_len, p->kv_len};
+    for (int i = 0; i < TENSORS; i++)
+        out[i] = acr__tensor_of(p, acr__tensors[i], rows);
 }
 
 /* Why lengths are so long that tile arithmetic in 32 bits could overflow; NULL when they are not. */
@@ -46,16 +36,16 @@ enum {
 };
 
 /* A stride of an extent of 1 is never used. */
-static int stride_is_multiple(int64_t extent, int64_t stride, int elem_bytes)
+static int stride_is_multiple(int64_t extent, int64_t stride, acr_dtype dtype)
 {
-    return extent == 1 || stride % (COPY_BYTES / elem_bytes) == 0;
+    return extent == 1 || stride % (COPY_BYTES / acr__dtype_bytes(dtype)) == 0;
 }
 
-static int strides_are_multiples(const tensor *t)
+static int strides_are_multiples(const acr__tensor *t)
 {
-    return stride_is_multiple(t->batch, t->strides->batch, t->elem_bytes) &&
-           stride_is_multiple(t->heads, t->strides->head, t->elem_bytes) &&
-           stride_is_multiple(t->rows, t->strides->row, t->elem_bytes);
+    return stride_is_multiple(t->batch, t->strides.batch, t->dtype) &&
+           stride_is_multiple(t->heads, t->strides.head, t->dtype) &&
+           stride_is_multiple(t->rows, t->strides.row, t->dtype);
 }
 
 /* Why rows cannot be copied in pieces of 16 bytes: pointers, head dims or strides that are no multiple of it. NULL when
@@ -65,13 +55,13 @@ static const char *vector_why_not(const acr_problem *p)
     static const char *const stride_reason[TENSORS] = {
         "a stride of q is not a multiple of 16 bytes", "a stride of k is not a multiple of 16 bytes",
         "a stride of v is not a multiple of 16 bytes", "a stride of o is not a multiple of 16 bytes"};
-    tensor tensors[TENSORS];
+    acr__tensor tensors[TENSORS];
     describe(tensors, p);
     if (p->alignment < COPY_BYTES)
         return "alignment is below 16 bytes";
-    if (p->qk_dim * tensors[0].elem_bytes % COPY_BYTES != 0)
+    if (p->qk_dim * acr__dtype_bytes(p->dtype) % COPY_BYTES != 0)
         return "rows of q and k (qk_dim) are not a multiple of 16 bytes";
-    if (p->v_dim * tensors[2].elem_bytes % COPY_BYTES != 0)
+    if (p->v_dim * acr__dtype_bytes(p->dtype) % COPY_BYTES != 0)
         return "rows of v (v_dim) are not a multiple of 16 bytes";
     for (int i = 0; i < TENSORS; i++)
         if (!strides_are_multiples(&tensors[i]))
@@ -80,16 +70,15 @@ static const char *vector_why_not(const acr_problem *p)
 }
 
 /* The strides of a tensor map: positive, below 2^40 bytes. */
-static int stride_fits_map(int64_t extent, int64_t stride, int elem_bytes)
+static int stride_fits_map(int64_t extent, int64_t stride, acr_dtype dtype)
 {
-    return extent == 1 || (stride > 0 && stride < (INT64_C(1) << 40) / elem_bytes);
+    return extent == 1 || (stride > 0 && stride < (INT64_C(1) << 40) / acr__dtype_bytes(dtype));
 }
 
-static int strides_fit_map(const tensor *t)
+static int strides_fit_map(const acr__tensor *t)
 {
-    return stride_fits_map(t->batch, t->strides->batch, t->elem_bytes) &&
-           stride_fits_map(t->heads, t->strides->head, t->elem_bytes) &&
-           stride_fits_map(t->rows, t->strides->row, t->elem_bytes);
+    return stride_fits_map(t->batch, t->strides.batch, t->dtype) &&
+           stride_fits_map(t->heads, t->strides.head, t->dtype) && stride_fits_map(t->rows, t->strides.row, t->dtype);
 }
 
 /* Why these tensor maps, if any, cannot be made: beyond vector_why_not, a stride that is zero or 2^40 bytes and more.
@@ -101,7 +90,7 @@ static const char *boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
                                                        "tensor map of v: a stride is 0 or not below 2^40 bytes",
                                                        "tensor map of o: a stride is 0 or not below 2^40 bytes"};
     const uint16_t box_rows[TENSORS] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, boxes->o_rows};
-    tensor tensors[TENSORS];
+    acr__tensor tensors[TENSORS];
     describe(tensors, p);
     for (int i = 0; i < TENSORS; i++)
         if (box_rows[i] != 0 && !strides_fit_map(&tensors[i]))
@@ -353,14 +342,14 @@ static double count_bias_bytes(const acr_problem *p)
 /* Of the four tensors, as far as some row sees the keys, and of the bias. */
 static double count_bytes(const acr_problem *p)
 {
-    tensor tensors[TENSORS];
+    acr__tensor tensors[TENSORS];
     describe(tensors, p);
     const double share_seen = acr__visible_keys(acr__longest_entry(p)) / (double)p->kv_len;
     double bytes = count_bias_bytes(p);
     for (int i = 0; i < TENSORS; i++) {
-        const tensor *t = &tensors[i];
+        const acr__tensor *t = &tensors[i];
         const double rows = (double)t->rows * (i == 1 || i == 2 ? share_seen : 1.0);
-        bytes += (double)t->batch * (double)t->heads * rows * (double)t->dim * t->elem_bytes;
+        bytes += (double)t->batch * (double)t->heads * rows * (double)t->dim * acr__dtype_bytes(t->dtype);
     }
     return bytes;
 }

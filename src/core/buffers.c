@@ -1,0 +1,193 @@
+/* Buffers of an execution, see buffers.h. */
+#include "buffers.h"
+
+#include <string.h>
+
+#include "bwd_args.h"
+#include "problem.h"
+
+#define OFFSETS(field) offsetof(acr_buffers, field), offsetof(bwd_args, fwd.field)
+#define BACKWARD_OFFSETS(field) offsetof(acr_buffers, field), offsetof(bwd_args, field)
+
+const acr__buffer_field acr__buffer_fields[ACR__BUFFERS] = {
+    [ACR__Q] = {"q", NULL, 0, OFFSETS(q)},
+    [ACR__K] = {"k", NULL, 0, OFFSETS(k)},
+    [ACR__V] = {"v", NULL, 0, OFFSETS(v)},
+    [ACR__KV_LENS] = {"kv_lens", "ACR_KV_LENS", ACR_KV_LENS, OFFSETS(kv_lens)},
+    [ACR__Q_OFFSETS] = {"q_offsets", "ACR_PACKED", ACR_PACKED, OFFSETS(q_offsets)},
+    [ACR__KV_OFFSETS] = {"kv_offsets", "ACR_PACKED", ACR_PACKED, OFFSETS(kv_offsets)},
+    [ACR__Q_SCALES] = {"q_scales", NULL, 0, OFFSETS(q_scales)},
+    [ACR__K_SCALES] = {"k_scales", NULL, 0, OFFSETS(k_scales)},
+    [ACR__V_SCALES] = {"v_scales", NULL, 0, OFFSETS(v_scales)},
+    [ACR__KV_STARTS] = {"kv_starts", "ACR_KV_STARTS", ACR_KV_STARTS, OFFSETS(kv_starts)},
+    [ACR__SINKS] = {"sinks", "ACR_SINKS", ACR_SINKS, OFFSETS(sinks)},
+    [ACR__SLOPES] = {"slopes", "ACR_ALIBI", ACR_ALIBI, OFFSETS(slopes)},
+    [ACR__BIAS] = {"bias", "bias_dtype", 0, OFFSETS(bias)},
+    [ACR__RANGES] = {"ranges", "ACR_RANGES", ACR_RANGES, OFFSETS(ranges)},
+    [ACR__TREE] = {"tree", "ACR_TREE", ACR_TREE, OFFSETS(tree)},
+    [ACR__O] = {"o", NULL, 0, OFFSETS(o)},
+    [ACR__LSE] = {"lse", "ACR_WANT_LSE", ACR_WANT_LSE, OFFSETS(lse)},
+    [ACR__D_O] = {"d_o", "ACR_BACKWARD", 0, BACKWARD_OFFSETS(d_o)},
+    [ACR__DQ] = {"dq", "ACR_BACKWARD", 0, BACKWARD_OFFSETS(dq)},
+    [ACR__DK] = {"dk", "ACR_BACKWARD", 0, BACKWARD_OFFSETS(dk)},
+    [ACR__DV] = {"dv", "ACR_BACKWARD", 0, BACKWARD_OFFSETS(dv)},
+    [ACR__DSINKS] = {"dsinks", "ACR_BACKWARD", 0, BACKWARD_OFFSETS(dsinks)},
+};
+
+const acr__buffer acr__tensors[ACR__TENSORS_MOST] = {ACR__Q,   ACR__K,  ACR__V,  ACR__O,
+                                                     ACR__D_O, ACR__DQ, ACR__DK, ACR__DV};
+
+int acr__tensor_count(const acr_problem *p)
+{
+    return p->pass == ACR_BACKWARD ? ACR__TENSORS_MOST : 4;
+}
+
+bool acr__is_tensor(acr__buffer which)
+{
+    return which <= ACR__V || which == ACR__O || (which >= ACR__D_O && which <= ACR__DV);
+}
+
+bool acr__is_output(const acr_problem *p, acr__buffer which)
+{
+    return p->pass == ACR_BACKWARD ? which >= ACR__DQ : which == ACR__O || which == ACR__LSE;
+}
+
+const void *acr__pointer_at(const void *structure, size_t offset)
+{
+    const void *pointer;
+    memcpy(&pointer, (const char *)structure + offset, sizeof pointer);
+    return pointer;
+}
+
+void acr__set_pointer_at(void *structure, size_t offset, const void *pointer)
+{
+    memcpy((char *)structure + offset, &pointer, sizeof pointer);
+}
+
+acr__rows acr__rows_of(const acr_problem *p, const acr_buffers *b)
+{
+    return p->flags & ACR_PACKED ? (acr__rows){b->q_total, b->kv_total} : (acr__rows){p->q_len, p->kv_len};
+}
+
+/* What a tensor is in the problem: where its strides are, and whose extents it has. */
+typedef struct tensor_shape {
+    acr__buffer like; /* q, k, v or o */
+    size_t strides;
+} tensor_shape;
+
+static tensor_shape shape_of(acr__buffer which)
+{
+    switch (which) {
+    case ACR__Q:
+        return (tensor_shape){ACR__Q, offsetof(acr_problem, q)};
+    case ACR__K:
+        return (tensor_shape){ACR__K, offsetof(acr_problem, k)};
+    case ACR__V:
+        return (tensor_shape){ACR__V, offsetof(acr_problem, v)};
+    case ACR__D_O:
+        return (tensor_shape){ACR__O, offsetof(acr_problem, d_o)};
+    case ACR__DQ:
+        return (tensor_shape){ACR__Q, offsetof(acr_problem, dq)};
+    case ACR__DK:
+        return (tensor_shape){ACR__K, offsetof(acr_problem, dk)};
+    case ACR__DV:
+        return (tensor_shape){ACR__V, offsetof(acr_problem, dv)};
+    default:
+        return (tensor_shape){ACR__O, offsetof(acr_problem, o)};
+    }
+}
+
+acr_strides *acr__strides_of(acr_problem *p, acr__buffer which)
+{
+    return (acr_strides *)(void *)((char *)p + shape_of(which).strides);
+}
+
+acr__tensor acr__tensor_of(const acr_problem *p, acr__buffer which, acr__rows rows)
+{
+    const tensor_shape shape = shape_of(which);
+    const bool of_queries = shape.like == ACR__Q || shape.like == ACR__O,
+               of_scores = shape.like == ACR__Q || shape.like == ACR__K, is_gradient = which >= ACR__DQ;
+    acr__tensor t = {.name = acr__buffer_fields[which].name,
+                     .batch = p->flags & ACR_PACKED ? 1 : p->batch,
+                     .heads = of_queries ? p->q_heads : p->kv_heads,
+                     .rows = of_queries ? rows.q : rows.kv,
+                     .dim = of_scores ? p->qk_dim : p->v_dim,
+                     .dtype = is_gradient            ? p->grad_dtype
+                              : shape.like == ACR__O ? p->out_dtype
+                                                     : p->dtype,
+                     .is_output = acr__is_output(p, which)};
+    memcpy(&t.strides, (const char *)p + shape.strides, sizeof t.strides);
+    return t;
+}
+
+int64_t acr__tensor_bytes(const acr__tensor *t)
+{
+    return acr__span_bytes(t->batch, t->heads, t->rows, t->dim, &t->strides, t->dtype);
+}
+
+static bool is_scale(acr__buffer which)
+{
+    return which == ACR__Q_SCALES || which == ACR__K_SCALES || which == ACR__V_SCALES;
+}
+
+bool acr__buffer_is_wanted(const acr_problem *p, acr__buffer which)
+{
+    if (which == ACR__BIAS)
+        return p->bias_dtype != ACR_DTYPE_DEFAULT;
+    if (which >= ACR__D_O)
+        return p->pass == ACR_BACKWARD && (which != ACR__DSINKS || p->flags & ACR_SINKS);
+    const uint32_t flag = acr__buffer_fields[which].flag;
+    return flag != 0 ? p->flags & flag : !is_scale(which);
+}
+
+/* Of one that is wanted, or may be brought. */
+static int64_t bytes_of(const acr_problem *p, acr__buffer which, acr__rows rows)
+{
+    const int64_t number = 4, tree_row = (p->q_len + 7) / 8; /* number: int32 or float32 */
+    const acr_strides tree = {p->q_len * tree_row, 0, tree_row};
+    switch (which) {
+    case ACR__LSE:
+        return (p->flags & ACR_PACKED ? 1 : p->batch) * p->q_heads * rows.q * number;
+    case ACR__KV_LENS:
+    case ACR__KV_STARTS:
+        return p->batch * number;
+    case ACR__Q_OFFSETS:
+    case ACR__KV_OFFSETS:
+        return (p->batch + 1) * number;
+    case ACR__Q_SCALES:
+    case ACR__K_SCALES:
+    case ACR__V_SCALES:
+        return p->batch * p->kv_heads * number;
+    case ACR__SINKS:
+    case ACR__DSINKS:
+    case ACR__SLOPES:
+        return p->q_heads * number;
+    case ACR__BIAS:
+        return acr__span_bytes(p->batch, p->q_heads, p->q_len, p->kv_len, &p->bias, p->bias_dtype);
+    case ACR__RANGES:
+        return p->batch * 2 * number * p->ranges;
+    case ACR__TREE:
+        return acr__span_bytes(p->batch, 1, p->q_len, tree_row, &tree, ACR_BOOL8);
+    default: {
+        const acr__tensor t = acr__tensor_of(p, which, rows);
+        return acr__tensor_bytes(&t);
+    }
+    }
+}
+
+int64_t acr__buffer_bytes(const acr_problem *p, acr__buffer which, acr__rows rows)
+{
+    return is_scale(which) || acr__buffer_is_wanted(p, which) ? bytes_of(p, which, rows) : 0;
+}
+
+size_t acr__buffer_alignment(const acr_problem *p, acr__buffer which)
+{
+    switch (which) {
+    case ACR__BIAS:
+        return p->bias_dtype == ACR_DTYPE_DEFAULT ? 1 : (size_t)acr__dtype_bytes(p->bias_dtype);
+    case ACR__TREE:
+        return 1;
+    default:
+        return acr__is_tensor(which) ? p->alignment : 4; /* int32 and float32 */
+    }
+}
