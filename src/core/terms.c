@@ -2,46 +2,49 @@
  * this file and visible.c, of all the core. */
 #include "kernel.h"
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* Writes which terms a problem needs, and returns why a kernel with `served` cannot run it: its first term, in this
+ * order, that the kernel lacks; NULL when it lacks none. Two names may share a term. */
+static const char *find_terms(uint32_t *needed, const acr_problem *p, uint32_t served)
+{
+    const struct {
+        uint32_t term;
+        bool is_there;
+        const char *why_not;
+    } terms[] = {
+        {FWD_TERM_CAP, p->softcap > 0.0f, "softcap: the kernel is compiled without softcap (TERMS)"},
+        {FWD_TERM_SINKS, p->flags & ACR_SINKS, "sinks: the kernel is compiled without sinks (TERMS)"},
+        {FWD_TERM_BIAS, p->bias_dtype == ACR_BOOL8, "mask: the kernel is compiled without boolean masks (TERMS)"},
+        {FWD_TERM_BIAS, p->bias_dtype != ACR_DTYPE_DEFAULT, "bias: the kernel is compiled without bias (TERMS)"},
+        {FWD_TERM_ALIBI, p->flags & ACR_ALIBI, "alibi: the kernel is compiled without ALiBi (TERMS)"},
+        {FWD_TERM_TREE, p->flags & ACR_TREE, "tree: the kernel is compiled without tree masks (TERMS)"},
+        {FWD_TERM_RANGES, p->flags & ACR_RANGES && visible_is_limited(acr__rule_of(p)),
+         "ranges: the kernel is compiled without ranges (TERMS)"},
+        {FWD_TERM_LIMITS, p->chunk != 0, "chunk: the kernel is compiled without chunks (TERMS)"},
+        {FWD_TERM_LIMITS, p->flags & ACR_KV_STARTS, "kv_starts: the kernel is compiled without key starts (TERMS)"}};
+    const char *reason = NULL;
+    *needed = 0;
+    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++) {
+        if (!terms[i].is_there)
+            continue;
+        *needed |= terms[i].term;
+        if (!reason && !(served & terms[i].term))
+            reason = terms[i].why_not;
+    }
+    return reason;
+}
 
 uint32_t acr__terms_of(const acr_problem *p)
 {
-    uint32_t terms = 0;
-    if (p->softcap > 0.0f)
-        terms |= FWD_TERM_CAP;
-    if (p->flags & ACR_SINKS)
-        terms |= FWD_TERM_SINKS;
-    if (p->bias_dtype != ACR_DTYPE_DEFAULT)
-        terms |= FWD_TERM_BIAS;
-    if (p->flags & ACR_ALIBI)
-        terms |= FWD_TERM_ALIBI;
-    if (p->flags & ACR_TREE)
-        terms |= FWD_TERM_TREE;
-    if (p->flags & ACR_RANGES && visible_is_limited(acr__rule_of(p)))
-        terms |= FWD_TERM_RANGES;
-    if (p->flags & ACR_KV_STARTS || p->chunk != 0)
-        terms |= FWD_TERM_LIMITS;
-    return terms;
+    uint32_t needed;
+    (void)find_terms(&needed, p, FWD_TERM_ALL);
+    return needed;
 }
 
 const char *acr__terms_why_not(uint32_t terms, const acr_problem *problem)
 {
-    const uint32_t missing = acr__terms_of(problem) & ~terms;
-    if (missing & FWD_TERM_CAP)
-        return "softcap: the kernel is compiled without softcap (TERMS)";
-    if (missing & FWD_TERM_SINKS)
-        return "sinks: the kernel is compiled without sinks (TERMS)";
-    if (missing & FWD_TERM_BIAS)
-        return problem->bias_dtype == ACR_BOOL8 ? "mask: the kernel is compiled without boolean masks (TERMS)"
-                                                : "bias: the kernel is compiled without bias (TERMS)";
-    if (missing & FWD_TERM_ALIBI)
-        return "alibi: the kernel is compiled without ALiBi (TERMS)";
-    if (missing & FWD_TERM_TREE)
-        return "tree: the kernel is compiled without tree masks (TERMS)";
-    if (missing & FWD_TERM_RANGES)
-        return "ranges: the kernel is compiled without ranges (TERMS)";
-    if (missing & FWD_TERM_LIMITS)
-        return problem->chunk != 0 ? "chunk: the kernel is compiled without chunks (TERMS)"
-                                   : "kv_starts: the kernel is compiled without key starts (TERMS)";
-    return NULL;
+    uint32_t needed;
+    return find_terms(&needed, problem, terms);
 }
