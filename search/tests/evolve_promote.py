@@ -14,8 +14,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s96:d64"
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "workbench", "search", "cli", "python", "docs", "tools",
-          "wisdom"]
+COPIED = ["CMakeLists.txt", "cmake", "include", "integrations", "src", "workbench", "search", "cli", "python", "docs",
+          "tools", "wisdom"]
 
 
 def run(*command, code=0, **how):
