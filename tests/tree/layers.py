@@ -135,6 +135,11 @@ def allowed_examples(path, name, quoted):
     return not quoted and (is_posix(name) or name == "acromion.h" or "." not in name or name.startswith("cuda"))
 
 
+def allowed_consumer(path, name, quoted):
+    """tests/consumer: what a project has that takes the tree as a part of itself."""
+    return not quoted and (is_posix(name) or name == "acromion.h" or name in INTEGRATIONS)
+
+
 RULES = [  # the first folder that matches
     ("include", allowed_public),
     ("src/cpu", allowed_cpu),
@@ -147,6 +152,7 @@ RULES = [  # the first folder that matches
     ("ptxvm/tests", allowed_tests),
     ("ptxvm/driver", allowed_fake_driver),
     ("ptxvm", allowed_machine),
+    ("tests/consumer", allowed_consumer),
     ("tests", allowed_tests),
     ("integrations", allowed_integrations),
     ("examples", allowed_examples),
