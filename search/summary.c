@@ -374,16 +374,45 @@ static json_t *to_json(const summary *s, const definition *d, const char *path)
                      s->slice_list);
 }
 
+/* What Nsight Compute said of the incumbent and of what the search found, where it was asked. */
+static acr_status add_profiles(json_t *json, const summary *found, store *s)
+{
+    const arm_summary *a = &found->arms[ARM_SEARCH];
+    json_t *search = json_object_get(json, "search");
+    const struct {
+        json_t *to;
+        const char *name;
+        int64_t trial; /* 0: the incumbent */
+        bool wanted;
+    } profiles[] = {{json, "incumbent_profile", 0, true},
+                    {json_object_get(search, "fastest"), "profile", a->fastest.trial, a->fastest.trial != 0},
+                    {json_object_get(search, "confirmed"), "profile", a->confirmed.trial, a->confirmed.trial != 0}};
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0] && status == ACR_OK; ++i) {
+        json_t *profile = NULL;
+        if (profiles[i].wanted && (status = store_profile_json(s, profiles[i].trial, &profile)) == ACR_OK) {
+            json_object_set_new(profiles[i].to, profiles[i].name, profile);
+        }
+    }
+    return status;
+}
+
 acr_status summary_json(json_t **out, store *s, const definition *d, const char *path)
 {
     summary *found = malloc(sizeof *found);
     if (!found) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a summary");
     }
+    json_t *json = NULL;
     acr_status status = gather(found, s, d);
     if (status == ACR_OK) {
-        *out = to_json(found, d, path);
-        status = *out ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for a summary");
+        json = to_json(found, d, path);
+        status = json ? add_profiles(json, found, s) : acr__fail(ACR_NO_MEMORY, "no memory for a summary");
+    }
+    if (status == ACR_OK) {
+        *out = json;
+    } else {
+        json_decref(json);
     }
     json_decref(found->slice_list);
     free(found);

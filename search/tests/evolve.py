@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -246,6 +247,24 @@ def test_moved(context):
     context.run(*resume)
 
 
+def add_winner(path, trial):
+    """Makes a trial of the search the winner, and writes into the store what Nsight Compute could have said of it and
+    of the incumbent."""
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE trial SET is_improved = 1, speedup = 1.5, speedup_low = 1.4, speedup_high = 1.6 WHERE id = ?",
+                   (trial,))
+        db.execute("INSERT INTO confirmation VALUES (?, 99, 1, '2026-01-01', 'valid', '', '', 1.5, 1.4, 1.6, 0.01, "
+                   "'FASTER')", (trial,))
+        row = "INSERT INTO profiled VALUES (?, ?, ?, ?, ?, 'Nsight Compute', ?, 1, '2026-01-01')"
+        db.execute(row, (0, 0, PROBLEM, "OK", "", "Bound by tensor cores."))
+        db.execute(row, (trial, 0, PROBLEM, "OK", "", "Bound by <latency>."))
+        db.execute(row, (trial, 1, "b1:h1:s2:d1", "NO_PERMISSION", "ERR_NVGPUCTRPERM", ""))
+        for of, name, value in ((0, "duration_us", 25), (0, "tensor_pct", 20), (trial, "duration_us", 12.5),
+                                (trial, "tensor_pct", 41.5)):
+            db.execute("INSERT INTO profile VALUES (?, 0, ?, ?, '')", (of, name, value))
+    db.close()
+
+
 def test_trials(context):
     """list, show, diff, export and summary tell the same."""
     context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4")
@@ -281,6 +300,17 @@ def test_trials(context):
         text = html.unescape(page.read_text())
         for said in (summary["conclusion"], *summary["alarms"]):
             check(said in text, f"the report says what the summary says: {said}")
+        check("table-winners" not in text, "where nothing was profiled there is no table of it")
+        add_winner(context.store("told"), next(t["id"] for t in timed if t["arm"] == "search"))
+        context.run("report", context.store("told"), "-o", page)
+        table = page.read_text().split('id="table-winners"')[1].split("</table>")[0]
+        rows = [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<td.*?</td>", row, re.S)]
+                for row in re.findall("<tr>.*?</tr>", table, re.S)[1:]]
+        check([row[1] for row in rows] == [PROBLEM, PROBLEM, "b1:h1:s2:d1"], f"a row each: {rows}")
+        check(rows[0][2].endswith(", the winner") and rows[0][3:5] == ["12.50", "41.5"] and rows[1][3:5] == ["25.00", "20.0"],
+              f"the winner's counters, then the incumbent's: {rows}")
+        check(rows[0][-1] == "Bound by <latency>." and rows[1][2] == "the incumbent" and
+              rows[2][-1] == "NO_PERMISSION ERR_NVGPUCTRPERM", f"what they say, or why there are none: {rows}")
 
 
 class Model(http.server.BaseHTTPRequestHandler):

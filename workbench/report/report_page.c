@@ -226,6 +226,7 @@ static acr_status add_section(report_text *page, const report_data *data, chart_
         add_conclusions(page, data);
         status = charts_trials(charts, data);
         add_table(page, data, "trials");
+        add_table(page, data, "winners");
     } else if (strcmp(s->id, "profiles") == 0) {
         add_table(page, data, "profiles");
         add_table(page, data, "timelines");

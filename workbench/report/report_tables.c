@@ -476,10 +476,18 @@ static bool counters_wanted(const json_t *r)
     return strcmp(record_text(r, "kind"), "counters") == 0;
 }
 
-static void make_profiles(report_table *t, const report_data *data)
+/* How busy the units were, in percent. */
+static void unit_cells(report_table *t, const json_t *counters)
 {
     static const char *const keys[] = {"tensor_pct", "exponentials_pct", "issue_pct",
                                        "shared_pct", "l2_pct",           "dram_pct"};
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; ++k) {
+        number_cell(t, 1, record_number(counters, keys[k]));
+    }
+}
+
+static void make_profiles(report_table *t, const report_data *data)
+{
     static const char *const headings[] = {
         "GPU",           "problem",         "kernel", "µs alone", "floor's rate %", "tensor cores %", "exponentials %",
         "issue slots %", "shared memory %", "L2 %",   "DRAM %",   "bound by",       "result",         NULL};
@@ -494,9 +502,7 @@ static void make_profiles(report_table *t, const report_data *data)
         cell(t, "`%s`", record_timed(r));
         cell(t, "%.2f", record_number(counters, "duration_us"));
         cell(t, "%.0f", 100 * record_number(r, "floor_share"));
-        for (size_t k = 0; k < sizeof keys / sizeof keys[0]; ++k) {
-            number_cell(t, 1, record_number(counters, keys[k]));
-        }
+        unit_cells(t, counters);
         cell(t, "%s", record_text(r, "bound"));
         file_cell(t, r);
     }
@@ -587,6 +593,57 @@ static void make_trials(report_table *t, const report_data *data)
     }
 }
 
+/* A profile of a search's store: its counters, or why there are none. */
+static void profile_row(report_table *t, const report_run *run, const char *what, const json_t *profile)
+{
+    const json_t *counters = json_object_get(profile, "counters");
+    const bool counted = json_object_size(counters) > 0;
+    if (!add_row(t)) {
+        return;
+    }
+    cell(t, "`%s`", run->file);
+    cell(t, "`%s`", record_text(profile, "problem"));
+    cell(t, "%s", what);
+    number_cell(t, 2, record_number(counters, "duration_us"));
+    unit_cells(t, counters);
+    if (counted) {
+        cell(t, "%s", record_text(profile, "diagnosis"));
+    } else {
+        cell(t, "%s %s", record_text(profile, "status"), record_text(profile, "detail"));
+    }
+}
+
+/* On each problem what the search found, then the incumbent. */
+static void make_winners(report_table *t, const report_data *data)
+{
+    static const char *const headings[] = {
+        "run",           "problem",         "kernel", "µs alone", "tensor cores %",        "exponentials %",
+        "issue slots %", "shared memory %", "L2 %",   "DRAM %",   "what the counters say", NULL};
+    begin(t, "Hardware counters of what the search found beside the incumbent's, one launch each, caches warm.",
+          headings);
+    for (size_t i = 0; i < data->run_count; ++i) {
+        const report_run *run = &data->runs[i];
+        const json_t *search = json_object_get(run->summary, "search");
+        const json_t *confirmed = json_object_get(search, "confirmed");
+        const json_t *won = json_is_object(confirmed) ? confirmed : json_object_get(search, "fastest");
+        const json_t *profiles = json_object_get(won, "profile");
+        const json_t *incumbents = json_object_get(run->summary, "incumbent_profile");
+        char what[KEY_BYTES];
+        snprintf(what, sizeof what, "`%s`, %s", record_text(won, "kernel"),
+                 won == confirmed ? "the winner" : "not confirmed");
+        for (size_t k = 0; k < json_array_size(profiles); ++k) {
+            const json_t *profile = json_array_get(profiles, k);
+            profile_row(t, run, what, profile);
+            for (size_t n = 0; n < json_array_size(incumbents); ++n) {
+                const json_t *incumbent = json_array_get(incumbents, n);
+                if (strcmp(record_text(incumbent, "problem"), record_text(profile, "problem")) == 0) {
+                    profile_row(t, run, "the incumbent", incumbent);
+                }
+            }
+        }
+    }
+}
+
 /* ---- Everything ---- */
 
 static bool any_wanted(const json_t *r)
@@ -647,13 +704,15 @@ static const struct {
     const char *name;
     void (*make)(report_table *t, const report_data *data);
 } makers[] = {
-    {"headline", make_headline},   {"mission-gpu", make_mission}, {"gpu-peers", make_peers},
-    {"cpu-pytorch", make_cpu},     {"ladder", make_ladder},       {"profiles", make_profiles},
-    {"timelines", make_timelines}, {"trials", make_trials},       {"all", make_all},
+    {"headline", make_headline},   {"mission-gpu", make_mission},
+    {"gpu-peers", make_peers},     {"cpu-pytorch", make_cpu},
+    {"ladder", make_ladder},       {"profiles", make_profiles},
+    {"timelines", make_timelines}, {"trials", make_trials},
+    {"winners", make_winners},     {"all", make_all},
 };
 
-const char *const table_names[] = {"headline", "mission-gpu", "gpu-peers", "cpu-pytorch", "ladder",
-                                   "profiles", "timelines",   "trials",    "all",         NULL};
+const char *const table_names[] = {"headline",  "mission-gpu", "gpu-peers", "cpu-pytorch", "ladder", "profiles",
+                                   "timelines", "trials",      "winners",   "all",         NULL};
 
 bool table_make(report_table *out, const char *name, const report_data *data)
 {
