@@ -25,6 +25,7 @@ typedef struct definition {
     int trials, generation, blocks, visible_cases, hidden_cases;
     char families[DEFINITION_TEXT_MAX]; /* pattern, "" = all */
     char proposer[DEFINITION_TEXT_MAX]; /* "" = the built-in one */
+    char folder[DEFINITION_TEXT_MAX];   /* of prepared candidates, absolute; "" = none. One of the two at most */
     gates_clock clock;
     bool from; /* the incumbent was named by the user: the only start, and not the best of the table */
     candidate incumbent;
@@ -34,6 +35,9 @@ typedef struct definition {
         char family[SPACE_NAME_MAX], digest[17];
     } spaces[SPACES_MAX];
 } definition;
+
+/* Whether the search's proposals come from outside: the control's never do. */
+bool definition_is_external(const definition *d);
 
 /* Frees what it holds. */
 void definition_free(definition *d);

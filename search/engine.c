@@ -9,11 +9,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "answers.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/progress.h"
+#include "candidate_folder.h"
 #include "elites.h"
 #include "incumbent.h"
 #include "machine/environment.h"
@@ -58,7 +60,8 @@ struct engine {
     int64_t slice;
     screen screen;
     double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
-    bool profiles; /* of elites are wanted, and to be had */
+    bool profiles;                   /* of elites are wanted, and to be had */
+    char next_file[FOLDER_NAME_MAX]; /* of the folder of candidates; "" = none */
     /* The judging of a round: what several seats change, with `lock`. */
     pthread_mutex_t lock;
     size_t next_flight, next_record;
@@ -70,8 +73,12 @@ struct engine {
 const char *engine_end_text(engine_end end)
 {
     static const char *const texts[] = {
-        [ENGINE_COMPLETE] = "complete",           [ENGINE_TIME] = "time is up", [ENGINE_INTERRUPTED] = "interrupted",
-        [ENGINE_PROPOSER] = "the proposer fails", [ENGINE_FAULT] = "a fault",
+        [ENGINE_COMPLETE] = "complete",
+        [ENGINE_TIME] = "time is up",
+        [ENGINE_INTERRUPTED] = "interrupted",
+        [ENGINE_PROPOSER] = "the proposer fails",
+        [ENGINE_FOLDER] = "the folder has no further candidate",
+        [ENGINE_FAULT] = "a fault",
     };
     return texts[end];
 }
@@ -520,18 +527,28 @@ static acr_status finish_failure(engine *e, const trial_row *row, proposer_statu
     return store_failure(e->request->store, e->slice, row, &end);
 }
 
-/* Asks the external proposer. A failure is stored at once and adds no row. */
+/* What requests and verdicts are made from. */
+static request_inputs inputs_of(const engine *e, int64_t trial)
+{
+    return (request_inputs){e->definition,    gates_device(e->gates), &e->spaces,           &e->fold, e->request->store,
+                            e->request->tree, &e->seats[0].control,   e->request->insights, trial};
+}
+
+/* Asks the external proposer, or takes the next of the folder. A failure is stored at once and adds no row. */
 static acr_status propose_external(engine *e, round_rows *r)
 {
     trial_row *row = next_row(e, r, ARM_SEARCH);
-    const request_inputs inputs = {
-        e->definition,    gates_device(e->gates), &e->spaces,           &e->fold, e->request->store,
-        e->request->tree, &e->seats[0].control,   e->request->insights, row->id};
+    const request_inputs inputs = inputs_of(e, row->id);
+    const bool prepared = e->definition->folder[0] != '\0';
     acr_status status = request_make(&r->request, &inputs);
     if (status != ACR_OK) {
         return status;
     }
-    proposer_ask(&r->answer, e->definition->proposer, r->request, e->request->proposer_timeout_s, e->request->stop);
+    if (prepared) {
+        folder_read(&r->answer, e->definition->folder, e->next_file);
+    } else {
+        proposer_ask(&r->answer, e->definition->proposer, r->request, e->request->proposer_timeout_s, e->request->stop);
+    }
     if (r->answer.status == PROPOSER_STOPPED) {
         return ACR_OK; /* the caller sees the signal */
     }
@@ -541,7 +558,7 @@ static acr_status propose_external(engine *e, round_rows *r)
         request_accept(&r->trial, r->answer.json, &e->spaces, &e->fold.proposed[ARM_SEARCH]);
     }
     const request_trial *t = &r->trial;
-    row->operation = "external";
+    row->operation = prepared ? "folder" : "external";
     row->kernel = t->kernel;
     row->family = t->family;
     row->arch = t->arch;
@@ -574,7 +591,7 @@ static int64_t wanted(const engine *e, trial_arm arm)
 
 static acr_status propose_arm(engine *e, round_rows *r, trial_arm arm)
 {
-    bool external = arm == ARM_SEARCH && e->definition->proposer[0];
+    bool external = arm == ARM_SEARCH && definition_is_external(e->definition);
     acr_status status = ACR_OK;
     for (int64_t i = wanted(e, arm); i > 0 && status == ACR_OK; --i) {
         status = external && e->fold.counts[arm].proposed >= e->arms[arm].seed_count ? propose_external(e, r)
@@ -921,7 +938,71 @@ static bool budget_left(const engine *e)
     return wanted(e, ARM_SEARCH) > 0 || wanted(e, ARM_CONTROL) > 0;
 }
 
-static acr_status search(engine *e, engine_end *end)
+/* ---- The folder of candidates ---- */
+
+/* What became of a candidate, beside it. */
+static bool write_verdict(void *arg, const json_t *trial, const json_t *answer)
+{
+    engine *e = arg;
+    const char *file = answers_text(answer, "file");
+    char name[FOLDER_NAME_MAX], *text = NULL;
+    if (!*file || !*answers_text(trial, "status")) {
+        return true;
+    }
+    const request_inputs inputs = inputs_of(e, 0);
+    snprintf(name, sizeof name, "%.*s", (int)(strrchr(file, '.') - file), file);
+    e->round_status = request_verdict(&text, &inputs, json_integer_value(json_object_get(trial, "id")));
+    if (e->round_status == ACR_OK) {
+        e->round_status = folder_write(e->definition->folder, name, ".verdict.json", text);
+    }
+    free(text);
+    return e->round_status == ACR_OK;
+}
+
+/* Of all: insights grow, and confirmations come later. */
+static acr_status write_verdicts(engine *e)
+{
+    if (!e->definition->folder[0]) {
+        return ACR_OK;
+    }
+    e->round_status = ACR_OK;
+    acr_status status = answers_each(e->request->store, write_verdict, e);
+    return status == ACR_OK ? e->round_status : status;
+}
+
+/* Looks for the next candidate before a round. Where there is none yet, *end is set, and the request that whoever
+ * prepares the next one should read is in the folder; where none will come, the search is done. */
+static acr_status look_into_folder(engine *e, engine_end *end)
+{
+    const char *folder = e->definition->folder;
+    bool closed = false;
+    if (!folder[0] || wanted(e, ARM_SEARCH) == 0 ||
+        e->fold.counts[ARM_SEARCH].proposed < e->arms[ARM_SEARCH].seed_count) {
+        return ACR_OK;
+    }
+    acr_status status = write_verdicts(e);
+    if (status == ACR_OK) {
+        status = folder_next(e->next_file, &closed, folder, e->request->store);
+    }
+    if (status != ACR_OK || e->next_file[0]) {
+        return status;
+    }
+    if (closed) {
+        e->exhausted[ARM_SEARCH] = true;
+        return ACR_OK;
+    }
+    char *text = NULL;
+    const request_inputs inputs = inputs_of(e, e->fold.next_id);
+    *end = ENGINE_FOLDER;
+    status = request_make(&text, &inputs);
+    if (status == ACR_OK) {
+        status = folder_write(folder, "request", ".json", text);
+    }
+    free(text);
+    return status;
+}
+
+static acr_status go_on(engine *e, engine_end *end)
 {
     *end = ENGINE_COMPLETE;
     acr_status status = fold_read(&e->fold, e->request->store, e->definition, &e->spaces);
@@ -938,11 +1019,15 @@ static acr_status search(engine *e, engine_end *end)
             *end = ENGINE_PROPOSER;
             return ACR_OK;
         }
-        if (e->fold.flight_count == 0 && e->definition->proposer[0]) { /* which is told of them */
+        if (e->fold.flight_count == 0 && definition_is_external(e->definition)) { /* which is told of them */
             status = profile_elites(e, end);
             if (status != ACR_OK || *end != ENGINE_COMPLETE) {
                 return status;
             }
+        }
+        status = e->fold.flight_count == 0 ? look_into_folder(e, end) : ACR_OK;
+        if (status != ACR_OK || *end != ENGINE_COMPLETE) {
+            return status;
         }
         status = e->fold.flight_count == 0 ? propose_round(e) : ACR_OK;
         if (status == ACR_OK && e->fold.flight_count > 0) {
@@ -954,6 +1039,13 @@ static acr_status search(engine *e, engine_end *end)
     }
     status = status == ACR_OK ? confirm_winners(e, end) : status;
     return status == ACR_OK && *end == ENGINE_COMPLETE ? profile_elites(e, end) : status;
+}
+
+/* However a slice ends, what it found lies beside the candidates. */
+static acr_status search(engine *e, engine_end *end)
+{
+    acr_status status = go_on(e, end);
+    return status == ACR_OK ? write_verdicts(e) : status;
 }
 
 static acr_status run_slice(engine *e, engine_end *end)

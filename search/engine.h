@@ -13,6 +13,7 @@ typedef enum engine_end {
     ENGINE_TIME,        /* --time */
     ENGINE_INTERRUPTED, /* by a signal */
     ENGINE_PROPOSER,    /* the external proposer failed too often in a row */
+    ENGINE_FOLDER,      /* of candidates has none that was not taken: whoever prepares them has its turn */
     ENGINE_FAULT        /* the machine, not a candidate: see the status */
 } engine_end;
 

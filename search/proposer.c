@@ -35,8 +35,8 @@ static void refuse(proposer_answer *a, proposer_status status, const char *what)
 /* What is wrong with an object, or NULL. */
 static const char *wrong_answer(const json_t *json)
 {
-    static const char *const keys[] = {"family", "arch",       "parameters", "name",
-                                       "source", "descriptor", "rationale",  "macro"};
+    static const char *const keys[] = {"family",     "arch",      "parameters", "name",    "source",
+                                       "descriptor", "rationale", "macro",      "insight", "guidance"};
     const char *key = NULL;
     json_t *value = NULL;
     json_object_foreach((json_t *)(uintptr_t)json, key, value)
@@ -47,7 +47,8 @@ static const char *wrong_answer(const json_t *json)
         }
         bool object = strcmp(key, "parameters") == 0 || strcmp(key, "descriptor") == 0;
         if (!known) {
-            return "an unknown key: family arch parameters name source descriptor rationale macro are known";
+            return "an unknown key: family arch parameters name source descriptor rationale macro insight guidance are "
+                   "known";
         }
         if (!json_is_string(value) && !(object && json_is_object(value))) {
             return "a value has the wrong type";

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "answers.h"
 #include "base/json.h"
 #include "tree.h"
 
@@ -221,15 +222,66 @@ static void append_effects(json_t *to, const space_list *spaces, int family, int
     }
 }
 
-static json_t *insights_json(const request_inputs *in)
+/* Text that grows. */
+typedef struct notes {
+    char *text;
+    size_t length;
+} notes;
+
+static bool append_note(notes *n, const char *line)
+{
+    const size_t added = strlen(line);
+    char *text = realloc(n->text, n->length + added + 1);
+    if (text) {
+        memcpy(text + n->length, line, added + 1);
+        n->text = text;
+        n->length += added;
+    }
+    return text != NULL;
+}
+
+/* What a proposer said that it had learnt when it proposed the trial, and how that ended. */
+static bool add_insight(void *arg, const json_t *trial, const json_t *answer)
+{
+    const char *insight = answers_text(answer, "insight"), *status = answers_text(trial, "status");
+    const json_t *speedup = json_object_get(trial, "speedup");
+    if (!*insight) {
+        return true;
+    }
+    char line[2048], figure[40] = "";
+    if (json_is_number(speedup)) {
+        snprintf(figure, sizeof figure, ", %.3f times", json_number_value(speedup));
+    }
+    snprintf(line, sizeof line, "[trial %lld, %s: %s%s] %.1800s\n",
+             (long long)json_integer_value(json_object_get(trial, "id")), answers_text(trial, "kernel"),
+             *status ? status : "in flight", figure, insight);
+    return append_note(arg, line);
+}
+
+/* The user's words first; they grow with the run. NULL = none; malloc'd. */
+static char *notes_of(const request_inputs *in, acr_status *status)
+{
+    notes n = {NULL, 0};
+    if (in->insights) {
+        append_note(&n, in->insights);
+        append_note(&n, n.length > 0 && n.text[n.length - 1] != '\n' ? "\n" : "");
+    }
+    *status = answers_each(in->store, add_insight, &n);
+    return n.text;
+}
+
+static json_t *insights_json(const request_inputs *in, acr_status *status)
 {
     json_t *effects = json_array();
+    char *text = notes_of(in, status);
     for (int s = 0; s < in->spaces->count; ++s) {
         for (int g = 0; g < in->spaces->items[s].gene_count; ++g) {
             append_effects(effects, in->spaces, s, g, &in->fold->learnt[ARM_SEARCH]);
         }
     }
-    return json_pack("{s:o, s:s?}", "effects", effects, "notes", in->insights);
+    json_t *json = json_pack("{s:o, s:s?}", "effects", effects, "notes", text);
+    free(text);
+    return json;
 }
 
 /* ---- The request ---- */
@@ -270,16 +322,45 @@ acr_status request_make(char **out, const request_inputs *in)
     if (status == ACR_OK) {
         status = store_trials(in->store, add_history, history);
     }
+    json_t *insights = status == ACR_OK ? insights_json(in, &status) : NULL;
     json_t *counts =
         json_pack("{s:I, s:I, s:I, s:I, s:i}", "proposed", (json_int_t)c->proposed, "distinct", (json_int_t)c->distinct,
                   "valid", (json_int_t)c->valid, "improved", (json_int_t)c->improved, "budget", in->definition->trials);
-    json_t *request = json_pack("{s:i, s:I, s:o*, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o, s:o}", "protocol", 1, "trial",
+    json_t *request = json_pack("{s:i, s:I, s:o*, s:o, s:o, s:o, s:o*, s:o*, s:o*, s:o, s:o*}", "protocol", 1, "trial",
                                 (json_int_t)in->trial, "task", task, "device", device_json(in->device), "counts",
                                 counts, "spaces", spaces, "elites", elites, "failures", failures, "sources", sources,
-                                "history", history, "insights", insights_json(in));
+                                "history", history, "insights", insights);
     *out = status == ACR_OK && request ? json_dumps(request, JSON_INDENT(1)) : NULL;
     json_decref(request);
     return status == ACR_OK && !*out ? acr__fail(ACR_NO_MEMORY, "no memory for a request") : status;
+}
+
+acr_status request_verdict(char **out, const request_inputs *in, int64_t trial)
+{
+    static const char *const keys[] = {
+        "id",          "kernel",      "status",  "gate",    "detail",      "is_distinct",
+        "original",    "is_improved", "verdict", "speedup", "speedup_low", "speedup_high",
+        "noise_floor", "resources",   "timings", "profile", NULL};
+    json_t *whole = NULL, *insights = NULL;
+    *out = NULL;
+    acr_status status = store_trial_json(in->store, trial, false, &whole);
+    if (status == ACR_OK) {
+        insights = insights_json(in, &status);
+    }
+    json_t *verdict_told = json_object();
+    if (status == ACR_OK) {
+        take_keys(verdict_told, whole, keys);
+        if (failed_hidden(whole)) {
+            json_object_set_new(verdict_told, "detail", json_string("a hidden case failed"));
+        }
+        json_object_set(verdict_told, "confirmations", json_object_get(whole, "confirmations"));
+        json_object_set(verdict_told, "insights", insights);
+        *out = json_dumps(verdict_told, JSON_INDENT(1));
+    }
+    json_decref(verdict_told);
+    json_decref(insights);
+    json_decref(whole);
+    return status == ACR_OK && !*out ? acr__fail(ACR_NO_MEMORY, "no memory for a verdict") : status;
 }
 
 /* ---- The answer ---- */

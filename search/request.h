@@ -23,6 +23,10 @@ typedef struct request_inputs {
  * ACR_NO_MEMORY; ACR_IO when a family's source cannot be read. */
 acr_status request_make(char **out, const request_inputs *in);
 
+/* What is told of a finished trial to whoever prepared it, as JSON text, malloc'd: status, times, what failed, and the
+ * insights of the run so far. Hidden cases are left out. Errors: as request_make. */
+acr_status request_verdict(char **out, const request_inputs *in, int64_t trial);
+
 /* A trial made of an answer: the strings are its own. */
 typedef struct request_trial {
     proposer_status status; /* ANSWERED, MALFORMED, ILLEGAL or REPEATED */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "answers.h"
 #include "base/json.h"
 #include "fold.h"
 
@@ -55,6 +56,7 @@ typedef struct summary {
     bool control_same;  /* the incumbent against itself was SAME in all slices */
     size_t slices;
     json_t *slice_list;
+    json_t *guidance; /* variant -> {trials, valid, best_speedup, mean_speedup}, of external proposers */
 } summary;
 
 /* ---- Gathering ---- */
@@ -172,6 +174,30 @@ static acr_status find_spreads(summary *s, store *from, const definition *d)
     return status;
 }
 
+/* What a proposer was guided by, as its answers say, and what came of it. */
+static bool add_guidance(void *arg, const json_t *trial, const json_t *answer)
+{
+    json_t *all = arg;
+    const char *variant = answers_text(answer, "guidance");
+    const bool valid = strcmp(answers_text(trial, "status"), trial_status_name(TRIAL_VALID)) == 0;
+    if (!*variant) {
+        return true;
+    }
+    json_t *old = json_object_get(all, variant);
+    const double speedup = valid ? json_number_value(json_object_get(trial, "speedup")) : 0.0;
+    const double best = json_number_value(json_object_get(old, "best_speedup"));
+    const json_int_t trials = json_integer_value(json_object_get(old, "trials")) + 1;
+    const json_int_t count = json_integer_value(json_object_get(old, "valid"));
+    double mean = json_number_value(json_object_get(old, "mean_speedup")); /* geometric */
+    mean = !valid ? mean : count == 0 ? speedup : exp((log(mean) * (double)count + log(speedup)) / (double)(count + 1));
+    json_t *now = json_pack("{s:I, s:I}", "trials", trials, "valid", count + (json_int_t)valid);
+    if (count + valid > 0) {
+        json_object_set_new(now, "best_speedup", json_real(fmax(best, speedup)));
+        json_object_set_new(now, "mean_speedup", json_real(mean));
+    }
+    return json_object_set_new(all, variant, now) == 0;
+}
+
 static acr_status gather(summary *out, store *s, const definition *d)
 {
     memset(out, 0, sizeof *out);
@@ -179,6 +205,10 @@ static acr_status gather(summary *out, store *s, const definition *d)
     if (status == ACR_OK) {
         read_slices(out);
         status = store_trials(s, add_trial, out);
+    }
+    out->guidance = json_object();
+    if (status == ACR_OK) {
+        status = answers_each(s, add_guidance, out->guidance);
     }
     return status == ACR_OK ? find_spreads(out, s, d) : status;
 }
@@ -367,11 +397,11 @@ static json_t *to_json(const summary *s, const definition *d, const char *path)
     for (int i = 0; i < s->outcome_count; ++i) {
         json_object_set_new(outcomes, s->outcomes[i].status, json_integer(s->outcomes[i].count));
     }
-    return json_pack("{s:o, s:b, s:s, s:f, s:b, s:o, s:o, s:o, s:o, s:O}", "run", definition_json(d), "finished",
+    return json_pack("{s:o, s:b, s:s, s:f, s:b, s:o, s:o, s:o, s:o, s:O, s:O}", "run", definition_json(d), "finished",
                      (int)is_finished(s), "conclusion", conclusion, "noise_floor", s->noise_floor, "control_is_same",
                      (int)s->control_same, "search", arm_json(s, &s->arms[ARM_SEARCH]), "control",
                      arm_json(s, &s->arms[ARM_CONTROL]), "outcomes", outcomes, "alarms", alarms(s, d), "slices",
-                     s->slice_list);
+                     s->slice_list, "guidance", s->guidance);
 }
 
 /* What Nsight Compute said of the incumbent and of what the search found, where it was asked. */
@@ -415,6 +445,7 @@ acr_status summary_json(json_t **out, store *s, const definition *d, const char 
         json_decref(json);
     }
     json_decref(found->slice_list);
+    json_decref(found->guidance);
     free(found);
     return status;
 }
@@ -491,10 +522,29 @@ static void print_head(FILE *out, const summary *s, const definition *d, const c
             "fastest in the search", "confirmed");
 }
 
+static void print_guidance(FILE *out, const summary *s)
+{
+    const char *variant = NULL;
+    json_t *v = NULL;
+    json_object_foreach(s->guidance, variant, v)
+    {
+        const json_t *best = json_object_get(v, "best_speedup");
+        fprintf(out, "guidance %s: %lld trials, %lld valid", variant,
+                (long long)json_integer_value(json_object_get(v, "trials")),
+                (long long)json_integer_value(json_object_get(v, "valid")));
+        if (best) {
+            fprintf(out, ", best %.3f, mean %.3f", json_number_value(best),
+                    json_number_value(json_object_get(v, "mean_speedup")));
+        }
+        fputc('\n', out);
+    }
+}
+
 static void print_rest(FILE *out, const summary *s, const definition *d, const char *path)
 {
     char conclusion[1024];
     json_t *warnings = alarms(s, d);
+    print_guidance(out, s);
     fputs("outcomes:", out);
     for (int i = 0; i < s->outcome_count; ++i) {
         fprintf(out, "%s %s %lld", i > 0 ? "," : "", s->outcomes[i].status, (long long)s->outcomes[i].count);
@@ -525,6 +575,7 @@ acr_status summary_print(FILE *out, store *s, const definition *d, const char *p
         print_rest(out, found, d, path);
     }
     json_decref(found->slice_list);
+    json_decref(found->guidance);
     free(found);
     return status;
 }

@@ -1,5 +1,6 @@
 /* acromion evolve: the search for a faster kernel. Options, the definition of a new run, signals; the work is in
  * search/engine.c. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ enum {
     ID_TIME = OPTION_LONG_ONLY,
     ID_PROPOSER,
     ID_PROPOSER_TIMEOUT,
+    ID_PROPOSER_FOLDER,
     ID_RESUME,
     ID_STORE,
     ID_FROM,
@@ -49,6 +51,8 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_PROPOSER, "proposer", "COMMAND",
      "ask this program for each trial (docs/manual/evolve.md); default: the built-in one"},
     {ID_PROPOSER_TIMEOUT, "proposer-timeout", "T", "for one answer; default 120s"},
+    {ID_PROPOSER_FOLDER, "proposer-folder", "DIR",
+     "take the trials from this folder's files instead, in order of name; verdicts are written beside them"},
     {ID_INSIGHTS, "insights", "FILE", "a text that an external proposer is told"},
     {ID_PEERS, "peers", "torch", "time PyTorch beside the first slice, for the record"},
     {ID_PYTHON_PATH, "python-path", "DIR", "with --peers: where the Python package is"},
@@ -120,6 +124,20 @@ static bool take_count(const char *option, const char *value, int64_t most, int 
     return good;
 }
 
+/* A run goes on from wherever it is called. */
+static bool take_folder(const char *value, char out[DEFINITION_TEXT_MAX])
+{
+    char *whole = realpath(value, NULL);
+    if (!whole || access(whole, R_OK | W_OK | X_OK) != 0) {
+        fprintf(stderr, "acromion: --proposer-folder: %s: %s\n", value, strerror(errno));
+        free(whole);
+        return false;
+    }
+    const bool fits = take_text("proposer-folder", whole, out, DEFINITION_TEXT_MAX);
+    free(whole);
+    return fits;
+}
+
 /* The options that are fixed when a run begins. */
 static bool take_definition(request *r, int id, const char *value)
 {
@@ -142,6 +160,8 @@ static bool take_definition(request *r, int id, const char *value)
         return take_text("family", value, d->families, sizeof d->families);
     case ID_PROPOSER:
         return take_text("proposer", value, d->proposer, sizeof d->proposer);
+    case ID_PROPOSER_FOLDER:
+        return take_folder(value, d->folder);
     case ID_GENERATION:
         return take_count("generation", value, 256, &d->generation);
     case ID_CASES:
@@ -257,10 +277,13 @@ static int define(request *r, const common_options *common, const char *tree)
     const acr__device *device = &acr__ctx_backend_device(ctx)->device;
     snprintf(d->backend, sizeof d->backend, "%s", device->backend == ACR__CUDA ? "cuda" : "cpu");
     d->threads = thread_count(common);
-    d->generation = d->generation ? d->generation : d->proposer[0] ? 1 : GENERATION_DEFAULT;
+    d->generation = d->generation ? d->generation : definition_is_external(d) ? 1 : GENERATION_DEFAULT;
     choose_seeds(d);
     acr_status status = r->from ? definition_set_incumbent(d, r->from) : ACR_OK;
-    if (status == ACR_OK && d->proposer[0] && d->generation != 1) {
+    if (status == ACR_OK && d->proposer[0] && d->folder[0]) {
+        status = acr__fail(ACR_INVALID, "--proposer and --proposer-folder: one of the two");
+    }
+    if (status == ACR_OK && definition_is_external(d) && d->generation != 1) {
         status = acr__fail(ACR_INVALID, "--generation is 1 with an external proposer");
     }
     if (status == ACR_OK) {

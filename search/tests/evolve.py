@@ -415,6 +415,69 @@ esac
     check(not any(t["is_distinct"] for t in search[:5]) and search[5]["is_distinct"], "what costs budget")
 
 
+def test_folder(context):
+    """Candidates prepared beforehand: taken in order of name, each with its rationale; verdicts beside them; notes that
+    grow; a folder that has no more waits, goes on when it has, and ends when it says so."""
+    folder = context.folder / "prepared"
+    folder.mkdir()
+    exploits = ROOT / "tests/exploits"
+    descriptor = json.loads((exploits / "attention.cpu.json").read_text())
+
+    def verdict(name):
+        return json.loads((folder / f"{name}.verdict.json").read_text())
+
+    def prepare(file, text=None, **keys):
+        (folder / f"{file}.json").write_text(text or json.dumps(keys))
+
+    def names():
+        answers = [json.loads(t["answer_text"]) for t in context.archive("prepared") if t["answer_text"]]
+        return [a["file"] for a in answers]
+
+    plain = {"name": "plain", "arch": "portable", "descriptor": descriptor}
+    prepare("b-wrong", **plain, rationale="less work", insight="the scale costs", guidance="failures",
+            source="#define CHEAT_SCALE 1\n" + (exploits / "attention.c").read_text())
+    prepare("a-plain", **plain, insight="row by row is right", guidance="profile")
+    (folder / "a-plain.c").write_text((exploits / "attention.c").read_text())
+    (folder / "a-plain.md").write_text("The plainest kernel there is.")
+    prepare("c-broken", text="{")
+    prepare("d-bare", family="fwd_simd", arch="portable", parameters="Q_TILE=16")
+    begin = [PROBLEM, "--trials", "4", "--from", "fwd_simd_f32_d1024_64x64_portable"]
+    context.evolve("prepared", *begin, "--proposer-folder", str(folder), code=UNFINISHED)
+    check(names() == ["a-plain.json", "b-wrong.json", "c-broken.json", "d-bare.json"], f"the order: {names()}")
+    check(context.summary("prepared")["slices"][0]["reason"] == "the folder has no further candidate", "why it ended")
+    told = verdict("a-plain")
+    check(told["status"] == "valid" and told["speedup"] > 0 and told["timings"], f"a verdict with times: {told}")
+    check([verdict(n)["status"] for n in ("c-broken", "d-bare")] == ["proposer_malformed"] * 2, "what has no form")
+    check("d-bare.md" in verdict("d-bare")["detail"], "a candidate without a rationale is told so")
+    wrong = verdict("b-wrong")
+    check(wrong["status"] == "wrong" and wrong["detail"], f"what failed: {wrong}")
+    notes = told["insights"]["notes"]
+    check("row by row is right" in notes and "the scale costs" in notes and "valid" in notes, f"notes grow: {notes}")
+    request = json.loads((folder / "request.json").read_text())
+    check(request["elites"] and request["sources"] and request["insights"]["notes"] == notes, "the next one's request")
+    hidden = context.summary("prepared")["run"]["hidden_seed"]
+    check(not any(hidden in p.read_text() for p in folder.iterdir()), "the hidden seed is in no file")
+    first = next(t for t in context.archive("prepared") if t["operation"] == "folder")
+    check(first["rationale"] == "The plainest kernel there is.", "the rationale beside it")
+
+    before = context.archive("prepared")
+    context.resume("prepared", code=UNFINISHED)  # nothing new: nothing is taken twice
+    check(before == context.archive("prepared"), "a folder without a new candidate changes nothing")
+    prepare("a-late", family="fwd_simd", arch="portable", rationale="narrow", guidance="profile",
+            parameters={"ROW_VECS": 1, "Q_TILE": 16, "KV_TILE": 32, "COLUMNS": 4, "UNROLL": 2})
+    (folder / "complete").touch()
+    context.resume("prepared")
+    check(names()[-1] == "a-late.json" and len(names()) == 5, "a late one is taken, whatever its name")
+    check(verdict("a-late")["status"] == "valid", "and judged")
+    summary = context.summary("prepared")
+    check(summary["finished"], "`complete` ends the search")
+    check(summary["guidance"]["profile"]["trials"] == 2 == summary["guidance"]["profile"]["valid"], "variants compare")
+    check("guidance profile: 2 trials" in context.run("trials", "summary", "--store", context.store("prepared")).stdout,
+          "and are printed")
+    context.evolve("neither", *begin, "--proposer-folder", str(folder), "--proposer", "true", code=3)
+    context.evolve("neither", *begin, "--proposer-folder", str(folder / "nowhere"), code=2)
+
+
 def test_source(context):
     """A whole source passes every gate and is timed; a proposer that then only repeats itself ends the slice."""
     exploits = ROOT / "tests/exploits"

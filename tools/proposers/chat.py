@@ -124,8 +124,10 @@ def main():
     words = ask(prompt, options)
     answer = find_object(words if isinstance(words, str) else "")
     answer = {key: value for key, value in answer.items()
-              if key in {"family", "arch", "parameters", "name", "source", "descriptor", "macro", "rationale"}}
+              if key in {"family", "arch", "parameters", "name", "source", "descriptor", "macro", "rationale",
+                      "insight"}}
     reason = answer.get("rationale", "")
+    answer["guidance"] = ",".join(parts)
     answer["rationale"] = f"{reason} [model {os.environ['CHAT_MODEL']}, shown: {', '.join(parts)}]"
     json.dump(answer, sys.stdout)
 
