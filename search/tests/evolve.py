@@ -251,8 +251,8 @@ def add_winner(path, trial):
     """Makes a trial of the search the winner, and writes into the store what Nsight Compute could have said of it and
     of the incumbent."""
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE trial SET is_improved = 1, speedup = 1.5, speedup_low = 1.4, speedup_high = 1.6 WHERE id = ?",
-                   (trial,))
+        db.execute("UPDATE trial SET is_improved = 1, speedup = 1.5, speedup_low = 1.4, speedup_high = 1.6 "
+                   "WHERE id = ?", (trial,))
         db.execute("INSERT INTO confirmation VALUES (?, 99, 1, '2026-01-01', 'valid', '', '', 1.5, 1.4, 1.6, 0.01, "
                    "'FASTER')", (trial,))
         row = "INSERT INTO profiled VALUES (?, ?, ?, ?, ?, 'Nsight Compute', ?, 1, '2026-01-01')"
@@ -307,7 +307,8 @@ def test_trials(context):
         rows = [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<td.*?</td>", row, re.S)]
                 for row in re.findall("<tr>.*?</tr>", table, re.S)[1:]]
         check([row[1] for row in rows] == [PROBLEM, PROBLEM, "b1:h1:s2:d1"], f"a row each: {rows}")
-        check(rows[0][2].endswith(", the winner") and rows[0][3:5] == ["12.50", "41.5"] and rows[1][3:5] == ["25.00", "20.0"],
+        check(rows[0][2].endswith(", the winner"), f"the winner is told: {rows}")
+        check(rows[0][3:5] == ["12.50", "41.5"] and rows[1][3:5] == ["25.00", "20.0"],
               f"the winner's counters, then the incumbent's: {rows}")
         check(rows[0][-1] == "Bound by <latency>." and rows[1][2] == "the incumbent" and
               rows[2][-1] == "NO_PERMISSION ERR_NVGPUCTRPERM", f"what they say, or why there are none: {rows}")
