@@ -8,7 +8,7 @@ import pathlib
 import re
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
-MODES = ("stream", "rotating", "cold", "call", "call-single", "host")
+MODES = ("stream", "sustained", "full-clock", "rotating", "cold", "call", "call-single", "host")
 HOST_STEPS = ("bare launch", "acr_execute", "acr_forward", "plan look-up", "first call, cold process")
 STATE_FIELDS = ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "reasons")
 COUNTS = r"[1-9]\d*(/[1-9]\d*)?"
@@ -122,6 +122,7 @@ OPTIONAL = (DISCARDED, COMPARISON, SETS, LADDER, ABOVE_BARE, OURS_AMONG_PEERS, A
 # What a mode's records must have beyond those of others.
 OF_MODE = {
     "rotating": {"buffer_sets": (lambda r: is_count(r["buffer_sets"]) and r["buffer_sets"] > 1, "at least 2")},
+    "sustained": {"joules": (lambda r: r["joules"] is None or is_positive(r["joules"]), "a positive number or null")},
     "cold": {"empty_us": (lambda r: is_positive(r["empty_us"]), "what no launch at all takes")},
     "host": {"step": (lambda r: r["step"] in HOST_STEPS, "one of " + ", ".join(HOST_STEPS))},
 }

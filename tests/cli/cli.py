@@ -697,6 +697,11 @@ class Judging(Cli):
             self.assertEqual((record["mode"], record["launches"]), ("cold", 1))
             self.assertGreater(record["empty_us"], 0)
 
+    def test_bench_paced_modes_are_about_gpus(self):
+        for mode in "sustained", "full-clock":
+            self.run_fails(CANNOT_RUN, f"{mode} mode: it is about a GPU's clock", "bench", "--backend", "cpu", "--mode",
+                           mode, "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+
     def test_host_cost(self):
         output = self.path / "host.json"
         table = self.run_ok("bench", "--backend", "cpu", "--host-cost", "f32:b1:h1:s16:d16", "-o", output)

@@ -111,6 +111,15 @@ EXPORT int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz);
 EXPORT int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *celsius);
 EXPORT int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts);
 EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons);
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules);
+
+/* A number that the tests can tell: the power, as joules. */
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules)
+{
+    (void)device;
+    *millijoules = 1000ull * fake.milliwatts;
+    return result_of("DeviceGetTotalEnergyConsumption");
+}
 
 int nvmlSystemGetDriverVersion(char *version, unsigned length)
 {

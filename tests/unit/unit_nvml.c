@@ -88,6 +88,27 @@ static void every_field_is_read(void **state)
     assert_int_equal(s.reasons, GPU_POWER_CAP);
 }
 
+static bool read_energy(double *joules)
+{
+    const acr__device device = h200();
+    gpu_monitor *monitor = gpu_monitor_open(&device, 0);
+    assert_non_null(monitor);
+    const bool known = gpu_monitor_energy(monitor, joules);
+    gpu_monitor_close(monitor);
+    return known;
+}
+
+static void energy_is_read_in_joules(void **state)
+{
+    (void)state;
+    double joules = 0;
+    fake_nvml_set_state(1755, 61, 654321, 0);
+    assert_true(read_energy(&joules));
+    assert_true(joules == 654321.0);
+    fake_nvml_fail("DeviceGetTotalEnergyConsumption");
+    assert_false(read_energy(&joules));
+}
+
 static void every_field_may_fail_alone(void **state)
 {
     (void)state;
@@ -250,6 +271,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_is_known_without_a_monitor, reset, nothing_left_open),
 #ifndef UNIT_NVML_BARE
         cmocka_unit_test_setup_teardown(every_field_is_read, reset, nothing_left_open),
+        cmocka_unit_test_setup_teardown(energy_is_read_in_joules, reset, nothing_left_open),
         cmocka_unit_test_setup_teardown(every_field_may_fail_alone, reset, nothing_left_open),
         cmocka_unit_test_setup_teardown(the_driver_names_itself, reset, nothing_left_open),
         cmocka_unit_test_setup_teardown(what_counts_as_throttled, reset, nothing_left_open),

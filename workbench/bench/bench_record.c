@@ -18,6 +18,9 @@ json_t *bench_record(const bench_conditions *on, const bench_series *series)
     if (on->mode == MODE_COLD) {
         json_object_set_new(json, "empty_us", json_number_or_null(on->empty_us));
     }
+    if (on->mode == MODE_SUSTAINED) {
+        json_object_set_new(json, "joules", json_number_or_null(series->joules));
+    }
     json_object_set_new(json, "clocks", watch_json(on->watched));
     environment_add(json, on->device);
     return json;

@@ -29,6 +29,7 @@ typedef struct bench_series {
     int discarded; /* blocks */
     bool overlap;
     double err_max; /* NaN: unknown */
+    double joules;  /* a launch, in sustained mode; NaN: unknown */
 } bench_series;
 
 /* The record without what says whose it is: "kernel" and "image", or "peer". */

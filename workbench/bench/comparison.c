@@ -37,6 +37,7 @@ typedef struct entrant {
     int32_t peer;
     timed_kernel *timed; /* ours */
     acr__graph *graph;   /* a peer's, not in call modes */
+    pace_energy energy;  /* a peer's, as timed_kernel_energy */
     int32_t next_set;    /* a peer's next inputs, while its provider enqueues */
     bool out;            /* takes no part, because of: */
     char text[PEER_TEXT_BYTES];
@@ -99,15 +100,26 @@ static acr_status sample_calls(void *arg, int count, double *seconds)
     return ACR_OK;
 }
 
+static acr_status replay_peer(void *arg, int count, double *seconds)
+{
+    entrant *c = arg;
+    return c->comparison->device->backend->timing->graph_time(c->graph, count, seconds);
+}
+
 static acr_status sample_peer(void *arg, int count, double *seconds)
 {
     entrant *c = arg;
-    const acr__backend *backend = c->comparison->device->backend;
-    if (mode_is_call(c->comparison->request->mode)) {
+    const comparison *t = c->comparison;
+    const bench_mode mode = t->request->mode;
+    if (mode_is_call(mode)) {
         return sample_calls(c, count, seconds);
     }
-    return c->comparison->request->mode == MODE_COLD ? backend->timing->graph_time_cold(c->graph, count, seconds)
-                                                     : backend->timing->graph_time(c->graph, count, seconds);
+    if (mode_is_paced(mode)) {
+        const pace_request paced = {replay_peer, c, t->device, c->graph->launches, t->watched.monitor, &c->energy};
+        return pace_samples(&paced, mode, count, seconds);
+    }
+    return mode == MODE_COLD ? t->device->backend->timing->graph_time_cold(c->graph, count, seconds)
+                             : replay_peer(c, count, seconds);
 }
 
 static acr_status record_peer(acr__graph **out, void *arg, int launches)
@@ -132,6 +144,8 @@ static acr_status ready_peer(entrant *c)
     double seconds;
     switch (c->comparison->request->mode) {
     case MODE_STREAM:
+    case MODE_SUSTAINED:
+    case MODE_FULL_CLOCK:
     case MODE_ROTATING:
         return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->comparison->sets);
     case MODE_COLD: {
@@ -167,6 +181,7 @@ static acr_status admit_kernel(comparison *t, const acr__kernel *kernel, compari
         .mode = r->mode,
         .flags = r->overlap ? ACR_OVERLAP_PREVIOUS : 0,
         .seed = r->seed,
+        .monitor = t->watched.monitor,
         .take = sample_calls,
         .take_arg = c,
     };
@@ -488,8 +503,30 @@ static void print_row(const comparison *t, const entrant *c, const stats_summary
            c->verdict.pass ? "" : " beyond tolerance");
 }
 
+static double joules_of(const entrant *c)
+{
+    const pace_energy energy = c->kernel ? timed_kernel_energy(c->timed) : c->energy;
+    return pace_joules(&energy);
+}
+
+/* Sustained mode: what a launch takes of the card's power, and what it gives for it. */
+static void print_energy(const comparison *t, const entrant *c)
+{
+    const double joules = joules_of(c);
+    if (!c->out && joules > 0) {
+        printf("  %-44s %.4g J a launch, %.4g GFLOP a joule\n", c->name, joules,
+               t->request->work->flops / joules / 1e9);
+    }
+}
+
 static void print_summary(const comparison *t)
 {
+    for (int i = 0; i < t->ours_count; ++i) {
+        print_energy(t, &t->ours[i]);
+    }
+    for (int i = 0; i < t->peer_count; ++i) {
+        print_energy(t, &t->peers[i]);
+    }
     int discarded = t->control.discarded;
     for (int i = 0; i < t->peer_count; ++i) {
         discarded += t->peers[i].pair.discarded;
@@ -559,6 +596,7 @@ static json_t *record_of(const comparison *t, const entrant *c)
         .discarded = c->pair.discarded,
         .overlap = c->kernel && r->overlap,
         .err_max = c->verdict.err_max,
+        .joules = joules_of(c),
     };
     json_t *json = bench_record(&conditions, &series);
     json_object_set_new(json, "blocks", json_integer((json_int_t)c->pair.comparison.blocks));

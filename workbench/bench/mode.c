@@ -4,8 +4,9 @@
 #include <string.h>
 
 static const char *const names[MODE_COUNT] = {
-    [MODE_STREAM] = "stream", [MODE_ROTATING] = "rotating",       [MODE_COLD] = "cold",
-    [MODE_CALL] = "call",     [MODE_CALL_SINGLE] = "call-single",
+    [MODE_STREAM] = "stream",           [MODE_SUSTAINED] = "sustained", [MODE_FULL_CLOCK] = "full-clock",
+    [MODE_ROTATING] = "rotating",       [MODE_COLD] = "cold",           [MODE_CALL] = "call",
+    [MODE_CALL_SINGLE] = "call-single",
 };
 
 const char *mode_name(bench_mode mode)
@@ -26,7 +27,12 @@ bool mode_parse(const char *name, bench_mode *out)
 
 const char *mode_names(void)
 {
-    return "stream, rotating, cold, call, call-single";
+    return "stream, sustained, full-clock, rotating, cold, call, call-single";
+}
+
+bool mode_is_paced(bench_mode mode)
+{
+    return mode == MODE_SUSTAINED || mode == MODE_FULL_CLOCK;
 }
 
 bool mode_is_call(bench_mode mode)

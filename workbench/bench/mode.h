@@ -8,6 +8,8 @@
 
 typedef enum bench_mode {
     MODE_STREAM,      /* launches back to back over the same buffers */
+    MODE_SUSTAINED,   /* the same after 120 ms of nothing else: at the clock that the kernel's power leaves */
+    MODE_FULL_CLOCK,  /* the same a few milliseconds after a pause: at the highest clock */
     MODE_ROTATING,    /* launches back to back over buffer sets that together exceed the cache five times */
     MODE_COLD,        /* one launch alone, the cache emptied before */
     MODE_CALL,        /* host calls one after another, to the completion of the last */
@@ -15,13 +17,15 @@ typedef enum bench_mode {
     MODE_COUNT
 } bench_mode;
 
-/* "stream", "rotating", "cold", "call", "call-single". */
+/* "stream", "sustained", "full-clock", "rotating", "cold", "call", "call-single". */
 const char *mode_name(bench_mode mode);
 /* Returns false for an unknown name. */
 bool mode_parse(const char *name, bench_mode *out);
 /* All names, separated by commas. */
 const char *mode_names(void);
 
+/* True for those that pace.h takes samples in. */
+bool mode_is_paced(bench_mode mode);
 /* True for what a host clock around calls measures. */
 bool mode_is_call(bench_mode mode);
 /* Host calls of one sample in the call modes. */

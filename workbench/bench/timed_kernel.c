@@ -30,8 +30,9 @@ struct timed_kernel {
     acr__graph *graph;    /* not in call modes */
     uint64_t stretches;   /* of samples, so far */
     uint64_t check_every; /* stretches: renewing the values of a large problem takes longer than timing it */
-    double launch_s;      /* the shortest time of a launch in the samples so far; INFINITY = none yet */
-    bool wrong;           /* once: verdict says how */
+    pace_energy energy;
+    double launch_s; /* the shortest time of a launch in the samples so far; INFINITY = none yet */
+    bool wrong;      /* once: verdict says how */
     verdict verdict;
 };
 
@@ -64,6 +65,11 @@ int timed_kernel_launches(const timed_kernel *s)
 int timed_kernel_set_count(const timed_kernel *s)
 {
     return s->set_count;
+}
+
+pace_energy timed_kernel_energy(const timed_kernel *s)
+{
+    return s->energy;
 }
 
 acr_status timed_kernel_enqueue(void *arg, void *stream)
@@ -119,6 +125,8 @@ static acr_status make_recording(timed_kernel *s)
     double launch_s;
     switch (s->request.mode) {
     case MODE_STREAM:
+    case MODE_SUSTAINED:
+    case MODE_FULL_CLOCK:
     case MODE_ROTATING:
         return timer_fill(&s->graph, &launch_s, record_launches, s, TIMER_STRETCH_S, s->set_count);
     case MODE_COLD:
@@ -167,16 +175,25 @@ void timed_kernel_destroy(timed_kernel *s)
 
 /* ---- Sampling ---- */
 
+static acr_status take_replays(void *arg, int count, double *seconds)
+{
+    timed_kernel *s = arg;
+    return s->device->backend->timing->graph_time(s->graph, count, seconds);
+}
+
 static acr_status take_in_mode(timed_kernel *s, int count, double *seconds)
 {
-    const acr__backend *backend = s->device->backend;
+    const pace_request paced = {take_replays, s, s->device, timed_kernel_launches(s), s->request.monitor, &s->energy};
     acr_status status = ACR_OK;
     switch (s->request.mode) {
     case MODE_STREAM:
     case MODE_ROTATING:
-        return backend->timing->graph_time(s->graph, count, seconds);
+        return take_replays(s, count, seconds);
+    case MODE_SUSTAINED:
+    case MODE_FULL_CLOCK:
+        return pace_samples(&paced, s->request.mode, count, seconds);
     case MODE_COLD:
-        return backend->timing->graph_time_cold(s->graph, count, seconds);
+        return s->device->backend->timing->graph_time_cold(s->graph, count, seconds);
     default:
         if (s->request.take) {
             return s->request.take(s->request.take_arg, count, seconds);

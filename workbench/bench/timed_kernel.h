@@ -13,6 +13,7 @@
 #include "interleave.h"
 #include "internal.h"
 #include "mode.h"
+#include "pace.h"
 
 typedef struct timed_kernel_request {
     acr_ctx *ctx;
@@ -20,8 +21,9 @@ typedef struct timed_kernel_request {
     const acr_problem *problem;
     const reference *ref;
     bench_mode mode;
-    uint32_t flags; /* acr_buffers.flags */
-    uint64_t seed;  /* of which samples are checked and whose values are negated */
+    uint32_t flags;             /* acr_buffers.flags */
+    uint64_t seed;              /* of which samples are checked and whose values are negated */
+    const gpu_monitor *monitor; /* NULL: the energy of sustained mode is not known */
     /* Call modes: takes samples from elsewhere, by timed_kernel_enqueue; NULL = the workbench's own loop. */
     interleave_sample *take;
     void *take_arg;
@@ -50,6 +52,9 @@ int timed_kernel_set_count(const timed_kernel *s);
 
 /* An interleave_sample; arg: a timed kernel. A wrong output makes no error but shows in timed_kernel_judge. */
 acr_status timed_kernel_sample(void *arg, int count, double *seconds);
+
+/* Sustained mode: of the launches so far that warmed the GPU up. */
+pace_energy timed_kernel_energy(const timed_kernel *s);
 
 /* An acr__enqueue: one execution, over the next set of buffers. For call modes timed from elsewhere. */
 acr_status timed_kernel_enqueue(void *arg, void *stream);

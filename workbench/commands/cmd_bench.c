@@ -54,7 +54,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,fa3,cublas",
      "beside PyTorch, FlashAttention-3 (wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
-    {ID_MODE, "mode", "MODE", "stream (default), rotating, cold, call or call-single: docs/manual/measuring.md"},
+    {ID_MODE, "mode", "MODE", "stream (default), sustained, full-clock, rotating, cold, call, call-single"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
@@ -134,6 +134,7 @@ typedef struct measurement {
     verdict verdict; /* of what the timed launches wrote */
     timing timing;
     int launches, sets;
+    double joules; /* a launch; NaN: unknown */
 } measurement;
 
 static bool unknown_word(const char *option, const char *value)
@@ -207,6 +208,7 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
         .mode = s->request->mode,
         .flags = s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0,
         .seed = s->request->seed,
+        .monitor = s->watched.monitor,
     };
     timed_kernel *timed = NULL;
     status = timed_kernel_create(&timed, &wanted_kernel);
@@ -220,6 +222,8 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
     if (status == ACR_OK) {
         status = timed_kernel_judge(timed, &m->verdict);
     }
+    const pace_energy energy = timed_kernel_energy(timed);
+    m->joules = pace_joules(&energy);
     timed_kernel_destroy(timed);
     return status;
 }
@@ -244,8 +248,8 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
         .seed = s->request->seed,
         .watched = &s->watched,
     };
-    const bench_series series = {&m->timing.stats,    m->launches,         m->sets,
-                                 m->timing.discarded, s->request->overlap, m->verdict.err_max};
+    const bench_series series = {&m->timing.stats,    m->launches,        m->sets,  m->timing.discarded,
+                                 s->request->overlap, m->verdict.err_max, m->joules};
     json_t *json = bench_record(&conditions, &series);
     if (s->request->lengths != LENGTHS_FULL) {
         json_object_set_new(json, "lengths", json_string("skewed"));
@@ -278,6 +282,9 @@ static void print_measurement(const session *s, const bench_problem *on, const m
            m->kernel->name, us_text(p50, t->p50), interval, us_text(p90, t->p90), us_text(p99, t->p99), t->count,
            on->work.flops / t->p50 / 1e6, t->p50 / (1e6 * mode_floor_s(s->request->mode, &on->floor)),
            m->verdict.err_max);
+    if (m->joules > 0) {
+        printf("  %-44s %.4g J a launch, %.4g GFLOP a joule\n", "", m->joules, on->work.flops / m->joules / 1e9);
+    }
     fflush(stdout);
 }
 

@@ -21,6 +21,7 @@ typedef struct nvml {
     int (*temperature)(nvml_device device, unsigned sensor, unsigned *celsius);
     int (*power)(nvml_device device, unsigned *milliwatts);
     int (*reasons)(nvml_device device, unsigned long long *reasons);
+    int (*energy)(nvml_device device, unsigned long long *millijoules);
 } nvml;
 
 enum {
@@ -65,6 +66,7 @@ static bool find_entries(nvml *n)
         {"nvmlDeviceGetTemperature", NULL, &n->temperature, false},
         {"nvmlDeviceGetPowerUsage", NULL, &n->power, false},
         {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons", &n->reasons, false},
+        {"nvmlDeviceGetTotalEnergyConsumption", NULL, &n->energy, false},
     };
     bool complete = true;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; ++i) {
@@ -157,6 +159,16 @@ void gpu_monitor_read(const gpu_monitor *monitor, gpu_state *out)
     out->known |= n->power && n->power(monitor->gpu, &out->power_mw) == 0 ? GPU_POWER : 0;
     out->known |= n->reasons && n->reasons(monitor->gpu, &reasons) == 0 ? GPU_REASONS : 0;
     out->reasons = reasons;
+}
+
+bool gpu_monitor_energy(const gpu_monitor *monitor, double *joules)
+{
+    unsigned long long millijoules = 0;
+    if (!monitor || !monitor->nvml.energy || monitor->nvml.energy(monitor->gpu, &millijoules) != 0) {
+        return false;
+    }
+    *joules = (double)millijoules / 1e3;
+    return true;
 }
 
 bool gpu_state_throttled(const gpu_state *state, double nominal_hz)

@@ -51,6 +51,10 @@ void gpu_monitor_close(gpu_monitor *monitor);
 /* The state now. A NULL monitor knows nothing. */
 void gpu_monitor_read(const gpu_monitor *monitor, gpu_state *out);
 
+/* Joules that the whole card has taken since some moment, a counter of steps of milliseconds. Returns false where it is
+ * not known. */
+bool gpu_monitor_energy(const gpu_monitor *monitor, double *joules);
+
 /* Whether a state says that times taken in it are not those of this GPU: the hardware or the temperature holds the
  * clock down, or it is below 75 % of nominal though the GPU is not idle. The power cap by itself is no fault. */
 bool gpu_state_throttled(const gpu_state *state, double nominal_hz);
