@@ -59,8 +59,8 @@ def interpreters():
     """The path of one interpreter for each minor version that is here and has pip."""
     for minor in range(OLDEST, NEWEST + 1):
         name = f"python3.{minor}"
-        places = [shutil.which(name), *sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/{name}"))),
-                  sys.executable if sys.version_info[1] == minor else None]
+        pyenv = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/{name}")))
+        places = [shutil.which(name), *pyenv, sys.executable if sys.version_info[1] == minor else None]
         for place in filter(None, places):
             asked = subprocess.run([place, "-I", "-c", "import pip"], capture_output=True)
             if asked.returncode == 0:
