@@ -7,7 +7,7 @@
 #include "buffers.h"
 #include "dtype.h"
 #include "error.h"
-#include "marks.h"
+#include "trace_points.h"
 #include "problem.h"
 #include "wisdom.h"
 

@@ -292,11 +292,11 @@ class Profile(unittest.TestCase):
         self.play("time.sleep(60)", "nvcc")
         self.check_refused(FAILED, "TIMEOUT", *self.timeline("--timeout", "1s"), ACR_NVCC=str(self.path / "nvcc"))
 
-    def test_no_source_and_no_marks(self):
+    def test_no_source_and_no_trace_points(self):
         self.check_refused(CANNOT_RUN, "NO_SOURCE", "--timeline", "-k", A, "--source", self.path)
         self.check_refused(CANNOT_RUN, "NO_MARKS", "--timeline", "-k", "fwd_simt_f16*", "--source", ROOT / "src")
 
-    def test_marked_kernels_compile(self):
+    def test_kernels_with_trace_points_compile(self):
         nvcc = os.environ.get("ACR_NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         toolchain = ROOT / "build/toolchain/bin/nvcc"
         nvcc = nvcc if os.path.exists(nvcc) else str(toolchain)

@@ -1,4 +1,5 @@
-/* What `acromion profile` makes of the stamps that a kernel left, of a source's marks, and of tables that are none. */
+/* What `acromion profile` makes of the stamps that a kernel left, of a source's trace points, and of tables that are
+ * none. */
 #include <math.h>
 #include <string.h>
 
@@ -7,12 +8,12 @@
 #include "support.h"
 
 enum {
-    WORDS = MARK_HEADER_WORDS + MARK_CTAS * MARK_GROUPS * MARK_STEPS * MARK_HITS
+    WORDS = TRACE_HEADER_WORDS + TRACE_CTAS * TRACE_GROUPS * TRACE_STEPS * TRACE_HITS
 };
 
 static uint32_t *word_of(uint32_t *words, int cta, int group, int step, int hit)
 {
-    return words + MARK_HEADER_WORDS + ((cta * MARK_GROUPS + group) * MARK_STEPS + step) * MARK_HITS + hit;
+    return words + TRACE_HEADER_WORDS + ((cta * TRACE_GROUPS + group) * TRACE_STEPS + step) * TRACE_HITS + hit;
 }
 
 /* Three CTAs, of which the first one's clock wraps: start, then four rounds of 100 and 300 cycles (the last CTA: twice
@@ -73,17 +74,17 @@ static void test_no_stamps(void **state)
     free(t);
 }
 
-static void test_names_of_marks(void **state)
+static void test_names_of_trace_points(void **state)
 {
     (void)state;
-    char names[MARK_STEPS][64];
+    char names[TRACE_STEPS][64];
     const char *source =
         "/* ACR_MARK(0, \"in a comment\") */\n ACR_MARK(0, \"start\");\n x();\n ACR_MARK(use + 1, \"end\");\n"
         "ACR_MARKS_END(a);";
     assert_int_equal(timeline_names(names, source), 2);
     assert_string_equal(names[0], "start");
     assert_string_equal(names[1], "end");
-    assert_int_equal(timeline_names(names, "no marks, ACR_MARK( and no name"), 0);
+    assert_int_equal(timeline_names(names, "no trace points, ACR_MARK( and no name"), 0);
     assert_int_equal(timeline_names(names, ""), 0);
 }
 
@@ -129,8 +130,8 @@ static void test_several_launches(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cycles_of_steps),  cmocka_unit_test(test_no_stamps),
-        cmocka_unit_test(test_names_of_marks),   cmocka_unit_test(test_tables_that_are_none),
+        cmocka_unit_test(test_cycles_of_steps),       cmocka_unit_test(test_no_stamps),
+        cmocka_unit_test(test_names_of_trace_points), cmocka_unit_test(test_tables_that_are_none),
         cmocka_unit_test(test_several_launches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -228,7 +228,7 @@ static json_t *counters_record(const session *s, const profiled *on, const acr__
 }
 
 /* The steps of a group in the order in which they end first. Returns how many it has. */
-static int steps_in_order(int out[MARK_STEPS], const timeline *t, int group)
+static int steps_in_order(int out[TRACE_STEPS], const timeline *t, int group)
 {
     int count = 0;
     for (int i = 0; i < t->steps; ++i) {
@@ -246,12 +246,12 @@ static int steps_in_order(int out[MARK_STEPS], const timeline *t, int group)
 static json_t *timeline_record(const session *s, const profiled *on, const acr__kernel *kernel, const timeline *t)
 {
     json_t *json = record_of(s, on, kernel, "timeline"), *groups = json_array();
-    for (int group = 0; group < MARK_GROUPS; ++group) {
+    for (int group = 0; group < TRACE_GROUPS; ++group) {
         if (!t->group_seen[group]) {
             continue;
         }
         json_t *steps = json_array();
-        int order[MARK_STEPS], count = steps_in_order(order, t, group);
+        int order[TRACE_STEPS], count = steps_in_order(order, t, group);
         for (int i = 0; i < count; ++i) {
             const timeline_step *step = &t->table[group][order[i]];
             json_array_append_new(steps, json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f}", "step", t->names[order[i]],
@@ -263,7 +263,7 @@ static json_t *timeline_record(const session *s, const profiled *on, const acr__
     }
     json_t *more = json_pack("{s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:b, s:b, s:o}", "ctas", t->ctas, "grid_ctas",
                              t->ctas_of_grid, "group_warps", t->warps_of_group, "cta_cycles", t->cta_cycles,
-                             "cta_cycles_max", t->cta_max, "plain_us", t->plain_us, "marked_us", t->marked_us,
+                             "cta_cycles_max", t->cta_max, "plain_us", t->plain_us, "marked_us", t->stamped_us,
                              "serialised", t->serialised, "spilled", t->spilled, "groups", groups);
     json_object_update(json, more);
     json_decref(more);
@@ -342,16 +342,16 @@ static void print_timeline(const char *kernel, const timeline *t)
     printf("  %s: first %d of %d CTAs, %.0f cycles each (at most %.0f)\n", kernel, t->ctas, t->ctas_of_grid,
            t->cta_cycles, t->cta_max);
     printf("  the stamps cost %.1f %%: %.2f us a launch with them, %.2f without%s%s\n",
-           100 * (t->marked_us / t->plain_us - 1), t->marked_us, t->plain_us,
+           100 * (t->stamped_us / t->plain_us - 1), t->stamped_us, t->plain_us,
            t->spilled ? "; registers spill with them" : "", t->serialised ? "; products are serialised with them" : "");
-    for (int group = 0; group < MARK_GROUPS; ++group) {
+    for (int group = 0; group < TRACE_GROUPS; ++group) {
         if (!t->group_seen[group]) {
             continue;
         }
         printf("  warps %d to %d; cycles, median (most) of the CTAs\n", group * t->warps_of_group,
                (group + 1) * t->warps_of_group - 1);
         printf("    %-34s %20s %6s %20s %7s\n", "step", "first ends at", "times", "cycles each", "share");
-        int order[MARK_STEPS], count = steps_in_order(order, t, group);
+        int order[TRACE_STEPS], count = steps_in_order(order, t, group);
         for (int i = 0; i < count; ++i) {
             const timeline_step *step = &t->table[group][order[i]];
             printf("    %-34s %10.0f (%7.0f) %6d %10.0f (%7.0f) %5.0f %%\n", t->names[order[i]], step->first_cycles,

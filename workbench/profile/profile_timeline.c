@@ -24,15 +24,15 @@ static const char *skip_comment(const char *at)
     return at;
 }
 
-int timeline_names(char names[MARK_STEPS][64], const char *source)
+int timeline_names(char names[TRACE_STEPS][64], const char *source)
 {
-    static const char mark[] = "ACR_MARK(";
+    static const char macro[] = "ACR_MARK(";
     int count = 0;
-    for (const char *at = source; *at && count < MARK_STEPS;) {
+    for (const char *at = source; *at && count < TRACE_STEPS;) {
         const char *after = skip_comment(at);
         if (after != at) {
             at = after;
-        } else if (strncmp(at, mark, sizeof mark - 1) == 0) {
+        } else if (strncmp(at, macro, sizeof macro - 1) == 0) {
             const char *first = strchr(at, '"'), *end = first ? strchr(first + 1, '"') : NULL;
             if (!end) {
                 break;
@@ -124,8 +124,8 @@ static profile_status compile(timeline *out, compilation *c, double limit_s, cha
     return out->status;
 }
 
-/* The machine code of the kernel with stamps, which it is to leave at marks_at in its workspace. */
-static profile_status build(timeline *out, const timeline_request *r, size_t marks_at, char **image,
+/* The machine code of the kernel with stamps, which it is to leave at stamps_at in its workspace. */
+static profile_status build(timeline *out, const timeline_request *r, size_t stamps_at, char **image,
                             size_t *image_bytes)
 {
     char folder[PATH_MAX];
@@ -155,7 +155,7 @@ static profile_status build(timeline *out, const timeline_request *r, size_t mar
     snprintf(c.include, sizeof c.include, "-I%s", folder);
     snprintf(c.core, sizeof c.core, "-I%s/core", folder);
     snprintf(c.name, sizeof c.name, "-DKERNEL_NAME=%s", r->kernel->symbol);
-    snprintf(c.at, sizeof c.at, "-DACR_MARKS_AT=%zu", marks_at);
+    snprintf(c.at, sizeof c.at, "-DACR_MARKS_AT=%zu", stamps_at);
     fill_arguments(&c, &line, &acr__ctx_backend_device(r->ctx)->device);
     compile(out, &c, r->limit_s, image, image_bytes);
     unlink(c.output);
@@ -165,17 +165,17 @@ static profile_status build(timeline *out, const timeline_request *r, size_t mar
 /* ---- Launching ---- */
 
 enum {
-    MARK_WORDS = MARK_HEADER_WORDS + MARK_CTAS * MARK_GROUPS * MARK_STEPS * MARK_HITS
+    TRACE_WORDS = TRACE_HEADER_WORDS + TRACE_CTAS * TRACE_GROUPS * TRACE_STEPS * TRACE_HITS
 };
 
 /* Of the kernel with stamps; a kernel's workspace is asked for by a function without an argument for it. */
-static size_t marked_workspace_bytes;
+static size_t stamped_workspace_bytes;
 
-static size_t marked_workspace(const acr_problem *problem, const acr__device *device)
+static size_t stamped_workspace(const acr_problem *problem, const acr__device *device)
 {
     (void)problem;
     (void)device;
-    return marked_workspace_bytes;
+    return stamped_workspace_bytes;
 }
 
 /* Time of a launch in a stream of them: a few replays are enough for what the stamps cost. */
@@ -209,37 +209,38 @@ static acr_status launch_plain(timeline *out, const timeline_request *r)
 
 /* Lets the kernel hand its stamps over, launches once so that it forgets those of all launches before, launches again
  * and reads. */
-static acr_status read_stamps(uint32_t *words, execution *e, size_t marks_at)
+static acr_status read_stamps(uint32_t *words, execution *e, size_t stamps_at)
 {
     const uint32_t asked = 1;
-    acr_status status = execution_write_workspace(e, marks_at + MARK_ASKED_WORD * sizeof *words, &asked, sizeof asked);
+    acr_status status =
+        execution_write_workspace(e, stamps_at + TRACE_ASKED_WORD * sizeof *words, &asked, sizeof asked);
     for (int i = 0; i < 2 && status == ACR_OK; ++i) {
         status = execution_run(e);
     }
     if (status == ACR_OK) {
-        status = execution_read_workspace(e, marks_at, words, MARK_WORDS * sizeof *words);
+        status = execution_read_workspace(e, stamps_at, words, TRACE_WORDS * sizeof *words);
     }
     return status;
 }
 
 /* Times many launches, then makes one alone and reads its stamps. */
-static acr_status launch_marked(timeline *out, const timeline_request *r, const acr__kernel *marked, size_t marks_at)
+static acr_status launch_stamped(timeline *out, const timeline_request *r, const acr__kernel *stamped, size_t stamps_at)
 {
     acr__backend_device *device = acr__ctx_backend_device(r->ctx);
     execution *e = NULL;
-    uint32_t *words = calloc(MARK_WORDS, sizeof *words);
+    uint32_t *words = calloc(TRACE_WORDS, sizeof *words);
     acr_status status = words ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the stamps");
     if (status == ACR_OK) {
-        status = execution_create(&e, r->ctx, marked, r->problem, r->ref, false, 0, ALLOCATOR_ALIGNMENT);
+        status = execution_create(&e, r->ctx, stamped, r->problem, r->ref, false, 0, ALLOCATOR_ALIGNMENT);
     }
     if (status == ACR_OK) {
         status = execution_run(e);
     }
     if (status == ACR_OK) {
-        status = time_launch(&out->marked_us, device, e);
+        status = time_launch(&out->stamped_us, device, e);
     }
     if (status == ACR_OK) {
-        status = read_stamps(words, e, marks_at);
+        status = read_stamps(words, e, stamps_at);
     }
     if (status == ACR_OK) {
         timeline_evaluate(out, words);
@@ -253,23 +254,23 @@ acr_status timeline_run(timeline *out, const timeline_request *r)
 {
     const acr__device *device = &acr__ctx_backend_device(r->ctx)->device;
     size_t own = r->kernel->workspace ? r->kernel->workspace(r->problem, device) : 0;
-    size_t marks_at = (own + 255) / 256 * 256, image_bytes = 0;
+    size_t stamps_at = (own + 255) / 256 * 256, image_bytes = 0;
     char *image = NULL;
     *out = (timeline){.status = PROFILE_OK};
-    if (build(out, r, marks_at, &image, &image_bytes) != PROFILE_OK) {
+    if (build(out, r, stamps_at, &image, &image_bytes) != PROFILE_OK) {
         return ACR_OK;
     }
     acr__launch shape = {.block = 0};
     r->kernel->shape(r->problem, device, &shape);
     out->ctas_of_grid = (int)(shape.grid[0] * shape.grid[1] * shape.grid[2]);
-    acr__kernel marked = *r->kernel;
-    marked.image = (const unsigned char *)image;
-    marked.image_end = marked.image + image_bytes;
-    marked.workspace = marked_workspace;
-    marked_workspace_bytes = marks_at + MARK_WORDS * sizeof(uint32_t);
+    acr__kernel stamped = *r->kernel;
+    stamped.image = (const unsigned char *)image;
+    stamped.image_end = stamped.image + image_bytes;
+    stamped.workspace = stamped_workspace;
+    stamped_workspace_bytes = stamps_at + TRACE_WORDS * sizeof(uint32_t);
     acr_status status = launch_plain(out, r);
     if (status == ACR_OK) {
-        status = launch_marked(out, r, &marked, marks_at);
+        status = launch_stamped(out, r, &stamped, stamps_at);
     }
     free(image);
     if (status == ACR_OK && out->ctas == 0) {
@@ -298,16 +299,16 @@ static bool is_stamp(uint32_t word)
 
 static const uint32_t *group_words(const uint32_t *words, int cta, int group)
 {
-    return words + MARK_HEADER_WORDS + (cta * MARK_GROUPS + group) * MARK_STEPS * MARK_HITS;
+    return words + TRACE_HEADER_WORDS + (cta * TRACE_GROUPS + group) * TRACE_STEPS * TRACE_HITS;
 }
 
 /* The earliest stamp of a CTA; clocks wrap, and differences within a launch do not. */
 static bool first_clock(uint32_t *out, const uint32_t *words, int cta)
 {
     bool any = false;
-    for (int group = 0; group < MARK_GROUPS; ++group) {
+    for (int group = 0; group < TRACE_GROUPS; ++group) {
         const uint32_t *at = group_words(words, cta, group);
-        for (int i = 0; i < MARK_STEPS * MARK_HITS; ++i) {
+        for (int i = 0; i < TRACE_STEPS * TRACE_HITS; ++i) {
             if (is_stamp(at[i]) && (!any || (int32_t)(at[i] - *out) < 0)) {
                 *out = at[i];
                 any = true;
@@ -320,9 +321,9 @@ static bool first_clock(uint32_t *out, const uint32_t *words, int cta)
 static int group_stamps(stamp *out, const uint32_t *at, uint32_t first)
 {
     int count = 0;
-    for (int step = 0; step < MARK_STEPS; ++step) {
-        for (int hit = 0; hit < MARK_HITS; ++hit) {
-            uint32_t word = at[step * MARK_HITS + hit];
+    for (int step = 0; step < TRACE_STEPS; ++step) {
+        for (int hit = 0; hit < TRACE_HITS; ++hit) {
+            uint32_t word = at[step * TRACE_HITS + hit];
             if (is_stamp(word)) {
                 out[count++] = (stamp){(int32_t)(word - first), step};
             }
@@ -339,7 +340,7 @@ typedef struct observation {
 
 /* Every CTA's, [step][cta] of one group. */
 typedef struct observations {
-    observation of[MARK_STEPS][MARK_CTAS];
+    observation of[TRACE_STEPS][TRACE_CTAS];
 } observations;
 
 static void observe(observations *all, int cta, const stamp *stamps, int count)
@@ -353,7 +354,7 @@ static void observe(observations *all, int cta, const stamp *stamps, int count)
         o->each += spent; /* the sum, until below */
         o->share += total > 0 ? spent / total : 0;
     }
-    for (int step = 0; step < MARK_STEPS; ++step) {
+    for (int step = 0; step < TRACE_STEPS; ++step) {
         observation *o = &all->of[step][cta];
         o->each /= fmax(o->hits, 1);
     }
@@ -368,9 +369,9 @@ static int by_value(const void *a, const void *b)
 /* The median of one field of the observations that have hits. */
 static double median_of(const observation *row, size_t offset, double *most)
 {
-    double values[MARK_CTAS];
+    double values[TRACE_CTAS];
     size_t count = 0;
-    for (int cta = 0; cta < MARK_CTAS; ++cta) {
+    for (int cta = 0; cta < TRACE_CTAS; ++cta) {
         if (row[cta].hits > 0) {
             values[count++] = *(const double *)((const char *)&row[cta] + offset);
         }
@@ -399,18 +400,18 @@ static void summarise(timeline *out, int group, const observations *all)
 
 void timeline_evaluate(timeline *out, const uint32_t *words)
 {
-    observations *all = calloc(MARK_GROUPS, sizeof *all);
-    stamp *stamps = calloc(MARK_STEPS * MARK_HITS, sizeof *stamps);
-    observation *ends = calloc(MARK_CTAS, sizeof *ends);
-    out->warps_of_group = (int)words[MARK_WARPS_WORD];
+    observations *all = calloc(TRACE_GROUPS, sizeof *all);
+    stamp *stamps = calloc(TRACE_STEPS * TRACE_HITS, sizeof *stamps);
+    observation *ends = calloc(TRACE_CTAS, sizeof *ends);
+    out->warps_of_group = (int)words[TRACE_WARPS_WORD];
     out->ctas = 0;
-    for (int cta = 0; cta < MARK_CTAS && all && stamps && ends; ++cta) {
+    for (int cta = 0; cta < TRACE_CTAS && all && stamps && ends; ++cta) {
         uint32_t first = 0;
         if (!first_clock(&first, words, cta)) {
             continue;
         }
         ++out->ctas;
-        for (int group = 0; group < MARK_GROUPS; ++group) {
+        for (int group = 0; group < TRACE_GROUPS; ++group) {
             int count = group_stamps(stamps, group_words(words, cta, group), first);
             observe(&all[group], cta, stamps, count);
             if (count > 0) {
@@ -418,7 +419,7 @@ void timeline_evaluate(timeline *out, const uint32_t *words)
             }
         }
     }
-    for (int group = 0; group < MARK_GROUPS && out->ctas > 0; ++group) {
+    for (int group = 0; group < TRACE_GROUPS && out->ctas > 0; ++group) {
         summarise(out, group, &all[group]);
     }
     if (out->ctas > 0) {

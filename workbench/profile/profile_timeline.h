@@ -16,13 +16,13 @@ typedef struct timeline_step {
 typedef struct timeline {
     profile_status status;
     char detail[PROFILE_TEXT_BYTES];
-    char names[MARK_STEPS][64];
+    char names[TRACE_STEPS][64];
     int steps; /* names in the source */
-    timeline_step table[MARK_GROUPS][MARK_STEPS];
-    bool group_seen[MARK_GROUPS];
+    timeline_step table[TRACE_GROUPS][TRACE_STEPS];
+    bool group_seen[TRACE_GROUPS];
     int warps_of_group, ctas, ctas_of_grid; /* ctas: that left stamps */
     double cta_cycles, cta_max;             /* first to last stamp */
-    double marked_us, plain_us;             /* a launch, stream mode: what the stamps cost */
+    double stamped_us, plain_us;            /* a launch, stream mode: what the stamps cost */
     bool serialised, spilled;               /* what the compiler did to the build with stamps, and not without */
 } timeline;
 
@@ -39,10 +39,10 @@ typedef struct timeline_request {
  * being made is out->status. */
 acr_status timeline_run(timeline *out, const timeline_request *request);
 
-/* The names of the marks in a family's source, in order. Returns how many, at most MARK_STEPS. */
-int timeline_names(char names[MARK_STEPS][64], const char *source);
+/* The names of the trace points in a family's source, in order. Returns how many, at most TRACE_STEPS. */
+int timeline_names(char names[TRACE_STEPS][64], const char *source);
 
-/* The table from the words that the kernel left behind its workspace (marks.h). */
+/* The table from the words that the kernel left behind its workspace (trace_points.h). */
 void timeline_evaluate(timeline *out, const uint32_t *words);
 
 #endif

@@ -4,7 +4,7 @@
  * ACR_MARK(hit, "K landed") notes when thread 0 of each group of MARK_WARPS warps (a family may define it before it
  * includes this file; default 4, a warpgroup) came here; hit counts how often before, 0 outside loops. The name says
  * what has just ended. ACR_MARKS_END(args) is the kernel's last statement. The program reads the names from the source
- * in the order of their lines, so a mark is a line of the family's own file. */
+ * in the order of their lines, so a trace point is a line of the family's own file. */
 #ifndef ACR_DEVICE_ISA_MARKS_CUH
 #define ACR_DEVICE_ISA_MARKS_CUH
 
@@ -17,20 +17,20 @@
     do {                                                                                                               \
     } while (0)
 
-#else /* ACR_MARKS_AT: where in the workspace the marks go, in bytes, behind what the kernel itself uses */
+#else /* ACR_MARKS_AT: where in the workspace the stamps go, in bytes, behind what the kernel itself uses */
 
 #include "cuda/device/isa/common.cuh"
-#include "marks.h"
+#include "trace_points.h"
 
 #ifndef MARK_WARPS
 #define MARK_WARPS 4
 #endif
 
 /* While the kernel runs, a constant address is all that a stamp needs, in no function's way. */
-static __device__ uint32_t mark_times[MARK_CTAS][MARK_GROUPS][MARK_STEPS][MARK_HITS];
+static __device__ uint32_t mark_times[TRACE_CTAS][TRACE_GROUPS][TRACE_STEPS][TRACE_HITS];
 
 enum {
-    MARK_COUNTER = __COUNTER__ + 1 /* of the first mark */
+    MARK_COUNTER = __COUNTER__ + 1 /* of the first */
 };
 
 DEV uint32_t mark_cta(void)
@@ -42,9 +42,9 @@ DEV uint32_t mark_cta(void)
 DEV void mark_step(int step, uint32_t hit)
 {
     const uint32_t cta = mark_cta(), group = threadIdx.x / (WARP_THREADS * MARK_WARPS);
-    const int taken = threadIdx.x % (WARP_THREADS * MARK_WARPS) == 0 && cta < MARK_CTAS && group < MARK_GROUPS &&
-                      step < MARK_STEPS && hit < MARK_HITS;
-    uint32_t *to = &mark_times[0][0][0][0] + ((cta * MARK_GROUPS + group) * MARK_STEPS + step) * MARK_HITS + hit;
+    const int taken = threadIdx.x % (WARP_THREADS * MARK_WARPS) == 0 && cta < TRACE_CTAS && group < TRACE_GROUPS &&
+                      step < TRACE_STEPS && hit < TRACE_HITS;
+    uint32_t *to = &mark_times[0][0][0][0] + ((cta * TRACE_GROUPS + group) * TRACE_STEPS + step) * TRACE_HITS + hit;
     asm volatile("{ .reg .pred p; .reg .u32 t; setp.ne.s32 p, %0, 0; mov.u32 t, %%clock; or.b32 t, t, 1;\n\t"
                  "@p st.global.u32 [%1], t; }" ::"r"(taken),
                  "l"(to)
@@ -58,14 +58,14 @@ DEV void marks_end(void *workspace)
                    thread = threadIdx.x % WARP_THREADS;
     uint32_t *to = (uint32_t *)((char *)workspace + ACR_MARKS_AT);
     __syncwarp();
-    if (threadIdx.x % (WARP_THREADS * MARK_WARPS) >= WARP_THREADS || cta >= MARK_CTAS || group >= MARK_GROUPS ||
-        *(volatile uint32_t *)(to + MARK_ASKED_WORD) != 1)
+    if (threadIdx.x % (WARP_THREADS * MARK_WARPS) >= WARP_THREADS || cta >= TRACE_CTAS || group >= TRACE_GROUPS ||
+        *(volatile uint32_t *)(to + TRACE_ASKED_WORD) != 1)
         return;
     if (cta == 0 && threadIdx.x == 0)
-        to[MARK_WARPS_WORD] = MARK_WARPS;
-    to += MARK_HEADER_WORDS + (cta * MARK_GROUPS + group) * MARK_STEPS * MARK_HITS;
+        to[TRACE_WARPS_WORD] = MARK_WARPS;
+    to += TRACE_HEADER_WORDS + (cta * TRACE_GROUPS + group) * TRACE_STEPS * TRACE_HITS;
     uint32_t *from = &mark_times[cta][group][0][0];
-    for (int i = thread; i < MARK_STEPS * MARK_HITS; i += WARP_THREADS) {
+    for (int i = thread; i < TRACE_STEPS * TRACE_HITS; i += WARP_THREADS) {
         to[i] = from[i];
         from[i] = 0;
     }
