@@ -48,7 +48,8 @@ def device_constants():
 def whole_text(source):
     """A family's file with the headers of its own folder, and the plain C ones of attention/, in place of their
     #include."""
-    own = re.compile(rf'^#include "((?:\w+/(?:kernels/)?{source.stem}/[\w.]+|cuda/device/attention/\w+\.h))"$', re.M)
+    places = rf"\w+/(?:kernels/)?{source.stem}/[\w.]+|cpu/\w+\.h|cuda/device/attention/\w+\.h"
+    own = re.compile(rf'^#include "({places})"$', re.M)
     seen, text = set(), source.read_text()
     while include := own.search(text):
         header = "" if include[1] in seen else (ROOT / "src" / include[1]).read_text()
