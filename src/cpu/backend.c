@@ -237,7 +237,7 @@ static acr_status cpu_open(acr__backend_device **out, const acr_ctx_options *opt
 
 /* ---- Kernels --------------------------------------------------------------------------------------------------- */
 
-/* How many lanes share an execution: no more than there are query tiles, and one when the work is too short to
+/* How many lanes share an execution: no more than there are tiles, and one when the work is too short to
  * share. */
 static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
@@ -247,6 +247,9 @@ static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *proble
         return 1;
     }
     int64_t tiles = problem->batch * problem->q_heads * ((problem->q_len + kernel->q_tile - 1) / kernel->q_tile);
+    if (problem->pass == ACR_BACKWARD) { /* and tiles of keys */
+        tiles += problem->batch * problem->kv_heads * ((problem->kv_len + kernel->q_tile - 1) / kernel->q_tile);
+    }
     return (int32_t)(tiles < device->threads ? tiles : device->threads);
 }
 

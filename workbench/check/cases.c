@@ -28,6 +28,7 @@ enum {
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
 #define CPU_CASE_WORK 2.0e8
+#define BACKWARD_CASE_WORK 6.0e6 /* every gradient is compared, and the oracle computes all of them */
 #define CUDA_CASE_WORK 8.0e9
 
 /* How a tensor lies in memory. */
@@ -232,12 +233,34 @@ static int64_t kv_tile_of(const acr__kernel *kernel)
     return kernel->kv_tile > 0 ? kernel->kv_tile : 64;
 }
 
+/* Gradients lie as what they are gradients of, but not as one memory where that is; those of float32 go with every
+ * other view. A row of d_o may repeat. */
+static void set_gradients(acr_problem *p, view v)
+{
+    p->grad_dtype = v == VIEW_BSHD || v == VIEW_PADDED ? ACR_F32 : ACR_DTYPE_DEFAULT;
+    if (p->flags & ACR_PACKED) {
+        p->d_o = p->o;
+        return;
+    }
+    if (v == VIEW_PADDED || v == VIEW_ELEMENT) {
+        p->d_o = p->o;
+        p->dq = p->q;
+        p->dk = p->k;
+        p->dv = p->v;
+    } else if (v == VIEW_FUSED) {
+        p->dq = p->q;
+    } else if (v == VIEW_SHARED) {
+        p->d_o = (acr_strides){0, p->q_len * p->v_dim, p->v_dim};
+    }
+}
+
 /* The case of a choice; false when it is no problem, too much work, or the kernel cannot run it. */
 static bool case_of(test_case *out, const space *s, const choice *c)
 {
     const heads *h = &head_values[c->value[AXIS_HEADS]];
     const dims *d = &s->dim_values[c->value[AXIS_DIMS]];
     acr_problem p = ACR_PROBLEM_INIT;
+    p.pass = s->kernel->pass;
     p.dtype = s->kernel->dtype;
     p.out_dtype = out_dtype_values[c->value[AXIS_OUT_DTYPE]];
     p.batch = h->batch;
@@ -263,7 +286,12 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     set_terms(&p, s->terms[c->value[AXIS_TERMS]], kv_tile_of(s->kernel));
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
-    double limit = s->kernel->backend == ACR__CPU ? CPU_CASE_WORK : CUDA_CASE_WORK;
+    double limit = p.pass == ACR_BACKWARD           ? BACKWARD_CASE_WORK
+                   : s->kernel->backend == ACR__CPU ? CPU_CASE_WORK
+                                                    : CUDA_CASE_WORK;
+    if (p.pass == ACR_BACKWARD) {
+        set_gradients(&p, (view)c->value[AXIS_VIEW]);
+    }
     return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&
            acr__buffer_bytes(&out->problem, ACR__BIAS, (acr__rows){0, 0}) <= BIAS_BYTES_MOST &&
            !acr__why_not(s->kernel, &out->problem, s->device);
@@ -312,6 +340,7 @@ static int64_t only_length(const acr__kernel *kernel, const acr__device *device)
     bool runs[2];
     for (int i = 0; i < 2; ++i) {
         acr_problem p = ACR_PROBLEM_INIT, canonical;
+        p.pass = kernel->pass;
         p.dtype = kernel->dtype;
         p.batch = p.q_heads = p.kv_heads = 1;
         p.q_len = p.kv_len = lengths[i];

@@ -135,6 +135,42 @@ static void judge_lse(verdict *v, const reference *ref, const run_output *output
     }
 }
 
+/* Every element by itself: what does not exist for the pass, as a row of no sequence, has been seen untouched. */
+static void judge_gradients(verdict *v, const reference *ref, const run_output *output)
+{
+    static const char *const names[] = {"dq", "dk", "dv", "dsinks"};
+    const acr_problem *p = &ref->problem;
+    const gradients *g = ref->grads;
+    double square = 0, allowed = 0, worst = -1;
+    v->tol_lse = 1; /* there is none */
+    for (int which = 0; which < 4; ++which) {
+        const int64_t dims = which == 2 ? p->v_dim : p->qk_dim, rows = which == 0 ? ref->q_rows : ref->kv_rows;
+        const int32_t *owner = which == 0 ? ref->q_owner : ref->kv_owner;
+        const acr_dtype dtype = which == 3 ? ACR_F32 : p->grad_dtype;
+        for (int64_t i = 0; i < g->elements[which]; ++i) {
+            if (which < 3 && owner && owner[i / dims % rows] < 0) {
+                continue;
+            }
+            const double got = acr__load_element(dtype, output->grads[which], i), expected = g->expected[which][i];
+            const double error = fabs(got - expected), tolerance = g->tolerance[which][i];
+            square += error * error;
+            allowed += tolerance * tolerance;
+            if (!(error / tolerance <= worst)) {
+                worst = isnan(error) ? INFINITY : error / tolerance;
+                v->err_max = isnan(error) ? INFINITY : error;
+                v->tol_max = tolerance;
+            }
+            if (!(error <= tolerance)) {
+                fail(v, "error %.3g > %.3g at element %" PRId64 " of %s: got %.6g, expected %.6g", error, tolerance, i,
+                     names[which], got, expected);
+            }
+        }
+    }
+    v->err_rms = sqrt(square);
+    v->tol_rms = allowed > 0 ? sqrt(allowed) : 1;
+    v->tol_floor = INFINITY;
+}
+
 void conformance_judge(verdict *out, const reference *ref, const run_output *output)
 {
     *out = (verdict){.pass = true,
@@ -145,6 +181,10 @@ void conformance_judge(verdict *out, const reference *ref, const run_output *out
                      .tol_floor = ref->tol_floor};
     if (output->violation[0]) {
         fail(out, "%s", output->violation);
+    }
+    if (ref->grads) {
+        judge_gradients(out, ref, output);
+        return;
     }
     judge_written(out, ref, output);
     judge_output(out, ref, output);
@@ -170,6 +210,14 @@ static acr_status failed_step(verdict *v, acr_status status, const char *step)
 
 static bool same_output(const run_output *a, const run_output *b)
 {
+    for (int i = 0; i < 4; ++i) {
+        if (a->grads[i] && memcmp(a->grads[i], b->grads[i], a->grad_bytes[i]) != 0) {
+            return false;
+        }
+    }
+    if (!a->o) {
+        return true;
+    }
     return memcmp(a->o, b->o, a->o_bytes) == 0 && (!a->lse || memcmp(a->lse, b->lse, a->lse_bytes) == 0);
 }
 
@@ -365,11 +413,11 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }
-    status = check_first(out, e, ref, reruns, true);
+    status = check_first(out, e, ref, reruns, problem->pass == ACR_FORWARD);
     execution_destroy(e);
     const uint32_t unordered = FWD_TERM_CAP | FWD_TERM_SINKS; /* every other term looks at a key's position */
-    bool order_matters = visible_is_limited(acr__rule_of(problem)) || acr__terms_of(problem) & ~unordered ||
-                         problem->flags & (ACR_KV_LENS | ACR_PACKED);
+    bool order_matters = problem->pass == ACR_BACKWARD || visible_is_limited(acr__rule_of(problem)) ||
+                         acr__terms_of(problem) & ~unordered || problem->flags & (ACR_KV_LENS | ACR_PACKED);
     if (status == ACR_OK && out->pass && !order_matters && problem->kv_len > 1) {
         status = check_reversed_keys(out, ctx, kernel, problem, ref);
     }

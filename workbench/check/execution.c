@@ -33,7 +33,7 @@ struct execution {
     acr__backend_device *device;
     acr_plan *plan;
     bool owns_plan;
-    bool negated; /* the values */
+    bool negated; /* the values, or of a backward problem the gradient of o */
     acr_problem problem;
     const reference *ref;
     size_t alignment; /* of q, k, v and o, bytes */
@@ -53,17 +53,24 @@ static tensor_view query_view(const reference *ref, const acr_strides *strides, 
                          elem_bytes,   *strides, NULL,        ref->q_owner};
 }
 
-/* q, k, v or o of the execution's problem, with the rows of a reference. */
+/* A tensor of the execution's problem, with the rows of a reference. Every key gets a gradient. */
 static tensor_view view_of(const execution *e, const reference *ref, acr__buffer which)
 {
     const acr__tensor t = acr__tensor_of(&e->problem, which, (acr__rows){ref->q_rows, ref->kv_rows});
     tensor_view view = query_view(ref, &t.strides, t.heads, t.dim, t.dtype);
-    if (which == ACR__K || which == ACR__V) {
+    if (which == ACR__K || which == ACR__V || which == ACR__DK || which == ACR__DV) {
         view.length = t.rows;
-        view.key_lens = ref;
+        view.key_lens = which == ACR__K || which == ACR__V ? ref : NULL;
         view.owner = ref->kv_owner;
     }
     return view;
+}
+
+static tensor_view lse_view(const execution *e)
+{
+    const int64_t heads = e->problem.q_heads, rows = e->ref->q_rows;
+    const acr_strides strides = {heads * rows, rows, 1};
+    return query_view(e->ref, &strides, heads, 1, ACR_F32);
 }
 
 static size_t row_offset(const tensor_view *view, int64_t batch, int64_t head, int64_t position)
@@ -292,6 +299,12 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
             status = make_numbers(&e->at[i], e->device, elements, (size_t)acr__buffer_bytes(p, i, rows), alignment);
         }
     }
+    for (acr__buffer i = ACR__O; i <= ACR__D_O && p->pass == ACR_BACKWARD && status == ACR_OK; ++i) {
+        const tensor_view view = i == ACR__LSE ? lse_view(e) : view_of(e, ref, i);
+        const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
+        status = make_input(&e->at[i], e->device, i == ACR__LSE ? sizeof(float) : e->alignment,
+                            i == ACR__LSE ? ACR_F32 : p->out_dtype, &view, elements, false);
+    }
     return status;
 }
 
@@ -301,8 +314,9 @@ static acr_status make_outputs(execution *e)
     const reference *ref = e->ref;
     acr_status status = ACR_OK;
     for (acr__buffer i = ACR__FORWARD_INPUTS; i < ACR__BUFFERS && status == ACR_OK; ++i) {
-        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows});
-        const size_t alignment = i == ACR__O ? e->alignment : acr__buffer_alignment(p, i);
+        const int64_t bytes =
+            acr__is_output(p, i) ? acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows}) : 0;
+        const size_t alignment = acr__is_tensor(i) ? e->alignment : acr__buffer_alignment(p, i);
         status = bytes > 0 ? guarded_create(&e->at[i], e->device, (size_t)bytes, alignment) : ACR_OK;
     }
     e->workspace_bytes = acr_plan_workspace(e->plan);
@@ -432,10 +446,12 @@ acr_status execution_enqueue(void *arg, void *stream)
 
 acr_status execution_poison(execution *e)
 {
-    const acr__backend *backend = e->device->backend;
-    acr_status status = backend->mem_fill(e->device, e->at[ACR__O].memory, NAN_BYTE, e->at[ACR__O].bytes);
-    if (status == ACR_OK && e->at[ACR__LSE].memory) {
-        status = backend->mem_fill(e->device, e->at[ACR__LSE].memory, NAN_BYTE, e->at[ACR__LSE].bytes);
+    acr_status status = ACR_OK;
+    for (acr__buffer i = ACR__O; i < ACR__BUFFERS && status == ACR_OK; ++i) {
+        const guarded *g = &e->at[i];
+        if (g->memory && acr__is_output(&e->problem, i)) {
+            status = e->device->backend->mem_fill(e->device, g->memory, NAN_BYTE, g->bytes);
+        }
     }
     return status;
 }
@@ -470,7 +486,7 @@ static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
 
 acr_status execution_negate_values(execution *e)
 {
-    guarded *v = &e->at[ACR__V];
+    guarded *v = &e->at[e->problem.pass == ACR_BACKWARD ? ACR__D_O : ACR__V];
     if (!v->image) {
         acr_status status = guarded_image(v);
         if (status != ACR_OK) {
@@ -569,18 +585,41 @@ static acr_status take_output(const execution *e, acr__buffer which, const tenso
     return status;
 }
 
+static acr_status collect_gradients(const execution *e, run_output *out)
+{
+    acr_status status = ACR_OK;
+    for (int i = 0; i < 4 && status == ACR_OK; ++i) {
+        const acr__buffer which = ACR__DQ + (acr__buffer)i;
+        const tensor_view sinks = {1, 1, e->problem.q_heads, sizeof(float), sizeof(float), {0, 0, 1}, NULL, NULL};
+        const tensor_view view = which == ACR__DSINKS ? sinks : view_of(e, e->ref, which);
+        if (!e->at[which].memory) {
+            continue;
+        }
+        status = take_output(e, which, &view, &out->grads[i], &out->grad_bytes[i], out);
+        if (status == ACR_OK && e->negated) {
+            negate(out->grads[i], out->grad_bytes[i], view.elem_bytes);
+        }
+    }
+    if (status != ACR_OK) {
+        run_output_free(out);
+    }
+    return status;
+}
+
 acr_status execution_collect_outputs(execution *e, run_output *out)
 {
     const acr_problem *p = &e->problem;
     *out = (run_output){.o = NULL};
+    if (p->pass == ACR_BACKWARD) {
+        return collect_gradients(e, out);
+    }
     const tensor_view o = view_of(e, e->ref, ACR__O);
     acr_status status = take_output(e, ACR__O, &o, &out->o, &out->o_bytes, out);
     if (status == ACR_OK && e->negated) {
         negate(out->o, out->o_bytes, (size_t)acr__dtype_bytes(p->out_dtype));
     }
     if (status == ACR_OK && e->at[ACR__LSE].memory) {
-        const acr_strides strides = {p->q_heads * e->ref->q_rows, e->ref->q_rows, 1};
-        const tensor_view lse = query_view(e->ref, &strides, p->q_heads, 1, ACR_F32);
+        const tensor_view lse = lse_view(e);
         void *packed = NULL;
         status = take_output(e, ACR__LSE, &lse, &packed, &out->lse_bytes, out);
         out->lse = packed;
@@ -597,7 +636,10 @@ acr_status execution_collect(execution *e, run_output *out)
     if (status != ACR_OK) {
         return status;
     }
-    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS && status == ACR_OK; ++i) {
+    for (acr__buffer i = 0; i < ACR__BUFFERS && status == ACR_OK; ++i) {
+        if (acr__is_output(&e->problem, i)) {
+            continue;
+        }
         status = check_input(&e->at[i], e->device, acr__buffer_fields[i].name, out);
     }
     if (status == ACR_OK) {
@@ -613,5 +655,8 @@ void run_output_free(run_output *output)
 {
     free(output->o);
     free(output->lse);
+    for (int i = 0; i < 4; ++i) {
+        free(output->grads[i]);
+    }
     *output = (run_output){.o = NULL};
 }

@@ -67,6 +67,10 @@ typedef struct run_output {
     void *o;    /* [entries, q_heads, q_rows, v_dim] as the reference's tensors, in the output's type */
     float *lse; /* [entries, q_heads, q_rows]; NULL when the problem does not ask for it */
     size_t o_bytes, lse_bytes;
+    /* Of a backward problem, which has no o and lse: dq, dk and dv as the reference's tensors, and dsinks [q_heads] or
+     * NULL. */
+    void *grads[4];
+    size_t grad_bytes[4];
     char violation[64]; /* empty, or which buffer was written where it must not be */
 } run_output;
 

@@ -131,7 +131,7 @@ static double element(const fill *f, int64_t head_index, int64_t position, int64
     case INPUT_HEAVY:
         return student_t2(bits);
     case INPUT_LARGE:
-        return f->tensor == INPUT_V ? normal(bits) : 10.0 * normal(bits);
+        return f->tensor == INPUT_V || f->tensor == INPUT_D_O ? normal(bits) : 10.0 * normal(bits);
     case INPUT_NEEDLE: {
         if (f->tensor == INPUT_Q) {
             return needle_sign(f, d) + 0.1 * normal(bits);
@@ -173,16 +173,20 @@ static void fill_rows(void *arg, int64_t slice)
 void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
                 input_kind kind, uint64_t seed, uint32_t threads)
 {
-    const acr_strides *strides = tensor == INPUT_Q ? &problem->q : tensor == INPUT_K ? &problem->k : &problem->v;
+    const bool of_queries = tensor == INPUT_Q || tensor == INPUT_D_O;
+    const acr_strides *strides = tensor == INPUT_Q   ? &problem->q
+                                 : tensor == INPUT_K ? &problem->k
+                                 : tensor == INPUT_V ? &problem->v
+                                                     : &problem->d_o;
     fill f = {
         .packed = packed,
         .problem = problem,
         .tensor = tensor,
         .kind = kind,
         .seed = seed,
-        .heads = tensor == INPUT_Q ? problem->q_heads : problem->kv_heads,
+        .heads = of_queries ? problem->q_heads : problem->kv_heads,
         .length = length,
-        .dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim,
+        .dim = tensor == INPUT_V || tensor == INPUT_D_O ? problem->v_dim : problem->qk_dim,
         .one_batch = strides->batch == 0,
         .one_head = strides->head == 0,
     };

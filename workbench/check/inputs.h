@@ -25,7 +25,8 @@ typedef enum input_kind {
 typedef enum input_tensor {
     INPUT_Q,
     INPUT_K,
-    INPUT_V
+    INPUT_V,
+    INPUT_D_O /* the gradient of o, of a backward problem */
 } input_tensor;
 
 const char *input_kind_name(input_kind kind);

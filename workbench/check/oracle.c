@@ -711,3 +711,200 @@ acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers
     const row_result to = {o, NULL, NULL, NULL};
     return attend_rows(IN_FLOAT, grid, problem, buffers, row_list, rows, &to);
 }
+
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+
+/* What a right kernel may lose: in sixteen bits it rounds weights and their gradients to the type of the inputs between
+ * two products and takes the cap's tanh as acromion.h allows; everything else is float32. */
+typedef struct gradient_losses {
+    double weight, least; /* half a unit in the last place of 1, and what a number too small to be normal may lose */
+    double cap;           /* relative error of the tanh */
+} gradient_losses;
+
+static gradient_losses gradient_losses_of(acr_dtype dtype)
+{
+    switch (dtype) {
+    case ACR_F16:
+        return (gradient_losses){0x1p-11, 0x1p-25, 0x1p-11};
+    case ACR_BF16:
+        return (gradient_losses){0x1p-8, 0x1p-126, 0x1p-11};
+    default:
+        return (gradient_losses){0x1p-24, 0x1p-126, 0x1p-21};
+    }
+}
+
+/* One query row beside its key/value head, widened. */
+typedef struct gradient_row {
+    query_row r;
+    const double *q, *d_o, *k, *v; /* [qk_dim], [v_dim], [keys, qk_dim], [keys, v_dim] */
+    double q_norm, d_o_norm, lse, delta;
+    int64_t seen; /* keys */
+} gradient_row;
+
+static double dot(const double *a, const double *b, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+/* sum[i] += factor * x[i], with the variance that an error of `error` in the factor and the additions of `count` terms
+ * leave. */
+static void add_term(double *sum, double *variance, const double *x, int64_t dims, double factor, double error,
+                     int64_t count)
+{
+    const double additions = 0x1p-46 * (double)count * factor * factor + error * error;
+    for (int64_t d = 0; d < dims; d++) {
+        sum[d] += factor * x[d];
+        variance[d] += additions * x[d] * x[d];
+    }
+}
+
+/* Where the gradients of a row and of its key/value head go. */
+typedef struct gradient_places {
+    double *dq, *dk, *dv, *dq_variance, *dk_variance, *dv_variance;
+} gradient_places;
+
+/* Adds what a row and a key that it sees have to do with each other. */
+static void add_pair(const gradient_row *g, int64_t j, const gradient_places *to)
+{
+    const acr_problem *p = g->r.p;
+    const double *k = g->k + j * p->qk_dim, *v = g->v + j * p->v_dim, scale = p->scale, cap = p->softcap;
+    const double k_norm = sqrt(dot(k, k, p->qk_dim)), v_norm = sqrt(dot(v, v, p->v_dim));
+    const gradient_losses lost = gradient_losses_of(p->dtype);
+    double s = scale * dot(g->q, k, p->qk_dim), slope = 1, slope_error = 0;
+    const double raw = fabs(scale) * g->q_norm * k_norm, added = bias_of(&g->r, j) + alibi_of(&g->r, j);
+    if (cap > 0) {
+        const double t = tanh(s / cap);
+        s = cap * t;
+        slope = 1 - t * t;
+        slope_error = 2 * t * t * lost.cap;
+    }
+    const double p_ij = exp(s + added - g->lse);
+    const double of_score = 0x1p-24 * (4 + 2 * sqrt((double)p->qk_dim)) * (raw + fabs(g->lse) + fabs(added) + 16) +
+                            (cap > 0 ? fabs(s) * lost.cap : 0);
+    const double dp = dot(g->d_o, v, p->v_dim), ds = p_ij * (dp - g->delta) * slope;
+    const double of_dp = 0x1p-24 * (4 + 2 * sqrt((double)p->v_dim)) * (g->d_o_norm * v_norm + fabs(g->delta)),
+                 of_slope = p_ij * (dp - g->delta) * slope_error;
+    const double p_error = hypot(p_ij * hypot(lost.weight, of_score), lost.least);
+    const double of_small = 0x1p-126 * fabs(dp - g->delta); /* a weight as small as that may be 0 */
+    const double ds_error =
+        hypot(hypot(ds * hypot(lost.weight, of_score), p_ij * slope * of_dp), hypot(of_slope, lost.least + of_small));
+    const int64_t rows = p->q_len * (p->q_heads / p->kv_heads);
+    add_term(to->dq, to->dq_variance, k, p->qk_dim, scale * ds, scale * ds_error, g->seen);
+    add_term(to->dk + j * p->qk_dim, to->dk_variance + j * p->qk_dim, g->q, p->qk_dim, scale * ds, scale * ds_error,
+             rows);
+    add_term(to->dv + j * p->v_dim, to->dv_variance + j * p->v_dim, g->d_o, p->v_dim, p_ij, p_error, rows);
+}
+
+/* Rows of a tensor as doubles, one after another. */
+static void widen_rows(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t row_stride, int64_t rows,
+                       int64_t dims)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t d = 0; d < dims; d++) {
+            to[row * dims + d] = acr__load_element(dtype, base, first + row * row_stride + d);
+        }
+    }
+}
+
+/* The scratch of one key/value head. */
+typedef struct gradient_scratch {
+    workspace w; /* `seen` alone */
+    double *k, *v, *q, *d_o, *o;
+} gradient_scratch;
+
+static void add_row(gradient_scratch *at, const query_row *r, const gradient_places *to, double *dsink,
+                    double *dsink_variance)
+{
+    const acr_problem *p = r->p;
+    const acr_buffers *b = r->b;
+    const int64_t row = r->e->q.first + r->i, batch = r->e->batch;
+    const bool packed = p->flags & ACR_PACKED;
+    widen_rows(at->q, p->dtype, b->q, batch * p->q.batch + r->head * p->q.head + row * p->q.row, 0, 1, p->qk_dim);
+    widen_rows(at->o, p->out_dtype, b->o, batch * p->o.batch + r->head * p->o.head + row * p->o.row, 0, 1, p->v_dim);
+    widen_rows(at->d_o, p->out_dtype, b->d_o, batch * p->d_o.batch + r->head * p->d_o.head + row * p->d_o.row, 0, 1,
+               p->v_dim);
+    gradient_row g = {.r = *r, .q = at->q, .d_o = at->d_o, .k = at->k, .v = at->v};
+    g.q_norm = sqrt(dot(at->q, at->q, p->qk_dim));
+    g.d_o_norm = sqrt(dot(at->d_o, at->d_o, p->v_dim));
+    g.lse = b->lse[packed ? r->head * b->q_total + row : (batch * p->q_heads + r->head) * p->q_len + row];
+    g.delta = dot(at->d_o, at->o, p->v_dim);
+    const span keys = mark_seen(&at->w, r);
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        g.seen += at->w.seen[j];
+    }
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        if (at->w.seen[j]) {
+            add_pair(&g, j, to);
+        }
+    }
+    if (dsink && r->sink > -INFINITY) {
+        const double weight = exp(r->sink - g.lse), o_norm = sqrt(dot(at->o, at->o, p->v_dim));
+        const double error = 0x1p-24 * (4 + 2 * sqrt((double)p->v_dim)) * weight *
+                             (g.d_o_norm * o_norm + fabs(g.delta) * (fabs(g.lse) + fabs(r->sink) + 16));
+        *dsink -= weight * g.delta;
+        *dsink_variance += error * error;
+    }
+}
+
+static acr_status open_gradients(gradient_scratch *at, const acr_problem *p)
+{
+    *at = (gradient_scratch){.k = malloc((size_t)(p->kv_len * p->qk_dim) * sizeof(double)),
+                             .v = malloc((size_t)(p->kv_len * p->v_dim) * sizeof(double)),
+                             .q = malloc((size_t)p->qk_dim * sizeof(double)),
+                             .d_o = malloc((size_t)p->v_dim * sizeof(double)),
+                             .o = malloc((size_t)p->v_dim * sizeof(double))};
+    at->w.seen = calloc((size_t)p->kv_len, sizeof *at->w.seen);
+    return at->k && at->v && at->q && at->d_o && at->o && at->w.seen
+               ? ACR_OK
+               : acr__fail(ACR_NO_MEMORY, "oracle: no memory for gradients");
+}
+
+static void close_gradients(gradient_scratch *at)
+{
+    free(at->k);
+    free(at->v);
+    free(at->q);
+    free(at->d_o);
+    free(at->o);
+    free(at->w.seen);
+}
+
+acr_status oracle_backward(const acr_problem *p, const acr_buffers *b, int64_t index, const oracle_gradients *to)
+{
+    const entry e = entry_of(p, b, index / p->kv_heads);
+    const bool packed = p->flags & ACR_PACKED;
+    const int64_t kv_head = index % p->kv_heads, group = p->q_heads / p->kv_heads;
+    const int64_t q_rows = packed ? b->q_total : p->q_len, kv_rows = packed ? b->kv_total : p->kv_len;
+    const int64_t in_tensor = packed ? 0 : e.batch; /* the entry of the tensors */
+    gradient_scratch at;
+    const acr_status status = open_gradients(&at, p);
+    if (status != ACR_OK) {
+        close_gradients(&at);
+        return status;
+    }
+    widen_rows(at.k, p->dtype, b->k, e.batch * p->k.batch + kv_head * p->k.head + e.kv.first * p->k.row, p->k.row,
+               e.kv.length, p->qk_dim);
+    widen_rows(at.v, p->dtype, b->v, e.batch * p->v.batch + kv_head * p->v.head + e.kv.first * p->v.row, p->v.row,
+               e.kv.length, p->v_dim);
+    const int64_t key = (in_tensor * p->kv_heads + kv_head) * kv_rows + e.kv.first;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        for (int64_t i = 0; i < e.q.length; i++) {
+            query_row r = {.p = p, .b = b, .e = &e, .head = head, .i = i};
+            r.position = p->mask == ACR_MASK_CAUSAL_TOP_LEFT ? i : i + e.kv.length - e.q.length;
+            r.sink = b->sinks ? b->sinks[head] : -INFINITY;
+            const int64_t row = (in_tensor * p->q_heads + head) * q_rows + e.q.first + i;
+            const gradient_places places = {to->dq + row * p->qk_dim,          to->dk + key * p->qk_dim,
+                                            to->dv + key * p->v_dim,           to->dq_variance + row * p->qk_dim,
+                                            to->dk_variance + key * p->qk_dim, to->dv_variance + key * p->v_dim};
+            const int64_t sink = e.batch * p->q_heads + head;
+            add_row(&at, &r, &places, to->dsinks ? to->dsinks + sink : NULL,
+                    to->dsinks ? to->dsinks_variance + sink : NULL);
+        }
+    }
+    close_gradients(&at);
+    return ACR_OK;
+}

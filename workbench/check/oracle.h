@@ -29,4 +29,18 @@ acr_status oracle_spread(const acr_problem *problem, const acr_buffers *buffers,
 acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers, const int64_t *row_list, int64_t rows,
                           float grid, double *o);
 
+/* Where gradients go, and the variance of what a right kernel loses before it rounds them: of q, k and v as the
+ * tensors without gaps [entries, heads, rows, dim], of sinks [batch, q_heads], to be summed over the batch; these two
+ * NULL without sinks. All are 0 before. */
+typedef struct oracle_gradients {
+    double *dq, *dk, *dv, *dsinks;
+    double *dq_variance, *dk_variance, *dv_variance, *dsinks_variance;
+} oracle_gradients;
+
+/* Gradients in float64, by the formulas of acromion.h, from exactly what is stored, o and lse among it, for batch entry
+ * index / kv_heads and key/value head index % kv_heads: other calls write other elements. problem is canonical, but for
+ * the strides of a packed batch as reference.c has them. */
+acr_status oracle_backward(const acr_problem *problem, const acr_buffers *buffers, int64_t index,
+                           const oracle_gradients *out);
+
 #endif

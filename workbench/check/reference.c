@@ -18,6 +18,8 @@ static acr_problem packed_problem(const acr_problem *problem)
     const acr_strides none = {0, 0, 0};
     packed.layout = problem->flags & ACR_PACKED ? ACR_BSHD : ACR_BHSD;
     packed.q = packed.k = packed.v = packed.o = none;
+    packed.d_o = packed.dq = packed.dk = packed.dv = none;
+    packed.flags &= ~(uint32_t)ACR_FAST_ATOMICS;
     packed.alignment = 0;
     packed.flags |= ACR_WANT_LSE;
     return packed;
@@ -26,9 +28,9 @@ static acr_problem packed_problem(const acr_problem *problem)
 /* Which inputs repeat over batch or heads: the one thing of the strides that changes the values. */
 static unsigned repeats(const acr_problem *problem)
 {
-    const acr_strides *strides[] = {&problem->q, &problem->k, &problem->v};
+    const acr_strides *strides[] = {&problem->q, &problem->k, &problem->v, &problem->d_o};
     unsigned bits = 0;
-    for (unsigned i = 0; i < 3; ++i) {
+    for (unsigned i = 0; i < (problem->pass == ACR_BACKWARD ? 4 : 3); ++i) {
         bits |= (strides[i]->batch == 0 ? 1u : 0u) << (2 * i) | (strides[i]->head == 0 ? 2u : 0u) << (2 * i);
     }
     return bits;
@@ -135,6 +137,7 @@ static acr_status make_sequences(reference *ref, const reference_request *reques
     p->q = (acr_strides){0, ref->q_rows * p->qk_dim, p->qk_dim};
     p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
     p->v = (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
+    p->o = p->d_o = (acr_strides){0, ref->q_rows * p->v_dim, p->v_dim};
     return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
 }
 
@@ -550,6 +553,149 @@ static acr_status set_tolerances(reference *ref, const int64_t *row_list, const 
                             : status;
 }
 
+/* ---- Gradients ---- */
+
+/* The forward pass whose results a backward problem reads. */
+static acr_problem forward_of(const acr_problem *p)
+{
+    const acr_strides none = {0, 0, 0};
+    acr_problem forward = *p;
+    forward.pass = ACR_FORWARD;
+    forward.grad_dtype = ACR_DTYPE_DEFAULT;
+    forward.d_o = forward.dq = forward.dk = forward.dv = none;
+    return forward;
+}
+
+/* The oracle's o and lse of every row, stored as a forward kernel stores them. */
+static acr_status store_forward(reference *ref)
+{
+    const acr_problem forward = forward_of(&ref->problem);
+    const int64_t rows = all_q_rows(ref), dims = forward.v_dim;
+    double *o = malloc((size_t)(rows * dims) * sizeof *o), *lse = malloc((size_t)rows * sizeof *lse);
+    const acr_buffers b = ref->buffers;
+    acr_status status = o && lse ? oracle_forward(&forward, &b, NULL, rows, o, lse)
+                                 : acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    for (int64_t i = 0; i < rows * dims && status == ACR_OK; ++i) {
+        acr__store_element(forward.out_dtype, ref->buffers.o, i, o[i]);
+    }
+    for (int64_t i = 0; i < rows && status == ACR_OK; ++i) {
+        ref->buffers.lse[i] = (float)lse[i];
+    }
+    free(o);
+    free(lse);
+    return status;
+}
+
+static void free_gradients(gradients *g)
+{
+    for (int i = 0; i < 4; ++i) {
+        free(g->expected[i]);
+        free(g->tolerance[i]);
+    }
+    free(g);
+}
+
+static bool allocate_gradients(reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    gradients *g = ref->grads = calloc(1, sizeof *g);
+    if (!g) {
+        return false;
+    }
+    const int64_t q_rows = all_q_rows(ref), kv_rows = all_kv_rows(ref);
+    const int64_t elements[4] = {q_rows * p->qk_dim, kv_rows * p->qk_dim, kv_rows * p->v_dim,
+                                 p->flags & ACR_SINKS ? p->batch * p->q_heads : 0};
+    const size_t o_bytes = (size_t)(q_rows * p->v_dim * acr__dtype_bytes(p->out_dtype));
+    ref->buffers.o = malloc(o_bytes);
+    ref->buffers.d_o = malloc(o_bytes);
+    ref->buffers.lse = malloc((size_t)q_rows * sizeof(float));
+    bool complete = ref->buffers.o && ref->buffers.d_o && ref->buffers.lse;
+    for (int i = 0; i < 4; ++i) {
+        g->elements[i] = elements[i];
+        g->expected[i] = calloc((size_t)elements[i] + 1, sizeof(double));
+        g->tolerance[i] = calloc((size_t)elements[i] + 1, sizeof(double));
+        complete = complete && g->expected[i] && g->tolerance[i];
+    }
+    return complete;
+}
+
+/* Runs the oracle for each key/value head of each batch entry. */
+typedef struct differentiating {
+    const reference *ref;
+    acr_buffers buffers;
+    oracle_gradients out;
+    _Atomic int status;
+} differentiating;
+
+static void differentiate_head(void *arg, int64_t index)
+{
+    differentiating *d = arg;
+    const acr_status status = oracle_backward(&d->ref->problem, &d->buffers, index, &d->out);
+    if (status != ACR_OK) {
+        atomic_store(&d->status, (int)status);
+    }
+}
+
+/* Turns variances into tolerances: what errors without bias exceed with a probability below 10^-7 in all elements, and
+ * one unit in the last place of the gradient. */
+static void set_gradient_tolerances(reference *ref)
+{
+    gradients *g = ref->grads;
+    const acr_problem *p = &ref->problem;
+    if (g->elements[3] > 0) { /* the sum over the batch */
+        for (int64_t i = p->q_heads; i < g->elements[3]; ++i) {
+            g->expected[3][i % p->q_heads] += g->expected[3][i];
+            g->tolerance[3][i % p->q_heads] += g->tolerance[3][i];
+        }
+        g->elements[3] = p->q_heads;
+    }
+    const double deviations = largest_of((double)(g->elements[0] + g->elements[1] + g->elements[2] + g->elements[3]));
+    for (int which = 0; which < 4; ++which) {
+        for (int64_t i = 0; i < g->elements[which]; ++i) {
+            const double inner = deviations * sqrt(g->tolerance[which][i]);
+            g->tolerance[which][i] =
+                inner + unit_in_last_place(which == 3 ? ACR_F32 : p->grad_dtype, fabs(g->expected[which][i]) + inner);
+        }
+    }
+}
+
+static acr_status fill_gradients(reference *ref, const reference_request *request)
+{
+    acr_status status = make_inputs(ref, request);
+    if (status != ACR_OK) {
+        return status;
+    }
+    if (!allocate_gradients(ref)) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for gradients");
+    }
+    const acr_problem *p = &ref->problem;
+    gradients *g = ref->grads;
+    input_fill((void *)(uintptr_t)ref->buffers.d_o, request->problem, INPUT_D_O, ref->entries, ref->q_rows,
+               request->inputs, request->seed, request->threads);
+    status = store_forward(ref);
+    if (status != ACR_OK) {
+        return status;
+    }
+    const bool sinks = g->elements[3] > 0;
+    differentiating d = {.ref = ref, .buffers = ref->buffers};
+    d.out = (oracle_gradients){.dq = g->expected[0],
+                               .dk = g->expected[1],
+                               .dv = g->expected[2],
+                               .dsinks = sinks ? g->expected[3] : NULL,
+                               .dq_variance = g->tolerance[0],
+                               .dk_variance = g->tolerance[1],
+                               .dv_variance = g->tolerance[2],
+                               .dsinks_variance = sinks ? g->tolerance[3] : NULL};
+    parallel_for(request->threads, p->batch * p->kv_heads, differentiate_head, &d);
+    status = (acr_status)atomic_load(&d.status);
+    if (status != ACR_OK) {
+        return acr__fail(status, "the oracle failed: %s", acr_status_text(status));
+    }
+    ref->rows = all_q_rows(ref);
+    set_gradient_tolerances(ref);
+    return ACR_OK;
+}
+
 /* ---- All together ---- */
 
 static int64_t *all_rows(int64_t rows)
@@ -605,7 +751,7 @@ acr_status reference_create(reference **out, const reference_request *request)
     input_scales(&ref->problem, request->inputs);
     acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
     if (status == ACR_OK) {
-        status = fill_reference(ref, request);
+        status = ref->problem.pass == ACR_BACKWARD ? fill_gradients(ref, request) : fill_reference(ref, request);
     }
     if (status != ACR_OK) {
         reference_destroy(ref);
@@ -625,8 +771,11 @@ void reference_destroy(reference *ref)
         free(ref);
         return;
     }
-    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; ++i) {
+    for (acr__buffer i = 0; i < ACR__DQ; ++i) { /* o, lse and d_o of a backward problem among them */
         free((void *)acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers));
+    }
+    if (ref->grads) {
+        free_gradients(ref->grads);
     }
     free(ref->q_owner);
     free(ref->kv_owner);

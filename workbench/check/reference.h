@@ -14,6 +14,13 @@
 #include "acromion.h"
 #include "inputs.h"
 
+/* What must come out of a backward problem: dq, dk and dv as the tensors, and dsinks [q_heads] with sinks. An element's
+ * error is at most its tolerance. */
+typedef struct gradients {
+    double *expected[4], *tolerance[4];
+    int64_t elements[4];
+} gradients;
+
 typedef struct reference {
     acr_problem problem; /* canonical, of q, k and v as they are here, with log-sum-exp */
     input_kind inputs;
@@ -21,8 +28,10 @@ typedef struct reference {
     /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
      * and the totals. */
     int64_t entries, q_rows, kv_rows;
-    acr_buffers buffers;         /* all inputs, on the host; scales with INPUT_HEAD_SCALED only; no outputs */
+    acr_buffers buffers;         /* all inputs, on the host; scales with INPUT_HEAD_SCALED only; no outputs: o and lse
+                                    are there of a backward problem, as the oracle's forward pass stores them */
     int32_t *q_owner, *kv_owner; /* of a packed batch [rows]: the sequence that a row belongs to, -1 = none */
+    gradients *grads;            /* of a backward problem, which has no o and lse below and no row_list; else NULL */
     int64_t rows;                /* compared rows */
     int64_t *row_list;           /* ascending, numbers as of oracle_forward; NULL = all */
     double *o, *lse;             /* the oracle's: rows * v_dim, rows */
