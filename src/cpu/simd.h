@@ -8,6 +8,12 @@
 
 #include "kernel.h"
 
+#ifndef ROW_VECS /* no line of the list: a block of one register, for a look at the header by itself */
+#define ROW_VECS 1
+#define COLUMNS 1
+#define UNROLL 1
+#endif
+
 #if defined KERNEL_ARCH_avx512 || defined KERNEL_ARCH_avx2
 #include <immintrin.h>
 #endif
@@ -270,7 +276,8 @@ INLINE vec load_some_floats(acr_dtype dtype, const void *base, int64_t index, in
     return load_floats(dtype, elements, 0);
 }
 
-/* Elements [index, index + count) of a bias as floats, count <= LANES; the rest is 0. bias_type is FWD_BIAS_*; a mask gives 1 and 0. */
+/* Elements [index, index + count) of a bias as floats, count <= LANES; the rest is 0. bias_type is FWD_BIAS_*; a mask
+ * gives 1 and 0. */
 INLINE vec load_some_bias(int32_t bias_type, const void *base, int64_t index, int64_t count)
 {
     const int64_t bytes = bias_type == FWD_BIAS_F32 ? 4 : bias_type == FWD_BIAS_MASK ? 1 : 2;
@@ -311,14 +318,14 @@ INLINE void store_some_floats(acr_dtype dtype, void *base, int64_t index, int64_
 
 /* ---- Scratch --------------------------------------------------------------------------------------------------- */
 
-static int64_t round_up(int64_t value, int64_t multiple)
+static inline int64_t round_up(int64_t value, int64_t multiple)
 {
     return (value + multiple - 1) / multiple * multiple;
 }
 
 /* The next part of a lane's scratch, 64-byte aligned as all are; *used counts the bytes. scratch NULL: to count
  * alone. */
-static void *cut(char *scratch, int64_t *used, int64_t elements)
+static inline void *cut(char *scratch, int64_t *used, int64_t elements)
 {
     void *part = scratch ? scratch + *used : NULL;
     *used += round_up(elements * 4, 64);
@@ -371,7 +378,7 @@ INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b,
     }
 }
 
-static bool all_finite(matrix v, int64_t rows, int64_t dims)
+static inline bool all_finite(matrix v, int64_t rows, int64_t dims)
 {
     vec zeros = {0}; /* finite * 0 is 0, anything else NaN */
     for (int64_t row = 0; row < rows; row++) {

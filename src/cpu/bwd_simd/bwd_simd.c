@@ -4,8 +4,8 @@
  *     dq of a tile of rows:  for every key tile     S = K Q, dP = V dO, dS = P (dP - D);              dQ += dS K
  *     dk and dv of a tile of keys:  for every row tile   S = Q K, dP = dO V, P, dS;       dV += P dO, dK += dS Q
  *
- * So no two items write the same element, no sum is shared between lanes of the pool, and the order of every sum is that
- * of the problem: bits depend neither on the number of threads nor on who takes which item. Seven products are computed
+ * So no two items write the same element, no sum is shared between lanes of the pool, and the order of every sum is
+ * the problem's: bits depend neither on the number of threads nor on who takes which item. Seven products are computed
  * where five are needed; what that buys is that there is no workspace beyond scratch, and nothing to wait for. dsinks
  * are items of a third kind, one for each query head.
  *
@@ -271,8 +271,8 @@ static __attribute__((noinline)) void add_rows(float *to, const float *weights, 
     multiply_all(to, weights, m.at, 1, m.row_stride, count, dims, true);
 }
 
-/* As add_rows, to the bit, with nothing added for weights of 0, which those have that do not see each other: 0 * infinity would be
- * NaN. Slow, and rare. */
+/* As add_rows, to the bit, with nothing added for weights of 0, which those have that do not see each other: 0 *
+ * infinity would be NaN. Slow, and rare. */
 static void add_seen_rows(float *to, const float *weights, matrix m, int64_t dims, int64_t count)
 {
     for (int64_t dim = 0; dim < dims; dim++) {
