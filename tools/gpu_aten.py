@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
 import acromion
-from gpu_python import SEED, back_to_back, host_time, in_turns, interval, normal, provenance, ratio, summarise
+from gpu_python import back_to_back, host_time, normal, provenance
+from turns import SEED, in_turns, interval, ratio, summarise
 
 acromion.register_torch()
 

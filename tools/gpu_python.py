@@ -6,10 +6,8 @@ cases. Everything compared is measured in turns, A B C C B A, in one process. to
 import ctypes
 import datetime
 import json
-import math
 import os
 import pathlib
-import random
 import statistics
 import subprocess
 import sys
@@ -19,55 +17,17 @@ import torch
 import torch.nn.functional as F
 
 import acromion
+from turns import SEED, in_turns, interval, ratio, summarise
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "python"))
 from cases import table  # noqa: E402: from tests/python/
 from torch_cases import check  # noqa: E402
 
-SEED = 1
 CASES = 320
 
 
 def normal(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to("cuda", torch.float16)
-
-
-# ---- Statistics ----
-
-def percentile(sorted_values, share):
-    return sorted_values[min(len(sorted_values) - 1, math.ceil(share * len(sorted_values)) - 1)]
-
-
-def interval(values, of=statistics.median):
-    """A 95 % interval by bootstrap over blocks."""
-    chance = random.Random(SEED)
-    found = sorted(of(chance.choices(values, k=len(values))) for _ in range(1000))
-    return [found[24], found[974]]
-
-
-def in_turns(measures, blocks):
-    """For each name the block values of its measure: the mean of two, taken in the order A B C C B A."""
-    order = [*measures, *reversed(measures)]
-    found = {name: [] for name in measures}
-    for _ in range(blocks):
-        block = {name: [] for name in measures}
-        for name in order:
-            block[name].append(measures[name]())
-        for name, pair in block.items():
-            found[name].append(sum(pair) / 2)
-    return found
-
-
-def summarise(values):
-    ordered = sorted(values)
-    return {"p50_us": statistics.median(ordered), "p90_us": percentile(ordered, 0.9),
-            "p99_us": percentile(ordered, 0.99), "n": len(ordered), "ci95_us": interval(ordered)}
-
-
-def ratio(baseline, values):
-    """How many times faster than the baseline: the median of the blocks' ratios, and its interval."""
-    ratios = [b / v for b, v in zip(baseline, values)]
-    return {"speedup": statistics.median(ratios), "speedup_ci95": interval(ratios)}
 
 
 # ---- What is measured ----
