@@ -247,11 +247,12 @@ static int read_window(arguments *out, PyObject *window)
     return failed ? -1 : 0;
 }
 
-/* A scale of fp8 may be a number, which is read, or a tensor, which is left in its place. */
+/* A scale of fp8 may be a number, which is read, or a tensor or its description, which is left in its place. */
 static int read_fp8_scale(float *number, PyObject **value, const char *name)
 {
     *number = 0;
-    if (!*value || (!PyFloat_Check(*value) && !PyLong_Check(*value) && PyObject_HasAttrString(*value, "__dlpack__")))
+    if (!*value || PyTuple_Check(*value) ||
+        (!PyFloat_Check(*value) && !PyLong_Check(*value) && PyObject_HasAttrString(*value, "__dlpack__")))
         return 0;
     PyObject *given = *value;
     *value = NULL;

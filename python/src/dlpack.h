@@ -16,6 +16,7 @@ enum { /* dl_type.code */
     DL_INT = 0,
     DL_UINT = 1,
     DL_FLOAT = 2,
+    DL_OPAQUE = 3,
     DL_BFLOAT = 4,
     DL_BOOL = 6,
     DL_FLOAT8_E4M3FN = 10 /* OCP FP8 E4M3; from version 1.1 on */

@@ -6,6 +6,7 @@
 #include "plans.h"
 #include "sdpa.h"
 #include "torch_side.h"
+#include "xla.h"
 
 PyDoc_STRVAR(
     sdpa_doc,
@@ -75,6 +76,13 @@ static PyMethodDef methods[] = {
     {"aten_operator", aten_operator, METH_VARARGS,
      "aten_operator(name, hand_over)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
     {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},
+    {"problem", (PyCFunction)(void (*)(void))sdpa_problem, METH_FASTCALL | METH_KEYWORDS,
+     "problem(q, k, v, **arguments_of_sdpa)\n--\n\nChecks arguments whose tensors are (shape, strides or None, type), "
+     "and returns\nthe acr_problem that they make, as bytes; None where there is nothing to compute."},
+    {"plan_text", sdpa_plan_text, METH_VARARGS,
+     "plan_text(problem, device_type, device)\n--\n\nWhich kernel runs a problem on a device, or why none does."},
+    {"xla_handlers", xla_handlers, METH_NOARGS,
+     "xla_handlers()\n--\n\nThe functions that XLA calls, for the CPU and for CUDA, in capsules."},
     {"import_wisdom", sdpa_import_wisdom, METH_VARARGS,
      "import_wisdom(path, device_type, device)\n--\n\nSee acromion.import_wisdom."},
     {NULL, NULL, 0, NULL},
@@ -91,7 +99,7 @@ static PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void);
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (common_setup() || arguments_setup() || operand_setup() || plans_setup())
+    if (common_setup() || arguments_setup() || operand_setup() || plans_setup() || xla_setup())
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module && PyModule_AddStringConstant(module, "version", acr_version()))

@@ -1,6 +1,7 @@
 /* Reading tensors through DLPack: by the C functions that their type offers, else by the method __dlpack__. */
 #include "operand.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *empty_tuple;
@@ -12,6 +13,46 @@ int operand_setup(void)
     name_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     empty_tuple = PyTuple_New(0);
     return name_dlpack && name_dlpack_device && name_exchange && empty_tuple ? 0 : -1;
+}
+
+/* ---- Names of types ---------------------------------------------------------------------------------------------- */
+
+enum {
+    KINDS = 6,
+    TYPES = 12
+};
+/* By DLPack's numbers: first kinds, whose names the number of bits follows, then types. */
+static const char *const kinds[KINDS] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+static const struct named_type {
+    const char *name;
+    uint8_t bits;
+} types[TYPES] = {{"bool", 8},           {"float8_e3m4", 8},     {"float8_e4m3", 8},   {"float8_e4m3b11fnuz", 8},
+                  {"float8_e4m3fn", 8},  {"float8_e4m3fnuz", 8}, {"float8_e5m2", 8},   {"float8_e5m2fnuz", 8},
+                  {"float8_e8m0fnu", 8}, {"float6_e2m3fn", 6},   {"float6_e3m2fn", 6}, {"float4_e2m1fn", 4}};
+
+PyObject *operand_type_text(dl_type type)
+{
+    if (type.code < KINDS)
+        return PyUnicode_FromFormat("%s%d", kinds[type.code], type.bits);
+    if (type.code < KINDS + TYPES)
+        return PyUnicode_FromString(types[type.code - KINDS].name);
+    return PyUnicode_FromFormat("of DLPack type %d with %d bits", type.code, type.bits);
+}
+
+/* The type of a name; of one that is not known an opaque one. */
+static dl_type type_named(const char *name)
+{
+    for (int i = 0; i < TYPES; i++)
+        if (strcmp(name, types[i].name) == 0)
+            return (dl_type){(uint8_t)(KINDS + i), types[i].bits, 1};
+    for (int i = 0; i < KINDS; i++) {
+        const size_t length = strlen(kinds[i]);
+        char *end;
+        const unsigned long bits = strncmp(name, kinds[i], length) == 0 ? strtoul(name + length, &end, 10) : 0;
+        if (bits > 0 && bits <= UINT8_MAX && *end == '\0')
+            return (dl_type){(uint8_t)i, (uint8_t)bits, 1};
+    }
+    return (dl_type){DL_OPAQUE, 0, 1};
 }
 
 /* ---- The exchange functions of a type ---------------------------------------------------------------------------- */
@@ -151,6 +192,37 @@ int operand_acquire(operand *out, const char *name, PyObject *object)
         return acquire_capsule(out);
     dl_tensor t;
     return out->exchange->view(object, &t) == 0 ? describe(out, &t) : -1;
+}
+
+/* `count` numbers of a tuple. */
+static int read_extents(int64_t *out, PyObject *tuple, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *number = PyTuple_GetItem(tuple, i);
+        out[i] = number ? PyLong_AsLongLong(number) : -1;
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+int operand_describe(operand *out, const char *name, PyObject *description)
+{
+    PyObject *shape, *strides;
+    const char *type;
+    int64_t extents[OPERAND_DIMS], steps[OPERAND_DIMS];
+    if (!PyArg_ParseTuple(description, "O!Os", &PyTuple_Type, &shape, &strides, &type))
+        return -1;
+    *out = (operand){.name = name, .object = description};
+    const Py_ssize_t ndim = PyTuple_Size(shape);
+    const Py_ssize_t known = ndim <= OPERAND_DIMS ? ndim : 0; /* more are refused by their number */
+    if (read_extents(extents, shape, known) || (strides != Py_None && read_extents(steps, strides, known)))
+        return -1;
+    return describe(out, &(dl_tensor){.device = {DL_CPU, 0},
+                                      .ndim = (int32_t)ndim,
+                                      .dtype = type_named(type),
+                                      .shape = extents,
+                                      .strides = strides != Py_None ? steps : NULL});
 }
 
 void operand_release(operand *op)

@@ -30,6 +30,13 @@ typedef struct operand {
 int operand_acquire(operand *out, const char *name, PyObject *object);
 void operand_release(operand *op);
 
+/* A tensor that has no memory yet, of a program that is being traced: (shape, strides or None for packed, type's name),
+ * on the CPU. Returns 0, or -1 with a Python exception; nothing is to be released. */
+int operand_describe(operand *out, const char *name, PyObject *description);
+
+/* "float16" and so on. */
+PyObject *operand_type_text(dl_type type);
+
 /* The stream that work on the operand's device belongs on: the current one of the object's library; the legacy default
  * stream where that does not tell. */
 int operand_stream(const operand *op, void **out);

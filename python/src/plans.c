@@ -3,53 +3,77 @@
 #include "plans.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    DEVICES_MAX = 64,
     PLANS_MAX = 1024,     /* beyond, all are dropped: a length that grows by one each call must not fill memory */
     SLOTS = 4 * PLANS_MAX /* a power of two; never more than a quarter full */
 };
 
-static acr_ctx *cpu_context, *cuda_contexts[DEVICES_MAX];
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(acr_ctx *) cpu_context, cuda_contexts[PLANS_DEVICES_MAX]; /* written under `opening` */
 static plan_entry *slots[SLOTS];
 static unsigned plan_count, generation;
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
+/* A child of fork() has no thread that could be opening. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&opening);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&opening);
+}
+
 static void forget_everything(void)
 {
-    cpu_context = NULL;
-    memset(cuda_contexts, 0, sizeof cuda_contexts);
+    atomic_store(&cpu_context, NULL);
+    for (int i = 0; i < PLANS_DEVICES_MAX; i++)
+        atomic_store(&cuda_contexts[i], NULL);
     memset(slots, 0, sizeof slots);
     plan_count = 0;
     generation++;
+    after_fork();
 }
 
 int plans_setup(void)
 {
-    if (pthread_atfork(NULL, NULL, forget_everything) == 0)
+    if (pthread_atfork(before_fork, after_fork, forget_everything) == 0)
         return 0;
     PyErr_NoMemory();
     return -1;
 }
 
-int plans_context(acr_ctx **out, dl_device device)
+acr_status plans_open(acr_ctx **out, dl_device device)
 {
-    if (device.type == DL_CUDA && (device.id < 0 || device.id >= DEVICES_MAX))
-        return acr_py_invalid("device %d: at most %d are supported", (int)device.id, DEVICES_MAX);
-    acr_ctx **const place = device.type == DL_CUDA ? &cuda_contexts[device.id] : &cpu_context;
-    if (!*place) {
+    _Atomic(acr_ctx *) *const place = device.type == DL_CUDA ? &cuda_contexts[device.id] : &cpu_context;
+    acr_status status = ACR_OK;
+    acr_ctx *ctx = atomic_load_explicit(place, memory_order_acquire);
+    if (!ctx) {
         acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
         options.backend = device.type == DL_CUDA ? "cuda" : "cpu";
         options.device = device.type == DL_CUDA ? device.id : 0;
-        const acr_status status = acr_ctx_create(place, &options);
-        if (status != ACR_OK)
-            return acr_py_raise(status);
+        pthread_mutex_lock(&opening);
+        ctx = atomic_load_explicit(place, memory_order_relaxed);
+        if (!ctx && (status = acr_ctx_create(&ctx, &options)) == ACR_OK)
+            atomic_store_explicit(place, ctx, memory_order_release);
+        pthread_mutex_unlock(&opening);
     }
-    *out = *place;
-    return 0;
+    *out = ctx;
+    return status;
+}
+
+int plans_context(acr_ctx **out, dl_device device)
+{
+    if (device.type == DL_CUDA && (device.id < 0 || device.id >= PLANS_DEVICES_MAX))
+        return acr_py_invalid("device %d: at most %d are supported", (int)device.id, PLANS_DEVICES_MAX);
+    const acr_status status = plans_open(out, device);
+    return status == ACR_OK ? 0 : acr_py_raise(status);
 }
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* Contexts and plans that calls from Python share. All functions need the GIL. */
+/* Contexts and plans that calls from Python share. All functions but plans_open need the GIL. */
 #ifndef ACR_PY_PLANS_H
 #define ACR_PY_PLANS_H
 
@@ -20,7 +20,15 @@ typedef struct plan_entry {
     bool dropped; /* out of the table: the last user frees it */
 } plan_entry;
 
-/* The context of a device, opened when first asked for. Returns 0, or -1 with an exception. */
+enum {
+    PLANS_DEVICES_MAX = 64
+};
+
+/* The context of a device, opened when first asked for. device.id is below PLANS_DEVICES_MAX. From any thread, without
+ * the GIL. Errors: those of acr_ctx_create. */
+acr_status plans_open(acr_ctx **out, dl_device device);
+
+/* The same with the GIL and for every device.id. Returns 0, or -1 with an exception. */
 int plans_context(acr_ctx **out, dl_device device);
 
 /* The plan of a problem, made when first asked for; a problem that no kernel can run is remembered, too. The problem's

@@ -21,6 +21,7 @@ typedef struct call {
     operand sides[SIDES];       /* by argument, from ARG_SIDE on; those not given are absent */
     PyObject *out, *lse_object; /* owned: what is returned */
     acr_problem problem;
+    bool is_traced; /* tensors are descriptions without memory */
     bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap, or has no memory */
 } call;
 
@@ -60,21 +61,6 @@ static int row_axis(const call *c)
     return c->a.layout == ACR_BSHD ? 1 : 2;
 }
 
-/* "float16" and so on, for errors. */
-static PyObject *type_text(dl_type t)
-{
-    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex"}; /* and bits */
-    static const char *const types[] = {"bool",           "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
-                                        "float8_e4m3fn",  "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",
-                                        "float8_e8m0fnu", "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
-    const size_t type = t.code - COUNT_OF(kinds);
-    if (t.code < COUNT_OF(kinds))
-        return PyUnicode_FromFormat("%s%d", kinds[t.code], t.bits);
-    if (type < COUNT_OF(types))
-        return PyUnicode_FromString(types[type]);
-    return PyUnicode_FromFormat("of DLPack type %d with %d bits", t.code, t.bits);
-}
-
 static bool same_type(dl_type a, dl_type b)
 {
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
@@ -92,7 +78,7 @@ static bool same_device(dl_device a, dl_device b)
 
 static int fail_type(const operand *op, const char *wanted)
 {
-    PyObject *text = type_text(op->dtype);
+    PyObject *text = operand_type_text(op->dtype);
     if (text)
         PyErr_Format(PyExc_TypeError, "%s is %U, must be %s", op->name, text, wanted);
     Py_XDECREF(text);
@@ -144,7 +130,7 @@ static int check_type(const call *c, const operand *op)
     }
     if (same_type(op->dtype, c->q.dtype))
         return 0;
-    PyObject *text = type_text(c->q.dtype);
+    PyObject *text = operand_type_text(c->q.dtype);
     if (text)
         fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
     Py_XDECREF(text);
@@ -474,6 +460,8 @@ static int fill_problem(call *c)
 
 static int acquire(call *c, operand *op, const char *name, PyObject *object)
 {
+    if (c->is_traced)
+        return operand_describe(op, name, object);
     if (operand_acquire(op, name, object) == 0)
         return 0;
     c->is_opaque = torch_is_tensor(object);
@@ -820,6 +808,60 @@ PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t posit
     }
     finish(&c);
     return result;
+}
+
+/* What a call without its tensors would be: None where q has no rows. */
+static PyObject *describe_problem(call *c)
+{
+    PyObject *out = c->a.given[ARG_OUT];
+    acr_problem canonical;
+    if (acquire_inputs(c) || check_inputs(c) ||
+        (out && (acquire_main(c, &c->o, argument_names[ARG_OUT], out) || check_output(c))))
+        return NULL;
+    if (has_no_rows(c))
+        Py_RETURN_NONE;
+    if (fill_problem(c))
+        return NULL;
+    const acr_status status = acr_problem_canonical(&canonical, &c->problem);
+    if (status != ACR_OK) {
+        acr_py_raise(status);
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize((const char *)&canonical, sizeof canonical);
+}
+
+PyObject *sdpa_problem(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    call c;
+    memset(&c, 0, sizeof c);
+    c.is_traced = true;
+    if (arguments_parse(&c.a, args, positional, keyword_names))
+        return NULL;
+    PyObject *result = describe_problem(&c);
+    finish(&c);
+    return result;
+}
+
+PyObject *sdpa_plan_text(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *bytes;
+    Py_ssize_t count;
+    dl_device device;
+    acr_ctx *ctx;
+    plan_entry *entry;
+    acr_problem problem;
+    if (!PyArg_ParseTuple(args, "y#ii:plan_text", &bytes, &count, &device.type, &device.id))
+        return NULL;
+    if (count != (Py_ssize_t)sizeof problem) {
+        acr_py_invalid("a problem has %zd bytes, must have %zu", count, sizeof problem);
+        return NULL;
+    }
+    memcpy(&problem, bytes, sizeof problem);
+    if (plans_context(&ctx, device) || plans_find(&entry, ctx, &problem))
+        return NULL;
+    return PyUnicode_FromString(acr_plan_text(entry->plan));
 }
 
 PyObject *sdpa_forget(PyObject *module, PyObject *unused)

@@ -12,6 +12,8 @@ int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse);
 PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+PyObject *sdpa_problem(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+PyObject *sdpa_plan_text(PyObject *module, PyObject *args);
 PyObject *sdpa_forget(PyObject *module, PyObject *unused);
 PyObject *sdpa_import_wisdom(PyObject *module, PyObject *args);
 

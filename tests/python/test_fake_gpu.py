@@ -40,16 +40,21 @@ def entry(name):
     return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2)(found.value)
 
 
+def in_context(name, out, argument):
+    """Calls a function of the driver that makes something, in the device's context."""
+    context, popped = ctypes.c_void_p(), ctypes.c_void_p()
+    for called, first, second in (("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0),
+                                  ("cuCtxPushCurrent", None, None), (name, ctypes.byref(out), argument),
+                                  ("cuCtxPopCurrent", ctypes.byref(popped), 0)):
+        first = context if called == "cuCtxPushCurrent" else ctypes.cast(first, ctypes.c_void_p)
+        assert entry(called)(first, second) == 0, called
+    return out.value
+
+
 def device_memory(size):
     """An array of bytes in the driver's memory, never freed."""
-    context, address, popped = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
-    for name, first, second in (("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0),
-                                ("cuCtxPushCurrent", None, None),
-                                ("cuMemAlloc", ctypes.byref(address), size),
-                                ("cuCtxPopCurrent", ctypes.byref(popped), 0)):
-        first = context if name == "cuCtxPushCurrent" else ctypes.cast(first, ctypes.c_void_p)
-        assert entry(name)(first, second) == 0, name
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address.value), np.uint8)
+    address = in_context("cuMemAlloc", ctypes.c_uint64(), size)
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
 
 
 class Tensor:
@@ -210,6 +215,173 @@ class FakeGpu(unittest.TestCase):
         self.assertEqual(raised.exception.status, -3)
         with self.assertRaisesRegex(ValueError, "k is on cuda:0 and q on cuda:1, must be the same"):
             acromion.sdpa(q, tensor(1, 8, 64, 64), q)
+
+
+# ---- XLA, played by structures of python/src/xla_ffi.h ----
+
+WORD = ctypes.c_void_p
+
+
+def words(addresses):
+    return (WORD * len(addresses))(*addresses)
+
+
+class Text(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char_p), ("length", ctypes.c_size_t)]
+
+
+class XlaArray(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int32), ("count", ctypes.c_size_t), ("data", WORD)]
+
+
+class XlaBuffer(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("dtype", ctypes.c_int32), ("data", WORD),
+                ("rank", ctypes.c_int64), ("dims", WORD)]
+
+
+class XlaList(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("count", ctypes.c_int64), ("types", WORD),
+                ("items", WORD)]
+
+
+class XlaAttributes(ctypes.Structure):
+    _fields_ = [*XlaList._fields_[:4], ("names", WORD), ("values", WORD)]
+
+
+class XlaGet(ctypes.Structure):
+    """Arguments of the functions for the stream and for the device."""
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("ctx", WORD), ("stream", WORD)]
+
+
+class XlaError(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("message", ctypes.c_char_p), ("code", ctypes.c_int32)]
+
+
+class XlaApi(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("version", WORD * 3), ("internal", WORD),
+                ("functions", WORD * 18)]  # create_error is 0, get_stream 4, get_device_ordinal 17
+
+
+class XlaFrame(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", WORD), ("api", WORD), ("ctx", WORD), ("stage", ctypes.c_int32),
+                ("arguments", XlaList), ("results", XlaList), ("attributes", XlaAttributes), ("future", WORD)]
+
+
+FUNCTION = ctypes.CFUNCTYPE(WORD, WORD)
+
+
+class Xla(unittest.TestCase):
+    """The handler for CUDA, as XLA calls it, without JAX."""
+    EXECUTE, ORDINAL_OFFSET = 3, 24
+
+    def setUp(self):
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = WORD, [ctypes.py_object, ctypes.c_char_p]
+        self.handlers = [FUNCTION(get(capsule, None)) for capsule in _native.xla_handlers()]
+        self.stream, self.device, self.errors = 0, 0, []
+        self.functions = {0: FUNCTION(self.create_error), 4: FUNCTION(self.get_stream),
+                          17: FUNCTION(self.get_device)}
+        table = (WORD * 18)()
+        for place, function in self.functions.items():
+            table[place] = ctypes.cast(function, WORD)
+        self.api = XlaApi(ctypes.sizeof(XlaApi), None, (WORD * 3)(), None, table)
+
+    def create_error(self, args):
+        error = XlaError.from_address(args)
+        self.errors.append((error.code, error.message.decode()))
+        return 1  # not NULL
+
+    def get_stream(self, args):
+        XlaGet.from_address(args).stream = self.stream
+        return None
+
+    def get_device(self, args):
+        ctypes.c_int32.from_address(args + self.ORDINAL_OFFSET).value = self.device
+        return None
+
+    def call(self, arrays, results, names="q k v", stage=EXECUTE, **arguments):
+        """Calls the handler; (code, text) of its error, or None."""
+        shown = [(x.shape, None, x.dtype.name) for x in arrays]
+        problem = _native.problem(**dict(zip(names.split(), shown)), **arguments)
+        held = [problem]  # what the structures point to
+
+        def pointer(x):
+            held.append(x)
+            return ctypes.addressof(x)
+
+        def buffers(tensors):
+            shapes = [(ctypes.c_int64 * x.ndim)(*x.shape) for x in tensors]
+            made = [XlaBuffer(ctypes.sizeof(XlaBuffer), None, 0, x.ctypes.data, x.ndim, pointer(shape))
+                    for x, shape in zip(tensors, shapes)]
+            kinds = (ctypes.c_int32 * len(made))(*[1] * len(made))
+            return XlaList(ctypes.sizeof(XlaList), None, len(made), pointer(kinds),
+                           pointer(words([pointer(x) for x in made])))
+        values = [Text(names.encode(), len(names)),
+                  XlaArray(5, len(problem) // 8, ctypes.cast(ctypes.c_char_p(problem), WORD))]
+        keys = [Text(b"operands", 8), Text(b"problem", 7)]
+        attributes = XlaAttributes(
+            ctypes.sizeof(XlaAttributes), None, 2, pointer((ctypes.c_int32 * 2)(4, 1)),
+            pointer(words([pointer(x) for x in keys])), pointer(words([pointer(x) for x in values])))
+        frame = XlaFrame(ctypes.sizeof(XlaFrame), None, ctypes.addressof(self.api), None, stage, buffers(arrays),
+                         buffers(results), attributes, None)
+        failed = self.handlers[1](ctypes.addressof(frame))
+        self.assertEqual(driver.fake_cuda_count().misuses, 0)
+        self.assertEqual(failed is not None, bool(self.errors))
+        return self.errors.pop() if self.errors else None
+
+    def test_sizes(self):
+        for struct, size in ((XlaApi, 192), (XlaBuffer, 48), (XlaList, 40), (XlaAttributes, 48), (XlaFrame, 176),
+                             (XlaError, 32), (XlaGet, 32)):
+            self.assertEqual(ctypes.sizeof(struct), size, struct.__name__)
+
+    def test_one_launch_on_the_stream_of_the_call(self):
+        q, out = np.zeros((2, 8, 512, 64), np.float16), np.zeros((2, 8, 512, 64), np.float16)
+        for self.stream in (None, in_context("cuStreamCreate", ctypes.c_void_p(), 0)):
+            before = driver.fake_cuda_count().launches
+            self.assertIsNone(self.call([q, q, q], [out], is_causal=True))
+            self.assertEqual(driver.fake_cuda_count().launches - before, 1)
+            launch = driver.fake_cuda_last_launch()
+            self.assertEqual(launch.stream, self.stream)
+            self.assertTrue(launch.overlap_previous)
+            for array in (q, out):
+                self.assertIn(array.ctypes.data.to_bytes(8, "little"), bytes(launch.args) + bytes(launch.map_bases))
+
+    def test_every_stage_but_one_does_nothing(self):
+        q = np.zeros((2, 8, 512, 64), np.float16)
+        before = driver.fake_cuda_count().launches
+        for stage in range(self.EXECUTE):
+            self.assertIsNone(self.call([q, q, q], [q.copy()], stage=stage))
+        self.assertEqual(driver.fake_cuda_count().launches, before)
+
+    def test_a_workspace_is_made_once(self):
+        """For a stream; the library's own, while XLA's allocator knows nothing of it."""
+        arrays = [x.array for x in long_causal(2048)]
+        self.stream = in_context("cuStreamCreate", ctypes.c_void_p(), 0)
+        found = [driver.fake_cuda_count().allocations]
+        for _ in range(3):
+            self.assertIsNone(self.call(arrays[:3], arrays[3:], is_causal=True))
+            found.append(driver.fake_cuda_count().allocations)
+        self.assertGreater(found[1], found[0])
+        self.assertEqual(found[1:], found[1:2] * 3)
+
+    def test_errors(self):
+        q = np.zeros((2, 8, 64, 64), np.float16)
+        code, text = self.call([q, q, q], [q.copy(), q.copy()])
+        self.assertEqual((code, text), (3, "acromion.jax.sdpa: q, k, v or a result is missing"))
+        code, text = self.call([q, q, q], [q])
+        self.assertEqual(code, 13)
+        self.assertRegex(text, "overlaps")
+        self.device = 1
+        code, text = self.call([q, q, q], [q.copy()])
+        self.assertEqual(code, 14)
+        self.assertRegex(text, "the driver has 1 device")
+        self.device = 64
+        code, text = self.call([q, q, q], [q.copy()])
+        self.assertEqual((code, text), (3, "acromion.jax.sdpa: device 64: at most 64 are supported"))
+        self.device, self.api.size = 0, ctypes.sizeof(XlaApi) - 8
+        code, text = self.call([q, q, q], [q.copy()])
+        self.assertEqual(code, 12)
+        self.assertRegex(text, "JAX 0.6 or newer is needed")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ MACHINE = {"ptxvm/" + name for name in headers("ptxvm")}
 WORKBENCH = headers("workbench")
 TESTS = headers("tests")
 INTEGRATIONS = {pathlib.PurePosixPath(name).name for name in headers("integrations")}
+EXTENSION = headers("python/src")
 
 
 def allowed_public(path, name, quoted):
@@ -100,12 +101,13 @@ def allowed_device(path, name, quoted):
 
 
 def allowed_tests(path, name, quoted):
-    """tests: anything of ours; cmocka, and JSON and SQLite to read what the workbench writes."""
+    """tests: anything of ours; cmocka, JSON and SQLite to read what the workbench writes, and XLA's header, with which
+    python/src/xla_ffi.h is compared."""
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
-        ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | {"acromion.h", "cuda/driver.h"}
+        ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | EXTENSION | {"acromion.h", "cuda/driver.h"}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
-    return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h"}
+    return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xla/ffi/api/c_api.h"}
 
 
 def allowed_machine(path, name, quoted):
