@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tests and measures the Python package on a machine with a GPU, PyTorch and transformers, without touching its Python:
 #   tools/gpu-python.sh WHEEL OUTPUT-FOLDER
-# Needs a C compiler. Everything goes into OUTPUT-FOLDER: test logs, python.json, python_aten.json (results/README.md).
+# Needs a C compiler. Everything goes into OUTPUT-FOLDER: test logs, python.json, python_aten.json (results/README.md),
+# and python_jax.json where JAX is.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 wheel=$1 out=$2
@@ -28,5 +29,10 @@ part test_torch 80 python3 tests/python/test_torch.py
 part test_aten 60 python3 tests/python/test_aten.py
 part test_transformers 60 python3 tests/python/test_transformers.py
 part test_arrays 30 python3 tests/python/test_arrays.py
+if python3 -c 'import jax' 2>/dev/null; then
+    part measure_jax 120 python3 tools/measure_jax.py "$out/python_jax.json"
+else
+    echo "==> measure_jax: no JAX here"
+fi
 part docs 60 python3 tests/python/run_docs.py docs/manual/python.md
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}"; exit 1; }
