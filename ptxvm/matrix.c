@@ -377,15 +377,21 @@ static const char *sums_in_memory(warp *w, const instruction *in, int address_at
     return NULL;
 }
 
+/* The rows of sums in memory; the registers are the other operand. */
+static const char *find_sums(warp *w, const instruction *in, uint32_t active, int address_at,
+                             unsigned char *rows[WMMA_SIDE])
+{
+    const char *error = check_whole(w, active);
+    if (!error)
+        error = check_vector(&in->operands[1 - address_at], 8);
+    return error ? error : sums_in_memory(w, in, address_at, rows);
+}
+
 static const char *execute_wmma_load_sums(warp *w, const instruction *in, uint32_t active)
 {
     unsigned char *rows[WMMA_SIDE];
     float read[WMMA_SIDE * WMMA_SIDE], sums[WMMA_SIDE * WMMA_SIDE];
-    const char *error = check_whole(w, active);
-    if (!error)
-        error = check_vector(&in->operands[0], 8);
-    if (!error)
-        error = sums_in_memory(w, in, 1, rows);
+    const char *error = find_sums(w, in, active, 1, rows);
     if (error)
         return error;
     for (int row = 0; row < WMMA_SIDE; row++)
@@ -399,11 +405,7 @@ static const char *execute_wmma_store_sums(warp *w, const instruction *in, uint3
 {
     unsigned char *rows[WMMA_SIDE];
     float sums[WMMA_SIDE * WMMA_SIDE], turned[WMMA_SIDE * WMMA_SIDE];
-    const char *error = check_whole(w, active);
-    if (!error)
-        error = check_vector(&in->operands[1], 8);
-    if (!error)
-        error = sums_in_memory(w, in, 0, rows);
+    const char *error = find_sums(w, in, active, 0, rows);
     if (error)
         return error;
     read_sums(w, &in->operands[1], WMMA_SIDE, sums);

@@ -392,11 +392,7 @@ static const char *send_one(warp *w, const instruction *i, int lane)
 /* Each lane's store comes and completes its bytes for itself. */
 static const char *execute_st_async(warp *w, const instruction *i, uint32_t active)
 {
-    const char *error = NULL;
-    for (int lane = 0; lane < LANES && error == NULL; lane++)
-        if (active >> lane & 1)
-            error = send_one(w, i, lane);
-    return error;
+    return each_lane(w, i, active, send_one);
 }
 
 static executor find_st_async(instruction *i)

@@ -479,11 +479,7 @@ static const char *change_one(warp *w, const instruction *i, int lane)
 
 static const char *execute_change(warp *w, const instruction *i, uint32_t active)
 {
-    const char *error = NULL;
-    for (int lane = 0; lane < LANES && error == NULL; lane++)
-        if (active >> lane & 1)
-            error = change_one(w, i, lane);
-    return error;
+    return each_lane(w, i, active, change_one);
 }
 
 /* decoded[D_WHAT] of the waits */

@@ -426,6 +426,18 @@ void races_mbarrier_arrive(warp *w, const mbarrier *b);
 void races_mbarrier_ends(const mbarrier *b); /* a phase, and b->phase is the next one */
 void races_mbarrier_passed(warp *w, const mbarrier *b, int acquires_of_cluster);
 
+/* What one lane does of an instruction, lane after lane, until one fails. */
+typedef const char *lane_executor(warp *w, const instruction *i, int lane);
+
+static inline const char *each_lane(warp *w, const instruction *i, uint32_t active, lane_executor *execute)
+{
+    const char *error = NULL;
+    for (int lane = 0; lane < LANES && error == NULL; lane++)
+        if (active >> lane & 1)
+            error = execute(w, i, lane);
+    return error;
+}
+
 /* ---- Numbers (arith.c) ---- */
 
 float float_of_half(uint16_t bits);

@@ -5,17 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growth.h"
+
 bool archive_add(archive *a, const member *m)
 {
-    if (a->count == a->capacity) {
-        size_t capacity = a->capacity ? 2 * a->capacity : 64;
-        member *items = realloc(a->items, capacity * sizeof *items);
-        if (!items) {
-            return false;
-        }
-        a->items = items;
-        a->capacity = capacity;
+    member *items = room_for_one(a->items, a->count, &a->capacity, sizeof *items);
+    if (!items) {
+        return false;
     }
+    a->items = items;
     a->items[a->count++] = *m;
     return true;
 }

@@ -42,23 +42,8 @@ static acr_status write_text(const char *folder, const char *file, const char *t
 static char *read_text(const char *folder, const char *file, size_t bytes_max)
 {
     char path[PATH_MAX];
-    const void *bytes;
-    size_t size;
-    if (file_path(path, folder, file, "") != ACR_OK || file_map(path, &bytes, &size) != ACR_OK) {
-        return NULL;
-    }
-    const size_t kept = size < bytes_max ? size : bytes_max;
-    char *text = malloc(kept + 1);
-    if (text) {
-        if (kept > 0) {
-            memcpy(text, bytes, kept);
-        }
-        text[kept] = '\0';
-    } else {
-        acr__fail(ACR_NO_MEMORY, "no memory for %s", path);
-    }
-    file_unmap(bytes, size);
-    return text;
+    size_t bytes;
+    return file_path(path, folder, file, "") == ACR_OK ? file_text(path, bytes_max, &bytes) : NULL;
 }
 
 /* ---- Command lines ---- */

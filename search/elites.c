@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernel_source.h"
+#include "base/files.h"
 #include "profile/profile_diagnosis.h"
 #include "profile/profile_ncu.h"
 
@@ -55,7 +55,7 @@ static acr_status run_behind(void *arg, const char *const *tool, child_result *o
     }
     l->stopped = done.outcome.end == PROCESS_STOPPED;
     size_t bytes = 0;
-    char *text = kernel_read_text(done.log, &bytes);
+    char *text = file_text(done.log, SIZE_MAX, &bytes);
     if (!text) {
         return ACR_IO;
     }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growth.h"
+
 bool fold_point(const space_list *spaces, const char *family, const char *arch, const char *parameters, genome *out)
 {
     for (int i = 0; i < spaces->count; ++i) {
@@ -32,15 +34,12 @@ int64_t fold_find(const fold *f, trial_arm arm, const char *identity)
 
 static bool note_identity(fold *f, trial_arm arm, int64_t trial, const char *identity)
 {
-    if (f->identity_count == f->identity_capacity) {
-        size_t capacity = f->identity_capacity ? 2 * f->identity_capacity : 64;
-        known_identity *identities = realloc(f->identities, capacity * sizeof *identities);
-        if (!identities) {
-            return false;
-        }
-        f->identities = identities;
-        f->identity_capacity = capacity;
+    known_identity *identities =
+        room_for_one(f->identities, f->identity_count, &f->identity_capacity, sizeof *identities);
+    if (!identities) {
+        return false;
     }
+    f->identities = identities;
     known_identity *known = &f->identities[f->identity_count++];
     *known = (known_identity){.arm = arm, .trial = trial};
     snprintf(known->text, sizeof known->text, "%s", identity);

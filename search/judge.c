@@ -316,14 +316,7 @@ static void record_case(session *s, const planned_case *c, const verdict *v)
     acr_problem_format(&c->problem, text, sizeof text);
     json_t *record = json_pack("{s:s, s:s, s:I, s:b, s:b}", "problem", text, "inputs", input_kind_name(c->inputs),
                                "seed", (json_int_t)c->seed, "hidden", (int)c->hidden, "pass", (int)v->pass);
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {{"err_max", v->err_max}, {"err_rms", v->err_rms}, {"err_lse", v->err_lse},
-                   {"tol_max", v->tol_max}, {"tol_rms", v->tol_rms}, {"tol_lse", v->tol_lse}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
-        json_object_set_new(record, numbers[i].key, json_number_or_null(numbers[i].value));
-    }
+    verdict_add_json(record, v);
     json_array_append_new(s->cases, record);
 }
 

@@ -374,16 +374,22 @@ static acr_status parse(const store *s, const char *text, json_t **out)
     return *out ? ACR_OK : acr__fail(ACR_FORMAT, "%s: malformed JSON in it: %s", s->path, error.text);
 }
 
-acr_status store_set_run(store *s, json_t *run)
+/* A row of now and a value: the two parameters of the statement. */
+static acr_status insert_now(store *s, const char *statement, json_t *value)
 {
     char *text = NULL, date[24];
     date_text(date);
-    acr_status status = dump(run, &text);
+    acr_status status = dump(value, &text);
     if (status == ACR_OK) {
-        status = execute(s, "INSERT INTO run (id, created, definition) VALUES (1, ?, ?)", "tt", date, text);
+        status = execute(s, statement, "tt", date, text);
     }
     free(text);
     return status;
+}
+
+acr_status store_set_run(store *s, json_t *run)
+{
+    return insert_now(s, "INSERT INTO run (id, created, definition) VALUES (1, ?, ?)", run);
 }
 
 acr_status store_run(store *s, json_t **out)
@@ -489,13 +495,7 @@ static acr_status write_resources(store *s, int64_t trial, const trial_resources
 
 acr_status store_begin_slice(store *s, json_t *environment, int64_t *id)
 {
-    char *text = NULL, date[24];
-    date_text(date);
-    acr_status status = dump(environment, &text);
-    if (status == ACR_OK) {
-        status = execute(s, "INSERT INTO slice (started, environment) VALUES (?, ?)", "tt", date, text);
-    }
-    free(text);
+    const acr_status status = insert_now(s, "INSERT INTO slice (started, environment) VALUES (?, ?)", environment);
     *id = sqlite3_last_insert_rowid(s->db);
     return status;
 }

@@ -1034,11 +1034,16 @@ static CUresult fake_StreamCreate(CUstream *out, unsigned flags)
     return finish(result);
 }
 
+/* The whole of an entry point that ends an object. */
+static CUresult destroy(const char *entry, void *handle, object_kind kind, long *counter)
+{
+    const CUresult result = begin(entry), ended = end_object(handle, kind, counter);
+    return finish(result == CUDA_SUCCESS ? ended : result);
+}
+
 static CUresult fake_StreamDestroy(CUstream stream)
 {
-    CUresult result = begin("cuStreamDestroy");
-    CUresult ended = end_object(stream, STREAM, &count.streams);
-    return finish(result == CUDA_SUCCESS ? ended : result);
+    return destroy("cuStreamDestroy", stream, STREAM, &count.streams);
 }
 
 static CUresult fake_StreamSynchronize(CUstream stream)
@@ -1139,16 +1144,12 @@ static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
 
 static CUresult fake_GraphExecDestroy(CUgraphExec exec)
 {
-    CUresult result = begin("cuGraphExecDestroy");
-    CUresult ended = end_object(exec, GRAPH_EXEC, &count.graph_execs);
-    return finish(result == CUDA_SUCCESS ? ended : result);
+    return destroy("cuGraphExecDestroy", exec, GRAPH_EXEC, &count.graph_execs);
 }
 
 static CUresult fake_GraphDestroy(CUgraph graph)
 {
-    CUresult result = begin("cuGraphDestroy");
-    CUresult ended = end_object(graph, GRAPH, &count.graphs);
-    return finish(result == CUDA_SUCCESS ? ended : result);
+    return destroy("cuGraphDestroy", graph, GRAPH, &count.graphs);
 }
 
 static CUresult fake_EventCreate(CUevent *out, unsigned flags)
@@ -1183,9 +1184,7 @@ static CUresult fake_EventElapsedTime(float *milliseconds, CUevent start, CUeven
 
 static CUresult fake_EventDestroy(CUevent event)
 {
-    CUresult result = begin("cuEventDestroy");
-    CUresult ended = end_object(event, EVENT, &count.events);
-    return finish(result == CUDA_SUCCESS ? ended : result);
+    return destroy("cuEventDestroy", event, EVENT, &count.events);
 }
 
 /* ---- Finding entries ---- */

@@ -744,12 +744,18 @@ static PyObject *perform(call *c)
     return c->out;
 }
 
+/* -1: an error is set. */
+static int begin(call *c, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    memset(c, 0, sizeof *c);
+    return arguments_parse(&c->a, args, positional, keyword_names) ? -1 : 0;
+}
+
 PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
     (void)module;
     call c;
-    memset(&c, 0, sizeof c);
-    if (arguments_parse(&c.a, args, positional, keyword_names))
+    if (begin(&c, args, positional, keyword_names))
         return NULL;
     PyObject *result = perform(&c);
     finish(&c);
@@ -765,8 +771,7 @@ PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t position
 {
     (void)module;
     call c;
-    memset(&c, 0, sizeof c);
-    if (arguments_parse(&c.a, args, positional, keyword_names))
+    if (begin(&c, args, positional, keyword_names))
         return NULL;
     if (uses_torch(&c.a)) {
         const int needs_dispatch = torch_needs_dispatch(&c.a);

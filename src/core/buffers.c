@@ -69,42 +69,27 @@ acr__rows acr__rows_of(const acr_problem *p, const acr_buffers *b)
     return p->flags & ACR_PACKED ? (acr__rows){b->q_total, b->kv_total} : (acr__rows){p->q_len, p->kv_len};
 }
 
-/* What a tensor is in the problem: where its strides are, and whose extents it has. */
+/* What a tensor is in the problem: whose extents it has (q, k, v or o), and where its strides are. */
 typedef struct tensor_shape {
-    acr__buffer like; /* q, k, v or o */
+    acr__buffer like;
     size_t strides;
 } tensor_shape;
 
-static tensor_shape shape_of(acr__buffer which)
-{
-    switch (which) {
-    case ACR__Q:
-        return (tensor_shape){ACR__Q, offsetof(acr_problem, q)};
-    case ACR__K:
-        return (tensor_shape){ACR__K, offsetof(acr_problem, k)};
-    case ACR__V:
-        return (tensor_shape){ACR__V, offsetof(acr_problem, v)};
-    case ACR__D_O:
-        return (tensor_shape){ACR__O, offsetof(acr_problem, d_o)};
-    case ACR__DQ:
-        return (tensor_shape){ACR__Q, offsetof(acr_problem, dq)};
-    case ACR__DK:
-        return (tensor_shape){ACR__K, offsetof(acr_problem, dk)};
-    case ACR__DV:
-        return (tensor_shape){ACR__V, offsetof(acr_problem, dv)};
-    default:
-        return (tensor_shape){ACR__O, offsetof(acr_problem, o)};
-    }
-}
+static const tensor_shape shapes[ACR__BUFFERS] = {
+    [ACR__Q] = {ACR__Q, offsetof(acr_problem, q)},     [ACR__K] = {ACR__K, offsetof(acr_problem, k)},
+    [ACR__V] = {ACR__V, offsetof(acr_problem, v)},     [ACR__O] = {ACR__O, offsetof(acr_problem, o)},
+    [ACR__D_O] = {ACR__O, offsetof(acr_problem, d_o)}, [ACR__DQ] = {ACR__Q, offsetof(acr_problem, dq)},
+    [ACR__DK] = {ACR__K, offsetof(acr_problem, dk)},   [ACR__DV] = {ACR__V, offsetof(acr_problem, dv)},
+};
 
 acr_strides *acr__strides_of(acr_problem *p, acr__buffer which)
 {
-    return (acr_strides *)(void *)((char *)p + shape_of(which).strides);
+    return (acr_strides *)(void *)((char *)p + shapes[which].strides);
 }
 
 acr__tensor acr__tensor_of(const acr_problem *p, acr__buffer which, acr__rows rows)
 {
-    const tensor_shape shape = shape_of(which);
+    const tensor_shape shape = shapes[which];
     const bool of_queries = shape.like == ACR__Q || shape.like == ACR__O,
                of_scores = shape.like == ACR__Q || shape.like == ACR__K, is_gradient = which >= ACR__DQ;
     acr__tensor t = {.name = acr__buffer_fields[which].name,

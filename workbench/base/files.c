@@ -57,6 +57,28 @@ void file_unmap(const void *bytes, size_t size)
     }
 }
 
+char *file_text(const char *path, size_t bytes_max, size_t *bytes)
+{
+    const void *mapped = NULL;
+    size_t size = 0;
+    if (file_map(path, &mapped, &size) != ACR_OK) {
+        return NULL;
+    }
+    const size_t kept = size < bytes_max ? size : bytes_max;
+    char *text = malloc(kept + 1);
+    if (text) {
+        if (kept > 0) {
+            memcpy(text, mapped, kept);
+        }
+        text[kept] = '\0';
+        *bytes = kept;
+    } else {
+        acr__fail(ACR_NO_MEMORY, "%s: no memory for %zu bytes", path, kept);
+    }
+    file_unmap(mapped, size);
+    return text;
+}
+
 static int write_all(int fd, const char *bytes, size_t size)
 {
     while (size > 0) {

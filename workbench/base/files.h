@@ -14,6 +14,10 @@
 acr_status file_map(const char *path, const void **out, size_t *size);
 void file_unmap(const void *bytes, size_t size);
 
+/* The text of a file, of a longer one its first bytes_max bytes, NUL-terminated; the caller frees it. NULL after
+ * acr__fail. */
+char *file_text(const char *path, size_t bytes_max, size_t *bytes);
+
 typedef struct file_part {
     const void *bytes;
     size_t size;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "oracle.h"
 
 /* Keeps the first failure. */
@@ -190,6 +191,18 @@ void conformance_judge(verdict *out, const reference *ref, const run_output *out
     judge_output(out, ref, output);
     if (output->lse) {
         judge_lse(out, ref, output);
+    }
+}
+
+void verdict_add_json(json_t *to, const verdict *v)
+{
+    const struct {
+        const char *name;
+        double value;
+    } numbers[] = {{"err_max", v->err_max}, {"tol_max", v->tol_max}, {"err_rms", v->err_rms},
+                   {"tol_rms", v->tol_rms}, {"err_lse", v->err_lse}, {"tol_lse", v->tol_lse}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+        json_object_set_new(to, numbers[i].name, json_number_or_null(numbers[i].value));
     }
 }
 

@@ -2,6 +2,7 @@
 #ifndef WORKBENCH_CONFORMANCE_H
 #define WORKBENCH_CONFORMANCE_H
 
+#include <jansson.h>
 #include <stdbool.h>
 
 #include "execution.h"
@@ -30,6 +31,9 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
 
 /* The comparison alone: what a run left behind, against the reference. */
 void conformance_judge(verdict *out, const reference *ref, const run_output *output);
+
+/* Adds its errors and tolerances to a JSON object; null where there is none. */
+void verdict_add_json(json_t *to, const verdict *v);
 
 /* The largest of the three errors, each as a share of its tolerance. */
 double verdict_share(const verdict *v);

@@ -349,6 +349,20 @@ static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
     return status;
 }
 
+/* Gives an execution with a plan its buffers; destroys what has failed, earlier or here. */
+static acr_status complete(execution **out, execution *e, acr_status status, bool reversed_keys, uint32_t flags)
+{
+    if (status == ACR_OK) {
+        status = furnish(e, reversed_keys, flags);
+    }
+    if (status != ACR_OK) {
+        execution_destroy(e);
+        e = NULL;
+    }
+    *out = e;
+    return status;
+}
+
 acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
                             const reference *ref, bool reversed_keys, uint32_t flags, size_t alignment)
 {
@@ -366,16 +380,8 @@ acr_status execution_create(execution **out, acr_ctx *ctx, const acr__kernel *ke
     e->problem.k_scale = ref->problem.k_scale;
     e->problem.v_scale = ref->problem.v_scale;
     e->owns_plan = true;
-    acr_status status = acr__plan_create_forced(&e->plan, ctx, &e->problem, kernel);
-    if (status == ACR_OK) {
-        status = furnish(e, reversed_keys, flags);
-    }
-    if (status != ACR_OK) {
-        execution_destroy(e);
-        return status;
-    }
-    *out = e;
-    return ACR_OK;
+    const acr_status status = acr__plan_create_forced(&e->plan, ctx, &e->problem, kernel);
+    return complete(out, e, status, reversed_keys, flags);
 }
 
 acr_status execution_create_sibling(execution **out, const execution *first, const reference *ref)
@@ -390,13 +396,7 @@ acr_status execution_create_sibling(execution **out, const execution *first, con
     e->ref = ref;
     e->alignment = first->alignment;
     e->bias_alignment = first->bias_alignment;
-    acr_status status = furnish(e, false, first->buffers.flags);
-    if (status != ACR_OK) {
-        execution_destroy(e);
-        return status;
-    }
-    *out = e;
-    return ACR_OK;
+    return complete(out, e, ACR_OK, false, first->buffers.flags);
 }
 
 void execution_destroy(execution *e)

@@ -263,8 +263,9 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
 
 /* ---- What terms read ---- */
 
-static void fill_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+static void fill_kv_starts(void *to, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
+    int32_t *starts = to;
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         const int64_t some = some_length(seed, STREAM_KV_STARTS, batch, problem->kv_len) - 1;
         const int64_t edges[] = {some, -2, problem->kv_len + 5, some / 4, 0, 1};
@@ -272,8 +273,9 @@ static void fill_kv_starts(int32_t *starts, const acr_problem *problem, uint64_t
     }
 }
 
-static void fill_sinks(float *sinks, const acr_problem *problem, uint64_t seed, length_pattern pattern)
+static void fill_sinks(void *to, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
+    float *sinks = to;
     for (int64_t head = 0; head < problem->q_heads; ++head) {
         const double some = 2.0 * normal(random_bits(seed, STREAM_SINKS, (uint64_t)head));
         const double edges[] = {some, 6.0 + some, -INFINITY, 150.0, -some};
@@ -281,8 +283,11 @@ static void fill_sinks(float *sinks, const acr_problem *problem, uint64_t seed, 
     }
 }
 
-static void fill_slopes(float *slopes, const acr_problem *problem)
+static void fill_slopes(void *to, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
+    float *slopes = to;
+    (void)seed;
+    (void)pattern;
     for (int64_t head = 0; head < problem->q_heads; ++head) {
         slopes[head] = (float)exp2(-8.0 * (double)(head + 1) / (double)problem->q_heads);
     }
@@ -327,8 +332,9 @@ static void fill_bias(void *bias, const acr_problem *p, uint64_t seed, length_pa
     }
 }
 
-static void fill_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, length_pattern pattern)
+static void fill_ranges(void *to, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
+    int32_t *ranges = to;
     const int64_t part = p->kv_len / p->ranges;
     for (int64_t n = 0; n < p->batch * p->ranges; ++n) {
         const uint64_t bits = random_bits(seed, STREAM_RANGES, (uint64_t)n);
@@ -344,8 +350,9 @@ static void fill_ranges(int32_t *ranges, const acr_problem *p, uint64_t seed, le
     }
 }
 
-static void fill_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length_pattern pattern)
+static void fill_tree(void *to, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
+    uint8_t *tree = to;
     const int64_t row_bytes = (p->q_len + 7) / 8;
     for (int64_t row = 0; row < p->batch * p->q_len; ++row) {
         const int64_t i = row % p->q_len;
@@ -364,26 +371,9 @@ static void fill_tree(uint8_t *tree, const acr_problem *p, uint64_t seed, length
 
 void input_term(void *to, acr__buffer which, const acr_problem *problem, uint64_t seed, length_pattern pattern)
 {
-    switch (which) {
-    case ACR__KV_STARTS:
-        fill_kv_starts(to, problem, seed, pattern);
-        break;
-    case ACR__SINKS:
-        fill_sinks(to, problem, seed, pattern);
-        break;
-    case ACR__SLOPES:
-        fill_slopes(to, problem);
-        break;
-    case ACR__BIAS:
-        fill_bias(to, problem, seed, pattern);
-        break;
-    case ACR__RANGES:
-        fill_ranges(to, problem, seed, pattern);
-        break;
-    case ACR__TREE:
-        fill_tree(to, problem, seed, pattern);
-        break;
-    default:
-        break;
-    }
+    static void (*const fillers[ACR__BUFFERS])(void *, const acr_problem *, uint64_t, length_pattern) = {
+        [ACR__KV_STARTS] = fill_kv_starts, [ACR__SINKS] = fill_sinks,   [ACR__SLOPES] = fill_slopes,
+        [ACR__BIAS] = fill_bias,           [ACR__RANGES] = fill_ranges, [ACR__TREE] = fill_tree,
+    };
+    fillers[which](to, problem, seed, pattern);
 }

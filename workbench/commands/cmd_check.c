@@ -243,14 +243,7 @@ static json_t *record_json(const session *s, const job *j, const verdict *v, con
     json_t *json = json_pack("{s:s, s:s, s:s, s:I, s:b, s:I}", "problem", text, "kernel", j->kernel->name, "inputs",
                              input_kind_name(j->test.inputs), "seed", (json_int_t)s->request->seed, "pass", v->pass,
                              "rows", (json_int_t)v->rows);
-    const struct {
-        const char *name;
-        double value;
-    } numbers[] = {{"err_max", v->err_max}, {"tol_max", v->tol_max}, {"err_rms", v->err_rms},
-                   {"tol_rms", v->tol_rms}, {"err_lse", v->err_lse}, {"tol_lse", v->tol_lse}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
-        json_object_set_new(json, numbers[i].name, json_number_or_null(numbers[i].value));
-    }
+    verdict_add_json(json, v);
     if (!v->pass) {
         json_object_set_new(json, "failure", json_string(v->failure));
         json_object_set_new(json, "repro", json_string(repro));

@@ -160,7 +160,7 @@ static acr_status settle_figure(const char *document, const char *path, const re
     }
     size_t bytes = 0;
     report_text wanted = {NULL, 0, 0, false};
-    char *now = kernel_read_text(figure, &bytes); /* NULL: there is none yet */
+    char *now = file_text(figure, SIZE_MAX, &bytes); /* NULL: there is none yet */
     figure_headline(&wanted, data);
     const acr_status status = settle(figure, now ? now : "", &wanted, check, agrees);
     free(now);
@@ -172,7 +172,7 @@ static acr_status settle_document(const char *path, const report_data *data, boo
 {
     size_t bytes = 0;
     report_text wanted = {NULL, 0, 0, false};
-    char *now = kernel_read_text(path, &bytes);
+    char *now = file_text(path, SIZE_MAX, &bytes);
     acr_status status = now ? rewrite(&wanted, now, path, data) : ACR_IO;
     if (status == ACR_OK) {
         status = settle(path, now, &wanted, check, agrees);

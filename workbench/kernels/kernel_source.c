@@ -41,32 +41,11 @@ bool kernel_source_folder(char out[PATH_MAX], const char *given)
     return found;
 }
 
-char *kernel_read_text(const char *path, size_t *bytes)
-{
-    const void *mapped = NULL;
-    size_t size = 0;
-    if (file_map(path, &mapped, &size) != ACR_OK) {
-        return NULL;
-    }
-    char *text = malloc(size + 1);
-    if (text) {
-        if (size > 0) {
-            memcpy(text, mapped, size);
-        }
-        text[size] = '\0';
-        *bytes = size;
-    } else {
-        acr__fail(ACR_NO_MEMORY, "%s: no memory for %zu bytes", path, size);
-    }
-    file_unmap(mapped, size);
-    return text;
-}
-
 bool kernel_source_line(kernel_line *out, const char *folder, const char *kernel)
 {
     char path[PATH_MAX], name[128];
     size_t bytes = 0;
-    char *text = joined(path, folder, "kernels.def") ? kernel_read_text(path, &bytes) : NULL;
+    char *text = joined(path, folder, "kernels.def") ? file_text(path, SIZE_MAX, &bytes) : NULL;
     bool found = false;
     char *rest = NULL;
     for (char *line = text ? strtok_r(text, "\n", &rest) : NULL; line && !found; line = strtok_r(NULL, "\n", &rest)) {
@@ -118,7 +97,7 @@ acr_status kernel_parameters_read(kernel_parameters *out, const char *file)
 {
     static const char mark[] = "PARAMETERS:";
     size_t bytes = 0;
-    char *text = kernel_read_text(file, &bytes);
+    char *text = file_text(file, SIZE_MAX, &bytes);
     if (!text) {
         return ACR_IO;
     }

@@ -53,7 +53,4 @@ acr_status kernel_parameters_check(const kernel_parameters *declared, const char
 /* ACR_NVCC, or nvcc on PATH, in CUDA_HOME/bin, /usr/local/cuda/bin, or where ./run setup puts it in a build tree. */
 bool kernel_find_nvcc(char out[PATH_MAX]);
 
-/* The text of a file, NUL-terminated; the caller frees it. NULL after acr__fail. */
-char *kernel_read_text(const char *path, size_t *bytes);
-
 #endif

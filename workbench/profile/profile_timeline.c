@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/child.h"
+#include "base/files.h"
 #include "bench/timer.h"
 #include "kernels/kernel_source.h"
 
@@ -115,7 +116,7 @@ static profile_status compile(timeline *out, compilation *c, double limit_s, cha
     } else {
         out->serialised = strstr(result.err, "Potential Performance Loss") != NULL;
         out->spilled = has_spills(result.err);
-        *image = kernel_read_text(c->output, image_bytes);
+        *image = file_text(c->output, SIZE_MAX, image_bytes);
         if (!*image) {
             profile_fail(&out->status, out->detail, PROFILE_COMPILE_FAILED, "%s", acr_last_error());
         }
@@ -137,7 +138,7 @@ static profile_status build(timeline *out, const timeline_request *r, size_t sta
                             "the source of %s is not here; --source names the folder src of its tree", r->kernel->name);
     }
     size_t bytes = 0;
-    char *source = kernel_read_text(c.file, &bytes);
+    char *source = file_text(c.file, SIZE_MAX, &bytes);
     out->steps = source ? timeline_names(out->names, source) : 0;
     free(source);
     if (out->steps == 0) {

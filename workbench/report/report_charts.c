@@ -149,6 +149,16 @@ static acr_status draw(chart_writer *w, report_text *script, const char *title, 
     return status;
 }
 
+/* The same, which ends what it was made of. */
+static acr_status draw_once(chart_writer *w, report_text *script, const char *title, report_text *description)
+{
+    const acr_status status = description->failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
+                                                  : draw(w, script, title, description->text);
+    text_free(script);
+    text_free(description);
+    return status;
+}
+
 /* A text inside gnuplot's quotes. */
 static void add_quoted(report_text *script, const char *plain)
 {
@@ -443,11 +453,7 @@ static acr_status draw_ratios(chart_writer *w, const json_t **sorted, size_t fir
     char title[256];
     snprintf(title, sizeof title, "Times as fast as the best peer, %s, stream mode",
              record_text(sorted[first], "device"));
-    acr_status status = description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
-                                           : draw(w, &script, title, description.text);
-    text_free(&script);
-    text_free(&description);
-    return status;
+    return draw_once(w, &script, title, &description);
 }
 
 acr_status charts_headline(chart_writer *w, const report_data *data)
@@ -637,11 +643,7 @@ static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t coun
     }
     text_add(&script, "END\nplot $rungs using 1:2 with linespoints lw 2 pt 7 lc rgb \"#010000\" notitle, "
                       "'' using 1:2:3 with labels offset 0,1 notitle\n");
-    acr_status status = description.failed ? acr__fail(ACR_NO_MEMORY, "no memory for a chart")
-                                           : draw(w, &script, title, description.text);
-    text_free(&script);
-    text_free(&description);
-    return status;
+    return draw_once(w, &script, title, &description);
 }
 
 acr_status charts_ladder(chart_writer *w, const report_data *data)

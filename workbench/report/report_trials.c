@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growth.h"
 #include "internal.h"
 
 #ifdef ACR_SQLITE
@@ -28,14 +29,11 @@ static acr_status read_rows(report_run *out, sqlite3_stmt *rows, const char *pat
     size_t capacity = 0;
     int step;
     while ((step = sqlite3_step(rows)) == SQLITE_ROW) {
-        if (out->count == capacity) {
-            capacity = capacity ? 2 * capacity : 64;
-            report_trial *longer = realloc(out->trials, capacity * sizeof *longer);
-            if (!longer) {
-                return acr__fail(ACR_NO_MEMORY, "%s: no memory for its trials", path);
-            }
-            out->trials = longer;
+        report_trial *trials = room_for_one(out->trials, out->count, &capacity, sizeof *trials);
+        if (!trials) {
+            return acr__fail(ACR_NO_MEMORY, "%s: no memory for its trials", path);
         }
+        out->trials = trials;
         report_trial *t = &out->trials[out->count++];
         copy_text(t->arm, sizeof t->arm, rows, 0);
         t->number = sqlite3_column_int(rows, 1);
