@@ -13,6 +13,7 @@
 #include "base/options.h"
 #include "check/inputs.h"
 #include "commands.h"
+#include "evolve_survey.h"
 #include "search/engine.h"
 #include "search/summary.h"
 #include "search/tree.h"
@@ -36,6 +37,12 @@ enum {
     ID_GPUS,
     ID_LAUNCHER,
     ID_WORKERS,
+    ID_SURVEY,
+    ID_ALL,
+    ID_GPU,
+    ID_RESULTS,
+    ID_TOP,
+    ID_INTO,
     ID_TREE
 };
 
@@ -62,6 +69,14 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_LAUNCHER, "launcher", "COMMAND",
      "judge by workers that this starts ('srun -n1 --gpus=1', 'ssh host'); said again to --resume"},
     {ID_WORKERS, "workers", "N", "so many at once, each with ACROMION_WORKER=0, 1, ...; default 1"},
+    {ID_SURVEY, "survey", NULL,
+     "rank problems by expected gain instead: those of a grid that nobody tuned, or the given"},
+    {ID_ALL, "all", NULL, "with --survey: all of them, not ten"},
+    {ID_GPU, "gpu", "NAME", "with --survey: for a GPU that is not here (`acromion roofline --gpu help`)"},
+    {ID_RESULTS, "results", "FILE", "with --survey: times and peers as bench wrote them; else the cost models' word"},
+    {ID_INTO, "into", "DIR",
+     "with --survey: search by rank for --time in all, a store for each problem in this folder"},
+    {ID_TOP, "top", "N", "with --into: so many problems at most; default 10"},
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
@@ -73,6 +88,10 @@ typedef struct request {
     bool fixed;            /* an option that is fixed when a run begins was given */
     bool resume, peers, no_profiles;
     int gpus, workers; /* workers 0: not said */
+    bool survey, all;
+    const gpu_model *gpu;
+    const char *results, *into;
+    int top;
     const char *store, *from, *insights, *python_path, *tree, *launcher;
     double time_s, proposer_timeout_s;
 } request;
@@ -86,6 +105,10 @@ static const option_field fields[OPTIONS_MAX] = {
     {ID_PYTHON_PATH, OPTION_TEXT, offsetof(request, python_path)},
     {ID_NO_PROFILE, OPTION_FLAG, offsetof(request, no_profiles)},
     {ID_LAUNCHER, OPTION_TEXT, offsetof(request, launcher)},
+    {ID_SURVEY, OPTION_FLAG, offsetof(request, survey)},
+    {ID_ALL, OPTION_FLAG, offsetof(request, all)},
+    {ID_RESULTS, OPTION_TEXT, offsetof(request, results)},
+    {ID_INTO, OPTION_TEXT, offsetof(request, into)},
     {ID_TREE, OPTION_TEXT, offsetof(request, tree)},
 };
 
@@ -192,6 +215,10 @@ static bool take_option(void *arg, int id, const char *value)
         return r->peers;
     case ID_GPUS:
         return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
+    case ID_GPU:
+        return gpu_asked(value, &r->gpu);
+    case ID_TOP:
+        return take_count("top", value, 1000, &r->top);
     case ID_WORKERS:
         return take_count("workers", value, ENGINE_WORKERS_MAX, &r->workers);
     default:
@@ -363,10 +390,14 @@ static int resume(request *r, const common_options *common, store **out)
 
 /* 1: finish the trial in flight; 2: end it. */
 static volatile int stop_wanted;
+static volatile pid_t searching; /* a survey's search, in a process group of its own; 0 = none */
 
 static void want_stop(int signal_number)
 {
     stop_wanted = stop_wanted == 0 ? 1 : 2;
+    if (searching > 0) {
+        kill(searching, signal_number);
+    }
     if (stop_wanted == 2) {
         signal(signal_number, SIG_DFL);
     }
@@ -456,6 +487,37 @@ static int run(request *r, const common_options *common, const char *tree, store
     return exit_code;
 }
 
+/* --survey: what belongs to it, and nothing that it would leave aside. */
+static int survey(const request *r, const common_options *common, int argc, char **argv, int first)
+{
+    const bool spends = r->into != NULL;
+    const char *wrong = r->resume                      ? "--resume is for one run; a survey goes on by itself"
+                        : spends && !(r->time_s > 0.0) ? "--into needs --time, which is what is spent"
+                        : spends && (r->gpu != NULL)   ? "--into searches here, --gpu asks for a GPU that is not here"
+                        : !spends && r->time_s > 0.0   ? "--time is spent on searches: --into DIR says where to"
+                        : spends && common->json       ? "--into prints its searches: no --json"
+                                                       : NULL;
+    if (wrong) {
+        fprintf(stderr, "acromion evolve: --survey: %s\n", wrong);
+        return EXIT_USAGE;
+    }
+    const survey_request wanted = {.common = common,
+                                   .gpu = r->gpu,
+                                   .results = r->results,
+                                   .all = r->all,
+                                   .top = r->top,
+                                   .into = r->into,
+                                   .time_s = r->time_s,
+                                   .problems = argv + first,
+                                   .problem_count = argc - first,
+                                   .options = argv + 1,
+                                   .option_count = first - 1,
+                                   .stop = &stop_wanted,
+                                   .searching = &searching};
+    catch_signals();
+    return evolve_survey(&wanted);
+}
+
 int cmd_evolve(int argc, char **argv)
 {
     common_options common;
@@ -463,11 +525,19 @@ int cmd_evolve(int argc, char **argv)
                  .store = "evolve.db",
                  .python_path = "",
                  .gpus = 1,
+                 .top = 10,
                  .proposer_timeout_s = 120.0};
     int exit_code = EXIT_DONE;
     int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
     if (first < 0) {
         return exit_code;
+    }
+    if (r.survey) {
+        return survey(&r, &common, argc, argv, first);
+    }
+    if (r.all || r.gpu || r.results || r.into) {
+        fprintf(stderr, "acromion evolve: --all, --gpu, --results and --into belong to --survey\n");
+        return EXIT_USAGE;
     }
     if (r.resume && (r.fixed || first < argc)) {
         fprintf(stderr, "acromion evolve: problems, trials, seed, proposer and the like are fixed when a run begins; "

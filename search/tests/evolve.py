@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import re
 import shutil
 import signal
 import sqlite3
@@ -477,6 +478,58 @@ def test_folder(context):
           "and are printed")
     context.evolve("neither", *begin, "--proposer-folder", str(folder), "--proposer", "true", code=3)
     context.evolve("neither", *begin, "--proposer-folder", str(folder / "nowhere"), code=2)
+
+
+def test_survey(context):
+    """The survey's grid, its order, and a budget spent by rank."""
+    survey = ["evolve", "--survey", "--backend", "cpu", "--threads", "2"]
+    ranked = json.loads(context.run(*survey, "--json").stdout)
+    problems = [item["problem"] for item in ranked]
+    check(len(set(problems)) >= 60, f"{len(problems)} problems")
+    readme = set(re.findall(r"(?:f32:|bf16:|e4m3:)?b\d+:h[\d/]+:s[\d/]+:d[\d/]+[:a-z0-9/]*",
+                            (ROOT / "README.md").read_text()))
+    check(readme and not readme & set(problems), f"rows of the README: {readme & set(problems)}")
+    for what in ("bf16:", "e4m3:", ":packed", ":win", ":s1/", ":d40", ":d256", "b1:h1:", "h32/8"):
+        check(any(what in p for p in problems), f"no problem with {what}")
+    gains = [item["gain"] for item in ranked]
+    check(gains == sorted(gains, reverse=True) and gains[-1] >= 1, "by gain")
+    check([item["rank"] for item in ranked] == list(range(1, len(ranked) + 1)), "ranks count from 1")
+    alike = [f"f32:b1:h2:s{length}:d32" for length in range(32, 44)]
+    lines = context.run(*survey, *alike).stdout.splitlines()
+    check(sum(line[:4].strip().isdigit() for line in lines) == 10 and "--all" in lines[-1], "ten lines first")
+    lines = context.run(*survey, "--all", *alike).stdout.splitlines()
+    check(sum(line[:4].strip().isdigit() for line in lines) == 12, "--all lists each")
+
+    # Measured times and a peer's: what a peer does can be done.
+    first, second = PROBLEM, "f32:b1:h2:s64:d32:causal"
+    device = lines[0].removeprefix("expected gain on ").split(";")[0]
+    results = context.folder / "results.json"
+
+    def record(problem, us, **who):
+        return {"problem": problem, "device": device, "mode": "stream", "p50_us": us, "floor_us": us / 2, **who}
+
+    # Times below the floor: so the roofline promises nothing, however fast this machine is.
+    results.write_text(json.dumps([record(first, 4e-4, kernel="k"), record(first, 2e-4, peer="torch"),
+                                   record(first, 3e-4, peer="other"), record(second, 4e-4, kernel="k"),
+                                   record(second, 1e-4, peer="torch"),
+                                   record(second, 1e-5, peer="torch") | {"device": "another"}]))
+    measured = json.loads(context.run(*survey, "--json", "--results", results, first, second).stdout)
+    check([(m["problem"], m["to_peer"], m["peer"], m["measured"]) for m in measured] ==
+          [(second, 4, "torch", True), (first, 2, "torch", True)], f"peers: {measured}")
+    into = context.folder / "into"
+    spend = [*survey, "--results", results, "--into", into, "--time", "3000s", "--clock", "model", "--cases", "1",
+             "--trials", "1", "--generation", "1", first, second]
+    done = context.run(*spend)
+    order = [line.split()[3] for line in done.stderr.splitlines() if "survey:" in line]
+    check(order == [second, first], f"searched by rank: {done.stderr}")
+    stores = sorted(p.name for p in into.glob("*.db"))
+    check(stores == ["f32-b1-h2-s32-d32.db", "f32-b1-h2-s64-d32-causal.db"], f"a store for each: {stores}")
+    done = context.run(*spend, "--top", "1")  # again: goes on with what is there
+    check("survey" in done.stderr and done.stdout.count("search against") == 1, f"{done.stdout}{done.stderr}")
+    for wrong in (["--into", into], ["--time", "5s"], ["--resume"], ["--into", into, "--time", "5s", "--gpu", "h200"]):
+        context.run(*survey, *wrong, code=2)
+    context.run("evolve", *BASE, "--all", PROBLEM, "--store", context.store("all"), code=2)
+    context.run(*survey, "--results", ROOT / "README.md", code=3)
 
 
 def test_source(context):

@@ -19,6 +19,7 @@
 #include "search/proposer.h"
 #include "search/request.h"
 #include "search/store.h"
+#include "search/survey.h"
 #include "search/summary.h"
 #include "search/tree.h"
 
@@ -1161,6 +1162,47 @@ static void print_points(int count)
     }
 }
 
+static survey_item item_of(const char *text, double time_us, double attainable_us, double peer_us)
+{
+    survey_item item = {.ranked = true, .time_us = time_us, .attainable_us = attainable_us, .peer_us = peer_us};
+    assert_int_equal(acr_problem_parse(&item.problem, text, NULL), ACR_OK);
+    assert_int_equal(acr_problem_canonical(&item.problem, &item.problem), ACR_OK);
+    snprintf(item.text, sizeof item.text, "%s", text);
+    return item;
+}
+
+/* Four problems that reach half of what is attainable, one beside them a fifth, one whose peer is faster, one that
+ * nothing runs. */
+static void test_survey_ranks(void **state)
+{
+    (void)state;
+    survey_item items[] = {
+        item_of("b1:h8:s512:d64", 20, 10, NAN),  item_of("b1:h8:s513:d64", 50, 10, NAN),
+        item_of("b1:h8:s514:d64", 20, 10, 5),    item_of("b1:h8:s515:d64", 20, 10, NAN),
+        item_of("b1:h8:s516:d64", NAN, 10, NAN), item_of("b1:h8:s517:d64", 20, 10, 40),
+    };
+    const size_t count = sizeof items / sizeof items[0];
+    survey_rank(items, count);
+    assert_string_equal(items[0].text, "b1:h8:s514:d64"); /* what a peer does can be done, all of it */
+    assert_int_equal(items[0].reason, SURVEY_PEER);
+    assert_true(fabs(items[0].gain - 4.0) < 1e-12);
+    assert_string_equal(items[1].text, "b1:h8:s513:d64"); /* 2.5 times what its neighbours take, to 0.75 */
+    assert_int_equal(items[1].reason, SURVEY_NEIGHBOURS);
+    assert_true(fabs(items[1].to_neighbours - 2.5) < 1e-12 && fabs(items[1].gain - pow(2.5, 0.75)) < 1e-12);
+    for (size_t i = 2; i < 5; ++i) { /* a quarter of the way to the roofline; a slower peer promises nothing */
+        assert_int_equal(items[i].reason, SURVEY_ROOFLINE);
+        assert_true(fabs(items[i].gain - pow(2.0, 0.25)) < 1e-12);
+    }
+    assert_string_equal(items[2].text, "b1:h8:s512:d64"); /* of equal ones by text */
+    assert_string_equal(items[5].text, "b1:h8:s516:d64"); /* nothing is known: last */
+    assert_true(items[5].gain == 1.0);
+    /* The budget by the gains' logarithms, of what is left. */
+    double left_s = 100, first_s = survey_share(items, 2, left_s);
+    assert_true(fabs(first_s - 100 * log(4.0) / (log(4.0) + 0.75 * log(2.5))) < 1e-9);
+    assert_true(fabs(survey_share(items + 1, 1, left_s - first_s) - (left_s - first_s)) < 1e-9);
+    assert_true(survey_share(items + 5, 1, left_s) == 0.0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--points") == 0) {
@@ -1190,6 +1232,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_an_old_store),
         cmocka_unit_test(test_a_store_before_devices),
         cmocka_unit_test(test_requests_tell_profiles),
+        cmocka_unit_test(test_survey_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
