@@ -1,6 +1,7 @@
 # Turns src/kernels.def into build steps: for every line a wrapper source that sets the line's parameters and includes
 # the family's file, and for every CUDA line also a device image and an assembler file that embeds it.
 #   ACR_KERNEL_SOURCES   what the library compiles
+#   ACR_OP_SOURCES       the images of the operations beside attention
 #   acromion_images      the target that makes the images
 include(${CMAKE_CURRENT_LIST_DIR}/kernel_line.cmake)
 set(kernels_def ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels.def)
@@ -167,4 +168,21 @@ foreach(line IN LISTS lines)
 endforeach()
 file(CONFIGURE OUTPUT ${generated}/kernels_built.def CONTENT "${listed}" @ONLY)
 set_source_files_properties(src/core/registry.c PROPERTIES COMPILE_OPTIONS "-I${generated}")
+
+# src/cuda/ops/ops.def: an image a line. They are no kernels that somebody chooses among: every build has them.
+set(ACR_OP_SOURCES "")
+set(ops_def ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/ops/ops.def)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ops_def})
+if(ACR_CUDA)
+  file(STRINGS ${ops_def} lines REGEX "^OP\\(")
+  foreach(line IN LISTS lines)
+    if(NOT line MATCHES "^OP\\(([a-z0-9_]+), *[A-Z_]+, *([a-z]+), *(ACR_[A-Z0-9]+), *([0-9]+)\\)$")
+      message(FATAL_ERROR "src/cuda/ops/ops.def: not OP(name, operation, file, type, parts): ${line}")
+    endif()
+    set(name ${CMAKE_MATCH_1})
+    acr_device_image(${name} src/cuda/ops/${CMAKE_MATCH_2}.cu 80 "" -DDTYPE=${CMAKE_MATCH_3} -DPARTS=${CMAKE_MATCH_4})
+    list(APPEND images ${ACR_IMAGES}/${name}.bin)
+    list(APPEND ACR_OP_SOURCES ${generated}/${name}.image.S)
+  endforeach()
+endif()
 add_custom_target(acromion_images DEPENDS ${images})

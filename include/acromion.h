@@ -430,6 +430,131 @@ ACR_API acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers,
  * stream is being captured: call it once before capturing. */
 ACR_API acr_status acr_forward(acr_ctx *ctx, const acr_problem *problem, const acr_buffers *buffers, void *stream);
 
+/* ---- Beside attention: partial results, caches ------------------------------------------------------------------- */
+
+/* Attention over one part of the keys, as an execution with ACR_WANT_LSE leaves it. */
+typedef struct acr_part {
+    const void *o;    /* [batch, heads, len, dim] by part_stride, as aligned as `alignment`; cuda: device memory */
+    const float *lse; /* [batch, heads, len] by part_lse_stride, 4-byte aligned, natural logarithm */
+} acr_part;
+
+typedef struct acr_merge_args {
+    uint32_t size;       /* sizeof(acr_merge_args) */
+    uint32_t flags;      /* 0 or ACR_OVERLAP_PREVIOUS */
+    acr_dtype dtype;     /* of the parts' o: ACR_F32, ACR_F16 or ACR_BF16; 0 is refused */
+    acr_dtype out_dtype; /* of o, another of these or the same; 0 = dtype */
+    acr_layout layout;   /* of o and the parts' o where their strides are all zero */
+    uint32_t alignment;  /* bytes: o and the parts' o are multiples of it; a power of two, one element of the wider type
+                            to 256; 0 = 16 */
+    int64_t batch, heads, len, dim; /* each 1 to 2^31 - 1, batch * heads * len below 2^32. Packed sequences are batch
+                                       1, len their rows together */
+    int64_t count;                  /* of parts, >= 1. cuda: more than 1900 must lie at even distances, o and lse */
+    acr_strides part_stride;        /* of every part's o; elements, all zero = packed */
+    acr_strides part_lse_stride; /* of every part's lse; all zero = packed [batch, heads, len], whatever the layout */
+    acr_strides o_stride;        /* of o */
+    acr_strides lse_stride;      /* of lse, as part_lse_stride */
+    const acr_part *parts;       /* [count], memory of the host, read during the call */
+    void *o;                     /* [batch, heads, len, dim] */
+    float *lse;                  /* [batch, heads, len], 4-byte aligned; NULL = not wanted */
+} acr_merge_args;
+
+#define ACR_MERGE_ARGS_INIT                                                                                            \
+    {                                                                                                                  \
+        sizeof(acr_merge_args), 0, ACR_DTYPE_DEFAULT, ACR_DTYPE_DEFAULT, ACR_BHSD, 0, 0, 0, 0, 0, 0, {0, 0, 0},        \
+            {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, NULL, NULL, NULL                                                          \
+    }
+
+/* Joins parts into the attention over all their keys, which no two parts share: for every row
+ *     lse = ln(sum of exp(part.lse)),   o = sum of exp(part.lse - lse) * part.o
+ * with float32 weights, summed in the order of the parts. A sink goes into one part. Equal arguments give equal bits.
+ * A part whose lse is -infinity saw no key: its o is not used, whatever it holds. Where all are, o = 0 and lse =
+ * -infinity. An lse of NaN or +infinity makes its row NaN, o and lse; a NaN or infinite element of a part makes that
+ * element NaN or infinite; other rows are never affected.
+ * o may be parts[0].o with the same type and strides, lse may be parts[0].lse with the same strides. Other parts may
+ * not overlap o or lse.
+ * cuda: enqueued on the stream (as acr_execute does), neither allocates nor synchronises, and may be captured; the
+ * first call for a type loads its code. cpu: done when it returns, by the context's threads.
+ * Errors: ACR_INVALID (a field, a NULL pointer), ACR_UNSUPPORTED (cuda: too many parts at uneven distances),
+ * ACR_ALIGNMENT, ACR_OVERLAP, ACR_NO_MEMORY and ACR_DEVICE_FAULT (cuda). */
+ACR_API acr_status acr_merge(acr_ctx *ctx, const acr_merge_args *args, void *stream);
+
+enum { /* acr_append_args.flags, beside ACR_OVERLAP_PREVIOUS */
+    /* The rotated pairs are neighbours (2p, 2p + 1) in place of (p, p + rope_dim / 2). */
+    ACR_ROPE_INTERLEAVED = 1u << 1
+};
+
+typedef struct acr_append_args {
+    uint32_t size;         /* sizeof(acr_append_args) */
+    uint32_t flags;        /* ACR_OVERLAP_PREVIOUS, ACR_ROPE_INTERLEAVED, or 0 */
+    acr_dtype dtype;       /* of k, v, q and q_out: ACR_F32, ACR_F16 or ACR_BF16; 0 is refused */
+    acr_dtype cache_dtype; /* of k_cache and v_cache: one of these or ACR_E4M3; 0 = dtype */
+    acr_layout layout;     /* of tensors whose strides are all zero; ACR_BSHD pages are [pages, page, heads, dim] */
+    uint32_t alignment;    /* bytes: k, v, q, q_out and the caches are multiples of it; a power of two, one element of
+                              the widest type to 256; 0 = 16 */
+    int64_t batch;         /* sequences; this and every extent is at most 2^31 - 1, batch * len and heads * dim are
+                              below 2^32 */
+    int64_t q_heads;       /* of q; 0 without q */
+    int64_t kv_heads;      /* of k and v; 0 without both */
+    int64_t len;           /* new tokens of each sequence; with offsets: rows of k, v and q */
+    int64_t qk_dim;        /* elements of a row of k and q; 0 without both */
+    int64_t v_dim;         /* elements of a row of v; 0 = qk_dim */
+    int64_t kv_len;        /* rows of a sequence in a plain cache; 0 with pages, whose table says how many */
+    /* Pages; 0 and NULL = a plain cache. Position p of sequence b is row p % page of page
+     * page_table[b * table_stride + p / page]. */
+    int64_t page, pages, table_stride; /* rows of a page, pages of the caches, entries of a sequence in the table */
+    /* Elements [rope_first, rope_first + rope_dim) of rows of k and q are rotated; rope_dim is even, 0 = none. */
+    int64_t rope_first, rope_dim;
+    int64_t rope_rows;   /* positions that cos and sin have */
+    int64_t rope_stride; /* from one position to the next there, in elements; 0 = rope_dim / 2 */
+    float k_scale;       /* ACR_E4M3: value = stored * k_scale; positive and finite, 0 = 1. Other types: 0 or 1 */
+    float v_scale;       /* likewise for v */
+    acr_strides q_stride, k_stride, v_stride, q_out_stride; /* elements, all zero = packed; with offsets batch is 0 */
+    acr_strides k_cache_stride, v_cache_stride;             /* batch: from one sequence, or page, to the next */
+    const void *q;     /* [batch, q_heads, len, qk_dim], with offsets [len, q_heads, qk_dim]: rotated into q_out. NULL =
+                          none */
+    const void *k, *v; /* [batch, kv_heads, len, dim], with offsets [len, kv_heads, dim]. NULL with its cache */
+    void *q_out;       /* shaped as q; may be q with the same strides */
+    void *k_cache;     /* [batch, kv_heads, kv_len, qk_dim], or with pages [pages, kv_heads, page, qk_dim] */
+    void *v_cache;     /* the same with v_dim */
+    const float *cos, *sin; /* [rope_rows, rope_dim / 2], 4-byte aligned; NULL without rope_dim */
+    const int32_t *kv_lens; /* [batch], 4-byte aligned: lengths after the append */
+    /* [batch + 1], 4-byte aligned: the new tokens of sequence b are rows offsets[b]..offsets[b+1]-1 of k, v and q.
+     * NULL = len of each sequence */
+    const int32_t *offsets;
+    const int32_t *page_table; /* [batch, table_stride], 4-byte aligned */
+    /* [batch], 4-byte aligned: added to the positions that rotate; minus kv_starts for batches padded on the left.
+     * NULL = 0 */
+    const int32_t *rope_offsets;
+    /* [batch, len], with offsets [len], 4-byte aligned: the positions that rotate. NULL = those in the cache */
+    const int32_t *rope_positions;
+    /* ACR_E4M3: [batch, kv_heads], 4-byte aligned; multiply k_scale and v_scale, as acr_buffers.k_scales does. NULL =
+     * 1 */
+    const float *k_scales, *v_scales;
+} acr_append_args;
+
+#define ACR_APPEND_ARGS_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(acr_append_args), 0, ACR_DTYPE_DEFAULT, ACR_DTYPE_DEFAULT, ACR_BHSD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,   \
+            0, 0, 0, 0, 0.0f, 0.0f, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, NULL, NULL,      \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                               \
+    }
+
+/* Writes new rows of k and v to a cache, where acr_execute reads them with the same kv_lens, and on the way rotates k
+ * and q by their positions (RoPE) and rounds to the cache's type.
+ * The last of a sequence's n new tokens goes to position kv_lens[b] - 1, the first to kv_lens[b] - n. A token whose
+ * position is below 0, from kv_len on or beyond the table, or whose page id is outside [0, pages), is not written to
+ * the cache, and a row that belongs to no sequence nowhere: whatever the lengths, the offsets and the table hold,
+ * nothing outside the caches and q_out is touched. Two sequences may not write one row of a page.
+ * Pair p of a row that rotates by position t becomes (x * c - y * s, y * c + x * s) in float32, c = cos[t, p] and
+ * s = sin[t, p]; other elements are copied. A t outside [0, rope_rows) makes the pairs NaN. Values are rounded once,
+ * to the nearest of the output's type, ties to even; for ACR_E4M3 those are value * (1 / scale), and from 448 on 448.
+ * cuda: enqueued on the stream (as acr_execute does), neither allocates nor synchronises, and may be captured; the
+ * first call for a type loads its code. cpu: done when it returns, by the context's threads.
+ * Errors: ACR_INVALID (a field, a pointer missing or given against the others; cpu: a scale that is not positive and
+ * finite, on cuda it spoils what it scales), ACR_ALIGNMENT, ACR_OVERLAP (q_out or a cache overlaps another tensor),
+ * ACR_NO_MEMORY and ACR_DEVICE_FAULT (cuda). */
+ACR_API acr_status acr_append(acr_ctx *ctx, const acr_append_args *args, void *stream);
+
 /* ---- Wisdom ------------------------------------------------------------------------------------------------------ */
 
 /* What an import did. */

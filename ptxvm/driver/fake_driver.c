@@ -685,7 +685,8 @@ static CUresult fake_KernelGetFunction(CUfunction *out, CUkernel kernel)
     return finish(result);
 }
 
-static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void **parameters)
+/* Of operations beside attention (op_...) nobody asks for the arguments, which are others. */
+static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void **parameters, int is_op)
 {
     memset(&last_launch, 0, sizeof last_launch);
     last_launch.grid[0] = config->gridDimX;
@@ -698,6 +699,8 @@ static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
+    if (is_op)
+        return;
     memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
     for (int i = 0; i < 4; i++) {
         tensor_map map;
@@ -832,7 +835,7 @@ static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction fun
     if (result == CUDA_SUCCESS && (!is_alive(function, KERNEL) || !is_launchable(config, cluster, kernel)))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS) {
-        remember_launch(config, cluster, parameters);
+        remember_launch(config, cluster, parameters, strncmp(kernel->name, "op_", 3) == 0);
         launch_or_record(kernel, config, cluster, parameters);
     }
     return finish(result);

@@ -7,6 +7,7 @@
 #include "kernel.h"
 
 typedef struct acr__backend acr__backend;
+struct acr__op_call; /* op.h */
 
 /* An open device. The backend embeds this at the start of its own struct. */
 typedef struct acr__backend_device {
@@ -81,6 +82,10 @@ struct acr__backend {
     /* Enqueues one execution. args are filled, those of a backward kernel being its bwd_args' first member; flags are
      * acr_buffers.flags. Neither allocates nor synchronises. */
     acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
+
+    /* Enqueues one operation beside attention (op.h), which is checked. cuda: the first call that needs an image loads
+     * it, also while a stream is being captured; otherwise it neither allocates nor synchronises. */
+    acr_status (*run_op)(acr__backend_device *device, const struct acr__op_call *call, void *stream);
 
     /* Device memory, at least 256-byte aligned, for scratch, workspaces and the workbench; never on the execution path.
      * Copies and fills are complete when they return, but wait for nothing: `synchronize` first where enqueued work

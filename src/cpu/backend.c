@@ -15,6 +15,7 @@
 #include <cpuid.h>
 #endif
 
+#include "cpu/ops.h"
 #include "cpu/threads.h"
 #include "error.h"
 
@@ -295,6 +296,18 @@ static void run_indexed_lane(void *arg, size_t index)
     run_lane(arg, (int32_t)index);
 }
 
+/* Runs a task by several threads, when it has several lanes and they are free; otherwise returns false and runs
+ * nothing. indexed: the same task for the caller's own thread pool. */
+static bool share_lanes(cpu_device *cpu, int32_t lanes, acr__lane_task *task, acr_task indexed, void *arg)
+{
+    if (lanes <= 1)
+        return false;
+    if (!cpu->parallel_for)
+        return acr__pool_try_run(cpu->pool, lanes, task, arg);
+    cpu->parallel_for(cpu->parallel_user, (size_t)lanes, indexed, arg);
+    return true;
+}
+
 /* Looks at what a GPU's caller alone could know. */
 static acr_status check_scales(const fwd_args *args)
 {
@@ -322,14 +335,48 @@ static acr_status cpu_launch(const acr__prepared *base, const fwd_args *args, ui
     const cpu_prepared *prepared = (const cpu_prepared *)base;
     cpu_device *cpu = (cpu_device *)base->device;
     lane_call call = {.args = args, .prepared = prepared, .lanes = prepared->lanes};
-    if (call.lanes > 1 && cpu->parallel_for) {
-        cpu->parallel_for(cpu->parallel_user, (size_t)call.lanes, run_indexed_lane, &call);
-        return ACR_OK;
-    }
-    if (call.lanes == 1 || !acr__pool_try_run(cpu->pool, call.lanes, run_lane, &call)) {
+    if (!share_lanes(cpu, call.lanes, run_lane, run_indexed_lane, &call)) {
         call.lanes = 1; /* short work, or the pool is at another thread's service: this thread does it all */
         run_lane(&call, 0);
     }
+    return ACR_OK;
+}
+
+/* ---- Operations beside attention ------------------------------------------------------------------------------- */
+
+/* One call as its lanes see it. */
+typedef struct op_lanes {
+    const acr__op_call *call;
+    int64_t blocks;
+    _Atomic int64_t queue;
+} op_lanes;
+
+static void run_op_lane(void *arg, int32_t lane)
+{
+    op_lanes *lanes = arg;
+    (void)lane;
+    if (lanes->call->op == ACR__OP_MERGE)
+        acr__cpu_merge(lanes->call, lanes->blocks, &lanes->queue);
+    else
+        acr__cpu_append(lanes->call, lanes->blocks, &lanes->queue);
+}
+
+static void run_indexed_op_lane(void *arg, size_t index)
+{
+    run_op_lane(arg, (int32_t)index);
+}
+
+static acr_status cpu_run_op(acr__backend_device *device, const acr__op_call *call, void *stream)
+{
+    (void)stream;
+    const acr_status status = call->op == ACR__OP_APPEND ? acr__cpu_append_check(call) : ACR_OK;
+    if (status != ACR_OK)
+        return status;
+    op_lanes shared = {
+        .call = call, .blocks = call->op == ACR__OP_MERGE ? acr__cpu_merge_blocks(call) : acr__cpu_append_blocks(call)};
+    const int32_t threads = device->device.threads, lanes = shared.blocks < threads ? (int32_t)shared.blocks : threads;
+    if (!share_lanes((cpu_device *)device, lanes, run_op_lane, run_indexed_op_lane, &shared))
+        run_op_lane(&shared, 0);
     return ACR_OK;
 }
 
@@ -519,6 +566,7 @@ const acr__backend acr__backend_cpu = {
     .prepare = cpu_prepare,
     .release = cpu_release,
     .launch = cpu_launch,
+    .run_op = cpu_run_op,
     .mem_alloc = cpu_mem_alloc,
     .mem_free = cpu_mem_free,
     .mem_upload = cpu_mem_copy,

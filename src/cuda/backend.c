@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "cuda/driver.h"
+#include "cuda/ops/ops.h"
 #include "cuda/tensormap.h"
 #include "error.h"
 #include "internal.h"
@@ -27,11 +28,12 @@ typedef struct cuda_device {
     acr__backend_device base;
     acr__cuda_driver driver;
     CUdevice handle;
-    CUcontext context;     /* primary, retained */
-    CUstream copy_stream;  /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
-    pthread_mutex_t lock;  /* guards images */
-    loaded_image *images;  /* of listed kernels */
-    int reads_host_memory; /* any of the host's, as with HMM or on Grace: an address says nothing */
+    CUcontext context;                /* primary, retained */
+    CUstream copy_stream;             /* non-blocking: copies on it cannot disturb a capture on the legacy stream */
+    pthread_mutex_t lock;             /* guards images and ops */
+    loaded_image *images;             /* of listed kernels and of operations */
+    loaded_image *ops[ACR__CUDA_OPS]; /* those of operations, once they are asked for */
+    int reads_host_memory;            /* any of the host's, as with HMM or on Grace: an address says nothing */
 } cuda_device;
 
 typedef struct cuda_prepared {
@@ -570,6 +572,76 @@ static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, u
     return status;
 }
 
+/* ---- Operations beside attention ---- */
+
+/* The loaded image of a line of ops.def. */
+static acr_status obtain_op(cuda_device *d, int line, loaded_image **out)
+{
+    acr_status status = ACR_OK;
+    pthread_mutex_lock(&d->lock);
+    if (d->ops[line] == NULL) {
+        entered scope;
+        status = enter(d, &scope);
+        if (status == ACR_OK) {
+            status = find_image(d, &acr__cuda_ops[line].code, &d->ops[line]);
+            leave(d, &scope);
+        }
+    }
+    *out = d->ops[line];
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+/* What the longest list takes. A launch hands its whole list over, so that the caller's cannot serve. */
+typedef struct op_list {
+    merge_part parts[1900];
+} op_list;
+
+static acr_status launch_op(const cuda_device *d, const loaded_image *image, const acr__op_call *call, op_list *list,
+                            CUstream stream)
+{
+    acr__launch launch;
+    CUlaunchAttribute attributes[ATTRIBUTES_MAX];
+    CUlaunchConfig config;
+    acr__cuda_op_shape(&launch, call);
+    memset(&config, 0, sizeof config);
+    config.gridDimX = launch.grid[0];
+    config.gridDimY = launch.grid[1];
+    config.gridDimZ = launch.grid[2];
+    config.blockDimX = launch.block;
+    config.blockDimY = config.blockDimZ = 1;
+    config.hStream = stream;
+    config.attrs = attributes;
+    config.numAttrs =
+        set_attributes(attributes, &launch, (call->flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= 90);
+    merge_args merge;
+    append_args append;
+    void *parameters[2] = {&append, list};
+    if (call->op == ACR__OP_MERGE) {
+        merge = *call->merge;
+        parameters[0] = &merge;
+        memcpy(list->parts, call->parts, (size_t)(merge.is_spaced ? 1 : merge.count) * sizeof list->parts[0]);
+    } else
+        append = *call->append;
+    return check(d, d->driver.LaunchKernelEx(&config, image->function, parameters, NULL), "cuLaunchKernelEx");
+}
+
+static acr_status cuda_run_op(acr__backend_device *device, const acr__op_call *call, void *stream)
+{
+    cuda_device *d = (cuda_device *)device;
+    loaded_image *image;
+    op_list list;
+    int line;
+    acr_status status = acr__cuda_op_choose(&line, call);
+    if (status != ACR_OK || (status = obtain_op(d, line, &image)) != ACR_OK ||
+        (status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent")) != ACR_OK)
+        return status;
+    status = launch_op(d, image, call, &list, stream);
+    CUcontext popped;
+    d->driver.CtxPopCurrent(&popped);
+    return status;
+}
+
 static double now_seconds(void)
 {
     struct timespec now;
@@ -1046,6 +1118,7 @@ const acr__backend acr__backend_cuda = {
     .prepare = cuda_prepare,
     .release = cuda_release,
     .launch = cuda_launch,
+    .run_op = cuda_run_op,
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
     .mem_upload = cuda_mem_upload,

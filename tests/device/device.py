@@ -7,6 +7,7 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
     device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what isolation.c checks, and that it finds faults
+    device.py OPS FAKE_DRIVER_FOLDER IMAGES ops          what ops.c checks; one:ops a few of its cases
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
@@ -396,9 +397,29 @@ def run_isolation(program, driver, images):
             run_flaws(program, driver, images, ROW_FLAWS, isolate_rows))
 
 
+# ---- Operations beside attention: tests/device/ops.c ----
+
+# On which GPU, in which order of warps, and which cases.
+OPS = [(80, LATE, 0, 60), (90, LATE_TOO, 60, 60), (120, EAGER, 120, 20)]
+OPS_QUICK = [(90, LATE, 0, 6)]
+
+
+def run_ops(program, driver, images, cases=tuple(OPS)):
+    failures = 0
+    for arch, order, first, count in cases:
+        done, shown = execute([program, str(first), str(count)], environment(driver, images, arch, 4, order))
+        summary = done.stdout.strip().splitlines()[-1:]
+        print(f"sm_{arch} ops {first}..{first + count}: {summary}", flush=True)
+        if done.returncode != 0 or "0 failed" not in str(summary):
+            failures += 1
+            print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation}
+    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation, "ops": run_ops,
+               "one:ops": lambda *where: run_ops(*where, OPS_QUICK)}
     failures = special[name](program, driver, images) if name in special else run_group(program, driver, images, name)
     return 1 if failures else 0
 

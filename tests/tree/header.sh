@@ -19,7 +19,9 @@ int use(void)
     acr_buffers buffers = ACR_BUFFERS_INIT;
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
     acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
-    const uint32_t bytes = problem.size + buffers.size + options.size + report.size;
+    acr_merge_args merge = ACR_MERGE_ARGS_INIT;
+    acr_append_args append = ACR_APPEND_ARGS_INIT;
+    const uint32_t bytes = problem.size + buffers.size + options.size + report.size + merge.size + append.size;
     return bytes == 0 ? ACR_OK : 1;
 }
 CODE

@@ -63,7 +63,8 @@ def allowed_core(path, name, quoted):
 def allowed_cpu(path, name, quoted):
     """src/cpu: the core's contracts and its own headers; never cuda."""
     if quoted:
-        return name == "acromion.h" or name in CORE or name in {"threads.h", "cpu/threads.h", "cpu/simd.h"}
+        own = {"threads.h", "cpu/threads.h", "cpu/simd.h", "cpu/ops.h", "cpu/ops/element.h"}
+        return name == "acromion.h" or name in CORE or name in own
     return is_posix(name) or name in PROCESSOR
 
 

@@ -1,0 +1,197 @@
+/* What the operations beside attention are told, on the CPU and on the GPU, and the rules that both follow: see
+ * acr_merge and acr_append in acromion.h. Filled by merge.c and append.c. */
+#ifndef ACR_OP_ARGS_H
+#define ACR_OP_ARGS_H
+
+#include "fwd_args.h"
+#include "op_math.h"
+
+/* ---- Merging ----------------------------------------------------------------------------------------------------- */
+
+/* acr_part */
+typedef struct merge_part {
+    const void *o;
+    const float *lse;
+} merge_part;
+
+typedef struct merge_args {
+    fwd_strides part_stride, part_lse_stride, o_stride, lse_stride; /* elements */
+    void *o;
+    float *lse;                     /* NULL = not wanted */
+    int64_t rows;                   /* batch * heads * len, below 2^32 */
+    int64_t count;                  /* parts */
+    int64_t o_spacing, lse_spacing; /* bytes from a part to the next, where is_spaced */
+    int32_t heads, len, dim;
+    int32_t dtype, out_dtype; /* the numbers of acr_dtype */
+    int32_t is_spaced;        /* the parts lie at even distances: the first is enough */
+    int32_t is_wide; /* rows of o and of the parts begin and end at multiples of 16 bytes of the parts' type, and
+                                 of as many elements of o's */
+    int32_t reserved;
+} merge_args;
+
+/* A row among all: batch entries outermost, positions innermost. */
+typedef struct merge_row {
+    int64_t batch;
+    int32_t head, row;
+} merge_row;
+
+/* In 32 bits, which rows are limited to: dividing 64 takes a GPU a hundred instructions and a call. */
+OP_FUNCTION merge_row merge_row_of(const merge_args *a, int64_t index)
+{
+    merge_row r;
+    const uint32_t i = (uint32_t)index, heads = i / (uint32_t)a->len;
+    r.batch = heads / (uint32_t)a->heads;
+    r.head = (int32_t)(heads % (uint32_t)a->heads);
+    r.row = (int32_t)(i % (uint32_t)a->len);
+    return r;
+}
+
+OP_FUNCTION int64_t merge_offset(const fwd_strides *s, merge_row r)
+{
+    return r.batch * s->batch + r.head * s->head + r.row * s->row;
+}
+
+OP_FUNCTION merge_part merge_part_of(const merge_args *a, const merge_part *parts, int64_t i)
+{
+    if (!a->is_spaced)
+        return parts[i];
+    merge_part part;
+    part.o = (const char *)parts[0].o + i * a->o_spacing;
+    part.lse = (const float *)(const void *)((const char *)(const void *)parts[0].lse + i * a->lse_spacing);
+    return part;
+}
+
+/* What a row's parts weigh: exp(lse - max) * factor each, and what becomes of the lse. */
+typedef struct merge_weights {
+    float max, factor, lse;
+} merge_weights;
+
+OP_FUNCTION merge_weights merge_weigh(const merge_args *a, const merge_part *parts, int64_t lse_offset)
+{
+    merge_weights w;
+    float sum = 0.0f;
+    w.max = -OP_INFINITY;
+    for (int64_t i = 0; i < a->count; i++) {
+        const float lse = merge_part_of(a, parts, i).lse[lse_offset];
+        if (!(lse <= w.max)) /* larger, or NaN, which then stays */
+            w.max = w.max == w.max ? lse : w.max;
+    }
+    if (w.max == -OP_INFINITY) { /* no part saw a key */
+        w.factor = 0.0f;
+        w.lse = w.max;
+        return w;
+    }
+    for (int64_t i = 0; i < a->count; i++)
+        sum = op_add(sum, op_exp(op_add(merge_part_of(a, parts, i).lse[lse_offset], -w.max)));
+    w.factor = op_div(1.0f, sum);
+    w.lse = op_add(w.max, op_log(sum));
+    return w;
+}
+
+/* A part's weight; of one without keys it is not asked. */
+OP_FUNCTION float merge_weight(merge_weights w, float lse)
+{
+    return op_mul(op_exp(op_add(lse, -w.max)), w.factor);
+}
+
+/* ---- Appending --------------------------------------------------------------------------------------------------- */
+
+typedef struct append_args {
+    fwd_strides q_stride, k_stride, v_stride, q_out_stride, k_cache_stride, v_cache_stride; /* elements */
+    const void *q, *k, *v;                                                                  /* NULL = none */
+    void *q_out, *k_cache, *v_cache;
+    const float *cos, *sin;           /* NULL = no rotation */
+    const float *k_scales, *v_scales; /* NULL = 1 */
+    const int32_t *kv_lens, *offsets, *page_table, *rope_offsets, *rope_positions;
+    int64_t rows;         /* tokens that k, v and q hold, below 2^32 */
+    int64_t kv_len;       /* positions of a sequence */
+    int64_t table_stride; /* entries of the table, of a sequence */
+    int64_t rope_rows, rope_stride;
+    int32_t batch, len; /* sequences; tokens of each where there are no offsets */
+    int32_t q_heads, kv_heads, qk_dim, v_dim;
+    int32_t page, pages; /* 0 = a plain cache */
+    int32_t rope_first, rope_dim, is_interleaved;
+    int32_t dtype, cache_dtype; /* the numbers of acr_dtype */
+    int32_t is_wide;            /* rows, and what of them is rotated, fall into 16 bytes of dtype, the halves, too */
+    float k_scale, v_scale;
+} append_args;
+
+/* Where a token comes from and goes to. */
+typedef struct append_token {
+    int64_t batch, row; /* in q, k and v */
+    int64_t sequence;   /* -1: it belongs to none */
+    int64_t entry, at;  /* in the caches: sequence or page, and row of it; entry -1: nowhere */
+    int64_t angle;      /* of cos and sin; -1: outside */
+} append_token;
+
+/* The last sequence that begins at or before a row. */
+OP_FUNCTION int64_t append_sequence(const append_args *a, int64_t row)
+{
+    int64_t first = 0, end = a->batch; /* offsets[first] <= row < offsets[end], if they do not decrease */
+    while (end - first > 1) {
+        const int64_t middle = (first + end) / 2;
+        if (a->offsets[middle] <= row)
+            first = middle;
+        else
+            end = middle;
+    }
+    return first;
+}
+
+/* The page's entry and row of a position, or of a plain cache the sequence's. */
+OP_FUNCTION void append_find_entry(const append_args *a, int64_t position, append_token *t)
+{
+    t->entry = -1;
+    t->at = position;
+    if (position < 0 || position >= a->kv_len)
+        return;
+    t->entry = t->sequence;
+    if (a->page_table) {
+        /* Lengths have 32 bits, and so have positions. */
+        const uint32_t in_page = (uint32_t)position % (uint32_t)a->page, entry = (uint32_t)position / (uint32_t)a->page;
+        const int64_t page = a->page_table[t->sequence * a->table_stride + entry];
+        t->entry = page >= 0 && page < a->pages ? page : -1;
+        t->at = in_page;
+    }
+}
+
+OP_FUNCTION append_token append_token_of(const append_args *a, int64_t index)
+{
+    append_token t;
+    int64_t in_sequence, count = a->len;
+    if (a->offsets) {
+        t.sequence = append_sequence(a, index);
+        in_sequence = index - a->offsets[t.sequence];
+        count = (int64_t)a->offsets[t.sequence + 1] - a->offsets[t.sequence];
+        t.batch = 0;
+        t.row = index;
+        if (in_sequence < 0 || in_sequence >= count)
+            t.sequence = -1;
+    } else {
+        t.sequence = t.batch = (uint32_t)index / (uint32_t)a->len;
+        t.row = in_sequence = (uint32_t)index % (uint32_t)a->len;
+    }
+    t.entry = t.at = t.angle = -1;
+    if (t.sequence < 0)
+        return t;
+    const int64_t position = a->kv_lens[t.sequence] - count + in_sequence;
+    append_find_entry(a, position, &t);
+    if (a->rope_dim > 0) {
+        t.angle = a->rope_positions ? a->rope_positions[index] : position;
+        if (a->rope_offsets)
+            t.angle += a->rope_offsets[t.sequence];
+        if (t.angle < 0 || t.angle >= a->rope_rows)
+            t.angle = -1;
+    }
+    return t;
+}
+
+/* What values of a head are multiplied by before they are rounded. */
+OP_FUNCTION float append_factor(const append_args *a, float scale, const float *scales, int64_t sequence, int32_t head)
+{
+    if (scales)
+        scale = op_mul(scale, scales[sequence * a->kv_heads + head]);
+    return op_div(1.0f, scale);
+}
+
+#endif

@@ -1,0 +1,83 @@
+/* The images of the operations beside attention: see ops.h. */
+#include "cuda/ops/ops.h"
+
+#include "error.h"
+
+#define OP(name, op, file, dtype, parts) extern const unsigned char acr__image_##name[], acr__image_end_##name[];
+#include "cuda/ops/ops.def"
+#undef OP
+
+#define OP(line, operation, file, type, most)                                                                          \
+    {.code = {.name = #line,                                                                                           \
+              .family = #file,                                                                                         \
+              .backend = ACR__CUDA,                                                                                    \
+              .image = acr__image_##line,                                                                              \
+              .image_end = acr__image_end_##line,                                                                      \
+              .symbol = #line,                                                                                         \
+              .arch_min = 80,                                                                                          \
+              .arch_max = 999},                                                                                        \
+     .op = operation,                                                                                                  \
+     .dtype = type,                                                                                                    \
+     .parts = most},
+const acr__cuda_op acr__cuda_ops[ACR__CUDA_OPS] = {
+#include "cuda/ops/ops.def"
+};
+#undef OP
+
+acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
+{
+    const int64_t listed = call->op != ACR__OP_MERGE ? 0 : call->merge->is_spaced ? 1 : call->merge->count;
+    int32_t most = 0;
+    for (int i = 0; i < ACR__CUDA_OPS; i++) {
+        const acr__cuda_op *line = &acr__cuda_ops[i];
+        if (line->op != call->op || line->dtype != call->dtype)
+            continue;
+        if (listed <= line->parts) {
+            *out = i;
+            return ACR_OK;
+        }
+        most = line->parts;
+    }
+    return acr__fail(ACR_UNSUPPORTED, "args.count is %lld: cuda merges at most %d parts at uneven distances",
+                     (long long)listed, (int)most);
+}
+
+enum {
+    THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
+    WARP = 32,
+    Y_MAX = 64 /* CTAs that share a token */
+};
+
+static uint32_t at_most(int64_t value, int64_t most)
+{
+    return (uint32_t)(value < most ? value : most);
+}
+
+static void shape_merge(acr__launch *out, const merge_args *a)
+{
+    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, runs = (a->dim + run - 1) / run;
+    int64_t lanes = 1;
+    while (lanes < runs && lanes < WARP)
+        lanes *= 2;
+    const int64_t rows_of_cta = THREADS / lanes;
+    *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = THREADS};
+}
+
+static void shape_append(acr__launch *out, const append_args *a)
+{
+    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, k = a->k ? a->qk_dim : 0,
+                  v = a->v ? a->v_dim : 0;
+    const int64_t runs = (a->kv_heads * (k > v ? k : v) + run - 1) / run,
+                  q_runs = a->q_heads * (int64_t)a->qk_dim / run;
+    const int64_t most = runs > q_runs ? runs : q_runs;
+    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((most - 1) / THREADS + 1, Y_MAX), 1},
+                         .block = THREADS};
+}
+
+void acr__cuda_op_shape(acr__launch *out, const acr__op_call *call)
+{
+    if (call->op == ACR__OP_MERGE)
+        shape_merge(out, call->merge);
+    else
+        shape_append(out, call->append);
+}
