@@ -177,10 +177,16 @@ enum {                      /* acr_problem.flags */
     ACR_ALIBI = 1u << 5,     /* executions read an ALiBi slope for each query head */
     ACR_RANGES = 1u << 6,    /* executions read `ranges` ranges of keys for each batch entry */
     ACR_TREE = 1u << 7,      /* executions read which of the last q_len keys each row sees */
-    /* No kernel serves these yet: acr_problem_canonical refuses them, naming the flag. */
-    ACR_PAGED = 1u << 8,      /* k and v are pages, and executions read which pages hold a batch entry's keys */
-    ACR_V_IN_K = 1u << 9,     /* v is the first v_dim elements of each key: one tensor, loaded once */
-    ACR_INVARIANT = 1u << 10, /* a row's bits do not depend on what is computed beside it */
+    /* k and v are [pages, page, kv_heads, dim], the batch stride being the page's, and executions read which pages hold
+     * a batch entry's keys (acr_buffers.page_table). Wants ACR_KV_LENS. With ACR_PACKED q alone is packed: there are
+     * no kv_offsets. */
+    ACR_PAGED = 1u << 8,
+    /* v is the first v_dim elements of each key: one tensor, loaded once (MLA in its absorbed form). v's strides are
+     * k's, v's scales those of k; scale has no default here. */
+    ACR_V_IN_K = 1u << 9,
+    /* A row's bits depend on its own query and keys, and on the problem's types, heads, dims, mask and limits: not on
+     * batch, q_len, kv_len, its place in the batch, what the other rows hold, or how many share the work. */
+    ACR_INVARIANT = 1u << 10,
     /* ACR_BACKWARD alone: gradients may be summed in an order that differs between runs. Without it runs give the same
      * bits, on "cpu" for any number of threads. */
     ACR_FAST_ATOMICS = 1u << 11
@@ -238,7 +244,7 @@ typedef struct acr_problem {
     float scale;        /* multiplies the scores; positive and finite; 0 = 1 / sqrt(qk_dim) */
     float q_scale;      /* ACR_E4M3: value = stored * q_scale; positive and finite; 0 = 1. Other types: 0 or 1. Scales
                            for each batch entry and head: acr_buffers.q_scales */
-    float k_scale;      /* likewise for k */
+    float k_scale;      /* likewise for k, also with kv_dtype ACR_E4M3 */
     float v_scale;      /* likewise for v */
     /* Sliding window, with any mask. Row i stands at key i' = i + diagonal; without a mask the diagonal is that of
      * ACR_MASK_CAUSAL. Both >= 0; 0 = no limit, or left out by a caller's smaller size. A limit that hides nothing is 0
@@ -254,11 +260,12 @@ typedef struct acr_problem {
     acr_strides bias;     /* of bias [batch, q_heads, q_len, kv_len]; elements, >= 0, each 0 broadcasts, all three too;
                              the stride of keys is 1. With ACR_PACKED batch counts entries, row an entry's rows.
                              Kernels for GPUs load rows that are multiples of 16 bytes faster */
-    /* Left out by a caller's smaller size: 0. No kernel serves them yet: what is not 0 is refused by its name. */
-    acr_dtype kv_dtype;          /* of k and v where it is another than dtype; 0 = dtype */
-    int32_t page;                /* ACR_PAGED: keys in a page; otherwise 0 */
-    acr_dtype grad_dtype;        /* ACR_BACKWARD: of dq, dk and dv; ACR_F32, or that of the inputs; 0 = the latter */
-    uint32_t reserved_2;         /* 0 */
+    /* Left out by a caller's smaller size: 0. */
+    acr_dtype kv_dtype;   /* of k and v where it is another than dtype: ACR_E4M3, each element brought to dtype exactly,
+                           with k_scale and v_scale (and acr_buffers.k_scales, v_scales); 0 = dtype */
+    int32_t page;         /* ACR_PAGED: keys in a page, 1 to 65536; otherwise 0 */
+    acr_dtype grad_dtype; /* ACR_BACKWARD: of dq, dk and dv; ACR_F32, or that of the inputs; 0 = the latter */
+    uint32_t reserved_2;  /* 0 */
     acr_strides d_o, dq, dk, dv; /* ACR_BACKWARD: of tensors shaped as o, q, k and v; all zero = packed. d_o, an input,
                                     may repeat; alignment is theirs, too */
 } acr_problem;
@@ -286,11 +293,13 @@ typedef struct acr_problem {
  *     capX                     softcap, a decimal: cap50, cap0.5, cap1e-3
  *     bias-bf16/B,H,S          bias_dtype (bias-f16, bias-f32) and its strides; mask/B,H,S: ACR_BOOL8
  *     sinks alibi kvstarts tree                                the flags
+ *     pageN                    ACR_PAGED with N keys a page    kv-e4m3      kv_dtype
+ *     v-in-k  invariant        the flags
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
  *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
  *     grad-f32 atomics         with bwd: grad_dtype, the flag  dos=B,H,S dqs= dks= dvs=   with bwd: strides
  * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
- * no text form: they are 0 (default) in *out.
+ * no text form: they are 0 (default) in *out, but for the scale of v-in-k, which is 1 / sqrt(qk_dim).
  * On failure *position, if position is not NULL, is the 0-based offset of the offending character.
  * Errors: ACR_FORMAT (not the grammar), ACR_INVALID (grammatical, but not a problem). */
 ACR_API acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *position);
@@ -351,9 +360,9 @@ typedef struct acr_buffers {
     uint32_t flags; /* 0 or ACR_OVERLAP_PREVIOUS */
     const void *q;  /* [batch, q_heads, q_len, qk_dim], the problem's strides and alignment; cuda: device memory */
     const void *k;  /* [batch, kv_heads, kv_len, qk_dim] */
-    const void *v;  /* [batch, kv_heads, kv_len, v_dim]. Weights relative to the row's largest are summed before they
-                       are divided: o may be infinite where the number of keys times the largest |v| is beyond float32
-                       (3.4e38) */
+    const void *v;  /* [batch, kv_heads, kv_len, v_dim]; ACR_V_IN_K: NULL, or k. Weights relative to the row's largest
+                       are summed before they are divided: o may be infinite where the number of keys times the largest
+                       |v| is beyond float32 (3.4e38) */
     void *o;        /* [batch, q_heads, q_len, v_dim]: all of it is written; a row that sees no key gets 0.
                        ACR_PACKED: q and o are [q_total, q_heads, dim], k and v [kv_total, kv_heads, dim], and only rows
                        of a sequence are read and written */
@@ -369,11 +378,11 @@ typedef struct acr_buffers {
      * that would end before it begins is empty: whatever they hold, nothing outside the tensors is touched. */
     const int32_t *q_offsets, *kv_offsets;
     int64_t q_total, kv_total; /* rows of q and o, and of k and v; 1 to 2^31 - 1025 */
-    /* ACR_E4M3, otherwise NULL, or left out by a caller's smaller size: scales for each batch entry (ACR_PACKED:
-     * sequence) and key/value head, [batch, kv_heads] packed, 4-byte aligned; cuda: device memory, read when the
-     * execution runs (ACR_INVALID for an address of the host where that can be told). They multiply those of the
-     * problem: in batch entry b and key/value head h, k's value = stored * k_scale * k_scales[b * kv_heads + h]; q's
-     * scale is shared by the query heads that read h. Each may be NULL, which is 1 everywhere; none is part of the
+    /* Of tensors in ACR_E4M3, otherwise NULL, or left out by a caller's smaller size: scales for each batch entry
+     * (ACR_PACKED: sequence) and key/value head, [batch, kv_heads] packed, 4-byte aligned; cuda: device memory, read
+     * when the execution runs (ACR_INVALID for an address of the host where that can be told). They multiply those of
+     * the problem: in batch entry b and key/value head h, k's value = stored * k_scale * k_scales[b * kv_heads + h];
+     * q's scale is shared by the query heads that read h. Each may be NULL, which is 1 everywhere; none is part of the
      * plan. Every scale is positive and finite: on cpu checked (ACR_INVALID), on cuda one that is not spoils the output
      * rows of its batch entry and head, never others. */
     const float *q_scales, *k_scales, *v_scales;
@@ -388,13 +397,17 @@ typedef struct acr_buffers {
     const int32_t *ranges;    /* ACR_RANGES: [batch, ranges, 2] packed, 4-byte aligned: half-open ranges of keys {begin,
                                  end}; one with begin >= end is ignored. They may overlap and reach beyond the keys */
     const uint8_t *tree;      /* ACR_TREE: bits [batch, q_len, (q_len + 7) / 8 bytes], the lowest bit of a byte first */
-    /* Left out by a caller's smaller size: NULL and 0, which they must be: no kernel serves them yet. */
-    const int32_t *page_table; /* ACR_PAGED: [batch, table_stride], 4-byte aligned: the pages of each entry's keys */
-    int64_t table_stride;      /* ACR_PAGED: from one entry's pages to the next one's, in elements */
-    int64_t pages;             /* ACR_PAGED: pages that k and v hold */
-    const void *d_o;           /* ACR_BACKWARD: the gradient of o. q, k, v, o and lse are read, too */
-    void *dq, *dk, *dv;        /* ACR_BACKWARD: written, all of it but rows of no sequence; none overlaps another */
-    float *dsinks;             /* ACR_BACKWARD with ACR_SINKS: [q_heads], written */
+    /* Left out by a caller's smaller size: NULL and 0. ACR_PAGED, otherwise NULL and 0: key j of batch entry b is row
+     * j % page of page page_table[b * table_stride + j / page] of k and v. Entries of the table from ceil(key length /
+     * page) on are never read. Several may name one page. A number outside [0, pages) names none: nothing outside k and
+     * v is touched, the rows of that batch entry hold anything, no others do. */
+    const int32_t *page_table; /* [batch, table_stride], 4-byte aligned; cuda: device memory, read at the execution */
+    int64_t table_stride;      /* from one entry's pages to the next one's: ceil(kv_len / page) or more */
+    int64_t pages;             /* pages that k and v hold; 1 to 2^31 - 1 */
+    /* Left out by a caller's smaller size: NULL. */
+    const void *d_o;    /* ACR_BACKWARD: the gradient of o. q, k, v, o and lse are read, too */
+    void *dq, *dk, *dv; /* ACR_BACKWARD: written, all of it but rows of no sequence; none overlaps another */
+    float *dsinks;      /* ACR_BACKWARD with ACR_SINKS: [q_heads], written */
 } acr_buffers;
 
 #define ACR_BUFFERS_INIT                                                                                               \

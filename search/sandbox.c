@@ -707,9 +707,16 @@ static int64_t random_gap(void)
     return (1 + byte % PAGES) * (int64_t)PAGE;
 }
 
-/* As much of the problem as the sizes of its buffers want. */
-static acr_problem problem_of_args(const sandbox *b, const fwd_args *a)
+/* With zeros where a kernel is told of no cache. */
+static acr__args whole_args(const fwd_args *a)
 {
+    return (acr__args){.paged = {.fwd = *a, .paging = fwd_paging_of(a)}};
+}
+
+/* As much of the problem as the sizes of its buffers want. */
+static acr_problem problem_of_args(const sandbox *b, const acr__args *all)
+{
+    const fwd_args *a = &all->fwd;
     acr_problem p = {.dtype = b->dtype,
                      .out_dtype = out_dtype(b->dtype, a),
                      .batch = a->batch,
@@ -725,9 +732,11 @@ static acr_problem problem_of_args(const sandbox *b, const fwd_args *a)
                      .o = strides_of(&a->o_stride),
                      .bias = strides_of(&a->bias_stride),
                      .bias_dtype = (acr_dtype)a->bias_type,
-                     .ranges = a->ranges_count};
+                     .ranges = a->ranges_count,
+                     .kv_dtype = (acr_dtype)all->paged.paging.kv_type,
+                     .page = all->paged.paging.page};
     for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
-        p.flags |= acr__pointer_at(a, acr__buffer_fields[i].in_args) ? acr__buffer_fields[i].flag : 0;
+        p.flags |= acr__pointer_at(all, acr__buffer_fields[i].in_args) ? acr__buffer_fields[i].flag : 0;
     }
     return p;
 }
@@ -735,14 +744,16 @@ static acr_problem problem_of_args(const sandbox *b, const fwd_args *a)
 /* What a call brings: the sizes and where they come from. */
 static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args *a, const int64_t *queue)
 {
-    const acr_problem p = problem_of_args(b, a);
-    const acr__rows rows =
-        p.flags & ACR_PACKED ? (acr__rows){a->q_total, a->kv_total} : (acr__rows){a->q_len, a->kv_len};
+    const acr__args all = whole_args(a);
+    const acr_problem p = problem_of_args(b, &all);
+    const bool packed = p.flags & ACR_PACKED;
+    const acr__rows rows = {packed ? a->q_total : a->q_len, packed ? a->kv_total : a->kv_len, all.paged.paging.pages,
+                            all.paged.paging.table_stride};
     for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
-        const void *from = acr__pointer_at(a, acr__buffer_fields[i].in_args);
+        const void *from = acr__pointer_at(&all, acr__buffer_fields[i].in_args);
         parts[part_of(i)] = (arena_part){.bytes = from ? acr__buffer_bytes(&p, i, rows) : 0, .from = from};
     }
-    parts[PART_ARGS] = (arena_part){.bytes = sizeof *a};
+    parts[PART_ARGS] = (arena_part){.bytes = sizeof(fwd_paged_args)};
     parts[PART_QUEUE] = (arena_part){.bytes = sizeof *queue, .from = queue};
     parts[PART_SCRATCH] = (arena_part){.bytes = (int64_t)b->workspace_bytes, .from = a->workspace};
 }
@@ -801,12 +812,12 @@ static void copy_in(cell *c, const arena_part parts[PARTS])
 
 static void copy_args(cell *c, const fwd_args *a)
 {
-    fwd_args there = *a;
+    acr__args there = whole_args(a);
     for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
         acr__set_pointer_at(&there, acr__buffer_fields[i].in_args, arena_address(c, part_of(i)));
     }
-    there.workspace = arena_address(c, PART_SCRATCH);
-    memcpy(arena_address(c, PART_ARGS), &there, sizeof there);
+    there.fwd.workspace = arena_address(c, PART_SCRATCH);
+    memcpy(arena_address(c, PART_ARGS), &there.paged, sizeof there.paged);
 }
 
 /* The pages' bytes beside an output that were written. */

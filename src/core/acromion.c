@@ -214,19 +214,11 @@ static acr_status check_totals(const acr_plan *plan, const acr_buffers *b)
         return ACR_OK;
     }
     const acr_status status = check_total("q_total", b->q_total);
-    return status == ACR_OK ? check_total("kv_total", b->kv_total) : status;
-}
-
-static acr_status check_scales(const acr_plan *plan, const acr_buffers *b)
-{
-    if (plan->problem.dtype == ACR_E4M3 || (!b->q_scales && !b->k_scales && !b->v_scales))
-        return ACR_OK;
-    return acr__fail(ACR_INVALID,
-                     "buffers.%s_scales is given, but only e4m3 inputs have scales and the problem's are %s",
-                     b->q_scales   ? "q"
-                     : b->k_scales ? "k"
-                                   : "v",
-                     acr__dtype_text(plan->problem.dtype));
+    if (status != ACR_OK || !(plan->problem.flags & ACR_PAGED))
+        return status == ACR_OK ? check_total("kv_total", b->kv_total) : status;
+    return b->kv_total == 0 ? ACR_OK
+                            : acr__fail(ACR_INVALID, "buffers.kv_total is given, with ACR_PAGED kv_lens and page_table "
+                                                     "say where keys are");
 }
 
 /* The flag or field because of which a problem has a buffer, or would have it. */
@@ -254,31 +246,15 @@ static acr_status check_wanted(const acr_plan *plan, const acr_buffers *b)
     return ACR_OK;
 }
 
-/* What no problem reads yet. */
-static acr_status refuse_unserved(const acr_buffers *b)
-{
-    const struct {
-        const char *name;
-        bool given;
-    } fields[] = {
-        {"page_table", b->page_table != NULL}, {"table_stride", b->table_stride != 0}, {"pages", b->pages != 0}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (fields[i].given)
-            return acr__fail(ACR_INVALID, "buffers.%s is given, no problem reads it yet", fields[i].name);
-    return ACR_OK;
-}
-
 static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
 {
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
         return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
-    if (!b->q || !b->k || !b->v || !b->o)
-        return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : !b->v ? "v" : "o");
-    acr_status status = check_scales(plan, b);
+    if (!b->q || !b->k || !b->o)
+        return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : "o");
+    acr_status status = acr__check_cache_buffers(&plan->problem, b);
     if (status == ACR_OK)
         status = check_wanted(plan, b);
-    if (status == ACR_OK)
-        status = refuse_unserved(b);
     return status == ACR_OK ? check_totals(plan, b) : status;
 }
 
@@ -366,8 +342,8 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
     if ((status = check_overlap(plan, &e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
         (status = check_workspace_overlap(plan, &e, workspace)) != ACR_OK)
         return status;
-    bwd_args args; /* of a forward pass `fwd` alone */
-    acr__bwd_args(&args, &plan->problem, &b, workspace);
+    acr__args args;
+    acr__fill_args(&args, &plan->problem, &b, workspace);
     return plan->prepared->device->backend->launch(plan->prepared, &args.fwd, b.flags, stream);
 }
 

@@ -3,11 +3,12 @@
 
 #include <string.h>
 
-#include "bwd_args.h"
+#include "kernel.h"
+#include "paging.h"
 #include "problem.h"
 
-#define OFFSETS(field) offsetof(acr_buffers, field), offsetof(bwd_args, fwd.field)
-#define BACKWARD_OFFSETS(field) offsetof(acr_buffers, field), offsetof(bwd_args, field)
+#define OFFSETS(field) offsetof(acr_buffers, field), offsetof(acr__args, fwd.field)
+#define BACKWARD_OFFSETS(field) offsetof(acr_buffers, field), offsetof(acr__args, bwd.field)
 
 const acr__buffer_field acr__buffer_fields[ACR__BUFFERS] = {
     [ACR__Q] = {"q", NULL, 0, OFFSETS(q)},
@@ -16,6 +17,8 @@ const acr__buffer_field acr__buffer_fields[ACR__BUFFERS] = {
     [ACR__KV_LENS] = {"kv_lens", "ACR_KV_LENS", ACR_KV_LENS, OFFSETS(kv_lens)},
     [ACR__Q_OFFSETS] = {"q_offsets", "ACR_PACKED", ACR_PACKED, OFFSETS(q_offsets)},
     [ACR__KV_OFFSETS] = {"kv_offsets", "ACR_PACKED", ACR_PACKED, OFFSETS(kv_offsets)},
+    [ACR__PAGE_TABLE] = {"page_table", "ACR_PAGED", ACR_PAGED, offsetof(acr_buffers, page_table),
+                         offsetof(acr__args, paged.paging.table)},
     [ACR__Q_SCALES] = {"q_scales", NULL, 0, OFFSETS(q_scales)},
     [ACR__K_SCALES] = {"k_scales", NULL, 0, OFFSETS(k_scales)},
     [ACR__V_SCALES] = {"v_scales", NULL, 0, OFFSETS(v_scales)},
@@ -66,7 +69,8 @@ void acr__set_pointer_at(void *structure, size_t offset, const void *pointer)
 
 acr__rows acr__rows_of(const acr_problem *p, const acr_buffers *b)
 {
-    return p->flags & ACR_PACKED ? (acr__rows){b->q_total, b->kv_total} : (acr__rows){p->q_len, p->kv_len};
+    const bool packed = p->flags & ACR_PACKED;
+    return (acr__rows){packed ? b->q_total : p->q_len, packed ? b->kv_total : p->kv_len, b->pages, b->table_stride};
 }
 
 /* What a tensor is in the problem: whose extents it has (q, k, v or o), and where its strides are. */
@@ -91,15 +95,21 @@ acr__tensor acr__tensor_of(const acr_problem *p, acr__buffer which, acr__rows ro
 {
     const tensor_shape shape = shapes[which];
     const bool of_queries = shape.like == ACR__Q || shape.like == ACR__O,
-               of_scores = shape.like == ACR__Q || shape.like == ACR__K, is_gradient = which >= ACR__DQ;
+               of_scores = shape.like == ACR__Q || shape.like == ACR__K, is_gradient = which >= ACR__DQ,
+               paged = p->flags & ACR_PAGED && !of_queries;
     acr__tensor t = {.name = acr__buffer_fields[which].name,
-                     .batch = p->flags & ACR_PACKED ? 1 : p->batch,
+                     .batch = paged                   ? rows.pages
+                              : p->flags & ACR_PACKED ? 1
+                                                      : p->batch,
                      .heads = of_queries ? p->q_heads : p->kv_heads,
-                     .rows = of_queries ? rows.q : rows.kv,
+                     .rows = of_queries ? rows.q
+                             : paged    ? p->page
+                                        : rows.kv,
                      .dim = of_scores ? p->qk_dim : p->v_dim,
                      .dtype = is_gradient            ? p->grad_dtype
                               : shape.like == ACR__O ? p->out_dtype
-                                                     : p->dtype,
+                              : of_queries           ? p->dtype
+                                                     : acr__kv_dtype(p),
                      .is_output = acr__is_output(p, which)};
     memcpy(&t.strides, (const char *)p + shape.strides, sizeof t.strides);
     return t;
@@ -117,6 +127,10 @@ static bool is_scale(acr__buffer which)
 
 bool acr__buffer_is_wanted(const acr_problem *p, acr__buffer which)
 {
+    if (which == ACR__V)
+        return !(p->flags & ACR_V_IN_K);
+    if (which == ACR__KV_OFFSETS)
+        return p->flags & ACR_PACKED && !(p->flags & ACR_PAGED);
     if (which == ACR__BIAS)
         return p->bias_dtype != ACR_DTYPE_DEFAULT;
     if (which >= ACR__D_O)
@@ -139,6 +153,8 @@ static int64_t bytes_of(const acr_problem *p, acr__buffer which, acr__rows rows)
     case ACR__Q_OFFSETS:
     case ACR__KV_OFFSETS:
         return (p->batch + 1) * number;
+    case ACR__PAGE_TABLE:
+        return acr__table_bytes(p, rows.table_stride);
     case ACR__Q_SCALES:
     case ACR__K_SCALES:
     case ACR__V_SCALES:

@@ -17,6 +17,7 @@ typedef enum acr__buffer {
     ACR__KV_LENS,
     ACR__Q_OFFSETS,
     ACR__KV_OFFSETS,
+    ACR__PAGE_TABLE,
     ACR__Q_SCALES,
     ACR__K_SCALES,
     ACR__V_SCALES,
@@ -45,7 +46,7 @@ typedef struct acr__buffer_field {
     const char *name;
     const char *wanted_by;      /* the flag or field of the problem that wants it; NULL: every problem, or none */
     uint32_t flag;              /* the same where it is a flag, else 0 */
-    size_t in_buffers, in_args; /* offsets of the pointer in acr_buffers and in bwd_args */
+    size_t in_buffers, in_args; /* offsets of the pointer in acr_buffers and in acr__args */
 } acr__buffer_field;
 extern const acr__buffer_field acr__buffer_fields[ACR__BUFFERS];
 
@@ -53,13 +54,14 @@ extern const acr__buffer_field acr__buffer_fields[ACR__BUFFERS];
 const void *acr__pointer_at(const void *structure, size_t offset);
 void acr__set_pointer_at(void *structure, size_t offset, const void *pointer);
 
-/* Rows of q and o, and of k and v: the longest lengths; of a packed batch the tensors' totals. */
+/* Rows of q and o, and of k and v: the longest lengths; of a packed batch the tensors' totals. Of a paged cache its
+ * pages, and the step from one batch entry's to the next one's in the table; kv is then not asked for. */
 typedef struct acr__rows {
-    int64_t q, kv;
+    int64_t q, kv, pages, table_stride;
 } acr__rows;
 acr__rows acr__rows_of(const acr_problem *problem, const acr_buffers *buffers);
 
-/* A tensor of a problem that has so many rows. A packed batch is one entry. */
+/* A tensor of a problem that has so many rows. A packed batch is one entry, of k and v in pages a page is. */
 typedef struct acr__tensor {
     const char *name;
     int64_t batch, heads, rows, dim;
@@ -83,7 +85,8 @@ bool acr__is_output(const acr_problem *problem, acr__buffer which);
 /* Bytes from a tensor's first element to one past its last. */
 int64_t acr__tensor_bytes(const acr__tensor *tensor);
 
-/* Whether an execution of the problem must bring a buffer. Scales it never must: of e4m3 inputs it may. */
+/* Whether an execution of the problem must bring a buffer. Scales it never must: of e4m3 inputs it may; and k for v
+ * where values are inside keys. */
 bool acr__buffer_is_wanted(const acr_problem *problem, acr__buffer which);
 
 /* Bytes of a buffer that an execution of a canonical problem must bring, and of scales; 0 of others. */

@@ -24,10 +24,11 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
     /* ranges add keys to what limits leave; without limits there is nothing to add */
     const int has_ranges = (acr__terms_of(problem) & FWD_TERM_RANGES) != 0;
     const float cap = problem->softcap;
+    const int v_in_k = (problem->flags & ACR_V_IN_K) != 0;
     *args = (fwd_args){
         .q = buffers->q,
         .k = buffers->k,
-        .v = buffers->v,
+        .v = v_in_k ? buffers->k : buffers->v,
         .o = buffers->o,
         .lse = buffers->lse,
         .kv_lens = buffers->kv_lens,
@@ -37,7 +38,7 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .kv_total = (int32_t)buffers->kv_total,
         .q_scales = buffers->q_scales,
         .k_scales = buffers->k_scales,
-        .v_scales = buffers->v_scales,
+        .v_scales = v_in_k ? buffers->k_scales : buffers->v_scales,
         .workspace = workspace,
         .q_stride = strides_of(&problem->q),
         .k_stride = strides_of(&problem->k),
@@ -92,4 +93,23 @@ void acr__bwd_args(bwd_args *args, const acr_problem *problem, const acr_buffers
     args->dv_stride = strides_of(&problem->dv);
     args->grad_f32 = problem->grad_dtype == ACR_F32;
     args->atomics = (problem->flags & ACR_FAST_ATOMICS) != 0;
+}
+
+_Static_assert(offsetof(fwd_paged_args, fwd) == 0, "a pointer to fwd_args leads to fwd_paged_args");
+
+void acr__fill_args(acr__args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace)
+{
+    if (problem->pass == ACR_BACKWARD) {
+        acr__bwd_args(&args->bwd, problem, buffers, workspace);
+        return;
+    }
+    acr__fwd_args(&args->fwd, problem, buffers, workspace);
+    if (!(problem->flags & ACR_PAGED) && problem->kv_dtype == ACR_DTYPE_DEFAULT)
+        return;
+    args->fwd.paged = 1;
+    args->paged.paging = (fwd_paging){.table = buffers->page_table,
+                                      .table_stride = buffers->table_stride,
+                                      .page = problem->page,
+                                      .pages = (int32_t)buffers->pages,
+                                      .kv_type = (int32_t)problem->kv_dtype};
 }

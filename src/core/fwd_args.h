@@ -3,7 +3,7 @@
  *
  * The host side fills it from the canonical problem and the caller's buffers (fwd_args.c), the device side receives it
  * by value as its first parameter. Kernels that load by tensor maps take one more parameter, see acr__boxes in
- * kernel.h. */
+ * kernel.h; what pages and 8-bit caches have besides is in fwd_paging.h. */
 #ifndef ACR_FWD_ARGS_H
 #define ACR_FWD_ARGS_H
 
@@ -66,7 +66,7 @@ typedef struct fwd_args {
     float out_scale;                   /* of the output: the fp8 scale of v, else 1 */
     int32_t out_bf16;                  /* e4m3 inputs only: 1 = output bf16, 0 = f16 */
     int32_t q_total, kv_total;
-    int32_t reserved;
+    int32_t paged; /* 1 = these are the first member of fwd_paged_args (fwd_paging.h) */
     /* From here on: FWD_ARGS_FIRST_LINE. */
     /* e4m3 inputs only: [batch, kv_heads], factors beside those above, of the scores (q, k) and of the output (v);
      * NULL = 1. Every kernel of e4m3 inputs has to apply them (fwd_scales_of; device/attention/scores.cuh). */

@@ -7,8 +7,9 @@
 #include "buffers.h"
 #include "dtype.h"
 #include "error.h"
-#include "trace_points.h"
+#include "paging.h"
 #include "problem.h"
+#include "trace_points.h"
 #include "wisdom.h"
 
 /* ---- Contexts and plans ---- */
@@ -50,9 +51,11 @@ acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ct
  * canonical. Valid until the thread asks again. */
 const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device);
 
-/* Fills the arguments of an execution; problem canonical. Pointers are not checked. acr__bwd_args fills those of either
- * pass: of a forward problem `fwd` alone. */
+/* Fill the arguments of an execution; problem canonical. Pointers are not checked. acr__fwd_args fills a forward
+ * kernel's without pages and 8-bit caches, acr__bwd_args those of either pass, of a forward problem `fwd` alone, and
+ * acr__fill_args all that a kernel is given. */
 void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
 void acr__bwd_args(bwd_args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
+void acr__fill_args(acr__args *args, const acr_problem *problem, const acr_buffers *buffers, void *workspace);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include "acromion.h"
 #include "bwd_args.h"
+#include "fwd_paging.h"
 
 typedef enum acr__backend_id {
     ACR__CPU = 0,
@@ -87,6 +88,13 @@ typedef struct acr__boxes {
     uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
 } acr__boxes;
 
+/* The arguments of a kernel of any kind: it is given `fwd`, with which each of them begins. */
+typedef union acr__args {
+    fwd_args fwd;
+    fwd_paged_args paged;
+    bwd_args bwd;
+} acr__args;
+
 /* The work of one lane of a CPU kernel. Lanes 0..lanes-1 share `queue`, which starts at 0: tiles are taken by
  * fetch-add, so lanes that start late or never are harmless. scratch is the lane's own, scratch_bytes of it, 64-byte
  * aligned. A backward kernel is given its bwd_args by their first member. */
@@ -102,6 +110,10 @@ typedef struct acr__kernel {
     int32_t q_tile, kv_tile, stages;
     uint32_t traits; /* ACR__TRAIT_* */
     uint32_t terms;  /* FWD_TERM_*: what it serves beyond a scale, a mask and a window */
+    /* Which caches it serves; refused in one place, acr__cache_why_not. */
+    int32_t pages;     /* 1: keys and values in pages (ACR_PAGED) */
+    int32_t v_in_k;    /* 1: values inside the keys (ACR_V_IN_K) */
+    uint32_t kv_types; /* bits 1 << acr_dtype: types of k and v beside dtype (kv_dtype) */
 
     /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming
      * field and limit. */
@@ -129,7 +141,9 @@ typedef struct acr__kernel {
 enum {
     ACR__TRAIT_NEVER_PLANNED = 1u << 0, /* the teaching ladder: listed, checked and benched, never chosen */
     ACR__TRAIT_LAST_RESORT = 1u << 1,   /* correct everywhere, fast nowhere: said so by acr_plan_text */
-    ACR__TRAIT_PACKED = 1u << 2         /* serves packed batches (ACR_PACKED); without it they are never offered */
+    ACR__TRAIT_PACKED = 1u << 2,        /* serves packed batches (ACR_PACKED); without it they are never offered */
+    ACR__TRAIT_INVARIANT = 1u << 3      /* serves ACR_INVARIANT: all lines that take a problem with it on one device
+                                           give the same bits */
 };
 
 /* Whether the image holds PTX, so that GPUs newer than the library can run it: the kernels without an upper limit. */

@@ -63,6 +63,8 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
     if ((problem->window_left || problem->window_right) && kernel->traits & ACR__TRAIT_NEVER_PLANNED) /* the ladder */
         return "window: the kernel serves no sliding window (window_left, window_right)";
     const char *reason = acr__terms_why_not(kernel->terms, problem);
+    if (!reason)
+        reason = acr__cache_why_not(kernel, problem);
     return reason ? reason : kernel->why_not(problem, device);
 }
 
@@ -189,6 +191,24 @@ static acr_status upload_numbers(scratch *s, void *to, int64_t count, int64_t fi
     return status;
 }
 
+/* Every page once, in no order, as caches have them after a while. */
+static acr_status upload_table(scratch *s, void *to, int64_t pages)
+{
+    int32_t *table = malloc((size_t)pages * sizeof *table);
+    uint64_t state = 0x9e3779b97f4a7c15u;
+    if (!table)
+        return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
+    for (int64_t i = 0; i < pages; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const int64_t at = (int64_t)((state >> 33) % (uint64_t)(i + 1));
+        table[i] = table[at];
+        table[at] = (int32_t)i;
+    }
+    const acr_status status = s->device->backend->mem_upload(s->device, to, table, (size_t)pages * sizeof *table);
+    free(table);
+    return status;
+}
+
 /* Every entry has its longest length. What terms read hides no key, padding and ranges are empty, and sinks, slopes and
  * a backward pass' log-sum-exp are 0: the work is that of other values. */
 static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which, int64_t bytes)
@@ -205,6 +225,11 @@ static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which
         return upload_numbers(s, to, p->batch + 1, 0, p->q_len);
     case ACR__KV_OFFSETS:
         return upload_numbers(s, to, p->batch + 1, 0, p->kv_len);
+    case ACR__PAGE_TABLE:
+        return upload_table(s, to, s->buffers.pages);
+    case ACR__K:
+    case ACR__V:
+        return upload_noise(s, to, bytes, acr__kv_dtype(p));
     case ACR__BIAS:
         return p->bias_dtype == ACR_BOOL8 ? s->device->backend->mem_fill(s->device, to, TRUE_BYTE, (size_t)bytes)
                                           : upload_noise(s, to, bytes, p->bias_dtype);
@@ -219,14 +244,19 @@ static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which
 static acr_status make_scratch(scratch *s, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
     *s = (scratch){.device = device, .buffers = ACR_BUFFERS_INIT};
-    const bool packed = p->flags & ACR_PACKED;
-    const acr__rows rows =
-        packed ? (acr__rows){p->batch * p->q_len, p->batch * p->kv_len} : (acr__rows){p->q_len, p->kv_len};
+    const bool packed = p->flags & ACR_PACKED, paged = p->flags & ACR_PAGED;
+    const int64_t sequences = packed ? p->batch : 1, pages = acr__pages_of_entry(p);
+    const acr__rows rows = {sequences * p->q_len, sequences * p->kv_len, p->batch * pages, pages};
+    if (rows.pages > INT32_MAX)
+        return acr__fail(ACR_UNSUPPORTED, "%lld entries of %lld keys in pages of %d are too many to be measured",
+                         (long long)p->batch, (long long)p->kv_len, (int)p->page);
     if (packed && (rows.q > INT32_MAX || rows.kv > INT32_MAX))
         return acr__fail(ACR_UNSUPPORTED, "a packed batch of %lld x %lld / %lld rows is too long to be measured",
                          (long long)p->batch, (long long)p->q_len, (long long)p->kv_len);
     s->buffers.q_total = packed ? rows.q : 0;
-    s->buffers.kv_total = packed ? rows.kv : 0;
+    s->buffers.kv_total = packed && !paged ? rows.kv : 0;
+    s->buffers.pages = rows.pages;
+    s->buffers.table_stride = rows.table_stride;
     acr_status status = ACR_OK;
     for (acr__buffer i = 0; i < ACR__BUFFERS && status == ACR_OK; i++) {
         if (!acr__buffer_is_wanted(p, i))
@@ -252,7 +282,7 @@ enum {
 /* A candidate in the race. */
 typedef struct runner {
     acr__prepared *prepared;
-    bwd_args args; /* of a forward pass `fwd` alone */
+    acr__args args;
     double samples_s[MAX_ROUNDS * REPLAYS];
     int sample_count;
     int launches; /* in one replay */
@@ -365,7 +395,7 @@ static acr_status time_candidates(runner *runners, const candidate *list, int co
     if (status != ACR_OK)
         return status;
     for (int i = 0; i < count; i++)
-        acr__bwd_args(&runners[i].args, p, &s.buffers, s.workspace);
+        acr__fill_args(&runners[i].args, p, &s.buffers, s.workspace);
     if (s.workspace)
         status = device->backend->mem_fill(device, s.workspace, 0, workspace_bytes);
     if (status == ACR_OK)
@@ -506,8 +536,9 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
-    for (int i = 0; i < acr__tensor_count(p) && !(p->flags & ACR_PACKED); i++)
-        plan->span_bytes[acr__tensors[i]] = acr__buffer_bytes(p, acr__tensors[i], (acr__rows){p->q_len, p->kv_len});
+    for (int i = 0; i < acr__tensor_count(p) && !(p->flags & (ACR_PACKED | ACR_PAGED)); i++)
+        plan->span_bytes[acr__tensors[i]] =
+            acr__buffer_bytes(p, acr__tensors[i], (acr__rows){p->q_len, p->kv_len, 0, 0});
     snprintf(plan->text, sizeof plan->text, "%s: %s (%s)", text, c->kernel->name, c->why);
     if (pins) {
         acr__ctx_retain(ctx);

@@ -17,6 +17,7 @@
 #include "backward.h"
 #include "buffers.h"
 #include "error.h"
+#include "paging.h"
 
 enum {
     DEFAULT_ALIGNMENT = 16,
@@ -88,14 +89,16 @@ const char *acr__dtype_hint(const char *word, size_t length)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Returns how many there are. A packed batch is one entry with as many rows as offsets can name: how many there are is
- * known at the execution. */
+/* Returns how many there are. A packed batch is one entry with as many rows as offsets can name, and a cache has as
+ * many pages as a table can: how many there are is known at the execution. Values inside keys have the keys' rows. */
 static int tensors_of(const acr_problem *p, acr__tensor list[ACR__TENSORS_MOST])
 {
-    const acr__rows longest = {p->q_len, p->kv_len}, any = {MAX_EXTENT, MAX_EXTENT};
+    const acr__rows longest = {p->q_len, p->kv_len, MAX_EXTENT, 0}, any = {MAX_EXTENT, MAX_EXTENT, MAX_EXTENT, 0};
     const int count = acr__tensor_count(p);
     for (int i = 0; i < count; i++)
         list[i] = acr__tensor_of(p, acr__tensors[i], p->flags & ACR_PACKED ? any : longest);
+    if (p->flags & ACR_V_IN_K)
+        list[2].dim = p->qk_dim;
     return count;
 }
 
@@ -270,7 +273,7 @@ static acr_status check_choices(const acr_problem *p)
     if (p->layout != ACR_BHSD && p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is %d, must be ACR_BHSD or ACR_BSHD", (int)p->layout);
     const uint32_t known = ACR_WANT_LSE | ACR_KV_LENS | ACR_PACKED | ACR_KV_STARTS | ACR_SINKS | ACR_ALIBI |
-                           ACR_RANGES | ACR_TREE | ACR_FAST_ATOMICS;
+                           ACR_RANGES | ACR_TREE | ACR_PAGED | ACR_V_IN_K | ACR_INVARIANT | ACR_FAST_ATOMICS;
     if (p->flags & ~known)
         return acr__fail(ACR_INVALID, "flags 0x%x has bits that mean nothing (0x%x)", p->flags, p->flags & ~known);
     if (p->window_left < 0 || p->window_right < 0)
@@ -290,7 +293,7 @@ static acr_status check_choices(const acr_problem *p)
 /* What changes scores, and what hides or adds keys beyond a mask and a window. */
 static acr_status check_terms(const acr_problem *p)
 {
-    if (acr__buffer_bytes(p, ACR__TREE, (acr__rows){0, 0}) > MAX_SPAN)
+    if (acr__buffer_bytes(p, ACR__TREE, (acr__rows){0}) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "tree spans more than 2^61 bytes");
     if (!(p->softcap >= 0.0f) || !isfinite(p->softcap))
         return acr__fail(ACR_INVALID, "softcap is %g, must be positive and finite (0 for none)", (double)p->softcap);
@@ -305,19 +308,6 @@ static acr_status check_terms(const acr_problem *p)
         return acr__fail(ACR_INVALID, "flags: ACR_KV_STARTS with ACR_PACKED; the offsets already say where keys begin");
     if (p->reserved != 0 || p->reserved_2 != 0)
         return acr__fail(ACR_INVALID, "reserved is %u, must be 0", p->reserved | p->reserved_2);
-    return ACR_OK;
-}
-
-/* What no kernel serves yet. */
-static acr_status refuse_unserved(const acr_problem *p)
-{
-    const struct {
-        const char *name;
-        bool given;
-    } fields[] = {{"kv_dtype", p->kv_dtype != ACR_DTYPE_DEFAULT}, {"page", p->page != 0}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (fields[i].given)
-            return acr__fail(ACR_INVALID, "%s: given, but no kernel serves it yet; must be 0", fields[i].name);
     return ACR_OK;
 }
 
@@ -354,14 +344,15 @@ static acr_status check_packed(const acr_problem *p)
 {
     if (!(p->flags & ACR_PACKED))
         return ACR_OK;
-    if (p->flags & ACR_KV_LENS)
+    const bool paged = p->flags & ACR_PAGED; /* lengths and a table say where keys lie */
+    if (p->flags & ACR_KV_LENS && !paged)
         return acr__fail(ACR_INVALID, "flags: ACR_PACKED with ACR_KV_LENS; the offsets already say the key lengths");
     if (p->layout != ACR_BSHD)
         return acr__fail(ACR_INVALID, "layout is ACR_BHSD, with ACR_PACKED it must be ACR_BSHD: [total, heads, dim]");
     acr__tensor list[ACR__TENSORS_MOST];
     const int count = tensors_of(p, list);
     for (int i = 0; i < count; i++)
-        if (list[i].strides.batch != 0)
+        if (list[i].batch == 1 && list[i].strides.batch != 0)
             return acr__fail(ACR_INVALID,
                              "%s.batch stride is %lld, with ACR_PACKED it must be 0: offsets say where "
                              "an entry begins",
@@ -373,17 +364,19 @@ static acr_status check_scales(acr_problem *p)
 {
     if (!(p->scale > 0.0f) || !isfinite(p->scale))
         return acr__fail(ACR_INVALID, "scale is %g, must be positive and finite (0 for the default)", (double)p->scale);
+    const bool e4m3 = p->dtype == ACR_E4M3, kv_e4m3 = acr__kv_dtype(p) == ACR_E4M3;
     struct {
         const char *name;
         float *value;
-    } scales[] = {{"q_scale", &p->q_scale}, {"k_scale", &p->k_scale}, {"v_scale", &p->v_scale}};
+        bool scaled;
+    } scales[] = {{"q_scale", &p->q_scale, e4m3}, {"k_scale", &p->k_scale, kv_e4m3}, {"v_scale", &p->v_scale, kv_e4m3}};
     for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
         float *value = scales[i].value;
         if (*value == 0.0f)
             *value = 1.0f;
-        if (p->dtype == ACR_E4M3 ? !(*value > 0.0f) || !isfinite(*value) : !(*value == 1.0f))
+        if (scales[i].scaled ? !(*value > 0.0f) || !isfinite(*value) : !(*value == 1.0f))
             return acr__fail(ACR_INVALID, "%s is %g, must be %s", scales[i].name, (double)*value,
-                             p->dtype == ACR_E4M3 ? "positive and finite" : "0 or 1: only e4m3 inputs have scales");
+                             scales[i].scaled ? "positive and finite" : "0 or 1: only e4m3 inputs have scales");
     }
     return ACR_OK;
 }
@@ -446,9 +439,9 @@ acr_status acr_problem_canonical(acr_problem *out, const acr_problem *in)
     if (p.out_dtype == ACR_DTYPE_DEFAULT)
         p.out_dtype = p.dtype == ACR_E4M3 ? ACR_F16 : p.dtype;
     if ((status = check_extents(&p)) != ACR_OK || (status = check_choices(&p)) != ACR_OK ||
-        (status = refuse_unserved(&p)) != ACR_OK || (status = acr__complete_backward(&p)) != ACR_OK ||
-        (status = check_terms(&p)) != ACR_OK || (status = check_packed(&p)) != ACR_OK ||
-        (status = complete_bias(&p)) != ACR_OK)
+        (status = acr__complete_backward(&p)) != ACR_OK || (status = check_terms(&p)) != ACR_OK ||
+        (status = check_packed(&p)) != ACR_OK || (status = complete_bias(&p)) != ACR_OK ||
+        (status = acr__complete_cache(&p)) != ACR_OK)
         return status;
     if (p.softcap == 0.0f)
         p.softcap = 0.0f; /* -0 is none, too */
@@ -573,6 +566,19 @@ static void put_terms(writer *w, const acr_problem *p)
         put(w, ":sinks");
 }
 
+/* Where keys and values lie. */
+static void put_cache(writer *w, const acr_problem *p)
+{
+    if (p->flags & ACR_PAGED)
+        put(w, ":page%d", (int)p->page);
+    if (p->kv_dtype != ACR_DTYPE_DEFAULT)
+        put(w, ":kv-%s", acr__dtype_text(p->kv_dtype));
+    if (p->flags & ACR_V_IN_K)
+        put(w, ":v-in-k");
+    if (p->flags & ACR_INVARIANT)
+        put(w, ":invariant");
+}
+
 static void put_problem(writer *w, acr_problem *p)
 {
     if (p->pass == ACR_BACKWARD)
@@ -597,6 +603,8 @@ static void put_problem(writer *w, acr_problem *p)
     for (int i = 0; i < count; i++) {
         const acr_strides packed = packed_strides(&list[i], p->layout), *s = &list[i].strides;
         const char *text = acr__tensors[i] == ACR__D_O ? "do" : list[i].name;
+        if (acr__tensors[i] == ACR__V && p->flags & ACR_V_IN_K) /* those of k */
+            continue;
         if (!same_strides(&list[i], &packed))
             put(w, ":%ss=%lld,%lld,%lld", text, (long long)s->batch, (long long)s->head, (long long)s->row);
     }
@@ -616,6 +624,7 @@ static void put_problem(writer *w, acr_problem *p)
         put(w, ":kvstarts");
     if (p->flags & ACR_PACKED)
         put(w, ":packed");
+    put_cache(w, p);
 }
 
 acr_status acr_problem_format(const acr_problem *problem, char *text, size_t capacity)
@@ -671,7 +680,11 @@ enum {
     SEEN_DO_STRIDES,
     SEEN_DQ_STRIDES,
     SEEN_DK_STRIDES,
-    SEEN_DV_STRIDES
+    SEEN_DV_STRIDES,
+    SEEN_PAGE,
+    SEEN_KV_DTYPE,
+    SEEN_V_IN_K,
+    SEEN_INVARIANT
 };
 
 typedef struct reader {
@@ -820,6 +833,16 @@ static acr_status read_ranges(reader *r)
     return status;
 }
 
+/* "16": keys in a page. */
+static acr_status read_page(reader *r)
+{
+    int64_t page = 0;
+    const acr_status status = read_extent(r, &page);
+    r->problem->page = (int32_t)page;
+    r->problem->flags |= ACR_PAGED;
+    return status;
+}
+
 /* "256", "256/128" or "0/128". */
 static acr_status read_window(reader *r)
 {
@@ -870,6 +893,10 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
         p->pass = at[0] == 'f' ? ACR_FORWARD : ACR_BACKWARD;
         return SEEN_PASS;
     }
+    if (is_field(at, length, "kv-e4m3")) {
+        p->kv_dtype = ACR_E4M3;
+        return SEEN_KV_DTYPE;
+    }
     if (is_field(at, length, "grad-f32")) {
         p->grad_dtype = ACR_F32;
         return SEEN_GRAD;
@@ -893,7 +920,8 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
     } flags[] = {{"lse", ACR_WANT_LSE, SEEN_LSE},     {"kvlens", ACR_KV_LENS, SEEN_KV_LENS},
                  {"packed", ACR_PACKED, SEEN_PACKED}, {"kvstarts", ACR_KV_STARTS, SEEN_KV_STARTS},
                  {"sinks", ACR_SINKS, SEEN_SINKS},    {"alibi", ACR_ALIBI, SEEN_ALIBI},
-                 {"tree", ACR_TREE, SEEN_TREE},       {"atomics", ACR_FAST_ATOMICS, SEEN_ATOMICS}};
+                 {"tree", ACR_TREE, SEEN_TREE},       {"atomics", ACR_FAST_ATOMICS, SEEN_ATOMICS},
+                 {"v-in-k", ACR_V_IN_K, SEEN_V_IN_K}, {"invariant", ACR_INVARIANT, SEEN_INVARIANT}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (is_field(at, length, flags[i].word)) {
             p->flags |= flags[i].flag;
@@ -948,6 +976,8 @@ static acr_status take_numbers(reader *r, unsigned field)
         return read_chunk(r);
     case SEEN_RANGES:
         return read_ranges(r);
+    case SEEN_PAGE:
+        return read_page(r);
     case SEEN_CAP:
         return read_softcap(r);
     case SEEN_BIAS:
@@ -975,6 +1005,7 @@ static acr_status read_field(reader *r)
                     {"align", SEEN_ALIGN, ACR_DTYPE_DEFAULT},
                     {"chunk", SEEN_CHUNK, ACR_DTYPE_DEFAULT},
                     {"ranges", SEEN_RANGES, ACR_DTYPE_DEFAULT},
+                    {"page", SEEN_PAGE, ACR_DTYPE_DEFAULT},
                     {"cap", SEEN_CAP, ACR_DTYPE_DEFAULT},
                     {"bias-f32/", SEEN_BIAS, ACR_F32},
                     {"bias-f16/", SEEN_BIAS, ACR_F16},
@@ -1057,6 +1088,8 @@ acr_status acr_problem_parse(acr_problem *out, const char *text, size_t *positio
     reader r = {text, text, 0, &p};
     acr_status status = read_fields(&r);
     acr_problem canonical;
+    if (status == ACR_OK && p.flags & ACR_V_IN_K)
+        p.scale = (float)(1.0 / sqrt((double)p.qk_dim));
     if (status == ACR_OK)
         status = acr_problem_canonical(&canonical, &p);
     if (status != ACR_OK) {

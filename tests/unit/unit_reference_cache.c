@@ -87,7 +87,7 @@ static void assert_same_reference(const reference *a, const reference *b)
     for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; i++) {
         const size_t field = acr__buffer_fields[i].in_buffers;
         assert_same(acr__pointer_at(&a->buffers, field), acr__pointer_at(&b->buffers, field),
-                    acr__buffer_bytes(p, i, (acr__rows){a->q_rows, a->kv_rows}));
+                    acr__buffer_bytes(p, i, (acr__rows){a->q_rows, a->kv_rows, 0, 0}));
     }
     assert_same(a->q_owner, b->q_owner, a->q_rows * number);
     assert_same(a->kv_owner, b->kv_owner, a->kv_rows * number);

@@ -250,7 +250,7 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
     if (reason) {
         return acr__fail(ACR_UNSUPPORTED, "%s", reason);
     }
-    const int64_t bias_bytes = acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0, 0});
+    const int64_t bias_bytes = acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0});
     const int64_t bias_elements = p->bias_dtype ? bias_bytes / acr__dtype_bytes(p->bias_dtype) : 0;
     const peer_problem problem = {
         .batch = p->batch,

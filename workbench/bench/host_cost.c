@@ -62,8 +62,11 @@ static acr_status make_zeros(acr__backend_device *device, size_t bytes, void **o
 
 static acr_status arena_make(arena *a, acr__backend_device *device, const acr_problem *p, size_t workspace_bytes)
 {
-    const acr__rows rows = {p->q_len, p->kv_len};
+    const int64_t pages = acr__pages_of_entry(p);
+    const acr__rows rows = {p->q_len, p->kv_len, p->batch * pages, pages};
     *a = (arena){.device = device, .buffers = ACR_BUFFERS_INIT};
+    a->buffers.pages = rows.pages;
+    a->buffers.table_stride = rows.table_stride;
     acr_status status = make_zeros(device, workspace_bytes, &a->workspace);
     for (acr__buffer i = 0; i < ACR__BUFFERS && status == ACR_OK; ++i) {
         const int64_t bytes = acr__buffer_is_wanted(p, i) ? acr__buffer_bytes(p, i, rows) : 0;
@@ -219,9 +222,9 @@ static acr_status sample(const bench *b, step s, double *seconds)
 {
     acr_status status = ACR_OK;
     if (s == BARE) {
-        fwd_args args;
-        acr__fwd_args(&args, b->request->problem, &b->arena.buffers, b->arena.workspace);
-        status = b->device->backend->timing->launch_bare(b->prepared, &args, NULL, CALLS, seconds);
+        acr__args args;
+        acr__fill_args(&args, b->request->problem, &b->arena.buffers, b->arena.workspace);
+        status = b->device->backend->timing->launch_bare(b->prepared, &args.fwd, NULL, CALLS, seconds);
     } else {
         const double start_s = monotonic_s();
         for (int i = 0; i < CALLS && status == ACR_OK; ++i) {

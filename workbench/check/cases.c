@@ -293,7 +293,7 @@ static bool case_of(test_case *out, const space *s, const choice *c)
         set_gradients(&p, (view)c->value[AXIS_VIEW]);
     }
     return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&
-           acr__buffer_bytes(&out->problem, ACR__BIAS, (acr__rows){0, 0}) <= BIAS_BYTES_MOST &&
+           acr__buffer_bytes(&out->problem, ACR__BIAS, (acr__rows){0}) <= BIAS_BYTES_MOST &&
            !acr__why_not(s->kernel, &out->problem, s->device);
 }
 

@@ -56,7 +56,7 @@ static tensor_view query_view(const reference *ref, const acr_strides *strides, 
 /* A tensor of the execution's problem, with the rows of a reference. Every key gets a gradient. */
 static tensor_view view_of(const execution *e, const reference *ref, acr__buffer which)
 {
-    const acr__tensor t = acr__tensor_of(&e->problem, which, (acr__rows){ref->q_rows, ref->kv_rows});
+    const acr__tensor t = acr__tensor_of(&e->problem, which, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
     tensor_view view = query_view(ref, &t.strides, t.heads, t.dim, t.dtype);
     if (which == ACR__K || which == ACR__V || which == ACR__DK || which == ACR__DV) {
         view.length = t.rows;
@@ -286,7 +286,7 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
 {
     const acr_problem *p = &e->problem;
     const reference *ref = e->ref;
-    const acr__rows rows = {ref->q_rows, ref->kv_rows};
+    const acr__rows rows = {ref->q_rows, ref->kv_rows, 0, 0};
     acr_status status = ACR_OK;
     for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS && status == ACR_OK; ++i) {
         const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
@@ -315,7 +315,7 @@ static acr_status make_outputs(execution *e)
     acr_status status = ACR_OK;
     for (acr__buffer i = ACR__FORWARD_INPUTS; i < ACR__BUFFERS && status == ACR_OK; ++i) {
         const int64_t bytes =
-            acr__is_output(p, i) ? acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows}) : 0;
+            acr__is_output(p, i) ? acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0}) : 0;
         const size_t alignment = acr__is_tensor(i) ? e->alignment : acr__buffer_alignment(p, i);
         status = bytes > 0 ? guarded_create(&e->at[i], e->device, (size_t)bytes, alignment) : ACR_OK;
     }

@@ -319,7 +319,7 @@ static double bias_element(const acr_problem *p, uint64_t seed, length_pattern p
 static void fill_bias(void *bias, const acr_problem *p, uint64_t seed, length_pattern pattern)
 {
     const acr_strides *s = &p->bias;
-    memset(bias, 0xff, (size_t)acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0, 0}));
+    memset(bias, 0xff, (size_t)acr__buffer_bytes(p, ACR__BIAS, (acr__rows){0}));
     for (int64_t batch = 0; batch < (s->batch == 0 ? 1 : p->batch); ++batch) {
         for (int64_t head = 0; head < (s->head == 0 ? 1 : p->q_heads); ++head) {
             for (int64_t i = 0; i < (s->row == 0 ? 1 : p->q_len); ++i) {

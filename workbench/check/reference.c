@@ -155,7 +155,7 @@ static acr_status make_terms(reference *ref, const reference_request *request)
 {
     const acr_problem *p = &ref->problem;
     for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; ++i) {
-        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows});
+        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
         void *memory = bytes > 0 ? malloc((size_t)bytes) : NULL;
         if (bytes > 0 && !memory) {
             return acr__fail(ACR_NO_MEMORY, "no memory for the inputs");

@@ -94,7 +94,7 @@ static int64_t part_bytes(const reference *ref, int part)
     case PART_LSE:
         return ref->rows * (int64_t)sizeof *ref->lse;
     default:
-        return acr__buffer_bytes(p, (acr__buffer)part, (acr__rows){ref->q_rows, ref->kv_rows});
+        return acr__buffer_bytes(p, (acr__buffer)part, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
     }
 }
 

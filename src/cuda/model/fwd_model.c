@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "buffers.h"
+#include "paging.h"
 #include "problem.h"
 
 enum {
@@ -16,8 +17,9 @@ enum {
 static void describe(acr__tensor out[TENSORS], const acr_problem *p)
 {
     const int packed = (p->flags & ACR_PACKED) != 0;
-    const acr__rows rows =
-        packed ? (acr__rows){p->batch * p->q_len + 1, p->batch * p->kv_len + 1} : (acr__rows){p->q_len, p->kv_len};
+    const int64_t pages = acr__pages_of_entry(p);
+    const acr__rows rows = {packed ? p->batch * p->q_len + 1 : p->q_len, packed ? p->batch * p->kv_len + 1 : p->kv_len,
+                            p->batch * pages + 1, pages};
     for (int i = 0; i < TENSORS; i++)
         out[i] = acr__tensor_of(p, acr__tensors[i], rows);
 }
