@@ -1,6 +1,6 @@
-"""The operators torch.ops.acromion.sdpa, .sdpa_lse, .sdpa_out and .sdpa_lse_out: what acromion.sdpa becomes under
-torch.compile, and the way through PyTorch's dispatcher for tensor subclasses and dispatch modes. Plain eager calls
-never come here."""
+"""The operators torch.ops.acromion.sdpa, .sdpa_lse, .sdpa_out, .sdpa_lse_out and .sdpa_backward: what acromion.sdpa
+becomes under torch.compile, and the way through PyTorch's dispatcher for gradients, tensor subclasses and dispatch
+modes. Plain eager calls without gradients never come here."""
 import functools
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -54,6 +54,23 @@ def _spread(mask: torch.Tensor, keys: int) -> torch.Tensor:
     return mask.expand(*mask.shape[:-1], keys).contiguous()
 
 
+def _run_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+                  v: torch.Tensor, **arguments: Any) -> Tuple[torch.Tensor, ...]:
+    grads = _fake_backward(d_o, o, lse, q, k, v, **arguments)
+    sinks = arguments.get("sinks")
+    if d_o.stride(-1) != 1 or not any(d_o.stride()):
+        d_o = d_o.contiguous()
+    if q.numel() == 0:
+        for grad in grads:
+            grad.zero_()
+        return grads
+    if arguments.get("q_offsets") is not None:  # rows of no sequence have no gradient
+        for grad in grads[:3]:
+            grad.zero_()
+    _native.gradients(d_o, o, lse, *grads[:3], None if sinks is None else grads[3], q, k, v, **arguments)
+    return grads
+
+
 # ---- What comes out, without computing ----
 
 def _check_devices(q: torch.Tensor, **others: Any) -> None:
@@ -90,6 +107,13 @@ def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: An
     _check_devices(q, k=k, v=v, **arguments)
 
 
+def _fake_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+                   v: torch.Tensor, *, sinks: Optional[torch.Tensor] = None,
+                   **arguments: Any) -> Tuple[torch.Tensor, ...]:
+    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)), dsinks)
+
+
 # name -> (arguments beside ARGUMENTS, result, computing, faking)
 OPERATORS = {
     "sdpa": ("", "Tensor", _run, _fake),
@@ -101,11 +125,55 @@ OPERATORS = {
 
 # ---- Defining them ----
 
-def _refuse_grad(*tensors: Optional[torch.Tensor]) -> None:
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise NotImplementedError(
-            "a tensor requires a gradient, and acromion computes the forward pass only: call under torch.no_grad() or "
-            "torch.inference_mode(), or give tensors from .detach()")
+WITH_GRADIENT = ("q", "k", "v", "sinks")
+WITHOUT = "call under torch.no_grad() or torch.inference_mode(), or give tensors from .detach()"
+
+
+def _refuse_gradients(operator: str, q: torch.Tensor, **arguments: Any) -> None:
+    """Gradients that acromion does not compute, by the name of what wants or prevents them."""
+    for name, tensor in arguments.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name not in WITH_GRADIENT:
+            raise NotImplementedError(f"{name} requires a gradient, and acromion computes those of q, k, v and sinks "
+                                      f"only: {WITHOUT}")
+    reason = None
+    if operator.endswith("out"):
+        reason = "with out= nothing is recorded"
+    elif q.device.type == "cuda":
+        reason = "no kernel computes gradients on CUDA yet"
+    elif q.dtype == torch.float8_e4m3fn:
+        reason = "8-bit inputs have no gradients"
+    elif arguments.get("ranges") is not None or arguments.get("tree") is not None:
+        reason = "no kernel computes gradients with ranges or a tree"
+    if reason:
+        raise NotImplementedError(f"an input requires a gradient, and {reason}: {WITHOUT}")
+
+
+class _Attention(torch.autograd.Function):
+    """sdpa_lse and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: Optional[torch.Tensor],
+                keyset: Any, arguments: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
+        operator = torch.ops.acromion.sdpa_lse.default
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, sinks=sinks, **arguments)
+        ctx.names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+        ctx.arguments = {name: value for name, value in arguments.items() if name not in ctx.names}
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *(arguments[name] for name in ctx.names))
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Optional[torch.Tensor], d_lse: Optional[torch.Tensor]) -> Tuple[Any, ...]:
+        if d_lse is not None:
+            raise NotImplementedError("the log-sum-exp of sdpa(return_lse=True) takes part in what is differentiated, "
+                                      "and acromion computes gradients through the output only: give lse.detach()")
+        if d_o is None:
+            return (None,) * 6
+        q, k, v, out, lse, sinks, *tensors = ctx.saved_tensors
+        dq, dk, dv, dsinks = torch.ops.acromion.sdpa_backward(
+            d_o, out, lse, q, k, v, sinks=sinks, **dict(zip(ctx.names, tensors)), **ctx.arguments)
+        return dq, dk, dv, None if sinks is None else dsinks, None, None
 
 
 def _check_kinds(**tensors: Any) -> None:
@@ -133,11 +201,33 @@ def _define(name: str, extra_arguments: str, result: str, compute: Any, fake: An
     torch.library.register_fake(f"acromion::{name}", fake, lib=library)
     operator = getattr(torch.ops.acromion, name).default
 
-    def below_autograd(keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-        _refuse_grad(q, k, v, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
-        return operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, **arguments)
+    def autograd(keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        tensors = (q, k, v, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
+        if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, **arguments)
+        _refuse_gradients(name, q, k=k, v=v, **arguments)
+        out, lse = _Attention.apply(q, k, v, arguments.pop("sinks", None), keyset, arguments)
+        return (out, lse) if name == "sdpa_lse" else out
 
-    library.impl(name, below_autograd, "Autograd", with_keyset=True)
+    library.impl(name, autograd, "Autograd", with_keyset=True)
+
+
+def _define_backward() -> None:
+    library.define(f"sdpa_backward(Tensor d_o, Tensor o, Tensor lse, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+                   tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        library.impl("sdpa_backward", _run_backward, key)
+    torch.library.register_fake("acromion::sdpa_backward", _fake_backward, lib=library)
+    operator = torch.ops.acromion.sdpa_backward.default
+
+    def autograd(keyset: Any, *tensors: torch.Tensor, **arguments: Any) -> Any:
+        inputs = (*tensors, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            raise NotImplementedError("acromion computes first gradients only, and these would have to be "
+                                      "differentiated again: leave create_graph=True out")
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *tensors, **arguments)
+
+    library.impl("sdpa_backward", autograd, "Autograd", with_keyset=True)
 
 
 def _sdpa(*positional: Any, **keywords: Any) -> Result:
@@ -179,6 +269,7 @@ def bind() -> None:
         raise ImportError(f"acromion needs PyTorch 2.10 or newer, this is {torch.__version__}")
     for name, definition in OPERATORS.items():
         _define(name, *definition)
+    _define_backward()
     torch.compiler.substitute_in_graph(_native.sdpa, skip_signature_check=True)(_sdpa)
     _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,

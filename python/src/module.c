@@ -71,6 +71,9 @@ static PyMethodDef methods[] = {
     {"explain", (PyCFunction)(void (*)(void))sdpa_explain, METH_FASTCALL | METH_KEYWORDS, explain_doc},
     {"run", (PyCFunction)(void (*)(void))sdpa_run, METH_FASTCALL | METH_KEYWORDS,
      "run(q, k, v, **arguments_of_sdpa)\n--\n\nsdpa below PyTorch's dispatcher: what the operator calls."},
+    {"gradients", (PyCFunction)(void (*)(void))sdpa_gradients, METH_FASTCALL | METH_KEYWORDS,
+     "gradients(d_o, o, lse, dq, dk, dv, dsinks, q, k, v, **arguments_of_sdpa)\n--\n\n"
+     "Writes the gradients of sdpa below PyTorch's dispatcher: what the operator calls."},
     {"bind_torch", torch_bind, METH_VARARGS, "bind_torch(...)\n--\n\nCalled once, by acromion._torch."},
     {"bind_aten", aten_bind, METH_VARARGS, "bind_aten(...)\n--\n\nCalled once, by acromion._aten."},
     {"aten_operator", aten_operator, METH_VARARGS,

@@ -16,10 +16,11 @@
 typedef struct call {
     arguments a;
     operand q, k, v, o, lse;
-    operand bias;               /* attn_mask, one of its dimensions for each of the scores' */
-    PyObject *bias_object;      /* owned: attn_mask, or a copy whose keys lie side by side */
-    operand sides[SIDES];       /* by argument, from ARG_SIDE on; those not given are absent */
-    PyObject *out, *lse_object; /* owned: what is returned */
+    operand bias;                    /* attn_mask, one of its dimensions for each of the scores' */
+    PyObject *bias_object;           /* owned: attn_mask, or a copy whose keys lie side by side */
+    operand sides[SIDES];            /* by argument, from ARG_SIDE on; those not given are absent */
+    operand d_o, dq, dk, dv, dsinks; /* of gradients, whose o and lse are inputs */
+    PyObject *out, *lse_object;      /* owned: what is returned */
     acr_problem problem;
     bool is_traced; /* tensors are descriptions without memory */
     bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap, or has no memory */
@@ -27,7 +28,7 @@ typedef struct call {
 
 static void finish(call *c)
 {
-    operand *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse, &c->bias};
+    operand *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse, &c->bias, &c->d_o, &c->dq, &c->dk, &c->dv, &c->dsinks};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         operand_release(all[i]);
     for (int i = 0; i < SIDES; i++)
@@ -414,8 +415,9 @@ static uint32_t flags_of(const call *c)
 /* The alignment that all pointers share, at most 16 bytes. */
 static uint32_t shared_alignment(const call *c)
 {
-    const uintptr_t bits =
-        (uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data | (uintptr_t)c->o.data | 16;
+    const uintptr_t bits = (uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data | (uintptr_t)c->o.data |
+                           (uintptr_t)c->d_o.data | (uintptr_t)c->dq.data | (uintptr_t)c->dk.data |
+                           (uintptr_t)c->dv.data | 16;
     return (uint32_t)(bits & (~bits + 1));
 }
 
@@ -642,6 +644,11 @@ static acr_buffers buffers_of(const call *c)
     b.ranges = side_data(c, ARG_RANGES);
     b.tree = side_data(c, ARG_TREE);
     b.bias = c->bias.data;
+    b.d_o = c->d_o.data;
+    b.dq = c->dq.data;
+    b.dk = c->dk.data;
+    b.dv = c->dv.data;
+    b.dsinks = (float *)(void *)c->dsinks.data;
     if (c->a.is_packed) {
         b.q_offsets = side_data(c, ARG_Q_OFFSETS);
         b.kv_offsets = side_data(c, ARG_KV_OFFSETS);
@@ -777,8 +784,9 @@ PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t position
         const int needs_dispatch = torch_needs_dispatch(&c.a);
         if (needs_dispatch)
             return needs_dispatch < 0 ? NULL : torch_dispatch(args, positional, keyword_names);
-        if (torch_check_grad(&c.a))
-            return NULL;
+        const int wants_gradients = torch_wants_gradients(&c.a);
+        if (wants_gradients)
+            return wants_gradients < 0 ? NULL : torch_dispatch(args, positional, keyword_names);
     }
     PyObject *result = perform(&c);
     finish(&c);
@@ -867,6 +875,77 @@ PyObject *sdpa_plan_text(PyObject *module, PyObject *args)
     if (plans_context(&ctx, device) || plans_find(&entry, ctx, &problem))
         return NULL;
     return PyUnicode_FromString(acr_plan_text(entry->plan));
+}
+
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+
+/* What stands before the arguments of sdpa. */
+enum {
+    GRAD_D_O,
+    GRAD_O,
+    GRAD_LSE,
+    GRAD_DQ,
+    GRAD_DK,
+    GRAD_DV,
+    GRAD_DSINKS,
+    GRADS
+};
+
+static int check_like(const operand *op, const operand *like, int dims)
+{
+    for (int axis = 0; axis < dims; axis++)
+        if (check_extent(op, axis, like->shape[axis], "as what it is a gradient of"))
+            return -1;
+    return 0;
+}
+
+static int acquire_gradients(call *c, PyObject *const *given)
+{
+    if (acquire_main(c, &c->d_o, "d_o", given[GRAD_D_O]) || acquire_main(c, &c->o, "o", given[GRAD_O]) ||
+        acquire_main(c, &c->dq, "dq", given[GRAD_DQ]) || acquire_main(c, &c->dk, "dk", given[GRAD_DK]) ||
+        acquire_main(c, &c->dv, "dv", given[GRAD_DV]) || acquire(c, &c->lse, "lse", given[GRAD_LSE]) ||
+        (given[GRAD_DSINKS] != Py_None && acquire(c, &c->dsinks, "dsinks", given[GRAD_DSINKS])))
+        return -1;
+    const operand *const all[] = {&c->d_o, &c->o, &c->dq, &c->dk, &c->dv};
+    for (size_t i = 0; i < COUNT_OF(all); i++)
+        if (check_tensor(c, all[i]))
+            return -1;
+    return check_output(c) || check_like(&c->d_o, &c->o, 4) || check_like(&c->dq, &c->q, 4) ||
+                   check_like(&c->dk, &c->k, 4) || check_like(&c->dv, &c->v, 4)
+               ? -1
+               : 0;
+}
+
+static int fill_gradients(call *c)
+{
+    acr_problem *p = &c->problem;
+    if (fill_problem(c))
+        return -1;
+    p->pass = ACR_BACKWARD;
+    return read_strides(&p->d_o, c, &c->d_o) || read_strides(&p->dq, c, &c->dq) || read_strides(&p->dk, c, &c->dk) ||
+                   read_strides(&p->dv, c, &c->dv)
+               ? -1
+               : 0;
+}
+
+PyObject *sdpa_gradients(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    call c;
+    memset(&c, 0, sizeof c);
+    if (positional < GRADS)
+        return PyErr_Format(PyExc_TypeError,
+                            "gradients() takes d_o, o, lse, dq, dk, dv, dsinks, then sdpa's arguments");
+    if (arguments_parse(&c.a, args + GRADS, positional - GRADS, keyword_names))
+        return NULL;
+    PyObject *result = NULL;
+    if (!acquire_inputs(&c) && !check_inputs(&c) && !acquire_gradients(&c, args) && !fill_gradients(&c) &&
+        !execute(&c)) {
+        Py_INCREF(Py_None);
+        result = Py_None;
+    }
+    finish(&c);
+    return result;
 }
 
 PyObject *sdpa_forget(PyObject *module, PyObject *unused)

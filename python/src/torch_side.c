@@ -71,35 +71,37 @@ static int requires_grad(PyObject *tensor)
     return answer == Py_True;
 }
 
-/* The argument that requires a gradient, -1 for none, -2 with an exception. */
-static int find_requiring(const arguments *a)
+static bool has_gradient(int argument)
 {
+    return argument <= ARG_V || argument == ARG_SINKS;
+}
+
+int torch_wants_gradients(const arguments *a)
+{
+    int wants = 0, refused = -1;
     for (int i = 0; i < ARGUMENTS; i++) {
         if (i > ARG_ATTN_MASK && i < ARG_SIDE && i != ARG_OUT)
             continue; /* no tensors */
         const int is_required = requires_grad(a->given[i]);
-        if (is_required)
-            return is_required > 0 ? i : -2;
+        if (is_required < 0)
+            return -1;
+        wants |= is_required;
+        if (is_required && !has_gradient(i))
+            refused = i;
     }
-    return -1;
-}
-
-int torch_check_grad(const arguments *a)
-{
-    const int found = find_requiring(a);
-    if (found < 0)
-        return found == -1 ? 0 : -1;
+    if (!wants)
+        return 0;
     PyObject *enabled = PyObject_CallNoArgs(torch.is_grad_enabled);
     if (!enabled)
         return -1;
     const bool is_enabled = enabled == Py_True;
     Py_DECREF(enabled);
-    if (!is_enabled)
-        return 0;
+    if (!is_enabled || refused < 0)
+        return is_enabled;
     PyErr_Format(PyExc_NotImplementedError,
-                 "%s requires a gradient, and acromion computes the forward pass only: call under torch.no_grad() or "
-                 "torch.inference_mode(), or give %s.detach()",
-                 argument_names[found], argument_names[found]);
+                 "%s requires a gradient, and acromion computes those of q, k, v and sinks only: call under "
+                 "torch.no_grad() or torch.inference_mode(), or give %s.detach()",
+                 argument_names[refused], argument_names[refused]);
     return -1;
 }
 

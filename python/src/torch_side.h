@@ -21,8 +21,9 @@ int torch_needs_dispatch(const arguments *a);
 /* The same call through the dispatcher. */
 PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 
-/* Raises where a gradient would be expected. */
-int torch_check_grad(const arguments *a);
+/* 1 where q, k, v or sinks want a gradient, which the dispatcher records; 0 where nothing does; -1 with an exception
+ * where another argument wants one. */
+int torch_wants_gradients(const arguments *a);
 
 /* The type of a new tensor. */
 typedef enum torch_dtype {

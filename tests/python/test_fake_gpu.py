@@ -199,8 +199,11 @@ class FakeGpu(unittest.TestCase):
     def test_gradients_and_dispatch(self):
         q = tensor(1, 8, 64, 64)
         State.grad, q.requires_grad = True, True
-        with self.assertRaisesRegex(NotImplementedError, "q requires a gradient"):
-            acromion.sdpa(q, q, q)
+        self.assertEqual(acromion.sdpa(q, q, q), ("dispatched", 3, {}))
+        mask = tensor(1, 8, 64, 64)
+        mask.requires_grad = True
+        with self.assertRaisesRegex(NotImplementedError, "attn_mask requires a gradient"):
+            acromion.sdpa(q, q, q, mask)
         State.grad = False
         self.assertIsInstance(acromion.sdpa(q, q, q), Tensor)
         State.depth = 1
