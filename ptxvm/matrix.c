@@ -217,15 +217,22 @@ static void place_in_matrix(int lane, int half, int is_transposed, int *row, int
     *column = is_transposed ? lane / 4 : 2 * (lane % 4) + half;
 }
 
+/* The rows of matrices in shared memory; the registers are the other operand, the first of a read. */
+static const char *find_rows(warp *w, const instruction *in, uint32_t active, access_kind access,
+                             unsigned char *rows[LANES])
+{
+    const int count = (int)in->decoded[COPY_COUNT], registers_at = access == ACCESS_READ ? 0 : 1;
+    const char *error = check_whole(w, active);
+    if (!error)
+        error = check_vector(&in->operands[registers_at], count);
+    return error ? error : rows_of_matrices(w, &in->operands[1 - registers_at], count, access, rows);
+}
+
 static const char *execute_ldmatrix(warp *w, const instruction *in, uint32_t active)
 {
     const int count = (int)in->decoded[COPY_COUNT], is_transposed = (int)in->decoded[COPY_TRANSPOSED];
-    const char *error = check_whole(w, active);
     unsigned char *rows[LANES];
-    if (!error)
-        error = check_vector(&in->operands[0], count);
-    if (!error)
-        error = rows_of_matrices(w, &in->operands[1], count, ACCESS_READ, rows);
+    const char *error = find_rows(w, in, active, ACCESS_READ, rows);
     if (error)
         return error;
     for (int m = 0; m < count; m++)
@@ -244,12 +251,8 @@ static const char *execute_ldmatrix(warp *w, const instruction *in, uint32_t act
 static const char *execute_stmatrix(warp *w, const instruction *in, uint32_t active)
 {
     const int count = (int)in->decoded[COPY_COUNT], is_transposed = (int)in->decoded[COPY_TRANSPOSED];
-    const char *error = check_whole(w, active);
     unsigned char *rows[LANES];
-    if (!error)
-        error = check_vector(&in->operands[1], count);
-    if (!error)
-        error = rows_of_matrices(w, &in->operands[0], count, ACCESS_WRITE, rows);
+    const char *error = find_rows(w, in, active, ACCESS_WRITE, rows);
     if (error)
         return error;
     for (int m = 0; m < count; m++)

@@ -667,14 +667,13 @@ static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t act
 
 static executor find_cp_async(instruction *i)
 {
-    if (begins_with(i->mnemonic, "cp.async.commit_group"))
-        return execute_cp_commit;
-    if (begins_with(i->mnemonic, "cp.async.wait_group"))
-        return execute_cp_wait;
-    if (begins_with(i->mnemonic, "cp.async.wait_all"))
-        return execute_cp_wait_all;
-    if (begins_with(i->mnemonic, "cp.async.mbarrier.arrive.noinc"))
-        return execute_cp_arrive;
+    static const named_executor others[] = {{"cp.async.commit_group", execute_cp_commit},
+                                            {"cp.async.wait_group", execute_cp_wait},
+                                            {"cp.async.wait_all", execute_cp_wait_all},
+                                            {"cp.async.mbarrier.arrive.noinc", execute_cp_arrive}};
+    const executor other = find_named(i, others, sizeof others / sizeof others[0]);
+    if (other != NULL)
+        return other;
     if (!begins_with(i->mnemonic, "cp.async.cg.") && !begins_with(i->mnemonic, "cp.async.ca."))
         return NULL;
     const int hints = strstr(i->mnemonic, "L2::cache_hint") != NULL;

@@ -623,21 +623,22 @@ static const char *execute_createpolicy(warp *w, const instruction *i, uint32_t 
 
 static executor find_without_effect(instruction *i)
 {
-    static const char *const names[] = {
-        "membar.",  "griddepcontrol.", "prefetch.",     "prefetchu.",    "applypriority.",
-        "fence.sc", "fence.acq_rel",   "fence.acquire", "fence.release", "fence.proxy.tensormap"};
-    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++)
-        if (begins_with(i->mnemonic, names[n]))
-            return execute_nothing;
-    if (begins_with(i->mnemonic, "fence.proxy.async"))
-        return execute_proxy_fence;
-    if (begins_with(i->mnemonic, "fence.mbarrier_init.release.cluster"))
-        return execute_mbarrier_init_fence;
-    if (begins_with(i->mnemonic, "nanosleep."))
-        return execute_yield;
-    if (begins_with(i->mnemonic, "setmaxnreg."))
-        return execute_setmaxnreg;
-    return begins_with(i->mnemonic, "createpolicy.") ? execute_createpolicy : NULL;
+    static const named_executor rows[] = {{"membar.", execute_nothing},
+                                          {"griddepcontrol.", execute_nothing},
+                                          {"prefetch.", execute_nothing},
+                                          {"prefetchu.", execute_nothing},
+                                          {"applypriority.", execute_nothing},
+                                          {"fence.sc", execute_nothing},
+                                          {"fence.acq_rel", execute_nothing},
+                                          {"fence.acquire", execute_nothing},
+                                          {"fence.release", execute_nothing},
+                                          {"fence.proxy.tensormap", execute_nothing},
+                                          {"fence.proxy.async", execute_proxy_fence},
+                                          {"fence.mbarrier_init.release.cluster", execute_mbarrier_init_fence},
+                                          {"nanosleep.", execute_yield},
+                                          {"setmaxnreg.", execute_setmaxnreg},
+                                          {"createpolicy.", execute_createpolicy}};
+    return find_named(i, rows, sizeof rows / sizeof rows[0]);
 }
 
 /* ---- Lanes of a warp ---- */

@@ -394,12 +394,12 @@ static executor find_plain_copy(instruction *i)
 
 executor find_executor_tensor(instruction *i)
 {
-    if (begins_with(i->mnemonic, "cp.async.bulk.commit_group"))
-        return execute_commit;
-    if (begins_with(i->mnemonic, "cp.async.bulk.wait_group"))
-        return execute_wait;
-    if (begins_with(i->mnemonic, "cp.async.bulk.prefetch."))
-        return execute_nothing;
+    static const named_executor groups[] = {{"cp.async.bulk.commit_group", execute_commit},
+                                            {"cp.async.bulk.wait_group", execute_wait},
+                                            {"cp.async.bulk.prefetch.", execute_nothing}};
+    const executor group = find_named(i, groups, sizeof groups / sizeof groups[0]);
+    if (group != NULL)
+        return group;
     if (begins_with(i->mnemonic, "cp.async.bulk.tensor."))
         return find_tensor_copy(i);
     return begins_with(i->mnemonic, "cp.async.bulk.") ? find_plain_copy(i) : NULL;

@@ -426,6 +426,20 @@ void races_mbarrier_arrive(warp *w, const mbarrier *b);
 void races_mbarrier_ends(const mbarrier *b); /* a phase, and b->phase is the next one */
 void races_mbarrier_passed(warp *w, const mbarrier *b, int acquires_of_cluster);
 
+/* The executor of the first row whose text an instruction's name begins with; NULL where there is none. */
+typedef struct named_executor {
+    const char *beginning;
+    executor execute;
+} named_executor;
+
+static inline executor find_named(const instruction *i, const named_executor *rows, size_t count)
+{
+    for (size_t n = 0; n < count; n++)
+        if (begins_with(i->mnemonic, rows[n].beginning))
+            return rows[n].execute;
+    return NULL;
+}
+
 /* What one lane does of an instruction, lane after lane, until one fails. */
 typedef const char *lane_executor(warp *w, const instruction *i, int lane);
 

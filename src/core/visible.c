@@ -5,15 +5,9 @@
 
 static int32_t mask_of(acr_mask mask)
 {
-    switch (mask) {
-    case ACR_MASK_CAUSAL:
-        return FWD_MASK_BOTTOM_RIGHT;
-    case ACR_MASK_CAUSAL_TOP_LEFT:
-        return FWD_MASK_TOP_LEFT;
-    case ACR_MASK_NONE:
-        break;
-    }
-    return FWD_MASK_NONE;
+    return mask == ACR_MASK_CAUSAL            ? FWD_MASK_BOTTOM_RIGHT
+           : mask == ACR_MASK_CAUSAL_TOP_LEFT ? FWD_MASK_TOP_LEFT
+                                              : FWD_MASK_NONE;
 }
 
 visible_rule acr__rule_of(const acr_problem *p)

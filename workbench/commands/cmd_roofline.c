@@ -17,6 +17,17 @@ static const option_spec options[OPTIONS_MAX] = {
     {'t', "target", "TIME", "judge a target like 5us: impossible, implausible, hard or open"},
 };
 
+typedef struct request {
+    const char *gpu; /* NULL = the device that is here */
+    double target_s; /* 0 = none */
+} request;
+
+static const option_field fields[] = {
+    {'g', OPTION_TEXT, offsetof(request, gpu)},
+    {'t', OPTION_TIME, offsetof(request, target_s)},
+    {0},
+};
+
 static const command_spec spec = {
     .usage = "roofline [PROBLEM...]",
     .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the "
@@ -28,25 +39,11 @@ static const command_spec spec = {
              "cards have twice the rate with float16 sums. --gpu cpu measures this machine's processors, by the "
              "time that they gave to it.\n",
     .options = options,
+    .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
     .examples = "  acromion roofline --gpu l4 --target 5us\n"
                 "  acromion roofline --gpu h200 b4:h16:s2048:d64:causal b32:h32/8:s1/8192:d128\n",
 };
-
-typedef struct request {
-    const char *gpu; /* NULL = the device that is here */
-    double target_s; /* 0 = none */
-} request;
-
-static bool take_option(void *arg, int id, const char *value)
-{
-    request *r = arg;
-    if (id == 'g') {
-        r->gpu = value;
-        return true;
-    }
-    return option_seconds("target", value, &r->target_s);
-}
 
 static int list_gpus(void)
 {
@@ -224,7 +221,7 @@ int cmd_roofline(int argc, char **argv)
     common_options common;
     request r = {NULL, 0};
     int exit_code = EXIT_DONE;
-    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    int first = options_parse(&spec, argc, argv, &common, NULL, &r, &exit_code);
     if (first < 0) {
         return exit_code;
     }

@@ -323,14 +323,7 @@ static acr_dtype dtype_of(npy_type type)
 
 static npy_type type_of(acr_dtype dtype)
 {
-    switch (dtype) {
-    case ACR_F32:
-        return NPY_F32;
-    case ACR_BF16:
-        return NPY_RAW2;
-    default:
-        return NPY_F16; /* no output is e4m3 */
-    }
+    return dtype == ACR_F32 ? NPY_F32 : dtype == ACR_BF16 ? NPY_RAW2 : NPY_F16; /* no output is e4m3 */
 }
 
 /* A tensor's extents by meaning. */
