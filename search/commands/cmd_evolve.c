@@ -270,6 +270,11 @@ static int take_problems(definition *d, char **operands, int count)
                             "kind by itself\n");
             exit_code = EXIT_USAGE;
         }
+        if (problems.items[i].pass ==
+            ACR_BACKWARD) { /* no family of it has a space, no gate judges a candidate of it */
+            fprintf(stderr, "acromion evolve: pass is bwd: kernels of the forward pass alone are searched for\n");
+            exit_code = EXIT_CANNOT_RUN;
+        }
     }
     d->problem_count = problems.count;
     problems_free(&problems);

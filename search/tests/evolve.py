@@ -208,6 +208,8 @@ def test_usage(context):
     context.run("evolve", "--resume", "--backend", "cuda", "--store", context.store("usage"), code=4)
     context.run("evolve", "--resume", "--store", context.store("nowhere"), code=5)
     context.evolve("none", PROBLEM, "f32:b1:h1:s8:d64", code=2)
+    told = context.evolve("none", "bwd:" + PROBLEM, code=4).stderr
+    check("pass is bwd" in told, f"the backward pass is refused by name: {told}")
     context.evolve("none", PROBLEM, "--family", "fwd_none", code=4)
     context.evolve("none", PROBLEM, "--from", "fwd_none", code=3)
     context.evolve("none", PROBLEM + "@x", code=2)
