@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -161,9 +162,12 @@ def times(quick):
 
 
 def provenance():
-    return {"device": DEVICE.device_kind, "jax": jax.__version__, "python": sys.version.split()[0],
-            "acromion": acromion.__version__, "git_sha": os.environ.get("ACR_GIT_SHA", ""),
-            "dirty": os.environ.get("ACR_GIT_DIRTY", "1") != "0", "seeds": {"inputs": SEED, "bootstrap": SEED},
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                            text=True).stdout.split() if ON_GPU else []
+    return {"device": DEVICE.device_kind, "driver": driver[0] if driver else "", "jax": jax.__version__,
+            "python": sys.version.split()[0], "acromion": acromion.__version__,
+            "git_sha": os.environ.get("ACR_GIT_SHA", ""), "dirty": os.environ.get("ACR_GIT_DIRTY", "1") != "0",
+            "seeds": {"inputs": SEED, "bootstrap": SEED},
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
 
 

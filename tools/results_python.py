@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The results of the Python package, results/python/*.json, as tools/gpu_python.py writes them.
+"""The results of the Python package, results/python/*.json, as tools/gpu_python.py, gpu_aten.py and measure_jax.py
+write them.
 
     results_python.py           every record is sound, and the tables of docs/manual/python.md are what the records say
     results_python.py --write   writes the tables
@@ -17,11 +18,13 @@ MARKED = re.compile(r"(<!-- (eager|compile|transformers|table|aten-[a-z]+) (\S+)
 CONTENDERS = {"eager": ("acromion out=", "acromion", "torch-default", "bare launch"),
               "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",),
               "aten-eager": ("acromion, lse", "torch", "torch, ACROMION", "torch, dropout", "torch, dropout, ACROMION"),
-              "aten-models": ("torch", "torch, ACROMION"), "aten-training": ("torch, ACROMION",)}
+              "aten-models": ("torch", "torch, ACROMION"), "aten-training": ("torch, ACROMION",),
+              "jax": ("acromion", "jax xla", "jax cudnn"), "jax-values": ("acromion",)}
 MODES = {"eager": ("host", "back-to-back", "single"), "compile": ("default", "reduce-overhead"),
          "transformers": ("back-to-back",), "table": ("values",), "aten-eager": ("host",),
-         "aten-models": ("back-to-back",), "aten-training": ("values",)}
-PROVENANCE = ("device", "driver", "torch", "python", "acromion", "date", "seeds")
+         "aten-models": ("back-to-back",), "aten-training": ("values",), "jax": ("call", "chain"),
+         "jax-values": ("values",)}
+PROVENANCE = ("device", "driver", "python", "acromion", "date", "seeds")
 
 
 def is_estimate(record, name, interval):
@@ -40,9 +43,9 @@ def faults_of(record):
         "n": results.is_count(record.get("n")) and record["n"] > 0,
         "git_sha": bool(re.fullmatch(r"[0-9a-f]{7,40}", str(record.get("git_sha")))),
         "dirty": isinstance(record.get("dirty"), bool),
-        **{name: bool(record.get(name)) for name in PROVENANCE},
+        **{name: bool(record.get(name)) for name in (*PROVENANCE, "jax" if what.startswith("jax") else "torch")},
     }
-    if what == "table":
+    if what in ("table", "jax-values"):
         checks["failed"] = record.get("failed") == 0
         checks["worst_share_of_limit"] = results.is_number(record.get("worst_share_of_limit"))
     elif what == "aten-training":
