@@ -36,6 +36,12 @@ int acr_py_invalid(const char *format, ...)
     return -1;
 }
 
+uint32_t acr_py_alignment(uintptr_t addresses)
+{
+    const uintptr_t bits = addresses | 16;
+    return (uint32_t)(bits & (~bits + 1));
+}
+
 int common_setup(void)
 {
     PyObject *errors = PyImport_ImportModule("acromion._errors");

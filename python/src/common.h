@@ -16,6 +16,9 @@ int acr_py_invalid(const char *format, ...);
 /* Raises the exception of a status with a text. Returns -1. */
 int acr_py_refuse(acr_status status, const char *text);
 
+/* The alignment in bytes that addresses share, at most 16, from the bitwise or of all. */
+uint32_t acr_py_alignment(uintptr_t addresses);
+
 /* Calls with the arguments of a vector call. */
 PyObject *acr_py_call_with(PyObject *callable, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 

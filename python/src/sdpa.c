@@ -412,15 +412,6 @@ static uint32_t flags_of(const call *c)
     return result;
 }
 
-/* The alignment that all pointers share, at most 16 bytes. */
-static uint32_t shared_alignment(const call *c)
-{
-    const uintptr_t bits = (uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data | (uintptr_t)c->o.data |
-                           (uintptr_t)c->d_o.data | (uintptr_t)c->dq.data | (uintptr_t)c->dk.data |
-                           (uintptr_t)c->dv.data | 16;
-    return (uint32_t)(bits & (~bits + 1));
-}
-
 static int fill_problem(call *c)
 {
     acr_problem *p = &c->problem;
@@ -438,7 +429,9 @@ static int fill_problem(call *c)
     if (c->bias_object)
         describe_bias(p, &c->bias);
     p->flags = flags_of(c);
-    p->alignment = shared_alignment(c);
+    p->alignment = acr_py_alignment((uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data |
+                                    (uintptr_t)c->o.data | (uintptr_t)c->d_o.data | (uintptr_t)c->dq.data |
+                                    (uintptr_t)c->dk.data | (uintptr_t)c->dv.data);
     p->batch = batch_of(c);
     p->q_heads = c->q.shape[head];
     p->kv_heads = c->k.shape[head];

@@ -147,13 +147,6 @@ static xla_error *read_arguments(acr_buffers *out, const xla_call_frame *frame)
     return NULL;
 }
 
-/* The alignment that the tensors share, at most 16 bytes. */
-static uint32_t shared_alignment(const acr_buffers *b)
-{
-    const uintptr_t bits = (uintptr_t)b->q | (uintptr_t)b->k | (uintptr_t)b->v | (uintptr_t)b->o | 16;
-    return (uint32_t)(bits & (~bits + 1));
-}
-
 static xla_error *read_call(acr_problem *p, acr_buffers *b, const xla_call_frame *frame)
 {
     const bool has_lse = frame->results.count == 2;
@@ -168,7 +161,7 @@ static xla_error *read_call(acr_problem *p, acr_buffers *b, const xla_call_frame
         b->q_total = frame->arguments.buffers[0]->dims[0];
         b->kv_total = frame->arguments.buffers[1]->dims[0];
     }
-    p->alignment = shared_alignment(b);
+    p->alignment = acr_py_alignment((uintptr_t)b->q | (uintptr_t)b->k | (uintptr_t)b->v | (uintptr_t)b->o);
     return NULL;
 }
 
