@@ -738,8 +738,22 @@ static acr_status fill_reference(reference *ref, const reference_request *reques
     return status;
 }
 
+/* What there are no inputs and no oracle for. */
+static acr_status refuse_caches(const acr_problem *p)
+{
+    const char *name = p->flags & ACR_PAGED               ? "page (ACR_PAGED)"
+                       : p->flags & ACR_V_IN_K            ? "v-in-k (ACR_V_IN_K)"
+                       : p->kv_dtype != ACR_DTYPE_DEFAULT ? "kv_dtype"
+                                                          : NULL;
+    return name ? acr__fail(ACR_UNSUPPORTED, "%s: the workbench makes no inputs for such caches yet", name) : ACR_OK;
+}
+
 acr_status reference_create(reference **out, const reference_request *request)
 {
+    const acr_status served = refuse_caches(request->problem);
+    if (served != ACR_OK) {
+        return served;
+    }
     reference *ref = calloc(1, sizeof *ref);
     if (!ref) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a reference");

@@ -10,7 +10,12 @@
  *
  * Maxima, sums and rescaling of the softmax run down the keys, lane by lane: nothing is ever reduced across a
  * vector, K and V need no packing, and neither lengths nor dims need padding. Both products are one
- * register-blocked loop, multiply. 16-bit and 8-bit inputs are widened to float32 a tile at a time.
+ * register-blocked loop, multiply. 16-bit and 8-bit inputs are widened to float32 a tile at a time, and pages are
+ * gathered on the way: load_rows alone knows where keys lie and of what type they are.
+ *
+ * Which keys are summed together depends on their places alone (tiles begin at multiples of KV_TILE), and what a row
+ * does not see adds 0: so a row's bits depend on no other row, and on KV_TILE and the instruction set of the line. The
+ * lines of wide row blocks have one KV_TILE for a type and instruction set, and serve ACR_INVARIANT.
  * README.md has the budget of registers and caches, and what did not work.
  *
  * Parameters: DTYPE (ACR_F32...), DIM (largest head dim served), Q_TILE, KV_TILE, the register block of ROW_VECS
@@ -20,7 +25,8 @@
 #include "cpu/simd.h"
 
 enum {
-    WIDENS = DTYPE != ACR_F32 /* K and V pass through a float32 tile */
+    WIDENS = DTYPE != ACR_F32, /* K and V pass through a float32 tile */
+    IS_INVARIANT = ROW_VECS == 2
 };
 
 _Static_assert(Q_TILE % ROWS == 0, "Q_TILE is not a multiple of ROW_VECS vectors");
@@ -39,6 +45,7 @@ typedef struct tile {
     int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
     fwd_scales scales;              /* of the batch entry and head */
     visible_entry visible;
+    fwd_paging pages;
     bool has_terms;  /* what follows is not 0: the scores get a pass of their own between the products */
     bool is_sparse;  /* what a row sees is no interval: ranges, a tree, a bias */
     float raw_scale; /* what q times k is multiplied by for the terms; scales.scale is what is left to do */
@@ -52,8 +59,8 @@ typedef struct scratch_parts {
     float *max;           /* [Q_TILE]: largest score so far, before scaling */
     float *sum;           /* [Q_TILE]: of the weights, relative to max */
     int32_t *first, *end; /* [Q_TILE]: the row sees the keys from first to end - 1 */
-    float *k;             /* [KV_TILE][qk_dim rounded up to vectors], where inputs are widened */
-    float *v;             /* [KV_TILE][v_dim rounded up to vectors], where inputs are widened */
+    float *k;             /* [KV_TILE][qk_dim rounded up to vectors], where rows are copied, see copies_rows; or NULL */
+    float *v;             /* [KV_TILE][v_dim rounded up to vectors], likewise */
     /* With terms alone. */
     visible_keys *blocks; /* [Q_TILE / ROWS]: seen by some row of the block, and by every row */
     int32_t *position;    /* [Q_TILE]: of the row among the keys */
@@ -64,7 +71,8 @@ typedef struct scratch_parts {
 } scratch_parts;
 
 /* Cuts scratch into its parts and returns its bytes. */
-static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim, bool has_terms)
+static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim, bool has_terms,
+                           bool copies)
 {
     int64_t used = 0;
     parts->q = cut(scratch, &used, Q_TILE * qk_dim);
@@ -74,8 +82,8 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     parts->sum = cut(scratch, &used, Q_TILE);
     parts->first = cut(scratch, &used, Q_TILE);
     parts->end = cut(scratch, &used, Q_TILE);
-    parts->k = cut(scratch, &used, WIDENS ? KV_TILE * round_up(qk_dim, LANES) : 0);
-    parts->v = cut(scratch, &used, WIDENS ? KV_TILE * round_up(v_dim, LANES) : 0);
+    parts->k = copies ? cut(scratch, &used, KV_TILE * round_up(qk_dim, LANES)) : NULL;
+    parts->v = copies ? cut(scratch, &used, KV_TILE * round_up(v_dim, LANES)) : NULL;
     const int64_t rows = has_terms ? Q_TILE : 0, scores = has_terms ? KV_TILE * ROWS : 0;
     parts->blocks = cut(scratch, &used, 4 * (rows / ROWS)); /* of 4 numbers each */
     parts->position = cut(scratch, &used, rows);
@@ -87,20 +95,28 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     return used;
 }
 
+/* Whether rows of k and v pass through scratch: they are of another type, or in pages. */
+static bool copies_rows(bool paged, int32_t kv_type)
+{
+    return WIDENS || paged || kv_type != (int32_t)ACR_DTYPE_DEFAULT;
+}
+
 /* The queries and keys of the tile's batch entry. */
 static void find_entry(const fwd_args *args, tile *t)
 {
-    if (args->q_offsets) {
-        const fwd_sequence q = fwd_sequence_of(args->q_offsets, t->batch, args->q_total, args->q_len);
-        const fwd_sequence kv = fwd_sequence_of(args->kv_offsets, t->batch, args->kv_total, args->kv_len);
-        t->first_query = q.first;
-        t->queries = q.length;
-        t->first_key = kv.first;
-        t->keys = kv.length;
-        return;
-    }
+    t->pages = fwd_paging_of(args);
     t->queries = args->q_len;
     t->keys = args->kv_len;
+    if (args->q_offsets) {
+        const fwd_sequence q = fwd_sequence_of(args->q_offsets, t->batch, args->q_total, args->q_len);
+        t->first_query = q.first;
+        t->queries = q.length;
+    }
+    if (args->kv_offsets) {
+        const fwd_sequence kv = fwd_sequence_of(args->kv_offsets, t->batch, args->kv_total, args->kv_len);
+        t->first_key = kv.first;
+        t->keys = kv.length;
+    }
     if (args->kv_lens) {
         const int64_t keys = args->kv_lens[t->batch];
         t->keys = keys < 0 ? 0 : keys < t->keys ? keys : t->keys;
@@ -114,7 +130,7 @@ static const float scale_min = 1e-36f, scale_max = 1e36f;
 static void find_scales(const fwd_args *args, tile *t)
 {
     t->scales = (fwd_scales){args->scale, args->scale_log2, args->out_scale};
-    if (DTYPE == ACR_E4M3) {
+    if (args->q_scales || args->k_scales || args->v_scales) {
         t->scales = fwd_scales_of(args, t->batch, t->kv_head);
         const float at_least = t->scales.scale_log2 > scale_min ? t->scales.scale_log2 : scale_min;
         t->scales.scale_log2 = at_least < scale_max ? at_least : scale_max;
@@ -269,21 +285,65 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
     }
 }
 
-/* Rows [first, end) of k or v of the tile's head: where they lie, or widened into `widened`. */
-INLINE matrix load_rows(float *widened, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
-                        int64_t first, int64_t end)
+/* Rows of k or v that follow one another by the row stride. */
+typedef struct key_run {
+    int64_t at, rows; /* the first one's first element, or -1: there is no such page */
+} key_run;
+
+/* The first of the tile's rows [first, end) of the tile's head: all of them, or those up to the end of a page. */
+INLINE key_run find_rows(const fwd_strides *stride, const tile *t, int64_t first, int64_t end)
 {
-    const int64_t offset = t->batch * stride->batch + t->kv_head * stride->head + (t->first_key + first) * stride->row;
-    if (!WIDENS) {
-        return (matrix){(const float *)base + offset, stride->row};
+    const int64_t head = t->kv_head * stride->head;
+    if (!t->pages.table) {
+        return (key_run){t->batch * stride->batch + head + (t->first_key + first) * stride->row, end - first};
     }
-    const int64_t padded = round_up(dim, LANES);
-    for (int64_t row = 0; row < end - first; row++) {
+    const int64_t row = first % t->pages.page, left = t->pages.page - row;
+    const int64_t page = t->pages.table[t->batch * t->pages.table_stride + first / t->pages.page];
+    return (key_run){page < 0 || page >= t->pages.pages ? -1 : page * stride->batch + head + row * stride->row,
+                     left < end - first ? left : end - first};
+}
+
+/* Copies a run as floats, rows `padded` apart; NaN without a page. dtype: a constant. */
+INLINE void copy_rows(float *to, acr_dtype dtype, const void *base, key_run run, int64_t row_stride, int64_t dim,
+                      int64_t padded)
+{
+    for (int64_t row = 0; row < run.rows; row++) {
         for (int64_t d = 0; d < dim; d += LANES) {
-            *(vec *)&widened[row * padded + d] = load_some_floats(DTYPE, base, offset + row * stride->row + d, dim - d);
+            *(vec *)&to[row * padded + d] = run.at < 0
+                                                ? splat(__builtin_nanf(""))
+                                                : load_some_floats(dtype, base, run.at + row * row_stride + d, dim - d);
         }
     }
-    return (matrix){widened, padded};
+}
+
+/* Rows [first, end) of k or v of the tile's head: where they lie, or copied to `copied`. */
+INLINE matrix load_rows(float *copied, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
+                        int64_t first, int64_t end)
+{
+    key_run run = find_rows(stride, t, first, end);
+    if (!WIDENS && !copied) {
+        return (matrix){(const float *)base + run.at, stride->row};
+    }
+    const int64_t padded = round_up(dim, LANES);
+    const bool is_e4m3 = DTYPE != ACR_E4M3 && t->pages.kv_type == ACR_E4M3;
+    for (int64_t row = first; row < end; row += run.rows) {
+        run = find_rows(stride, t, row, end);
+        float *to = &copied[(row - first) * padded];
+        if (is_e4m3) {
+            copy_rows(to, ACR_E4M3, base, run, stride->row, dim, padded);
+        } else {
+            copy_rows(to, DTYPE, base, run, stride->row, dim, padded);
+        }
+    }
+    return (matrix){copied, padded};
+}
+
+/* Whether values are the first elements of the keys. */
+static bool values_are_keys(const fwd_args *args)
+{
+    const fwd_strides *k = &args->k_stride, *v = &args->v_stride;
+    return args->v == args->k && args->v_dim <= args->qk_dim && v->batch == k->batch && v->head == k->head &&
+           v->row == k->row;
 }
 
 /* A tile of keys, loaded when a block of rows sees some of it. */
@@ -296,7 +356,7 @@ INLINE void load_key_tile(key_tile *now, const scratch_parts *parts, const fwd_a
                           int64_t end)
 {
     now->k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
-    now->v = load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
+    now->v = values_are_keys(args) ? now->k : load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
     now->is_loaded = true;
 }
 
@@ -740,7 +800,9 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
     (void)lane;
     (void)lanes;
     scratch_parts parts;
-    cut_scratch(&parts, scratch, args->qk_dim, args->v_dim, has_terms(args));
+    const fwd_paging pages = fwd_paging_of(args);
+    cut_scratch(&parts, scratch, args->qk_dim, args->v_dim, has_terms(args),
+                copies_rows(pages.table != NULL, pages.kv_type));
     const int64_t tiles = ((int64_t)args->group * args->q_len + Q_TILE - 1) / Q_TILE; /* of the longest entry */
     const int64_t items = tiles * args->batch * args->kv_heads;
     for (;;) {
@@ -762,6 +824,9 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (!(device->isa & ISA)) {
         return "this CPU lacks " KERNEL_ARCH;
     }
+    if (problem->flags & ACR_INVARIANT && device->isa >= 2u * ISA) {
+        return "invariant: lines of the CPU's widest instruction set alone compute it (ACR_INVARIANT)";
+    }
     const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
     if (!(scale >= (double)scale_min && scale <= (double)scale_max)) {
         return "scale, with q_scale and k_scale, is outside [1e-36, 1e36]"; /* -127 / scale must be a float: weigh */
@@ -772,8 +837,9 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     scratch_parts parts;
-    const bool terms = acr__terms_of(problem) != 0;
-    return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim, terms) * device->threads);
+    const bool terms = acr__terms_of(problem) != 0,
+               copies = copies_rows(problem->flags & ACR_PAGED, (int32_t)problem->kv_dtype);
+    return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim, terms, copies) * device->threads);
 }
 
 /* Cycles of the vector units, counted; caches and memory are taken to keep up. */
@@ -787,7 +853,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double term_cycles = (terms != 0 ? 3 : 0) + (terms & FWD_TERM_CAP ? 22 : 0) +
                                (terms & FWD_TERM_BIAS ? 12 : 0) + (terms & FWD_TERM_ALIBI ? 3 : 0) +
                                (terms & FWD_TERM_TREE ? 2 * LANES : 0);
-    const double exp_cycles = 10 + term_cycles, widen_cycles = WIDENS ? 3 : 0,
+    const bool copies = copies_rows(problem->flags & ACR_PAGED, (int32_t)problem->kv_dtype);
+    const double exp_cycles = 10 + term_cycles, widen_cycles = copies ? 3 : 0,
                  row_cycles = 6; /* a vector; row_cycles: transposing in and out */
 
     const double dims = (double)(problem->qk_dim + problem->v_dim);
@@ -815,8 +882,11 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .v_dim_max = DIM,
     .q_tile = Q_TILE,
     .kv_tile = KV_TILE,
-    .traits = ACR__TRAIT_PACKED,
+    .traits = ACR__TRAIT_PACKED | (IS_INVARIANT ? ACR__TRAIT_INVARIANT : 0),
     .terms = FWD_TERM_ALL,
+    .pages = 1,
+    .v_in_k = 1,
+    .kv_types = DTYPE == ACR_E4M3 ? 0 : 1u << ACR_E4M3,
     .image = KERNEL_IMAGE,
     .image_end = KERNEL_IMAGE_END,
     .why_not = why_not,
