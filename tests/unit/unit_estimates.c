@@ -95,9 +95,22 @@ static void a_busy_machine_has_an_idle_ones_floor(void **state)
     assert_true(share_of_many > 0 && share_of_many < 1.1);
 }
 
+/* Five products; q, k, v, o, its gradient and lse read, three gradients written. */
+static void gradients_are_five_products(void **state)
+{
+    (void)state;
+    const acr_problem p = canonical_of("bwd:bf16:b2:h4/2:s8:d16"),
+                      wide = canonical_of("bwd:bf16:b2:h4/2:s8:d16:grad-f32");
+    const problem_work d = work_of(&p, NULL), w = work_of(&wide, NULL);
+    assert_true(d.flops == 2.0 * 2 * 4 * 64 * 5 * 16 && d.exps == 2.0 * 4 * 64);
+    assert_true(d.bytes == 4 * 2048.0 + 4 * 1024.0 + 256);
+    assert_true(w.bytes == d.bytes + 2048 + 2 * 1024);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_are_five_products),
         cmocka_unit_test(no_estimate_is_below_physics),
         cmocka_unit_test(features_are_work),
         cmocka_unit_test(a_rate_counts_the_time_that_threads_ran),

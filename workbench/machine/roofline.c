@@ -114,6 +114,14 @@ problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
     problem_work d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = p->softcap > 0 ? 2 * pairs : pairs};
     d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim + bias;
     d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;
+    if (p->pass == ACR_BACKWARD) {
+        /* S, dQ and dK over the dims of queries, dP and dV over those of values; o, above, is read like its gradient */
+        const double k_rows = (double)p->kv_heads * keys_total;
+        d.flops = 2 * pairs * (double)(3 * p->qk_dim + 2 * p->v_dim);
+        d.bytes += out_bytes * distinct_rows(&p->d_o, entries, p->q_heads) * queries_mean * (double)p->v_dim;
+        d.bytes +=
+            acr__dtype_bytes(p->grad_dtype) * (q_rows * (double)p->qk_dim + k_rows * (double)(p->qk_dim + p->v_dim));
+    }
     return d;
 }
 

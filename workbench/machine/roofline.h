@@ -30,10 +30,10 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
 /* The least work that a problem is. What a bias, ranges or a tree hide is not known here: pairs are those that masks,
  * windows, chunks, key starts and lengths leave. */
 typedef struct problem_work {
-    double flops; /* 2 a multiply-add, two products, visible keys only */
+    double flops; /* 2 a multiply-add, two products, of a backward pass five; visible keys only */
     double exps;  /* one for each visible pair of a row and a key, two with a softcap (its tanh) */
     double bytes; /* every element of q, of the bias and of the keys and values that a row sees read once, of o and lse
-                     written once */
+                     written once; of a backward pass o, lse and the gradient of o read, all gradients written */
 } problem_work;
 
 /* lengths: whose kv_lens and kv_starts, or offsets and totals, on the host, say which keys the batch entries have; its
