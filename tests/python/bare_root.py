@@ -102,7 +102,7 @@ def inside(root, *command):
     """Runs a command with that folder as its root and hardly an environment."""
     change = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
     return subprocess.run([*change, "chroot", str(root), *command], capture_output=True, text=True,
-                          env={"PATH": os.environ["PATH"], "PYTHONPATH": "/pip:/site", "HOME": "/tmp"})
+                          env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": "/pip:/site", "HOME": "/tmp"})
 
 
 def check(python, wheel):
