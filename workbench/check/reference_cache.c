@@ -269,7 +269,7 @@ static acr_status map(reference **out, const reference_cache *s, const entry *e)
     ref->mapping = image;
     ref->mapping_bytes = (size_t)e->bytes;
     for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; ++i) {
-        acr__set_pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers, mapped_part(e, image, i));
+        acr__set_pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers, mapped_part(e, image, (int)i));
     }
     ref->q_owner = mapped_part(e, image, PART_Q_OWNER);
     ref->kv_owner = mapped_part(e, image, PART_KV_OWNER);
