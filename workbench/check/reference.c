@@ -573,8 +573,12 @@ static acr_status store_forward(reference *ref)
     const int64_t rows = all_q_rows(ref), dims = forward.v_dim;
     double *o = malloc((size_t)(rows * dims) * sizeof *o), *lse = malloc((size_t)rows * sizeof *lse);
     const acr_buffers b = ref->buffers;
-    acr_status status = o && lse ? oracle_forward(&forward, &b, NULL, rows, o, lse)
-                                 : acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    if (!o || !lse) {
+        free(o);
+        free(lse);
+        return acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    }
+    const acr_status status = oracle_forward(&forward, &b, NULL, rows, o, lse);
     for (int64_t i = 0; i < rows * dims && status == ACR_OK; ++i) {
         acr__store_element(forward.out_dtype, ref->buffers.o, i, o[i]);
     }
