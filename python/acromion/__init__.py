@@ -10,10 +10,12 @@ from ._errors import DeviceError, Error, InvalidError, OutOfMemoryError, Unsuppo
 
 if _typing.TYPE_CHECKING:
     from ._api import (
-        __version__, explain, fallbacks, forget_plans, import_wisdom, register_torch, register_transformers, sdpa)
+        __version__, append, explain, fallbacks, forget_plans, import_wisdom, merge, register_torch,
+        register_transformers, sdpa)
 
-__all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "explain",
-           "fallbacks", "forget_plans", "import_wisdom", "register_torch", "register_transformers", "sdpa"]
+__all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "append",
+           "explain", "fallbacks", "forget_plans", "import_wisdom", "merge", "register_torch", "register_transformers",
+           "sdpa"]
 
 
 def __getattr__(name: str) -> "_typing.Any":

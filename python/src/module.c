@@ -3,6 +3,7 @@
 #include "aten.h"
 #include "common.h"
 #include "operand.h"
+#include "ops.h"
 #include "plans.h"
 #include "sdpa.h"
 #include "torch_side.h"
@@ -78,6 +79,8 @@ static PyMethodDef methods[] = {
     {"bind_aten", aten_bind, METH_VARARGS, "bind_aten(...)\n--\n\nCalled once, by acromion._aten."},
     {"aten_operator", aten_operator, METH_VARARGS,
      "aten_operator(name, hand_over)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
+    {"merge", ops_merge, METH_VARARGS, "merge(outs, lses, out, out_lse, layout)\n--\n\nSee acromion._ops."},
+    {"append", ops_append, METH_VARARGS, "append(tensors, numbers)\n--\n\nSee acromion._ops."},
     {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},
     {"problem", (PyCFunction)(void (*)(void))sdpa_problem, METH_FASTCALL | METH_KEYWORDS,
      "problem(q, k, v, **arguments_of_sdpa)\n--\n\nChecks arguments whose tensors are (shape, strides or None, type), "
