@@ -107,11 +107,23 @@ static void gradients_are_five_products(void **state)
     assert_true(w.bytes == d.bytes + 2048 + 2 * 1024);
 }
 
+static void caches_are_charged_what_they_hold(void **state)
+{
+    (void)state;
+    const double rows = 16, keys = 100;
+    const double q_and_o = rows * (576 + 512) * 2;
+    assert_true(work("b1:h16/1:s1/100:d576/512", NULL).bytes == q_and_o + keys * (576 + 512) * 2);
+    assert_true(work("b1:h16/1:s1/100:d576/512:v-in-k", NULL).bytes == q_and_o + keys * 576 * 2);
+    assert_true(work("b1:h16/1:s1/100:d576/512:kv-e4m3", NULL).bytes == q_and_o + keys * (576 + 512));
+    assert_true(work("b1:h16/1:s1/100:d576/512:kvlens:page64:v-in-k:kv-e4m3", NULL).bytes == q_and_o + keys * 576);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_five_products),
         cmocka_unit_test(no_estimate_is_below_physics),
+        cmocka_unit_test(caches_are_charged_what_they_hold),
         cmocka_unit_test(features_are_work),
         cmocka_unit_test(a_rate_counts_the_time_that_threads_ran),
         cmocka_unit_test(a_busy_machine_has_an_idle_ones_floor),

@@ -109,10 +109,12 @@ problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
     double keys_mean = keys_total / (double)entries, queries_mean = queries_total / (double)entries;
     double k_elems = distinct_rows(&p->k, entries, p->kv_heads) * keys_mean * (double)p->qk_dim;
     double v_elems = distinct_rows(&p->v, entries, p->kv_heads) * keys_mean * (double)p->v_dim;
+    v_elems = p->flags & ACR_V_IN_K ? 0 : v_elems; /* they are loaded with the keys */
     double q_elems = distinct_rows(&p->q, entries, p->q_heads) * queries_mean * (double)p->qk_dim;
     /* The tanh of a softcap takes the same unit as an exponential. */
     problem_work d = {.flops = 2 * pairs * (double)(p->qk_dim + p->v_dim), .exps = p->softcap > 0 ? 2 * pairs : pairs};
-    d.bytes = in_bytes * (q_elems + k_elems + v_elems) + out_bytes * q_rows * (double)p->v_dim + bias;
+    d.bytes = in_bytes * q_elems + acr__dtype_bytes(acr__kv_dtype(p)) * (k_elems + v_elems) +
+              out_bytes * q_rows * (double)p->v_dim + bias;
     d.bytes += p->flags & ACR_WANT_LSE ? (double)sizeof(float) * q_rows : 0;
     if (p->pass == ACR_BACKWARD) {
         /* S, dQ and dK over the dims of queries, dP and dV over those of values; o, above, is read like its gradient */
