@@ -138,9 +138,10 @@ static acr_status check_rotation(acr_append_args *a)
 {
     if (a->rope_dim % 2 != 0)
         return acr__fail(ACR_INVALID, "args.rope_dim is %lld, must be even", (long long)a->rope_dim);
-    if (a->rope_first + a->rope_dim > a->qk_dim)
-        return acr__fail(ACR_INVALID, "args.rope_first + rope_dim is %lld, at most qk_dim, %lld",
-                         (long long)(a->rope_first + a->rope_dim), (long long)a->qk_dim);
+    const int64_t end = a->rope_first + a->rope_dim;
+    if (end > a->qk_dim)
+        return acr__fail(ACR_INVALID, "args.rope_first + rope_dim is %lld, at most qk_dim, %lld", (long long)end,
+                         (long long)a->qk_dim);
     if (a->rope_stride == 0)
         a->rope_stride = a->rope_dim / 2;
     if (a->rope_stride < a->rope_dim / 2)
