@@ -9,6 +9,8 @@
 #ifndef ACR_FWD_PAGING_H
 #define ACR_FWD_PAGING_H
 
+#include <stddef.h>
+
 #include "fwd_args.h"
 
 /* What is 0 or NULL is not there. */
