@@ -468,6 +468,9 @@ static uintptr_t return_address(const cell *c)
 
 static bool enter(const cell *c, const lane_process *l, uintptr_t code, const uint64_t arguments[6])
 {
+    if (!c->arena) {
+        return false;
+    }
     entry_state e = {.code = code, .returns_to = return_address(c)};
     e.stack = (uintptr_t)c->arena + (uintptr_t)(l->stack + STACK_BYTES - 64);
     memcpy(e.arguments, arguments, sizeof e.arguments);

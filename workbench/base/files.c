@@ -64,7 +64,7 @@ char *file_text(const char *path, size_t bytes_max, size_t *bytes)
     if (file_map(path, &mapped, &size) != ACR_OK) {
         return NULL;
     }
-    const size_t kept = size < bytes_max ? size : bytes_max;
+    const size_t whole = mapped ? size : 0, kept = whole < bytes_max ? whole : bytes_max;
     char *text = malloc(kept + 1);
     if (text) {
         if (kept > 0) {
