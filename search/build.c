@@ -349,6 +349,8 @@ static bool compile_image(const artefact *a, const build_tools *tools, const can
 /* The C half of a family: ours, so it may be loaded. */
 static bool compile_host(const artefact *a, const build_tools *tools, trial_result *result)
 {
+    /* What says of a problem's tensors what fwd_model.c asks. */
+    static const char *const described_by[] = {"problem.c", "backward.c", "paging.c", "buffers.c", "error.c"};
     command_line line = {.count = 0};
     add(&line, "%s", tools->cc);
     add_words(&line, "", "-std=c11 -O1 -fPIC -fvisibility=hidden -ffunction-sections -w -D_GNU_SOURCE -shared");
@@ -359,8 +361,8 @@ static bool compile_host(const artefact *a, const build_tools *tools, trial_resu
     add(&line, "%s/wrapper.c", a->folder);
     add(&line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
     add_core(&line, tools);
-    add(&line, "%s/src/core/problem.c", tools->source_root);
-    add(&line, "%s/src/core/error.c", tools->source_root);
+    for (size_t i = 0; i < sizeof described_by / sizeof described_by[0]; i++)
+        add(&line, "%s/src/core/%s", tools->source_root, described_by[i]);
     add(&line, "-lm");
     bool done = compile(&line, a, tools, "host.log", result);
     free_line(&line);
