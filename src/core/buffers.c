@@ -115,10 +115,77 @@ acr__tensor acr__tensor_of(const acr_problem *p, acr__buffer which, acr__rows ro
     return t;
 }
 
+/* ---- Where elements lie: strides and spans. Sums saturate: an overflow shows as a span beyond any limit. ---- */
+
+static int64_t saturating_mul(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+static int64_t saturating_add(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+acr_strides acr__packed_strides(const acr__tensor *t, acr_layout layout)
+{
+    acr_strides s;
+    if (layout == ACR_BSHD) {
+        s.head = t->dim;
+        s.row = saturating_mul(t->heads, t->dim);
+        s.batch = saturating_mul(t->rows, s.row);
+    } else {
+        s.row = t->dim;
+        s.head = saturating_mul(t->rows, t->dim);
+        s.batch = saturating_mul(t->heads, s.head);
+    }
+    return s;
+}
+
+static int64_t span_elems(const acr__tensor *t)
+{
+    int64_t last = saturating_mul(t->batch - 1, t->strides.batch);
+    last = saturating_add(last, saturating_mul(t->heads - 1, t->strides.head));
+    last = saturating_add(last, saturating_mul(t->rows - 1, t->strides.row));
+    return saturating_add(last, t->dim);
+}
+
+int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
+                        acr_dtype dtype)
+{
+    const acr__tensor t = {"", batch, heads, rows, dim, *strides, dtype, false};
+    return saturating_mul(span_elems(&t), acr__dtype_bytes(dtype));
+}
+
+/* Walking the dimensions from the smallest stride up, each step is at least as long as everything inside it. */
+bool acr__is_self_disjoint(const acr__tensor *t)
+{
+    int64_t stride[3] = {t->strides.row, t->strides.head, t->strides.batch};
+    int64_t extent[3] = {t->rows, t->heads, t->batch};
+    int64_t inner = t->dim;
+    for (int done = 0; done < 3; done++) {
+        int next = -1;
+        for (int i = 0; i < 3; i++)
+            if (extent[i] > 1 && (next < 0 || stride[i] < stride[next]))
+                next = i;
+        if (next < 0)
+            return true;
+        if (stride[next] < inner)
+            return false;
+        inner = saturating_add(saturating_mul(stride[next], extent[next] - 1), inner);
+        extent[next] = 1;
+    }
+    return true;
+}
+
 int64_t acr__tensor_bytes(const acr__tensor *t)
 {
-    return acr__span_bytes(t->batch, t->heads, t->rows, t->dim, &t->strides, t->dtype);
+    return saturating_mul(span_elems(t), acr__dtype_bytes(t->dtype));
 }
+
+/* ---- Buffers ---- */
 
 static bool is_scale(acr__buffer which)
 {

@@ -84,6 +84,14 @@ bool acr__is_output(const acr_problem *problem, acr__buffer which);
 
 /* Bytes from a tensor's first element to one past its last. */
 int64_t acr__tensor_bytes(const acr__tensor *tensor);
+int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
+                        acr_dtype dtype);
+
+/* The strides of a tensor without gaps; too large to be told, INT64_MAX. */
+acr_strides acr__packed_strides(const acr__tensor *tensor, acr_layout layout);
+
+/* Whether no two elements share an address. Strides are not negative where an extent is above 1. */
+bool acr__is_self_disjoint(const acr__tensor *tensor);
 
 /* Whether an execution of the problem must bring a buffer. Scales it never must: of e4m3 inputs it may; and k for v
  * where values are inside keys. */

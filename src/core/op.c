@@ -46,44 +46,6 @@ acr_status acr__op_read_alignment(uint32_t *alignment, int least)
     return ACR_OK;
 }
 
-static int64_t saturating_mul(int64_t a, int64_t b)
-{
-    int64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
-
-static acr_strides packed_strides(const acr__op_tensor *t, acr_layout layout)
-{
-    const int64_t heads = saturating_mul(t->heads, t->dim), rows = saturating_mul(t->rows, t->dim);
-    return (acr_strides){.batch = saturating_mul(t->heads, rows),
-                         .head = layout == ACR_BSHD ? t->dim : rows,
-                         .row = layout == ACR_BSHD ? heads : t->dim};
-}
-
-/* Whether no two rows share an element: from the smallest step up, each is at least as long as all inside it. Spans are
- * within SPAN_MAX: nothing overflows. */
-static int is_self_disjoint(const acr__op_tensor *t)
-{
-    const acr_strides *s = t->strides;
-    struct {
-        int64_t step, count;
-    } axes[] = {{s->row, t->rows}, {s->head, t->heads}, {s->batch, t->batch}};
-    int64_t inner = t->dim;
-    for (int done = 0; done < 3; done++) {
-        int next = done;
-        for (int i = done + 1; i < 3; i++)
-            if (axes[next].count == 1 || (axes[i].count > 1 && axes[i].step < axes[next].step))
-                next = i;
-        const int64_t step = axes[next].step, count = axes[next].count;
-        axes[next] = axes[done];
-        if (count > 1 && step < inner)
-            return 0;
-        if (count > 1)
-            inner += step * (count - 1);
-    }
-    return 1;
-}
-
 static acr_status fail_strides(const acr__op_tensor *t, const char *what)
 {
     return acr__fail(ACR_INVALID, "args.%s_stride (%lld, %lld, %lld): %s", t->name, (long long)t->strides->batch,
@@ -93,13 +55,14 @@ static acr_status fail_strides(const acr__op_tensor *t, const char *what)
 acr_status acr__op_read_strides(const acr__op_tensor *t, acr_layout layout)
 {
     acr_strides *s = t->strides;
+    acr__tensor tensor = {t->name, t->batch, t->heads, t->rows, t->dim, *s, t->dtype, t->is_output};
     if (s->batch == 0 && s->head == 0 && s->row == 0)
-        *s = packed_strides(t, layout);
+        *s = tensor.strides = acr__packed_strides(&tensor, layout);
     if ((t->batch > 1 && s->batch < 0) || (t->heads > 1 && s->head < 0) || (t->rows > 1 && s->row < 0))
         return fail_strides(t, "a stride must not be negative");
-    if (acr__span_bytes(t->batch, t->heads, t->rows, t->dim, s, t->dtype) > SPAN_MAX)
+    if (acr__tensor_bytes(&tensor) > SPAN_MAX)
         return fail_strides(t, "the tensor spans more than 2^61 bytes");
-    if (t->is_output && !is_self_disjoint(t))
+    if (t->is_output && !acr__is_self_disjoint(&tensor))
         return fail_strides(t, "the output would overlap itself");
     return ACR_OK;
 }

@@ -102,34 +102,6 @@ static int tensors_of(const acr_problem *p, acr__tensor list[ACR__TENSORS_MOST])
     return count;
 }
 
-/* Packed strides, saturating: an overflow shows as a span beyond MAX_SPAN. */
-static int64_t saturating_mul(int64_t a, int64_t b)
-{
-    int64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
-
-static int64_t saturating_add(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
-}
-
-static acr_strides packed_strides(const acr__tensor *t, acr_layout layout)
-{
-    acr_strides s;
-    if (layout == ACR_BSHD) {
-        s.head = t->dim;
-        s.row = saturating_mul(t->heads, t->dim);
-        s.batch = saturating_mul(t->rows, s.row);
-    } else {
-        s.row = t->dim;
-        s.head = saturating_mul(t->rows, t->dim);
-        s.batch = saturating_mul(t->heads, s.head);
-    }
-    return s;
-}
-
 /* Equal as far as they matter: the stride of an extent of 1 is never used. */
 static bool same_strides(const acr__tensor *t, const acr_strides *s)
 {
@@ -137,55 +109,18 @@ static bool same_strides(const acr__tensor *t, const acr_strides *s)
            (t->rows == 1 || t->strides.row == s->row);
 }
 
-static int64_t span_elems(const acr__tensor *t)
-{
-    int64_t last = saturating_mul(t->batch - 1, t->strides.batch);
-    last = saturating_add(last, saturating_mul(t->heads - 1, t->strides.head));
-    last = saturating_add(last, saturating_mul(t->rows - 1, t->strides.row));
-    return saturating_add(last, t->dim);
-}
-
-int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
-                        acr_dtype dtype)
-{
-    const acr__tensor t = {"", batch, heads, rows, dim, *strides, dtype, false};
-    return saturating_mul(span_elems(&t), acr__dtype_bytes(dtype));
-}
-
-/* True when no two elements share an address: walking the dimensions from the smallest stride up, each step is at least
- * as long as everything inside it. */
-static bool is_self_disjoint(const acr__tensor *t)
-{
-    int64_t stride[3] = {t->strides.row, t->strides.head, t->strides.batch};
-    int64_t extent[3] = {t->rows, t->heads, t->batch};
-    int64_t inner = t->dim;
-    for (int done = 0; done < 3; done++) {
-        int next = -1;
-        for (int i = 0; i < 3; i++)
-            if (extent[i] > 1 && (next < 0 || stride[i] < stride[next]))
-                next = i;
-        if (next < 0)
-            return true;
-        if (stride[next] < inner)
-            return false;
-        inner = saturating_add(saturating_mul(stride[next], extent[next] - 1), inner);
-        extent[next] = 1;
-    }
-    return true;
-}
-
 /* Fills in packed strides where all are zero, and checks the rest. */
 static acr_status complete_strides(acr__tensor *t, acr_layout layout)
 {
     acr_strides *s = &t->strides;
     if (s->batch == 0 && s->head == 0 && s->row == 0)
-        *s = packed_strides(t, layout);
+        *s = acr__packed_strides(t, layout);
     if ((t->batch > 1 && s->batch < 0) || (t->heads > 1 && s->head < 0) || (t->rows > 1 && s->row < 0))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): a stride must not be negative", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
     if (acr__tensor_bytes(t) > MAX_SPAN)
         return acr__fail(ACR_INVALID, "%s spans more than 2^61 bytes", t->name);
-    if (t->is_output && !is_self_disjoint(t))
+    if (t->is_output && !acr__is_self_disjoint(t))
         return acr__fail(ACR_INVALID, "%s strides (%lld, %lld, %lld): the output would overlap itself", t->name,
                          (long long)s->batch, (long long)s->head, (long long)s->row);
     return ACR_OK;
@@ -194,7 +129,7 @@ static acr_status complete_strides(acr__tensor *t, acr_layout layout)
 static bool all_packed(const acr__tensor *list, int count, acr_layout layout)
 {
     for (int i = 0; i < count; i++) {
-        const acr_strides packed = packed_strides(&list[i], layout);
+        const acr_strides packed = acr__packed_strides(&list[i], layout);
         if (!same_strides(&list[i], &packed))
             return false;
     }
@@ -208,7 +143,7 @@ static void normalise_strides(acr_problem *p, const acr__tensor *list, int count
     if (!(p->flags & ACR_PACKED)) /* which has but the one */
         p->layout = !all_packed(list, count, ACR_BHSD) && all_packed(list, count, ACR_BSHD) ? ACR_BSHD : ACR_BHSD;
     for (int i = 0; i < count; i++) {
-        const acr_strides packed = packed_strides(&list[i], p->layout);
+        const acr_strides packed = acr__packed_strides(&list[i], p->layout);
         acr_strides *s = acr__strides_of(p, acr__tensors[i]);
         if (list[i].batch == 1)
             s->batch = p->flags & ACR_PACKED ? 0 : packed.batch;
@@ -601,7 +536,7 @@ static void put_problem(writer *w, acr_problem *p)
     acr__tensor list[ACR__TENSORS_MOST];
     const int count = tensors_of(p, list);
     for (int i = 0; i < count; i++) {
-        const acr_strides packed = packed_strides(&list[i], p->layout), *s = &list[i].strides;
+        const acr_strides packed = acr__packed_strides(&list[i], p->layout), *s = &list[i].strides;
         const char *text = acr__tensors[i] == ACR__D_O ? "do" : list[i].name;
         if (acr__tensors[i] == ACR__V && p->flags & ACR_V_IN_K) /* those of k */
             continue;

@@ -2,7 +2,7 @@
 #ifndef ACR_PROBLEM_H
 #define ACR_PROBLEM_H
 
-#include "acromion.h"
+#include "buffers.h"
 
 /* Bytes of an element. */
 int acr__dtype_bytes(acr_dtype dtype);
@@ -14,9 +14,5 @@ const char *acr__dtype_hint(const char *word, size_t length);
 /* A digest of everything an execution depends on (the text form's content and the scales); of a canonical problem.
  * Stable within one version of the library; wisdom is keyed by the text, never by this. */
 uint64_t acr__problem_digest(const acr_problem *canonical);
-
-/* Bytes from the first to one past the last element of a tensor with these extents and strides. */
-int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
-                        acr_dtype dtype);
 
 #endif
