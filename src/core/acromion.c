@@ -231,22 +231,36 @@ static const char *wanted_by(const acr_problem *p, acr__buffer which)
     return acr__buffer_fields[which].wanted_by;
 }
 
-/* What a flag or a field of the problem wants is given where the problem has it, and only there. */
-static acr_status check_wanted(const acr_plan *plan, const acr_buffers *b)
+_Static_assert(ACR__BUFFERS <= 32, "buffers are bits of a word");
+
+/* Which buffers are given, as bits. Few of them ever are: what is done at every execution is done for these alone. */
+static uint32_t given_buffers(const acr_buffers *b)
 {
-    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
-        const acr__buffer_field *field = &acr__buffer_fields[i];
-        const bool is_wanted = acr__buffer_is_wanted(&plan->problem, i);
-        if (field->wanted_by && is_wanted != (acr__pointer_at(b, field->in_buffers) != NULL))
-            return acr__fail(ACR_INVALID,
-                             is_wanted ? "buffers.%s is NULL, the problem has %s"
-                                       : "buffers.%s is given, the problem lacks %s",
-                             field->name, wanted_by(&plan->problem, i));
-    }
-    return ACR_OK;
+    uint32_t given = 0;
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
+        given |= (uint32_t)(acr__pointer_at(b, acr__buffer_fields[i].in_buffers) != NULL) << i;
+    return given;
 }
 
-static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
+static acr__buffer lowest_buffer(uint32_t bits)
+{
+    return (acr__buffer)__builtin_ctz(bits);
+}
+
+/* What a flag or a field of the problem wants is given where the problem has it, and only there. */
+static acr_status check_wanted(const acr_plan *plan, uint32_t given)
+{
+    const uint32_t wrong = (given ^ plan->wanted) & plan->settled;
+    if (wrong == 0)
+        return ACR_OK;
+    const acr__buffer i = lowest_buffer(wrong);
+    return acr__fail(ACR_INVALID,
+                     plan->wanted >> i & 1 ? "buffers.%s is NULL, the problem has %s"
+                                           : "buffers.%s is given, the problem lacks %s",
+                     acr__buffer_fields[i].name, wanted_by(&plan->problem, i));
+}
+
+static acr_status check_presence(const acr_plan *plan, const acr_buffers *b, uint32_t given)
 {
     if (b->flags & ~(uint32_t)ACR_OVERLAP_PREVIOUS)
         return acr__fail(ACR_INVALID, "buffers.flags 0x%x has bits that are not ACR_OVERLAP_PREVIOUS", b->flags);
@@ -254,13 +268,14 @@ static acr_status check_presence(const acr_plan *plan, const acr_buffers *b)
         return acr__fail(ACR_INVALID, "buffers.%s is NULL", !b->q ? "q" : !b->k ? "k" : "o");
     acr_status status = acr__check_cache_buffers(&plan->problem, b);
     if (status == ACR_OK)
-        status = check_wanted(plan, b);
+        status = check_wanted(plan, given);
     return status == ACR_OK ? check_totals(plan, b) : status;
 }
 
-static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b)
+static acr_status check_alignment(const acr_plan *plan, const acr_buffers *b, uint32_t given)
 {
-    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
+    for (; given != 0; given &= given - 1) {
+        const acr__buffer i = lowest_buffer(given);
         const acr__buffer_field *field = &acr__buffer_fields[i];
         const void *pointer = acr__pointer_at(b, field->in_buffers);
         const size_t alignment = acr__buffer_alignment(&plan->problem, i);
@@ -288,32 +303,36 @@ static acr__extent extent_of(const acr__tensor *t, const void *pointer, int64_t 
                          .dim_bytes = t->dim * size};
 }
 
-/* Where an execution's buffers lie; of those that are not there nowhere. */
+/* Where an execution's buffers lie: those that are given. */
 typedef struct execution_extents {
+    int count;
+    bool is_output[ACR__BUFFERS];
     acr__extent of[ACR__BUFFERS];
 } execution_extents;
 
-static void find_extents(execution_extents *e, const acr_plan *plan, const acr_buffers *b)
+static void find_extents(execution_extents *e, const acr_plan *plan, const acr_buffers *b, uint32_t given)
 {
     const acr_problem *p = &plan->problem;
     const acr__rows rows = acr__rows_of(p, b);
-    for (acr__buffer i = 0; i < ACR__BUFFERS; i++) {
+    for (e->count = 0; given != 0; given &= given - 1, e->count++) {
+        const acr__buffer i = lowest_buffer(given);
         const acr__buffer_field *field = &acr__buffer_fields[i];
         const void *pointer = acr__pointer_at(b, field->in_buffers);
-        if (pointer && acr__is_tensor(i)) {
+        e->is_output[e->count] = acr__is_output(p, i);
+        if (acr__is_tensor(i)) {
             const acr__tensor t = acr__tensor_of(p, i, rows);
-            e->of[i] = extent_of(&t, pointer, plan->span_bytes[i]);
+            e->of[e->count] = extent_of(&t, pointer, plan->span_bytes[i]);
         } else {
-            e->of[i] = acr__extent_of_block(field->name, pointer, pointer ? acr__buffer_bytes(p, i, rows) : 0);
+            e->of[e->count] = acr__extent_of_block(field->name, pointer, acr__buffer_bytes(p, i, rows));
         }
     }
 }
 
 /* An output lies apart from every other buffer. */
-static acr_status check_overlap(const acr_plan *plan, const execution_extents *e)
+static acr_status check_overlap(const execution_extents *e)
 {
-    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
-        for (acr__buffer j = 0; acr__is_output(&plan->problem, i) && j < ACR__BUFFERS; j++)
+    for (int i = 0; i < e->count; i++)
+        for (int j = 0; e->is_output[i] && j < e->count; j++)
             if (i != j && acr__overlap(&e->of[i], &e->of[j]))
                 return acr__fail(ACR_OVERLAP, "buffers.%s overlaps buffers.%s", e->of[i].name, e->of[j].name);
     return ACR_OK;
@@ -322,7 +341,7 @@ static acr_status check_overlap(const acr_plan *plan, const execution_extents *e
 static acr_status check_workspace_overlap(const acr_plan *plan, const execution_extents *e, const void *workspace)
 {
     const acr__extent own = acr__extent_of_block("workspace", workspace, (int64_t)plan->prepared->workspace_bytes);
-    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
+    for (int i = 0; i < e->count; i++)
         if (acr__overlap(&e->of[i], &own))
             return acr__fail(ACR_OVERLAP, "buffers.%s overlaps the workspace", e->of[i].name);
     return ACR_OK;
@@ -334,12 +353,14 @@ acr_status acr_execute(const acr_plan *plan, const acr_buffers *buffers, void *w
         return acr__fail(ACR_INVALID, "%s is NULL", plan ? "buffers" : "plan");
     acr_buffers b;
     acr_status status;
-    if ((status = read_buffers(&b, buffers)) != ACR_OK || (status = check_presence(plan, &b)) != ACR_OK ||
-        (status = check_alignment(plan, &b)) != ACR_OK)
+    if ((status = read_buffers(&b, buffers)) != ACR_OK)
+        return status;
+    const uint32_t given = given_buffers(&b);
+    if ((status = check_presence(plan, &b, given)) != ACR_OK || (status = check_alignment(plan, &b, given)) != ACR_OK)
         return status;
     execution_extents e;
-    find_extents(&e, plan, &b);
-    if ((status = check_overlap(plan, &e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
+    find_extents(&e, plan, &b, given);
+    if ((status = check_overlap(&e)) != ACR_OK || (status = check_workspace(plan, workspace, bytes)) != ACR_OK ||
         (status = check_workspace_overlap(plan, &e, workspace)) != ACR_OK)
         return status;
     acr__args args;

@@ -55,13 +55,6 @@ bool acr__is_output(const acr_problem *p, acr__buffer which)
     return p->pass == ACR_BACKWARD ? which >= ACR__DQ : which == ACR__O || which == ACR__LSE;
 }
 
-const void *acr__pointer_at(const void *structure, size_t offset)
-{
-    const void *pointer;
-    memcpy(&pointer, (const char *)structure + offset, sizeof pointer);
-    return pointer;
-}
-
 void acr__set_pointer_at(void *structure, size_t offset, const void *pointer)
 {
     memcpy((char *)structure + offset, &pointer, sizeof pointer);

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "acromion.h"
 
@@ -51,7 +52,12 @@ typedef struct acr__buffer_field {
 extern const acr__buffer_field acr__buffer_fields[ACR__BUFFERS];
 
 /* The pointer at an offset of a structure, whatever it points to. */
-const void *acr__pointer_at(const void *structure, size_t offset);
+static inline const void *acr__pointer_at(const void *structure, size_t offset)
+{
+    const void *pointer;
+    memcpy(&pointer, (const char *)structure + offset, sizeof pointer);
+    return pointer;
+}
 void acr__set_pointer_at(void *structure, size_t offset, const void *pointer);
 
 /* Rows of q and o, and of k and v: the longest lengths; of a packed batch the tensors' totals. Of a paged cache its

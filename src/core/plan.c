@@ -536,6 +536,11 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
+    for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
+        if (acr__buffer_fields[i].wanted_by) {
+            plan->settled |= 1u << i;
+            plan->wanted |= acr__buffer_is_wanted(p, i) ? 1u << i : 0u;
+        }
     for (int i = 0; i < acr__tensor_count(p) && !(p->flags & (ACR_PACKED | ACR_PAGED)); i++)
         plan->span_bytes[acr__tensors[i]] =
             acr__buffer_bytes(p, acr__tensors[i], (acr__rows){p->q_len, p->kv_len, 0, 0});
