@@ -685,8 +685,17 @@ static CUresult fake_KernelGetFunction(CUfunction *out, CUkernel kernel)
     return finish(result);
 }
 
+/* What a kernel's second parameter may be. Without a program its name says so: a paged line has none. */
+static int takes_maps(const object *kernel)
+{
+    const ptxvm_needs *needs = &kernel->needs;
+    return needs->parameter_count > 0
+               ? needs->parameter_count > 1 && needs->parameter_bytes[1] == 4 * sizeof(CUtensorMap)
+               : strstr(kernel->name, "_paged") == NULL;
+}
+
 /* Of operations beside attention (op_...) nobody asks for the arguments, which are others. */
-static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void **parameters, int is_op)
+static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void **parameters, const object *kernel)
 {
     memset(&last_launch, 0, sizeof last_launch);
     last_launch.grid[0] = config->gridDimX;
@@ -699,10 +708,10 @@ static void remember_launch(const CUlaunchConfig *config, unsigned cluster, void
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             last_launch.overlap_previous = config->attrs[i].value.programmaticStreamSerializationAllowed;
-    if (is_op)
+    if (strncmp(kernel->name, "op_", 3) == 0)
         return;
     memcpy(last_launch.args, parameters[0], sizeof(fwd_args));
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 && takes_maps(kernel); i++) {
         tensor_map map;
         memcpy(&map, (const CUtensorMap *)parameters[1] + i, sizeof map);
         last_launch.map_bases[i] = map.base;
@@ -835,7 +844,7 @@ static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction fun
     if (result == CUDA_SUCCESS && (!is_alive(function, KERNEL) || !is_launchable(config, cluster, kernel)))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS) {
-        remember_launch(config, cluster, parameters, strncmp(kernel->name, "op_", 3) == 0);
+        remember_launch(config, cluster, parameters, kernel);
         launch_or_record(kernel, config, cluster, parameters);
     }
     return finish(result);

@@ -482,10 +482,18 @@ static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], con
 typedef struct kernel_call {
     bwd_args args; /* of a forward kernel `fwd` alone */
     fwd_maps maps;
+    fwd_paging paging;
     CUlaunchAttribute attributes[ATTRIBUTES_MAX];
     CUlaunchConfig config;
-    void *parameters[2]; /* a kernel without maps has one parameter: the driver reads no further */
+    void *parameters[3]; /* a kernel without maps has one parameter less, one without paging, too: the driver reads no
+                            further */
 } kernel_call;
+
+/* Whether a kernel is told where a cache lies, behind its other parameters (fwd_paging.h). */
+static int has_paging(const acr__kernel *kernel)
+{
+    return kernel->pages || kernel->v_in_k || kernel->kv_types != 0;
+}
 
 static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, const fwd_args *args,
                             int overlap_previous, CUstream stream)
@@ -496,8 +504,11 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
         call->args = *bwd_args_of(args);
     else
         call->args.fwd = *args;
+    const int maps = has_maps(&base->kernel->boxes);
+    call->paging = fwd_paging_of(args);
     call->parameters[0] = &call->args;
-    call->parameters[1] = &call->maps;
+    call->parameters[1] = !maps && has_paging(base->kernel) ? (void *)&call->paging : &call->maps;
+    call->parameters[2] = &call->paging;
     memset(&call->config, 0, sizeof call->config);
     call->config.gridDimX = launch->grid[0];
     call->config.gridDimY = launch->grid[1];
@@ -510,7 +521,7 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
     call->config.numAttrs = set_attributes(call->attributes, launch, overlap_previous);
     const acr__boxes *boxes = &base->kernel->boxes;
     const acr__cuda_driver *driver = &((const cuda_device *)base->device)->driver;
-    if (!has_maps(boxes))
+    if (!maps)
         return ACR_OK;
     if (!has_fixed_maps(base->kernel, &base->problem))
         return acr__maps_encode(driver, &call->maps, boxes, &base->problem, args);

@@ -65,6 +65,10 @@ static const char *vector_why_not(const acr_problem *p)
         return "rows of q and k (qk_dim) are not a multiple of 16 bytes";
     if (p->v_dim * acr__dtype_bytes(p->dtype) % COPY_BYTES != 0)
         return "rows of v (v_dim) are not a multiple of 16 bytes";
+    if (p->qk_dim * acr__dtype_bytes(acr__kv_dtype(p)) % COPY_BYTES != 0)
+        return "rows of k (qk_dim in kv_dtype) are not a multiple of 16 bytes";
+    if (p->v_dim * acr__dtype_bytes(acr__kv_dtype(p)) % COPY_BYTES != 0)
+        return "rows of v (v_dim in kv_dtype) are not a multiple of 16 bytes";
     for (int i = 0; i < TENSORS; i++)
         if (!strides_are_multiples(&tensors[i]))
             return stride_reason[i];
