@@ -194,7 +194,7 @@ _Static_assert((int)TASK_INPUTS == (int)JUDGE_REQUESTS, "judge_requests returns 
 /* Whether inputs of the problem's type can be like that. */
 static bool has_task_inputs(const judge_job *job, size_t problem, task_inputs which)
 {
-    const int kinds = input_kind_count(job->problems[problem].problem.dtype);
+    const int kinds = input_kind_count(acr__kv_dtype(&job->problems[problem].problem));
     return which < TASK_SPECIAL || which >= TASK_FIRST || 1 + (int)which - (int)TASK_SPECIAL < kinds;
 }
 

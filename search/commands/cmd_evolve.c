@@ -246,6 +246,15 @@ static bool alike(const acr_problem *a, const acr_problem *b)
     return a->dtype == b->dtype && a->qk_dim == b->qk_dim && a->v_dim == b->v_dim;
 }
 
+/* What a problem's cache has beyond plain keys and values of q's type; NULL = nothing. */
+static const char *cache_field(const acr_problem *p)
+{
+    return p->flags & ACR_PAGED               ? "page"
+           : p->kv_dtype != ACR_DTYPE_DEFAULT ? "kv_dtype"
+           : p->flags & ACR_V_IN_K            ? "v-in-k"
+                                              : NULL;
+}
+
 static int take_problems(definition *d, char **operands, int count)
 {
     double weights[DEFINITION_PROBLEMS_MAX] = {1.0};
@@ -273,6 +282,12 @@ static int take_problems(definition *d, char **operands, int count)
         if (problems.items[i].pass ==
             ACR_BACKWARD) { /* no family of it has a space, no gate judges a candidate of it */
             fprintf(stderr, "acromion evolve: pass is bwd: kernels of the forward pass alone are searched for\n");
+            exit_code = EXIT_CANNOT_RUN;
+        }
+        const char *cache = cache_field(&problems.items[i]);
+        if (cache) { /* the inputs of timed runs are drawn for plain tensors of one type */
+            fprintf(stderr, "acromion evolve: %s is given: kernels for plain keys and values alone are searched for\n",
+                    cache);
             exit_code = EXIT_CANNOT_RUN;
         }
     }

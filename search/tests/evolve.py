@@ -210,6 +210,9 @@ def test_usage(context):
     context.evolve("none", PROBLEM, "f32:b1:h1:s8:d64", code=2)
     told = context.evolve("none", "bwd:" + PROBLEM, code=4).stderr
     check("pass is bwd" in told, f"the backward pass is refused by name: {told}")
+    for cache, name in [(":kvlens:page16", "page"), (":kv-e4m3", "kv_dtype"), (":v-in-k", "v-in-k")]:
+        told = context.evolve("none", PROBLEM + cache, code=4).stderr
+        check(f"{name} is given" in told, f"a cache is refused by name: {told}")
     context.evolve("none", PROBLEM, "--family", "fwd_none", code=4)
     context.evolve("none", PROBLEM, "--from", "fwd_none", code=3)
     context.evolve("none", PROBLEM + "@x", code=2)

@@ -20,7 +20,8 @@ static const struct {
                {"b1:h8:s600:d64:causal", INPUT_HEAVY, LENGTHS_FULL},
                {"bf16:b3:h2:s33:d32:kvlens", INPUT_NORMAL, LENGTHS_EDGES},
                {"e4m3:b2:h2:s48:d64", INPUT_HEAD_SCALED, LENGTHS_FULL},
-               {"b4:h2:s64:d64:bshd:packed", INPUT_NORMAL, LENGTHS_EDGES}};
+               {"b4:h2:s64:d64:bshd:packed", INPUT_NORMAL, LENGTHS_EDGES},
+               {"f16:b3:h2:s5/70:d32:kv-e4m3:kvlens:page16", INPUT_HEAD_SCALED, LENGTHS_EDGES}};
 enum {
     SHELVED = sizeof shelved / sizeof shelved[0]
 };
@@ -67,7 +68,7 @@ static void assert_same(const void *a, const void *b, int64_t bytes)
 static void assert_same_reference(const reference *a, const reference *b)
 {
     const acr_problem *p = &a->problem;
-    const int64_t elem_bytes = acr__dtype_bytes(p->dtype), number = 4;
+    const int64_t number = 4;
     assert_memory_equal(&a->problem, &b->problem, sizeof a->problem);
     assert_int_equal(a->inputs, b->inputs);
     assert_int_equal(a->seed, b->seed);
@@ -75,19 +76,12 @@ static void assert_same_reference(const reference *a, const reference *b)
     assert_int_equal(a->q_rows, b->q_rows);
     assert_int_equal(a->kv_rows, b->kv_rows);
     assert_int_equal(a->rows, b->rows);
-    assert_same(a->buffers.q, b->buffers.q, a->entries * p->q_heads * a->q_rows * p->qk_dim * elem_bytes);
-    assert_same(a->buffers.k, b->buffers.k, a->entries * p->kv_heads * a->kv_rows * p->qk_dim * elem_bytes);
-    assert_same(a->buffers.v, b->buffers.v, a->entries * p->kv_heads * a->kv_rows * p->v_dim * elem_bytes);
-    assert_same(a->buffers.kv_lens, b->buffers.kv_lens, p->batch * number);
-    assert_same(a->buffers.q_offsets, b->buffers.q_offsets, (p->batch + 1) * number);
-    assert_same(a->buffers.kv_offsets, b->buffers.kv_offsets, (p->batch + 1) * number);
-    assert_same(a->buffers.q_scales, b->buffers.q_scales, p->batch * p->kv_heads * number);
-    assert_same(a->buffers.k_scales, b->buffers.k_scales, p->batch * p->kv_heads * number);
-    assert_same(a->buffers.v_scales, b->buffers.v_scales, p->batch * p->kv_heads * number);
-    for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; i++) {
+    assert_int_equal(a->buffers.pages, b->buffers.pages);
+    assert_int_equal(a->buffers.table_stride, b->buffers.table_stride);
+    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; i++) {
         const size_t field = acr__buffer_fields[i].in_buffers;
         assert_same(acr__pointer_at(&a->buffers, field), acr__pointer_at(&b->buffers, field),
-                    acr__buffer_bytes(p, i, (acr__rows){a->q_rows, a->kv_rows, 0, 0}));
+                    acr__buffer_bytes(p, i, reference_extents(a)));
     }
     assert_same(a->q_owner, b->q_owner, a->q_rows * number);
     assert_same(a->kv_owner, b->kv_owner, a->kv_rows * number);
@@ -102,7 +96,7 @@ static void what_was_made_comes_out(void **state)
 {
     const fixture *f = *state;
     reference_cache *s;
-    bool sampled = false, lengths = false, offsets = false, scales = false;
+    bool sampled = false, lengths = false, offsets = false, scales = false, pages = false;
     assert_ok(reference_cache_open(&s, f->fd));
     for (size_t i = 0; i < SHELVED; ++i) {
         reference *taken, *made;
@@ -114,10 +108,11 @@ static void what_was_made_comes_out(void **state)
         lengths = lengths || made->buffers.kv_lens;
         offsets = offsets || made->buffers.q_offsets;
         scales = scales || made->buffers.q_scales;
+        pages = pages || made->buffers.page_table;
         reference_destroy(made);
         reference_destroy(taken);
     }
-    assert_true(sampled && lengths && offsets && scales);
+    assert_true(sampled && lengths && offsets && scales && pages);
     reference_cache_close(s);
 }
 

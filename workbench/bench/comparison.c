@@ -222,6 +222,9 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_KV_LENS) {
         return "peers are given no key lengths";
     }
+    if (p->kv_dtype != ACR_DTYPE_DEFAULT || p->flags & ACR_V_IN_K) {
+        return "peers are given keys and values of their own in q's type";
+    }
     if (p->flags & ACR_PACKED) {
         return "PyTorch's attention takes no packed batches";
     }

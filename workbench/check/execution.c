@@ -56,11 +56,13 @@ static tensor_view query_view(const reference *ref, const acr_strides *strides, 
 /* A tensor of the execution's problem, with the rows of a reference. Every key gets a gradient. */
 static tensor_view view_of(const execution *e, const reference *ref, acr__buffer which)
 {
-    const acr__tensor t = acr__tensor_of(&e->problem, which, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
+    const acr__tensor t = acr__tensor_of(&e->problem, which, reference_extents(ref));
     tensor_view view = query_view(ref, &t.strides, t.heads, t.dim, t.dtype);
     if (which == ACR__K || which == ACR__V || which == ACR__DK || which == ACR__DV) {
+        const bool paged = e->problem.flags & ACR_PAGED; /* all rows of all pages, with the reference's NaN */
+        view.entries = t.batch;
         view.length = t.rows;
-        view.key_lens = which == ACR__K || which == ACR__V ? ref : NULL;
+        view.key_lens = !paged && (which == ACR__K || which == ACR__V) ? ref : NULL;
         view.owner = ref->kv_owner;
     }
     return view;
@@ -286,14 +288,18 @@ static acr_status make_inputs(execution *e, bool reversed_keys)
 {
     const acr_problem *p = &e->problem;
     const reference *ref = e->ref;
-    const acr__rows rows = {ref->q_rows, ref->kv_rows, 0, 0};
+    const acr__rows rows = reference_extents(ref);
     acr_status status = ACR_OK;
     for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS && status == ACR_OK; ++i) {
         const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
+        if (i == ACR__V && !elements) {
+            continue; /* values inside keys */
+        }
         if (i == ACR__Q || i == ACR__K || i == ACR__V) {
             const tensor_view view = view_of(e, ref, i);
+            const acr_dtype dtype = i == ACR__Q ? p->dtype : acr__kv_dtype(p);
             status =
-                make_input(&e->at[i], e->device, e->alignment, p->dtype, &view, elements, reversed_keys && i != ACR__Q);
+                make_input(&e->at[i], e->device, e->alignment, dtype, &view, elements, reversed_keys && i != ACR__Q);
         } else {
             const size_t alignment = i == ACR__BIAS ? e->bias_alignment : acr__buffer_alignment(p, i);
             status = make_numbers(&e->at[i], e->device, elements, (size_t)acr__buffer_bytes(p, i, rows), alignment);
@@ -314,8 +320,7 @@ static acr_status make_outputs(execution *e)
     const reference *ref = e->ref;
     acr_status status = ACR_OK;
     for (acr__buffer i = ACR__FORWARD_INPUTS; i < ACR__BUFFERS && status == ACR_OK; ++i) {
-        const int64_t bytes =
-            acr__is_output(p, i) ? acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0}) : 0;
+        const int64_t bytes = acr__is_output(p, i) ? acr__buffer_bytes(p, i, reference_extents(ref)) : 0;
         const size_t alignment = acr__is_tensor(i) ? e->alignment : acr__buffer_alignment(p, i);
         status = bytes > 0 ? guarded_create(&e->at[i], e->device, (size_t)bytes, alignment) : ACR_OK;
     }
@@ -346,6 +351,8 @@ static acr_status furnish(execution *e, bool reversed_keys, uint32_t flags)
     }
     e->buffers.q_total = e->ref->buffers.q_total;
     e->buffers.kv_total = e->ref->buffers.kv_total;
+    e->buffers.pages = e->ref->buffers.pages;
+    e->buffers.table_stride = e->ref->buffers.table_stride;
     return status;
 }
 
@@ -427,7 +434,12 @@ acr_status execution_replace_inputs(execution *e, const reference *ref)
     for (acr__buffer i = ACR__Q; i <= ACR__V && status == ACR_OK; ++i) {
         const tensor_view view = view_of(e, ref, i);
         const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
-        status = write_elements(&e->at[i], e->device, &view, elements, false);
+        status = elements ? write_elements(&e->at[i], e->device, &view, elements, false) : ACR_OK;
+    }
+    guarded *table = &e->at[ACR__PAGE_TABLE];
+    if (status == ACR_OK && table->memory) {
+        memcpy(table->image + table->payload_offset, ref->buffers.page_table, table->payload_bytes);
+        status = e->device->backend->mem_upload(e->device, table->memory, table->image, table->bytes);
     }
     return status;
 }
@@ -484,19 +496,32 @@ static void negate(unsigned char *bytes, size_t size, size_t elem_bytes)
     }
 }
 
-acr_status execution_negate_values(execution *e)
+static acr_status negate_input(const execution *e, guarded *g, acr_dtype dtype)
 {
-    guarded *v = &e->at[e->problem.pass == ACR_BACKWARD ? ACR__D_O : ACR__V];
-    if (!v->image) {
-        acr_status status = guarded_image(v);
+    if (!g->image) {
+        acr_status status = guarded_image(g);
         if (status != ACR_OK) {
             return status;
         }
-        memcpy(v->image + v->payload_offset, v->elements, v->payload_bytes);
+        memcpy(g->image + g->payload_offset, g->elements, g->payload_bytes);
     }
-    negate(v->image + v->payload_offset, v->payload_bytes, (size_t)acr__dtype_bytes(e->problem.dtype));
+    negate(g->image + g->payload_offset, g->payload_bytes, (size_t)acr__dtype_bytes(dtype));
+    return e->device->backend->mem_upload(e->device, g->memory, g->image, g->bytes);
+}
+
+/* Values inside keys turn with their keys: the queries turn as well, so that scores stay. */
+acr_status execution_negate_values(execution *e)
+{
+    const acr_problem *p = &e->problem;
     e->negated = !e->negated;
-    return e->device->backend->mem_upload(e->device, v->memory, v->image, v->bytes);
+    if (p->pass == ACR_BACKWARD) {
+        return negate_input(e, &e->at[ACR__D_O], p->dtype);
+    }
+    if (!(p->flags & ACR_V_IN_K)) {
+        return negate_input(e, &e->at[ACR__V], acr__kv_dtype(p));
+    }
+    const acr_status status = negate_input(e, &e->at[ACR__Q], p->dtype);
+    return status == ACR_OK ? negate_input(e, &e->at[ACR__K], acr__kv_dtype(p)) : status;
 }
 
 /* ---- Collecting ---- */

@@ -28,7 +28,10 @@ enum {
     STREAM_BIAS_ROWS,
     STREAM_RANGES,
     STREAM_TREE,
-    STREAM_TREE_ROWS
+    STREAM_TREE_ROWS,
+    STREAM_PAGES,
+    STREAM_SHARED_PAGES,
+    STREAM_UNUSED_PAGES
 };
 
 const char *input_kind_name(input_kind kind)
@@ -52,9 +55,9 @@ const char *input_kind_names(void)
     return "normal shifted heavy large constant-v needle scaled head-scaled shifted-v";
 }
 
-int input_kind_count(acr_dtype dtype)
+int input_kind_count(acr_dtype kv_dtype)
 {
-    return dtype == ACR_E4M3 ? INPUT_SHIFTED_V : INPUT_HEAD_SCALED;
+    return kv_dtype == ACR_E4M3 ? INPUT_SHIFTED_V : INPUT_HEAD_SCALED;
 }
 
 void input_scales(acr_problem *problem, input_kind kind)
@@ -65,8 +68,10 @@ void input_scales(acr_problem *problem, input_kind kind)
     problem->scale = 0.3f;
     if (problem->dtype == ACR_E4M3) {
         problem->q_scale = 0.5f;
+    }
+    if (acr__kv_dtype(problem) == ACR_E4M3) {
         problem->k_scale = 1.5f;
-        problem->v_scale = 0.25f;
+        problem->v_scale = problem->flags & ACR_V_IN_K ? problem->k_scale : 0.25f;
     }
 }
 
@@ -101,12 +106,12 @@ static double student_t2(uint64_t bits)
 
 typedef struct fill {
     unsigned char *packed;
-    const acr_problem *problem;
+    acr_dtype dtype;
     input_tensor tensor;
     input_kind kind;
     uint64_t seed;
     int64_t heads, length, dim, rows;
-    bool one_batch, one_head; /* strides of 0 */
+    bool one_batch, one_head; /* strides of 0; and pages of one value row */
 } fill;
 
 /* The needle's direction: signs by dimension, the same for queries and for the key that they match. */
@@ -152,7 +157,7 @@ static void fill_row(const fill *f, int64_t row)
     int64_t batch = row / f->length / f->heads;
     int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
     for (int64_t d = 0; d < f->dim; ++d) {
-        acr__store_element(f->problem->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
+        acr__store_element(f->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
     }
 }
 
@@ -173,21 +178,22 @@ static void fill_rows(void *arg, int64_t slice)
 void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
                 input_kind kind, uint64_t seed, uint32_t threads)
 {
-    const bool of_queries = tensor == INPUT_Q || tensor == INPUT_D_O;
+    const bool of_queries = tensor == INPUT_Q || tensor == INPUT_D_O,
+               one_value = problem->flags & ACR_PAGED && tensor == INPUT_V && kind == INPUT_CONSTANT_V;
     const acr_strides *strides = tensor == INPUT_Q   ? &problem->q
                                  : tensor == INPUT_K ? &problem->k
                                  : tensor == INPUT_V ? &problem->v
                                                      : &problem->d_o;
     fill f = {
         .packed = packed,
-        .problem = problem,
+        .dtype = of_queries ? problem->dtype : acr__kv_dtype(problem),
         .tensor = tensor,
         .kind = kind,
         .seed = seed,
         .heads = of_queries ? problem->q_heads : problem->kv_heads,
         .length = length,
         .dim = tensor == INPUT_V || tensor == INPUT_D_O ? problem->v_dim : problem->qk_dim,
-        .one_batch = strides->batch == 0,
+        .one_batch = strides->batch == 0 || one_value,
         .one_head = strides->head == 0,
     };
     f.rows = entries * f.heads * f.length;
@@ -259,6 +265,70 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
         offsets[problem->batch] += 100;
     }
     return pattern == LENGTHS_EDGES && !beyond ? at + ROWS_BEHIND : at;
+}
+
+/* ---- Pages ---- */
+
+static int64_t pages_of_keys(const acr_problem *p, int64_t keys)
+{
+    const int64_t existing = keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
+    return (existing + p->page - 1) / p->page;
+}
+
+enum {
+    PAGES_UNUSED = 3,
+    TABLE_GAP = 2
+};
+
+input_pool input_pool_of(const acr_problem *problem, length_pattern pattern)
+{
+    const int64_t each = pages_of_keys(problem, problem->kv_len);
+    const bool edges = pattern == LENGTHS_EDGES;
+    return (input_pool){problem->batch * each + (edges ? PAGES_UNUSED : 0), each + (edges ? TABLE_GAP : 0)};
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The i-th page of a permutation of so many, below 2^31. */
+static int64_t shuffled_page(int64_t i, int64_t pages, uint64_t seed)
+{
+    const int64_t half = pages / 2 + 1, first = (int64_t)(random_bits(seed, STREAM_PAGES, 0) % (uint64_t)pages);
+    int64_t step = half + (int64_t)(random_bits(seed, STREAM_PAGES, 1) % (uint64_t)half);
+    while (common_divisor(step, pages) != 1) {
+        ++step;
+    }
+    return (first + i * step) % pages;
+}
+
+void input_page_table(int32_t *table, const acr_problem *problem, const int32_t *lens, uint64_t seed,
+                      length_pattern pattern)
+{
+    const input_pool pool = input_pool_of(problem, pattern);
+    const int64_t each = pages_of_keys(problem, problem->kv_len);
+    const bool edges = pattern == LENGTHS_EDGES;
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        int32_t *row = table + batch * pool.table_stride;
+        const int64_t used = pages_of_keys(problem, lens[batch]);
+        const int64_t before = batch > 0 ? pages_of_keys(problem, lens[batch - 1]) : 0;
+        const bool shares = edges && random_bits(seed, STREAM_SHARED_PAGES, (uint64_t)batch) % 2 == 0;
+        for (int64_t i = 0; i < pool.table_stride; ++i) {
+            const int64_t unused[] = {-1, shuffled_page(problem->batch * each + i % PAGES_UNUSED, pool.pages, seed),
+                                      pool.pages, INT32_MAX, INT32_MIN};
+            const int64_t own = shuffled_page(batch * each + i, pool.pages, seed);
+            const uint64_t which = edges ? random_bits(seed, STREAM_UNUSED_PAGES, (uint64_t)(batch * 131 + i)) % 5 : 0;
+            row[i] = (int32_t)(i >= used                                    ? unused[which]
+                               : shares && i < before && i < (used + 1) / 2 ? (row - pool.table_stride)[i]
+                                                                            : own);
+        }
+    }
 }
 
 /* ---- What terms read ---- */

@@ -16,7 +16,8 @@ typedef enum input_kind {
     INPUT_CONSTANT_V,  /* every key has the same value row: the output is that row */
     INPUT_NEEDLE,      /* one key of each head matches every query: the output is its value */
     INPUT_SCALED,      /* N(0,1) with a scale that is not the default, and with fp8 scales for e4m3 */
-    INPUT_HEAD_SCALED, /* e4m3 alone: besides, fp8 scales for each batch entry and key/value head, which differ a lot */
+    INPUT_HEAD_SCALED, /* e4m3 alone, or of k and v alone: besides, fp8 scales for each batch entry and key/value head,
+                          which differ a lot */
     INPUT_SHIFTED_V,   /* q and k N(0,1), v N(1,1): what a long sum without cancellation loses; not among the kinds that
                           input_kind_count counts, but with cases of its own (cases.c) */
     INPUT_KIND_COUNT
@@ -35,8 +36,8 @@ bool input_kind_parse(const char *name, input_kind *out);
 /* All names, separated by spaces. */
 const char *input_kind_names(void);
 
-/* The kinds that the inputs of any case of a type can be: the first so many. */
-int input_kind_count(acr_dtype dtype);
+/* The kinds that the inputs of any case can be whose keys and values are of a type: the first so many. */
+int input_kind_count(acr_dtype kv_dtype);
 
 /* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED and INPUT_HEAD_SCALED. */
 void input_scales(acr_problem *problem, input_kind kind);
@@ -44,8 +45,8 @@ void input_scales(acr_problem *problem, input_kind kind);
  * tolerance is that of the largest head. */
 void input_head_scales(float *scales, const acr_problem *problem, input_tensor tensor, uint64_t seed);
 
-/* Writes a tensor [entries, heads, length, dim], packed, in the problem's input type. A batch or head stride of 0 in
- * the problem repeats the values of entry 0. */
+/* Writes a tensor [entries, heads, length, dim], packed, in the problem's input type, or of k and v in theirs. A batch
+ * or head stride of 0 in the problem repeats the values of entry 0. Keys in pages are one entry a page. */
 void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, int64_t entries, int64_t length,
                 input_kind kind, uint64_t seed, uint32_t threads);
 
@@ -58,6 +59,19 @@ typedef enum length_pattern {
 
 /* Writes [batch] key lengths. */
 void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern);
+
+/* The pool of a paged problem: how many pages it has, and the step from one batch entry's to the next one's in the
+ * table. Of all seeds the same. */
+typedef struct input_pool {
+    int64_t pages, table_stride;
+} input_pool;
+input_pool input_pool_of(const acr_problem *problem, length_pattern pattern);
+
+/* Writes the [batch, table_stride] table of a paged problem whose key lengths are `lens`. Pages are in no order. With
+ * LENGTHS_EDGES every other batch entry begins with pages of the one before, some pages are nobody's, and what is
+ * behind an entry's last page names such a page, or none at all. */
+void input_page_table(int32_t *table, const acr_problem *problem, const int32_t *lens, uint64_t seed,
+                      length_pattern pattern);
 
 /* Writes the [batch + 1] offsets of a packed batch, of queries (tensor INPUT_Q) or of keys, and returns the tensors'
  * rows. With LENGTHS_EDGES there are rows that belong to no sequence before the first, behind the last, and behind one

@@ -136,14 +136,27 @@ typedef struct entry {
 
 static entry entry_of(const acr_problem *p, const acr_buffers *b, int64_t batch)
 {
-    if (p->flags & ACR_PACKED) {
-        return (entry){batch, fwd_sequence_of(b->q_offsets, batch, b->q_total, p->q_len),
-                       fwd_sequence_of(b->kv_offsets, batch, b->kv_total, p->kv_len), 0};
+    const bool packed = p->flags & ACR_PACKED;
+    const fwd_sequence q =
+        packed ? fwd_sequence_of(b->q_offsets, batch, b->q_total, p->q_len) : (fwd_sequence){0, p->q_len};
+    if (packed && !(p->flags & ACR_PAGED)) {
+        return (entry){batch, q, fwd_sequence_of(b->kv_offsets, batch, b->kv_total, p->kv_len), 0};
     }
     int64_t keys = b->kv_lens ? b->kv_lens[batch] : p->kv_len;
     keys = keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys;
     const int64_t start = b->kv_starts ? b->kv_starts[batch] : 0;
-    return (entry){batch, {0, p->q_len}, {0, keys}, start < 0 ? 0 : start > keys ? keys : start};
+    return (entry){batch, q, {0, keys}, start < 0 ? 0 : start > keys ? keys : start};
+}
+
+/* The first element of a key or value: of row j % page of the page that the table names, where there are pages. */
+static int64_t element_of_key(const acr_problem *p, const acr_buffers *b, const entry *e, const acr_strides *s,
+                              int64_t kv_head, int64_t j)
+{
+    if (!(p->flags & ACR_PAGED)) {
+        return e->batch * s->batch + kv_head * s->head + (e->kv.first + j) * s->row;
+    }
+    const int64_t page = b->page_table[e->batch * b->table_stride + j / p->page];
+    return page * s->batch + kv_head * s->head + j % p->page * s->row;
 }
 
 static void load_key_value_head(workspace *w, const acr_problem *p, const acr_buffers *b, const entry *e,
@@ -154,14 +167,16 @@ static void load_key_value_head(workspace *w, const acr_problem *p, const acr_bu
     }
     w->batch = e->batch;
     w->kv_head = kv_head;
+    const acr_dtype dtype = acr__kv_dtype(p);
+    const bool v_in_k = p->flags & ACR_V_IN_K; /* a value is the first part of its key */
     for (int64_t j = 0; j < e->kv.length; j++) {
-        const int64_t k_row = e->batch * p->k.batch + kv_head * p->k.head + (e->kv.first + j) * p->k.row;
-        const int64_t v_row = e->batch * p->v.batch + kv_head * p->v.head + (e->kv.first + j) * p->v.row;
+        const int64_t k_row = element_of_key(p, b, e, &p->k, kv_head, j);
+        const int64_t v_row = v_in_k ? k_row : element_of_key(p, b, e, &p->v, kv_head, j);
         for (int64_t d = 0; d < p->qk_dim; d++) {
-            put(w, w->k, d * w->kv_padded + j, acr__load_element(p->dtype, b->k, k_row + d));
+            put(w, w->k, d * w->kv_padded + j, acr__load_element(dtype, b->k, k_row + d));
         }
         for (int64_t d = 0; d < p->v_dim; d++) {
-            put(w, w->v, j * w->v_padded + d, acr__load_element(p->dtype, b->v, v_row + d));
+            put(w, w->v, j * w->v_padded + d, acr__load_element(dtype, v_in_k ? b->k : b->v, v_row + d));
         }
     }
 }
@@ -216,10 +231,12 @@ typedef struct scales {
 static scales scales_of(const acr_problem *p, const acr_buffers *b, int64_t batch, int64_t kv_head)
 {
     const int64_t at = batch * p->kv_heads + kv_head;
-    scales of = {(double)p->scale * p->q_scale * p->k_scale, p->v_scale};
+    const bool v_in_k = p->flags & ACR_V_IN_K;
+    const float *v_scales = v_in_k ? b->k_scales : b->v_scales;
+    scales of = {(double)p->scale * p->q_scale * p->k_scale, v_in_k ? p->k_scale : p->v_scale};
     of.scores *= b->q_scales ? b->q_scales[at] : 1.0f;
     of.scores *= b->k_scales ? b->k_scales[at] : 1.0f;
-    of.values *= b->v_scales ? b->v_scales[at] : 1.0f;
+    of.values *= v_scales ? v_scales[at] : 1.0f;
     return of;
 }
 

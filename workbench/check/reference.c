@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/parallel.h"
@@ -46,6 +47,11 @@ void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *probl
     snprintf(key, ACR_PROBLEM_TEXT_MAX + 16, "%s/%u", text, repeats(problem));
 }
 
+acr__rows reference_extents(const reference *ref)
+{
+    return (acr__rows){ref->q_rows, ref->kv_rows, ref->buffers.pages, ref->buffers.table_stride};
+}
+
 int64_t reference_kv_len(const reference *ref, int64_t batch)
 {
     int64_t kv_len = ref->problem.kv_len;
@@ -85,18 +91,19 @@ static int64_t all_q_rows(const reference *ref)
 
 static int64_t all_kv_rows(const reference *ref)
 {
-    return ref->entries * ref->problem.kv_heads * ref->kv_rows;
+    const acr__tensor k = acr__tensor_of(&ref->problem, ACR__K, reference_extents(ref));
+    return k.batch * k.heads * k.rows;
 }
 
+/* NULL when out of memory, and where values are inside keys. */
 static void *make_tensor(const reference *ref, const reference_request *request, input_tensor tensor)
 {
-    const acr_problem *problem = request->problem;
-    int64_t rows = tensor == INPUT_Q ? all_q_rows(ref) : all_kv_rows(ref);
-    int64_t dim = tensor == INPUT_V ? problem->v_dim : problem->qk_dim;
-    void *packed = aligned_alloc(64, ((size_t)(rows * dim * acr__dtype_bytes(problem->dtype)) + 63) / 64 * 64);
+    const acr__buffer which = tensor == INPUT_Q ? ACR__Q : tensor == INPUT_K ? ACR__K : ACR__V;
+    const acr__tensor t = acr__tensor_of(&ref->problem, which, reference_extents(ref));
+    const size_t bytes = (size_t)(t.batch * t.heads * t.rows * t.dim * acr__dtype_bytes(t.dtype));
+    void *packed = acr__buffer_is_wanted(&ref->problem, which) ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
     if (packed) {
-        input_fill(packed, problem, tensor, ref->entries, tensor == INPUT_Q ? ref->q_rows : ref->kv_rows,
-                   request->inputs, request->seed, request->threads);
+        input_fill(packed, request->problem, tensor, t.batch, t.rows, request->inputs, request->seed, request->threads);
     }
     return packed;
 }
@@ -120,25 +127,90 @@ static int32_t *make_owners(const int32_t *offsets, int64_t batch, int64_t total
 static acr_status make_sequences(reference *ref, const reference_request *request)
 {
     acr_problem *p = &ref->problem;
+    const bool paged = p->flags & ACR_PAGED; /* a table says where keys are */
     const size_t bytes = (size_t)(p->batch + 1) * sizeof(int32_t);
-    int32_t *q_offsets = malloc(bytes), *kv_offsets = malloc(bytes);
+    int32_t *q_offsets = malloc(bytes), *kv_offsets = paged ? NULL : malloc(bytes);
     ref->buffers.q_offsets = q_offsets;
     ref->buffers.kv_offsets = kv_offsets;
-    if (!q_offsets || !kv_offsets) {
+    if (!q_offsets || (!kv_offsets && !paged)) {
         return acr__fail(ACR_NO_MEMORY, "no memory for the offsets");
     }
     ref->entries = 1;
     ref->q_rows = input_offsets(q_offsets, p, INPUT_Q, request->seed, request->lengths);
-    ref->kv_rows = input_offsets(kv_offsets, p, INPUT_K, request->seed, request->lengths);
     ref->buffers.q_total = ref->q_rows;
-    ref->buffers.kv_total = ref->kv_rows;
     ref->q_owner = make_owners(q_offsets, p->batch, ref->q_rows, p->q_len);
-    ref->kv_owner = make_owners(kv_offsets, p->batch, ref->kv_rows, p->kv_len);
     p->q = (acr_strides){0, ref->q_rows * p->qk_dim, p->qk_dim};
-    p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
-    p->v = (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
     p->o = p->d_o = (acr_strides){0, ref->q_rows * p->v_dim, p->v_dim};
-    return ref->q_owner && ref->kv_owner ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
+    if (kv_offsets) {
+        ref->kv_rows = input_offsets(kv_offsets, p, INPUT_K, request->seed, request->lengths);
+        ref->buffers.kv_total = ref->kv_rows;
+        ref->kv_owner = make_owners(kv_offsets, p->batch, ref->kv_rows, p->kv_len);
+        p->k = (acr_strides){0, ref->kv_rows * p->qk_dim, p->qk_dim};
+        p->v = p->flags & ACR_V_IN_K ? p->k : (acr_strides){0, ref->kv_rows * p->v_dim, p->v_dim};
+    }
+    return ref->q_owner && (ref->kv_owner || paged) ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the sequences");
+}
+
+static acr_status make_lengths(reference *ref, const reference_request *request)
+{
+    const acr_problem *p = &ref->problem;
+    int32_t *kv_lens = malloc((size_t)p->batch * sizeof *kv_lens);
+    ref->buffers.kv_lens = kv_lens;
+    if (!kv_lens) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the key lengths");
+    }
+    input_kv_lens(kv_lens, p, request->seed, request->lengths);
+    return ACR_OK;
+}
+
+static acr_status make_table(reference *ref, const reference_request *request)
+{
+    acr_problem *p = &ref->problem;
+    const input_pool pool = input_pool_of(p, request->lengths);
+    if (pool.pages > INT32_MAX) {
+        return acr__fail(ACR_UNSUPPORTED, "batch, kv_len and page make %lld pages, a table names at most %d",
+                         (long long)pool.pages, (int)INT32_MAX);
+    }
+    int32_t *table = malloc((size_t)(p->batch * pool.table_stride) * sizeof *table);
+    ref->buffers.page_table = table;
+    ref->buffers.table_stride = pool.table_stride;
+    ref->buffers.pages = pool.pages;
+    ref->kv_rows = p->page;
+    p->k = (acr_strides){p->kv_heads * p->page * p->qk_dim, p->page * p->qk_dim, p->qk_dim};
+    p->v = p->flags & ACR_V_IN_K ? p->k : (acr_strides){p->kv_heads * p->page * p->v_dim, p->page * p->v_dim, p->v_dim};
+    if (!table) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the page table");
+    }
+    input_page_table(table, p, ref->buffers.kv_lens, request->seed, request->lengths);
+    return ACR_OK;
+}
+
+/* Makes NaN bytes of the rows of k and v that are no batch entry's key. */
+static acr_status spoil_stale_rows(reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    const acr_buffers *b = &ref->buffers;
+    unsigned char *is_key = calloc((size_t)(b->pages * p->page), 1);
+    if (!is_key) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a list of the cache's rows");
+    }
+    for (int64_t batch = 0; batch < p->batch; ++batch) {
+        for (int64_t j = reference_kv_start(ref, batch); j < reference_kv_len(ref, batch); ++j) {
+            is_key[b->page_table[batch * b->table_stride + j / p->page] * (int64_t)p->page + j % p->page] = 1;
+        }
+    }
+    for (acr__buffer which = ACR__K; which <= ACR__V; ++which) {
+        const acr__tensor t = acr__tensor_of(p, which, reference_extents(ref));
+        const size_t row_bytes = (size_t)t.dim * (size_t)acr__dtype_bytes(t.dtype);
+        unsigned char *to = (unsigned char *)(uintptr_t)(which == ACR__K ? b->k : b->v);
+        for (int64_t row = 0; to && row < t.batch * t.heads * t.rows; ++row) {
+            if (!is_key[row / (t.heads * t.rows) * t.rows + row % t.rows]) {
+                memset(to + (size_t)row * row_bytes, 0xff, row_bytes);
+            }
+        }
+    }
+    free(is_key);
+    return ACR_OK;
 }
 
 static float *make_head_scales(const reference_request *request, input_tensor tensor)
@@ -155,7 +227,7 @@ static acr_status make_terms(reference *ref, const reference_request *request)
 {
     const acr_problem *p = &ref->problem;
     for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; ++i) {
-        const int64_t bytes = acr__buffer_bytes(p, i, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
+        const int64_t bytes = acr__buffer_bytes(p, i, reference_extents(ref));
         void *memory = bytes > 0 ? malloc((size_t)bytes) : NULL;
         if (bytes > 0 && !memory) {
             return acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
@@ -175,28 +247,29 @@ static acr_status make_inputs(reference *ref, const reference_request *request)
     ref->q_rows = problem->q_len;
     ref->kv_rows = problem->kv_len;
     acr_status status = problem->flags & ACR_PACKED ? make_sequences(ref, request) : ACR_OK;
+    if (status == ACR_OK && problem->flags & ACR_KV_LENS) {
+        status = make_lengths(ref, request);
+    }
+    if (status == ACR_OK && problem->flags & ACR_PAGED) {
+        status = make_table(ref, request);
+    }
     if (status != ACR_OK) {
         return status;
     }
     ref->buffers.q = make_tensor(ref, request, INPUT_Q);
     ref->buffers.k = make_tensor(ref, request, INPUT_K);
     ref->buffers.v = make_tensor(ref, request, INPUT_V);
-    bool complete = ref->buffers.q && ref->buffers.k && ref->buffers.v;
-    if (problem->flags & ACR_KV_LENS) {
-        int32_t *kv_lens = malloc((size_t)problem->batch * sizeof *kv_lens);
-        if (kv_lens) {
-            input_kv_lens(kv_lens, problem, request->seed, request->lengths);
-        }
-        ref->buffers.kv_lens = kv_lens;
-        complete = complete && kv_lens;
-    }
+    const bool v_in_k = problem->flags & ACR_V_IN_K, scaled_q = problem->dtype == ACR_E4M3;
+    bool complete = ref->buffers.q && ref->buffers.k && (ref->buffers.v || v_in_k);
     if (request->inputs == INPUT_HEAD_SCALED) {
-        ref->buffers.q_scales = make_head_scales(request, INPUT_Q);
+        ref->buffers.q_scales = scaled_q ? make_head_scales(request, INPUT_Q) : NULL;
         ref->buffers.k_scales = make_head_scales(request, INPUT_K);
-        ref->buffers.v_scales = make_head_scales(request, INPUT_V);
-        complete = complete && ref->buffers.q_scales && ref->buffers.k_scales && ref->buffers.v_scales;
+        ref->buffers.v_scales = v_in_k ? NULL : make_head_scales(request, INPUT_V);
+        complete = complete && (ref->buffers.q_scales || !scaled_q) && ref->buffers.k_scales &&
+                   (ref->buffers.v_scales || v_in_k);
     }
-    return complete ? make_terms(ref, request) : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+    status = complete ? make_terms(ref, request) : acr__fail(ACR_NO_MEMORY, "no memory for the inputs");
+    return status == ACR_OK && problem->flags & ACR_PAGED ? spoil_stale_rows(ref) : status;
 }
 
 /* ---- Rows ---- */
@@ -320,6 +393,7 @@ enum {
 typedef struct norm_search {
     const acr_problem *p;
     const void *packed;
+    acr_dtype dtype;
     int64_t rows;
     double largest[NORM_SLICES];
 } norm_search;
@@ -334,16 +408,17 @@ static void search_slice(void *arg, int64_t slice)
     for (int64_t row = first; row < end; ++row) {
         double sum = 0;
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            double x = acr__load_element(p->dtype, s->packed, row * p->qk_dim + d);
+            double x = acr__load_element(s->dtype, s->packed, row * p->qk_dim + d);
             sum += x * x;
         }
-        s->largest[slice] = fmax(s->largest[slice], sum);
+        s->largest[slice] = fmax(s->largest[slice], sum); /* of numbers: rows of a page may be NaN */
     }
 }
 
-static double largest_row_norm(const acr_problem *p, const void *packed, int64_t rows, uint32_t threads)
+static double largest_row_norm(const acr_problem *p, const void *packed, acr_dtype dtype, int64_t rows,
+                               uint32_t threads)
 {
-    norm_search s = {.p = p, .packed = packed, .rows = rows};
+    norm_search s = {.p = p, .packed = packed, .dtype = dtype, .rows = rows};
     parallel_for(threads, NORM_SLICES, search_slice, &s);
     double largest = 0;
     for (int slice = 0; slice < NORM_SLICES; ++slice) {
@@ -355,9 +430,10 @@ static double largest_row_norm(const acr_problem *p, const void *packed, int64_t
 /* The largest factor that a head's scales put on its scores. */
 static double largest_head_scale(const reference *ref)
 {
-    double largest = ref->buffers.q_scales ? 0 : 1;
-    for (int64_t i = 0; ref->buffers.q_scales && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
-        largest = fmax(largest, (double)ref->buffers.q_scales[i] * (double)ref->buffers.k_scales[i]);
+    const float *of_q = ref->buffers.q_scales, *of_k = ref->buffers.k_scales;
+    double largest = of_k ? 0 : 1;
+    for (int64_t i = 0; of_k && i < ref->problem.batch * ref->problem.kv_heads; ++i) {
+        largest = fmax(largest, (of_q ? (double)of_q[i] : 1) * (double)of_k[i]);
     }
     return largest;
 }
@@ -370,8 +446,8 @@ static double largest_head_scale(const reference *ref)
 static double lse_tolerance(const reference *ref, uint32_t threads)
 {
     const acr_problem *p = &ref->problem;
-    double q_norm = largest_row_norm(p, ref->buffers.q, all_q_rows(ref), threads);
-    double k_norm = largest_row_norm(p, ref->buffers.k, all_kv_rows(ref), threads);
+    double q_norm = largest_row_norm(p, ref->buffers.q, p->dtype, all_q_rows(ref), threads);
+    double k_norm = largest_row_norm(p, ref->buffers.k, acr__kv_dtype(p), all_kv_rows(ref), threads);
     double scale = (double)p->scale * (double)p->q_scale * (double)p->k_scale * largest_head_scale(ref);
     double score = scale * q_norm * k_norm, capped = 0, added = 0;
     if (p->softcap > 0) {
@@ -742,22 +818,8 @@ static acr_status fill_reference(reference *ref, const reference_request *reques
     return status;
 }
 
-/* What there are no inputs and no oracle for. */
-static acr_status refuse_caches(const acr_problem *p)
-{
-    const char *name = p->flags & ACR_PAGED               ? "page (ACR_PAGED)"
-                       : p->flags & ACR_V_IN_K            ? "v-in-k (ACR_V_IN_K)"
-                       : p->kv_dtype != ACR_DTYPE_DEFAULT ? "kv_dtype"
-                                                          : NULL;
-    return name ? acr__fail(ACR_UNSUPPORTED, "%s: the workbench makes no inputs for such caches yet", name) : ACR_OK;
-}
-
 acr_status reference_create(reference **out, const reference_request *request)
 {
-    const acr_status served = refuse_caches(request->problem);
-    if (served != ACR_OK) {
-        return served;
-    }
     reference *ref = calloc(1, sizeof *ref);
     if (!ref) {
         return acr__fail(ACR_NO_MEMORY, "no memory for a reference");

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "acromion.h"
 #include "inputs.h"
+#include "internal.h"
 
 /* What must come out of a backward problem: dq, dk and dv as the tensors, and dsinks [q_heads] with sinks. An element's
  * error is at most its tolerance. */
@@ -26,7 +26,8 @@ typedef struct reference {
     input_kind inputs;
     uint64_t seed;
     /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
-     * and the totals. */
+     * and the totals. Keys and values in pages are [buffers.pages, heads, page, dim] instead, with NaN bytes in the rows
+     * that are no batch entry's key, and kv_rows is the page. */
     int64_t entries, q_rows, kv_rows;
     acr_buffers buffers;         /* all inputs, on the host; scales with INPUT_HEAD_SCALED only; no outputs: o and lse
                                     are there of a backward problem, as the oracle's forward pass stores them */
@@ -64,6 +65,9 @@ void reference_destroy(reference *ref);
 
 /* The text that two problems share when one reference serves both (with the same inputs and seed). */
 void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *problem);
+
+/* What the tensors' extents are to acr__tensor_of and acr__buffer_bytes. */
+acr__rows reference_extents(const reference *ref);
 
 /* Key length of a batch entry, clamped. */
 int64_t reference_kv_len(const reference *ref, int64_t batch);

@@ -94,7 +94,7 @@ static int64_t part_bytes(const reference *ref, int part)
     case PART_LSE:
         return ref->rows * (int64_t)sizeof *ref->lse;
     default:
-        return acr__buffer_bytes(p, (acr__buffer)part, (acr__rows){ref->q_rows, ref->kv_rows, 0, 0});
+        return acr__buffer_bytes(p, (acr__buffer)part, reference_extents(ref));
     }
 }
 
@@ -106,8 +106,11 @@ static void lay_out(entry *e, const reference *ref, const reference_request *req
     e->seed = request->seed;
     e->sampled_rows = request->sampled_rows;
     e->lengths = request->lengths;
-    const acr_buffers totals = {
-        .size = sizeof totals, .q_total = ref->buffers.q_total, .kv_total = ref->buffers.kv_total};
+    const acr_buffers totals = {.size = sizeof totals,
+                                .q_total = ref->buffers.q_total,
+                                .kv_total = ref->buffers.kv_total,
+                                .table_stride = ref->buffers.table_stride,
+                                .pages = ref->buffers.pages};
     e->ref = (reference){.problem = ref->problem,
                          .buffers = totals,
                          .inputs = ref->inputs,

@@ -170,10 +170,11 @@ static bool add_problems(session *s, const acr__kernel *kernel, const problem_li
         if (acr__why_not(kernel, &problems->items[i], s->device)) {
             continue;
         }
-        const int kinds = s->request->one_kind ? INPUT_KIND_COUNT : input_kind_count(kernel->dtype);
+        const int all = input_kind_count(acr__kv_dtype(&problems->items[i]));
+        const int kinds = s->request->one_kind ? INPUT_KIND_COUNT : all;
         for (int kind = 0; kind < kinds; ++kind) {
             test_case test = {problems->items[i], (input_kind)kind};
-            bool possible = kind < input_kind_count(kernel->dtype) || kind == INPUT_SHIFTED_V;
+            bool possible = kind < all || kind == INPUT_SHIFTED_V;
             bool wanted = possible && (!s->request->one_kind || s->request->inputs == test.inputs);
             if (wanted && !add_job(&s->jobs, kernel, &test)) {
                 return false;
