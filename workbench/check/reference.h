@@ -26,8 +26,8 @@ typedef struct reference {
     input_kind inputs;
     uint64_t seed;
     /* Extents of the tensors, [entries, heads, q_rows or kv_rows, dim]: batch, q_len and kv_len; of a packed batch 1
-     * and the totals. Keys and values in pages are [buffers.pages, heads, page, dim] instead, with NaN bytes in the rows
-     * that are no batch entry's key, and kv_rows is the page. */
+     * and the totals. Keys and values in pages are [buffers.pages, heads, page, dim] instead, with NaN bytes in the
+     * rows that are no batch entry's key, and kv_rows is the page. */
     int64_t entries, q_rows, kv_rows;
     acr_buffers buffers;         /* all inputs, on the host; scales with INPUT_HEAD_SCALED only; no outputs: o and lse
                                     are there of a backward problem, as the oracle's forward pass stores them */
