@@ -37,7 +37,7 @@ SHAPES = ((512, 512), (1, 2048), (4, 2048))  # prompt, decoding, several positio
 # (title, why's arguments, types, families)
 TABLES = (
     ("An H200, 16-bit inputs (f16 and bf16)", ("--gpu", "h200"), ("f16", "bf16"),
-     ("fwd_wgmma", "fwd_short", "fwd_decode", "fwd_split", "fwd_mma", "fwd_simt")),
+     ("fwd_wgmma", "fwd_wide", "fwd_short", "fwd_decode", "fwd_split", "fwd_mma", "fwd_simt")),
     ("An H200, e4m3 inputs", ("--gpu", "h200"), ("e4m3",), ("fwd_fp8", "fwd_short", "fwd_mma8", "fwd_simt")),
     ("An H200, f32 inputs", ("--gpu", "h200"), ("f32",), ("fwd_simt",)),
     ("A CPU", ("--backend", "cpu"), ("f32", "f16", "bf16", "e4m3"), ("fwd_simd",)),

@@ -276,7 +276,7 @@ def steps():
     add("info", "device, driver, which kernels run here", 2,
         lambda d: [Command(d.acromion("info")), Command(d.acromion("why", "--backend", "cuda", MISSION))], known=True)
     # The oracle takes all processors: 178 s for the first list alone, 181 s for the second beside the first.
-    add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, packed lines", 180,
+    add("check.first", "conformance: fwd_simt, fwd_short, fwd_split, fwd_wgmma, fwd_wide, packed lines", 180,
         lambda d: [check(d, "fwd_[sw]*")], known=True, together=True)
     add("check.second", "conformance: fwd_decode, fwd_fp8, fwd_mma, the ladder, packed lines", 180,
         lambda d: [check(d, "fwd_[!sw]*")], known=True, together=True)

@@ -71,6 +71,7 @@ HOST_TESTS = [
     ("src/cuda/kernels/fwd_split/*", ["quick_split", "device_split"]),
     ("src/cuda/kernels/fwd_decode/*", ["quick_decode", "device_decode"]),
     ("src/cuda/kernels/fwd_wgmma/*", ["quick_wgmma", "device_wgmma"]),
+    ("src/cuda/kernels/fwd_wide/*", ["quick_wide", "device_wide"]),
     ("src/cuda/kernels/fwd_short/*", ["quick_short", "quick_short8", "device_short", "device_short8"]),
     ("src/cuda/kernels/fwd_fp8/*", ["quick_fp8", "quick_scales", "device_fp8"]),
 ]

@@ -110,12 +110,12 @@ static void make_world(world *w, const char *problem, const acr__device *device)
     assert_int_equal(tree_spaces(&w->spaces, ".", &scene, NULL), ACR_OK);
 }
 
-/* The families that a search leaves out: nothing to choose in the one, rungs of a ladder, and the backward pass, for
- * whose problems no search has been written. */
+/* The families that a search leaves out: little or nothing to choose in two, rungs of a ladder, and the backward pass,
+ * for whose problems no search has been written. */
 static bool has_no_space(const char *family)
 {
-    return strcmp(family, "fwd_simt") == 0 || strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0 ||
-           strncmp(family, "bwd_", strlen("bwd_")) == 0;
+    return strcmp(family, "fwd_simt") == 0 || strcmp(family, "fwd_wide") == 0 ||
+           strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0 || strncmp(family, "bwd_", strlen("bwd_")) == 0;
 }
 
 /* Lines for features and for few key tiles, whose parameters no space has: nothing that a search would vary. */

@@ -107,6 +107,9 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
+    "wide": [(90, 4, "fwd_wide_f16_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
+             (90, 4, "fwd_wide_bf16_*", [EAGER], problems([SHAPES[5]], [512], ["bf16"]) +
+              problems([SHAPES[1]], ["264/496"], ["bf16"]))],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
@@ -215,7 +218,7 @@ def run_group(program, driver, images, name):
 MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
-SHORT8 = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a"
+SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -236,6 +239,8 @@ FLAWS = [
     (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),
     (WGMMA, 90, "consumers release no slot", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
     (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (WIDE, 90, "slots are not released to the cluster", r"mbarrier\.arrive\.release\.cluster\S+ _, \[%r\d+\];", ""),
+    (WIDE, 90, "the copy engine brings keys to one CTA alone", r"(multicast::cluster [^;]*), %rs\d+;", r"\1, 1;"),
     (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (SHORT8, 90, "widened values are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (SHORT8, 90, "every phase is the first", PHASE, r"\1, 0;"),
@@ -251,7 +256,7 @@ FLAWS = [
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
-                 SHORT8: "e4m3:b1:h4/2:s100/900:d64",
+                 SHORT8: "e4m3:b1:h4/2:s100/900:d64", WIDE: "b1:h1:s70/200:d512",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 

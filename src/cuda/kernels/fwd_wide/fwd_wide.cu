@@ -1,0 +1,592 @@
+/* Forward attention with wide heads on Hopper's warpgroup tensor cores, fp16 and bf16, sm_90a: up to 512 dims, of which
+ * neither one warpgroup's registers hold the outputs of 64 rows, nor shared memory two stages of K and V.
+ *
+ * A CTA has 64 query rows. Two consumer warpgroups take turns over the key tiles: one computes a tile's scores and
+ * probabilities whole and hands the probabilities, with the rows' references, to the other through shared memory; each
+ * multiplies all probabilities with its own half of the values' dims. So nothing is computed twice, and while one is at
+ * its exponentials the other has the tensor cores. What a consumer needs of K and V comes through a ring of its own, in
+ * slots of 128 dims. CLUSTER CTAs with neighbouring rows share every slot: each loads some of its keys, and the copy
+ * engine brings them to all. See README.md.
+ *
+ * Parameters: DIM and V_DIM (query-key dims and value dims up to them, zero-padded), Q_TILE (64 rows a CTA of the
+ * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1.
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 */
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef V_DIM
+#define V_DIM DIM
+#endif
+#ifndef BF16
+#define BF16 0
+#endif
+
+enum {
+    ELEM_BYTES = 2,
+    PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
+    PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
+    GROUP_ROWS = 64, /* query rows of a CTA: both consumers have all of them */
+    CLUSTER = Q_TILE / GROUP_ROWS,
+    CONSUMERS = 2,
+    THREADS = 128 * (CONSUMERS + 1),
+    QK_PANELS = DIM / PANEL_ELEMS,
+    Q_PANEL_BYTES = GROUP_ROWS * PANEL_ROW_BYTES,
+    SLOT_PANELS = 2,
+    SLOT_DIMS = SLOT_PANELS * PANEL_ELEMS,
+    KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
+    SLOT_BYTES = SLOT_PANELS * KV_PANEL_BYTES,
+    K_SLOTS = DIM / SLOT_DIMS, /* of a tile */
+    V_SLOTS = V_DIM / SLOT_DIMS,
+    OWN_SLOTS = V_SLOTS / CONSUMERS, /* of V: a consumer's */
+    OWN_DIMS = OWN_SLOTS * SLOT_DIMS,
+    BOX_ROWS = KV_TILE / CLUSTER, /* of K and V: what one CTA loads */
+    P_WORDS = KV_TILE / 4         /* of a thread's probabilities */
+};
+
+/* What a consumer hands to the other of a key tile, as its threads hold it: thread t of one has the rows and columns of
+ * thread t of the other. */
+typedef struct handed_tile {
+    uint32_t probabilities[P_WORDS / 4][128][4];
+    float references[128][2];
+} handed_tile;
+
+/* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
+typedef struct shared_memory {
+    uint8_t q[QK_PANELS * Q_PANEL_BYTES];
+    uint8_t rings[CONSUMERS][STAGES][SLOT_BYTES];
+    handed_tile handed[CONSUMERS]; /* by who wrote it */
+    uint64_t q_full, full[CONSUMERS][STAGES], empty[CONSUMERS][STAGES], handed_full[CONSUMERS];
+} shared_memory;
+
+#ifdef __CUDACC__
+
+#if BF16
+#define WGMMA_TYPE "bf16"
+#else
+#define WGMMA_TYPE "f16"
+#endif
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/attention/softmax.cuh"
+#include "cuda/device/attention/tile_scheduler.cuh"
+#include "cuda/device/isa/cluster.cuh"
+#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/multicast.cuh"
+#include "cuda/device/isa/shared.cuh"
+#include "cuda/device/isa/wgmma.cuh"
+
+enum {
+    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    PRODUCER_REGISTERS = 24, /* of a thread: the launch gives all an equal share, then the producer's go over */
+    CONSUMER_REGISTERS = 240,
+    BOTH_CONSUMERS = 1, /* a named barrier */
+    CONSUMER_WARPS = 4  /* of each */
+};
+
+static_assert(DIM % SLOT_DIMS == 0 && V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
+              "DIM: a multiple of 128; V_DIM: 256 or 512");
+static_assert(KV_TILE == 64, "KV_TILE: 64");
+static_assert(Q_TILE % GROUP_ROWS == 0 && CLUSTER >= 1 && CLUSTER <= 4 && CLUSTER != 3, "Q_TILE: 64, 128 or 256");
+static_assert(STAGES >= 2, "STAGES: the next slot arrives while one is in use");
+static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
+
+/* ---- The work of a CTA ---- */
+
+/* The CTA's rows, and the key tiles that the cluster visits, from the right to the left: number i is key tile
+ * end - 1 - i. */
+typedef struct cta_work {
+    work_tile tile; /* of the cluster */
+    int row_first;  /* of the CTA */
+    int map_batch;  /* in the tensor maps: 0 of a packed batch */
+    visible_tiles tiles;
+} cta_work;
+
+/* As tile_of_cta, of clusters. */
+DEV work_tile tile_of_cluster(const fwd_args &a)
+{
+    const uint32_t q_tiles = gridDim.x / CLUSTER, q_tile = blockIdx.x / CLUSTER;
+    enum {
+        SECTION_HEADS = 64
+    };
+    work_tile t = {};
+    uint32_t head, in_head;
+    order_tiles(head, in_head, a, q_tile + q_tiles * (blockIdx.y + gridDim.y * blockIdx.z), q_tiles,
+                gridDim.y * gridDim.z, SECTION_HEADS);
+    t.q_first = (int)in_head * Q_TILE;
+    t.head = (int)(head % gridDim.y);
+    t.batch = (int)(head / gridDim.y);
+    set_entry_number(t, t.batch);
+    t.rows = find_sequence(a, t.batch);
+    return t;
+}
+
+DEV cta_work find_work(const fwd_args &a)
+{
+    const work_tile t = tile_of_cluster(a);
+    return {t, t.q_first + GROUP_ROWS * (int)(blockIdx.x % CLUSTER), is_packed(a) ? 0 : t.batch, find_key_tiles(a, t)};
+}
+
+/* ---- Shared memory ---- */
+
+DEV void store_shared_float2(uint32_t to, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+
+/* ---- The rings: a tile in slots of some dims each. What a consumer with the tiles w, w + 2, ... is sent, K whole and
+ * V its own dims: K(w), V(w - 1), V(w), K(w + 2), V(w + 1), V(w + 2), ... up to the last V. ---- */
+
+/* Of use number `use` of a consumer's ring: its slot and its barriers. */
+typedef struct ring_slot {
+    uint32_t at, full, empty, parity;
+} ring_slot;
+
+DEV ring_slot find_slot(uint32_t smem, int consumer, int use)
+{
+    const uint32_t slot = consumer * STAGES + use % STAGES;
+    return {ADDRESS(smem, rings) + slot * SLOT_BYTES, ADDRESS(smem, full) + slot * BARRIER_BYTES,
+            ADDRESS(smem, empty) + slot * BARRIER_BYTES, (uint32_t)(use / STAGES) & 1};
+}
+
+/* One arrival per warp, in every CTA that loads into the slot: the warp reads it no more. */
+DEV void release_slot(const ring_slot &slot)
+{
+    const int lane = threadIdx.x % WARP_THREADS;
+    if (CLUSTER == 1) {
+        if (lane == 0)
+            barrier_arrive(slot.empty);
+    } else if (lane < CLUSTER)
+        barrier_arrive_cluster(cluster_address(slot.empty, lane));
+}
+
+/* Loads a tile's part into a slot; of a cluster this CTA's keys of it, into the slots of all. */
+DEV void load_slot(const ring_slot &slot, const fwd_map *map, int part, const key_source &source, int key)
+{
+    if (CLUSTER == 1)
+        barrier_wait(slot.empty, slot.parity ^ 1);
+    else
+        barrier_wait_cluster(slot.empty, slot.parity ^ 1);
+    barrier_arrive_expecting(slot.full, SLOT_BYTES);
+    const int rank = (int)(blockIdx.x % CLUSTER), row = source.row_first + key + rank * BOX_ROWS;
+    const uint32_t to = slot.at + rank * (BOX_ROWS * PANEL_ROW_BYTES);
+    for (int panel = 0; panel < SLOT_PANELS; panel++) {
+        const int dim = part * SLOT_DIMS + panel * PANEL_ELEMS;
+        if (CLUSTER == 1)
+            load_box(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch);
+        else
+            load_box_to_all(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch,
+                            (1 << CLUSTER) - 1);
+    }
+}
+
+/* One thread for each consumer; consumer 0's loads Q, too. */
+DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int consumer)
+{
+    const cta_work w = find_work(a);
+    const key_source source = key_source_of(w.tile.rows, w.map_batch, w.tile.head / a.group);
+    const int tiles = w.tiles.end - w.tiles.first;
+    if (consumer == 0)
+        load_boxes(ADDRESS(smem, q), &maps.q, ADDRESS(smem, q_full), {QK_PANELS, Q_PANEL_BYTES, PANEL_ELEMS},
+                   w.tile.rows.q_begin + w.row_first, w.tile.head, w.map_batch);
+    int use = 0;
+    for (int number = consumer; number <= tiles; number += 2) {
+        const int key = (w.tiles.end - 1 - number) * KV_TILE;
+        for (int part = 0; part < K_SLOTS && number < tiles; part++)
+            load_slot(find_slot(smem, consumer, use++), &maps.k, part, source, key);
+        for (int part = 0; part < OWN_SLOTS && number > 0; part++)
+            load_slot(find_slot(smem, consumer, use++), &maps.v, consumer * OWN_SLOTS + part, source, key + KV_TILE);
+        for (int part = 0; part < OWN_SLOTS && number < tiles; part++)
+            load_slot(find_slot(smem, consumer, use++), &maps.v, consumer * OWN_SLOTS + part, source, key);
+    }
+}
+
+/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma.cuh says. ---- */
+
+typedef float score_tile[KV_TILE / 2];
+typedef float output_part[SLOT_DIMS / 2];
+typedef uint32_t probability_tile[P_WORDS];
+
+/* Where a thread is, and what stays the same for it. */
+typedef struct consumer {
+    uint32_t smem;
+    int index;             /* 0 has the even tiles, 1 the odd ones */
+    int thread, lane, row; /* of the warpgroup; the lane's first row within the CTA's, its other is the eighth after */
+    int tiles;             /* how many the cluster visits */
+    float scale_log2;
+    float threshold; /* RESCALE_THRESHOLD in raw scores */
+} consumer;
+
+/* Waits until a slot of the consumer's ring is full; returns where it is. */
+DEV uint32_t wait_slot(const consumer &c, int use)
+{
+    const ring_slot slot = find_slot(c.smem, c.index, use);
+    barrier_wait(slot.full, slot.parity);
+    return slot.at;
+}
+
+/* Starts S = Q * transpose(K) of a tile, a group for each slot. */
+DEV void start_scores(score_tile &s, const consumer &c, int use)
+{
+    const uint64_t q = matrix_descriptor(ADDRESS(c.smem, q), 0);
+#pragma unroll
+    for (int part = 0; part < K_SLOTS; part++) {
+        const uint64_t k = matrix_descriptor(wait_slot(c, use + part), 0);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < SLOT_DIMS / WGMMA_K; step++) {
+            const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
+            wgmma_ss(s, descriptor_at(q, (part * SLOT_PANELS + step / 4) * Q_PANEL_BYTES + in_panel),
+                     descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), part + step != 0);
+        }
+        wgmma_commit();
+    }
+}
+
+/* Waits for the product of LEFT + 1 slots that was started last, and releases each slot when its part is done. */
+template <int LEFT> DEV void wait_parts(const consumer &c, int use)
+{
+    WGMMA_WAIT(LEFT);
+    release_slot(find_slot(c.smem, c.index, use));
+    if constexpr (LEFT > 0)
+        wait_parts<LEFT - 1>(c, use + 1);
+}
+
+/* Starts O += P * V of a tile for the consumer's dims, a group for each slot. use: of its first slot. */
+DEV void start_output(output_part (&o)[OWN_SLOTS], const probability_tile &p, const consumer &c, int use)
+{
+#pragma unroll
+    for (int part = 0; part < OWN_SLOTS; part++) {
+        const uint64_t v = matrix_descriptor(wait_slot(c, use + part), KV_PANEL_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < KV_TILE / WGMMA_K; step++)
+            wgmma_rs_mn(o[part], p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), 1);
+        wgmma_commit();
+    }
+}
+
+DEV void scale_outputs(output_part (&o)[OWN_SLOTS], const float (&factor)[2])
+{
+#pragma unroll
+    for (int part = 0; part < OWN_SLOTS; part++)
+        scale_output(o[part], factor);
+}
+
+/* Gives the other consumer what this one has made of its tile. The buffer is free: the other has handed over the tile
+ * between, and before that it had read the one before. */
+DEV void hand_over(const consumer &c, const probability_tile &p, const lane_rows &r)
+{
+    const uint32_t to = ADDRESS(c.smem, handed) + c.index * (uint32_t)sizeof(handed_tile);
+#pragma unroll
+    for (int i = 0; i < P_WORDS / 4; i++)
+        store_shared_4(to + (i * WARPGROUP_THREADS + c.thread) * 16, p[4 * i], p[4 * i + 1], p[4 * i + 2],
+                       p[4 * i + 3]);
+    store_shared_float2(to + (uint32_t)offsetof(handed_tile, references) + c.thread * 8, r.max[0], r.max[1]);
+    __syncwarp();
+    if (c.lane == 0)
+        barrier_arrive(ADDRESS(c.smem, handed_full) + BARRIER_BYTES * c.index);
+}
+
+/* Takes the other's tile, and its references: what was relative to older ones is scaled. */
+DEV void take_over(const consumer &c, int number, probability_tile &p, lane_rows &r, output_part (&o)[OWN_SLOTS])
+{
+    const int other = 1 - c.index;
+    barrier_wait(ADDRESS(c.smem, handed_full) + BARRIER_BYTES * other, (uint32_t)number / 2 & 1);
+    const uint32_t from = ADDRESS(c.smem, handed) + other * (uint32_t)sizeof(handed_tile);
+#pragma unroll
+    for (int i = 0; i < P_WORDS / 4; i++) {
+        const uint4 x = load_shared_4(from + (i * WARPGROUP_THREADS + c.thread) * 16);
+        p[4 * i] = x.x, p[4 * i + 1] = x.y, p[4 * i + 2] = x.z, p[4 * i + 3] = x.w;
+    }
+    const uint2 bits = load_shared_2(from + (uint32_t)offsetof(handed_tile, references) + c.thread * 8);
+    const float max[2] = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
+    if (any_row_exceeds(r, max, 0.0f)) {
+        float factor[2];
+        raise_references(r, factor, max, c.scale_log2);
+        scale_outputs(o, factor);
+    }
+}
+
+/* Rows of V beyond the key length may hold anything, the next sequence for one, and NaN times a probability of zero is
+ * NaN: a consumer clears those of its own slots. */
+DEV void clear_rows(const consumer &c, int use, int first)
+{
+    for (int part = 0; part < OWN_SLOTS; part++) {
+        const uint32_t at = wait_slot(c, use + part);
+        for (int i = c.thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
+            for (int panel = 0; panel < SLOT_PANELS; panel++)
+                store_shared_4(at + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
+    }
+    shared_stores_visible();
+    named_sync(BOTH_CONSUMERS + 1 + c.index, WARPGROUP_THREADS);
+}
+
+/* What hides keys from the CTA's rows. */
+typedef struct tile_mask {
+    row_keys seen;
+    int full_first, full_end; /* tiles between need no mask */
+    int end;                  /* one past the last key that exists */
+    bool may_be_stale;        /* what V has beyond it */
+} tile_mask;
+
+DEV tile_mask find_mask(const fwd_args &a, const cta_work &w, const visible_entry &e, const consumer &c)
+{
+    tile_mask m;
+    const int row = w.row_first + c.row;
+    m.seen = find_row_keys(a, e, entry_number(w.tile), row, row + 8, 2 * (c.lane % 4));
+    const visible_tiles own =
+        visible_tiles_of(find_visible_keys(a, e, entry_number(w.tile), w.row_first, GROUP_ROWS), KV_TILE);
+    m.full_first = own.full_first;
+    m.full_end = own.first < own.end ? own.full_end : 0; /* rows without a key: every tile is masked */
+    m.end = e.kv_len;
+    m.may_be_stale = a.kv_lens != nullptr || is_packed(a);
+    return m;
+}
+
+/* The product of a tile with the consumer's dims of V, from use number `use` of its ring on; to be waited for. */
+DEV void multiply_values(output_part (&o)[OWN_SLOTS], const probability_tile &p, const consumer &c, const tile_mask &m,
+                         int use, int tile)
+{
+    if (m.may_be_stale && (tile + 1) * KV_TILE > m.end)
+        clear_rows(c, use, max(m.end - tile * KV_TILE, 0));
+    start_output(o, p, c, use);
+}
+
+/* The consumer's tile `number`, from use number `use` of its ring on: its scores; the product of the other's tile
+ * before, and under it the probabilities of this one; their product. FIRST: of tile 0, before which there is none. What
+ * hides these waits is the other consumer, which is half a round behind. Accumulators are changed only where no product
+ * of the warpgroup is under way: else the compiler serialises all of them. */
+template <bool FIRST>
+DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, const consumer &c, const tile_mask &m, int &use,
+              int number, int tile)
+{
+    probability_tile taken, p;
+    start_scores(s, c, use);
+    wait_parts<K_SLOTS - 1>(c, use);
+    use += K_SLOTS;
+    ACR_MARK(number, "scores ready");
+    if (!FIRST) {
+        take_over(c, number - 1, taken, r, o);
+        multiply_values(o, taken, c, m, use, tile + 1);
+    }
+    finish_scores(s, m.seen, tile * KV_TILE, tile >= m.full_end || tile < m.full_first);
+    float max[2], factor[2];
+    lane_max(max, s);
+    const int grown = any_row_exceeds(r, max, c.threshold);
+    if (grown)
+        raise_references(r, factor, max, c.scale_log2, c.threshold);
+    exponentiate_and_sum(s, r, c.scale_log2);
+#pragma unroll
+    for (int i = 0; i < P_WORDS; i++)
+        p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
+    hand_over(c, p, r);
+    ACR_MARK(number, "probabilities handed over");
+    if (!FIRST) {
+        wait_parts<OWN_SLOTS - 1>(c, use);
+        ACR_MARK(number, "the other's product done");
+        use += OWN_SLOTS;
+        if (grown)
+            scale_outputs(o, factor);
+    }
+    multiply_values(o, p, c, m, use, tile);
+    wait_parts<OWN_SLOTS - 1>(c, use);
+    ACR_MARK(number, "own product done");
+    use += OWN_SLOTS;
+}
+
+/* ---- Output ---- */
+
+/* The dims of the output that a consumer has: a problem of which they are the whole. */
+DEV fwd_args own_dims(const fwd_args &a, int index)
+{
+    fwd_args own = a;
+    own.o = (char *)a.o + index * OWN_DIMS * ELEM_BYTES;
+    own.v = (const char *)a.v + index * OWN_DIMS * ELEM_BYTES;
+    own.v_dim = max(min(OWN_DIMS, a.v_dim - index * OWN_DIMS), 0);
+    return own;
+}
+
+/* Both have added up the sums of their own tiles: returns those of all. */
+DEV void join_sums(const consumer &c, lane_rows &r)
+{
+    const uint32_t sums = ADDRESS(c.smem, handed), other = sums + (1 - c.index) * (uint32_t)sizeof(handed_tile);
+    named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS); /* nobody reads a handed tile any more */
+    store_shared_float2(sums + c.index * (uint32_t)sizeof(handed_tile) + c.thread * 8, r.sum[0], r.sum[1]);
+    named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
+    const uint2 bits = load_shared_2(other + c.thread * 8);
+    r.sum[0] = quad_sum(r.sum[0] + __uint_as_float(bits.x));
+    r.sum[1] = quad_sum(r.sum[1] + __uint_as_float(bits.y));
+}
+
+DEV void store_rows(const fwd_args &a, const cta_work &w, const visible_entry &entry, const output_part (&o)[OWN_SLOTS],
+                    const lane_rows &r, const consumer &c)
+{
+    const fwd_args own = own_dims(a, c.index);
+    const work_tile &t = w.tile;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = w.row_first + c.row + 8 * h;
+        const float factor = row_factor(a, t.head, r.max[h], r.sum[h]);
+        char *to = (char *)own.o + output_index(a, t.rows, t.batch, t.head, row) * ELEM_BYTES;
+        int finite = true;
+#pragma unroll
+        for (int part = 0; part < OWN_SLOTS; part++) {
+            const row_store columns = {to + part * SLOT_DIMS * ELEM_BYTES, row < entry.q_len,
+                                       own.v_dim - part * SLOT_DIMS, factor};
+            finite &= store_row<BF16>(columns, o[part], h, c.lane);
+        }
+        if (a.lse != nullptr && c.index == 0 && c.lane % 4 == 0 && row < entry.q_len)
+            find_lse(a, t.rows, t.batch, t.head)[row] = row_lse(a, t.head, r.max[h], r.sum[h]);
+        fix_hidden_nan<ELEMENT>(
+            own, entry,
+            {entry_number(t), t.head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor},
+            r.sum[h], finite, c.lane);
+    }
+}
+
+DEV void consume(const fwd_args &a, uint32_t smem, int index)
+{
+    const cta_work w = find_work(a);
+    const visible_entry entry = entry_of(a, w.tile);
+    const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
+    const consumer c = {smem,
+                        index,
+                        thread,
+                        lane,
+                        thread / WARP_THREADS * 16 + lane / 4,
+                        w.tiles.end - w.tiles.first,
+                        score_scale_log2(a),
+                        RESCALE_THRESHOLD / score_scale_log2(a)};
+    const tile_mask mask = find_mask(a, w, entry, c);
+    score_tile s;
+    output_part o[OWN_SLOTS];
+    lane_rows r = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+    for (int part = 0; part < OWN_SLOTS; part++)
+#pragma unroll
+        for (int i = 0; i < SLOT_DIMS / 2; i++)
+            o[part][i] = 0.0f;
+
+    barrier_wait(ADDRESS(smem, q_full), 0);
+    ACR_MARK(0, "Q landed");
+    int number = index, use = 0;
+    if (number == 0) {
+        step<true>(s, o, r, c, mask, use, 0, w.tiles.end - 1);
+        number = 2;
+    }
+#pragma unroll 1
+    for (; number < c.tiles; number += 2)
+        step<false>(s, o, r, c, mask, use, number, w.tiles.end - 1 - number);
+    if (number == c.tiles) { /* the other has the last tile */
+        probability_tile taken;
+        take_over(c, number - 1, taken, r, o);
+        multiply_values(o, taken, c, mask, use, w.tiles.first);
+        wait_parts<OWN_SLOTS - 1>(c, use);
+    }
+    ACR_MARK(0, "last product done");
+    join_sums(c, r);
+    store_rows(a, w, entry, o, r, c);
+    ACR_MARK(0, "stored");
+}
+
+DEV void init_barriers(uint32_t smem)
+{
+    barrier_init(ADDRESS(smem, q_full), 1);
+    for (int i = 0; i < CONSUMERS * STAGES; i++) {
+        barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, CONSUMER_WARPS * CLUSTER);
+    }
+    for (int i = 0; i < CONSUMERS; i++)
+        barrier_init(ADDRESS(smem, handed_full) + BARRIER_BYTES * i, CONSUMER_WARPS);
+    barrier_init_done();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t smem = smem_address(memory);
+    const int group =
+        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    ACR_MARK(0, "start");
+    if (threadIdx.x == 0) {
+        prefetch_map(&maps.q);
+        prefetch_map(&maps.k);
+        prefetch_map(&maps.v);
+        init_barriers(smem);
+    }
+    if (CLUSTER > 1) { /* the others' barriers are there */
+        __syncthreads();
+        cluster_arrive_relaxed();
+        cluster_wait();
+    } else
+        __syncthreads();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    const work_tile t = tile_of_cluster(a);
+    if (t.q_first < count_queries(a, t)) { /* else of a sequence shorter than the longest: so for the whole cluster */
+        if (group == 0) {
+            REGISTERS_GIVE(PRODUCER_REGISTERS);
+            if (threadIdx.x == 0 || threadIdx.x == WARP_THREADS)
+                produce(a, maps, smem, threadIdx.x / WARP_THREADS);
+        } else {
+            REGISTERS_TAKE(CONSUMER_REGISTERS);
+            consume(a, smem, group - 1);
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) { /* until here the others load into this CTA's memory, and arrive at its barriers */
+        cluster_arrive_relaxed();
+        cluster_wait();
+    }
+    ACR_MARKS_END(a);
+}
+
+#else
+
+#include "cuda/model/fwd_model.h"
+
+static const acr__tiling TILING = {
+    .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = sizeof(shared_memory)};
+
+#include "cuda/model/tile_kernel.h"
+
+/* A cluster has a query tile. */
+static void cluster_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    tile_shape(problem, device, launch);
+    launch->grid[0] *= CLUSTER;
+    launch->cluster = CLUSTER;
+}
+
+/* Not fitted: it has not run on a GPU. In cycles of a CTA: 2048 of the tensor cores for a pair of 64 rows and 64 keys
+ * (4096 FLOP a cycle), and about 2750 of shared memory, which Q, K and V are read from and written to; a cluster that
+ * shares K and V takes 48 bytes a cycle from L2 at that pace, CTAs alone twice as many, which L2 does not have. */
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    const acr__fwd_rates rates = {
+        .mma_flop_per_cycle = (CLUSTER > 1 ? 1800.0 : 1300.0) * CLUSTER, /* of the SMs of a cluster */
+        .exp_per_cycle = 14.0 * CLUSTER,
+        .step_cycles = 2000.0,
+        .cta_cycles = 7000.0,
+        .first_cycles = 4000.0,
+        .ctas_per_sm = 1,
+    };
+    acr__device clusters = *device;
+    clusters.sm_count /= CLUSTER;
+    return tile_seconds(problem, &clusters, rates);
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    TILE_KERNEL("fwd_wide", 90, 90),
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .traits = ACR__TRAIT_PACKED,
+    .why_not = tile_why_not,
+    .cost = cost,
+    .shape = cluster_shape,
+    .boxes = {.q_rows = GROUP_ROWS, .k_rows = BOX_ROWS, .v_rows = BOX_ROWS},
+};
+
+#endif
