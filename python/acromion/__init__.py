@@ -11,11 +11,11 @@ from ._errors import DeviceError, Error, InvalidError, OutOfMemoryError, Unsuppo
 if _typing.TYPE_CHECKING:
     from ._api import (
         __version__, append, explain, fallbacks, forget_plans, import_wisdom, merge, register_torch,
-        register_transformers, sdpa)
+        register_transformers, sdpa, sdpa_paged)
 
 __all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "append",
            "explain", "fallbacks", "forget_plans", "import_wisdom", "merge", "register_torch", "register_transformers",
-           "sdpa"]
+           "sdpa", "sdpa_paged"]
 
 
 def __getattr__(name: str) -> "_typing.Any":

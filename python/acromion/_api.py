@@ -4,14 +4,14 @@ import importlib.util
 import os
 from typing import Dict, NamedTuple, Union
 
-from ._native import explain, forget_plans, sdpa
+from ._native import explain, forget_plans, sdpa, sdpa_paged
 from ._errors import from_status
 from ._native import import_wisdom as _import_wisdom
 from ._native import version as __version__
 from ._ops import append, merge
 
 __all__ = ["__version__", "WisdomReport", "append", "explain", "fallbacks", "forget_plans", "import_wisdom", "merge",
-           "register_torch", "register_transformers", "sdpa"]
+           "register_torch", "register_transformers", "sdpa", "sdpa_paged"]
 
 if importlib.util.find_spec("torch"):
     from . import _torch

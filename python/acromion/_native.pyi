@@ -8,7 +8,7 @@ version: str
 
 # q, k and v may also be given as query, key and value.
 @overload
-def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
+def sdpa(q: Array, k: Array, v: Optional[Array], attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
          *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[False] = False,
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
@@ -17,7 +17,8 @@ def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_
          chunk: Optional[int] = None, ranges: Optional[Any] = None, tree: Optional[Any] = None,
          q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None,
          max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
-         max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None) -> Array: ...
+         max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+         page_table: Optional[Any] = None, v_dim: Optional[int] = None, invariant: bool = False) -> Array: ...
 @overload
 def sdpa(*, query: Array, key: Array, value: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
          is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
@@ -29,9 +30,10 @@ def sdpa(*, query: Array, key: Array, value: Array, attn_mask: Optional[Any] = N
          tree: Optional[Any] = None, q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None,
          max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None,
          cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
-         max_seqlen_k: Optional[int] = None) -> Array: ...
+         max_seqlen_k: Optional[int] = None,
+         page_table: Optional[Any] = None, v_dim: Optional[int] = None, invariant: bool = False) -> Array: ...
 @overload
-def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
+def sdpa(q: Array, k: Array, v: Optional[Array], attn_mask: Optional[Any] = None, dropout_p: float = 0.0, is_causal: bool = False,
          *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None, scale: Optional[float] = None,
          enable_gqa: bool = False, kv_lens: Optional[Any] = None, return_lse: Literal[True],
          layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None, q_scale: Scale = None,
@@ -40,8 +42,9 @@ def sdpa(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_
          chunk: Optional[int] = None, ranges: Optional[Any] = None, tree: Optional[Any] = None,
          q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None, max_q_len: Optional[int] = None,
          max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
-         max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None) -> Tuple[Array, Array]: ...
-def explain(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
+         max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+         page_table: Optional[Any] = None, v_dim: Optional[int] = None, invariant: bool = False) -> Tuple[Array, Array]: ...
+def explain(q: Array, k: Array, v: Optional[Array], attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
             is_causal: bool = False, *, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
             scale: Optional[float] = None, enable_gqa: bool = False, kv_lens: Optional[Any] = None,
             return_lse: bool = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
@@ -51,7 +54,19 @@ def explain(q: Array, k: Array, v: Array, attn_mask: Optional[Any] = None, dropo
             tree: Optional[Any] = None, q_offsets: Optional[Any] = None, kv_offsets: Optional[Any] = None,
             max_q_len: Optional[int] = None, max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None,
             cu_seqlens_k: Optional[Any] = None, max_seqlen_q: Optional[int] = None,
-            max_seqlen_k: Optional[int] = None) -> str: ...
+            max_seqlen_k: Optional[int] = None,
+         page_table: Optional[Any] = None, v_dim: Optional[int] = None, invariant: bool = False) -> str: ...
+def sdpa_paged(q: Array, k_cache: Array, v_cache: Optional[Array], page_table: Any, kv_lens: Any, *,
+               is_causal: bool = False, causal_align: Optional[Literal["top_left", "bottom_right"]] = None,
+               scale: Optional[float] = None, attn_mask: Optional[Any] = None, dropout_p: float = 0.0,
+               return_lse: bool = False, layout: Literal["bhsd", "bshd"] = "bhsd", out: Optional[Array] = None,
+               q_scale: Scale = None, k_scale: Scale = None, v_scale: Scale = None, window: Window = None,
+               softcap: Optional[float] = None, sinks: Optional[Any] = None, kv_starts: Optional[Any] = None,
+               alibi_slopes: Optional[Any] = None, chunk: Optional[int] = None, ranges: Optional[Any] = None,
+               tree: Optional[Any] = None, q_offsets: Optional[Any] = None, max_q_len: Optional[int] = None,
+               max_kv_len: Optional[int] = None, cu_seqlens_q: Optional[Any] = None,
+               max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None, v_dim: Optional[int] = None,
+               invariant: bool = False) -> Any: ...
 def run(q: Array, k: Array, v: Array, **arguments_of_sdpa: Any) -> Union[Array, Tuple[Array, Array]]: ...
 def problem(*args: Any, **arguments_of_sdpa: Any) -> Optional[bytes]: ...
 def plan_text(problem: bytes, device_type: int, device: int) -> str: ...

@@ -17,13 +17,15 @@ ARGUMENTS = ("Tensor q, Tensor k, Tensor v, *, bool is_causal=False, str? causal
              "Tensor? v_scales=None, int[]? window=None, Tensor? q_offsets=None, Tensor? kv_offsets=None, "
              "SymInt? max_q_len=None, SymInt? max_kv_len=None, Tensor? attn_mask=None, float? softcap=None, "
              "SymInt? chunk=None, Tensor? kv_starts=None, Tensor? sinks=None, Tensor? alibi_slopes=None, "
-             "Tensor? ranges=None, Tensor? tree=None")
+             "Tensor? ranges=None, Tensor? tree=None, Tensor? page_table=None, SymInt? v_dim=None, "
+             "bool invariant=False")
 POSITIONAL = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal")
-ALIASES = {"query": "q", "key": "k", "value": "v", "cu_seqlens_q": "q_offsets", "cu_seqlens_k": "kv_offsets",
-           "max_seqlen_q": "max_q_len", "max_seqlen_k": "max_kv_len"}
+PAGED_POSITIONAL = ("q", "k", "v", "page_table", "kv_lens")
+ALIASES = {"query": "q", "key": "k", "value": "v", "k_cache": "k", "v_cache": "v", "cu_seqlens_q": "q_offsets",
+           "cu_seqlens_k": "kv_offsets", "max_seqlen_q": "max_q_len", "max_seqlen_k": "max_kv_len"}
 SCALES = ("q_scale", "k_scale", "v_scale")  # a number or a tensor
 SIDES = ("attn_mask", "kv_lens", "q_offsets", "kv_offsets", "kv_starts", "sinks", "alibi_slopes", "ranges",
-         "tree")  # tensors
+         "tree", "page_table")  # tensors
 library = torch.library.Library("acromion", "DEF")
 
 
@@ -81,12 +83,13 @@ def _check_devices(q: torch.Tensor, **others: Any) -> None:
             raise from_status(-1, f"{name} is on {other.device} and q on {q.device}, must be the same")
 
 
-def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, v_dim: Any = None, **arguments: Any) -> torch.Tensor:
     # The same memory layout as sdpa.c gives: like q where the shape is q's, else packed.
     _check_devices(q, k=k, v=v, **arguments)
     dtype = torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    same = v.shape[-1] == q.shape[-1]
-    return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+    dim = v.shape[-1] if v_dim is None else v_dim
+    same = dim == q.shape[-1]
+    return torch.empty_like(q, dtype=dtype) if same else q.new_empty((*q.shape[:-1], dim), dtype=dtype)
 
 
 def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bhsd", q_offsets: Any = None,
@@ -100,7 +103,7 @@ def _fake_lse_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str
 
 def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
               **arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-    return _fake(q, k, v), _fake_lse_out(q, k, v, **arguments)
+    return _fake(q, k, v, v_dim=arguments.get("v_dim")), _fake_lse_out(q, k, v, **arguments)
 
 
 def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
@@ -129,9 +132,9 @@ WITH_GRADIENT = ("q", "k", "v", "sinks")
 WITHOUT = "call under torch.no_grad() or torch.inference_mode(), or give tensors from .detach()"
 
 
-def _refuse_gradients(operator: str, q: torch.Tensor, **arguments: Any) -> None:
+def _refuse_gradients(operator: str, q: torch.Tensor, k: torch.Tensor, **arguments: Any) -> None:
     """Gradients that acromion does not compute, by the name of what wants or prevents them."""
-    for name, tensor in arguments.items():
+    for name, tensor in (("k", k), *arguments.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name not in WITH_GRADIENT:
             raise NotImplementedError(f"{name} requires a gradient, and acromion computes those of q, k, v and sinks "
                                       f"only: {WITHOUT}")
@@ -140,8 +143,10 @@ def _refuse_gradients(operator: str, q: torch.Tensor, **arguments: Any) -> None:
         reason = "with out= nothing is recorded"
     elif q.device.type == "cuda":
         reason = "no kernel computes gradients on CUDA yet"
-    elif q.dtype == torch.float8_e4m3fn:
+    elif torch.float8_e4m3fn in (q.dtype, k.dtype):
         reason = "8-bit inputs have no gradients"
+    elif arguments.get("page_table") is not None or arguments.get("v_dim") is not None or arguments.get("invariant"):
+        reason = "no kernel computes gradients with page_table, v_dim or invariant"
     elif arguments.get("ranges") is not None or arguments.get("tree") is not None:
         reason = "no kernel computes gradients with ranges or a tree"
     if reason:
@@ -232,10 +237,21 @@ def _define_backward() -> None:
 
 def _sdpa(*positional: Any, **keywords: Any) -> Result:
     """acromion.sdpa by the operators."""
-    arguments: Dict[str, Any] = dict(zip(POSITIONAL, positional))
+    return _by_operators(POSITIONAL, positional, keywords)
+
+
+def _sdpa_paged(*positional: Any, **keywords: Any) -> Result:
+    """acromion.sdpa_paged by the operators."""
+    return _by_operators(PAGED_POSITIONAL, positional, keywords)
+
+
+def _by_operators(names: Tuple[str, ...], positional: Tuple[Any, ...], keywords: Dict[str, Any]) -> Result:
+    arguments: Dict[str, Any] = dict(zip(names, positional))
     for name, value in keywords.items():
         arguments[ALIASES.get(name, name)] = value
     q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
+    if v is None and arguments.get("v_dim"):  # values inside keys; an operator needs a tensor
+        v = k
     out, wants_lse = arguments.pop("out", None), arguments.pop("return_lse", False)
     if arguments.pop("dropout_p", 0):  # eager calls have been refused in C
         raise NotImplementedError("dropout_p must be 0: nothing is ever dropped")
@@ -271,6 +287,7 @@ def bind() -> None:
         _define(name, *definition)
     _define_backward()
     torch.compiler.substitute_in_graph(_native.sdpa, skip_signature_check=True)(_sdpa)
-    _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, torch.is_grad_enabled,
+    torch.compiler.substitute_in_graph(_native.sdpa_paged, skip_signature_check=True)(_sdpa_paged)
+    _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, _sdpa_paged, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
                        _spread, torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64)

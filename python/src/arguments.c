@@ -1,4 +1,4 @@
-/* Reading sdpa's arguments. Keyword names arrive interned, so that comparing addresses finds them. */
+/* Reading arguments of sdpa and sdpa_paged. Keyword names arrive interned, so that comparing addresses finds them. */
 #include "arguments.h"
 
 #include <math.h>
@@ -22,6 +22,8 @@ const char *const argument_names[ARGUMENTS] = {
     [ARG_CHUNK] = "chunk",
     [ARG_MAX_Q_LEN] = "max_q_len",
     [ARG_MAX_KV_LEN] = "max_kv_len",
+    [ARG_V_DIM] = "v_dim",
+    [ARG_INVARIANT] = "invariant",
     [ARG_Q_SCALE] = "q_scale",
     [ARG_K_SCALE] = "k_scale",
     [ARG_V_SCALE] = "v_scale",
@@ -33,6 +35,25 @@ const char *const argument_names[ARGUMENTS] = {
     [ARG_ALIBI_SLOPES] = "alibi_slopes",
     [ARG_RANGES] = "ranges",
     [ARG_TREE] = "tree",
+    [ARG_PAGE_TABLE] = "page_table",
+};
+
+static const struct form {
+    const char *name;
+    const char *unnamed; /* the arguments that may stand without a name, in words */
+    int positional[POSITIONAL];
+    int positional_count, required_count; /* of those */
+} forms[SIGNATURES] = {
+    [SIGNATURE_SDPA] = {"sdpa",
+                        "q, k, v, attn_mask, dropout_p, is_causal",
+                        {ARG_Q, ARG_K, ARG_V, ARG_ATTN_MASK, ARG_DROPOUT_P, ARG_IS_CAUSAL},
+                        POSITIONAL,
+                        REQUIRED},
+    [SIGNATURE_PAGED] = {"sdpa_paged",
+                         "q, k_cache, v_cache, page_table, kv_lens",
+                         {ARG_Q, ARG_K, ARG_V, ARG_PAGE_TABLE, ARG_KV_LENS},
+                         5,
+                         5},
 };
 
 /* What others call them: PyTorch, FlashAttention. */
@@ -43,6 +64,8 @@ static const struct alias {
     {"query", ARG_Q},
     {"key", ARG_K},
     {"value", ARG_V},
+    {"k_cache", ARG_K},
+    {"v_cache", ARG_V},
     {"cu_seqlens_q", ARG_Q_OFFSETS},
     {"cu_seqlens_k", ARG_KV_OFFSETS},
     {"max_seqlen_q", ARG_MAX_Q_LEN},
@@ -88,33 +111,36 @@ static int argument_of(PyObject *name)
     return -1;
 }
 
-static int collect(PyObject *given[ARGUMENTS], PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+static int collect(PyObject *given[ARGUMENTS], const struct form *form, PyObject *const *args, Py_ssize_t positional,
+                   PyObject *keyword_names)
 {
-    if (positional > POSITIONAL) {
-        PyErr_Format(PyExc_TypeError, "sdpa() takes up to %d positional arguments (q, k, v, %s) but %zd were given",
-                     POSITIONAL, "attn_mask, dropout_p, is_causal", positional);
+    if (positional > form->positional_count) {
+        PyErr_Format(PyExc_TypeError, "%s() takes up to %d positional arguments (%s) but %zd were given", form->name,
+                     form->positional_count, form->unnamed, positional);
         return -1;
     }
     memset(given, 0, ARGUMENTS * sizeof given[0]);
     for (Py_ssize_t i = 0; i < positional; i++)
-        given[i] = args[i];
+        given[form->positional[i]] = args[i];
     const Py_ssize_t keywords = keyword_names ? PyTuple_Size(keyword_names) : 0;
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *name = PyTuple_GetItem(keyword_names, i);
         const int argument = argument_of(name);
         if (argument < 0) {
-            PyErr_Format(PyExc_TypeError, "sdpa() got an unexpected keyword argument '%U'", name);
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", form->name, name);
             return -1;
         }
         if (given[argument]) {
-            PyErr_Format(PyExc_TypeError, "sdpa() got multiple values for argument '%s'", argument_names[argument]);
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", form->name,
+                         argument_names[argument]);
             return -1;
         }
         given[argument] = args[positional + i];
     }
-    for (int i = 0; i < REQUIRED; i++)
-        if (!given[i]) {
-            PyErr_Format(PyExc_TypeError, "sdpa() is missing the argument '%s'", argument_names[i]);
+    for (int i = 0; i < form->required_count; i++)
+        if (!given[form->positional[i]]) {
+            PyErr_Format(PyExc_TypeError, "%s() is missing the argument '%s'", form->name,
+                         argument_names[form->positional[i]]);
             return -1;
         }
     for (int i = REQUIRED; i < ARGUMENTS; i++)
@@ -266,15 +292,46 @@ void arguments_init(arguments *out, PyObject *q, PyObject *k, PyObject *v)
     out->given[ARG_K] = k;
     out->given[ARG_V] = v;
     out->mask = ACR_MASK_NONE;
-    out->layout = ACR_BHSD;
+    out->layout = out->kv_layout = ACR_BHSD;
 }
 
-int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+/* Values inside keys have no tensor of their own: v is k, or None. */
+static int read_values(arguments *out)
 {
-    if (collect(out->given, args, positional, keyword_names) || check_dropout(out->given[ARG_DROPOUT_P]) ||
+    if (arguments_read_count(&out->v_dim, out->given[ARG_V_DIM], "v_dim"))
+        return -1;
+    if (out->given[ARG_V] != Py_None)
+        return 0;
+    if (!out->v_dim)
+        return acr_py_invalid("v is None: give v_dim where values are the first v_dim elements of each key");
+    out->given[ARG_V] = out->given[ARG_K];
+    return 0;
+}
+
+/* What pages change: key heads are as many as the cache has, and only the last query can see the last key. */
+static int read_paging(arguments *out, const struct form *form)
+{
+    out->is_paged = out->given[ARG_PAGE_TABLE] != NULL;
+    if (out->is_paged && !out->given[ARG_KV_LENS])
+        return acr_py_invalid("kv_lens is missing: pages do not say how many keys a sequence has");
+    if (out->is_paged && out->given[ARG_KV_OFFSETS])
+        return acr_py_invalid("kv_offsets is given with page_table: kv_lens says how many keys a sequence has");
+    if (!out->is_paged && form == &forms[SIGNATURE_PAGED])
+        return acr_py_invalid("page_table is None, must be a tensor");
+    out->enable_gqa = out->enable_gqa || out->is_paged;
+    return 0;
+}
+
+int arguments_parse(arguments *out, signature function, PyObject *const *args, Py_ssize_t positional,
+                    PyObject *keyword_names)
+{
+    const struct form *form = &forms[function];
+    if (collect(out->given, form, args, positional, keyword_names) || read_values(out) ||
+        check_dropout(out->given[ARG_DROPOUT_P]) ||
         read_bool(&out->is_causal, out->given[ARG_IS_CAUSAL], "is_causal") ||
         read_bool(&out->enable_gqa, out->given[ARG_ENABLE_GQA], "enable_gqa") ||
         read_bool(&out->return_lse, out->given[ARG_RETURN_LSE], "return_lse") ||
+        read_bool(&out->is_invariant, out->given[ARG_INVARIANT], "invariant") || read_paging(out, form) ||
         arguments_read_scale(&out->scale, out->given[ARG_SCALE], "scale") || read_window(out, out->given[ARG_WINDOW]) ||
         read_softcap(&out->softcap, out->given[ARG_SOFTCAP]) ||
         arguments_read_count(&out->chunk, out->given[ARG_CHUNK], "chunk") ||
@@ -286,18 +343,20 @@ int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional
         return -1;
     PyObject *layout = out->given[ARG_LAYOUT], *align = out->given[ARG_CAUSAL_ALIGN];
     const int is_bshd = layout ? read_word(layout, "layout", text_bhsd, text_bshd) : 0;
-    const int is_bottom_right = align ? read_word(align, "causal_align", text_top_left, text_bottom_right) : 0;
+    const int is_bottom_right =
+        align ? read_word(align, "causal_align", text_top_left, text_bottom_right) : out->is_paged;
     if (is_bshd < 0 || is_bottom_right < 0)
         return -1;
     if (align && !out->is_causal)
         return acr_py_invalid("causal_align is %R, but is_causal is not True", align);
     out->is_packed = out->given[ARG_Q_OFFSETS] || out->given[ARG_KV_OFFSETS];
     out->layout = is_bshd || out->is_packed ? ACR_BSHD : ACR_BHSD;
-    if (!out->is_packed && (out->max_q_len || out->max_kv_len))
+    out->kv_layout = out->is_paged && !is_bshd ? ACR_BHSD : out->layout;
+    if (!out->is_packed && (out->max_q_len || (out->max_kv_len && !out->is_paged)))
         return acr_py_invalid("max_q_len and max_kv_len are of packed sequences: give q_offsets and kv_offsets");
-    if (out->is_packed && layout && !is_bshd)
+    if (out->is_packed && !out->is_paged && layout && !is_bshd)
         return acr_py_invalid("layout is 'bhsd', but packed sequences are [total, heads, dim]");
-    out->has_align = align != NULL;
+    out->has_align = align != NULL || out->is_paged;
     out->mask = !out->is_causal ? ACR_MASK_NONE : is_bottom_right ? ACR_MASK_CAUSAL : ACR_MASK_CAUSAL_TOP_LEFT;
     return 0;
 }

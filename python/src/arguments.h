@@ -1,4 +1,4 @@
-/* The arguments of sdpa, as Python hands them over. */
+/* The arguments of sdpa and sdpa_paged, as Python hands them over. */
 #ifndef ACR_PY_ARGUMENTS_H
 #define ACR_PY_ARGUMENTS_H
 
@@ -26,6 +26,8 @@ enum {
     ARG_CHUNK,
     ARG_MAX_Q_LEN,
     ARG_MAX_KV_LEN,
+    ARG_V_DIM,
+    ARG_INVARIANT,
     ARG_SIDE,               /* from here on: tensors beside q, k, v and out */
     ARG_Q_SCALE = ARG_SIDE, /* in the order of q, k, v */
     ARG_K_SCALE,
@@ -38,6 +40,7 @@ enum {
     ARG_ALIBI_SLOPES,
     ARG_RANGES,
     ARG_TREE,
+    ARG_PAGE_TABLE,
     ARGUMENTS,
     SIDES = ARGUMENTS - ARG_SIDE
 };
@@ -45,17 +48,27 @@ enum {
 /* What Python calls them. */
 extern const char *const argument_names[];
 
+/* The functions that take them: they differ in what may stand without a name, and in which must be given. */
+typedef enum signature {
+    SIGNATURE_SDPA,
+    SIGNATURE_PAGED, /* k and v are the caches; page_table and kv_lens follow them */
+    SIGNATURES
+} signature;
+
 typedef struct arguments {
     PyObject *given[ARGUMENTS]; /* borrowed; NULL: not given, or None, or a scale of fp8 that is a number */
     bool is_causal, enable_gqa, return_lse;
     bool lse_is_column; /* the log-sum-exp has a last dimension of 1 */
     bool is_packed;     /* q_offsets or kv_offsets are given */
-    acr_mask mask;      /* what is_causal and causal_align say, before the lengths are known */
+    bool is_paged;      /* page_table is given: k and v are pages, and packed sequences are those of q alone */
+    bool is_invariant;
+    acr_mask mask; /* what is_causal and causal_align say, before the lengths are known */
     bool has_align;
-    int64_t window_left, window_right; /* 0: no limit */
-    int64_t chunk;                     /* 0: no limit */
-    int64_t max_q_len, max_kv_len;     /* of packed sequences; 0: not given */
-    acr_layout layout;
+    int64_t window_left, window_right;  /* 0: no limit */
+    int64_t chunk;                      /* 0: no limit */
+    int64_t max_q_len, max_kv_len;      /* of packed sequences; 0: not given */
+    int64_t v_dim;                      /* values are so many elements of each key, v being k; 0: not given */
+    acr_layout layout, kv_layout;       /* of q and out; of k and v, which differs where q is packed and k paged */
     float softcap;                      /* 0: none */
     float scale;                        /* 0: not given */
     float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */
@@ -71,7 +84,8 @@ int arguments_read_count(int64_t *out, PyObject *value, const char *name);
 int arguments_read_scale(float *out, PyObject *value, const char *name);
 
 /* Reads the arguments of a vector call. Returns 0, or -1 with a Python exception. */
-int arguments_parse(arguments *out, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+int arguments_parse(arguments *out, signature function, PyObject *const *args, Py_ssize_t positional,
+                    PyObject *keyword_names);
 
 /* Interns the names; called once at import. */
 int arguments_setup(void);

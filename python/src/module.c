@@ -14,7 +14,8 @@ PyDoc_STRVAR(
     "sdpa(q=None, k=None, v=None, attn_mask=None, dropout_p=0.0, is_causal=False, *, causal_align=None, scale=None, "
     "enable_gqa=False, kv_lens=None, return_lse=False, layout='bhsd', out=None, q_scale=None, k_scale=None, "
     "v_scale=None, window=None, softcap=None, sinks=None, kv_starts=None, alibi_slopes=None, chunk=None, ranges=None, "
-    "tree=None, q_offsets=None, kv_offsets=None, max_q_len=None, max_kv_len=None)\n"
+    "tree=None, q_offsets=None, kv_offsets=None, max_q_len=None, max_kv_len=None, page_table=None, v_dim=None, "
+    "invariant=False)\n"
     "--\n\n"
     "Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v, per batch entry and head.\n"
     "\n"
@@ -54,6 +55,7 @@ PyDoc_STRVAR(
     "return_lse: also return the log-sum-exp of the scores, float32 [batch, heads, q_len];\n"
     "    of packed sequences [heads, total].\n"
     "layout: 'bhsd' for [batch, heads, length, dim], 'bshd' for [batch, length, heads, dim].\n"
+    "page_table, v_dim, invariant: see sdpa_paged.\n"
     "out: a tensor to write to and return; must not overlap an input. None makes one: of the inputs' dtype; for\n"
     "    float8_e4m3fn of float16, and out may be bfloat16.\n"
     "q_scale, k_scale, v_scale: with float8_e4m3fn, what is stored times this is the value: a positive number, or\n"
@@ -63,12 +65,38 @@ PyDoc_STRVAR(
     "Returns the output, or (output, lse). On CUDA the work is enqueued on the current stream of the tensors'\n"
     "library, without waiting. Raises instead of computing something else.");
 
+PyDoc_STRVAR(
+    paged_doc,
+    "sdpa_paged(q, k_cache, v_cache, page_table, kv_lens, *, q_offsets=None, max_q_len=None, max_kv_len=None, "
+    "layout='bhsd', is_causal=False, v_dim=None, invariant=False, out=None, return_lse=False, **arguments_of_sdpa)\n"
+    "--\n\n"
+    "sdpa whose keys and values lie in pages, as serving engines keep them.\n"
+    "\n"
+    "q: [batch, heads, length, dim]; with q_offsets [total, heads, dim].\n"
+    "k_cache, v_cache: [pages, heads, page, dim], with layout='bshd' [pages, page, heads, dim]; any strides whose\n"
+    "    last is 1. Of q's type, or float8_e4m3fn with k_scale and v_scale. Fewer heads than q has need no "
+    "enable_gqa.\n"
+    "page_table: int32 tensor [batch, pages of a sequence]: key j of sequence b is row j % page of page\n"
+    "    page_table[b, j // page]. What lies behind a sequence's last page is never read; several may name one page.\n"
+    "    The rows of a sequence with a number outside the cache hold anything, no others do.\n"
+    "kv_lens: int32 tensor [batch]: how many keys a sequence has, those of its newest queries included.\n"
+    "q_offsets: int32 tensor [batch + 1]: sequence b has the rows from q_offsets[b] to q_offsets[b + 1] of q.\n"
+    "max_q_len, max_kv_len: the longest that a sequence may be; None is all rows of q, and what the table holds.\n"
+    "is_causal: the last query sees the last key (bottom right), unless causal_align says otherwise.\n"
+    "v_dim: values are the first v_dim elements of each key, and v_cache is None; scale has no default then.\n"
+    "invariant: a row's bits depend on its own query and keys, not on what else is computed with it.\n"
+    "Every other argument is sdpa's; sdpa and explain take page_table by name.\n"
+    "\n"
+    "Lengths, offsets and table are read when the work runs: a captured graph may be replayed with others. There are\n"
+    "no gradients. Returns the output, or (output, lse).");
+
 PyDoc_STRVAR(explain_doc, "explain(q, k, v, **arguments_of_sdpa)\n"
                           "--\n\n"
                           "Which kernel sdpa would run for these arguments, and why: one line of text. Runs nothing.");
 
 static PyMethodDef methods[] = {
     {"sdpa", (PyCFunction)(void (*)(void))sdpa_call, METH_FASTCALL | METH_KEYWORDS, sdpa_doc},
+    {"sdpa_paged", (PyCFunction)(void (*)(void))sdpa_paged_call, METH_FASTCALL | METH_KEYWORDS, paged_doc},
     {"explain", (PyCFunction)(void (*)(void))sdpa_explain, METH_FASTCALL | METH_KEYWORDS, explain_doc},
     {"run", (PyCFunction)(void (*)(void))sdpa_run, METH_FASTCALL | METH_KEYWORDS,
      "run(q, k, v, **arguments_of_sdpa)\n--\n\nsdpa below PyTorch's dispatcher: what the operator calls."},

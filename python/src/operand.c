@@ -39,6 +39,53 @@ PyObject *operand_type_text(dl_type type)
     return PyUnicode_FromFormat("of DLPack type %d with %d bits", type.code, type.bits);
 }
 
+bool operand_has_type(const operand *op, uint8_t code, uint8_t bits)
+{
+    return op->dtype.code == code && op->dtype.bits == bits && op->dtype.lanes == 1;
+}
+
+int operand_fail_type(const operand *op, const char *wanted)
+{
+    PyObject *text = operand_type_text(op->dtype);
+    if (text)
+        PyErr_Format(PyExc_TypeError, "%s is %U, must be %s", op->name, text, wanted);
+    Py_XDECREF(text);
+    return -1;
+}
+
+int operand_read_type(acr_dtype *out, const operand *op)
+{
+    static const struct {
+        acr_dtype dtype;
+        uint8_t code, bits;
+    } known[] = {
+        {ACR_F32, DL_FLOAT, 32}, {ACR_F16, DL_FLOAT, 16}, {ACR_BF16, DL_BFLOAT, 16}, {ACR_E4M3, DL_FLOAT8_E4M3FN, 8}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (operand_has_type(op, known[i].code, known[i].bits)) {
+            *out = known[i].dtype;
+            return 0;
+        }
+    return operand_fail_type(op, "float16, bfloat16, float32 or float8_e4m3fn");
+}
+
+/* "cpu" or "cuda:0", as PyTorch writes them. */
+static PyObject *device_text(dl_device device)
+{
+    return device.type == DL_CPU ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", (int)device.id);
+}
+
+int operand_check_device(const operand *op, const operand *like)
+{
+    if (op->device.type == like->device.type && op->device.id == like->device.id)
+        return 0;
+    PyObject *own = device_text(op->device), *other = device_text(like->device);
+    if (own && other)
+        acr_py_invalid("%s is on %U and %s on %U, must be the same", op->name, own, like->name, other);
+    Py_XDECREF(own);
+    Py_XDECREF(other);
+    return -1;
+}
+
 /* The type of a name; of one that is not known an opaque one. */
 static dl_type type_named(const char *name)
 {

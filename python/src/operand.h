@@ -37,6 +37,18 @@ int operand_describe(operand *out, const char *name, PyObject *description);
 /* "float16" and so on. */
 PyObject *operand_type_text(dl_type type);
 
+/* Whether a tensor's elements are of a type. */
+bool operand_has_type(const operand *op, uint8_t code, uint8_t bits);
+
+/* The type of a tensor whose elements acromion computes with. Returns 0, or -1 with a Python exception. */
+int operand_read_type(acr_dtype *out, const operand *op);
+
+/* Raises a TypeError: what a tensor's type is, and what it must be. Returns -1. */
+int operand_fail_type(const operand *op, const char *wanted);
+
+/* Whether a tensor lies on the device of another. Returns 0, or -1 with a Python exception. */
+int operand_check_device(const operand *op, const operand *like);
+
 /* The stream that work on the operand's device belongs on: the current one of the object's library; the legacy default
  * stream where that does not tell. */
 int operand_stream(const operand *op, void **out);

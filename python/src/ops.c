@@ -8,30 +8,6 @@
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-static int fail_type(const operand *op, const char *wanted)
-{
-    PyObject *text = operand_type_text(op->dtype);
-    if (text)
-        PyErr_Format(PyExc_TypeError, "%s is %U, must be %s", op->name, text, wanted);
-    Py_XDECREF(text);
-    return -1;
-}
-
-static int is_type(const operand *op, int code, int bits)
-{
-    return op->dtype.code == code && op->dtype.bits == bits && op->dtype.lanes == 1;
-}
-
-static int read_type(acr_dtype *out, const operand *op)
-{
-    *out = is_type(op, DL_FLOAT, 32)          ? ACR_F32
-           : is_type(op, DL_FLOAT, 16)        ? ACR_F16
-           : is_type(op, DL_BFLOAT, 16)       ? ACR_BF16
-           : is_type(op, DL_FLOAT8_E4M3FN, 8) ? ACR_E4M3
-                                              : ACR_DTYPE_DEFAULT;
-    return *out == ACR_DTYPE_DEFAULT ? fail_type(op, "float16, bfloat16, float32 or float8_e4m3fn") : 0;
-}
-
 /* What a tensor says of itself: [batch, heads, rows, dim] or by layout; [rows, heads, dim] of packed sequences. */
 typedef struct shape {
     int64_t batch, heads, rows, dim;
@@ -68,13 +44,6 @@ static int read_shape(shape *out, const operand *op, acr_layout layout)
     return 0;
 }
 
-static int check_device(const operand *op, const operand *like)
-{
-    if (op->device.type == like->device.type && op->device.id == like->device.id)
-        return 0;
-    return acr_py_invalid("%s and %s are on different devices", op->name, like->name);
-}
-
 static int check_writable(const operand *op)
 {
     return op->read_only ? acr_py_invalid("%s is read-only", op->name) : 0;
@@ -95,21 +64,14 @@ static int same_strides(const acr_strides *a, const acr_strides *b)
     return a->batch == b->batch && a->head == b->head && a->row == b->row;
 }
 
-/* The alignment that a pointer has, at most that known of others. */
-static uint32_t shared_alignment(uint32_t known, const operand *op)
-{
-    const uintptr_t bits = (uintptr_t)op->data | known;
-    return (uint32_t)(bits & (~bits + 1));
-}
-
 /* ---- Merging ----------------------------------------------------------------------------------------------------- */
 
 /* lse is [batch, heads, rows], or [heads, rows] of packed sequences. */
 static int read_lse(acr_strides *out, const operand *op, const shape *o)
 {
     const int batch = op->ndim == 3;
-    if (!is_type(op, DL_FLOAT, 32))
-        return fail_type(op, "float32");
+    if (!operand_has_type(op, DL_FLOAT, 32))
+        return operand_fail_type(op, "float32");
     if ((op->ndim != 2 && op->ndim != 3) || (batch ? op->shape[0] : 1) != o->batch || op->shape[batch] != o->heads ||
         op->shape[batch + 1] != o->rows)
         return acr_py_invalid("%s must be [%lld, %lld, %lld]: batch, heads, length; of packed sequences heads, total",
@@ -144,8 +106,8 @@ static int read_parts(merge_call *c, PyObject *outs, PyObject *lses, acr_layout 
         const int failed = !lse || operand_acquire(&c->outs[i], "a part's out", out) ||
                            operand_acquire(&c->lses[i], "a part's lse", lse) ||
                            read_shape(&here, &c->outs[i], layout) || read_lse(&lse_strides, &c->lses[i], &here) ||
-                           read_type(&dtype, &c->outs[i]) || check_device(&c->outs[i], &c->outs[0]) ||
-                           check_device(&c->lses[i], &c->outs[0]);
+                           operand_read_type(&dtype, &c->outs[i]) || operand_check_device(&c->outs[i], &c->outs[0]) ||
+                           operand_check_device(&c->lses[i], &c->outs[0]);
         Py_XDECREF(out);
         Py_XDECREF(lse);
         if (failed)
@@ -161,7 +123,7 @@ static int read_parts(merge_call *c, PyObject *outs, PyObject *lses, acr_layout 
         if (dtype != m->dtype || !same_strides(&here.strides, &m->part_stride) ||
             !same_strides(&lse_strides, &m->part_lse_stride))
             return acr_py_invalid("part %zd differs from part 0 in type or strides: give contiguous copies", i);
-        m->alignment = shared_alignment(m->alignment, &c->outs[i]);
+        m->alignment = acr_py_alignment((uintptr_t)c->outs[i].data | m->alignment);
         c->parts[i] = (acr_part){c->outs[i].data, (const float *)(const void *)c->lses[i].data};
     }
     return 0;
@@ -173,16 +135,17 @@ static int run_merge(merge_call *c, PyObject *out, PyObject *out_lse, acr_layout
     shape here;
     acr_ctx *ctx;
     void *stream;
-    if (operand_acquire(&c->o, "out", out) || read_shape(&here, &c->o, layout) || read_type(&m->out_dtype, &c->o) ||
-        check_same_shape(&c->o, &here, &c->outs[0], first) || check_device(&c->o, &c->outs[0]) || check_writable(&c->o))
+    if (operand_acquire(&c->o, "out", out) || read_shape(&here, &c->o, layout) ||
+        operand_read_type(&m->out_dtype, &c->o) || check_same_shape(&c->o, &here, &c->outs[0], first) ||
+        operand_check_device(&c->o, &c->outs[0]) || check_writable(&c->o))
         return -1;
     if (out_lse != Py_None &&
         (operand_acquire(&c->lse, "out_lse", out_lse) || read_lse(&m->lse_stride, &c->lse, first) ||
-         check_device(&c->lse, &c->outs[0]) || check_writable(&c->lse)))
+         operand_check_device(&c->lse, &c->outs[0]) || check_writable(&c->lse)))
         return -1;
     if (first->batch == 0 || first->heads == 0 || first->rows == 0 || first->dim == 0)
         return 0; /* no rows */
-    m->alignment = shared_alignment(m->alignment, &c->o);
+    m->alignment = acr_py_alignment((uintptr_t)c->o.data | m->alignment);
     m->layout = layout;
     m->batch = first->batch;
     m->heads = first->heads;
@@ -286,8 +249,8 @@ static int check_numbers(const append_call *c, int tensor, int is_float, int64_t
     const operand *op = &c->tensors[tensor];
     if (!has(c, tensor))
         return 0;
-    if (!is_type(op, is_float ? DL_FLOAT : DL_INT, 32))
-        return fail_type(op, is_float ? "float32" : "int32");
+    if (!operand_has_type(op, is_float ? DL_FLOAT : DL_INT, 32))
+        return operand_fail_type(op, is_float ? "float32" : "int32");
     const int ndim = columns ? 2 : 1;
     if (op->ndim != ndim || op->shape[0] != rows || (columns && op->shape[1] != columns))
         return columns ? acr_py_invalid("%s must have two dimensions [%lld, %lld]", op->name, (long long)rows,
@@ -340,7 +303,7 @@ static int read_rows(append_call *c, acr_layout layout)
         const operand *op = &c->tensors[t];
         if (!has(c, t))
             continue;
-        if (read_shape(&c->shapes[t], op, layout) || read_type(&dtype, op))
+        if (read_shape(&c->shapes[t], op, layout) || operand_read_type(&dtype, op))
             return -1;
         if (op->ndim != (has(c, OFFSETS) && !is_cache ? 3 : 4))
             return acr_py_invalid("%s has %d dimensions, must have %d", op->name, (int)op->ndim, op->ndim == 3 ? 4 : 3);
@@ -348,7 +311,7 @@ static int read_rows(append_call *c, acr_layout layout)
         if (*own != ACR_DTYPE_DEFAULT && *own != dtype)
             return acr_py_invalid("%s has another type than %s", op->name, is_cache ? "k_cache" : tensor_names[first]);
         *own = dtype;
-        a->alignment = shared_alignment(a->alignment, op);
+        a->alignment = acr_py_alignment((uintptr_t)op->data | a->alignment);
         if ((is_cache || t == Q_OUT) && check_writable(op))
             return -1;
     }
@@ -438,7 +401,7 @@ static int run_append(append_call *c, PyObject *tensors, acr_layout layout)
     if (!has(c, KV_LENS) || c->tensors[KV_LENS].ndim != 1)
         return acr_py_invalid("kv_lens must be an int32 tensor of one dimension, batch");
     for (int i = 0; i < TENSORS; i++)
-        if (c->given[i] && check_device(&c->tensors[i], &c->tensors[KV_LENS]))
+        if (c->given[i] && operand_check_device(&c->tensors[i], &c->tensors[KV_LENS]))
             return -1;
     if (read_rows(c, layout) || check_extents(c) || read_tables(c))
         return -1;

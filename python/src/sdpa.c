@@ -44,22 +44,38 @@ static const operand *side(const call *c, int argument)
     return c->a.given[argument] ? &c->sides[argument - ARG_SIDE] : NULL;
 }
 
-static const void *side_data(const call *c, int argument)
-{
-    return c->a.given[argument] ? c->sides[argument - ARG_SIDE].data : NULL;
-}
-
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Where the dimensions of a layout are: batch is 0, dim is 3. */
-static int head_axis(const call *c)
+/* Whether a tensor is pages, whose first dimension counts them. */
+static bool is_pages(const call *c, const operand *op)
 {
-    return c->a.layout == ACR_BSHD ? 2 : 1;
+    return c->a.is_paged && (op == &c->k || op == &c->v);
 }
 
-static int row_axis(const call *c)
+static acr_layout layout_of(const call *c, const operand *op)
 {
-    return c->a.layout == ACR_BSHD ? 1 : 2;
+    return is_pages(c, op) ? c->a.kv_layout : c->a.layout;
+}
+
+/* Where the dimensions of a layout are: batch is 0, dim is 3. */
+static int head_axis(const call *c, const operand *op)
+{
+    return layout_of(c, op) == ACR_BSHD ? 2 : 1;
+}
+
+static int row_axis(const call *c, const operand *op)
+{
+    return layout_of(c, op) == ACR_BSHD ? 1 : 2;
+}
+
+static int64_t heads_of(const call *c, const operand *op)
+{
+    return op->shape[head_axis(c, op)];
+}
+
+static int64_t rows_of(const call *c, const operand *op)
+{
+    return op->shape[row_axis(c, op)];
 }
 
 static bool same_type(dl_type a, dl_type b)
@@ -67,83 +83,48 @@ static bool same_type(dl_type a, dl_type b)
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-static bool is_e4m3(dl_type t)
+static bool is_e4m3(const operand *op)
 {
-    return t.code == DL_FLOAT8_E4M3FN && t.bits == 8 && t.lanes == 1;
-}
-
-static bool same_device(dl_device a, dl_device b)
-{
-    return a.type == b.type && a.id == b.id;
-}
-
-static int fail_type(const operand *op, const char *wanted)
-{
-    PyObject *text = operand_type_text(op->dtype);
-    if (text)
-        PyErr_Format(PyExc_TypeError, "%s is %U, must be %s", op->name, text, wanted);
-    Py_XDECREF(text);
-    return -1;
-}
-
-static int read_dtype(acr_dtype *out, const operand *op)
-{
-    const dl_type t = op->dtype;
-    if (t.lanes == 1 && t.code == DL_FLOAT && t.bits == 16)
-        *out = ACR_F16;
-    else if (t.lanes == 1 && t.code == DL_FLOAT && t.bits == 32)
-        *out = ACR_F32;
-    else if (t.lanes == 1 && t.code == DL_BFLOAT && t.bits == 16)
-        *out = ACR_BF16;
-    else if (is_e4m3(t))
-        *out = ACR_E4M3;
-    else
-        return fail_type(op, "float16, bfloat16, float32 or float8_e4m3fn");
-    return 0;
-}
-
-/* "cpu" or "cuda:0", as PyTorch writes them. */
-static PyObject *device_text(dl_device device)
-{
-    return device.type == DL_CPU ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", (int)device.id);
+    return operand_has_type(op, DL_FLOAT8_E4M3FN, 8);
 }
 
 static int check_device(const call *c, const operand *op)
 {
-    if (same_device(op->device, c->q.device))
-        return 0;
-    PyObject *own = device_text(op->device), *of_q = device_text(c->q.device);
-    if (own && of_q)
-        acr_py_invalid("%s is on %U and q on %U, must be the same", op->name, own, of_q);
-    Py_XDECREF(own);
-    Py_XDECREF(of_q);
-    return -1;
+    return operand_check_device(op, &c->q);
 }
 
-/* q's type, or as output of 8-bit inputs one of 16 bits. */
+/* q's type; as output of 8-bit inputs one of 16 bits, as keys and values also 8 bits. */
 static int check_type(const call *c, const operand *op)
 {
-    if (op == &c->o && is_e4m3(c->q.dtype)) {
+    if (op == &c->o && is_e4m3(&c->q)) {
         const bool is_16_bit = op->dtype.bits == 16 && op->dtype.lanes == 1;
         return is_16_bit && (op->dtype.code == DL_FLOAT || op->dtype.code == DL_BFLOAT)
                    ? 0
-                   : fail_type(op, "float16 or bfloat16 for q of float8_e4m3fn");
+                   : operand_fail_type(op, "float16 or bfloat16 for q of float8_e4m3fn");
     }
-    if (same_type(op->dtype, c->q.dtype))
+    const operand *like = op == &c->v ? &c->k : &c->q; /* k may be a cache of 8 bits */
+    if (same_type(op->dtype, like->dtype) || (op == &c->k && is_e4m3(op)))
         return 0;
-    PyObject *text = operand_type_text(c->q.dtype);
+    PyObject *text = operand_type_text(like->dtype);
     if (text)
-        fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
+        operand_fail_type(op, PyUnicode_AsUTF8AndSize(text, NULL));
     Py_XDECREF(text);
     return -1;
+}
+
+static const char *dimensions_of(const call *c, const operand *op)
+{
+    const bool is_bshd = layout_of(c, op) == ACR_BSHD;
+    return is_pages(c, op) ? is_bshd ? "[pages, page, heads, dim]" : "[pages, heads, page, dim]"
+           : is_bshd       ? "[batch, length, heads, dim]"
+                           : "[batch, heads, length, dim]";
 }
 
 /* What holds for q, k, v and out alike. */
 static int check_tensor(const call *c, const operand *op)
 {
     if (op->ndim != OPERAND_DIMS)
-        return acr_py_invalid("%s has %d dimensions, must have 4: %s", op->name, (int)op->ndim,
-                              c->a.layout == ACR_BSHD ? "[batch, length, heads, dim]" : "[batch, heads, length, dim]");
+        return acr_py_invalid("%s has %d dimensions, must have 4: %s", op->name, (int)op->ndim, dimensions_of(c, op));
     if (check_type(c, op))
         return -1;
     const bool is_empty = op->shape[0] == 0 || op->shape[1] == 0 || op->shape[2] == 0;
@@ -161,22 +142,44 @@ static int check_extent(const operand *op, int axis, int64_t wanted, const char 
                           axis, (long long)wanted, of);
 }
 
-static int check_shapes(const call *c)
+/* Values inside keys: v is k, of whose rows the first elements are meant. */
+static int check_v_in_k(call *c)
+{
+    const operand *k = &c->k;
+    operand *v = &c->v;
+    if (v->data != k->data || memcmp(v->shape, k->shape, sizeof k->shape) != 0 ||
+        memcmp(v->strides, k->strides, sizeof k->strides) != 0)
+        return acr_py_invalid("v is another tensor than k, and v_dim is given: values inside keys have v None");
+    if (c->a.v_dim > k->shape[3])
+        return acr_py_invalid("v_dim is %lld, must be at most k's head dim, %lld", (long long)c->a.v_dim,
+                              (long long)k->shape[3]);
+    if (c->a.scale == 0)
+        return acr_py_invalid("scale is missing: with v_dim it has no default");
+    v->shape[3] = c->a.v_dim;
+    return 0;
+}
+
+static int check_shapes(call *c)
 {
     const operand *q = &c->q, *k = &c->k, *v = &c->v;
-    const int head = head_axis(c), row = row_axis(c);
-    if (check_extent(k, 0, q->shape[0], "q's batch") || check_extent(v, 0, q->shape[0], "q's batch") ||
-        check_extent(k, 3, q->shape[3], "q's head dim") || check_extent(v, head, k->shape[head], "k's heads") ||
-        check_extent(v, row, k->shape[row], "k's length"))
+    if (c->a.v_dim && check_v_in_k(c))
         return -1;
-    const long long q_heads = q->shape[head], kv_heads = k->shape[head];
+    if ((!c->a.is_paged && check_extent(k, 0, q->shape[0], "q's batch")) ||
+        check_extent(v, 0, k->shape[0], c->a.is_paged ? "k's pages" : "q's batch") ||
+        check_extent(k, 3, q->shape[3], "q's head dim") ||
+        check_extent(v, head_axis(c, v), heads_of(c, k), "k's heads") ||
+        check_extent(v, row_axis(c, v), rows_of(c, k), c->a.is_paged ? "k's page" : "k's length"))
+        return -1;
+    const long long q_heads = heads_of(c, q), kv_heads = heads_of(c, k);
     if (q_heads != kv_heads && !c->a.enable_gqa)
         return acr_py_invalid("q has %lld heads and k %lld: fewer key heads need enable_gqa=True", q_heads, kv_heads);
     if (kv_heads < 1 || q_heads % kv_heads != 0)
         return acr_py_invalid("q has %lld heads, must be a multiple of k's %lld", q_heads, kv_heads);
-    if (k->shape[row] < 1 || k->shape[3] < 1 || v->shape[3] < 1)
+    if (c->a.is_paged && k->shape[0] < 1)
+        return acr_py_invalid("%s has no pages, must have at least 1", k->name);
+    if (rows_of(c, k) < 1 || k->shape[3] < 1 || v->shape[3] < 1)
         return acr_py_invalid("k has length %lld and dim %lld, v has dim %lld, must be at least 1",
-                              (long long)k->shape[row], (long long)k->shape[3], (long long)v->shape[3]);
+                              (long long)rows_of(c, k), (long long)k->shape[3], (long long)v->shape[3]);
     return 0;
 }
 
@@ -184,7 +187,7 @@ static int check_mask(const call *c)
 {
     if (!c->a.is_causal || c->a.has_align)
         return 0;
-    const long long q_len = c->q.shape[row_axis(c)], kv_len = c->k.shape[row_axis(c)];
+    const long long q_len = rows_of(c, &c->q), kv_len = rows_of(c, &c->k);
     if (c->a.is_packed)
         return acr_py_invalid("is_causal with packed sequences: say causal_align='top_left' (query i sees keys 0..i of "
                               "its sequence) or 'bottom_right' (the last query sees the last key)");
@@ -198,16 +201,11 @@ static int check_mask(const call *c)
     return 0;
 }
 
-static bool has_type(const operand *op, uint8_t code, uint8_t bits)
-{
-    return op->dtype.code == code && op->dtype.bits == bits && op->dtype.lanes == 1;
-}
-
 /* Int32, [extent], packed, on q's device. */
 static int check_numbers(const call *c, const operand *op, int64_t extent, const char *of)
 {
-    if (!has_type(op, DL_INT, 32))
-        return fail_type(op, "int32");
+    if (!operand_has_type(op, DL_INT, 32))
+        return operand_fail_type(op, "int32");
     if (op->ndim != 1 || op->shape[0] != extent)
         return acr_py_invalid("%s must have one dimension of %s, %lld", op->name, of, (long long)extent);
     if (op->strides[0] != 1 && op->shape[0] > 1)
@@ -224,29 +222,50 @@ static int64_t batch_of(const call *c)
 static int check_offsets(const call *c)
 {
     const operand *q = side(c, ARG_Q_OFFSETS), *kv = side(c, ARG_KV_OFFSETS);
-    if (!q || !kv)
+    if (!q || (!kv && !c->a.is_paged))
         return acr_py_invalid("%s is missing: packed sequences need q_offsets and kv_offsets",
                               q ? "kv_offsets" : "q_offsets");
     if (q->ndim != 1 || q->shape[0] < 2)
         return acr_py_invalid("q_offsets must have one dimension of the number of sequences and 1");
-    return check_numbers(c, q, q->shape[0], "itself") || check_numbers(c, kv, q->shape[0], "q_offsets' extent") ? -1
-                                                                                                                : 0;
+    return check_numbers(c, q, q->shape[0], "itself") || (kv && check_numbers(c, kv, q->shape[0], "q_offsets' extent"))
+               ? -1
+               : 0;
 }
 
 static int check_kv_lens(const call *c)
 {
-    if (c->a.is_packed)
+    if (c->a.is_packed && !c->a.is_paged)
         return acr_py_invalid("kv_lens is given with packed sequences, whose lengths kv_offsets says");
-    return check_numbers(c, side(c, ARG_KV_LENS), c->q.shape[0], "q's batch");
+    return check_numbers(c, side(c, ARG_KV_LENS), batch_of(c), c->a.is_packed ? "the sequences" : "q's batch");
+}
+
+/* [batch, pages of a sequence], from one row to the next any distance. */
+static int check_page_table(const call *c)
+{
+    const operand *table = side(c, ARG_PAGE_TABLE);
+    const long long batch = batch_of(c), page = rows_of(c, &c->k);
+    if (!operand_has_type(table, DL_INT, 32))
+        return operand_fail_type(table, "int32");
+    if (table->ndim != 2 || table->shape[0] != batch || table->shape[1] < 1)
+        return acr_py_invalid("page_table must have two dimensions [%lld, pages of a sequence], at least one page",
+                              batch);
+    if ((table->shape[1] > 1 && table->strides[1] != 1) || (batch > 1 && table->strides[0] < table->shape[1]))
+        return acr_py_invalid("page_table has strides [%lld, %lld], must be contiguous, or part of a wider table",
+                              (long long)table->strides[0], (long long)table->strides[1]);
+    if (c->a.max_kv_len > table->shape[1] * page)
+        return acr_py_invalid("max_kv_len is %lld, and page_table has %lld pages of %lld keys for a sequence",
+                              (long long)c->a.max_kv_len, (long long)table->shape[1], page);
+    return check_device(c, table);
 }
 
 static int check_scale(const call *c, const operand *scale)
 {
-    const long long batch = batch_of(c), heads = c->k.shape[head_axis(c)];
-    if (!is_e4m3(c->q.dtype))
-        return fail_type(&c->q, "float8_e4m3fn: no other type has q_scale, k_scale or v_scale");
-    if (!has_type(scale, DL_FLOAT, 32))
-        return fail_type(scale, "float32");
+    const long long batch = batch_of(c), heads = heads_of(c, &c->k);
+    const operand *scaled = scale == side(c, ARG_Q_SCALE) ? &c->q : &c->k; /* v has k's type */
+    if (!is_e4m3(scaled))
+        return operand_fail_type(scaled, "float8_e4m3fn: no other type has q_scale, k_scale or v_scale");
+    if (!operand_has_type(scale, DL_FLOAT, 32))
+        return operand_fail_type(scale, "float32");
     if (scale->ndim != 2 || scale->shape[0] != batch || scale->shape[1] != heads)
         return acr_py_invalid("%s must be a number, or have two dimensions [%lld, %lld], batch and heads of k",
                               scale->name, batch, heads);
@@ -259,9 +278,9 @@ static int check_scale(const call *c, const operand *scale)
 /* Float32, one for each query head, packed, on q's device. */
 static int check_of_heads(const call *c, const operand *op)
 {
-    const long long heads = c->q.shape[head_axis(c)];
-    if (!has_type(op, DL_FLOAT, 32))
-        return fail_type(op, "float32");
+    const long long heads = heads_of(c, &c->q);
+    if (!operand_has_type(op, DL_FLOAT, 32))
+        return operand_fail_type(op, "float32");
     if (op->ndim != 1 || op->shape[0] != heads)
         return acr_py_invalid("%s must have one dimension of q's heads, %lld", op->name, heads);
     if (op->strides[0] != 1 && heads > 1)
@@ -282,8 +301,8 @@ static int check_contiguous(const call *c, const operand *op, const char *dimens
 
 static int check_ranges(const call *c, const operand *ranges)
 {
-    if (!has_type(ranges, DL_INT, 32))
-        return fail_type(ranges, "int32");
+    if (!operand_has_type(ranges, DL_INT, 32))
+        return operand_fail_type(ranges, "int32");
     if (ranges->ndim != 3 || ranges->shape[0] != batch_of(c) || ranges->shape[1] < 1 || ranges->shape[2] != 2)
         return acr_py_invalid("ranges must have three dimensions [%lld, ranges, 2]: batch, ranges, begin and end",
                               (long long)batch_of(c));
@@ -293,19 +312,21 @@ static int check_ranges(const call *c, const operand *ranges)
 /* The longest sequence of packed ones, else what q and k have. */
 static int64_t q_len_of(const call *c)
 {
-    return c->a.max_q_len ? c->a.max_q_len : c->q.shape[row_axis(c)];
+    return c->a.max_q_len ? c->a.max_q_len : rows_of(c, &c->q);
 }
 
+/* Of pages as many keys as the table has room for. */
 static int64_t kv_len_of(const call *c)
 {
-    return c->a.max_kv_len ? c->a.max_kv_len : c->k.shape[row_axis(c)];
+    const int64_t pages = c->a.is_paged ? side(c, ARG_PAGE_TABLE)->shape[1] : 1;
+    return c->a.max_kv_len ? c->a.max_kv_len : pages * rows_of(c, &c->k);
 }
 
 static int check_tree(const call *c, const operand *tree)
 {
     const long long rows = q_len_of(c), bytes = (rows + 7) / 8;
-    if (!has_type(tree, DL_UINT, 8))
-        return fail_type(tree, "uint8");
+    if (!operand_has_type(tree, DL_UINT, 8))
+        return operand_fail_type(tree, "uint8");
     if (tree->ndim != 3 || tree->shape[0] != batch_of(c) || tree->shape[1] != rows || tree->shape[2] != bytes)
         return acr_py_invalid(
             "tree must have three dimensions [%lld, %lld, %lld]: batch, queries, a bit for each query",
@@ -316,12 +337,12 @@ static int check_tree(const call *c, const operand *tree)
 /* Each dimension is that of the scores, or 1. */
 static int check_bias(const call *c)
 {
-    const int64_t wanted[] = {batch_of(c), c->q.shape[head_axis(c)], q_len_of(c), kv_len_of(c)};
+    const int64_t wanted[] = {batch_of(c), heads_of(c, &c->q), q_len_of(c), kv_len_of(c)};
     static const char *const names[] = {"batch", "heads of q", "length of q", "length of k"};
     const operand *bias = &c->bias;
-    if (!has_type(bias, DL_BOOL, 8) && !has_type(bias, DL_FLOAT, 16) && !has_type(bias, DL_BFLOAT, 16) &&
-        !has_type(bias, DL_FLOAT, 32))
-        return fail_type(bias, "bool, float16, bfloat16 or float32");
+    if (!operand_has_type(bias, DL_BOOL, 8) && !operand_has_type(bias, DL_FLOAT, 16) &&
+        !operand_has_type(bias, DL_BFLOAT, 16) && !operand_has_type(bias, DL_FLOAT, 32))
+        return operand_fail_type(bias, "bool, float16, bfloat16 or float32");
     for (int axis = 0; axis < OPERAND_DIMS; axis++) {
         if (axis == 3 && bias->shape[axis] == 1 && wanted[axis] > 1)
             return acr_py_invalid("attn_mask has one value for all keys, must have %lld: give a copy with all of them",
@@ -347,7 +368,7 @@ static int check_sides(const call *c)
     const operand *starts = side(c, ARG_KV_STARTS), *sinks = side(c, ARG_SINKS), *slopes = side(c, ARG_ALIBI_SLOPES);
     if (starts && c->a.is_packed)
         return acr_py_invalid("kv_starts is given with packed sequences, which begin where kv_offsets says");
-    return (side(c, ARG_KV_LENS) && check_kv_lens(c)) ||
+    return (side(c, ARG_KV_LENS) && check_kv_lens(c)) || (c->a.is_paged && check_page_table(c)) ||
                    (starts && check_numbers(c, starts, c->q.shape[0], "q's batch")) ||
                    (sinks && check_of_heads(c, sinks)) || (slopes && check_of_heads(c, slopes)) ||
                    (side(c, ARG_RANGES) && check_ranges(c, side(c, ARG_RANGES))) ||
@@ -356,7 +377,7 @@ static int check_sides(const call *c)
                : 0;
 }
 
-static int check_inputs(const call *c)
+static int check_inputs(call *c)
 {
     if (check_tensor(c, &c->q) || check_tensor(c, &c->k) || check_tensor(c, &c->v) || check_shapes(c) ||
         check_mask(c) || (c->a.is_packed && check_offsets(c)))
@@ -370,11 +391,11 @@ static int check_inputs(const call *c)
  * and all zero would mean packed. */
 static int read_strides(acr_strides *out, const call *c, const operand *op)
 {
-    const int head = head_axis(c), row = row_axis(c);
+    const int head = head_axis(c, op), row = row_axis(c, op);
     const int64_t *n = op->shape, *s = op->strides;
-    const bool is_bshd = c->a.layout == ACR_BSHD;
+    const bool is_bshd = layout_of(c, op) == ACR_BSHD;
     const int64_t packed_head = is_bshd ? n[3] : n[row] * n[3], packed_row = is_bshd ? n[head] * n[3] : n[3];
-    out->batch = c->a.is_packed ? 0 : n[0] == 1 ? n[head] * n[row] * n[3] : s[0];
+    out->batch = c->a.is_packed && !is_pages(c, op) ? 0 : n[0] == 1 ? n[head] * n[row] * n[3] : s[0];
     out->head = n[head] == 1 ? packed_head : s[head];
     out->row = n[row] == 1 ? packed_row : s[row];
     if (out->batch < 0 || out->head < 0 || out->row < 0)
@@ -404,8 +425,10 @@ static uint32_t flags_of(const call *c)
         int argument;
         uint32_t flag;
     } flags[] = {{ARG_KV_LENS, ACR_KV_LENS}, {ARG_KV_STARTS, ACR_KV_STARTS}, {ARG_SINKS, ACR_SINKS},
-                 {ARG_RANGES, ACR_RANGES},   {ARG_ALIBI_SLOPES, ACR_ALIBI},  {ARG_TREE, ACR_TREE}};
-    uint32_t result = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.is_packed ? ACR_PACKED : 0);
+                 {ARG_RANGES, ACR_RANGES},   {ARG_ALIBI_SLOPES, ACR_ALIBI},  {ARG_TREE, ACR_TREE},
+                 {ARG_PAGE_TABLE, ACR_PAGED}};
+    uint32_t result = (c->a.return_lse ? ACR_WANT_LSE : 0) | (c->a.is_packed ? ACR_PACKED : 0) |
+                      (c->a.v_dim ? ACR_V_IN_K : 0) | (c->a.is_invariant ? ACR_INVARIANT : 0);
     for (size_t i = 0; i < COUNT_OF(flags); i++)
         if (c->a.given[flags[i].argument])
             result |= flags[i].flag;
@@ -415,7 +438,6 @@ static uint32_t flags_of(const call *c)
 static int fill_problem(call *c)
 {
     acr_problem *p = &c->problem;
-    const int head = head_axis(c);
     p->size = (uint32_t)sizeof *p;
     p->pass = ACR_FORWARD;
     p->mask = c->a.mask;
@@ -428,13 +450,17 @@ static int fill_problem(call *c)
         p->ranges = (int32_t)side(c, ARG_RANGES)->shape[1];
     if (c->bias_object)
         describe_bias(p, &c->bias);
+    if (c->a.is_paged)
+        p->page = rows_of(c, &c->k) < INT32_MAX ? (int32_t)rows_of(c, &c->k) : INT32_MAX;
+    if (is_e4m3(&c->k) && !is_e4m3(&c->q))
+        p->kv_dtype = ACR_E4M3;
     p->flags = flags_of(c);
     p->alignment = acr_py_alignment((uintptr_t)c->q.data | (uintptr_t)c->k.data | (uintptr_t)c->v.data |
                                     (uintptr_t)c->o.data | (uintptr_t)c->d_o.data | (uintptr_t)c->dq.data |
                                     (uintptr_t)c->dk.data | (uintptr_t)c->dv.data);
     p->batch = batch_of(c);
-    p->q_heads = c->q.shape[head];
-    p->kv_heads = c->k.shape[head];
+    p->q_heads = heads_of(c, &c->q);
+    p->kv_heads = heads_of(c, &c->k);
     p->q_len = q_len_of(c);
     p->kv_len = kv_len_of(c);
     p->qk_dim = c->q.shape[3];
@@ -443,12 +469,14 @@ static int fill_problem(call *c)
     p->q_scale = c->a.q_number;
     p->k_scale = c->a.k_number;
     p->v_scale = c->a.v_number;
-    if (read_dtype(&p->dtype, &c->q) || read_strides(&p->q, c, &c->q) || read_strides(&p->k, c, &c->k) ||
+    if (operand_read_type(&p->dtype, &c->q) || read_strides(&p->q, c, &c->q) || read_strides(&p->k, c, &c->k) ||
         read_strides(&p->v, c, &c->v))
         return -1;
+    if (c->a.v_dim)
+        p->v = p->k;
     if (!c->o.object)
         return 0;
-    return read_strides(&p->o, c, &c->o) || (p->dtype == ACR_E4M3 && read_dtype(&p->out_dtype, &c->o)) ? -1 : 0;
+    return read_strides(&p->o, c, &c->o) || (p->dtype == ACR_E4M3 && operand_read_type(&p->out_dtype, &c->o)) ? -1 : 0;
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
@@ -468,7 +496,7 @@ static int acquire_main(call *c, operand *op, const char *name, PyObject *object
 {
     if (acquire(c, op, name, object))
         return -1;
-    if (!c->a.is_packed)
+    if (!c->a.is_packed || is_pages(c, op))
         return 0;
     if (op->ndim != 3)
         return acr_py_invalid("%s has %d dimensions, must have 3 for packed sequences: [total, heads, dim]", name,
@@ -514,8 +542,9 @@ static int acquire_bias(call *c, PyObject *mask)
 static int acquire_inputs(call *c)
 {
     operand *const inputs[] = {&c->q, &c->k, &c->v};
+    static const char *const paged_names[] = {"q", "k_cache", "v_cache"};
     for (int i = ARG_Q; i <= ARG_V; i++)
-        if (acquire_main(c, inputs[i], argument_names[i], c->a.given[i]))
+        if (acquire_main(c, inputs[i], c->a.is_paged ? paged_names[i] : argument_names[i], c->a.given[i]))
             return -1;
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (c->a.given[i] && acquire(c, &c->sides[i - ARG_SIDE], argument_names[i], c->a.given[i]))
@@ -573,7 +602,7 @@ static PyObject *new_output(const call *c)
     const operand *q = &c->q;
     const int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], c->v.shape[3]};
     const int first = c->a.is_packed ? 1 : 0; /* dimension, of those that the caller knows */
-    const bool narrow = is_e4m3(q->dtype);
+    const bool narrow = is_e4m3(q);
     if (!torch_is_tensor(q->object))
         return new_array(q, shape + first, 4 - first, narrow ? "float16" : NULL);
     const torch_dtype dtype = narrow ? TORCH_FLOAT16 : TORCH_SAME;
@@ -584,7 +613,7 @@ static PyObject *new_output(const call *c)
 /* [batch, heads, q_len]; of packed sequences [heads, q_total]. */
 static PyObject *new_lse(const call *c)
 {
-    const int64_t shape[] = {c->q.shape[0], c->q.shape[head_axis(c)], c->q.shape[row_axis(c)], 1};
+    const int64_t shape[] = {c->q.shape[0], heads_of(c, &c->q), rows_of(c, &c->q), 1};
     const int first = c->a.is_packed ? 1 : 0, count = (c->a.lse_is_column ? 4 : 3) - first;
     return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape + first, count, TORCH_FLOAT32)
                                         : new_array(&c->q, shape + first, count, "float32");
@@ -619,6 +648,17 @@ static int prepare_output(call *c)
 
 /* ---- Executing --------------------------------------------------------------------------------------------------- */
 
+/* Where each tensor beside q, k, v and out goes. */
+#define SIDE_OFFSET(argument, field) [(argument)-ARG_SIDE] = offsetof(acr_buffers, field)
+static const size_t side_offsets[SIDES] = {
+    SIDE_OFFSET(ARG_Q_SCALE, q_scales),    SIDE_OFFSET(ARG_K_SCALE, k_scales),
+    SIDE_OFFSET(ARG_V_SCALE, v_scales),    SIDE_OFFSET(ARG_KV_LENS, kv_lens),
+    SIDE_OFFSET(ARG_Q_OFFSETS, q_offsets), SIDE_OFFSET(ARG_KV_OFFSETS, kv_offsets),
+    SIDE_OFFSET(ARG_KV_STARTS, kv_starts), SIDE_OFFSET(ARG_SINKS, sinks),
+    SIDE_OFFSET(ARG_ALIBI_SLOPES, slopes), SIDE_OFFSET(ARG_RANGES, ranges),
+    SIDE_OFFSET(ARG_TREE, tree),           SIDE_OFFSET(ARG_PAGE_TABLE, page_table),
+};
+
 static acr_buffers buffers_of(const call *c)
 {
     acr_buffers b = ACR_BUFFERS_INIT;
@@ -627,15 +667,9 @@ static acr_buffers buffers_of(const call *c)
     b.v = c->v.data;
     b.o = c->o.data;
     b.lse = (float *)(void *)c->lse.data;
-    b.kv_lens = side_data(c, ARG_KV_LENS);
-    b.q_scales = side_data(c, ARG_Q_SCALE);
-    b.k_scales = side_data(c, ARG_K_SCALE);
-    b.v_scales = side_data(c, ARG_V_SCALE);
-    b.kv_starts = side_data(c, ARG_KV_STARTS);
-    b.sinks = side_data(c, ARG_SINKS);
-    b.slopes = side_data(c, ARG_ALIBI_SLOPES);
-    b.ranges = side_data(c, ARG_RANGES);
-    b.tree = side_data(c, ARG_TREE);
+    for (int i = ARG_SIDE; i < ARGUMENTS; i++)
+        if (c->a.given[i])
+            memcpy((char *)&b + side_offsets[i - ARG_SIDE], &side(c, i)->data, sizeof(void *));
     b.bias = c->bias.data;
     b.d_o = c->d_o.data;
     b.dq = c->dq.data;
@@ -643,10 +677,13 @@ static acr_buffers buffers_of(const call *c)
     b.dv = c->dv.data;
     b.dsinks = (float *)(void *)c->dsinks.data;
     if (c->a.is_packed) {
-        b.q_offsets = side_data(c, ARG_Q_OFFSETS);
-        b.kv_offsets = side_data(c, ARG_KV_OFFSETS);
-        b.q_total = c->q.shape[row_axis(c)];
-        b.kv_total = c->k.shape[row_axis(c)];
+        b.q_total = rows_of(c, &c->q);
+        b.kv_total = c->a.is_paged ? 0 : rows_of(c, &c->k);
+    }
+    if (c->a.is_paged) {
+        const operand *table = side(c, ARG_PAGE_TABLE);
+        b.table_stride = table->shape[0] > 1 ? table->strides[0] : table->shape[1];
+        b.pages = c->k.shape[0];
     }
     return b;
 }
@@ -745,17 +782,17 @@ static PyObject *perform(call *c)
 }
 
 /* -1: an error is set. */
-static int begin(call *c, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+static int begin(call *c, signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
     memset(c, 0, sizeof *c);
-    return arguments_parse(&c->a, args, positional, keyword_names) ? -1 : 0;
+    return arguments_parse(&c->a, function, args, positional, keyword_names) ? -1 : 0;
 }
 
 PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
     (void)module;
     call c;
-    if (begin(&c, args, positional, keyword_names))
+    if (begin(&c, SIGNATURE_SDPA, args, positional, keyword_names))
         return NULL;
     PyObject *result = perform(&c);
     finish(&c);
@@ -767,26 +804,37 @@ static bool uses_torch(const arguments *a)
     return torch_is_tensor(a->given[ARG_Q]) || torch_is_tensor(a->given[ARG_K]) || torch_is_tensor(a->given[ARG_V]);
 }
 
-PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+static PyObject *call_eagerly(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
-    (void)module;
     call c;
-    if (begin(&c, args, positional, keyword_names))
+    if (begin(&c, function, args, positional, keyword_names))
         return NULL;
     if (uses_torch(&c.a)) {
         const int needs_dispatch = torch_needs_dispatch(&c.a);
         if (needs_dispatch)
-            return needs_dispatch < 0 ? NULL : torch_dispatch(args, positional, keyword_names);
+            return needs_dispatch < 0 ? NULL : torch_dispatch(function, args, positional, keyword_names);
         const int wants_gradients = torch_wants_gradients(&c.a);
         if (wants_gradients)
-            return wants_gradients < 0 ? NULL : torch_dispatch(args, positional, keyword_names);
+            return wants_gradients < 0 ? NULL : torch_dispatch(function, args, positional, keyword_names);
     }
     PyObject *result = perform(&c);
     finish(&c);
     if (result || !c.is_opaque)
         return result;
     PyErr_Clear();
-    return torch_dispatch(args, positional, keyword_names);
+    return torch_dispatch(function, args, positional, keyword_names);
+}
+
+PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    return call_eagerly(SIGNATURE_SDPA, args, positional, keyword_names);
+}
+
+PyObject *sdpa_paged_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    (void)module;
+    return call_eagerly(SIGNATURE_PAGED, args, positional, keyword_names);
 }
 
 PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
@@ -797,7 +845,7 @@ PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t posit
     acr_ctx *ctx;
     plan_entry *entry;
     PyObject *result = NULL;
-    if (arguments_parse(&c.a, args, positional, keyword_names))
+    if (arguments_parse(&c.a, SIGNATURE_SDPA, args, positional, keyword_names))
         return NULL;
     PyObject *out = c.a.given[ARG_OUT];
     if (!acquire_inputs(&c) && !check_inputs(&c) &&
@@ -842,7 +890,7 @@ PyObject *sdpa_problem(PyObject *module, PyObject *const *args, Py_ssize_t posit
     call c;
     memset(&c, 0, sizeof c);
     c.is_traced = true;
-    if (arguments_parse(&c.a, args, positional, keyword_names))
+    if (arguments_parse(&c.a, SIGNATURE_SDPA, args, positional, keyword_names))
         return NULL;
     PyObject *result = describe_problem(&c);
     finish(&c);
@@ -929,7 +977,7 @@ PyObject *sdpa_gradients(PyObject *module, PyObject *const *args, Py_ssize_t pos
     if (positional < GRADS)
         return PyErr_Format(PyExc_TypeError,
                             "gradients() takes d_o, o, lse, dq, dk, dv, dsinks, then sdpa's arguments");
-    if (arguments_parse(&c.a, args + GRADS, positional - GRADS, keyword_names))
+    if (arguments_parse(&c.a, SIGNATURE_SDPA, args + GRADS, positional - GRADS, keyword_names))
         return NULL;
     PyObject *result = NULL;
     if (!acquire_inputs(&c) && !check_inputs(&c) && !acquire_gradients(&c, args) && !fill_gradients(&c) &&

@@ -10,6 +10,8 @@
 int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse);
 
 PyObject *sdpa_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+/* The same of a cache in pages. */
+PyObject *sdpa_paged_call(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 /* Writes dq, dk, dv and dsinks, which come before sdpa's arguments with d_o, o and lse. */
 PyObject *sdpa_gradients(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);

@@ -3,7 +3,7 @@
 
 static struct {
     PyTypeObject *tensor, *parameter;
-    PyObject *run_op, *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *spread;
+    PyObject *run_op[SIGNATURES], *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *spread;
     PyObject *typed[TORCH_DTYPES]; /* keyword arguments that ask for a type */
     PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
@@ -12,10 +12,11 @@ PyObject *torch_bind(PyObject *module, PyObject *args)
 {
     (void)module;
     PyObject *dtypes[TORCH_DTYPES] = {NULL};
-    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type,
-                          &torch.parameter, &torch.run_op, &torch.is_grad_enabled, &torch.dispatch_depth,
-                          &torch.is_capturing, &torch.empty_like, &torch.spread, &dtypes[TORCH_FLOAT16],
-                          &dtypes[TORCH_FLOAT32], &dtypes[TORCH_UINT8], &dtypes[TORCH_INT64], &dtypes[TORCH_UINT64]))
+    if (!PyArg_ParseTuple(args, "O!O!OOOOOOOOOOOO:bind_torch", &PyType_Type, &torch.tensor, &PyType_Type,
+                          &torch.parameter, &torch.run_op[SIGNATURE_SDPA], &torch.run_op[SIGNATURE_PAGED],
+                          &torch.is_grad_enabled, &torch.dispatch_depth, &torch.is_capturing, &torch.empty_like,
+                          &torch.spread, &dtypes[TORCH_FLOAT16], &dtypes[TORCH_FLOAT32], &dtypes[TORCH_UINT8],
+                          &dtypes[TORCH_INT64], &dtypes[TORCH_UINT64]))
         return NULL;
     Py_INCREF(args); /* holds everything in `torch` from now on */
     torch.name_requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -55,9 +56,9 @@ int torch_needs_dispatch(const arguments *a)
     return result;
 }
 
-PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+PyObject *torch_dispatch(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
-    return acr_py_call_with(torch.run_op, args, positional, keyword_names);
+    return acr_py_call_with(torch.run_op[function], args, positional, keyword_names);
 }
 
 static int requires_grad(PyObject *tensor)

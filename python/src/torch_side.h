@@ -8,8 +8,8 @@
 #include "arguments.h"
 #include "common.h"
 
-/* _native.bind_torch(tensor_type, parameter_type, run_op, is_grad_enabled, dispatch_depth, is_capturing, empty_like,
- * spread, float16, float32, uint8, int64, uint64): called once. */
+/* _native.bind_torch(tensor_type, parameter_type, run_op, run_paged_op, is_grad_enabled, dispatch_depth, is_capturing,
+ * empty_like, spread, float16, float32, uint8, int64, uint64): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
 bool torch_is_tensor(PyObject *object);
@@ -19,7 +19,7 @@ bool torch_is_tensor(PyObject *object);
 int torch_needs_dispatch(const arguments *a);
 
 /* The same call through the dispatcher. */
-PyObject *torch_dispatch(PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
+PyObject *torch_dispatch(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 
 /* 1 where q, k, v or sinks want a gradient, which the dispatcher records; 0 where nothing does; -1 with an exception
  * where another argument wants one. */

@@ -395,6 +395,7 @@ if __name__ == "__main__":
         assert size == ctypes.sizeof(struct), f"{struct.__name__} is not {name} of fake_driver.h: {size} bytes"
     _native.bind_torch(
         Tensor, type("Parameter", (Tensor,), {}), lambda *args, **keywords: ("dispatched", len(args), keywords),
+        lambda *args, **keywords: ("dispatched, paged", len(args), keywords),
         lambda: State.grad, lambda: State.depth, lambda: State.capturing,
         lambda like: Tensor(np.empty_like(like.array)), lambda mask, keys: Tensor(np.broadcast_to(
             mask.array, (*mask.array.shape[:-1], keys)).copy()), "float16", "float32", "uint8", "int64", "uint64")

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""acromion.merge and acromion.append on NumPy's arrays. Needs the installed package and NumPy."""
+"""acromion.merge, acromion.append and acromion.sdpa_paged on NumPy's arrays. Needs the installed package and NumPy."""
 import unittest
 
 import numpy as np
 
 import acromion
+import definition
 
 
 def random(*shape, dtype=np.float32, seed=0):
@@ -103,6 +104,105 @@ class Appending(unittest.TestCase):
                 acromion.append(**{**good, **change})
         with self.assertRaisesRegex(TypeError, "kv_lens is int64"):
             acromion.append(**{**good, "kv_lens": self.lens.astype(np.int64)})
+
+
+def gathered(cache, table):
+    """[batch, heads, positions, dim] of pages [pages, heads, page, dim]; numbers that name no page give zeros."""
+    pages = np.where((table >= 0) & (table < len(cache)), table, 0)
+    batch, count = table.shape
+    return cache[pages].transpose(0, 2, 1, 3, 4).reshape(batch, cache.shape[1], count * cache.shape[2], -1)
+
+
+class Paged(unittest.TestCase):
+    """sdpa_paged against the definition on gathered keys. Pages out of order, shared, and stale ones of NaN."""
+
+    def cache(self, page):
+        k, v = random(12, 2, page, 16, seed=1), random(12, 2, page, 24, seed=2)
+        k[9:], v[9:] = np.nan, np.nan
+        count = -(-40 // page)
+        table = np.random.default_rng(page).integers(0, 9, (3, count)).astype(np.int32)
+        lens = np.array([40, 1, count * page // 2], np.int32).clip(1, count * page)
+        for b, n in enumerate(lens):
+            table[b, -(-n // page):] = (9, -7, 2**31 - 1)[b]
+        return k, v, table, lens
+
+    def test_page_sizes_and_layouts(self):
+        for page in (1, 4, 16, 64):
+            k, v, table, lens = self.cache(page)
+            q = random(3, 6, 5, 16, seed=page)
+            # what lies behind a length is NaN in the cache, and zero for the definition
+            wanted, wanted_lse = definition.attention(q, np.nan_to_num(gathered(k, table)),
+                                                      np.nan_to_num(gathered(v, table)), kv_lens=lens, is_causal=True,
+                                                      causal_align="bottom_right", window=7, softcap=3.0)
+            out, lse = acromion.sdpa_paged(q, k, v, table, lens, is_causal=True, window=7, softcap=3.0,
+                                           return_lse=True)
+            np.testing.assert_allclose(out, wanted, atol=1e-5)
+            np.testing.assert_allclose(lse, wanted_lse, atol=1e-5)
+            both = np.stack([k.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3)], 1)  # [pages, 2, page, heads, dim]
+            turned_out = acromion.sdpa_paged(q.transpose(0, 2, 1, 3), both[:, 0], v.transpose(0, 2, 1, 3), table, lens,
+                                             layout="bshd", is_causal=True, window=7, softcap=3.0)
+            np.testing.assert_array_equal(turned_out.transpose(0, 2, 1, 3), out)
+            wide = np.full((3, table.shape[1] + 5), -1, np.int32)  # a part of a wider table
+            wide[:, :table.shape[1]] = table
+            np.testing.assert_array_equal(
+                acromion.sdpa_paged(q, k, v, wide[:, :table.shape[1]], lens, is_causal=True, window=7, softcap=3.0,
+                                    out=np.empty_like(out)), out)
+
+    def test_packed_queries(self):
+        k, v, table, lens = self.cache(8)
+        offsets, sinks = np.array([0, 7, 8, 11], np.int32), random(6)
+        q = random(11, 6, 16)
+        for layout, (keys, values) in {"bhsd": (k, v), "bshd": (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+                                       }.items():
+            out, lse = acromion.sdpa_paged(q, keys, values, table, lens, q_offsets=offsets, max_q_len=7,
+                                           layout=layout, is_causal=True, sinks=sinks, return_lse=True)
+            for b in range(3):
+                rows = slice(offsets[b], offsets[b + 1])
+                wanted, wanted_lse = definition.attention(
+                    q[rows].transpose(1, 0, 2)[None], gathered(k, table[b:b + 1])[:, :, :lens[b]],
+                    gathered(v, table[b:b + 1])[:, :, :lens[b]], is_causal=True, causal_align="bottom_right",
+                    sinks=sinks)
+                np.testing.assert_allclose(out[rows].transpose(1, 0, 2)[None], wanted, atol=1e-5)
+                np.testing.assert_allclose(lse[:, rows][None], wanted_lse, atol=1e-5)
+
+    def test_values_inside_keys_and_invariant_rows(self):
+        k, _, table, lens = self.cache(16)
+        q = random(3, 4, 5, 16)
+        out = acromion.sdpa_paged(q, k, None, table, lens, v_dim=12, scale=0.3, invariant=True)
+        wanted, _ = definition.attention(q, np.nan_to_num(gathered(k, table)),
+                                         np.nan_to_num(gathered(k, table))[..., :12], scale=0.3, kv_lens=lens)
+        np.testing.assert_allclose(out, wanted, atol=1e-5)
+        alone = acromion.sdpa_paged(q[1:2, :, 3:4], k, None, table[1:2], lens[1:2], v_dim=12, scale=0.3, invariant=True)
+        np.testing.assert_array_equal(alone, out[1:2, :, 3:4])
+        plain = acromion.sdpa(q, np.nan_to_num(k[:3, :1]), None, v_dim=12, scale=0.3, enable_gqa=True)
+        self.assertEqual(plain.shape, (3, 4, 5, 12))
+
+    def test_explain_and_refusals(self):
+        k, v, table, lens = self.cache(16)
+        good = {"q": random(3, 6, 5, 16), "k_cache": k, "v_cache": v, "page_table": table, "kv_lens": lens}
+        self.assertIn(":kvlens:page16", acromion.explain(good["q"], k, v, page_table=table, kv_lens=lens))
+        for change, text in (({"kv_lens": None}, "kv_lens is missing"), ({"page_table": None}, "page_table is None"),
+                             ({"page_table": table[:2]}, r"page_table must have two dimensions \[3, "),
+                             ({"page_table": table[:, ::2]}, "page_table has strides"),
+                             ({"kv_lens": lens[:2]}, "kv_lens must have one dimension of q's batch, 3"),
+                             ({"v_cache": v[:5]}, "v_cache has extent 5 in dimension 0, must be 12, k's pages"),
+                             ({"v_cache": v[:, :, :4]}, "must be 16, k's page"), ({"v_cache": None}, "v is None"),
+                             ({"v_dim": 8, "scale": 1.0}, "v is another tensor than k"),
+                             ({"v_dim": 8, "v_cache": None}, "scale is missing"),
+                             ({"v_dim": 17, "v_cache": None, "scale": 1.0}, "v_dim is 17, must be at most"),
+                             ({"max_kv_len": 49}, "max_kv_len is 49, and page_table has 3 pages of 16"),
+                             ({"max_q_len": 5}, "are of packed"), ({"kv_offsets": lens}, "kv_offsets is given with"),
+                             ({"k_cache": k[:0], "v_cache": v[:0]}, "k_cache has no pages"),
+                             ({"k_cache": k[0], "v_cache": v[0]}, r"3 dimensions, must have 4: \[pages, heads, page"),
+                             ({"k_scale": 2.0}, "k_scale")):
+            with self.subTest(str(list(change))), self.assertRaisesRegex(ValueError, text):
+                acromion.sdpa_paged(**{**good, **change})
+        with self.assertRaisesRegex(TypeError, "page_table is int64, must be int32"):
+            acromion.sdpa_paged(**{**good, "page_table": table.astype(np.int64)})
+        with self.assertRaisesRegex(TypeError, r"sdpa_paged\(\) takes up to 5 positional arguments \(q, k_cache"):
+            acromion.sdpa_paged(*good.values(), None)
+        with self.assertRaisesRegex(TypeError, r"sdpa_paged\(\) is missing the argument 'page_table'"):
+            acromion.sdpa_paged(good["q"], k, v)
 
 
 if __name__ == "__main__":

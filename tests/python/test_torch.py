@@ -399,6 +399,56 @@ class Fp8(unittest.TestCase):
             self.assertTrue(torch.equal(found, wanted) and found.dtype == torch.float16)
 
 
+class Paged(unittest.TestCase):
+    """Values are test_ops.py's; here is what PyTorch adds. On CUDA these run where a kernel serves pages."""
+    def setUp(self):
+        self.k, self.v = normal(9, 2, 16, 64, device="cpu"), normal(9, 2, 16, 32, device="cpu")
+        self.table = torch.tensor([[3, 0, 8], [1, 7, 2]], dtype=torch.int32)
+        self.lens = torch.tensor([37, 20], dtype=torch.int32)
+        self.q = normal(2, 8, 3, 64, device="cpu")
+
+    def test_8_bit_caches(self):
+        scales = torch.tensor([[0.5, 2.0], [1.0, 4.0]])
+        for dtype in (torch.float16, torch.bfloat16):
+            q, k, v = self.q.to(dtype), self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn)
+            out = acromion.sdpa_paged(q, k, v, self.table, self.lens, k_scale=0.25, v_scale=scales, is_causal=True)
+            wanted = acromion.sdpa_paged(q, k.to(dtype) * 0.25, v.to(dtype), self.table, self.lens, is_causal=True)
+            wanted = wanted * scales.repeat_interleave(4, 1)[:, :, None, None].to(dtype)
+            torch.testing.assert_close(out, wanted, atol=2e-2, rtol=2e-2)
+            plain = acromion.sdpa(q[:, :2], k[:2], v[:2], k_scale=0.25)
+            torch.testing.assert_close(plain, acromion.sdpa(q[:, :2], k[:2].to(dtype) * 0.25, v[:2].to(dtype)),
+                                       atol=2e-2, rtol=2e-2)
+        with self.assertRaisesRegex(TypeError, "v_cache is float32, must be float8_e4m3fn"):
+            acromion.sdpa_paged(self.q, self.k.to(torch.float8_e4m3fn), self.v, self.table, self.lens)
+        with self.assertRaisesRegex(TypeError, "k_cache is float32, must be float8_e4m3fn: no other"):
+            acromion.sdpa_paged(self.q, self.k, self.v, self.table, self.lens, k_scale=scales)
+
+    def test_compiled_and_on_the_meta_device(self):
+        def paged(*args):
+            return acromion.sdpa_paged(*args, is_causal=True, return_lse=True)
+
+        def inside(q, k, table, lens):
+            return acromion.sdpa_paged(q, k, None, page_table=table, kv_lens=lens, v_dim=48, scale=0.1)
+
+        args = (self.q, self.k, self.v, self.table, self.lens)
+        for wanted, got in zip(paged(*args), torch.compile(paged, backend="aot_eager", fullgraph=True)(*args)):
+            self.assertTrue(torch.equal(wanted, got))
+        few = (self.q, self.k, self.table, self.lens)
+        self.assertTrue(torch.equal(inside(*few), torch.compile(inside, backend="aot_eager", fullgraph=True)(*few)))
+        out, lse = paged(*(x.to("meta") for x in args))
+        self.assertEqual((out.shape, lse.shape), ((2, 8, 3, 32), (2, 8, 3)))
+        self.assertEqual(inside(*(x.to("meta") for x in few)).shape, (2, 8, 3, 48))
+
+    def test_gradients_are_refused(self):
+        q = self.q.clone().requires_grad_()
+        with self.assertRaisesRegex(NotImplementedError, "no kernel computes gradients with page_table"):
+            acromion.sdpa_paged(q, self.k, self.v, self.table, self.lens)
+        with torch.no_grad():
+            acromion.sdpa_paged(q, self.k, self.v, self.table, self.lens)
+        with self.assertRaisesRegex(NotImplementedError, "8-bit inputs have no gradients"):
+            acromion.sdpa(q[:, :2], *(x[:2].to(torch.float8_e4m3fn) for x in (self.k, self.v)))
+
+
 class Gradients(unittest.TestCase):
     def test_refused_where_nothing_computes_them(self):
         q, leaf = normal(1, 2, 5, 64), normal(1, 2, 5, 64).requires_grad_()
