@@ -121,7 +121,7 @@ static bool has_no_space(const char *family)
 /* Lines for features and for few key tiles, whose parameters no space has: nothing that a search would vary. */
 static bool is_outside_spaces(const candidate *c)
 {
-    static const char *const names[] = {"TERMS", "AHEAD", "HEADS_IN_TILE", "SLICES"};
+    static const char *const names[] = {"TERMS", "AHEAD", "HEADS_IN_TILE", "SLICES", "PAGED"};
     char value[8];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
         if (candidate_parameter(c, names[i], value, sizeof value)) {

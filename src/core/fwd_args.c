@@ -111,5 +111,6 @@ void acr__fill_args(acr__args *args, const acr_problem *problem, const acr_buffe
                                       .table_stride = buffers->table_stride,
                                       .page = problem->page,
                                       .pages = (int32_t)buffers->pages,
-                                      .kv_type = (int32_t)problem->kv_dtype};
+                                      .kv_type = (int32_t)problem->kv_dtype,
+                                      .invariant = (problem->flags & ACR_INVARIANT) != 0};
 }

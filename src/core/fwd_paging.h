@@ -19,7 +19,7 @@ typedef struct fwd_paging {
     int64_t table_stride; /* from one batch entry's pages to the next one's */
     int32_t page, pages;  /* keys in a page; pages that k and v hold */
     int32_t kv_type;      /* an acr_dtype, of k and v where it is another than q's */
-    int32_t reserved;
+    int32_t invariant;    /* 1: a row's bits depend on its own keys alone (ACR_INVARIANT) */
 } fwd_paging;
 
 #ifndef __CUDACC__

@@ -145,7 +145,7 @@ const char *acr__cache_why_not(const acr__kernel *kernel, const acr_problem *p)
     if (p->flags & ACR_PAGED && !kernel->pages)
         return "page: the kernel is compiled without paging (PAGED)";
     if (p->kv_dtype != ACR_DTYPE_DEFAULT && !(kernel->kv_types & 1u << p->kv_dtype))
-        return "kv_dtype: the kernel is compiled for keys and values of q's type (KV_TYPE)";
+        return "kv_dtype: the kernel is compiled for keys and values of q's type (KV_E4M3)";
     if (p->flags & ACR_V_IN_K && !kernel->v_in_k)
         return "v_in_k: the kernel is compiled without values inside the keys (V_IN_K)";
     if (p->flags & ACR_INVARIANT && !(kernel->traits & ACR__TRAIT_INVARIANT))

@@ -8,6 +8,7 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
     device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what isolation.c checks, and that it finds faults
     device.py OPS FAKE_DRIVER_FOLDER IMAGES ops          what ops.c checks; one:ops a few of its cases
+    device.py CACHES FAKE_DRIVER_FOLDER IMAGES caches    what caches.c checks
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
@@ -47,6 +48,7 @@ BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d
           "b1:h2:s40/150:d{d}:mask/0,0,151"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
+PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
 
 # Every term, on lines that are compiled with it: alone or with what it meets; the biases' rows aligned and not.
 TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win40:sinks:alibi:lse",
@@ -84,9 +86,9 @@ GROUPS = {
               for d, sms, order in ((64, 2, EAGER), (128, 16, LATE))],
     "ladder": [(80, 4, "fwd_ladder0_*", [LATE], problems(SHAPES, [64], ["f16"])),
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
-    "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES, [64, 128]))
+    "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES + PAGED, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING, [64, 192])) for arch in (89, 120)],
+             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING + PAGED, [64, 192])) for arch in (89, 120)],
     # The host makes clusters of 8, 4, 2 and CTAs alone, the fewer the SMs; CTAs alone have several turns of the ring.
     # The fewer the SMs, the smaller the clusters: of 8, 4 and 2 CTAs, and CTAs alone, which go round the ring.
     "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes, dims))
@@ -421,9 +423,38 @@ def run_ops(program, driver, images, cases=tuple(OPS)):
     return failures
 
 
+# ---- Caches: tests/device/caches.c ----
+
+# On which GPU, how many SMs (many: keys are split), in which order of warps, and which problems.
+CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4/1:s5/75:d128:causal:lse:kvlens:page1",
+                         "f16:b2:h2:s3/140:d128:causal:win40:lse:kvlens:page7",
+                         "f16:b4:h4/2:s4/130:d64:causal:lse:bshd:packed:kvlens:page8"]),
+          (90, 32, EAGER, ["f16:b3:h4/1:s1/2100:d128:lse:kvlens:page128",
+                           "bf16:b2:h2/1:s20/90:d40/56:causal:lse:kvlens:page3",
+                           "bf16:b3:h4/1:s2/1300:d128:kvlens:page32:invariant",
+                           "f16:b3:h2:s1/2500:d64:kvlens:page16:invariant"]),
+          (89, 8, LATE_TOO, ["f16:b3:h8/2:s1/300:d128:lse:kvlens:page16:kv-e4m3",
+                             "bf16:b2:h4/1:s5/70:d128:causal:lse:kvlens:page64:kv-e4m3",
+                             "f16:b2:h4/1:s5/83:d96/80:causal:lse:kvlens:kv-e4m3",
+                             "bf16:b4:h4/2:s9/130:d128:lse:bshd:packed:kvlens:page8:kv-e4m3",
+                             "f16:b3:h4/1:s1/1300:d128:kvlens:page256:kv-e4m3:invariant"])]
+
+
+def run_caches(program, driver, images):
+    failures = 0
+    for arch, sms, order, asked in CACHES:
+        done, shown = execute([program, "_paged_", *asked], environment(driver, images, arch, sms, order))
+        summary = done.stdout.strip().splitlines()[-1:]
+        print(f"sm_{arch} caches: {summary}", flush=True)
+        if done.returncode != 0 or " 0 failed" not in str(summary):
+            failures += 1
+            print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation, "ops": run_ops,
+    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation, "ops": run_ops, "caches": run_caches,
                "one:ops": lambda *where: run_ops(*where, OPS_QUICK)}
     failures = special[name](program, driver, images) if name in special else run_group(program, driver, images, name)
     return 1 if failures else 0

@@ -108,7 +108,7 @@ static void kernels_refuse_by_name_what_they_are_compiled_without(void **state)
     const struct {
         const char *text, *reason;
     } wanted[] = {{"b2:h8/2:s4/100:d64:kvlens:page16", "compiled without paging (PAGED)"},
-                  {"b2:h8/2:s4/100:d64:kv-e4m3", "keys and values of q's type (KV_TYPE)"},
+                  {"b2:h8/2:s4/100:d64:kv-e4m3", "keys and values of q's type (KV_E4M3)"},
                   {"b2:h8/1:s4/100:d64/32:v-in-k", "without values inside the keys (V_IN_K)"},
                   {"b2:h8/1:s4/100:d64:invariant", "(ACR_INVARIANT)"}};
     for (size_t i = 0; i < COUNT_OF(wanted); i++) {

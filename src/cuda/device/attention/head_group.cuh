@@ -1,6 +1,6 @@
 /* Tiles of rows for decoding: the rows of a tile are the query heads that share one key head, times their query
  * positions, ordered by position and then by head, so that a key is read once for all of them; and their keys are
- * divided over CTAs. Batch entries only: packed batches have no such tiles.
+ * divided over CTAs. Of packed batches only lines for caches (PAGED) have such tiles.
  *
  * An includer defines Q_TILE. */
 #ifndef ACR_DEVICE_ATTENTION_HEAD_GROUP_CUH
@@ -11,7 +11,20 @@
 typedef struct group_tile {
     int row_first, rows; /* of the head's group * q_len rows */
     int kv_head, batch;
+#if PAGED
+    int q_begin; /* of packed queries: the entry's first row of q and o */
+#endif
 } group_tile;
+
+/* The entry's first row of q and o. */
+DEV int first_query(const group_tile &t)
+{
+#if PAGED
+    return t.q_begin;
+#else
+    return 0;
+#endif
+}
 
 /* Where a row of the tile is in the problem. */
 typedef struct group_row {
@@ -55,11 +68,19 @@ DEV row_terms find_group_terms(const fwd_args &a, const visible_entry &e, const 
 /* Element index of a row's first column of the output. */
 DEV int64_t group_output_index(const fwd_args &a, const group_tile &t, const group_row &r)
 {
+#if PAGED
+    return t.batch * a.o_stride.batch + r.head * a.o_stride.head + (t.q_begin + r.position) * a.o_stride.row;
+#else
     return t.batch * a.o_stride.batch + r.head * a.o_stride.head + r.position * a.o_stride.row;
+#endif
 }
 
 DEV float *group_lse(const fwd_args &a, const group_tile &t, const group_row &r)
 {
+#if PAGED
+    if (a.q_offsets != nullptr)
+        return a.lse + (int64_t)r.head * a.q_total + t.q_begin + r.position;
+#endif
     return a.lse + ((int64_t)t.batch * a.q_heads + r.head) * a.q_len + r.position;
 }
 

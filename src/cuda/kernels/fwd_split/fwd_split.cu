@@ -11,9 +11,10 @@
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
  * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
  * place of the host's choice: for experiments), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and
- * window).
+ * window), PAGED=1 (caches: keys in pages, packed queries; fwd_paging.h) and, beside it, KV_E4M3=1 (keys and values of
+ * e4m3, in pages or not).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 PAGED=0 KV_E4M3=0 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -25,9 +26,16 @@
 #ifndef SPLITS
 #define SPLITS 0
 #endif
+#ifndef PAGED
+#define PAGED 0
+#endif
+#ifndef KV_E4M3
+#define KV_E4M3 0
+#endif
 
 enum {
     ELEM_BYTES = 2,
+    KV_BYTES = KV_E4M3 ? 1 : ELEM_BYTES, /* of an element of K and V */
     WARP_ROWS = 16,
     ROW_WARPS = Q_TILE / WARP_ROWS, /* warps of a group */
     GROUP_THREADS = 32 * ROW_WARPS,
@@ -38,7 +46,7 @@ enum {
 };
 
 typedef struct kv_stage {
-    unsigned char k[KV_TILE * DIM * ELEM_BYTES], v[KV_TILE * DIM * ELEM_BYTES];
+    unsigned char k[KV_TILE * DIM * KV_BYTES], v[KV_TILE * DIM * KV_BYTES];
 } kv_stage;
 
 typedef unsigned char query_tile[Q_TILE * DIM * ELEM_BYTES];
@@ -72,6 +80,7 @@ typedef union shared_memory {
 
 enum {
     SPLITS_MAX = ROWS_MAX < 128 ? ROWS_MAX : 128, /* CTAs of a tile: a row of all of them must fit there */
+    FIXED_KEYS = 1024, /* of a CTA of ACR_INVARIANT: its keys begin at a multiple, whatever the lengths and the batch */
     COUNTERS_MAX = 4096
 };
 
@@ -91,8 +100,10 @@ typedef struct workspace_layout {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    KV_TYPE = KV_E4M3 ? ACR_E4M3 : ELEMENT,
     OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
     ROW_CHUNKS = DIM / CHUNK_ELEMS,
+    KV_ROW_CHUNKS = DIM * KV_BYTES / CHUNK_BYTES,
     M_TILES = 1,
     K_STEPS = DIM / 16,                            /* of a score product */
     STEPS_UNROLLED = Q_IN_REGISTERS ? K_STEPS : 4, /* register arrays need all; 4 are one period of the swizzle */
@@ -106,7 +117,8 @@ enum {
 
 static_assert(DIM % 64 == 0 && DIM <= 256, "DIM: a multiple of 64 up to 256");
 static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0, "Q_TILE and KV_TILE: multiples of 16");
-static_assert(!Q_IN_REGISTERS || Q_TILE <= KV_TILE, "Q_TILE: the queries pass through the last stage of V");
+static_assert(!Q_IN_REGISTERS || Q_TILE * ELEM_BYTES <= KV_TILE * KV_BYTES,
+              "Q_TILE: the queries pass through the last stage of V");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 static_assert(KV_TILE % (GROUP_THREADS / 8) == 0, "KV_TILE: rows divide evenly over a group's threads");
 static_assert(Q_TILE * sizeof(partial_row) <=
@@ -118,6 +130,19 @@ static_assert(KV_GROUPS <= 15 || ROW_WARPS == 1, "KV_GROUPS: a named barrier eac
 #include "cuda/device/attention/head_group.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/attention/warp_tile_16.cuh"
+#if PAGED
+#include "cuda/device/attention/pages.cuh"
+#include "cuda/device/attention/warp_tile_kv8.cuh"
+
+/* What a function that reads the cache is told besides. */
+#define PAGING_PARAMETER , const fwd_paging &paging
+#define PAGING_ARGUMENT , paging
+#else
+#define PAGING_PARAMETER
+#define PAGING_ARGUMENT
+#endif
+
+static_assert(!KV_E4M3 || (PAGED && Q_IN_REGISTERS && !TERMS), "KV_E4M3: beside PAGED, up to 192 dims, without TERMS");
 
 /* ---- Where a CTA is, and which keys are its own ---- */
 
@@ -130,6 +155,11 @@ DEV group_tile find_tile(const fwd_args &a)
     t.row_first = ((int)blockIdx.y - t.kv_head * tiles) * Q_TILE;
     t.rows = min((int)Q_TILE, head_rows - t.row_first);
     t.batch = blockIdx.z;
+#if PAGED
+    const sequence s = find_cached_sequence(a, t.batch);
+    t.q_begin = s.q_begin;
+    t.rows = min((int)Q_TILE, a.group * s.q_len - t.row_first); /* none where fewer rows are packed than there may be */
+#endif
     return t;
 }
 
@@ -162,6 +192,22 @@ DEV share find_share(const visible_keys &visible)
     return s;
 }
 
+#if PAGED
+/* The same of ACR_INVARIANT: the keys of a CTA, and of its groups, begin at multiples of a constant, whatever the
+ * lengths and the batch. What a row does not see of them adds zeros to it, and leaves its bits. */
+DEV share find_fixed_share(const visible_keys &visible)
+{
+    static_assert(FIXED_KEYS % STEP_KEYS == 0, "FIXED_KEYS: whole steps");
+    const int first_part = visible.first / FIXED_KEYS, part = first_part + (int)blockIdx.x;
+    share s;
+    s.steps_each = FIXED_KEYS / STEP_KEYS;
+    s.steps = max(0, divide_up(visible.end, FIXED_KEYS) - first_part) * s.steps_each;
+    s.keys.first = min(max(part * FIXED_KEYS, visible.first / STEP_KEYS * STEP_KEYS), visible.end);
+    s.keys.end = min((part + 1) * FIXED_KEYS, visible.end);
+    return s;
+}
+#endif
+
 /* A group of one warp runs ahead of the others as far as its ring allows. */
 DEV void group_sync(int group)
 {
@@ -182,7 +228,7 @@ enum {
 DEV void load_queries(uint32_t tile, const fwd_args &a, const group_tile &t, int thread)
 {
     const int chunk = thread % LOAD_LANES, first_head = t.kv_head * a.group;
-    const chunk_matrix m = head_matrix_of(a.q, a.q_stride, t.batch, first_head, 0, a.qk_dim, ELEM_BYTES);
+    const chunk_matrix m = head_matrix_of(a.q, a.q_stride, t.batch, first_head, first_query(t), a.qk_dim, ELEM_BYTES);
 #pragma unroll
     for (int r = 0; r < Q_TILE; r += LOAD_ROWS) {
         const int row = r + thread / LOAD_LANES;
@@ -200,7 +246,11 @@ DEV void load_queries(uint32_t tile, const fwd_args &a, const group_tile &t, int
 
 /* What a group loads, tile by tile, K and V separately; nothing beyond the last tile. */
 typedef struct key_loader {
+#if PAGED
+    paged_matrix matrix;
+#else
     chunk_matrix matrix;
+#endif
     uint32_t stages; /* of K or V: the first stage's half */
     int thread;
     bool read_once; /* one tile of rows: no other CTA reads these keys */
@@ -208,46 +258,77 @@ typedef struct key_loader {
     int end;        /* one past the last key to load */
 } key_loader;
 
-DEV void load_next(key_loader &loader, int stage)
+/* What a warp's group has under way. */
+typedef struct pipeline {
+    key_loader k, v;
+    uint32_t q_smem;
+#if PAGED
+    page_cursor cursor; /* of the tile whose K or V is loaded next: V follows its K at once */
+#endif
+} pipeline;
+
+DEV void load_next(const pipeline &x, key_loader &loader, int stage)
 {
     const uint32_t tile = loader.stages + stage * (uint32_t)sizeof(kv_stage);
     if (loader.next < loader.end) {
+#if PAGED
+        load_paged_tile<KV_TILE, KV_ROW_CHUNKS, GROUP_THREADS>(tile, loader.matrix, x.cursor, loader.read_once,
+                                                               loader.thread);
+#else
         if (loader.read_once)
             load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS, true>(tile, loader.matrix, loader.next, loader.end,
                                                                 loader.thread);
         else
             load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS>(tile, loader.matrix, loader.next, loader.end, loader.thread);
+#endif
     }
     loader.next += STEP_KEYS;
 }
 
-/* What a warp's group has under way. */
-typedef struct pipeline {
-    key_loader k, v;
-    uint32_t q_smem;
-} pipeline;
+DEV void load_next_keys(pipeline &x, int stage)
+{
+    load_next(x, x.k, stage);
+}
+
+DEV void load_next_values(pipeline &x, int stage)
+{
+    load_next(x, x.v, stage);
+#if PAGED
+    advance_pages(x.cursor);
+#endif
+}
 
 /* Starts the loads of the first stages. Groups of copies: {K 0, Q}, V 0, K 1, ... V STAGES-2, K STAGES-1; then one in
  * every half step. Not unrolled: code that runs once costs the time to fetch it. */
-DEV pipeline start_loads(const fwd_args &a, const group_tile &t, const share &s, const lane_place &l, uint32_t memory)
+DEV pipeline start_loads(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const share &s, const lane_place &l,
+                         uint32_t memory)
 {
     const bool read_once = a.group * a.q_len <= Q_TILE;
     const int first = s.keys.first + l.group * KV_TILE;
     const uint32_t v_memory = memory + offsetof(kv_stage, v);
+#if PAGED
+    const paged_matrix k = paged_matrix_of(a.k, a.k_stride, t.kv_head, a.qk_dim, KV_BYTES),
+                       v = paged_matrix_of(a.v, a.v_stride, t.kv_head, a.v_dim, KV_BYTES);
+#else
     const key_source source = {t.kv_head, t.batch, 0};
-    pipeline x = {
-        {key_matrix(a.k, a.k_stride, source, a.qk_dim, ELEM_BYTES), memory, l.thread, read_once, first, s.keys.end},
-        {key_matrix(a.v, a.v_stride, source, a.v_dim, ELEM_BYTES), v_memory, l.thread, read_once, first, s.keys.end},
-        Q_IN_REGISTERS ? v_memory + (STAGES - 1) * (uint32_t)sizeof(kv_stage)
-                       : memory + STAGES * (uint32_t)sizeof(kv_stage)};
+    const chunk_matrix k = key_matrix(a.k, a.k_stride, source, a.qk_dim, ELEM_BYTES),
+                       v = key_matrix(a.v, a.v_stride, source, a.v_dim, ELEM_BYTES);
+#endif
+    pipeline x = {{k, memory, l.thread, read_once, first, s.keys.end},
+                  {v, v_memory, l.thread, read_once, first, s.keys.end},
+                  Q_IN_REGISTERS ? v_memory + (STAGES - 1) * (uint32_t)sizeof(kv_stage)
+                                 : memory + STAGES * (uint32_t)sizeof(kv_stage)};
+#if PAGED
+    x.cursor = start_pages(pages_of_entry(a, paging, t.batch), first, s.keys.end, STEP_KEYS, l.lane);
+#endif
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) {
-        load_next(x.k, stage);
+        load_next_keys(x, stage);
         if (stage == 0)
             load_queries(x.q_smem, a, t, l.thread);
         copies_commit();
         if (stage < STAGES - 1) {
-            load_next(x.v, stage);
+            load_next_values(x, stage);
             copies_commit();
         }
     }
@@ -257,7 +338,8 @@ DEV pipeline start_loads(const fwd_args &a, const group_tile &t, const share &s,
 /* Runs a warp through its group's tiles of keys. Copies are in flight up to the stage that is computed on: a half of a
  * stage is filled again as soon as the group has read it. */
 DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_args &a, const group_tile &t,
-                const visible_entry &entry, const visible_keys &visible, const share &s, const lane_place &l)
+                const visible_entry &entry, const visible_keys &visible, const share &s, const lane_place &l,
+                float key_scale)
 {
     const int rows[2] = {l.row + l.lane / 4, l.row + l.lane / 4 + 8};
     const group_row at_rows[2] = {find_row(a, t, rows[0]), find_row(a, t, rows[1])};
@@ -267,29 +349,41 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
     COPIES_WAIT(2 * STAGES - 2);
     group_sync(l.group);
     query_operands q;
+#if KV_E4M3
+    load_query_operands_kv8(q, x.q_smem, l);
+#else
     load_query_operands(q, x.q_smem, l);
+#endif
 
     int stage = 0;
     for (int key = s.keys.first + l.group * KV_TILE; key < s.keys.end; key += STEP_KEYS) {
         const uint32_t at = stage * (uint32_t)sizeof(kv_stage);
         COPIES_WAIT(2 * STAGES - 2);
         group_sync(l.group); /* this K has landed for all, and all have left the V before */
-        load_next(x.v, stage == 0 ? STAGES - 1 : stage - 1);
+        load_next_values(x, stage == 0 ? STAGES - 1 : stage - 1);
         copies_commit();
         const bool masked = key < visible.full_first || key + KV_TILE > visible.full_end;
         score_tile scores;
+#if KV_E4M3
+        multiply_scores_kv8(scores, q, x.k.stages + at, l);
+#else
         multiply_scores(scores, q, x.q_smem, x.k.stages + at, l);
+#endif
         row_keys seen = {};
         if (masked)
             seen = find_row_keys(a, entry, t.batch, positions[0], positions[1], 2 * (l.lane % 4));
         finish_scores(scores[0], seen, key, masked, a, terms, 2 * (l.lane % 4), entry.kv_len);
         probability_tile probabilities;
-        update_softmax(probabilities, state, o, scores, exists, score_scale_log2(a));
+        update_softmax(probabilities, state, o, scores, exists, score_scale_log2(a) * key_scale);
         COPIES_WAIT(2 * STAGES - 2);
         group_sync(l.group); /* this V has landed for all, and all have left the K */
-        load_next(x.k, stage);
+        load_next_keys(x, stage);
         copies_commit();
+#if KV_E4M3
+        multiply_values_kv8(o, probabilities, x.v.stages + at, l.lane);
+#else
         multiply_values(o, probabilities, x.v.stages + at, 0, l.lane);
+#endif
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     COPIES_WAIT(0);
@@ -303,7 +397,26 @@ typedef struct row_result {
     float reference, sum;
 } row_result;
 
-/* Leaves a warp's part of its group's result in shared memory. */
+/* Leaves a warp's part of its group's result in shared memory; the scales of a cache of e4m3 come in here. */
+#if KV_E4M3
+DEV void publish(partial_row *partial, const output_tile &o, const softmax_state &state, const lane_place &l,
+                 const cache_scales &scales)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        partial_row &row = partial[l.row + l.lane / 4 + 8 * h];
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; n += 2) {
+            const float *even = &o[0][4 * n + 2 * h], *odd = &o[0][4 * n + 4 + 2 * h];
+            *(float4 *)&row.o[first_column_kv8(n, l.lane)] = make_float4(
+                even[0] * scales.values, odd[0] * scales.values, even[1] * scales.values, odd[1] * scales.values);
+        }
+        const float sum = quad_sum(state.sum[0][h]);
+        if (l.lane % 4 == 0)
+            *(float2 *)&row.reference = make_float2(state.reference[0][h] * scales.keys, sum);
+    }
+}
+#else
 DEV void publish(partial_row *partial, const output_tile &o, const softmax_state &state, const lane_place &l)
 {
 #pragma unroll
@@ -317,6 +430,7 @@ DEV void publish(partial_row *partial, const output_tile &o, const softmax_state
             *(float2 *)&row.reference = make_float2(state.reference[0][h], sum);
     }
 }
+#endif
 
 /* The lane's columns of a row in shared memory; as wide as their alignment allows. */
 DEV void read_columns(float (&to)[LANE_COLUMNS], const float *row, int lane)
@@ -413,15 +527,21 @@ DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result
 }
 
 /* The NaN fix-up of a stored row, by the warp's first quad. */
-DEV void fix_split_row(const fwd_args &a, const group_tile &t, const visible_entry &entry, const row_result &r, int row,
-                       int lane)
+DEV void fix_split_row(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const visible_entry &entry,
+                       const row_result &r, int row, int lane)
 {
     const group_row at = find_row(a, t, row);
     const float scale_log2 = score_scale_log2(a);
-    const stored_row stored = {
-        t.batch, at.head,    lane < 4 ? at.position : a.q_len,   0,
+    stored_row stored = {
+        t.batch, at.head,    lane < 4 ? at.position : a.q_len,   first_query(t),
         0,       scale_log2, offset_of(r.reference, scale_log2), row_factor(a, at.head, r.reference, r.sum)};
+#if PAGED
+    const cache_scales scales = find_cache_scales(a, t.batch, t.kv_head);
+    stored.scale_log2 *= scales.keys;
+    fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, scales.values, r.sum, false, lane);
+#else
     fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, false, lane);
+#endif
 }
 
 /* Rows of partial results in shared memory: rows first, first + step, ... below end of the tile. */
@@ -433,8 +553,8 @@ typedef struct gathered_rows {
 } gathered_rows;
 
 /* Adds up rows, a warp a row, and stores them; or, unless they are the whole, leaves them for one that adds again. */
-DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &entry, const gathered_rows &g,
-                  bool whole)
+DEV void add_rows(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const visible_entry &entry,
+                  const gathered_rows &g, bool whole)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
     for (int row = g.first + warp * g.step; row < g.end; row += ROWS_AT_ONCE * WARPS * g.step) {
@@ -460,7 +580,7 @@ DEV void add_rows(const fwd_args &a, const group_tile &t, const visible_entry &e
 #pragma unroll
             for (int k = 0; k < ROWS_AT_ONCE; k++)
                 if (row + k * WARPS * g.step < g.end)
-                    fix_split_row(a, t, entry, r[k], row + k * WARPS * g.step, lane);
+                    fix_split_row(a PAGING_ARGUMENT, t, entry, r[k], row + k * WARPS * g.step, lane);
     }
 }
 
@@ -486,13 +606,14 @@ DEV bool arrives_last(unsigned *counter, int count)
 
 /* Adds the groups' results, and those of the tile's other CTAs where there are any. One loop for both, so that its code
  * is at hand the second time. */
-DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &entry, int splits, shared_memory &smem)
+DEV void finish(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const visible_entry &entry, int splits,
+                shared_memory &smem)
 {
     const int warp = threadIdx.x / WARP_THREADS, lane = threadIdx.x % WARP_THREADS;
     gathered_rows g = find_groups(t, smem);
     bool whole = splits == 1;
     for (;;) {
-        add_rows(a, t, entry, g, whole);
+        add_rows(a PAGING_ARGUMENT, t, entry, g, whole);
         if (!whole) {
             if (!arrives_last(&((workspace_layout *)a.workspace)->counters[tile_number()], splits))
                 return;
@@ -512,7 +633,12 @@ DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &ent
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __grid_constant__ fwd_args a)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#if PAGED
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_paging paging)
+#else
+    KERNEL_NAME(const __grid_constant__ fwd_args a)
+#endif
 {
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory &smem = *(shared_memory *)memory;
@@ -522,22 +648,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL_NAME(const __gri
     const lane_place l = {(int)threadIdx.x % WARP_THREADS, group, (int)threadIdx.x - group * GROUP_THREADS,
                           (warp - group * ROW_WARPS) * WARP_ROWS};
     const group_tile t = find_tile(a);
+#if PAGED
+    if (t.rows <= 0)
+        return;
+    const visible_entry entry = entry_of(a, find_cached_sequence(a, t.batch));
+    const cache_scales scales = find_cache_scales(a, t.batch, t.kv_head);
+    const float key_scale = scales.keys;
+#else
+    const float key_scale = 1.0f;
     const visible_entry entry = entry_of_batch(a, t.batch);
+#endif
     const visible_keys visible = visible_to_tile(a, entry, t);
+#if PAGED
+    const share s = paging.invariant ? find_fixed_share(visible) : find_share(visible);
+#else
     const share s = find_share(visible);
+#endif
     if (s.keys.first == s.keys.end && blockIdx.x != 0) /* the first CTA writes the rows that see no key */
         return;
 
-    pipeline x = start_loads(a, t, s, l, smem_address(&smem.groups[group]));
+    pipeline x = start_loads(a PAGING_ARGUMENT, t, s, l, smem_address(&smem.groups[group]));
     const int splits = max(1, divide_up(s.steps, s.steps_each)); /* CTAs of the tile that have keys */
     softmax_state state;
     output_tile o;
     clear(o, state);
-    attend(o, state, x, a, t, entry, visible, s, l);
+    attend(o, state, x, a, t, entry, visible, s, l, key_scale);
     allow_next_kernel();
+#if KV_E4M3
+    publish(smem.groups[group].partial, o, state, l, scales);
+#else
     publish(smem.groups[group].partial, o, state, l);
+#endif
     __syncthreads();
-    finish(a, t, entry, splits, smem);
+    finish(a PAGING_ARGUMENT, t, entry, splits, smem);
 }
 
 #else
@@ -563,6 +706,44 @@ static int32_t ctas_per_sm(const acr__device *device)
     return tile_ctas_per_sm(device, regs_per_thread);
 }
 
+static int64_t count_tiles(const acr_problem *problem)
+{
+    return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
+}
+
+/* Of all lines one alone may take a problem: their bits differ. */
+static const char *invariant_why_not(const acr_problem *problem)
+{
+    if (DIM > 64 && !KV_E4M3 && problem->qk_dim <= 64 && problem->v_dim <= 64)
+        return "invariant: heads of up to 64 dims are those of the line for 64 (ACR_INVARIANT)";
+    if (problem->kv_len > (int64_t)SPLITS_MAX * FIXED_KEYS)
+        return "invariant: kv_len is above 131072, 128 CTAs of 1024 keys (ACR_INVARIANT)";
+    return problem->kv_len > FIXED_KEYS && count_tiles(problem) > COUNTERS_MAX
+               ? "invariant: more than 4096 tiles of 16 rows of a key head (ACR_INVARIANT)"
+               : NULL;
+}
+
+/* Why the line does not serve a problem beside what acr__cache_why_not says: what has no cache is for dense lines. */
+static const char *cache_why_not(const acr_problem *problem)
+{
+    const int paged = (problem->flags & ACR_PAGED) != 0;
+    if (!PAGED)
+        return NULL;
+    if (problem->flags & ACR_PACKED && !paged)
+        return "packed: the kernel serves packed queries over pages only (ACR_PACKED with ACR_PAGED)";
+    if (KV_E4M3 && problem->kv_dtype == ACR_DTYPE_DEFAULT)
+        return "kv_dtype: the kernel is compiled for keys and values of e4m3 (KV_E4M3)";
+    if (!KV_E4M3 && !paged)
+        return "page: the kernel serves caches in pages only (PAGED)";
+    return problem->flags & ACR_INVARIANT ? invariant_why_not(problem) : NULL;
+}
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const char *reason = cache_why_not(problem);
+    return reason ? reason : tile_why_not(problem, device);
+}
+
 /* Cycles from a CTA's start to its end when nothing waits for memory. Fitted, as are the other numbers here, to runs on
  * an H200 (README.md). */
 static double cta_cycles(const acr_problem *problem, const acr__device *device, double steps_each, double splits,
@@ -570,8 +751,9 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
 {
     const double rows_of_warp = ceil(fmin((double)head_rows(problem), Q_TILE) / WARPS);
     /* One warp's way through a tile of keys, all latencies; and what its CTA takes of the SM's pipes meanwhile. */
-    const double latency = (100.0 + 5.75 * DIM) * pow(KV_TILE / 16.0, 0.85);
-    const double pipes = 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
+    const double widening = !KV_E4M3 ? 1.0 : BF16 ? 1.6 : 1.2; /* of keys and values: not measured yet */
+    const double latency = widening * (100.0 + 5.75 * DIM) * pow(KV_TILE / 16.0, 0.85);
+    const double pipes = widening * 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);
     const double ends = 3450.0 + 420.0 * rows_of_warp; /* until the first data; adding the groups' results */
     const double merge = 2750.0 + 45.0 * splits + (600.0 + 80.0 * splits) * (rows_of_warp - 1.0);
@@ -589,7 +771,7 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
                         acr__memory_rate(problem, device, (double)acr__row_tiles(problem, Q_TILE));
     const double sm_rate = 1.75 * rate / device->sm_count;
     const double cta_keys = fmin((double)steps_each * STEP_KEYS, (double)problem->kv_len);
-    const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
+    const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * KV_BYTES;
     const double ctas = (double)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch * splits);
     const double slots = (double)device->sm_count * ctas_per_sm(device);
     const double waves = ceil(ctas / slots) - 1.0, rest = ctas - waves * slots; /* whole waves before the last */
@@ -623,10 +805,11 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
 {
     const double mean_len = problem->flags & ACR_KV_LENS ? 0.5 : 1.0; /* they are not known here */
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
-    const int64_t tiles = acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
-    const int64_t most = tiles > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
+    const int64_t most = count_tiles(problem) > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
     if (SPLITS > 0)
         return split_into(steps, most < SPLITS ? most : SPLITS);
+    if (problem->flags & ACR_INVARIANT)
+        return (choice){(problem->kv_len + FIXED_KEYS - 1) / FIXED_KEYS, FIXED_KEYS / STEP_KEYS};
     choice best = {1, steps};
     double best_seconds = split_seconds(problem, device, steps, 1, mean_len);
     for (int64_t wanted = 2; wanted <= most; wanted++) {
@@ -643,7 +826,7 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
 static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     const int64_t splits = choose_splits(problem, device).splits;
-    const int64_t ctas = acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch * splits;
+    const int64_t ctas = count_tiles(problem) * splits;
     return splits == 1 ? 0 : sizeof(workspace_layout) + (size_t)ctas * Q_TILE * sizeof(partial_row);
 }
 
@@ -665,10 +848,13 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    TILE_KERNEL("fwd_split", 80, 999),
+    TILE_KERNEL("fwd_split", KV_E4M3 ? 89 : 80, 999),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .traits = PAGED ? ACR__TRAIT_PACKED | ACR__TRAIT_INVARIANT : 0,
     .terms = TERMS,
-    .why_not = tile_why_not,
+    .pages = PAGED,
+    .kv_types = KV_E4M3 ? 1u << ACR_E4M3 : 0,
+    .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
     .shape = shape,

@@ -1,0 +1,225 @@
+/* Caches: keys and values in pages that a table names (fwd_paging.h), and of another type than the queries. A line that
+ * is compiled for them (PAGED) finds its keys through this file; without a table its keys lie one after another, as in
+ * one page for each batch entry.
+ *
+ * Each lane of a warp follows one key of the warp's tiles, from tile to tile, and the copies of a tile ask the lanes
+ * for their keys' pages. The table is read a step ahead of the tile that it is for: no copy waits for it.
+ *
+ * An includer defines KV_TYPE, what k and v hold, as in element.cuh. The NaN fix-up of such a line is here and not in
+ * epilogue.cuh because dense lines are not to change with it. */
+#ifndef ACR_DEVICE_ATTENTION_PAGES_CUH
+#define ACR_DEVICE_ATTENTION_PAGES_CUH
+
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/kv_loader.cuh"
+#include "fwd_paging.h"
+
+/* The rows of an entry: its key length, and of packed queries those that its offsets name. Reads global memory:
+ * kv_lens, kv_starts, q_offsets. */
+DEV sequence find_cached_sequence(const fwd_args &a, int batch)
+{
+    sequence s = find_whole_sequence(a, batch);
+    if (a.q_offsets != nullptr)
+        find_rows(s.q_begin, s.q_len, a.q_offsets, batch, a.q_total, a.q_len);
+    return s;
+}
+
+/* ---- Where an entry's keys are ---- */
+
+typedef struct key_pages {
+    const int32_t *table; /* the entry's pages, or nullptr: all keys are in the one page `batch` */
+    int page, pages;      /* keys in a page; pages that there are */
+    int batch;
+} key_pages;
+
+DEV key_pages pages_of_entry(const fwd_args &a, const fwd_paging &p, int batch)
+{
+    if (p.table == nullptr)
+        return {nullptr, INT32_MAX, a.batch, batch};
+    return {p.table + batch * p.table_stride, p.page, p.pages, batch};
+}
+
+/* The page of a number in the table, which may be none. Reads global memory: the table. */
+DEV int read_page(const key_pages &p, int entry)
+{
+    return p.table == nullptr ? p.batch : p.table[entry];
+}
+
+DEV bool is_page(const key_pages &p, int page)
+{
+    return (uint32_t)page < (uint32_t)p.pages;
+}
+
+/* ---- Loading ---- */
+
+enum {
+    NO_PAGE = -1
+};
+
+/* A lane's key of the tile to be loaded and of the one after it. */
+typedef struct page_cursor {
+    key_pages pages;
+    int page, in_page;                    /* of the lane's key: NO_PAGE beyond the last key */
+    int next_page, next_entry, next_rest; /* of its key in the next tile: page, place in the table, key in the page */
+    int next_key, end;                    /* one past the last key to load */
+    int step, step_entries, step_rest;    /* keys from tile to tile; as entries of the table and keys */
+} page_cursor;
+
+/* Of tiles that begin with key `first`, `step` keys apart; the lane's key is number `lane` of them. */
+DEV page_cursor start_pages(const key_pages &pages, int first, int end, int step, int lane)
+{
+    page_cursor c;
+    const int key = first + lane;
+    const int entry = key / pages.page;
+    c.pages = pages;
+    c.end = end;
+    c.step = step;
+    c.step_entries = step / pages.page;
+    c.step_rest = step - c.step_entries * pages.page;
+    c.in_page = key - entry * pages.page;
+    c.page = key < end ? read_page(pages, entry) : NO_PAGE;
+    c.next_key = key + step;
+    c.next_entry = entry + c.step_entries;
+    c.next_rest = c.in_page + c.step_rest;
+    if (c.next_rest >= pages.page) {
+        c.next_rest -= pages.page;
+        c.next_entry++;
+    }
+    c.next_page = c.next_key < end ? read_page(pages, c.next_entry) : NO_PAGE;
+    return c;
+}
+
+/* To the next tile, whose pages are known by now; those of the one after it are asked for. */
+DEV void advance_pages(page_cursor &c)
+{
+    c.page = c.next_page;
+    c.in_page = c.next_rest;
+    c.next_key += c.step;
+    c.next_entry += c.step_entries;
+    c.next_rest += c.step_rest;
+    if (c.next_rest >= c.pages.page) {
+        c.next_rest -= c.pages.page;
+        c.next_entry++;
+    }
+    c.next_page = c.next_key < c.end ? read_page(c.pages, c.next_entry) : NO_PAGE;
+}
+
+/* K or V of one head: rows of `chunks` chunks in pages. */
+typedef struct paged_matrix {
+    const char *base;
+    int64_t page_bytes, row_bytes;
+    int chunks;
+} paged_matrix;
+
+DEV paged_matrix paged_matrix_of(const void *tensor, const fwd_strides &strides, int head, int dim, int elem_bytes)
+{
+    return {(const char *)tensor + head * strides.head * elem_bytes, strides.batch * elem_bytes,
+            strides.row * elem_bytes, dim / (CHUNK_BYTES / elem_bytes)};
+}
+
+/* load_tile (kv_loader.cuh) of keys in pages: of those that the warp's lanes are at. Keys without a page, beyond the
+ * last or by a number that names none, become zeros; nothing is read for them. Whole warps come together. */
+template <int ROWS, int ROW_CHUNKS, int THREADS>
+DEV void load_paged_tile(uint32_t tile, const paged_matrix &m, const page_cursor &c, bool read_once, int thread)
+{
+    constexpr int LANES = ROW_CHUNKS % 8 == 0 ? 8 : 4; /* threads side by side in a row */
+    constexpr int ROWS_AT_ONCE = THREADS / LANES;
+    static_assert(ROWS % ROWS_AT_ONCE == 0, "the tile's rows divide evenly over the threads");
+    static_assert(ROWS <= WARP_THREADS, "a lane follows one key of a tile");
+    const int row = thread / LANES, chunk = thread % LANES;
+    const uint64_t policy = policy_read_once();
+#pragma unroll
+    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+        const int page = __shfl_sync(~0u, c.page, row + r), in_page = __shfl_sync(~0u, c.in_page, row + r);
+        const bool exists = is_page(c.pages, page);
+        const char *from = m.base + page * m.page_bytes + in_page * m.row_bytes + chunk * CHUNK_BYTES;
+#pragma unroll
+        for (int i = 0; i < ROW_CHUNKS; i += LANES) {
+            const uint32_t to = tile + chunk_offset(row + r, chunk + i, ROW_CHUNKS);
+            const bool valid = exists && chunk + i < m.chunks;
+            if (read_once)
+                copy_chunk_async_by(to, from + i * CHUNK_BYTES, valid, policy);
+            else
+                copy_chunk_async(to, from + i * CHUNK_BYTES, valid);
+        }
+    }
+}
+
+/* ---- Scales of a cache, beside those of the arguments ---- */
+
+typedef struct cache_scales {
+    float keys, values; /* of raw scores; of the output */
+} cache_scales;
+
+/* Reads global memory where the execution brings scales. */
+DEV cache_scales find_cache_scales(const fwd_args &a, int batch, int kv_head)
+{
+    if (KV_TYPE != ACR_E4M3)
+        return {1.0f, 1.0f};
+    const int64_t at = (int64_t)batch * a.kv_heads + kv_head;
+    return {scale_at(a.k_scales, at), a.out_scale * scale_at(a.v_scales, at)};
+}
+
+/* ---- The NaN fix-up: fix_row and fix_hidden_nan (epilogue.cuh), of keys in pages ---- */
+
+/* Element index of a key's row of one head of k or v; -1: it has no page, and counts as zeros. Reads global memory: the
+ * table. */
+DEV int64_t find_key(const key_pages &p, const fwd_strides &strides, int kv_head, int key)
+{
+    const int entry = key / p.page, page = read_page(p, entry);
+    return is_page(p, page) ? page * strides.batch + kv_head * strides.head + (key - entry * p.page) * strides.row : -1;
+}
+
+DEV float load_cached(const void *tensor, int64_t row, int column)
+{
+    return row < 0 ? 0.0f : load_element<KV_TYPE>(tensor, row + column);
+}
+
+/* r.scale_log2 takes the scale of the keys in. */
+template <int TYPE>
+DEV void fix_paged_row(const fwd_args &a, const key_pages &p, const stored_row &r, const row_rules &rules,
+                       float value_scale, const visible_keys &keys, int lane)
+{
+    const int kv_head = r.head / a.group;
+    const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row,
+                  o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + (r.q_begin + r.row) * a.o_stride.row;
+    for (int column = lane % 4; column < a.v_dim; column += 4) {
+        if (isfinite(load_element<TYPE>(a.o, o + column)))
+            continue;
+        int key = keys.first;
+        while (key < keys.end &&
+               (!reaches(a, rules, key) || isfinite(load_cached(a.v, find_key(p, a.v_stride, kv_head, key), column))))
+            key++;
+        if (key < keys.end) /* the row sees such a value itself */
+            continue;
+        float output = 0.0f;
+        for (key = keys.first; key < keys.end; key++) {
+            if (!reaches(a, rules, key))
+                continue;
+            const int64_t k = find_key(p, a.k_stride, kv_head, key);
+            float score = 0.0f;
+            for (int d = 0; d < a.qk_dim; d++)
+                score += load_element<TYPE>(a.q, q + d) * load_cached(a.k, k, d);
+            if (finishes_scale())
+                score = finish_score(a, rules.terms, score, key);
+            output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) *
+                      load_cached(a.v, find_key(p, a.v_stride, kv_head, key), column);
+        }
+        store_element<TYPE>(a.o, o + column, output * value_scale * r.factor);
+    }
+}
+
+template <int TYPE>
+DEV void fix_paged_nan(const fwd_args &a, const key_pages &p, const visible_entry &e, const stored_row &r,
+                       float value_scale, float row_sum, int finite, int lane)
+{
+    if (!hides_keys(a, e) || !__any_sync(~0u, !finite))
+        return;
+    __threadfence();
+    __syncwarp(); /* the values are other lanes' */
+    if (r.row < e.q_len && isfinite(row_sum))
+        fix_paged_row<TYPE>(a, p, r, find_row_rules(a, e, r), value_scale, find_visible_keys(a, e, r.batch, r.row, 1),
+                            lane);
+}
+
+#endif
