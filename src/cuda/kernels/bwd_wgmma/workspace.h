@@ -1,0 +1,40 @@
+/* What the three kernels of bwd_wgmma keep in the workspace, for device code and for the host's sizes.
+ *
+ * Query rows of a batch entry are cut into tiles of q_tile rows; the tiles of all entries are numbered in one row, in a
+ * packed batch with gaps: entry b has the tiles from q_begin / q_tile + b on, which no other entry reaches. For each
+ * query head and tile there are
+ *   visits  how many key tiles have added to the tile's dQ
+ *   stats   q_tile floats of LSE in powers of two, +inf where a row sees no key or does not exist; then q_tile of D
+ *   dq      q_tile x dim floats of unscaled dQ, in halves of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
+ */
+#ifndef ACR_BWD_WGMMA_WORKSPACE_H
+#define ACR_BWD_WGMMA_WORKSPACE_H
+
+#include "bwd_args.h"
+
+/* Byte offsets; `ticket` is at 0: the number of the next work tile. */
+typedef struct bwd_workspace {
+    int64_t visits, stats, dq, bytes;
+    int32_t tiles; /* of a query head */
+} bwd_workspace;
+
+/* The first tile of a batch entry. q_begin: of its rows, in a packed batch. */
+VISIBLE_FUNCTION int32_t bwd_first_tile(const fwd_args *a, int32_t entry, int32_t q_begin, int32_t q_tile)
+{
+    return a->q_offsets ? q_begin / q_tile + entry : entry * ((a->q_len + q_tile - 1) / q_tile);
+}
+
+VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t dim)
+{
+    const int64_t line = 256;
+    bwd_workspace w;
+    w.tiles = bwd_first_tile(a, a->batch, a->q_total, q_tile);
+    const int64_t all = (int64_t)w.tiles * a->q_heads;
+    w.visits = line;
+    w.stats = w.visits + (all * 4 + line - 1) / line * line;
+    w.dq = w.stats + (all * q_tile * 8 + line - 1) / line * line;
+    w.bytes = w.dq + all * q_tile * dim * 4;
+    return w;
+}
+
+#endif
