@@ -260,8 +260,14 @@ static const char *execute_store(warp *w, const instruction *i, uint32_t active)
 typedef enum way {
     GLOBAL_TO_SHARED,
     SHARED_TO_SHARED, /* of another CTA */
-    SHARED_TO_GLOBAL
+    SHARED_TO_GLOBAL,
+    ADDED_TO_GLOBAL /* float32 */
 } way;
+
+static int is_store(way w)
+{
+    return w == SHARED_TO_GLOBAL || w == ADDED_TO_GLOBAL;
+}
 
 typedef struct plain_copy {
     way way;
@@ -275,18 +281,32 @@ static unsigned char *end_of_copy(warp *w, uint64_t address, uint32_t bytes, int
                      : shared_at(w, address, bytes, BULK_UNIT_BYTES, error);
 }
 
+static void add_floats(unsigned char *to, const unsigned char *from, uint32_t bytes)
+{
+    for (uint32_t at = 0; at < bytes; at += sizeof(float)) {
+        float sum, addend;
+        memcpy(&sum, to + at, sizeof sum);
+        memcpy(&addend, from + at, sizeof addend);
+        sum += addend;
+        memcpy(to + at, &sum, sizeof sum);
+    }
+}
+
 static const char *copy_plainly(warp *issuer, void *data)
 {
     const plain_copy *copy = data;
     const char *error = copy->way == GLOBAL_TO_SHARED ? NULL : shared_for_async(issuer, copy->from, copy->bytes);
     if (error != NULL)
         return error;
-    unsigned char *to = end_of_copy(issuer, copy->to, copy->bytes, copy->way == SHARED_TO_GLOBAL, &error);
+    unsigned char *to = end_of_copy(issuer, copy->to, copy->bytes, is_store(copy->way), &error);
     const unsigned char *from = end_of_copy(issuer, copy->from, copy->bytes, copy->way == GLOBAL_TO_SHARED, &error);
     if (to == NULL || from == NULL)
         return error;
-    memcpy(to, from, copy->bytes);
-    if (copy->way != SHARED_TO_GLOBAL)
+    if (copy->way == ADDED_TO_GLOBAL)
+        add_floats(to, from, copy->bytes);
+    else
+        memcpy(to, from, copy->bytes);
+    if (!is_store(copy->way))
         return mbarrier_complete_bytes(issuer, copy->barrier, copy->bytes);
     issuer->cta->launch->counts.bytes_global_written += copy->bytes;
     return NULL;
@@ -297,15 +317,15 @@ static const char *issue_plain(warp *w, int lane, const plain_copy *copy)
     const char *error = NULL;
     if (copy->bytes == 0 || copy->bytes % BULK_UNIT_BYTES != 0)
         return fail("a copy of %u bytes: a multiple of %d", copy->bytes, BULK_UNIT_BYTES);
-    unsigned char *to = end_of_copy(w, copy->to, copy->bytes, copy->way == SHARED_TO_GLOBAL, &error);
+    unsigned char *to = end_of_copy(w, copy->to, copy->bytes, is_store(copy->way), &error);
     if (to == NULL || end_of_copy(w, copy->from, copy->bytes, copy->way == GLOBAL_TO_SHARED, &error) == NULL)
         return error;
-    error = copy->way == SHARED_TO_GLOBAL ? NULL : shared_for_async(w, copy->to, copy->bytes);
+    error = is_store(copy->way) ? NULL : shared_for_async(w, copy->to, copy->bytes);
     if (error != NULL)
         return error;
-    if (copy->way != SHARED_TO_GLOBAL)
+    if (!is_store(copy->way))
         memset(to, POISON, copy->bytes);
-    if (w->cta->races != NULL && copy->way == SHARED_TO_GLOBAL)
+    if (w->cta->races != NULL && is_store(copy->way))
         races_access(w, lane, ACCESS_STORE_READ, copy->from, copy->bytes);
     else if (w->cta->races != NULL)
         error = tell_of_copy(w, lane, copy->to, copy->bytes, copy->barrier);
@@ -315,7 +335,7 @@ static const char *issue_plain(warp *w, int lane, const plain_copy *copy)
     if (kept == NULL)
         return fail("no memory");
     *kept = *copy;
-    return async_add(w, copy->way == SHARED_TO_GLOBAL ? ASYNC_STORE : ASYNC_BULK, copy_plainly, kept);
+    return async_add(w, is_store(copy->way) ? ASYNC_STORE : ASYNC_BULK, copy_plainly, kept);
 }
 
 /* decoded[0]: the way */
@@ -330,7 +350,7 @@ static const char *execute_plain(warp *w, const instruction *i, uint32_t active)
             .to = value_of(w, &i->operands[0], lane),
             .from = value_of(w, &i->operands[1], lane),
             .bytes = (uint32_t)value_of(w, &i->operands[2], lane),
-            .barrier = i->decoded[0] == SHARED_TO_GLOBAL ? 0 : value_of(w, &i->operands[3], lane),
+            .barrier = is_store((way)i->decoded[0]) ? 0 : value_of(w, &i->operands[3], lane),
         };
         error = issue_plain(w, lane, &copy);
     }
@@ -381,11 +401,12 @@ static executor find_plain_copy(instruction *i)
     static const char *const beginnings[] = {
         [GLOBAL_TO_SHARED] = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
         [SHARED_TO_SHARED] = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-        [SHARED_TO_GLOBAL] = "cp.async.bulk.global.shared::cta.bulk_group"};
+        [SHARED_TO_GLOBAL] = "cp.async.bulk.global.shared::cta.bulk_group",
+        [ADDED_TO_GLOBAL] = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"};
     const int hints = strstr(i->mnemonic, "L2::cache_hint") != NULL;
-    for (int n = 0; n < 3; n++)
+    for (int n = 0; n < (int)(sizeof beginnings / sizeof beginnings[0]); n++)
         if (begins_with(i->mnemonic, beginnings[n]) && strstr(i->mnemonic, "multicast") == NULL &&
-            i->operand_count == (n == SHARED_TO_GLOBAL ? 3 : 4) + hints) {
+            i->operand_count == (is_store((way)n) ? 3 : 4) + hints) {
             i->decoded[0] = (uint64_t)n;
             return execute_plain;
         }
@@ -402,5 +423,6 @@ executor find_executor_tensor(instruction *i)
         return group;
     if (begins_with(i->mnemonic, "cp.async.bulk.tensor."))
         return find_tensor_copy(i);
-    return begins_with(i->mnemonic, "cp.async.bulk.") ? find_plain_copy(i) : NULL;
+    return begins_with(i->mnemonic, "cp.async.bulk.") || begins_with(i->mnemonic, "cp.reduce.async.bulk.")
+               ? find_plain_copy(i) : NULL;
 }
