@@ -53,10 +53,10 @@ static void *find_entry(const char *name)
 
 #define CALL(name, ...)                                                                                                \
     do {                                                                                                               \
-        typeof(&name) call = (typeof(&name))find_entry(#name);                                      \
-        CUresult result_ = call ? call(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                                  \
-        if (result_ != CUDA_SUCCESS) {                                                                                       \
-            fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #name, (int)result_);                       \
+        typeof(&name) call = (typeof(&name))find_entry(#name);                                                         \
+        CUresult result_ = call ? call(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                            \
+        if (result_ != CUDA_SUCCESS) {                                                                                 \
+            fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #name, (int)result_);                         \
             exit(2);                                                                                                   \
         }                                                                                                              \
     } while (0)
@@ -239,7 +239,8 @@ static int compare(const char *name, const void *got, const double *want, size_t
         worst = fmax(worst, fabs(x - want[i]));
     }
     const double relative = sqrt(error / (norm > 0 ? norm : 1)), size = sqrt(norm / (double)elems);
-    const int fails = bad > 0 || !(relative <= (o->bf16 ? 8e-3 : 1.2e-3)) || !(worst <= (o->bf16 ? 0.15 : 0.02) * (size + 0.1));
+    const int fails =
+        bad > 0 || !(relative <= (o->bf16 ? 8e-3 : 1.2e-3)) || !(worst <= (o->bf16 ? 0.15 : 0.02) * (size + 0.1));
     printf("  %s: relative %.2e, worst %.2e of rms %.2e%s", name, relative, worst, size, fails ? " FAILS" : "");
     if (bad)
         printf(" (%zu not finite)", bad);
@@ -256,7 +257,8 @@ static fwd_map encode(CUdeviceptr base, int d, int heads, int rows, int batch, i
         fwd_map map;
     } m;
     const cuuint64_t extents[4] = {(cuuint64_t)d, (cuuint64_t)rows, (cuuint64_t)heads, (cuuint64_t)batch};
-    const cuuint64_t row = (cuuint64_t)heads * (cuuint64_t)d * 2, strides[3] = {row, (cuuint64_t)d * 2, row * (cuuint64_t)rows};
+    const cuuint64_t row = (cuuint64_t)heads * (cuuint64_t)d * 2,
+                     strides[3] = {row, (cuuint64_t)d * 2, row * (cuuint64_t)rows};
     const cuuint32_t box[4] = {64, (cuuint32_t)box_rows, 1, 1}, ones[4] = {1, 1, 1, 1};
     CALL(cuTensorMapEncodeTiled, &m.cu, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
          pointer(base), extents, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -270,17 +272,23 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         int *to;
-    } keys[] = {{"b", &o.b}, {"h", &o.h}, {"g", &o.g}, {"s", &o.s}, {"t", &o.t}, {"d", &o.d}, {"causal", &o.causal},
-                {"left", &o.left}, {"right", &o.right}, {"bf16", &o.bf16}, {"lens", &o.lens}, {"packed", &o.packed},
-                {"f32", &o.f32}, {"atomics", &o.atomics}, {"q_tile", &o.q_tile}, {"smem", &o.smem}, {"time", &o.time},
-                {"seed", &o.seed}};
+    } keys[] = {{"b", &o.b},           {"h", &o.h},
+                {"g", &o.g},           {"s", &o.s},
+                {"t", &o.t},           {"d", &o.d},
+                {"causal", &o.causal}, {"left", &o.left},
+                {"right", &o.right},   {"bf16", &o.bf16},
+                {"lens", &o.lens},     {"packed", &o.packed},
+                {"f32", &o.f32},       {"atomics", &o.atomics},
+                {"q_tile", &o.q_tile}, {"smem", &o.smem},
+                {"time", &o.time},     {"seed", &o.seed}};
     if (argc < 3)
         return fprintf(stderr, "usage: backward IMAGE NAME [key=value ...]\n"), 2;
     for (int i = 3; i < argc; i++) {
         const char *equals = strchr(argv[i], '=');
         bool known = false;
         for (size_t n = 0; equals && n < sizeof keys / sizeof keys[0]; n++)
-            if (strlen(keys[n].name) == (size_t)(equals - argv[i]) && !strncmp(argv[i], keys[n].name, (size_t)(equals - argv[i])))
+            if (strlen(keys[n].name) == (size_t)(equals - argv[i]) &&
+                !strncmp(argv[i], keys[n].name, (size_t)(equals - argv[i])))
                 *keys[n].to = atoi(equals + 1), known = true;
         if (equals && !strncmp(argv[i], "cap=", 4))
             o.cap = atof(equals + 1), known = true;
@@ -340,8 +348,8 @@ int main(int argc, char **argv)
         kv_offsets[i + 1] = kv_offsets[i] + (i == 0 ? o.t : (o.t * (i + 2) + 5) % (o.t + 1));
     }
     const size_t lse_elems = (size_t)q_rows * o.h, grad_bytes = o.f32 ? 4 : 2;
-    reference r = {&q, &k, &v, &out, &d_o, calloc(q_elems, 8), calloc(k_elems, 8), calloc(k_elems, 8),
-                   calloc(lse_elems, 4)};
+    reference r = {
+        &q, &k, &v, &out, &d_o, calloc(q_elems, 8), calloc(k_elems, 8), calloc(k_elems, 8), calloc(lse_elems, 4)};
     const int q_total = o.packed ? q_offsets[o.b] : 0, kv_total = o.packed ? kv_offsets[o.b] : 0;
     for (int pass = 0; pass < 2 && !o.time; pass++) {
         for (int b = 0; b < o.b; b++)
@@ -381,13 +389,33 @@ int main(int argc, char **argv)
     const double scale = 1 / sqrt(o.d);
     bwd_args a;
     memset(&a, 0, sizeof a);
-    a.fwd = (fwd_args){.q = pointer(q.device), .k = pointer(k.device), .v = pointer(v.device), .o = pointer(out.device),
-                       .lse = pointer(lse), .kv_lens = o.lens ? pointer(lens_d) : NULL,
-                       .q_offsets = o.packed ? pointer(qo_d) : NULL, .kv_offsets = o.packed ? pointer(ko_d) : NULL,
-                       .q_stride = qs, .k_stride = ks, .v_stride = ks, .o_stride = qs, .batch = o.b, .q_heads = o.h,
-                       .kv_heads = hk, .group = o.g, .q_len = o.s, .kv_len = o.t, .qk_dim = o.d, .v_dim = o.d,
-                       .mask = o.causal, .window_left = o.left, .window_right = o.right, .scale = (float)scale,
-                       .scale_log2 = (float)(scale * 1.4426950408889634), .out_scale = 1, .q_total = q_total,
+    a.fwd = (fwd_args){.q = pointer(q.device),
+                       .k = pointer(k.device),
+                       .v = pointer(v.device),
+                       .o = pointer(out.device),
+                       .lse = pointer(lse),
+                       .kv_lens = o.lens ? pointer(lens_d) : NULL,
+                       .q_offsets = o.packed ? pointer(qo_d) : NULL,
+                       .kv_offsets = o.packed ? pointer(ko_d) : NULL,
+                       .q_stride = qs,
+                       .k_stride = ks,
+                       .v_stride = ks,
+                       .o_stride = qs,
+                       .batch = o.b,
+                       .q_heads = o.h,
+                       .kv_heads = hk,
+                       .group = o.g,
+                       .q_len = o.s,
+                       .kv_len = o.t,
+                       .qk_dim = o.d,
+                       .v_dim = o.d,
+                       .mask = o.causal,
+                       .window_left = o.left,
+                       .window_right = o.right,
+                       .scale = (float)scale,
+                       .scale_log2 = (float)(scale * 1.4426950408889634),
+                       .out_scale = 1,
+                       .q_total = q_total,
                        .kv_total = kv_total};
     if (o.cap > 0) {
         a.fwd.softcap = (float)o.cap;
@@ -400,7 +428,7 @@ int main(int argc, char **argv)
     a.dk_stride = a.dv_stride = ks;
     a.grad_f32 = o.f32;
     a.atomics = o.atomics;
-    const bwd_workspace w = bwd_workspace_of(&a.fwd, o.q_tile, o.d <= 64 ? 64 : 128);
+    const bwd_workspace w = bwd_workspace_of(&a.fwd, o.q_tile, KV_TILE, o.d <= 64 ? 64 : 128);
     CUdeviceptr workspace = device_alloc((size_t)w.bytes);
     a.fwd.workspace = pointer(workspace);
     const int map_batch = o.packed ? 1 : o.b, map_q = o.packed ? q_total : o.s, map_k = o.packed ? kv_total : o.t;
@@ -416,14 +444,34 @@ int main(int argc, char **argv)
     void *parameters[2] = {&a, &maps};
     CUlaunchAttribute overlap = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
     overlap.value.programmaticStreamSerializationAllowed = 1;
-    const CUlaunchConfig configs[3] = {
-        {.gridDimX = tiles, .gridDimY = (unsigned)o.h, .gridDimZ = (unsigned)o.b, .blockDimX = HELPER_THREADS,
-         .blockDimY = 1, .blockDimZ = 1, .hStream = stream, .attrs = &overlap, .numAttrs = 1},
-        {.gridDimX = (unsigned)(work < sms ? work : sms), .gridDimY = 1, .gridDimZ = 1, .blockDimX = MAIN_THREADS,
-         .blockDimY = 1, .blockDimZ = 1, .sharedMemBytes = (unsigned)o.smem, .hStream = stream, .attrs = &overlap,
-         .numAttrs = 1},
-        {.gridDimX = tiles, .gridDimY = (unsigned)o.h, .gridDimZ = (unsigned)o.b, .blockDimX = HELPER_THREADS,
-         .blockDimY = 1, .blockDimZ = 1, .hStream = stream, .attrs = &overlap, .numAttrs = 1}};
+    const CUlaunchConfig configs[3] = {{.gridDimX = tiles,
+                                        .gridDimY = (unsigned)o.h,
+                                        .gridDimZ = (unsigned)o.b,
+                                        .blockDimX = HELPER_THREADS,
+                                        .blockDimY = 1,
+                                        .blockDimZ = 1,
+                                        .hStream = stream,
+                                        .attrs = &overlap,
+                                        .numAttrs = 1},
+                                       {.gridDimX = (unsigned)(work < sms ? work : sms),
+                                        .gridDimY = 1,
+                                        .gridDimZ = 1,
+                                        .blockDimX = MAIN_THREADS,
+                                        .blockDimY = 1,
+                                        .blockDimZ = 1,
+                                        .sharedMemBytes = (unsigned)o.smem,
+                                        .hStream = stream,
+                                        .attrs = &overlap,
+                                        .numAttrs = 1},
+                                       {.gridDimX = tiles,
+                                        .gridDimY = (unsigned)o.h,
+                                        .gridDimZ = (unsigned)o.b,
+                                        .blockDimX = HELPER_THREADS,
+                                        .blockDimY = 1,
+                                        .blockDimZ = 1,
+                                        .hStream = stream,
+                                        .attrs = &overlap,
+                                        .numAttrs = 1}};
 
     if (o.time) {
         const double pairs = (double)o.s * o.t * (o.causal ? 0.5 : 1.0), flop = 10.0 * o.b * o.h * pairs * o.d;
@@ -447,8 +495,8 @@ int main(int argc, char **argv)
         }
         printf("%s b%d h%d/%d s%d/%d d%d causal%d atomics%d: %.2f us, %.1f TFLOP/s; prepare %.2f, prepare + main %.2f, "
                "finish %.2f us\n",
-               argv[2], o.b, o.h, hk, o.s, o.t, o.d, o.causal, o.atomics, ms[0] * 1e3, flop / (ms[0] * 1e9), ms[1] * 1e3,
-               ms[2] * 1e3, ms[3] * 1e3);
+               argv[2], o.b, o.h, hk, o.s, o.t, o.d, o.causal, o.atomics, ms[0] * 1e3, flop / (ms[0] * 1e9),
+               ms[1] * 1e3, ms[2] * 1e3, ms[3] * 1e3);
         return 0;
     }
 

@@ -12,9 +12,9 @@
  * (FlashAttention-2's loop over keys outside) and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64 or 128; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1, PACKED=1
- * (packed batches alone), HEADS_AT_ONCE (key heads whose work tiles alternate, default 8), TERMS (FWD_TERM_CAP or 0).
+ * (packed batches alone), TERMS (FWD_TERM_CAP or 0).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 HEADS_AT_ONCE=8 TERMS=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -23,9 +23,6 @@
 #endif
 #ifndef PACKED
 #define PACKED 0
-#endif
-#ifndef HEADS_AT_ONCE
-#define HEADS_AT_ONCE 8
 #endif
 #include <stddef.h>
 
@@ -40,8 +37,9 @@ enum {
     GROUP_KEYS = 64, /* of a consumer warpgroup */
     CONSUMERS = KV_TILE / GROUP_KEYS,
     THREADS = 128 * (CONSUMERS + 1),
-    STAGES = 2,    /* of Q and dO */
-    DS_STAGES = 2, /* of dS: warpgroups may be that far apart */
+    STAGES = 2,               /* of Q and dO */
+    HEADS_MEMORY = 32 * 1024, /* KB */
+    DS_STAGES = 2,            /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
     KV_BYTES = PANELS * KV_PANEL_BYTES,
@@ -97,6 +95,8 @@ enum {
     PRODUCER_REGISTERS = 40,
     CONSUMER_REGISTERS = 232,
     CONSUMER_WARPS = 4 * CONSUMERS,
+    ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
+    ANY_ORDER = -2,
     BOTH_CONSUMERS = 1,   /* a named barrier */
     HELPER_THREADS = 256, /* of the first and the last kernel */
     ROW_LANES = DIM / 8,  /* that share a row of O and dO, 16 bytes each */
@@ -117,15 +117,16 @@ static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90")
 typedef struct tile_results {
     int32_t *visits;
     float *stats, *dq;
+    int64_t slot; /* floats from a key tile's dq to the next one's; 0: all add to the same */
 } tile_results;
 
 DEV tile_results results_of(const fwd_args &a, int head, int tile)
 {
-    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, DIM);
+    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM);
     char *const base = (char *)a.workspace;
     const int64_t at = (int64_t)head * w.tiles + tile;
     return {(int32_t *)(base + w.visits) + at, (float *)(base + w.stats) + at * (2 * Q_TILE),
-            (float *)(base + w.dq) + at * (Q_TILE * DIM)};
+            (float *)(base + w.dq) + at * (Q_TILE * DIM), w.slots > 1 ? w.slot : 0};
 }
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
     const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + tile);
     if (threadIdx.x == 0)
         *to.visits = 0;
-    if (args.atomics)
+    if (args.atomics && to.slot == 0)
         for (int i = threadIdx.x; i < Q_TILE * DIM / 4; i += HELPER_THREADS)
             ((float4 *)to.dq)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const int lane = threadIdx.x % ROW_LANES, column = 8 * lane;
@@ -206,14 +207,20 @@ DEV uint32_t count_work(const fwd_args &a)
     return count_key_tiles(a) * a.kv_heads * a.batch;
 }
 
+/* Heads whose work tiles alternate, so that a key tile begins well behind the one that adds to dQ before it: as many as
+ * L2 holds Q, dO and dQ of. */
+DEV uint32_t heads_at_once(const fwd_args &a)
+{
+    return (uint32_t)max((int64_t)HEADS_MEMORY / ((int64_t)a.q_len * a.group * DIM * 8 / 1024 + 1), (int64_t)1);
+}
+
 /* Of some heads at once, the key tiles from the first on: a key tile's CTA adds to dQ after those of the key tiles
  * before it, which have smaller numbers and so have begun. */
 DEV key_work find_work(const fwd_args &a, uint32_t number)
 {
     const uint32_t tiles = count_key_tiles(a), heads = a.kv_heads * a.batch;
-    const uint32_t first = number / (tiles * HEADS_AT_ONCE) * HEADS_AT_ONCE,
-                   together = min(heads - first, HEADS_AT_ONCE), at = number - first * tiles,
-                   head = first + at % together;
+    const uint32_t most = min(heads_at_once(a), heads), first = number / (tiles * most) * most,
+                   together = min(heads - first, most), at = number - first * tiles, head = first + at % together;
     key_work w;
     w.kv_tile = at / together;
     w.entry = head / a.kv_heads;
@@ -238,6 +245,12 @@ DEV visible_entry entry_of(const fwd_args &a, const key_work &w)
 {
     sequence s = {w.q_begin, w.q_len, w.kv_begin, w.kv_len};
     return entry_of(a, s);
+}
+
+/* The key tiles that visit a query tile: consecutive ones. */
+DEV visible_tiles key_tiles_of(const visible_entry &e, int tile)
+{
+    return visible_tiles_of(visible_to_rows(e, tile * Q_TILE, Q_TILE), KV_TILE);
 }
 
 /* Query tiles of all heads of the group. */
@@ -310,10 +323,11 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
 
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
-/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`. */
-DEV void add_dq(const bwd_args &args, uint32_t smem, int use, int turn, int32_t *visits, float *dq)
+/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`; with turn
+ * ALONE it stores them, and with ANY_ORDER nobody waits. */
+DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
-    if (args.atomics == 0 && turn > 0) {
+    if (turn > 0) {
         while (load_flag(visits) != turn)
             ;
         bulk_global_fence();
@@ -322,7 +336,7 @@ DEV void add_dq(const bwd_args &args, uint32_t smem, int use, int turn, int32_t 
     for (int half = 0; half < CONSUMERS; half++) {
         const uint32_t from = ADDRESS(smem, dq) + half * (DQ_HALF_FLOATS * 4);
         barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * half, use & 1);
-        if (args.atomics != 0 || turn > 0)
+        if (turn > 0 || turn == ANY_ORDER)
             add_floats(dq + half * DQ_HALF_FLOATS, from, DQ_HALF_FLOATS * 4);
         else
             store_bytes(dq + half * DQ_HALF_FLOATS, from, DQ_HALF_FLOATS * 4);
@@ -332,12 +346,11 @@ DEV void add_dq(const bwd_args &args, uint32_t smem, int use, int turn, int32_t 
 #pragma unroll
     for (int half = 0; half < CONSUMERS; half++)
         barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * half);
-    if (args.atomics == 0) {
+    if (turn >= 0) {
         bulk_wait_done();
         bulk_global_fence();
         store_flag(visits, turn + 1);
-    } else
-        *visits = 1; /* the last kernel wants to know whether there is anything */
+    }
 }
 
 DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
@@ -357,14 +370,17 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             const tile_results to =
                 results_of(a, head, bwd_first_tile(&a, w->entry, w->q_begin, Q_TILE) + w->tile_end - 1);
             int32_t *visits = to.visits;
-            float *dq = to.dq;
+            float *dq = to.dq + kv_tile * to.slot;
 #pragma unroll 1
             for (int tile = tile_end - 1; tile >= tile_first; tile--, use++, visits--, dq -= Q_TILE * DIM) {
                 /* the key tiles that visit the query tile are consecutive */
-                const int turn = kv_tile - visible_to_rows(entry, tile * Q_TILE, Q_TILE).first / KV_TILE;
-                add_dq(args, smem, use, turn, visits, dq);
+                const int turn = to.slot != 0        ? ALONE
+                                 : args.atomics != 0 ? ANY_ORDER
+                                                     : kv_tile - key_tiles_of(entry, tile).first;
+                add_dq(smem, use, turn, visits, dq);
             }
         }
+        bulk_wait_done();
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
     }
 }
@@ -804,16 +820,19 @@ extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
     if (tile * Q_TILE >= rows.q_len)
         return;
     const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + tile);
-    const float factor = *from.visits > 0 ? a.scale : 0.0f;
-    float d[32];
+    const visible_tiles seen = key_tiles_of(entry_of(a, rows), tile);
+    const float factor = seen.first < seen.end ? a.scale : 0.0f;
+    float d[32] = {};
+    for (int kv_tile = seen.first; kv_tile < (from.slot != 0 ? seen.end : min(seen.end, seen.first + 1)); kv_tile++)
 #pragma unroll
-    for (int g = 0; g < 8; g++) {
-        const float4 x = ((const float4 *)(from.dq + half * DQ_HALF_FLOATS))[g * WARPGROUP_THREADS + thread];
-        d[4 * g] = x.x;
-        d[4 * g + 1] = x.y;
-        d[4 * g + 2] = x.z;
-        d[4 * g + 3] = x.w;
-    }
+        for (int g = 0; g < 8; g++) {
+            const float4 *dq = (const float4 *)(from.dq + kv_tile * from.slot + half * DQ_HALF_FLOATS);
+            const float4 x = dq[g * WARPGROUP_THREADS + thread];
+            d[4 * g] += x.x;
+            d[4 * g + 1] += x.y;
+            d[4 * g + 2] += x.z;
+            d[4 * g + 3] += x.w;
+        }
     const int column = DIM == 64 ? 0 : 64 * half, columns = a.qk_dim - column;
 #pragma unroll
     for (int h = 0; h < 2; h++) {

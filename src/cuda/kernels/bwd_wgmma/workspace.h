@@ -5,17 +5,23 @@
  * query head and tile there are
  *   visits  how many key tiles have added to the tile's dQ
  *   stats   q_tile floats of LSE in powers of two, +inf where a row sees no key or does not exist; then q_tile of D
- *   dq      q_tile x dim floats of unscaled dQ, in halves of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
- */
+ *   dq      q_tile x dim floats of unscaled dQ, in halves of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order.
+ *           With few key tiles each of them has floats of its own, `slots` of them `slot` floats apart, and the last
+ *           kernel sums them: nobody waits for anybody. Else there is one slot, and the key tiles add to it in turn. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
 #define ACR_BWD_WGMMA_WORKSPACE_H
 
 #include "bwd_args.h"
 
+enum {
+    BWD_SLOTS_MAX = 8 /* passing the turn takes about 3000 cycles, a key tile's visit about 4000 */
+};
+
 /* Byte offsets; `ticket` is at 0: the number of the next work tile. */
 typedef struct bwd_workspace {
     int64_t visits, stats, dq, bytes;
-    int32_t tiles; /* of a query head */
+    int64_t slot;         /* floats */
+    int32_t slots, tiles; /* tiles: of a query head */
 } bwd_workspace;
 
 /* The first tile of a batch entry. q_begin: of its rows, in a packed batch. */
@@ -24,7 +30,7 @@ VISIBLE_FUNCTION int32_t bwd_first_tile(const fwd_args *a, int32_t entry, int32_
     return a->q_offsets ? q_begin / q_tile + entry : entry * ((a->q_len + q_tile - 1) / q_tile);
 }
 
-VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t dim)
+VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim)
 {
     const int64_t line = 256;
     bwd_workspace w;
@@ -33,7 +39,10 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     w.visits = line;
     w.stats = w.visits + (all * 4 + line - 1) / line * line;
     w.dq = w.stats + (all * q_tile * 8 + line - 1) / line * line;
-    w.bytes = w.dq + all * q_tile * dim * 4;
+    const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
+    w.slots = key_tiles <= BWD_SLOTS_MAX ? key_tiles : 1;
+    w.slot = all * q_tile * dim;
+    w.bytes = w.dq + w.slots * w.slot * 4;
     return w;
 }
 
