@@ -3,8 +3,8 @@
  *
  *     backward IMAGE NAME [key=value ...]
  * keys: b h g (query heads of a key head) s t (query and key length) d; causal=1 (top-left) or 2 (bottom-right); left,
- * right (windows); cap; bf16; lens=1 (key lengths); packed=1; f32=1 (gradients in float32); atomics=1; q_tile; smem;
- * time=N (N launches, no comparison), seed. Exit code 0 = all gradients agree. */
+ * right (windows); cap; bf16; lens=1 (key lengths); packed=1; f32=1 (gradients in float32); atomics=1; q_tile; kv_tile; smem;
+ * time=N (a graph of N launches, no comparison), seed. Exit code 0 = all gradients agree. */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <math.h>
@@ -27,13 +27,12 @@ typedef struct fwd_maps {
 } fwd_maps;
 
 enum {
-    KV_TILE = 128,
     HELPER_THREADS = 256,
     MAIN_THREADS = 384
 };
 
 typedef struct options {
-    int b, h, g, s, t, d, causal, left, right, bf16, lens, packed, f32, atomics, q_tile, smem, time, seed;
+    int b, h, g, s, t, d, causal, left, right, bf16, lens, packed, f32, atomics, q_tile, kv_tile, smem, time, seed;
     double cap;
 } options;
 
@@ -268,7 +267,7 @@ static fwd_map encode(CUdeviceptr base, int d, int heads, int rows, int batch, i
 
 int main(int argc, char **argv)
 {
-    options o = {.b = 1, .h = 1, .g = 1, .s = 64, .t = 128, .d = 64, .seed = 1};
+    options o = {.b = 1, .h = 1, .g = 1, .s = 64, .t = 128, .d = 64, .kv_tile = 128, .seed = 1};
     const struct {
         const char *name;
         int *to;
@@ -279,8 +278,9 @@ int main(int argc, char **argv)
                 {"right", &o.right},   {"bf16", &o.bf16},
                 {"lens", &o.lens},     {"packed", &o.packed},
                 {"f32", &o.f32},       {"atomics", &o.atomics},
-                {"q_tile", &o.q_tile}, {"smem", &o.smem},
-                {"time", &o.time},     {"seed", &o.seed}};
+                {"q_tile", &o.q_tile}, {"kv_tile", &o.kv_tile},
+                {"smem", &o.smem},     {"time", &o.time},
+                {"seed", &o.seed}};
     if (argc < 3)
         return fprintf(stderr, "usage: backward IMAGE NAME [key=value ...]\n"), 2;
     for (int i = 3; i < argc; i++) {
@@ -428,19 +428,19 @@ int main(int argc, char **argv)
     a.dk_stride = a.dv_stride = ks;
     a.grad_f32 = o.f32;
     a.atomics = o.atomics;
-    const bwd_workspace w = bwd_workspace_of(&a.fwd, o.q_tile, KV_TILE, o.d <= 64 ? 64 : 128);
+    const bwd_workspace w = bwd_workspace_of(&a.fwd, o.q_tile, o.kv_tile, o.d <= 64 ? 64 : 128);
     CUdeviceptr workspace = device_alloc((size_t)w.bytes);
     a.fwd.workspace = pointer(workspace);
     const int map_batch = o.packed ? 1 : o.b, map_q = o.packed ? q_total : o.s, map_k = o.packed ? kv_total : o.t;
     fwd_maps maps = {encode(q.device, o.d, o.h, map_q, map_batch, o.q_tile, o.bf16),
-                     encode(k.device, o.d, hk, map_k, map_batch, KV_TILE, o.bf16),
-                     encode(v.device, o.d, hk, map_k, map_batch, KV_TILE, o.bf16),
+                     encode(k.device, o.d, hk, map_k, map_batch, o.kv_tile, o.bf16),
+                     encode(v.device, o.d, hk, map_k, map_batch, o.kv_tile, o.bf16),
                      encode(d_o.device, o.d, o.h, map_q, map_batch, o.q_tile, o.bf16)};
     if (!o.smem)
         o.smem = 200 * 1024;
     CALL(cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, o.smem, kernels[1], device);
     const unsigned tiles = (unsigned)((o.s + o.q_tile - 1) / o.q_tile);
-    const long work = (long)((o.t + KV_TILE - 1) / KV_TILE) * hk * o.b;
+    const long work = (long)((o.t + o.kv_tile - 1) / o.kv_tile) * hk * o.b;
     void *parameters[2] = {&a, &maps};
     CUlaunchAttribute overlap = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
     overlap.value.programmaticStreamSerializationAllowed = 1;
@@ -479,18 +479,25 @@ int main(int argc, char **argv)
         CUevent events[2];
         CALL(cuEventCreate, &events[0], CU_EVENT_DEFAULT);
         CALL(cuEventCreate, &events[1], CU_EVENT_DEFAULT);
-        for (int which = 0; which < 4; which++) { /* all, then each alone: its inputs are there, but the ticket */
+        for (int which = 0; which < 4; which++) { /* all, then parts; the second wants the first, which resets it */
             const int count = which == 0 || which == 2 ? o.time : 20;
-            for (int i = 0; i < count + 5; i++) {
-                if (i == 5)
-                    CALL(cuEventRecord, events[0], stream);
+            CUgraph graph;
+            CUgraphExec graph_exec;
+            CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+            for (int i = 0; i < count; i++)
                 for (int n = 0; n < 3; n++)
                     if (which == 0 || n == which - 1 || (n == 0 && which == 2))
                         CALL(cuLaunchKernelEx, &configs[n], (CUfunction)kernels[n], parameters, NULL);
-            }
+            CALL(cuStreamEndCapture, stream, &graph);
+            CALL(cuGraphInstantiateWithFlags, &graph_exec, graph, 0);
+            CALL(cuGraphLaunch, graph_exec, stream);
+            CALL(cuEventRecord, events[0], stream);
+            CALL(cuGraphLaunch, graph_exec, stream);
             CALL(cuEventRecord, events[1], stream);
-            CALL(cuEventSynchronize, events[1]);
+            CALL(cuStreamSynchronize, stream);
             CALL(cuEventElapsedTime, &ms[which], events[0], events[1]);
+            CALL(cuGraphExecDestroy, graph_exec);
+            CALL(cuGraphDestroy, graph);
             ms[which] /= (float)count;
         }
         printf("%s b%d h%d/%d s%d/%d d%d causal%d atomics%d: %.2f us, %.1f TFLOP/s; prepare %.2f, prepare + main %.2f, "
