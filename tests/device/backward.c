@@ -28,6 +28,7 @@ typedef struct fwd_maps {
 
 enum {
     HELPER_THREADS = 256,
+    FINISH_THREADS = 128,
     MAIN_THREADS = 384
 };
 
@@ -463,10 +464,10 @@ int main(int argc, char **argv)
                                         .hStream = stream,
                                         .attrs = &overlap,
                                         .numAttrs = 1},
-                                       {.gridDimX = tiles,
+                                       {.gridDimX = 2 * tiles,
                                         .gridDimY = (unsigned)o.h,
                                         .gridDimZ = (unsigned)o.b,
-                                        .blockDimX = HELPER_THREADS,
+                                        .blockDimX = FINISH_THREADS,
                                         .blockDimY = 1,
                                         .blockDimZ = 1,
                                         .hStream = stream,

@@ -102,9 +102,10 @@ enum {
     CONSUMER_WARPS = 4 * CONSUMERS,
     ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
     ANY_ORDER = -2,
-    BOTH_CONSUMERS = 1,   /* a named barrier */
-    HELPER_THREADS = 256, /* of the first and the last kernel */
-    ROW_LANES = DIM / 8,  /* that share a row of O and dO, 16 bytes each */
+    BOTH_CONSUMERS = 1,                 /* a named barrier */
+    FINISH_THREADS = WARPGROUP_THREADS, /* of the last kernel */
+    HELPER_THREADS = 256,               /* of the first kernel */
+    ROW_LANES = DIM / 8,                /* that share a row of O and dO, 16 bytes each */
     ROWS_AT_ONCE = HELPER_THREADS / ROW_LANES
 };
 
@@ -831,17 +832,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ---- The third kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
+/* ---- The third kernel: a CTA half a tile of queries, as a warpgroup has it; grid {2 tiles, query heads, entries}. ---- */
 
 /* dsinks of a head: the sum of -P(sink) * D over all rows, always in the same order. */
 DEV void sum_sinks(const bwd_args &args, int head)
 {
     const fwd_args &a = args.fwd;
-    __shared__ float sums[HELPER_THREADS];
+    __shared__ float sums[FINISH_THREADS];
     float sum = 0.0f;
     for (int entry = 0; entry < a.batch; entry++) {
         const sequence rows = find_sequence(a, entry);
-        for (int row = threadIdx.x; row < rows.q_len; row += HELPER_THREADS) {
+        for (int row = threadIdx.x; row < rows.q_len; row += FINISH_THREADS) {
             const float *stats =
                 results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + row / Q_TILE).stats;
             sum -= exp2_fast(a.sinks[head] * 1.44269504f - stats[row % Q_TILE]) * stats[Q_TILE + row % Q_TILE];
@@ -849,7 +850,7 @@ DEV void sum_sinks(const bwd_args &args, int head)
     }
     sums[threadIdx.x] = sum;
     __syncthreads();
-    for (int other = HELPER_THREADS / 2; other > 0; other /= 2) {
+    for (int other = FINISH_THREADS / 2; other > 0; other /= 2) {
         if (threadIdx.x < other)
             sums[threadIdx.x] += sums[threadIdx.x + other];
         __syncthreads();
@@ -858,15 +859,15 @@ DEV void sum_sinks(const bwd_args &args, int head)
         args.dsinks[head] = sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
     const fwd_args &a = args.fwd;
-    const int tile = blockIdx.x, head = blockIdx.y, entry = blockIdx.z;
-    const int half = threadIdx.x / WARPGROUP_THREADS, thread = threadIdx.x % WARPGROUP_THREADS, lane = thread % 32;
+    const int tile = blockIdx.x / CONSUMERS, half = blockIdx.x % CONSUMERS, head = blockIdx.y, entry = blockIdx.z;
+    const int thread = threadIdx.x, lane = thread % 32;
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (args.dsinks != nullptr && tile == 0 && entry == 0)
+    if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
         sum_sinks(args, head);
     const sequence rows = find_sequence(a, entry);
     if (tile * Q_TILE >= rows.q_len)
