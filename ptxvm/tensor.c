@@ -424,5 +424,6 @@ executor find_executor_tensor(instruction *i)
     if (begins_with(i->mnemonic, "cp.async.bulk.tensor."))
         return find_tensor_copy(i);
     return begins_with(i->mnemonic, "cp.async.bulk.") || begins_with(i->mnemonic, "cp.reduce.async.bulk.")
-               ? find_plain_copy(i) : NULL;
+               ? find_plain_copy(i)
+               : NULL;
 }

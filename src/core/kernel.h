@@ -77,12 +77,21 @@ typedef struct acr__launch {
     uint32_t smem_bytes;              /* dynamic */
 } acr__launch;
 
+/* A kernel of the same image that every execution of a CUDA kernel launches besides, with the same first parameter. Of
+ * the launches of an execution each may begin under the one before it (from sm_90 on), and itself waits for its end
+ * (griddepcontrol.wait) before it touches global memory. Beside more than one launch the kernel waits in this way,
+ * too. */
+typedef struct acr__helper {
+    const char *symbol; /* NULL: there is none */
+    void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
+} acr__helper;
+
 /* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
  * 128-byte swizzle; that of q has q_heads heads. Elements beyond dim and rows read as zero and are not written. Of a
  * packed batch, rows is the total and batch 1: a sequence is found by its first row, and the next one lies behind it.
  * A kernel with any map
  * takes a second parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct
- * (cuda/tensormap.h). All zero: no maps, no second parameter. */
+ * (cuda/tensormap.h). All zero: no maps, no second parameter. That of o is, of a backward kernel, of d_o. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
     uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
@@ -136,6 +145,7 @@ typedef struct acr__kernel {
     int32_t arch_min, arch_max; /* compute capabilities served, inclusive */
     void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
     acr__boxes boxes;
+    acr__helper before, after; /* launched before and behind it */
 } acr__kernel;
 
 enum {

@@ -17,11 +17,18 @@
 /* Machine code in the driver's hands. Images of listed kernels stay loaded until the device is closed, because graphs
  * that a caller has captured refer to them even after the plan is gone; a candidate's image lives as long as its one
  * acr__prepared. */
+enum {
+    BEFORE, /* what one execution launches, in this order */
+    ITSELF,
+    AFTER,
+    LAUNCHES_MOST
+};
+
 typedef struct loaded_image {
     struct loaded_image *next; /* among those of the device; unused for a candidate */
     const acr__kernel *kernel;
     CUlibrary library;
-    CUfunction function; /* in the primary context */
+    CUfunction functions[LAUNCHES_MOST]; /* in the primary context; NULL: nothing is launched there */
 } loaded_image;
 
 typedef struct cuda_device {
@@ -38,6 +45,7 @@ typedef struct cuda_device {
 
 typedef struct cuda_prepared {
     acr__prepared base;
+    acr__launch launches[LAUNCHES_MOST];
     loaded_image *image;
     int owns_image; /* a candidate's */
     fwd_maps maps;  /* of a kernel with fixed maps: as for an execution whose tensors all begin at MAP_BASE */
@@ -283,18 +291,29 @@ static acr_status check_origin(const cuda_device *d, CUkernel function, const ac
                      kernel->name, ptx_version);
 }
 
-/* Finds the entry point in a loaded library and readies it. */
-static acr_status find_function(const cuda_device *d, loaded_image *image)
+/* Finds an entry point in a loaded library and readies it. */
+static acr_status find_function(const cuda_device *d, const loaded_image *image, const char *symbol, CUfunction *out)
 {
     CUkernel kernel;
-    acr_status status =
-        check(d, d->driver.LibraryGetKernel(&kernel, image->library, image->kernel->symbol), "cuLibraryGetKernel");
+    acr_status status = check(d, d->driver.LibraryGetKernel(&kernel, image->library, symbol), "cuLibraryGetKernel");
     if (status == ACR_OK && d->base.device.ptx_only)
         status = check_origin(d, kernel, image->kernel);
     if (status == ACR_OK)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)
-        status = check(d, d->driver.KernelGetFunction(&image->function, kernel), "cuKernelGetFunction");
+        status = check(d, d->driver.KernelGetFunction(out, kernel), "cuKernelGetFunction");
+    return status;
+}
+
+static acr_status find_functions(const cuda_device *d, loaded_image *image)
+{
+    const acr__kernel *kernel = image->kernel;
+    const char *const symbols[LAUNCHES_MOST] = {
+        [BEFORE] = kernel->before.symbol, [ITSELF] = kernel->symbol, [AFTER] = kernel->after.symbol};
+    acr_status status = ACR_OK;
+    for (int i = 0; i < LAUNCHES_MOST && status == ACR_OK; i++)
+        if (symbols[i] != NULL)
+            status = find_function(d, image, symbols[i], &image->functions[i]);
     return status;
 }
 
@@ -321,7 +340,7 @@ static acr_status load_image(const cuda_device *d, const acr__kernel *kernel, lo
     image->kernel = kernel;
     acr_status status = load_library(d, image);
     if (status == ACR_OK) {
-        status = find_function(d, image);
+        status = find_functions(d, image);
         if (status != ACR_OK)
             d->driver.LibraryUnload(image->library);
     }
@@ -409,15 +428,15 @@ static acr_status encode_maps(const cuda_device *d, cuda_prepared *prepared)
         MAP_BASE = 4096 /* any address that the driver accepts: nothing is read through these maps */
     };
     void *const base = (void *)(uintptr_t)MAP_BASE;
-    const acr_buffers nowhere = {.q = base, .k = base, .v = base, .o = base};
-    fwd_args args;
+    const acr_buffers nowhere = {.q = base, .k = base, .v = base, .o = base, .d_o = base};
+    acr__args args;
     entered scope;
-    acr__fwd_args(&args, &prepared->base.problem, &nowhere, NULL);
+    acr__fill_args(&args, &prepared->base.problem, &nowhere, NULL);
     acr_status status = enter(d, &scope);
     if (status != ACR_OK)
         return status;
-    status =
-        acr__maps_encode(&d->driver, &prepared->maps, &prepared->base.kernel->boxes, &prepared->base.problem, &args);
+    status = acr__maps_encode(&d->driver, &prepared->maps, &prepared->base.kernel->boxes, &prepared->base.problem,
+                              &args.fwd);
     leave(d, &scope);
     return status;
 }
@@ -435,6 +454,11 @@ static acr_status cuda_prepare(acr__prepared **out, acr__backend_device *device,
     base->problem = *problem;
     base->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem, &device->device) : 0;
     kernel->shape(problem, &device->device, &base->launch);
+    prepared->launches[ITSELF] = base->launch;
+    if (kernel->before.symbol != NULL)
+        kernel->before.shape(problem, &device->device, &prepared->launches[BEFORE]);
+    if (kernel->after.symbol != NULL)
+        kernel->after.shape(problem, &device->device, &prepared->launches[AFTER]);
     acr_status status = obtain_image(d, prepared);
     if (status != ACR_OK) {
         free(prepared);
@@ -477,14 +501,14 @@ static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], con
     return count;
 }
 
-/* What one launch hands to the driver. The configuration points to the attributes and the parameters to the rest: it
+/* What one execution hands to the driver. The configurations point to the attributes and the parameters to the rest: it
  * stays where it was filled. */
 typedef struct kernel_call {
     bwd_args args; /* of a forward kernel `fwd` alone */
     fwd_maps maps;
     fwd_paging paging;
-    CUlaunchAttribute attributes[ATTRIBUTES_MAX];
-    CUlaunchConfig config;
+    CUlaunchAttribute attributes[LAUNCHES_MOST][ATTRIBUTES_MAX];
+    CUlaunchConfig configs[LAUNCHES_MOST];
     void *parameters[3]; /* a kernel without maps has one parameter less, one without paging, too: the driver reads no
                             further */
 } kernel_call;
@@ -495,11 +519,36 @@ static int has_paging(const acr__kernel *kernel)
     return kernel->pages || kernel->v_in_k || kernel->kv_types != 0;
 }
 
+enum {
+    OVERLAP_ARCH = 90 /* programmatic dependent launch begins here; before, every launch waits for the previous */
+};
+
+static void fill_configs(kernel_call *call, const cuda_prepared *prepared, int overlap_previous, CUstream stream)
+{
+    int overlaps = overlap_previous;
+    memset(call->configs, 0, sizeof call->configs);
+    for (int i = 0; i < LAUNCHES_MOST; i++) {
+        const acr__launch *launch = &prepared->launches[i];
+        CUlaunchConfig *config = &call->configs[i];
+        if (prepared->image->functions[i] == NULL)
+            continue;
+        config->gridDimX = launch->grid[0];
+        config->gridDimY = launch->grid[1];
+        config->gridDimZ = launch->grid[2];
+        config->blockDimX = launch->block;
+        config->blockDimY = config->blockDimZ = 1;
+        config->sharedMemBytes = launch->smem_bytes;
+        config->hStream = stream;
+        config->attrs = call->attributes[i];
+        config->numAttrs = set_attributes(call->attributes[i], launch, overlaps);
+        overlaps = prepared->base.device->device.arch >= OVERLAP_ARCH; /* those of one execution */
+    }
+}
+
 static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, const fwd_args *args,
                             int overlap_previous, CUstream stream)
 {
     const acr__prepared *base = &prepared->base;
-    const acr__launch *launch = &base->launch;
     if (base->kernel->pass == ACR_BACKWARD)
         call->args = *bwd_args_of(args);
     else
@@ -509,16 +558,7 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
     call->parameters[0] = &call->args;
     call->parameters[1] = !maps && has_paging(base->kernel) ? (void *)&call->paging : &call->maps;
     call->parameters[2] = &call->paging;
-    memset(&call->config, 0, sizeof call->config);
-    call->config.gridDimX = launch->grid[0];
-    call->config.gridDimY = launch->grid[1];
-    call->config.gridDimZ = launch->grid[2];
-    call->config.blockDimX = launch->block;
-    call->config.blockDimY = call->config.blockDimZ = 1;
-    call->config.sharedMemBytes = launch->smem_bytes;
-    call->config.hStream = stream;
-    call->config.attrs = call->attributes;
-    call->config.numAttrs = set_attributes(call->attributes, launch, overlap_previous);
+    fill_configs(call, prepared, overlap_previous, stream);
     const acr__boxes *boxes = &base->kernel->boxes;
     const acr__cuda_driver *driver = &((const cuda_device *)base->device)->driver;
     if (!maps)
@@ -526,7 +566,18 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
     if (!has_fixed_maps(base->kernel, &base->problem))
         return acr__maps_encode(driver, &call->maps, boxes, &base->problem, args);
     call->maps = prepared->maps;
-    return acr__maps_move(driver, &call->maps, boxes, args);
+    return acr__maps_move(driver, &call->maps, boxes, &base->problem, args);
+}
+
+/* What one execution launches, one after another. */
+static acr_status launch_call(const cuda_device *d, kernel_call *call, const loaded_image *image)
+{
+    acr_status status = ACR_OK;
+    for (int i = 0; i < LAUNCHES_MOST && status == ACR_OK; i++)
+        if (image->functions[i] != NULL)
+            status = check(d, d->driver.LaunchKernelEx(&call->configs[i], image->functions[i], call->parameters, NULL),
+                           "cuLaunchKernelEx");
+    return status;
 }
 
 /* With the primary context current. */
@@ -536,10 +587,7 @@ static acr_status enqueue_kernel(const cuda_prepared *prepared, const fwd_args *
     const cuda_device *d = (const cuda_device *)prepared->base.device;
     kernel_call call;
     acr_status status = fill_call(&call, prepared, args, overlap_previous, stream);
-    if (status != ACR_OK)
-        return status;
-    return check(d, d->driver.LaunchKernelEx(&call.config, prepared->image->function, call.parameters, NULL),
-                 "cuLaunchKernelEx");
+    return status == ACR_OK ? launch_call(d, &call, prepared->image) : status;
 }
 
 /* Scales are numbers of the host in the problem and device memory in an execution: the two are easily confused, and
@@ -569,12 +617,10 @@ static acr_status check_scales(const cuda_device *d, const fwd_args *args)
 static acr_status cuda_launch(const acr__prepared *base, const fwd_args *args, uint32_t flags, void *stream)
 {
     const cuda_device *d = (const cuda_device *)base->device;
-    const int overlap_arch =
-        90; /* programmatic dependent launch begins here; before, every launch waits for the previous */
     acr_status status = check(d, d->driver.CtxPushCurrent(d->context), "cuCtxPushCurrent");
     if (status != ACR_OK)
         return status;
-    const int overlap_previous = (flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= overlap_arch;
+    const int overlap_previous = (flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= OVERLAP_ARCH;
     status = check_scales(d, args);
     if (status == ACR_OK)
         status = enqueue_kernel((const cuda_prepared *)base, args, overlap_previous, stream);
@@ -623,8 +669,8 @@ static acr_status launch_op(const cuda_device *d, const loaded_image *image, con
     config.blockDimY = config.blockDimZ = 1;
     config.hStream = stream;
     config.attrs = attributes;
-    config.numAttrs =
-        set_attributes(attributes, &launch, (call->flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= 90);
+    config.numAttrs = set_attributes(attributes, &launch,
+                                     (call->flags & ACR_OVERLAP_PREVIOUS) != 0 && d->base.device.arch >= OVERLAP_ARCH);
     merge_args merge;
     append_args append;
     void *parameters[2] = {&append, list};
@@ -634,7 +680,7 @@ static acr_status launch_op(const cuda_device *d, const loaded_image *image, con
         memcpy(list->parts, call->parts, (size_t)(merge.is_spaced ? 1 : merge.count) * sizeof list->parts[0]);
     } else
         append = *call->append;
-    return check(d, d->driver.LaunchKernelEx(&config, image->function, parameters, NULL), "cuLaunchKernelEx");
+    return check(d, d->driver.LaunchKernelEx(&config, image->functions[ITSELF], parameters, NULL), "cuLaunchKernelEx");
 }
 
 static acr_status cuda_run_op(acr__backend_device *device, const acr__op_call *call, void *stream)
@@ -664,7 +710,6 @@ static acr_status cuda_launch_bare(const acr__prepared *base, const fwd_args *ar
                                    double *seconds)
 {
     const cuda_device *d = (const cuda_device *)base->device;
-    CUfunction function = ((const cuda_prepared *)base)->image->function;
     kernel_call call;
     entered scope;
     acr_status status = enter(d, &scope);
@@ -673,7 +718,7 @@ static acr_status cuda_launch_bare(const acr__prepared *base, const fwd_args *ar
     status = fill_call(&call, (const cuda_prepared *)base, args, 0, stream);
     double start = now_seconds();
     for (int i = 0; i < launches && status == ACR_OK; i++)
-        status = check(d, d->driver.LaunchKernelEx(&call.config, function, call.parameters, NULL), "cuLaunchKernelEx");
+        status = launch_call(d, &call, ((const cuda_prepared *)base)->image);
     *seconds = (now_seconds() - start) / launches;
     leave(d, &scope);
     return status;

@@ -81,7 +81,12 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
     const tensor q = {"q", args->q, args->q_stride, batch, args->q_heads, q_rows, args->qk_dim, problem->dtype};
     const tensor k = {"k", args->k, args->k_stride, batch, args->kv_heads, kv_rows, args->qk_dim, problem->dtype};
     const tensor v = {"v", args->v, args->v_stride, batch, args->kv_heads, kv_rows, args->v_dim, problem->dtype};
-    const tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
+    tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
+    if (problem->pass == ACR_BACKWARD) {
+        o.name = "d_o";
+        o.base = bwd_args_of(args)->d_o;
+        o.strides = bwd_args_of(args)->d_o_stride;
+    }
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
         status = encode(driver, &maps->q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
@@ -106,8 +111,10 @@ static acr_status move(const acr__cuda_driver *driver, fwd_map *map, const char 
     return acr__cuda_fail(driver, result, ACR_DEVICE_FAULT, what);
 }
 
-acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes, const fwd_args *args)
+acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+                          const acr_problem *problem, const fwd_args *args)
 {
+    const int backward = problem->pass == ACR_BACKWARD;
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
         status = move(driver, &maps->q, "q", args->q);
@@ -116,6 +123,6 @@ acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const 
     if (boxes->v_rows != 0 && status == ACR_OK)
         status = move(driver, &maps->v, "v", args->v);
     if (boxes->o_rows != 0 && status == ACR_OK)
-        status = move(driver, &maps->o, "o", args->o);
+        status = move(driver, &maps->o, backward ? "d_o" : "o", backward ? bwd_args_of(args)->d_o : args->o);
     return status;
 }

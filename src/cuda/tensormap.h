@@ -18,7 +18,8 @@ typedef struct fwd_maps {
 #ifndef __CUDACC__
 #include "kernel.h"
 
-/* Encodes the maps that `boxes` asks for, of an execution with these arguments; the others are left as they are. What
+/* Encodes the maps that `boxes` asks for, of an execution with these arguments, of a backward problem the first of its
+ * bwd_args; the others are left as they are. What
  * acr__tiling_why_not (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and
  * its strides. */
 struct acr__cuda_driver;
@@ -28,7 +29,7 @@ acr_status acr__maps_encode(const struct acr__cuda_driver *driver, fwd_maps *map
 /* Moves encoded maps to the bases of another execution's tensors, all that differs between executions of a plan. Much
  * cheaper than encoding. Errors: ACR_DEVICE_FAULT, naming the tensor. */
 acr_status acr__maps_move(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
-                          const fwd_args *args);
+                          const acr_problem *problem, const fwd_args *args);
 #endif
 
 #endif

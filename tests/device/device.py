@@ -61,6 +61,13 @@ DECODING_TERMS = ["b2:h8/2:s1/300:d{d}:lse:kvlens:cap30:sinks", "b1:h4/1:s5/313:
                   "b2:h4/2:s3/133:d{d}:bias-f32/0,399,133", "b2:h4/2:s3/134:d{d}:bias-bf16/0,402,134:causal",
                   "b2:h4/2:s3/133:d{d}:mask/399,0,133:lse"]
 
+# Gradients: by slots of dq and in the order of more than eight key tiles.
+GRADIENTS = ["bwd:b1:h2:s70/130:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
+             "bwd:b1:h2:s33:d{d}:causal-tl:bshd:sinks", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
+             "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/600:d{d}:atomics"]
+OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/1100:d{d}:bshd:packed",
+                   "bwd:b1:h2:s70/130:d{d}:causal:cap5"]
+
 
 def problems(shapes, dims, dtypes=("f16", "bf16")):
     return [f"{dtype}:{shape.format(d=d)}" for dtype in dtypes for d in dims for shape in shapes]
@@ -125,6 +132,10 @@ GROUPS = {
            [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)] +
            [(90, 2, f"fwd_fp8_*_{line}*", orders, problems(WINDOWS, [d], ["e4m3"]))
             for line, d, orders in (("d64_1", 64, [LATE, EAGER]), ("d128_", 128, [LATE_TOO]), ("d256_", 256, [LATE]))],
+    "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
+            (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
+            (90, 2, "bwd_wgmma_*_d128_*", [LATE], problems(GRADIENTS, [128])),
+            (90, 4, "bwd_wgmma_*_d128_*", [EAGER], problems(GRADIENTS[:2], ["72/104"]))],
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +

@@ -28,8 +28,10 @@ enum {
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
 #define CPU_CASE_WORK 2.0e8
-#define BACKWARD_CASE_WORK 6.0e6 /* every gradient is compared, and the oracle computes all of them */
 #define CUDA_CASE_WORK 8.0e9
+/* Every gradient is compared, and the oracle computes all of them. */
+#define CPU_BACKWARD_CASE_WORK 6.0e6
+#define CUDA_BACKWARD_CASE_WORK 6.0e7
 
 /* How a tensor lies in memory. */
 typedef enum view {
@@ -286,10 +288,10 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     set_terms(&p, s->terms[c->value[AXIS_TERMS]], kv_tile_of(s->kernel));
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
-    double limit = p.pass == ACR_BACKWARD           ? BACKWARD_CASE_WORK
-                   : s->kernel->backend == ACR__CPU ? CPU_CASE_WORK
-                                                    : CUDA_CASE_WORK;
+    const bool on_cpu = s->kernel->backend == ACR__CPU;
+    double limit = on_cpu ? CPU_CASE_WORK : CUDA_CASE_WORK;
     if (p.pass == ACR_BACKWARD) {
+        limit = on_cpu ? CPU_BACKWARD_CASE_WORK : CUDA_BACKWARD_CASE_WORK;
         set_gradients(&p, (view)c->value[AXIS_VIEW]);
     }
     return work <= limit && acr_problem_canonical(&out->problem, &p) == ACR_OK &&

@@ -9,19 +9,17 @@
 #include "paging.h"
 #include "problem.h"
 
-enum {
-    TENSORS = 4 /* of a forward pass */
-};
-
-/* A packed batch never counts as a single row: its tensors may hold more. */
-static void describe(acr__tensor out[TENSORS], const acr_problem *p)
+/* Returns how many there are. A packed batch never counts as a single row: its tensors may hold more. */
+static int describe(acr__tensor out[ACR__TENSORS_MOST], const acr_problem *p)
 {
+    const int count = acr__tensor_count(p);
     const int packed = (p->flags & ACR_PACKED) != 0;
     const int64_t pages = acr__pages_of_entry(p);
     const acr__rows rows = {packed ? p->batch * p->q_len + 1 : p->q_len, packed ? p->batch * p->kv_len + 1 : p->kv_len,
                             p->batch * pages + 1, pages};
-    for (int i = 0; i < TENSORS; i++)
+    for (int i = 0; i < count; i++)
         out[i] = acr__tensor_of(p, acr__tensors[i], rows);
+    return count;
 }
 
 /* Why lengths are so long that tile arithmetic in 32 bits could overflow; NULL when they are not. */
@@ -54,11 +52,13 @@ static int strides_are_multiples(const acr__tensor *t)
  * they can. */
 static const char *vector_why_not(const acr_problem *p)
 {
-    static const char *const stride_reason[TENSORS] = {
-        "a stride of q is not a multiple of 16 bytes", "a stride of k is not a multiple of 16 bytes",
-        "a stride of v is not a multiple of 16 bytes", "a stride of o is not a multiple of 16 bytes"};
-    acr__tensor tensors[TENSORS];
-    describe(tensors, p);
+    static const char *const stride_reason[ACR__TENSORS_MOST] = {
+        "a stride of q is not a multiple of 16 bytes",   "a stride of k is not a multiple of 16 bytes",
+        "a stride of v is not a multiple of 16 bytes",   "a stride of o is not a multiple of 16 bytes",
+        "a stride of d_o is not a multiple of 16 bytes", "a stride of dq is not a multiple of 16 bytes",
+        "a stride of dk is not a multiple of 16 bytes",  "a stride of dv is not a multiple of 16 bytes"};
+    acr__tensor tensors[ACR__TENSORS_MOST];
+    const int count = describe(tensors, p);
     if (p->alignment < COPY_BYTES)
         return "alignment is below 16 bytes";
     if (p->qk_dim * acr__dtype_bytes(p->dtype) % COPY_BYTES != 0)
@@ -69,7 +69,7 @@ static const char *vector_why_not(const acr_problem *p)
         return "rows of k (qk_dim in kv_dtype) are not a multiple of 16 bytes";
     if (p->v_dim * acr__dtype_bytes(acr__kv_dtype(p)) % COPY_BYTES != 0)
         return "rows of v (v_dim in kv_dtype) are not a multiple of 16 bytes";
-    for (int i = 0; i < TENSORS; i++)
+    for (int i = 0; i < count; i++)
         if (!strides_are_multiples(&tensors[i]))
             return stride_reason[i];
     return NULL;
@@ -91,14 +91,21 @@ static int strides_fit_map(const acr__tensor *t)
  * NULL when they can. */
 static const char *boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
 {
-    static const char *const stride_reason[TENSORS] = {"tensor map of q: a stride is 0 or not below 2^40 bytes",
-                                                       "tensor map of k: a stride is 0 or not below 2^40 bytes",
-                                                       "tensor map of v: a stride is 0 or not below 2^40 bytes",
-                                                       "tensor map of o: a stride is 0 or not below 2^40 bytes"};
-    const uint16_t box_rows[TENSORS] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, boxes->o_rows};
-    acr__tensor tensors[TENSORS];
+    static const char *const stride_reason[] = {"tensor map of q: a stride is 0 or not below 2^40 bytes",
+                                                "tensor map of k: a stride is 0 or not below 2^40 bytes",
+                                                "tensor map of v: a stride is 0 or not below 2^40 bytes",
+                                                "tensor map of o: a stride is 0 or not below 2^40 bytes",
+                                                "tensor map of d_o: a stride is 0 or not below 2^40 bytes"};
+    enum {
+        O = 3,
+        D_O = 4 /* places in acr__tensors */
+    };
+    const int backward = p->pass == ACR_BACKWARD;
+    const uint16_t box_rows[] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, backward ? 0 : boxes->o_rows,
+                                 backward ? boxes->o_rows : 0};
+    acr__tensor tensors[ACR__TENSORS_MOST];
     describe(tensors, p);
-    for (int i = 0; i < TENSORS; i++)
+    for (int i = 0; i <= (backward ? D_O : O); i++)
         if (box_rows[i] != 0 && !strides_fit_map(&tensors[i]))
             return stride_reason[i];
     return vector_why_not(p);
@@ -348,11 +355,11 @@ static double count_bias_bytes(const acr_problem *p)
 /* Of the four tensors, as far as some row sees the keys, and of the bias. */
 static double count_bytes(const acr_problem *p)
 {
-    acr__tensor tensors[TENSORS];
-    describe(tensors, p);
+    acr__tensor tensors[ACR__TENSORS_MOST];
+    const int count = describe(tensors, p);
     const double share_seen = acr__visible_keys(acr__longest_entry(p)) / (double)p->kv_len;
     double bytes = count_bias_bytes(p);
-    for (int i = 0; i < TENSORS; i++) {
+    for (int i = 0; i < count; i++) {
         const acr__tensor *t = &tensors[i];
         const double rows = (double)t->rows * (i == 1 || i == 2 ? share_seen : 1.0);
         bytes += (double)t->batch * (double)t->heads * rows * (double)t->dim * acr__dtype_bytes(t->dtype);

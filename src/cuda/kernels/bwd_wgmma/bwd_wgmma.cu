@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
         *(uint32_t *)a.workspace = 0;
     if (tile * Q_TILE >= rows.q_len)
         return;
-    const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + tile);
+    const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
     if (threadIdx.x == 0)
         *to.visits = 0;
     if (args.atomics && to.slot == 0)
@@ -319,8 +319,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
                      batch);
 #pragma unroll 1
         for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++) {
-            const float *stats =
-                results_of(a, head, bwd_first_tile(&a, w.entry, w.q_begin, Q_TILE) + w.tile_end - 1).stats;
+            const float *stats = results_of(a, head, bwd_first_tile(&a, w.entry, Q_TILE) + w.tile_end - 1).stats;
 #pragma unroll 1
             for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--, use++, stats -= 2 * Q_TILE)
                 load_queries(maps, smem, use, stats, w.q_begin + tile * Q_TILE, head, batch);
@@ -374,8 +373,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
         const int tile_first = w->tile_first, tile_end = w->tile_end;
 #pragma unroll 1
         for (int head = w->kv_head * a.group; head < (w->kv_head + 1) * a.group; head++) {
-            const tile_results to =
-                results_of(a, head, bwd_first_tile(&a, w->entry, w->q_begin, Q_TILE) + w->tile_end - 1);
+            const tile_results to = results_of(a, head, bwd_first_tile(&a, w->entry, Q_TILE) + w->tile_end - 1);
             int32_t *visits = to.visits;
             float *dq = to.dq + kv_tile * to.slot;
 #pragma unroll 1
@@ -392,7 +390,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
     }
 }
 
-/* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma.cuh says; rows are keys. ---- */
+/* ---- Consumers: a warpgroup each. Arrays are in registers, as device/isa/wgmma.cuh says; rows are keys. ---- */
 
 typedef float score_tile[PART_QUERIES / 2];
 typedef uint32_t packed_tile[PART_QUERIES / 4];
@@ -496,6 +494,7 @@ DEV uint64_t query_matrix(uint32_t tiles, int use)
 DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a,
                             const shared_memory *shared, bool masked, int query)
 {
+    const bool is_capped = has_term(FWD_TERM_CAP) && a.softcap > 0.0f;
     if (masked) {
         const int32_t(*const seen)[2] = shared->key_rows + lane_key(c);
         const int column = query + 2 * (c.lane % 4), first[2] = {seen[0][0] - column, seen[8][0] - column},
@@ -516,7 +515,7 @@ DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, con
             float slope[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if (has_term(FWD_TERM_CAP)) {
+                if (is_capped) {
                     const float t = tanh_fast(x[i] * a.softcap_in);
                     slope[i] = fmaf(-t, t, 1.0f);
                     x[i] = x[i] == -CUDART_INF_F ? 0.0f : exp2_fast(fmaf(t, a.softcap_out, -(i == 0 ? l.x : l.y)));
@@ -524,7 +523,7 @@ DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, con
                     x[i] = exp2_fast(fmaf(x[i], c.scale_log2, -(i == 0 ? l.x : l.y)));
             }
             p[2 * column + h] = pack<BF16>(x[0], x[1]);
-            if (has_term(FWD_TERM_CAP)) {
+            if (is_capped) {
                 x[0] *= slope[0];
                 x[1] *= slope[1];
             }
@@ -555,8 +554,8 @@ DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buf
         store_matrices(row ^ (uint32_t)(step * 2 * CHUNK_BYTES), ds + 4 * step);
 }
 
-/* Leaves the warpgroup's half of dQ to the thread that adds it up. Register 4g + r of thread t is float 4 (128g + t) + r
- * of the half. */
+/* Leaves the warpgroup's half of dQ to the thread that adds it up. Register 4g + r of thread t is float
+ * 4 (128g + t) + r of the half. */
 DEV void hand_over(const query_gradient &d, const consumer &c, int use)
 {
     const uint32_t to = ADDRESS(c.smem, dq) + c.index * (DQ_HALF_FLOATS * 4) + c.thread * 16;
@@ -832,7 +831,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ---- The third kernel: a CTA half a tile of queries, as a warpgroup has it; grid {2 tiles, query heads, entries}. ---- */
+/* ---- The third kernel: a CTA half a tile of queries; grid {2 tiles, query heads, entries}. ---- */
 
 /* dsinks of a head: the sum of -P(sink) * D over all rows, always in the same order. */
 DEV void sum_sinks(const bwd_args &args, int head)
@@ -843,8 +842,7 @@ DEV void sum_sinks(const bwd_args &args, int head)
     for (int entry = 0; entry < a.batch; entry++) {
         const sequence rows = find_sequence(a, entry);
         for (int row = threadIdx.x; row < rows.q_len; row += FINISH_THREADS) {
-            const float *stats =
-                results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + row / Q_TILE).stats;
+            const float *stats = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + row / Q_TILE).stats;
             sum -= exp2_fast(a.sinks[head] * 1.44269504f - stats[row % Q_TILE]) * stats[Q_TILE + row % Q_TILE];
         }
     }
@@ -872,7 +870,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     const sequence rows = find_sequence(a, entry);
     if (tile * Q_TILE >= rows.q_len)
         return;
-    const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, rows.q_begin, Q_TILE) + tile);
+    const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
     const visible_tiles seen = key_tiles_of(entry_of(a, rows), tile);
     const float factor = seen.first < seen.end ? a.scale : 0.0f;
     float d[32] = {};
@@ -903,5 +901,109 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
             store_row<BF16>({(char *)args.dq + at * ELEM_BYTES, row < rows.q_len, columns, factor}, d, h, lane);
     }
 }
+
+#else
+
+#include "cuda/model/fwd_model.h"
+
+enum {
+    HELPER_THREADS = 256, /* as above */
+    FINISH_THREADS = 128
+};
+
+static const acr__tiling TILING = {.work = ACR__WORK_TILES, /* of the helpers */
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory),
+                                   .packed_only = PACKED};
+
+#include "cuda/model/tile_kernel.h"
+
+static int64_t count_key_tiles(const acr_problem *problem)
+{
+    return (problem->kv_len + KV_TILE - 1) / KV_TILE;
+}
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    if (count_key_tiles(problem) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
+        return "batch * kv_heads has more than 2^30 key tiles";
+    return tile_why_not(problem, device);
+}
+
+static size_t workspace(const acr_problem *problem, const acr__device *device)
+{
+    const fwd_args args = {.batch = (int32_t)problem->batch,
+                           .q_heads = (int32_t)problem->q_heads,
+                           .q_len = (int32_t)problem->q_len,
+                           .kv_len = (int32_t)problem->kv_len};
+    (void)device;
+    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM).bytes;
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    const int64_t work = count_key_tiles(problem) * problem->kv_heads * problem->batch;
+    *launch = (acr__launch){.grid = {(uint32_t)(work < device->sm_count ? work : device->sm_count), 1, 1},
+                            .block = THREADS,
+                            .smem_bytes = sizeof(shared_memory)};
+}
+
+static void shape_prepare(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    *launch = acr__tiling_launch(&TILING, problem, device);
+    launch->block = HELPER_THREADS;
+    launch->smem_bytes = 0;
+}
+
+static void shape_finish(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    shape_prepare(problem, device, launch);
+    launch->grid[0] *= CONSUMERS;
+    launch->block = FINISH_THREADS;
+}
+
+/* Predicted in lab.md, not fitted: of a visit of a query tile by a key tile, and of a key tile besides, in cycles of an
+ * SM; and what the helpers move. */
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    const double visit_cycles = DIM == 128 ? 4000.0 : SPLIT ? 2400.0 : 4300.0, tile_cycles = 3200.0;
+    const double cap_cycles =
+        TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
+    const int64_t key_tiles = count_key_tiles(problem);
+    const double heads = (double)(problem->batch * problem->kv_heads),
+                 group = (double)(problem->q_heads / problem->kv_heads);
+    double visits = 0, most = 0; /* of a key head: together, and by one key tile */
+    for (int64_t tile = 0; tile < key_tiles; tile++) {
+        const visible_rows rows = visible_to_keys(acr__longest_entry(problem), (int32_t)tile * KV_TILE, KV_TILE);
+        const double own =
+            rows.first < rows.end ? group * (double)((rows.end + Q_TILE - 1) / Q_TILE - rows.first / Q_TILE) : 0;
+        visits += own;
+        most = own > most ? own : most;
+    }
+    const double step = visit_cycles + cap_cycles;
+    const double shared = heads * (visits * step + (double)key_tiles * tile_cycles) / device->sm_count,
+                 alone = most * step + tile_cycles;
+    const double rows = (double)(problem->batch * problem->q_heads * problem->q_len),
+                 sums = (double)bwd_slots(key_tiles) * 4.0; /* bytes of dQ that the last kernel reads of an element */
+    const double helper_bytes = rows * DIM * (2 * ELEM_BYTES + ELEM_BYTES + sums);
+    return (shared > alone ? shared : alone) / device->clock_hz +
+           helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS;
+}
+
+const acr__kernel KERNEL_DESCRIPTION = {
+    TILE_KERNEL("bwd_wgmma", 90, 90),
+    .pass = ACR_BACKWARD,
+    .dtype = BF16 ? ACR_BF16 : ACR_F16,
+    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
+    .terms = TERMS | FWD_TERM_SINKS, /* which are in the log-sum-exp */
+    .why_not = why_not,
+    .workspace = workspace,
+    .cost = cost,
+    .shape = shape,
+    .boxes = {.q_rows = Q_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .o_rows = Q_TILE},
+    .before = {.symbol = KERNEL_TEXT "_prepare", .shape = shape_prepare},
+    .after = {.symbol = KERNEL_TEXT "_finish", .shape = shape_finish},
+};
 
 #endif

@@ -1,8 +1,7 @@
 /* What the three kernels of bwd_wgmma keep in the workspace, for device code and for the host's sizes.
  *
- * Query rows of a batch entry are cut into tiles of q_tile rows; the tiles of all entries are numbered in one row, in a
- * packed batch with gaps: entry b has the tiles from q_begin / q_tile + b on, which no other entry reaches. For each
- * query head and tile there are
+ * Query rows of a batch entry are cut into tiles of q_tile rows. Every entry has as many as the longest may have, in a
+ * packed batch, too: whatever its offsets hold, no two entries share a tile. For each query head and tile there are
  *   visits  how many key tiles have added to the tile's dQ
  *   stats   q_tile floats of LSE in powers of two, +inf where a row sees no key or does not exist; then q_tile of D
  *   dq      q_tile x dim floats of unscaled dQ, in halves of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order.
@@ -24,23 +23,34 @@ typedef struct bwd_workspace {
     int32_t slots, tiles; /* tiles: of a query head */
 } bwd_workspace;
 
-/* The first tile of a batch entry. q_begin: of its rows, in a packed batch. */
-VISIBLE_FUNCTION int32_t bwd_first_tile(const fwd_args *a, int32_t entry, int32_t q_begin, int32_t q_tile)
+/* The tiles of a batch entry of one head, and the first one's number. */
+VISIBLE_FUNCTION int32_t bwd_tiles(const fwd_args *a, int32_t q_tile)
 {
-    return a->q_offsets ? q_begin / q_tile + entry : entry * ((a->q_len + q_tile - 1) / q_tile);
+    return (a->q_len + q_tile - 1) / q_tile;
+}
+
+VISIBLE_FUNCTION int32_t bwd_first_tile(const fwd_args *a, int32_t entry, int32_t q_tile)
+{
+    return entry * bwd_tiles(a, q_tile);
+}
+
+/* How many key tiles have floats of dQ of their own, or 1. */
+VISIBLE_FUNCTION int32_t bwd_slots(int64_t key_tiles)
+{
+    return key_tiles <= BWD_SLOTS_MAX ? (int32_t)key_tiles : 1;
 }
 
 VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim)
 {
     const int64_t line = 256;
     bwd_workspace w;
-    w.tiles = bwd_first_tile(a, a->batch, a->q_total, q_tile);
+    w.tiles = bwd_first_tile(a, a->batch, q_tile);
     const int64_t all = (int64_t)w.tiles * a->q_heads;
     w.visits = line;
     w.stats = w.visits + (all * 4 + line - 1) / line * line;
     w.dq = w.stats + (all * q_tile * 8 + line - 1) / line * line;
     const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
-    w.slots = key_tiles <= BWD_SLOTS_MAX ? key_tiles : 1;
+    w.slots = bwd_slots(key_tiles);
     w.slot = all * q_tile * dim;
     w.bytes = w.dq + w.slots * w.slot * 4;
     return w;
