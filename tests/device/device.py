@@ -95,7 +95,8 @@ GROUPS = {
                (80, 4, "fwd_ladder*_64x64_*", [LATE, LATE_TOO, EAGER], problems(SHAPES + LONG, [64], ["f16"]))],
     "split": [(arch, 8, "fwd_split_*_sm80", orders, problems(DECODING + SHAPES + PAGED, [64, 128]))
               for arch, orders in ((80, [LATE, EAGER]), (90, [LATE_TOO]))] +
-             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING + PAGED, [64, 192])) for arch in (89, 120)],
+             [(arch, 8, "fwd_split_*_16x*_sm80", [LATE], problems(DECODING + PAGED, [64, 192])) for arch in (89, 120)] +
+             [(89, 8, "fwd_split_*_kv8_sm89", [LATE], problems([PAGED[0] + ":kv-e4m3"], [128]))],
     # The host makes clusters of 8, 4, 2 and CTAs alone, the fewer the SMs; CTAs alone have several turns of the ring.
     # The fewer the SMs, the smaller the clusters: of 8, 4 and 2 CTAs, and CTAs alone, which go round the ring.
     "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes, dims))
