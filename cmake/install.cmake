@@ -1,4 +1,4 @@
-# What `cmake --install` lays down of the library: header, shared and static library, and how other builds find them
+# What `cmake --install` lays down of the libraries: headers, shared and static library, and how other builds find them
 # (pkg-config acromion, find_package(acromion)). The program and its man page: cli/CMakeLists.txt. An installed
 # tree can be moved. Components: library (what programs need to run), development, program; a package each
 # (packages.cmake).
@@ -11,6 +11,11 @@ install(TARGETS acromion acromion_static EXPORT acromion_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(FILES include/acromion.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+
+# For several GPUs: found as -lacromion_nccl, beside libacromion. In no package yet.
+set_target_properties(acromion_nccl PROPERTIES INSTALL_RPATH $ORIGIN)
+install(TARGETS acromion_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT nccl)
+install(FILES include/acromion_nccl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT nccl)
 
 install(DIRECTORY wisdom DESTINATION ${CMAKE_INSTALL_DATADIR}/acromion COMPONENT program
   FILES_MATCHING PATTERN "*.wisdom")

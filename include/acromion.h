@@ -67,7 +67,9 @@ ACR_API const char *acr_version(void);
     X(FORMAT, -8, "malformed text or file")                                                                            \
     X(ALIGNMENT, -9, "a pointer is less aligned than the problem says")                                                \
     X(DEVICE_FAULT, -10, "the device or its driver reported an error")                                                 \
-    X(OVERLAP, -11, "the output overlaps an input")
+    X(OVERLAP, -11, "the output overlaps an input")                                                                    \
+    X(PEER, -12, "another rank failed or has other arguments")                                                         \
+    X(TIMEOUT, -13, "another rank did not answer in time")
 
 typedef enum acr_status {
 #define ACR_STATUS_ENUM(name, number, text) ACR_##name = number,

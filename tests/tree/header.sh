@@ -1,5 +1,5 @@
 #!/bin/sh
-# The public header compiles alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and
+# The public headers compile alone, without a warning, as C11 and as C++11, with whatever of gcc and clang is here; and
 # so does every internal header as C11, first in its file.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -11,7 +11,9 @@ compiled=0
 # The second include sees that the guard holds; the use, that the initialisers work in both languages.
 cat >"$work/use.c" <<'CODE'
 #include <acromion.h>
+#include <acromion_nccl.h>
 #include <acromion.h>
+#include <acromion_nccl.h>
 int use(void);
 int use(void)
 {
@@ -21,7 +23,9 @@ int use(void)
     acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
     acr_merge_args merge = ACR_MERGE_ARGS_INIT;
     acr_append_args append = ACR_APPEND_ARGS_INIT;
-    const uint32_t bytes = problem.size + buffers.size + options.size + report.size + merge.size + append.size;
+    acr_group_options group = ACR_GROUP_OPTIONS_INIT;
+    const uint32_t bytes =
+        problem.size + buffers.size + options.size + report.size + merge.size + append.size + group.size;
     return bytes == 0 ? ACR_OK : 1;
 }
 CODE
@@ -31,11 +35,11 @@ for compiler in gcc clang; do
     # shellcheck disable=SC2086  # lists of options
     $compiler -std=c11 -Wstrict-prototypes $strict "$work/use.c"
     # shellcheck disable=SC2086
-    echo '#include <acromion.h>' | $compiler -std=c++11 -x c++ -Wold-style-cast $strict - || exit 1
+    echo '#include <acromion_nccl.h>' | $compiler -std=c++11 -x c++ -Wold-style-cast $strict - || exit 1
     # shellcheck disable=SC2086
     $compiler -std=c++11 -x c++ -Wold-style-cast $strict "$work/use.cpp"
     compiled=$((compiled + 3))
-    for header in "$root"/src/core/*.h "$root"/src/cpu/*.h; do
+    for header in "$root"/src/core/*.h "$root"/src/cpu/*.h "$root"/src/dist/*.h; do
         printf '#include "%s"\ntypedef int not_empty;\n' "$header" >"$work/alone.c"
         # shellcheck disable=SC2086
         $compiler -std=c11 -D_GNU_SOURCE -Wstrict-prototypes $strict -I"$root/src" -I"$root/src/core" \

@@ -41,6 +41,7 @@ def headers(folder):
 
 
 CORE = {name for name in headers("src/core") if "/" not in name}
+DIST = headers("src/dist")
 MACHINE = {"ptxvm/" + name for name in headers("ptxvm")}
 WORKBENCH = headers("workbench")
 TESTS = headers("tests")
@@ -49,8 +50,9 @@ EXTENSION = headers("python/src")
 
 
 def allowed_public(path, name, quoted):
-    """include: stddef.h and stdint.h only."""
-    return not quoted and name in {"stddef.h", "stdint.h"}
+    """include: stddef.h and stdint.h only, and libacromion's header in that of the library beside it."""
+    own = {"stddef.h", "stdint.h"} | ({"acromion.h"} if path.name != "acromion.h" else set())
+    return not quoted and name in own
 
 
 def allowed_core(path, name, quoted):
@@ -80,6 +82,13 @@ def allowed_cuda(path, name, quoted):
     return is_posix(name) or name in CUDA
 
 
+def allowed_dist(path, name, quoted):
+    """src/dist: the public headers, and its own; what any user of libacromion has."""
+    if quoted:
+        return name in DIST
+    return is_posix(name) or name in {"acromion.h", "acromion_nccl.h"}
+
+
 def room_of(header):
     return pathlib.PurePosixPath(header).parent.as_posix()
 
@@ -107,6 +116,7 @@ def allowed_tests(path, name, quoted):
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
         ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | EXTENSION | {"acromion.h", "cuda/driver.h"}
+        ours |= {"dist/" + header for header in DIST}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
     return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xla/ffi/api/c_api.h"}
 
@@ -135,7 +145,8 @@ def allowed_integrations(path, name, quoted):
 
 def allowed_examples(path, name, quoted):
     """examples: what a user has."""
-    return not quoted and (is_posix(name) or name == "acromion.h" or "." not in name or name.startswith("cuda"))
+    own = {"acromion.h", "acromion_nccl.h"}
+    return not quoted and (is_posix(name) or name in own or "." not in name or name.startswith("cuda"))
 
 
 def allowed_consumer(path, name, quoted):
@@ -148,6 +159,7 @@ RULES = [  # the first folder that matches
     ("src/cpu", allowed_cpu),
     ("src/cuda", allowed_cuda),
     ("src/core", allowed_core),
+    ("src/dist", allowed_dist),
     ("workbench", allowed_rooms),
     ("search/tests", allowed_tests),
     ("search", allowed_rooms),

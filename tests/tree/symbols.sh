@@ -1,19 +1,19 @@
 #!/bin/sh
-# The shared library's face: it exports exactly the functions of acromion.symbols, which are those that the header
-# declares, and needs nothing but the C library and its parts.
-#   symbols.sh LIBRARY
+# A shared library's face: it exports exactly the functions of its list of symbols, which are those that its header
+# declares, and needs nothing but the C library and its parts, and what else is named.
+#   symbols.sh LIBRARY HEADER SYMBOLS [NEEDED]
 set -eu
-library=$1
+library=$1 header=$2 symbols=$3 also=${4:-libc.so.6}
 tests=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 nm -D --defined-only "$library" | awk '{ print $3 }' | LC_ALL=C sort >"$work/exported"
-grep -o "^ACR_API [^;(]*(" "$tests/../../include/acromion.h" | sed 's/(//; s/.*[ *]//' | LC_ALL=C sort >"$work/declared"
+grep -o "^ACR_API [^;(]*(" "$tests/../../include/$header" | sed 's/(//; s/.*[ *]//' | LC_ALL=C sort >"$work/declared"
 failed=0
 for list in exported declared; do
-    diff -u "$tests/acromion.symbols" "$work/$list" || {
-        echo "what is $list differs from acromion.symbols (above)"
+    diff -u "$tests/$symbols" "$work/$list" || {
+        echo "what is $list differs from $symbols (above)"
         failed=1
     }
 done
@@ -21,15 +21,15 @@ done
 needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
 for name in $needed; do
     case $name in
-    libc.so.6 | libm.so.6 | ld-linux*.so.*) ;;
+    libc.so.6 | libm.so.6 | ld-linux*.so.* | "$also") ;;
     *)
         echo "$library needs $name: only libc, libm and the loader are allowed"
         failed=1
         ;;
     esac
 done
-readelf -d "$library" | grep -q 'SONAME.*\[libacromion\.so\.0\]' || {
-    echo "$library: the soname is not libacromion.so.0"
+readelf -d "$library" | grep -q "SONAME.*\[lib${symbols%.symbols}\.so\.0\]" || {
+    echo "$library: the soname is not lib${symbols%.symbols}.so.0"
     failed=1
 }
 if readelf -d "$library" | grep -q TEXTREL; then

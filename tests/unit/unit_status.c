@@ -22,6 +22,8 @@ static const struct {
     {ACR_ALIGNMENT, -9, "a pointer is less aligned than the problem says"},
     {ACR_DEVICE_FAULT, -10, "the device or its driver reported an error"},
     {ACR_OVERLAP, -11, "the output overlaps an input"},
+    {ACR_PEER, -12, "another rank failed or has other arguments"},
+    {ACR_TIMEOUT, -13, "another rank did not answer in time"},
 };
 
 static void numbers_never_change(void **state)
@@ -46,7 +48,7 @@ static void every_status_is_pinned(void **state)
 static void unknown_numbers_have_a_text(void **state)
 {
     (void)state;
-    const int unknown[] = {1, 2, -12, -1000, 1 << 30};
+    const int unknown[] = {1, 2, -14, -1000, 1 << 30};
     for (size_t i = 0; i < COUNT_OF(unknown); i++)
         assert_string_equal(acr_status_text((acr_status)unknown[i]), "unknown status");
 }

@@ -1,0 +1,317 @@
+#include "group.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "error.h"
+
+enum {
+    TIMEOUT_DEFAULT_MS = 60000,
+    CTAS_MAX = 64,
+    RECORD_BYTES = 1024
+};
+
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Lets others run: briefly while an answer is near, then longer. */
+static void pause_between_looks(int looks)
+{
+    if (looks < 100)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){0, looks < 1000 ? 50000 : 1000000}, NULL);
+}
+
+/* ---- A broken group ---------------------------------------------------------------------------------------------- */
+
+acr_status dist_group_check(const acr_group *group)
+{
+    return group->broken == ACR_OK ? ACR_OK : dist_fail(group->broken, "the group is broken: %s", group->reason);
+}
+
+/* Ends the communicator, whose transfers would wait for ever, and remembers the thread's last error. */
+static acr_status break_group(acr_group *group, acr_status status)
+{
+    group->broken = status;
+    snprintf(group->reason, sizeof group->reason, "%s", acr_group_last_error());
+    if (group->owns_comm && group->comm) {
+        group->nccl.CommAbort(group->comm);
+        group->comm = NULL;
+    }
+    return status;
+}
+
+static acr_status break_by_nccl(acr_group *group, nccl_result result)
+{
+    const char *text = group->comm ? group->nccl.GetLastError(group->comm) : NULL;
+    return break_group(group, dist_fail(dist_nccl_status(result), "rank %d: NCCL: %s%s%s", group->rank,
+                                        dist_nccl_text(result), text && *text ? ": " : "", text ? text : ""));
+}
+
+static acr_status break_by_timeout(acr_group *group, uint32_t timeout_ms, const char *what)
+{
+    return break_group(group,
+                       dist_fail(ACR_TIMEOUT, "rank %d: %s did not end within %u ms", group->rank, what, timeout_ms));
+}
+
+/* Waits until the communicator is done with the last call. */
+static acr_status settle(acr_group *group, const char *what)
+{
+    const int64_t end = now_ms() + group->timeout_ms;
+    for (int looks = 0;; looks++) {
+        nccl_result state = NCCL_SUCCESS;
+        const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
+        if (asked != NCCL_SUCCESS)
+            return break_by_nccl(group, asked);
+        if (state != NCCL_IN_PROGRESS)
+            return state == NCCL_SUCCESS ? ACR_OK : break_by_nccl(group, state);
+        if (now_ms() >= end)
+            return break_by_timeout(group, group->timeout_ms, what);
+        pause_between_looks(looks);
+    }
+}
+
+/* ---- Transfers --------------------------------------------------------------------------------------------------- */
+
+acr_status dist_transfer_begin(acr_group *group)
+{
+    return dist_transfer_add(group, group->nccl.GroupStart());
+}
+
+acr_status dist_transfer_add(acr_group *group, nccl_result result)
+{
+    return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? ACR_OK : break_by_nccl(group, result);
+}
+
+acr_status dist_transfer_enqueue(acr_group *group)
+{
+    const nccl_result result = group->nccl.GroupEnd();
+    if (result == NCCL_IN_PROGRESS && group->device.driver)
+        return settle(group, "enqueueing a transfer");
+    return dist_transfer_add(group, result);
+}
+
+acr_status dist_transfer_end(acr_group *group)
+{
+    return group->device.driver ? ACR_OK : settle(group, "a transfer");
+}
+
+/* ---- Agreement --------------------------------------------------------------------------------------------------- */
+
+typedef struct record {
+    int32_t status;
+    char text[RECORD_BYTES - sizeof(int32_t)];
+} record;
+
+/* records[0..ranks) of all ranks, from records[rank]; `memory` is of the device. */
+static acr_status exchange(acr_group *group, record *records, record *memory)
+{
+    const dist_device *device = &group->device;
+    void *stream = device->transfers;
+    acr_status status = dist_upload(device, memory + group->rank, records + group->rank, sizeof *records, stream);
+    if (status == ACR_OK)
+        status = dist_transfer_begin(group);
+    if (status == ACR_OK)
+        status = dist_transfer_add(group, group->nccl.AllGather(memory + group->rank, memory, sizeof *records,
+                                                                NCCL_UINT8, group->comm, stream));
+    if (status == ACR_OK)
+        status = dist_transfer_enqueue(group);
+    if (status == ACR_OK)
+        status = dist_transfer_end(group);
+    if (status == ACR_OK)
+        status = dist_download(device, records, memory, sizeof *records * (size_t)group->ranks, stream);
+    return status == ACR_OK ? acr_group_wait(group, stream, group->timeout_ms) : status;
+}
+
+/* What the records say, the same on every rank but for the rank's own failure. */
+static acr_status judge(const acr_group *group, const record *records)
+{
+    const record *own = &records[group->rank];
+    if (own->status != ACR_OK)
+        return dist_fail((acr_status)own->status, "%s", own->text);
+    for (int r = 0; r < group->ranks; r++)
+        if (records[r].status != ACR_OK)
+            return dist_fail(ACR_PEER, "rank %d failed: %s", r, records[r].text);
+    for (int r = 1; r < group->ranks; r++)
+        if (strcmp(records[r].text, records[0].text) != 0)
+            return dist_fail(ACR_PEER, "rank %d has other arguments than rank 0: \"%s\", not \"%s\"", r,
+                             records[r].text, records[0].text);
+    return ACR_OK;
+}
+
+acr_status dist_group_agree(acr_group *group, acr_status status, const char *text)
+{
+    record *records = calloc((size_t)group->ranks, sizeof *records);
+    void *memory = NULL;
+    if (!records)
+        return dist_fail(ACR_NO_MEMORY, "out of memory");
+    records[group->rank].status = (int32_t)status;
+    snprintf(records[group->rank].text, sizeof records->text, "%s", text);
+    acr_status done = dist_enter(&group->device);
+    if (done == ACR_OK) {
+        done = dist_alloc(&group->device, sizeof *records * (size_t)group->ranks, &memory);
+        if (done == ACR_OK)
+            done = exchange(group, records, memory);
+        if (done == ACR_OK)
+            done = judge(group, records);
+        dist_free(&group->device, memory);
+        dist_leave(&group->device);
+    }
+    free(records);
+    return done;
+}
+
+/* ---- Making and ending ------------------------------------------------------------------------------------------- */
+
+static acr_status check_options(const acr_group_options *o, const acr_ctx *ctx)
+{
+    if (o->size != sizeof *o)
+        return dist_fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_GROUP_OPTIONS_INIT",
+                         o->size, sizeof *o);
+    if (!o->id == !o->comm)
+        return dist_fail(ACR_INVALID, "one of options.id and options.comm is given, not %s", o->id ? "both" : "none");
+    if (o->comm && (o->rank != 0 || o->ranks != 0))
+        return dist_fail(ACR_INVALID, "options.rank and options.ranks are 0 with options.comm, which knows them");
+    if (!o->comm && (o->ranks < 1 || o->ranks > ACR_GROUP_RANKS_MAX))
+        return dist_fail(ACR_INVALID, "options.ranks is %d, must be 1 to %d", (int)o->ranks, ACR_GROUP_RANKS_MAX);
+    if (!o->comm && (o->rank < 0 || o->rank >= o->ranks))
+        return dist_fail(ACR_INVALID, "options.rank is %d of %d ranks", (int)o->rank, (int)o->ranks);
+    if (o->max_ctas > CTAS_MAX || (o->comm && o->max_ctas))
+        return dist_fail(ACR_INVALID, "options.max_ctas is %u, must be %s", o->max_ctas,
+                         o->comm ? "0 with options.comm" : "at most 64");
+    if (!o->library && strcmp(acr_ctx_backend(ctx), "cuda") != 0)
+        return dist_fail(ACR_INVALID,
+                         "options.library is NULL: NCCL exchanges memory of GPUs, and the context's "
+                         "backend is \"%s\"",
+                         acr_ctx_backend(ctx));
+    return ACR_OK;
+}
+
+/* A communicator of the group's own never blocks: the time limit holds for its making, too. */
+static acr_status make_comm(acr_group *group, const acr_group_options *options)
+{
+    nccl_config config = NCCL_CONFIG_INIT;
+    config.blocking = 0;
+    if (options->max_ctas)
+        config.max_ctas = (int)options->max_ctas;
+    group->owns_comm = 1;
+    const nccl_result result =
+        group->nccl.CommInitRankConfig(&group->comm, group->ranks, *options->id, group->rank, &config);
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
+        return dist_fail(dist_nccl_status(result), "ncclCommInitRankConfig: %s", dist_nccl_text(result));
+    return settle(group, "making the communicator");
+}
+
+static acr_status take_comm(acr_group *group, const acr_group_options *options)
+{
+    group->comm = options->comm;
+    nccl_result result = group->nccl.CommCount(group->comm, &group->ranks);
+    if (result == NCCL_SUCCESS)
+        result = group->nccl.CommUserRank(group->comm, &group->rank);
+    if (result != NCCL_SUCCESS)
+        return dist_fail(ACR_INVALID, "options.comm: %s", dist_nccl_text(result));
+    if (group->ranks > ACR_GROUP_RANKS_MAX)
+        return dist_fail(ACR_INVALID, "options.comm has %d ranks, at most %d are served", group->ranks,
+                         ACR_GROUP_RANKS_MAX);
+    return ACR_OK;
+}
+
+acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_options *options)
+{
+    if (!out || !ctx || !options)
+        return dist_fail(ACR_INVALID, "%s is NULL", !out ? "out" : ctx ? "options" : "ctx");
+    acr_status status = check_options(options, ctx);
+    if (status != ACR_OK)
+        return status;
+    acr_group *group = calloc(1, sizeof *group);
+    if (!group)
+        return dist_fail(ACR_NO_MEMORY, "out of memory");
+    group->ctx = ctx;
+    group->rank = options->rank;
+    group->ranks = options->ranks;
+    group->timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_DEFAULT_MS;
+    if ((status = dist_nccl_open(&group->nccl, options->library)) == ACR_OK &&
+        (status = dist_device_open(&group->device, ctx, options->device)) == ACR_OK &&
+        (status = dist_enter(&group->device)) == ACR_OK) {
+        status = options->comm ? take_comm(group, options) : make_comm(group, options);
+        dist_leave(&group->device);
+    }
+    if (status != ACR_OK) {
+        acr_group_destroy(group);
+        return status;
+    }
+    *out = group;
+    return ACR_OK;
+}
+
+void acr_group_destroy(acr_group *group)
+{
+    if (!group)
+        return;
+    if (group->owns_comm && group->comm && dist_enter(&group->device) == ACR_OK) {
+        group->nccl.CommDestroy(group->comm);
+        dist_leave(&group->device);
+    }
+    dist_device_close(&group->device);
+    free(group);
+}
+
+acr_status acr_group_id_create(acr_group_id *out, const char *library)
+{
+    dist_nccl nccl;
+    acr_group_id id;
+    if (!out)
+        return dist_fail(ACR_INVALID, "out is NULL");
+    const acr_status status = dist_nccl_open(&nccl, library);
+    if (status != ACR_OK)
+        return status;
+    const nccl_result result = nccl.GetUniqueId(&id);
+    if (result != NCCL_SUCCESS)
+        return dist_fail(ACR_DEVICE_FAULT, "ncclGetUniqueId: %s", dist_nccl_text(result));
+    *out = id;
+    return ACR_OK;
+}
+
+/* ---- acr_group_wait ---------------------------------------------------------------------------------------------- */
+
+static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
+{
+    const int64_t end = now_ms() + timeout_ms;
+    for (int looks = 0;; looks++) {
+        int idle = 0;
+        nccl_result state = NCCL_SUCCESS;
+        const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
+        if (asked != NCCL_SUCCESS || (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS))
+            return break_by_nccl(group, asked != NCCL_SUCCESS ? asked : state);
+        const acr_status status = dist_is_idle(&group->device, stream, &idle);
+        if (status != ACR_OK)
+            return break_group(group, status);
+        if (idle)
+            return ACR_OK;
+        if (now_ms() >= end)
+            return break_by_timeout(group, timeout_ms, "the stream's work");
+        pause_between_looks(looks);
+    }
+}
+
+acr_status acr_group_wait(acr_group *group, void *stream, uint32_t timeout_ms)
+{
+    if (!group)
+        return dist_fail(ACR_INVALID, "group is NULL");
+    acr_status status = dist_group_check(group);
+    if (status != ACR_OK || (status = dist_enter(&group->device)) != ACR_OK)
+        return status;
+    status = wait_for(group, stream, timeout_ms);
+    dist_leave(&group->device);
+    return status;
+}

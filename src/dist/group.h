@@ -1,0 +1,35 @@
+/* A group: the communicator, what it is broken by, and how its ranks agree. */
+#ifndef ACR_DIST_GROUP_H
+#define ACR_DIST_GROUP_H
+
+#include "device.h"
+#include "nccl.h"
+
+struct acr_group {
+    acr_ctx *ctx;
+    dist_device device;
+    dist_nccl nccl;
+    dist_comm *comm; /* NULL once it is aborted */
+    int owns_comm;
+    int rank, ranks;
+    uint32_t timeout_ms;
+    acr_status broken; /* ACR_OK, or what every call returns from now on */
+    char reason[512];
+};
+
+/* The group's error, if it is broken. */
+acr_status dist_group_check(const acr_group *group);
+
+/* A transfer: dist_transfer_begin, then group->nccl's Send and Recv or one collective through dist_transfer_add, then
+ * dist_transfer_enqueue. On the host it goes on while the caller computes and is over after dist_transfer_end; on a GPU
+ * it is enqueued on group->device.transfers. Whatever fails breaks the group. */
+acr_status dist_transfer_begin(acr_group *group);
+acr_status dist_transfer_add(acr_group *group, nccl_result result);
+acr_status dist_transfer_enqueue(acr_group *group);
+acr_status dist_transfer_end(acr_group *group);
+
+/* Whether every rank is well and says the same: status and text of this rank go to all. Returns the status if it is a
+ * failure (text says which), ACR_PEER with the first rank that failed or differs. Collective. */
+acr_status dist_group_agree(acr_group *group, acr_status status, const char *text);
+
+#endif

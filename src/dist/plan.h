@@ -1,0 +1,91 @@
+/* A plan: the kernels, the buffers, and what a schedule does with them. plan.c makes and ends plans; each schedule has
+ * a file with the two functions of dist_schedule. */
+#ifndef ACR_DIST_PLAN_H
+#define ACR_DIST_PLAN_H
+
+#include "group.h"
+#include "shards.h"
+
+/* A kernel with a workspace of its own; calls of equal problems share it. */
+typedef struct dist_kernel {
+    char text[ACR_PROBLEM_TEXT_MAX]; /* of its problem */
+    acr_plan *plan;
+    void *workspace;
+} dist_kernel;
+
+/* One attention of a piece. Offsets are bytes from the first element of the rank's tensors, or of a block. */
+typedef struct dist_call {
+    int kernel, piece;
+    int step; /* ring: of the block; gather: the stage of the heads */
+    size_t q, k, v;
+    int64_t q_head; /* the first */
+    size_t o;       /* gather: where in the rank's o */
+    acr_part part;  /* ring, sharded keys: where o and lse go */
+    int with_sinks;
+} dist_call;
+
+typedef struct dist_schedule dist_schedule;
+
+struct acr_group_plan {
+    acr_group *group;
+    const dist_schedule *schedule;
+    acr_problem problem; /* canonical; of the whole sequence, or with sharded keys the rank's */
+    acr_effort effort;
+    acr_dtype part_dtype; /* of partial outputs */
+    dist_sequences sequences;
+    int64_t q_rows, kv_rows; /* of this rank */
+    dist_piece *pieces;
+    int piece_count;
+    dist_kernel *kernels;
+    int kernel_count;
+    dist_call *calls;
+    int call_count;
+    void **memory; /* all that was allocated on the device */
+    int memory_count;
+    size_t memory_bytes, traffic_bytes;
+    void *own; /* the schedule's own data, one block of malloc */
+    char *text;
+};
+
+/* prepare: counts, calls, kernels, memory. execute: buffers are checked. */
+struct dist_schedule {
+    const char *name;
+    acr_status (*prepare)(acr_group_plan *plan);
+    acr_status (*execute)(acr_group_plan *plan, const acr_buffers *buffers, void *stream);
+};
+extern const dist_schedule dist_ring, dist_gather, dist_sharded_keys;
+
+size_t dist_dtype_bytes(acr_dtype dtype);
+size_t dist_round_up(size_t bytes); /* to 256 */
+acr_dtype dist_kv_dtype(const acr_problem *p);
+
+/* Strides of a packed tensor. */
+acr_strides dist_packed(acr_layout layout, int64_t heads, int64_t rows, int64_t dim);
+int64_t dist_element(const acr_strides *s, int64_t head, int64_t row);
+
+/* Memory of the device that lives as long as the plan. */
+acr_status dist_plan_alloc(acr_group_plan *plan, size_t bytes, void **out);
+
+/* A zeroed block of the host, freed by free. */
+acr_status dist_calloc(size_t count, size_t bytes, void *out);
+
+/* The problem of a call: `rows` rows see `keys`; tensors by the strides. Partial outputs have the plan's part_dtype and
+ * an lse. */
+typedef struct dist_shape {
+    int64_t rows, q_heads, kv_heads;
+    dist_keys keys;
+    acr_strides q, k, v, o;
+    int is_partial, with_sinks;
+} dist_shape;
+
+/* Adds a call with its kernel, whose alignment is what the call's offsets leave. */
+acr_status dist_plan_add_call(acr_group_plan *plan, const dist_call *call, const dist_shape *shape);
+
+/* The kernel for a problem, found or made. */
+acr_status dist_plan_kernel(acr_group_plan *plan, const acr_problem *problem, int *out);
+
+/* Executes a call; k and v are where its block begins. */
+acr_status dist_plan_run(const acr_group_plan *plan, const dist_call *call, const acr_buffers *rank, const void *k,
+                         const void *v, void *o, float *lse, void *stream);
+
+#endif

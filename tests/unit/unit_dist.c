@@ -1,0 +1,684 @@
+/* libacromion_nccl over the fake NCCL, on the CPU: every schedule against one rank over random problems, the same bits
+ * twice, what is refused, and ranks that are missing, end or disagree. Ranks are threads; one test has processes.
+ *   unit_dist FAKE_NCCL [PROBLEMS] */
+#include "support.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dist/group.h"
+
+static const char *library;
+static int problems = 40;
+
+enum {
+    RANKS_MAX = 8,
+    LIMIT_MS = 120000, /* only a hang takes so long */
+    SHORT_MS = 300     /* for ranks that never come */
+};
+
+/* ---- Ranks that are threads -------------------------------------------------------------------------------------- */
+
+typedef struct rank_args {
+    const acr_group_id *id;
+    int rank, ranks;
+    uint32_t timeout_ms;
+    void *shared;
+    acr_status status;
+    char text[512];
+    acr_ctx *ctx;
+    acr_group *group;
+    acr_status (*act)(struct rank_args *r);
+    pthread_t thread;
+} rank_args;
+
+static acr_status note(rank_args *r, acr_status status)
+{
+    r->status = status;
+    snprintf(r->text, sizeof r->text, "%s", status == ACR_OK ? "" : acr_group_last_error());
+    return status;
+}
+
+static acr_ctx *one_thread_ctx(void)
+{
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    acr_ctx *ctx = NULL;
+    options.backend = "cpu";
+    options.threads = 1;
+    return acr_ctx_create(&ctx, &options) == ACR_OK ? ctx : NULL;
+}
+
+static void *rank_main(void *arg)
+{
+    rank_args *r = arg;
+    acr_group_options options = ACR_GROUP_OPTIONS_INIT;
+    options.rank = r->rank;
+    options.ranks = r->ranks;
+    options.id = r->id;
+    options.library = library;
+    options.timeout_ms = r->timeout_ms;
+    r->ctx = one_thread_ctx();
+    if (r->ctx && note(r, acr_group_create(&r->group, r->ctx, &options)) == ACR_OK)
+        note(r, r->act(r));
+    acr_group_destroy(r->group);
+    acr_ctx_destroy(r->ctx);
+    return NULL;
+}
+
+static void run_ranks(rank_args *ranks, int count, uint32_t timeout_ms, acr_status (*act)(rank_args *r), void *shared)
+{
+    acr_group_id id;
+    assert_int_equal(acr_group_id_create(&id, library), ACR_OK);
+    for (int i = 0; i < count; i++) {
+        ranks[i] = (rank_args){.id = &id,
+                               .rank = i,
+                               .ranks = count,
+                               .timeout_ms = timeout_ms,
+                               .shared = shared,
+                               .act = act,
+                               .status = ACR_NO_DEVICE};
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]), 0);
+    }
+    for (int i = 0; i < count; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
+
+static void assert_all(const rank_args *ranks, int count, acr_status status, const char *fragment)
+{
+    for (int i = 0; i < count; i++)
+        if (ranks[i].status != status || !strstr(ranks[i].text, fragment))
+            fail_msg("rank %d: status %d (%s), not %d with \"%s\"", i, (int)ranks[i].status, ranks[i].text, (int)status,
+                     fragment);
+}
+
+/* ---- Shards of a whole problem ----------------------------------------------------------------------------------- */
+
+typedef struct whole {
+    tensors t; /* its o and lse are those of one rank */
+    float sinks[16];
+    acr_schedule schedule;
+    acr_placement placement;
+    void *o[2]; /* put together from the ranks, of two executions */
+    float *lse[2];
+    const char *text;
+} whole;
+
+static size_t bytes_of(acr_dtype dtype)
+{
+    return dtype == ACR_F32 ? 4 : dtype == ACR_E4M3 ? 1 : 2;
+}
+
+/* Copies a rank's rows out of a whole tensor or back. */
+static void copy_rows(const whole *w, char *all, char *part, int64_t heads, int64_t len, size_t row_bytes,
+                      acr_layout layout, const rank_args *r, int to_part)
+{
+    acr_rows rows[2];
+    if (acr_shard_rows(rows, len, r->ranks, r->rank, w->placement) != ACR_OK)
+        return;
+    const int64_t held = rows[0].count + rows[1].count;
+    for (int64_t b = 0; b < w->t.problem.batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < held; i++) {
+                const int64_t at = i < rows[0].count ? rows[0].first + i : rows[1].first + i - rows[0].count;
+                char *a = all + (size_t)(layout == ACR_BHSD ? (b * heads + h) * len + at : (b * len + at) * heads + h) *
+                                    row_bytes,
+                     *p =
+                         part + (size_t)(layout == ACR_BHSD ? (b * heads + h) * held + i : (b * held + i) * heads + h) *
+                                    row_bytes;
+                memcpy(to_part ? p : a, to_part ? a : p, row_bytes);
+            }
+}
+
+static void *block(size_t bytes)
+{
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static acr_status execute_shard(rank_args *r)
+{
+    whole *w = r->shared;
+    const acr_problem *p = &w->t.problem;
+    const size_t in = bytes_of(p->dtype), out = bytes_of(p->out_dtype);
+    acr_problem given = *p;
+    acr_group_plan *plan = NULL;
+    acr_status status = acr_group_plan_create(&plan, r->group, &given, w->schedule, w->placement, ACR_ESTIMATE);
+    if (status != ACR_OK)
+        return status;
+    char *q = block(w->t.q_bytes), *k = block(w->t.k_bytes), *v = block(w->t.v_bytes), *o = block(w->t.o_bytes);
+    float *lse = block((size_t)(p->batch * p->q_heads * p->q_len) * 4);
+    copy_rows(w, w->t.q, q, p->q_heads, p->q_len, (size_t)p->qk_dim * in, p->layout, r, 1);
+    copy_rows(w, w->t.k, k, p->kv_heads, p->kv_len, (size_t)p->qk_dim * in, p->layout, r, 1);
+    copy_rows(w, w->t.v, v, p->kv_heads, p->kv_len, (size_t)p->v_dim * in, p->layout, r, 1);
+    for (int turn = 0; turn < 2 && status == ACR_OK; turn++) {
+        acr_buffers b = ACR_BUFFERS_INIT;
+        b.q = q;
+        b.k = k;
+        b.v = v;
+        b.o = o;
+        b.lse = p->flags & ACR_WANT_LSE ? lse : NULL;
+        b.sinks = p->flags & ACR_SINKS ? w->sinks : NULL;
+        status = acr_group_execute(plan, &b, NULL);
+        if (status == ACR_OK)
+            status = acr_group_wait(r->group, NULL, LIMIT_MS);
+        copy_rows(w, w->o[turn], o, p->q_heads, p->q_len, (size_t)p->v_dim * out, p->layout, r, 0);
+        if (p->flags & ACR_WANT_LSE)
+            copy_rows(w, (char *)w->lse[turn], (char *)lse, p->q_heads, p->q_len, 4, ACR_BHSD, r, 0);
+    }
+    free(q);
+    free(k);
+    free(v);
+    free(o);
+    free(lse);
+    acr_group_plan_destroy(plan);
+    return status;
+}
+
+/* Rounding a part and the result to `dtype`, of values up to `largest`. */
+static double tolerance_of(acr_dtype dtype, double largest)
+{
+    return largest * (dtype == ACR_F32 ? 4e-6 : dtype == ACR_F16 ? 0x1p-9 : 0x1p-6);
+}
+
+static void compare(const whole *w)
+{
+    const acr_problem *p = &w->t.problem;
+    const int64_t elements = p->batch * p->q_heads * p->q_len * p->v_dim, rows = p->batch * p->q_heads * p->q_len;
+    double largest = 0;
+    for (int64_t i = 0; i < p->batch * p->kv_heads * p->kv_len * p->v_dim; i++)
+        largest = fmax(largest, fabs(acr__load_element(p->dtype, w->t.v, i)));
+    const double tolerance = tolerance_of(p->out_dtype, largest);
+    if (memcmp(w->o[0], w->o[1], w->t.o_bytes) != 0)
+        fail_msg("%s: two executions differ", w->text);
+    for (int64_t i = 0; i < elements; i++) {
+        const double want = acr__load_element(p->out_dtype, w->t.o, i),
+                     got = acr__load_element(p->out_dtype, w->o[0], i);
+        if (!(fabs(want - got) <= tolerance))
+            fail_msg("%s: o[%lld] is %g, one rank says %g", w->text, (long long)i, got, want);
+    }
+    for (int64_t i = 0; i < rows && (p->flags & ACR_WANT_LSE); i++) {
+        if (w->lse[0][i] != w->lse[1][i])
+            fail_msg("%s: two executions differ in lse", w->text);
+        if (!(fabsf(w->lse[0][i] - w->t.lse[i]) <= 2e-5f * (1 + fabsf(w->t.lse[i]))))
+            fail_msg("%s: lse[%lld] is %g, one rank says %g", w->text, (long long)i, (double)w->lse[0][i],
+                     (double)w->t.lse[i]);
+    }
+}
+
+static void check_problem(acr_ctx *ctx, const char *problem, int count, acr_schedule schedule, acr_placement placement,
+                          uint64_t seed)
+{
+    rank_args ranks[RANKS_MAX];
+    char text[512];
+    const acr_problem p = canonical_of(problem);
+    whole w = {.t = tensors_make(&p, seed), .schedule = schedule, .placement = placement, .text = text};
+    generator g = {seed};
+    snprintf(text, sizeof text, "%s over %d ranks, schedule %d, placement %d, seed %d", problem, count, (int)schedule,
+             (int)placement, (int)seed);
+    for (size_t i = 0; i < COUNT_OF(w.sinks); i++)
+        w.sinks[i] = (float)next_normal(&g);
+    if (p.flags & ACR_SINKS)
+        w.t.buffers.sinks = w.sinks;
+    assert_ok(acr_forward(ctx, &p, &w.t.buffers, NULL));
+    for (int i = 0; i < 2; i++) {
+        w.o[i] = block(w.t.o_bytes);
+        w.lse[i] = block((size_t)(p.batch * p.q_heads * p.q_len) * 4);
+    }
+    run_ranks(ranks, count, LIMIT_MS, execute_shard, &w);
+    for (int i = 0; i < count; i++)
+        if (ranks[i].status != ACR_OK)
+            fail_msg("%s: rank %d: status %d: %s", text, i, (int)ranks[i].status, ranks[i].text);
+    compare(&w);
+    for (int i = 0; i < 2; i++) {
+        free(w.o[i]);
+        free(w.lse[i]);
+    }
+    tensors_free(&w.t);
+}
+
+static int below(generator *g, int end)
+{
+    return (int)(next_u64(g) % (uint64_t)end);
+}
+
+/* ---- Every schedule is one rank ---------------------------------------------------------------------------------- */
+
+static void random_problems_equal_one_rank(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = {"f32", "f16", "bf16", "e4m3"}, *const masks[] = {"", ":causal", ":causal-tl"};
+    static const int dims[] = {8, 16, 20, 40, 64};
+    acr_ctx *ctx = cpu_ctx(1);
+    for (int i = 0; i < problems; i++) {
+        generator g = {(uint64_t)i + 1};
+        for (int j = 0; j < 4; j++)
+            next_u64(&g);
+        const int ranks = 2 + i % 3, kv_heads = 1 + below(&g, 5), mask = below(&g, 3), q_len = 16 + below(&g, 120);
+        const int kv_len = below(&g, 3) ? q_len : q_len + below(&g, 60);
+        char problem[256], window[32] = "";
+        if (mask && below(&g, 3) == 0)
+            snprintf(window, sizeof window, ":win%d", 1 + below(&g, 60));
+        snprintf(problem, sizeof problem, "%s:b%d:h%d/%d:s%d/%d:d%d%s%s%s%s%s%s", dtypes[below(&g, 4)],
+                 1 + below(&g, 2), kv_heads * (1 + below(&g, 3)), kv_heads, q_len, kv_len, dims[below(&g, 5)],
+                 masks[mask], window, below(&g, 2) ? ":lse" : "", below(&g, 2) ? ":bshd" : "",
+                 below(&g, 3) ? "" : ":sinks", below(&g, 4) ? "" : ":cap20");
+        const acr_problem p = canonical_of(problem);
+        const acr_schedule schedule = p.window_left || below(&g, 2) ? ACR_SCHEDULE_AUTO : ACR_GATHER;
+        check_problem(ctx, problem, ranks, schedule, below(&g, 2) ? ACR_ZIGZAG : ACR_CONTIGUOUS, (uint64_t)i);
+    }
+    acr_ctx_destroy(ctx);
+}
+
+static void one_two_three_four_and_eight_ranks(void **state)
+{
+    (void)state;
+    static const int counts[] = {1, 2, 3, 4, 8};
+    acr_ctx *ctx = cpu_ctx(1);
+    for (size_t i = 0; i < COUNT_OF(counts); i++)
+        for (int schedule = ACR_RING; schedule <= ACR_GATHER; schedule++)
+            for (int placement = ACR_CONTIGUOUS; placement <= ACR_ZIGZAG; placement++) {
+                check_problem(ctx, "f32:b1:h4/2:s64:d16:causal:lse", counts[i], (acr_schedule)schedule,
+                              (acr_placement)placement, 7);
+                check_problem(ctx, "f32:b2:h2:s50/70:d16", counts[i], (acr_schedule)schedule, (acr_placement)placement,
+                              8);
+            }
+    acr_ctx_destroy(ctx);
+}
+
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+
+enum {
+    CACHE_B = 2,
+    CACHE_H = 4,
+    CACHE_KV = 2,
+    CACHE_D = 16,
+    CACHE_KEYS = 30 /* room of a rank */
+};
+
+typedef struct cache {
+    float q[CACHE_B][CACHE_H][CACHE_D], k[RANKS_MAX][CACHE_B][CACHE_KV][CACHE_KEYS][CACHE_D],
+        v[RANKS_MAX][CACHE_B][CACHE_KV][CACHE_KEYS][CACHE_D];
+    int32_t lens[RANKS_MAX][CACHE_B];
+    float sinks[CACHE_H], o[RANKS_MAX][CACHE_B][CACHE_H][CACHE_D], lse[RANKS_MAX][CACHE_B][CACHE_H];
+} cache;
+
+static acr_status decode(rank_args *r)
+{
+    cache *c = r->shared;
+    acr_problem p = problem_of("f32:b2:h4/2:s1/30:d16:causal:kvlens:lse:sinks");
+    acr_group_plan *plan = NULL;
+    acr_buffers b = ACR_BUFFERS_INIT;
+    b.q = c->q;
+    b.k = c->k[r->rank];
+    b.v = c->v[r->rank];
+    b.o = c->o[r->rank];
+    b.lse = &c->lse[r->rank][0][0];
+    b.kv_lens = c->lens[r->rank];
+    b.sinks = c->sinks;
+    acr_status status = acr_group_plan_create(&plan, r->group, &p, ACR_SHARDED_KEYS, ACR_CONTIGUOUS, ACR_ESTIMATE);
+    if (status == ACR_OK)
+        status = acr_group_execute(plan, &b, NULL);
+    acr_group_plan_destroy(plan);
+    return status;
+}
+
+/* Attention of a row over all keys that ranks hold, in double. */
+static double decoded(const cache *c, int ranks, int b, int h, int d, double *lse)
+{
+    double sum = exp((double)c->sinks[h]), o = 0;
+    for (int r = 0; r < ranks; r++)
+        for (int j = 0; j < c->lens[r][b]; j++) {
+            double s = 0;
+            for (int e = 0; e < CACHE_D; e++)
+                s += (double)c->q[b][h][e] * (double)c->k[r][b][h / 2][j][e];
+            sum += exp(s / 4);
+            o += exp(s / 4) * (double)c->v[r][b][h / 2][j][d];
+        }
+    *lse = log(sum);
+    return o / sum;
+}
+
+static void decoding_over_a_sharded_cache(void **state)
+{
+    (void)state;
+    static const int counts[] = {1, 2, 3, 4, 8};
+    cache *c = calloc(1, sizeof *c);
+    rank_args ranks[RANKS_MAX];
+    assert_non_null(c);
+    for (size_t n = 0; n < COUNT_OF(counts); n++) {
+        generator g = {n + 1};
+        for (size_t i = 0; i < sizeof *c / sizeof(float); i++)
+            if (i < offsetof(cache, lens) / sizeof(float))
+                ((float *)c->q)[i] = (float)next_normal(&g);
+        for (int h = 0; h < CACHE_H; h++)
+            c->sinks[h] = (float)next_normal(&g);
+        for (int r = 0; r < RANKS_MAX; r++) /* some have no key, and all of the last entry's are on one */
+            for (int b = 0; b < CACHE_B; b++)
+                c->lens[r][b] = r == 0 ? 7 : b == 1 ? 0 : below(&g, CACHE_KEYS + 1);
+        run_ranks(ranks, counts[n], LIMIT_MS, decode, c);
+        assert_all(ranks, counts[n], ACR_OK, "");
+        for (int r = 0; r < counts[n]; r++)
+            for (int b = 0; b < CACHE_B; b++)
+                for (int h = 0; h < CACHE_H; h++)
+                    for (int d = 0; d < CACHE_D; d++) {
+                        double lse;
+                        assert_true(fabs(decoded(c, counts[n], b, h, d, &lse) - (double)c->o[r][b][h][d]) < 1e-5);
+                        assert_true(fabs(lse - (double)c->lse[r][b][h]) < 1e-5);
+                    }
+        for (int r = 1; r < counts[n]; r++)
+            assert_memory_equal(c->o[0], c->o[r], sizeof c->o[0]);
+    }
+    free(c);
+}
+
+/* ---- What goes wrong --------------------------------------------------------------------------------------------- */
+
+static acr_status plan_of(rank_args *r, const char *text, acr_schedule schedule)
+{
+    const acr_problem p = problem_of(text);
+    acr_group_plan *plan = NULL;
+    const acr_status status = acr_group_plan_create(&plan, r->group, &p, schedule, ACR_ZIGZAG, ACR_ESTIMATE);
+    acr_group_plan_destroy(plan);
+    return status;
+}
+
+static acr_status one_differs(rank_args *r)
+{
+    const acr_status status = plan_of(r, r->rank == 1 ? "f32:b1:h2:s64:d32" : "f32:b1:h2:s64:d16", ACR_RING);
+    if (status != ACR_PEER)
+        return status;
+    /* Disagreement breaks nothing. */
+    const acr_status again = plan_of(r, "f32:b1:h2:s64:d16", ACR_RING);
+    return again == ACR_OK ? status : again;
+}
+
+static void other_arguments_are_told_to_every_rank(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_differs, NULL);
+    assert_all(ranks, 3, ACR_PEER, "rank 1 has other arguments than rank 0");
+}
+
+static acr_status one_is_refused(rank_args *r)
+{
+    return plan_of(r, r->rank == 2 ? "f32:b1:h2:s64:d16:win8" : "f32:b1:h2:s64:d16", ACR_RING);
+}
+
+static void a_rank_that_is_refused_is_told_to_every_rank(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_is_refused, NULL);
+    assert_int_equal(ranks[2].status, ACR_UNSUPPORTED);
+    assert_non_null(strstr(ranks[2].text, "window_left without a mask"));
+    assert_all(ranks, 2, ACR_PEER, "rank 2 failed: schedule ring does not serve window_left without a mask");
+}
+
+static acr_status one_is_absent(rank_args *r)
+{
+    r->group->timeout_ms = SHORT_MS; /* only now, when all have met */
+    if (r->rank == 1) {              /* as if it hung: it ends when the others have given up */
+        acr_status status;
+        while ((status = acr_group_wait(r->group, NULL, 0)) == ACR_OK)
+            usleep(1000);
+        return status;
+    }
+    const acr_status status = plan_of(r, "f32:b1:h2:s64:d16", ACR_RING);
+    /* The group stays broken. */
+    return plan_of(r, "f32:b1:h2:s64:d16", ACR_RING) == status ? status : ACR_OK;
+}
+
+static void a_rank_that_hangs_is_given_up(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_is_absent, NULL);
+    int timeouts = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_true(ranks[i].status == ACR_TIMEOUT || ranks[i].status == ACR_PEER);
+        timeouts += ranks[i].status == ACR_TIMEOUT;
+    }
+    assert_true(timeouts >= 1);
+    assert_int_equal(ranks[1].status, ACR_PEER);
+}
+
+/* Ranks are processes; the last one is killed between two executions, and the others must not wait for ever. */
+static int process_rank(const acr_group_id *id, int rank, int count)
+{
+    enum {
+        ELEMENTS = 2 * 16 * 16
+    };
+    static _Alignas(64) float q[ELEMENTS], o[ELEMENTS];
+    const acr_problem p = problem_of("f32:b1:h2:s48:d16:causal");
+    acr_group_options options = ACR_GROUP_OPTIONS_INIT;
+    acr_ctx *ctx = one_thread_ctx();
+    acr_group *group = NULL;
+    acr_group_plan *plan = NULL;
+    acr_buffers b = ACR_BUFFERS_INIT;
+    options.rank = rank;
+    options.ranks = count;
+    options.id = id;
+    options.library = library;
+    options.timeout_ms = LIMIT_MS;
+    b.q = b.k = b.v = q;
+    b.o = o;
+    if (!ctx || acr_group_create(&group, ctx, &options) != ACR_OK ||
+        acr_group_plan_create(&plan, group, &p, ACR_RING, ACR_CONTIGUOUS, ACR_ESTIMATE) != ACR_OK ||
+        acr_group_execute(plan, &b, NULL) != ACR_OK)
+        return 10;
+    if (rank == count - 1)
+        raise(SIGKILL);
+    group->timeout_ms = SHORT_MS; /* only now, when all have come so far */
+    acr_status status;
+    for (status = ACR_OK; status == ACR_OK;)
+        status = acr_group_execute(plan, &b, NULL);
+    return status == ACR_TIMEOUT || status == ACR_PEER ? 0 : 11;
+}
+
+static void a_rank_that_is_killed_is_given_up(void **state)
+{
+    (void)state;
+    enum {
+        COUNT = 3
+    };
+    pid_t pids[COUNT];
+    acr_group_id id;
+    assert_int_equal(acr_group_id_create(&id, library), ACR_OK);
+    for (int i = 0; i < COUNT; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0)
+            _exit(process_rank(&id, i, COUNT));
+    }
+    for (int i = 0; i < COUNT; i++) {
+        int ended = 0;
+        assert_int_equal(waitpid(pids[i], &ended, 0), pids[i]);
+        if (i == COUNT - 1)
+            assert_true(WIFSIGNALED(ended));
+        else
+            assert_int_equal(WIFEXITED(ended) ? WEXITSTATUS(ended) : -1, 0);
+    }
+}
+
+/* ---- One rank alone ---------------------------------------------------------------------------------------------- */
+
+static acr_status refusals(rank_args *r)
+{
+    static const struct {
+        const char *problem;
+        acr_schedule schedule;
+        acr_status status;
+        const char *fragment;
+    } rows[] = {
+        {"f32:b1:h2:s64:d16:kvlens", ACR_RING, ACR_UNSUPPORTED, "ACR_KV_LENS"},
+        {"f32:b1:h2:s64:d16:bshd:packed", ACR_GATHER, ACR_UNSUPPORTED, "ACR_PACKED"},
+        {"f32:b1:h2:s64:d16:alibi", ACR_RING, ACR_UNSUPPORTED, "ACR_ALIBI"},
+        {"f32:b1:h2:s64:d16:causal:chunk8", ACR_GATHER, ACR_UNSUPPORTED, "chunk"},
+        {"f32:b1:h2:s64:d16:mask/0,0,64", ACR_GATHER, ACR_UNSUPPORTED, "bias_dtype"},
+        {"f32:b1:h2:s64:d16:win0/8", ACR_GATHER, ACR_UNSUPPORTED, "window_right"},
+        {"f32:b1:h2:s64:d16:win8", ACR_GATHER, ACR_UNSUPPORTED, "window_left without a mask"},
+        {"f32:b1:h2:s64:d16:causal:win8", ACR_RING, ACR_UNSUPPORTED, "ring does not serve window_left"},
+        {"f32:b1:h2:s64/32:d16:causal", ACR_RING, ACR_UNSUPPORTED, "q_len is greater than kv_len"},
+        {"f32:b1:h2:s64:d16:ks=2048,16,32", ACR_RING, ACR_UNSUPPORTED, "strides"},
+        {"f32:b1:h2:s1/64:d16", ACR_RING, ACR_INVALID, "less than the 2 chunks"},
+        {"bwd:f32:b1:h2:s64:d16", ACR_RING, ACR_UNSUPPORTED, "ACR_BACKWARD"},
+        {"f32:b1:h2:s4/64:d16:causal", ACR_SHARDED_KEYS, ACR_UNSUPPORTED, "a mask that hides keys"},
+        {"f32:b1:h2:s1/64:d16:win8", ACR_SHARDED_KEYS, ACR_UNSUPPORTED, "window_left"},
+        {"f32:b1:h2:s64:d16", (acr_schedule)9, ACR_INVALID, "schedule is 9"},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        const acr_status status = plan_of(r, rows[i].problem, rows[i].schedule);
+        if (status != rows[i].status || !strstr(acr_group_last_error(), rows[i].fragment)) {
+            fprintf(stderr, "%s: status %d: %s\n", rows[i].problem, (int)status, acr_group_last_error());
+            return ACR_FORMAT;
+        }
+    }
+    return ACR_OK;
+}
+
+static void what_is_not_served_is_named(void **state)
+{
+    (void)state;
+    rank_args rank;
+    run_ranks(&rank, 1, LIMIT_MS, refusals, NULL);
+    assert_all(&rank, 1, ACR_OK, "");
+}
+
+static acr_status wrong_buffers(rank_args *r)
+{
+    static _Alignas(64) float x[2 * 64 * 16], o[2 * 64 * 16];
+    const acr_problem p = problem_of("f32:b1:h2:s64:d16");
+    acr_group_plan *plan = NULL;
+    acr_buffers good = ACR_BUFFERS_INIT, b;
+    good.q = good.k = good.v = x;
+    good.o = o;
+    if (acr_group_plan_create(&plan, r->group, &p, ACR_SCHEDULE_AUTO, ACR_ZIGZAG, ACR_ESTIMATE) != ACR_OK)
+        return ACR_FORMAT;
+    int wrong = acr_group_execute(plan, &good, NULL) != ACR_OK;
+    b = good;
+    b.k = NULL;
+    wrong |= acr_group_execute(plan, &b, NULL) != ACR_INVALID || !strstr(acr_group_last_error(), "buffers.k is NULL");
+    b = good;
+    b.q = x + 1;
+    wrong |= acr_group_execute(plan, &b, NULL) != ACR_ALIGNMENT;
+    b = good;
+    b.lse = o;
+    wrong |= acr_group_execute(plan, &b, NULL) != ACR_INVALID;
+    b = good;
+    b.flags = ACR_OVERLAP_PREVIOUS;
+    wrong |= acr_group_execute(plan, &b, NULL) != ACR_INVALID;
+    wrong |= !strstr(acr_group_plan_text(plan), "ring over 1 ranks") || acr_group_plan_traffic(plan) != 0 ||
+             acr_group_plan_memory(plan) == 0;
+    acr_group_plan_destroy(plan);
+    return wrong ? ACR_FORMAT : ACR_OK;
+}
+
+static void wrong_buffers_are_refused(void **state)
+{
+    (void)state;
+    rank_args rank;
+    run_ranks(&rank, 1, LIMIT_MS, wrong_buffers, NULL);
+    assert_all(&rank, 1, ACR_OK, "");
+}
+
+static void wrong_options_are_refused(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_group_id id = {{0}};
+    acr_group *group = NULL;
+    acr_group_options options = ACR_GROUP_OPTIONS_INIT, o;
+    options.ranks = 2;
+    options.library = library;
+    options.id = &id;
+#define REFUSED(field, value, fragment)                                                                                \
+    o = options;                                                                                                       \
+    o.field = (value);                                                                                                 \
+    assert_int_equal(acr_group_create(&group, ctx, &o), ACR_INVALID);                                                  \
+    assert_non_null(strstr(acr_group_last_error(), fragment))
+    REFUSED(size, 8, "options.size");
+    REFUSED(rank, 2, "options.rank is 2");
+    REFUSED(ranks, 0, "options.ranks is 0");
+    REFUSED(id, NULL, "one of options.id and options.comm");
+    REFUSED(max_ctas, 65, "max_ctas");
+    REFUSED(device, 1, "options.device");
+    REFUSED(library, NULL, "NCCL exchanges memory of GPUs");
+#undef REFUSED
+    o = options;
+    o.library = "no_such_library.so";
+    assert_int_equal(acr_group_create(&group, ctx, &o), ACR_NO_DEVICE);
+    assert_non_null(strstr(acr_group_last_error(), "no_such_library.so"));
+    assert_int_equal(acr_group_id_create(&id, "no_such_library.so"), ACR_NO_DEVICE);
+    acr_group_destroy(NULL);
+    acr_group_plan_destroy(NULL);
+    acr_ctx_destroy(ctx);
+}
+
+/* Ranks that never come. */
+static void a_group_that_is_not_complete_is_given_up(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_group_id id;
+    acr_group *group = NULL;
+    acr_group_options options = ACR_GROUP_OPTIONS_INIT;
+    assert_int_equal(acr_group_id_create(&id, library), ACR_OK);
+    options.ranks = 2;
+    options.library = library;
+    options.id = &id;
+    options.timeout_ms = SHORT_MS;
+    assert_int_equal(acr_group_create(&group, ctx, &options), ACR_TIMEOUT);
+    assert_null(group);
+    acr_ctx_destroy(ctx);
+}
+
+static void shards_cover_the_sequence_once(void **state)
+{
+    (void)state;
+    for (int64_t len = 1; len < 70; len++)
+        for (int ranks = 1; ranks <= 9; ranks++)
+            for (int placement = ACR_CONTIGUOUS; placement <= ACR_ZIGZAG; placement++) {
+                char seen[70] = {0};
+                for (int r = 0; r < ranks; r++) {
+                    acr_rows rows[2];
+                    assert_int_equal(acr_shard_rows(rows, len, ranks, r, (acr_placement)placement), ACR_OK);
+                    for (int i = 0; i < 2; i++)
+                        for (int64_t j = rows[i].first; j < rows[i].first + rows[i].count; j++)
+                            assert_int_equal(seen[j]++, 0);
+                }
+                for (int64_t j = 0; j < len; j++)
+                    assert_int_equal(seen[j], 1);
+            }
+    acr_rows rows[2];
+    assert_int_equal(acr_shard_rows(rows, 10, 2, 2, ACR_ZIGZAG), ACR_INVALID);
+    assert_int_equal(acr_shard_rows(rows, -1, 2, 0, ACR_ZIGZAG), ACR_INVALID);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_is_killed_is_given_up), /* first: it forks */
+        cmocka_unit_test(shards_cover_the_sequence_once),
+        cmocka_unit_test(wrong_options_are_refused),
+        cmocka_unit_test(what_is_not_served_is_named),
+        cmocka_unit_test(wrong_buffers_are_refused),
+        cmocka_unit_test(one_two_three_four_and_eight_ranks),
+        cmocka_unit_test(random_problems_equal_one_rank),
+        cmocka_unit_test(decoding_over_a_sharded_cache),
+        cmocka_unit_test(other_arguments_are_told_to_every_rank),
+        cmocka_unit_test(a_rank_that_is_refused_is_told_to_every_rank),
+        cmocka_unit_test(a_rank_that_hangs_is_given_up),
+        cmocka_unit_test(a_group_that_is_not_complete_is_given_up),
+    };
+    if (argc < 2)
+        return 2;
+    library = argv[1];
+    if (argc > 2)
+        problems = (int)strtol(argv[2], NULL, 10);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
