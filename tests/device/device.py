@@ -42,6 +42,8 @@ PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200
 # Eight query heads of a key head in a tile.
 GROUPED = ["b1:h16/2:s70/130:d{d}:causal:lse:win20:sinks", "b2:h8/1:s65/97:d{d}:kvlens:win7/3",
            "b1:h8/1:s60/300:d{d}:causal:lse:win128:sinks", "b1:h16/1:s33:d{d}:causal-tl:bshd"]
+# The query heads of a key head in the rows of a tile.
+VALUES_IN_KEYS = ["b2:h128/1:s1/200:d{d}:v-in-k:kvlens:lse", "b1:h128/1:s2/70:d{d}:v-in-k:causal:win20"]
 SINKS = ["b1:h2:s70/130:d{d}:causal:lse:sinks", "b2:h4/2:s65/97:d{d}:kvlens:sinks"]
 CAPS = ["b1:h2:s70/130:d{d}:causal:lse:cap30", "b2:h2/1:s65/200:d{d}:kvlens:cap5"]
 BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d}:kvlens:bias-f32/200,0,0",
@@ -117,9 +119,11 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
-    "wide": [(90, 4, "fwd_wide_f16_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
-             (90, 4, "fwd_wide_bf16_*", [EAGER], problems([SHAPES[5]], [512], ["bf16"]) +
-              problems([SHAPES[1]], ["264/496"], ["bf16"]))],
+    "wide": [(90, 4, "fwd_wide_f16_d512_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
+             (90, 4, "fwd_wide_bf16_d512_*", [EAGER], problems([SHAPES[5]], [512], ["bf16"]) +
+              problems([SHAPES[1]], ["264/496"], ["bf16"])),
+             (90, 4, "fwd_wide_f16_*_mla_*", [LATE], problems(VALUES_IN_KEYS[:1], ["576/512"], ["f16"])),
+             (90, 4, "fwd_wide_bf16_*_mla_*", [EAGER], problems(VALUES_IN_KEYS[1:], ["520/400"], ["bf16"]))],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),

@@ -9,9 +9,11 @@
  * engine brings them to all. See README.md.
  *
  * Parameters: DIM and V_DIM (query-key dims and value dims up to them, zero-padded), Q_TILE (64 rows a CTA of the
- * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1.
+ * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1, V_IN_K=1 (values are the first dims of the
+ * keys: whole key tiles in two stages, one for each consumer, serve both products), HEADS_IN_TILE (1, or as many query
+ * heads of a key head as a cluster has rows: then a tile is one position).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 HEADS_IN_TILE=1 */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +22,12 @@
 #endif
 #ifndef BF16
 #define BF16 0
+#endif
+#ifndef V_IN_K
+#define V_IN_K 0
+#endif
+#ifndef HEADS_IN_TILE
+#define HEADS_IN_TILE 1
 #endif
 
 enum {
@@ -40,8 +48,11 @@ enum {
     V_SLOTS = V_DIM / SLOT_DIMS,
     OWN_SLOTS = V_SLOTS / CONSUMERS, /* of V: a consumer's */
     OWN_DIMS = OWN_SLOTS * SLOT_DIMS,
-    BOX_ROWS = KV_TILE / CLUSTER, /* of K and V: what one CTA loads */
-    P_WORDS = KV_TILE / 4         /* of a thread's probabilities */
+    SEGMENTS = CONSUMERS + 1, /* of a tile with V_IN_K: each consumer's own dims of V, and the dims behind them */
+    OWN_PANELS = OWN_DIMS / PANEL_ELEMS,
+    POSITIONS = Q_TILE / HEADS_IN_TILE, /* of a tile */
+    BOX_ROWS = KV_TILE / CLUSTER,       /* of K and V: what one CTA loads */
+    P_WORDS = KV_TILE / 4               /* of a thread's probabilities */
 };
 
 /* What a consumer hands to the other of a key tile, as its threads hold it: thread t of one has the rows and columns of
@@ -54,9 +65,16 @@ typedef struct handed_tile {
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t q[QK_PANELS * Q_PANEL_BYTES];
+#if V_IN_K
+    uint8_t tiles[CONSUMERS][QK_PANELS * KV_PANEL_BYTES]; /* by who computes their scores */
+    handed_tile handed;
+    uint64_t full[CONSUMERS][SEGMENTS], empty[CONSUMERS][SEGMENTS];
+#else
     uint8_t rings[CONSUMERS][STAGES][SLOT_BYTES];
-    handed_tile handed[CONSUMERS]; /* by who wrote it */
-    uint64_t q_full, full[CONSUMERS][STAGES], empty[CONSUMERS][STAGES], handed_full[CONSUMERS];
+    handed_tile handed;
+    uint64_t full[CONSUMERS][STAGES], empty[CONSUMERS][STAGES];
+#endif
+    uint64_t q_full, handed_full[CONSUMERS]; /* handed_full: by who wrote it */
 } shared_memory;
 
 #ifdef __CUDACC__
@@ -85,8 +103,11 @@ enum {
     CONSUMER_WARPS = 4  /* of each */
 };
 
-static_assert(DIM % SLOT_DIMS == 0 && V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
-              "DIM: a multiple of 128; V_DIM: 256 or 512");
+static_assert((V_IN_K ? DIM % PANEL_ELEMS == 0 && DIM > V_DIM : DIM % SLOT_DIMS == 0) &&
+                  V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
+              "DIM: a multiple of 128, with V_IN_K of 64 and above V_DIM; V_DIM: 256 or 512");
+static_assert(HEADS_IN_TILE == 1 || HEADS_IN_TILE == Q_TILE, "HEADS_IN_TILE: 1 or Q_TILE");
+static_assert(!V_IN_K || STAGES == CONSUMERS, "STAGES: 2 with V_IN_K");
 static_assert(KV_TILE == 64, "KV_TILE: 64");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CLUSTER >= 1 && CLUSTER <= 4 && CLUSTER != 3, "Q_TILE: 64, 128 or 256");
 static_assert(STAGES >= 2, "STAGES: the next slot arrives while one is in use");
@@ -97,9 +118,9 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 /* The CTA's rows, and the key tiles that the cluster visits, from the right to the left: number i is key tile
  * end - 1 - i. */
 typedef struct cta_work {
-    work_tile tile; /* of the cluster */
-    int row_first;  /* of the CTA */
-    int map_batch;  /* in the tensor maps: 0 of a packed batch */
+    work_tile tile;            /* of the cluster */
+    int row_first, head_first; /* of the CTA */
+    int map_batch;             /* in the tensor maps: 0 of a packed batch */
     visible_tiles tiles;
 } cta_work;
 
@@ -114,18 +135,33 @@ DEV work_tile tile_of_cluster(const fwd_args &a)
     uint32_t head, in_head;
     order_tiles(head, in_head, a, q_tile + q_tiles * (blockIdx.y + gridDim.y * blockIdx.z), q_tiles,
                 gridDim.y * gridDim.z, SECTION_HEADS);
-    t.q_first = (int)in_head * Q_TILE;
-    t.head = (int)(head % gridDim.y);
+    t.q_first = (int)in_head * POSITIONS;
+    t.head = (int)(head % gridDim.y) * HEADS_IN_TILE;
     t.batch = (int)(head / gridDim.y);
     set_entry_number(t, t.batch);
     t.rows = find_sequence(a, t.batch);
     return t;
 }
 
+/* Key tiles are counted from key 0, whatever the rows see first. */
 DEV cta_work find_work(const fwd_args &a)
 {
     const work_tile t = tile_of_cluster(a);
-    return {t, t.q_first + GROUP_ROWS * (int)(blockIdx.x % CLUSTER), is_packed(a) ? 0 : t.batch, find_key_tiles(a, t)};
+    const int before = GROUP_ROWS * (int)(blockIdx.x % CLUSTER);
+    return {t, t.q_first + (HEADS_IN_TILE > 1 ? 0 : before), t.head + (HEADS_IN_TILE > 1 ? before : 0),
+            is_packed(a) ? 0 : t.batch,
+            key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, POSITIONS))};
+}
+
+/* The position and the head of a CTA's row. */
+DEV int position_of(const cta_work &w, int row)
+{
+    return HEADS_IN_TILE > 1 ? w.row_first : w.row_first + row;
+}
+
+DEV int head_of(const cta_work &w, int row)
+{
+    return HEADS_IN_TILE > 1 ? w.head_first + row : w.head_first;
 }
 
 /* ---- Shared memory ---- */
@@ -135,23 +171,15 @@ DEV void store_shared_float2(uint32_t to, float x, float y)
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 
-/* ---- The rings: a tile in slots of some dims each. What a consumer with the tiles w, w + 2, ... is sent, K whole and
- * V its own dims: K(w), V(w - 1), V(w), K(w + 2), V(w + 1), V(w + 2), ... up to the last V. ---- */
+/* ---- Loading ---- */
 
-/* Of use number `use` of a consumer's ring: its slot and its barriers. */
-typedef struct ring_slot {
+/* A place in shared memory that is filled again and again: where it lies, its barriers, and the parity of a use. */
+typedef struct key_slot {
     uint32_t at, full, empty, parity;
-} ring_slot;
-
-DEV ring_slot find_slot(uint32_t smem, int consumer, int use)
-{
-    const uint32_t slot = consumer * STAGES + use % STAGES;
-    return {ADDRESS(smem, rings) + slot * SLOT_BYTES, ADDRESS(smem, full) + slot * BARRIER_BYTES,
-            ADDRESS(smem, empty) + slot * BARRIER_BYTES, (uint32_t)(use / STAGES) & 1};
-}
+} key_slot;
 
 /* One arrival per warp, in every CTA that loads into the slot: the warp reads it no more. */
-DEV void release_slot(const ring_slot &slot)
+DEV void release_slot(const key_slot &slot)
 {
     const int lane = threadIdx.x % WARP_THREADS;
     if (CLUSTER == 1) {
@@ -161,24 +189,70 @@ DEV void release_slot(const ring_slot &slot)
         barrier_arrive_cluster(cluster_address(slot.empty, lane));
 }
 
-/* Loads a tile's part into a slot; of a cluster this CTA's keys of it, into the slots of all. */
-DEV void load_slot(const ring_slot &slot, const fwd_map *map, int part, const key_source &source, int key)
+/* Waits until a slot is full; returns where it is. */
+DEV uint32_t wait_slot(const key_slot &slot)
+{
+    barrier_wait(slot.full, slot.parity);
+    return slot.at;
+}
+
+/* Loads panels of a tile into a slot, from panel `first` on; of a cluster this CTA's keys of them, into the slots of
+ * all. */
+DEV void load_slot(const key_slot &slot, const fwd_map *map, int first, int panels, const key_source &source, int key)
 {
     if (CLUSTER == 1)
         barrier_wait(slot.empty, slot.parity ^ 1);
     else
         barrier_wait_cluster(slot.empty, slot.parity ^ 1);
-    barrier_arrive_expecting(slot.full, SLOT_BYTES);
+    barrier_arrive_expecting(slot.full, panels * KV_PANEL_BYTES);
     const int rank = (int)(blockIdx.x % CLUSTER), row = source.row_first + key + rank * BOX_ROWS;
     const uint32_t to = slot.at + rank * (BOX_ROWS * PANEL_ROW_BYTES);
-    for (int panel = 0; panel < SLOT_PANELS; panel++) {
-        const int dim = part * SLOT_DIMS + panel * PANEL_ELEMS;
+    for (int panel = 0; panel < panels; panel++) {
+        const int dim = (first + panel) * PANEL_ELEMS;
         if (CLUSTER == 1)
             load_box(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch);
         else
             load_box_to_all(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch,
                             (1 << CLUSTER) - 1);
     }
+}
+
+#if V_IN_K
+/* Tiles whole, each in the stage of the consumer that computes its scores, in segments: the dims of V that are consumer
+ * 0's, those of consumer 1, and the rest. Its scores read all, a consumer's output product the consumer's own. */
+DEV key_slot find_segment(uint32_t smem, int number, int segment)
+{
+    const uint32_t stage = number % CONSUMERS, barrier = (stage * SEGMENTS + segment) * BARRIER_BYTES;
+    return {ADDRESS(smem, tiles) + (stage * QK_PANELS + segment * OWN_PANELS) * KV_PANEL_BYTES,
+            ADDRESS(smem, full) + barrier, ADDRESS(smem, empty) + barrier, (uint32_t)(number / CONSUMERS) & 1};
+}
+
+DEV constexpr int segment_panels(int segment)
+{
+    return segment < CONSUMERS ? OWN_PANELS : QK_PANELS - CONSUMERS * OWN_PANELS;
+}
+
+/* Warps of this CTA that release a segment of a stage: its owner's once, and those of another whose dims it has. */
+DEV int releasing_warps(int stage, int segment)
+{
+    return CONSUMER_WARPS * (segment < CONSUMERS && segment != stage ? 2 : 1);
+}
+#else
+/* A ring for each consumer, a tile in slots of some dims each. What a consumer with the tiles w, w + 2, ... is sent, K
+ * whole and V its own dims: K(w), V(w - 1), V(w), K(w + 2), V(w + 1), V(w + 2), ... up to the last V. use: number of a
+ * use of its ring. */
+DEV key_slot find_slot(uint32_t smem, int consumer, int use)
+{
+    const uint32_t slot = consumer * STAGES + use % STAGES;
+    return {ADDRESS(smem, rings) + slot * SLOT_BYTES, ADDRESS(smem, full) + slot * BARRIER_BYTES,
+            ADDRESS(smem, empty) + slot * BARRIER_BYTES, (uint32_t)(use / STAGES) & 1};
+}
+#endif
+
+DEV void load_queries(const fwd_maps &maps, uint32_t smem, const cta_work &w)
+{
+    load_boxes(ADDRESS(smem, q), &maps.q, ADDRESS(smem, q_full), {QK_PANELS, Q_PANEL_BYTES, PANEL_ELEMS},
+               w.tile.rows.q_begin + w.row_first, w.head_first, w.map_batch);
 }
 
 /* One thread for each consumer; consumer 0's loads Q, too. */
@@ -188,18 +262,26 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int con
     const key_source source = key_source_of(w.tile.rows, w.map_batch, w.tile.head / a.group);
     const int tiles = w.tiles.end - w.tiles.first;
     if (consumer == 0)
-        load_boxes(ADDRESS(smem, q), &maps.q, ADDRESS(smem, q_full), {QK_PANELS, Q_PANEL_BYTES, PANEL_ELEMS},
-                   w.tile.rows.q_begin + w.row_first, w.tile.head, w.map_batch);
+        load_queries(maps, smem, w);
+#if V_IN_K
+    for (int number = consumer; number < tiles; number += CONSUMERS)
+        for (int segment = 0; segment < SEGMENTS; segment++)
+            load_slot(find_segment(smem, number, segment), &maps.k, segment * OWN_PANELS, segment_panels(segment),
+                      source, (w.tiles.end - 1 - number) * KV_TILE);
+#else
     int use = 0;
-    for (int number = consumer; number <= tiles; number += 2) {
+    for (int number = consumer; number <= tiles; number += CONSUMERS) {
         const int key = (w.tiles.end - 1 - number) * KV_TILE;
         for (int part = 0; part < K_SLOTS && number < tiles; part++)
-            load_slot(find_slot(smem, consumer, use++), &maps.k, part, source, key);
+            load_slot(find_slot(smem, consumer, use++), &maps.k, part * SLOT_PANELS, SLOT_PANELS, source, key);
         for (int part = 0; part < OWN_SLOTS && number > 0; part++)
-            load_slot(find_slot(smem, consumer, use++), &maps.v, consumer * OWN_SLOTS + part, source, key + KV_TILE);
+            load_slot(find_slot(smem, consumer, use++), &maps.v, (consumer * OWN_SLOTS + part) * SLOT_PANELS,
+                      SLOT_PANELS, source, key + KV_TILE);
         for (int part = 0; part < OWN_SLOTS && number < tiles; part++)
-            load_slot(find_slot(smem, consumer, use++), &maps.v, consumer * OWN_SLOTS + part, source, key);
+            load_slot(find_slot(smem, consumer, use++), &maps.v, (consumer * OWN_SLOTS + part) * SLOT_PANELS,
+                      SLOT_PANELS, source, key);
     }
+#endif
 }
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, laid out as device/isa/wgmma.cuh says. ---- */
@@ -214,58 +296,101 @@ typedef struct consumer {
     int index;             /* 0 has the even tiles, 1 the odd ones */
     int thread, lane, row; /* of the warpgroup; the lane's first row within the CTA's, its other is the eighth after */
     int tiles;             /* how many the cluster visits */
+    int use;               /* of the consumer's ring: the next one */
     float scale_log2;
     float threshold; /* RESCALE_THRESHOLD in raw scores */
 } consumer;
 
-/* Waits until a slot of the consumer's ring is full; returns where it is. */
-DEV uint32_t wait_slot(const consumer &c, int use)
+/* Starts S = Q * transpose(K) for panels of a tile, from panel `first` on, as a group; FIRST: nothing is added to. */
+template <bool FIRST, int PANELS> DEV void start_panels(score_tile &s, const consumer &c, int first, uint32_t keys)
 {
-    const ring_slot slot = find_slot(c.smem, c.index, use);
-    barrier_wait(slot.full, slot.parity);
-    return slot.at;
-}
-
-/* Starts S = Q * transpose(K) of a tile, a group for each slot. */
-DEV void start_scores(score_tile &s, const consumer &c, int use)
-{
-    const uint64_t q = matrix_descriptor(ADDRESS(c.smem, q), 0);
+    const uint64_t q = matrix_descriptor(ADDRESS(c.smem, q) + first * Q_PANEL_BYTES, 0), k = matrix_descriptor(keys, 0);
+    wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < K_SLOTS; part++) {
-        const uint64_t k = matrix_descriptor(wait_slot(c, use + part), 0);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < SLOT_DIMS / WGMMA_K; step++) {
-            const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
-            wgmma_ss(s, descriptor_at(q, (part * SLOT_PANELS + step / 4) * Q_PANEL_BYTES + in_panel),
-                     descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), part + step != 0);
-        }
-        wgmma_commit();
+    for (int step = 0; step < PANELS * PANEL_ELEMS / WGMMA_K; step++) {
+        const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
+        wgmma_ss(s, descriptor_at(q, step / 4 * Q_PANEL_BYTES + in_panel),
+                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), !FIRST || step != 0);
     }
+    wgmma_commit();
 }
 
+/* Starts O += P * V of some dims, as a group. */
+DEV void start_values(output_part &o, const probability_tile &p, uint32_t values)
+{
+    const uint64_t v = matrix_descriptor(values, KV_PANEL_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < KV_TILE / WGMMA_K; step++)
+        wgmma_rs_mn(o, p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), 1);
+    wgmma_commit();
+}
+
+#if V_IN_K
+/* Starts the scores of the consumer's tile `number`. */
+DEV void start_scores(score_tile &s, const consumer &c, int number)
+{
+    start_panels<true, OWN_PANELS>(s, c, 0, wait_slot(find_segment(c.smem, number, 0)));
+    start_panels<false, OWN_PANELS>(s, c, OWN_PANELS, wait_slot(find_segment(c.smem, number, 1)));
+    start_panels<false, segment_panels(2)>(s, c, 2 * OWN_PANELS, wait_slot(find_segment(c.smem, number, 2)));
+}
+
+/* Waits for them, and releases what the consumer does not need for its output product. */
+DEV void wait_scores(consumer &c, int number)
+{
+    WGMMA_WAIT(0);
+    release_slot(find_segment(c.smem, number, 1 - c.index));
+    release_slot(find_segment(c.smem, number, CONSUMERS));
+}
+
+/* The consumer's dims of V of a tile. */
+DEV uint32_t wait_values(const consumer &c, int number, int part)
+{
+    return wait_slot(find_segment(c.smem, number, c.index)) + part * SLOT_BYTES;
+}
+
+/* Waits for the output product of a tile, and releases its values. */
+DEV void wait_output(consumer &c, int number)
+{
+    WGMMA_WAIT(0);
+    release_slot(find_segment(c.smem, number, c.index));
+}
+#else
 /* Waits for the product of LEFT + 1 slots that was started last, and releases each slot when its part is done. */
-template <int LEFT> DEV void wait_parts(const consumer &c, int use)
+template <int LEFT> DEV void wait_parts(consumer &c)
 {
     WGMMA_WAIT(LEFT);
-    release_slot(find_slot(c.smem, c.index, use));
+    release_slot(find_slot(c.smem, c.index, c.use++));
     if constexpr (LEFT > 0)
-        wait_parts<LEFT - 1>(c, use + 1);
+        wait_parts<LEFT - 1>(c);
 }
 
-/* Starts O += P * V of a tile for the consumer's dims, a group for each slot. use: of its first slot. */
-DEV void start_output(output_part (&o)[OWN_SLOTS], const probability_tile &p, const consumer &c, int use)
+/* Starts the scores of the consumer's tile `number`. */
+DEV void start_scores(score_tile &s, const consumer &c, int number)
 {
+    start_panels<true, SLOT_PANELS>(s, c, 0, wait_slot(find_slot(c.smem, c.index, c.use)));
 #pragma unroll
-    for (int part = 0; part < OWN_SLOTS; part++) {
-        const uint64_t v = matrix_descriptor(wait_slot(c, use + part), KV_PANEL_BYTES);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < KV_TILE / WGMMA_K; step++)
-            wgmma_rs_mn(o[part], p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), 1);
-        wgmma_commit();
-    }
+    for (int part = 1; part < K_SLOTS; part++)
+        start_panels<false, SLOT_PANELS>(s, c, part * SLOT_PANELS, wait_slot(find_slot(c.smem, c.index, c.use + part)));
 }
+
+DEV void wait_scores(consumer &c, int number)
+{
+    wait_parts<K_SLOTS - 1>(c);
+}
+
+/* The consumer's dims of V of a tile. */
+DEV uint32_t wait_values(const consumer &c, int number, int part)
+{
+    return wait_slot(find_slot(c.smem, c.index, c.use + part));
+}
+
+/* Waits for the output product of a tile, and releases its values. */
+DEV void wait_output(consumer &c, int number)
+{
+    wait_parts<OWN_SLOTS - 1>(c);
+}
+#endif
 
 DEV void scale_outputs(output_part (&o)[OWN_SLOTS], const float (&factor)[2])
 {
@@ -274,11 +399,11 @@ DEV void scale_outputs(output_part (&o)[OWN_SLOTS], const float (&factor)[2])
         scale_output(o[part], factor);
 }
 
-/* Gives the other consumer what this one has made of its tile. The buffer is free: the other has handed over the tile
- * between, and before that it had read the one before. */
+/* Gives the other consumer what this one has made of its tile. One buffer does for both: a thread writes where it has
+ * read what the same thread of the other handed over before. */
 DEV void hand_over(const consumer &c, const probability_tile &p, const lane_rows &r)
 {
-    const uint32_t to = ADDRESS(c.smem, handed) + c.index * (uint32_t)sizeof(handed_tile);
+    const uint32_t to = ADDRESS(c.smem, handed);
 #pragma unroll
     for (int i = 0; i < P_WORDS / 4; i++)
         store_shared_4(to + (i * WARPGROUP_THREADS + c.thread) * 16, p[4 * i], p[4 * i + 1], p[4 * i + 2],
@@ -294,7 +419,7 @@ DEV void take_over(const consumer &c, int number, probability_tile &p, lane_rows
 {
     const int other = 1 - c.index;
     barrier_wait(ADDRESS(c.smem, handed_full) + BARRIER_BYTES * other, (uint32_t)number / 2 & 1);
-    const uint32_t from = ADDRESS(c.smem, handed) + other * (uint32_t)sizeof(handed_tile);
+    const uint32_t from = ADDRESS(c.smem, handed);
 #pragma unroll
     for (int i = 0; i < P_WORDS / 4; i++) {
         const uint4 x = load_shared_4(from + (i * WARPGROUP_THREADS + c.thread) * 16);
@@ -311,10 +436,12 @@ DEV void take_over(const consumer &c, int number, probability_tile &p, lane_rows
 
 /* Rows of V beyond the key length may hold anything, the next sequence for one, and NaN times a probability of zero is
  * NaN: a consumer clears those of its own slots. */
-DEV void clear_rows(const consumer &c, int use, int first)
+DEV void clear_rows(const consumer &c, int number, int first)
 {
+    if (V_IN_K) /* all warps' scores of these keys, which are hidden, are done */
+        named_sync(BOTH_CONSUMERS + 1 + c.index, WARPGROUP_THREADS);
     for (int part = 0; part < OWN_SLOTS; part++) {
-        const uint32_t at = wait_slot(c, use + part);
+        const uint32_t at = wait_values(c, number, part);
         for (int i = c.thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
             for (int panel = 0; panel < SLOT_PANELS; panel++)
                 store_shared_4(at + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
@@ -334,10 +461,10 @@ typedef struct tile_mask {
 DEV tile_mask find_mask(const fwd_args &a, const cta_work &w, const visible_entry &e, const consumer &c)
 {
     tile_mask m;
-    const int row = w.row_first + c.row;
-    m.seen = find_row_keys(a, e, entry_number(w.tile), row, row + 8, 2 * (c.lane % 4));
-    const visible_tiles own =
-        visible_tiles_of(find_visible_keys(a, e, entry_number(w.tile), w.row_first, GROUP_ROWS), KV_TILE);
+    m.seen =
+        find_row_keys(a, e, entry_number(w.tile), position_of(w, c.row), position_of(w, c.row + 8), 2 * (c.lane % 4));
+    const visible_tiles own = visible_tiles_of(
+        find_visible_keys(a, e, entry_number(w.tile), w.row_first, min(GROUP_ROWS, POSITIONS)), KV_TILE);
     m.full_first = own.full_first;
     m.full_end = own.first < own.end ? own.full_end : 0; /* rows without a key: every tile is masked */
     m.end = e.kv_len;
@@ -345,31 +472,32 @@ DEV tile_mask find_mask(const fwd_args &a, const cta_work &w, const visible_entr
     return m;
 }
 
-/* The product of a tile with the consumer's dims of V, from use number `use` of its ring on; to be waited for. */
+/* The product of tile `number` with the consumer's dims of V; to be waited for. */
 DEV void multiply_values(output_part (&o)[OWN_SLOTS], const probability_tile &p, const consumer &c, const tile_mask &m,
-                         int use, int tile)
+                         int number, int tile)
 {
     if (m.may_be_stale && (tile + 1) * KV_TILE > m.end)
-        clear_rows(c, use, max(m.end - tile * KV_TILE, 0));
-    start_output(o, p, c, use);
+        clear_rows(c, number, max(m.end - tile * KV_TILE, 0));
+#pragma unroll
+    for (int part = 0; part < OWN_SLOTS; part++)
+        start_values(o[part], p, wait_values(c, number, part));
 }
 
-/* The consumer's tile `number`, from use number `use` of its ring on: its scores; the product of the other's tile
- * before, and under it the probabilities of this one; their product. FIRST: of tile 0, before which there is none. What
- * hides these waits is the other consumer, which is half a round behind. Accumulators are changed only where no product
- * of the warpgroup is under way: else the compiler serialises all of them. */
+/* The consumer's tile `number`: its scores; the product of the other's tile before, and under it the probabilities of
+ * this one; their product. FIRST: of tile 0, before which there is none. What hides these waits is the other consumer,
+ * which is half a round behind. Accumulators are changed only where no product of the warpgroup is under way: else the
+ * compiler serialises all of them. */
 template <bool FIRST>
-DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, const consumer &c, const tile_mask &m, int &use,
-              int number, int tile)
+DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer &c, const tile_mask &m, int number,
+              int tile)
 {
     probability_tile taken, p;
-    start_scores(s, c, use);
-    wait_parts<K_SLOTS - 1>(c, use);
-    use += K_SLOTS;
+    start_scores(s, c, number);
+    wait_scores(c, number);
     ACR_MARK(number, "scores ready");
     if (!FIRST) {
         take_over(c, number - 1, taken, r, o);
-        multiply_values(o, taken, c, m, use, tile + 1);
+        multiply_values(o, taken, c, m, number - 1, tile + 1);
     }
     finish_scores(s, m.seen, tile * KV_TILE, tile >= m.full_end || tile < m.full_first);
     float max[2], factor[2];
@@ -384,16 +512,14 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, const co
     hand_over(c, p, r);
     ACR_MARK(number, "probabilities handed over");
     if (!FIRST) {
-        wait_parts<OWN_SLOTS - 1>(c, use);
+        wait_output(c, number - 1);
         ACR_MARK(number, "the other's product done");
-        use += OWN_SLOTS;
         if (grown)
             scale_outputs(o, factor);
     }
-    multiply_values(o, p, c, m, use, tile);
-    wait_parts<OWN_SLOTS - 1>(c, use);
+    multiply_values(o, p, c, m, number, tile);
+    wait_output(c, number);
     ACR_MARK(number, "own product done");
-    use += OWN_SLOTS;
 }
 
 /* ---- Output ---- */
@@ -411,11 +537,11 @@ DEV fwd_args own_dims(const fwd_args &a, int index)
 /* Both have added up the sums of their own tiles: returns those of all. */
 DEV void join_sums(const consumer &c, lane_rows &r)
 {
-    const uint32_t sums = ADDRESS(c.smem, handed), other = sums + (1 - c.index) * (uint32_t)sizeof(handed_tile);
+    const uint32_t sums = ADDRESS(c.smem, handed) + c.thread * 8, consumer_bytes = WARPGROUP_THREADS * 8;
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS); /* nobody reads a handed tile any more */
-    store_shared_float2(sums + c.index * (uint32_t)sizeof(handed_tile) + c.thread * 8, r.sum[0], r.sum[1]);
+    store_shared_float2(sums + c.index * consumer_bytes, r.sum[0], r.sum[1]);
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
-    const uint2 bits = load_shared_2(other + c.thread * 8);
+    const uint2 bits = load_shared_2(sums + (1 - c.index) * consumer_bytes);
     r.sum[0] = quad_sum(r.sum[0] + __uint_as_float(bits.x));
     r.sum[1] = quad_sum(r.sum[1] + __uint_as_float(bits.y));
 }
@@ -427,9 +553,9 @@ DEV void store_rows(const fwd_args &a, const cta_work &w, const visible_entry &e
     const work_tile &t = w.tile;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = w.row_first + c.row + 8 * h;
-        const float factor = row_factor(a, t.head, r.max[h], r.sum[h]);
-        char *to = (char *)own.o + output_index(a, t.rows, t.batch, t.head, row) * ELEM_BYTES;
+        const int row = position_of(w, c.row + 8 * h), head = head_of(w, c.row + 8 * h);
+        const float factor = row_factor(a, head, r.max[h], r.sum[h]);
+        char *to = (char *)own.o + output_index(a, t.rows, t.batch, head, row) * ELEM_BYTES;
         int finite = true;
 #pragma unroll
         for (int part = 0; part < OWN_SLOTS; part++) {
@@ -438,11 +564,11 @@ DEV void store_rows(const fwd_args &a, const cta_work &w, const visible_entry &e
             finite &= store_row<BF16>(columns, o[part], h, c.lane);
         }
         if (a.lse != nullptr && c.index == 0 && c.lane % 4 == 0 && row < entry.q_len)
-            find_lse(a, t.rows, t.batch, t.head)[row] = row_lse(a, t.head, r.max[h], r.sum[h]);
+            find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], r.sum[h]);
         fix_hidden_nan<ELEMENT>(
             own, entry,
-            {entry_number(t), t.head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor},
-            r.sum[h], finite, c.lane);
+            {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor}, r.sum[h],
+            finite, c.lane);
     }
 }
 
@@ -451,14 +577,15 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     const cta_work w = find_work(a);
     const visible_entry entry = entry_of(a, w.tile);
     const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        index,
-                        thread,
-                        lane,
-                        thread / WARP_THREADS * 16 + lane / 4,
-                        w.tiles.end - w.tiles.first,
-                        score_scale_log2(a),
-                        RESCALE_THRESHOLD / score_scale_log2(a)};
+    consumer c = {smem,
+                  index,
+                  thread,
+                  lane,
+                  thread / WARP_THREADS * 16 + lane / 4,
+                  w.tiles.end - w.tiles.first,
+                  0,
+                  score_scale_log2(a),
+                  RESCALE_THRESHOLD / score_scale_log2(a)};
     const tile_mask mask = find_mask(a, w, entry, c);
     score_tile s;
     output_part o[OWN_SLOTS];
@@ -471,19 +598,19 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
 
     barrier_wait(ADDRESS(smem, q_full), 0);
     ACR_MARK(0, "Q landed");
-    int number = index, use = 0;
+    int number = index;
     if (number == 0) {
-        step<true>(s, o, r, c, mask, use, 0, w.tiles.end - 1);
+        step<true>(s, o, r, c, mask, 0, w.tiles.end - 1);
         number = 2;
     }
 #pragma unroll 1
     for (; number < c.tiles; number += 2)
-        step<false>(s, o, r, c, mask, use, number, w.tiles.end - 1 - number);
+        step<false>(s, o, r, c, mask, number, w.tiles.end - 1 - number);
     if (number == c.tiles) { /* the other has the last tile */
         probability_tile taken;
         take_over(c, number - 1, taken, r, o);
-        multiply_values(o, taken, c, mask, use, w.tiles.first);
-        wait_parts<OWN_SLOTS - 1>(c, use);
+        multiply_values(o, taken, c, mask, number - 1, w.tiles.first);
+        wait_output(c, number - 1);
     }
     ACR_MARK(0, "last product done");
     join_sums(c, r);
@@ -494,9 +621,15 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, q_full), 1);
-    for (int i = 0; i < CONSUMERS * STAGES; i++) {
+    const int slots = sizeof(shared_memory::full) / BARRIER_BYTES;
+    for (int i = 0; i < slots; i++) {
         barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, CONSUMER_WARPS * CLUSTER);
+#if V_IN_K
+        const int warps = releasing_warps(i / SEGMENTS, i % SEGMENTS);
+#else
+        const int warps = CONSUMER_WARPS;
+#endif
+        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, warps * CLUSTER);
     }
     for (int i = 0; i < CONSUMERS; i++)
         barrier_init(ADDRESS(smem, handed_full) + BARRIER_BYTES * i, CONSUMER_WARPS);
@@ -514,7 +647,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
+        if (!V_IN_K)
+            prefetch_map(&maps.v);
         init_barriers(smem);
     }
     if (CLUSTER > 1) { /* the others' barriers are there */
@@ -549,15 +683,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {
-    .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = sizeof(shared_memory)};
+    .work = ACR__WORK_TILES, .q_tile = POSITIONS, .threads = THREADS, .smem_bytes = sizeof(shared_memory)};
 
 #include "cuda/model/tile_kernel.h"
+
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    if (V_IN_K && !(problem->flags & ACR_V_IN_K))
+        return "v_in_k: the kernel serves values inside the keys alone (V_IN_K)";
+    if (problem->q_heads / problem->kv_heads % HEADS_IN_TILE != 0)
+        return "q_heads / kv_heads is no multiple of the heads in a query tile (HEADS_IN_TILE)";
+    return tile_why_not(problem, device);
+}
 
 /* A cluster has a query tile. */
 static void cluster_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     tile_shape(problem, device, launch);
     launch->grid[0] *= CLUSTER;
+    launch->grid[1] /= HEADS_IN_TILE;
     launch->cluster = CLUSTER;
 }
 
@@ -567,6 +711,7 @@ static void cluster_shape(const acr_problem *problem, const acr__device *device,
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr__fwd_rates rates = {
+        .heads_in_tile = HEADS_IN_TILE,
         .mma_flop_per_cycle = (CLUSTER > 1 ? 1800.0 : 1300.0) * CLUSTER, /* of the SMs of a cluster */
         .exp_per_cycle = 14.0 * CLUSTER,
         .step_cycles = 2000.0,
@@ -582,11 +727,15 @@ static double cost(const acr_problem *problem, const acr__device *device)
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wide", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .traits = ACR__TRAIT_PACKED,
-    .why_not = tile_why_not,
+    .traits = V_IN_K ? 0 : ACR__TRAIT_PACKED,
+    .v_in_k = V_IN_K,
+    .why_not = why_not,
     .cost = cost,
     .shape = cluster_shape,
-    .boxes = {.q_rows = GROUP_ROWS, .k_rows = BOX_ROWS, .v_rows = BOX_ROWS},
+    .boxes = {.q_rows = HEADS_IN_TILE > 1 ? 1 : GROUP_ROWS,
+              .k_rows = BOX_ROWS,
+              .v_rows = V_IN_K ? 0 : BOX_ROWS,
+              .q_heads = HEADS_IN_TILE > 1 ? GROUP_ROWS : 1},
 };
 
 #endif
