@@ -60,7 +60,8 @@ def _run_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torc
                   v: torch.Tensor, **arguments: Any) -> Tuple[torch.Tensor, ...]:
     grads = _fake_backward(d_o, o, lse, q, k, v, **arguments)
     sinks = arguments.get("sinks")
-    if d_o.stride(-1) != 1 or not any(d_o.stride()):
+    # Rows that repeat, as of sum().backward(), have no tensor map on CUDA.
+    if d_o.stride(-1) != 1 or not any(d_o.stride()) or (d_o.is_cuda and 0 in d_o.stride()):
         d_o = d_o.contiguous()
     if q.numel() == 0:
         for grad in grads:
@@ -141,8 +142,6 @@ def _refuse_gradients(operator: str, q: torch.Tensor, k: torch.Tensor, **argumen
     reason = None
     if operator.endswith("out"):
         reason = "with out= nothing is recorded"
-    elif q.device.type == "cuda":
-        reason = "no kernel computes gradients on CUDA yet"
     elif torch.float8_e4m3fn in (q.dtype, k.dtype):
         reason = "8-bit inputs have no gradients"
     elif arguments.get("page_table") is not None or arguments.get("v_dim") is not None or arguments.get("invariant"):
