@@ -5,6 +5,7 @@ the man page.
     cli.py PROGRAM [unittest arguments]        needs nothing but Python's standard library; runs on the cpu backend
 """
 import functools
+import itertools
 import json
 import math
 import os
@@ -304,6 +305,63 @@ class Run(Cli):
         write_npy(self.path / "ks.npy", (batch, kv_heads), [1, 1, 1, 1], "<i4")
         self.run_fails(BAD_INPUT, "float32", *self.arguments(*options))
         self.run_fails(USAGE, "--v-scale", *self.arguments("--v-scale", "none"))
+
+    def test_pages(self):
+        """Pages in no order, in both layouts, with a batch and with packed queries."""
+        batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = SHAPE
+        q, k, v = self.make_inputs()
+        lens, page, table = [7, 4], 2, [[5, 0, 7, 2], [3, 6, -1, 99]]
+        files = {"table.npy": ((2, 4), sum(table, [])), "lens.npy": ((2,), lens),
+                 "qo.npy": ((3,), [0, q_len, 2 * q_len])}
+        for name, (shape, numbers) in files.items():
+            write_npy(self.path / name, shape, numbers, "<i4")
+        for layout in "bhsd", "bshd":
+            for name, held, dim in (("k", k, qk_dim), ("v", v, v_dim)):
+                pool = [0.0] * (8 * kv_heads * page * dim)
+                for b, h, j, d in itertools.product(range(batch), range(kv_heads), range(kv_len), range(dim)):
+                    if j < lens[b]:
+                        inside = h * page + j % page if layout == "bhsd" else j % page * kv_heads + h
+                        at = (table[b][j // page] * page * kv_heads + inside) * dim + d
+                        pool[at] = held[((b * kv_heads + h) * kv_len + j) * dim + d]
+                write_npy(self.path / f"{name}.npy",
+                          (8, kv_heads, page, dim) if layout == "bhsd" else (8, page, kv_heads, dim), pool)
+            by_rows = transposed(q, 2, q_heads, q_len, qk_dim)
+            if layout == "bshd":
+                write_npy(self.path / "q.npy", (batch, q_len, q_heads, qk_dim), by_rows)
+            else:
+                write_npy(self.path / "q.npy", (batch, q_heads, q_len, qk_dim), q)
+            options = ["--causal", "--layout", layout, "--page-table", self.path / "table.npy"]
+            wanted = attention(q, k, v, SHAPE, "br", None, lens)[0]
+            rows = transposed(wanted, batch, q_heads, q_len, v_dim)
+            self.run_ok(*self.arguments(*options, "--kv-lens", self.path / "lens.npy"))
+            self.check_output(wanted if layout == "bhsd" else rows, 1e-5)
+            write_npy(self.path / "q.npy", (batch * q_len, q_heads, qk_dim), by_rows)
+            self.run_ok(*self.arguments(*options, "--kv-lens", self.path / "lens.npy", "--q-offsets",
+                                        self.path / "qo.npy"))
+            self.check_output(rows, 1e-5)
+        self.run_fails(USAGE, "wants --kv-lens", *self.arguments(*options))
+        options += ["--kv-lens", self.path / "lens.npy", "--q-offsets", self.path / "qo.npy"]
+        self.run_fails(USAGE, "without --kv-offsets", *self.arguments(*options, "--kv-offsets", self.path / "qo.npy"))
+        write_npy(self.path / "lens.npy", (2,), [7, 5], "<i4")
+        self.run_fails(BAD_INPUT, "page-table[1, 2] is -1, allowed are 0 to 7", *self.arguments(*options))
+        write_npy(self.path / "lens.npy", (2,), [9, 4], "<i4")
+        self.run_fails(BAD_INPUT, "kv-lens[0] is 9, allowed are 0 to 8", *self.arguments(*options))
+        write_npy(self.path / "table.npy", (1, 8), sum(table, []), "<i4")
+        self.run_fails(BAD_INPUT, "rows of 1 entries", *self.arguments(*options))
+
+    def test_8_bit_keys_and_values(self):
+        """Files of e4m3 under queries of another type; the scales of k and v hold."""
+        q, _, _ = self.make_inputs()
+        batch, _, kv_heads, _, kv_len, qk_dim, v_dim = SHAPE
+        generator, held = random.Random(5), {}
+        for name, dim in (("k", qk_dim), ("v", v_dim)):
+            codes = [generator.randrange(0x20, 0x40) + 128 * generator.randrange(2)
+                     for _ in range(batch * kv_heads * kv_len * dim)]
+            write_npy(self.path / f"{name}.npy", (batch, kv_heads, kv_len, dim), codes, "|u1")
+            held[name] = [(-1) ** (code >> 7) * (1 + (code & 7) / 8) * 2.0 ** ((code >> 3 & 15) - 7) for code in codes]
+        self.run_ok(*self.arguments("--k-scale", "0.5", "--v-scale", "3"))
+        wanted = attention(q, [0.5 * x for x in held["k"]], [3 * x for x in held["v"]], SHAPE)[0]
+        self.check_output(wanted, 1e-4)
 
     def test_packed(self):
         """Sequences of 3, 0 and 5 queries over 4, 2 and 6 keys, one after another, and a row of nobody at each end."""

@@ -26,7 +26,8 @@ enum {
     ID_K_SCALE,
     ID_V_SCALE,
     ID_WISDOM,
-    ID_WINDOW
+    ID_WINDOW,
+    ID_PAGE_TABLE
 };
 
 static const option_spec options[OPTIONS_MAX] = {
@@ -45,6 +46,9 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_Q_OFFSETS, "q-offsets", "FILE",
      "packed batch: sequence b has query rows offsets[b] to offsets[b+1]-1; 1-D int32 or int64"},
     {ID_KV_OFFSETS, "kv-offsets", "FILE", "the same of the keys; default: the queries' offsets"},
+    {ID_PAGE_TABLE, "page-table", "FILE",
+     "k and v are pages [pages, heads, page, dim]: which of them each batch entry has, 2-D int32 or int64; wants "
+     "--kv-lens"},
     {ID_LAYOUT, "layout", "bhsd|bshd",
      "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
     {ID_DTYPE, "dtype", "TYPE",
@@ -78,7 +82,7 @@ typedef struct scale_choice {
 } scale_choice;
 
 typedef struct request {
-    const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *wisdom;
+    const char *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *page_table, *wisdom;
     acr_mask mask;
     int64_t window_left, window_right;
     acr_layout layout;
@@ -186,6 +190,9 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_KV_OFFSETS:
         r->kv_offsets = value;
         return true;
+    case ID_PAGE_TABLE:
+        r->page_table = value;
+        return true;
     case ID_WISDOM:
         r->wisdom = value;
         return true;
@@ -223,8 +230,14 @@ static bool complete(const request *r)
         fprintf(stderr, "acromion run: --output and --lse are one file, %s\n", r->lse);
         return false;
     }
-    if (r->q_offsets && (r->kv_lens || r->layout_given)) {
-        fprintf(stderr, "acromion run: --q-offsets goes with neither --kv-lens nor --layout\n");
+    if (r->q_offsets && !r->page_table && (r->kv_lens || r->layout_given)) {
+        fprintf(stderr, "acromion run: --q-offsets goes with --kv-lens and --layout only beside --page-table\n");
+        return false;
+    }
+    if (r->page_table && (!r->kv_lens || r->kv_offsets)) {
+        fprintf(stderr, "acromion run: --page-table %s\n",
+                r->kv_offsets ? "goes without --kv-offsets: --kv-lens says how many keys there are"
+                              : "wants --kv-lens");
         return false;
     }
     return true;
@@ -234,8 +247,8 @@ static bool complete(const request *r)
 
 typedef struct tensors {
     npy_file q, k, v;
-    npy_file kv_lens, q_offsets, kv_offsets; /* where the request names them */
-    npy_file q_scales, k_scales, v_scales;   /* likewise */
+    npy_file kv_lens, q_offsets, kv_offsets, page_table; /* where the request names them */
+    npy_file q_scales, k_scales, v_scales;               /* likewise */
 } tensors;
 
 static void tensors_close(tensors *t)
@@ -246,6 +259,7 @@ static void tensors_close(tensors *t)
     npy_close(&t->kv_lens);
     npy_close(&t->q_offsets);
     npy_close(&t->kv_offsets);
+    npy_close(&t->page_table);
     npy_close(&t->q_scales);
     npy_close(&t->k_scales);
     npy_close(&t->v_scales);
@@ -262,13 +276,13 @@ static acr_status open_tensor(npy_file *file, const char *path, int rank)
     return status;
 }
 
-/* Lengths or offsets; nothing without a path. */
-static acr_status open_numbers(npy_file *file, const char *path)
+/* Lengths or offsets, or a table of two dimensions; nothing without a path. */
+static acr_status open_numbers(npy_file *file, const char *path, int rank)
 {
     acr_status status = path ? npy_open(path, file) : ACR_OK;
     const npy_array *a = &file->array;
-    if (path && status == ACR_OK && (a->rank != 1 || !run_holds_integers(a))) {
-        return acr__fail(ACR_INVALID, "%s: expected a 1-D array of int32 or int64", path);
+    if (path && status == ACR_OK && (a->rank != rank || !run_holds_integers(a))) {
+        return acr__fail(ACR_INVALID, "%s: expected a %d-D array of int32 or int64", path, rank);
     }
     return status;
 }
@@ -285,23 +299,26 @@ static acr_status open_scales(npy_file *file, const char *path)
 
 static acr_status tensors_open(tensors *t, request *r)
 {
-    const int rank = r->q_offsets ? 3 : 4;
+    const int rank = r->q_offsets ? 3 : 4, kv_rank = r->page_table ? 4 : rank;
     *t = (tensors){.q = {.bytes = NULL}};
     acr_status status = open_tensor(&t->q, r->q, rank);
     if (status == ACR_OK) {
-        status = open_tensor(&t->k, r->k, rank);
+        status = open_tensor(&t->k, r->k, kv_rank);
     }
     if (status == ACR_OK) {
-        status = open_tensor(&t->v, r->v, rank);
+        status = open_tensor(&t->v, r->v, kv_rank);
     }
     if (status == ACR_OK) {
-        status = open_numbers(&t->kv_lens, r->kv_lens);
+        status = open_numbers(&t->kv_lens, r->kv_lens, 1);
     }
     if (status == ACR_OK) {
-        status = open_numbers(&t->q_offsets, r->q_offsets);
+        status = open_numbers(&t->q_offsets, r->q_offsets, 1);
+    }
+    if (status == ACR_OK && !r->page_table) {
+        status = open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets, 1);
     }
     if (status == ACR_OK) {
-        status = open_numbers(&t->kv_offsets, r->kv_offsets ? r->kv_offsets : r->q_offsets);
+        status = open_numbers(&t->page_table, r->page_table, 2);
     }
     if (status == ACR_OK) {
         status = open_scales(&t->q_scales, r->q_scale.file);
@@ -341,13 +358,28 @@ static extents extents_of(const npy_array *a, acr_layout layout)
     return (extents){a->shape[0], heads, length, a->shape[3]};
 }
 
+/* Keys and values of 8 bits under wider queries. */
+static bool is_8_bit_cache(const tensors *t, const request *r)
+{
+    const npy_type k = t->k.array.type;
+    return !r->dtype && k != t->q.array.type && k == t->v.array.type && dtype_of(k) == ACR_E4M3;
+}
+
 /* The files must agree with each other; what they mean together is for acr_problem_canonical to judge. */
 static acr_status agree(const tensors *t, const request *r)
 {
     extents q = extents_of(&t->q.array, r->layout), k = extents_of(&t->k.array, r->layout);
     extents v = extents_of(&t->v.array, r->layout);
-    const npy_array *lens = &t->kv_lens.array;
-    if (k.batch != q.batch || v.batch != q.batch) {
+    const npy_array *lens = &t->kv_lens.array, *table = &t->page_table.array;
+    const int64_t entries = r->q_offsets ? t->q_offsets.array.elems - 1 : q.batch;
+    if (r->page_table && k.batch != v.batch) {
+        return acr__fail(ACR_INVALID, "k has %lld pages, v %lld", (long long)k.batch, (long long)v.batch);
+    }
+    if (r->page_table && table->shape[0] != entries) {
+        return acr__fail(ACR_INVALID, "%s: rows of %lld entries, but the batch has %lld", r->page_table,
+                         (long long)table->shape[0], (long long)entries);
+    }
+    if (!r->page_table && (k.batch != q.batch || v.batch != q.batch)) {
         return acr__fail(ACR_INVALID, "batch: q has %lld entries, k %lld, v %lld", (long long)q.batch,
                          (long long)k.batch, (long long)v.batch);
     }
@@ -358,11 +390,12 @@ static acr_status agree(const tensors *t, const request *r)
         return acr__fail(ACR_INVALID, "k has %lld heads of length %lld, v %lld of %lld", (long long)k.heads,
                          (long long)k.length, (long long)v.heads, (long long)v.length);
     }
-    if (r->kv_lens && lens->shape[0] != q.batch) {
+    if (r->kv_lens && lens->shape[0] != entries) {
         return acr__fail(ACR_INVALID, "%s: %lld key lengths, but the batch of %s is %lld", r->kv_lens,
-                         (long long)lens->shape[0], r->q, (long long)q.batch);
+                         (long long)lens->shape[0], r->q, (long long)entries);
     }
-    if (!r->dtype && (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
+    if (!r->dtype && !is_8_bit_cache(t, r) &&
+        (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
         return acr__fail(ACR_INVALID, "q, k and v have different types (%s, %s, %s); --dtype rounds them to one",
                          npy_type_text(t->q.array.type), npy_type_text(t->k.array.type),
                          npy_type_text(t->v.array.type));
@@ -387,11 +420,31 @@ static acr_status longest_of(int64_t *longest, const npy_array *offsets, int64_t
     return ACR_OK;
 }
 
+/* Makes a problem whose keys are those of one page a paged one: as many keys as the table has room for. */
+static acr_status put_in_pages(acr_problem *p, const tensors *t)
+{
+    const int64_t page = p->kv_len, heads = p->kv_heads, entries = t->page_table.array.shape[1];
+    const acr_strides bhsd = {heads * page, page, 1}, bshd = {page * heads, 1, heads},
+                      s = p->layout == ACR_BHSD ? bhsd : bshd;
+    if (entries < 1 || page > INT32_MAX / entries) {
+        return acr__fail(ACR_INVALID,
+                         "page-table has %lld pages of %lld keys for an entry, together allowed are 1 to "
+                         "%d keys",
+                         (long long)entries, (long long)page, INT32_MAX);
+    }
+    p->flags |= ACR_PAGED;
+    p->page = (int32_t)page;
+    p->kv_len = entries * page;
+    p->k = (acr_strides){s.batch * p->qk_dim, s.head * p->qk_dim, s.row * p->qk_dim};
+    p->v = (acr_strides){s.batch * p->v_dim, s.head * p->v_dim, s.row * p->v_dim};
+    return ACR_OK;
+}
+
 /* Makes a problem whose lengths are those of the tensors a packed one. */
 static acr_status pack(acr_problem *p, const tensors *t)
 {
     const npy_array *q = &t->q_offsets.array, *kv = &t->kv_offsets.array;
-    if (q->elems < 2 || kv->elems != q->elems) {
+    if (q->elems < 2 || (kv->data && kv->elems != q->elems)) {
         return acr__fail(ACR_INVALID, "q-offsets has %lld entries, kv-offsets %lld; both need batch + 1, at least 2",
                          (long long)q->elems, (long long)kv->elems);
     }
@@ -399,7 +452,7 @@ static acr_status pack(acr_problem *p, const tensors *t)
     p->layout = ACR_BSHD;
     p->batch = q->elems - 1;
     acr_status status = longest_of(&p->q_len, q, t->q.array.shape[0], "q-offsets");
-    return status == ACR_OK ? longest_of(&p->kv_len, kv, t->k.array.shape[0], "kv-offsets") : status;
+    return status == ACR_OK && kv->data ? longest_of(&p->kv_len, kv, t->k.array.shape[0], "kv-offsets") : status;
 }
 
 static acr_status problem_of(acr_problem *out, const tensors *t, const request *r)
@@ -443,7 +496,13 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
                              tensors_of[i].path, npy_type_text(type));
         }
     }
-    if (r->q_offsets) {
+    if (is_8_bit_cache(t, r)) {
+        p.kv_dtype = ACR_E4M3;
+    }
+    if (r->page_table) {
+        status = put_in_pages(&p, t);
+    }
+    if (status == ACR_OK && r->q_offsets) {
         status = pack(&p, t);
     }
     if (status == ACR_OK) {
@@ -456,15 +515,17 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
 
 typedef struct device_buffers {
     acr__backend_device *device;
-    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *q_scales, *k_scales, *v_scales, *workspace;
-    int64_t q_total, kv_total; /* rows of a packed batch, else 0 */
+    void *q, *k, *v, *o, *lse, *kv_lens, *q_offsets, *kv_offsets, *q_scales, *k_scales, *v_scales, *page_table,
+        *workspace;
+    int64_t pages, table_stride; /* of a paged cache, else 0 */
+    int64_t q_total, kv_total;   /* rows of a packed batch, else 0 */
     size_t o_bytes, lse_bytes, workspace_bytes;
 } device_buffers;
 
 static void buffers_free(device_buffers *b)
 {
-    void *const all[] = {b->q,         b->k,          b->v,        b->o,        b->lse,      b->kv_lens,
-                         b->q_offsets, b->kv_offsets, b->q_scales, b->k_scales, b->v_scales, b->workspace};
+    void *const all[] = {b->q,          b->k,        b->v,        b->o,        b->lse,        b->kv_lens,  b->q_offsets,
+                         b->kv_offsets, b->q_scales, b->k_scales, b->v_scales, b->page_table, b->workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         if (all[i]) {
             b->device->backend->mem_free(b->device, all[i]);
@@ -508,14 +569,43 @@ static acr_status upload_scales(acr__backend_device *device, void **to, const np
     return run_upload(device, to, a->data, a->data_bytes);
 }
 
-static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
+/* The table as int32. Numbers behind an entry's last key name no page, whatever they are; the others have to. */
+static acr_status upload_table(device_buffers *b, const acr_problem *p, const tensors *t)
 {
-    acr_status status = upload_tensor(b->device, &b->q, &t->q.array, p->dtype);
-    if (status == ACR_OK) {
-        status = upload_tensor(b->device, &b->k, &t->k.array, p->dtype);
+    const npy_array *table = &t->page_table.array;
+    const int64_t columns = table->shape[1];
+    acr_status status = ACR_OK;
+    int32_t *numbers = malloc((size_t)table->elems * sizeof *numbers);
+    b->pages = t->k.array.shape[0];
+    b->table_stride = columns;
+    if (!numbers) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for page-table");
+    }
+    for (int64_t i = 0; i < table->elems && status == ACR_OK; ++i) {
+        const int64_t number = run_integer_at(table, i), entry = i / columns, column = i % columns;
+        const bool names_page = number >= 0 && number < b->pages;
+        if (!names_page && column * p->page < run_integer_at(&t->kv_lens.array, entry)) {
+            status = acr__fail(ACR_INVALID, "page-table[%lld, %lld] is %lld, allowed are 0 to %lld", (long long)entry,
+                               (long long)column, (long long)number, (long long)(b->pages - 1));
+        }
+        numbers[i] = names_page ? (int32_t)number : -1;
     }
     if (status == ACR_OK) {
-        status = upload_tensor(b->device, &b->v, &t->v.array, p->dtype);
+        status = run_upload(b->device, &b->page_table, numbers, (size_t)table->elems * sizeof *numbers);
+    }
+    free(numbers);
+    return status;
+}
+
+static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const tensors *t)
+{
+    const acr_dtype kv_dtype = p->kv_dtype ? p->kv_dtype : p->dtype;
+    acr_status status = upload_tensor(b->device, &b->q, &t->q.array, p->dtype);
+    if (status == ACR_OK) {
+        status = upload_tensor(b->device, &b->k, &t->k.array, kv_dtype);
+    }
+    if (status == ACR_OK) {
+        status = upload_tensor(b->device, &b->v, &t->v.array, kv_dtype);
     }
     if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
         status = run_upload_integers(b->device, &b->kv_lens, &t->kv_lens.array, p->kv_len, "kv-lens");
@@ -529,10 +619,16 @@ static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const t
     if (status == ACR_OK) {
         status = upload_scales(b->device, &b->v_scales, &t->v_scales.array, p, "v-scale");
     }
+    if (status == ACR_OK && (p->flags & ACR_PAGED)) {
+        status = upload_table(b, p, t);
+    }
     if (status != ACR_OK || !(p->flags & ACR_PACKED)) {
         return status;
     }
     b->q_total = t->q.array.shape[0];
+    if (p->flags & ACR_PAGED) {
+        return run_upload_integers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
+    }
     b->kv_total = t->k.array.shape[0];
     status = run_upload_integers(b->device, &b->q_offsets, &t->q_offsets.array, b->q_total, "q-offsets");
     return status == ACR_OK
@@ -583,6 +679,9 @@ static acr_status execute(const acr_plan *plan, const device_buffers *b, const r
     buffers.q_scales = b->q_scales;
     buffers.k_scales = b->k_scales;
     buffers.v_scales = b->v_scales;
+    buffers.page_table = b->page_table;
+    buffers.table_stride = b->table_stride;
+    buffers.pages = b->pages;
     buffers.q_total = b->q_total;
     buffers.kv_total = b->kv_total;
     run_features_set(features, &buffers);
