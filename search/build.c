@@ -346,27 +346,69 @@ static bool compile_image(const artefact *a, const build_tools *tools, const can
     return done;
 }
 
-/* The C half of a family: ours, so it may be loaded. */
-static bool compile_host(const artefact *a, const build_tools *tools, trial_result *result)
+static void add_host_flags(command_line *line, const build_tools *tools)
+{
+    add(line, "%s", tools->cc);
+    add_words(line, "", "-std=c11 -O1 -fPIC -fvisibility=hidden -ffunction-sections -w -D_GNU_SOURCE -shared");
+    add_words(line, "", "-Wl,--build-id=none");
+    add_includes(line, tools);
+}
+
+/* What the C halves of all cuda families call. */
+static void add_common_files(command_line *line, const build_tools *tools)
 {
     /* What says of a problem's tensors what fwd_model.c asks. */
     static const char *const described_by[] = {"problem.c", "backward.c", "paging.c", "buffers.c", "error.c"};
+    add(line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
+    add_core(line, tools);
+    for (size_t i = 0; i < sizeof described_by / sizeof described_by[0]; i++)
+        add(line, "%s/src/core/%s", tools->source_root, described_by[i]);
+}
+
+/* The C half of a family: ours, so it may be loaded. */
+static bool compile_host(const artefact *a, const build_tools *tools, trial_result *result)
+{
     command_line line = {.count = 0};
-    add(&line, "%s", tools->cc);
-    add_words(&line, "", "-std=c11 -O1 -fPIC -fvisibility=hidden -ffunction-sections -w -D_GNU_SOURCE -shared");
-    add_words(&line, "", "-Wl,--gc-sections,--build-id=none");
-    add_includes(&line, tools);
+    add_host_flags(&line, tools);
+    add(&line, "-Wl,--gc-sections");
     add(&line, "-o");
     add(&line, "%s/host.so", a->folder);
     add(&line, "%s/wrapper.c", a->folder);
-    add(&line, "%s/src/cuda/model/fwd_model.c", tools->source_root);
-    add_core(&line, tools);
-    for (size_t i = 0; i < sizeof described_by / sizeof described_by[0]; i++)
-        add(&line, "%s/src/core/%s", tools->source_root, described_by[i]);
+    if (tools->common) {
+        add(&line, "%s", tools->common);
+    } else {
+        add_common_files(&line, tools);
+    }
     add(&line, "-lm");
     bool done = compile(&line, a, tools, "host.log", result);
     free_line(&line);
     return done;
+}
+
+bool build_common(const char *folder, const build_tools *tools, trial_result *result)
+{
+    artefact a = {.backend = ACR__CUDA};
+    command_line line = {.count = 0};
+    snprintf(a.folder, sizeof a.folder, "%s", folder);
+    add_host_flags(&line, tools);
+    add(&line, "-fvisibility=default");
+    add(&line, "-o");
+    add(&line, "%s/common.so", folder);
+    add_common_files(&line, tools);
+    add(&line, "-lm");
+    const bool done = compile(&line, &a, tools, "common.log", result);
+    free_line(&line);
+    return done;
+}
+
+bool build_describe(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result)
+{
+    if (write_inputs(a, c, tools->source_root) != ACR_OK) {
+        result->status = TRIAL_HARNESS_FAILED;
+        snprintf(result->detail, sizeof result->detail, "%s", acr_last_error());
+        return false;
+    }
+    return compile_host(a, tools, result);
 }
 
 static bool compile_cuda(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result)
@@ -639,6 +681,13 @@ static acr_status open_library(void **handle, const artefact *a, const char *fil
     }
     *handle = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     return *handle ? ACR_OK : acr__fail(ACR_FORMAT, "%s", dlerror());
+}
+
+acr_status build_describe_open(void **handle, const acr__kernel **out, const artefact *a)
+{
+    acr_status status = open_library(handle, a, "host.so");
+    *out = status == ACR_OK ? dlsym(*handle, CANDIDATE_DESCRIPTION) : NULL;
+    return status != ACR_OK || *out ? status : acr__fail(ACR_FORMAT, "the family has no description");
 }
 
 /* A family's description, and where in its object the kernel begins: the source is ours, the object has been looked

@@ -28,6 +28,7 @@ typedef struct artefact {
 typedef struct build_tools {
     const char *cc, *nvcc, *source_root;
     const acr__device *device;
+    const char *common; /* build_common's library, for the C halves of cuda families; NULL = compile it into each */
     double timeout_s;
     const volatile int *stop;
 } build_tools;
@@ -37,6 +38,14 @@ const char *build_source_root(const char *wanted);
 
 /* Compiles into a->folder, which exists. Where it fails, result's status and detail say how, and false is returned. */
 bool build_compile(artefact *a, const build_tools *tools, const candidate *c, trial_result *result);
+
+/* For whoever asks many sets of cuda families for their costs alone, without nvcc. build_common compiles what all of
+ * their C halves share into folder/common.so, whose path tools->common names afterwards; build_describe the C half of
+ * one into a->folder; build_describe_open loads it, until dlclose of *handle. Errors of the last: ACR_IO, ACR_FORMAT.
+ * The others leave what is wrong in result. */
+bool build_common(const char *folder, const build_tools *tools, trial_result *result);
+bool build_describe(const artefact *a, const build_tools *tools, const candidate *c, trial_result *result);
+acr_status build_describe_open(void **handle, const acr__kernel **out, const artefact *a);
 
 /* Registers, shared memory and spills of a compiled cuda candidate, from ptxas. */
 acr_status build_read_resources(const artefact *a, trial_resources *out);

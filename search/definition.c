@@ -51,12 +51,13 @@ json_t *definition_json(const definition *d)
     json_t *incumbent = json_pack("{s:s, s:s, s:s, s:s, s:b}", "kernel", d->incumbent_kernel, "family", c->family,
                                   "arch", c->arch, "parameters", c->parameters, "chosen_by_user", d->from);
     return json_pack(
-        "{s:o, s:s, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:s, s:o, s:o}", "problems",
-        problems_json(d), "backend", d->backend, "device", d->device_key, "threads", (int)d->threads, "seed",
-        bits_json(d->seed), "visible_seed", bits_json(d->visible_seed), "hidden_seed", bits_json(d->hidden_seed),
-        "trials", d->trials, "generation", d->generation, "blocks", d->blocks, "visible_cases", d->visible_cases,
-        "hidden_cases", d->hidden_cases, "families", d->families, "proposer", d->proposer, "proposer_folder", d->folder,
-        "clock", d->clock == GATES_CLOCK_MODEL ? "model" : "real", "incumbent", incumbent, "spaces", spaces_json(d));
+        "{s:o, s:s, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:s, s:b, s:b, s:o, s:o}",
+        "problems", problems_json(d), "backend", d->backend, "device", d->device_key, "threads", (int)d->threads,
+        "seed", bits_json(d->seed), "visible_seed", bits_json(d->visible_seed), "hidden_seed",
+        bits_json(d->hidden_seed), "trials", d->trials, "generation", d->generation, "blocks", d->blocks,
+        "visible_cases", d->visible_cases, "hidden_cases", d->hidden_cases, "families", d->families, "proposer",
+        d->proposer, "proposer_folder", d->folder, "clock", d->clock == GATES_CLOCK_MODEL ? "model" : "real",
+        "surrogate", (int)d->surrogate, "race", (int)d->race, "incumbent", incumbent, "spaces", spaces_json(d));
 }
 
 /* ---- From JSON ---- */
@@ -146,6 +147,8 @@ acr_status definition_read(definition *out, const json_t *json)
         return acr__fail(ACR_FORMAT, "the definition of the run is incomplete");
     }
     (void)read_text(json, "proposer_folder", out->folder, sizeof out->folder); /* older runs have none */
+    out->surrogate = json_is_true(json_object_get(json, "surrogate"));
+    out->race = json_is_true(json_object_get(json, "race"));
     out->threads = (uint32_t)threads;
     out->clock = strcmp(clock, "model") == 0 ? GATES_CLOCK_MODEL : GATES_CLOCK_REAL;
     read_spaces(out, json_object_get(json, "spaces"));

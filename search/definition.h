@@ -27,7 +27,8 @@ typedef struct definition {
     char proposer[DEFINITION_TEXT_MAX]; /* "" = the built-in one */
     char folder[DEFINITION_TEXT_MAX];   /* of prepared candidates, absolute; "" = none. One of the two at most */
     gates_clock clock;
-    bool from; /* the incumbent was named by the user: the only start, and not the best of the table */
+    bool surrogate, race; /* parametric.h; gates_setup. Runs that began before these existed have neither */
+    bool from;            /* the incumbent was named by the user: the only start, and not the best of the table */
     candidate incumbent;
     char incumbent_kernel[WISDOM_KERNEL_MAX]; /* its line's name, or a text */
     int space_count;

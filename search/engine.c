@@ -181,6 +181,7 @@ static acr_status open_seat(engine *e, int number)
         .hidden_cases = d->hidden_cases,
         .blocks = d->blocks,
         .clock = d->clock,
+        .race = d->race,
         .folder = r->folder,
         .source_root = r->tree,
         .launcher = r->launcher,
@@ -295,6 +296,9 @@ static acr_status open_spaces(engine *e)
     for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
         parametric *p = &e->arms[arm];
         *p = (parametric){.spaces = &e->spaces, .seed = d->seed, .control = arm == ARM_CONTROL};
+        if (d->surrogate && arm == ARM_SEARCH && !definition_is_external(d)) {
+            status = surrogate_create(&p->surrogate, &e->spaces);
+        }
         p->seed_count = d->from ? 0 : list_seeds(d, &e->spaces, p->seeds);
     }
     return status;
@@ -1104,6 +1108,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
         status = run_slice(e, end);
     }
     fold_free(&e->fold);
+    surrogate_free(e->arms[ARM_SEARCH].surrogate);
     close_seats(e);
     pthread_mutex_destroy(&e->lock);
     folder_remove(request->folder);

@@ -747,7 +747,12 @@ static bool look_at_object(artefact *a, const char *launches, trial_result *resu
 
 static bool compile(const gates *g, artefact *a, const candidate *c, trial_result *result)
 {
-    const build_tools tools = {g->cc, g->nvcc, g->source_root, &g->device, g->setup.compile_timeout_s, g->setup.stop};
+    const build_tools tools = {.cc = g->cc,
+                               .nvcc = g->nvcc,
+                               .source_root = g->source_root,
+                               .device = &g->device,
+                               .timeout_s = g->setup.compile_timeout_s,
+                               .stop = g->setup.stop};
     result->gate = GATE_COMPILE;
     const double start_s = monotonic_s();
     const bool done = build_compile(a, &tools, c, result);
@@ -891,6 +896,7 @@ void gates_judge(gates *g, const artefact *a, trial_result *result)
     judge_correctness(g, a, result, &job, "correctness");
     if (result->status == TRIAL_VALID) {
         job = job_of(g, STAGE_PERFORMANCE, a);
+        job.race = g->setup.race;
         judge_performance(g, a, result, &job, "performance");
         look_twice(g, a, result);
     }

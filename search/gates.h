@@ -58,6 +58,7 @@ typedef struct gates_setup {
     int blocks;                      /* of interleaved timing; 0 = INTERLEAVE_BLOCKS_SEARCH */
     double compile_timeout_s, case_timeout_s, timing_timeout_s; /* 0 = 120, 20 a case, 60 a problem */
     gates_clock clock;
+    bool race;               /* gates_judge stops timing a candidate once its interval says that it cannot win */
     const char *folder;      /* exists; artefacts and compiler logs go into folder/<trial>/ */
     const char *source_root; /* the tree: src, include, cmake; NULL = ACROMION_SOURCE, or the tree of the build */
     const char *cc, *nvcc;   /* NULL = CC or cc; NVCC or nvcc, as found on PATH */

@@ -35,14 +35,14 @@ json_t *judge_job_json(const judge_job *job)
                                                   "memory_us", p->memory_us));
     }
     /* Seeds are 64 bits, JSON's integers are signed: the same bits. */
-    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:b, s:b}", "stage",
-                     stage_names[job->stage], "backend", job->backend, "device", (int)job->device, "threads",
+    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:b, s:b, s:b}",
+                     "stage", stage_names[job->stage], "backend", job->backend, "device", (int)job->device, "threads",
                      (int)job->threads, "candidate", job->candidate ? job->candidate : "", "incumbent",
                      job->incumbent ? job->incumbent : "", "problems", problems, "visible_seed",
                      (json_int_t)job->visible_seed, "hidden_seed", (json_int_t)job->hidden_seed, "visible_cases",
                      job->visible_cases, "hidden_cases", job->hidden_cases, "blocks", job->blocks, "case_timeout_s",
                      job->case_timeout_s, "budget_s", job->budget_s, "references", job->references, "swapped",
-                     (int)job->swapped, "model_clock", (int)job->model_clock);
+                     (int)job->swapped, "model_clock", (int)job->model_clock, "race", (int)job->race);
 }
 
 static acr_status read_problems(judge_job *job, const json_t *problems)
@@ -75,17 +75,17 @@ static acr_status read_job(judge_job *job, const json_t *object)
 {
     const char *stage;
     json_t *problems;
-    int device, threads, swapped, model_clock;
+    int device, threads, swapped, model_clock, race;
     json_int_t visible_seed, hidden_seed;
     json_error_t error;
     if (json_unpack_ex((json_t *)(uintptr_t)object, &error, 0,
-                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:i, s:b, s:b}", "stage",
-                       &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate",
+                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:i, s:b, s:b, s:b}",
+                       "stage", &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate",
                        &job->candidate, "incumbent", &job->incumbent, "problems", &problems, "visible_seed",
                        &visible_seed, "hidden_seed", &hidden_seed, "visible_cases", &job->visible_cases, "hidden_cases",
                        &job->hidden_cases, "blocks", &job->blocks, "case_timeout_s", &job->case_timeout_s, "budget_s",
-                       &job->budget_s, "references", &job->references, "swapped", &swapped, "model_clock",
-                       &model_clock) != 0) {
+                       &job->budget_s, "references", &job->references, "swapped", &swapped, "model_clock", &model_clock,
+                       "race", &race) != 0) {
         return acr__fail(ACR_FORMAT, "the job: %s", error.text);
     }
     job->device = device;
@@ -94,6 +94,7 @@ static acr_status read_job(judge_job *job, const json_t *object)
     job->hidden_seed = (uint64_t)hidden_seed;
     job->swapped = swapped != 0;
     job->model_clock = model_clock != 0;
+    job->race = race != 0;
     for (size_t i = 0; i < sizeof stage_names / sizeof stage_names[0]; ++i) {
         if (strcmp(stage, stage_names[i]) == 0) {
             job->stage = (judge_stage)i;
@@ -113,6 +114,7 @@ typedef struct session {
     json_t *cases, *timings, *floors;
     trial_status status;
     trial_gate gate;
+    bool slower_so_far; /* the candidate, on every problem that was timed */
     char detail[1024];
 } session;
 
@@ -970,12 +972,32 @@ static void draw_oracles(timed_pair *d)
     }
 }
 
+bool judge_is_slower(const stats_block *views, int blocks)
+{
+    enum {
+        BLOCKS_LEAST = 6 /* fewer have no interval */
+    };
+    return blocks >= BLOCKS_LEAST && stats_compare(views, (size_t)blocks, 0.0).ci95.high < 1.0;
+}
+
+/* Of the last problem, when all before it were slower as well: whatever the weights, the candidate cannot win. */
+static bool cannot_win(void *arg, const stats_block *views, int blocks)
+{
+    session *s = arg;
+    return s->slower_so_far && json_array_size(s->timings) + 1 == s->job.problem_count &&
+           judge_is_slower(views, blocks);
+}
+
 static acr_status time_pair(timed_pair *d, uint64_t seed)
 {
     session *s = d->s;
     const interleave_side theirs = {sample_fresh, &d->incumbent}, ours = {sample_fresh, &d->candidate};
-    const interleave_design design = {
-        .blocks = s->job.blocks, .warm_up_s = 20e-3, .budget_s = s->job.budget_s, .seed = seed};
+    const interleave_design design = {.blocks = s->job.blocks,
+                                      .warm_up_s = 20e-3,
+                                      .budget_s = s->job.budget_s,
+                                      .seed = seed,
+                                      .enough = s->job.race ? cannot_win : NULL,
+                                      .enough_arg = s};
     interleave_result r;
     draw_oracles(d);
     acr_status status = interleave_run(&r, s->job.swapped ? &ours : &theirs, s->job.swapped ? &theirs : &ours, &design);
@@ -983,6 +1005,7 @@ static acr_status time_pair(timed_pair *d, uint64_t seed)
         return end_with(s, status, d->problem->text);
     }
     record_timing(s, d->problem, &r);
+    s->slower_so_far = s->slower_so_far && judge_is_slower(r.views, r.blocks);
     interleave_free(&r);
     return ACR_OK;
 }
@@ -1231,6 +1254,7 @@ int judge_run(const char *job_path, const char *result_path)
         return EXIT_BAD_INPUT;
     }
     s.status = TRIAL_VALID;
+    s.slower_so_far = true;
     s.cases = json_array();
     s.timings = json_array();
     s.floors = json_array();

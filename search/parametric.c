@@ -2,7 +2,9 @@
 #include "parametric.h"
 
 enum {
-    REDRAWS = 64, /* until a point comes that was not proposed before */
+    REDRAWS = 64,         /* until a point comes that was not proposed before */
+    EXPECTED_DRAWS = 512, /* that a surrogate chooses among: points drawn uniformly */
+    EXPECTED_MOVES = 16,  /* and moves */
     STREAM_SEARCH = 1,
     STREAM_CONTROL
 };
@@ -10,6 +12,8 @@ enum {
 /* Of the proposals that are not seeds. The rest are steps from ranked parents. */
 static const double RANDOM_SHARE = 0.10, QUOTA_SHARE = 0.45, LEAP_SHARE = 0.15, CROSS_SHARE = 0.10;
 static const double RANKED_SHARE = 0.8; /* of parents; the others come from any live cell */
+/* With a surrogate: of the proposals that it does not choose, so that what it is wrong about is seen. */
+static const double UNCHOSEN_SHARE = 0.1;
 
 /* ---- Parents ---- */
 
@@ -79,6 +83,10 @@ static bool draw_random(const parametric *p, dice *d, proposal *out)
 {
     out->operation = "random";
     out->parent_count = 0;
+    if (p->points) {
+        out->genome = p->points[dice_below(d, (int64_t)p->point_count)];
+        return true;
+    }
     return genome_random(p->spaces, d, &out->genome);
 }
 
@@ -141,19 +149,70 @@ static bool take_if_new(void *arg, const genome *g)
     return !h->found;
 }
 
+static bool find_rest(const parametric *p, const archive *proposed, proposal *out)
+{
+    hunt h = {p, proposed, out, false};
+    for (size_t i = 0; i < p->point_count && !h.found; ++i) {
+        take_if_new(&h, &p->points[i]);
+    }
+    if (!p->points) {
+        genome_count(p->spaces, INT64_MAX, take_if_new, &h);
+    }
+    return h.found;
+}
+
+/* Takes what was drawn where it is new and more is expected of it than of the best so far. */
+static void take_expected(const parametric *p, const archive *proposed, const proposal *drawn, double *best,
+                          proposal *out)
+{
+    const double improvement = surrogate_predict(p->surrogate, &drawn->genome).improvement;
+    if (improvement > *best && !archive_has(proposed, p->spaces, &drawn->genome)) {
+        *best = improvement;
+        *out = *drawn;
+        out->operation = "expected";
+    }
+}
+
+/* The new point of many, draws and moves, of which the surrogate expects the greatest improvement. false: it has too
+ * little to say, or nothing new was drawn. */
+static bool draw_expected(const parametric *p, const archive *learnt, const archive *proposed, dice *d, proposal *out)
+{
+    double best = -1.0;
+    size_t count = 0;
+    if (!surrogate_fit(p->surrogate, learnt, proposed)) {
+        return false;
+    }
+    const genome *points = surrogate_points(p->surrogate, &count);
+    points = p->points ? p->points : points;
+    count = p->points ? p->point_count : count;
+    const bool all = count <= EXPECTED_DRAWS;
+    for (size_t i = 0; i < (all ? count : EXPECTED_DRAWS); ++i) {
+        const proposal drawn = {.genome = points[all ? i : (size_t)dice_below(d, (int64_t)count)]};
+        take_expected(p, proposed, &drawn, &best, out);
+    }
+    for (int i = 0; i < EXPECTED_MOVES && !all && !p->points; ++i) {
+        proposal drawn = {.operation = NULL};
+        if (move(p, learnt, d, &drawn)) {
+            take_expected(p, proposed, &drawn, &best, out);
+        }
+    }
+    return best >= 0.0;
+}
+
 /* blind: without parents. */
 static bool draw_new(const parametric *p, const archive *learnt, const archive *proposed, bool blind, dice *d,
                      proposal *out)
 {
+    if (!blind && p->surrogate && dice_unit(d) >= UNCHOSEN_SHARE && draw_expected(p, learnt, proposed, d, out)) {
+        return true;
+    }
     for (int i = 0; i < REDRAWS; ++i) {
-        bool made = blind || i >= REDRAWS / 2 ? draw_random(p, d, out) : move(p, learnt, d, out);
+        bool made = blind || p->points || i >= REDRAWS / 2 ? draw_random(p, d, out) : move(p, learnt, d, out);
         if (made && !archive_has(proposed, p->spaces, &out->genome)) {
             return true;
         }
     }
-    hunt h = {p, proposed, out, false};
-    genome_count(p->spaces, INT64_MAX, take_if_new, &h);
-    return h.found;
+    return find_rest(p, proposed, out);
 }
 
 bool parametric_propose(const parametric *p, const archive *learnt, const archive *proposed, int64_t number,

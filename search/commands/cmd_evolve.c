@@ -13,6 +13,7 @@
 #include "base/options.h"
 #include "check/inputs.h"
 #include "commands.h"
+#include "evolve_retrospect.h"
 #include "evolve_survey.h"
 #include "search/engine.h"
 #include "search/summary.h"
@@ -43,7 +44,10 @@ enum {
     ID_RESULTS,
     ID_TOP,
     ID_INTO,
-    ID_TREE
+    ID_TREE,
+    ID_SURROGATE,
+    ID_RACE,
+    ID_RETROSPECT
 };
 
 static const option_spec options[OPTIONS_MAX] = {
@@ -80,6 +84,11 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_GENERATION, "generation", "N", "proposals of an arm made from the same archive; default 8, external 1"},
     {ID_CASES, "cases", "N", "visible and as many hidden cases of the correctness gate; default 8"},
     {ID_TREE, "tree", "DIR", "the source tree to compile from; default: where this program is"},
+    {ID_SURROGATE, "surrogate", "on|off",
+     "time what a model of the run's own trials expects most of; default on, off: a random move"},
+    {ID_RACE, "race", "on|off", "stop timing a candidate as soon as its interval says that it cannot win; default on"},
+    {ID_RETROSPECT, "retrospect", NULL,
+     "show instead how soon searches find what people found by hand, and what `trials export` files hold"},
     {ID_CLOCK, "clock", "real|model", "model: nothing is timed, for tests of the search itself"},
 };
 
@@ -88,7 +97,7 @@ typedef struct request {
     bool fixed;            /* an option that is fixed when a run begins was given */
     bool resume, peers, no_profiles;
     int gpus, workers; /* workers 0: not said */
-    bool survey, all;
+    bool survey, retrospect, all;
     const gpu_model *gpu;
     const char *results, *into;
     int top;
@@ -106,6 +115,7 @@ static const option_field fields[OPTIONS_MAX] = {
     {ID_NO_PROFILE, OPTION_FLAG, offsetof(request, no_profiles)},
     {ID_LAUNCHER, OPTION_TEXT, offsetof(request, launcher)},
     {ID_SURVEY, OPTION_FLAG, offsetof(request, survey)},
+    {ID_RETROSPECT, OPTION_FLAG, offsetof(request, retrospect)},
     {ID_ALL, OPTION_FLAG, offsetof(request, all)},
     {ID_RESULTS, OPTION_TEXT, offsetof(request, results)},
     {ID_INTO, OPTION_TEXT, offsetof(request, into)},
@@ -147,6 +157,16 @@ static bool take_count(const char *option, const char *value, int64_t most, int 
     return good;
 }
 
+static bool take_switch(const char *option, const char *value, bool *out)
+{
+    *out = strcmp(value, "on") == 0;
+    if (!*out && strcmp(value, "off") != 0) {
+        fprintf(stderr, "acromion: --%s: '%s' is neither on nor off\n", option, value);
+        return false;
+    }
+    return true;
+}
+
 /* A run goes on from wherever it is called. */
 static bool take_folder(const char *value, char out[DEFINITION_TEXT_MAX])
 {
@@ -185,6 +205,10 @@ static bool take_definition(request *r, int id, const char *value)
         return take_text("proposer", value, d->proposer, sizeof d->proposer);
     case ID_PROPOSER_FOLDER:
         return take_folder(value, d->folder);
+    case ID_SURROGATE:
+        return take_switch("surrogate", value, &d->surrogate);
+    case ID_RACE:
+        return take_switch("race", value, &d->race);
     case ID_GENERATION:
         return take_count("generation", value, 256, &d->generation);
     case ID_CASES:
@@ -538,10 +562,38 @@ static int survey(const request *r, const common_options *common, int argc, char
     return evolve_survey(&wanted);
 }
 
+/* --retrospect: its operands are files. */
+static int retrospect(const request *r, const common_options *common, int argc, char **argv, int first)
+{
+    char tree[TREE_PATH_MAX];
+    acr_status status = tree_find(tree, r->tree);
+    if (status != ACR_OK) {
+        return report_failure(status, "tree");
+    }
+    const definition *d = &r->definition;
+    const retrospect_request wanted = {.common = common,
+                                       .gpu = r->gpu ? r->gpu : gpu_find("h200"),
+                                       .tree = tree,
+                                       .only = d->families,
+                                       .trials = d->trials,
+                                       .generation = d->generation ? d->generation : GENERATION_DEFAULT,
+                                       .recorded = argv + first,
+                                       .recorded_count = argc - first,
+                                       .threads = thread_count(common),
+                                       .stop = &stop_wanted};
+    catch_signals();
+    return evolve_retrospect(&wanted);
+}
+
 int cmd_evolve(int argc, char **argv)
 {
     common_options common;
-    request r = {.definition = {.trials = TRIALS_DEFAULT, .seed = 1, .visible_cases = 8, .hidden_cases = 8},
+    request r = {.definition = {.trials = TRIALS_DEFAULT,
+                                .seed = 1,
+                                .visible_cases = 8,
+                                .hidden_cases = 8,
+                                .surrogate = true,
+                                .race = true},
                  .store = "evolve.db",
                  .python_path = "",
                  .gpus = 1,
@@ -552,11 +604,15 @@ int cmd_evolve(int argc, char **argv)
     if (first < 0) {
         return exit_code;
     }
+    if (r.retrospect) {
+        return retrospect(&r, &common, argc, argv, first);
+    }
     if (r.survey) {
         return survey(&r, &common, argc, argv, first);
     }
     if (r.all || r.gpu || r.results || r.into) {
-        fprintf(stderr, "acromion evolve: --all, --gpu, --results and --into belong to --survey\n");
+        fprintf(stderr, "acromion evolve: --all, --gpu, --results and --into belong to --survey, --gpu to "
+                        "--retrospect, too\n");
         return EXIT_USAGE;
     }
     if (r.resume && (r.fixed || first < argc)) {

@@ -103,7 +103,8 @@ def build(folder, line):
     portable = "80 90" if arch == "80" else ""
     nvcc = os.environ.get("ACR_NVCC", "nvcc")
     done = subprocess.run(["sh", ROOT / "cmake/compile_image.sh", nvcc, image, arch, portable, "SPILLS_OK=counted",
-                           source_of(family), f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}", "-DKERNEL_NAME=acr_point",
+                           source_of(family), f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}",
+                           f"-I{ROOT / 'src/core'}", "-DKERNEL_NAME=acr_point",
                            *(f"-D{p}" for p in parameters)], capture_output=True, text=True)
     said = image.with_suffix(".ptxas").read_text() if image.with_suffix(".ptxas").exists() else ""
     said += done.stderr

@@ -12,12 +12,15 @@
 
 #include "base/json.h"
 #include "base/process.h"
+#include "machine/gpus.h"
 #include "search/elites.h"
 #include "search/expression.h"
 #include "search/fold.h"
+#include "search/judge.h"
 #include "search/parametric.h"
 #include "search/proposer.h"
 #include "search/request.h"
+#include "search/retrospect.h"
 #include "search/store.h"
 #include "search/survey.h"
 #include "search/summary.h"
@@ -121,7 +124,7 @@ static bool has_no_space(const char *family)
 /* Lines for features and for few key tiles, whose parameters no space has: nothing that a search would vary. */
 static bool is_outside_spaces(const candidate *c)
 {
-    static const char *const names[] = {"TERMS", "AHEAD", "HEADS_IN_TILE", "SLICES", "PAGED"};
+    static const char *const names[] = {"TERMS", "SLICES", "PAGED"};
     char value[8];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
         if (candidate_parameter(c, names[i], value, sizeof value)) {
@@ -424,6 +427,136 @@ static void test_search_climbs(void **state)
         archive_free(&control);
     }
     assert_true(sum / 10 > 0.05);
+}
+
+/* It knows what it has seen, is less sure of the rest, and takes the unfinished for as good as seen. */
+static void test_surrogate_knows_what_it_saw(void **state)
+{
+    (void)state;
+    world w;
+    surrogate *fitted = NULL;
+    archive seen = {NULL, 0, 0}, proposed = {NULL, 0, 0};
+    make_world(&w, "e4m3:b4:h16:s2048:d128", &h200);
+    assert_int_equal(surrogate_create(&fitted, &w.spaces), ACR_OK);
+    assert_false(surrogate_fit(fitted, &seen, &proposed));
+    run_rounds(&w, 3, true, 8, &seen);
+    assert_true(surrogate_fit(fitted, &seen, &proposed));
+    for (size_t i = 0; i < seen.count; ++i) {
+        const surrogate_view view = surrogate_predict(fitted, &seen.items[i].genome);
+        assert_true(!seen.items[i].valid || fabs(view.mean - log(seen.items[i].speedup)) < 4.0 * view.deviation + 0.05);
+    }
+    size_t count = 0, at = 0;
+    const genome *points = surrogate_points(fitted, &count);
+    surrogate_view widest = {0.0, 0.0, 0.0};
+    assert_int_equal(count, genome_count(&w.spaces, INT64_MAX, NULL, NULL));
+    for (size_t i = 0; i < count; ++i) {
+        const surrogate_view view = surrogate_predict(fitted, &points[i]);
+        assert_true(view.improvement >= 0.0 && isfinite(view.mean));
+        if (view.deviation > widest.deviation) {
+            widest = view;
+            at = i;
+        }
+    }
+    const genome asked = points[at];
+    const member pending = {.has_genome = true, .genome = asked};
+    assert_true(archive_add(&proposed, &pending));
+    assert_true(surrogate_fit(fitted, &seen, &proposed));
+    assert_true(surrogate_predict(fitted, &asked).deviation < 0.5 * widest.deviation);
+    archive_free(&seen);
+    archive_free(&proposed);
+    surrogate_free(fitted);
+}
+
+/* What ends the timing of a candidate early: an interval below 1, and never fewer than six blocks. */
+static void test_racing(void **state)
+{
+    enum {
+        BLOCKS = 13
+    };
+    (void)state;
+    double incumbent[BLOCKS], slower[BLOCKS], alike[BLOCKS];
+    stats_block lost[BLOCKS], open[BLOCKS];
+    for (int i = 0; i < BLOCKS; ++i) {
+        incumbent[i] = 10.0 + 0.01 * (i % 3);
+        slower[i] = incumbent[i] * (i == 7 ? 0.99 : 1.02); /* one lucky block */
+        alike[i] = incumbent[i] * (i % 2 ? 0.99 : 1.01);
+        lost[i] = (stats_block){&incumbent[i], &slower[i], 1, 1};
+        open[i] = (stats_block){&incumbent[i], &alike[i], 1, 1};
+    }
+    assert_false(judge_is_slower(lost, 5));
+    assert_true(judge_is_slower(lost, 6));
+    assert_false(judge_is_slower(lost, 8));
+    assert_true(judge_is_slower(lost, 9));
+    for (int blocks = 1; blocks <= BLOCKS; ++blocks) {
+        assert_false(judge_is_slower(open, blocks));
+    }
+}
+
+/* ---- Looking back ---- */
+
+/* Every gain that the retrospect looks for, and the set that it took the place of, is a legal point. */
+static void test_spaces_hold_wins(void **state)
+{
+    (void)state;
+    const gpu_model *gpu = gpu_find("h200");
+    for (size_t i = 0; i < retrospect_win_count; ++i) {
+        const retrospect_win *win = &retrospect_wins[i];
+        const char *const sets[] = {win->before, win->after};
+        world w;
+        make_world(&w, win->problem, &gpu->device);
+        for (size_t k = 0; k < 2; ++k) {
+            char parameters[SPACE_PARAMETERS_MAX], reason[SPACE_REASON_MAX] = "the family does not serve the problem";
+            genome g = {.space = 0};
+            while (g.space < w.spaces.count && strcmp(w.spaces.items[g.space].family, win->family) != 0) {
+                ++g.space;
+            }
+            const bool served = g.space < w.spaces.count;
+            const space *s = &w.spaces.items[served ? g.space : 0];
+            snprintf(parameters, sizeof parameters, "%s %s", sets[k], s->fixed);
+            if (!served || !space_point(s, win->arch, parameters, &g, reason) || !space_legal(s, &g, reason)) {
+                fail_msg("%s: %s: %s", win->what, sets[k], reason);
+            }
+        }
+    }
+}
+
+/* In a table whose best point is one of some hundred, the surrogate finds it before the control does; curves rise; and
+ * the same seeds find the same. */
+static void test_retrospect(void **state)
+{
+    (void)state;
+    world w;
+    make_world(&w, "e4m3:b2:h8:s512:d256", &h200);
+    retrospect_table t = {.spaces = &w.spaces, .start = 0};
+    static retrospect_found found, random, again;
+    surrogate *all = NULL;
+    archive none = {NULL, 0, 0};
+    run_rounds(&w, 1, true, 2, &none);
+    assert_int_equal(surrogate_create(&all, &w.spaces), ACR_OK);
+    assert_true(surrogate_fit(all, &none, &none));
+    const genome *points = surrogate_points(all, &t.count);
+    t.points = malloc(t.count * sizeof *t.points);
+    t.speedups = malloc(t.count * sizeof *t.speedups);
+    assert_true(t.points && t.speedups && t.count > 20);
+    for (size_t i = 0; i < t.count; ++i) {
+        t.points[i] = points[i];
+        t.speedups[i] = judged(&w.spaces, 1, &points[i]).speedup / judged(&w.spaces, 1, &points[0]).speedup;
+        t.goal = fmax(t.goal, t.speedups[i]);
+    }
+    const retrospect_setup setup = {.seeds = 7, .trials = 40, .generation = 8};
+    assert_int_equal(retrospect_search(&random, &t, &setup, RETROSPECT_RANDOM), ACR_OK);
+    assert_int_equal(retrospect_search(&found, &t, &setup, RETROSPECT_SURROGATE), ACR_OK);
+    assert_int_equal(retrospect_search(&again, &t, &setup, RETROSPECT_SURROGATE), ACR_OK);
+    assert_memory_equal(found.trials, again.trials, sizeof found.trials);
+    for (int seed = 0; seed < setup.seeds; ++seed) {
+        assert_true(found.best[seed][0] >= 1.0 && found.best[seed][0] <= found.best[seed][RETROSPECT_MARKS - 1]);
+        assert_int_equal(found.best[seed][RETROSPECT_MARKS - 1] >= t.goal, found.trials[seed] <= setup.trials);
+    }
+    assert_true(stats_percentile(found.trials, 7, 0.5) < stats_percentile(random.trials, 7, 0.5));
+    free(t.points);
+    free(t.speedups);
+    archive_free(&none);
+    surrogate_free(all);
 }
 
 /* A space of few points is used up, each once, and then says so. */
@@ -1221,6 +1354,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_moves_are_legal),
         cmocka_unit_test(test_proposals_repeat),
         cmocka_unit_test(test_search_climbs),
+        cmocka_unit_test(test_surrogate_knows_what_it_saw),
+        cmocka_unit_test(test_racing),
+        cmocka_unit_test(test_spaces_hold_wins),
+        cmocka_unit_test(test_retrospect),
         cmocka_unit_test(test_exhaustion),
         cmocka_unit_test(test_archive),
         cmocka_unit_test(test_store),

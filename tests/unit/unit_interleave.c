@@ -246,10 +246,36 @@ static void tiers_are_judged_by_the_lower_end(void **state)
         assert_string_equal(comparison_tier(known[i].low, 0.01), known[i].tier);
 }
 
+/* Whoever asks for the blocks can end them; what was taken until then is whole. */
+static bool enough_of_four(void *arg, const stats_block *views, int blocks)
+{
+    ++*(int *)arg;
+    return views[blocks - 1].baseline_count == INTERLEAVE_BLOCK_SAMPLES && blocks == 4;
+}
+
+static void blocks_end_when_enough(void **state)
+{
+    (void)state;
+    world w = {.noise = {7}};
+    int looks = 0;
+    simulated a = {&w, 'A', 10e-6}, b = {&w, 'B', 11e-6};
+    const interleave_side baseline = {sample_simulated, &a}, candidate = {sample_simulated, &b};
+    interleave_design design = design_of(INTERLEAVE_BLOCKS_SEARCH, 1);
+    interleave_result r;
+    design.enough = enough_of_four;
+    design.enough_arg = &looks;
+    assert_ok(interleave_run(&r, &baseline, &candidate, &design));
+    assert_int_equal(r.blocks, 4);
+    assert_int_equal(looks, 4);
+    assert_true(r.candidate_us[4 * INTERLEAVE_BLOCK_SAMPLES - 1] > 0);
+    interleave_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(five_per_cent_are_found),
+        cmocka_unit_test(blocks_end_when_enough),
         cmocka_unit_test(a_kernel_is_the_same_as_itself),
         cmocka_unit_test(blocks_are_abba_or_mirrored),
         cmocka_unit_test(disturbed_blocks_are_made_again),

@@ -83,6 +83,9 @@ static acr_status run_blocks(interleave_result *r, const interleave_side *baseli
             wanted = affordable(design, monotonic_s() - start_s);
         }
         *(kept ? &r->blocks : &r->discarded) += 1;
+        if (kept && design->enough && design->enough(design->enough_arg, r->views, r->blocks)) {
+            return ACR_OK;
+        }
         if (r->discarded > design->blocks) {
             return acr__fail(ACR_DEVICE_FAULT, "%d blocks were discarded: the clock stays far below nominal",
                              r->discarded);

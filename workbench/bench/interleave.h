@@ -35,6 +35,10 @@ typedef struct interleave_design {
      * clock). The block is then discarded and made again. NULL = never. */
     bool (*disturbed)(void *arg);
     void *disturbed_arg;
+    /* Asked after each block with all blocks so far: true when no more are wanted. Whoever answers by what the samples
+     * say has the error of many looks to answer for. NULL = all are made. */
+    bool (*enough)(void *arg, const stats_block *views, int blocks);
+    void *enough_arg;
 } interleave_design;
 
 typedef struct interleave_result {
