@@ -5,6 +5,7 @@
  * run. */
 #include "cases.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef enum axis {
@@ -19,6 +20,7 @@ typedef enum axis {
     AXIS_FLAGS,
     AXIS_INPUTS,
     AXIS_OUT_DTYPE,
+    AXIS_CACHE, /* the last: it joins when the pairs of the others are covered */
     AXES
 } axis;
 enum {
@@ -28,6 +30,7 @@ enum {
 
 /* Multiply-adds a case may take on a CPU kernel, so that the portable one takes seconds; a GPU is not held back. */
 #define CPU_CASE_WORK 2.0e8
+#define CPU_CACHE_WORK 3.0e6 /* of the cases that are there for their cache */
 #define CUDA_CASE_WORK 8.0e9
 /* Every gradient is compared, and the oracle computes all of them. */
 #define CPU_BACKWARD_CASE_WORK 6.0e6
@@ -80,6 +83,23 @@ typedef enum term_case {
     TERM_CASES
 } term_case;
 
+/* How keys and values are kept, and whether rows must not depend on their neighbours. */
+typedef struct cache_case {
+    int32_t page; /* 0 = no pages */
+    bool eight_bits, v_in_k, invariant;
+} cache_case;
+static const cache_case cache_values[] = {{.page = 0},
+                                          {.page = 16},
+                                          {.page = 64, .v_in_k = true},
+                                          {.eight_bits = true},
+                                          {.page = 1, .eight_bits = true},
+                                          {.v_in_k = true},
+                                          {.invariant = true},
+                                          {.page = 32, .invariant = true}};
+enum {
+    CACHE_VALUES = sizeof cache_values / sizeof cache_values[0]
+};
+
 /* Bytes that a case's bias may take. */
 #define BIAS_BYTES_MOST (64 << 20)
 
@@ -100,8 +120,11 @@ typedef struct space {
     uint32_t flags[VALUES_MAX];
     window windows[VALUES_MAX];
     term_case terms[VALUES_MAX];
+    cache_case caches[VALUES_MAX];
     int counts[AXES];
+    int axes;        /* that a choice has values of; those behind have their first */
     int probe_heads; /* of head_values: some that the kernel takes, for probing the other axes */
+    int probe_cache; /* of cache_values, likewise */
     uint64_t random_counter;
 } space;
 
@@ -191,6 +214,45 @@ static void set_view(acr_problem *p, view v)
     p->k = padded_strides(p->kv_len, p->kv_heads, p->qk_dim, gap);
     p->v = padded_strides(p->kv_len, p->kv_heads, p->v_dim, gap);
     p->o = padded_strides(p->q_len, p->q_heads, p->v_dim, out_gap);
+}
+
+/* Pages of [page, kv_heads, dim] or, as VIEW_BHSD, of [kv_heads, page, dim]; VIEW_FUSED has a page's keys and values
+ * side by side. False for what does not go with pages. */
+static bool set_page_view(acr_problem *p, view v)
+{
+    const acr_strides none = {0, 0, 0};
+    const int64_t heads_count = p->kv_heads, gap = v == VIEW_PADDED ? 16 / acr__dtype_bytes(acr__kv_dtype(p)) : 1;
+    p->k = p->v = none;
+    if (v == VIEW_FUSED) {
+        const int64_t both = p->page * heads_count * (p->qk_dim + p->v_dim);
+        p->k = (acr_strides){both, p->qk_dim, heads_count * p->qk_dim};
+        p->v = (acr_strides){both, p->v_dim, heads_count * p->v_dim};
+    } else if (v == VIEW_PADDED || v == VIEW_ELEMENT) {
+        p->k = padded_strides(p->page, heads_count, p->qk_dim, gap);
+        p->v = padded_strides(p->page, heads_count, p->v_dim, gap);
+    }
+    return v != VIEW_SHARED;
+}
+
+/* After the view. False for what does not go with it. */
+static bool set_cache(acr_problem *p, const cache_case *c, view v)
+{
+    const acr_strides none = {0, 0, 0};
+    p->kv_dtype = c->eight_bits ? ACR_E4M3 : ACR_DTYPE_DEFAULT;
+    p->flags |= c->invariant ? ACR_INVARIANT : 0;
+    if (c->page > 0) {
+        p->flags |= ACR_PAGED | ACR_KV_LENS;
+        p->page = c->page;
+        if (!set_page_view(p, v)) {
+            return false;
+        }
+    }
+    if (c->v_in_k) {
+        p->flags |= ACR_V_IN_K;
+        p->scale = (float)(1.0 / sqrt((double)p->qk_dim)); /* as in a problem's text */
+        p->v = none;
+    }
+    return !c->eight_bits || p->dtype != ACR_E4M3;
 }
 
 static void set_bias(acr_problem *p, acr_dtype dtype, int64_t row, bool by_head, bool by_entry)
@@ -286,10 +348,16 @@ static bool case_of(test_case *out, const space *s, const choice *c)
         set_view(&p, (view)c->value[AXIS_VIEW]);
     }
     set_terms(&p, s->terms[c->value[AXIS_TERMS]], kv_tile_of(s->kernel));
+    if (!set_cache(&p, &s->caches[c->value[AXIS_CACHE]], (view)c->value[AXIS_VIEW])) {
+        return false;
+    }
     out->inputs = (input_kind)c->value[AXIS_INPUTS];
+    if ((int)out->inputs >= input_kind_count(acr__kv_dtype(&p))) {
+        return false;
+    }
     double work = (double)(p.batch * p.q_heads * p.q_len) * (double)p.kv_len * (double)(p.qk_dim + p.v_dim);
     const bool on_cpu = s->kernel->backend == ACR__CPU;
-    double limit = on_cpu ? CPU_CASE_WORK : CUDA_CASE_WORK;
+    double limit = !on_cpu ? CUDA_CASE_WORK : s->axes == AXES ? CPU_CACHE_WORK : CPU_CASE_WORK;
     if (p.pass == ACR_BACKWARD) {
         limit = on_cpu ? CPU_BACKWARD_CASE_WORK : CUDA_BACKWARD_CASE_WORK;
         set_gradients(&p, (view)c->value[AXIS_VIEW]);
@@ -446,18 +514,35 @@ static void set_dims(space *s)
     }
 }
 
-/* A kernel may want several query heads for each key head. */
+/* A kernel may want several query heads for each key head, and may serve one kind of cache alone. */
 static void set_probe_heads(space *s)
 {
-    for (int place = 0; place < HEAD_VALUES; place++)
-        for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; i++) {
-            test_case probe;
-            s->probe_heads = place;
-            s->flags[0] = flag_values[i];
-            const choice c = first_choice(s);
-            if (case_of(&probe, s, &c))
-                return;
-        }
+    for (int cache = 0; cache < CACHE_VALUES; cache++)
+        for (int place = 0; place < HEAD_VALUES; place++)
+            for (size_t i = 0; i < sizeof flag_values / sizeof flag_values[0]; i++) {
+                test_case probe;
+                s->probe_heads = place;
+                s->probe_cache = cache;
+                s->caches[0] = cache_values[cache];
+                s->flags[0] = flag_values[i];
+                const choice c = first_choice(s);
+                if (case_of(&probe, s, &c))
+                    return;
+            }
+}
+
+/* The caches that it serves, that of the probes first. */
+static void set_caches(space *s)
+{
+    choice c = first_choice(s);
+    s->counts[AXIS_CACHE] = 1;
+    for (int i = 0; i < CACHE_VALUES; ++i) {
+        const int place = s->counts[AXIS_CACHE];
+        test_case probe;
+        s->caches[place] = cache_values[i];
+        c.value[AXIS_CACHE] = (signed char)place;
+        s->counts[AXIS_CACHE] += i != s->probe_cache && case_of(&probe, s, &c);
+    }
 }
 
 /* The flags that it takes at all: a kernel may serve packed batches alone, or none. */
@@ -478,16 +563,17 @@ static void set_flags(space *s)
 
 static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
 {
-    *s = (space){.kernel = kernel, .device = device};
+    *s = (space){.kernel = kernel, .device = device, .axes = AXIS_CACHE};
     set_lengths(s);
     set_flags(s);
+    set_caches(s);
     set_dims(s);
     set_windows(s);
     set_term_cases(s);
     s->counts[AXIS_HEADS] = HEAD_VALUES;
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
-    s->counts[AXIS_INPUTS] = input_kind_count(kernel->dtype);
+    s->counts[AXIS_INPUTS] = input_kind_count(s->caches[0].eight_bits ? ACR_E4M3 : kernel->dtype);
     s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
 }
 
@@ -508,10 +594,10 @@ static unsigned char *pair(pair_table *t, int a, int x, int b, int y)
 }
 
 /* Pairs that giving `axis_index` the value would newly cover, against the axes chosen so far (value >= 0). */
-static int gain(pair_table *t, const choice *c, int axis_index, int value)
+static int gain(const space *s, pair_table *t, const choice *c, int axis_index, int value)
 {
     int count = 0;
-    for (int other = 0; other < AXES; ++other) {
+    for (int other = 0; other < s->axes; ++other) {
         if (other != axis_index && c->value[other] >= 0) {
             count += *pair(t, axis_index, value, other, c->value[other]) == PAIR_OPEN;
         }
@@ -523,12 +609,12 @@ static int gain(pair_table *t, const choice *c, int axis_index, int value)
 static int complete(space *s, pair_table *t, choice *c)
 {
     int order[AXES], covered = 1;
-    for (int i = 0; i < AXES; ++i) {
+    for (int i = 0; i < s->axes; ++i) {
         int at = random_below(s, i + 1);
         order[i] = order[at];
         order[at] = i;
     }
-    for (int i = 0; i < AXES; ++i) {
+    for (int i = 0; i < s->axes; ++i) {
         int axis_index = order[i];
         if (c->value[axis_index] >= 0) {
             continue;
@@ -536,7 +622,7 @@ static int complete(space *s, pair_table *t, choice *c)
         int best = -1, best_value = 0, offset = random_below(s, s->counts[axis_index]);
         for (int k = 0; k < s->counts[axis_index]; ++k) {
             int value = (k + offset) % s->counts[axis_index];
-            int g = gain(t, c, axis_index, value);
+            int g = gain(s, t, c, axis_index, value);
             if (g > best) {
                 best = g;
                 best_value = value;
@@ -551,7 +637,7 @@ static int complete(space *s, pair_table *t, choice *c)
 /* For a pair that no try satisfied: the other axes at random. */
 static void complete_at_random(space *s, choice *c)
 {
-    for (int a = 0; a < AXES; ++a) {
+    for (int a = 0; a < s->axes; ++a) {
         if (c->value[a] < 0) {
             c->value[a] = (signed char)random_below(s, s->counts[a]);
         }
@@ -571,8 +657,8 @@ static bool find_case(space *s, pair_table *t, int a, int x, int b, int y, test_
         if (!greedy && best > 0) {
             break;
         }
-        choice c;
-        memset(c.value, -1, sizeof c.value);
+        choice c = {{0}};
+        memset(c.value, -1, (size_t)s->axes);
         c.value[a] = (signed char)x;
         c.value[b] = (signed char)y;
         int covered = 1;
@@ -591,10 +677,10 @@ static bool find_case(space *s, pair_table *t, int a, int x, int b, int y, test_
     return best > 0;
 }
 
-static void mark_covered(case_list *list, pair_table *t, const choice *c)
+static void mark_covered(case_list *list, const space *s, pair_table *t, const choice *c)
 {
-    for (int a = 0; a < AXES; ++a) {
-        for (int b = a + 1; b < AXES; ++b) {
+    for (int a = 0; a < s->axes; ++a) {
+        for (int b = a + 1; b < s->axes; ++b) {
             unsigned char *state = pair(t, a, c->value[a], b, c->value[b]);
             list->pairs_covered += *state != PAIR_COVERED;
             list->pairs_impossible -= *state == PAIR_IMPOSSIBLE;
@@ -609,7 +695,7 @@ static void cover(case_list *list, space *s, pair_table *t, int a, int x, int b,
     choice c;
     if (list->count < CASES_MAX && find_case(s, t, a, x, b, y, &list->items[list->count], &c)) {
         ++list->count;
-        mark_covered(list, t, &c);
+        mark_covered(list, s, t, &c);
     } else if (list->count < CASES_MAX) {
         *pair(t, a, x, b, y) = PAIR_IMPOSSIBLE;
         ++list->pairs_impossible;
@@ -630,7 +716,7 @@ static void add_choice(case_list *list, space *s, pair_table *t, const choice *c
 {
     if (list->count < CASES_MAX && case_of(&list->items[list->count], s, c)) {
         ++list->count;
-        mark_covered(list, t, c);
+        mark_covered(list, s, t, c);
     }
 }
 
@@ -657,8 +743,11 @@ static void add_long_decoding(case_list *list, space *s, pair_table *t)
         c.value[AXIS_MASK] = forms[i].mask_place;
         for (int flags = 0; q_len >= 0 && flags < s->counts[AXIS_FLAGS]; flags++) {
             c.value[AXIS_FLAGS] = (signed char)flags;
-            if (s->flags[flags] == forms[i].flags)
-                add_choice(list, s, t, &c);
+            for (int cache = 0; cache < s->counts[AXIS_CACHE] && s->flags[flags] == forms[i].flags; cache++) {
+                c.value[AXIS_CACHE] = (signed char)cache;
+                if (cache == 0 || forms[i].flags & ACR_KV_LENS)
+                    add_choice(list, s, t, &c);
+            }
         }
     }
 }
@@ -690,6 +779,24 @@ static void add_long_sums(case_list *list, const space *s)
     }
 }
 
+/* What each cache other than the probes' does to every value of the other axes. */
+static void add_caches(case_list *list, space *s, pair_table *t)
+{
+    const bool scales = s->kernel->kv_types & 1u << ACR_E4M3; /* of batch entries and heads, where keys have 8 bits */
+    s->axes = AXES;
+    s->counts[AXIS_INPUTS] = scales ? input_kind_count(ACR_E4M3) : s->counts[AXIS_INPUTS];
+    for (int a = 0; a < AXIS_CACHE; ++a) {
+        list->pairs += (size_t)(s->counts[a] * (s->counts[AXIS_CACHE] - 1));
+        for (int x = 0; x < s->counts[a]; ++x) {
+            for (int cache = 1; cache < s->counts[AXIS_CACHE]; ++cache) {
+                if (*pair(t, a, x, AXIS_CACHE, cache) == PAIR_OPEN) {
+                    cover(list, s, t, a, x, AXIS_CACHE, cache);
+                }
+            }
+        }
+    }
+}
+
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick)
 {
     space s;
@@ -699,8 +806,8 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
     if (s.counts[AXIS_FLAGS] == 0 || s.counts[AXIS_DIMS] == 0) {
         return;
     }
-    for (int a = 0; a < AXES; ++a) {
-        for (int b = a + 1; b < AXES; ++b) {
+    for (int a = 0; a < s.axes; ++a) {
+        for (int b = a + 1; b < s.axes; ++b) {
             out->pairs += (size_t)(s.counts[a] * s.counts[b]);
             for (int x = 0; x < s.counts[a]; ++x) {
                 for (int y = 0; y < s.counts[b]; ++y) {
@@ -713,7 +820,11 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
     }
     add_long_decoding(out, &s, &t);
     add_long_sums(out, &s);
+    const size_t plain = out->count;
+    add_caches(out, &s, &t);
     if (quick && out->count > CASES_QUICK) {
+        const size_t caches = out->count - plain < CASES_QUICK / 4 ? out->count - plain : CASES_QUICK / 4;
+        memmove(&out->items[CASES_QUICK - caches], &out->items[plain], caches * sizeof *out->items);
         out->count = CASES_QUICK;
     }
 }

@@ -10,7 +10,7 @@
 #include "internal.h"
 
 enum {
-    CASES_MAX = 220,
+    CASES_MAX = 320,
     CASES_QUICK = 16
 };
 
@@ -26,7 +26,7 @@ typedef struct case_list {
         pairs_impossible; /* of axis values; what is neither covered nor impossible did not fit into CASES_MAX */
 } case_list;
 
-/* Makes the list. quick: the first CASES_QUICK, which cover most pairs. Empty when the kernel cannot run there. */
+/* Makes the list. quick: CASES_QUICK of them, the first, which cover most pairs, and a few with a cache. Empty when the kernel cannot run there. */
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick);
 
 #endif

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "invariance.h"
 #include "oracle.h"
 
 /* Keeps the first failure. */
@@ -387,8 +388,20 @@ static acr_status check_row_independence(verdict *v, execution *e, const referen
     return status;
 }
 
-/* rows: whether row independence is tried, too. */
-static acr_status check_first(verdict *v, execution *e, const reference *ref, int reruns, bool rows)
+static acr_status check_invariance(verdict *v, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                   const reference *ref, const run_output *first)
+{
+    char failure[256];
+    const acr_status status = invariance_check(failure, ctx, kernel, problem, ref, first);
+    if (failure[0]) {
+        fail(v, "%s", failure);
+    }
+    return status;
+}
+
+/* rows: whether rows are tried beside others, too. */
+static acr_status check_first(verdict *v, acr_ctx *ctx, const acr__kernel *kernel, execution *e, const reference *ref,
+                              int reruns, bool rows)
 {
     run_output output;
     acr_status status = execution_run(e);
@@ -402,6 +415,10 @@ static acr_status check_first(verdict *v, execution *e, const reference *ref, in
     status = check_repeat(v, e, ref, &output, reruns);
     if (status == ACR_OK && v->pass && rows) {
         status = check_row_independence(v, e, ref, &output);
+    }
+    const acr_problem *problem = execution_problem(e);
+    if (status == ACR_OK && v->pass && rows && problem->flags & ACR_INVARIANT) {
+        status = check_invariance(v, ctx, kernel, problem, ref, &output);
     }
     run_output_free(&output);
     return status;
@@ -417,7 +434,7 @@ static acr_status check_reversed_keys(verdict *v, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(v, status, "with the keys reversed");
     }
-    status = check_first(&reversed, e, ref, 0, false);
+    status = check_first(&reversed, ctx, kernel, e, ref, 0, false);
     execution_destroy(e);
     if (!reversed.pass) {
         fail(v, "with the keys reversed: %s", reversed.failure);
@@ -434,7 +451,7 @@ acr_status conformance_check_reruns(verdict *out, acr_ctx *ctx, const acr__kerne
     if (status != ACR_OK) {
         return failed_step(out, status, "plan");
     }
-    status = check_first(out, e, ref, reruns, problem->pass == ACR_FORWARD);
+    status = check_first(out, ctx, kernel, e, ref, reruns, problem->pass == ACR_FORWARD);
     execution_destroy(e);
     const uint32_t unordered = FWD_TERM_CAP | FWD_TERM_SINKS; /* every other term looks at a key's position */
     bool order_matters = problem->pass == ACR_BACKWARD || visible_is_limited(acr__rule_of(problem)) ||

@@ -57,7 +57,7 @@ static const command_spec spec = {
     .usage = "check [PROBLEM...]",
     .about = "Runs every kernel that this device can run and compares it with a float64 oracle. Without PROBLEM each "
              "kernel gets its own\n"
-             "list of at most 150 cases, in which all pairs of lengths around its tiles, dims, head counts, layouts, "
+             "list of at most 320 cases, in which all pairs of lengths around its tiles, dims, head counts, layouts, "
              "masks and inputs occur;\n"
              "with PROBLEM, each kernel that can run it gets it with every kind of inputs. A failure prints the "
              "command that repeats it.\n"
