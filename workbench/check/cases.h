@@ -26,7 +26,8 @@ typedef struct case_list {
         pairs_impossible; /* of axis values; what is neither covered nor impossible did not fit into CASES_MAX */
 } case_list;
 
-/* Makes the list. quick: CASES_QUICK of them, the first, which cover most pairs, and a few with a cache. Empty when the kernel cannot run there. */
+/* Makes the list. quick: CASES_QUICK of them, the first, which cover most pairs, and a few with a cache.
+ * Empty when the kernel cannot run there. */
 void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *device, bool quick);
 
 #endif

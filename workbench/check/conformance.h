@@ -18,7 +18,8 @@ typedef struct verdict {
 
 /* Runs a kernel and judges it: output and log-sum-exp within tolerance, every element written, nothing else written,
  * inputs unchanged, a second run bitwise equal (with ACR_FAST_ATOMICS: right as well), a row's bits the same beside
- * rows that are zero, NaN, infinite or huge, and without mask and kv_lens the order of the keys of no effect.
+ * rows that are zero, NaN, infinite or huge, with ACR_INVARIANT also in other batches (invariance.h), and without mask
+ * and kv_lens the order of the keys of no effect.
  * problem is canonical and has the reference's mathematics. Returns ACR_DEVICE_FAULT or ACR_NO_MEMORY when no verdict
  * was possible because the device is lost or the host is short of memory (verdict->failure says so too); every other
  * failure of the kernel is a verdict and ACR_OK. */
