@@ -276,6 +276,12 @@ static bool is_small(const acr_problem *p, acr__backend_id backend)
     return rows * (double)p->kv_len * (double)(p->qk_dim + p->v_dim) <= (backend == ACR__CPU ? 2e7 : 2e8);
 }
 
+/* Whether keys and values are plain tensors of q's type, as those of every problem that is searched for. */
+static bool is_plain(const acr_problem *p)
+{
+    return !(p->flags & (ACR_PAGED | ACR_V_IN_K | ACR_INVARIANT)) && p->kv_dtype == ACR_DTYPE_DEFAULT;
+}
+
 /* The task's own problems, visible; cases of the kernel's list, the first visible and others, which the hidden seed
  * chooses, hidden; the task's problems with every kind of inputs and hidden seeds: what a kernel assumes of its inputs
  * shows with one of them, and which one nobody has to guess. */
@@ -290,7 +296,7 @@ static void plan_cases(case_plan *plan, const session *s)
     cases_make(&list, &s->candidate.kernel, &s->device->device, false);
     size_t small = 0;
     for (size_t i = 0; i < list.count; ++i) {
-        if (is_small(&list.items[i].problem, s->device->device.backend)) {
+        if (is_plain(&list.items[i].problem) && is_small(&list.items[i].problem, s->device->device.backend)) {
             list.items[small++] = list.items[i];
         }
     }
