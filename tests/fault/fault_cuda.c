@@ -433,8 +433,8 @@ static void forced_ptx_is_not_believed_unseen(void **state)
     acr_plan_destroy(plan);
     for (size_t i = 0; i < acr__kernel_count; i++) {
         const char *reason = acr__why_not(acr__kernels[i], &problem, &acr__ctx_backend_device(ctx)->device);
-        if (acr__kernels[i]->backend == ACR__CUDA && strstr(acr__kernels[i]->name, "_f16_d64") &&
-            strstr(acr__kernels[i]->name, "_sm90a"))
+        if (acr__kernels[i]->backend == ACR__CUDA && acr__kernels[i]->pass == problem.pass &&
+            strstr(acr__kernels[i]->name, "_f16_d64") && strstr(acr__kernels[i]->name, "_sm90a"))
             assert_non_null(strstr(reason, "ACR_FORCE_PTX"));
     }
     acr_ctx_destroy(ctx);
