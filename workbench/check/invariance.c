@@ -144,9 +144,13 @@ static bool select_table(part *to, const reference *ref, const selection *s)
 }
 
 /* The bias of the entry, and of its last row: one entry alone has its own. */
-static void shift_bias(part *to, const acr_problem *p, const selection *s)
+static void shift_bias(part *to, const acr_problem *p, const reference *ref, const selection *s)
 {
-    const int64_t elements = s->entries[0] * p->bias.batch + (s->last_row ? (p->q_len - 1) * p->bias.row : 0);
+    const fwd_sequence q = p->flags & ACR_PACKED
+                               ? fwd_sequence_of(ref->buffers.q_offsets, s->entries[0], ref->q_rows, p->q_len)
+                               : (fwd_sequence){0, (int)p->q_len};
+    const int64_t row = s->last_row && q.length > 0 ? q.length - 1 : 0;
+    const int64_t elements = s->entries[0] * p->bias.batch + row * p->bias.row;
     if (to->ref.buffers.bias) {
         to->ref.buffers.bias = (const char *)to->ref.buffers.bias + elements * acr__dtype_bytes(p->bias_dtype);
     }
@@ -183,7 +187,7 @@ static acr_status make_part(part *to, const acr_problem *problem, const referenc
     if (problem->batch == 1 && s->count > 1) {
         set_batch_strides(&to->problem, problem);
     }
-    shift_bias(to, problem, s);
+    shift_bias(to, problem, ref, s);
     const bool complete = (packed ? select_sequence(to, ref, s) : select_tensors(to, ref, s)) &&
                           select_numbers(to, ref, s) && (!paged || select_table(to, ref, s));
     for (int64_t i = 0; complete && s->keys_added > 0 && i < s->count; ++i) { /* clamped at the shorter kv_len */

@@ -47,7 +47,7 @@ static const option_spec options[OPTIONS_MAX] = {
      "packed batch: sequence b has query rows offsets[b] to offsets[b+1]-1; 1-D int32 or int64"},
     {ID_KV_OFFSETS, "kv-offsets", "FILE", "the same of the keys; default: the queries' offsets"},
     {ID_PAGE_TABLE, "page-table", "FILE",
-     "the pages of each batch entry, 2-D int32 or int64; k and v are [pages, heads, page, dim]; wants --kv-lens"},
+     "the pages of each batch entry, 2-D; k and v are [pages, heads, page, dim]; wants --kv-lens"},
     {ID_LAYOUT, "layout", "bhsd|bshd",
      "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
     {ID_DTYPE, "dtype", "TYPE",
