@@ -807,7 +807,7 @@ def test_mpirun(context):
         sys.exit(77)
     definition = [PROBLEM, "--trials", "2", "--generation", "2", "--seed", "6"]
     context.evolve("plain", *definition)
-    # Open MPI 4.1's mpirun crashes now and then while it hands its input on; evolve then loses the worker, as it should.
+    # Open MPI 4.1's mpirun crashes now and then while it hands its input on; evolve then loses the worker, rightly.
     for attempt in range(6):
         store = context.store(f"mpi-{attempt}")
         done = context.run("evolve", *BASE, "--store", store, *definition, "--launcher", " ".join(mpirun), "--workers",
