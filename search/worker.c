@@ -194,7 +194,7 @@ static acr_status launch(process_outcome *outcome, const worker *w, double wall_
     acr_status status = ACR_OK;
     *outcome = (process_outcome){.end = PROCESS_EXITED, .code = -1};
     snprintf(number, sizeof number, "%d", w->number);
-    /* Through a pipe: Open MPI 4.1's mpirun crashes at times when its input is a file. */
+    /* Through a pipe: Open MPI 4.1's mpirun crashes more often when its input is a file. */
     const int length = snprintf(script, sizeof script,
                                 "ACROMION_WORKER=$0; export ACROMION_WORKER; cat | { %s \"$@\"; }", w->launcher);
     if (length >= (int)sizeof script) {
