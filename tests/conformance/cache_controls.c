@@ -1,15 +1,14 @@
 /* Positive controls of the gate for caches: a plain kernel that serves pages, 8-bit keys and values, values inside keys
  * and rows that do not depend on their neighbours passes every case, and each of its flawed sisters is caught. What is
  * not about caches is gate_controls.c's. */
-#include "support.h"
+#include "flaws.h"
 
 #include <math.h>
 #include <stdatomic.h>
 
-#include "check/cases.h"
 #include "check/conformance.h"
 
-typedef enum flaw {
+enum flaw {
     NO_FLAW,
     /* Of pages: */
     TABLE_TRANSPOSED,    /* read as [pages of an entry, batch] */
@@ -35,7 +34,7 @@ typedef enum flaw {
     SPLIT_BY_LONGEST, /* kv_len */
     SPLIT_BY_QUERIES, /* q_len */
     FLAWS
-} flaw;
+};
 
 static const char *const flaw_names[FLAWS] = {
     "none",           "table transposed", "table stride lost", "first entry's table", "pages in order",
@@ -43,7 +42,7 @@ static const char *const flaw_names[FLAWS] = {
     "v scale lost",   "scales swapped",   "first scales",      "out scale lost",      "small keys lost",
     "last columns",   "next columns",     "split by batch",    "split by longest",    "split by queries"};
 
-static flaw present; /* the one flaw that the kernel has now */
+static int present; /* the one flaw that the kernel has now */
 
 enum {
     KEYS_MAX = 512,
@@ -243,47 +242,11 @@ static const acr__kernel control = {.name = "fwd_control_f32_d64_16x16_portable"
                                     .run = run,
                                     .image = identity,
                                     .image_end = identity + sizeof identity - 1};
-static case_list list; /* too large for the stack */
-
-/* Runs the control's cases, of caches first, until one fails; returns how many passed before. */
-static size_t cases_passed(acr_ctx *ctx, char failure[400])
-{
-    for (size_t i = 0; i < list.count; i++) {
-        const test_case *c = &list.items[list.count - 1 - i];
-        const reference_request wanted = {&c->problem, c->inputs, 1, REFERENCE_SAMPLED_ROWS, LENGTHS_EDGES, 1};
-        reference *ref = NULL;
-        verdict v;
-        assert_ok(reference_create(&ref, &wanted));
-        assert_ok(conformance_check(&v, ctx, &control, &c->problem, ref));
-        reference_destroy(ref);
-        memcpy(failure, v.failure, sizeof v.failure);
-        if (!v.pass)
-            return i;
-    }
-    return list.count;
-}
 
 static void every_flaw_is_caught(void **state)
 {
     (void)state;
-    acr_ctx *ctx = cpu_ctx(1);
-    cases_make(&list, &control, &acr__ctx_backend_device(ctx)->device, false);
-    assert_true(list.count >= 20);
-    for (int f = NO_FLAW; f < FLAWS; f++) {
-        char failure[400] = "";
-        present = (flaw)f;
-        const size_t passed = cases_passed(ctx, failure);
-        if (f == NO_FLAW && passed != list.count) {
-            char text[ACR_PROBLEM_TEXT_MAX];
-            assert_ok(acr_problem_format(&list.items[list.count - 1 - passed].problem, text, sizeof text));
-            fail_msg("without a flaw, %s: %s", text, failure);
-        }
-        if (f != NO_FLAW && passed == list.count)
-            fail_msg("nothing caught the flaw \"%s\"", flaw_names[f]);
-        if (f != NO_FLAW)
-            print_message("%-22s caught by case %zu: %s\n", flaw_names[f], passed, failure);
-    }
-    acr_ctx_destroy(ctx);
+    check_flaws(&(flawed_kernel){&control, &present, FLAWS, flaw_names, REFERENCE_SAMPLED_ROWS, true});
 }
 
 int main(void)

@@ -1,15 +1,12 @@
 /* Positive controls of the gate for gradients, as gate_controls.c has them for the forward pass: a plain kernel passes
  * its cases, and each of its sisters with one mistake is caught. */
-#include "support.h"
+#include "flaws.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "check/cases.h"
-#include "check/conformance.h"
-
-typedef enum flaw {
+enum flaw {
     NO_FLAW,
     D_MISSING,          /* dS = P dP */
     GROUP_NOT_SUMMED,   /* dk and dv of the group's last query head alone */
@@ -21,13 +18,13 @@ typedef enum flaw {
     SINKS_KEPT,         /* the sign of dsinks */
     UNSTEADY,
     FLAWS
-} flaw;
+};
 
 static const char *const flaw_names[FLAWS] = {"none",       "D missing",       "group not summed", "mask transposed",
                                               "dq twice",   "cap not derived", "scale forgotten",  "unseen not written",
                                               "sinks kept", "unsteady"};
 
-static flaw present;
+static int present; /* the flaw that the kernel has now */
 static unsigned runs;
 
 static const char *why_not(const acr_problem *p, const acr__device *device)
@@ -180,43 +177,11 @@ static const acr__kernel control = {.name = "bwd_control_f16_d64_16x16_portable"
                                     .run = run,
                                     .image = identity,
                                     .image_end = identity + sizeof identity - 1};
-static case_list list; /* too large for the stack */
-
-/* Runs the control's cases until one fails; returns how many passed before. */
-static size_t cases_passed(acr_ctx *ctx, char failure[400])
-{
-    for (size_t i = 0; i < list.count; i++) {
-        const reference_request wanted = {&list.items[i].problem, list.items[i].inputs, 1, 0, LENGTHS_EDGES, 1};
-        reference *ref = NULL;
-        verdict v;
-        assert_ok(reference_create(&ref, &wanted));
-        assert_ok(conformance_check(&v, ctx, &control, &list.items[i].problem, ref));
-        reference_destroy(ref);
-        memcpy(failure, v.failure, sizeof v.failure);
-        if (!v.pass)
-            return i;
-    }
-    return list.count;
-}
 
 static void every_flaw_is_caught(void **state)
 {
     (void)state;
-    acr_ctx *ctx = cpu_ctx(1);
-    cases_make(&list, &control, &acr__ctx_backend_device(ctx)->device, false);
-    assert_true(list.count >= 20);
-    for (int f = NO_FLAW; f < FLAWS; f++) {
-        char failure[400] = "";
-        present = (flaw)f;
-        const size_t passed = cases_passed(ctx, failure);
-        if (f == NO_FLAW && passed != list.count)
-            fail_msg("without a flaw, case %zu: %s", passed, failure);
-        if (f != NO_FLAW && passed == list.count)
-            fail_msg("nothing caught the flaw \"%s\"", flaw_names[f]);
-        if (f != NO_FLAW)
-            print_message("%-22s caught by case %zu: %s\n", flaw_names[f], passed, failure);
-    }
-    acr_ctx_destroy(ctx);
+    check_flaws(&(flawed_kernel){&control, &present, FLAWS, flaw_names, 0, false});
 }
 
 int main(void)
