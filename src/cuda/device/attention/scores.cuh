@@ -48,19 +48,30 @@ DEV constexpr bool finishes_scale(void)
     return has_term(FWD_TERM_CAP | FWD_TERM_BIAS | FWD_TERM_ALIBI);
 }
 
+/* Whether it makes them natural exponents instead, in lines whose biases come as tiles (bias_tiles.cuh): then a bias is
+ * added as it is. */
+DEV constexpr bool finishes_naturally(void)
+{
+#ifdef BIAS_TILES
+    return BIAS_TILES > 0;
+#else
+    return false;
+#endif
+}
+
 #define LOG2_E 1.442695041f
 #define LN_2 0.693147181f
 
 /* What a finished score is multiplied by to be a power of two. */
 DEV float score_scale_log2(const fwd_args &a)
 {
-    return finishes_scale() ? 1.0f : a.scale_log2;
+    return finishes_naturally() ? LOG2_E : finishes_scale() ? 1.0f : a.scale_log2;
 }
 
 /* What a finished score is multiplied by to be a natural exponent. */
 DEV float score_scale(const fwd_args &a)
 {
-    return finishes_scale() ? LN_2 : a.scale;
+    return finishes_naturally() ? 1.0f : finishes_scale() ? LN_2 : a.scale;
 }
 
 /* ---- Softcap and biases ---- */
@@ -93,16 +104,17 @@ DEV row_terms find_row_terms(const fwd_args &a, const visible_entry &e, int batc
     return t;
 }
 
-/* One element of the bias, of so many bytes, as what is added to a power of two; -inf hides the key. */
+/* One element of the bias, of so many bytes, as what is added to a finished score; -inf hides the key. */
 template <int BYTES> DEV float bias_of(uint32_t bits, int type)
 {
+    const float unit = finishes_naturally() ? 1.0f : LOG2_E;
     if constexpr (BYTES == 1)
         return bits != 0 ? 0.0f : -CUDART_INF_F;
     else if constexpr (BYTES == 4)
-        return __uint_as_float(bits) * LOG2_E;
+        return __uint_as_float(bits) * unit;
     else
         return (type == FWD_BIAS_BF16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half((uint16_t)bits))) *
-               LOG2_E;
+               unit;
 }
 
 template <int BYTES> DEV uint32_t load_bits(const char *at)
@@ -183,10 +195,11 @@ DEV float cap_score(const fwd_args &a, float score)
     return a.softcap_out * (EXACT_SOFTCAP ? tanhf(a.softcap_in * score) : tanh_fast(a.softcap_in * score));
 }
 
-/* One score, for loops over single keys: from raw to a power of two. Visibility comes after. */
+/* One score, for loops over single keys: from raw to finished. Visibility comes after. */
 DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int key)
 {
-    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f ? cap_score(a, score) : score * a.scale_log2;
+    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f ? cap_score(a, score)
+                                                        : score * (finishes_naturally() ? a.scale : a.scale_log2);
     if (has_term(FWD_TERM_BIAS) && a.bias != nullptr)
         score = add_bias(score, find_bias(a, t, key));
     if (has_term(FWD_TERM_ALIBI))

@@ -17,6 +17,18 @@ DEV void copy_chunk_async(uint32_t smem, const void *global, int valid)
                  : "memory");
 }
 
+/* Copies the first 0 to 16 bytes of 16, and writes zeros for the rest. Both addresses are multiples of 16. */
+DEV void copy_bytes_async(uint32_t smem, const void *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
+}
+
+/* Arrives at a barrier of sm_90 once all of this thread's copies so far have landed, without waiting for them. */
+DEV void copies_arrive(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* For copies of what this kernel reads once: the L2 cache gives it up before anything else. */
 DEV uint64_t policy_read_once(void)
 {

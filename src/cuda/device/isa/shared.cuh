@@ -18,6 +18,13 @@ DEV uint32_t load_shared(uint32_t from)
     return x;
 }
 
+DEV uint32_t load_shared_16(uint32_t from)
+{
+    uint16_t x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+    return x;
+}
+
 DEV float load_shared_float(uint32_t from)
 {
     float x;

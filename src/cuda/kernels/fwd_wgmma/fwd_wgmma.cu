@@ -10,9 +10,10 @@
  * V_DIM (default DIM), BF16=1, Q_STAGES (tiles of Q in shared memory, default 1), PACKED=1 (for packed batches alone:
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
- * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window).
+ * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0 BIAS_TILES=0 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -39,6 +40,9 @@
 #ifndef AHEAD
 #define AHEAD 0
 #endif
+#ifndef BIAS_TILES
+#define BIAS_TILES 0
+#endif
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -61,17 +65,24 @@ enum {
     Q_SLOTS = Q_STAGES * CONSUMERS,
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     K_BYTES = QK_PANELS * KV_PANEL_BYTES,
-    V_BYTES = V_PANELS * KV_PANEL_BYTES
+    V_BYTES = V_PANELS * KV_PANEL_BYTES,
+    BIAS_BYTES = GROUP_ROWS * KV_TILE * ELEM_BYTES
 };
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
+#if BIAS_TILES
+    uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
+#endif
     uint32_t work[Q_SLOTS][(PACKED ? 8 : 4) + (TERMS & 64 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)]; /* of a slot of Q */
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
+#endif
+#if BIAS_TILES
+    uint64_t bias_full[CONSUMERS * BIAS_TILES], bias_empty[CONSUMERS * BIAS_TILES];
 #endif
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     packed_queue queue; /* if PACKED */
@@ -85,6 +96,9 @@ typedef struct shared_memory {
 #define WGMMA_TYPE "f16"
 #endif
 #include "cuda/device/attention/epilogue.cuh"
+#if BIAS_TILES
+#include "cuda/device/attention/bias_tiles.cuh"
+#endif
 #include "cuda/device/attention/pipeline.cuh"
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
@@ -96,16 +110,18 @@ enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD),
-    PRODUCER_REGISTERS = MORE_FOR_PRODUCER                              ? 40
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES),
+    PRODUCER_REGISTERS = BIAS_TILES && V_DIM <= 64                      ? 56
+                         : MORE_FOR_PRODUCER                            ? 40
                          : CONSUMERS == 3 && PLANS_AHEAD                ? 56
                          : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32
                                                                         : 24,
-    CONSUMER_REGISTERS = MORE_FOR_PRODUCER ? 232
-                         : CONSUMERS == 2  ? 240
-                         : CONSUMERS == 4  ? 112
-                         : PLANS_AHEAD     ? 152
-                                           : 160,
+    CONSUMER_REGISTERS = BIAS_TILES && V_DIM <= 64 ? 224
+                         : MORE_FOR_PRODUCER       ? 232
+                         : CONSUMERS == 2          ? 240
+                         : CONSUMERS == 4          ? 112
+                         : PLANS_AHEAD             ? 152
+                                                   : 160,
     FIRST_ALONE = FIRST_PING_PONG + CONSUMERS, /* named barriers, behind the ping-pong ones: one for each consumer */
     /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
      * product of the other; more of them keep the tensor cores fed by queueing. */
@@ -123,6 +139,8 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !PACKED && !PLANS_AHEAD),
+              "BIAS_TILES: a warp copies for each consumer; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
@@ -273,6 +291,18 @@ typedef struct tile_terms {
     int first_column, end; /* the lane's first key of tile 0; one past the last key that exists */
 } tile_terms;
 
+/* Makes the raw scores of a key tile, use number `use`, ready for the softmax; key: its first. */
+DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, const fwd_args &a,
+                     const tile_terms &terms, const consumer &c, int use)
+{
+#if BIAS_TILES
+    finish_biased_scores(s, a, c.smem, c.index, use);
+    finish_scores(s, seen, key, masked);
+#else
+    finish_scores(s, seen, key, masked, a, terms.rows, terms.first_column, terms.end);
+#endif
+}
+
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
@@ -293,7 +323,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_scores(s, seen, key, masked, a, terms.rows, terms.first_column, terms.end);
+    finish_tile(s, seen, key, masked, a, terms, c, use + 1);
     lane_max(max, s);
     const int grown = any_row_exceeds(r, max, c.threshold);
     if (grown) {
@@ -341,9 +371,17 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
         /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
          * again it spills beside four consumers */
         const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
-        fix_hidden_nan<ELEMENT>(
-            a, entry, {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, scale_log2, r.offset[h], factor},
-            sum, finite, c.lane);
+        const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
+                                   t.rows.kv_begin, scale_log2, r.offset[h], factor};
+        fix_hidden_nan<ELEMENT>(a, entry, stored, sum, finite, c.lane);
+#if BIAS_TILES
+        const int again = row < entry.q_len && loses_keys(a, r.max[h], sum);
+        if (__any_sync(~0u, again))
+            __syncwarp(); /* what other lanes have stored of the row comes first */
+        if (again)
+            compute_row_again<ELEMENT>(a, entry, stored,
+                                       a.lse == nullptr ? nullptr : find_lse(a, t.rows, t.batch, head) + row, c.lane);
+#endif
     }
 }
 
@@ -388,7 +426,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         const row_keys seen = find_row_keys(a, entry, entry_number(t), row_of(t, c.row, 0), row_of(t, c.row, 1),
                                             origin + 2 * (c.lane % 4));
         tile_terms terms = {};
-        if (finishes_scale())
+        if (finishes_scale() && !BIAS_TILES)
             terms = {{find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 0), row_of(t, c.row, 0)),
                       find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 1), row_of(t, c.row, 1))},
                      origin + 2 * (c.lane % 4),
@@ -404,8 +442,8 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         WGMMA_WAIT(0);
         ACR_MARK(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
-        finish_scores(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first,
-                      a, terms.rows, terms.first_column, terms.end);
+        finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, a,
+                    terms, c, use);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
@@ -471,6 +509,12 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
     }
+#if BIAS_TILES
+    for (int i = 0; i < CONSUMERS * BIAS_TILES; i++) {
+        barrier_init(ADDRESS(smem, bias_full) + BARRIER_BYTES * i, WARP_THREADS);
+        barrier_init(ADDRESS(smem, bias_empty) + BARRIER_BYTES * i, warps);
+    }
+#endif
     barrier_init_done();
 }
 
@@ -505,6 +549,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if PLANS_AHEAD
         if (threadIdx.x == WARP_THREADS)
             plan_work(a, smem, shared);
+#endif
+#if BIAS_TILES
+        const int copier = threadIdx.x / WARP_THREADS - 1;
+        if (copier >= 0 && copier < CONSUMERS)
+            produce_biases(a, smem, copier);
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
@@ -558,12 +607,19 @@ static double cost(const acr_problem *problem, const acr__device *device)
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS);
 }
 
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    if (BIAS_TILES && problem->bias_dtype == ACR_F32)
+        return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
+    return tile_why_not(problem, device);
+}
+
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wgmma", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
-    .why_not = tile_why_not,
+    .why_not = why_not,
     .workspace = tile_workspace,
     .cost = cost,
     .shape = tile_shape,

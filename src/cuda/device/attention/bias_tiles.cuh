@@ -1,0 +1,261 @@
+/* Tiles of a bias or of a boolean mask in shared memory: a warp of the producer's warpgroup copies them for each
+ * consumer, key tile by key tile, and consumers add them to their scores from there. Read score by score from global
+ * memory, a bias costs a thread an address and a load of 2 to 4 bytes for every pair of scores.
+ *
+ * Use number n of a consumer's ring is the key tile that is use number n of the rings of K and V, in slot
+ * n % BIAS_TILES. A slot has a row of KV_TILE elements of 1 or 2 bytes for each row of the consumer, in pieces of 16
+ * bytes; chunk_offset says where a piece is.
+ *
+ * An includer defines, beside the parameters of pipeline.cuh: BIAS_TILES, the slots of a consumer; and struct
+ * shared_memory with bias[CONSUMERS][BIAS_TILES], each BIAS_BYTES, and the barriers bias_full, of 32 arrivals, and
+ * bias_empty, of 4, for each of the CONSUMERS * BIAS_TILES. */
+#ifndef ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
+#define ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
+
+#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/pipeline.cuh"
+#include "cuda/device/attention/scores.cuh"
+#include "cuda/device/isa/copy.cuh"
+#include "cuda/device/isa/shared.cuh"
+
+enum {
+    BIAS_PIECES = KV_TILE / CHUNK_ELEMS, /* of a row of 2-byte elements; of a mask half as many */
+    MASK_PIECES = KV_TILE / CHUNK_BYTES
+};
+static_assert(BIAS_PIECES % 4 == 0 && MASK_PIECES % 4 == 0 && HEADS_IN_TILE == 1,
+              "BIAS_TILES: whole pieces of 16 bytes in a swizzle, of one head");
+
+DEV int bias_slot(int use, int consumer)
+{
+    return consumer * BIAS_TILES + use % BIAS_TILES;
+}
+
+DEV uint32_t bias_parity(int use)
+{
+    return (uint32_t)(use / BIAS_TILES) & 1;
+}
+
+DEV uint32_t bias_at(uint32_t smem, int slot)
+{
+    return ADDRESS(smem, bias) + (uint32_t)(slot * BIAS_BYTES);
+}
+
+/* ---- Copying: a warp. A lane copies a piece of every second row, of a mask of every fourth. ---- */
+
+/* A lane's share of a work tile. */
+typedef struct bias_copier {
+    const char *from; /* the lane's piece of its first row, in key tile 0 */
+    int64_t step;     /* bytes from one of its rows to the next */
+    uint32_t to;      /* where its first piece is in a slot */
+    int rows;         /* from its first row on; those that do not exist become 0 */
+    int is_aligned;   /* every row begins at a multiple of 16 bytes */
+} bias_copier;
+
+template <int BYTES>
+DEV bias_copier find_bias_copier(const fwd_args &a, const visible_entry &e, const work_tile &t, int consumer, int lane)
+{
+    const int pieces = KV_TILE * BYTES / CHUNK_BYTES;
+    const int piece = lane % pieces, row = lane / pieces, first_row = t.q_first + GROUP_ROWS * consumer;
+    const char *const first = find_row_terms(a, e, entry_number(t), t.head, first_row).bias;
+    const int64_t row_bytes = a.bias_stride.row * BYTES;
+    bias_copier c;
+    c.from = first + row * row_bytes + piece * CHUNK_BYTES;
+    c.step = WARP_THREADS / pieces * row_bytes;
+    c.to = chunk_offset(row, piece, pieces);
+    c.rows = e.q_len - first_row - row;
+    c.is_aligned = ((uintptr_t)first | (uintptr_t)row_bytes) % CHUNK_BYTES == 0;
+    return c;
+}
+
+/* A word of which so many bytes are there, byte by byte; the others are 0. */
+DEV uint32_t gather_word(const char *from, int bytes)
+{
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < bytes)
+            word |= (uint32_t) * (const uint8_t *)(from + i) << (8 * i);
+    return word;
+}
+
+/* Fills a slot. tile: of keys; bytes: of the lane's piece that are of keys that exist, more or fewer than it has. */
+template <int BYTES> DEV void copy_bias_tile(uint32_t slot, uint32_t full, const bias_copier &c, int tile, int bytes)
+{
+    const int row_bytes = KV_TILE * BYTES, at_once = WARP_THREADS * CHUNK_BYTES / row_bytes; /* rows, a power of two */
+    const char *from = c.from + (int64_t)tile * row_bytes;
+    bytes = max(0, min(bytes, (int)CHUNK_BYTES));
+    if (c.is_aligned) {
+#pragma unroll 2
+        for (int row = 0; row < GROUP_ROWS; row += at_once, from += c.step)
+            copy_bytes_async(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * row_bytes, from, row < c.rows ? bytes : 0);
+        copies_arrive(full);
+        return;
+    }
+#pragma unroll 1
+    for (int row = 0; row < GROUP_ROWS; row += at_once, from += c.step)
+#pragma unroll 1
+        for (int at = 0; at < CHUNK_BYTES; at += 4)
+            store_shared(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * row_bytes + at,
+                         gather_word(from + at, row < c.rows ? bytes - at : 0));
+    barrier_arrive(full);
+}
+
+/* All that a consumer asks for, in its order, of elements of so many bytes. */
+template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t smem, int consumer)
+{
+    const int lane = threadIdx.x % WARP_THREADS, row_bytes = KV_TILE * BYTES;
+    int use = 0;
+    for (int q_use = 0;; q_use++) {
+        const work_tile t = wait_work(smem, consumer, q_use);
+        if (t.q_first < 0)
+            return;
+        const visible_entry entry = entry_of(a, t);
+        const visible_tiles tiles = find_key_tiles(a, t);
+        const bias_copier copier = find_bias_copier<BYTES>(a, entry, t, consumer, lane);
+        const int end = entry.kv_len * BYTES - lane * CHUNK_BYTES % row_bytes;
+#pragma unroll 1
+        for (int tile = tiles.end - 1; tile >= tiles.first; tile--, use++) {
+            const int slot = bias_slot(use, consumer);
+            barrier_wait(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot, bias_parity(use) ^ 1);
+            copy_bias_tile<BYTES>(bias_at(smem, slot), ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, copier, tile,
+                                  end - tile * row_bytes);
+        }
+    }
+}
+
+DEV void produce_biases(const fwd_args &a, uint32_t smem, int consumer)
+{
+    if (a.bias_type == FWD_BIAS_MASK)
+        produce_bias_tiles<1>(a, smem, consumer);
+    else if (a.bias != nullptr)
+        produce_bias_tiles<2>(a, smem, consumer);
+}
+
+/* ---- Adding: a consumer ---- */
+
+/* Scores of two neighbouring keys: two elements of the bias are added. */
+template <int IS_BF16> DEV void add_bias_pair(float &low, float &high, uint32_t pair, float scale)
+{
+    float bias[2];
+    if (IS_BF16) {
+        bias[0] = __uint_as_float(pair << 16);
+        bias[1] = __uint_as_float(pair & 0xffff0000);
+    } else {
+        const float2 wide = __half22float2(*(const __half2 *)&pair);
+        bias[0] = wide.x;
+        bias[1] = wide.y;
+    }
+    low = fmaf(low, scale, bias[0]);
+    high = fmaf(high, scale, bias[1]);
+}
+
+/* From raw scores to natural ones with their bias. A hidden key's score is -inf, or NaN where the product was not
+ * finite: then the row's sum is NaN, and the row is computed again (compute_row_again). */
+template <int IS_BF16, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint32_t slot, float scale)
+{
+    const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane % 16;
+    const uint32_t from = slot + chunk_offset(row, lane / 16, BIAS_PIECES);
+#pragma unroll
+    for (int piece = 0; piece < BIAS_PIECES; piece += 2) {
+        uint32_t x[4]; /* of both rows 8 columns, then the next 8 */
+        load_matrices(x, chunk_address(from, piece, BIAS_PIECES));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            add_bias_pair<IS_BF16>(s[4 * piece + 2 * i], s[4 * piece + 2 * i + 1], x[i], scale);
+    }
+}
+
+template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot, float scale)
+{
+    const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane / 4;
+    const uint32_t from = slot + chunk_offset(row, 0, MASK_PIECES) + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < ELEMS; i += 2) {
+        const int group = i / 4, h = i % 4 / 2; /* 8 columns; the row, of which the second has the first's swizzle */
+        const uint32_t pair = load_shared_16(chunk_address(from, group / 2, MASK_PIECES) + group % 2 * 8 +
+                                             h * 8 * MASK_PIECES * CHUNK_BYTES);
+        s[i] = pair & 0x00ff ? s[i] * scale : -CUDART_INF_F;
+        s[i + 1] = pair & 0xff00 ? s[i + 1] * scale : -CUDART_INF_F;
+    }
+}
+
+/* Makes raw scores of key tile number `use` natural ones, with their bias. */
+template <int ELEMS>
+DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int use)
+{
+    if (a.bias == nullptr) {
+#pragma unroll
+        for (int i = 0; i < ELEMS; i++)
+            s[i] *= a.scale;
+        return;
+    }
+    const int slot = bias_slot(use, consumer);
+    barrier_wait(ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, bias_parity(use));
+    if (a.bias_type == FWD_BIAS_MASK)
+        add_mask_tile(s, bias_at(smem, slot), a.scale);
+    else if (a.bias_type == FWD_BIAS_BF16)
+        add_bias_tile<1>(s, bias_at(smem, slot), a.scale);
+    else
+        add_bias_tile<0>(s, bias_at(smem, slot), a.scale);
+    __syncwarp(); /* every lane has read */
+    if (threadIdx.x % WARP_THREADS == 0)
+        barrier_arrive(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot);
+}
+
+/* ---- Rows that are computed again ---- */
+
+/* Whether a row's output is not what its keys give: a hidden key's score was not finite, or all biases that it sees are
+ * so low that their exponents were not. max, sum: over the row's keys, as the softmax has them. */
+DEV int loses_keys(const fwd_args &a, float max, float sum)
+{
+    return a.bias != nullptr && (!isfinite(sum) || (sum == 0.0f && max != -CUDART_INF_F));
+}
+
+/* Computes a row key by key, and its log-sum-exp where lse is not nullptr: slow, and only for such rows. Each of the
+ * four lanes of the row's quad takes every fourth eight columns. */
+template <int TYPE>
+DEV void compute_row_again(const fwd_args &a, const visible_entry &e, const stored_row &r, float *lse, int lane)
+{
+    enum {
+        LANE_COLUMNS = 8
+    };
+    const int kv_head = r.head / a.group, part = lane % 4;
+    const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + r.row * a.q_stride.row;
+    const int64_t k = r.batch * a.k_stride.batch + kv_head * a.k_stride.head,
+                  v = r.batch * a.v_stride.batch + kv_head * a.v_stride.head;
+    const int64_t o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + r.row * a.o_stride.row;
+    const visible_keys keys = find_visible_keys(a, e, r.batch, r.row, 1);
+    const row_rules rules = find_row_rules(a, e, r);
+#pragma unroll 1
+    for (int first = part * LANE_COLUMNS; first - part * LANE_COLUMNS < a.v_dim; first += 4 * LANE_COLUMNS) {
+        float max = -CUDART_INF_F, sum = 0.0f, output[LANE_COLUMNS] = {};
+#pragma unroll 1
+        for (int key = keys.first; key < keys.end; key++) {
+            if (!reaches(a, rules, key))
+                continue;
+            float score = 0.0f;
+            for (int d = 0; d < a.qk_dim; d++)
+                score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
+            score = finish_score(a, rules.terms, score, key);
+            if (score == -CUDART_INF_F)
+                continue;
+            const float raised = fmaxf(max, score), kept = exp2_fast((max - raised) * LOG2_E),
+                        weight = exp2_fast((score - raised) * LOG2_E);
+            sum = sum * kept + weight;
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++)
+                if (first + i < a.v_dim)
+                    output[i] =
+                        output[i] * kept + weight * load_element<TYPE>(a.v, v + key * a.v_stride.row + first + i);
+            max = raised;
+        }
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; i++)
+            if (first + i < a.v_dim)
+                store_element<TYPE>(a.o, o + first + i, sum == 0.0f ? 0.0f : output[i] / sum);
+        if (lse != nullptr && first == 0)
+            *lse = log_sum_exp(max, sum, 1.0f);
+    }
+}
+
+#endif
