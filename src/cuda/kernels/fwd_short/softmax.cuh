@@ -31,6 +31,14 @@ DEV float row_max(const score_tile &s, int row, const int eights)
     return max;
 }
 
+/* A row whose scores of the keys that a reference comes from are all -inf, though it sees keys among them, has none:
+ * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the lane's first. */
+DEV void mark_without_reference(const consumer &c, lane_rows &r, int row, int first, int end)
+{
+    if (r.max[row] == -CUDART_INF_F && c.seen.end[row] > first && (!WINDOW || c.seen.first[row] < end))
+        r.sum[row] = CUDART_NAN_F;
+}
+
 /* From the scores of chunk 0. Keys are seen from the first on, so a row that sees none of the first 16 sees none of
  * this consumer's. With WINDOW a row may see a part of the chunk, or none. */
 DEV void choose_references(const consumer &c, lane_rows &r, const score_tile &s)
@@ -38,6 +46,8 @@ DEV void choose_references(const consumer &c, lane_rows &r, const score_tile &s)
     const int eights = WINDOW ? CHUNK_KEYS / 8 : 2;
     const float max[2] = {row_max(s, 0, eights), row_max(s, 1, eights)};
     start_rows<SHIFT>(r, max, c.scale_log2);
+    mark_without_reference(c, r, 0, 0, CHUNK_KEYS);
+    mark_without_reference(c, r, 1, 0, CHUNK_KEYS);
 }
 
 /* WINDOW, from the scores of chunk 1, for rows that saw nothing of chunk 0: their sum is 0 yet. The first keys of the
@@ -50,6 +60,7 @@ DEV void choose_late_references(const consumer &c, lane_rows &r, const score_til
         if (r.max[row] == -CUDART_INF_F) {
             r.max[row] = max;
             r.offset[row] = offset_of<SHIFT>(max, c.scale_log2);
+            mark_without_reference(c, r, row, KV_TILE, KV_TILE + CHUNK_KEYS);
         }
     }
 }
