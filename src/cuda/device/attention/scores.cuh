@@ -104,17 +104,25 @@ DEV row_terms find_row_terms(const fwd_args &a, const visible_entry &e, int batc
     return t;
 }
 
+/* A finite bias stays finite: the product of the lowest ones would overflow, and they hide no key. */
+DEV float finished_bias(float bias)
+{
+    if (finishes_naturally())
+        return bias;
+    const float product = bias * LOG2_E;
+    return product == -CUDART_INF_F && bias != -CUDART_INF_F ? -CUDART_MAX_NORMAL_F : product;
+}
+
 /* One element of the bias, of so many bytes, as what is added to a finished score; -inf hides the key. */
 template <int BYTES> DEV float bias_of(uint32_t bits, int type)
 {
-    const float unit = finishes_naturally() ? 1.0f : LOG2_E;
     if constexpr (BYTES == 1)
         return bits != 0 ? 0.0f : -CUDART_INF_F;
     else if constexpr (BYTES == 4)
-        return __uint_as_float(bits) * unit;
+        return finished_bias(__uint_as_float(bits));
     else
-        return (type == FWD_BIAS_BF16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half((uint16_t)bits))) *
-               unit;
+        return finished_bias(type == FWD_BIAS_BF16 ? __uint_as_float(bits << 16)
+                                                   : __half2float(__ushort_as_half((uint16_t)bits)));
 }
 
 template <int BYTES> DEV uint32_t load_bits(const char *at)
