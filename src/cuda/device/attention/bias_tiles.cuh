@@ -2,8 +2,8 @@
  * consumer, key tile by key tile, and consumers add them to their scores from there. Read score by score from global
  * memory, a bias costs a thread an address and a load of 2 to 4 bytes for every pair of scores.
  *
- * Use number n of a consumer's ring is the key tile that is use number n of the rings of K and V, in slot
- * n % BIAS_TILES. A slot has a row of KV_TILE elements of 1 or 2 bytes for each row of the consumer, in pieces of 16
+ * Use number n of a consumer's ring is in slot n % BIAS_TILES: the key tiles that it visits in their order, but those
+ * of which a survey (bias_survey.cuh) says that the bias changes no score. A slot has a row of KV_TILE elements of 1 or 2 bytes for each row of the consumer, in pieces of 16
  * bytes; chunk_offset says where a piece is.
  *
  * An includer defines, beside the parameters of pipeline.cuh: BIAS_TILES, the slots of a consumer; and struct
@@ -12,6 +12,7 @@
 #ifndef ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
 #define ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
 
+#include "cuda/device/attention/bias_survey.cuh"
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/pipeline.cuh"
 #include "cuda/device/attention/scores.cuh"
@@ -38,6 +39,14 @@ DEV uint32_t bias_parity(int use)
 DEV uint32_t bias_at(uint32_t smem, int slot)
 {
     return ADDRESS(smem, bias) + (uint32_t)(slot * BIAS_BYTES);
+}
+
+/* Whether a key tile of the work tile at `work` (work_at) has its biases in the ring. Read each time: there are no
+ * registers for what the survey says. */
+DEV bool has_biases(uint32_t work, int key_tile)
+{
+    const visible_tiles seen = read_surveyed(work);
+    return key_tile < seen.full_first || key_tile >= seen.full_end;
 }
 
 /* ---- Copying: a warp. A lane copies a piece of every second row, of a mask of every fourth. ---- */
@@ -110,15 +119,19 @@ template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t sme
         if (t.q_first < 0)
             return;
         const visible_entry entry = entry_of(a, t);
-        const visible_tiles tiles = find_key_tiles(a, t);
+        const uint32_t work = work_at(smem, q_slot(q_use, consumer));
+        const visible_tiles tiles = without_hidden(find_key_tiles(a, t), read_surveyed(work));
         const bias_copier copier = find_bias_copier<BYTES>(a, entry, t, consumer, lane);
         const int end = entry.kv_len * BYTES - lane * CHUNK_BYTES % row_bytes;
 #pragma unroll 1
-        for (int tile = tiles.end - 1; tile >= tiles.first; tile--, use++) {
+        for (int tile = tiles.end - 1; tile >= tiles.first; tile--) {
+            if (!has_biases(work, tile))
+                continue;
             const int slot = bias_slot(use, consumer);
             barrier_wait(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot, bias_parity(use) ^ 1);
             copy_bias_tile<BYTES>(bias_at(smem, slot), ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, copier, tile,
                                   end - tile * row_bytes);
+            use++;
         }
     }
 }
@@ -179,11 +192,12 @@ template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot, fl
     }
 }
 
-/* Makes raw scores of key tile number `use` natural ones, with their bias. */
+/* Makes raw scores natural ones, with their bias where has_biases: then `use` is the next of the consumer's ring. */
 template <int ELEMS>
-DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int use)
+DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int &use,
+                              bool is_biased)
 {
-    if (a.bias == nullptr) {
+    if (a.bias == nullptr || !is_biased) {
 #pragma unroll
         for (int i = 0; i < ELEMS; i++)
             s[i] *= a.scale;
@@ -197,6 +211,7 @@ DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t sme
         add_bias_tile<1>(s, bias_at(smem, slot), a.scale);
     else
         add_bias_tile<0>(s, bias_at(smem, slot), a.scale);
+    use++;
     __syncwarp(); /* every lane has read */
     if (threadIdx.x % WARP_THREADS == 0)
         barrier_arrive(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot);

@@ -7,7 +7,7 @@
  * An includer defines, beside the parameters of tile_scheduler.cuh: CONSUMERS, each with GROUP_ROWS query rows; STAGES,
  * the slots of the rings of K and V, and Q_STAGES; PACKED; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
  * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows
- * q, its work tile `work` (4 words, 8 if PACKED, 4 more with FWD_TERM_LIMITS), and its barriers q_full and q_empty.
+ * q, its work tile `work` (4 words, 8 if PACKED, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full and q_empty.
  *
  * PLANS_AHEAD=1: a thread of its own, in plan_work, finds each work tile and which of its key tiles a consumer visits,
  * while the one before it is at work: it is a long chain of instructions, for which the producer would leave its rings
@@ -23,6 +23,9 @@
 
 #ifndef PLANS_AHEAD
 #define PLANS_AHEAD 0
+#endif
+#ifndef BIAS_TILES
+#define BIAS_TILES 0
 #endif
 
 enum {
@@ -100,7 +103,7 @@ DEV visible_tiles tiles_of_consumer(const fwd_args &a, const visible_entry &e, c
     /* Rows that see no key have all tiles masked on both sides: their keys' first may lie within any of these tiles. */
     if (WINDOWS && own.first >= own.end)
         return {all.first, all.end, all.end, all.end};
-    return {all.first, own.full_first, own.full_end, all.end};
+    return {all.first, BIAS_TILES ? max(own.full_first, all.first) : own.full_first, own.full_end, all.end};
 }
 
 DEV uint32_t work_at(uint32_t smem, int slot)
@@ -108,13 +111,17 @@ DEV uint32_t work_at(uint32_t smem, int slot)
     return ADDRESS(smem, work) + (uint32_t)sizeof(shared_memory::work[0]) * slot;
 }
 
-DEV void write_work(const work_tile &t, uint32_t smem, int slot)
+/* surveyed: in lines with BIAS_TILES, what the survey of the bias says of the tile (bias_survey.cuh). */
+DEV void write_work(const work_tile &t, uint32_t smem, int slot, const visible_tiles &surveyed = {})
 {
     store_shared_4(work_at(smem, slot), t.q_first, t.head, t.batch, t.rows.kv_len);
     if (PACKED)
         store_shared_4(work_at(smem, slot) + 16, t.rows.q_begin, t.rows.q_len, t.rows.kv_begin, entry_number(t));
 #if VISIBLE_LIMITS
     store_shared_4(work_at(smem, slot) + (PACKED ? 32 : 16), t.rows.kv_start, 0, 0, 0);
+#endif
+#if BIAS_TILES
+    store_shared_4(work_at(smem, slot) + 16, surveyed.first, surveyed.full_first, surveyed.full_end, surveyed.end);
 #endif
 }
 
@@ -130,12 +137,13 @@ DEV void load_query(const work_tile &t, const fwd_map *map, uint32_t smem, int c
 }
 
 /* Tells every consumer its next work tile, and loads its rows of Q. */
-DEV void produce_work(const work_tile &t, const fwd_map *map, uint32_t smem, int use)
+DEV void produce_work(const work_tile &t, const fwd_map *map, uint32_t smem, int use,
+                      const visible_tiles &surveyed = {})
 {
     for (int consumer = 0; consumer < CONSUMERS; consumer++) {
         const int slot = q_slot(use, consumer);
         barrier_wait(ADDRESS(smem, q_empty) + BARRIER_BYTES * slot, q_parity(use) ^ 1);
-        write_work(t, smem, slot);
+        write_work(t, smem, slot, surveyed);
         load_query(t, map, smem, consumer, use);
     }
 }
@@ -146,6 +154,15 @@ DEV void load_queries(const work_tile &t, const fwd_map *map, uint32_t smem, int
     for (int consumer = 0; consumer < CONSUMERS; consumer++)
         load_query(t, map, smem, consumer, use);
 }
+
+#if BIAS_TILES
+/* work: work_at of its slot. */
+DEV visible_tiles read_surveyed(uint32_t work)
+{
+    const uint4 s = load_shared_4(work + 16);
+    return {(int)s.x, (int)s.y, (int)s.z, (int)s.w};
+}
+#endif
 
 /* The work tile of a slot that has been told. */
 DEV work_tile read_work(uint32_t smem, int consumer, int use)

@@ -76,7 +76,8 @@ typedef struct shared_memory {
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
 #endif
-    uint32_t work[Q_SLOTS][(PACKED ? 8 : 4) + (TERMS & 64 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)]; /* of a slot of Q */
+    uint32_t work[Q_SLOTS]
+                 [(PACKED ? 8 : 4) + (TERMS & 64 || BIAS_TILES ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)]; /* of a slot of Q */
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
@@ -166,7 +167,11 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, shared_
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
         const work_tile t =
             PACKED ? packed_tile_at(a, index, memory->queue, ELEM_BYTES) : tile_at(a, index, ELEM_BYTES);
-        const visible_tiles tiles = find_key_tiles(a, t);
+#if BIAS_TILES
+        const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
+#else
+        const visible_tiles surveyed = {}, tiles = find_key_tiles(a, t);
+#endif
 #endif
         key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         source.row_first += key_origin(entry_of(a, t), t.q_first);
@@ -174,7 +179,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, shared_
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
 #else
-        produce_work(t, &maps.q, smem, q_use++);
+        produce_work(t, &maps.q, smem, q_use++, surveyed);
 #endif
 #if PLANS_AHEAD
         if (tiles.end - 1 <= tiles.first + PLAN_TILES)
@@ -289,14 +294,18 @@ DEV void use_offsets(lane_rows &r, register_pair offsets)
 typedef struct tile_terms {
     row_terms rows[2];
     int first_column, end; /* the lane's first key of tile 0; one past the last key that exists */
+#if BIAS_TILES
+    int use;       /* the next of the ring of biases, counted over all work tiles */
+    uint32_t work; /* where the work tile is (work_at) */
+#endif
 } tile_terms;
 
-/* Makes the raw scores of a key tile, use number `use`, ready for the softmax; key: its first. */
-DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, const fwd_args &a,
-                     const tile_terms &terms, const consumer &c, int use)
+/* Makes the raw scores of a key tile ready for the softmax; key: its first. */
+DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, const fwd_args &a, tile_terms &terms,
+                     const consumer &c)
 {
 #if BIAS_TILES
-    finish_biased_scores(s, a, c.smem, c.index, use);
+    finish_biased_scores(s, a, c.smem, c.index, terms.use, has_biases(terms.work, key / KV_TILE));
     finish_scores(s, seen, key, masked);
 #else
     finish_scores(s, seen, key, masked, a, terms.rows, terms.first_column, terms.end);
@@ -307,7 +316,7 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, c
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
               const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key, const fwd_args &a,
-              const tile_terms &terms)
+              tile_terms &terms)
 {
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
@@ -323,7 +332,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, a, terms, c, use + 1);
+    finish_tile(s, seen, key, masked, a, terms, c);
     lane_max(max, s);
     const int grown = any_row_exceeds(r, max, c.threshold);
     if (grown) {
@@ -396,6 +405,16 @@ DEV row_keys at_tile(const row_keys &seen, const visible_tiles &tiles, int tile)
     return v;
 }
 
+/* The key tiles that the consumers of a work tile visit. */
+DEV visible_tiles find_all_tiles(const fwd_args &a, const work_tile &t, uint32_t smem, int index, int q_use)
+{
+#if BIAS_TILES
+    return without_hidden(find_key_tiles(a, t), read_surveyed(work_at(smem, q_slot(q_use, index))));
+#else
+    return find_key_tiles(a, t);
+#endif
+}
+
 DEV void consume(const fwd_args &a, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
@@ -408,6 +427,9 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
                         score_scale_log2(a),
                         RESCALE_THRESHOLD / score_scale_log2(a)};
     int use = 0, q_use = 0;
+#if BIAS_TILES
+    int bias_use = 0;
+#endif
     score_tile s;
     probability_tile probabilities;
     output_tile o;
@@ -431,10 +453,14 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
                       find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 1), row_of(t, c.row, 1))},
                      origin + 2 * (c.lane % 4),
                      entry.kv_len};
+#if BIAS_TILES
+        terms.use = bias_use;
+        terms.work = work_at(smem, q_slot(q_use, index));
+#endif
 #if PLANS_AHEAD
         const visible_tiles tiles = read_tiles(smem, index, q_use);
 #else
-        const visible_tiles tiles = tiles_of_consumer(a, entry, t, find_key_tiles(a, t), index);
+        const visible_tiles tiles = tiles_of_consumer(a, entry, t, find_all_tiles(a, t, smem, index, q_use), index);
 #endif
         int tile = tiles.end - 1, accumulate = 0;
         float max[2];
@@ -443,7 +469,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         ACR_MARK(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
         finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, a,
-                    terms, c, use);
+                    terms, c);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
@@ -467,6 +493,9 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
                 break;
         }
 
+#if BIAS_TILES
+        bias_use = terms.use;
+#endif
         /* The last output product of this tile, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
         wait_full(ADDRESS(smem, v_full), use);
@@ -541,6 +570,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (blockIdx.x >= count_work(a, shared))
             return;
     }
+#if BIAS_TILES
+    survey_bias(a);
+#endif
     ACR_MARK(0, "CTA ready");
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
@@ -564,6 +596,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
+#include "cuda/device/attention/bias_survey.h"
 #include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
@@ -607,6 +640,15 @@ static double cost(const acr_problem *problem, const acr__device *device)
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS);
 }
 
+static size_t workspace(const acr_problem *p, const acr__device *device)
+{
+    if (!BIAS_TILES || p->bias_dtype == ACR_DTYPE_DEFAULT || !survey_is_wanted((int32_t)p->bias_dtype, p->bias.head))
+        return tile_workspace(p, device);
+    const int64_t query_tiles =
+        (p->q_len + Q_TILE - 1) / Q_TILE * (p->bias.batch != 0 ? p->batch : 1) * (p->bias.head != 0 ? p->q_heads : 1);
+    return (size_t)survey_bytes(query_tiles, (p->kv_len + KV_TILE - 1) / KV_TILE);
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
@@ -620,7 +662,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
     .why_not = why_not,
-    .workspace = tile_workspace,
+    .workspace = workspace,
     .cost = cost,
     .shape = tile_shape,
     .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .q_heads = HEADS_IN_TILE},
