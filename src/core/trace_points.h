@@ -3,7 +3,7 @@
  * odd; 0 or all ones where there was no stamp. Beyond these bounds nothing is noted. Of the header the kernel writes
  * the warps of a group into TRACE_WARPS_WORD; it hands its stamps over (and forgets them) only when the program has
  * put 1 into TRACE_ASKED_WORD, so that a timed launch does not wait for that. Read by device code
- * (cuda/device/isa/marks.cuh) and by the workbench. */
+ * (cuda/device/isa/trace_points.cuh) and by the workbench. */
 #ifndef ACR_TRACE_POINTS_H
 #define ACR_TRACE_POINTS_H
 

@@ -282,7 +282,7 @@ class Profile(unittest.TestCase):
         self.assertNotEqual(done.returncode, DONE)  # the fake driver's launch leaves no stamps
         call, = self.calls()
         for word in ("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-DDIM=64", "-DQ_TILE=128", "-DKV_TILE=128",
-                     "-DSTAGES=3", f"-DKERNEL_NAME={A}", "-DACR_MARKS_AT=0"):
+                     "-DSTAGES=3", f"-DKERNEL_NAME={A}", "-DACR_TRACE_AT=0"):
             self.assertIn(word, call)
 
     def test_a_compiler_that_fails_or_hangs(self):

@@ -78,13 +78,13 @@ static void test_names_of_trace_points(void **state)
 {
     (void)state;
     char names[TRACE_STEPS][64];
-    const char *source =
-        "/* ACR_MARK(0, \"in a comment\") */\n ACR_MARK(0, \"start\");\n x();\n ACR_MARK(use + 1, \"end\");\n"
-        "ACR_MARKS_END(a);";
+    const char *source = "/* ACR_TRACE_POINT(0, \"in a comment\") */\n ACR_TRACE_POINT(0, \"start\");\n x();\n "
+                         "ACR_TRACE_POINT(use + 1, \"end\");\n"
+                         "ACR_TRACE_END(a);";
     assert_int_equal(timeline_names(names, source), 2);
     assert_string_equal(names[0], "start");
     assert_string_equal(names[1], "end");
-    assert_int_equal(timeline_names(names, "no trace points, ACR_MARK( and no name"), 0);
+    assert_int_equal(timeline_names(names, "no trace points, ACR_TRACE_POINT( and no name"), 0);
     assert_int_equal(timeline_names(names, ""), 0);
 }
 

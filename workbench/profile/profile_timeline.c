@@ -27,7 +27,7 @@ static const char *skip_comment(const char *at)
 
 int timeline_names(char names[TRACE_STEPS][64], const char *source)
 {
-    static const char macro[] = "ACR_MARK(";
+    static const char macro[] = "ACR_TRACE_POINT(";
     int count = 0;
     for (const char *at = source; *at && count < TRACE_STEPS;) {
         const char *after = skip_comment(at);
@@ -142,7 +142,8 @@ static profile_status build(timeline *out, const timeline_request *r, size_t sta
     out->steps = source ? timeline_names(out->names, source) : 0;
     free(source);
     if (out->steps == 0) {
-        return profile_fail(&out->status, out->detail, PROFILE_NO_MARKS, "%s has no ACR_MARK: no step to time", c.file);
+        return profile_fail(&out->status, out->detail, PROFILE_NO_MARKS, "%s has no ACR_TRACE_POINT: no step to time",
+                            c.file);
     }
     if (!kernel_find_nvcc(c.nvcc)) {
         return profile_fail(&out->status, out->detail, PROFILE_NO_TOOL,
@@ -156,7 +157,7 @@ static profile_status build(timeline *out, const timeline_request *r, size_t sta
     snprintf(c.include, sizeof c.include, "-I%s", folder);
     snprintf(c.core, sizeof c.core, "-I%s/core", folder);
     snprintf(c.name, sizeof c.name, "-DKERNEL_NAME=%s", r->kernel->symbol);
-    snprintf(c.at, sizeof c.at, "-DACR_MARKS_AT=%zu", stamps_at);
+    snprintf(c.at, sizeof c.at, "-DACR_TRACE_AT=%zu", stamps_at);
     fill_arguments(&c, &line, &acr__ctx_backend_device(r->ctx)->device);
     compile(out, &c, r->limit_s, image, image_bytes);
     unlink(c.output);

@@ -135,43 +135,69 @@ DEV row_rules find_row_rules(const fwd_args &a, const visible_entry &e, const st
     return {find_row_view(a, e, r.batch, r.row), find_row_terms(a, e, r.batch, r.head, r.row)};
 }
 
-/* Of a key in the interval that fix_row is given. */
+/* Of a key between the first and the last that the row sees. */
 DEV bool reaches(const fwd_args &a, const row_rules &rules, int key)
 {
     return !(TERMS) || (sees_key(rules.view, key) && !hides_key(a, rules.terms, key));
 }
 
-/* Of a row that sees no keys but some in [first_key, end_key), every fourth column, from the lane's on. TYPE is that of
- * the inputs. */
-template <int TYPE, int OUT_TYPE = TYPE>
-DEV void fix_row(const fwd_args &a, const stored_row &r, const row_rules &rules, int first_key, int end_key, int lane)
+/* Where q[row] is. */
+DEV int64_t query_index(const fwd_args &a, const stored_row &r)
+{
+    return r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row;
+}
+
+/* Keys one after another, as dense and packed tensors hold them. What a row is computed from: element indices of its
+ * query, and of the first key and value of its sequence. */
+typedef struct dense_keys {
+} dense_keys;
+typedef struct dense_inputs {
+    int64_t q, k, v;
+} dense_inputs;
+
+DEV dense_inputs find_inputs(const fwd_args &a, const dense_keys &, const stored_row &r)
 {
     const int kv_head = r.head / a.group;
-    const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row;
-    const int64_t k = r.batch * a.k_stride.batch + kv_head * a.k_stride.head + r.kv_begin * a.k_stride.row,
-                  v = r.batch * a.v_stride.batch + kv_head * a.v_stride.head + r.kv_begin * a.v_stride.row;
+    return {query_index(a, r), r.batch * a.k_stride.batch + kv_head * a.k_stride.head + r.kv_begin * a.k_stride.row,
+            r.batch * a.v_stride.batch + kv_head * a.v_stride.head + r.kv_begin * a.v_stride.row};
+}
+
+template <int TYPE> DEV float load_k(const fwd_args &a, const dense_inputs &from, int key, int column)
+{
+    return load_element<TYPE>(a.k, from.k + key * a.k_stride.row + column);
+}
+
+template <int TYPE> DEV float load_v(const fwd_args &a, const dense_inputs &from, int key, int column)
+{
+    return load_element<TYPE>(a.v, from.v + key * a.v_stride.row + column);
+}
+
+/* Of a row that sees no keys but some in `seen`, every fourth column, from the lane's on. TYPE is that of the inputs;
+ * `from` says where query and keys are: dense_inputs, or paged_inputs (pages.cuh). */
+template <int TYPE, int OUT_TYPE, typename INPUTS>
+DEV void fix_row(const fwd_args &a, const INPUTS &from, const stored_row &r, const row_rules &rules,
+                 const visible_keys &seen, int lane)
+{
     const int64_t o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + (r.q_begin + r.row) * a.o_stride.row;
     for (int column = lane % 4; column < a.v_dim; column += 4) {
         if (isfinite(load_output<OUT_TYPE>(a, o + column)))
             continue;
-        int key = first_key;
-        while (key < end_key && (((TERMS) && !reaches(a, rules, key)) ||
-                                 isfinite(load_element<TYPE>(a.v, v + key * a.v_stride.row + column))))
+        int key = seen.first;
+        while (key < seen.end && (((TERMS) && !reaches(a, rules, key)) || isfinite(load_v<TYPE>(a, from, key, column))))
             key++;
-        if (key < end_key) /* the row sees such a value itself */
+        if (key < seen.end) /* the row sees such a value itself */
             continue;
         float output = 0.0f;
-        for (key = first_key; key < end_key; key++) {
+        for (key = seen.first; key < seen.end; key++) {
             if constexpr ((TERMS) != 0)
                 if (!reaches(a, rules, key))
                     continue;
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
-                score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
+                score += load_element<TYPE>(a.q, from.q + d) * load_k<TYPE>(a, from, key, d);
             if (finishes_scale())
                 score = finish_score(a, rules.terms, score, key);
-            output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) *
-                      load_element<TYPE>(a.v, v + key * a.v_stride.row + column);
+            output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) * load_v<TYPE>(a, from, key, column);
         }
         store_output<OUT_TYPE>(a, o + column, output * r.factor);
     }
@@ -179,19 +205,27 @@ DEV void fix_row(const fwd_args &a, const stored_row &r, const row_rules &rules,
 
 /* Fixes a row that its quad has just stored, if some value of the warp's rows is not finite: `finite` is what the
  * lane's store has returned. row_sum: of the row's exponentials; where it is not finite, the row's own keys made it so.
- * The whole warp comes together, whether its rows exist or not. */
-template <int TYPE, int OUT_TYPE = TYPE>
-DEV void fix_hidden_nan(const fwd_args &a, const visible_entry &e, const stored_row &r, float row_sum, int finite,
-                        int lane)
+ * `keys` are dense_keys, or paged_keys (pages.cuh). The whole warp comes together, whether its rows exist or not. */
+template <int TYPE, int OUT_TYPE, typename KEYS>
+DEV void fix_hidden_nan_of(const fwd_args &a, const KEYS &keys, const visible_entry &e, const stored_row &r,
+                           float row_sum, int finite, int lane)
 {
     if (!hides_keys(a, e) || !__any_sync(~0u, !finite))
         return;
     __threadfence();
     __syncwarp(); /* the values are other lanes' */
     if (r.row < e.q_len && isfinite(row_sum)) {
-        const visible_keys keys = find_visible_keys(a, e, r.batch, r.row, 1);
-        fix_row<TYPE, OUT_TYPE>(a, r, find_row_rules(a, e, r), keys.first, keys.end, lane);
+        const visible_keys seen = find_visible_keys(a, e, r.batch, r.row, 1);
+        const row_rules rules = find_row_rules(a, e, r);
+        fix_row<TYPE, OUT_TYPE>(a, find_inputs(a, keys, r), r, rules, seen, lane);
     }
+}
+
+template <int TYPE, int OUT_TYPE = TYPE>
+DEV void fix_hidden_nan(const fwd_args &a, const visible_entry &e, const stored_row &r, float row_sum, int finite,
+                        int lane)
+{
+    fix_hidden_nan_of<TYPE, OUT_TYPE>(a, dense_keys{}, e, r, row_sum, finite, lane);
 }
 
 #endif

@@ -5,8 +5,7 @@
  * Each lane of a warp follows one key of the warp's tiles, from tile to tile, and the copies of a tile ask the lanes
  * for their keys' pages. The table is read a step ahead of the tile that it is for: no copy waits for it.
  *
- * An includer defines KV_TYPE, what k and v hold, as in element.cuh. The NaN fix-up of such a line is here and not in
- * epilogue.cuh because dense lines are not to change with it. */
+ * An includer defines KV_TYPE, what k and v hold, as in element.cuh. */
 #ifndef ACR_DEVICE_ATTENTION_PAGES_CUH
 #define ACR_DEVICE_ATTENTION_PAGES_CUH
 
@@ -160,66 +159,54 @@ DEV cache_scales find_cache_scales(const fwd_args &a, int batch, int kv_head)
     return {scale_at(a.k_scales, at), a.out_scale * scale_at(a.v_scales, at)};
 }
 
-/* ---- The NaN fix-up: fix_row and fix_hidden_nan (epilogue.cuh), of keys in pages ---- */
+/* ---- The NaN fix-up: what fix_hidden_nan_of (epilogue.cuh) asks of keys in pages, which hold elements of CACHED ---- */
 
-/* Element index of a key's row of one head of k or v; -1: it has no page, and counts as zeros. Reads global memory: the
- * table. */
-DEV int64_t find_key(const key_pages &p, const fwd_strides &strides, int kv_head, int key)
+template <int CACHED> struct paged_keys {
+    key_pages pages;
+};
+template <int CACHED> struct paged_inputs {
+    int64_t q; /* element index of its query */
+    key_pages pages;
+    int kv_head;
+};
+
+template <int CACHED>
+DEV paged_inputs<CACHED> find_inputs(const fwd_args &a, const paged_keys<CACHED> &keys, const stored_row &r)
 {
-    const int entry = key / p.page, page = read_page(p, entry);
-    return is_page(p, page) ? page * strides.batch + kv_head * strides.head + (key - entry * p.page) * strides.row : -1;
+    return {query_index(a, r), keys.pages, r.head / a.group};
 }
 
-DEV float load_cached(const void *tensor, int64_t row, int column)
+/* An element of k or v; of a key without a page it is 0. Reads the table, too. */
+template <int CACHED>
+DEV float load_cached(const paged_inputs<CACHED> &from, const void *tensor, const fwd_strides &strides, int key,
+                      int column)
 {
-    return row < 0 ? 0.0f : load_element<KV_TYPE>(tensor, row + column);
+    const int entry = key / from.pages.page, page = read_page(from.pages, entry);
+    const int64_t in_page = (key - entry * from.pages.page) * strides.row + column;
+    return is_page(from.pages, page)
+               ? load_element<CACHED>(tensor, page * strides.batch + from.kv_head * strides.head + in_page)
+               : 0.0f;
 }
 
-/* r.scale_log2 takes the scale of the keys in. */
-template <int TYPE>
-DEV void fix_paged_row(const fwd_args &a, const key_pages &p, const stored_row &r, const row_rules &rules,
-                       float value_scale, const visible_keys &keys, int lane)
+template <int TYPE, int CACHED>
+DEV float load_k(const fwd_args &a, const paged_inputs<CACHED> &from, int key, int column)
 {
-    const int kv_head = r.head / a.group;
-    const int64_t q = r.batch * a.q_stride.batch + r.head * a.q_stride.head + (r.q_begin + r.row) * a.q_stride.row,
-                  o = r.batch * a.o_stride.batch + r.head * a.o_stride.head + (r.q_begin + r.row) * a.o_stride.row;
-    for (int column = lane % 4; column < a.v_dim; column += 4) {
-        if (isfinite(load_element<TYPE>(a.o, o + column)))
-            continue;
-        int key = keys.first;
-        while (key < keys.end &&
-               (!reaches(a, rules, key) || isfinite(load_cached(a.v, find_key(p, a.v_stride, kv_head, key), column))))
-            key++;
-        if (key < keys.end) /* the row sees such a value itself */
-            continue;
-        float output = 0.0f;
-        for (key = keys.first; key < keys.end; key++) {
-            if (!reaches(a, rules, key))
-                continue;
-            const int64_t k = find_key(p, a.k_stride, kv_head, key);
-            float score = 0.0f;
-            for (int d = 0; d < a.qk_dim; d++)
-                score += load_element<TYPE>(a.q, q + d) * load_cached(a.k, k, d);
-            if (finishes_scale())
-                score = finish_score(a, rules.terms, score, key);
-            output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) *
-                      load_cached(a.v, find_key(p, a.v_stride, kv_head, key), column);
-        }
-        store_element<TYPE>(a.o, o + column, output * value_scale * r.factor);
-    }
+    return load_cached(from, a.k, a.k_stride, key, column);
 }
 
-template <int TYPE>
-DEV void fix_paged_nan(const fwd_args &a, const key_pages &p, const visible_entry &e, const stored_row &r,
-                       float value_scale, float row_sum, int finite, int lane)
+template <int TYPE, int CACHED>
+DEV float load_v(const fwd_args &a, const paged_inputs<CACHED> &from, int key, int column)
 {
-    if (!hides_keys(a, e) || !__any_sync(~0u, !finite))
-        return;
-    __threadfence();
-    __syncwarp(); /* the values are other lanes' */
-    if (r.row < e.q_len && isfinite(row_sum))
-        fix_paged_row<TYPE>(a, p, r, find_row_rules(a, e, r), value_scale, find_visible_keys(a, e, r.batch, r.row, 1),
-                            lane);
+    return load_cached(from, a.v, a.v_stride, key, column);
+}
+
+/* fix_hidden_nan of a row whose keys are in the pages of its entry. TYPE is that of queries and output; the cache's
+ * scales are in r.scale_log2 and r.factor. */
+template <int TYPE, int CACHED = KV_TYPE>
+DEV void fix_paged_nan(const fwd_args &a, const key_pages &pages, const visible_entry &e, const stored_row &r,
+                       float row_sum, int finite, int lane)
+{
+    fix_hidden_nan_of<TYPE, TYPE>(a, paged_keys<CACHED>{pages}, e, r, row_sum, finite, lane);
 }
 
 #endif

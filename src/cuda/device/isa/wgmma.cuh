@@ -7,11 +7,17 @@
  * 128-byte rows with the 128-byte swizzle of the copy engine, in panels of 64 elements; tiles start at multiples of
  * 1024 bytes.
  *
- * An includer defines WGMMA_TYPE as "f16" or "bf16". */
+ * The operands are bf16 where a family is compiled with BF16=1, else fp16. */
 #ifndef ACR_DEVICE_ISA_WGMMA_CUH
 #define ACR_DEVICE_ISA_WGMMA_CUH
 
 #include "cuda/device/isa/common.cuh"
+
+#if BF16
+#define WGMMA_TYPE "bf16"
+#else
+#define WGMMA_TYPE "f16"
+#endif
 
 enum {
     WGMMA_ROWS = 64,

@@ -5,9 +5,6 @@
 #ifndef ACR_DEVICE_ISA_WGMMA_FP8_CUH
 #define ACR_DEVICE_ISA_WGMMA_FP8_CUH
 
-#ifndef WGMMA_TYPE
-#define WGMMA_TYPE "f16" /* of the products in wgmma.cuh, which nothing here uses */
-#endif
 #include "cuda/device/isa/wgmma.cuh"
 
 enum {

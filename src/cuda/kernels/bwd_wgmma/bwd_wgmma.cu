@@ -83,11 +83,6 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#if BF16
-#define WGMMA_TYPE "bf16"
-#else
-#define WGMMA_TYPE "f16"
-#endif
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/bulk.cuh"

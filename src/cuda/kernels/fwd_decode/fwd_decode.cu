@@ -76,7 +76,7 @@ enum {
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/cluster.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/mma.cuh"
 #include "cuda/device/isa/shared.cuh"
 
@@ -456,7 +456,7 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
             s[i] = -CUDART_INF_F;
     }
     leave_columns<larger>(m.max, max, w);
-    ACR_MARK(0, "scores");
+    ACR_TRACE_POINT(0, "scores");
     __syncthreads(); /* K has been read */
     const int block_after = (first - l.keys.first) / KV_TILE + STAGES + w.warp;
     if (left > STAGES * KV_TILE && w.warp < STEP_BLOCKS && elect_one())
@@ -466,7 +466,7 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
         leave_probabilities(m, state, s, w);
     if (left <= STEP_KEYS)
         leave_columns<add>(m.sum, state.sum, w);
-    ACR_MARK(0, "probabilities");
+    ACR_TRACE_POINT(0, "probabilities");
     __syncthreads();
     if (left <= STEP_KEYS)
 #pragma unroll
@@ -498,7 +498,7 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
             multiply_values(o, w, p, block, tile);
         }
     }
-    ACR_MARK(0, "output");
+    ACR_TRACE_POINT(0, "output");
     if (left > STEP_KEYS) {
         __syncthreads(); /* V and the probabilities have been read */
         if (w.warp < STEP_BLOCKS && elect_one())
@@ -619,7 +619,7 @@ DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &ent
     }
     if (to.present && to.o != nullptr)
         *(uint2 *)to.o = make_uint2(pack<BF16>(o[0], o[1]), pack<BF16>(o[2], o[3]));
-    ACR_MARK(0, "stored");
+    ACR_TRACE_POINT(0, "stored");
     if (to.present && to.lse != nullptr)
         *to.lse = row_lse(a, to.head, sums.reference, sums.sum);
     fix_unit(a, t, entry, to, sums, !to.present || probe == 0.0f, lane);
@@ -631,7 +631,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory &m = *(shared_memory *)memory;
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0), lane = threadIdx.x % WARP_THREADS;
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
     wait_for_previous_kernel();
     const group_tile t = find_tile(a);
     const visible_entry entry = entry_of_batch(a, t.batch);
@@ -657,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     }
     __syncwarp();
     cluster_arrive_relaxed();
-    ACR_MARK(0, "loads asked for");
+    ACR_TRACE_POINT(0, "loads asked for");
     worker w;
     make_worker(w, a, m, warp, lane);
     w.full_first = visible.full_first;
@@ -678,7 +678,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     __syncthreads();
     load_operands(w, m);
     cluster_wait(); /* the others have begun: their inboxes exist */
-    ACR_MARK(0, "cluster ready");
+    ACR_TRACE_POINT(0, "cluster ready");
 
     output_tile o = {};
     if (l.keys.first < l.keys.end)
@@ -690,16 +690,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     }
     allow_next_kernel();
     hand_over(o, state, m, t, w);
-    ACR_MARK(0, "sums handed over");
+    ACR_TRACE_POINT(0, "sums handed over");
     if (gridDim.x == 1)
         __syncthreads();
     if (owns_units() && warp < units_each()) {
         if (gridDim.x > 1)
             barrier_wait_cluster(smem_address(&m.all_sent), 0);
-        ACR_MARK(0, "all sums here");
+        ACR_TRACE_POINT(0, "all sums here");
         finish(a, t, entry, m, to, warp, lane);
     }
-    ACR_MARKS_END(a);
+    ACR_TRACE_END(a);
 }
 
 #else

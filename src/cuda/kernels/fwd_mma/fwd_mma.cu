@@ -89,11 +89,11 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#define MARK_WARPS ROW_WARPS
+#define TRACE_WARPS ROW_WARPS
 #include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/copy.cuh"
 #include "cuda/device/isa/element.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/mma.cuh"
 
 enum {
@@ -256,7 +256,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory &smem = *(shared_memory *)memory;
     wait_for_previous_kernel();
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
 
     const int thread = threadIdx.x % GROUP_THREADS, group = KV_GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
     const lane_place l = {(int)threadIdx.x % 32, group, thread, thread / 32 * WARP_ROWS};
@@ -289,7 +289,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     clear(o, state);
     COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
     __syncthreads();
-    ACR_MARK(0, "Q and first K landed");
+    ACR_TRACE_POINT(0, "Q and first K landed");
     query_operands q_operands;
     load_query_operands(q_operands, q_smem, l);
 
@@ -305,23 +305,23 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
             group_barrier(group);
         }
         load_next(ring, stage == 0 ? STAGES - 1 : stage - 1);
-        ACR_MARK((key - first_key) / STEP_KEYS, "tile landed, next loads issued");
+        ACR_TRACE_POINT((key - first_key) / STEP_KEYS, "tile landed, next loads issued");
 
         const uint32_t k_smem = stage_address(ring, stage), v_smem = k_smem + offsetof(kv_stage, v);
         const bool masked = key < visible.full_first || key + KV_TILE > visible.full_end;
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
-        ACR_MARK((key - first_key) / STEP_KEYS, "scores ready");
+        ACR_TRACE_POINT((key - first_key) / STEP_KEYS, "scores ready");
         finish_warp_scores(s, a, entry, t.batch, t.head, t.q_first + l.row, l.lane, key, masked);
         probability_tile probabilities;
         update_softmax(probabilities, state, o, s, exists, score_scale_log2(a));
-        ACR_MARK((key - first_key) / STEP_KEYS, "exponentials done");
+        ACR_TRACE_POINT((key - first_key) / STEP_KEYS, "exponentials done");
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
             group_barrier(group);
         }
         multiply_values(o, probabilities, v_smem, group * SLICE_TILES, l.lane);
-        ACR_MARK((key - first_key) / STEP_KEYS, "output product done");
+        ACR_TRACE_POINT((key - first_key) / STEP_KEYS, "output product done");
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
@@ -336,10 +336,10 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     __syncthreads();
     merge(o, state, smem, l, score_scale_log2(a));
 #endif
-    ACR_MARK(0, "sums and groups merged");
+    ACR_TRACE_POINT(0, "sums and groups merged");
     store_rows(a, t, entry, l, SLICES > 1 ? slice : group, o, state);
-    ACR_MARK(0, "stored");
-    ACR_MARKS_END(a);
+    ACR_TRACE_POINT(0, "stored");
+    ACR_TRACE_END(a);
 }
 
 #else

@@ -59,9 +59,9 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#define MARK_WARPS ROW_WARPS
+#define TRACE_WARPS ROW_WARPS
 #include "cuda/device/isa/copy.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/mma.cuh"
 
 enum {
@@ -269,7 +269,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory &smem = *(shared_memory *)memory;
     wait_for_previous_kernel();
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
 
     lane_place l = {(int)threadIdx.x % 32, 0, (int)threadIdx.x, (int)threadIdx.x / 32 * WARP_ROWS};
     work_tile t = tile_of_cta(a, blockIdx);
@@ -293,7 +293,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     clear(o, state);
     COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
     __syncthreads();
-    ACR_MARK(0, "Q and first K landed");
+    ACR_TRACE_POINT(0, "Q and first K landed");
     query_operands q_operands;
     load_query_operands(q_operands, q_smem, l);
     if (Q_IN_REGISTERS)
@@ -308,26 +308,26 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         forget(ring.next); /* or addresses stay in registers from step to step, more than there are */
         forget(l.lane);
         load_next(ring, stage == 0 ? STAGES - 1 : stage - 1);
-        ACR_MARK((key - first_key) / KV_TILE, "tile landed, next loads issued");
+        ACR_TRACE_POINT((key - first_key) / KV_TILE, "tile landed, next loads issued");
 
         const uint32_t k_smem = stage_address(ring, stage), v_smem = k_smem + offsetof(kv_stage, v);
         const bool masked = key < visible.full_first || key + KV_TILE > visible.full_end;
         score_tile s;
         multiply_scores(s, q_operands, q_smem, k_smem, l);
-        ACR_MARK((key - first_key) / KV_TILE, "scores ready");
+        ACR_TRACE_POINT((key - first_key) / KV_TILE, "scores ready");
         finish_warp_scores(s, a, entry, t.batch, t.head, t.q_first + l.row, l.lane, key, masked);
         probability_tile probabilities;
         row_values factor;
         update_maxima(state, factor, s, scale_log2);
         exponentiate(probabilities, state, s, scale_log2);
-        ACR_MARK((key - first_key) / KV_TILE, "exponentials done");
+        ACR_TRACE_POINT((key - first_key) / KV_TILE, "exponentials done");
         if (key == first_key) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
             __syncthreads();
         }
         accumulate_sums(state.sum, factor, probabilities);
         accumulate(o, factor, probabilities, v_smem, l.lane);
-        ACR_MARK((key - first_key) / KV_TILE, "output product done");
+        ACR_TRACE_POINT((key - first_key) / KV_TILE, "output product done");
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
@@ -340,8 +340,8 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     t = tile_of_cta(a, cta);
     t.rows = find_sequence(a, t.batch);
     store_rows(a, t, entry_of(a, t.rows), l, o, state);
-    ACR_MARK(0, "stored");
-    ACR_MARKS_END(a);
+    ACR_TRACE_POINT(0, "stored");
+    ACR_TRACE_END(a);
 }
 
 #else

@@ -23,7 +23,7 @@ DEV void compute_chunk(consumer &c, lane_rows &r, score_tile &s, output_tile &o,
                        const int early, const int masked, const int drain)
 {
     score_tile t;
-    ACR_MARK(chunk, "scores ready, masked");
+    ACR_TRACE_POINT(chunk, "scores ready, masked");
     find_exponents(c, r, t, s, top);
     if (!last)
         wait_keys(c, chunk + 1);
@@ -33,7 +33,7 @@ DEV void compute_chunk(consumer &c, lane_rows &r, score_tile &s, output_tile &o,
         WGMMA_WAIT(0);
         release_values(c, chunk - 2);
     }
-    ACR_MARK(chunk, "scores scaled, next keys and values landed");
+    ACR_TRACE_POINT(chunk, "scores scaled, next keys and values landed");
     keep_order(c);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
@@ -68,7 +68,7 @@ DEV void compute_chunk(consumer &c, lane_rows &r, score_tile &s, output_tile &o,
         keep_order(c);
     }
     add_and_pack(r, p, t, GROUPS - 1, top);
-    ACR_MARK(chunk, "exponentials done");
+    ACR_TRACE_POINT(chunk, "exponentials done");
 }
 
 #if !RING

@@ -1,15 +1,10 @@
 /* fwd_short's consumers, a warpgroup each: what a thread keeps, its products, and what it waits for and releases.
- * Arrays are in registers, laid out as device/wgmma.cuh says; of the two rows that a lane holds, row 0 is from the top
+ * Arrays are in registers, laid out as isa/wgmma.cuh says; of the two rows that a lane holds, row 0 is from the top
  * half of the tile and row 1 from the bottom half. */
 #ifndef ACR_CUDA_FWD_SHORT_CONSUMER_CUH
 #define ACR_CUDA_FWD_SHORT_CONSUMER_CUH
 
-#if BF16
-#define WGMMA_TYPE "bf16"
-#else
-#define WGMMA_TYPE "f16"
-#endif
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/wgmma_fp8.cuh"
 #include "cuda/kernels/fwd_short/tile.cuh"
@@ -187,6 +182,13 @@ DEV void load_query(consumer &c)
     }
 }
 
+DEV void receive_query(consumer &c)
+{
+    wait_keys(c, 0);
+    ACR_TRACE_POINT(0, "Q and first keys landed");
+    load_query(c);
+}
+
 DEV uint64_t descriptor(uint32_t low, int bytes)
 {
     uint64_t d; /* the high word is a constant: 1024 bytes between groups of 8 rows, 128-byte swizzle */
@@ -221,6 +223,13 @@ DEV void start_scores(const consumer &c, score_tile &s, int chunk)
     for (int step = 0; step < SCORE_STEPS; step++)
         score_step(c, s, chunk, step);
     wgmma_commit();
+}
+
+DEV void compute_first_scores(const consumer &c, score_tile &s)
+{
+    start_scores(c, s, 0);
+    WGMMA_WAIT(0);
+    ACR_TRACE_POINT(0, "first scores ready");
 }
 
 /* O += P * V, 16 of the chunk's keys. */

@@ -58,7 +58,7 @@ DEV void store_rows(const consumer &c, const uint32_t (&packed)[DIM / 8], const 
 DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM / 8], const output_tile &o,
                            const row_results &f)
 {
-    ACR_MARK(0, "last product done");
+    ACR_TRACE_POINT(0, "last product done");
     if (!SHARED_ROWS)
 #pragma unroll
         for (int row = 0; row < OUT_ROWS; row++)
@@ -69,7 +69,7 @@ DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM /
         else if (!ONE_HALF)
             send_part(c, o, f, 0);
         named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-        ACR_MARK(0, "parts exchanged");
+        ACR_TRACE_POINT(0, "parts exchanged");
         if (c.index != 0)
             add_part(c, packed[0], o, f, 1);
         else if (!ONE_HALF)
@@ -80,7 +80,7 @@ DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM /
 #pragma unroll
     for (int out = 0; out < OUT_ROWS; out++)
         store_rows(c, packed[out], f, out);
-    ACR_MARK(0, "stored");
+    ACR_TRACE_POINT(0, "stored");
 }
 
 DEV int all_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)

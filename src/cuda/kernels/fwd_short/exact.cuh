@@ -281,7 +281,7 @@ DEV void store_mixed_row(const consumer &c, const exact_work &w, row_results &f,
         packed[4 * i + 2] = v.z;
         packed[4 * i + 3] = v.w;
     }
-    ACR_MARK(0, "stored");
+    ACR_TRACE_POINT(0, "stored");
 }
 
 /* Leaves the rows' sums where a second pass looks for them. A row whose first scores are all -inf, though it sees their
@@ -338,7 +338,7 @@ DEV void take_way(consumer &c, exact_work &w, row_results &f, uint32_t (&packed)
     tell_row(c, sums, 1);
     send_output(c, w);
     named_sync(WARP_PAIR + c.warp, 2 * WARP_THREADS);
-    ACR_MARK(0, "parts exchanged");
+    ACR_TRACE_POINT(0, "parts exchanged");
     store_mixed_row(c, w, f, packed);
     find_exact_sums(c, w);
 }
@@ -352,12 +352,8 @@ DEV void consume_exact(const fwd_args &a, uint32_t smem, int index)
     uint32_t packed[OUT_ROWS][DIM / 8];
     make_exact_consumer(c, a, t, smem, index);
     locate_rows(f, a, t, c);
-    wait_keys(c, 0);
-    ACR_MARK(0, "Q and first keys landed");
-    load_query(c);
-    start_scores(c, w.s[0], 0);
-    WGMMA_WAIT(0);
-    ACR_MARK(0, "first scores ready");
+    receive_query(c);
+    compute_first_scores(c, w.s[0]);
     /* Under a mask, halves of a tile are as far from the first row as from the last; four neighbouring tiles have the
      * same chunks. */
     if (!c.late)
@@ -392,7 +388,7 @@ DEV void fill_ones(uint32_t smem)
 DEV void run_exact(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
     const key_source source = {(int)blockIdx.y, (int)blockIdx.z, 0}; /* groups of one: no division before the loads */
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
     if (threadIdx.x / WARP_THREADS == CONSUMER_THREADS / WARP_THREADS && elect_one()) { /* without asking the warp */
         load_first(a, maps, smem, source);
         init_barriers(smem);
@@ -404,7 +400,7 @@ DEV void run_exact(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
     fill_ones(smem);
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
     __syncthreads();
-    ACR_MARK(0, "CTA ready");
+    ACR_TRACE_POINT(0, "CTA ready");
     if (warp >= CONSUMER_THREADS / WARP_THREADS) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp == CONSUMER_THREADS / WARP_THREADS && elect_one())

@@ -104,17 +104,13 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     uint32_t packed[OUT_ROWS][DIM / 8];
     make_consumer(c, a, t, smem, index);
     locate_rows(f, a, t, c);
-    wait_keys(c, 0);
-    ACR_MARK(0, "Q and first keys landed");
-    load_query(c);
+    receive_query(c);
     lag_behind(index);
     if (ACCUMULATE)
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++)
             o[i] = 0.0f;
-    start_scores(c, s, 0);
-    WGMMA_WAIT(0);
-    ACR_MARK(0, "first scores ready");
+    compute_first_scores(c, s);
     const int again = attend_all(c, r, s, o, f);
     store_output_rows(c, packed, o, f);
     if (again)
@@ -137,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0); /* the same in all lanes, for the compiler too */
     const int producer_warp = CONSUMER_THREADS / WARP_THREADS;
     const int kv_head = a.group == 1 ? blockIdx.y : blockIdx.y / a.group;
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
     if (warp == producer_warp && elect_one()) {
         key_source source = {kv_head, (int)blockIdx.z, 0};
         if (WINDOW) { /* otherwise nothing is read before the first loads */
@@ -153,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         allow_next_kernel();
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
-    ACR_MARK(0, "CTA ready");
+    ACR_TRACE_POINT(0, "CTA ready");
     if (warp >= producer_warp) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp == producer_warp && elect_one())
@@ -165,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(a, t, smem, warp / CONSUMER_WARPS);
     }
 #endif
-    ACR_MARKS_END(a);
+    ACR_TRACE_END(a);
 }
 
 #else

@@ -3,7 +3,7 @@
 #define ACR_CUDA_FWD_SHORT_LOADING_CUH
 
 #include "cuda/device/attention/kv_loader.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/tma.cuh"
 #include "cuda/kernels/fwd_short/tile.cuh"
 
@@ -58,7 +58,7 @@ DEV void load_first(const fwd_args &a, const fwd_maps &maps, uint32_t smem, cons
                      first_row(a, half % 2, half / 2), blockIdx.y, blockIdx.z);
     if (JOINT)
         load_stage(v_load_at(smem, 0), &maps.v, full, 0, source);
-    ACR_MARK(0, "first loads issued");
+    ACR_TRACE_POINT(0, "first loads issued");
 }
 
 /* JOINT: and V. */
@@ -71,7 +71,7 @@ DEV void load_k(const fwd_maps &maps, uint32_t smem, const key_source &source, i
     load_stage(stage_of(ADDRESS(smem, k), step, K_STAGE_BYTES), &maps.k, full, stage, source);
     if (JOINT)
         load_stage(v_load_at(smem, step), &maps.v, full, stage, source);
-    ACR_MARK(step, "K asked for");
+    ACR_TRACE_POINT(step, "K asked for");
 }
 
 DEV void load_v(const fwd_maps &maps, uint32_t smem, const key_source &source, int stage, int step)
@@ -83,7 +83,7 @@ DEV void load_v(const fwd_maps &maps, uint32_t smem, const key_source &source, i
         barrier_wait(barrier_of(ADDRESS(smem, v_free), step), !phase_of(step));
     barrier_arrive_expecting(full, LOAD_BYTES);
     load_stage(v_load_at(smem, step), &maps.v, full, stage, source);
-    ACR_MARK(step, "V asked for");
+    ACR_TRACE_POINT(step, "V asked for");
 }
 
 /* All stages once, in the order of use, K two stages ahead of V, and never all at once: loads in flight share the

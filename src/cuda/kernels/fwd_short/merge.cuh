@@ -92,7 +92,7 @@ DEV int find_factors(const consumer &c, lane_rows &r, row_results &f)
         store_shared(ADDRESS(c.smem, again), again);
         barrier_arrive(ADDRESS(c.smem, verdict));
     }
-    ACR_MARK(0, "rows weighed");
+    ACR_TRACE_POINT(0, "rows weighed");
     return again;
 }
 

@@ -538,7 +538,8 @@ DEV void fix_split_row(const fwd_args &a PAGING_PARAMETER, const group_tile &t, 
 #if PAGED
     const cache_scales scales = find_cache_scales(a, t.batch, t.kv_head);
     stored.scale_log2 *= scales.keys;
-    fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, scales.values, r.sum, false, lane);
+    stored.factor *= scales.values;
+    fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, r.sum, false, lane);
 #else
     fix_hidden_nan<ELEMENT>(a, entry, stored, r.sum, false, lane);
 #endif

@@ -91,11 +91,6 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#if BF16
-#define WGMMA_TYPE "bf16"
-#else
-#define WGMMA_TYPE "f16"
-#endif
 #include "cuda/device/attention/epilogue.cuh"
 #if BIAS_TILES
 #include "cuda/device/attention/bias_tiles.cuh"
@@ -103,7 +98,7 @@ typedef struct shared_memory {
 #include "cuda/device/attention/pipeline.cuh"
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/register_pair.cuh"
 #include "cuda/device/isa/wgmma.cuh"
 
@@ -321,14 +316,14 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
     wait_ping_pong(c.index);
-    ACR_MARK(use, "K landed, turn taken");
+    ACR_TRACE_POINT(use, "K landed, turn taken");
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
     wait_full(ADDRESS(c.smem, v_full), use);
     start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     WGMMA_WAIT(1);
-    ACR_MARK(use, "scores ready");
+    ACR_TRACE_POINT(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
@@ -341,9 +336,9 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     }
     use_offsets(r, offsets);
     exponentiate_and_sum(s, r, c.scale_log2);
-    ACR_MARK(use, "exponentials done");
+    ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
-    ACR_MARK(use, "output product done");
+    ACR_TRACE_POINT(use, "output product done");
     release(ADDRESS(c.smem, v_empty), use);
     pack_probabilities(p, s);
     if (grown)
@@ -440,7 +435,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     work_tile t = wait_work(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
     wait_full(ADDRESS(smem, k_full), use);
-    ACR_MARK(0, "first Q and K landed");
+    ACR_TRACE_POINT(0, "first Q and K landed");
     start_scores(s, q, c.k);
     do {
         const visible_entry entry = entry_of(a, t);
@@ -466,7 +461,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         float max[2];
 
         WGMMA_WAIT(0);
-        ACR_MARK(q_use, "tile: first scores ready");
+        ACR_TRACE_POINT(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
         finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, a,
                     terms, c);
@@ -476,7 +471,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         use_offsets(r, offsets);
         exponentiate_and_sum(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
-        ACR_MARK(q_use, "tile: first exponentials done");
+        ACR_TRACE_POINT(q_use, "tile: first exponentials done");
         if ((a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > keys)
             clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
@@ -509,11 +504,11 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
         pass_ping_pong(c.index);
         WGMMA_WAIT(1);
-        ACR_MARK(q_use, "tile: last output product done");
+        ACR_TRACE_POINT(q_use, "tile: last output product done");
         release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
         store_tile(a, t, o, r, c);
-        ACR_MARK(q_use, "tile: stored");
+        ACR_TRACE_POINT(q_use, "tile: stored");
         t = next;
     } while (t.q_first >= 0);
     WGMMA_WAIT(0);
@@ -553,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
     const int group =
         __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
     if (threadIdx.x == 0) {
@@ -573,7 +568,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if BIAS_TILES
     survey_bias(a);
 #endif
-    ACR_MARK(0, "CTA ready");
+    ACR_TRACE_POINT(0, "CTA ready");
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (threadIdx.x == 0)
@@ -591,7 +586,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a, smem, group - 1);
     }
-    ACR_MARKS_END(a);
+    ACR_TRACE_END(a);
 }
 
 #else

@@ -79,18 +79,13 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#if BF16
-#define WGMMA_TYPE "bf16"
-#else
-#define WGMMA_TYPE "f16"
-#endif
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/isa/cluster.cuh"
-#include "cuda/device/isa/marks.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/multicast.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/wgmma.cuh"
@@ -494,7 +489,7 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     probability_tile taken, p;
     start_scores(s, c, number);
     wait_scores(c, number);
-    ACR_MARK(number, "scores ready");
+    ACR_TRACE_POINT(number, "scores ready");
     if (!FIRST) {
         take_over(c, number - 1, taken, r, o);
         multiply_values(o, taken, c, m, number - 1, tile + 1);
@@ -510,16 +505,16 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     for (int i = 0; i < P_WORDS; i++)
         p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
     hand_over(c, p, r);
-    ACR_MARK(number, "probabilities handed over");
+    ACR_TRACE_POINT(number, "probabilities handed over");
     if (!FIRST) {
         wait_output(c, number - 1);
-        ACR_MARK(number, "the other's product done");
+        ACR_TRACE_POINT(number, "the other's product done");
         if (grown)
             scale_outputs(o, factor);
     }
     multiply_values(o, p, c, m, number, tile);
     wait_output(c, number);
-    ACR_MARK(number, "own product done");
+    ACR_TRACE_POINT(number, "own product done");
 }
 
 /* ---- Output ---- */
@@ -597,7 +592,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
             o[part][i] = 0.0f;
 
     barrier_wait(ADDRESS(smem, q_full), 0);
-    ACR_MARK(0, "Q landed");
+    ACR_TRACE_POINT(0, "Q landed");
     int number = index;
     if (number == 0) {
         step<true>(s, o, r, c, mask, 0, w.tiles.end - 1);
@@ -612,10 +607,10 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         multiply_values(o, taken, c, mask, number - 1, w.tiles.first);
         wait_output(c, number - 1);
     }
-    ACR_MARK(0, "last product done");
+    ACR_TRACE_POINT(0, "last product done");
     join_sums(c, r);
     store_rows(a, w, entry, o, r, c);
-    ACR_MARK(0, "stored");
+    ACR_TRACE_POINT(0, "stored");
 }
 
 DEV void init_barriers(uint32_t smem)
@@ -643,7 +638,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int group =
         __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
-    ACR_MARK(0, "start");
+    ACR_TRACE_POINT(0, "start");
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);
@@ -675,7 +670,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         cluster_arrive_relaxed();
         cluster_wait();
     }
-    ACR_MARKS_END(a);
+    ACR_TRACE_END(a);
 }
 
 #else
