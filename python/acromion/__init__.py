@@ -6,16 +6,17 @@ implementations learns the name "ACROMION"; register_torch does so at any time."
 import sys as _sys
 import typing as _typing
 
-from ._errors import DeviceError, Error, InvalidError, OutOfMemoryError, UnsupportedError
+from ._errors import (
+    DeviceError, Error, InvalidError, OutOfMemoryError, PeerError, PeerTimeoutError, UnsupportedError)
 
 if _typing.TYPE_CHECKING:
     from ._api import (
         __version__, append, explain, fallbacks, forget_plans, import_wisdom, merge, register_torch,
         register_transformers, sdpa, sdpa_paged)
 
-__all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "UnsupportedError", "__version__", "append",
-           "explain", "fallbacks", "forget_plans", "import_wisdom", "merge", "register_torch", "register_transformers",
-           "sdpa", "sdpa_paged"]
+__all__ = ["DeviceError", "Error", "InvalidError", "OutOfMemoryError", "PeerError", "PeerTimeoutError",
+           "UnsupportedError", "__version__", "append", "explain", "fallbacks", "forget_plans", "import_wisdom",
+           "merge", "register_torch", "register_transformers", "sdpa", "sdpa_paged"]
 
 
 def __getattr__(name: str) -> "_typing.Any":

@@ -26,8 +26,16 @@ class OutOfMemoryError(Error, MemoryError):
     """No memory on the host or the device."""
 
 
+class PeerError(Error):
+    """Another rank failed, ended, or has other arguments; after one of an execution the group is broken."""
+
+
+class PeerTimeoutError(PeerError, TimeoutError):
+    """Another rank did not answer in time: the group is broken."""
+
+
 _CLASSES = {-1: InvalidError, -2: UnsupportedError, -3: DeviceError, -4: OutOfMemoryError, -9: InvalidError,
-            -10: DeviceError, -11: InvalidError}
+            -10: DeviceError, -11: InvalidError, -12: PeerError, -13: PeerTimeoutError}
 
 
 # What the library's texts name by fields of C, with the argument that it was.

@@ -5,6 +5,7 @@
 #include "operand.h"
 #include "ops.h"
 #include "plans.h"
+#include "ranks.h"
 #include "sdpa.h"
 #include "torch_side.h"
 #include "xla.h"
@@ -117,6 +118,17 @@ static PyMethodDef methods[] = {
      "plan_text(problem, device_type, device)\n--\n\nWhich kernel runs a problem on a device, or why none does."},
     {"xla_handlers", xla_handlers, METH_NOARGS,
      "xla_handlers()\n--\n\nThe functions that XLA calls, for the CPU and for CUDA, in capsules."},
+    {"group_id", ranks_id, METH_VARARGS, "group_id(library)\n--\n\nSee acromion.distributed, as for all of group_*."},
+    {"group_open", ranks_open, METH_VARARGS,
+     "group_open(device_type, device, rank, ranks, id, library, timeout_ms, max_ctas)\n--\n\nA group, in a capsule."},
+    {"group_close", ranks_close, METH_VARARGS, "group_close(group)\n--\n\nFrees its plans and leaves it."},
+    {"group_wait", ranks_wait, METH_VARARGS, "group_wait(group, stream, timeout_ms)\n--\n\nacr_group_wait."},
+    {"group_plan", ranks_plan, METH_VARARGS,
+     "group_plan(group)\n--\n\n(text, bytes of memory, bytes sent) of the last call's plan, or None."},
+    {"group_sdpa", (PyCFunction)(void (*)(void))ranks_sdpa, METH_FASTCALL | METH_KEYWORDS,
+     "group_sdpa(group, schedule, placement, q_len, kv_len, q, k, v, **arguments_of_sdpa)\n--\n\nsdpa over ranks."},
+    {"shard_rows", ranks_rows, METH_VARARGS,
+     "shard_rows(length, ranks, rank, placement)\n--\n\n((first, count), (first, count)): acr_shard_rows."},
     {"import_wisdom", sdpa_import_wisdom, METH_VARARGS,
      "import_wisdom(path, device_type, device)\n--\n\nSee acromion.import_wisdom."},
     {NULL, NULL, 0, NULL},

@@ -22,6 +22,8 @@ typedef struct call {
     operand d_o, dq, dk, dv, dsinks; /* of gradients, whose o and lse are inputs */
     PyObject *out, *lse_object;      /* owned: what is returned */
     acr_problem problem;
+    sdpa_way *way; /* how it is executed, with the caller's own data; NULL: by a plan */
+    void *way_own;
     bool is_traced; /* tensors are descriptions without memory */
     bool is_opaque; /* a tensor of PyTorch could not be read: it stands for others, as under vmap, or has no memory */
 } call;
@@ -735,6 +737,10 @@ static int execute(call *c)
 {
     acr_ctx *ctx;
     plan_entry *entry;
+    if (c->way) {
+        const acr_buffers b = buffers_of(c);
+        return c->way(c->way_own, &c->problem, &b, &c->q);
+    }
     if (plans_context(&ctx, c->q.device) || plans_find(&entry, ctx, &c->problem))
         return -1;
     return c->q.device.type == DL_CUDA ? execute_cuda(c, ctx, entry) : execute_cpu(c, entry);
@@ -752,7 +758,7 @@ static int compute(call *c)
 {
     if (acquire_inputs(c) || check_inputs(c) || prepare_output(c))
         return -1;
-    return has_no_rows(c) || (!fill_problem(c) && !execute(c)) ? 0 : -1;
+    return (has_no_rows(c) && !c->way) || (!fill_problem(c) && !execute(c)) ? 0 : -1;
 }
 
 int sdpa_compute(const arguments *a, PyObject **out, PyObject **lse)
@@ -794,6 +800,18 @@ PyObject *sdpa_run(PyObject *module, PyObject *const *args, Py_ssize_t positiona
     call c;
     if (begin(&c, SIGNATURE_SDPA, args, positional, keyword_names))
         return NULL;
+    PyObject *result = perform(&c);
+    finish(&c);
+    return result;
+}
+
+PyObject *sdpa_call_by(sdpa_way *way, void *own, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
+{
+    call c;
+    if (begin(&c, SIGNATURE_SDPA, args, positional, keyword_names))
+        return NULL;
+    c.way = way;
+    c.way_own = own;
     PyObject *result = perform(&c);
     finish(&c);
     return result;

@@ -4,6 +4,14 @@
 
 #include "arguments.h"
 #include "common.h"
+#include "operand.h"
+
+/* Another way to execute than by a plan of this process alone: problem and buffers are those of the call, q its first
+ * tensor; what it changes of the problem is lost. Returns 0, or -1 with an exception. */
+typedef int sdpa_way(void *own, acr_problem *problem, const acr_buffers *buffers, const operand *q);
+
+/* sdpa below the dispatcher, executed in another way, also where q has no rows. */
+PyObject *sdpa_call_by(sdpa_way *way, void *own, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 
 /* Computes what the arguments say, below the dispatcher and without a look at gradients. The caller owns *out, and
  * *lse, which is NULL where it was not asked for. Returns 0, or -1 with a Python exception. */
