@@ -1,4 +1,5 @@
-"""Attention whose sequence is split over several GPUs, for programs that use torch.distributed. See docs/manual/several-gpus.md.
+"""Attention whose sequence is split over several GPUs, for programs that use torch.distributed. See
+docs/manual/several-gpus.md.
 
 Every function with `group` takes one of torch.distributed's process groups, None for all ranks. Keys and values travel
 by NCCL over a communicator of acromion's own, whose id travels over the process group, of any backend, once."""
