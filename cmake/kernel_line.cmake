@@ -2,14 +2,16 @@
 # calls it alone.
 
 # acr_check_parameters(NAME FAMILY SOURCE PARAMETER...): stops with a sentence where a line of kernels.def gives the
-# family something else than its file declares in the line "PARAMETERS: NAME NAME=default ...". The program checks
-# variants and candidates by the same rules (workbench/kernels/kernel_source.h says them).
+# family something else than its file declares by "PARAMETERS: NAME NAME=default ...", one line or several, at the end
+# of its head comment. The program checks variants and candidates by the same rules
+# (workbench/kernels/kernel_source.h says them).
 function(acr_check_parameters name family source)
-  file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${source} declared REGEX "PARAMETERS:" LIMIT_COUNT 1)
-  if(NOT declared MATCHES "PARAMETERS: *([^*]*[^* ])")
-    message(FATAL_ERROR "${source}: no line PARAMETERS: in its head comment; docs/kernels-howto.md explains it")
+  file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${source} text LIMIT 16384)
+  if(NOT text MATCHES "PARAMETERS:([A-Za-z0-9_=* \n]*)\\*/")
+    message(FATAL_ERROR
+      "${source}: no PARAMETERS: at the end of its head comment; docs/internals/kernels-howto.md explains it")
   endif()
-  string(REPLACE " " ";" declared "${CMAKE_MATCH_1}")
+  string(REGEX REPLACE "[* \n]+" ";" declared "${CMAKE_MATCH_1}")
   list(REMOVE_ITEM declared none "")
   set(known ${declared})
   list(TRANSFORM known REPLACE "=.*" "")

@@ -13,6 +13,7 @@
 
 #include "bench/interleave.h"
 #include "check/inputs.h"
+#include "kernels/kernel_source.h"
 #include "search/admission.h"
 #include "search/gates.h"
 #include "search/identity.h"
@@ -534,6 +535,38 @@ static void parameters_are_those_of_the_family(void **state)
     }
 }
 
+static void a_declaration_may_have_several_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says; /* NULL = TWO=2 is known, and ONE required */
+    } cases[] = {
+        {"/* A family.\n *\n * PARAMETERS: ONE\n * TWO=1 */\n#define ONE 3\n", NULL},
+        {"/* PARAMETERS: ONE TWO=1\n */\n", NULL},
+        {"/* PARAMETERS: ONE\n * TWO=1", "the comment does not end"},
+        {"/* PARAMETERS: ONE\n * =1 */", "neither NAME nor NAME=default"},
+        {"/* A family. */", "is missing"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); ++i) {
+        char path[] = "/tmp/acromion-parameters-XXXXXX";
+        const int fd = mkstemp(path);
+        assert_true(fd >= 0);
+        assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
+        close(fd);
+        kernel_parameters declared;
+        const acr_status status = kernel_parameters_read(&declared, path);
+        unlink(path);
+        if (cases[i].says) {
+            assert_int_equal(status, ACR_FORMAT);
+            assert_non_null(strstr(acr_last_error(), cases[i].says));
+            continue;
+        }
+        assert_ok(status);
+        assert_ok(kernel_parameters_check(&declared, "ONE=5 TWO=2", true));
+        assert_int_equal(kernel_parameters_check(&declared, "TWO=2", true), ACR_INVALID);
+    }
+}
+
 static void a_known_identity_is_a_duplicate(void **state)
 {
     fixture *f = *state;
@@ -888,6 +921,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_incumbent_is_not_confirmed_against_itself),
         cmocka_unit_test(illegal_sets_are_refused_by_the_compiler),
         cmocka_unit_test(parameters_are_those_of_the_family),
+        cmocka_unit_test(a_declaration_may_have_several_lines),
         cmocka_unit_test(a_known_identity_is_a_duplicate),
         cmocka_unit_test(identity_is_machine_code_and_launch),
         cmocka_unit_test(objects_are_refused_by_what_they_are),

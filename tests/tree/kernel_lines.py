@@ -12,7 +12,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = {
-    "src/cuda/kernels/fwd_new/fwd_new.cu": "/* A family.\n *\n * PARAMETERS: DIM STAGES V_DIM=DIM BF16=0 REGS= */\n",
+    "src/cuda/kernels/fwd_new/fwd_new.cu":
+        "/* A family.\n *\n * PARAMETERS: DIM STAGES V_DIM=DIM\n * BF16=0 REGS= */\n#define X 2\n",
     "src/cuda/kernels/ladder/fwd_ladder9.cu": "/* A rung. PARAMETERS: none */\n",
     "src/cpu/fwd_simd/fwd_simd.c": "/* PARAMETERS: DTYPE DIM */\n",
     "src/cpu/fwd_silent/fwd_silent.c": "/* Says nothing. */\n",
@@ -25,7 +26,8 @@ GOOD = (
     "KERNEL(fwd_simd_a, fwd_simd, avx2, DTYPE=ACR_F32 DIM=64)",
 )
 BAD = (
-    ("KERNEL(fwd_new_d, fwd_new, 80, DIM=64 STAGES=2 TYPO=7)", "fwd_new has no parameter TYPO; it has DIM STAGES"),
+    ("KERNEL(fwd_new_d, fwd_new, 80, DIM=64 STAGES=2 TYPO=7)",
+     "fwd_new has no parameter TYPO; it has DIM STAGES V_DIM BF16 REGS"),
     ("KERNEL(fwd_new_d, fwd_new, 80, DTYPE=F16 DIM=64 STAGES=2)", "fwd_new has no parameter DTYPE"),
     ("KERNEL(fwd_new_d, fwd_new, 80, DIM=64)", "STAGES is missing"),
     ("KERNEL(fwd_new_d, fwd_new, 80, DIM=64 DIM=64 STAGES=2)", "DIM is given twice"),
@@ -37,7 +39,7 @@ BAD = (
     ("KERNEL(fwd_simd_d, fwd_simd, avx9, DTYPE=ACR_F16 DIM=64)", "arch avx9 is none of"),
     ("KERNEL(fwd_ladder9_d, fwd_ladder9, 80, DIM=64)", "fwd_ladder9 has no parameter DIM"),
     ("KERNEL(fwd_none_d, fwd_none, 80, DIM=64)", "no file for family fwd_none"),
-    ("KERNEL(fwd_silent_d, fwd_silent, avx2, DIM=64)", "no line PARAMETERS:"),
+    ("KERNEL(fwd_silent_d, fwd_silent, avx2, DIM=64)", "no PARAMETERS:"),
     (GOOD[0], "two kernels are called fwd_new_a"),
     ("KERNEL(fwd_new_d fwd_new 80)", "not KERNEL(name, family, arch, parameters)"),
 )
@@ -74,12 +76,13 @@ class KernelLines(unittest.TestCase):
                 self.assertIn(sentence, said)
 
     def test_every_family_declares_its_parameters_once(self):
-        files = [*ROOT.glob("src/cpu/*/fwd_*.c"), *ROOT.glob("src/cuda/kernels/*/fwd_*.cu")]
+        files = [file for direction in ("fwd", "bwd") for place in ("cpu/*/{}_*.c", "cuda/kernels/*/{}_*.cu")
+                 for file in ROOT.glob("src/" + place.format(direction))]
         self.assertGreater(len(files), 10)
         for file in files:
-            declared = re.findall(r"PARAMETERS: (.*?)(?: \*/)?$", file.read_text(), re.M)
+            declared = re.findall(r"PARAMETERS:(.*?)\*/", file.read_text(), re.S)
             self.assertEqual(len(declared), 1, file)
-            for word in declared[0].split():
+            for word in declared[0].replace("\n *", " ").split():
                 self.assertRegex(word, r"^([A-Z][A-Z0-9_]*(=\w*)?|none)$", file)
 
 

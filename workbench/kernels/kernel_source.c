@@ -74,10 +74,10 @@ bool kernel_source_file(char out[PATH_MAX], const char *folder, const char *fami
 
 static acr_status malformed(const char *file, const char *why)
 {
-    return acr__fail(ACR_FORMAT, "%s: its line PARAMETERS: %s", file, why);
+    return acr__fail(ACR_FORMAT, "%s: PARAMETERS: %s", file, why);
 }
 
-/* One word of the line: NAME, or NAME=default. */
+/* One word of the declaration: NAME, or NAME=default. */
 static acr_status take_declared(kernel_parameters *out, const char *file, const char *word, size_t length)
 {
     const size_t name = strcspn(word, "= \n");
@@ -93,6 +93,16 @@ static acr_status take_declared(kernel_parameters *out, const char *file, const 
     return ACR_OK;
 }
 
+/* The next word, or the comment's end: past blanks and the stars that lines of a comment begin with. */
+static const char *next_declared(const char *at)
+{
+    at += strspn(at, " \n");
+    while (*at == '*' && at[1] != '/') {
+        at += 1 + strspn(at + 1, " \n");
+    }
+    return at;
+}
+
 acr_status kernel_parameters_read(kernel_parameters *out, const char *file)
 {
     static const char mark[] = "PARAMETERS:";
@@ -105,16 +115,15 @@ acr_status kernel_parameters_read(kernel_parameters *out, const char *file)
     *out = (kernel_parameters){.count = 0};
     snprintf(out->family, sizeof out->family, "%.*s", (int)strcspn(base, "."), base);
     acr_status status = line ? ACR_OK : malformed(file, "is missing");
-    for (const char *at = line ? line + sizeof mark - 1 : ""; status == ACR_OK;) {
-        at += strspn(at, " ");
+    const char *at = line ? next_declared(line + sizeof mark - 1) : "";
+    while (status == ACR_OK && strncmp(at, "*/", 2) != 0) {
         const size_t length = strcspn(at, " \n");
-        if (length == 0 || strncmp(at, "*/", 2) == 0) {
-            break;
-        }
-        if (strncmp(at, "none", length) != 0) {
+        if (length == 0) {
+            status = malformed(file, "the comment does not end");
+        } else if (strncmp(at, "none", length) != 0) {
             status = take_declared(out, file, at, length);
         }
-        at += length;
+        at = next_declared(at + length);
     }
     free(text);
     return status;

@@ -29,8 +29,9 @@ bool kernel_source_file(char out[PATH_MAX], const char *folder, const char *fami
 /* Where a set (NAME=value, separated by blanks) has NAME=value of a name; NULL = nowhere. */
 const char *kernel_set_find(const char *set, const char *name, size_t length);
 
-/* What a family's file declares in its line "PARAMETERS: NAME NAME=default ...": the names that a set may have, and
- * must where they have no default. kernel_line.cmake reads the same line by the same rules. */
+/* What a family's file declares at the end of its head comment, in one line or several, by "PARAMETERS: NAME
+ * NAME=default ...": the names that a set may have, and must where they have no default. kernel_line.cmake reads it by
+ * the same rules. */
 enum {
     KERNEL_PARAMETERS_MAX = 32
 };
@@ -43,7 +44,7 @@ typedef struct kernel_parameters {
     } items[KERNEL_PARAMETERS_MAX];
 } kernel_parameters;
 
-/* file: as kernel_source_file finds it. Errors: ACR_IO; ACR_FORMAT when the line is missing or malformed. */
+/* file: as kernel_source_file finds it. Errors: ACR_IO; ACR_FORMAT when the declaration is missing or malformed. */
 acr_status kernel_parameters_read(kernel_parameters *out, const char *file);
 /* Checks a set (NAME=value, separated by blanks): only declared names; DTYPE one of ACR_F32, ACR_F16, ACR_BF16,
  * ACR_E4M3, every other value a whole number, of BF16, E4M3 and PACKED 0 or 1; if `whole`, nothing required missing.

@@ -1,4 +1,4 @@
-/* A kernel built with clock stamps at its steps (cuda/device/isa/trace_points.cuh), and how many cycles each step takes. */
+/* A kernel built with clock stamps at its steps (cuda/device/isa/trace_points.cuh), and how many cycles each takes. */
 #ifndef WORKBENCH_PROFILE_TIMELINE_H
 #define WORKBENCH_PROFILE_TIMELINE_H
 

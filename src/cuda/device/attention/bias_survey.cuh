@@ -1,5 +1,6 @@
-/* Which key tiles of a mask are hidden whole, and which change no score: all CTAs look at it together before any of them
- * begins with its work, so that hidden tiles cost neither loads nor products. What all heads share is looked at once.
+/* Which key tiles of a mask are hidden whole, and which change no score: all CTAs look at it together before any of
+ * them begins with its work, so that hidden tiles cost neither loads nor products. What all heads share is looked at
+ * once.
  * Biases that differ from head to head are no masks as a rule, and are not looked at.
  *
  * CTAs wait for each other: a launch has no more of them than run at once. The workspace holds, behind the queue's

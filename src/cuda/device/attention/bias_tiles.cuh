@@ -3,8 +3,8 @@
  * memory, a bias costs a thread an address and a load of 2 to 4 bytes for every pair of scores.
  *
  * Use number n of a consumer's ring is in slot n % BIAS_TILES: the key tiles that it visits in their order, but those
- * of which a survey (bias_survey.cuh) says that the bias changes no score. A slot has a row of KV_TILE elements of 1 or 2 bytes for each row of the consumer, in pieces of 16
- * bytes; chunk_offset says where a piece is.
+ * of which a survey (bias_survey.cuh) says that the bias changes no score. A slot has a row of KV_TILE elements of 1 or
+ * 2 bytes for each row of the consumer, in pieces of 16 bytes; chunk_offset says where a piece is.
  *
  * An includer defines, beside the parameters of pipeline.cuh: BIAS_TILES, the slots of a consumer; and struct
  * shared_memory with bias[CONSUMERS][BIAS_TILES], each BIAS_BYTES, and the barriers bias_full, of 32 arrivals, and

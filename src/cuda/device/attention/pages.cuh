@@ -159,8 +159,9 @@ DEV cache_scales find_cache_scales(const fwd_args &a, int batch, int kv_head)
     return {scale_at(a.k_scales, at), a.out_scale * scale_at(a.v_scales, at)};
 }
 
-/* ---- The NaN fix-up: what fix_hidden_nan_of (epilogue.cuh) asks of keys in pages, which hold elements of CACHED ---- */
+/* ---- The NaN fix-up: what fix_hidden_nan_of (epilogue.cuh) asks of keys in pages ---- */
 
+/* CACHED: the type of the pages' elements. */
 template <int CACHED> struct paged_keys {
     key_pages pages;
 };

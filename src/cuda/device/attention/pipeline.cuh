@@ -7,7 +7,8 @@
  * An includer defines, beside the parameters of tile_scheduler.cuh: CONSUMERS, each with GROUP_ROWS query rows; STAGES,
  * the slots of the rings of K and V, and Q_STAGES; PACKED; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
  * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows
- * q, its work tile `work` (4 words, 8 if PACKED, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full and q_empty.
+ * q, its work tile `work` (4 words, 8 if PACKED, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full
+ * and q_empty.
  *
  * PLANS_AHEAD=1: a thread of its own, in plan_work, finds each work tile and which of its key tiles a consumer visits,
  * while the one before it is at work: it is a long chain of instructions, for which the producer would leave its rings

@@ -1,10 +1,10 @@
 /* Clock stamps at a kernel's steps, for `acromion profile --timeline`. Other builds have none: the macros are empty,
  * and the machine code is that of a file without them.
  *
- * ACR_TRACE_POINT(hit, "K landed") notes when thread 0 of each group of TRACE_WARPS warps (a family may define it before it
- * includes this file; default 4, a warpgroup) came here; hit counts how often before, 0 outside loops. The name says
- * what has just ended. ACR_TRACE_END(args) is the kernel's last statement. The program reads the names from the source
- * in the order of their lines, so a trace point is a line of the family's own file. */
+ * ACR_TRACE_POINT(hit, "K landed") notes when thread 0 of each group of TRACE_WARPS warps (a family may define it
+ * before it includes this file; default 4, a warpgroup) came here; hit counts how often before, 0 outside loops. The
+ * name says what has just ended. ACR_TRACE_END(args) is the kernel's last statement. The program reads the names from
+ * the source in the order of their lines, so a trace point is a line of the family's own file. */
 #ifndef ACR_DEVICE_ISA_TRACE_POINTS_CUH
 #define ACR_DEVICE_ISA_TRACE_POINTS_CUH
 
