@@ -1033,6 +1033,29 @@ static CUresult fake_MemsetD8Async(CUdeviceptr to, unsigned char value, size_t b
     return finish(result);
 }
 
+/* Lines from device memory to device memory. */
+static CUresult fake_Memcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    CUresult result = begin("cuMemcpy2DAsync");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    const int is_between_devices = copy->srcMemoryType == CU_MEMORYTYPE_DEVICE &&
+                                   copy->dstMemoryType == CU_MEMORYTYPE_DEVICE && copy->srcXInBytes == 0 &&
+                                   copy->srcY == 0 && copy->dstXInBytes == 0 && copy->dstY == 0;
+    if (result == CUDA_SUCCESS && (!is_between_devices || (copy->Height > 1 && (copy->srcPitch < copy->WidthInBytes ||
+                                                                                copy->dstPitch < copy->WidthInBytes))))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result != CUDA_SUCCESS || copy->Height == 0 || copy->WidthInBytes == 0)
+        return finish(result);
+    const unsigned char *from = find_memory(copy->srcDevice, (copy->Height - 1) * copy->srcPitch + copy->WidthInBytes);
+    unsigned char *to = find_memory(copy->dstDevice, (copy->Height - 1) * copy->dstPitch + copy->WidthInBytes);
+    if (!from || !to)
+        return finish(misuse(CUDA_ERROR_INVALID_VALUE));
+    for (size_t i = 0; i < copy->Height; i++)
+        memcpy(to + i * copy->dstPitch, from + i * copy->srcPitch, copy->WidthInBytes);
+    return finish(result);
+}
+
 /* ---- Entries: streams, graphs, events ---- */
 
 static CUresult fake_StreamCreate(CUstream *out, unsigned flags)
@@ -1043,6 +1066,39 @@ static CUresult fake_StreamCreate(CUstream *out, unsigned flags)
         result = need_context();
     if (result == CUDA_SUCCESS)
         *out = (CUstream)(void *)make_object(STREAM, &count.streams);
+    return finish(result);
+}
+
+/* All work happens at once, so that no stream comes before another. */
+static CUresult fake_CtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    CUresult result = begin("cuCtxGetStreamPriorityRange");
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS) {
+        *least = 0;
+        *greatest = -5;
+    }
+    return finish(result);
+}
+
+static CUresult fake_StreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
+{
+    CUresult result = begin("cuStreamCreateWithPriority");
+    (void)flags;
+    (void)priority;
+    if (result == CUDA_SUCCESS)
+        result = need_context();
+    if (result == CUDA_SUCCESS)
+        *out = (CUstream)(void *)make_object(STREAM, &count.streams);
+    return finish(result);
+}
+
+static CUresult fake_StreamQuery(CUstream stream)
+{
+    CUresult result = begin("cuStreamQuery");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
     return finish(result);
 }
 
@@ -1183,6 +1239,15 @@ static CUresult fake_EventRecord(CUevent event, CUstream stream)
     return finish(result);
 }
 
+static CUresult fake_StreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    CUresult result = begin("cuStreamWaitEvent");
+    (void)flags;
+    if (result == CUDA_SUCCESS)
+        result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    return finish(result);
+}
+
 /* Every replay takes one millisecond. */
 static CUresult fake_EventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
@@ -1209,9 +1274,18 @@ static CUresult fake_DriverGetVersion(int *out)
     return finish(result);
 }
 
+/* What libacromion_nccl asks for beside the library's entries (src/dist/device.c). */
+#define NCCL_SIDE_ENTRIES(X)                                                                                           \
+    X(CtxGetStreamPriorityRange, 5050)                                                                                 \
+    X(Memcpy2DAsync, 3020)                                                                                             \
+    X(StreamCreateWithPriority, 5050)                                                                                  \
+    X(StreamQuery, 2000)                                                                                               \
+    X(StreamWaitEvent, 3020)
+
 /* The compiler checks here that each has the type that the library calls it by. */
 #define TYPED(name, version) static const PFN_cu##name##_v##version typed_##name = fake_##name;
 ACR__CUDA_ENTRIES(TYPED)
+NCCL_SIDE_ENTRIES(TYPED)
 TYPED(DriverGetVersion, 2020)
 #undef TYPED
 
@@ -1224,6 +1298,7 @@ static void *find_entry(const char *name, int version)
         return address;                                                                                                \
     }
     ACR__CUDA_ENTRIES(ENTRY)
+    NCCL_SIDE_ENTRIES(ENTRY)
     ENTRY(DriverGetVersion, 2020)
 #undef ENTRY
     return NULL;

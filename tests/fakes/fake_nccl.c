@@ -1,5 +1,6 @@
-/* A fake NCCL that exchanges memory of the host between threads and processes: each pair of ranks has a pipe in shared
- * memory. As the real one with blocking = 0, calls come back at once; a thread of the communicator does the transfers,
+/* A fake NCCL that exchanges memory of the host, and so the fake driver's (ptxvm/driver/fake_driver.h), between threads
+ * and processes: each pair of ranks has a pipe in shared memory. Streams mean nothing to it, as to that driver: what is
+ * enqueued happens at once. As the real one with blocking = 0, calls come back at once; a thread of the communicator does the transfers,
  * and ncclCommGetAsyncError says NCCL_IN_PROGRESS until they have ended. Calls that do not fit each other (a message of
  * another length) are an error on every rank, as is the abort of any rank. A rank that does not come leaves the others
  * in progress for ever: the time limit is the caller's. */
@@ -322,9 +323,9 @@ EXPORT nccl_result ncclCommUserRank(const dist_comm *comm, int *rank)
     return NCCL_SUCCESS;
 }
 
-static nccl_result add(dist_comm *c, int is_send, int peer, void *data, size_t count, int type, const void *stream)
+static nccl_result add(dist_comm *c, int is_send, int peer, void *data, size_t count, int type)
 {
-    if (group.depth == 0 || type != NCCL_UINT8 || stream || peer < 0 || peer >= c->ranks || c->op_count == OPS_MAX)
+    if (group.depth == 0 || type != NCCL_UINT8 || peer < 0 || peer >= c->ranks || c->op_count == OPS_MAX)
         return NCCL_INVALID_USAGE;
     group.comm = c;
     c->ops[c->op_count++] = (op){.is_send = is_send, .peer = peer, .data = data, .count = count};
@@ -334,19 +335,22 @@ static nccl_result add(dist_comm *c, int is_send, int peer, void *data, size_t c
 EXPORT nccl_result ncclSend(const void *data, size_t count, int type, int peer, dist_comm *comm, void *stream);
 EXPORT nccl_result ncclSend(const void *data, size_t count, int type, int peer, dist_comm *comm, void *stream)
 {
-    return add(comm, 1, peer, (void *)(uintptr_t)data, count, type, stream);
+    (void)stream;
+    return add(comm, 1, peer, (void *)(uintptr_t)data, count, type);
 }
 
 EXPORT nccl_result ncclRecv(void *data, size_t count, int type, int peer, dist_comm *comm, void *stream);
 EXPORT nccl_result ncclRecv(void *data, size_t count, int type, int peer, dist_comm *comm, void *stream)
 {
-    return add(comm, 0, peer, data, count, type, stream);
+    (void)stream;
+    return add(comm, 0, peer, data, count, type);
 }
 
 EXPORT nccl_result ncclAllGather(const void *send, void *receive, size_t count, int type, dist_comm *comm,
                                  void *stream);
 EXPORT nccl_result ncclAllGather(const void *send, void *receive, size_t count, int type, dist_comm *comm, void *stream)
 {
+    (void)stream;
     char *to = receive;
     nccl_result result = NCCL_SUCCESS;
     if (send != to + (size_t)comm->rank * count)
@@ -354,9 +358,9 @@ EXPORT nccl_result ncclAllGather(const void *send, void *receive, size_t count, 
     for (int r = 0; r < comm->ranks && result == NCCL_SUCCESS; r++) {
         if (r == comm->rank)
             continue;
-        result = add(comm, 1, r, (void *)(uintptr_t)send, count, type, stream);
+        result = add(comm, 1, r, (void *)(uintptr_t)send, count, type);
         if (result == NCCL_SUCCESS)
-            result = add(comm, 0, r, to + (size_t)r * count, count, type, stream);
+            result = add(comm, 0, r, to + (size_t)r * count, count, type);
     }
     return result;
 }

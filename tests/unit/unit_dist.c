@@ -1,6 +1,7 @@
 /* libacromion_nccl over the fake NCCL, on the CPU: every schedule against one rank over random problems, the same bits
  * twice, what is refused, and ranks that are missing, end or disagree. Ranks are threads; one test has processes.
- *   unit_dist FAKE_NCCL [PROBLEMS] */
+ *   unit_dist FAKE_NCCL [PROBLEMS]        on the CPU
+ *   unit_dist FAKE_NCCL PROBLEMS cuda     the side of CUDA, by the fake driver (ptxvm/driver/fake_driver.h) */
 #include "support.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@
 
 static const char *library;
 static int problems = 40;
+static const char *backend = "cpu";
 
 enum {
     RANKS_MAX = 8,
@@ -48,8 +50,8 @@ static acr_ctx *one_thread_ctx(void)
 {
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
     acr_ctx *ctx = NULL;
-    options.backend = "cpu";
-    options.threads = 1;
+    options.backend = backend;
+    options.threads = strcmp(backend, "cpu") == 0;
     return acr_ctx_create(&ctx, &options) == ACR_OK ? ctx : NULL;
 }
 
@@ -139,6 +141,28 @@ static void *block(size_t bytes)
     return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
+/* Memory of the rank's device. That of the fake driver can be read and written here, too. */
+static void *device_block(const rank_args *r, size_t bytes)
+{
+    const dist_device *device = &r->group->device;
+    void *memory = NULL;
+    if (dist_enter(device) == ACR_OK) {
+        if (dist_alloc(device, (bytes + 63) / 64 * 64, &memory) != ACR_OK)
+            memory = NULL;
+        dist_leave(device);
+    }
+    return memory;
+}
+
+static void device_free(const rank_args *r, void *memory)
+{
+    const dist_device *device = &r->group->device;
+    if (dist_enter(device) == ACR_OK) {
+        dist_free(device, memory);
+        dist_leave(device);
+    }
+}
+
 static acr_status execute_shard(rank_args *r)
 {
     whole *w = r->shared;
@@ -149,8 +173,11 @@ static acr_status execute_shard(rank_args *r)
     acr_status status = acr_group_plan_create(&plan, r->group, &given, w->schedule, w->placement, ACR_ESTIMATE);
     if (status != ACR_OK)
         return status;
-    char *q = block(w->t.q_bytes), *k = block(w->t.k_bytes), *v = block(w->t.v_bytes), *o = block(w->t.o_bytes);
-    float *lse = block((size_t)(p->batch * p->q_heads * p->q_len) * 4);
+    char *q = device_block(r, w->t.q_bytes), *k = device_block(r, w->t.k_bytes), *v = device_block(r, w->t.v_bytes),
+         *o = device_block(r, w->t.o_bytes);
+    float *lse = device_block(r, (size_t)(p->batch * p->q_heads * p->q_len) * 4),
+          *sinks = device_block(r, sizeof w->sinks);
+    memcpy(sinks, w->sinks, sizeof w->sinks);
     copy_rows(w, w->t.q, q, p->q_heads, p->q_len, (size_t)p->qk_dim * in, p->layout, r, 1);
     copy_rows(w, w->t.k, k, p->kv_heads, p->kv_len, (size_t)p->qk_dim * in, p->layout, r, 1);
     copy_rows(w, w->t.v, v, p->kv_heads, p->kv_len, (size_t)p->v_dim * in, p->layout, r, 1);
@@ -161,7 +188,7 @@ static acr_status execute_shard(rank_args *r)
         b.v = v;
         b.o = o;
         b.lse = p->flags & ACR_WANT_LSE ? lse : NULL;
-        b.sinks = p->flags & ACR_SINKS ? w->sinks : NULL;
+        b.sinks = p->flags & ACR_SINKS ? sinks : NULL;
         status = acr_group_execute(plan, &b, NULL);
         if (status == ACR_OK)
             status = acr_group_wait(r->group, NULL, LIMIT_MS);
@@ -169,11 +196,9 @@ static acr_status execute_shard(rank_args *r)
         if (p->flags & ACR_WANT_LSE)
             copy_rows(w, (char *)w->lse[turn], (char *)lse, p->q_heads, p->q_len, 4, ACR_BHSD, r, 0);
     }
-    free(q);
-    free(k);
-    free(v);
-    free(o);
-    free(lse);
+    void *const made[] = {q, k, v, o, lse, sinks};
+    for (size_t i = 0; i < COUNT_OF(made); i++)
+        device_free(r, made[i]);
     acr_group_plan_destroy(plan);
     return status;
 }
@@ -308,7 +333,8 @@ typedef struct cache {
 
 static acr_status decode(rank_args *r)
 {
-    cache *c = r->shared;
+    cache *shared = r->shared, *c = device_block(r, sizeof *c);
+    memcpy(c, shared, sizeof *c);
     acr_problem p = problem_of("f32:b2:h4/2:s1/30:d16:causal:kvlens:lse:sinks");
     acr_group_plan *plan = NULL;
     acr_buffers b = ACR_BUFFERS_INIT;
@@ -322,7 +348,12 @@ static acr_status decode(rank_args *r)
     acr_status status = acr_group_plan_create(&plan, r->group, &p, ACR_SHARDED_KEYS, ACR_CONTIGUOUS, ACR_ESTIMATE);
     if (status == ACR_OK)
         status = acr_group_execute(plan, &b, NULL);
+    if (status == ACR_OK)
+        status = acr_group_wait(r->group, NULL, LIMIT_MS);
+    memcpy(shared->o[r->rank], c->o[r->rank], sizeof c->o[0]);
+    memcpy(shared->lse[r->rank], c->lse[r->rank], sizeof c->lse[0]);
     acr_group_plan_destroy(plan);
+    device_free(r, c);
     return status;
 }
 
@@ -659,6 +690,40 @@ static void shards_cover_the_sequence_once(void **state)
     assert_int_equal(acr_shard_rows(rows, -1, 2, 0, ACR_ZIGZAG), ACR_INVALID);
 }
 
+/* ---- The side of CUDA -------------------------------------------------------------------------------------------- */
+
+static void schedules_on_a_gpu_are_one_rank(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *problem;
+        int ranks;
+        acr_schedule schedule;
+        acr_placement placement;
+    } cases[] = {{"f16:b1:h4/2:s70:d64:causal:lse", 2, ACR_RING, ACR_ZIGZAG},
+                 {"bf16:b2:h2:s50/70:d64", 3, ACR_RING, ACR_CONTIGUOUS},
+                 {"bf16:b1:h2:s90/100:d64:causal:bshd:lse", 2, ACR_GATHER, ACR_ZIGZAG},
+                 {"f16:b2:h4/2:s64:d64:causal:win20:lse", 3, ACR_SCHEDULE_AUTO, ACR_CONTIGUOUS}};
+    acr_ctx *ctx = cpu_ctx(1);
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        check_problem(ctx, cases[i].problem, cases[i].ranks, cases[i].schedule, cases[i].placement, i + 1);
+    acr_ctx_destroy(ctx);
+}
+
+static int run_on_cuda(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_on_a_gpu_are_one_rank),
+        cmocka_unit_test(decoding_over_a_sharded_cache),
+        cmocka_unit_test(other_arguments_are_told_to_every_rank),
+        cmocka_unit_test(a_rank_that_is_refused_is_told_to_every_rank),
+        cmocka_unit_test(a_rank_that_hangs_is_given_up),
+        cmocka_unit_test(a_group_that_is_not_complete_is_given_up),
+    };
+    backend = "cuda";
+    return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -680,5 +745,7 @@ int main(int argc, char **argv)
     library = argv[1];
     if (argc > 2)
         problems = (int)strtol(argv[2], NULL, 10);
+    if (argc > 3 && strcmp(argv[3], "cuda") == 0)
+        return run_on_cuda();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
