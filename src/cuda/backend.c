@@ -414,11 +414,11 @@ static int has_maps(const acr__boxes *boxes)
     return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
 }
 
-/* Whether the executions of a plan differ in the bases of their maps alone. The rows of a packed batch's tensors are
- * known with the buffers only. */
+/* Whether the executions of a plan differ in the bases of their maps alone. The rows of a packed batch's tensors, and
+ * how many pages a cache has, are known with the buffers only. */
 static int has_fixed_maps(const acr__kernel *kernel, const acr_problem *problem)
 {
-    return has_maps(&kernel->boxes) && !(problem->flags & ACR_PACKED);
+    return has_maps(&kernel->boxes) && !(problem->flags & (ACR_PACKED | ACR_PAGED));
 }
 
 /* Encodes the maps of a plan's executions, but for their bases. */

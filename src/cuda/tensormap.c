@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/driver.h"
+#include "paging.h"
 #include "problem.h"
 
 _Static_assert(sizeof(fwd_map) == sizeof(CUtensorMap) && _Alignof(fwd_map) >= _Alignof(CUtensorMap),
@@ -72,15 +73,25 @@ static acr_status encode(const acr__cuda_driver *driver, fwd_map *map, const ten
     return ACR_OK;
 }
 
+static uint32_t box_rows(const fwd_paging *paging, uint32_t rows)
+{
+    return paging->table && (uint32_t)paging->page < rows ? (uint32_t)paging->page : rows;
+}
+
 acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
                             const acr_problem *problem, const fwd_args *args)
 {
     const int packed = args->q_offsets != NULL;
     const int32_t batch = packed ? 1 : args->batch;
-    const int32_t q_rows = packed ? args->q_total : args->q_len, kv_rows = packed ? args->kv_total : args->kv_len;
+    const int32_t q_rows = packed ? args->q_total : args->q_len;
+    const fwd_paging paging = fwd_paging_of(args);
+    const acr_dtype kv_dtype = acr__kv_dtype(problem);
+    /* of a cache its pages, whose boxes are no longer than they are */
+    const int32_t kv_batch = paging.table ? paging.pages : batch;
+    const int32_t kv_rows = paging.table ? paging.page : packed ? args->kv_total : args->kv_len;
     const tensor q = {"q", args->q, args->q_stride, batch, args->q_heads, q_rows, args->qk_dim, problem->dtype};
-    const tensor k = {"k", args->k, args->k_stride, batch, args->kv_heads, kv_rows, args->qk_dim, problem->dtype};
-    const tensor v = {"v", args->v, args->v_stride, batch, args->kv_heads, kv_rows, args->v_dim, problem->dtype};
+    const tensor k = {"k", args->k, args->k_stride, kv_batch, args->kv_heads, kv_rows, args->qk_dim, kv_dtype};
+    const tensor v = {"v", args->v, args->v_stride, kv_batch, args->kv_heads, kv_rows, args->v_dim, kv_dtype};
     tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
     if (problem->pass == ACR_BACKWARD) {
         o.name = "d_o";
@@ -91,9 +102,9 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
     if (boxes->q_rows != 0)
         status = encode(driver, &maps->q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
     if (boxes->k_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->k, &k, boxes->k_rows, 1);
+        status = encode(driver, &maps->k, &k, box_rows(&paging, boxes->k_rows), 1);
     if (boxes->v_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->v, &v, boxes->v_rows, 1);
+        status = encode(driver, &maps->v, &v, box_rows(&paging, boxes->v_rows), 1);
     if (boxes->o_rows != 0 && status == ACR_OK)
         status = encode(driver, &maps->o, &o, boxes->o_rows, 1);
     return status;

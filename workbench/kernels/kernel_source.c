@@ -142,12 +142,12 @@ static bool is_one_of(const char *value, size_t length, const char *const *words
 /* What a value of a parameter must be, or NULL when it is. */
 static const char *wrong_value(const char *name, size_t name_length, const char *value, size_t length)
 {
-    static const char *const dtype[] = {"DTYPE"}, *const switches[] = {"BF16", "E4M3", "PACKED"};
+    static const char *const dtype[] = {"DTYPE"}, *const switches[] = {"BF16", "E4M3", "PACKED", "PAGED"};
     static const char *const dtypes[] = {"ACR_F32", "ACR_F16", "ACR_BF16", "ACR_E4M3"}, *const bits[] = {"0", "1"};
     if (is_one_of(name, name_length, dtype, 1)) {
         return is_one_of(value, length, dtypes, 4) ? NULL : "ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3";
     }
-    if (is_one_of(name, name_length, switches, 3)) {
+    if (is_one_of(name, name_length, switches, 4)) {
         return is_one_of(value, length, bits, 2) ? NULL : "0 or 1";
     }
     return length > 0 && strspn(value, "0123456789") == length ? NULL : "a whole number";

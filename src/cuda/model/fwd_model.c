@@ -191,6 +191,8 @@ const char *acr__tiling_why_not(const acr__tiling *t, const acr__boxes *boxes, c
     const char *reason = length_why_not(p);
     if (reason == NULL && t->packed_only && !(p->flags & ACR_PACKED))
         reason = "serves packed batches only (ACR_PACKED)";
+    if (reason == NULL && t->caches_only && !(p->flags & ACR_PAGED) && p->kv_dtype == ACR_DTYPE_DEFAULT)
+        reason = "serves caches only, paged (ACR_PAGED) or of another type (kv_dtype)";
     if (reason == NULL && t->no_windows && (p->window_left || p->window_right))
         reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
     if (reason == NULL && !t->any_strides)

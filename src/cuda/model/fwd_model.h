@@ -22,6 +22,7 @@ typedef struct acr__tiling {
     int32_t heads_in_tile;               /* ACR__WORK_QUEUE: query heads of one key head that share a tile; 0 means 1 */
     int any_strides;                     /* rows are read element by element; else in pieces of 16 bytes */
     int packed_only;                     /* serves packed batches alone */
+    int caches_only;                     /* serves paged caches and those of another type than q alone */
     int no_windows;                      /* has no registers for a sliding window's limits */
 } acr__tiling;
 

@@ -11,14 +11,19 @@
  * BF16=1, WARP_ROWS, KV_GROUPS, MIN_CTAS (CTAs of a SM that registers must leave room for), MAX_REGS (registers of a
  * thread at most, in place of MIN_CTAS), PACKED=1 (for packed batches alone, which take registers), TERMS (FWD_TERM_*
  * of fwd_args.h: the features beyond scale, mask and window; a line with any serves packed batches, too), SLICES (of
- * the output's columns: a CTA computes one, and the scores each time).
+ * the output's columns: a CTA computes one, and the scores each time), PAGED=1 (for paged and e4m3 caches alone, packed
+ * queries and others; the kernel takes fwd_paging besides).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 SLICES=1
- */
+ * PAGED=0 */
 #ifndef TERMS
 #define TERMS 0
 #endif
 #include "fwd_args.h"
+
+#ifndef PAGED
+#define PAGED 0
+#endif
 
 #ifndef SLICES
 #define SLICES 1
@@ -35,7 +40,7 @@
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
-#if !TERMS && !defined PACKED
+#if !TERMS && !PAGED && !defined PACKED
 #define PACKED 0
 #endif
 #ifdef MAX_REGS
@@ -98,6 +103,7 @@ typedef struct shared_memory {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    KV_TYPE = ELEMENT, /* or e4m3, as fwd_paging says */
     OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
     ROW_CHUNKS = DIM * ELEM_BYTES / CHUNK_BYTES,
     K_STEPS = DIM / 16,       /* of a score product */
@@ -116,12 +122,24 @@ static_assert(WARP_ROWS == 16 || WARP_ROWS == 32, "WARP_ROWS: one or two tiles o
 static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0,
               "Q_TILE: whole warps; KV_TILE: whole steps of the output product");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
+static_assert(!PAGED || (SLICES == 1 && KV_GROUPS == 1), "PAGED: without SLICES and KV_GROUPS");
 static_assert(SLICE_TILES % 2 == 0, "KV_GROUPS: a slice is stored in pairs of 8 columns");
 static_assert(KV_GROUPS == 1 || sizeof(partial_result) <= STAGES * sizeof(kv_stage),
               "a group's partial output fits into its ring");
 
 #include "cuda/device/attention/epilogue.cuh"
+#if PAGED
+#include "cuda/device/attention/paged_ring.cuh"
+
+/* What a function that reads the cache is told besides. */
+#define PAGING_PARAMETER , const fwd_paging &paging
+#define PAGING_ARGUMENT , paging
+#else
 #include "cuda/device/attention/key_ring.cuh"
+
+#define PAGING_PARAMETER
+#define PAGING_ARGUMENT
+#endif
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/attention/warp_tile_16.cuh"
 
@@ -218,9 +236,15 @@ DEV fwd_args slice_of(const fwd_args &a, int number)
     return slice;
 }
 
+/* What a row of the output is multiplied by. */
+DEV float output_factor(const fwd_args &a, int head, float reference, float sum)
+{
+    return PAGED ? row_factor(a, head, reference, sum) * a.out_scale : row_factor(a, head, reference, sum);
+}
+
 /* Divides a slice by the sums and stores it, and with the first the log-sum-exps. */
-DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &entry, const lane_place &l, int number,
-                    const output_tile &o, const softmax_state &state)
+DEV void store_rows(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const visible_entry &entry,
+                    const lane_place &l, int number, const output_tile &o, const softmax_state &state)
 {
     const fwd_args slice = KV_GROUPS * SLICES > 1 ? slice_of(a, number) : a;
     int finite = true;
@@ -229,7 +253,7 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
         const int m = i / 2, h = i % 2, row = t.q_first + l.row + l.lane / 4 + 8 * i;
         const row_store to = {(char *)slice.o + output_index(a, t.rows, t.batch, t.head, row) * ELEM_BYTES,
                               row < t.rows.q_len, slice.v_dim,
-                              row_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
+                              output_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
         finite &= store_row<BF16>(to, *(const float(*)[SLICE_TILES * 4]) o[m], h, l.lane);
         if (a.lse != nullptr && number == 0 && l.lane % 4 == 0 && to.exists)
             find_lse(a, t.rows, t.batch, t.head)[row] = row_lse(a, t.head, state.reference[m][h], state.sum[m][h]);
@@ -244,15 +268,30 @@ DEV void store_rows(const fwd_args &a, const work_tile &t, const visible_entry &
                                    t.rows.kv_begin,
                                    score_scale_log2(a),
                                    offset_of(state.reference[m][h], score_scale_log2(a)),
-                                   row_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
+                                   output_factor(a, t.head, state.reference[m][h], state.sum[m][h])};
+#if PAGED
+        const key_pages pages = pages_of_entry(a, paging, t.batch);
+        if (paging.kv_type == ACR_E4M3)
+            fix_paged_nan<ELEMENT, ACR_E4M3>(slice, pages, entry, stored, state.sum[m][h], finite, l.lane);
+        else
+            fix_paged_nan<ELEMENT>(slice, pages, entry, stored, state.sum[m][h], finite, l.lane);
+#else
         fix_hidden_nan<ELEMENT>(slice, entry, stored, state.sum[m][h], finite, l.lane);
+#endif
     }
 }
 
 /* ---- The kernel ---- */
 
+#if PAGED
+extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args given,
+                                              const __grid_constant__ fwd_paging paging)
+{
+    fwd_args a = given;
+#else
 extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a)
 {
+#endif
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory &smem = *(shared_memory *)memory;
     wait_for_previous_kernel();
@@ -269,14 +308,22 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         if (slice * OUT_DIM >= a.v_dim && slice != 0)
             return;
     }
+#if PAGED
+    t.rows = find_cached_sequence(a, t.batch);
+#else
     t.rows = find_sequence(a, t.batch);
+#endif
     if (SERVES_PACKED && t.q_first >= t.rows.q_len) /* a sequence shorter than the longest */
         return;
+#if PAGED
+    const head_scales scales = find_scales(a, t.batch, divide_small(t.head, a.group));
+    a.scale = scales.scale, a.scale_log2 = scales.scale_log2, a.out_scale = scales.out;
+#endif
     const visible_entry entry = entry_of(a, t.rows);
     const visible_keys visible = find_visible_keys(a, entry, t.batch, t.q_first, Q_TILE);
     const int first_key = visible.first / KV_TILE * KV_TILE + group * KV_TILE;
     const uint32_t q_smem = smem_address(smem.q);
-    key_ring ring = make_ring(SLICES > 1 ? slice_of(a, slice) : a, t, first_key, visible.end,
+    key_ring ring = make_ring(SLICES > 1 ? slice_of(a, slice) : a PAGING_ARGUMENT, t, first_key, visible.end,
                               smem_address(&smem.groups[group].ring), thread);
 
     /* Groups of copies: {Q, K 0}, {V 0}, {K 1}, {V 1}, ... */
@@ -288,6 +335,9 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     output_tile o;
     clear(o, state);
     COPIES_WAIT(2 * STAGES - 3); /* Q and K 0 */
+#if PAGED
+    widen_tile(ring, stage_address(ring, 0));
+#endif
     __syncthreads();
     ACR_TRACE_POINT(0, "Q and first K landed");
     query_operands q_operands;
@@ -302,6 +352,10 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         const bool first_step = key == first_key;
         if (!first_step) { /* this step's copies have landed for all, and all have left the stage before */
             COPIES_WAIT(2 * (STAGES - 2));
+#if PAGED
+            widen_tile(ring, stage_address(ring, stage));
+            widen_tile(ring, stage_address(ring, stage) + offsetof(kv_stage, v));
+#endif
             group_barrier(group);
         }
         load_next(ring, stage == 0 ? STAGES - 1 : stage - 1);
@@ -318,6 +372,9 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
         ACR_TRACE_POINT((key - first_key) / STEP_KEYS, "exponentials done");
         if (first_step) { /* V 0 */
             COPIES_WAIT(2 * (STAGES - 1));
+#if PAGED
+            widen_tile(ring, v_smem);
+#endif
             group_barrier(group);
         }
         multiply_values(o, probabilities, v_smem, group * SLICE_TILES, l.lane);
@@ -337,7 +394,7 @@ extern "C" __global__ void BOUNDS KERNEL_NAME(const __grid_constant__ fwd_args a
     merge(o, state, smem, l, score_scale_log2(a));
 #endif
     ACR_TRACE_POINT(0, "sums and groups merged");
-    store_rows(a, t, entry, l, SLICES > 1 ? slice : group, o, state);
+    store_rows(a PAGING_ARGUMENT, t, entry, l, SLICES > 1 ? slice : group, o, state);
     ACR_TRACE_POINT(0, "stored");
     ACR_TRACE_END(a);
 }
@@ -350,7 +407,8 @@ static const acr__tiling TILING = {.work = ACR__WORK_TILES,
                                    .q_tile = Q_TILE,
                                    .threads = THREADS,
                                    .smem_bytes = sizeof(shared_memory),
-                                   .packed_only = !SERVES_OTHERS};
+                                   .packed_only = !SERVES_OTHERS,
+                                   .caches_only = PAGED};
 
 #include "cuda/model/tile_kernel.h"
 
@@ -358,6 +416,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 {
     if (SLICES > 1 && problem->batch > UINT16_MAX / SLICES)
         return "batch exceeds 65535 / SLICES, which the grid has room for";
+    if (PAGED && (problem->flags & (ACR_PACKED | ACR_PAGED)) == ACR_PACKED)
+        return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     return tile_why_not(problem, device);
 }
 
@@ -401,6 +461,8 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = SERVES_PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
+    .pages = PAGED,
+    .kv_types = PAGED ? 1u << ACR_E4M3 : 0,
     .why_not = why_not,
     .cost = cost,
     .shape = shape,

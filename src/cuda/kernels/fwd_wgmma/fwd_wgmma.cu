@@ -11,10 +11,11 @@
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
- * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks).
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
+ * caches alone; the kernel takes fwd_paging besides).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 */
+ * BIAS_TILES=0 PAGED=0 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -31,6 +32,9 @@
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
+#endif
+#ifndef PAGED
+#define PAGED 0
 #endif
 #ifndef PACKED
 #define PACKED 0
@@ -105,9 +109,10 @@ typedef struct shared_memory {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    KV_TYPE = ELEMENT,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES),
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
     PRODUCER_REGISTERS = BIAS_TILES && V_DIM <= 64                      ? 56
                          : MORE_FOR_PRODUCER                            ? 40
                          : CONSUMERS == 3 && PLANS_AHEAD                ? 56
@@ -139,7 +144,20 @@ static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead ne
 static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !PACKED && !PLANS_AHEAD),
               "BIAS_TILES: a warp copies for each consumer; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
+static_assert(!PAGED || (!PACKED && !PLANS_AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
+              "PAGED: without PACKED, AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
+
+#if PAGED
+#include "cuda/device/attention/page_boxes.cuh"
+
+/* What a function that reads the cache is told besides. */
+#define PAGING_PARAMETER , const fwd_paging &paging
+#define PAGING_ARGUMENT , paging
+#else
+#define PAGING_PARAMETER
+#define PAGING_ARGUMENT
+#endif
 
 /* ---- Producer: one thread ---- */
 
@@ -149,7 +167,7 @@ DEV uint32_t count_work(const fwd_args &a, shared_memory *memory)
 }
 
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
-DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, shared_memory *memory)
+DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
     const kv_ring k = {
         ADDRESS(smem, k), ADDRESS(smem, k_full), ADDRESS(smem, k_empty), {QK_PANELS, KV_PANEL_BYTES, PANEL_ELEMS}};
@@ -169,8 +187,12 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, shared_
         const visible_tiles surveyed = {}, tiles = find_key_tiles(a, t);
 #endif
 #endif
+#if PAGED
+        const page_source source = {pages_of_entry(a, paging, t.batch), t.head / a.group, t.rows.kv_len};
+#else
         key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         source.row_first += key_origin(entry_of(a, t), t.q_first);
+#endif
         produce_keys(k, &maps.k, source, use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
@@ -361,7 +383,8 @@ DEV void clear_rows(const consumer &c, int use, int first)
 
 /* ---- Output ---- */
 
-DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o, const lane_rows &r, const consumer &c)
+DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const output_tile &o, const lane_rows &r,
+                    const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
 #pragma unroll
@@ -378,7 +401,11 @@ DEV void store_tile(const fwd_args &a, const work_tile &t, const output_tile &o,
         const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
         const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
                                    t.rows.kv_begin, scale_log2, r.offset[h], factor};
+#if PAGED
+        fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, sum, finite, c.lane);
+#else
         fix_hidden_nan<ELEMENT>(a, entry, stored, sum, finite, c.lane);
+#endif
 #if BIAS_TILES
         const int again = row < entry.q_len && loses_keys(a, r.max[h], sum);
         if (__any_sync(~0u, again))
@@ -411,7 +438,7 @@ DEV visible_tiles find_all_tiles(const fwd_args &a, const work_tile &t, uint32_t
 #endif
 }
 
-DEV void consume(const fwd_args &a, uint32_t smem, int index)
+DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
     const consumer c = {smem,
@@ -508,7 +535,7 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
         ACR_TRACE_POINT(q_use, "tile: last output product done");
         release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
-        store_tile(a, t, o, r, c);
+        store_tile(a PAGING_ARGUMENT, t, o, r, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
         t = next;
     } while (t.q_first >= 0);
@@ -543,9 +570,16 @@ DEV void init_barriers(uint32_t smem)
     barrier_init_done();
 }
 
+#if PAGED
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps,
+                const __grid_constant__ fwd_paging paging)
+{
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
 {
+#endif
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
@@ -573,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (threadIdx.x == 0)
-            produce(a, maps, smem, shared);
+            produce(a, maps PAGING_ARGUMENT, smem, shared);
 #if PLANS_AHEAD
         if (threadIdx.x == WARP_THREADS)
             plan_work(a, smem, shared);
@@ -585,7 +619,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
-        consume(a, smem, group - 1);
+        consume(a PAGING_ARGUMENT, smem, group - 1);
     }
     ACR_TRACE_END(a);
 }
@@ -601,9 +635,21 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
                                    .threads = THREADS,
                                    .smem_bytes = sizeof(shared_memory),
                                    .packed_only = PACKED,
+                                   .caches_only = PAGED,
                                    .no_windows = !WINDOWS};
 
 #include "cuda/model/tile_kernel.h"
+
+/* A key tile is loaded by boxes of a page, or of the tile. Smaller ones than 8 rows would cut the swizzle's period. */
+static const char *why_not(const acr_problem *problem, const acr__device *device)
+{
+    const int32_t page = problem->page;
+    if (PAGED && problem->flags & ACR_PAGED && page % KV_TILE != 0 && (page % 8 != 0 || KV_TILE % page != 0))
+        return "page: neither a multiple of a key tile (KV_TILE) nor 8 keys or a multiple of 8 that divides it";
+    if (BIAS_TILES && problem->bias_dtype == ACR_F32)
+        return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
+    return tile_why_not(problem, device);
+}
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
@@ -645,18 +691,12 @@ static size_t workspace(const acr_problem *p, const acr__device *device)
     return (size_t)survey_bytes(query_tiles, (p->kv_len + KV_TILE - 1) / KV_TILE);
 }
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
-{
-    if (BIAS_TILES && problem->bias_dtype == ACR_F32)
-        return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
-    return tile_why_not(problem, device);
-}
-
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wgmma", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
+    .pages = PAGED,
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
