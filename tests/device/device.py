@@ -51,6 +51,10 @@ BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
+# Prompts over caches; pages that tensor maps take, and others.
+PAGED_PROMPTS = ["b2:h4/2:s70/330:d{d}:kvlens:causal:page16:lse", "b3:h2:s20/290:d{d}:kvlens:page128:bshd"]
+CACHED_PROMPTS = ["b3:h2:s20/90:d{d}:kvlens:page7:bshd:packed:causal:lse",
+                  "b2:h4/2:s33/200:d{d}:kvlens:page24:causal:kv-e4m3:lse"]
 
 # Every term, on lines that are compiled with it: alone or with what it meets; the biases' rows aligned and not.
 TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win40:sinks:alibi:lse",
@@ -106,7 +110,7 @@ GROUPS = {
                                            (16, [EAGER], DECODING + SHAPES), (32, [LATE], DECODING[:2]))
                for d, dims in ((64, [64, "40/64"]), (128, [72, "128/104"]), (256, ["168/256"]))
                if d < 256 or sms > 2],
-    "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*[!8]_sm90a", orders, problems(SHAPES + LONG, [d]))
+    "wgmma": [(90, 2, f"fwd_wgmma_*_d{d}_*[!8]_sm90a", orders, problems(SHAPES + LONG + PAGED_PROMPTS[:1], [d]))
               for d, orders in ((64, [LATE, LATE_TOO, EAGER]), (96, [LATE]), (128, [LATE, EAGER]), (256, [LATE]))] +
              [(90, 2, "fwd_wgmma_*_d192_*", [LATE], problems(SHAPES, ["192", "192/128"]))] +
              [(90, 2, f"fwd_wgmma_*_{line}_sm90a", orders, problems(WINDOWS, [d]))
@@ -117,6 +121,8 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_sinks_*", [LATE], problems(SINKS, [64, 128])),
               (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128]))] +
+             [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_*", [order], problems(PAGED_PROMPTS[1:], [d]))
+              for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
     "wide": [(90, 4, "fwd_wide_f16_d512_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
@@ -148,10 +154,12 @@ GROUPS = {
                for d in (64, 128)] +
               [(arch, 4, kernels, [LATE], problems(SHAPES[1:4], [64], ["e4m3"]), "head-scaled")
                for arch, kernels in ((80, "fwd_simt_e4m3_*"), (89, "*_e4m3_*_sm8*"))],
-    "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES, [d]))
+    "mma": [(arch, 4, f"fwd_mma_*_d{d}_*", orders, problems(SHAPES + PAGED_PROMPTS[:1], [d]))
             for arch, orders in ((80, [LATE, EAGER]), (89, [LATE]), (90, [LATE_TOO]), (120, [EAGER]))
             for d in (32, 64, 96, 128)] +
-           [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)],
+           [(arch, 4, f"fwd_mma_*_d{d}_*", [LATE], problems(SHAPES, [d])) for arch in (80, 89) for d in (192, 256)] +
+           [(arch, 4, f"fwd_mma_*_d{d}_*_paged_*", [order], problems(CACHED_PROMPTS, [d]))
+            for arch, d, order in ((80, 64, LATE), (89, 128, LATE_TOO), (90, 64, EAGER))],
     "mma8": [(arch, 4, f"fwd_mma8_*_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
              for arch, orders in ((89, [LATE, EAGER]), (120, [LATE_TOO])) for d in (64, 128)] +
             [(89, 4, "fwd_mma8_*_d256_*", [LATE], problems(SHAPES, [160, 256], ["e4m3"])),
