@@ -682,7 +682,9 @@ static void mark_covered(case_list *list, const space *s, pair_table *t, const c
     for (int a = 0; a < s->axes; ++a) {
         for (int b = a + 1; b < s->axes; ++b) {
             unsigned char *state = pair(t, a, c->value[a], b, c->value[b]);
-            list->pairs_covered += *state != PAIR_COVERED;
+            /* inputs that 8-bit keys alone have are asked for with caches only (add_caches) */
+            const bool asked = s->axes < AXES || b == AXIS_CACHE || *state == PAIR_IMPOSSIBLE;
+            list->pairs_covered += asked && *state != PAIR_COVERED;
             list->pairs_impossible -= *state == PAIR_IMPOSSIBLE;
             *state = PAIR_COVERED;
         }
