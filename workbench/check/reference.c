@@ -716,8 +716,9 @@ static void differentiate_head(void *arg, int64_t index)
     }
 }
 
-/* Turns variances into tolerances: what errors without bias exceed with a probability below 10^-7 in all elements, and
- * one unit in the last place of the gradient. */
+/* Turns variances into tolerances: what errors without bias exceed with a probability below 10^-7 in all elements, one
+ * unit in the last place of the gradient, and float32's smallest normal number, since a GPU's exponentials flush what
+ * is smaller to zero. */
 static void set_gradient_tolerances(reference *ref)
 {
     gradients *g = ref->grads;
@@ -734,7 +735,8 @@ static void set_gradient_tolerances(reference *ref)
         for (int64_t i = 0; i < g->elements[which]; ++i) {
             const double inner = deviations * sqrt(g->tolerance[which][i]);
             g->tolerance[which][i] =
-                inner + unit_in_last_place(which == 3 ? ACR_F32 : p->grad_dtype, fabs(g->expected[which][i]) + inner);
+                inner + FLT_MIN +
+                unit_in_last_place(which == 3 ? ACR_F32 : p->grad_dtype, fabs(g->expected[which][i]) + inner);
         }
     }
 }
