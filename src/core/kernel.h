@@ -83,6 +83,7 @@ typedef struct acr__launch {
  * too. */
 typedef struct acr__helper {
     const char *symbol; /* NULL: there is none */
+    /* grid[0] 0: none for this problem. */
     void (*shape)(const acr_problem *problem, const acr__device *device, acr__launch *launch);
 } acr__helper;
 

@@ -569,12 +569,12 @@ static acr_status fill_call(kernel_call *call, const cuda_prepared *prepared, co
     return acr__maps_move(driver, &call->maps, boxes, &base->problem, args);
 }
 
-/* What one execution launches, one after another. */
+/* What one execution launches, one after another: not what has no CTAs. */
 static acr_status launch_call(const cuda_device *d, kernel_call *call, const loaded_image *image)
 {
     acr_status status = ACR_OK;
     for (int i = 0; i < LAUNCHES_MOST && status == ACR_OK; i++)
-        if (image->functions[i] != NULL)
+        if (image->functions[i] != NULL && call->configs[i].gridDimX != 0)
             status = check(d, d->driver.LaunchKernelEx(&call->configs[i], image->functions[i], call->parameters, NULL),
                            "cuLaunchKernelEx");
     return status;

@@ -43,7 +43,10 @@ PACKED_WINDOWS = ["b3:h2:s70/130:d{d}:causal:lse:bshd:packed:win20", "b2:h1:s200
 GROUPED = ["b1:h16/2:s70/130:d{d}:causal:lse:win20:sinks", "b2:h8/1:s65/97:d{d}:kvlens:win7/3",
            "b1:h8/1:s60/300:d{d}:causal:lse:win128:sinks", "b1:h16/1:s33:d{d}:causal-tl:bshd"]
 # The query heads of a key head in the rows of a tile.
-VALUES_IN_KEYS = ["b2:h128/1:s1/200:d{d}:v-in-k:kvlens:lse", "b1:h128/1:s2/70:d{d}:v-in-k:causal:win20"]
+# MLA: of heads in whole tiles, in parts of one, and of several positions in one; keys that several clusters share.
+VALUES_IN_KEYS = ["b2:h128/1:s1/200:d{d}:v-in-k:kvlens:lse", "b1:h16/1:s5/700:d{d}:v-in-k:causal:win500:lse",
+                  "b2:h48/1:s3/260:d{d}:v-in-k:kvlens:page16:causal",
+                  "b3:h32/2:s2/333:d{d}:v-in-k:kvlens:page128:bshd:packed:lse"]
 SINKS = ["b1:h2:s70/130:d{d}:causal:lse:sinks", "b2:h4/2:s65/97:d{d}:kvlens:sinks"]
 CAPS = ["b1:h2:s70/130:d{d}:causal:lse:cap30", "b2:h2/1:s65/200:d{d}:kvlens:cap5"]
 BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d}:kvlens:bias-f32/200,0,0",
@@ -128,8 +131,8 @@ GROUPS = {
     "wide": [(90, 4, "fwd_wide_f16_d512_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
              (90, 4, "fwd_wide_bf16_d512_*", [EAGER], problems([SHAPES[5]], [512], ["bf16"]) +
               problems([SHAPES[1]], ["264/496"], ["bf16"])),
-             (90, 4, "fwd_wide_f16_*_mla_*", [LATE], problems(VALUES_IN_KEYS[:1], ["576/512"], ["f16"])),
-             (90, 4, "fwd_wide_bf16_*_mla_*", [EAGER], problems(VALUES_IN_KEYS[1:], ["520/400"], ["bf16"]))],
+             (90, 8, "fwd_wide_f16_*_mla_*", [LATE], problems(VALUES_IN_KEYS[:2], ["576/512"], ["f16"])),
+             (90, 8, "fwd_wide_bf16_*_mla_*", [EAGER], problems(VALUES_IN_KEYS[2:], ["520/400"], ["bf16"]))],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
@@ -245,6 +248,7 @@ MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
+MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -267,6 +271,8 @@ FLAWS = [
     (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (WIDE, 90, "slots are not released to the cluster", r"mbarrier\.arrive\.release\.cluster\S+ _, \[%r\d+\];", ""),
     (WIDE, 90, "the copy engine brings keys to one CTA alone", r"(multicast::cluster [^;]*), %rs\d+;", r"\1, 1;"),
+    (MLA, 90, "parts of a row are weighed alike",
+     r"(ld\.global\.v4\.f32[^v]{0,400}?)ex2\.approx\.ftz\.f32\s+(%f\d+), %f\d+;", r"\1mov.f32 \2, 0f3F800000;"),
     (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (SHORT8, 90, "widened values are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (SHORT8, 90, "every phase is the first", PHASE, r"\1, 0;"),
@@ -283,6 +289,7 @@ FLAWS = [
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
                  SHORT8: "e4m3:b1:h4/2:s100/900:d64", WIDE: "b1:h1:s70/200:d512",
+                 MLA: "b1:h16/1:s1/700:d576/512:v-in-k",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 

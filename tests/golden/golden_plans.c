@@ -57,6 +57,10 @@ static const char *const problems[] = {
     "b1:h32/8:s1/8192:d128",
     "bf16:b64:h32/8:s1/4096:d128:kvlens",
     "b8:h64/8:s4/32768:d128:causal",
+    "bf16:b64:h128/1:s1/8192:d576/512:v-in-k",
+    "bf16:b64:h16/1:s1/8192:d576/512:v-in-k",
+    "b2:h64/1:s2/32768:d576/512:v-in-k",
+    "b8:h128/1:s1/8192:d576/512:kvlens:page64:v-in-k",
     "b1:h1:s1:d64",
     /* odd ones */
     "b3:h5:s1333:d64",

@@ -50,10 +50,14 @@ typedef enum view {
 typedef struct heads {
     int64_t batch, kv_heads, group;
 } heads;
-static const heads head_values[] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8}, {3, 5, 1}, {2, 2, 4}, {2, 2, 8}};
 enum {
-    HEAD_VALUES = sizeof head_values / sizeof head_values[0]
+    HEAD_VALUES = 7
 };
+static const heads head_values[HEAD_VALUES] = {{2, 3, 1}, {1, 1, 1}, {3, 1, 4}, {1, 1, 8},
+                                               {3, 5, 1}, {2, 2, 4}, {2, 2, 8}};
+/* Of GPU kernels for values inside the keys, whose rows are the many heads of a key head. */
+static const heads many_head_values[HEAD_VALUES] = {{2, 1, 16}, {1, 1, 16}, {3, 1, 32}, {1, 1, 128},
+                                                    {3, 2, 16}, {2, 2, 48}, {2, 1, 64}};
 
 static const acr_mask mask_values[] = {ACR_MASK_NONE, ACR_MASK_CAUSAL, ACR_MASK_CAUSAL_TOP_LEFT};
 
@@ -115,6 +119,7 @@ typedef struct dims {
 typedef struct space {
     const acr__kernel *kernel;
     const acr__device *device;
+    const heads *head_values; /* HEAD_VALUES */
     dims dim_values[VALUES_MAX];
     int64_t q_lens[VALUES_MAX], kv_lens[VALUES_MAX]; /* kv: 0 = as q_len */
     uint32_t flags[VALUES_MAX];
@@ -321,7 +326,7 @@ static void set_gradients(acr_problem *p, view v)
 /* The case of a choice; false when it is no problem, too much work, or the kernel cannot run it. */
 static bool case_of(test_case *out, const space *s, const choice *c)
 {
-    const heads *h = &head_values[c->value[AXIS_HEADS]];
+    const heads *h = &s->head_values[c->value[AXIS_HEADS]];
     const dims *d = &s->dim_values[c->value[AXIS_DIMS]];
     acr_problem p = ACR_PROBLEM_INIT;
     p.pass = s->kernel->pass;
@@ -563,7 +568,11 @@ static void set_flags(space *s)
 
 static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
 {
-    *s = (space){.kernel = kernel, .device = device, .axes = AXIS_CACHE};
+    const bool many_heads = kernel->v_in_k && kernel->backend == ACR__CUDA;
+    *s = (space){.kernel = kernel,
+                 .device = device,
+                 .head_values = many_heads ? many_head_values : head_values,
+                 .axes = AXIS_CACHE};
     set_lengths(s);
     set_flags(s);
     set_caches(s);

@@ -87,6 +87,7 @@ typedef struct shared_memory {
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/bulk.cuh"
 #include "cuda/device/isa/flag.cuh"
+#include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
 
@@ -109,9 +110,6 @@ static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is two halves of 64 
 static_assert(!SPLIT || DIM == 64, "SPLIT: each warpgroup has half of the queries of a tile");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
-
-#define NAME_WITH_(name, suffix) name##suffix
-#define NAME_WITH(name, suffix) NAME_WITH_(name, suffix)
 
 /* ---- Workspace ---- */
 

@@ -9,11 +9,11 @@
  * engine brings them to all. See README.md.
  *
  * Parameters: DIM and V_DIM (query-key dims and value dims up to them, zero-padded), Q_TILE (64 rows a CTA of the
- * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1, V_IN_K=1 (values are the first dims of the
- * keys: whole key tiles in two stages, one for each consumer, serve both products), HEADS_IN_TILE (1, or as many query
- * heads of a key head as a cluster has rows: then a tile is one position).
+ * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1, V_IN_K=1 (MLA in its absorbed form: values
+ * are the first dims of the keys, and whole key tiles in two stages, one for each consumer, serve both products; the
+ * rows of a tile are query heads of one key head, keys may lie in pages, and clusters share out the keys of a tile).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 HEADS_IN_TILE=1 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,9 +25,6 @@
 #endif
 #ifndef V_IN_K
 #define V_IN_K 0
-#endif
-#ifndef HEADS_IN_TILE
-#define HEADS_IN_TILE 1
 #endif
 
 enum {
@@ -50,9 +47,9 @@ enum {
     OWN_DIMS = OWN_SLOTS * SLOT_DIMS,
     SEGMENTS = CONSUMERS + 1, /* of a tile with V_IN_K: each consumer's own dims of V, and the dims behind them */
     OWN_PANELS = OWN_DIMS / PANEL_ELEMS,
-    POSITIONS = Q_TILE / HEADS_IN_TILE, /* of a tile */
-    BOX_ROWS = KV_TILE / CLUSTER,       /* of K and V: what one CTA loads */
-    P_WORDS = KV_TILE / 4               /* of a thread's probabilities */
+    BOX_ROWS = KV_TILE / CLUSTER, /* of K and V: what one CTA loads */
+    BOX_HEADS = 16,               /* of Q with V_IN_K, at one position: a warp's rows */
+    P_WORDS = KV_TILE / 4         /* of a thread's probabilities */
 };
 
 /* What a consumer hands to the other of a key tile, as its threads hold it: thread t of one has the rows and columns of
@@ -77,6 +74,19 @@ typedef struct shared_memory {
     uint64_t q_full, handed_full[CONSUMERS]; /* handed_full: by who wrote it */
 } shared_memory;
 
+/* With V_IN_K, what clusters leave of a tile's rows whose keys they share. */
+typedef struct partial_row {
+    float o[V_DIM];
+    float reference, sum;
+    float padding[2]; /* rows begin at 16 bytes */
+} partial_row;
+
+enum {
+    PARTIALS_ALIGNMENT = 128,  /* of the first in the workspace, behind a number for each tile: in how many parts */
+    MERGE_THREADS = V_DIM / 4, /* of a row */
+    PARTS_MAX = 128
+};
+
 #ifdef __CUDACC__
 
 #include "cuda/device/attention/epilogue.cuh"
@@ -85,15 +95,30 @@ typedef struct shared_memory {
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/isa/cluster.cuh"
-#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/multicast.cuh"
+#include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma.cuh"
+
+#if V_IN_K
+#define KV_TYPE (BF16 ? ACR_BF16 : ACR_F16)
+#include "cuda/device/attention/pages.cuh"
+
+/* What a function that finds keys in pages is told besides. */
+#define PAGING_PARAMETER , const fwd_paging &paging
+#define PAGING_ARGUMENT , paging
+#define PAGING_OF_KERNEL , const __grid_constant__ fwd_paging paging
+#else
+#define PAGING_PARAMETER
+#define PAGING_ARGUMENT
+#define PAGING_OF_KERNEL
+#endif
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
-    PRODUCER_REGISTERS = 24, /* of a thread: the launch gives all an equal share, then the producer's go over */
-    CONSUMER_REGISTERS = 240,
+    PRODUCER_REGISTERS = V_IN_K ? 40 : 24, /* of a thread: the launch gives all an equal share, then they go over */
+    CONSUMER_REGISTERS = V_IN_K ? 232 : 240,
     BOTH_CONSUMERS = 1, /* a named barrier */
     CONSUMER_WARPS = 4  /* of each */
 };
@@ -101,7 +126,6 @@ enum {
 static_assert((V_IN_K ? DIM % PANEL_ELEMS == 0 && DIM > V_DIM : DIM % SLOT_DIMS == 0) &&
                   V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
               "DIM: a multiple of 128, with V_IN_K of 64 and above V_DIM; V_DIM: 256 or 512");
-static_assert(HEADS_IN_TILE == 1 || HEADS_IN_TILE == Q_TILE, "HEADS_IN_TILE: 1 or Q_TILE");
 static_assert(!V_IN_K || STAGES == CONSUMERS, "STAGES: 2 with V_IN_K");
 static_assert(KV_TILE == 64, "KV_TILE: 64");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CLUSTER >= 1 && CLUSTER <= 4 && CLUSTER != 3, "Q_TILE: 64, 128 or 256");
@@ -113,12 +137,79 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 /* The CTA's rows, and the key tiles that the cluster visits, from the right to the left: number i is key tile
  * end - 1 - i. */
 typedef struct cta_work {
-    work_tile tile;            /* of the cluster */
-    int row_first, head_first; /* of the CTA */
-    int map_batch;             /* in the tensor maps: 0 of a packed batch */
+    work_tile tile; /* of the cluster; q_first and head are those of its first row */
+    int row_first;  /* of the CTA; with V_IN_K among all rows of the key head, ordered by position, then by head */
+    int map_batch;  /* in the tensor map of Q, and without V_IN_K in the others: 0 of a packed batch */
     visible_tiles tiles;
+#if V_IN_K
+    int part, parts; /* of the tile's keys: the cluster's, and how many have some */
+#endif
 } cta_work;
 
+#if V_IN_K
+DEV int divide_up(int a, int b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The grid is {clusters that share a tile's keys, tiles of all key heads, batch}. */
+DEV int tile_number(void)
+{
+    return (int)(blockIdx.z * gridDim.y + blockIdx.y);
+}
+
+/* The tile without its keys; row: its first row among those of the key head. */
+DEV work_tile find_tile(const fwd_args &a, int &row)
+{
+    const int tiles = divide_up(a.group * a.q_len, Q_TILE), kv_head = (int)blockIdx.y / tiles;
+    row = ((int)blockIdx.y - kv_head * tiles) * Q_TILE;
+    work_tile t = {};
+    t.q_first = row / a.group;
+    t.head = kv_head * a.group;
+    t.batch = (int)blockIdx.z;
+    set_entry_number(t, t.batch);
+    t.rows = find_cached_sequence(a, t.batch);
+    return t;
+}
+
+/* The key tiles that a tile's rows see are divided evenly over its clusters: so a short batch entry is shared, too. */
+DEV cta_work find_work(const fwd_args &a)
+{
+    cta_work w;
+    int row;
+    w.tile = find_tile(a, row);
+    w.row_first = row + GROUP_ROWS * (int)(blockIdx.x % CLUSTER);
+    w.map_batch = is_packed(a) ? 0 : w.tile.batch;
+    const int positions = (row + Q_TILE - 1) / a.group - w.tile.q_first + 1;
+    const visible_tiles all =
+        key_tiles_of(find_visible_keys(a, entry_of(a, w.tile), entry_number(w.tile), w.tile.q_first, positions));
+    const int count = all.end - all.first, each = divide_up(count, (int)(gridDim.x / CLUSTER));
+    w.part = (int)(blockIdx.x / CLUSTER);
+    w.parts = divide_up(count, each);
+    w.tiles = all;
+    w.tiles.end = max(all.end - w.part * each, all.first);
+    w.tiles.first = max(w.tiles.end - each, all.first);
+    return w;
+}
+
+/* Whether the cluster has rows and keys. */
+DEV bool has_work(const fwd_args &a)
+{
+    const cta_work w = find_work(a);
+    return w.tile.q_first < count_queries(a, w.tile) && w.part < w.parts;
+}
+
+/* The position and the head of a CTA's row. */
+DEV int position_of(const fwd_args &a, const cta_work &w, int row)
+{
+    return (w.row_first + row) / a.group;
+}
+
+DEV int head_of(const fwd_args &a, const cta_work &w, int row)
+{
+    return w.tile.head + (w.row_first + row) % a.group;
+}
+#else
 /* As tile_of_cta, of clusters. */
 DEV work_tile tile_of_cluster(const fwd_args &a)
 {
@@ -130,8 +221,8 @@ DEV work_tile tile_of_cluster(const fwd_args &a)
     uint32_t head, in_head;
     order_tiles(head, in_head, a, q_tile + q_tiles * (blockIdx.y + gridDim.y * blockIdx.z), q_tiles,
                 gridDim.y * gridDim.z, SECTION_HEADS);
-    t.q_first = (int)in_head * POSITIONS;
-    t.head = (int)(head % gridDim.y) * HEADS_IN_TILE;
+    t.q_first = (int)in_head * Q_TILE;
+    t.head = (int)(head % gridDim.y);
     t.batch = (int)(head / gridDim.y);
     set_entry_number(t, t.batch);
     t.rows = find_sequence(a, t.batch);
@@ -142,22 +233,28 @@ DEV work_tile tile_of_cluster(const fwd_args &a)
 DEV cta_work find_work(const fwd_args &a)
 {
     const work_tile t = tile_of_cluster(a);
-    const int before = GROUP_ROWS * (int)(blockIdx.x % CLUSTER);
-    return {t, t.q_first + (HEADS_IN_TILE > 1 ? 0 : before), t.head + (HEADS_IN_TILE > 1 ? before : 0),
-            is_packed(a) ? 0 : t.batch,
-            key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, POSITIONS))};
+    return {t, t.q_first + GROUP_ROWS * (int)(blockIdx.x % CLUSTER), is_packed(a) ? 0 : t.batch,
+            key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, Q_TILE))};
+}
+
+/* Whether there are rows: not of a sequence shorter than the longest. */
+DEV bool has_work(const fwd_args &a)
+{
+    const work_tile t = tile_of_cluster(a);
+    return t.q_first < count_queries(a, t);
 }
 
 /* The position and the head of a CTA's row. */
-DEV int position_of(const cta_work &w, int row)
+DEV int position_of(const fwd_args &a, const cta_work &w, int row)
 {
-    return HEADS_IN_TILE > 1 ? w.row_first : w.row_first + row;
+    return w.row_first + row;
 }
 
-DEV int head_of(const cta_work &w, int row)
+DEV int head_of(const fwd_args &a, const cta_work &w, int row)
 {
-    return HEADS_IN_TILE > 1 ? w.head_first + row : w.head_first;
+    return w.tile.head;
 }
+#endif
 
 /* ---- Shared memory ---- */
 
@@ -191,25 +288,33 @@ DEV uint32_t wait_slot(const key_slot &slot)
     return slot.at;
 }
 
-/* Loads panels of a tile into a slot, from panel `first` on; of a cluster this CTA's keys of them, into the slots of
- * all. */
-DEV void load_slot(const key_slot &slot, const fwd_map *map, int first, int panels, const key_source &source, int key)
+/* Waits until a slot is empty in all CTAs of the cluster, and announces its bytes. */
+DEV void begin_slot(const key_slot &slot, int panels)
 {
     if (CLUSTER == 1)
         barrier_wait(slot.empty, slot.parity ^ 1);
     else
         barrier_wait_cluster(slot.empty, slot.parity ^ 1);
     barrier_arrive_expecting(slot.full, panels * KV_PANEL_BYTES);
-    const int rank = (int)(blockIdx.x % CLUSTER), row = source.row_first + key + rank * BOX_ROWS;
-    const uint32_t to = slot.at + rank * (BOX_ROWS * PANEL_ROW_BYTES);
+}
+
+/* Loads some rows of panels, from panel `first` on, to `to` and KV_PANEL_BYTES apart; of a cluster for all its CTAs. */
+DEV void load_panels(uint32_t to, const key_slot &slot, const fwd_map *map, int first, int panels, int row, int head,
+                     int batch)
+{
     for (int panel = 0; panel < panels; panel++) {
         const int dim = (first + panel) * PANEL_ELEMS;
         if (CLUSTER == 1)
-            load_box(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch);
+            load_box(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, head, batch);
         else
-            load_box_to_all(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, source.head, source.batch,
-                            (1 << CLUSTER) - 1);
+            load_box_to_all(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, head, batch, (1 << CLUSTER) - 1);
     }
+}
+
+/* Where a CTA's keys of a slot begin: from its first key on. */
+DEV int first_of_box(void)
+{
+    return (int)(blockIdx.x % CLUSTER) * BOX_ROWS;
 }
 
 #if V_IN_K
@@ -232,6 +337,31 @@ DEV int releasing_warps(int stage, int segment)
 {
     return CONSUMER_WARPS * (segment < CONSUMERS && segment != stage ? 2 : 1);
 }
+
+/* Where the keys of one head of a batch entry are. */
+typedef struct cached_keys {
+    key_pages pages;
+    int head, end; /* end: one past the last key that exists */
+} cached_keys;
+
+/* Loads the CTA's keys of a segment of the tile that begins with `key`. A page is a multiple of a box, or a box of
+ * them; what lies in no page is outside of the map and becomes zeros. Reads global memory: the table. */
+DEV void load_segment(const key_slot &slot, const fwd_map *map, int segment, const cached_keys &keys, int key)
+{
+    const int box = min(keys.pages.page, (int)BOX_ROWS), begin = key + first_of_box();
+    int entry = begin / keys.pages.page, in_page = begin - entry * keys.pages.page;
+    int page = begin < keys.end || keys.pages.table == nullptr ? read_page(keys.pages, entry) : NO_PAGE;
+    begin_slot(slot, segment_panels(segment));
+    for (int row = 0;;) {
+        load_panels(slot.at + (first_of_box() + row) * PANEL_ROW_BYTES, slot, map, segment * OWN_PANELS,
+                    segment_panels(segment), in_page, keys.head, page);
+        row += box;
+        if (row >= BOX_ROWS)
+            break;
+        entry++; /* the next box is the next page */
+        page = begin + row < keys.end ? read_page(keys.pages, entry) : NO_PAGE;
+    }
+}
 #else
 /* A ring for each consumer, a tile in slots of some dims each. What a consumer with the tiles w, w + 2, ... is sent, K
  * whole and V its own dims: K(w), V(w - 1), V(w), K(w + 2), V(w + 1), V(w + 2), ... up to the last V. use: number of a
@@ -242,28 +372,46 @@ DEV key_slot find_slot(uint32_t smem, int consumer, int use)
     return {ADDRESS(smem, rings) + slot * SLOT_BYTES, ADDRESS(smem, full) + slot * BARRIER_BYTES,
             ADDRESS(smem, empty) + slot * BARRIER_BYTES, (uint32_t)(use / STAGES) & 1};
 }
+
+/* Loads the CTA's keys of panels of the tile that begins with `key`, from panel `first` on. */
+DEV void load_slot(const key_slot &slot, const fwd_map *map, int first, int panels, const key_source &source, int key)
+{
+    begin_slot(slot, panels);
+    load_panels(slot.at + first_of_box() * PANEL_ROW_BYTES, slot, map, first, panels,
+                source.row_first + key + first_of_box(), source.head, source.batch);
+}
 #endif
 
-DEV void load_queries(const fwd_maps &maps, uint32_t smem, const cta_work &w)
+DEV void load_queries(const fwd_args &a, const fwd_maps &maps, uint32_t smem, const cta_work &w)
 {
+#if V_IN_K
+    barrier_arrive_expecting(ADDRESS(smem, q_full), QK_PANELS * Q_PANEL_BYTES);
+    for (int row = 0; row < GROUP_ROWS; row += BOX_HEADS)
+        for (int panel = 0; panel < QK_PANELS; panel++)
+            load_box(ADDRESS(smem, q) + panel * Q_PANEL_BYTES + row * PANEL_ROW_BYTES, &maps.q, ADDRESS(smem, q_full),
+                     panel * PANEL_ELEMS, w.tile.rows.q_begin + position_of(a, w, row), head_of(a, w, row),
+                     w.map_batch);
+#else
     load_boxes(ADDRESS(smem, q), &maps.q, ADDRESS(smem, q_full), {QK_PANELS, Q_PANEL_BYTES, PANEL_ELEMS},
-               w.tile.rows.q_begin + w.row_first, w.head_first, w.map_batch);
+               w.tile.rows.q_begin + w.row_first, w.tile.head, w.map_batch);
+#endif
 }
 
 /* One thread for each consumer; consumer 0's loads Q, too. */
-DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem, int consumer)
+DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, int consumer)
 {
     const cta_work w = find_work(a);
-    const key_source source = key_source_of(w.tile.rows, w.map_batch, w.tile.head / a.group);
     const int tiles = w.tiles.end - w.tiles.first;
     if (consumer == 0)
-        load_queries(maps, smem, w);
+        load_queries(a, maps, smem, w);
 #if V_IN_K
+    const cached_keys keys = {pages_of_entry(a, paging, w.tile.batch), w.tile.head / a.group, w.tile.rows.kv_len};
     for (int number = consumer; number < tiles; number += CONSUMERS)
         for (int segment = 0; segment < SEGMENTS; segment++)
-            load_slot(find_segment(smem, number, segment), &maps.k, segment * OWN_PANELS, segment_panels(segment),
-                      source, (w.tiles.end - 1 - number) * KV_TILE);
+            load_segment(find_segment(smem, number, segment), &maps.k, segment, keys,
+                         (w.tiles.end - 1 - number) * KV_TILE);
 #else
+    const key_source source = key_source_of(w.tile.rows, w.map_batch, w.tile.head / a.group);
     int use = 0;
     for (int number = consumer; number <= tiles; number += CONSUMERS) {
         const int key = (w.tiles.end - 1 - number) * KV_TILE;
@@ -456,10 +604,11 @@ typedef struct tile_mask {
 DEV tile_mask find_mask(const fwd_args &a, const cta_work &w, const visible_entry &e, const consumer &c)
 {
     tile_mask m;
-    m.seen =
-        find_row_keys(a, e, entry_number(w.tile), position_of(w, c.row), position_of(w, c.row + 8), 2 * (c.lane % 4));
-    const visible_tiles own = visible_tiles_of(
-        find_visible_keys(a, e, entry_number(w.tile), w.row_first, min(GROUP_ROWS, POSITIONS)), KV_TILE);
+    m.seen = find_row_keys(a, e, entry_number(w.tile), position_of(a, w, c.row), position_of(a, w, c.row + 8),
+                           2 * (c.lane % 4));
+    const int first = position_of(a, w, 0), positions = position_of(a, w, GROUP_ROWS - 1) - first + 1;
+    const visible_tiles own =
+        visible_tiles_of(find_visible_keys(a, e, entry_number(w.tile), first, positions), KV_TILE);
     m.full_first = own.full_first;
     m.full_end = own.first < own.end ? own.full_end : 0; /* rows without a key: every tile is masked */
     m.end = e.kv_len;
@@ -519,14 +668,14 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
 
 /* ---- Output ---- */
 
-/* The dims of the output that a consumer has: a problem of which they are the whole. */
-DEV fwd_args own_dims(const fwd_args &a, int index)
+/* Some dims of the output: a problem of which they are the whole. */
+DEV fwd_args some_dims(const fwd_args &a, int first, int dims)
 {
-    fwd_args own = a;
-    own.o = (char *)a.o + index * OWN_DIMS * ELEM_BYTES;
-    own.v = (const char *)a.v + index * OWN_DIMS * ELEM_BYTES;
-    own.v_dim = max(min(OWN_DIMS, a.v_dim - index * OWN_DIMS), 0);
-    return own;
+    fwd_args some = a;
+    some.o = (char *)a.o + first * ELEM_BYTES;
+    some.v = (const char *)a.v + first * ELEM_BYTES;
+    some.v_dim = max(min(dims, a.v_dim - first), 0);
+    return some;
 }
 
 /* Both have added up the sums of their own tiles: returns those of all. */
@@ -541,14 +690,14 @@ DEV void join_sums(const consumer &c, lane_rows &r)
     r.sum[1] = quad_sum(r.sum[1] + __uint_as_float(bits.y));
 }
 
-DEV void store_rows(const fwd_args &a, const cta_work &w, const visible_entry &entry, const output_part (&o)[OWN_SLOTS],
-                    const lane_rows &r, const consumer &c)
+DEV void store_rows(const fwd_args &a PAGING_PARAMETER, const cta_work &w, const visible_entry &entry,
+                    const output_part (&o)[OWN_SLOTS], const lane_rows &r, const consumer &c)
 {
-    const fwd_args own = own_dims(a, c.index);
+    const fwd_args own = some_dims(a, c.index * OWN_DIMS, OWN_DIMS);
     const work_tile &t = w.tile;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = position_of(w, c.row + 8 * h), head = head_of(w, c.row + 8 * h);
+        const int row = position_of(a, w, c.row + 8 * h), head = head_of(a, w, c.row + 8 * h);
         const float factor = row_factor(a, head, r.max[h], r.sum[h]);
         char *to = (char *)own.o + output_index(a, t.rows, t.batch, head, row) * ELEM_BYTES;
         int finite = true;
@@ -560,14 +709,119 @@ DEV void store_rows(const fwd_args &a, const cta_work &w, const visible_entry &e
         }
         if (a.lse != nullptr && c.index == 0 && c.lane % 4 == 0 && row < entry.q_len)
             find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], r.sum[h]);
-        fix_hidden_nan<ELEMENT>(
-            own, entry,
-            {entry_number(t), head, row, t.rows.q_begin, t.rows.kv_begin, c.scale_log2, r.offset[h], factor}, r.sum[h],
-            finite, c.lane);
+        const stored_row stored = {entry_number(t), head,         row,         t.rows.q_begin,
+                                   t.rows.kv_begin, c.scale_log2, r.offset[h], factor};
+#if V_IN_K
+        fix_paged_nan<ELEMENT>(own, pages_of_entry(a, paging, t.batch), entry, stored, r.sum[h], finite, c.lane);
+#else
+        fix_hidden_nan<ELEMENT>(own, entry, stored, r.sum[h], finite, c.lane);
+#endif
     }
 }
 
-DEV void consume(const fwd_args &a, uint32_t smem, int index)
+#if V_IN_K
+/* ---- Keys shared by clusters: each leaves its part of a row in the workspace, and a second kernel adds them in the
+ * order of the parts ---- */
+
+/* In how many parts a tile is. */
+DEV uint32_t *find_parts(const fwd_args &a, int tile)
+{
+    return (uint32_t *)a.workspace + tile;
+}
+
+/* A row of a part of this tile. */
+DEV partial_row *find_partial(const fwd_args &a, int part, int row)
+{
+    const int tiles = (int)(gridDim.y * gridDim.z);
+    const int64_t first_byte = divide_up(tiles * (int)sizeof(uint32_t), PARTIALS_ALIGNMENT) * PARTIALS_ALIGNMENT;
+    return (partial_row *)((char *)a.workspace + first_byte) + ((int64_t)part * tiles + tile_number()) * Q_TILE + row;
+}
+
+DEV void leave_rows(const fwd_args &a, const cta_work &w, const visible_entry &entry, const output_part (&o)[OWN_SLOTS],
+                    const lane_rows &r, const consumer &c)
+{
+    const int row_first = (int)(blockIdx.x % CLUSTER) * GROUP_ROWS + c.row;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (position_of(a, w, c.row + 8 * h) >= entry.q_len)
+            continue;
+        partial_row *to = find_partial(a, w.part, row_first + 8 * h);
+#pragma unroll
+        for (int part = 0; part < OWN_SLOTS; part++)
+#pragma unroll
+            for (int i = 0; i < SLOT_DIMS / 8; i++)
+                *(float2 *)&to->o[c.index * OWN_DIMS + part * SLOT_DIMS + 8 * i + 2 * (c.lane % 4)] =
+                    make_float2(o[part][4 * i + 2 * h], o[part][4 * i + 2 * h + 1]);
+        if (c.index == 0 && c.lane % 4 == 0)
+            *(float2 *)&to->reference = make_float2(r.max[h], r.sum[h]);
+    }
+}
+
+/* The sum of a row's parts, four columns a thread; a warp's threads have 128 columns side by side. */
+DEV void merge_row(const fwd_args &a, const fwd_paging &paging, const work_tile &t, const visible_entry &entry,
+                   int parts, int group_row)
+{
+    const int thread = threadIdx.x, warp = thread / WARP_THREADS, lane = thread % WARP_THREADS;
+    const int position = group_row / a.group, head = t.head + group_row % a.group;
+    const int64_t step = (int64_t)gridDim.y * gridDim.z * Q_TILE; /* from part to part */
+    const partial_row *first = find_partial(a, 0, (int)blockIdx.x);
+    const float scale_log2 = score_scale_log2(a);
+    float reference = -CUDART_INF_F, sum = 0.0f;
+    float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+    for (int i = 0; i < parts; i++)
+        reference = fmaxf(reference, first[i * step].reference);
+#pragma unroll 8
+    for (int i = 0; i < parts; i++) {
+        const float2 state = *(const float2 *)&first[i * step].reference;
+        const float4 x = *(const float4 *)&first[i * step].o[4 * thread];
+        const float weight = exp2_fast((state.x - finite_max(reference)) * scale_log2);
+        sum += weight * state.y;
+        o = {o.x + weight * x.x, o.y + weight * x.y, o.z + weight * x.z, o.w + weight * x.w};
+    }
+    const float factor = row_factor(a, head, reference, sum);
+    const uint2 values = {pack<BF16>(o.x * factor, o.y * factor), pack<BF16>(o.z * factor, o.w * factor)};
+    const float probe = o.x * factor * 0.0f + o.y * factor * 0.0f + o.z * factor * 0.0f + o.w * factor * 0.0f;
+    char *to = (char *)a.o + output_index(a, t.rows, t.batch, head, position) * ELEM_BYTES;
+    if (4 * thread < a.v_dim)
+        *(uint2 *)(to + 4 * thread * ELEM_BYTES) = factor != 0.0f ? values : uint2{0, 0};
+    if (a.lse != nullptr && thread == 0)
+        find_lse(a, t.rows, t.batch, head)[position] = row_lse(a, head, reference, sum);
+    enum {
+        WARP_COLUMNS = 4 * WARP_THREADS
+    };
+    const stored_row stored = {entry_number(t),
+                               head,
+                               lane < 4 ? position : entry.q_len,
+                               t.rows.q_begin,
+                               0,
+                               scale_log2,
+                               offset_of(reference, scale_log2),
+                               factor};
+    fix_paged_nan<ELEMENT>(some_dims(a, warp * WARP_COLUMNS, WARP_COLUMNS), pages_of_entry(a, paging, t.batch), entry,
+                           stored, sum, probe == 0.0f, lane);
+}
+
+/* A CTA a row: the grid is {rows of a tile, tiles of all key heads, batch}. */
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+    NAME_WITH(KERNEL_NAME, _merge)(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps,
+                                   const __grid_constant__ fwd_paging paging)
+{
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    const uint32_t parts = *find_parts(a, tile_number());
+    if (parts <= 1) /* the rows are stored, or there are none */
+        return;
+    int row;
+    const work_tile t = find_tile(a, row);
+    const visible_entry entry = entry_of(a, t);
+    row += (int)blockIdx.x;
+    if (row / a.group < entry.q_len)
+        merge_row(a, paging, t, entry, (int)parts, row);
+}
+#endif
+
+DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 {
     const cta_work w = find_work(a);
     const visible_entry entry = entry_of(a, w.tile);
@@ -609,7 +863,12 @@ DEV void consume(const fwd_args &a, uint32_t smem, int index)
     }
     ACR_TRACE_POINT(0, "last product done");
     join_sums(c, r);
-    store_rows(a, w, entry, o, r, c);
+#if V_IN_K
+    if (w.parts > 1)
+        leave_rows(a, w, entry, o, r, c);
+    else
+#endif
+        store_rows(a PAGING_ARGUMENT, w, entry, o, r, c);
     ACR_TRACE_POINT(0, "stored");
 }
 
@@ -632,7 +891,7 @@ DEV void init_barriers(uint32_t smem)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps PAGING_OF_KERNEL)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
@@ -654,15 +913,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
-    const work_tile t = tile_of_cluster(a);
-    if (t.q_first < count_queries(a, t)) { /* else of a sequence shorter than the longest: so for the whole cluster */
+    const bool works = has_work(a); /* the same in the whole cluster */
+#if V_IN_K
+    if (gridDim.x > CLUSTER && blockIdx.x == 0 && threadIdx.x == 0)
+        *find_parts(a, tile_number()) = works ? (uint32_t)find_work(a).parts : 0;
+#endif
+    if (works) {
         if (group == 0) {
             REGISTERS_GIVE(PRODUCER_REGISTERS);
             if (threadIdx.x == 0 || threadIdx.x == WARP_THREADS)
-                produce(a, maps, smem, threadIdx.x / WARP_THREADS);
+                produce(a, maps PAGING_ARGUMENT, smem, threadIdx.x / WARP_THREADS);
         } else {
             REGISTERS_TAKE(CONSUMER_REGISTERS);
-            consume(a, smem, group - 1);
+            consume(a PAGING_ARGUMENT, smem, group - 1);
         }
     }
     __syncwarp();
@@ -677,26 +940,110 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
-static const acr__tiling TILING = {
-    .work = ACR__WORK_TILES, .q_tile = POSITIONS, .threads = THREADS, .smem_bytes = sizeof(shared_memory)};
+#include <math.h>
+
+#include "cuda/model/fwd_model.h"
+
+static const acr__tiling TILING = {.work = V_IN_K ? ACR__WORK_HEAD_ROWS : ACR__WORK_TILES,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = sizeof(shared_memory)};
 
 #include "cuda/model/tile_kernel.h"
 
+#if V_IN_K
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    if (V_IN_K && !(problem->flags & ACR_V_IN_K))
+    if (!(problem->flags & ACR_V_IN_K))
         return "v_in_k: the kernel serves values inside the keys alone (V_IN_K)";
-    if (problem->q_heads / problem->kv_heads % HEADS_IN_TILE != 0)
-        return "q_heads / kv_heads is no multiple of the heads in a query tile (HEADS_IN_TILE)";
+    if (problem->q_heads / problem->kv_heads % BOX_HEADS != 0)
+        return "q_heads / kv_heads is no multiple of 16";
+    if (problem->flags & ACR_PACKED && !(problem->flags & ACR_PAGED))
+        return "packed: the kernel serves packed queries over pages only (ACR_PACKED with ACR_PAGED)";
+    if (problem->flags & ACR_PAGED &&
+        (problem->page % 8 != 0 || (problem->page % BOX_ROWS != 0 && BOX_ROWS % problem->page != 0)))
+        return CLUSTER == 2 ? "page: must be 8, 16 or a multiple of 32" : "page: must be 8, 16, 32 or a multiple of 64";
     return tile_why_not(problem, device);
 }
 
+static int64_t count_tiles(const acr_problem *problem)
+{
+    return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
+}
+
+/* Not fitted: it has not run on a GPU. A visit is of a key tile by a cluster: 2176 cycles of the tensor cores and about
+ * 2390 of shared memory; where a CTA is alone, L2 binds. Then what a cluster takes from its start to its first scores
+ * and from its last ones to its end, and what it takes to leave partial results; and the second kernel. */
+static double split_seconds(const acr_problem *problem, const acr__device *device, int64_t splits)
+{
+    const double visit_cycles = CLUSTER > 1 ? 3100.0 : 3300.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
+                 leave_cycles = 4000.0;
+    const double clock_hz = 0.87 * device->clock_hz; /* what the power limit leaves of it */
+    const double keys = acr__visible_keys(acr__longest_entry(problem));
+    const double tiles = fmax(ceil(keys / KV_TILE), 1.0), clusters = (double)(count_tiles(problem) * splits);
+    const double waves = ceil(clusters / (double)(device->sm_count / CLUSTER));
+    const double cycles =
+        waves * (cluster_cycles + ceil(tiles / (double)splits) * visit_cycles + (splits > 1 ? leave_cycles : 0.0));
+    const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
+    const double key_bytes = (double)(problem->batch * problem->kv_heads) * keys * (double)problem->qk_dim * ELEM_BYTES;
+    const double memory = key_bytes / (0.85 * acr__memory_rate(problem, device, 1.0));
+    const double merge_cycles = 4000.0 + 130.0 * (double)splits * fmax(1.0, rows / (4.0 * device->sm_count));
+    const double merge = splits > 1 ? ACR__LAUNCH_SECONDS + merge_cycles / clock_hz : 0.0;
+    return fmax(cycles / clock_hz, memory + cluster_cycles / clock_hz) + merge;
+}
+
+/* Into how many parts the keys of a tile are split. */
+static int64_t choose_splits(const acr_problem *problem, const acr__device *device)
+{
+    const int64_t key_tiles = (problem->kv_len + KV_TILE - 1) / KV_TILE;
+    int64_t best = 1;
+    for (int64_t splits = 2; splits <= PARTS_MAX && splits <= key_tiles; splits++)
+        if (split_seconds(problem, device, splits) < split_seconds(problem, device, best))
+            best = splits;
+    return best;
+}
+
+static size_t workspace(const acr_problem *problem, const acr__device *device)
+{
+    const size_t splits = (size_t)choose_splits(problem, device), tiles = (size_t)count_tiles(problem);
+    const size_t numbers =
+        (tiles * sizeof(uint32_t) + PARTIALS_ALIGNMENT - 1) / PARTIALS_ALIGNMENT * PARTIALS_ALIGNMENT;
+    return splits == 1 ? 0 : numbers + splits * tiles * Q_TILE * sizeof(partial_row);
+}
+
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    *launch = (acr__launch){.grid = {CLUSTER * (uint32_t)choose_splits(problem, device),
+                                     (uint32_t)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads),
+                                     (uint32_t)problem->batch},
+                            .block = THREADS,
+                            .cluster = CLUSTER,
+                            .smem_bytes = sizeof(shared_memory)};
+}
+
+/* Nothing where every tile has one part. */
+static void shape_merge(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    shape(problem, device, launch);
+    launch->grid[0] = launch->grid[0] > CLUSTER ? Q_TILE : 0;
+    launch->block = MERGE_THREADS;
+    launch->cluster = 0;
+    launch->smem_bytes = 0;
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
+    return ACR__LAUNCH_SECONDS + split_seconds(problem, device, choose_splits(problem, device));
+}
+
+#else
+
 /* A cluster has a query tile. */
-static void cluster_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     tile_shape(problem, device, launch);
     launch->grid[0] *= CLUSTER;
-    launch->grid[1] /= HEADS_IN_TILE;
     launch->cluster = CLUSTER;
 }
 
@@ -706,7 +1053,6 @@ static void cluster_shape(const acr_problem *problem, const acr__device *device,
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr__fwd_rates rates = {
-        .heads_in_tile = HEADS_IN_TILE,
         .mma_flop_per_cycle = (CLUSTER > 1 ? 1800.0 : 1300.0) * CLUSTER, /* of the SMs of a cluster */
         .exp_per_cycle = 14.0 * CLUSTER,
         .step_cycles = 2000.0,
@@ -719,18 +1065,25 @@ static double cost(const acr_problem *problem, const acr__device *device)
     return tile_seconds(problem, &clusters, rates);
 }
 
+#endif
+
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wide", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .traits = V_IN_K ? 0 : ACR__TRAIT_PACKED,
-    .v_in_k = V_IN_K,
-    .why_not = why_not,
+    .traits = ACR__TRAIT_PACKED,
     .cost = cost,
-    .shape = cluster_shape,
-    .boxes = {.q_rows = HEADS_IN_TILE > 1 ? 1 : GROUP_ROWS,
-              .k_rows = BOX_ROWS,
-              .v_rows = V_IN_K ? 0 : BOX_ROWS,
-              .q_heads = HEADS_IN_TILE > 1 ? GROUP_ROWS : 1},
+    .shape = shape,
+#if V_IN_K
+    .pages = 1,
+    .v_in_k = 1,
+    .why_not = why_not,
+    .workspace = workspace,
+    .boxes = {.q_rows = 1, .k_rows = BOX_ROWS, .q_heads = BOX_HEADS},
+    .after = {.symbol = KERNEL_TEXT "_merge", .shape = shape_merge},
+#else
+    .why_not = tile_why_not,
+    .boxes = {.q_rows = GROUP_ROWS, .k_rows = BOX_ROWS, .v_rows = BOX_ROWS},
+#endif
 };
 
 #endif
