@@ -1,6 +1,7 @@
 /* Judged answers, see reference.h. */
 #include "reference.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
