@@ -2,8 +2,8 @@
  * and processes: each pair of ranks has a pipe in shared memory. Streams mean nothing to it, as to that driver: what is
  * enqueued happens at once. As the real one with blocking = 0, calls come back at once; a thread of the communicator
  * does the transfers, and ncclCommGetAsyncError says NCCL_IN_PROGRESS until they have ended. Calls that do not fit each
- * other (a message of another length) are an error on every rank, as is the abort of any rank. A rank that does not come
- * leaves the others in progress for ever: the time limit is the caller's. */
+ * other (a message of another length) are an error on every rank, as is the abort of any rank. A rank that does not
+ * come leaves the others in progress for ever: the time limit is the caller's. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
