@@ -149,6 +149,8 @@ GROUPS = {
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
             (90, 2, "bwd_wgmma_*_d128_*", [LATE], problems(GRADIENTS, [128])),
+            (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
+            (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*", [EAGER], problems(GRADIENTS[:2], ["72/104"]))],
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),

@@ -14,4 +14,9 @@ DEV void wgmma_ss_mn(float (&d)[32], uint64_t a, uint64_t b, int accumulate)
     /* clang-format on */
 }
 
+/* Products of 32 columns: half of the first 64 accumulators of wgmma.cuh. */
+#define WGMMA_D_N32 WGMMA_D0 ", " WGMMA_D1
+#define WGMMA_IO_N32 WGMMA_IO(0), WGMMA_IO(1)
+WGMMA_SHAPE(32, 16, 17, 18, 19, 20, 21)
+
 #endif

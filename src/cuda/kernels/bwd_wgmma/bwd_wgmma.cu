@@ -12,11 +12,11 @@
  * (FlashAttention-2's loop over keys outside) and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64 or 128; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1, PACKED=1
- * (packed batches alone), TERMS (FWD_TERM_CAP or 0),
+ * (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more to do),
  * SPLIT=1 (DIM 64: a CTA owns 64 keys, both warpgroups hold them, each visits its half of the queries; for short
  * sequences, which have few key tiles).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 SPLIT=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 SPLIT=0 PART=64 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -28,6 +28,9 @@
 #endif
 #ifndef SPLIT
 #define SPLIT 0
+#endif
+#ifndef PART
+#define PART 64
 #endif
 #include <stddef.h>
 
@@ -51,7 +54,7 @@ enum {
     Q_BYTES = PANELS * Q_PANEL_BYTES,
     DS_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES, /* 64 queries of each key */
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
-    PART_QUERIES = 64,                               /* whose scores a warpgroup has in registers at a time */
+    PART_QUERIES = PART,                             /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = SPLIT ? 1 : Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_HALF_FLOATS = 64 * 64, /* of dQ that a warpgroup computes: 64 rows of DIM 64, or 64 columns of DIM 128 */
     STATS_BYTES = 2 * Q_TILE * 4
@@ -108,6 +111,7 @@ enum {
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is two halves of 64 x 64");
 static_assert(!SPLIT || DIM == 64, "SPLIT: each warpgroup has half of the queries of a tile");
+static_assert(PART == 64 || (PART == 32 && !SPLIT), "PART: 64, or 32 without SPLIT");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
@@ -541,10 +545,11 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_
 /* Rows of dS: keys; 64 queries a panel. */
 DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buffer, int part)
 {
-    const uint32_t row = c.ds_row + buffer * DS_BYTES + part * DS_PANEL_BYTES;
+    const int query = part * PART_QUERIES;
+    const uint32_t row = c.ds_row + buffer * DS_BYTES + query / PANEL_ELEMS * DS_PANEL_BYTES;
 #pragma unroll
     for (int step = 0; step < PART_QUERIES / 16; step++)
-        store_matrices(row ^ (uint32_t)(step * 2 * CHUNK_BYTES), ds + 4 * step);
+        store_matrices(row ^ (uint32_t)((query % PANEL_ELEMS / 8 + step * 2) * CHUNK_BYTES), ds + 4 * step);
 }
 
 /* Leaves the warpgroup's half of dQ to the thread that adds it up. Register 4g + r of thread t is float
@@ -960,7 +965,10 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * SM; and what the helpers move. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles = DIM == 128 ? 4000.0 : SPLIT ? 2400.0 : 4300.0, tile_cycles = 3200.0;
+    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0)
+                                : SPLIT    ? 2400.0
+                                           : 4300.0,
+                 tile_cycles = 3200.0;
     const double cap_cycles =
         TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
     const int64_t key_tiles = count_key_tiles(problem);
