@@ -12,10 +12,11 @@ install(TARGETS acromion acromion_static EXPORT acromion_targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(FILES include/acromion.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
-# For several GPUs: found as -lacromion_nccl, beside libacromion. In no package yet.
-set_target_properties(acromion_nccl PROPERTIES INSTALL_RPATH $ORIGIN)
-install(TARGETS acromion_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT nccl)
-install(FILES include/acromion_nccl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT nccl)
+# For several GPUs, beside it: acromion::nccl, -lacromion_nccl.
+set_target_properties(acromion_nccl PROPERTIES EXPORT_NAME nccl INSTALL_RPATH $ORIGIN)
+install(TARGETS acromion_nccl EXPORT acromion_targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
+install(FILES include/acromion_nccl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
 install(DIRECTORY wisdom DESTINATION ${CMAKE_INSTALL_DATADIR}/acromion COMPONENT program
   FILES_MATCHING PATTERN "*.wisdom")
