@@ -103,7 +103,8 @@ static void fill_inputs(cache_case *c)
         fill_table(c);
     fill_noise(c, ACR__Q, c->problem.dtype);
     fill_pool(c, ACR__K);
-    fill_pool(c, ACR__V);
+    if (c->host[ACR__V])
+        fill_pool(c, ACR__V);
     for (acr__buffer i = ACR__K_SCALES; i <= ACR__V_SCALES; i++)
         for (int64_t at = 0; c->host[i] && at < c->problem.batch * c->problem.kv_heads; at++)
             ((float *)c->host[i])[at] = 0.5f + (float)between(&c->g, 0, 8) / 8.0f;

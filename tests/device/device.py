@@ -458,7 +458,8 @@ def run_ops(program, driver, images, cases=tuple(OPS)):
 
 # ---- Caches: tests/device/caches.c ----
 
-# On which GPU, how many SMs (many: keys are split), in which order of warps, and which problems.
+# On which GPU, how many SMs (many: keys are split), in which order of warps, which problems, and, if not the lines for
+# caches, which lines.
 CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4/1:s5/75:d128:causal:lse:kvlens:page1",
                          "f16:b2:h2:s3/140:d128:causal:win40:lse:kvlens:page7",
                          "f16:b4:h4/2:s4/130:d64:causal:lse:bshd:packed:kvlens:page8"]),
@@ -470,13 +471,15 @@ CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4
                              "bf16:b2:h4/1:s5/70:d128:causal:lse:kvlens:page64:kv-e4m3",
                              "f16:b2:h4/1:s5/83:d96/80:causal:lse:kvlens:kv-e4m3",
                              "bf16:b4:h4/2:s9/130:d128:lse:bshd:packed:kvlens:page8:kv-e4m3",
-                             "f16:b3:h4/1:s1/1300:d128:kvlens:page256:kv-e4m3:invariant"])]
+                             "f16:b3:h4/1:s1/1300:d128:kvlens:page256:kv-e4m3:invariant"]),
+          (90, 8, LATE, ["f16:b3:h16/1:s1/900:d576/512:v-in-k:kvlens:page64:lse",
+                         "f16:b3:h32/1:s3/300:d520/400:v-in-k:causal:lse:bshd:packed:kvlens:page16"], "_mla_")]
 
 
 def run_caches(program, driver, images):
     failures = 0
-    for arch, sms, order, asked in CACHES:
-        done, shown = execute([program, "_paged_", *asked], environment(driver, images, arch, sms, order))
+    for arch, sms, order, asked, *lines in CACHES:
+        done, shown = execute([program, *(lines or ["_paged_"]), *asked], environment(driver, images, arch, sms, order))
         summary = done.stdout.strip().splitlines()[-1:]
         print(f"sm_{arch} caches: {summary}", flush=True)
         if done.returncode != 0 or " 0 failed" not in str(summary):
