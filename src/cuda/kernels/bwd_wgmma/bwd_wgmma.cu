@@ -86,7 +86,7 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/attention/epilogue.cuh"
+#include "cuda/device/attention/gradients.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
 #include "cuda/device/isa/bulk.cuh"
 #include "cuda/device/isa/flag.cuh"
@@ -101,11 +101,8 @@ enum {
     CONSUMER_WARPS = 4 * CONSUMERS,
     ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
     ANY_ORDER = -2,
-    BOTH_CONSUMERS = 1,                 /* a named barrier */
-    FINISH_THREADS = WARPGROUP_THREADS, /* of the last kernel */
-    HELPER_THREADS = 256,               /* of the first kernel */
-    ROW_LANES = DIM / 8,                /* that share a row of O and dO, 16 bytes each */
-    ROWS_AT_ONCE = HELPER_THREADS / ROW_LANES
+    BOTH_CONSUMERS = 1,                /* a named barrier */
+    FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
@@ -135,27 +132,7 @@ DEV tile_results results_of(const fwd_args &a, int head, int tile)
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
 
-/* Sums the products of eight pairs of elements. */
-DEV float dot_chunk(uint4 x, uint4 y)
-{
-    const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 u, v;
-        if constexpr (BF16) {
-            u = __bfloat1622float2(*(const __nv_bfloat162 *)&a[i]);
-            v = __bfloat1622float2(*(const __nv_bfloat162 *)&b[i]);
-        } else {
-            u = __half22float2(*(const __half2 *)&a[i]);
-            v = __half22float2(*(const __half2 *)&b[i]);
-        }
-        sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
-    }
-    return sum;
-}
-
-extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
+extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     NAME_WITH(KERNEL_NAME, _prepare)(const __grid_constant__ bwd_args args)
 {
     const fwd_args &a = args.fwd;
@@ -171,32 +148,9 @@ extern "C" __global__ void __launch_bounds__(HELPER_THREADS)
     if (threadIdx.x == 0)
         *to.visits = 0;
     if (args.atomics && to.slot == 0)
-        for (int i = threadIdx.x; i < Q_TILE * DIM / 4; i += HELPER_THREADS)
+        for (int i = threadIdx.x; i < Q_TILE * DIM / 4; i += STATS_THREADS)
             ((float4 *)to.dq)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const int lane = threadIdx.x % ROW_LANES, column = 8 * lane;
-    const float *lse = find_lse(a, rows, entry, head);
-#pragma unroll
-    for (int first = 0; first < Q_TILE; first += ROWS_AT_ONCE) {
-        const int in_tile = first + threadIdx.x / ROW_LANES, row = tile * Q_TILE + in_tile;
-        const bool exists = row < rows.q_len;
-        uint4 o = {0, 0, 0, 0}, d_o = {0, 0, 0, 0};
-        if (exists && column < a.v_dim) {
-            o = *(const uint4 *)((const char *)a.o + (output_index(a, rows, entry, head, row) + column) * ELEM_BYTES);
-            d_o =
-                *(const uint4 *)((const char *)args.d_o + (entry * args.d_o_stride.batch + head * args.d_o_stride.head +
-                                                           (rows.q_begin + row) * args.d_o_stride.row + column) *
-                                                              ELEM_BYTES);
-        }
-        float sum = dot_chunk(o, d_o);
-#pragma unroll
-        for (int distance = ROW_LANES / 2; distance > 0; distance /= 2)
-            sum += __shfl_xor_sync(~0u, sum, distance);
-        if (lane == 0) {
-            const float own = exists ? lse[row] : -CUDART_INF_F;
-            to.stats[in_tile] = own == -CUDART_INF_F ? CUDART_INF_F : own * 1.44269504f;
-            to.stats[Q_TILE + in_tile] = sum;
-        }
-    }
+    find_row_stats(args, rows, entry, head, tile, to.stats);
 }
 
 /* ---- The second kernel: work tiles ---- */
@@ -641,16 +595,7 @@ DEV void store_key_gradient(const bwd_args &args, void *to, const fwd_strides &s
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int key = w.kv_tile * KV_TILE + lane_key(c) + 8 * h;
-        const int64_t at = head + key * stride.row;
-        if (args.grad_f32) {
-#pragma unroll
-            for (int i = 0; i < ELEMS / 4; i++)
-                if (key < keys && 8 * i < columns)
-                    *(float2 *)((float *)to + at + 8 * i + 2 * (c.lane % 4)) =
-                        factor != 0.0f ? make_float2(d[4 * i + 2 * h] * factor, d[4 * i + 2 * h + 1] * factor)
-                                       : make_float2(0.0f, 0.0f);
-        } else
-            store_row<BF16>({(char *)to + at * ELEM_BYTES, key < keys, columns, factor}, d, h, c.lane);
+        store_gradient_row(args, to, head + key * stride.row, key < keys, columns, factor, d, h, c.lane);
     }
 }
 
@@ -831,30 +776,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The third kernel: a CTA half a tile of queries; grid {2 tiles, query heads, entries}. ---- */
 
-/* dsinks of a head: the sum of -P(sink) * D over all rows, always in the same order. */
-DEV void sum_sinks(const bwd_args &args, int head)
-{
-    const fwd_args &a = args.fwd;
-    __shared__ float sums[FINISH_THREADS];
-    float sum = 0.0f;
-    for (int entry = 0; entry < a.batch; entry++) {
-        const sequence rows = find_sequence(a, entry);
-        for (int row = threadIdx.x; row < rows.q_len; row += FINISH_THREADS) {
-            const float *stats = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + row / Q_TILE).stats;
-            sum -= exp2_fast(a.sinks[head] * 1.44269504f - stats[row % Q_TILE]) * stats[Q_TILE + row % Q_TILE];
-        }
-    }
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int other = FINISH_THREADS / 2; other > 0; other /= 2) {
-        if (threadIdx.x < other)
-            sums[threadIdx.x] += sums[threadIdx.x + other];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0)
-        args.dsinks[head] = sums[0];
-}
-
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
@@ -864,7 +785,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     wait_for_previous_kernel();
     allow_next_kernel();
     if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
-        sum_sinks(args, head);
+        sum_sinks<FINISH_THREADS>(args, head, results_of(a, head, 0).stats);
     const sequence rows = find_sequence(a, entry);
     if (tile * Q_TILE >= rows.q_len)
         return;
@@ -888,15 +809,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
         const int row = tile * Q_TILE + (DIM == 64 ? 64 * half : 0) + thread / 32 * 16 + lane / 4 + 8 * h;
         const int64_t at = entry * args.dq_stride.batch + head * args.dq_stride.head +
                            (rows.q_begin + row) * args.dq_stride.row + column;
-        if (args.grad_f32) {
-#pragma unroll
-            for (int g = 0; g < 8; g++)
-                if (row < rows.q_len && 8 * g < columns)
-                    *(float2 *)((float *)args.dq + at + 8 * g + 2 * (lane % 4)) =
-                        factor != 0.0f ? make_float2(d[4 * g + 2 * h] * factor, d[4 * g + 2 * h + 1] * factor)
-                                       : make_float2(0.0f, 0.0f);
-        } else
-            store_row<BF16>({(char *)args.dq + at * ELEM_BYTES, row < rows.q_len, columns, factor}, d, h, lane);
+        store_gradient_row(args, args.dq, at, row < rows.q_len, columns, factor, d, h, lane);
     }
 }
 
