@@ -76,6 +76,8 @@ GRADIENTS = ["bwd:b1:h2:s70/130:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:gr
              "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/600:d{d}:atomics"]
 OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/1100:d{d}:bshd:packed",
                    "bwd:b1:h2:s70/130:d{d}:causal:cap5"]
+TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}", "bwd:b1:h2:s50/70:d{d}:alibi",
+                  "bwd:b1:h2:s50/70:d{d}:causal:alibi:cap30"]
 
 
 def problems(shapes, dims, dtypes=("f16", "bf16")):
@@ -151,7 +153,12 @@ GROUPS = {
             (90, 2, "bwd_wgmma_*_d128_*", [LATE], problems(GRADIENTS, [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
-            (90, 4, "bwd_wgmma_*_d128_*", [EAGER], problems(GRADIENTS[:2], ["72/104"]))],
+            (90, 4, "bwd_wgmma_*_d128_*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
+            (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
+            (90, 4, "bwd_mma_bf16_d64_*", [EAGER], problems([GRADIENTS[1], *OTHER_GRADIENTS[::2]], [64], ["bf16"])),
+            (89, 4, "bwd_mma_bf16_d128_*", [LATE], problems(GRADIENTS[1:3] + TERM_GRADIENTS[:1], [128], ["bf16"])),
+            (120, 4, "bwd_mma_f16_d128_*", [EAGER], problems(GRADIENTS[:2] + OTHER_GRADIENTS[:1], ["72/104"],
+                                                             ["f16"]))],
     # fp8 scales of batch entries and heads.
     "scales": [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE, EAGER], problems(SHAPES[:2] + LONG[1:2], [d], ["e4m3"]),
                 "head-scaled") for d in (64, 128, 192, 256)] +
@@ -389,6 +396,10 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
 # Of kernels that split keys, on few SMs: contexts of several tiles a split, whose tails end in every group of four keys
 # of a tile.
 TAILS = [f"b1:h2:s1/{keys}:d64" for keys in range(642, 674, 4)]
+# Gradients that a pair hidden from them must not spoil.
+ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], ["bwd:b1:h2/1:s70/130:d64:causal",
+                                                          "bwd:b1:h2:s70/90:d64:win20/9"]),
+             (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [

@@ -11,6 +11,9 @@
  *   the mask, the key beyond that edge, or any key. So one key too many or too few moves a row by the size of a value,
  *   where inputs that know nothing of each other move it by less than rounding does.
  *
+ * Of a backward problem, in place of these: some elements of each of q, k, v and d_o in turn are NaN or infinite.
+ * Gradients that the oracle finds finite are as if those were not there, the others are not finite.
+ *
  *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
  *     isolation --rows cpu|cuda KERNEL PROBLEM...      the first check alone
  *
@@ -468,6 +471,130 @@ static acr_status check_matched(tally *t, acr_ctx *ctx, const acr__kernel *kerne
     return status;
 }
 
+/* ---- Gradients: hidden pairs ---- */
+
+/* A tensor of a backward problem whose rows are spoilt in turn. */
+typedef struct spoilt_tensor {
+    const char *name;
+    const void *data;
+    int64_t heads, rows, dim;
+} spoilt_tensor;
+
+/* In each head of each entry one element of a row becomes NaN, and one of another infinite. */
+static void spoil_tensor(const reference *ref, const spoilt_tensor *s, uint64_t seed)
+{
+    for (int64_t head = 0; head < ref->entries * s->heads; ++head) {
+        for (unsigned i = 0; i < 2; ++i) {
+            const int64_t row =
+                (int64_t)(random_bits(seed, 104, (uint64_t)head * 2 + i) % (uint64_t)s->rows) + head * s->rows;
+            const int64_t column = (int64_t)(random_bits(seed, 105, (uint64_t)head * 2 + i) % (uint64_t)s->dim);
+            acr__store_element(ref->problem.dtype, (void *)s->data, row * s->dim + column, i == 0 ? NAN : INFINITY);
+        }
+    }
+}
+
+/* expected: of the spoilt inputs. Tolerances are those of the whole ones, doubled for that. */
+static void judge_gradients(char *failure, size_t size, const reference *ref, const run_output *output,
+                            double *const expected[3], const char *spoilt)
+{
+    static const char *const names[] = {"dq", "dk", "dv"};
+    const acr_dtype type = ref->problem.grad_dtype ? ref->problem.grad_dtype : ref->problem.dtype;
+    int64_t finite = 0, spoilt_elements = 0;
+    for (int tensor = 0; tensor < 3; ++tensor) {
+        for (int64_t i = 0; i < ref->grads->elements[tensor]; ++i) {
+            const double got = acr__load_element(type, output->grads[tensor], i), want = expected[tensor][i];
+            finite += isfinite(want);
+            spoilt_elements += !isfinite(want);
+            if (isfinite(want) ? fabs(got - want) <= 2 * ref->grads->tolerance[tensor][i] : !isfinite(got)) {
+                continue;
+            }
+            snprintf(failure, size, "%s spoilt: %s[%lld]: got %.6g, expected %.6g", spoilt, names[tensor], (long long)i,
+                     got, want);
+            return;
+        }
+    }
+    if (finite == 0 || spoilt_elements == 0) {
+        snprintf(failure, size, "%s spoilt: %lld finite gradients and %lld others: nothing was shown", spoilt,
+                 (long long)finite, (long long)spoilt_elements);
+    }
+}
+
+static acr_status find_gradients(double *const expected[3], const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    double *variance[3] = {NULL};
+    double *dsinks = calloc((size_t)(2 * p->batch * p->q_heads), sizeof *dsinks);
+    acr_status status = dsinks ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the gradients");
+    for (int i = 0; i < 3; ++i) {
+        memset(expected[i], 0, (size_t)ref->grads->elements[i] * sizeof *expected[i]);
+        variance[i] = calloc((size_t)ref->grads->elements[i], sizeof *variance[i]);
+        status = variance[i] ? status : acr__fail(ACR_NO_MEMORY, "no memory for the gradients");
+    }
+    if (status == ACR_OK) {
+        const bool sinks = ref->buffers.sinks != NULL;
+        const oracle_gradients to = {.dq = expected[0],
+                                     .dk = expected[1],
+                                     .dv = expected[2],
+                                     .dsinks = sinks ? dsinks : NULL,
+                                     .dq_variance = variance[0],
+                                     .dk_variance = variance[1],
+                                     .dv_variance = variance[2],
+                                     .dsinks_variance = sinks ? dsinks + p->batch * p->q_heads : NULL};
+        for (int64_t i = 0; i < p->batch * p->kv_heads && status == ACR_OK; ++i) {
+            status = oracle_backward(p, &ref->buffers, i, &to);
+        }
+    }
+    for (int i = 0; i < 3; ++i) {
+        free(variance[i]);
+    }
+    free(dsinks);
+    return status;
+}
+
+static acr_status check_gradients(tally *t, acr_ctx *ctx, const acr__kernel *kernel, const acr_problem *problem,
+                                  const reference *ref, uint64_t seed)
+{
+    const acr_problem *p = &ref->problem;
+    const spoilt_tensor inputs[] = {{"q", ref->buffers.q, p->q_heads, ref->q_rows, p->qk_dim},
+                                    {"k", ref->buffers.k, p->kv_heads, ref->kv_rows, p->qk_dim},
+                                    {"v", ref->buffers.v, p->kv_heads, ref->kv_rows, p->v_dim},
+                                    {"d_o", ref->buffers.d_o, p->q_heads, ref->q_rows, p->v_dim}};
+    double *expected[3] = {NULL};
+    acr_status status = ACR_OK;
+    for (int i = 0; i < 3; ++i) {
+        expected[i] = malloc((size_t)ref->grads->elements[i] * sizeof *expected[i]);
+        status = expected[i] ? status : acr__fail(ACR_NO_MEMORY, "no memory for the gradients");
+    }
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && status == ACR_OK; ++i) {
+        char failure[256] = "";
+        run_output output = {.o = NULL};
+        const size_t bytes =
+            (size_t)(ref->entries * inputs[i].heads * inputs[i].rows * inputs[i].dim * acr__dtype_bytes(p->dtype));
+        void *whole = malloc(bytes);
+        if (!whole) {
+            status = acr__fail(ACR_NO_MEMORY, "no memory for a tensor");
+            break;
+        }
+        memcpy(whole, inputs[i].data, bytes);
+        spoil_tensor(ref, &inputs[i], seed + i);
+        status = find_gradients(expected, ref);
+        if (status == ACR_OK) {
+            status = run_reference(&output, ctx, kernel, problem, ref);
+        }
+        if (status == ACR_OK) {
+            judge_gradients(failure, sizeof failure, ref, &output, expected, inputs[i].name);
+            report(t, "gradients", kernel, problem, failure);
+        }
+        memcpy((void *)inputs[i].data, whole, bytes);
+        free(whole);
+        run_output_free(&output);
+    }
+    for (int i = 0; i < 3; ++i) {
+        free(expected[i]);
+    }
+    return status;
+}
+
 /* ---- The program ---- */
 
 /* The checks of a kernel; an error means that the device is lost, or that the test cannot go on. */
@@ -481,6 +608,11 @@ static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel
     const reference_request wanted = {.problem = problem, .seed = SEED, .sampled_rows = ROWS, .threads = 2};
     reference *ref = NULL;
     acr_status status = reference_create(&ref, &wanted);
+    if (problem->pass == ACR_BACKWARD) {
+        status = status == ACR_OK ? check_gradients(t, ctx, kernel, problem, ref, SEED) : status;
+        reference_destroy(ref);
+        return status;
+    }
     if (status == ACR_OK && rows_only) {
         status = check_rows(t, ctx, kernel, problem, ref, SEED);
     }
