@@ -210,14 +210,9 @@ void races_end(cta *c)
         free(r->mbarriers[b].arrived);
         free(r->mbarriers[b].ended);
     }
-    free(r->known);
-    free(r->asynchronous);
-    free(r->inits);
-    free(r->writes);
-    free(r->reads);
-    free(r->repeats);
-    free(r->lanes);
-    free(r);
+    void *const tables[] = {r->known, r->asynchronous, r->inits, r->writes, r->reads, r->repeats, r->lanes, r};
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        free(tables[i]);
 }
 
 /* ---- Clocks ---- */

@@ -193,6 +193,13 @@ static acr_status lay_out(elf_code *code, const elf_object *o, const char *path,
                : acr__fail(ACR_FORMAT, "%s: the object does not define its entry point, KERNEL_NAME", path);
 }
 
+void elf_code_free(elf_code *code)
+{
+    free(code->bytes);
+    free(code->addresses);
+    *code = (elf_code){.bytes = NULL};
+}
+
 acr_status elf_code_read(elf_code *out, const char *path, const char *symbol)
 {
     const void *bytes;
@@ -212,13 +219,6 @@ acr_status elf_code_read(elf_code *out, const char *path, const char *symbol)
     }
     *out = code;
     return ACR_OK;
-}
-
-void elf_code_free(elf_code *code)
-{
-    free(code->bytes);
-    free(code->addresses);
-    *code = (elf_code){.bytes = NULL};
 }
 
 void elf_code_place(unsigned char *to, const elf_code *code, uintptr_t at)

@@ -557,6 +557,23 @@ static acr_status make_ready(gates *g, const candidate *incumbent)
     return status == ACR_OK && incumbent ? open_incumbent(g, incumbent) : status;
 }
 
+void gates_close(gates *g)
+{
+    if (!g) {
+        return;
+    }
+    if (g->references_own) {
+        close(g->references);
+    }
+    artefact_free(g->incumbent);
+    trial_result_free(&g->incumbent_result);
+    void *const owned[] = {g->problems, g->weights, g->backend, g->folder,   g->source_root,
+                           g->cc,       g->nvcc,    g->program, g->launcher, g};
+    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; ++i) {
+        free(owned[i]);
+    }
+}
+
 acr_status gates_open(gates **out, const gates_setup *setup)
 {
     gates *g = calloc(1, sizeof *g);
@@ -583,28 +600,6 @@ acr_status gates_open(gates **out, const gates_setup *setup)
     }
     *out = g;
     return ACR_OK;
-}
-
-void gates_close(gates *g)
-{
-    if (!g) {
-        return;
-    }
-    if (g->references_own) {
-        close(g->references);
-    }
-    artefact_free(g->incumbent);
-    trial_result_free(&g->incumbent_result);
-    free(g->problems);
-    free(g->weights);
-    free(g->backend);
-    free(g->folder);
-    free(g->source_root);
-    free(g->cc);
-    free(g->nvcc);
-    free(g->program);
-    free(g->launcher);
-    free(g);
 }
 
 const acr__device *gates_device(const gates *g)

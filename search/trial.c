@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
+
 /* ---- Names ---- */
 
 static const struct {
@@ -31,6 +33,11 @@ const char *trial_status_meaning(trial_status status)
     return statuses[status].meaning;
 }
 
+const char *trial_gate_name(trial_gate gate)
+{
+    return gate_names[gate];
+}
+
 bool trial_status_parse(const char *name, trial_status *out)
 {
     for (int i = 0; i < TRIAL_STATUS_COUNT; ++i) {
@@ -42,20 +49,13 @@ bool trial_status_parse(const char *name, trial_status *out)
     return false;
 }
 
-const char *trial_gate_name(trial_gate gate)
-{
-    return gate_names[gate];
-}
-
 bool trial_gate_parse(const char *name, trial_gate *out)
 {
-    for (int i = 0; i < GATE_COUNT; ++i) {
-        if (strcmp(gate_names[i], name) == 0) {
-            *out = (trial_gate)i;
-            return true;
-        }
+    const int index = text_index(gate_names, GATE_COUNT, name);
+    if (index >= 0) {
+        *out = (trial_gate)index;
     }
-    return false;
+    return index >= 0;
 }
 
 /* ---- Results ---- */

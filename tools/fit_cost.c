@@ -118,13 +118,24 @@ static void read_kernel(grid *g, row *r, const json_t *entry)
         .kernel = kernel, .key = key_of(g, kernel, &r->problem), .measured_s = seconds, .log_measured = log(seconds)};
 }
 
-static const timed *fastest_of(const row *r)
+/* The kernel whose time at `offset` in its timed is the least. */
+static const timed *least(const row *r, size_t offset)
 {
     const timed *best = &r->timed[0];
     for (int i = 1; i < r->count; i++)
-        if (r->timed[i].measured_s < best->measured_s)
+        if (*(const double *)((const char *)&r->timed[i] + offset) < *(const double *)((const char *)best + offset))
             best = &r->timed[i];
     return best;
+}
+
+static const timed *fastest_of(const row *r)
+{
+    return least(r, offsetof(timed, measured_s));
+}
+
+static const timed *chosen_of(const row *r)
+{
+    return least(r, offsetof(timed, estimate_s));
 }
 
 static void weigh(row *r)
@@ -215,15 +226,6 @@ static void estimate_all(grid *g)
     for (int i = 0; i < g->row_count; i++)
         for (int j = 0; j < g->rows[i].count; j++)
             estimate(g, &g->rows[i], &g->rows[i].timed[j]);
-}
-
-static const timed *chosen_of(const row *r)
-{
-    const timed *best = &r->timed[0];
-    for (int i = 1; i < r->count; i++)
-        if (r->timed[i].estimate_s < best->estimate_s)
-            best = &r->timed[i];
-    return best;
 }
 
 /* ---- Fitting ---- */

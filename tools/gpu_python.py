@@ -32,28 +32,26 @@ def normal(*shape):
 
 # ---- What is measured ----
 
-def host_time(call, count):
-    """Host time a call, enqueueing `count` on an idle device: the device's time does not enter."""
+def in_a_row(call, count, until):
+    """Time a call of `count` in a row on an idle device, from the first until `until` returns."""
     def measure():
         torch.cuda.synchronize()
         start = time.perf_counter_ns()
         for _ in range(count):
             call()
-        elapsed = time.perf_counter_ns() - start
-        return elapsed / count / 1e3
+        until()
+        return (time.perf_counter_ns() - start) / count / 1e3
     return measure
+
+
+def host_time(call, count):
+    """Host time a call, enqueueing `count` on an idle device: the device's time does not enter."""
+    return in_a_row(call, count, lambda: None)
 
 
 def back_to_back(call, count):
     """Time a call of `count` in a row, until the device is done."""
-    def measure():
-        torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            call()
-        torch.cuda.synchronize()
-        return (time.perf_counter_ns() - start) / count / 1e3
-    return measure
+    return in_a_row(call, count, torch.cuda.synchronize)
 
 
 def single(call, count):

@@ -12,12 +12,12 @@ enum { /* dl_device.type */
     DL_CUDA_MANAGED = 13
 };
 
-enum { /* dl_type.code */
-    DL_INT = 0,
-    DL_UINT = 1,
-    DL_FLOAT = 2,
-    DL_OPAQUE = 3,
-    DL_BFLOAT = 4,
+enum {      /* dl_type.code */
+    DL_INT, /* 0, and so on */
+    DL_UINT,
+    DL_FLOAT,
+    DL_OPAQUE,
+    DL_BFLOAT,
     DL_BOOL = 6,
     DL_FLOAT8_E4M3FN = 10 /* OCP FP8 E4M3; from version 1.1 on */
 };

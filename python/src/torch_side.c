@@ -40,6 +40,17 @@ static bool is_subclassed(PyObject *object)
     return object && Py_TYPE(object) != torch.tensor && Py_TYPE(object) != torch.parameter && torch_is_tensor(object);
 }
 
+/* Whether what a function returns is true; -1 with an exception set. */
+static int is_true(PyObject *function)
+{
+    PyObject *answer = PyObject_CallNoArgs(function);
+    if (!answer)
+        return -1;
+    const int result = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+    return result;
+}
+
 int torch_needs_dispatch(const arguments *a)
 {
     if (is_subclassed(a->given[ARG_Q]) || is_subclassed(a->given[ARG_K]) || is_subclassed(a->given[ARG_V]) ||
@@ -48,12 +59,7 @@ int torch_needs_dispatch(const arguments *a)
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (is_subclassed(a->given[i]))
             return 1;
-    PyObject *depth = PyObject_CallNoArgs(torch.dispatch_depth);
-    if (!depth)
-        return -1;
-    const int result = PyObject_IsTrue(depth);
-    Py_DECREF(depth);
-    return result;
+    return is_true(torch.dispatch_depth);
 }
 
 PyObject *torch_dispatch(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
@@ -159,10 +165,5 @@ PyObject *torch_spread(PyObject *mask, int64_t keys)
 
 int torch_is_capturing(void)
 {
-    PyObject *answer = PyObject_CallNoArgs(torch.is_capturing);
-    if (!answer)
-        return -1;
-    const int result = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return result;
+    return is_true(torch.is_capturing);
 }

@@ -124,6 +124,10 @@ static const option_field fields[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "evolve [PROBLEM[@WEIGHT]...]",
+    .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"
+                "  acromion evolve --resume --store mission.db --time 480s\n"
+                "  acromion evolve --backend cpu f32:b1:h8:s256:d64 --trials 12\n"
+                "  acromion trials list --store mission.db\n",
     .about = "Searches for a kernel that runs all the problems faster than the fastest of the table. Every candidate\n"
              "passes the gates of docs/manual/evolve.md in a process of its own; times are interleaved with the\n"
              "incumbent's; a random search with the same budget runs beside it; a winner counts once a fresh\n"
@@ -133,10 +137,6 @@ static const command_spec spec = {
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion evolve b2:h8:s512:d64 b2:h8:s512:d64:causal --time 480s --store mission.db\n"
-                "  acromion evolve --resume --store mission.db --time 480s\n"
-                "  acromion evolve --backend cpu f32:b1:h8:s256:d64 --trials 12\n"
-                "  acromion trials list --store mission.db\n",
 };
 
 static bool take_text(const char *option, const char *value, char *out, size_t capacity)

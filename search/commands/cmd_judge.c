@@ -10,12 +10,12 @@ static const option_spec options[OPTIONS_MAX] = {{0}};
 
 static const command_spec spec = {
     .usage = "judge",
+    .examples = "  acromion evolve --launcher 'srun -n1 --gpus=1' --workers 8 b2:h8:s512:d64\n",
     .about = "Does one judgement of `acromion evolve --launcher`: takes a JSON job with all its files on standard\n"
              "input and writes a JSON result of one line to standard output. The candidate runs in a process of its\n"
              "own, as in any search. Started by a launcher, not by hand.\n",
     .options = options,
     .common = 0,
-    .examples = "  acromion evolve --launcher 'srun -n1 --gpus=1' --workers 8 b2:h8:s512:d64\n",
 };
 
 static bool take_option(void *arg, int id, const char *value)

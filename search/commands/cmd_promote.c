@@ -48,13 +48,13 @@ static const option_field fields[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "promote TRIAL",
+    .examples = "  acromion promote 31 --store mission.db\n",
     .about = "Writes a confirmed trial's line into src/kernels.def, builds the tree, runs the whole correctness gate\n"
              "on the new kernel, writes the wisdom of its problems, and asks the new program which kernel it chooses.\n"
              "Trials that are not confirmed are refused (exit code 1), and so are whole sources, which need a file of\n"
              "their own (docs/internals/kernels-howto.md).\n",
     .options = options,
     .fields = fields,
-    .examples = "  acromion promote 31 --store mission.db\n",
 };
 
 /* Everything the steps need. */

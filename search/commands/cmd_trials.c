@@ -24,6 +24,9 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "trials list|show N|diff N M|export|summary",
+    .examples = "  acromion trials list --store mission.db\n"
+                "  acromion trials diff 12 31 --store mission.db\n"
+                "  acromion trials export --store mission.db > mission.jsonl\n",
     .about = "  list        a line a trial: what it was, how it ended, how fast it was\n"
              "  show N      everything about one trial; its proposer's request and answer with --json\n"
              "  diff N M    what differs between two: parameters, sources, resources, times\n"
@@ -31,9 +34,6 @@ static const command_spec spec = {
              "  summary     what `acromion evolve` prints at its end\n",
     .options = options,
     .common = COMMON_JSON,
-    .examples = "  acromion trials list --store mission.db\n"
-                "  acromion trials diff 12 31 --store mission.db\n"
-                "  acromion trials export --store mission.db > mission.jsonl\n",
 };
 
 static bool take_option(void *arg, int id, const char *value)

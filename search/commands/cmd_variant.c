@@ -16,6 +16,9 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "variant KERNEL:NAME=VALUE,... [...]",
+    .examples = "  acromion variant -o variants fwd_short_f16_d64_128x64_s6_ring_sm90a:LAG=200\n"
+                "  acromion bench --variant variants b1:h16:s1024:d64\n"
+                "  acromion bench --variant fwd_short_f16_d64_128x64_s6_ring_sm90a:LAG=200 b1:h16:s1024:d64\n",
     .about =
         "Compiles kernels of kernels.def with other parameters, and says what each takes: an experiment's kernels, "
         "which no plan\n"
@@ -24,9 +27,6 @@ static const command_spec spec = {
         "and nvcc. A variant that does not compile does not keep the others from it; the exit code is then 1.\n",
     .options = options,
     .common = 0,
-    .examples = "  acromion variant -o variants fwd_short_f16_d64_128x64_s6_ring_sm90a:LAG=200\n"
-                "  acromion bench --variant variants b1:h16:s1024:d64\n"
-                "  acromion bench --variant fwd_short_f16_d64_128x64_s6_ring_sm90a:LAG=200 b1:h16:s1024:d64\n",
 };
 
 typedef struct request {

@@ -596,6 +596,10 @@ enum {
     SEEN_K_STRIDES,
     SEEN_V_STRIDES,
     SEEN_O_STRIDES,
+    SEEN_DO_STRIDES,
+    SEEN_DQ_STRIDES,
+    SEEN_DK_STRIDES,
+    SEEN_DV_STRIDES,
     SEEN_ALIGN,
     SEEN_OUT,
     SEEN_LSE,
@@ -612,10 +616,6 @@ enum {
     SEEN_KV_STARTS,
     SEEN_GRAD,
     SEEN_ATOMICS,
-    SEEN_DO_STRIDES,
-    SEEN_DQ_STRIDES,
-    SEEN_DK_STRIDES,
-    SEEN_DV_STRIDES,
     SEEN_PAGE,
     SEEN_KV_DTYPE,
     SEEN_V_IN_K,
@@ -880,6 +880,9 @@ static acr_status once(reader *r, unsigned field, const char *start)
 static acr_status take_numbers(reader *r, unsigned field)
 {
     acr_problem *p = r->problem;
+    acr_strides *const strides[] = {&p->q, &p->k, &p->v, &p->o, &p->d_o, &p->dq, &p->dk, &p->dv};
+    if (field >= SEEN_Q_STRIDES && field <= SEEN_DV_STRIDES)
+        return read_strides(r, strides[field - SEEN_Q_STRIDES]);
     switch (field) {
     case SEEN_B:
         return read_extent(r, &p->batch);
@@ -889,22 +892,6 @@ static acr_status take_numbers(reader *r, unsigned field)
         return read_pair(r, &p->q_len, &p->kv_len);
     case SEEN_D:
         return read_pair(r, &p->qk_dim, &p->v_dim);
-    case SEEN_Q_STRIDES:
-        return read_strides(r, &p->q);
-    case SEEN_K_STRIDES:
-        return read_strides(r, &p->k);
-    case SEEN_V_STRIDES:
-        return read_strides(r, &p->v);
-    case SEEN_O_STRIDES:
-        return read_strides(r, &p->o);
-    case SEEN_DO_STRIDES:
-        return read_strides(r, &p->d_o);
-    case SEEN_DQ_STRIDES:
-        return read_strides(r, &p->dq);
-    case SEEN_DK_STRIDES:
-        return read_strides(r, &p->dk);
-    case SEEN_DV_STRIDES:
-        return read_strides(r, &p->dv);
     case SEEN_WINDOW:
         return read_window(r);
     case SEEN_CHUNK:

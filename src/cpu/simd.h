@@ -399,4 +399,13 @@ static inline bool all_finite(matrix v, int64_t rows, int64_t dims)
     return true;
 }
 
+/* ---- A family's description ---- */
+
+/* What the descriptions of the CPU's families share. The family has functions why_not, workspace, cost and run, and
+ * the parameters DTYPE, DIM, Q_TILE and KV_TILE. */
+#define SIMD_KERNEL(family_text)                                                                                       \
+    .name = KERNEL_TEXT, .family = family_text, .backend = ACR__CPU, .dtype = DTYPE, .qk_dim_max = DIM,                \
+    .v_dim_max = DIM, .q_tile = Q_TILE, .kv_tile = KV_TILE, .image = KERNEL_IMAGE, .image_end = KERNEL_IMAGE_END,      \
+    .why_not = why_not, .workspace = workspace, .cost = cost, .run = run
+
 #endif

@@ -226,6 +226,18 @@ static acr_status take_comm(acr_group *group, const acr_group_options *options)
     return ACR_OK;
 }
 
+void acr_group_destroy(acr_group *group)
+{
+    if (!group)
+        return;
+    if (group->owns_comm && group->comm && dist_enter(&group->device) == ACR_OK) {
+        group->nccl.CommDestroy(group->comm);
+        dist_leave(&group->device);
+    }
+    dist_device_close(&group->device);
+    free(group);
+}
+
 acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_options *options)
 {
     if (!out || !ctx || !options)
@@ -252,18 +264,6 @@ acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_optio
     }
     *out = group;
     return ACR_OK;
-}
-
-void acr_group_destroy(acr_group *group)
-{
-    if (!group)
-        return;
-    if (group->owns_comm && group->comm && dist_enter(&group->device) == ACR_OK) {
-        group->nccl.CommDestroy(group->comm);
-        dist_leave(&group->device);
-    }
-    dist_device_close(&group->device);
-    free(group);
 }
 
 acr_status acr_group_id_create(acr_group_id *out, const char *library)

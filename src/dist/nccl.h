@@ -9,14 +9,14 @@
 typedef struct dist_comm dist_comm; /* ncclComm */
 
 typedef enum nccl_result {
-    NCCL_SUCCESS = 0,
-    NCCL_CUDA_ERROR = 1,
-    NCCL_SYSTEM_ERROR = 2,
-    NCCL_INTERNAL_ERROR = 3,
-    NCCL_INVALID_ARGUMENT = 4,
-    NCCL_INVALID_USAGE = 5,
-    NCCL_REMOTE_ERROR = 6,
-    NCCL_IN_PROGRESS = 7
+    NCCL_SUCCESS, /* 0, and so on */
+    NCCL_CUDA_ERROR,
+    NCCL_SYSTEM_ERROR,
+    NCCL_INTERNAL_ERROR,
+    NCCL_INVALID_ARGUMENT,
+    NCCL_INVALID_USAGE,
+    NCCL_REMOTE_ERROR,
+    NCCL_IN_PROGRESS
 } nccl_result;
 
 enum {

@@ -350,13 +350,9 @@ void acr_group_plan_destroy(acr_group_plan *plan)
     }
     for (int i = 0; i < plan->kernel_count; i++)
         acr_plan_destroy(plan->kernels[i].plan);
-    free(plan->memory);
-    free(plan->kernels);
-    free(plan->calls);
-    free(plan->pieces);
-    free(plan->own);
-    free(plan->text);
-    free(plan);
+    void *const lists[] = {plan->memory, plan->kernels, plan->calls, plan->pieces, plan->own, plan->text, plan};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        free(lists[i]);
 }
 
 const char *acr_group_plan_text(const acr_group_plan *plan)

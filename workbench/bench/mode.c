@@ -1,7 +1,7 @@
 /* The modes of measuring, see mode.h. */
 #include "mode.h"
 
-#include <string.h>
+#include "base/text.h"
 
 static const char *const names[MODE_COUNT] = {
     [MODE_STREAM] = "stream",           [MODE_SUSTAINED] = "sustained", [MODE_FULL_CLOCK] = "full-clock",
@@ -16,13 +16,11 @@ const char *mode_name(bench_mode mode)
 
 bool mode_parse(const char *name, bench_mode *out)
 {
-    for (int i = 0; i < MODE_COUNT; ++i) {
-        if (strcmp(names[i], name) == 0) {
-            *out = (bench_mode)i;
-            return true;
-        }
+    const int index = text_index(names, MODE_COUNT, name);
+    if (index >= 0) {
+        *out = (bench_mode)index;
     }
-    return false;
+    return index >= 0;
 }
 
 const char *mode_names(void)

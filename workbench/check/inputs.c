@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "base/text.h"
 #include "internal.h"
 
 static const char *const kind_names[INPUT_KIND_COUNT] = {
@@ -39,20 +40,18 @@ const char *input_kind_name(input_kind kind)
     return kind_names[kind];
 }
 
-bool input_kind_parse(const char *name, input_kind *out)
-{
-    for (int kind = 0; kind < INPUT_KIND_COUNT; ++kind) {
-        if (strcmp(kind_names[kind], name) == 0) {
-            *out = (input_kind)kind;
-            return true;
-        }
-    }
-    return false;
-}
-
 const char *input_kind_names(void)
 {
     return "normal shifted heavy large constant-v needle scaled head-scaled shifted-v";
+}
+
+bool input_kind_parse(const char *name, input_kind *out)
+{
+    const int index = text_index(kind_names, INPUT_KIND_COUNT, name);
+    if (index >= 0) {
+        *out = (input_kind)index;
+    }
+    return index >= 0;
 }
 
 int input_kind_count(acr_dtype kv_dtype)

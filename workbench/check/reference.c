@@ -821,29 +821,6 @@ static acr_status fill_reference(reference *ref, const reference_request *reques
     return status;
 }
 
-acr_status reference_create(reference **out, const reference_request *request)
-{
-    reference *ref = calloc(1, sizeof *ref);
-    if (!ref) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
-    }
-    ref->buffers = (acr_buffers)ACR_BUFFERS_INIT;
-    ref->inputs = request->inputs;
-    ref->seed = request->seed;
-    ref->problem = packed_problem(request->problem);
-    input_scales(&ref->problem, request->inputs);
-    acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
-    if (status == ACR_OK) {
-        status = ref->problem.pass == ACR_BACKWARD ? fill_gradients(ref, request) : fill_reference(ref, request);
-    }
-    if (status != ACR_OK) {
-        reference_destroy(ref);
-        return status;
-    }
-    *out = ref;
-    return ACR_OK;
-}
-
 void reference_destroy(reference *ref)
 {
     if (!ref) {
@@ -866,4 +843,27 @@ void reference_destroy(reference *ref)
     free(ref->o);
     free(ref->lse);
     free(ref);
+}
+
+acr_status reference_create(reference **out, const reference_request *request)
+{
+    reference *ref = calloc(1, sizeof *ref);
+    if (!ref) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
+    }
+    ref->buffers = (acr_buffers)ACR_BUFFERS_INIT;
+    ref->inputs = request->inputs;
+    ref->seed = request->seed;
+    ref->problem = packed_problem(request->problem);
+    input_scales(&ref->problem, request->inputs);
+    acr_status status = acr_problem_canonical(&ref->problem, &ref->problem);
+    if (status == ACR_OK) {
+        status = ref->problem.pass == ACR_BACKWARD ? fill_gradients(ref, request) : fill_reference(ref, request);
+    }
+    if (status != ACR_OK) {
+        reference_destroy(ref);
+        return status;
+    }
+    *out = ref;
+    return ACR_OK;
 }

@@ -84,6 +84,11 @@ static const option_field fields[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "bench [PROBLEM...]",
+    .examples = "  acromion bench\n"
+                "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
+                "  acromion bench -k fwd_simt --ladder --json\n"
+                "  acromion bench b2:h8:s512:d64 --mode cold\n"
+                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
     .about = "Checks each kernel on the problem, then measures it, in stream mode where no other is asked for: a "
              "sequence of back-to-back\n"
              "launches over the same buffers, replayed; a sample is the time a launch of one replay. What the timed "
@@ -95,11 +100,6 @@ static const command_spec spec = {
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion bench\n"
-                "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
-                "  acromion bench -k fwd_simt --ladder --json\n"
-                "  acromion bench b2:h8:s512:d64 --mode cold\n"
-                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
 };
 
 typedef struct session {

@@ -55,6 +55,9 @@ static const option_field fields[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "check [PROBLEM...]",
+    .examples = "  acromion check\n"
+                "  acromion check b1:h3:s65:d64:causal -k fwd_mma --seed 7 --inputs large\n"
+                "  acromion check --backend cpu --quick --json > check.json\n",
     .about = "Runs every kernel that this device can run and compares it with a float64 oracle. Without PROBLEM each "
              "kernel gets its own\n"
              "list of at most 320 cases, in which all pairs of lengths around its tiles, dims, head counts, layouts, "
@@ -66,9 +69,6 @@ static const command_spec spec = {
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion check\n"
-                "  acromion check b1:h3:s65:d64:causal -k fwd_mma --seed 7 --inputs large\n"
-                "  acromion check --backend cpu --quick --json > check.json\n",
 };
 
 /* One run of one kernel. */

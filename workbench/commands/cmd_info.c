@@ -21,12 +21,12 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "info",
+    .examples =
+        "  acromion info\n  acromion info --all\n  acromion info --json | jq '.kernels[] | select(.here) | .name'\n",
     .about = "Lists the devices that this machine has and the families of kernels that run on them; with --all every\n"
              "kernel with its limits and whether it can run here.\n",
     .options = options,
     .common = COMMON_JSON,
-    .examples =
-        "  acromion info\n  acromion info --all\n  acromion info --json | jq '.kernels[] | select(.here) | .name'\n",
 };
 
 enum {

@@ -59,6 +59,9 @@ static const option_field fields[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "profile [PROBLEM...]",
+    .examples = "  acromion profile b2:h8:s512:d64\n"
+                "  acromion profile b4:h16:s2048:d64 -k 'fwd_wgmma_f16_d64_256*' -k 'fwd_mma_f16_d64_128*'\n"
+                "  acromion profile --timeline -k fwd_wgmma_f16_d64_128x128_s3_sm90a -o results/profile/mine.json\n",
     .about = "Runs Nsight Compute (ncu) on one launch of a kernel, clocks and caches left as they are, and says which "
              "resource binds it,\n"
              "what its warps wait for, and what share of the physical floor's rate it reaches. Several kernels stand "
@@ -69,9 +72,6 @@ static const command_spec spec = {
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion profile b2:h8:s512:d64\n"
-                "  acromion profile b4:h16:s2048:d64 -k 'fwd_wgmma_f16_d64_256*' -k 'fwd_mma_f16_d64_128*'\n"
-                "  acromion profile --timeline -k fwd_wgmma_f16_d64_128x128_s3_sm90a -o results/profile/mine.json\n",
 };
 
 typedef struct session {

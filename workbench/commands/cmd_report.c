@@ -30,6 +30,9 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "report [FILE...]",
+    .examples = "  acromion report -o report.html\n"
+                "  acromion report results/*.json run.sqlite -o report.html\n"
+                "  acromion report --markdown --check\n",
     .about =
         "Writes one HTML page from results files (JSON of bench and profile) and evolution runs (SQLite): "
         "latency beside the peers,\n"
@@ -39,9 +42,6 @@ static const command_spec spec = {
         "tables of documents.\n",
     .options = options,
     .common = 0,
-    .examples = "  acromion report -o report.html\n"
-                "  acromion report results/*.json run.sqlite -o report.html\n"
-                "  acromion report --markdown --check\n",
 };
 
 typedef struct request {

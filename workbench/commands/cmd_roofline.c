@@ -30,6 +30,8 @@ static const option_field fields[] = {
 
 static const command_spec spec = {
     .usage = "roofline [PROBLEM...]",
+    .examples = "  acromion roofline --gpu l4 --target 5us\n"
+                "  acromion roofline --gpu h200 b4:h16:s2048:d64:causal b32:h32/8:s1/8192:d128\n",
     .about = "Computes the time below which no kernel can solve a problem, whatever it does: multiply-adds on the "
              "tensor cores at the dense\n"
              "rate, exponentials, and every byte moved once. The warm floor has the inputs in the L2 cache, as a "
@@ -41,8 +43,6 @@ static const command_spec spec = {
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion roofline --gpu l4 --target 5us\n"
-                "  acromion roofline --gpu h200 b4:h16:s2048:d64:causal b32:h32/8:s1/8192:d128\n",
 };
 
 static int list_gpus(void)

@@ -59,21 +59,6 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_WISDOM, "wisdom", "FILE", "use the measured choices of this file"},
 };
 
-static const command_spec spec = {
-    .usage = "run",
-    .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
-             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
-             "is bfloat16, |V1\n"
-             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all "
-             "or nothing.\n",
-    .options = options,
-    .common = COMMON_DEVICE | COMMON_JSON,
-    .examples =
-        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
-        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n"
-        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
-};
-
 /* What an fp8 scale is given as. */
 typedef struct scale_choice {
     double number;    /* 0 = default */
@@ -91,6 +76,36 @@ typedef struct request {
     scale_choice q_scale, k_scale, v_scale;
     run_features features;
 } request;
+
+static const option_field fields[] = {
+    {'q', OPTION_TEXT, offsetof(request, q)},
+    {'k', OPTION_TEXT, offsetof(request, k)},
+    {'v', OPTION_TEXT, offsetof(request, v)},
+    {'o', OPTION_FILE, offsetof(request, o)},
+    {ID_LSE, OPTION_FILE, offsetof(request, lse)},
+    {ID_KV_LENS, OPTION_TEXT, offsetof(request, kv_lens)},
+    {ID_Q_OFFSETS, OPTION_TEXT, offsetof(request, q_offsets)},
+    {ID_KV_OFFSETS, OPTION_TEXT, offsetof(request, kv_offsets)},
+    {ID_PAGE_TABLE, OPTION_TEXT, offsetof(request, page_table)},
+    {ID_WISDOM, OPTION_TEXT, offsetof(request, wisdom)},
+    {0},
+};
+
+static const command_spec spec = {
+    .usage = "run",
+    .examples =
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n"
+        "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
+    .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
+             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
+             "is bfloat16, |V1\n"
+             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all "
+             "or nothing.\n",
+    .options = options,
+    .fields = fields,
+    .common = COMMON_DEVICE | COMMON_JSON,
+};
 
 /* ---- Options ---- */
 
@@ -167,34 +182,6 @@ static bool take_option(void *arg, int id, const char *value)
         return run_features_take(&r->features, id, value);
     }
     switch (id) {
-    case 'q':
-        r->q = value;
-        return true;
-    case 'k':
-        r->k = value;
-        return true;
-    case 'v':
-        r->v = value;
-        return true;
-    case 'o':
-        return option_file("output", value, &r->o);
-    case ID_LSE:
-        return option_file("lse", value, &r->lse);
-    case ID_KV_LENS:
-        r->kv_lens = value;
-        return true;
-    case ID_Q_OFFSETS:
-        r->q_offsets = value;
-        return true;
-    case ID_KV_OFFSETS:
-        r->kv_offsets = value;
-        return true;
-    case ID_PAGE_TABLE:
-        r->page_table = value;
-        return true;
-    case ID_WISDOM:
-        r->wisdom = value;
-        return true;
     case ID_CAUSAL:
         return take_causal(r, value);
     case ID_WINDOW:

@@ -30,14 +30,14 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "why [PROBLEM...]",
+    .examples = "  acromion why b2:h8:s512:d64\n"
+                "  acromion why bf16:b8:h32/8:s2048:d128:causal --gpu l4\n"
+                "  acromion why --measure --json $(cat tools/planner_grid.txt)\n",
     .about = "Says which kernel is chosen for a problem, which others could run it and what they would take by\n"
              "estimate, and why the rest cannot: the most common reasons, or with --all each kernel's.\n"
              "A malformed problem is an error (exit code 3), a problem that no kernel can run another (4).\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion why b2:h8:s512:d64\n"
-                "  acromion why bf16:b8:h32/8:s2048:d128:causal --gpu l4\n"
-                "  acromion why --measure --json $(cat tools/planner_grid.txt)\n",
 };
 
 typedef struct request {

@@ -26,15 +26,15 @@ static const option_spec options[OPTIONS_MAX] = {
 
 static const command_spec spec = {
     .usage = "wisdom show|verify|merge|measure ARGUMENT...",
+    .examples = "  acromion wisdom measure b2:h8:s512:d64 b2:h8:s512:d64:causal -o h200.wisdom\n"
+                "  acromion wisdom verify h200.wisdom\n"
+                "  acromion wisdom merge monday.wisdom tuesday.wisdom -o all.wisdom\n",
     .about = "  show FILE...               prints the facts: problem, kernel, time\n"
              "  verify FILE...             checks form and checksum, and says how many facts this device can use\n"
              "  merge FILE... -o OUT       puts all facts into one file; higher effort wins, then the later file\n"
              "  measure PROBLEM... -o OUT  times the likely kernels of each problem here and adds what won\n",
     .options = options,
     .common = COMMON_DEVICE | COMMON_JSON,
-    .examples = "  acromion wisdom measure b2:h8:s512:d64 b2:h8:s512:d64:causal -o h200.wisdom\n"
-                "  acromion wisdom verify h200.wisdom\n"
-                "  acromion wisdom merge monday.wisdom tuesday.wisdom -o all.wisdom\n",
 };
 
 typedef struct request {

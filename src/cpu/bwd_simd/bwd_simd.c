@@ -631,21 +631,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "bwd_simd",
-    .backend = ACR__CPU,
+    SIMD_KERNEL("bwd_simd"),
     .pass = ACR_BACKWARD,
-    .dtype = DTYPE,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
     .traits = ACR__TRAIT_PACKED,
     .terms = FWD_TERM_CAP | FWD_TERM_SINKS | FWD_TERM_BIAS | FWD_TERM_ALIBI | FWD_TERM_LIMITS,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .why_not = why_not,
-    .workspace = workspace,
-    .cost = cost,
-    .run = run,
 };

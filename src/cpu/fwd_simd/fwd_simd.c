@@ -874,23 +874,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
-    .name = KERNEL_TEXT,
-    .family = "fwd_simd",
-    .backend = ACR__CPU,
-    .dtype = DTYPE,
-    .qk_dim_max = DIM,
-    .v_dim_max = DIM,
-    .q_tile = Q_TILE,
-    .kv_tile = KV_TILE,
+    SIMD_KERNEL("fwd_simd"),
     .traits = ACR__TRAIT_PACKED | (IS_INVARIANT ? ACR__TRAIT_INVARIANT : 0),
     .terms = FWD_TERM_ALL,
     .pages = 1,
     .v_in_k = 1,
     .kv_types = DTYPE == ACR_E4M3 ? 0 : 1u << ACR_E4M3,
-    .image = KERNEL_IMAGE,
-    .image_end = KERNEL_IMAGE_END,
-    .why_not = why_not,
-    .workspace = workspace,
-    .cost = cost,
-    .run = run,
 };

@@ -118,28 +118,39 @@ static int64_t offset_of(const fwd_strides *s, int64_t batch, int64_t head, int6
     return batch * s->batch + head * s->head + row * s->row;
 }
 
+/* Keys or values, and the cache that they go to. */
+typedef struct cache_side {
+    const void *from;
+    void *to;
+    const fwd_strides *from_stride, *to_stride;
+    float scale;
+    const float *scales;
+} cache_side;
+
+static head_row row_for_cache(const append_args *a, const append_token *t, const cache_side *s, int32_t head)
+{
+    return (head_row){.from = s->from,
+                      .to = s->to,
+                      .from_first = offset_of(s->from_stride, t->batch, head, t->row),
+                      .to_first = offset_of(s->to_stride, t->entry, head, t->at),
+                      .to_dtype = a->cache_dtype,
+                      .factor = append_factor(a, s->scale, s->scales, t->sequence, head)};
+}
+
 static void append_keys(const append_args *a, const append_token *t)
 {
+    const cache_side keys = {a->k, a->k_cache, &a->k_stride, &a->k_cache_stride, a->k_scale, a->k_scales};
     for (int32_t head = 0; head < a->kv_heads; head++) {
-        const head_row h = {.from = a->k,
-                            .to = a->k_cache,
-                            .from_first = offset_of(&a->k_stride, t->batch, head, t->row),
-                            .to_first = offset_of(&a->k_cache_stride, t->entry, head, t->at),
-                            .to_dtype = a->cache_dtype,
-                            .factor = append_factor(a, a->k_scale, a->k_scales, t->sequence, head)};
+        const head_row h = row_for_cache(a, t, &keys, head);
         turn_row(a, &h, t->angle);
     }
 }
 
 static void append_values(const append_args *a, const append_token *t)
 {
+    const cache_side values = {a->v, a->v_cache, &a->v_stride, &a->v_cache_stride, a->v_scale, a->v_scales};
     for (int32_t head = 0; head < a->kv_heads; head++) {
-        const head_row h = {.from = a->v,
-                            .to = a->v_cache,
-                            .from_first = offset_of(&a->v_stride, t->batch, head, t->row),
-                            .to_first = offset_of(&a->v_cache_stride, t->entry, head, t->at),
-                            .to_dtype = a->cache_dtype,
-                            .factor = append_factor(a, a->v_scale, a->v_scales, t->sequence, head)};
+        const head_row h = row_for_cache(a, t, &values, head);
         copy_columns(a, &h, 0, a->v_dim);
     }
 }

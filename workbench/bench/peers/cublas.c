@@ -10,14 +10,23 @@
 
 typedef struct cublasContext *cublas_handle;
 
-enum { /* cuBLAS's own numbers */
-    CUBLAS_OK = 0,
+/* cuBLAS's own numbers: of statuses, operations, element types, types of sums, algorithms. */
+enum {
+    CUBLAS_OK = 0
+};
+enum {
     CUBLAS_PLAIN = 0,
-    CUBLAS_TRANSPOSED = 1,
+    CUBLAS_TRANSPOSED = 1
+};
+enum {
     CUBLAS_R32F = 0,
     CUBLAS_R16F = 2,
-    CUBLAS_R16BF = 14,
-    CUBLAS_COMPUTE_32F = 68,
+    CUBLAS_R16BF = 14
+};
+enum {
+    CUBLAS_COMPUTE_32F = 68
+};
+enum {
     CUBLAS_ALGO_DEFAULT = -1
 };
 

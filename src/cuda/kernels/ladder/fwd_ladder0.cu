@@ -83,20 +83,16 @@ enum {
 
 static const acr__tiling TILING = {.work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = Q_TILE, .any_strides = 1};
 
+static const acr__fwd_rates RATES = {
+    .mma_flop_per_cycle = 23.0, /* loads and conversions outnumber multiply-adds */
+    .exp_per_cycle = 16.0,
+    .step_cycles = 2600.0, /* a score's chain of 64 additions, and loads between */
+    .cta_cycles = 2000.0,
+    .ctas_per_sm = 6,
+};
+
 #include "cuda/kernels/ladder/ladder.h"
 
-static double cost(const acr_problem *problem, const acr__device *device)
-{
-    const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 23.0, /* loads and conversions outnumber multiply-adds */
-        .exp_per_cycle = 16.0,
-        .step_cycles = 2600.0, /* a score's chain of 64 additions, and loads between */
-        .cta_cycles = 2000.0,
-        .ctas_per_sm = 6,
-    };
-    return tile_seconds_unpadded(problem, device, rates);
-}
-
-const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder0"), .cost = cost, .shape = tile_shape};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder0"), .cost = ladder_cost, .shape = tile_shape};
 
 #endif

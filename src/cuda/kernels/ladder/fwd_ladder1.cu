@@ -163,20 +163,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_c
 
 static const acr__tiling TILING = {.work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS};
 
+static const acr__fwd_rates RATES = {
+    .mma_flop_per_cycle = 74.0, /* of 256: half of the instructions convert operands */
+    .exp_per_cycle = 4.0,       /* four lanes take the same one */
+    .step_cycles = 18000.0,
+    .cta_cycles = 2500.0,
+    .ctas_per_sm = 3,
+};
+
 #include "cuda/kernels/ladder/ladder.h"
 
-static double cost(const acr_problem *problem, const acr__device *device)
-{
-    const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 74.0, /* of 256: half of the instructions convert operands */
-        .exp_per_cycle = 4.0,       /* four lanes take the same one */
-        .step_cycles = 18000.0,
-        .cta_cycles = 2500.0,
-        .ctas_per_sm = 3,
-    };
-    return tile_seconds_unpadded(problem, device, rates);
-}
-
-const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder1"), .cost = cost, .shape = tile_shape};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder1"), .cost = ladder_cost, .shape = tile_shape};
 
 #endif

@@ -229,20 +229,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_c
 static const acr__tiling TILING = {
     .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
 
+static const acr__fwd_rates RATES = {
+    .mma_flop_per_cycle = 162.0, /* shared memory binds, not the tensor cores */
+    .exp_per_cycle = 16.0,
+    .step_cycles = 7250.0,
+    .cta_cycles = 3000.0,
+    .ctas_per_sm = 3,
+};
+
 #include "cuda/kernels/ladder/ladder.h"
 
-static double cost(const acr_problem *problem, const acr__device *device)
-{
-    const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 162.0, /* shared memory binds, not the tensor cores */
-        .exp_per_cycle = 16.0,
-        .step_cycles = 7250.0,
-        .cta_cycles = 3000.0,
-        .ctas_per_sm = 3,
-    };
-    return tile_seconds_unpadded(problem, device, rates);
-}
-
-const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder2"), .cost = cost, .shape = tile_shape};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder2"), .cost = ladder_cost, .shape = tile_shape};
 
 #endif

@@ -77,20 +77,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) KERNEL_NAME(c
 
 static const acr__tiling TILING = {.work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS};
 
+static const acr__fwd_rates RATES = {
+    .mma_flop_per_cycle = 216.0, /* shared memory binds: bank conflicts */
+    .exp_per_cycle = 16.0,
+    .step_cycles = 6000.0,
+    .cta_cycles = 3000.0,
+    .ctas_per_sm = CTAS_PER_SM,
+};
+
 #include "cuda/kernels/ladder/ladder.h"
 
-static double cost(const acr_problem *problem, const acr__device *device)
-{
-    const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 216.0, /* shared memory binds: bank conflicts */
-        .exp_per_cycle = 16.0,
-        .step_cycles = 6000.0,
-        .cta_cycles = 3000.0,
-        .ctas_per_sm = CTAS_PER_SM,
-    };
-    return tile_seconds_unpadded(problem, device, rates);
-}
-
-const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder3"), .cost = cost, .shape = tile_shape};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder3"), .cost = ladder_cost, .shape = tile_shape};
 
 #endif

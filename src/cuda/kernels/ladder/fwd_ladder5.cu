@@ -211,6 +211,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) KERNEL_NAME(cons
 static const acr__tiling TILING = {
     .work = ACR__WORK_TILES, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
 
+static const acr__fwd_rates RATES = {
+    .mma_flop_per_cycle = 1020.0,
+    .exp_per_cycle = 16.0,
+    .step_cycles = 1960.0,
+    .cta_cycles = 3500.0,
+    .ctas_per_sm = CTAS_PER_SM,
+};
+
 #include "cuda/kernels/ladder/ladder.h"
 
 /* The counter of the queue. */
@@ -234,19 +242,7 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     };
 }
 
-static double cost(const acr_problem *problem, const acr__device *device)
-{
-    const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = 1020.0 * acr__mma_share(device),
-        .exp_per_cycle = 16.0,
-        .step_cycles = 1960.0,
-        .cta_cycles = 3500.0,
-        .ctas_per_sm = CTAS_PER_SM,
-    };
-    return tile_seconds_unpadded(problem, device, rates);
-}
-
-const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder5"), .workspace = workspace, .cost = cost,
-                                        .shape = shape};
+const acr__kernel KERNEL_DESCRIPTION = {LADDER_KERNEL("fwd_ladder5"), .workspace = workspace,
+                                        .cost = ladder_tensor_cost, .shape = shape};
 
 #endif
