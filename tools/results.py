@@ -12,7 +12,7 @@ MODES = ("stream", "sustained", "full-clock", "rotating", "cold", "call", "call-
 HOST_STEPS = ("bare launch", "acr_execute", "acr_forward", "plan look-up", "first call, cold process")
 STATE_FIELDS = ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "reasons")
 COUNTS = r"[1-9]\d*(/[1-9]\d*)?"
-PROBLEM = re.compile(rf"^((f32|bf16|e4m3):)?b[1-9]\d*:h{COUNTS}:s{COUNTS}:d{COUNTS}(:[a-z0-9=,-]+)*$")
+PROBLEM = re.compile(rf"^(bwd:)?((f32|bf16|e4m3):)?b[1-9]\d*:h{COUNTS}:s{COUNTS}:d{COUNTS}(:[a-z0-9=,-]+)*$")
 
 
 def is_number(value):
@@ -118,7 +118,10 @@ PEER = {
     "peer_version": (lambda r: isinstance(r["peer_version"], str) and r["peer_version"], "the peer's version"),
     "within_tolerance": (lambda r: isinstance(r["within_tolerance"], bool), "true or false"),
 }
-OPTIONAL = (DISCARDED, COMPARISON, SETS, LADDER, ABOVE_BARE, OURS_AMONG_PEERS, AGAINST_BEST, AGAINST_DEFAULT, PEER)
+PEER_NOTE = {"peer_note": (lambda r: isinstance(r["peer_note"], str) and r["peer_note"], "words")}
+STEP = {"with_forward": (lambda r: r["with_forward"] is True, "true, or not there")}
+OPTIONAL = (DISCARDED, COMPARISON, SETS, LADDER, ABOVE_BARE, OURS_AMONG_PEERS, AGAINST_BEST, AGAINST_DEFAULT, PEER,
+            PEER_NOTE, STEP)
 # What a mode's records must have beyond those of others.
 OF_MODE = {
     "rotating": {"buffer_sets": (lambda r: is_count(r["buffer_sets"]) and r["buffer_sets"] > 1, "at least 2")},

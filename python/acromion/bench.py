@@ -10,10 +10,11 @@ import sys
 import time
 import warnings
 
-EXIT_CANNOT_RUN = 4
+EXIT_USAGE, EXIT_CANNOT_RUN = 2, 4
 TEXT_BYTES = 512
 OURS = -1
 BOTTOM_RIGHT = 2
+FORWARD, GRADIENTS, STEP = range(3)  # what is timed: PEER_FORWARD, PEER_BACKWARD, PEER_STEP
 LIBRARY = "libacromion_bench.so"
 # Larger score matrices than this are not tried with the math backend, which keeps several of them.
 MATH_SCORES_MAX = 2**29 - 1
@@ -24,12 +25,12 @@ Pointer, Int, Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 class Problem(ctypes.Structure):
     """struct peer_problem"""
     _fields_ = [(name, Long) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "qk_dim", "v_dim")] + [
-        (name, Int) for name in ("device", "dtype", "mask", "bshd", "sets", "reserved")] + [
+        (name, Int) for name in ("device", "dtype", "mask", "bshd", "sets", "timed")] + [
         ("scale", ctypes.c_double), ("q", Pointer), ("k", Pointer), ("v", Pointer)] + [
         (name, Long) for name in ("window_left", "window_right", "chunk")] + [
         ("softcap", ctypes.c_double), ("sinks", Pointer), ("slopes", Pointer), ("bias", Pointer)] + [
         (name, Long) for name in ("bias_batch", "bias_head", "bias_row", "bias_elements")] + [
-        ("bias_dtype", Int), ("reserved_2", Int)]
+        ("bias_dtype", Int), ("reserved", Int), ("d_o", Pointer)]
 
     def features(self):
         """Names of what the problem has beyond SDPA's own arguments."""
@@ -127,7 +128,9 @@ class Flex:
 
 class Sdpa:
     """PyTorch's attention on one problem, by one backend or by its own choice."""
-    NAMES = ("torch-default", "torch-flash", "torch-efficient", "torch-cudnn", "torch-math", "torch-flex")
+    DETERMINISTIC = "-deterministic"  # a backend's gradients in an order that is the same in every run
+    NAMES = ("torch-default", "torch-flash", "torch-efficient", "torch-cudnn", "torch-math", "torch-flex",
+             "torch-flash" + DETERMINISTIC, "torch-cudnn" + DETERMINISTIC)
     FLEX = "torch-flex"
 
     def __init__(self, torch):
@@ -135,6 +138,7 @@ class Sdpa:
         self.torch, self.sdpa_kernel = torch, sdpa_kernel
         self.backends = {"torch-flash": SDPBackend.FLASH_ATTENTION, "torch-efficient": SDPBackend.EFFICIENT_ATTENTION,
                          "torch-cudnn": SDPBackend.CUDNN_ATTENTION, "torch-math": SDPBackend.MATH}
+        self.side = None
         self.end()
 
     def version(self):
@@ -157,6 +161,13 @@ class Sdpa:
         v = self.tensor(p.v, (p.batch, p.kv_heads, p.kv_len, p.v_dim), dtype, p.bshd)
         # clone keeps the strides
         self.sets = [(q, k, v)] + [(q.clone(), k.clone(), v.clone()) for _ in range(p.sets - 1)]
+        self.timed, self.group = p.timed, p.q_heads // p.kv_heads
+        if self.timed != FORWARD:
+            d_o = self.tensor(p.d_o, (p.batch, p.q_heads, p.q_len, p.v_dim), dtype, p.bshd)
+            self.d_o = [d_o] + [d_o.clone() for _ in range(p.sets - 1)]
+            for tensors in self.sets:
+                for tensor in tensors:
+                    tensor.requires_grad_()
         self.options = {"is_causal": bool(p.mask), "scale": p.scale}
         bias = self.bias(p)
         if bias is not None:
@@ -166,6 +177,7 @@ class Sdpa:
         if p.q_heads != p.kv_heads:
             self.options["enable_gqa"] = True
         self.scores = p.batch * p.q_heads * p.q_len * p.kv_len
+        torch.cuda.synchronize()
 
     def bias(self, p):
         """The bias or mask as a tensor [batch, heads, q_len, kv_len] that repeats by strides of 0; None."""
@@ -190,31 +202,73 @@ class Sdpa:
 
     def end(self):
         self.sets, self.refused, self.flex = [], None, None
+        self.d_o, self.forwards, self.expanded, self.expanding = [], {}, {}, set()
         self.graphs, self.outputs, self.usable = {}, {}, set()
 
-    def attend(self, name, set_number=0):
+    def inputs(self, name, number):
+        """q, k and v of a set; for a peer without grouped queries k and v of every query head, made beforehand."""
+        if name not in self.expanding:
+            return self.sets[number]
+        if number not in self.expanded:
+            q, *of_keys = self.sets[number]
+            self.expanded[number] = (q, *(tensor.detach().repeat_interleave(self.group, 1).requires_grad_()
+                                          for tensor in of_keys))
+        return self.expanded[number]
+
+    def forward(self, name, number):
         if name == self.FLEX:
-            return self.flex(*self.sets[set_number])
-        return self.torch.nn.functional.scaled_dot_product_attention(*self.sets[set_number], **self.options)
+            return self.flex(*self.sets[number])
+        options = {key: value for key, value in self.options.items()
+                   if key != "enable_gqa" or name not in self.expanding}
+        return self.torch.nn.functional.scaled_dot_product_attention(*self.inputs(name, number), **options)
+
+    def prepare(self, name):
+        """What gradients alone are taken from: the forward pass of each set, not timed."""
+        if self.timed == GRADIENTS:
+            for number in range(len(self.sets)):
+                if (name, number) not in self.forwards:
+                    self.forwards[name, number] = self.forward(name, number)
+
+    def attend(self, name, number=0):
+        """What is timed: the output, or the gradients of q, k and v."""
+        if self.timed == FORWARD:
+            return self.forward(name, number)
+        alone = self.timed == GRADIENTS
+        out = self.forwards[name, number] if alone else self.forward(name, number)
+        return self.torch.autograd.grad(out, self.inputs(name, number), self.d_o[number], retain_graph=alone)
 
     def chosen(self, name):
-        """A context in which PyTorch takes that backend."""
+        """A context in which PyTorch takes that backend, and its deterministic order where that is asked for."""
         import contextlib
-        return self.sdpa_kernel([self.backends[name]]) if name in self.backends else contextlib.nullcontext()
+        torch, stack = self.torch, contextlib.ExitStack()
+        stack.enter_context(torch.inference_mode() if self.timed == FORWARD else torch.enable_grad())
+        backend = self.backends.get(name.removesuffix(self.DETERMINISTIC))
+        if backend is not None:
+            stack.enter_context(self.sdpa_kernel([backend]))
+        if name.endswith(self.DETERMINISTIC):
+            torch.utils.deterministic.fill_uninitialized_memory = False  # not part of the attention
+            stack.callback(torch.use_deterministic_algorithms, False)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        return stack
 
-    def first_call(self, name):
-        """Raises with PyTorch's own reasons when the backend cannot run the problem; also warms it up."""
-        if name in self.usable:
-            return
+    def why_not(self, name):
+        """Why the peer does not run the problem, as far as that is known without a try; None."""
+        if name.endswith(self.DETERMINISTIC) and self.timed == FORWARD:
+            return "a forward pass has no other order"
         if name == self.FLEX and self.flex is None:
-            raise RuntimeError("FlexAttention is asked for features and biases alone: the rest SDPA serves")
+            return "FlexAttention is asked for features and biases alone: the rest SDPA serves"
         if name != self.FLEX and self.refused:
-            raise RuntimeError(self.refused)
+            return self.refused
         if name == "torch-math" and self.scores > MATH_SCORES_MAX:
-            raise RuntimeError(f"{self.scores:.2e} scores are too many to keep in memory several times")
+            return f"{self.scores:.2e} scores are too many to keep in memory several times"
+        return None
+
+    def try_calls(self, name):
+        """Raises with PyTorch's own reasons when the backend cannot run the problem."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
+                self.prepare(name)
                 for _ in range(3):
                     self.attend(name)
                 self.torch.cuda.synchronize()
@@ -222,6 +276,21 @@ class Sdpa:
                 said = [str(w.message).split(" (Triggered")[0] for w in caught]
                 reasons = [text for text in said if "not used because" not in text and "runtime disabled" not in text]
                 raise RuntimeError("; ".join([str(error).split("\n")[0]] + reasons)) from None
+
+    def first_call(self, name):
+        """Warms a peer up; raises with the reason when it cannot run the problem."""
+        if name in self.usable:
+            return
+        reason = self.why_not(name)
+        if reason:
+            raise RuntimeError(reason)
+        try:
+            self.try_calls(name)
+        except RuntimeError:
+            if self.timed == FORWARD or self.group == 1 or name == self.FLEX:
+                raise
+            self.expanding.add(name)
+            self.try_calls(name)
         self.usable.add(name)
 
     def choice(self):
@@ -232,22 +301,30 @@ class Sdpa:
         number = self.torch._fused_sdp_choice(*self.sets[0], **self.options)
         return "takes " + next((n for n, b in self.backends.items() if b == SDPBackend(number)), str(number))
 
+    def note(self, name):
+        """What a record of the peer should say besides."""
+        notes = [self.choice()] if name == "torch-default" else []
+        if name in self.expanding:
+            notes.append("k and v expanded beforehand, their gradients not summed over the group")
+        return ", ".join(note for note in notes if note)
+
     def capture(self, name, launches):
         torch = self.torch
-        with torch.inference_mode(), self.chosen(name):
+        self.side = self.side or torch.cuda.Stream()  # gradients run in the stream of their forward pass
+        with self.chosen(name):
             self.graphs.pop(name, None)
             self.outputs.pop(name, None)
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(self.side):
                 self.first_call(name)
             graph = torch.cuda.CUDAGraph(keep_graph=True)
-            outputs = [None] * len(self.sets)  # alive all at once, so that each has memory of its own
-            with torch.cuda.graph(graph, stream=side):
+            outputs = [()] * len(self.sets)  # alive all at once, so that each has memory of its own
+            with torch.cuda.graph(graph, stream=self.side):
                 for i in range(launches):
-                    outputs[i % len(self.sets)] = self.attend(name, i % len(self.sets))
+                    output = self.attend(name, i % len(self.sets))
+                    outputs[i % len(self.sets)] = (output,) if self.timed == FORWARD else output
             for output in outputs:
-                if output is not None:
-                    output.fill_(float("nan"))
+                for tensor in output:
+                    tensor.fill_(float("nan"))
             torch.cuda.synchronize()
         self.graphs[name], self.outputs[name] = graph, outputs[(launches - 1) % len(self.sets)]
         return graph.raw_cuda_graph()
@@ -255,7 +332,7 @@ class Sdpa:
     def call(self, name, calls):
         """Seconds a call, from the first to the completion of the last."""
         torch = self.torch
-        with torch.inference_mode(), self.chosen(name):
+        with self.chosen(name):
             self.first_call(name)
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -263,14 +340,21 @@ class Sdpa:
                 output = self.attend(name)
             torch.cuda.synchronize()
             seconds = (time.perf_counter() - start) / calls
-        self.outputs[name] = output
+        self.outputs[name] = (output,) if self.timed == FORWARD else output
         return seconds
 
     def output(self, name, address, size):
-        packed = self.outputs[name].contiguous().cpu()
-        if packed.numel() * packed.element_size() != size:
-            raise RuntimeError(f"the output has shape {tuple(packed.shape)} and type {packed.dtype}")
-        ctypes.memmove(address, packed.data_ptr(), size)
+        tensors = self.outputs[name]
+        if name in self.expanding:
+            q, *of_keys = tensors
+            tensors = (q, *(tensor.unflatten(1, (-1, self.group)).float().sum(2).to(q.dtype) for tensor in of_keys))
+        packed = [tensor.contiguous().cpu() for tensor in tensors]
+        if sum(tensor.numel() * tensor.element_size() for tensor in packed) != size:
+            shapes = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in packed)
+            raise RuntimeError(f"the output has the shape {shapes}")
+        for tensor in packed:
+            ctypes.memmove(address, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+            address += tensor.numel() * tensor.element_size()
 
 
 class Fa3:
@@ -283,6 +367,9 @@ class Fa3:
         import jax
         self.jax, self.flash_mha = jax, flash_attn3_jax.flash_mha
         self.end()
+
+    def note(self, name):
+        return ""
 
     def version(self):
         import importlib.metadata
@@ -306,7 +393,19 @@ class Fa3:
         self.inputs = (tensor(p.q, p.q_heads, p.q_len, p.qk_dim), tensor(p.k, p.kv_heads, p.kv_len, p.qk_dim),
                        tensor(p.v, p.kv_heads, p.kv_len, p.v_dim))
         causal, scale = bool(p.mask), p.scale
-        self.attend = jax.jit(lambda q, k, v: self.flash_mha(q, k, v, softmax_scale=scale, is_causal=causal))
+
+        def attend(q, k, v):
+            return self.flash_mha(q, k, v, softmax_scale=scale, is_causal=causal)
+        self.timed, self.attend = p.timed, jax.jit(attend)
+        if p.timed == FORWARD:
+            return
+        d_o = tensor(p.d_o, p.q_heads, p.q_len, p.v_dim)
+        if p.timed == STEP:
+            self.inputs += (d_o,)
+            self.attend = jax.jit(lambda q, k, v, gradient: jax.vjp(attend, q, k, v)[1](gradient))
+        else:
+            self.inputs = (jax.jit(lambda q, k, v: jax.vjp(attend, q, k, v)[1])(*self.inputs), d_o)
+            self.attend = jax.jit(lambda pull_back, gradient: pull_back(gradient))
 
     def end(self):
         self.inputs = self.attend = self.last = None
@@ -315,19 +414,23 @@ class Fa3:
         raise RuntimeError("JAX's calls are not captured into graphs here: measure with --mode call")
 
     def call(self, name, calls):
-        self.attend(*self.inputs).block_until_ready()
+        self.jax.block_until_ready(self.attend(*self.inputs))
         start = time.perf_counter()
         for _ in range(calls):
             self.last = self.attend(*self.inputs)
-        self.last.block_until_ready()
+        self.jax.block_until_ready(self.last)
         return (time.perf_counter() - start) / calls
 
     def output(self, name, address, size):
         import numpy
-        packed = numpy.ascontiguousarray(numpy.asarray(self.last).transpose(0, 2, 1, 3))
-        if packed.nbytes != size:
-            raise RuntimeError(f"the output has shape {packed.shape} and type {packed.dtype}")
-        ctypes.memmove(address, packed.ctypes.data, size)
+        tensors = (self.last,) if self.timed == FORWARD else self.last
+        packed = [numpy.ascontiguousarray(numpy.asarray(tensor).transpose(0, 2, 1, 3)) for tensor in tensors]
+        if sum(tensor.nbytes for tensor in packed) != size:
+            shapes = ", ".join(f"{tensor.shape} of {tensor.dtype}" for tensor in packed)
+            raise RuntimeError(f"the output has the shape {shapes}")
+        for tensor in packed:
+            ctypes.memmove(address, tensor.ctypes.data, tensor.nbytes)
+            address += tensor.nbytes
 
 
 class Device:
@@ -353,9 +456,11 @@ class Device:
 class Peers:
     """Peer libraries side by side, as one to the C side."""
 
-    def __init__(self, libraries):
+    def __init__(self, libraries, wanted=()):
+        """wanted: names of peers; those of a library that none of them names all take part."""
         self.libraries = libraries
-        self.peers = [(library, name) for library in libraries for name in library.NAMES]
+        self.peers = [(library, name) for library in libraries for name in library.NAMES
+                      if name in wanted or not set(library.NAMES) & set(wanted) - {"fa3"}]
         self.refused = {}
         self.device = None
 
@@ -406,8 +511,7 @@ def provider_of(peers):
     def capture(peer, launches, graph, text):
         library, name = peers.of(peer)
         graph[0] = library.capture(name, launches)
-        if name == "torch-default":
-            write_text(text, library.choice())
+        write_text(text, library.note(name))
 
     def call(peer, calls, enqueue, argument, seconds, text):
         if peer == OURS:
@@ -415,6 +519,7 @@ def provider_of(peers):
         else:
             library, name = peers.of(peer)
             seconds[0] = library.call(name, calls)
+            write_text(text, library.note(name))
 
     def output(peer, address, size, text):
         library, name = peers.of(peer)
@@ -463,7 +568,7 @@ def wanted_peers(arguments):
     values = [following for option, following in zip(arguments, arguments[1:]) if option == "--peers"]
     values += [argument.partition("=")[2] for argument in arguments if argument.startswith("--peers=")]
     words = {word for value in values for word in value.split(",")}
-    return words & {"torch", "fa3"} or {"torch"}
+    return {word for word in words if word == "fa3" or word.startswith("torch")} or {"torch"}
 
 
 def main():
@@ -471,12 +576,16 @@ def main():
     loading = "torch"
     try:
         libraries = []
-        if "torch" in wanted:
+        unknown = wanted - {"torch", "fa3", *Sdpa.NAMES}
+        if unknown:
+            print(f"acromion: --peers {min(unknown)}: there are {', '.join(Sdpa.NAMES)}", file=sys.stderr)
+            return EXIT_USAGE
+        if wanted - {"fa3"}:
             libraries.append(Sdpa(load_torch()))
         if "fa3" in wanted:
             loading = "fa3"
             libraries.append(load_fa3())
-        provider = provider_of(Peers(libraries))
+        provider = provider_of(Peers(libraries, wanted))
         library = load_library()
     except (Missing, OSError) as error:
         print(f"acromion: --peers {loading}: {error}", file=sys.stderr)

@@ -96,6 +96,10 @@ class Peers(unittest.TestCase):
         self.check_fails(USAGE, "--frobnicate", "--frobnicate")
 
     def test_unknown_peers(self):
+        self.play_torch(COMPLETE)
+        done = self.bench(peers="torch-frobnicate")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("--peers torch-frobnicate: there are torch-default, torch-flash", done.stderr)
         for peers in ("frobnicate", "torch,frobnicate", "torch,", "", "torchcublas", "tor"):
             done = self.bench(peers=peers)
             self.assertEqual(done.returncode, USAGE)
@@ -112,6 +116,11 @@ class Peers(unittest.TestCase):
         done = self.bench("--backend", "cpu", "f32:b1:h1:s16:d16", peers="cublas", PYTHON="no-such-python")
         self.assertEqual(done.returncode, CANNOT_RUN)
         self.assertIn("peers are met on a GPU", done.stderr)
+
+    def test_single_peers_are_named(self):
+        self.play_torch(COMPLETE)
+        self.check_fails(CANNOT_RUN, "peers are met on a GPU", "--backend", "cpu", "f32:b1:h1:s16:d16",
+                         peers="torch-cudnn,torch-flash-deterministic")
 
     def test_options_that_go_with_peers(self):
         done = subprocess.run([PROGRAM, "bench", "--publish"], capture_output=True, text=True)
@@ -137,6 +146,13 @@ class Records(unittest.TestCase):
     def test_sound_records(self):
         self.assertEqual(results.faults_of(self.OURS), [])
         self.assertEqual(results.faults_of(self.PEER), [])
+
+    def test_records_of_gradients(self):
+        step = {"problem": "bwd:bf16:b2:h8/2:s512:d64:causal", "with_forward": True}
+        self.assertEqual(results.faults_of(self.OURS | step | {"forward_kernel": "f"}), [])
+        self.assertEqual(results.faults_of(self.PEER | step | {"peer_note": "takes torch-flash"}), [])
+        self.assertIn("with_forward", " ".join(results.faults_of(self.OURS | {"with_forward": 1})))
+        self.assertIn("peer_note", " ".join(results.faults_of(self.PEER | {"peer_note": ""})))
 
     def test_faults_are_named(self):
         wrong = {"verdict": "BETTER", "tier": "D", "ratio_ci95": [1.6, 1.7], "noise_floor": 0.001, "control": "OK",

@@ -26,7 +26,8 @@ static struct {
     const reference *ref;
     double ours_s;
     int begun, ended;
-    int32_t mask, sets;
+    int32_t mask, sets, pass;
+    bool step; /* asked of the comparison */
 } fake;
 
 static int32_t refuse(char *text, const char *reason)
@@ -40,6 +41,7 @@ static int32_t fake_begin(const peer_problem *problem, char *text)
     ++fake.begun;
     fake.mask = problem->mask;
     fake.sets = problem->sets;
+    fake.pass = problem->pass;
     bool known = problem->batch == 1 && problem->q_heads == 2 && problem->q_len == 16 && problem->qk_dim == 16 &&
                  problem->dtype == (int32_t)ACR_F32 && problem->q == fake.ref->buffers.q &&
                  fabs(problem->scale - 0.25) < 1e-9;
@@ -68,6 +70,15 @@ static int32_t fake_call(int32_t peer, int32_t calls, peer_enqueue *enqueue, voi
 static int32_t fake_output(int32_t peer, void *packed, int64_t bytes, char *text)
 {
     float *o = packed;
+    if (fake.ref->grads) {
+        const gradients *g = fake.ref->grads;
+        if (bytes != (g->elements[0] + g->elements[1] + g->elements[2]) * (int64_t)sizeof *o)
+            return refuse(text, "another size than the problem's");
+        for (int which = 0; which < 3; which++)
+            for (int64_t i = 0; i < g->elements[which]; i++)
+                *o++ = peer == WRONG ? 0 : (float)g->expected[which][i];
+        return 0;
+    }
     int64_t count = fake.ref->rows * fake.ref->problem.v_dim;
     if (bytes != count * (int64_t)sizeof *o)
         return refuse(text, "another size than the problem's");
@@ -160,6 +171,7 @@ static outcome hold_with(const peer_provider *const *providers, int provider_cou
         .providers = providers,
         .provider_count = provider_count,
         .mode = mode,
+        .step = fake.step,
         .blocks = 13,
         .seed = 1,
     };
@@ -261,7 +273,8 @@ static void what_peers_cannot_be_given_they_are_not(void **state)
 {
     (void)state;
     const char *const beyond[] = {"f32:b1:h2:s16:d16:lse", "f32:b1:h2:s16:d16:kvlens",
-                                  "f32:b1:h2:s16:d16:qs=1024,16,64"};
+                                  "f32:b1:h2:s16:d16:qs=1024,16,64", "bwd:f32:b1:h2:s16:d16:sinks",
+                                  "bwd:f32:b1:h2:s16:d16:dqs=1024,16,64"};
     for (size_t i = 0; i < COUNT_OF(beyond); i++) {
         const outcome result = hold(beyond[i], MODE_CALL, 10e-6, 1e-9);
         assert_int_equal(fake.begun, 0);
@@ -287,6 +300,26 @@ static void the_mask_is_named(void **state)
     result = hold("f32:b1:h2:s16/24:d16:causal", MODE_CALL, 10e-6, 1e-9);
     assert_int_equal(fake.mask, PEER_MASK_BOTTOM_RIGHT);
     json_decref(result.records);
+}
+
+/* Gradients: a peer's are dq, dk and dv; with their forward pass before them that is said to peers and in records. */
+static void gradients_meet_gradients(void **state)
+{
+    (void)state;
+    for (int step = 0; step < 2; step++) {
+        fake.step = step != 0;
+        outcome result = hold("bwd:f32:b1:h2:s16:d16", MODE_CALL, 10e-6, 1e-9);
+        fake.step = false;
+        assert_int_equal(fake.pass, step ? PEER_STEP : PEER_BACKWARD);
+        assert_int_equal(json_array_size(result.records), 3); /* neither the wrong nor the refusing one */
+        const json_t *ours = json_array_get(result.records, 0), *fast = json_array_get(result.records, 2);
+        assert_non_null(strstr(text_of(ours, "kernel"), "bwd_simd_f32"));
+        assert_string_equal(text_of(ours, "best_peer"), "fake-fast");
+        assert_true(json_is_true(json_object_get(fast, "within_tolerance")));
+        assert_true(json_is_true(json_object_get(fast, "with_forward")) == (step != 0));
+        assert_int_equal(strncmp(text_of(ours, "forward_kernel"), "fwd_simd_f32", 12) == 0, step != 0);
+        json_decref(result.records);
+    }
 }
 
 /* Two providers in one comparison: the best peer is the best of both, each in its own way of calling. */
@@ -335,6 +368,7 @@ int main(void)
         cmocka_unit_test(what_peers_cannot_be_given_they_are_not),
         cmocka_unit_test(no_cuda_graph_no_peer),
         cmocka_unit_test(the_mask_is_named),
+        cmocka_unit_test(gradients_meet_gradients),
         cmocka_unit_test(providers_meet_in_one_table),
         cmocka_unit_test(enqueuing_peers_are_recorded),
     };

@@ -209,6 +209,55 @@ static void what_is_not_finite_stays_where_it_is_seen(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* Of a large problem some rows and keys are judged, the others looked at for NaN. */
+static void large_problems_are_judged_in_part(void **state)
+{
+    (void)state;
+    enum {
+        DIMS = 1024,
+        ROWS = 1040,
+        JUDGED = 8
+    };
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem p = canonical_of("bwd:f32:b1:h1:s1040:d1024:causal:sinks");
+    const reference_request wanted = {&p, INPUT_NORMAL, 5, JUDGED, LENGTHS_FULL, 2};
+    reference *ref = NULL;
+    assert_ok(reference_create(&ref, &wanted));
+    const gradients *g = ref->grads;
+    assert_non_null(g->rows);
+    assert_non_null(g->keys);
+    int64_t rows = 0, free_key = -1;
+    for (int64_t i = 0; i < ROWS; i++) {
+        rows += g->rows[i];
+        free_key = g->keys[i] ? free_key : i;
+    }
+    assert_int_equal(rows, JUDGED);
+    assert_true(g->rows[0] && g->rows[ROWS - 1] && g->keys[0] && g->keys[ROWS - 1]);
+    acr_plan *plan = estimate_plan(ctx, "bwd:f32:b1:h1:s1040:d1024:causal:sinks");
+    const acr__kernel *kernel = NULL;
+    for (size_t k = 0; k < acr__kernel_count; k++)
+        if (strcmp(acr__kernels[k]->name, acr_plan_kernel(plan)) == 0)
+            kernel = acr__kernels[k];
+    assert_non_null(kernel);
+    run_output output = gradients_with(2, kernel, &p, ref);
+    verdict v;
+    conformance_judge(&v, ref, &output);
+    assert_true(v.pass);
+    float *const dk = output.grads[1], *const dq = output.grads[0];
+    const float kept = dk[free_key * DIMS], last = dq[(int64_t)ROWS * DIMS - 1];
+    dk[free_key * DIMS] = NAN;
+    conformance_judge(&v, ref, &output);
+    assert_false(v.pass);
+    dk[free_key * DIMS] = kept;
+    dq[(int64_t)ROWS * DIMS - 1] = 1.001f * last + 0.01f;
+    conformance_judge(&v, ref, &output);
+    assert_false(v.pass);
+    run_output_free(&output);
+    acr_plan_destroy(plan);
+    reference_destroy(ref);
+    acr_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -216,6 +265,7 @@ int main(void)
         cmocka_unit_test(what_is_not_seen_has_no_gradient),
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen),
+        cmocka_unit_test(large_problems_are_judged_in_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,6 +26,13 @@ json_t *bench_record(const bench_conditions *on, const bench_series *series)
     return json;
 }
 
+void bench_record_step(json_t *record, bool step)
+{
+    if (step) {
+        json_object_set_new(record, "with_forward", json_true());
+    }
+}
+
 void bench_record_kernel(json_t *record, const acr__kernel *kernel)
 {
     char digest[17];

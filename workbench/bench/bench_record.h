@@ -35,6 +35,9 @@ typedef struct bench_series {
 /* The record without what says whose it is: "kernel" and "image", or "peer". */
 json_t *bench_record(const bench_conditions *on, const bench_series *series);
 
+/* Says that the forward pass went before the gradients, if it did. */
+void bench_record_step(json_t *record, bool step);
+
 /* Adds "kernel" and "image". */
 void bench_record_kernel(json_t *record, const acr__kernel *kernel);
 

@@ -182,6 +182,7 @@ static acr_status admit_kernel(comparison *t, const acr__kernel *kernel, compari
         .flags = r->overlap ? ACR_OVERLAP_PREVIOUS : 0,
         .seed = r->seed,
         .monitor = t->watched.monitor,
+        .step = r->step,
         .take = sample_calls,
         .take_arg = c,
     };
@@ -208,6 +209,7 @@ static bool has_own_strides(const acr_problem *problem)
     acr_problem packed = *problem;
     const acr_strides none = {0, 0, 0};
     packed.q = packed.k = packed.v = packed.o = none;
+    packed.d_o = packed.dq = packed.dk = packed.dv = none;
     char with[ACR_PROBLEM_TEXT_MAX], without[ACR_PROBLEM_TEXT_MAX];
     return acr_problem_format(problem, with, sizeof with) != ACR_OK ||
            acr_problem_format(&packed, without, sizeof without) != ACR_OK || strcmp(with, without) != 0;
@@ -228,11 +230,17 @@ static const char *inexpressible(const acr_problem *p)
     if (p->flags & ACR_PACKED) {
         return "PyTorch's attention takes no packed batches";
     }
-    if (p->flags & ACR_WANT_LSE) {
+    if (p->flags & ACR_WANT_LSE && p->pass != ACR_BACKWARD) {
         return "peers return no log-sum-exp";
     }
     if (p->flags & (ACR_KV_STARTS | ACR_RANGES | ACR_TREE)) {
         return "peers are given no key starts, ranges or trees";
+    }
+    if (p->pass == ACR_BACKWARD && p->grad_dtype != p->dtype) {
+        return "peers give gradients in q's type";
+    }
+    if (p->pass == ACR_BACKWARD && p->flags & ACR_SINKS) {
+        return "peers give no gradients of sinks";
     }
     return has_own_strides(p) ? "peers are given packed tensors only" : NULL;
 }
@@ -268,6 +276,9 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
         .mask = mask_of(p),
         .bshd = laid_out->layout == ACR_BSHD,
         .sets = t->sets,
+        .pass = p->pass != ACR_BACKWARD ? PEER_FORWARD
+                : t->request->step      ? PEER_STEP
+                                        : PEER_BACKWARD,
         .scale = (double)p->scale,
         .q = t->request->ref->buffers.q,
         .k = t->request->ref->buffers.k,
@@ -284,6 +295,7 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
         .bias_row = p->bias.row,
         .bias_elements = bias_elements,
         .bias_dtype = (int32_t)p->bias_dtype,
+        .d_o = t->request->ref->buffers.d_o,
     };
     char text[PEER_TEXT_BYTES] = "";
     return provider->begin(&problem, text) == 0 ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "%s", text);
@@ -370,26 +382,52 @@ static bool is_nonsense(const verdict *v)
     return !(v->err_rms <= FAR_BEYOND * v->tol_rms);
 }
 
+/* dq, dk and dv out of the one memory in which a peer leaves them. */
+static bool split_gradients(run_output *to, const reference *ref, const char *from)
+{
+    const size_t elem_bytes = (size_t)acr__dtype_bytes(ref->problem.grad_dtype);
+    for (int i = 0; i < 3; ++i) {
+        to->grad_bytes[i] = (size_t)ref->grads->elements[i] * elem_bytes;
+        to->grads[i] = malloc(to->grad_bytes[i]);
+        if (!to->grads[i]) {
+            return false;
+        }
+        memcpy(to->grads[i], from, to->grad_bytes[i]);
+        from += to->grad_bytes[i];
+    }
+    return true;
+}
+
+/* What a peer's output has: of a backward problem dq, dk and dv. */
+static size_t output_bytes(const reference *ref)
+{
+    const acr_problem *p = &ref->problem;
+    if (!ref->grads) {
+        return (size_t)(p->batch * p->q_heads * p->q_len * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
+    }
+    const int64_t *elements = ref->grads->elements;
+    return (size_t)(elements[0] + elements[1] + elements[2]) * (size_t)acr__dtype_bytes(p->grad_dtype);
+}
+
 static acr_status judge_peer(entrant *c)
 {
-    const comparison_request *r = c->comparison->request;
-    const acr_problem *p = r->problem;
-    size_t bytes = (size_t)(p->batch * p->q_heads * p->q_len * p->v_dim) * (size_t)acr__dtype_bytes(p->out_dtype);
+    const reference *ref = c->comparison->request->ref;
+    const size_t bytes = output_bytes(ref);
     char text[PEER_TEXT_BYTES] = "";
     run_output output = {.o = malloc(bytes), .o_bytes = bytes};
-    if (!output.o) {
-        return acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", bytes);
-    }
-    if (c->provider->output(c->peer, output.o, (int64_t)bytes, text) != 0) {
+    acr_status status = output.o ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for %zu bytes of output", bytes);
+    if (status == ACR_OK && c->provider->output(c->peer, output.o, (int64_t)bytes, text) != 0) {
         leave_out(c, text);
-    } else {
-        conformance_judge(&c->verdict, r->ref, &output);
+    } else if (status == ACR_OK && ref->grads && !split_gradients(&output, ref, output.o)) {
+        status = acr__fail(ACR_NO_MEMORY, "no memory for a peer's gradients");
+    } else if (status == ACR_OK) {
+        conformance_judge(&c->verdict, ref, &output);
         if (is_nonsense(&c->verdict)) {
             leave_out(c, c->verdict.failure);
         }
     }
     run_output_free(&output);
-    return ACR_OK;
+    return status;
 }
 
 /* The first of ours meets every peer; the best and the standard one are known afterwards. */
@@ -475,8 +513,8 @@ static void print_header(const comparison *t)
 {
     const comparison_request *r = t->request;
     char floor_us[24];
-    printf("%s on %s, %s mode%s; peers:", r->text, t->device->device.name, mode_name(r->mode),
-           r->overlap ? ", ours overlapping" : "");
+    printf("%s%s on %s, %s mode%s; peers:", r->text, r->step ? " behind its forward pass" : "", t->device->device.name,
+           mode_name(r->mode), r->overlap ? ", ours overlapping" : "");
     for (int i = 0; i < r->provider_count; ++i) {
         printf("%s %s", i ? ";" : "", r->providers[i]->version);
     }
@@ -602,6 +640,7 @@ static json_t *record_of(const comparison *t, const entrant *c)
         .joules = joules_of(c),
     };
     json_t *json = bench_record(&conditions, &series);
+    bench_record_step(json, r->step);
     json_object_set_new(json, "blocks", json_integer((json_int_t)c->pair.comparison.blocks));
     return json;
 }
@@ -615,6 +654,9 @@ static json_t *record_of_ours(const comparison *t, const entrant *c)
 {
     json_t *json = record_of(t, c);
     bench_record_kernel(json, c->kernel);
+    if (t->request->step) {
+        json_object_set_new(json, "forward_kernel", json_string(timed_kernel_forward(c->timed)));
+    }
     json_object_set_new(json, "planned", json_boolean(strcmp(c->name, t->request->planned) == 0));
     json_object_set_new(json, "noise_floor", json_real(t->noise_floor));
     json_object_set_new(json, "control", json_string(stats_verdict_text(t->control.comparison.verdict)));
@@ -642,6 +684,9 @@ static json_t *record_of_peer(const comparison *t, const entrant *c)
     json_object_set_new(json, "peer", json_string(c->name));
     json_object_set_new(json, "peer_version", json_string(c->provider->version));
     json_object_set_new(json, "within_tolerance", json_boolean(c->verdict.pass));
+    if (*c->text) {
+        json_object_set_new(json, "peer_note", json_string(c->text));
+    }
     return json;
 }
 

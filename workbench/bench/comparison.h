@@ -31,6 +31,7 @@ typedef struct comparison_request {
     bench_mode mode;
     double empty_us; /* cold mode: what no launch at all takes */
     bool overlap;    /* ours may overlap their predecessors */
+    bool step;       /* timed_kernel_request.step, of peers as well */
     int blocks;
     uint64_t seed;
     bool quiet; /* no table */

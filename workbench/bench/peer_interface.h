@@ -21,6 +21,13 @@ enum {
     PEER_MASK_BOTTOM_RIGHT = 2 /* query i sees keys 0..i + kv_len - q_len */
 };
 
+/* What is timed. The output is [batch, q_heads, q_len, v_dim], or dq, dk and dv, packed, one behind the other. */
+enum {
+    PEER_FORWARD = 0,
+    PEER_BACKWARD = 1, /* gradients alone; the forward pass is run beforehand */
+    PEER_STEP = 2      /* the forward pass with its log-sum-exp, and the gradients behind it */
+};
+
 typedef struct peer_problem {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim;
     int32_t device; /* ordinal */
@@ -28,8 +35,8 @@ typedef struct peer_problem {
     int32_t mask;   /* PEER_MASK_* */
     int32_t bshd;   /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
     int32_t sets;   /* copies of the inputs on the device, more than 1 in rotating mode */
-    int32_t reserved;
-    double scale;          /* of the scores */
+    int32_t pass;   /* PEER_FORWARD, PEER_BACKWARD or PEER_STEP */
+    double scale;   /* of the scores */
     const void *q, *k, *v; /* on the host, packed [batch, heads, length, dim] */
     /* Features, in the words of acromion.h; 0 and NULL are none. A provider refuses what it cannot do. */
     int64_t window_left, window_right, chunk;
@@ -39,7 +46,8 @@ typedef struct peer_problem {
     int64_t bias_batch, bias_head, bias_row;
     int64_t bias_elements; /* that lie there */
     int32_t bias_dtype;    /* acr_dtype: 1 float32, 2 float16, 3 bfloat16, 5 boolean */
-    int32_t reserved_2;
+    int32_t reserved;
+    const void *d_o; /* on the host, packed as o, of a pass with gradients */
 } peer_problem;
 
 /* Whether a problem has any of the features. */
@@ -65,7 +73,7 @@ typedef struct peer_provider {
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
      * enqueue(arg, NULL). */
     int32_t (*call)(int32_t peer, int32_t calls, peer_enqueue *enqueue, void *arg, double *seconds, char *text);
-    /* Copies the peer's last output to the host, packed [batch, q_heads, q_len, v_dim]. */
+    /* Copies the peer's last output to the host, packed. */
     int32_t (*output)(int32_t peer, void *packed, int64_t bytes, char *text);
     /* Frees what belongs to the problem. */
     void (*end)(void);

@@ -3,8 +3,10 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "check/inputs.h"
+#include "kernels/kernel_choice.h"
 #include "timer.h"
 
 enum {
@@ -22,11 +24,20 @@ enum {
 /* Gaps and the last run are shorter where a launch takes so long that they would take longer than this. */
 static const double RUN_S = 0.1;
 
+/* What goes before each execution of a step. It has inputs of its own, the same values, and leaves o and the
+ * log-sum-exp to nobody: what is timed are the two passes one behind the other. */
+typedef struct forward_pass {
+    const acr__kernel *kernel; /* NULL: there is none */
+    reference *ref;
+    execution **sets; /* as many as of the gradients */
+} forward_pass;
+
 struct timed_kernel {
     timed_kernel_request request;
     acr__backend_device *device;
     execution **sets;
-    int set_count, next;  /* next: set of the next launch */
+    int set_count, next; /* next: set of the next launch */
+    forward_pass forward;
     acr__graph *graph;    /* not in call modes */
     uint64_t stretches;   /* of samples, so far */
     uint64_t check_every; /* stretches: renewing the values of a large problem takes longer than timing it */
@@ -57,6 +68,11 @@ acr_status timed_kernel_sets(int *sets, const acr__device *device, const problem
     return ACR_OK;
 }
 
+const char *timed_kernel_forward(const timed_kernel *s)
+{
+    return s->forward.kernel ? s->forward.kernel->name : "";
+}
+
 int timed_kernel_launches(const timed_kernel *s)
 {
     return s->graph ? s->graph->launches : mode_calls(s->request.mode);
@@ -75,9 +91,10 @@ pace_energy timed_kernel_energy(const timed_kernel *s)
 acr_status timed_kernel_enqueue(void *arg, void *stream)
 {
     timed_kernel *s = arg;
-    execution *set = s->sets[s->next];
+    const int set = s->next;
     s->next = (s->next + 1) % s->set_count;
-    return execution_enqueue(set, stream);
+    acr_status status = s->forward.kernel ? execution_enqueue(s->forward.sets[set], stream) : ACR_OK;
+    return status == ACR_OK ? execution_enqueue(s->sets[set], stream) : status;
 }
 
 /* ---- Making ---- */
@@ -111,6 +128,63 @@ static acr_status make_sets(timed_kernel *s)
         }
     }
     return status;
+}
+
+/* The planner's kernel for a problem. */
+static acr_status find_planned(const acr__kernel **out, acr_ctx *ctx, const acr_problem *problem)
+{
+    acr_plan *plan = NULL;
+    acr_status status = acr_plan_create(&plan, ctx, problem, ACR_ESTIMATE);
+    if (status != ACR_OK) {
+        return status;
+    }
+    *out = NULL;
+    for (size_t i = 0; i < kernel_total() && !*out; ++i) {
+        *out = strcmp(kernel_at(i)->name, acr_plan_kernel(plan)) == 0 ? kernel_at(i) : NULL;
+    }
+    acr_plan_destroy(plan);
+    return *out ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "the plan's kernel of the forward pass is not listed");
+}
+
+/* Readies the forward pass of each set. */
+static acr_status make_forward(timed_kernel *s)
+{
+    const timed_kernel_request *r = &s->request;
+    const acr_problem problem = reference_forward_problem(r->problem);
+    const reference_request wanted = {
+        .problem = &problem, .inputs = r->ref->inputs, .seed = r->seed, .sampled_rows = 2, .threads = 1};
+    const acr__kernel *kernel = NULL;
+    acr_status status = find_planned(&kernel, r->ctx, &problem);
+    if (status == ACR_OK) {
+        status = reference_create(&s->forward.ref, &wanted);
+    }
+    if (status != ACR_OK) {
+        return status;
+    }
+    s->forward.sets = calloc((size_t)s->set_count, sizeof(execution *));
+    if (!s->forward.sets) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for %d sets of the forward pass", s->set_count);
+    }
+    for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
+        execution **made = &s->forward.sets[i];
+        status = i == 0 ? execution_create(made, r->ctx, kernel, &problem, s->forward.ref, false, r->flags,
+                                           ALLOCATOR_ALIGNMENT)
+                        : execution_create_sibling(made, s->forward.sets[0], s->forward.ref);
+        if (status == ACR_OK) {
+            status = execution_run(*made);
+        }
+    }
+    s->forward.kernel = kernel;
+    return status;
+}
+
+static void free_forward(timed_kernel *s)
+{
+    for (int i = s->set_count - 1; i >= 0 && s->forward.sets; --i) {
+        execution_destroy(s->forward.sets[i]);
+    }
+    free(s->forward.sets);
+    reference_destroy(s->forward.ref);
 }
 
 static acr_status record_launches(acr__graph **out, void *arg, int launches)
@@ -149,6 +223,9 @@ acr_status timed_kernel_create(timed_kernel **out, const timed_kernel_request *r
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
         status = execution_run(s->sets[i]);
     }
+    if (status == ACR_OK && request->step) {
+        status = make_forward(s);
+    }
     if (status == ACR_OK) {
         status = make_recording(s);
     }
@@ -169,6 +246,7 @@ void timed_kernel_destroy(timed_kernel *s)
     for (int i = s->set_count - 1; i >= 0; --i) { /* the first, whose plan the others use, goes last */
         execution_destroy(s->sets[i]);
     }
+    free_forward(s);
     free(s->sets);
     free(s);
 }

@@ -21,8 +21,9 @@ typedef struct timed_kernel_request {
     const acr_problem *problem;
     const reference *ref;
     bench_mode mode;
-    uint32_t flags;             /* acr_buffers.flags */
-    uint64_t seed;              /* of which samples are checked and whose values are negated */
+    uint32_t flags; /* acr_buffers.flags */
+    uint64_t seed;  /* of which samples are checked and whose values are negated */
+    bool step;      /* of a backward problem: each execution follows one of its forward pass, by the planner's kernel */
     const gpu_monitor *monitor; /* NULL: the energy of sustained mode is not known */
     /* Call modes: takes samples from elsewhere, by timed_kernel_enqueue; NULL = the workbench's own loop. */
     interleave_sample *take;
@@ -45,6 +46,8 @@ acr_status timed_kernel_sets(int *sets, const acr__device *device, const problem
 acr_status timed_kernel_create(timed_kernel **out, const timed_kernel_request *request);
 void timed_kernel_destroy(timed_kernel *s);
 
+/* The kernel of the forward pass, "" where none goes before. */
+const char *timed_kernel_forward(const timed_kernel *s);
 /* Launches in one sample. */
 int timed_kernel_launches(const timed_kernel *s);
 /* Sets of buffers. */

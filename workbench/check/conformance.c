@@ -137,7 +137,8 @@ static void judge_lse(verdict *v, const reference *ref, const run_output *output
     }
 }
 
-/* Every element by itself: what does not exist for the pass, as a row of no sequence, has been seen untouched. */
+/* Every element that is judged, by itself: what does not exist for the pass, as a row of no sequence, has been seen
+ * untouched. */
 static void judge_gradients(verdict *v, const reference *ref, const run_output *output)
 {
     static const char *const names[] = {"dq", "dk", "dv", "dsinks"};
@@ -148,12 +149,19 @@ static void judge_gradients(verdict *v, const reference *ref, const run_output *
     for (int which = 0; which < 4; ++which) {
         const int64_t dims = which == 2 ? p->v_dim : p->qk_dim, rows = which == 0 ? ref->q_rows : ref->kv_rows;
         const int32_t *owner = which == 0 ? ref->q_owner : ref->kv_owner;
+        const uint8_t *judged = which == 3 ? NULL : which == 0 ? g->rows : g->keys;
         const acr_dtype dtype = which == 3 ? ACR_F32 : p->grad_dtype;
         for (int64_t i = 0; i < g->elements[which]; ++i) {
             if (which < 3 && owner && owner[i / dims % rows] < 0) {
                 continue;
             }
             const double got = acr__load_element(dtype, output->grads[which], i), expected = g->expected[which][i];
+            if (judged && !judged[i / dims]) {
+                if (isnan(got)) {
+                    fail(v, "element %" PRId64 " of %s was not written, or is NaN", i, names[which]);
+                }
+                continue;
+            }
             const double error = fabs(got - expected), tolerance = g->tolerance[which][i];
             square += error * error;
             allowed += tolerance * tolerance;

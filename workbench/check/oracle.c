@@ -325,13 +325,18 @@ static double alibi_of(const query_row *r, int64_t j)
     return r->b->slopes ? -(double)r->b->slopes[r->head] * fabs((double)(r->position - j)) : 0;
 }
 
+static bool sees(const query_row *r, int64_t j)
+{
+    return j >= r->e->kv_start && (is_within_limits(r, j) || share_a_range(r, j)) && is_in_tree(r, j) &&
+           bias_of(r, j) != -INFINITY;
+}
+
 /* Marks the keys that the row sees; returns the keys from the first of them to the last, {0, 0} where there is none. */
 static span mark_seen(const workspace *w, const query_row *r)
 {
     span seen = {0, 0};
     for (int64_t j = 0; j < r->e->kv.length; j++) {
-        w->seen[j] = j >= r->e->kv_start && (is_within_limits(r, j) || share_a_range(r, j)) && is_in_tree(r, j) &&
-                     bias_of(r, j) != -INFINITY;
+        w->seen[j] = sees(r, j);
         if (w->seen[j]) {
             seen.first = seen.end == 0 ? j : seen.first;
             seen.end = j + 1;
@@ -831,9 +836,33 @@ static void widen_rows(double *to, acr_dtype dtype, const void *base, int64_t fi
 typedef struct gradient_scratch {
     workspace w; /* `seen` alone */
     double *k, *v, *q, *d_o, *o;
+    int64_t *wanted, wanted_count; /* keys, where not all are */
 } gradient_scratch;
 
-static void add_row(gradient_scratch *at, const query_row *r, const gradient_places *to, double *dsink,
+/* A row whose dq is not wanted: its part in the keys that are. */
+static void add_wanted_pairs(const gradient_scratch *at, const gradient_row *g, const gradient_places *to)
+{
+    for (int64_t i = 0; i < at->wanted_count; i++) {
+        if (sees(&g->r, at->wanted[i])) {
+            add_pair(g, at->wanted[i], to);
+        }
+    }
+}
+
+static void add_all_pairs(const gradient_scratch *at, gradient_row *g, const gradient_places *to)
+{
+    const span keys = mark_seen(&at->w, &g->r);
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        g->seen += at->w.seen[j];
+    }
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        if (at->w.seen[j]) {
+            add_pair(g, j, to);
+        }
+    }
+}
+
+static void add_row(gradient_scratch *at, const query_row *r, bool is_wanted, const gradient_places *to, double *dsink,
                     double *dsink_variance)
 {
     const acr_problem *p = r->p;
@@ -849,14 +878,10 @@ static void add_row(gradient_scratch *at, const query_row *r, const gradient_pla
     g.d_o_norm = sqrt(dot(at->d_o, at->d_o, p->v_dim));
     g.lse = b->lse[packed ? r->head * b->q_total + row : (batch * p->q_heads + r->head) * p->q_len + row];
     g.delta = dot(at->d_o, at->o, p->v_dim);
-    const span keys = mark_seen(&at->w, r);
-    for (int64_t j = keys.first; j < keys.end; j++) {
-        g.seen += at->w.seen[j];
-    }
-    for (int64_t j = keys.first; j < keys.end; j++) {
-        if (at->w.seen[j]) {
-            add_pair(&g, j, to);
-        }
+    if (is_wanted) {
+        add_all_pairs(at, &g, to);
+    } else {
+        add_wanted_pairs(at, &g, to);
     }
     if (dsink && r->sink > -INFINITY) {
         const double weight = exp(r->sink - g.lse), o_norm = sqrt(dot(at->o, at->o, p->v_dim));
@@ -873,9 +898,10 @@ static acr_status open_gradients(gradient_scratch *at, const acr_problem *p)
                              .v = malloc((size_t)(p->kv_len * p->v_dim) * sizeof(double)),
                              .q = malloc((size_t)p->qk_dim * sizeof(double)),
                              .d_o = malloc((size_t)p->v_dim * sizeof(double)),
-                             .o = malloc((size_t)p->v_dim * sizeof(double))};
+                             .o = malloc((size_t)p->v_dim * sizeof(double)),
+                             .wanted = malloc((size_t)p->kv_len * sizeof(int64_t))};
     at->w.seen = calloc((size_t)p->kv_len, sizeof *at->w.seen);
-    return at->k && at->v && at->q && at->d_o && at->o && at->w.seen
+    return at->k && at->v && at->q && at->d_o && at->o && at->w.seen && at->wanted
                ? ACR_OK
                : acr__fail(ACR_NO_MEMORY, "oracle: no memory for gradients");
 }
@@ -888,6 +914,7 @@ static void close_gradients(gradient_scratch *at)
     free(at->d_o);
     free(at->o);
     free(at->w.seen);
+    free(at->wanted);
 }
 
 acr_status oracle_backward(const acr_problem *p, const acr_buffers *b, int64_t index, const oracle_gradients *to)
@@ -908,6 +935,11 @@ acr_status oracle_backward(const acr_problem *p, const acr_buffers *b, int64_t i
     widen_rows(at.v, p->dtype, b->v, e.batch * p->v.batch + kv_head * p->v.head + e.kv.first * p->v.row, p->v.row,
                e.kv.length, p->v_dim);
     const int64_t key = (in_tensor * p->kv_heads + kv_head) * kv_rows + e.kv.first;
+    for (int64_t j = 0; j < e.kv.length && to->keys; j++) {
+        if (to->keys[key + j]) {
+            at.wanted[at.wanted_count++] = j;
+        }
+    }
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int64_t i = 0; i < e.q.length; i++) {
             query_row r = {.p = p, .b = b, .e = &e, .head = head, .i = i};
@@ -918,7 +950,7 @@ acr_status oracle_backward(const acr_problem *p, const acr_buffers *b, int64_t i
                                             to->dv + key * p->v_dim,           to->dq_variance + row * p->qk_dim,
                                             to->dk_variance + key * p->qk_dim, to->dv_variance + key * p->v_dim};
             const int64_t sink = e.batch * p->q_heads + head;
-            add_row(&at, &r, &places, to->dsinks ? to->dsinks + sink : NULL,
+            add_row(&at, &r, !to->rows || to->rows[row], &places, to->dsinks ? to->dsinks + sink : NULL,
                     to->dsinks ? to->dsinks_variance + sink : NULL);
         }
     }

@@ -35,6 +35,9 @@ acr_status oracle_unfused(const acr_problem *problem, const acr_buffers *buffers
 typedef struct oracle_gradients {
     double *dq, *dk, *dv, *dsinks;
     double *dq_variance, *dk_variance, *dv_variance, *dsinks_variance;
+    /* Not 0: the row's dq, or the key's dk and dv, are wanted; others are left incomplete. One for each row of the
+     * tensors; both NULL = all. */
+    const uint8_t *rows, *keys;
 } oracle_gradients;
 
 /* Gradients in float64, by the formulas of acromion.h, from exactly what is stored, o and lse among it, for batch entry

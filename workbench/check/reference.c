@@ -2,6 +2,7 @@
 #include "reference.h"
 
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -632,21 +633,64 @@ static acr_status set_tolerances(reference *ref, const int64_t *row_list, const 
 
 /* ---- Gradients ---- */
 
-/* The forward pass whose results a backward problem reads. */
-static acr_problem forward_of(const acr_problem *p)
+acr_problem reference_forward_problem(const acr_problem *p)
 {
     const acr_strides none = {0, 0, 0};
     acr_problem forward = *p;
     forward.pass = ACR_FORWARD;
+    forward.flags &= ~(uint32_t)ACR_FAST_ATOMICS;
     forward.grad_dtype = ACR_DTYPE_DEFAULT;
     forward.d_o = forward.dq = forward.dk = forward.dv = none;
     return forward;
 }
 
+/* Whether the oracle agrees with o and lse in rows of a list, to what float32 and the output's type lose and more. */
+static acr_status compare_forward(const reference *ref, const acr_problem *forward, const int64_t *row_list,
+                                  int64_t rows)
+{
+    static const double far = 0.02; /* far beyond rounding: what a wrong mask or key does is more */
+    const int64_t dims = forward->v_dim;
+    double *o = malloc((size_t)(rows * dims) * sizeof *o), *lse = malloc((size_t)rows * sizeof *lse);
+    const acr_buffers b = ref->buffers;
+    acr_status status = o && lse ? oracle_forward(forward, &b, row_list, rows, o, lse)
+                                 : acr__fail(ACR_NO_MEMORY, "no memory for the oracle's output");
+    for (int64_t i = 0; i < rows * dims && status == ACR_OK; ++i) {
+        const int64_t row = row_list[i / dims];
+        const double got = acr__load_element(forward->out_dtype, ref->buffers.o, row * dims + i % dims),
+                     got_lse = ref->buffers.lse[row], own = lse[i / dims];
+        if (!(fabs(got - o[i]) <= far * (1 + fabs(o[i]))) ||
+            !(got_lse == own || fabs(got_lse - own) <= far * (1 + fabs(own)))) {
+            status = acr__fail(ACR_UNSUPPORTED, "the CPU's forward pass and the oracle's differ in row %" PRId64, row);
+        }
+    }
+    free(o);
+    free(lse);
+    return status;
+}
+
+/* o and lse of a problem that is too large for the oracle: by the library on the CPU, and the oracle looks at rows.
+ * They are inputs: what gradients must be follows from them as they are stored. */
+static acr_status run_forward(reference *ref, const int64_t *row_list, int64_t rows, uint32_t threads)
+{
+    const acr_problem forward = reference_forward_problem(&ref->problem);
+    acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
+    options.backend = "cpu";
+    options.threads = threads;
+    acr_ctx *ctx = NULL;
+    acr_buffers b = ref->buffers;
+    b.d_o = NULL;
+    acr_status status = acr_ctx_create(&ctx, &options);
+    if (status == ACR_OK) {
+        status = acr_forward(ctx, &forward, &b, NULL);
+        acr_ctx_destroy(ctx);
+    }
+    return status == ACR_OK ? compare_forward(ref, &forward, row_list, rows) : status;
+}
+
 /* The oracle's o and lse of every row, stored as a forward kernel stores them. */
 static acr_status store_forward(reference *ref)
 {
-    const acr_problem forward = forward_of(&ref->problem);
+    const acr_problem forward = reference_forward_problem(&ref->problem);
     const int64_t rows = all_q_rows(ref), dims = forward.v_dim;
     double *o = malloc((size_t)(rows * dims) * sizeof *o), *lse = malloc((size_t)rows * sizeof *lse);
     const acr_buffers b = ref->buffers;
@@ -673,6 +717,8 @@ static void free_gradients(gradients *g)
         free(g->expected[i]);
         free(g->tolerance[i]);
     }
+    free(g->rows);
+    free(g->keys);
     free(g);
 }
 
@@ -742,6 +788,43 @@ static void set_gradient_tolerances(reference *ref)
     }
 }
 
+/* Marks `sampled` of so many rows; the first `sampled` numbers of `list` are theirs. NULL when out of memory. */
+static uint8_t *mark_sampled(int64_t *list, int64_t sampled, int64_t total, uint64_t seed)
+{
+    uint8_t *marks = calloc((size_t)total, 1);
+    sample_rows(list, sampled, total, seed);
+    for (int64_t i = 0; i < sampled && marks; ++i) {
+        marks[list[i]] = 1;
+    }
+    return marks;
+}
+
+/* o and lse of all rows, and of a large problem which rows and keys are judged. */
+static acr_status prepare_gradients(reference *ref, const reference_request *request)
+{
+    const acr_problem *p = &ref->problem;
+    const int64_t q_rows = all_q_rows(ref), kv_rows = all_kv_rows(ref);
+    const double work = (double)q_rows * (double)p->kv_len * (double)(p->qk_dim > p->v_dim ? p->qk_dim : p->v_dim);
+    const int64_t least = q_rows < kv_rows ? q_rows : kv_rows, sampled = request->sampled_rows < REFERENCE_SAMPLED_ROWS
+                                                                             ? request->sampled_rows
+                                                                             : REFERENCE_SAMPLED_ROWS;
+    if (work <= (double)REFERENCE_FULL_GRADIENTS || least <= sampled) {
+        return store_forward(ref);
+    }
+    int64_t list[REFERENCE_SAMPLED_ROWS];
+    gradients *g = ref->grads;
+    g->keys = mark_sampled(list, sampled, kv_rows, ref->seed + 1);
+    g->rows = mark_sampled(list, sampled, q_rows, ref->seed);
+    int64_t owned = 0;
+    for (int64_t i = 0; i < sampled; ++i) {
+        if (!ref->q_owner || ref->q_owner[list[i] % ref->q_rows] >= 0) {
+            list[owned++] = list[i];
+        }
+    }
+    return g->rows && g->keys ? run_forward(ref, list, owned, request->threads)
+                              : acr__fail(ACR_NO_MEMORY, "no memory for the rows that are judged");
+}
+
 static acr_status fill_gradients(reference *ref, const reference_request *request)
 {
     acr_status status = make_inputs(ref, request);
@@ -755,7 +838,7 @@ static acr_status fill_gradients(reference *ref, const reference_request *reques
     gradients *g = ref->grads;
     input_fill((void *)(uintptr_t)ref->buffers.d_o, request->problem, INPUT_D_O, ref->entries, ref->q_rows,
                request->inputs, request->seed, request->threads);
-    status = store_forward(ref);
+    status = prepare_gradients(ref, request);
     if (status != ACR_OK) {
         return status;
     }
@@ -768,7 +851,9 @@ static acr_status fill_gradients(reference *ref, const reference_request *reques
                                .dq_variance = g->tolerance[0],
                                .dk_variance = g->tolerance[1],
                                .dv_variance = g->tolerance[2],
-                               .dsinks_variance = sinks ? g->tolerance[3] : NULL};
+                               .dsinks_variance = sinks ? g->tolerance[3] : NULL,
+                               .rows = g->rows,
+                               .keys = g->keys};
     parallel_for(request->threads, p->batch * p->kv_heads, differentiate_head, &d);
     status = (acr_status)atomic_load(&d.status);
     if (status != ACR_OK) {

@@ -19,6 +19,9 @@
 typedef struct gradients {
     double *expected[4], *tolerance[4];
     int64_t elements[4];
+    /* Of a large problem: not 0 where dq of a row, or dk and dv of a key, is judged, one for each row of the tensors;
+     * others are looked at for NaN. NULL = all. dsinks always is. */
+    uint8_t *rows, *keys;
 } gradients;
 
 typedef struct reference {
@@ -45,6 +48,8 @@ typedef struct reference {
 /* Work up to which every row is compared; beyond it REFERENCE_SAMPLED_ROWS rows, the first and last among them.
  * Multiply-adds of a pass. */
 #define REFERENCE_FULL_WORK ((int64_t)1 << 24)
+/* The same of a backward pass, for each of its products; beyond it so many rows and as many keys. */
+#define REFERENCE_FULL_GRADIENTS ((int64_t)1 << 30)
 enum {
     REFERENCE_SAMPLED_ROWS = 256
 };
@@ -62,6 +67,9 @@ typedef struct reference_request {
 /* Makes inputs and judgement. The caller frees with reference_destroy. Errors: ACR_NO_MEMORY, those of the oracle. */
 acr_status reference_create(reference **out, const reference_request *request);
 void reference_destroy(reference *ref);
+
+/* The forward pass whose results a backward problem reads, canonical as that is. */
+acr_problem reference_forward_problem(const acr_problem *backward);
 
 /* The text that two problems share when one reference serves both (with the same inputs and seed). */
 void reference_key(char key[ACR_PROBLEM_TEXT_MAX + 16], const acr_problem *problem);

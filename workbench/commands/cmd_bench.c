@@ -37,6 +37,7 @@ enum {
     ID_PUBLISH,
     ID_MODE,
     ID_HOST_COST,
+    ID_STEP,
     ID_VARIANT,
     ID_PYTHON_PATH
 };
@@ -53,8 +54,9 @@ static const option_spec options[OPTIONS_MAX] = {
      "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,fa3,cublas",
-     "beside PyTorch, FlashAttention-3 (wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
+     "beside PyTorch (or torch-cudnn, ...), FlashAttention-3 (wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), sustained, full-clock, rotating, cold, call, call-single"},
+    {ID_STEP, "step", NULL, "of bwd: problems: the forward pass, by the planner's kernel, and behind it the gradients"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
@@ -64,7 +66,7 @@ static const option_spec options[OPTIONS_MAX] = {
 typedef struct request {
     kernel_patterns patterns;
     const char *output, *python_path;
-    bool ladder, overlap, quick, cublas, publish, host_cost;
+    bool ladder, overlap, quick, cublas, publish, host_cost, step;
     bool python; /* peers that Python brings were asked for: torch, fa3 */
     bench_mode mode;
     length_pattern lengths;
@@ -78,6 +80,7 @@ static const option_field fields[OPTIONS_MAX] = {
     {ID_QUICK, OPTION_FLAG, offsetof(request, quick)},
     {ID_PUBLISH, OPTION_FLAG, offsetof(request, publish)},
     {ID_HOST_COST, OPTION_FLAG, offsetof(request, host_cost)},
+    {ID_STEP, OPTION_FLAG, offsetof(request, step)},
     {ID_PYTHON_PATH, OPTION_TEXT, offsetof(request, python_path)},
     {ID_SEED, OPTION_SEED, offsetof(request, seed)},
 };
@@ -134,7 +137,8 @@ typedef struct measurement {
     verdict verdict; /* of what the timed launches wrote */
     timing timing;
     int launches, sets;
-    double joules; /* a launch; NaN: unknown */
+    double joules;     /* a launch; NaN: unknown */
+    char forward[128]; /* of a step: the kernel of the forward pass */
 } measurement;
 
 static bool unknown_word(const char *option, const char *value)
@@ -155,7 +159,10 @@ static bool take_peers(request *r, const char *value)
         const size_t length = strcspn(word, ",");
         bool known = false;
         for (size_t i = 0; i < sizeof peers / sizeof peers[0]; ++i) {
-            if (length == strlen(peers[i].name) && strncmp(word, peers[i].name, length) == 0) {
+            const size_t known_length = strlen(peers[i].name);
+            /* torch-cudnn: one of PyTorch's, whose names Python knows */
+            const bool is_part = i == 0 && length > known_length + 1 && word[known_length] == '-';
+            if ((length == known_length || is_part) && strncmp(word, peers[i].name, known_length) == 0) {
                 known = true;
                 r->python = r->python || peers[i].python;
                 r->cublas = r->cublas || !peers[i].python;
@@ -208,6 +215,7 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
         .mode = s->request->mode,
         .flags = s->request->overlap ? ACR_OVERLAP_PREVIOUS : 0,
         .seed = s->request->seed,
+        .step = s->request->step,
         .monitor = s->watched.monitor,
     };
     timed_kernel *timed = NULL;
@@ -218,6 +226,7 @@ static acr_status measure(measurement *m, session *s, const bench_problem *on)
     watch_restart(&s->watched);
     m->launches = timed_kernel_launches(timed);
     m->sets = timed_kernel_set_count(timed);
+    snprintf(m->forward, sizeof m->forward, "%s", timed_kernel_forward(timed));
     status = timer_series(&m->timing, timed_kernel_sample, timed, s->request->quick ? &quick : &thorough, &s->watched);
     if (status == ACR_OK) {
         status = timed_kernel_judge(timed, &m->verdict);
@@ -254,7 +263,11 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
     if (s->request->lengths != LENGTHS_FULL) {
         json_object_set_new(json, "lengths", json_string("skewed"));
     }
+    bench_record_step(json, s->request->step);
     bench_record_kernel(json, m->kernel);
+    if (s->request->step) {
+        json_object_set_new(json, "forward_kernel", json_string(m->forward));
+    }
     return json;
 }
 
@@ -262,8 +275,8 @@ static void print_header(const session *s, const bench_problem *on)
 {
     const bench_mode mode = s->request->mode;
     char floor_us[24];
-    printf("%s on %s, %s mode%s\n", on->text, s->device->name, mode_name(mode),
-           s->request->overlap ? ", overlapping launches" : "");
+    printf("%s%s on %s, %s mode%s\n", on->text, s->request->step ? " behind its forward pass" : "", s->device->name,
+           mode_name(mode), s->request->overlap ? ", overlapping launches" : "");
     printf("floor %s us, bound by %s\n", us_text(floor_us, 1e6 * mode_floor_s(mode, &on->floor)),
            mode_floor_bound(mode, &on->floor));
     if (mode == MODE_COLD) {
@@ -435,6 +448,13 @@ static void find_floor(const session *s, bench_problem *on)
     machine m;
     const acr_buffers lengths = on->ref->buffers;
     on->work = work_of(on->problem, &lengths);
+    if (s->request->step) {
+        const acr_problem forward = reference_forward_problem(on->problem);
+        const problem_work before = work_of(&forward, &lengths);
+        on->work.flops += before.flops;
+        on->work.exps += before.exps;
+        on->work.bytes += before.bytes;
+    }
     if (s->device->backend == ACR__CUDA) {
         machine_of_gpu(&m, s->device);
     } else {
@@ -461,6 +481,7 @@ static acr_status bench_comparison(session *s, const bench_problem *on)
         .mode = s->request->mode,
         .empty_us = s->empty_us,
         .overlap = s->request->overlap,
+        .step = s->request->step,
         .blocks = s->request->publish ? INTERLEAVE_BLOCKS_PUBLISH : INTERLEAVE_BLOCKS_SEARCH,
         .seed = s->request->seed,
         .quiet = s->common->json,
@@ -482,6 +503,9 @@ static acr_status bench_one(session *s, const acr_problem *problem)
     };
     bench_problem on = {.problem = problem};
     acr_problem_format(problem, on.text, sizeof on.text);
+    if (s->request->step && problem->pass != ACR_BACKWARD) {
+        return acr__fail(ACR_UNSUPPORTED, "%s: --step goes with bwd: problems", on.text);
+    }
     plan_name(on.planned, sizeof on.planned, s->ctx, problem);
     reference_request wanted_reference = {
         .problem = problem,
@@ -660,6 +684,9 @@ static int bench_host_cost(session *s, const problem_list *problems)
 static const char *conflict_of(const request *r)
 {
     const bool peers = r->python || r->cublas;
+    if (r->step && (r->ladder || r->host_cost)) {
+        return "--step goes with bwd: problems alone";
+    }
     if (r->publish && !peers) {
         return "--publish goes with --peers";
     }
