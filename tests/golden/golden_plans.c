@@ -53,6 +53,14 @@ static const char *const problems[] = {
     "b8:h32/8:s2048:d128:causal",
     "b1:h16:s2048:d64",
     "f32:b1:h16:s2048:d64",
+    /* gradients: what the Hopper family serves, and what it leaves */
+    "bwd:b2:h8:s512:d64",
+    "bwd:bf16:b4:h16:s2048:d64:causal",
+    "bwd:bf16:b2:h16:s4096:d128:causal",
+    "bwd:bf16:b8:h32/8:s2048:d128:causal:bshd:packed",
+    "bwd:b2:h16:s1024:d64:causal:cap50",
+    "bwd:bf16:b2:h16:s1024:d128:causal:alibi",
+    "bwd:b2:h8:s512:d64:align2",
     /* decoding */
     "b1:h32/8:s1/8192:d128",
     "bf16:b64:h32/8:s1/4096:d128:kvlens",
