@@ -85,8 +85,6 @@ def train(attend, size, steps, device):
     """The losses of all steps, and seconds a step, the first ten not counted."""
     torch.manual_seed(1)
     model = Model(size, attend).to(device)
-    if device == "cuda":
-        model = model.to(torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if device == "cuda" else 3e-3)
     cos, sin = rotary(size[5], size[0] // size[1], device)
     tokens = chain(size, steps).to(device)

@@ -133,9 +133,9 @@ class Sdpa:
              "torch-flash" + DETERMINISTIC, "torch-cudnn" + DETERMINISTIC)
     FLEX = "torch-flex"
 
-    def __init__(self, torch):
+    def __init__(self, torch, device="cuda"):
         from torch.nn.attention import SDPBackend, sdpa_kernel
-        self.torch, self.sdpa_kernel = torch, sdpa_kernel
+        self.torch, self.sdpa_kernel, self.device = torch, sdpa_kernel, device
         self.backends = {"torch-flash": SDPBackend.FLASH_ATTENTION, "torch-efficient": SDPBackend.EFFICIENT_ATTENTION,
                          "torch-cudnn": SDPBackend.CUDNN_ATTENTION, "torch-math": SDPBackend.MATH}
         self.side = None
@@ -149,7 +149,7 @@ class Sdpa:
         torch = self.torch
         count = shape[0] * shape[1] * shape[2] * shape[3]
         host = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-        packed = torch.frombuffer(host, dtype=dtype).view(shape).to("cuda")
+        packed = torch.frombuffer(host, dtype=dtype).view(shape).to(self.device)
         return packed.transpose(1, 2).contiguous().transpose(1, 2) if bshd else packed
 
     def begin(self, problem):

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""PyTorch as a peer of `acromion bench`, on the CPU: what it leaves is the output, or dq, dk and dv, in every pass,
+with and without grouped queries. Needs PyTorch; the device's functions that the CPU has not are left out."""
+import pathlib
+import sys
+import unittest
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/acromion"))
+import bench  # noqa: E402: from the tree, which needs no library
+
+BATCH, HEADS, LENGTH, DIM, SCALE = 2, 4, 9, 16, 0.3
+
+
+class Peer(unittest.TestCase):
+    def setUp(self):
+        for name in ("synchronize", "set_device"):
+            patch = mock.patch.object(torch.cuda, name)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.addCleanup(torch.use_deterministic_algorithms, False)
+
+    def begin(self, timed, kv_heads, bshd=False):
+        generator = torch.Generator().manual_seed(kv_heads)
+        self.tensors = [torch.randn(BATCH, heads, LENGTH, DIM, generator=generator)
+                        for heads in (HEADS, kv_heads, kv_heads, HEADS)]
+        q, k, v, d_o = (tensor.data_ptr() for tensor in self.tensors)
+        problem = bench.Problem(batch=BATCH, q_heads=HEADS, kv_heads=kv_heads, q_len=LENGTH, kv_len=LENGTH, qk_dim=DIM,
+                                v_dim=DIM, dtype=1, mask=1, bshd=bshd, sets=2, timed=timed, scale=SCALE, q=q, k=k, v=v,
+                                d_o=d_o)
+        peer = bench.Sdpa(torch, "cpu")
+        peer.begin(problem)
+        self.addCleanup(peer.end)
+        return peer
+
+    def expected(self, timed, kv_heads):
+        q, k, v = (tensor.double().requires_grad_() for tensor in self.tensors[:3])
+        wide = (tensor.repeat_interleave(HEADS // kv_heads, 1) for tensor in (k, v))
+        scores = SCALE * q @ next(wide).transpose(2, 3)
+        out = scores.masked_fill(~torch.ones(LENGTH, LENGTH).tril().bool(), -torch.inf).softmax(-1) @ next(wide)
+        if timed == bench.FORWARD:
+            return out.detach().flatten()
+        return torch.cat([x.flatten() for x in torch.autograd.grad(out, (q, k, v), self.tensors[3].double())])
+
+    def check(self, peer, name, timed, kv_heads):
+        self.assertGreater(peer.call(name, 2), 0)
+        expected = self.expected(timed, kv_heads)
+        found = torch.full((expected.numel(),), torch.nan)
+        peer.output(name, found.data_ptr(), 4 * found.numel())
+        self.assertLess((found - expected).abs().max(), 1e-5)
+        with self.assertRaisesRegex(RuntimeError, "shape"):
+            peer.output(name, found.data_ptr(), 4 * found.numel() - 4)
+
+    def test_what_is_timed_is_what_was_asked_for(self):
+        for timed in (bench.FORWARD, bench.GRADIENTS, bench.STEP):
+            for kv_heads, bshd in ((HEADS, False), (2, True)):
+                peer = self.begin(timed, kv_heads, bshd)
+                for name in ("torch-default", "torch-flash", "torch-math"):
+                    with self.subTest(timed=timed, kv_heads=kv_heads, name=name):
+                        self.check(peer, name, timed, kv_heads)
+                self.assertTrue(peer.note("torch-default").startswith("takes torch-"))
+
+    def test_the_deterministic_order_is_of_gradients_and_ends_with_the_call(self):
+        name = "torch-flash-deterministic"
+        with self.assertRaisesRegex(RuntimeError, "no other order"):
+            self.begin(bench.FORWARD, HEADS).call(name, 1)
+        peer = self.begin(bench.GRADIENTS, HEADS)
+        seen, attend = [], peer.attend
+        peer.attend = lambda *arguments: (seen.append(torch.are_deterministic_algorithms_enabled()),
+                                          attend(*arguments))[1]
+        self.check(peer, name, bench.GRADIENTS, HEADS)
+        self.assertEqual(set(seen), {True})
+        self.assertFalse(torch.are_deterministic_algorithms_enabled())
+
+    def test_without_grouped_queries_keys_are_expanded_beforehand(self):
+        for timed in (bench.GRADIENTS, bench.STEP):
+            peer = self.begin(timed, 2)
+            forward = peer.forward
+
+            def ungrouped(name, number, forward=forward, peer=peer):
+                if name not in peer.expanding:
+                    raise RuntimeError("no grouped queries here")
+                return forward(name, number)
+            peer.forward = ungrouped
+            self.check(peer, "torch-default", timed, 2)
+            self.assertIn("expanded beforehand", peer.note("torch-default"))
+
+    def test_single_peers_can_be_asked_for(self):
+        sdpa = bench.Sdpa(torch, "cpu")
+        names = [name for _, name in bench.Peers([sdpa], {"torch-cudnn", "torch-flash"}).peers]
+        self.assertEqual(names, ["torch-flash", "torch-cudnn"])
+        self.assertEqual(len(bench.Peers([sdpa], {"torch"}).peers), len(bench.Sdpa.NAMES))
+
+
+if __name__ == "__main__":
+    unittest.main()
