@@ -258,6 +258,7 @@ SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
+BWD_MMA = "bwd_mma_f16_d64_128x32_s2_w32_sm80"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -295,11 +296,13 @@ FLAWS = [
      lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
     (MMA8, 89, "even dims of V in place of odd ones", r"(mov\.u32\s+%r\d+), 30001;", r"\1, 25632;"),
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
+    (BWD_MMA, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
+    (BWD_MMA, 80, "warps wait for nobody", r"bar\.sync\s+0;", ""),
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
                  SHORT8: "e4m3:b1:h4/2:s100/900:d64", WIDE: "b1:h1:s70/200:d512",
                  MLA: "b1:h16/1:s1/700:d576/512:v-in-k",
-                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens"}  # of the others:
+                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens", BWD_MMA: "bwd:b1:h1:s130/200:d64"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 
@@ -397,8 +400,8 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
 # of a tile.
 TAILS = [f"b1:h2:s1/{keys}:d64" for keys in range(642, 674, 4)]
 # Gradients that a pair hidden from them must not spoil.
-ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], ["bwd:b1:h2/1:s70/130:d64:causal",
-                                                          "bwd:b1:h2:s70/90:d64:win20/9"]),
+SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win20/9"]
+ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
@@ -411,6 +414,9 @@ ISOLATION_FLAWS = [
     (DECODE, 90, "outputs are computed again from other elements", NEXT_ELEMENT_16, r"\1+4]"),
     (MMA8, 89, "outputs are computed again from other elements", r"(ld\.global\.u8\s+%rs\d+, \[%rd\d+)\+1\]", r"\1+2]"),
 ]
+
+
+GRADIENT_FLAWS = [(BWD_MMA, 80, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", "")]
 
 
 # Kernels whose rows do not depend, bit for bit, on the rows beside them, and problems with tiles of several kinds.
@@ -432,6 +438,10 @@ def isolate(program, chosen, kernel, inputs, edges=EDGES):
     return execute([program, "cuda", kernel, *(f"{dtype}:{edge}" for dtype in dtypes for edge in edges)], chosen)
 
 
+def isolate_gradients(program, chosen, kernel, inputs):
+    return isolate(program, chosen, kernel, inputs, SPOILT_GRADIENTS)
+
+
 def run_isolation(program, driver, images):
     failures = 0
     for runs, listed in [(isolate, x) for x in ISOLATED] + [(isolate_rows, x) for x in INDEPENDENT]:
@@ -445,6 +455,7 @@ def run_isolation(program, driver, images):
         summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
         print(f"sm_{arch} {kernels}: {summary}; {time.monotonic() - began:.1f} s", flush=True)
     return (failures + run_flaws(program, driver, images, ISOLATION_FLAWS, isolate) +
+            run_flaws(program, driver, images, GRADIENT_FLAWS, isolate_gradients) +
             run_flaws(program, driver, images, ROW_FLAWS, isolate_rows))
 
 
