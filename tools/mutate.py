@@ -73,6 +73,7 @@ HOST_TESTS = [
     ("src/cuda/kernels/fwd_wgmma/*", ["quick_wgmma", "device_wgmma"]),
     ("src/cuda/kernels/fwd_wide/*", ["quick_wide", "device_wide"]),
     ("src/cuda/kernels/fwd_short/*", ["quick_short", "quick_short8", "device_short", "device_short8"]),
+    ("src/cuda/kernels/bwd_*", ["quick_bwd", "device_bwd", "device_isolation"]),
     ("src/cuda/kernels/fwd_fp8/*", ["quick_fp8", "quick_scales", "device_fp8"]),
 ]
 
