@@ -127,6 +127,8 @@ static PyMethodDef methods[] = {
      "group_plan(group)\n--\n\n(text, bytes of memory, bytes sent) of the last call's plan, or None."},
     {"group_sdpa", (PyCFunction)(void (*)(void))ranks_sdpa, METH_FASTCALL | METH_KEYWORDS,
      "group_sdpa(group, schedule, placement, q_len, kv_len, q, k, v, **arguments_of_sdpa)\n--\n\nsdpa over ranks."},
+    {"parse_problem", ranks_parse_problem, METH_VARARGS,
+     "parse_problem(text)\n--\n\n(canonical text, {field: number}) of a problem's text."},
     {"shard_rows", ranks_rows, METH_VARARGS,
      "shard_rows(length, ranks, rank, placement)\n--\n\n((first, count), (first, count)): acr_shard_rows."},
     {"import_wisdom", sdpa_import_wisdom, METH_VARARGS,

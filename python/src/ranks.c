@@ -178,6 +178,29 @@ PyObject *ranks_rows(PyObject *module, PyObject *args)
                          (long long)rows[1].count);
 }
 
+PyObject *ranks_parse_problem(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *given;
+    char text[ACR_PROBLEM_TEXT_MAX];
+    acr_problem p;
+    if (!PyArg_ParseTuple(args, "s:parse_problem", &given))
+        return NULL;
+    acr_status status = acr_problem_parse(&p, given, NULL);
+    if (status == ACR_OK)
+        status = acr_problem_canonical(&p, &p);
+    if (status == ACR_OK)
+        status = acr_problem_format(&p, text, sizeof text);
+    if (status != ACR_OK) {
+        acr_py_raise(status);
+        return NULL;
+    }
+    return Py_BuildValue("(s{sisisLsLsLsLsLsLsL})", text, "dtype", (int)p.dtype, "mask", (int)p.mask, "batch",
+                         (long long)p.batch, "q_heads", (long long)p.q_heads, "kv_heads", (long long)p.kv_heads,
+                         "q_len", (long long)p.q_len, "kv_len", (long long)p.kv_len, "qk_dim", (long long)p.qk_dim,
+                         "v_dim", (long long)p.v_dim);
+}
+
 PyObject *ranks_plan(PyObject *module, PyObject *args)
 {
     (void)module;

@@ -9,6 +9,7 @@ PyObject *ranks_open(PyObject *module, PyObject *args);
 PyObject *ranks_close(PyObject *module, PyObject *args);
 PyObject *ranks_wait(PyObject *module, PyObject *args);
 PyObject *ranks_rows(PyObject *module, PyObject *args);
+PyObject *ranks_parse_problem(PyObject *module, PyObject *args);
 PyObject *ranks_plan(PyObject *module, PyObject *args);
 PyObject *ranks_sdpa(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 

@@ -127,6 +127,19 @@ class Peers(unittest.TestCase):
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("goes with --peers", done.stderr)
 
+    def test_several_gpus(self):
+        done = subprocess.run([PROGRAM, "bench", "--gpus", "2", "--overlap", "b1:h1:s16:d16"], capture_output=True,
+                              text=True)
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("--gpus goes with", done.stderr)
+        (self.path / "empty").mkdir()
+        done = subprocess.run([PROGRAM, "bench", "--gpus", "2", "b1:h1:s16:d16"], capture_output=True, text=True,
+                              env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"},
+                              cwd=self.path / "empty")
+        self.assertEqual(done.returncode, CANNOT_RUN, done.stderr)
+        self.assertIn("--gpus", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+
 
 class Records(unittest.TestCase):
     COMMON = {

@@ -4,6 +4,7 @@ Needs the installed package and PyTorch.
 
     test_distributed.py LIBFAKE_NCCL [unittest arguments]"""
 import datetime
+import json
 import os
 import pathlib
 import subprocess
@@ -188,6 +189,27 @@ class Distributed(unittest.TestCase):
             stdout=subprocess.PIPE, text=True, timeout=LIMIT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.assertEqual(done.returncode, 0)
         self.assertIn("rank 0 of 2: 101 of 203 rows", done.stdout)
+
+    def test_bench(self):
+        """`acromion bench --gpus` without GPUs: what it measures is nothing, that it does is."""
+        def bench(*arguments):
+            return subprocess.run([sys.executable, "-m", "acromion.bench_gpus", "--gpus", "2", "--on", "cpu", "--quick",
+                                   "--library", LIBRARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True, timeout=LIMIT)
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/records.json"
+            done = bench("f32:b1:h2:s90:d16:causal", "f32:b1:h4/2:s1/60:d16", "-o", path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            records = json.loads(pathlib.Path(path).read_text())
+        self.assertEqual([r["side"] for r in records],
+                         ["one GPU", "ring zigzag", "gather zigzag", "one GPU", "sharded keys"])
+        for record in records:
+            self.assertTrue(record["us_low"] <= record["us"] <= record["us_high"])
+            if record["gpus"] == 2:
+                self.assertTrue(record["differs"] <= record["limit"] and record["traffic_bytes"] > 0)
+        done = bench("f32:b1:h2:s90:d16:kvlens")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'kvlens' is not measured over several GPUs", done.stderr)
 
 
 LIBRARY = ""

@@ -39,7 +39,8 @@ enum {
     ID_HOST_COST,
     ID_STEP,
     ID_VARIANT,
-    ID_PYTHON_PATH
+    ID_PYTHON_PATH,
+    ID_GPUS
 };
 
 static const option_spec options[OPTIONS_MAX] = {
@@ -59,6 +60,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_STEP, "step", NULL, "of bwd: problems: the forward pass, by the planner's kernel, and behind it the gradients"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
     {ID_PUBLISH, "publish", NULL, "with --peers: 50 blocks a pair (400 samples a side) instead of 13"},
+    {ID_GPUS, "gpus", "N", "over N GPUs of this host, with --peers torch beside PyTorch's context_parallel"},
     {ID_PYTHON_PATH, "python-path", "FOLDER", "that holds the Python package acromion, if it is not found"},
     {'o', "output", "FILE", "add the records to this JSON file"},
 };
@@ -71,6 +73,7 @@ typedef struct request {
     bench_mode mode;
     length_pattern lengths;
     uint64_t seed;
+    int64_t gpus; /* 0: not over several */
 } request;
 
 static const option_field fields[OPTIONS_MAX] = {
@@ -91,7 +94,8 @@ static const command_spec spec = {
                 "  acromion bench b2:h8:s512:d64 b4:h16:s2048:d64:causal -o results/mine.json\n"
                 "  acromion bench -k fwd_simt --ladder --json\n"
                 "  acromion bench b2:h8:s512:d64 --mode cold\n"
-                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n",
+                "  acromion bench b2:h8:s512:d64 --peers torch,cublas --publish -o results/mine.json\n"
+                "  acromion bench bf16:b1:h16:s32768:d128:causal --gpus 4 --peers torch\n",
     .about = "Checks each kernel on the problem, then measures it, in stream mode where no other is asked for: a "
              "sequence of back-to-back\n"
              "launches over the same buffers, replayed; a sample is the time a launch of one replay. What the timed "
@@ -188,6 +192,8 @@ static bool take_option(void *arg, int id, const char *value)
         return variant_ask(value);
     case ID_PEERS:
         return take_peers(r, value);
+    case ID_GPUS:
+        return option_int("gpus", value, 1, 1024, &r->gpus);
     case ID_LENGTHS:
         r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
         return r->lengths == LENGTHS_SKEWED || strcmp(value, "full") == 0 || unknown_word("lengths", value);
@@ -687,6 +693,10 @@ static const char *conflict_of(const request *r)
     if (r->step && (r->ladder || r->host_cost)) {
         return "--step goes with bwd: problems alone";
     }
+    if (r->gpus && (r->cublas || r->publish || r->host_cost || r->patterns.count > 0 || r->ladder || r->overlap ||
+                    variant_asked() || r->mode != MODE_STREAM || r->lengths != LENGTHS_FULL || r->step)) {
+        return "--gpus goes with problems, --peers torch, --quick, --json and -o alone";
+    }
     if (r->publish && !peers) {
         return "--publish goes with --peers";
     }
@@ -722,7 +732,9 @@ int bench_with_peers(int argc, char **argv, const peer_provider *torch)
         return exit_code;
     }
     session s = {.request = &r, .common = &common, .threads = thread_count(&common)};
-    if (r.python && !torch) {
+    if (r.gpus) {
+        exit_code = python_exec_gpus(argc, argv, r.python_path);
+    } else if (r.python && !torch) {
         exit_code = python_exec_bench(argc, argv, r.python_path);
     } else if (r.host_cost) {
         exit_code = bench_host_cost(&s, &problems);

@@ -75,30 +75,55 @@ static bool set_environment(const char *python_path)
     return true; /* without a library the module says where it looked */
 }
 
-int python_exec_bench(int argc, char **argv, const char *python_path)
+/* Runs `python3 OPTION WHAT argv[1]...` in this process's place; returns only if that is not possible. */
+static int exec_python(const char *option, const char *what, int argc, char **argv)
 {
-    static char dash_m[] = "-m", module[] = "acromion.bench";
     const char *chosen = getenv("PYTHON");
     const char *python = chosen && *chosen ? chosen : "python3";
     enum {
         BEFORE = 3
     };
     char **args = calloc((size_t)argc + BEFORE, sizeof *args); /* argv[0] gives its place to the terminating NULL */
-    if (!args || !(args[0] = strdup(python))) {
-        free(args);
-        fprintf(stderr, "acromion: --peers: out of memory\n");
-        return EXIT_FAULT;
-    }
-    args[1] = dash_m;
-    args[2] = module;
-    for (int i = 1; i < argc; ++i) {
-        args[BEFORE + i - 1] = argv[i];
-    }
-    if (set_environment(python_path)) {
+    char *first[BEFORE] = {strdup(python), strdup(option), strdup(what)};
+    if (args && first[0] && first[1] && first[2]) {
+        memcpy(args, first, sizeof first);
+        for (int i = 1; i < argc; ++i) {
+            args[BEFORE + i - 1] = argv[i];
+        }
         execvp(python, args);
-        fprintf(stderr, "acromion: --peers: cannot run %s: %s\n", python, strerror(errno));
+        fprintf(stderr, "acromion bench: cannot run %s: %s\n", python, strerror(errno));
+    } else {
+        fprintf(stderr, "acromion bench: out of memory\n");
     }
-    free(args[0]);
+    for (int i = 0; i < BEFORE; ++i) {
+        free(first[i]);
+    }
     free(args);
     return EXIT_CANNOT_RUN;
+}
+
+int python_exec_bench(int argc, char **argv, const char *python_path)
+{
+    return set_environment(python_path) ? exec_python("-m", "acromion.bench", argc, argv) : EXIT_CANNOT_RUN;
+}
+
+int python_exec_gpus(int argc, char **argv, const char *python_path)
+{
+    static const char name[] = "acromion";
+    static const char run[] =
+        "import importlib.util, runpy, sys\n"
+        "if not importlib.util.find_spec('acromion'):\n"
+        "    print('acromion bench: --gpus:', sys.executable, 'has no package acromion: install '\n"
+        "          'the wheel, or name its folder by --python-path', file=sys.stderr)\n"
+        "    sys.exit(4)\n"
+        "runpy.run_module('acromion.bench_gpus', run_name='__main__', alter_sys=True)\n";
+    char folder[PATH_MAX], program[PATH_MAX + sizeof name];
+    if (child_own_folder(folder)) {
+        snprintf(program, sizeof program, "%s/%s", folder, name);
+        setenv("ACROMION_PROGRAM", program, 1);
+    }
+    if (python_path && !prepend_python_path(python_path)) {
+        return EXIT_CANNOT_RUN;
+    }
+    return exec_python("-c", run, argc, argv);
 }

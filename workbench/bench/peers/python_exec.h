@@ -7,4 +7,8 @@
  * tree, or where it is installed. Returns an exit code, after printing why, only if that is not possible. */
 int python_exec_bench(int argc, char **argv, const char *python_path);
 
+/* The same of `python3 -m acromion.bench_gpus`, from the package that Python has installed, with its compiled half;
+ * python_path comes before it where it is given. */
+int python_exec_gpus(int argc, char **argv, const char *python_path);
+
 #endif
