@@ -138,10 +138,16 @@ class Report(unittest.TestCase):
         db.close()
         return path
 
+    def make_training(self, **other):
+        path = self.path / "curves.json"
+        loss = {"acromion": [3.5, 2.5, 1.75], "sdpa": [3.5, 2.5, 1.5]}
+        path.write_text(json.dumps({"device": "a <GPU>", "torch": "9.9", "loss": loss} | other))
+        return path
+
     def everything(self):
         ladder = sorted((ROOT / "results/drafts").glob("*ladder*.json"))
         profiles = sorted((ROOT / "results/profile").glob("*.json"))
-        return [*sorted((ROOT / "results").glob("*.json")), *profiles, *ladder, self.make_run()]
+        return [*sorted((ROOT / "results").glob("*.json")), *profiles, *ladder, self.make_run(), self.make_training()]
 
     # ---- the page ----
 
@@ -235,6 +241,24 @@ class Report(unittest.TestCase):
         self.assertEqual(rows, expected)
         self.assertEqual(len(page.svgs), 1)
 
+    def test_loss_curves(self):
+        text = self.page_of(self.make_training())
+        page = Page(text)
+        self.assertEqual(page.faults, [])
+        self.assertEqual(len(page.svgs), 1)
+        for words in ('id="training"', "Loss of 3 training steps on a &lt;GPU&gt;", "1.7500 with acromion.sdpa, 1.5000",
+                      "difference of a step is 0.2500", "curves.json"):
+            self.assertTrue(words in text, words)
+
+    def test_loss_curves_that_are_none(self):
+        for wrong in ({"acromion": [1, 2], "sdpa": [1]}, {"acromion": [1]}, {"acromion": [], "sdpa": []},
+                      {"acromion": ["x"], "sdpa": [1]}):
+            done = self.execute(self.make_training(loss=wrong), "-o", self.path / "page.html")
+            self.assertEqual(done.returncode, BAD_INPUT, done.stderr)
+            self.assertIn("curves.json: \"loss\" has no", done.stderr)
+        done = self.execute(self.make_training(device=""), "-o", self.path / "page.html")
+        self.assertIn("no text \"device\"", done.stderr)
+
     def test_names_are_escaped(self):
         record = json.loads((ROOT / "results/2026-11-21-nvidia-h200.json").read_text())[0]
         evil = record | {"kernel": "<script>alert(1)</script>", "device": 'A "B" & <C>'}
@@ -251,7 +275,7 @@ class Report(unittest.TestCase):
         path.write_text(json.dumps([record | {"device": "NVIDIA T4"}]))
         text = self.page_of(path)
         self.assertTrue("No roofline for NVIDIA T4" in text)
-        for section in ("headline", "latency", "ladder", "evolution", "profiles"):  # no empty ones
+        for section in ("headline", "latency", "ladder", "evolution", "training", "profiles"):  # no empty ones
             self.assertFalse(f'id="{section}"' in text or f'"#{section}"' in text, section)
 
     def test_in_a_browser(self):

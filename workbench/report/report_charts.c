@@ -727,3 +727,42 @@ acr_status charts_trials(chart_writer *w, const report_data *data)
     }
     return status;
 }
+
+/* ---- Training: loss curves ---- */
+
+static acr_status draw_training(chart_writer *w, const json_t *training)
+{
+    static const char *const names[] = {"acromion", "sdpa"};
+    const json_t *loss = json_object_get(training, "loss");
+    const size_t steps = json_array_size(json_object_get(loss, names[0]));
+    report_text script = {NULL, 0, 0, false}, description = {NULL, 0, 0, false};
+    char title[320];
+    double most = 0, last[2] = {0, 0};
+    snprintf(title, sizeof title, "Loss of %zu training steps on %s, PyTorch %s", steps,
+             record_text(training, "device"), record_text(training, "torch"));
+    begin_script(&script, 480, 340);
+    text_add(&script, "set xlabel \"step\"\nset ylabel \"loss\"\nset key top right\n$loss << END\n");
+    for (size_t i = 0; i < steps; ++i) {
+        for (int k = 0; k < 2; ++k) {
+            last[k] = json_number_value(json_array_get(json_object_get(loss, names[k]), i));
+        }
+        most = fmax(most, fabs(last[0] - last[1]));
+        text_add(&script, "%zu %g %g\n", i, last[0], last[1]);
+    }
+    text_add(&script, "END\nplot $loss using 1:3 with lines lw 5 lc rgb \"#020000\" title \"PyTorch's attention\", "
+                      "'' using 1:2 with lines lw 2 lc rgb \"#010000\" title \"acromion.sdpa\"\n");
+    text_add(&description,
+             "The same model from the same weights on the same tokens: %.4f with acromion.sdpa, %.4f with PyTorch's "
+             "attention in the last step; the largest difference of a step is %.4f.",
+             last[0], last[1], most);
+    return draw_once(w, &script, title, &description);
+}
+
+acr_status charts_training(chart_writer *w, const report_data *data)
+{
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < data->training_count && status == ACR_OK; ++i) {
+        status = draw_training(w, data->trainings[i]);
+    }
+    return status;
+}

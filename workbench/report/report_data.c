@@ -79,10 +79,40 @@ static acr_status check_record(const json_t *record, const char *path, size_t in
     return ACR_OK;
 }
 
+static bool are_numbers(const json_t *values)
+{
+    for (size_t i = 0; i < json_array_size(values); ++i) {
+        if (!json_is_number(json_array_get(values, i))) {
+            return false;
+        }
+    }
+    return json_array_size(values) > 0;
+}
+
+/* Two curves of the same steps. */
+static acr_status add_training(report_data *data, const char *path, json_t *training)
+{
+    const json_t *loss = json_object_get(training, "loss"), *ours = json_object_get(loss, "acromion"),
+                 *theirs = json_object_get(loss, "sdpa");
+    if (!are_numbers(ours) || !are_numbers(theirs) || json_array_size(ours) != json_array_size(theirs)) {
+        return acr__fail(ACR_FORMAT, "%s: \"loss\" has no \"acromion\" and \"sdpa\" with a number for each step", path);
+    }
+    if (!*record_text(training, "device") || !*record_text(training, "torch")) {
+        return acr__fail(ACR_FORMAT, "%s: the training has no text \"device\" or \"torch\"", path);
+    }
+    json_object_set_new(training, "file", json_string(base_name(path)));
+    return append(&data->trainings, &data->training_count, training, path);
+}
+
 static acr_status add_records(report_data *data, const char *path, const char *bytes, size_t size)
 {
     json_error_t error;
     json_t *array = json_loadb(bytes, size, 0, &error);
+    if (json_object_get(array, "loss")) {
+        const acr_status added = add_training(data, path, array);
+        json_decref(array);
+        return added;
+    }
     if (!json_is_array(array)) {
         json_decref(array);
         return array ? acr__fail(ACR_FORMAT, "%s: no array of records", path)
@@ -156,6 +186,10 @@ void report_data_free(report_data *data)
     for (size_t i = 0; i < data->profile_count; ++i) {
         json_decref(data->profiles[i]);
     }
+    for (size_t i = 0; i < data->training_count; ++i) {
+        json_decref(data->trainings[i]);
+    }
+    free(data->trainings);
     for (size_t i = 0; i < data->run_count; ++i) {
         free(data->runs[i].trials);
         json_decref(data->runs[i].summary);

@@ -1,4 +1,4 @@
-/* What a report is made of: records of results files, and the trials of an evolution run. */
+/* What a report is made of: records of results files, the trials of an evolution run, loss curves of a training. */
 #ifndef WORKBENCH_REPORT_DATA_H
 #define WORKBENCH_REPORT_DATA_H
 
@@ -36,9 +36,11 @@ typedef struct report_data {
     size_t profile_count;
     report_run *runs;
     size_t run_count;
+    json_t **trainings; /* what tools/train_curves.py writes, each with its file's name as "file" */
+    size_t training_count;
 } report_data;
 
-/* Adds a file: a JSON array of records, or an SQLite file of trials (recognised by its first bytes). Errors: ACR_IO;
+/* Adds a file: a JSON array of records, a JSON object of loss curves, or an SQLite file of trials (recognised by its first bytes). Errors: ACR_IO;
  * ACR_FORMAT, naming file and record; ACR_UNSUPPORTED for an SQLite file in a build without SQLite; ACR_NO_MEMORY. */
 acr_status report_add_file(report_data *data, const char *path);
 void report_data_free(report_data *data);

@@ -71,6 +71,9 @@ static const struct section {
      "peer</strong>. Bytes are those that must be moved once; inputs in L2 may pass the DRAM line.</p>\n"},
     {"ladder", "The ladder", ""},
     {"evolution", "Evolution", ""},
+    {"training", "Training",
+     "<p>A small model that is trained with <strong class=\"ours\">acromion.sdpa</strong> and with "
+     "<strong class=\"peers\">PyTorch's attention</strong>.</p>\n"},
     {"profiles", "Profiles", ""},
     {"tables", "Tables", ""},
 };
@@ -109,6 +112,11 @@ static void add_sources(report_text *page, const report_data *data)
     for (size_t i = 0; i < data->run_count; ++i) {
         text_add(page, "%s <code>", *last || i > 0 ? "," : "");
         text_add_escaped(page, data->runs[i].file);
+        text_add(page, "</code>");
+    }
+    for (size_t i = 0; i < data->training_count; ++i) {
+        text_add(page, "%s <code>", *last || data->run_count + i > 0 ? "," : "");
+        text_add_escaped(page, record_text(data->trainings[i], "file"));
         text_add(page, "</code>");
     }
     text_add(page, ".</p>\n");
@@ -203,6 +211,7 @@ static bool has_section(const report_data *data, const struct section *s)
            : strcmp(s->id, "latency") == 0   ? any_record(data, "peer")
            : strcmp(s->id, "ladder") == 0    ? any_rung(data)
            : strcmp(s->id, "evolution") == 0 ? data->run_count > 0
+           : strcmp(s->id, "training") == 0  ? data->training_count > 0
            : strcmp(s->id, "profiles") == 0  ? data->profile_count > 0
                                              : data->record_count > 0;
 }
@@ -227,6 +236,8 @@ static acr_status add_section(report_text *page, const report_data *data, chart_
         status = charts_trials(charts, data);
         add_table(page, data, "trials");
         add_table(page, data, "winners");
+    } else if (strcmp(s->id, "training") == 0) {
+        status = charts_training(charts, data);
     } else if (strcmp(s->id, "profiles") == 0) {
         add_table(page, data, "profiles");
         add_table(page, data, "timelines");
