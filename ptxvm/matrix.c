@@ -228,46 +228,44 @@ static const char *find_rows(warp *w, const instruction *in, uint32_t active, ac
     return error ? error : rows_of_matrices(w, &in->operands[1 - registers_at], count, access, rows);
 }
 
+/* Where lane l's element of a half of its register of matrix m is. */
+static unsigned char *element_at(const instruction *in, unsigned char *const rows[LANES], int m, int lane, int half)
+{
+    int row, column;
+    place_in_matrix(lane, half, (int)in->decoded[COPY_TRANSPOSED], &row, &column);
+    return rows[8 * m + row] + 2 * column;
+}
+
 static const char *execute_ldmatrix(warp *w, const instruction *in, uint32_t active)
 {
-    const int count = (int)in->decoded[COPY_COUNT], is_transposed = (int)in->decoded[COPY_TRANSPOSED];
     unsigned char *rows[LANES];
     const char *error = find_rows(w, in, active, ACCESS_READ, rows);
     if (error)
         return error;
-    for (int m = 0; m < count; m++)
-        for (int lane = 0; lane < LANES; lane++) {
-            uint16_t halves[2];
-            for (int half = 0; half < 2; half++) {
-                int row, column;
-                place_in_matrix(lane, half, is_transposed, &row, &column);
-                memcpy(&halves[half], rows[8 * m + row] + 2 * column, sizeof halves[half]);
-            }
-            set_register(w, item_of(&in->operands[0], m), lane, halves[0] | (uint32_t)halves[1] << 16);
-        }
+    for (int n = 0; n < (int)in->decoded[COPY_COUNT] * LANES; n++) {
+        uint16_t halves[2];
+        for (int half = 0; half < 2; half++)
+            memcpy(&halves[half], element_at(in, rows, n / LANES, n % LANES, half), sizeof halves[half]);
+        set_register(w, item_of(&in->operands[0], n / LANES), n % LANES, halves[0] | (uint32_t)halves[1] << 16);
+    }
     return NULL;
 }
 
 static const char *execute_stmatrix(warp *w, const instruction *in, uint32_t active)
 {
-    const int count = (int)in->decoded[COPY_COUNT], is_transposed = (int)in->decoded[COPY_TRANSPOSED];
+    const int count = (int)in->decoded[COPY_COUNT];
     unsigned char *rows[LANES];
     const char *error = find_rows(w, in, active, ACCESS_WRITE, rows);
-    if (error)
-        return error;
-    for (int m = 0; m < count; m++)
+    for (int m = 0; m < count && !error; m++)
         for (int lane = 0; lane < LANES; lane++) {
             const uint32_t word = (uint32_t)value_of(w, item_of(&in->operands[1], m), lane);
-            for (int half = 0; half < 2; half++) {
-                const uint16_t bits = (uint16_t)(word >> 16 * half);
-                int row, column;
-                place_in_matrix(lane, half, is_transposed, &row, &column);
-                memcpy(rows[8 * m + row] + 2 * column, &bits, sizeof bits);
-            }
+            const uint16_t halves[2] = {(uint16_t)word, (uint16_t)(word >> 16)};
+            for (int half = 0; half < 2; half++)
+                memcpy(element_at(in, rows, m, lane, half), &halves[half], sizeof halves[half]);
         }
-    for (int lane = 0; lane < 8 * count; lane++)
+    for (int lane = 0; lane < 8 * count && !error; lane++)
         shared_written(w, value_of(w, &in->operands[0], lane), CHUNK_BYTES);
-    return NULL;
+    return error;
 }
 
 /* ---- mma.sync m16n8: D, A, B, C ---- */

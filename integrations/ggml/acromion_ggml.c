@@ -298,25 +298,29 @@ static const char *row_of(const acr_ggml_tensor *t, int64_t i1, int64_t i2, int6
     return (const char *)t->data + (size_t)i1 * t->nb[1] + (size_t)i2 * t->nb[2] + (size_t)i3 * t->nb[3];
 }
 
-static void narrow_rows(const acr_ggml_tensor *t, uint16_t *packed)
+typedef void convert_row(const void *row, void *packed, int64_t count);
+
+static void narrow_row(const void *row, void *packed, int64_t count)
 {
-    for (int64_t i3 = 0; i3 < t->ne[3]; i3++)
-        for (int64_t i2 = 0; i2 < t->ne[2]; i2++)
-            for (int64_t i1 = 0; i1 < t->ne[1]; i1++) {
-                const float *row = (const float *)row_of(t, i1, i2, i3);
-                for (int64_t i = 0; i < t->ne[0]; i++)
-                    *packed++ = float_to_half(row[i]);
-            }
+    for (int64_t i = 0; i < count; i++)
+        ((uint16_t *)packed)[i] = float_to_half(((const float *)row)[i]);
 }
 
-static void widen_rows(const acr_ggml_tensor *t, float *packed)
+static void widen_row(const void *row, void *packed, int64_t count)
 {
+    for (int64_t i = 0; i < count; i++)
+        ((float *)packed)[i] = half_to_float(((const uint16_t *)row)[i]);
+}
+
+/* All rows of a tensor, one behind the other; an element of `packed` has so many bytes. */
+static void convert_rows(const acr_ggml_tensor *t, void *packed, size_t bytes, convert_row *convert)
+{
+    char *to = packed;
     for (int64_t i3 = 0; i3 < t->ne[3]; i3++)
         for (int64_t i2 = 0; i2 < t->ne[2]; i2++)
             for (int64_t i1 = 0; i1 < t->ne[1]; i1++) {
-                const uint16_t *row = (const uint16_t *)row_of(t, i1, i2, i3);
-                for (int64_t i = 0; i < t->ne[0]; i++)
-                    *packed++ = half_to_float(row[i]);
+                convert(row_of(t, i1, i2, i3), to, t->ne[0]);
+                to += (size_t)t->ne[0] * bytes;
             }
 }
 
@@ -369,10 +373,10 @@ acr_status acr_ggml_flash_attn_ext(acr_ctx *ctx, const acr_ggml_flash_attn *op, 
     buffers.bias = e.bias.bytes > 0 ? base + e.bias.at : op->mask.data;
     buffers.sinks = (const float *)op->sinks.data;
     if (e.q.bytes > 0)
-        narrow_rows(&op->q, (uint16_t *)(void *)(base + e.q.at));
+        convert_rows(&op->q, base + e.q.at, sizeof(uint16_t), narrow_row);
     if (e.k.bytes > 0) {
-        widen_rows(&op->k, (float *)(void *)(base + e.k.at));
-        widen_rows(&op->v, (float *)(void *)(base + e.v.at));
+        convert_rows(&op->k, base + e.k.at, sizeof(float), widen_row);
+        convert_rows(&op->v, base + e.v.at, sizeof(float), widen_row);
     }
     if (e.bias.bytes > 0)
         multiply_mask(op, &e, (float *)(void *)(base + e.bias.at));

@@ -14,6 +14,13 @@ static const option_spec options[OPTIONS_MAX] = {
     {'g', "gpu", "NAME", "for this GPU; default h200 (`acromion roofline --gpu help` lists them)"},
 };
 
+typedef struct request {
+    const char *output;
+    const gpu_model *gpu;
+} request;
+
+static const option_field fields[] = {{'o', OPTION_TEXT, offsetof(request, output)}, {0}};
+
 static const command_spec spec = {
     .usage = "variant KERNEL:NAME=VALUE,... [...]",
     .examples = "  acromion variant -o variants fwd_short_f16_d64_128x64_s6_ring_sm90a:LAG=200\n"
@@ -26,22 +33,14 @@ static const command_spec spec = {
         "sources, a C compiler\n"
         "and nvcc. A variant that does not compile does not keep the others from it; the exit code is then 1.\n",
     .options = options,
+    .fields = fields,
     .common = 0,
 };
 
-typedef struct request {
-    const char *output;
-    const gpu_model *gpu;
-} request;
-
-static bool take_option(void *arg, int id, const char *value)
+static bool take_gpu(void *arg, int id, const char *value)
 {
-    request *r = arg;
-    if (id == 'o') {
-        r->output = value;
-        return true;
-    }
-    return gpu_asked(value, &r->gpu);
+    (void)id;
+    return gpu_asked(value, &((request *)arg)->gpu);
 }
 
 int cmd_variant(int argc, char **argv)
@@ -49,7 +48,7 @@ int cmd_variant(int argc, char **argv)
     common_options common;
     request r = {NULL, gpu_find("h200")};
     int exit_code = EXIT_DONE;
-    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    int first = options_parse(&spec, argc, argv, &common, take_gpu, &r, &exit_code);
     if (first < 0) {
         return exit_code;
     }

@@ -28,6 +28,19 @@ static const option_spec options[OPTIONS_MAX] = {
      "time every kernel that could be chosen, side by side, in scratch memory, and list only those"},
 };
 
+typedef struct request {
+    const gpu_model *gpu;
+    const char *wisdom;
+    bool measure, all;
+} request;
+
+static const option_field fields[] = {
+    {ID_ALL, OPTION_FLAG, offsetof(request, all)},
+    {'w', OPTION_TEXT, offsetof(request, wisdom)},
+    {'m', OPTION_FLAG, offsetof(request, measure)},
+    {0},
+};
+
 static const command_spec spec = {
     .usage = "why [PROBLEM...]",
     .examples = "  acromion why b2:h8:s512:d64\n"
@@ -37,31 +50,14 @@ static const command_spec spec = {
              "estimate, and why the rest cannot: the most common reasons, or with --all each kernel's.\n"
              "A malformed problem is an error (exit code 3), a problem that no kernel can run another (4).\n",
     .options = options,
+    .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
 };
 
-typedef struct request {
-    const gpu_model *gpu;
-    const char *wisdom;
-    bool measure, all;
-} request;
-
-static bool take_option(void *arg, int id, const char *value)
+static bool take_gpu(void *arg, int id, const char *value)
 {
-    request *r = arg;
-    if (id == 'w') {
-        r->wisdom = value;
-        return true;
-    }
-    if (id == 'm') {
-        r->measure = true;
-        return true;
-    }
-    if (id == ID_ALL) {
-        r->all = true;
-        return true;
-    }
-    return gpu_asked(value, &r->gpu);
+    (void)id;
+    return gpu_asked(value, &((request *)arg)->gpu);
 }
 
 enum {
@@ -388,7 +384,7 @@ int cmd_why(int argc, char **argv)
     common_options common;
     request r = {.gpu = NULL};
     int exit_code = EXIT_DONE;
-    int first = options_parse(&spec, argc, argv, &common, take_option, &r, &exit_code);
+    int first = options_parse(&spec, argc, argv, &common, take_gpu, &r, &exit_code);
     if (first < 0) {
         return exit_code;
     }

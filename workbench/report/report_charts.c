@@ -321,29 +321,49 @@ static acr_status draw_bars(chart_writer *w, const bar *bars, int count)
     return status;
 }
 
-acr_status charts_latency(chart_writer *w, const report_data *data)
+/* Charts of groups of records: which records, in which order, and when two are of one group; `draw` draws a group; what
+ * stands there when no chart was drawn. */
+typedef struct chart_groups {
+    record_wanted *wanted;
+    record_order *order;
+    bool (*is_same)(const json_t *a, const json_t *b);
+    acr_status (*draw)(chart_writer *w, const json_t **group, size_t count);
+    bool in_grid; /* side by side, as many as fit */
+    const char *none;
+} chart_groups;
+
+static acr_status draw_groups(chart_writer *w, const report_data *data, const chart_groups *g)
 {
     size_t count = 0;
-    int before = w->charts;
-    const json_t **sorted =
-        records_latest(&count, data->records, data->record_count, measured_wanted, bar_key, by_chart_and_time);
+    const int before = w->charts;
+    const json_t **sorted = records_latest(&count, data->records, data->record_count, g->wanted, bar_key, g->order);
     acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
-    text_add(w->page, "<div class=\"grid\">\n");
+    text_add(w->page, g->in_grid ? "<div class=\"grid\">\n" : "<div>\n");
     for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
-        bar bars[BARS_MAX];
-        for (end = first; end < count && same_chart(sorted[first], sorted[end]); ++end) {
+        for (end = first; end < count && g->is_same(sorted[first], sorted[end]); ++end) {
         }
-        int bar_count = collect_bars(bars, sorted, first, end);
-        if (bar_count > 0) {
-            status = draw_bars(w, bars, bar_count);
-        }
+        status = g->draw(w, sorted + first, end - first);
     }
     text_add(w->page, "</div>\n");
     if (w->charts == before) {
-        text_add(w->page, "<p>No problem in these files was measured beside a peer.</p>\n");
+        text_add(w->page, "<p>%s</p>\n", g->none);
     }
     free(sorted);
     return status;
+}
+
+static acr_status draw_latency(chart_writer *w, const json_t **group, size_t count)
+{
+    bar bars[BARS_MAX];
+    const int bar_count = collect_bars(bars, group, 0, count);
+    return bar_count > 0 ? draw_bars(w, bars, bar_count) : ACR_OK;
+}
+
+acr_status charts_latency(chart_writer *w, const report_data *data)
+{
+    return draw_groups(w, data,
+                       &(chart_groups){measured_wanted, by_chart_and_time, same_chart, draw_latency, true,
+                                       "No problem in these files was measured beside a peer."});
 }
 
 /* ---- The headline: one row a problem, how many times as fast as the best peer ---- */
@@ -545,10 +565,10 @@ static void add_points(report_text *script, const json_t **sorted, size_t first,
     }
 }
 
-static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t first, size_t end)
+static acr_status draw_roofline(chart_writer *w, const json_t **group, size_t count)
 {
     acr__device named = {.backend = ACR__CUDA};
-    const char *device = record_text(sorted[first], "device");
+    const char *device = record_text(group[0], "device");
     snprintf(named.name, sizeof named.name, "%s", device);
     const gpu_model *model = gpu_of_device(&named);
     if (!model) {
@@ -563,7 +583,7 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
     double range[2] = {INFINITY, 0}, peak = m.multiply_add_flops[ACR_F16] / 1e12;
     begin_script(&script, 620, 540);
     text_add(&script, "$points << END\n");
-    add_points(&script, sorted, first, end, range);
+    add_points(&script, group, 0, count, range);
     text_add(&script, "END\n");
     if (!(range[1] > 0)) {
         text_free(&script);
@@ -591,24 +611,16 @@ static acr_status draw_roofline(chart_writer *w, const json_t **sorted, size_t f
     return status;
 }
 
+static bool same_device(const json_t *a, const json_t *b)
+{
+    return strcmp(record_text(a, "device"), record_text(b, "device")) == 0;
+}
+
 acr_status charts_roofline(chart_writer *w, const report_data *data)
 {
-    size_t count = 0;
-    int before = w->charts;
-    const json_t **sorted =
-        records_latest(&count, data->records, data->record_count, stream_on_gpu, bar_key, by_chart_and_time);
-    acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
-    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
-        const char *device = record_text(sorted[first], "device");
-        for (end = first; end < count && strcmp(device, record_text(sorted[end], "device")) == 0; ++end) {
-        }
-        status = draw_roofline(w, sorted, first, end);
-    }
-    if (w->charts == before) {
-        text_add(w->page, "<p>No measurement in these files is of a GPU whose roofs are known.</p>\n");
-    }
-    free(sorted);
-    return status;
+    return draw_groups(w, data,
+                       &(chart_groups){stream_on_gpu, by_chart_and_time, same_device, draw_roofline, false,
+                                       "No measurement in these files is of a GPU whose roofs are known."});
 }
 
 /* ---- The ladder ---- */
@@ -648,23 +660,10 @@ static acr_status draw_ladder(chart_writer *w, const json_t **rungs, size_t coun
 
 acr_status charts_ladder(chart_writer *w, const report_data *data)
 {
-    size_t count = 0;
-    const json_t **sorted =
-        records_latest(&count, data->records, data->record_count, rung_wanted, bar_key, by_chart_and_name);
-    acr_status status = sorted ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for the charts");
-    text_add(w->page, "<div class=\"grid\">\n");
-    for (size_t first = 0, end; first < count && status == ACR_OK; first = end) {
-        for (end = first; end < count && same_chart(sorted[first], sorted[end]); ++end) {
-        }
-        status = draw_ladder(w, sorted + first, end - first);
-    }
-    text_add(w->page, "</div>\n");
-    if (count == 0) {
-        text_add(w->page, "<p>These files have no rung of the ladder; <code>acromion bench --ladder</code> measures "
-                          "them.</p>\n");
-    }
-    free(sorted);
-    return status;
+    return draw_groups(w, data,
+                       &(chart_groups){rung_wanted, by_chart_and_name, same_chart, draw_ladder, true,
+                                       "These files have no rung of the ladder; <code>acromion bench --ladder</code> "
+                                       "measures them."});
 }
 
 /* ---- Evolution ---- */
