@@ -41,8 +41,8 @@ typedef struct report_data {
 } report_data;
 
 /* Adds a file: a JSON array of records, a JSON object of loss curves, or an SQLite file of trials (recognised by its
- * first bytes). Errors: ACR_IO; ACR_FORMAT, naming file and record; ACR_UNSUPPORTED for an SQLite file in a build without
- * SQLite; ACR_NO_MEMORY. */
+ * first bytes). Errors: ACR_IO; ACR_FORMAT, naming file and record; ACR_UNSUPPORTED for an SQLite file in a build
+ * without SQLite; ACR_NO_MEMORY. */
 acr_status report_add_file(report_data *data, const char *path);
 void report_data_free(report_data *data);
 
