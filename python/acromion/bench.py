@@ -1,4 +1,4 @@
-"""`acromion bench` beside PyTorch and FlashAttention-3: python3 -m acromion.bench [arguments of `acromion bench`].
+"""`acromion bench` beside PyTorch and FlashAttention: python3 -m acromion.bench [arguments of `acromion bench`].
 
 Everything is measured in C (workbench/bench/peer_interface.h, which this file mirrors). Python only brings the peers:
 it makes the tensors, captures PyTorch's attention into CUDA graphs, and in the call modes makes the calls. Exit codes
@@ -433,6 +433,43 @@ class Fa3:
             address += tensor.nbytes
 
 
+class Fa4(Sdpa):
+    """FlashAttention-4 (the wheel flash-attn-4) under PyTorch: captured as PyTorch's backends are, with tensors
+    [batch, length, heads, dim], its best."""
+    NAMES = ("fa4",)
+
+    def __init__(self, torch, device="cuda"):
+        from flash_attn.cute import flash_attn_func
+        self.flash_attn_func = flash_attn_func
+        super().__init__(torch, device)
+
+    def version(self):
+        import importlib.metadata
+        return f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}, PyTorch {self.torch.__version__}"
+
+    def tensor(self, address, shape, dtype, bshd):
+        return super().tensor(address, shape, dtype, True)
+
+    def begin(self, problem):
+        p = problem
+        if p.features() or p.bias:
+            raise RuntimeError("the wheel is given no features beyond a causal mask")
+        if p.dtype not in (2, 3):
+            raise RuntimeError("the wheel has kernels of float16 and bfloat16")
+        if p.mask and p.mask != BOTTOM_RIGHT and p.q_len != p.kv_len:
+            raise RuntimeError("its causal mask is bottom-right, this one is top-left")
+        super().begin(p)
+
+    @staticmethod
+    def why_not_sdpa(p):
+        return None
+
+    def forward(self, name, number):
+        options = {"softmax_scale": self.options["scale"], "causal": self.options["is_causal"]}
+        out = self.flash_attn_func(*(tensor.transpose(1, 2) for tensor in self.inputs(name, number)), **options)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
 class Device:
     """The primary context of a device, retained once: where our calls are waited for."""
 
@@ -563,12 +600,20 @@ def load_fa3():
         raise Missing(f"no FlashAttention-3 (the wheel flash-attn3-jax, under JAX): {error}") from None
 
 
+def load_fa4():
+    torch = load_torch()
+    try:
+        return Fa4(torch)
+    except ImportError as error:
+        raise Missing(f"no FlashAttention-4 (the wheel flash-attn-4, with nvidia-cutlass-dsl): {error}") from None
+
+
 def wanted_peers(arguments):
     """The words of --peers, torch where there is none."""
     values = [following for option, following in zip(arguments, arguments[1:]) if option == "--peers"]
     values += [argument.partition("=")[2] for argument in arguments if argument.startswith("--peers=")]
     words = {word for value in values for word in value.split(",")}
-    return {word for word in words if word == "fa3" or word.startswith("torch")} or {"torch"}
+    return {word for word in words if word in ("fa3", "fa4") or word.startswith("torch")} or {"torch"}
 
 
 def main():
@@ -576,15 +621,18 @@ def main():
     loading = "torch"
     try:
         libraries = []
-        unknown = wanted - {"torch", "fa3", *Sdpa.NAMES}
+        unknown = wanted - {"torch", "fa3", "fa4", *Sdpa.NAMES}
         if unknown:
             print(f"acromion: --peers {min(unknown)}: there are {', '.join(Sdpa.NAMES)}", file=sys.stderr)
             return EXIT_USAGE
-        if wanted - {"fa3"}:
+        if wanted - {"fa3", "fa4"}:
             libraries.append(Sdpa(load_torch()))
         if "fa3" in wanted:
             loading = "fa3"
             libraries.append(load_fa3())
+        if "fa4" in wanted:
+            loading = "fa4"
+            libraries.append(load_fa4())
         provider = provider_of(Peers(libraries, wanted))
         library = load_library()
     except (Missing, OSError) as error:

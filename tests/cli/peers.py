@@ -82,6 +82,16 @@ class Peers(unittest.TestCase):
         self.assertIn("a wheel that does not load", done.stderr)
         self.assertEqual(self.bench(peers="torch,fa9").returncode, USAGE)
 
+    def test_no_fa4(self):
+        self.play_torch(COMPLETE)
+        (self.path / "flash_attn").mkdir()
+        (self.path / "flash_attn/cute.py").write_text('raise ImportError("no module named cutlass")\n')
+        for peers in ("fa4", "torch,fa4"):
+            done = self.bench(peers=peers)
+            self.assertEqual(done.returncode, CANNOT_RUN, done.stderr)
+            self.assertIn("--peers fa4: no FlashAttention-4", done.stderr)
+            self.assertIn("no module named cutlass", done.stderr)
+
     def test_no_library(self):
         self.play_torch(COMPLETE)
         self.check_fails(CANNOT_RUN, "nowhere.so", ACROMION_BENCH_LIBRARY="nowhere.so")

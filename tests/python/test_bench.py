@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch as a peer of `acromion bench`, on the CPU: what it leaves is the output, or dq, dk and dv, in every pass,
-with and without grouped queries. Needs PyTorch; the device's functions that the CPU has not are left out."""
+"""PyTorch, and FlashAttention-4 under it, as peers of `acromion bench`, on the CPU: what they leave is the output, or
+dq, dk and dv, in every pass, with and without grouped queries. Needs PyTorch; the device's functions that the CPU has
+not are left out."""
 import pathlib
 import sys
+import types
 import unittest
 from unittest import mock
 
@@ -22,15 +24,15 @@ class Peer(unittest.TestCase):
             self.addCleanup(patch.stop)
         self.addCleanup(torch.use_deterministic_algorithms, False)
 
-    def begin(self, timed, kv_heads, bshd=False):
+    def begin(self, timed, kv_heads, bshd=False, library=bench.Sdpa, dtype=torch.float32):
         generator = torch.Generator().manual_seed(kv_heads)
-        self.tensors = [torch.randn(BATCH, heads, LENGTH, DIM, generator=generator)
+        self.tensors = [torch.randn(BATCH, heads, LENGTH, DIM, generator=generator).to(dtype)
                         for heads in (HEADS, kv_heads, kv_heads, HEADS)]
         q, k, v, d_o = (tensor.data_ptr() for tensor in self.tensors)
         problem = bench.Problem(batch=BATCH, q_heads=HEADS, kv_heads=kv_heads, q_len=LENGTH, kv_len=LENGTH, qk_dim=DIM,
-                                v_dim=DIM, dtype=1, mask=1, bshd=bshd, sets=2, timed=timed, scale=SCALE, q=q, k=k, v=v,
-                                d_o=d_o)
-        peer = bench.Sdpa(torch, "cpu")
+                                v_dim=DIM, dtype=1 if dtype == torch.float32 else 2, mask=1, bshd=bshd, sets=2,
+                                timed=timed, scale=SCALE, q=q, k=k, v=v, d_o=d_o)
+        peer = library(torch, "cpu")
         peer.begin(problem)
         self.addCleanup(peer.end)
         return peer
@@ -86,6 +88,33 @@ class Peer(unittest.TestCase):
             peer.forward = ungrouped
             self.check(peer, "torch-default", timed, 2)
             self.assertIn("expanded beforehand", peer.note("torch-default"))
+
+    def test_flash_attention_4_gets_its_own_layout(self):
+        """Its function is played by one that says the same of tensors [batch, length, heads, dim]."""
+        calls = []
+
+        def flash_attn_func(q, k, v, softmax_scale, causal):
+            calls.append((q, k, v))
+            out = torch.nn.functional.scaled_dot_product_attention(
+                *(tensor.transpose(1, 2) for tensor in (q, k, v)), scale=softmax_scale, is_causal=causal,
+                enable_gqa=True)
+            return out.transpose(1, 2).contiguous(), None
+        played = {"flash_attn": types.ModuleType("flash_attn"), "flash_attn.cute": types.ModuleType("flash_attn.cute")}
+        played["flash_attn.cute"].flash_attn_func = flash_attn_func
+        with mock.patch.dict(sys.modules, played):
+            for timed, kv_heads, bshd in ((bench.FORWARD, 2, False), (bench.FORWARD, HEADS, True),
+                                          (bench.STEP, 2, False)):
+                peer = self.begin(timed, kv_heads, bshd, bench.Fa4, torch.float16)
+                self.assertGreater(peer.call("fa4", 2), 0)
+                expected = self.expected(timed, kv_heads)
+                found = torch.full((expected.numel(),), torch.nan, dtype=torch.float16)
+                peer.output("fa4", found.data_ptr(), 2 * found.numel())
+                self.assertLess((found - expected).abs().max(), 1e-2)
+            with self.assertRaisesRegex(RuntimeError, "float16 and bfloat16"):
+                self.begin(bench.FORWARD, 2, library=bench.Fa4)
+        for tensor, heads in zip(calls[0], (HEADS, 2, 2)):
+            self.assertEqual(tuple(tensor.shape), (BATCH, LENGTH, heads, DIM))
+            self.assertTrue(tensor.is_contiguous())
 
     def test_single_peers_can_be_asked_for(self):
         sdpa = bench.Sdpa(torch, "cpu")

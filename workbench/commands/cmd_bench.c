@@ -54,8 +54,9 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_LENGTHS, "lengths", "full|skewed",
      "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
-    {ID_PEERS, "peers", "torch,fa3,cublas",
-     "beside PyTorch (or torch-cudnn, ...), FlashAttention-3 (wheel flash-attn3-jax, --mode call), unfused cuBLAS"},
+    {ID_PEERS, "peers", "torch,fa3,fa4,cublas",
+     "beside PyTorch (or torch-cudnn, ...), FlashAttention-3 (wheel flash-attn3-jax, --mode call), FlashAttention-4 "
+     "(wheel flash-attn-4), unfused cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), sustained, full-clock, rotating, cold, call, call-single"},
     {ID_STEP, "step", NULL, "of bwd: problems: the forward pass, by the planner's kernel, and behind it the gradients"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
@@ -69,7 +70,7 @@ typedef struct request {
     kernel_patterns patterns;
     const char *output, *python_path;
     bool ladder, overlap, quick, cublas, publish, host_cost, step;
-    bool python; /* peers that Python brings were asked for: torch, fa3 */
+    bool python; /* peers that Python brings were asked for: torch, fa3, fa4 */
     bench_mode mode;
     length_pattern lengths;
     uint64_t seed;
@@ -158,7 +159,7 @@ static bool take_peers(request *r, const char *value)
     static const struct {
         const char *name;
         bool python;
-    } peers[] = {{"torch", true}, {"fa3", true}, {"cublas", false}};
+    } peers[] = {{"torch", true}, {"fa3", true}, {"fa4", true}, {"cublas", false}};
     for (const char *word = value;; ++word) {
         const size_t length = strcspn(word, ",");
         bool known = false;
