@@ -69,7 +69,7 @@ static void splitting_kernels_meet_decoding(void **state)
     for (size_t i = 0; i < acr__kernel_count; i++) {
         const acr__kernel *kernel = acr__kernels[i];
         const bool by_clusters = strcmp(kernel->family, "fwd_decode") == 0;
-        if ((!by_clusters && strcmp(kernel->family, "fwd_split") != 0) || kernel->pages)
+        if ((!by_clusters && strcmp(kernel->family, "fwd_split") != 0))
             continue;
         seen s = {0};
         kernels++;
@@ -89,11 +89,33 @@ static void splitting_kernels_meet_decoding(void **state)
     assert_true(kernels > 0);
 }
 
+/* A line that is compiled for caches, or for values inside keys, is tried with them. */
+static void lines_meet_what_they_are_for(void **state)
+{
+    (void)state;
+    const acr__device *device = find_device("h200");
+    for (size_t i = 0; i < acr__kernel_count; i++) {
+        const acr__kernel *kernel = acr__kernels[i];
+        if (kernel->backend != ACR__CUDA)
+            continue;
+        int pages = 0, values_in_keys = 0;
+        cases_make(&list, kernel, device, false);
+        for (size_t c = 0; c < list.count; c++) {
+            pages += list.items[c].problem.page != 0;
+            values_in_keys += (list.items[c].problem.flags & ACR_V_IN_K) != 0;
+        }
+        if ((kernel->pages && pages == 0) || (kernel->v_in_k && values_in_keys == 0))
+            fail_msg("%s: of %zu cases %d have pages, %d values inside keys", kernel->name, list.count, pages,
+                     values_in_keys);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_cover_every_pair),
         cmocka_unit_test(splitting_kernels_meet_decoding),
+        cmocka_unit_test(lines_meet_what_they_are_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
