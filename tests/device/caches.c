@@ -1,8 +1,9 @@
 /* Caches on the cuda backend against the cpu backend: every line for GPUs that serves pages or keys of another type, on
  * random calls: pages in no order and shared, numbers in the table and rows behind the last key that name nothing or
- * hold NaNs, lengths from none on, packed queries, scales of heads. Each plan is executed twice, with other lengths and
- * another table the second time: what a captured graph sees, since plans never read the device. Of ACR_INVARIANT each
- * entry has the same bits alone, among fewer keys. Over the fake driver the PTX machine executes it.
+ * hold NaNs, lengths from none on, packed queries, scales of heads. Each plan's call is captured into a graph while the
+ * device holds no lengths, offsets or pages, and the graph is replayed with some, and with others again: what the host
+ * would read during the capture, or a kernel leave behind, shows. Of ACR_INVARIANT each entry has the same bits alone,
+ * among fewer keys. Over the fake driver the PTX machine executes it.
  *
  *     caches KERNELS PROBLEM...      each line whose name has KERNELS in it, on the problems that it serves
  *
@@ -157,6 +158,8 @@ typedef struct executor {
     acr_ctx *ctx;
     acr_plan *plan;
     void *memory[ACR__BUFFERS], *workspace;
+    acr_buffers buffers;
+    acr__graph *graph; /* NULL: executions are calls */
 } executor;
 
 static acr__backend_device *device_of(const executor *e)
@@ -173,11 +176,30 @@ static void start_executor(executor *e, acr_ctx *ctx, const cache_case *c, const
     for (int i = 0; i < ACR__BUFFERS; i++)
         if (c->host[i])
             assert_ok(backend->mem_alloc(device_of(e), (size_t)c->bytes[i], &e->memory[i]));
+    e->buffers = buffers_of(c, e->memory);
     const size_t bytes = acr_plan_workspace(e->plan);
     if (bytes > 0) {
         assert_ok(backend->mem_alloc(device_of(e), bytes, &e->workspace));
         assert_ok(backend->mem_fill(device_of(e), e->workspace, 0, bytes));
     }
+}
+
+static acr_status enqueue(void *arg, void *stream)
+{
+    const executor *e = arg;
+    return acr_execute(e->plan, &e->buffers, e->workspace, acr_plan_workspace(e->plan), stream);
+}
+
+/* From here on executions are replays of a graph. Its capture finds numbers that name nothing in the case's memory. */
+static void capture(executor *e, const cache_case *c)
+{
+    static const acr__buffer read_by_device[] = {ACR__KV_LENS, ACR__Q_OFFSETS, ACR__PAGE_TABLE};
+    const acr__backend *backend = device_of(e)->backend;
+    for (size_t i = 0; i < COUNT_OF(read_by_device); i++)
+        if (e->memory[read_by_device[i]])
+            assert_ok(backend->mem_fill(device_of(e), e->memory[read_by_device[i]], 0xff,
+                                        (size_t)c->bytes[read_by_device[i]]));
+    assert_ok(backend->timing->graph_record(&e->graph, device_of(e), enqueue, e, 1));
 }
 
 /* With the case's inputs; its outputs come back to `o` and `lse`. */
@@ -187,8 +209,7 @@ static void execute(executor *e, const cache_case *c, void *o, void *lse)
     for (int i = 0; i < ACR__BUFFERS; i++)
         if (c->host[i])
             assert_ok(backend->mem_upload(device_of(e), e->memory[i], c->host[i], (size_t)c->bytes[i]));
-    const acr_buffers b = buffers_of(c, e->memory);
-    assert_ok(acr_execute(e->plan, &b, e->workspace, acr_plan_workspace(e->plan), NULL));
+    assert_ok(e->graph ? backend->timing->graph_time(e->graph, 0, NULL) : enqueue(e, NULL));
     assert_ok(backend->synchronize(device_of(e)));
     assert_ok(backend->mem_download(device_of(e), o, e->memory[ACR__O], (size_t)c->bytes[ACR__O]));
     if (lse)
@@ -197,6 +218,8 @@ static void execute(executor *e, const cache_case *c, void *o, void *lse)
 
 static void end_executor(executor *e)
 {
+    if (e->graph)
+        device_of(e)->backend->timing->graph_free(e->graph);
     for (int i = 0; i < ACR__BUFFERS; i++)
         if (e->memory[i])
             device_of(e)->backend->mem_free(device_of(e), e->memory[i]);
@@ -238,7 +261,8 @@ static bool runs_alike(cache_case *c, acr_ctx *cpu, acr_ctx *cuda, const acr__ke
         lse[i] = malloc((size_t)c->bytes[ACR__LSE]);
     start_executor(&on_cpu, cpu, c, NULL);
     start_executor(&on_cuda, cuda, c, kernel);
-    for (int execution = 0; execution < 2; execution++) {
+    capture(&on_cuda, c);
+    for (int replay = 0; replay < 2; replay++) {
         fill_inputs(c);
         execute(&on_cpu, c, o[0], lse[0]);
         execute(&on_cuda, c, o[1], lse[1]);
@@ -246,8 +270,8 @@ static bool runs_alike(cache_case *c, acr_ctx *cpu, acr_ctx *cuda, const acr__ke
         const double apart = greatest_difference(type, o[0], o[1], c->bytes[ACR__O] / acr__dtype_bytes(type)),
                      lse_apart = lse[0] ? greatest_difference(ACR_F32, lse[0], lse[1], c->bytes[ACR__LSE] / 4) : 0.0;
         if (apart > tolerance_of(c) || lse_apart > 0x1p-10) {
-            printf("FAIL %s %s, execution %d: outputs are up to %g apart, log-sum-exps %g\n", kernel->name, text,
-                   execution, apart, lse_apart);
+            printf("FAIL %s %s, replay %d: outputs are up to %g apart, log-sum-exps %g\n", kernel->name, text, replay,
+                   apart, lse_apart);
             alike = false;
         }
     }
