@@ -35,10 +35,10 @@ static const command_spec spec = {
                 "  acromion report --markdown --check\n",
     .about =
         "Writes one HTML page from results files (JSON of bench, profile and tools/train_curves.py) and evolution runs "
-        "(SQLite): "
-        "latency beside the peers,\n"
-        "roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by gnuplot) and styles, and "
-        "fetches nothing.\n"
+        "(SQLite):\n"
+        "latency beside the peers, roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by "
+        "gnuplot) and styles,\n"
+        "and fetches nothing.\n"
         "Without a file: results/*.json and those of profile and train in this folder. With --markdown it writes the "
         "tables of documents.\n",
     .options = options,
