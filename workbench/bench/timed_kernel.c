@@ -28,8 +28,7 @@ static const double RUN_S = 0.1;
  * log-sum-exp to nobody: what is timed are the two passes one behind the other. */
 typedef struct forward_pass {
     const acr__kernel *kernel; /* NULL: there is none */
-    reference *ref;
-    execution **sets; /* as many as of the gradients */
+    execution **sets;          /* as many as of the gradients */
 } forward_pass;
 
 struct timed_kernel {
@@ -151,13 +150,8 @@ static acr_status make_forward(timed_kernel *s)
 {
     const timed_kernel_request *r = &s->request;
     const acr_problem problem = reference_forward_problem(r->problem);
-    const reference_request wanted = {
-        .problem = &problem, .inputs = r->ref->inputs, .seed = r->seed, .sampled_rows = 2, .threads = 1};
     const acr__kernel *kernel = NULL;
     acr_status status = find_planned(&kernel, r->ctx, &problem);
-    if (status == ACR_OK) {
-        status = reference_create(&s->forward.ref, &wanted);
-    }
     if (status != ACR_OK) {
         return status;
     }
@@ -167,9 +161,8 @@ static acr_status make_forward(timed_kernel *s)
     }
     for (int i = 0; i < s->set_count && status == ACR_OK; ++i) {
         execution **made = &s->forward.sets[i];
-        status = i == 0 ? execution_create(made, r->ctx, kernel, &problem, s->forward.ref, false, r->flags,
-                                           ALLOCATOR_ALIGNMENT)
-                        : execution_create_sibling(made, s->forward.sets[0], s->forward.ref);
+        status = i == 0 ? execution_create(made, r->ctx, kernel, &problem, r->ref, false, r->flags, ALLOCATOR_ALIGNMENT)
+                        : execution_create_sibling(made, s->forward.sets[0], r->ref);
         if (status == ACR_OK) {
             status = execution_run(*made);
         }
@@ -184,7 +177,6 @@ static void free_forward(timed_kernel *s)
         execution_destroy(s->forward.sets[i]);
     }
     free(s->forward.sets);
-    reference_destroy(s->forward.ref);
 }
 
 static acr_status record_launches(acr__graph **out, void *arg, int launches)

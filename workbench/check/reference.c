@@ -815,14 +815,11 @@ static acr_status prepare_gradients(reference *ref, const reference_request *req
     gradients *g = ref->grads;
     g->keys = mark_sampled(list, sampled, kv_rows, ref->seed + 1);
     g->rows = mark_sampled(list, sampled, q_rows, ref->seed);
-    int64_t owned = 0;
-    for (int64_t i = 0; i < sampled; ++i) {
-        if (!ref->q_owner || ref->q_owner[list[i] % ref->q_rows] >= 0) {
-            list[owned++] = list[i];
-        }
+    if (!g->rows || !g->keys) {
+        return acr__fail(ACR_NO_MEMORY, "no memory for the rows that are judged");
     }
-    return g->rows && g->keys ? run_forward(ref, list, owned, request->threads)
-                              : acr__fail(ACR_NO_MEMORY, "no memory for the rows that are judged");
+    /* A packed batch has its heads outside here, which no kernel takes: the oracle's time, then. */
+    return ref->q_owner ? store_forward(ref) : run_forward(ref, list, sampled, request->threads);
 }
 
 static acr_status fill_gradients(reference *ref, const reference_request *request)
