@@ -972,14 +972,14 @@ static int64_t count_tiles(const acr_problem *problem)
     return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
 }
 
-/* Not fitted: it has not run on a GPU. A visit is of a key tile by a cluster: 2176 cycles of the tensor cores and about
- * 2390 of shared memory; where a CTA is alone, L2 binds. Then what a cluster takes from its start to its first scores
- * and from its last ones to its end, and what it takes to leave partial results; and the second kernel. */
+/* A visit is of a key tile by a cluster; its cycles are those of 128 heads on an H200 (lab.md), the rest is not fitted:
+ * what a cluster takes from its start to its first scores and from its last ones to its end, and to leave partial
+ * results; and the second kernel. */
 static double split_seconds(const acr_problem *problem, const acr__device *device, int64_t splits)
 {
-    const double visit_cycles = CLUSTER > 1 ? 3100.0 : 3300.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
+    const double visit_cycles = CLUSTER > 1 ? 5760.0 : 5900.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
                  leave_cycles = 4000.0;
-    const double clock_hz = 0.87 * device->clock_hz; /* what the power limit leaves of it */
+    const double clock_hz = device->clock_hz;
     const double keys = acr__visible_keys(acr__longest_entry(problem));
     const double tiles = fmax(ceil(keys / KV_TILE), 1.0), clusters = (double)(count_tiles(problem) * splits);
     const double waves = ceil(clusters / (double)(device->sm_count / CLUSTER));
@@ -1047,13 +1047,12 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     launch->cluster = CLUSTER;
 }
 
-/* Not fitted: it has not run on a GPU. In cycles of a CTA: 2048 of the tensor cores for a pair of 64 rows and 64 keys
- * (4096 FLOP a cycle), and about 2750 of shared memory, which Q, K and V are read from and written to; a cluster that
- * shares K and V takes 48 bytes a cycle from L2 at that pace, CTAs alone twice as many, which L2 does not have. */
+/* The rate of products is that of one problem on an H200 (lab.md), the rest is not fitted; a CTA alone takes twice as
+ * many bytes from L2. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = (CLUSTER > 1 ? 1800.0 : 1300.0) * CLUSTER, /* of the SMs of a cluster */
+        .mma_flop_per_cycle = (CLUSTER > 1 ? 1380.0 : 1000.0) * CLUSTER, /* of the SMs of a cluster */
         .exp_per_cycle = 14.0 * CLUSTER,
         .step_cycles = 2000.0,
         .cta_cycles = 7000.0,
