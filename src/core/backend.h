@@ -16,9 +16,8 @@ typedef struct acr__backend_device {
     char text[192]; /* one line about the device */
 } acr__backend_device;
 
-/* A kernel ready to launch: loaded on cuda, bound to its lanes on cpu. The backend embeds this at the start of its own
- * struct.
- * Immutable and shared by threads. */
+/* A kernel ready to launch: loaded on cuda, bound to its workers on cpu. The backend embeds this at the start of its
+ * own struct. Immutable and shared by threads. */
 typedef struct acr__prepared {
     acr__backend_device *device;
     const acr__kernel *kernel;
@@ -37,29 +36,29 @@ typedef struct acr__graph {
     int launches; /* units in one replay, back to back */
 } acr__graph;
 
-/* What only those ask of a backend who measure it from outside, the workbench and the search: no function of the
- * library's API needs an entry of this table. NULL where the backend cannot be opened. */
+/* What the workbench and the search ask of a backend to measure it from outside. No function of the library's API needs
+ * this table. NULL where the backend cannot be opened. */
 typedef struct acr__timing {
     /* Stream mode (docs/manual/measuring.md). graph_record enqueues `launches` units back to back (cuda: captured into
      * a graph); arg must outlive the graph where enqueue is called again at every replay (cpu). */
     acr_status (*graph_record)(acr__graph **out, acr__backend_device *device, acr__enqueue *enqueue, void *arg,
                                int launches);
-    /* The same from a CUgraph of `launches` units that somebody else captured in the device's primary context; it stays
-     * theirs, with the memory that it uses. cpu: ACR_UNSUPPORTED. */
+    /* As graph_record, from a CUgraph of `launches` units that the caller captured in the device's primary context. The
+     * caller keeps the CUgraph and the memory that it uses. cpu: ACR_UNSUPPORTED. */
     acr_status (*graph_adopt)(acr__graph **out, acr__backend_device *device, void *cuda_graph, int launches);
     /* Replays once to warm up, then `replays` times, and writes the seconds a unit of each replay to
      * seconds[0..replays). */
     acr_status (*graph_time)(acr__graph *graph, int replays, double *seconds);
-    /* Cold mode: the seconds of `samples` replays, each alone and after the cache was emptied by writing twice its size
-     * (cuda: L2, lines that a kernel marked to stay included; cpu: the last-level cache), a first one not counted.
-     * ACR_UNSUPPORTED where the cache's size is unknown. */
+    /* Cold mode: the seconds of `samples` replays, each alone. Before each the cache is emptied by writing twice its
+     * size (cuda: L2, with the lines that a kernel marked to stay; cpu: the last-level cache). A first replay is not
+     * counted. ACR_UNSUPPORTED where the cache's size is unknown. */
     acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
     /* The seconds a unit of one replay, alone, after prepare(arg, NULL), which may wait for the device. */
     acr_status (*graph_time_prepared)(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds);
     void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
 
-    /* Host seconds a launch, over `launches` in a row, of the driver's launch call alone, everything else done before:
-     * what `launch` cannot be cheaper than. Waits for nothing. cpu: ACR_UNSUPPORTED. */
+    /* Host seconds of the driver's launch call alone, the mean of `launches` in a row; everything else is done before
+     * the first. `launch` cannot be cheaper. Waits for nothing. cpu: ACR_UNSUPPORTED. */
     acr_status (*launch_bare)(const acr__prepared *prepared, const fwd_args *args, void *stream, int launches,
                               double *seconds);
 
@@ -79,7 +78,7 @@ struct acr__backend {
                           const acr_problem *problem);
     void (*release)(acr__prepared *prepared);
 
-    /* Enqueues one execution. args are filled, those of a backward kernel being its bwd_args' first member; flags are
+    /* Enqueues one execution. args are filled; a backward kernel's are the first member of its bwd_args. flags are
      * acr_buffers.flags. Neither allocates nor synchronises. */
     acr_status (*launch)(const acr__prepared *prepared, const fwd_args *args, uint32_t flags, void *stream);
 

@@ -60,14 +60,15 @@ static inline const void *acr__pointer_at(const void *structure, size_t offset)
 }
 void acr__set_pointer_at(void *structure, size_t offset, const void *pointer);
 
-/* Rows of q and o, and of k and v: the longest lengths; of a packed batch the tensors' totals. Of a paged cache its
- * pages, and the step from one batch entry's to the next one's in the table; kv is then not asked for. */
+/* q: rows of q and o; kv: rows of k and v. Each is the longest length, or in a packed batch the tensor's total. A paged
+ * cache has, instead of kv, its pages and the step in the table from one batch entry's pages to the next one's. */
 typedef struct acr__rows {
     int64_t q, kv, pages, table_stride;
 } acr__rows;
 acr__rows acr__rows_of(const acr_problem *problem, const acr_buffers *buffers);
 
-/* A tensor of a problem that has so many rows. A packed batch is one entry, of k and v in pages a page is. */
+/* A tensor of a problem that has so many rows. Its batch is 1 in a packed batch, and the number of pages for k and v in
+ * pages. */
 typedef struct acr__tensor {
     const char *name;
     int64_t batch, heads, rows, dim;
@@ -93,17 +94,17 @@ int64_t acr__tensor_bytes(const acr__tensor *tensor);
 int64_t acr__span_bytes(int64_t batch, int64_t heads, int64_t rows, int64_t dim, const acr_strides *strides,
                         acr_dtype dtype);
 
-/* The strides of a tensor without gaps; too large to be told, INT64_MAX. */
+/* The strides of a tensor without gaps; INT64_MAX where a stride is too large for int64_t. */
 acr_strides acr__packed_strides(const acr__tensor *tensor, acr_layout layout);
 
 /* Whether no two elements share an address. Strides are not negative where an extent is above 1. */
 bool acr__is_self_disjoint(const acr__tensor *tensor);
 
-/* Whether an execution of the problem must bring a buffer. Scales it never must: of e4m3 inputs it may; and k for v
+/* Whether an execution of the problem must bring a buffer. It need never bring scales, which e4m3 inputs may have, nor v
  * where values are inside keys. */
 bool acr__buffer_is_wanted(const acr_problem *problem, acr__buffer which);
 
-/* Bytes of a buffer that an execution of a canonical problem must bring, and of scales; 0 of others. */
+/* Bytes of a buffer that an execution of a canonical problem must bring, or, being scales, may bring; else 0. */
 int64_t acr__buffer_bytes(const acr_problem *problem, acr__buffer which, acr__rows rows);
 
 /* What a buffer's address has to be a multiple of. */

@@ -25,8 +25,8 @@ acr__extent acr__extent_of(const char *name, const void *pointer, int64_t batch,
 acr__extent acr__extent_of_block(const char *name, const void *pointer, int64_t bytes);
 
 /* Whether two share a byte. Tensors that are interleaved, as in one [batch, length, q k v o, head, dim] buffer or in
- * pages [pages, k v, page, head, dim], share their span but not a byte. Where that is not simple to say, they
- * overlap. */
+ * pages [pages, k v, page, head, dim], share their span but not a byte. Where that is not simple to say, the
+ * answer is that they overlap. */
 bool acr__overlap(const acr__extent *a, const acr__extent *b);
 
 /* alignment: a power of two. */

@@ -40,7 +40,7 @@ typedef struct acr__device {
     acr__backend_id backend;
     char name[96];              /* the vendor's name: wisdom is keyed by it */
     uint32_t isa;               /* cpu: ACR__ISA_* */
-    int32_t threads;            /* cpu: lanes that execute; 1 on cuda */
+    int32_t threads;            /* cpu: workers; 1 on cuda */
     int32_t arch;               /* cuda: compute capability times 10: 80, 86, 89, 90, 120 */
     int32_t sm_count;           /* cuda */
     int32_t smem_per_cta_bytes; /* cuda: opt-in maximum of dynamic shared memory */
@@ -77,10 +77,9 @@ typedef struct acr__launch {
     uint32_t smem_bytes;              /* dynamic */
 } acr__launch;
 
-/* A kernel of the same image that every execution of a CUDA kernel launches besides, with the same first parameter. Of
- * the launches of an execution each may begin under the one before it (from sm_90 on), and itself waits for its end
- * (griddepcontrol.wait) before it touches global memory. Beside more than one launch the kernel waits in this way,
- * too. */
+/* A helper: another kernel of the same image, which every execution of a CUDA kernel launches, too, with the same first
+ * parameter. From sm_90 on a launch may begin while the launch before it still runs. So every helper, and every kernel
+ * that has one, waits for the launch before it (griddepcontrol.wait) before it touches global memory. */
 typedef struct acr__helper {
     const char *symbol; /* NULL: there is none */
     /* grid[0] 0: none for this problem. */
@@ -88,11 +87,11 @@ typedef struct acr__helper {
 } acr__helper;
 
 /* The tensor maps of a CUDA kernel. Each has rank 4, {dim, rows, heads, batch}, a box of {128 bytes, rows, 1, 1} and
- * 128-byte swizzle; that of q has q_heads heads. Elements beyond dim and rows read as zero and are not written. Of a
- * packed batch, rows is the total and batch 1: a sequence is found by its first row, and the next one lies behind it.
- * A kernel with any map
- * takes a second parameter, four CUtensorMaps in the order q, k, v, o in one __grid_constant__ struct
- * (cuda/tensormap.h). All zero: no maps, no second parameter. That of o is, of a backward kernel, of d_o. */
+ * 128-byte swizzle; the box of q has q_heads heads. Elements beyond dim and rows read as zero and are not written. In a
+ * packed batch rows is the total and batch 1: a sequence is found by its first row, and the next one lies behind it.
+ *
+ * A kernel with any map takes a second parameter: four CUtensorMaps in the order q, k, v, o in one __grid_constant__
+ * struct (cuda/tensormap.h). A backward kernel has d_o in the place of o. All zero: no maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
     uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
@@ -134,8 +133,7 @@ typedef struct acr__kernel {
     double (*cost)(const acr_problem *problem, const acr__device *device);
 
     /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, or NUL-terminated PTX; cpu: a text that changes with the
-     * kernel's code.
-     * Wisdom is valid for one digest of these bytes. */
+     * kernel's code. Wisdom is valid for one digest of these bytes. */
     const unsigned char *image, *image_end;
 
     /* cpu only */
