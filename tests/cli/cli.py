@@ -306,6 +306,35 @@ class Run(Cli):
         self.run_fails(BAD_INPUT, "float32", *self.arguments(*options))
         self.run_fails(USAGE, "--v-scale", *self.arguments("--v-scale", "none"))
 
+    def test_values_inside_keys(self):
+        """As with a file of the first elements of each key; whole, packed, and in a pool of pages in another order."""
+        batch, q_heads, kv_heads, q_len, kv_len, qk_dim, _ = SHAPE
+        v_dim, page = qk_dim - 2, 2
+        shape = (*SHAPE[:6], v_dim)
+        q, k, _ = self.make_inputs()
+        v = [x for i, x in enumerate(k) if i % qk_dim < v_dim]
+        inside = ["--q", self.path / "q.npy", "--k", self.path / "k.npy", "-o", self.path / "o.npy", "--backend", "cpu",
+                  "--v-dim", v_dim]
+        self.run_ok("run", *inside, "--scale", "0.5", "--lse", self.path / "lse.npy")
+        wanted, lse = attention(q, k, v, shape, None, 0.5)
+        self.check_output(wanted, 1e-5)
+        self.check_output(lse, 1e-5, name="lse.npy")
+        self.run_fails(USAGE, "wants --scale", "run", *inside)
+        self.run_fails(USAGE, "without --v:", "run", *inside, "--scale", "1", "--v", self.path / "v.npy")
+        self.run_fails(USAGE, "without --v-scale", "run", *inside, "--scale", "1", "--v-scale", "2")
+        self.run_fails(USAGE, "--v-dim", "run", *inside, "--scale", "1", "--v-dim", "0")
+        self.run_fails(BAD_INPUT, "at most qk_dim", "run", *inside, "--scale", "1", "--v-dim", qk_dim + 1)
+        lens, table, pool = [kv_len, 4], [[5, 0, 7, 2], [3, 6, 1, 4]], [0.0] * (8 * kv_heads * page * qk_dim)
+        for b, h, j, d in itertools.product(range(batch), range(kv_heads), range(kv_len), range(qk_dim)):
+            at = ((table[b][j // page] * kv_heads + h) * page + j % page) * qk_dim + d
+            pool[at] = k[((b * kv_heads + h) * kv_len + j) * qk_dim + d]
+        write_npy(self.path / "k.npy", (8, kv_heads, page, qk_dim), pool)
+        write_npy(self.path / "lens.npy", (2,), lens, "<i4")
+        write_npy(self.path / "table.npy", (2, 4), sum(table, []), "<i4")
+        pages = ["--scale", "0.5", "--page-table", self.path / "table.npy", "--kv-lens", self.path / "lens.npy"]
+        self.run_ok("run", *inside, *pages)
+        self.check_output(attention(q, k, v, shape, None, 0.5, lens)[0], 1e-5)
+
     def test_pages(self):
         """Pages in no order, in both layouts, with a batch and with packed queries."""
         batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim = SHAPE

@@ -229,6 +229,28 @@ static void hopper_products_are_used_for_fp8(void **state)
                 }
 }
 
+/* One packed call over pages is planned by its longest query; fwd_wgmma takes those alike. */
+static void mixed_batches_are_planned_by_their_longest_query(void **state)
+{
+    (void)state;
+    if (!has_cuda_kernels())
+        skip();
+    const struct {
+        const char *text, *family;
+    } expected[] = {{"b32:h32/8:s4/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_split"},
+                    {"b32:h32/8:s512/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_mma"},
+                    {"b4:h32/8:s512/8192:d64:kvlens:page16:causal", "fwd_wgmma"},
+                    {"b4:h32/8:s512/8192:d64:kvlens:page24:causal", "fwd_mma"}};
+    assert_string_equal(test_devices[0].label, "h200");
+    for (size_t i = 0; i < COUNT_OF(expected); i++) {
+        const acr_problem p = canonical_of(expected[i].text);
+        const acr__kernel *kernel = acr__choose(&p, &test_devices[0].device);
+        assert_non_null(kernel);
+        if (strcmp(kernel->family, expected[i].family) != 0)
+            fail_msg("%s on an H200: %s", expected[i].text, kernel->name);
+    }
+}
+
 static void common_problems_run_everywhere(void **state)
 {
     (void)state;
@@ -441,6 +463,7 @@ int main(void)
         cmocka_unit_test(launches_fit_the_device),
         cmocka_unit_test(the_cheapest_that_can_run_is_chosen),
         cmocka_unit_test(hopper_products_are_used_for_fp8),
+        cmocka_unit_test(mixed_batches_are_planned_by_their_longest_query),
         cmocka_unit_test(common_problems_run_everywhere),
         cmocka_unit_test(better_instructions_are_used),
         cmocka_unit_test(estimate_follows_choose),

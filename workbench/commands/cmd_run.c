@@ -27,13 +27,15 @@ enum {
     ID_V_SCALE,
     ID_WISDOM,
     ID_WINDOW,
-    ID_PAGE_TABLE
+    ID_PAGE_TABLE,
+    ID_V_DIM
 };
 
 static const option_spec options[OPTIONS_MAX] = {
     {'q', "q", "FILE", "queries, 4-D; of a packed batch 3-D: [rows, heads, dim]"},
     {'k', "k", "FILE", "keys, as many dimensions; its heads divide those of q (grouped-query attention)"},
     {'v', "v", "FILE", "values, as many dimensions"},
+    {ID_V_DIM, "v-dim", "N", "in place of --v: values are the first N elements of each key (MLA); wants --scale"},
     {'o', "output", "FILE", "where the output goes"},
     {ID_LSE, "lse", "FILE", "also write the log-sum-exp, [batch, heads, length] or, packed, [heads, rows]; float32"},
     {ID_CAUSAL, "causal", "=tl|br",
@@ -72,6 +74,7 @@ typedef struct request {
     acr_layout layout;
     bool layout_given;
     acr_dtype dtype; /* 0 = the files' */
+    int64_t v_dim;   /* of values inside keys; 0 = a file holds them */
     double scale;    /* 0 = default */
     scale_choice q_scale, k_scale, v_scale;
     run_features features;
@@ -190,6 +193,8 @@ static bool take_option(void *arg, int id, const char *value)
         return take_layout(r, value);
     case ID_DTYPE:
         return take_dtype(r, value);
+    case ID_V_DIM:
+        return option_int("v-dim", value, 1, INT32_MAX, &r->v_dim);
     case ID_SCALE:
         return option_double("scale", value, scale_smallest, scale_largest, &r->scale);
     case ID_Q_SCALE:
@@ -203,9 +208,16 @@ static bool take_option(void *arg, int id, const char *value)
 
 static bool complete(const request *r)
 {
-    const char *missing = !r->q ? "q" : !r->k ? "k" : !r->v ? "v" : !r->o ? "output" : NULL;
+    const char *missing = !r->q ? "q" : !r->k ? "k" : !r->v && !r->v_dim ? "v" : !r->o ? "output" : NULL;
     if (missing) {
         fprintf(stderr, "acromion run: --%s is missing; `acromion run --help` shows an example\n", missing);
+        return false;
+    }
+    if (r->v_dim && (r->v || r->scale == 0.0 || r->v_scale.number != 0.0 || r->v_scale.file)) {
+        fprintf(stderr, "acromion run: --v-dim %s\n",
+                r->v              ? "goes without --v: values are a part of k"
+                : r->scale == 0.0 ? "wants --scale: it is that of the dims before projection, which no file says"
+                                  : "goes without --v-scale: --k-scale is that of values inside k");
         return false;
     }
     if (r->kv_offsets && !r->q_offsets) {
@@ -291,7 +303,7 @@ static acr_status tensors_open(tensors *t, request *r)
     if (status == ACR_OK) {
         status = open_tensor(&t->k, r->k, kv_rank);
     }
-    if (status == ACR_OK) {
+    if (status == ACR_OK && r->v) {
         status = open_tensor(&t->v, r->v, kv_rank);
     }
     if (status == ACR_OK) {
@@ -344,18 +356,31 @@ static extents extents_of(const npy_array *a, acr_layout layout)
     return (extents){a->shape[0], heads, length, a->shape[3]};
 }
 
+/* The array that values are in: k where they are a part of the keys. */
+static const npy_array *values_of(const tensors *t, const request *r)
+{
+    return r->v_dim ? &t->k.array : &t->v.array;
+}
+
+static extents extents_of_values(const tensors *t, const request *r)
+{
+    extents v = extents_of(values_of(t, r), r->layout);
+    v.dim = r->v_dim ? r->v_dim : v.dim;
+    return v;
+}
+
 /* Keys and values of 8 bits under wider queries. */
 static bool is_8_bit_cache(const tensors *t, const request *r)
 {
     const npy_type k = t->k.array.type;
-    return !r->dtype && k != t->q.array.type && k == t->v.array.type && dtype_of(k) == ACR_E4M3;
+    return !r->dtype && k != t->q.array.type && k == values_of(t, r)->type && dtype_of(k) == ACR_E4M3;
 }
 
 /* The files must agree with each other; what they mean together is for acr_problem_canonical to judge. */
 static acr_status agree(const tensors *t, const request *r)
 {
     extents q = extents_of(&t->q.array, r->layout), k = extents_of(&t->k.array, r->layout);
-    extents v = extents_of(&t->v.array, r->layout);
+    extents v = extents_of_values(t, r);
     const npy_array *lens = &t->kv_lens.array, *table = &t->page_table.array;
     const int64_t entries = r->q_offsets ? t->q_offsets.array.elems - 1 : q.batch;
     if (r->page_table && k.batch != v.batch) {
@@ -381,10 +406,10 @@ static acr_status agree(const tensors *t, const request *r)
                          (long long)lens->shape[0], r->q, (long long)entries);
     }
     if (!r->dtype && !is_8_bit_cache(t, r) &&
-        (t->k.array.type != t->q.array.type || t->v.array.type != t->q.array.type)) {
+        (t->k.array.type != t->q.array.type || values_of(t, r)->type != t->q.array.type)) {
         return acr__fail(ACR_INVALID, "q, k and v have different types (%s, %s, %s); --dtype rounds them to one",
                          npy_type_text(t->q.array.type), npy_type_text(t->k.array.type),
-                         npy_type_text(t->v.array.type));
+                         npy_type_text(values_of(t, r)->type));
     }
     return ACR_OK;
 }
@@ -422,7 +447,9 @@ static acr_status put_in_pages(acr_problem *p, const tensors *t)
     p->page = (int32_t)page;
     p->kv_len = entries * page;
     p->k = (acr_strides){s.batch * p->qk_dim, s.head * p->qk_dim, s.row * p->qk_dim};
-    p->v = (acr_strides){s.batch * p->v_dim, s.head * p->v_dim, s.row * p->v_dim};
+    if (!(p->flags & ACR_V_IN_K)) {
+        p->v = (acr_strides){s.batch * p->v_dim, s.head * p->v_dim, s.row * p->v_dim};
+    }
     return ACR_OK;
 }
 
@@ -448,14 +475,14 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
         return status;
     }
     extents q = extents_of(&t->q.array, r->layout), k = extents_of(&t->k.array, r->layout);
-    extents v = extents_of(&t->v.array, r->layout);
+    extents v = extents_of_values(t, r);
     acr_problem p = ACR_PROBLEM_INIT;
     p.dtype = r->dtype ? r->dtype : dtype_of(t->q.array.type);
     p.mask = r->mask;
     p.window_left = r->window_left;
     p.window_right = r->window_right;
     p.layout = r->layout;
-    p.flags = (r->lse ? ACR_WANT_LSE : 0u) | (r->kv_lens ? ACR_KV_LENS : 0u);
+    p.flags = (r->lse ? ACR_WANT_LSE : 0u) | (r->kv_lens ? ACR_KV_LENS : 0u) | (r->v_dim ? (uint32_t)ACR_V_IN_K : 0u);
     p.batch = q.batch;
     p.q_heads = q.heads;
     p.kv_heads = k.heads;
@@ -472,11 +499,11 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
         return acr__fail(ACR_INVALID, "%s is empty", k.length == 0 || k.heads == 0 ? r->k : r->v);
     }
     const struct {
-        const npy_file *file;
+        const npy_array *array;
         const char *path;
-    } tensors_of[] = {{&t->q, r->q}, {&t->k, r->k}, {&t->v, r->v}};
+    } tensors_of[] = {{&t->q.array, r->q}, {&t->k.array, r->k}, {values_of(t, r), r->v_dim ? r->k : r->v}};
     for (size_t i = 0; i < sizeof tensors_of / sizeof tensors_of[0]; ++i) {
-        const npy_type type = tensors_of[i].file->array.type;
+        const npy_type type = tensors_of[i].array->type;
         if (dtype_of(type) == 0) {
             return acr__fail(ACR_INVALID, "%s: holds integers (%s), expected floating-point numbers",
                              tensors_of[i].path, npy_type_text(type));
@@ -590,7 +617,7 @@ static acr_status upload_inputs(device_buffers *b, const acr_problem *p, const t
     if (status == ACR_OK) {
         status = upload_tensor(b->device, &b->k, &t->k.array, kv_dtype);
     }
-    if (status == ACR_OK) {
+    if (status == ACR_OK && !(p->flags & ACR_V_IN_K)) {
         status = upload_tensor(b->device, &b->v, &t->v.array, kv_dtype);
     }
     if (status == ACR_OK && (p->flags & ACR_KV_LENS)) {
