@@ -972,13 +972,13 @@ static int64_t count_tiles(const acr_problem *problem)
     return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
 }
 
-/* A visit is of a key tile by a cluster; its cycles are those of 128 heads on an H200 (lab.md), the rest is not fitted:
- * what a cluster takes from its start to its first scores and from its last ones to its end, and to leave partial
- * results; and the second kernel. */
+/* Fitted by hand to five runs on an H200 (lab.md). A visit is of a key tile by a cluster; besides, what a cluster takes
+ * from its start to its first scores and from its last ones to its end, and to leave partial results; and the second
+ * kernel. */
 static double split_seconds(const acr_problem *problem, const acr__device *device, int64_t splits)
 {
-    const double visit_cycles = CLUSTER > 1 ? 5760.0 : 5900.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
-                 leave_cycles = 4000.0;
+    const double visit_cycles = CLUSTER > 1 ? 6000.0 : 4500.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
+                 leave_cycles = 12000.0;
     const double clock_hz = device->clock_hz;
     const double keys = acr__visible_keys(acr__longest_entry(problem));
     const double tiles = fmax(ceil(keys / KV_TILE), 1.0), clusters = (double)(count_tiles(problem) * splits);
@@ -987,8 +987,8 @@ static double split_seconds(const acr_problem *problem, const acr__device *devic
         waves * (cluster_cycles + ceil(tiles / (double)splits) * visit_cycles + (splits > 1 ? leave_cycles : 0.0));
     const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
     const double key_bytes = (double)(problem->batch * problem->kv_heads) * keys * (double)problem->qk_dim * ELEM_BYTES;
-    const double memory = key_bytes / (0.85 * acr__memory_rate(problem, device, 1.0));
-    const double merge_cycles = 4000.0 + 130.0 * (double)splits * fmax(1.0, rows / (4.0 * device->sm_count));
+    const double memory = key_bytes / (0.75 * acr__memory_rate(problem, device, 1.0));
+    const double merge_cycles = 4000.0 + 400.0 * (double)splits * fmax(1.0, rows / (4.0 * device->sm_count));
     const double merge = splits > 1 ? ACR__LAUNCH_SECONDS + merge_cycles / clock_hz : 0.0;
     return fmax(cycles / clock_hz, memory + cluster_cycles / clock_hz) + merge;
 }
