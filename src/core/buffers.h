@@ -100,8 +100,8 @@ acr_strides acr__packed_strides(const acr__tensor *tensor, acr_layout layout);
 /* Whether no two elements share an address. Strides are not negative where an extent is above 1. */
 bool acr__is_self_disjoint(const acr__tensor *tensor);
 
-/* Whether an execution of the problem must bring a buffer. It need never bring scales, which e4m3 inputs may have, nor v
- * where values are inside keys. */
+/* Whether an execution of the problem must bring a buffer. It need never bring scales, which e4m3 inputs may have, nor
+ * v where values are inside keys. */
 bool acr__buffer_is_wanted(const acr_problem *problem, acr__buffer which);
 
 /* Bytes of a buffer that an execution of a canonical problem must bring, or, being scales, may bring; else 0. */

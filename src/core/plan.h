@@ -9,8 +9,8 @@ struct acr_plan {
     acr_ctx *ctx; /* one reference; NULL for the plans of the context's own cache, which the context outlives */
     acr__prepared *prepared;
     acr_problem problem; /* canonical */
-    /* Bits 1 << acr__buffer. settled: the buffers about which a flag or a field of the problem decides; wanted: those of
-     * them that an execution must bring. */
+    /* Bits 1 << acr__buffer. settled: the buffers about which a flag or a field of the problem decides; wanted: those
+     * of them that an execution must bring. */
     uint32_t settled, wanted;
     int64_t span_bytes[ACR__BUFFERS]; /* of tensors, for the overlap checks of an execution; 0 where it is not known */
     char text[ACR_PROBLEM_TEXT_MAX + 256];
