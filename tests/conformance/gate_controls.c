@@ -24,6 +24,7 @@ typedef enum flaw {
     HEADS_INTERLEAVED,    /* query head h reads key/value head h mod kv_heads */
     SCALE_FROM_DIM,       /* 1 / sqrt(qk_dim), whatever the problem says */
     NO_MAXIMUM,           /* exponentials of the scores as they are */
+    LATE_MAXIMUM_LOST,    /* where the first 16 scores are all -inf, keys up to the middle weigh nothing */
     COARSE_WEIGHTS,       /* softmax weights rounded to fp8 */
     UNSEEN_TIMES_ZERO,    /* values of unseen keys multiplied by a zero weight: NaN where they hold NaN */
     TAIL_ROW_UNWRITTEN,   /* the last row, where the tile has one row only */
@@ -59,6 +60,7 @@ typedef enum flaw {
     BIAS_HEADS_BROADCAST,
     BIAS_BATCH_BROADCAST,
     BIAS_OF_KV_HEAD,
+    LOWEST_BIAS_HIDES, /* a finite bias whose product with log2(e) is not */
     MASK_TURNED,
     ALIBI_IGNORED,
     ALIBI_ADDED,    /* its sign lost */
@@ -107,6 +109,7 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "heads interleaved",
                                               "scale from dim",
                                               "no maximum",
+                                              "late maximum lost",
                                               "coarse weights",
                                               "unseen times zero",
                                               "tail row unwritten",
@@ -140,6 +143,7 @@ static const char *const flaw_names[FLAWS] = {"none",
                                               "bias heads broadcast",
                                               "bias batch broadcast",
                                               "bias of kv head",
+                                              "lowest bias hides",
                                               "mask turned",
                                               "alibi ignored",
                                               "alibi added",
@@ -396,8 +400,10 @@ static double bias_of(const fwd_args *a, const place *at, int64_t key)
         const bool shown = ((const uint8_t *)a->bias)[index] != 0;
         return shown != (present == MASK_TURNED) ? 0.0 : -INFINITY;
     }
-    return acr__load_element((acr_dtype)a->bias_type, a->bias, index) *
-           (present == BIAS_SCALED ? (double)at->scales.scale : 1.0);
+    const double bias = acr__load_element((acr_dtype)a->bias_type, a->bias, index);
+    if (present == LOWEST_BIAS_HIDES && bias < -2.36e38)
+        return -INFINITY;
+    return bias * (present == BIAS_SCALED ? (double)at->scales.scale : 1.0);
 }
 
 static double capped(const fwd_args *a, double score)
@@ -447,6 +453,11 @@ static double softmax(const fwd_args *a, place *at, const entry *e, double weigh
         weights[j] = seen[j] ? with_terms(a, at, j, score_of(a, at, j)) : 0.0;
         top = seen[j] && weights[j] > top ? weights[j] : top;
     }
+    bool late = present == LATE_MAXIMUM_LOST && e->kv.length > 16;
+    for (int64_t j = 0; j < 16 && late; j++)
+        late = seen[j] && weights[j] == -INFINITY;
+    for (int64_t j = 0; j < e->kv.length / 2 && late; j++)
+        weights[j] = -INFINITY;
     const double base = present == NO_MAXIMUM ? 0.0 : top;
     double of_keys = 0.0;
     for (int64_t j = 0; j < e->kv.length; j++) {

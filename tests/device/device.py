@@ -51,6 +51,13 @@ SINKS = ["b1:h2:s70/130:d{d}:causal:lse:sinks", "b2:h4/2:s65/97:d{d}:kvlens:sink
 CAPS = ["b1:h2:s70/130:d{d}:causal:lse:cap30", "b2:h2/1:s65/200:d{d}:kvlens:cap5"]
 BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d}:kvlens:bias-f32/200,0,0",
           "b1:h2:s40/150:d{d}:mask/0,0,151"]
+# Of lines that take biases as tiles: whole tiles hidden and unchanged, that a survey finds or, of biases that heads do
+# not share, nobody does; rows at 16 bytes or not; of a broadcast row; each head's own mask.
+BIAS_TILES = ["b2:h2:s200/520:d{d}:mask/0,0,528:lse", "b1:h2:s140/390:d{d}:causal:bias-bf16/0,0,392:lse",
+              "b2:h2/1:s140/270:d{d}:bias-f16/0,38080,272:kvlens", "b2:h1:s200/390:d{d}:mask/390,0,0",
+              "b1:h2:s150/261:d{d}:bias-bf16/0,0,261", "b1:h2:s150/261:d{d}:mask/0,39150,261:causal-tl:lse"]
+# A running maximum that has to begin late, of kernels that take the first keys' for the row's.
+LATE_MAXIMA = ["b1:h2:s70/256:d{d}", "b1:h2:s70/512:d{d}"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
@@ -125,7 +132,9 @@ GROUPS = {
              [(90, 2, "fwd_wgmma_*_h8_*", [LATE, EAGER], problems(GROUPED, [64])),
               (90, 2, "fwd_wgmma_*_sinks_*", [LATE], problems(SINKS, [64, 128])),
               (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
-              (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128]))] +
+              (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
+              (90, 2, "fwd_wgmma_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
+              (90, 2, "fwd_wgmma_*_bias_tiles_*", [EAGER], problems(BIAS_TILES[:2], [128], ["bf16"]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_*", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
@@ -139,6 +148,8 @@ GROUPS = {
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
               (90, 4, "fwd_short_*_exact_*", [LATE, EAGER], problems(EXACT[1:], [64])),
+              (90, 4, "fwd_short_*16_d64_*", [LATE], problems(LATE_MAXIMA, [64], ["f16"]), "lowest-keys"),
+              (90, 4, "fwd_short_*16_d128_*", [LATE], problems(LATE_MAXIMA[:1], [128], ["bf16"]), "lowest-keys"),
               # Rows that leave fp16's range are computed again.
               (90, 4, "fwd_short_*16_d64_*", [LATE], problems([*SHAPES[:2], EXACT[0]], [64]), "large")],
     "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))

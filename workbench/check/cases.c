@@ -24,7 +24,7 @@ typedef enum axis {
     AXES
 } axis;
 enum {
-    VALUES_MAX = 13,
+    VALUES_MAX = 14,
     LONG_KV_LEN = 10007
 };
 
@@ -77,6 +77,7 @@ typedef enum term_case {
     TERMS_BIAS,        /* bfloat16, packed: rows that begin anywhere */
     TERMS_SHARED_BIAS, /* float32, rows of whole 16 bytes that all heads share */
     TERMS_MASK,        /* boolean, of a head, for all batch entries */
+    TERMS_SHARED_MASK, /* boolean, rows of whole 16 bytes, for all heads and batch entries */
     TERMS_ALIBI,
     TERMS_KV_STARTS,
     TERMS_CHUNK,
@@ -281,6 +282,8 @@ static void set_terms(acr_problem *p, term_case terms, int64_t kv_tile)
         set_bias(p, ACR_F32, whole_row, false, true);
     if (terms == TERMS_MASK)
         set_bias(p, ACR_BOOL8, p->kv_len, true, false);
+    if (terms == TERMS_SHARED_MASK)
+        set_bias(p, ACR_BOOL8, (p->kv_len + 15) / 16 * 16, false, false);
     if (together)
         set_bias(p, ACR_F16, whole_row, true, false);
     if (together || terms == TERMS_ALIBI)
@@ -790,6 +793,30 @@ static void add_long_sums(case_list *list, const space *s)
     }
 }
 
+/* A running maximum that begins late: see INPUT_LOWEST_KEYS. */
+static void add_lowest_keys(case_list *list, const space *s)
+{
+    static const int64_t lengths[][2] = {{70, 256}, {70, 512}, {1, 256}, {70, 64}}; /* of queries, of keys */
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0] && list->count < CASES_MAX; ++i) {
+        acr_problem p = ACR_PROBLEM_INIT;
+        p.pass = s->kernel->pass;
+        p.dtype = s->kernel->dtype;
+        p.batch = 1;
+        p.q_heads = p.kv_heads = 2;
+        p.q_len = lengths[i][0];
+        p.kv_len = lengths[i][1];
+        p.qk_dim = s->kernel->qk_dim_max;
+        p.v_dim = s->kernel->v_dim_max;
+        test_case *out = &list->items[list->count];
+        out->inputs = INPUT_LOWEST_KEYS;
+        if (acr_problem_canonical(&out->problem, &p) == ACR_OK && input_kind_fits(&out->problem, out->inputs) &&
+            !acr__why_not(s->kernel, &out->problem, s->device)) {
+            ++list->count;
+            return;
+        }
+    }
+}
+
 /* What each cache other than the probes' does to every value of the other axes. */
 static void add_caches(case_list *list, space *s, pair_table *t)
 {
@@ -831,6 +858,7 @@ void cases_make(case_list *out, const acr__kernel *kernel, const acr__device *de
     }
     add_long_decoding(out, &s, &t);
     add_long_sums(out, &s);
+    add_lowest_keys(out, &s);
     const size_t plain = out->count;
     add_caches(out, &s, &t);
     if (quick && out->count > CASES_QUICK) {

@@ -9,9 +9,11 @@
 #include "internal.h"
 
 static const char *const kind_names[INPUT_KIND_COUNT] = {
-    [INPUT_NORMAL] = "normal", [INPUT_SHIFTED] = "shifted",         [INPUT_HEAVY] = "heavy",
-    [INPUT_LARGE] = "large",   [INPUT_CONSTANT_V] = "constant-v",   [INPUT_NEEDLE] = "needle",
-    [INPUT_SCALED] = "scaled", [INPUT_HEAD_SCALED] = "head-scaled", [INPUT_SHIFTED_V] = "shifted-v",
+    [INPUT_NORMAL] = "normal",         [INPUT_SHIFTED] = "shifted",
+    [INPUT_HEAVY] = "heavy",           [INPUT_LARGE] = "large",
+    [INPUT_CONSTANT_V] = "constant-v", [INPUT_NEEDLE] = "needle",
+    [INPUT_SCALED] = "scaled",         [INPUT_HEAD_SCALED] = "head-scaled",
+    [INPUT_SHIFTED_V] = "shifted-v",   [INPUT_LOWEST_KEYS] = "lowest-keys",
 };
 
 /* Streams of random numbers that are no tensor's. */
@@ -27,6 +29,7 @@ enum {
     STREAM_BIAS,
     STREAM_BIAS_RUNS,
     STREAM_BIAS_ROWS,
+    STREAM_BIAS_BLOCKS,
     STREAM_RANGES,
     STREAM_TREE,
     STREAM_TREE_ROWS,
@@ -42,7 +45,7 @@ const char *input_kind_name(input_kind kind)
 
 const char *input_kind_names(void)
 {
-    return "normal shifted heavy large constant-v needle scaled head-scaled shifted-v";
+    return "normal shifted heavy large constant-v needle scaled head-scaled shifted-v lowest-keys";
 }
 
 bool input_kind_parse(const char *name, input_kind *out)
@@ -57,6 +60,21 @@ bool input_kind_parse(const char *name, input_kind *out)
 int input_kind_count(acr_dtype kv_dtype)
 {
     return kv_dtype == ACR_E4M3 ? INPUT_SHIFTED_V : INPUT_HEAD_SCALED;
+}
+
+/* Keys of INPUT_LOWEST_KEYS that are as they are. */
+enum {
+    LOWEST_KEYS = 16
+};
+
+bool input_kind_fits(const acr_problem *p, input_kind kind)
+{
+    if (kind != INPUT_LOWEST_KEYS) {
+        return (int)kind < input_kind_count(acr__kv_dtype(p)) || kind == INPUT_SHIFTED_V;
+    }
+    return p->pass == ACR_FORWARD && acr__kv_dtype(p) != ACR_E4M3 && p->mask == ACR_MASK_NONE && p->kv_len > 32 &&
+           p->window_left == 0 && p->window_right == 0 && acr__terms_of(p) == 0 &&
+           !(p->flags & (ACR_KV_LENS | ACR_PACKED | ACR_PAGED | ACR_V_IN_K));
 }
 
 void input_scales(acr_problem *problem, input_kind kind)
@@ -136,6 +154,11 @@ static double element(const fill *f, int64_t head_index, int64_t position, int64
         return student_t2(bits);
     case INPUT_LARGE:
         return f->tensor == INPUT_V || f->tensor == INPUT_D_O ? normal(bits) : 10.0 * normal(bits);
+    case INPUT_LOWEST_KEYS: {
+        const int64_t first = head_index % 2 == 0 ? LOWEST_KEYS : f->length - LOWEST_KEYS;
+        const bool is_lowest = f->tensor == INPUT_K && d == 0 && position < first;
+        return is_lowest ? -INFINITY : f->tensor == INPUT_Q && d == 0 ? 0.5 + fabs(normal(bits)) : normal(bits);
+    }
     case INPUT_NEEDLE: {
         if (f->tensor == INPUT_Q) {
             return needle_sign(f, d) + 0.1 * normal(bits);
@@ -362,10 +385,25 @@ static void fill_slopes(void *to, const acr_problem *problem, uint64_t seed, len
     }
 }
 
-/* Keys of a row that are hidden together. */
+/* Keys of a row that are hidden together, and rows and keys of a block that is hidden or left alone as a whole. */
 enum {
-    BIAS_RUN = 64
+    BIAS_RUN = 64,
+    BIAS_BLOCK = 128
 };
+
+typedef enum bias_block {
+    BLOCK_MIXED,
+    BLOCK_HIDDEN,
+    BLOCK_UNCHANGED
+} bias_block;
+
+/* The block of key j and row i of a batch entry and head whose bias begins at `from`; a problem's first is mixed. */
+static bias_block block_of(uint64_t seed, int64_t from, int64_t i, int64_t j)
+{
+    const int64_t row = i / BIAS_BLOCK, key = j / BIAS_BLOCK;
+    const uint64_t bits = random_bits(seed, STREAM_BIAS_BLOCKS, (uint64_t)((from * 1009 + row) * 1009 + key)) % 4;
+    return row + key == 0 || bits > 1 ? BLOCK_MIXED : bits == 0 ? BLOCK_HIDDEN : BLOCK_UNCHANGED;
+}
 
 /* The element at `at` of the row that begins at `first`: key j of row i. */
 static double bias_element(const acr_problem *p, uint64_t seed, length_pattern pattern, int64_t first, int64_t i,
@@ -374,7 +412,13 @@ static double bias_element(const acr_problem *p, uint64_t seed, length_pattern p
     const uint64_t bits = random_bits(seed, STREAM_BIAS, (uint64_t)(first + j));
     const bool is_mask = p->bias_dtype == ACR_BOOL8;
     bool hidden = is_mask && p->bias.row != 0 && j > i + p->kv_len - p->q_len;
-    if (pattern == LENGTHS_EDGES) {
+    const bias_block block = pattern == LENGTHS_EDGES ? block_of(seed, first - i * p->bias.row, i, j) : BLOCK_MIXED;
+    if (block == BLOCK_UNCHANGED) {
+        return is_mask ? 1.0 : 0.0;
+    }
+    if (block == BLOCK_HIDDEN) {
+        hidden = true;
+    } else if (pattern == LENGTHS_EDGES) {
         const uint64_t run = (uint64_t)(first + j / BIAS_RUN);
         hidden = random_bits(seed, STREAM_BIAS_ROWS, (uint64_t)first) % 13 == 0 ||
                  random_bits(seed, STREAM_BIAS_RUNS, run) % 4 == 0 || bits % 16 == 0;
@@ -382,7 +426,7 @@ static double bias_element(const acr_problem *p, uint64_t seed, length_pattern p
     if (is_mask) {
         return hidden ? 0.0 : 1.0;
     }
-    if (pattern == LENGTHS_EDGES && p->bias_dtype != ACR_F16 &&
+    if (pattern == LENGTHS_EDGES && block == BLOCK_MIXED && p->bias_dtype != ACR_F16 &&
         random_bits(seed, STREAM_BIAS_ROWS, (uint64_t)first) % 13 == 1) {
         return p->bias_dtype == ACR_BF16 ? -0x1.fep127 : -0x1.fffffep127; /* the type's lowest: even weights */
     }

@@ -20,6 +20,8 @@ typedef enum input_kind {
                           which differ a lot */
     INPUT_SHIFTED_V,   /* q and k N(0,1), v N(1,1): what a long sum without cancellation loses; not among the kinds that
                           input_kind_count counts, but with cases of its own (cases.c) */
+    INPUT_LOWEST_KEYS, /* N(0,1), but the scores of every other head's first 16 keys, and of the next one's all but the
+                          last 16, are -inf: a running maximum has to begin behind them. So, too, with its own cases */
     INPUT_KIND_COUNT
 } input_kind;
 
@@ -38,6 +40,9 @@ const char *input_kind_names(void);
 
 /* The kinds that the inputs of any case can be whose keys and values are of a type: the first so many. */
 int input_kind_count(acr_dtype kv_dtype);
+/* Whether a problem can have inputs of a kind. INPUT_LOWEST_KEYS are for types that have infinities, and every row must
+ * see the last keys, as they are. */
+bool input_kind_fits(const acr_problem *problem, input_kind kind);
 
 /* Sets the scales that belong to a kind: the defaults for all but INPUT_SCALED and INPUT_HEAD_SCALED. */
 void input_scales(acr_problem *problem, input_kind kind);
@@ -80,7 +85,8 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
                       length_pattern pattern);
 
 /* Fills a buffer of terms (ACR__TERMS to ACR__TERMS_END), as large as acr__buffer_bytes says. With LENGTHS_EDGES there
- * are rows that a bias, a mask or a tree hides from every key, runs of hidden keys as long as a tile, sinks that take
+ * are rows that a bias, a mask or a tree hides from every key, runs of hidden keys as long as a tile, whole tiles that a
+ * bias hides or leaves as they are, biases of the lowest finite value, sinks that take
  * all the weight and such as are none, starts that must be clamped, and ranges that are empty, turned around, or reach
  * beyond the keys; else nothing is padding, biases hide nothing, and masks and trees are causal. An element of a bias
  * depends on its place in memory, so that strides may make rows overlap; what is in no row is 0xff. */

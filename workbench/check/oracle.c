@@ -523,6 +523,9 @@ static void spread_of_row(workspace *w, const query_row *r, span keys, double *v
             continue;
         }
         seen++;
+        if (finals[j] == -INFINITY) {
+            continue; /* its weight is 0, to the bit */
+        }
         const double weight = s[j] / sum;
         const score_terms score = terms_of_score(r, j, raw[j], finals[j]);
         const key_effect e =

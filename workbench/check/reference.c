@@ -411,7 +411,7 @@ static void search_slice(void *arg, int64_t slice)
         double sum = 0;
         for (int64_t d = 0; d < p->qk_dim; ++d) {
             double x = acr__load_element(s->dtype, s->packed, row * p->qk_dim + d);
-            sum += x * x;
+            sum += isinf(x) ? 0 : x * x; /* a score of -inf is not rounded */
         }
         s->largest[slice] = fmax(s->largest[slice], sum); /* of numbers: rows of a page may be NaN */
     }

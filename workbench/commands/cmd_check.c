@@ -34,7 +34,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
     {ID_INPUTS, "inputs", "KIND",
      "only these: normal shifted heavy large constant-v needle scaled "
-     "head-scaled shifted-v"},
+     "head-scaled shifted-v lowest-keys"},
     {ID_RERUNS, "reruns", "N", "runs of each case after the first, all to give its bits; default 1"},
     {ID_LIST, "list", NULL, "print the cases as commands and run none"},
 };
@@ -174,8 +174,8 @@ static bool add_problems(session *s, const acr__kernel *kernel, const problem_li
         const int kinds = s->request->one_kind ? INPUT_KIND_COUNT : all;
         for (int kind = 0; kind < kinds; ++kind) {
             test_case test = {problems->items[i], (input_kind)kind};
-            bool possible = kind < all || kind == INPUT_SHIFTED_V;
-            bool wanted = possible && (!s->request->one_kind || s->request->inputs == test.inputs);
+            bool wanted = input_kind_fits(&test.problem, test.inputs) &&
+                          (!s->request->one_kind || s->request->inputs == test.inputs);
             if (wanted && !add_job(&s->jobs, kernel, &test)) {
                 return false;
             }
