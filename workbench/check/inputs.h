@@ -84,12 +84,12 @@ void input_page_table(int32_t *table, const acr_problem *problem, const int32_t 
 int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor tensor, uint64_t seed,
                       length_pattern pattern);
 
-/* Fills a buffer of terms (ACR__TERMS to ACR__TERMS_END), as large as acr__buffer_bytes says. With LENGTHS_EDGES there
- * are rows that a bias, a mask or a tree hides from every key, runs of hidden keys as long as a tile, whole tiles that a
- * bias hides or leaves as they are, biases of the lowest finite value, sinks that take all the weight and such as are
- * none, starts that must be clamped, and ranges that are empty, turned around, or reach beyond the keys; else nothing is
- * padding, biases hide nothing, and masks and trees are causal. An element of a bias depends on its place in memory and
- * its tile, of rows that overlap the last one's; what is in no row is 0xff. */
+/* Fills a buffer of terms (ACR__TERMS to ACR__TERMS_END), as large as acr__buffer_bytes says. With LENGTHS_EDGES
+ * there are rows that a bias, a mask or a tree hides from every key, runs of hidden keys as long as a tile, whole
+ * tiles that a bias hides or leaves as they are, biases of the lowest finite value, sinks that take all the weight
+ * and such as are none, starts that must be clamped, and ranges that are empty, turned around, or reach beyond the
+ * keys; else nothing is padding, biases hide nothing, and masks and trees are causal. An element of a bias depends
+ * on its place in memory and its tile, of rows that overlap the last one's; what is in no row is 0xff. */
 void input_term(void *to, acr__buffer which, const acr_problem *problem, uint64_t seed, length_pattern pattern);
 
 /* The counter-based generator itself: 64 random bits for a seed, a stream and a counter. */
