@@ -492,10 +492,10 @@ DEV uint32_t wait_values(const consumer &c, int number, int part)
     return wait_slot(find_segment(c.smem, number, c.index)) + part * SLOT_BYTES;
 }
 
-/* Waits for the output product of a tile, and releases its values. */
-DEV void wait_output(consumer &c, int number)
+/* Waits for the output product of a tile, LATER groups of products before the last, and releases its values. */
+template <int LATER = 0> DEV void wait_output(consumer &c, int number)
 {
-    WGMMA_WAIT(0);
+    WGMMA_WAIT(LATER);
     release_slot(find_segment(c.smem, number, c.index));
 }
 #else
@@ -528,8 +528,8 @@ DEV uint32_t wait_values(const consumer &c, int number, int part)
     return wait_slot(find_slot(c.smem, c.index, c.use + part));
 }
 
-/* Waits for the output product of a tile, and releases its values. */
-DEV void wait_output(consumer &c, int number)
+/* Waits for the output product of a tile, the last one, and releases its values. */
+template <int LATER = 0> DEV void wait_output(consumer &c, int number)
 {
     wait_parts<OWN_SLOTS - 1>(c);
 }
@@ -628,18 +628,26 @@ DEV void multiply_values(output_part (&o)[OWN_SLOTS], const probability_tile &p,
 }
 
 /* The consumer's tile `number`: its scores; the product of the other's tile before, and under it the probabilities of
- * this one; their product. FIRST: of tile 0, before which there is none. What hides these waits is the other consumer,
- * which is half a round behind. Accumulators are changed only where no product of the warpgroup is under way: else the
+ * this one; their product. With V_IN_K that product comes before the scores: these wait for the consumer's own stage,
+ * and until the product is done the other's stage cannot be loaded again, so that the stages would be loaded one after
+ * the other. FIRST: of tile 0, before which there is none. What hides these waits is the other consumer, which is half
+ * a round behind. Accumulators are changed only where no product of the warpgroup is under way: else the
  * compiler serialises all of them. */
 template <bool FIRST>
 DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer &c, const tile_mask &m, int number,
               int tile)
 {
     probability_tile taken, p;
+    if (V_IN_K && !FIRST) {
+        take_over(c, number - 1, taken, r, o);
+        multiply_values(o, taken, c, m, number - 1, tile + 1);
+    }
     start_scores(s, c, number);
+    if (V_IN_K && !FIRST)
+        wait_output<SEGMENTS>(c, number - 1);
     wait_scores(c, number);
     ACR_TRACE_POINT(number, "scores ready");
-    if (!FIRST) {
+    if (!V_IN_K && !FIRST) {
         take_over(c, number - 1, taken, r, o);
         multiply_values(o, taken, c, m, number - 1, tile + 1);
     }
@@ -656,7 +664,8 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     hand_over(c, p, r);
     ACR_TRACE_POINT(number, "probabilities handed over");
     if (!FIRST) {
-        wait_output(c, number - 1);
+        if (!V_IN_K)
+            wait_output(c, number - 1);
         ACR_TRACE_POINT(number, "the other's product done");
         if (grown)
             scale_outputs(o, factor);
