@@ -67,8 +67,9 @@ macro(acr_read_kernel_line line_text)
     message(FATAL_ERROR "src/kernels.def: two kernels are called ${name}; a name means one kernel for ever")
   endif()
   list(APPEND acr_kernel_names ${name})
-  if(NOT arch MATCHES "^(portable|avx2|avx512|80|89|90a)$")
-    message(FATAL_ERROR "src/kernels.def: ${name}: arch ${arch} is none of portable, avx2, avx512, 80, 89, 90a")
+  if(NOT arch MATCHES "^(portable|avx2|avx512|avx512bf16|80|89|90a)$")
+    message(FATAL_ERROR
+      "src/kernels.def: ${name}: arch ${arch} is none of portable, avx2, avx512, avx512bf16, 80, 89, 90a")
   endif()
   set(source "")
   foreach(candidate src/cpu/${family}/${family}.c src/cuda/kernels/${family}/${family}.cu

@@ -215,9 +215,11 @@ static acr_status write_inputs(const artefact *a, const candidate *c, const char
 
 static const char *isa_flags(const char *arch)
 {
-    return strcmp(arch, "avx512") == 0 ? "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
-           : strcmp(arch, "avx2") == 0 ? "-mavx2 -mfma -mf16c"
-                                       : "";
+#define AVX512_FLAGS "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
+    return strcmp(arch, "avx512bf16") == 0 ? AVX512_FLAGS " -mavx512bf16"
+           : strcmp(arch, "avx512") == 0   ? AVX512_FLAGS
+           : strcmp(arch, "avx2") == 0     ? "-mavx2 -mfma -mf16c"
+                                           : "";
 }
 
 static void add_includes(command_line *line, const build_tools *tools)
@@ -609,9 +611,10 @@ static descriptor described[LOADED_SLOTS];
 
 static uint32_t isa_of(const char *arch)
 {
-    return strcmp(arch, "avx512") == 0 ? ACR__ISA_AVX512
-           : strcmp(arch, "avx2") == 0 ? ACR__ISA_AVX2
-                                       : ACR__ISA_PORTABLE;
+    return strcmp(arch, "avx512bf16") == 0 ? ACR__ISA_AVX512BF16
+           : strcmp(arch, "avx512") == 0   ? ACR__ISA_AVX512
+           : strcmp(arch, "avx2") == 0     ? ACR__ISA_AVX2
+                                           : ACR__ISA_PORTABLE;
 }
 
 /* Only lanes to share the work among depend on it, and the model clock. */

@@ -103,7 +103,7 @@ static bool is_word(const char *text)
 
 static acr_status backend_of_arch(acr__backend_id *out, const char *arch)
 {
-    static const char *const cpu[] = {"portable", "avx2", "avx512"};
+    static const char *const cpu[] = {"portable", "avx2", "avx512", "avx512bf16"};
     for (size_t i = 0; i < sizeof cpu / sizeof cpu[0]; ++i) {
         if (strcmp(arch, cpu[i]) == 0) {
             *out = ACR__CPU;
@@ -112,7 +112,7 @@ static acr_status backend_of_arch(acr__backend_id *out, const char *arch)
     }
     size_t digits = strspn(arch, "0123456789");
     if (digits < 2 || digits > 3 || strspn(arch + digits, "af") != strlen(arch + digits) || strlen(arch) > digits + 1) {
-        return acr__fail(ACR_INVALID, "arch: \"%s\" is none of portable, avx2, avx512, 80, 90a, ...", arch);
+        return acr__fail(ACR_INVALID, "arch: \"%s\" is none of portable, avx2, avx512, avx512bf16, 80, 90a, ...", arch);
     }
     *out = ACR__CUDA;
     return ACR_OK;

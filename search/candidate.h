@@ -17,7 +17,7 @@ enum {
 typedef struct candidate {
     acr__backend_id backend;
     char *family;     /* a file of the tree without its ending; of a source, a name for the record */
-    char *arch;       /* as in kernels.def: portable avx2 avx512, 80 89 90a */
+    char *arch;       /* as in kernels.def: portable avx2 avx512 avx512bf16, 80 89 90a */
     char *parameters; /* canonical: NAME=value, one space between, ordered by name, each name once; "" = none */
     char *source;     /* the whole text; NULL = the family's file of the tree */
     char *descriptor; /* of a source: JSON, see descriptor.h; else NULL */

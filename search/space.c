@@ -259,10 +259,11 @@ acr_status space_read(space *out, const char *path)
 static bool arch_runs(const char *arch, const acr__device *device)
 {
     if (device->backend == ACR__CPU) {
-        uint32_t isa = strcmp(arch, "portable") == 0 ? ACR__ISA_PORTABLE
-                       : strcmp(arch, "avx2") == 0   ? ACR__ISA_AVX2
-                       : strcmp(arch, "avx512") == 0 ? ACR__ISA_AVX512
-                                                     : 0;
+        uint32_t isa = strcmp(arch, "portable") == 0     ? ACR__ISA_PORTABLE
+                       : strcmp(arch, "avx2") == 0       ? ACR__ISA_AVX2
+                       : strcmp(arch, "avx512") == 0     ? ACR__ISA_AVX512
+                       : strcmp(arch, "avx512bf16") == 0 ? ACR__ISA_AVX512BF16
+                                                         : 0;
         return (device->isa & isa) != 0;
     }
     char *end = NULL;

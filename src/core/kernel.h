@@ -30,8 +30,9 @@ typedef enum acr__backend_id {
 /* Instruction sets of a CPU: acr__device.isa */
 enum {
     ACR__ISA_PORTABLE = 1u << 0,
-    ACR__ISA_AVX2 = 1u << 1,  /* with FMA and F16C */
-    ACR__ISA_AVX512 = 1u << 2 /* F, BW, DQ, VL, with FMA and F16C */
+    ACR__ISA_AVX2 = 1u << 1,      /* with FMA and F16C */
+    ACR__ISA_AVX512 = 1u << 2,    /* F, BW, DQ, VL, with FMA and F16C */
+    ACR__ISA_AVX512BF16 = 1u << 3 /* the same and products of bf16 */
 };
 
 /* What kernels may know about the machine: limits for why_not, rates for cost. Filled by the backend, or by a table of

@@ -43,7 +43,10 @@ struct acr__wisdom {
 
 static const char *isa_text(uint32_t isa)
 {
-    return isa & ACR__ISA_AVX512 ? "avx512" : isa & ACR__ISA_AVX2 ? "avx2" : "portable";
+    return isa & ACR__ISA_AVX512BF16 ? "avx512bf16"
+           : isa & ACR__ISA_AVX512   ? "avx512"
+           : isa & ACR__ISA_AVX2     ? "avx2"
+                                     : "portable";
 }
 
 void acr__wisdom_device_key(const acr__device *device, char key[WISDOM_DEVICE_MAX])

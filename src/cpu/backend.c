@@ -72,6 +72,9 @@ static uint32_t detect_isa(void)
     const unsigned leaf7_need = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     if ((ebx & leaf7_need) == leaf7_need && (saved & XCR0_AVX512) == XCR0_AVX512) {
         isa |= ACR__ISA_AVX512;
+        if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax & bit_AVX512BF16) {
+            isa |= ACR__ISA_AVX512BF16;
+        }
     }
     return isa;
 }
@@ -192,7 +195,10 @@ static void describe(acr__backend_device *base, int32_t threads)
     device->l2_bytes = last_level_cache_bytes();
     device->mem_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     device->clock_hz = measure_clock_hz();
-    const char *isa = device->isa & ACR__ISA_AVX512 ? "avx512" : device->isa & ACR__ISA_AVX2 ? "avx2" : "portable";
+    const char *isa = device->isa & ACR__ISA_AVX512BF16 ? "avx512bf16"
+                      : device->isa & ACR__ISA_AVX512   ? "avx512"
+                      : device->isa & ACR__ISA_AVX2     ? "avx2"
+                                                        : "portable";
     snprintf(base->text, sizeof base->text, "%s, %s, %d thread%s, %.1f GHz, %lld MiB last-level cache", device->name,
              isa, (int)threads, threads == 1 ? "" : "s", device->clock_hz * 1e-9, (long long)(device->l2_bytes >> 20));
 }

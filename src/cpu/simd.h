@@ -14,13 +14,21 @@
 #define UNROLL 1
 #endif
 
+#if defined KERNEL_ARCH_avx512bf16
+#define KERNEL_ARCH_avx512 1 /* and more */
+#endif
 #if defined KERNEL_ARCH_avx512 || defined KERNEL_ARCH_avx2
 #include <immintrin.h>
 #endif
 
 /* The instruction set: floats in a vector, vector registers, and vector multiply-adds a cycle, which cost() counts. */
 enum {
-#if defined KERNEL_ARCH_avx512
+#if defined KERNEL_ARCH_avx512bf16
+    ISA = ACR__ISA_AVX512BF16,
+    LANES = 16,
+    REGISTERS = 32,
+    PRODUCTS_PER_CYCLE = 2
+#elif defined KERNEL_ARCH_avx512
     ISA = ACR__ISA_AVX512,
     LANES = 16,
     REGISTERS = 32,
@@ -43,6 +51,15 @@ enum {
 #endif
 };
 
+/* Whether an operand of the products is a word of two neighbouring bf16 elements, whose products a lane sums. */
+enum {
+#if defined KERNEL_ARCH_avx512bf16
+    PAIRS = 1
+#else
+    PAIRS = 0
+#endif
+};
+
 _Static_assert(ROW_VECS *COLUMNS + ROW_VECS + 1 <= REGISTERS,
                "the block ROW_VECS x COLUMNS does not fit the registers");
 _Static_assert(COLUMNS <= 12, "COLUMNS above 12 run out of address registers");
@@ -54,6 +71,7 @@ typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t u16vec __attribute__((vector_size(LANES * 2)));
 typedef uint8_t u8vec __attribute__((vector_size(LANES)));
+typedef uint16_t u32halves __attribute__((vector_size(LANES * 4)));
 /* The same in memory, wherever it lies and whatever type it has there. */
 typedef vec vec_anywhere __attribute__((aligned(1), may_alias));
 typedef u16vec u16vec_anywhere __attribute__((aligned(1), may_alias));
@@ -117,6 +135,21 @@ INLINE vec exp2_scaled(vec x, float scale, float least)
     p = p * f + 1.0f;
     return p *
            (vec)(((uvec)shifted + 127) << 23); /* the shift drops all of `shifted` but the integer; -127 gives 0.0 */
+}
+
+/* 2^x within 3e-6 of it, which bf16 does not tell from it: exactly 1 for 0, exactly 0 for -infinity, NaN for NaN. */
+INLINE vec exp2_of_bf16(vec x)
+{
+#if defined KERNEL_ARCH_avx512bf16
+    const vec f = (vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x) */
+    vec p = 0x1.b7f744p-7f * f + 0x1.abf860p-5f; /* 2^f on [0, 1): minimax, the constant term held at 1 */
+    p = p * f + 0x1.ee2452p-3f;
+    p = p * f + 0x1.62d6c6p-1f;
+    p = p * f + 1.0f;
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)x); /* p * 2^floor(x) */
+#else
+    return exp2_scaled(x, 1.0f, -127.0f);
+#endif
 }
 
 /* ln(x) for normal x > 0, within 2 ulp; NaN for NaN. */
@@ -316,6 +349,36 @@ INLINE void store_some_floats(acr_dtype dtype, void *base, int64_t index, int64_
     }
 }
 
+/* Elements [index, index + LANES) of an input as bf16; behind `count` they are 0. bf16 holds dtype exactly. */
+INLINE u16vec load_some_bf16(acr_dtype dtype, const void *base, int64_t index, int64_t count)
+{
+    if (dtype != ACR_BF16) {
+        return narrow_bf16(load_some_floats(dtype, base, index, count));
+    }
+    const char *at = (const char *)base + index * 2;
+    if (count >= LANES) {
+        return *(const u16vec_anywhere *)at;
+    }
+    char elements[LANES * 2] = {0};
+    __builtin_memcpy(elements, at, (size_t)(count * 2));
+    return *(const u16vec_anywhere *)elements;
+}
+
+/* The words of a and b, both rounded to bf16, a in the lower half; NaN for NaN, 0 for what is denormal. */
+INLINE vec pair_of(vec a, vec b)
+{
+#if defined KERNEL_ARCH_avx512bf16
+    const uvec both = (uvec)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    const u32halves halves = (u32halves)both;
+    return (vec)__builtin_shufflevector(halves, halves, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24,
+                                        9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+    const uvec low = __builtin_convertvector(narrow_bf16(a), uvec),
+               high = __builtin_convertvector(narrow_bf16(b), uvec);
+    return (vec)(low | high << 16);
+#endif
+}
+
 /* ---- Scratch --------------------------------------------------------------------------------------------------- */
 
 static inline int64_t round_up(int64_t value, int64_t multiple)
@@ -339,7 +402,7 @@ enum {
     ROWS = ROW_VECS * LANES
 };
 
-/* A matrix of floats as the products read it. */
+/* A matrix of floats, or of PAIRS' words, as the products read it. */
 typedef struct matrix {
     const float *at;
     int64_t row_stride; /* elements */
@@ -353,6 +416,34 @@ enum {
 INLINE int next_columns(int64_t left)
 {
     return left >= COLUMNS ? COLUMNS : left >= FEW ? FEW : 1;
+}
+
+/* Steps of a product over `elements`. */
+INLINE int64_t steps_of(int64_t elements)
+{
+    return PAIRS ? (elements + 1) / 2 : elements;
+}
+
+/* acc + rows * factor, of PAIRS the sum of both halves' products. */
+INLINE vec add_product(vec acc, vec rows, vec factor)
+{
+#if defined KERNEL_ARCH_avx512bf16
+    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)rows, (__m512bh)factor);
+#else
+    return acc + rows * factor;
+#endif
+}
+
+/* A float or a word in all lanes. */
+INLINE vec splat_at(const float *at)
+{
+#if defined KERNEL_ARCH_avx512bf16
+    int32_t word;
+    __builtin_memcpy(&word, at, sizeof word);
+    return (vec)_mm512_set1_epi32(word);
+#else
+    return splat(*at);
+#endif
 }
 
 /* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns`
@@ -369,17 +460,35 @@ INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b,
         }
         FLATTENED
         for (int c = 0; c < columns; c++) {
-            const float factor = b[c * column_stride + step * step_stride];
+            const vec factor = splat_at(&b[c * column_stride + step * step_stride]);
             FLATTENED
             for (int r = 0; r < ROW_VECS; r++) {
-                acc[c][r] += rows[r] * factor;
+                acc[c][r] = add_product(acc[c][r], rows[r], factor);
             }
         }
     }
 }
 
+/* Whether the words have no infinity and no NaN in either half. */
+static inline bool all_pairs_finite(matrix v, int64_t steps, int64_t dims)
+{
+    const uint32_t low = 0x7f80u, high = low << 16;
+    uint32_t found = 0;
+    for (int64_t step = 0; step < steps; step++) {
+        for (int64_t dim = 0; dim < dims; dim++) {
+            uint32_t word;
+            __builtin_memcpy(&word, &v.at[step * v.row_stride + dim], sizeof word);
+            found |= (uint32_t)((word & low) == low) | (uint32_t)((word & high) == high);
+        }
+    }
+    return found == 0;
+}
+
 static inline bool all_finite(matrix v, int64_t rows, int64_t dims)
 {
+    if (PAIRS) {
+        return all_pairs_finite(v, steps_of(rows), dims);
+    }
     vec zeros = {0}; /* finite * 0 is 0, anything else NaN */
     for (int64_t row = 0; row < rows; row++) {
         const float *at = v.at + row * v.row_stride;

@@ -268,8 +268,8 @@ static void lowest_biases_weigh_keys_evenly(void **state)
 /* ---- Ties -------------------------------------------------------------------------------------------------------- */
 
 /* Two keys with one score and neighbouring values: the output lies half way between them, where the even one is to be
- * taken. `last` is the bit pattern of the type's largest number. */
-static void check_ties(acr_ctx *ctx, const acr__kernel *kernel, uint16_t last)
+ * taken. `begin` and `last` are the bit patterns of the least and the largest number. */
+static void check_ties(acr_ctx *ctx, const acr__kernel *kernel, unsigned begin, uint16_t last)
 {
     enum {
         DIMS = 64
@@ -281,7 +281,7 @@ static void check_ties(acr_ctx *ctx, const acr__kernel *kernel, uint16_t last)
     const uint16_t *o = t.o;
     memset(q, 0, DIMS * sizeof *q);
     const unsigned step = 37; /* odd: even and odd numbers, normal and not */
-    for (unsigned first = 0; first + DIMS * step < last; first += DIMS * step) {
+    for (unsigned first = begin; first + DIMS * step < last; first += DIMS * step) {
         for (unsigned d = 0; d < DIMS; d++) {
             const uint16_t sign = d % 3 == 0 ? 0x8000 : 0;
             v[d] = (uint16_t)(sign | (first + d * step));
@@ -302,9 +302,11 @@ static void ties_go_to_even(void **state)
     const acr__kernel *kernel;
     size_t checked = 0;
     for (size_t i = 0; (kernel = kernel_of(ctx, ACR_F16, i)); i++, checked++)
-        check_ties(ctx, kernel, 0x7bff);
+        check_ties(ctx, kernel, 0, 0x7bff);
     for (size_t i = 0; (kernel = kernel_of(ctx, ACR_BF16, i)); i++, checked++)
-        check_ties(ctx, kernel, 0x7e00); /* below the end of float32, where the sum of two stays finite */
+        /* Below the end of float32, where the sum of two stays finite; the products of bf16 take what is not normal
+         * for 0. */
+        check_ties(ctx, kernel, strstr(kernel->name, "_avx512bf16") ? 0x100 : 0, 0x7e00);
     assert_true(checked > 0);
     acr_ctx_destroy(ctx);
 }

@@ -70,10 +70,10 @@ static void names_decode(void **state)
         snprintf(dim, sizeof dim, "_%s_d", acr__dtype_text(kernel->dtype));
         if (!strstr(kernel->name, dim))
             fail_msg("%s does not say %s", kernel->name, dim);
-        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512"}, *const cuda_ends[] = {"_sm80", "_sm89",
-                                                                                                "_sm90a"};
+        const char *const cpu_ends[] = {"_portable", "_avx2", "_avx512", "_avx512bf16"};
+        const char *const cuda_ends[] = {"_sm80", "_sm89", "_sm90a", "_sm90a"};
         bool known = false;
-        for (size_t i = 0; i < 3; i++)
+        for (size_t i = 0; i < COUNT_OF(cpu_ends); i++)
             known = known || ends_in(kernel->name, kernel->backend == ACR__CPU ? cpu_ends[i] : cuda_ends[i]);
         if (!known)
             fail_msg("%s does not end in its arch", kernel->name);

@@ -84,7 +84,10 @@ static bool runs_here(const machine_devices *devices, const acr__kernel *kernel)
 
 static const char *isa_text(uint32_t isa)
 {
-    return isa & ACR__ISA_AVX512 ? "avx512 avx2 portable" : isa & ACR__ISA_AVX2 ? "avx2 portable" : "portable";
+    return isa & ACR__ISA_AVX512BF16 ? "avx512bf16 avx512 avx2 portable"
+           : isa & ACR__ISA_AVX512   ? "avx512 avx2 portable"
+           : isa & ACR__ISA_AVX2     ? "avx2 portable"
+                                     : "portable";
 }
 
 static json_t *device_json(const acr_ctx *ctx)

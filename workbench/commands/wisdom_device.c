@@ -12,7 +12,10 @@ bool wisdom_device(acr__device *out, const char *device_key)
     static const struct {
         const char *text;
         uint32_t isa;
-    } isas[] = {{"avx512", ACR__ISA_AVX512}, {"avx2", ACR__ISA_AVX2}, {"portable", ACR__ISA_PORTABLE}};
+    } isas[] = {{"avx512bf16", ACR__ISA_AVX512BF16},
+                {"avx512", ACR__ISA_AVX512},
+                {"avx2", ACR__ISA_AVX2},
+                {"portable", ACR__ISA_PORTABLE}};
     char name[WISDOM_DEVICE_MAX], trait[WISDOM_DEVICE_MAX] = "";
     snprintf(name, sizeof name, "%s", device_key);
     *out = (acr__device){.backend = ACR__CPU};

@@ -25,10 +25,12 @@
 #include "cpu/simd.h"
 
 enum {
-    WIDENS = DTYPE != ACR_F32, /* K and V pass through a float32 tile */
+    COPIES = DTYPE != ACR_F32, /* K and V pass through a tile of floats or words */
     IS_INVARIANT = ROW_VECS == 2
 };
 
+_Static_assert(!PAIRS || DTYPE == ACR_BF16, "avx512bf16 multiplies bf16 alone");
+_Static_assert(!PAIRS || KV_TILE % 2 == 0, "KV_TILE is odd: pairs of keys lie at even places");
 _Static_assert(Q_TILE % ROWS == 0, "Q_TILE is not a multiple of ROW_VECS vectors");
 _Static_assert(KV_TILE >= COLUMNS, "KV_TILE is narrower than COLUMNS");
 _Static_assert(Q_TILE <= 1024 && KV_TILE <= 1024, "tiles above 1024 leave the caches");
@@ -53,14 +55,14 @@ typedef struct tile {
 
 /* A lane's scratch, cut into parts. Rows come in blocks of ROWS, innermost. */
 typedef struct scratch_parts {
-    float *q;             /* [Q_TILE / ROWS][qk_dim][ROWS] */
+    float *q;             /* [Q_TILE / ROWS][steps_of(qk_dim)][ROWS] */
     float *o;             /* [Q_TILE / ROWS][v_dim][ROWS]: not yet divided by sum */
-    float *s;             /* [KV_TILE][ROWS]: scores, then weights, of one block and key tile */
+    float *s;             /* [KV_TILE][ROWS]: scores, then [steps][ROWS] weights, of one block and key tile */
     float *max;           /* [Q_TILE]: largest score so far, before scaling */
     float *sum;           /* [Q_TILE]: of the weights, relative to max */
     int32_t *first, *end; /* [Q_TILE]: the row sees the keys from first to end - 1 */
     float *k;             /* [KV_TILE][qk_dim rounded up to vectors], where rows are copied, see copies_rows; or NULL */
-    float *v;             /* [KV_TILE][v_dim rounded up to vectors], likewise */
+    float *v;             /* [KV_TILE][v_dim rounded up to vectors], likewise; of PAIRS a word holds two keys' values */
     /* With terms alone. */
     visible_keys *blocks; /* [Q_TILE / ROWS]: seen by some row of the block, and by every row */
     int32_t *position;    /* [Q_TILE]: of the row among the keys */
@@ -75,7 +77,7 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
                            bool copies)
 {
     int64_t used = 0;
-    parts->q = cut(scratch, &used, Q_TILE * qk_dim);
+    parts->q = cut(scratch, &used, Q_TILE * steps_of(qk_dim));
     parts->o = cut(scratch, &used, Q_TILE * v_dim);
     parts->s = cut(scratch, &used, KV_TILE * ROWS);
     parts->max = cut(scratch, &used, Q_TILE);
@@ -98,7 +100,7 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
 /* Whether rows of k and v pass through scratch: they are of another type, or in pages. */
 static bool copies_rows(bool paged, int32_t kv_type)
 {
-    return WIDENS || paged || kv_type != (int32_t)ACR_DTYPE_DEFAULT;
+    return COPIES || paged || kv_type != (int32_t)ACR_DTYPE_DEFAULT;
 }
 
 /* The queries and keys of the tile's batch entry. */
@@ -186,22 +188,36 @@ static int64_t row_offset(const fwd_args *args, const fwd_strides *stride, const
 
 /* ---- In: queries, keys, values --------------------------------------------------------------------------------- */
 
+/* The operands of LANES steps from q's element `index` on; what lies behind `count` elements is 0. */
+INLINE vec load_some_steps(const void *q, int64_t index, int64_t count)
+{
+    if (!PAIRS) {
+        return load_some_floats(DTYPE, q, index, count);
+    }
+    vec words;
+    u16vec *halves = (u16vec *)&words;
+    halves[0] = load_some_bf16(DTYPE, q, index, count);
+    halves[1] = count > LANES ? load_some_bf16(DTYPE, q, index + LANES, count - LANES) : (u16vec){0};
+    return words;
+}
+
 /* Transposes LANES rows of q, from `first` on; rows beyond the tile are 0. q points at lane 0 of the block's part. */
 static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t first)
 {
-    for (int64_t dim = 0; dim < args->qk_dim; dim += LANES) {
-        const int64_t count = args->qk_dim - dim < LANES ? args->qk_dim - dim : LANES;
+    const int64_t steps = steps_of(args->qk_dim);
+    for (int64_t step = 0; step < steps; step += LANES) {
+        const int64_t dim = PAIRS ? 2 * step : step;
         vec block[LANES];
         for (int64_t lane = 0; lane < LANES; lane++) {
             block[lane] = (vec){0};
             if (first + lane < t->end_row) {
-                block[lane] =
-                    load_some_floats(DTYPE, args->q, row_offset(args, &args->q_stride, t, first + lane) + dim, count);
+                block[lane] = load_some_steps(args->q, row_offset(args, &args->q_stride, t, first + lane) + dim,
+                                              args->qk_dim - dim);
             }
         }
         transpose(block);
-        for (int64_t d = 0; d < count; d++) {
-            *(vec *)&q[(dim + d) * ROWS] = block[d];
+        for (int64_t n = 0; n < LANES && step + n < steps; n++) {
+            *(vec *)&q[(step + n) * ROWS] = block[n];
         }
     }
 }
@@ -267,7 +283,7 @@ static void begin_terms(const scratch_parts *parts, const fwd_args *args, const 
 static void begin_tile(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     for (int64_t row = 0; row < padded_rows(t); row += LANES) {
-        float *q = parts->q + row / ROWS * args->qk_dim * ROWS + row % ROWS;
+        float *q = parts->q + row / ROWS * steps_of(args->qk_dim) * ROWS + row % ROWS;
         load_queries(q, args, t, t->first_row + row);
         *(vec *)&parts->max[row] = splat(minus_infinity);
         *(vec *)&parts->sum[row] = (vec){0};
@@ -316,20 +332,44 @@ INLINE void copy_rows(float *to, acr_dtype dtype, const void *base, key_run run,
     }
 }
 
-/* Rows [first, end) of k or v of the tile's head: where they lie, or copied to `copied`. */
+/* The same as bf16: of k row by row, so that a word holds two dims; of v, whose first row is the `from`th of its tile,
+ * each row in its half of the words of two. */
+INLINE void copy_pairs(float *to, acr_dtype dtype, const void *base, key_run run, int64_t row_stride, int64_t dim,
+                       int64_t padded, int64_t from, bool is_v)
+{
+    for (int64_t row = 0; row < run.rows; row++) {
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const u16vec x = run.at < 0 ? (u16vec){0} + (uint16_t)0x7fc0u
+                                        : load_some_bf16(dtype, base, run.at + row * row_stride + d, dim - d);
+            if (!is_v) {
+                *(u16vec_anywhere *)((char *)&to[(from + row) * padded] + 2 * d) = x;
+                continue;
+            }
+            uvec *words = (uvec *)&to[(from + row) / 2 * padded + d];
+            const uvec wide = __builtin_convertvector(x, uvec);
+            *words = (from + row) % 2 == 0 ? wide : *words | wide << 16;
+        }
+    }
+}
+
+/* Rows [first, end) of k or v of the tile's head: where they lie, or copied to `copied`. is_v: a constant. */
 INLINE matrix load_rows(float *copied, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
-                        int64_t first, int64_t end)
+                        int64_t first, int64_t end, bool is_v)
 {
     key_run run = find_rows(stride, t, first, end);
-    if (!WIDENS && !copied) {
+    if (!COPIES && !copied) {
         return (matrix){(const float *)base + run.at, stride->row};
     }
-    const int64_t padded = round_up(dim, LANES);
+    const int64_t padded = round_up(is_v ? dim : steps_of(dim), LANES);
     const bool is_e4m3 = DTYPE != ACR_E4M3 && t->pages.kv_type == ACR_E4M3;
     for (int64_t row = first; row < end; row += run.rows) {
         run = find_rows(stride, t, row, end);
         float *to = &copied[(row - first) * padded];
-        if (is_e4m3) {
+        if (PAIRS && is_e4m3) {
+            copy_pairs(copied, ACR_E4M3, base, run, stride->row, dim, padded, row - first, is_v);
+        } else if (PAIRS) {
+            copy_pairs(copied, DTYPE, base, run, stride->row, dim, padded, row - first, is_v);
+        } else if (is_e4m3) {
             copy_rows(to, ACR_E4M3, base, run, stride->row, dim, padded);
         } else {
             copy_rows(to, DTYPE, base, run, stride->row, dim, padded);
@@ -355,8 +395,10 @@ typedef struct key_tile {
 INLINE void load_key_tile(key_tile *now, const scratch_parts *parts, const fwd_args *args, const tile *t, int64_t first,
                           int64_t end)
 {
-    now->k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end);
-    now->v = values_are_keys(args) ? now->k : load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end);
+    now->k = load_rows(parts->k, args->k, &args->k_stride, t, args->qk_dim, first, end, false);
+    now->v = !PAIRS && values_are_keys(args)
+                 ? now->k
+                 : load_rows(parts->v, args->v, &args->v_stride, t, args->v_dim, first, end, true);
     now->is_loaded = true;
 }
 
@@ -383,7 +425,7 @@ typedef struct score_call {
 INLINE void score_columns(const score_call *call, vec max[ROW_VECS], int64_t key, int columns)
 {
     vec acc[COLUMNS][ROW_VECS] = {0};
-    multiply(acc, call->q, call->k.at + key * call->k.row_stride, call->k.row_stride, 1, call->dim, columns);
+    multiply(acc, call->q, call->k.at + key * call->k.row_stride, call->k.row_stride, 1, steps_of(call->dim), columns);
     FLATTENED
     for (int c = 0; c < columns; c++) {
         FLATTENED
@@ -403,7 +445,7 @@ INLINE void score_columns(const score_call *call, vec max[ROW_VECS], int64_t key
 INLINE void add_columns(float *o, const vec rescale[ROW_VECS], const float *s, matrix v, int64_t keys, int columns)
 {
     vec acc[COLUMNS][ROW_VECS] = {0};
-    multiply(acc, s, v.at, 1, v.row_stride, keys, columns);
+    multiply(acc, s, v.at, 1, v.row_stride, steps_of(keys), columns);
     FLATTENED
     for (int c = 0; c < columns; c++) {
         FLATTENED
@@ -459,11 +501,17 @@ static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *
     for (int64_t dim = 0; dim < dims; dim++) {
         for (int r = 0; r < ROW_VECS; r++) {
             vec sum = {0};
-            for (int32_t key = 0; key < (int32_t)keys; key++) {
-                const ivec visible =
-                    seen ? *(const ivec *)&seen[key * ROWS + r * LANES] : sees(row_first, row_end, r, first_key + key);
-                const vec value = pick(visible, splat(v.at[key * v.row_stride + dim]), (vec){0});
-                sum += *(const vec *)&s[key * ROWS + r * LANES] * value;
+            for (int32_t step = 0; step < (int32_t)steps_of(keys); step++) {
+                ivec visible = {0}; /* of the lane's word */
+                for (int32_t half = 0; half < (PAIRS ? 2 : 1); half++) {
+                    const int32_t key = PAIRS ? 2 * step + half : step;
+                    const ivec sees_key = key >= keys ? (ivec){0}
+                                          : seen      ? *(const ivec *)&seen[key * ROWS + r * LANES]
+                                                      : sees(row_first, row_end, r, first_key + key);
+                    visible |= !PAIRS ? sees_key : sees_key & (half ? (int32_t)0xffff0000u : 0xffff);
+                }
+                const vec value = pick(visible, splat_at(&v.at[step * v.row_stride + dim]), (vec){0});
+                sum = add_product(sum, *(const vec *)&s[step * ROWS + r * LANES], value);
             }
             vec *at = (vec *)&o[dim * ROWS + r * LANES];
             *at = *at * rescale[r] + sum;
@@ -473,8 +521,14 @@ static void add_seen_values(float *o, const vec rescale[ROW_VECS], const float *
 
 /* ---- Softmax --------------------------------------------------------------------------------------------------- */
 
+/* A weight: 2^(x * scale), as exactly as its type needs. */
+INLINE vec weight_of(vec x, float scale, float least)
+{
+    return PAIRS ? exp2_of_bf16(x * scale) : exp2_scaled(x, scale, least);
+}
+
 /* Turns scores into weights relative to the new maximum, updates max and sum, and returns what older results must
- * be multiplied by. */
+ * be multiplied by. Of PAIRS the weights are rounded to bf16, the sum is of what they were before. */
 INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *max, float *sum, float scale_log2,
                   vec rescale[ROW_VECS])
 {
@@ -490,12 +544,22 @@ INLINE void weigh(float *s, int64_t keys, const vec tile_max[ROW_VECS], float *m
         rescale[r] = exp2_scaled(old_max - reference[r], scale_log2, least);
         added[r] = (vec){0};
     }
-    for (int64_t key = 0; key < keys; key++) {
+    for (int64_t step = 0; step < steps_of(keys); step++) {
         FLATTENED
         for (int r = 0; r < ROW_VECS; r++) {
-            vec *at = (vec *)&s[key * ROWS + r * LANES];
-            *at = exp2_scaled(*at - reference[r], scale_log2, least);
-            added[r] += *at;
+            const int64_t key = PAIRS ? 2 * step : step;
+            const vec *from = (const vec *)&s[key * ROWS + r * LANES];
+            vec *to = (vec *)&s[step * ROWS + r * LANES]; /* what is there has been read */
+            const vec weight = weight_of(*from - reference[r], scale_log2, least);
+            added[r] += weight;
+            if (PAIRS) {
+                const vec next =
+                    key + 1 < keys ? weight_of(from[ROW_VECS] - reference[r], scale_log2, least) : (vec){0};
+                added[r] += next;
+                *to = pair_of(weight, next);
+            } else {
+                *to = weight;
+            }
         }
     }
     FLATTENED
@@ -667,7 +731,7 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
 {
     const bool is_sparse = terms && t->is_sparse;
     int64_t end = loaded_end;
-    const float *q = parts->q + (int64_t)block * args->qk_dim * ROWS;
+    const float *q = parts->q + (int64_t)block * steps_of(args->qk_dim) * ROWS;
     float *o = parts->o + (int64_t)block * args->v_dim * ROWS;
     const int32_t *row_first = parts->first + block * ROWS, *row_end = parts->end + block * ROWS;
     /* Of a later position neither end is less. */
@@ -700,7 +764,8 @@ INLINE void attend(const scratch_parts *parts, const fwd_args *args, const tile 
     }
     weigh(parts->s, keys, tile_max, parts->max + block * ROWS, parts->sum + block * ROWS, t->scales.scale_log2,
           rescale);
-    if (masked && !all_finite(now->v, keys, args->v_dim)) {
+    /* The last word of an odd number of keys may hold a value that the rows do not see. */
+    if ((masked || (PAIRS && keys % 2 != 0)) && !all_finite(now->v, keys, args->v_dim)) {
         add_seen_values(o, rescale, parts->s, now->v, keys, args->v_dim, row_first, row_end, (int32_t)first,
                         is_sparse ? parts->seen : NULL);
     } else {
@@ -824,7 +889,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (!(device->isa & ISA)) {
         return "this CPU lacks " KERNEL_ARCH;
     }
-    if (problem->flags & ACR_INVARIANT && device->isa >= 2u * ISA) {
+    const uint32_t usable = DTYPE == ACR_BF16 ? device->isa : device->isa & ~(uint32_t)ACR__ISA_AVX512BF16;
+    if (problem->flags & ACR_INVARIANT && usable >= 2u * ISA) {
         return "invariant: lines of the CPU's widest instruction set alone compute it (ACR_INVARIANT)";
     }
     const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
@@ -848,13 +914,18 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double loads_per_cycle = 2;
     const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
                  by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
-    const double cycles_per_product = (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS);
+    const double elements_a_step = PAIRS ? 2 : 1;
+    const double cycles_per_product =
+        (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS * elements_a_step);
     const uint32_t terms = acr__terms_of(problem);
     const double term_cycles = (terms != 0 ? 3 : 0) + (terms & FWD_TERM_CAP ? 22 : 0) +
                                (terms & FWD_TERM_BIAS ? 12 : 0) + (terms & FWD_TERM_ALIBI ? 3 : 0) +
                                (terms & FWD_TERM_TREE ? 2 * LANES : 0);
     const bool copies = copies_rows(problem->flags & ACR_PAGED, (int32_t)problem->kv_dtype);
-    const double exp_cycles = 10 + term_cycles, widen_cycles = copies ? 3 : 0,
+    const double exp_cycles = 10 + term_cycles,
+                 widen_cycles = PAIRS    ? 2
+                                : copies ? 3
+                                         : 0,
                  row_cycles = 6; /* a vector; row_cycles: transposing in and out */
 
     const double dims = (double)(problem->qk_dim + problem->v_dim);
