@@ -981,12 +981,12 @@ static int64_t count_tiles(const acr_problem *problem)
     return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
 }
 
-/* Fitted by hand to five runs on an H200 (lab.md). A visit is of a key tile by a cluster; besides, what a cluster takes
+/* Fitted by hand to nine runs on an H200 (lab.md). A visit is of a key tile by a cluster; besides, what a cluster takes
  * from its start to its first scores and from its last ones to its end, and to leave partial results; and the second
  * kernel. */
 static double split_seconds(const acr_problem *problem, const acr__device *device, int64_t splits)
 {
-    const double visit_cycles = CLUSTER > 1 ? 6000.0 : 4500.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
+    const double visit_cycles = CLUSTER > 1 ? 5800.0 : 3600.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
                  leave_cycles = 12000.0;
     const double clock_hz = device->clock_hz;
     const double keys = acr__visible_keys(acr__longest_entry(problem));
