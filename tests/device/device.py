@@ -133,8 +133,8 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_sinks_*", [LATE], problems(SINKS, [64, 128])),
               (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
-              (90, 2, "fwd_wgmma_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
-              (90, 2, "fwd_wgmma_*_bias_tiles_*", [EAGER], problems(BIAS_TILES[:2], [128], ["bf16"]))] +
+              (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
+              (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER], problems(BIAS_TILES[:2], [128], ["bf16"]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_*", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))

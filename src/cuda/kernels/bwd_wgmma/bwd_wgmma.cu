@@ -12,11 +12,9 @@
  * (FlashAttention-2's loop over keys outside) and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64 or 128; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1, PACKED=1
- * (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more to do),
- * SPLIT=1 (DIM 64: a CTA owns 64 keys, both warpgroups hold them, each visits its half of the queries; for short
- * sequences, which have few key tiles).
+ * (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more to do).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 SPLIT=0 PART=64 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 */
 #ifndef TERMS
 #define TERMS 0
 #endif
@@ -25,9 +23,6 @@
 #endif
 #ifndef PACKED
 #define PACKED 0
-#endif
-#ifndef SPLIT
-#define SPLIT 0
 #endif
 #ifndef PART
 #define PART 64
@@ -43,7 +38,7 @@ enum {
     PANELS = DIM / PANEL_ELEMS,
     GROUP_KEYS = 64, /* of a consumer warpgroup */
     CONSUMERS = 2,
-    KV_TILE = SPLIT ? GROUP_KEYS : CONSUMERS * GROUP_KEYS,
+    KV_TILE = CONSUMERS * GROUP_KEYS,
     THREADS = 128 * (CONSUMERS + 1),
     STAGES = 2,               /* of Q and dO */
     HEADS_MEMORY = 32 * 1024, /* KB */
@@ -55,7 +50,7 @@ enum {
     DS_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES, /* 64 queries of each key */
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
     PART_QUERIES = PART,                             /* whose scores a warpgroup has in registers at a time */
-    QUERY_PARTS = SPLIT ? 1 : Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
+    QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_HALF_FLOATS = 64 * 64, /* of dQ that a warpgroup computes: 64 rows of DIM 64, or 64 columns of DIM 128 */
     STATS_BYTES = 2 * Q_TILE * 4
 };
@@ -107,8 +102,7 @@ enum {
 
 static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is two halves of 64 x 64");
-static_assert(!SPLIT || DIM == 64, "SPLIT: each warpgroup has half of the queries of a tile");
-static_assert(PART == 64 || (PART == 32 && !SPLIT), "PART: 64, or 32 without SPLIT");
+static_assert(PART == 64 || PART == 32, "PART: 64 or 32");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
@@ -361,13 +355,13 @@ typedef struct consumer {
 /* The first of the lane's two keys in the tile; the other is the eighth after it. */
 DEV int lane_key(const consumer &c)
 {
-    return (SPLIT ? 0 : c.index * GROUP_KEYS) + c.thread / 32 * 16 + c.lane / 4;
+    return c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane / 4;
 }
 
 /* Notes which rows see the warp's keys. */
 DEV void note_key_rows(const consumer &c, const visible_entry &e, const key_work *w, shared_memory *shared)
 {
-    const int key = (SPLIT ? 0 : c.index * GROUP_KEYS) + c.thread / 32 * 16 + c.lane;
+    const int key = c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane;
     __syncwarp(); /* those of the work tile before are read no more */
     if (c.lane < 16) {
         const visible_rows rows = visible_to_keys(e, w->kv_tile * KV_TILE + key, 1);
@@ -557,34 +551,6 @@ DEV void clear_queries(const consumer &c, uint32_t tiles, int use, int first)
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
 }
 
-/* With SPLIT each warpgroup has sums over its half of the queries, and stores one gradient: it gives the other one away
- * by dS's memory, and takes what it lacks. */
-DEV uint32_t sums_at(const consumer &c, int giver)
-{
-    static_assert(!SPLIT || sizeof(key_gradient) * WARPGROUP_THREADS == DS_BYTES, "SPLIT: sums pass through dS");
-    return ADDRESS(c.smem, ds) + giver * DS_BYTES + c.thread * 16;
-}
-
-DEV void give_sums(const key_gradient &d, const consumer &c)
-{
-#pragma unroll
-    for (int g = 0; g < DIM / 8; g++)
-        store_shared_float4(sums_at(c, c.index) + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2],
-                            d[4 * g + 3]);
-}
-
-DEV void take_sums(key_gradient &d, const consumer &c)
-{
-#pragma unroll
-    for (int g = 0; g < DIM / 8; g++) {
-        const float4 x = load_shared_float4(sums_at(c, 1 - c.index) + g * (WARPGROUP_THREADS * 16));
-        d[4 * g] += x.x;
-        d[4 * g + 1] += x.y;
-        d[4 * g + 2] += x.z;
-        d[4 * g + 3] += x.w;
-    }
-}
-
 /* Stores the lane's two rows of dK or dV. to: of the head's first key. */
 template <int ELEMS>
 DEV void store_key_gradient(const bwd_args &args, void *to, const fwd_strides &stride, const float (&d)[ELEMS],
@@ -615,19 +581,17 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
     const int stage = use % STAGES, buffer = use % DS_STAGES;
     const bool is_cut = PACKED && query + Q_TILE > w->q_len;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
-    const int first_part = SPLIT ? c.index : 0;
-    const uint32_t first_rows = first_part * PART_QUERIES * PANEL_ROW_BYTES;
     score_tile s;
 
     wait_use(ADDRESS(c.smem, q_full), use);
     if (is_cut)
         clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
     if constexpr (IS_FIRST)
-        start_scores(s, c.k, descriptor_at(q, first_rows));
+        start_scores(s, c.k, q);
     else {
         query_gradient dq;
         start_dq_of(dq, c, use - 1);
-        start_scores(s, c.k, descriptor_at(q, first_rows));
+        start_scores(s, c.k, q);
         WGMMA_WAIT(1); /* dQ */
         finish_visit(dq, c, use - 1);
     }
@@ -635,8 +599,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
     if (is_cut)
         clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
 #pragma unroll
-    for (int visited = 0; visited < QUERY_PARTS; visited++) {
-        const int part = first_part + visited;
+    for (int part = 0; part < QUERY_PARTS; part++) {
         const float *const stats = &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)];
         const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
         score_tile dp;
@@ -644,13 +607,13 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
         start_scores(dp, c.v, descriptor_at(d_o, rows));
         WGMMA_WAIT(1); /* the scores */
         find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
-        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || visited > 0);
+        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         WGMMA_WAIT(1); /* dP */
         find_score_gradients(ds, s, dp, stats + Q_TILE);
-        start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || visited > 0);
-        if (visited + 1 < QUERY_PARTS)
+        start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
+        if (part + 1 < QUERY_PARTS)
             start_scores(s, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
-        if (visited == 0)
+        if (part == 0)
             barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
         store_score_gradients(ds, c, buffer, part);
     }
@@ -665,7 +628,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
 {
     const fwd_args &a = args.fwd;
     const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    const int own_keys = SPLIT ? 0 : index * GROUP_KEYS, own_rows = own_keys * PANEL_ROW_BYTES;
+    const int own_keys = index * GROUP_KEYS, own_rows = own_keys * PANEL_ROW_BYTES;
     const int ds_key = own_keys + thread / 32 * 16 + lane % 16;
     const consumer c = {smem,
                         index,
@@ -703,23 +666,8 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             finish_visit(dq, c, use++);
         }
         arrive_warp(ADDRESS(smem, kv_empty), lane);
-        if (SPLIT && is_seen) {
-            named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS); /* dS is read no more */
-            if (index == 0)
-                give_sums(dk, c);
-            else
-                give_sums(dv, c);
-            named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
-            if (index == 0)
-                take_sums(dv, c);
-            else
-                take_sums(dk, c);
-            named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
-        }
-        if (!SPLIT || index == 0)
-            store_key_gradient(args, args.dv, args.dv_stride, dv, *w, a.v_dim, is_seen ? 1.0f : 0.0f, c);
-        if (!SPLIT || index == 1)
-            store_key_gradient(args, args.dk, args.dk_stride, dk, *w, a.qk_dim, is_seen ? a.scale : 0.0f, c);
+        store_key_gradient(args, args.dv, args.dv_stride, dv, *w, a.v_dim, is_seen ? 1.0f : 0.0f, c);
+        store_key_gradient(args, args.dk, args.dk_stride, dk, *w, a.qk_dim, is_seen ? a.scale : 0.0f, c);
     }
 }
 
@@ -878,10 +826,8 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * SM; and what the helpers move. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    /* Of head dims to 64 fitted by hand to five runs on an H200 (lab.md); the rest is predicted. */
-    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0)
-                                : SPLIT    ? 7800.0
-                                           : 6300.0,
+    /* Of head dims to 64 fitted by hand to four runs on an H200 (lab.md); the rest is predicted. */
+    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0,
                  tile_cycles = 3200.0;
     const double cap_cycles =
         TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
