@@ -148,8 +148,8 @@ GROUPS = {
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
               (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
               (90, 4, "fwd_short_*_exact_*", [LATE, EAGER], problems(EXACT[1:], [64])),
-              (90, 4, "fwd_short_*16_d64_*", [LATE], problems(LATE_MAXIMA, [64], ["f16"]), "lowest-keys"),
-              (90, 4, "fwd_short_*16_d128_*", [LATE], problems(LATE_MAXIMA[:1], [128], ["bf16"]), "lowest-keys"),
+              (90, 4, "fwd_short_f16_d64_*", [LATE], problems(LATE_MAXIMA, [64], ["f16"]), "lowest-keys"),
+              (90, 4, "fwd_short_bf16_d128_*", [LATE], problems(LATE_MAXIMA[:1], [128], ["bf16"]), "lowest-keys"),
               # Rows that leave fp16's range are computed again.
               (90, 4, "fwd_short_*16_d64_*", [LATE], problems([*SHAPES[:2], EXACT[0]], [64]), "large")],
     "short8": [(90, 4, f"fwd_short_e4m3_d{d}_*", orders, problems(SHAPES + LONG, [d], ["e4m3", "e4m3:obf16"]))
@@ -161,10 +161,10 @@ GROUPS = {
             for line, d, orders in (("d64_1", 64, [LATE, EAGER]), ("d128_", 128, [LATE_TOO]), ("d256_", 256, [LATE]))],
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
-            (90, 2, "bwd_wgmma_*_d128_*", [LATE], problems(GRADIENTS, [128])),
+            (90, 2, "bwd_wgmma_*_d128_*_s2_[sc]*", [LATE], problems(GRADIENTS, [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
-            (90, 4, "bwd_wgmma_*_d128_*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
+            (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
             (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
             (90, 4, "bwd_mma_bf16_d64_*", [EAGER], problems([GRADIENTS[1], *OTHER_GRADIENTS[::2]], [64], ["bf16"])),
             (89, 4, "bwd_mma_bf16_d128_*", [LATE], problems(GRADIENTS[1:3] + TERM_GRADIENTS[:1], [128], ["bf16"])),
