@@ -126,6 +126,9 @@ static bool is_outside_spaces(const candidate *c)
 {
     static const char *const names[] = {"TERMS", "SLICES", "PAGED"};
     char value[8];
+    if (strcmp(c->arch, "avx512bf16") == 0) {
+        return true; /* its lines serve bf16 alone, and a space has one list of architectures for all its types */
+    }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
         if (candidate_parameter(c, names[i], value, sizeof value)) {
             return true;
