@@ -81,8 +81,8 @@ typedef struct shared_memory {
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
 #endif
-    uint32_t work[Q_SLOTS]
-                 [(PACKED ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)]; /* of a slot of Q */
+    /* Of a slot of Q. */
+    uint32_t work[Q_SLOTS][(PACKED ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
