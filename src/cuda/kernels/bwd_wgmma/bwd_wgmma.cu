@@ -49,7 +49,7 @@ enum {
     Q_BYTES = PANELS * Q_PANEL_BYTES,
     DS_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES, /* 64 queries of each key */
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
-    PART_QUERIES = PART,                             /* whose scores a warpgroup has in registers at a time */
+    PART_QUERIES = PART,                 /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_HALF_FLOATS = 64 * 64, /* of dQ that a warpgroup computes: 64 rows of DIM 64, or 64 columns of DIM 128 */
     STATS_BYTES = 2 * Q_TILE * 4
@@ -827,8 +827,7 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     /* Of head dims to 64 fitted by hand to four runs on an H200 (lab.md); the rest is predicted. */
-    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0,
-                 tile_cycles = 3200.0;
+    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0, tile_cycles = 3200.0;
     const double cap_cycles =
         TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
     const int64_t key_tiles = count_key_tiles(problem);
