@@ -130,16 +130,10 @@ static_assert(KV_GROUPS == 1 || sizeof(partial_result) <= STAGES * sizeof(kv_sta
 #include "cuda/device/attention/epilogue.cuh"
 #if PAGED
 #include "cuda/device/attention/paged_ring.cuh"
-
-/* What a function that reads the cache is told besides. */
-#define PAGING_PARAMETER , const fwd_paging &paging
-#define PAGING_ARGUMENT , paging
 #else
 #include "cuda/device/attention/key_ring.cuh"
-
-#define PAGING_PARAMETER
-#define PAGING_ARGUMENT
 #endif
+#include "cuda/device/attention/paging_argument.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/attention/warp_tile_16.cuh"
 

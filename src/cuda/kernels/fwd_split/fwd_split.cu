@@ -133,14 +133,8 @@ static_assert(KV_GROUPS <= 15 || ROW_WARPS == 1, "KV_GROUPS: a named barrier eac
 #if PAGED
 #include "cuda/device/attention/pages.cuh"
 #include "cuda/device/attention/warp_tile_kv8.cuh"
-
-/* What a function that reads the cache is told besides. */
-#define PAGING_PARAMETER , const fwd_paging &paging
-#define PAGING_ARGUMENT , paging
-#else
-#define PAGING_PARAMETER
-#define PAGING_ARGUMENT
 #endif
+#include "cuda/device/attention/paging_argument.cuh"
 
 static_assert(!KV_E4M3 || (PAGED && Q_IN_REGISTERS && !TERMS), "KV_E4M3: beside PAGED, up to 192 dims, without TERMS");
 

@@ -150,14 +150,8 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 
 #if PAGED
 #include "cuda/device/attention/page_boxes.cuh"
-
-/* What a function that reads the cache is told besides. */
-#define PAGING_PARAMETER , const fwd_paging &paging
-#define PAGING_ARGUMENT , paging
-#else
-#define PAGING_PARAMETER
-#define PAGING_ARGUMENT
 #endif
+#include "cuda/device/attention/paging_argument.cuh"
 
 /* ---- Producer: one thread ---- */
 
