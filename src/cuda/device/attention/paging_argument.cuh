@@ -1,5 +1,5 @@
-/* What a function that reads the cache is told besides: in lines that are compiled for pages (PAGED) where they are, else
- * nothing. A family includes this once, behind its PAGED. */
+/* What a function that reads the cache is told besides: in lines that are compiled for pages (PAGED) where those are,
+ * else nothing. A family includes this once, behind its PAGED. */
 #ifndef ACR_DEVICE_ATTENTION_PAGING_ARGUMENT_CUH
 #define ACR_DEVICE_ATTENTION_PAGING_ARGUMENT_CUH
 
