@@ -167,10 +167,10 @@ COPY_OR_STORE = re.compile(r"(?:st\.|cp\.async\.c[ag]|cp\.async\.bulk\.tensor|at
 
 
 def changed_float_bits(bits):
-    value = struct.unpack(">f", bytes.fromhex(bits))[0]
-    if value != value or value in (float("inf"), float("-inf")) or value == 0:
-        return "3F800000" if value == 0 else "00000000"
-    return struct.pack(">f", value * 1.0625).hex().upper()
+    value, largest = struct.unpack(">f", bytes.fromhex(bits))[0], 3.0e38  # what is larger has no place above it
+    if value == 0:
+        return "3F800000"
+    return struct.pack(">f", value * 1.0625).hex().upper() if abs(value) < largest else "00000000"
 
 
 def split_operands(text):

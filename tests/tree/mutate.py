@@ -165,6 +165,14 @@ class Edits(unittest.TestCase):
         self.assertNotIn("5;", edited)
         self.assertIn("7;", edited)
 
+    def test_constants_that_float32_cannot_hold_made_larger(self):
+        text = ".entry k(\n" + "".join(f"\tmov.f32 \t%f1, 0f{bits};\n" for bits in ("7F7FFFFF", "FF7FFFFF", "7F800000"))
+        self.assertEqual({e.replacement for e in mutations.device_edits("k", text)}, {"0f00000000"})
+
+    def test_every_family_of_the_device_has_its_turn(self):
+        for folder in (ROOT / "src/cuda/kernels").iterdir():
+            self.assertTrue(any(folder.name in kernel for kernel, _ in mutate.KERNELS), folder)
+
     def test_every_file_of_the_table_is_there(self):
         files = mutate.tracked(ROOT)
         for pattern, _ in mutate.HOST_TESTS:
