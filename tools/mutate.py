@@ -40,12 +40,27 @@ CPU_LINES = ["check_fwd_simd_f32_d1024_64x64_portable", "check_fwd_simd_f32_d102
              "check_fwd_simd_f16_d1024_128x64_avx2", "check_fwd_simd_bf16_d1024_64x64_avx512",
              "check_fwd_simd_bf16_d1024_64x64_portable", "check_fwd_simd_f16_d1024_64x64_portable",
              "check_fwd_simd_e4m3_d1024_64x64_portable"]
+CPU_GRADIENTS = ["check_bwd_simd_f32_d1024_64x64_portable", "check_bwd_simd_f16_d1024_64x64_avx512",
+                 "check_bwd_simd_bf16_d1024_64x64_avx2"]
+OPS = ["unit_ops", "op_properties", "unit_caches", "quick_ops", "device_ops"]
 API = ["unit_api", "unit_plan", "golden_plans", "fault_memory", "properties"]
 HOST_TESTS = [
     ("src/core/problem.*", ["unit_problem", "golden_plans", "unit_api", "unit_cases", "properties", "fuzz_problem"]),
     ("src/core/wisdom.*", ["unit_wisdom", "unit_api", "fault_memory", "fuzz_wisdom"]),
     ("src/core/plan.*", [*API, "unit_estimates", "fault_cuda", "quick_simt", "quick_wgmma"]),
     ("src/core/acromion.c", [*API, "unit_no_driver", "unit_dlclose", "fault_cuda"]),
+    ("src/core/backend.h", API),
+    ("src/core/kernel.h", [*API, "quick_simt", "quick_wgmma"]),
+    ("src/core/trace_points.h", ["unit_profile", "profile"]),
+    ("src/core/buffers.*", ["unit_api", "unit_backward", "unit_paging", "unit_caches", *API]),
+    ("src/core/extent.*", ["unit_api", "unit_backward", "unit_paging", "unit_ops", *API]),
+    ("src/core/paging.*", ["unit_paging", "unit_caches", "unit_api", "properties", "golden_plans", "cpu_isolation",
+                           CPU_LINES[-3]]),
+    ("src/core/backward.*", ["unit_backward", "unit_api", "golden_plans", "properties", "fault_memory", *CPU_GRADIENTS,
+                             "quick_bwd"]),
+    ("src/core/op*", OPS),
+    ("src/core/append.*", OPS),
+    ("src/core/merge.*", OPS),
     ("src/core/forward_cache.*", ["unit_api", "fault_memory", "properties", "fault_cuda"]),
     ("src/core/dtype.*", ["unit_oracle", "unit_fwd_simd", "unit_problem", "unit_cases", "unit_api", "properties",
                           *CPU_LINES[-3:]]),
@@ -57,6 +72,13 @@ HOST_TESTS = [
     ("src/cpu/threads.*", ["unit_api", "fault_memory", "properties", CPU_LINES[0]]),
     ("src/cpu/backend.c", ["unit_api", "unit_plan", "fault_memory", "properties", "unit_timed_kernel", CPU_LINES[0]]),
     ("src/cpu/fwd_simd/*", ["unit_fwd_simd", "golden_plans", "cpu_isolation", "unit_api", "properties", *CPU_LINES]),
+    ("src/cpu/bwd_simd/*", ["unit_backward", "golden_plans", "unit_gradients", *CPU_GRADIENTS]),
+    ("src/cpu/ops/*", OPS),
+    ("src/cpu/simd.h", ["unit_fwd_simd", "cpu_isolation", *CPU_LINES, *CPU_GRADIENTS]),
+    ("src/cuda/ops/*", ["quick_ops", "device_ops", "device_caches", "fault_cuda"]),
+    ("src/cuda/device/attention/*", ["quick_simt", "quick_mma", "quick_wgmma", "quick_bwd", "device_wgmma",
+                                     "device_bwd"]),
+    ("src/dist/*", ["unit_dist", "example_ring", "symbols_nccl", "device_dist"]),
     ("src/cuda/backend.c", ["fault_cuda", "quick_wgmma", "unit_timed_kernel", "unit_cublas", "profile", "quick_split",
                             "unit_gates_cuda"]),
     ("src/cuda/driver.c", ["unit_no_driver", "quick_simt", "fault_cuda"]),
@@ -76,9 +98,6 @@ HOST_TESTS = [
     ("src/cuda/kernels/bwd_*", ["quick_bwd", "device_bwd", "device_isolation"]),
     ("src/cuda/kernels/fwd_fp8/*", ["quick_fp8", "quick_scales", "device_fp8"]),
 ]
-
-# Of a file that no pattern matches.
-OTHER_TESTS = [*API, "unit_problem", "unit_wisdom", "quick_simt", "fault_cuda"]
 
 # A line of each family, with the architecture whose PTX is edited; what device.py asks of it judges.
 KERNELS = [("fwd_simt_f16_d256_64x64_sm80", 80), ("fwd_ladder4_f16_d64_64x64_s3_sm80", 80),
@@ -207,7 +226,9 @@ def tests_of(file, table):
     for pattern, tests in table:
         if fnmatch.fnmatchcase(file, pattern):
             found += [test for test in tests if test not in found]
-    return found or OTHER_TESTS
+    if not found:
+        raise Broken(f"no pattern of HOST_TESTS matches {file}: which tests does an edit of it touch?")
+    return found
 
 
 class HostJudge:

@@ -100,7 +100,8 @@ ARITHMETIC = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "*", "&": "|", "|": "
               "+=": "-=", "-=": "+=", "|=": "&="}
 LOGICAL = {"&&": "||", "||": "&&"}
 STATUSES = {"ACR_INVALID": "ACR_UNSUPPORTED", "ACR_UNSUPPORTED": "ACR_INVALID", "ACR_NO_MEMORY": "ACR_INVALID"}
-SYMMETRIC = re.compile(r"(?:min|max|fmin|fmax|memcmp|strcmp|min_\w+|max_\w+|acr__min\w*|acr__max\w*)$")
+SYMMETRIC = re.compile(r"""(?:min|max|fmin|fmax|memcmp|strcmp|min_\w+|max_\w+|acr__min\w*|acr__max\w*
+                       |__builtin_add_overflow|__builtin_mul_overflow)$""", re.X)
 BUFFER_BYTES_MIN = 16  # `char text[N]`: one byte more changes nothing
 
 

@@ -6,6 +6,7 @@ or has a reason is not counted, a killed run goes on where it was. With PROGRAM'
     mutate.py --run FOLDER ARGS...   tools/mutate.py over the project in FOLDER, for the test"""
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -177,7 +178,10 @@ class Edits(unittest.TestCase):
         files = mutate.tracked(ROOT)
         for pattern, _ in mutate.HOST_TESTS:
             self.assertTrue(any(mutations.matching(name, [pattern]) for name in files), pattern)
-        self.assertEqual(mutate.tests_of("src/core/other.c", mutate.HOST_TESTS), mutate.OTHER_TESTS)
+        for name in files:
+            if re.match(r"src/.*\.(?:c|h|cu)$", name) and mutations.host_edits(name, (ROOT / name).read_text()):
+                self.assertTrue(mutate.tests_of(name, mutate.HOST_TESTS), name)
+        self.assertRaises(mutate.Broken, mutate.tests_of, "src/core/other", mutate.HOST_TESTS)
 
     def test_the_file_of_equivalent_edits(self):
         mutate.read_equivalent(ROOT / "tools/mutate_equivalent.jsonl")
