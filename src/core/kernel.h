@@ -34,6 +34,19 @@ enum {
     ACR__ISA_AVX512 = 1u << 2,    /* F, BW, DQ, VL, with FMA and F16C */
     ACR__ISA_AVX512BF16 = 1u << 3 /* the same and products of bf16 */
 };
+enum {
+    ACR__ISA_COUNT = 4
+};
+
+/* Their names, the widest first. The names are in wisdom, so they stay. */
+typedef struct acr__isa {
+    const char *name;
+    uint32_t bit;
+} acr__isa;
+extern const acr__isa acr__isas[ACR__ISA_COUNT];
+
+/* The name of the widest instruction set in `isa`. */
+const char *acr__isa_widest(uint32_t isa);
 
 /* What kernels may know about the machine: limits for why_not, rates for cost. Filled by the backend, or by a table of
  * GPUs. */

@@ -41,20 +41,13 @@ struct acr__wisdom {
     fact_list facts;
 };
 
-static const char *isa_text(uint32_t isa)
-{
-    return isa & ACR__ISA_AVX512BF16 ? "avx512bf16"
-           : isa & ACR__ISA_AVX512   ? "avx512"
-           : isa & ACR__ISA_AVX2     ? "avx2"
-                                     : "portable";
-}
-
 void acr__wisdom_device_key(const acr__device *device, char key[WISDOM_DEVICE_MAX])
 {
     if (device->backend == ACR__CUDA)
         snprintf(key, WISDOM_DEVICE_MAX, "%s/sm%d/%d", device->name, device->arch, device->sm_count);
     else
-        snprintf(key, WISDOM_DEVICE_MAX, "%s/%s/%d threads", device->name, isa_text(device->isa), device->threads);
+        snprintf(key, WISDOM_DEVICE_MAX, "%s/%s/%d threads", device->name, acr__isa_widest(device->isa),
+                 device->threads);
 }
 
 acr__wisdom *acr__wisdom_create(const acr__device *device)

@@ -195,12 +195,9 @@ static void describe(acr__backend_device *base, int32_t threads)
     device->l2_bytes = last_level_cache_bytes();
     device->mem_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     device->clock_hz = measure_clock_hz();
-    const char *isa = device->isa & ACR__ISA_AVX512BF16 ? "avx512bf16"
-                      : device->isa & ACR__ISA_AVX512   ? "avx512"
-                      : device->isa & ACR__ISA_AVX2     ? "avx2"
-                                                        : "portable";
     snprintf(base->text, sizeof base->text, "%s, %s, %d thread%s, %.1f GHz, %lld MiB last-level cache", device->name,
-             isa, (int)threads, threads == 1 ? "" : "s", device->clock_hz * 1e-9, (long long)(device->l2_bytes >> 20));
+             acr__isa_widest(device->isa), (int)threads, threads == 1 ? "" : "s", device->clock_hz * 1e-9,
+             (long long)(device->l2_bytes >> 20));
 }
 
 /* ---- Open, close ----------------------------------------------------------------------------------------------- */

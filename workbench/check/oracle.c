@@ -186,41 +186,27 @@ static void load_key_value_head(workspace *w, const acr_problem *p, const acr_bu
 /* sums[0..vectors) += factor[0] * rows[0][0..vectors) + factor[1] * rows[1]..., one row after another; rows are
  * `stride` vectors apart. Both products of attention have this form: scores over the dims of a query, outputs over
  * the keys of a row. */
-static void add_rows_double(doubles *sums, const double *factor, const doubles *rows, int64_t stride, int64_t count,
-                            int64_t vectors)
-{
-    int64_t r = 0;
-    for (; r + 4 <= count; r += 4) {
-        const doubles *row = rows + r * stride;
-        for (int64_t x = 0; x < vectors; x++) {
-            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] +
-                      factor[r + 2] * row[2 * stride + x] + factor[r + 3] * row[3 * stride + x];
-        }
+#define ADD_ROWS(name, scalar, vector)                                                                                 \
+    static void name(vector *sums, const scalar *factor, const vector *rows, int64_t stride, int64_t count,            \
+                     int64_t vectors)                                                                                  \
+    {                                                                                                                  \
+        int64_t r = 0;                                                                                                 \
+        for (; r + 4 <= count; r += 4) {                                                                               \
+            const vector *row = rows + r * stride;                                                                     \
+            for (int64_t x = 0; x < vectors; x++) {                                                                    \
+                sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] +                             \
+                          factor[r + 2] * row[2 * stride + x] + factor[r + 3] * row[3 * stride + x];                   \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; r < count; r++) {                                                                                       \
+            for (int64_t x = 0; x < vectors; x++) {                                                                    \
+                sums[x] += factor[r] * rows[r * stride + x];                                                           \
+            }                                                                                                          \
+        }                                                                                                              \
     }
-    for (; r < count; r++) {
-        for (int64_t x = 0; x < vectors; x++) {
-            sums[x] += factor[r] * rows[r * stride + x];
-        }
-    }
-}
-
-static void add_rows_float(floats *sums, const float *factor, const floats *rows, int64_t stride, int64_t count,
-                           int64_t vectors)
-{
-    int64_t r = 0;
-    for (; r + 4 <= count; r += 4) {
-        const floats *row = rows + r * stride;
-        for (int64_t x = 0; x < vectors; x++) {
-            sums[x] = sums[x] + factor[r] * row[x] + factor[r + 1] * row[stride + x] +
-                      factor[r + 2] * row[2 * stride + x] + factor[r + 3] * row[3 * stride + x];
-        }
-    }
-    for (; r < count; r++) {
-        for (int64_t x = 0; x < vectors; x++) {
-            sums[x] += factor[r] * rows[r * stride + x];
-        }
-    }
-}
+ADD_ROWS(add_rows_double, double, doubles)
+ADD_ROWS(add_rows_float, float, floats)
+#undef ADD_ROWS
 
 /* What the products of stored elements are multiplied by. */
 typedef struct scales {

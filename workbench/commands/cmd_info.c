@@ -82,12 +82,21 @@ static bool runs_here(const machine_devices *devices, const acr__kernel *kernel)
     return false;
 }
 
-static const char *isa_text(uint32_t isa)
+enum {
+    ISA_TEXT_MAX = 64
+};
+
+/* The instruction sets, the widest first, separated by spaces. */
+static const char *isa_text(char text[ISA_TEXT_MAX], uint32_t isa)
 {
-    return isa & ACR__ISA_AVX512BF16 ? "avx512bf16 avx512 avx2 portable"
-           : isa & ACR__ISA_AVX512   ? "avx512 avx2 portable"
-           : isa & ACR__ISA_AVX2     ? "avx2 portable"
-                                     : "portable";
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < ACR__ISA_COUNT; ++i) {
+        if (isa & acr__isas[i].bit) {
+            used += (size_t)snprintf(text + used, ISA_TEXT_MAX - used, "%s%s", used ? " " : "", acr__isas[i].name);
+        }
+    }
+    return text;
 }
 
 static json_t *device_json(const acr_ctx *ctx)
@@ -105,7 +114,8 @@ static json_t *device_json(const acr_ctx *ctx)
         json_object_set_new(json, "mem_bytes", json_integer(d->mem_bytes));
         json_object_set_new(json, "driver", json_string(driver));
     } else {
-        json_object_set_new(json, "isa", json_string(isa_text(d->isa)));
+        char isa[ISA_TEXT_MAX];
+        json_object_set_new(json, "isa", json_string(isa_text(isa, d->isa)));
         json_object_set_new(json, "threads", json_integer(d->threads));
     }
     return json;
@@ -220,7 +230,8 @@ static void print_text(const machine_devices *devices, bool all)
         const acr__device *d = device_of(devices->contexts[i]);
         printf("  %-5s %s\n", backend_name(d->backend), acr_ctx_device(devices->contexts[i]));
         if (all && d->backend == ACR__CPU) {
-            printf("        instruction sets: %s\n", isa_text(d->isa));
+            char isa[ISA_TEXT_MAX];
+            printf("        instruction sets: %s\n", isa_text(isa, d->isa));
         }
     }
     if (devices->count == 1 && *devices->cuda_reason) {

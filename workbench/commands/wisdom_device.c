@@ -9,13 +9,6 @@
 
 bool wisdom_device(acr__device *out, const char *device_key)
 {
-    static const struct {
-        const char *text;
-        uint32_t isa;
-    } isas[] = {{"avx512bf16", ACR__ISA_AVX512BF16},
-                {"avx512", ACR__ISA_AVX512},
-                {"avx2", ACR__ISA_AVX2},
-                {"portable", ACR__ISA_PORTABLE}};
     char name[WISDOM_DEVICE_MAX], trait[WISDOM_DEVICE_MAX] = "";
     snprintf(name, sizeof name, "%s", device_key);
     *out = (acr__device){.backend = ACR__CPU};
@@ -34,8 +27,8 @@ bool wisdom_device(acr__device *out, const char *device_key)
         out->backend = ACR__CUDA;
         out->arch = (int32_t)strtol(trait + 2, NULL, 10);
     }
-    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; ++i) {
-        out->isa |= strcmp(trait, isas[i].text) == 0 ? isas[i].isa : 0;
+    for (int i = 0; i < ACR__ISA_COUNT; ++i) {
+        out->isa |= strcmp(trait, acr__isas[i].name) == 0 ? acr__isas[i].bit : 0;
     }
     char again[WISDOM_DEVICE_MAX];
     acr__wisdom_device_key(out, again);

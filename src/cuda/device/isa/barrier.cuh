@@ -10,6 +10,12 @@ enum {
     BARRIER_BYTES = 8
 };
 
+/* The warpgroup of this thread in its CTA: the compiler, too, knows that all lanes of a warp have the same. */
+DEV int read_warpgroup(void)
+{
+    return __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0);
+}
+
 DEV void barrier_init(uint32_t barrier, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

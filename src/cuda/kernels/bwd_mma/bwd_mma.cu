@@ -16,12 +16,8 @@
  * step), STAGES; optional BF16=1, WARP_ROWS (lines of a warp), TERMS (FWD_TERM_* of fwd_args.h).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 TERMS=0 */
-#ifndef TERMS
-#define TERMS 0
-#endif
-#ifndef BF16
-#define BF16 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #ifndef WARP_ROWS
 #define WARP_ROWS 16
 #endif

@@ -15,12 +15,8 @@
  * (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more to do).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 */
-#ifndef TERMS
-#define TERMS 0
-#endif
-#ifndef BF16
-#define BF16 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #ifndef PACKED
 #define PACKED 0
 #endif
@@ -698,8 +694,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
-    const int group =
-        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    const int group = read_warpgroup();
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);

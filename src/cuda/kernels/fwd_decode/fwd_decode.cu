@@ -13,14 +13,10 @@
  * fwd_args.h: the features beyond scale, mask and window).
  *
  * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 TERMS=0 */
-#ifndef TERMS
-#define TERMS 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #include "fwd_args.h"
 
-#ifndef BF16
-#define BF16 0
-#endif
 #ifndef CLUSTER
 #define CLUSTER 0
 #endif

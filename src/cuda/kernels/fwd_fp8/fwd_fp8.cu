@@ -645,8 +645,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
-    const int group =
-        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    const int group = read_warpgroup();
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);

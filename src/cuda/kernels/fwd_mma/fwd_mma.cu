@@ -16,23 +16,15 @@
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES BF16=0 WARP_ROWS=16 KV_GROUPS=1 MIN_CTAS=1 MAX_REGS= PACKED=0 TERMS=0 SLICES=1
  * PAGED=0 */
-#ifndef TERMS
-#define TERMS 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #include "fwd_args.h"
 
-#ifndef PAGED
-#define PAGED 0
-#endif
-
-#ifndef SLICES
-#define SLICES 1
-#endif
-#ifndef BF16
-#define BF16 0
-#endif
 #ifndef WARP_ROWS
 #define WARP_ROWS 16
+#endif
+#ifndef SLICES
+#define SLICES 1
 #endif
 #ifndef KV_GROUPS
 #define KV_GROUPS 1

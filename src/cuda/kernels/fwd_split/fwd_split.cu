@@ -15,19 +15,12 @@
  * e4m3, in pages or not).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 PAGED=0 KV_E4M3=0 */
-#ifndef TERMS
-#define TERMS 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #include "fwd_args.h"
 
-#ifndef BF16
-#define BF16 0
-#endif
 #ifndef SPLITS
 #define SPLITS 0
-#endif
-#ifndef PAGED
-#define PAGED 0
 #endif
 #ifndef KV_E4M3
 #define KV_E4M3 0

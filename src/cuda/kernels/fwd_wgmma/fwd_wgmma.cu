@@ -16,25 +16,15 @@
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
  * BIAS_TILES=0 PAGED=0 */
-#ifndef TERMS
-#define TERMS 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #include <stddef.h>
 
 #include "cuda/device/attention/packed_queue.h"
 #include "fwd_args.h"
 
-#ifndef V_DIM
-#define V_DIM DIM
-#endif
-#ifndef BF16
-#define BF16 0
-#endif
 #ifndef Q_STAGES
 #define Q_STAGES 1
-#endif
-#ifndef PAGED
-#define PAGED 0
 #endif
 #ifndef PACKED
 #define PACKED 0
@@ -578,8 +568,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
     ACR_TRACE_POINT(0, "start");
-    const int group =
-        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    const int group = read_warpgroup();
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);

@@ -14,15 +14,11 @@
  * rows of a tile are query heads of one key head, keys may lie in pages, and clusters share out the keys of a tile).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 */
+#include "cuda/device/attention/parameters.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
-#ifndef V_DIM
-#define V_DIM DIM
-#endif
-#ifndef BF16
-#define BF16 0
-#endif
 #ifndef V_IN_K
 #define V_IN_K 0
 #endif
@@ -904,8 +900,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t smem = smem_address(memory);
-    const int group =
-        __shfl_sync(~0u, threadIdx.x / WARPGROUP_THREADS, 0); /* the same in all lanes, for the compiler too */
+    const int group = read_warpgroup();
     ACR_TRACE_POINT(0, "start");
     if (threadIdx.x == 0) {
         prefetch_map(&maps.q);
