@@ -191,7 +191,7 @@ static PyObject *pack(PyObject **values, Py_ssize_t count, bool failed)
 static PyObject *new_state(const request *r, torch_dtype dtype, int ndim)
 {
     static const int64_t shape[] = {2};
-    return torch_new_empty(r->given[QUERY], shape, ndim, dtype);
+    return torch_new_empty(&r->q, shape, ndim, dtype);
 }
 
 /* Seed and offset. Saved for a backward pass, or in a graph that is captured, they are their own; else all calls on a
@@ -247,7 +247,7 @@ static PyObject *flash(request *r)
     values[5] = PyLong_FromLongLong(r->k.shape[2]);
     values[6] = new_state(r, TORCH_UINT64, 1);
     values[7] = new_state(r, TORCH_UINT64, 0);
-    values[8] = torch_new_empty(r->given[QUERY], none, 1, TORCH_SAME);
+    values[8] = torch_new_empty(&r->q, none, 1, TORCH_SAME);
     return pack(values, 9, !values[4] || !values[5] || !values[6] || !values[7] || !values[8]);
 }
 
@@ -271,7 +271,7 @@ static PyObject *padded_lse(const request *r, PyObject *lse)
 {
     const int64_t none[] = {r->q.shape[0], r->q.shape[1], 0};
     if (!lse)
-        return torch_new_empty(r->given[QUERY], none, 3, TORCH_FLOAT32);
+        return torch_new_empty(&r->q, none, 3, TORCH_FLOAT32);
     if (r->q.shape[2] % 32 == 0)
         return lse;
     PyObject *result = PyObject_CallFunction(helpers.pad_rows, "OL", lse, (long long)(32 - r->q.shape[2] % 32));
@@ -288,7 +288,7 @@ static PyObject *efficient(request *r)
         return refuse(r, "tensors that have not 4 dimensions");
     const int64_t batch = r->q.shape[0], heads = r->q.shape[1], rows = r->q.shape[2], dim = r->v.shape[3];
     const int64_t shape[] = {batch, heads, rows, dim}, strides[] = {rows * heads * dim, dim, heads * dim, 1};
-    PyObject *out = torch_new_empty_strided(r->given[QUERY], shape, strides, 4);
+    PyObject *out = torch_new_empty_strided(&r->q, shape, strides, 4);
     if (!out)
         return NULL;
     r->a.given[ARG_OUT] = out;
@@ -338,7 +338,7 @@ static PyObject *flash_packed(request *r)
         return NULL;
     values[2] = new_state(r, TORCH_UINT64, 1);
     values[3] = new_state(r, TORCH_UINT64, 0);
-    values[4] = torch_new_empty(r->given[QUERY], none, 1, TORCH_SAME);
+    values[4] = torch_new_empty(&r->q, none, 1, TORCH_SAME);
     return pack(values, 5, !values[2] || !values[3] || !values[4]);
 }
 

@@ -599,6 +599,18 @@ done:
     return result;
 }
 
+/* PyTorch's q as the caller has it: that of packed sequences has no batch. */
+static operand given_q(const call *c)
+{
+    operand q = c->q;
+    if (!c->a.is_packed)
+        return q;
+    q.ndim = OPERAND_DIMS - 1;
+    memmove(q.shape, &q.shape[1], (size_t)q.ndim * sizeof q.shape[0]);
+    memmove(q.strides, &q.strides[1], (size_t)q.ndim * sizeof q.strides[0]);
+    return q;
+}
+
 static PyObject *new_output(const call *c)
 {
     const operand *q = &c->q;
@@ -608,8 +620,9 @@ static PyObject *new_output(const call *c)
     if (!torch_is_tensor(q->object))
         return new_array(q, shape + first, 4 - first, narrow ? "float16" : NULL);
     const torch_dtype dtype = narrow ? TORCH_FLOAT16 : TORCH_SAME;
-    return shape[3] == q->shape[3] ? torch_empty_like(q->object, dtype)
-                                   : torch_new_empty(q->object, shape + first, 4 - first, dtype);
+    const operand given = given_q(c);
+    return shape[3] == q->shape[3] ? torch_empty_like(&given, dtype)
+                                   : torch_new_empty(q, shape + first, 4 - first, dtype);
 }
 
 /* [batch, heads, q_len]; of packed sequences [heads, q_total]. */
@@ -617,7 +630,7 @@ static PyObject *new_lse(const call *c)
 {
     const int64_t shape[] = {c->q.shape[0], heads_of(c, &c->q), rows_of(c, &c->q), 1};
     const int first = c->a.is_packed ? 1 : 0, count = (c->a.lse_is_column ? 4 : 3) - first;
-    return torch_is_tensor(c->q.object) ? torch_new_empty(c->q.object, shape + first, count, TORCH_FLOAT32)
+    return torch_is_tensor(c->q.object) ? torch_new_empty(&c->q, shape + first, count, TORCH_FLOAT32)
                                         : new_array(&c->q, shape + first, count, "float32");
 }
 
@@ -722,7 +735,7 @@ static int execute_cuda(const call *c, acr_ctx *ctx, plan_entry *entry)
         status = acr_forward(ctx, &c->problem, &b, stream); /* the context allocates for callers who cannot */
     } else {
         if (entry->workspace_bytes > 0)
-            result = workspace_for_stream(&w, entry, c->q.object, c->q.device, stream);
+            result = workspace_for_stream(&w, entry, &c->q, stream);
         if (!result)
             status = acr_execute(entry->plan, &b, w.memory, w.bytes, stream);
     }

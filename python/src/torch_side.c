@@ -1,12 +1,65 @@
 /* PyTorch's part: dispatch, gradients, new tensors. */
 #include "torch_side.h"
 
+#include <dlfcn.h>
+#include <string.h>
+
 static struct {
     PyTypeObject *tensor, *parameter;
     PyObject *run_op[SIGNATURES], *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *spread;
     PyObject *typed[TORCH_DTYPES]; /* keyword arguments that ask for a type */
     PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
+
+/* ---- PyTorch's own functions ------------------------------------------------------------------------------------- */
+
+/* Most are of PyTorch's C interface (torch/csrc/inductor/aoti_torch/c/shim.h). Two are C++ functions of one plain
+ * argument or none, whose names in the library hold their arguments' types. Each saves a call through Python; where one
+ * is missing, Python is called. */
+typedef struct torch_handle torch_handle; /* at::Tensor */
+static struct {
+    bool (*is_grad_enabled)(void);
+    int64_t (*dispatch_depth)(void);
+    int32_t (*empty_strided)(int64_t ndim, const int64_t *shape, const int64_t *strides, int32_t dtype,
+                             int32_t device_type, int32_t device_index, torch_handle **out);
+    int32_t (*delete_handle)(torch_handle *tensor);
+    PyObject *(*wrap)(const torch_handle *tensor);
+    int32_t (*float16)(void), (*bfloat16)(void), (*float32)(void), (*uint8)(void), (*int64)(void), (*uint64)(void);
+    int32_t (*cpu)(void), (*cuda)(void);
+    bool makes_tensors; /* all that this takes are there */
+} shim;
+
+static const struct shim_symbol {
+    const char *name;
+    void *place;
+    bool makes_tensors;
+} shim_symbols[] = {
+    {"aoti_torch_grad_mode_is_enabled", &shim.is_grad_enabled, false},
+    {"_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", &shim.dispatch_depth, false},
+    {"aoti_torch_empty_strided", &shim.empty_strided, true},
+    {"aoti_torch_delete_tensor_object", &shim.delete_handle, true},
+    {"_Z16THPVariable_WrapRKN2at10TensorBaseE", &shim.wrap, true},
+    {"aoti_torch_dtype_float16", &shim.float16, true},
+    {"aoti_torch_dtype_bfloat16", &shim.bfloat16, true},
+    {"aoti_torch_dtype_float32", &shim.float32, true},
+    {"aoti_torch_dtype_uint8", &shim.uint8, true},
+    {"aoti_torch_dtype_int64", &shim.int64, true},
+    {"aoti_torch_dtype_uint64", &shim.uint64, true},
+    {"aoti_torch_device_type_cpu", &shim.cpu, true},
+    {"aoti_torch_device_type_cuda", &shim.cuda, true},
+};
+
+/* Looks in the library that torch._C has loaded, and in those it needs. */
+static void find_shim(void)
+{
+    void *library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
+    shim.makes_tensors = library != NULL;
+    for (size_t i = 0; library && i < sizeof shim_symbols / sizeof shim_symbols[0]; i++) {
+        void *found = dlsym(library, shim_symbols[i].name);
+        memcpy(shim_symbols[i].place, &found, sizeof found);
+        shim.makes_tensors = shim.makes_tensors && (found || !shim_symbols[i].makes_tensors);
+    }
+}
 
 PyObject *torch_bind(PyObject *module, PyObject *args)
 {
@@ -27,8 +80,11 @@ PyObject *torch_bind(PyObject *module, PyObject *args)
     for (int i = TORCH_SAME + 1; i < TORCH_DTYPES; i++)
         if (!(torch.typed[i] = PyDict_New()) || PyDict_SetItem(torch.typed[i], torch.name_dtype, dtypes[i]))
             return NULL;
+    find_shim();
     Py_RETURN_NONE;
 }
+
+/* ---- Where a call goes ------------------------------------------------------------------------------------------- */
 
 bool torch_is_tensor(PyObject *object)
 {
@@ -59,7 +115,7 @@ int torch_needs_dispatch(const arguments *a)
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (is_subclassed(a->given[i]))
             return 1;
-    return is_true(torch.dispatch_depth);
+    return shim.dispatch_depth ? shim.dispatch_depth() != 0 : is_true(torch.dispatch_depth);
 }
 
 PyObject *torch_dispatch(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
@@ -85,7 +141,10 @@ static bool has_gradient(int argument)
 
 int torch_wants_gradients(const arguments *a)
 {
+    const int is_enabled = shim.is_grad_enabled ? shim.is_grad_enabled() : is_true(torch.is_grad_enabled);
     int wants = 0, refused = -1;
+    if (is_enabled <= 0)
+        return is_enabled;
     for (int i = 0; i < ARGUMENTS; i++) {
         if (i > ARG_ATTN_MASK && i < ARG_SIDE && i != ARG_OUT)
             continue; /* no tensors */
@@ -96,15 +155,8 @@ int torch_wants_gradients(const arguments *a)
         if (is_required && !has_gradient(i))
             refused = i;
     }
-    if (!wants)
-        return 0;
-    PyObject *enabled = PyObject_CallNoArgs(torch.is_grad_enabled);
-    if (!enabled)
-        return -1;
-    const bool is_enabled = enabled == Py_True;
-    Py_DECREF(enabled);
-    if (!is_enabled || refused < 0)
-        return is_enabled;
+    if (!wants || refused < 0)
+        return wants;
     PyErr_Format(PyExc_NotImplementedError,
                  "%s requires a gradient, and acromion computes those of q, k, v and sinks only: call under "
                  "torch.no_grad() or torch.inference_mode(), or give %s.detach()",
@@ -112,11 +164,80 @@ int torch_wants_gradients(const arguments *a)
     return -1;
 }
 
-PyObject *torch_empty_like(PyObject *like, torch_dtype dtype)
+/* ---- New tensors ------------------------------------------------------------------------------------------------- */
+
+/* PyTorch's number of a type; -1 where only Python knows it. */
+static int32_t scalar_type(const operand *like, torch_dtype dtype)
 {
+    switch (dtype) {
+    case TORCH_FLOAT16:
+        return shim.float16();
+    case TORCH_FLOAT32:
+        return shim.float32();
+    case TORCH_UINT8:
+        return shim.uint8();
+    case TORCH_INT64:
+        return shim.int64();
+    case TORCH_UINT64:
+        return shim.uint64();
+    default:
+        return operand_has_type(like, DL_FLOAT, 16)    ? shim.float16()
+               : operand_has_type(like, DL_BFLOAT, 16) ? shim.bfloat16()
+               : operand_has_type(like, DL_FLOAT, 32)  ? shim.float32()
+                                                       : -1;
+    }
+}
+
+/* A tensor straight from PyTorch's allocator; NULL without an exception where Python has to be asked, which then says
+ * why there is none. */
+static PyObject *new_directly(const operand *like, const int64_t *shape, const int64_t *strides, int ndim,
+                              torch_dtype dtype)
+{
+    const int32_t type = shim.makes_tensors ? scalar_type(like, dtype) : -1;
+    torch_handle *made = NULL;
+    int32_t failed;
+    if (type < 0)
+        return NULL;
+    const int32_t device = like->device.type == DL_CUDA ? shim.cuda() : shim.cpu();
+    Py_BEGIN_ALLOW_THREADS; /* other threads of PyTorch wait for the interpreter inside the allocator */
+    failed = shim.empty_strided(ndim, shape, strides, type, device, like->device.id, &made);
+    Py_END_ALLOW_THREADS;
+    if (failed)
+        return NULL;
+    PyObject *result = shim.wrap(made);
+    shim.delete_handle(made); /* the object holds the tensor now */
+    return result;
+}
+
+/* Whether a tensor's elements fill its memory, each place once: then one like it has its strides. */
+static bool is_dense(const operand *op)
+{
+    int64_t expected = 1;
+    bool is_taken[OPERAND_DIMS] = {false};
+    for (int i = 0; i < op->ndim; i++) {
+        int innermost = -1;
+        for (int axis = 0; axis < op->ndim; axis++)
+            if (!is_taken[axis] && op->shape[axis] > 1 && op->strides[axis] == expected)
+                innermost = axis;
+        if (innermost < 0)
+            break;
+        is_taken[innermost] = true;
+        expected *= op->shape[innermost];
+    }
+    for (int axis = 0; axis < op->ndim; axis++)
+        if (op->shape[axis] < 1 || (op->shape[axis] > 1 && !is_taken[axis]))
+            return false;
+    return true;
+}
+
+PyObject *torch_empty_like(const operand *like, torch_dtype dtype)
+{
+    PyObject *result = is_dense(like) ? new_directly(like, like->shape, like->strides, like->ndim, dtype) : NULL;
+    if (result || PyErr_Occurred())
+        return result;
     if (dtype == TORCH_SAME)
-        return PyObject_CallFunctionObjArgs(torch.empty_like, like, NULL);
-    PyObject *args = PyTuple_Pack(1, like), *result = NULL;
+        return PyObject_CallFunctionObjArgs(torch.empty_like, like->object, NULL);
+    PyObject *args = PyTuple_Pack(1, like->object);
     if (args)
         result = PyObject_Call(torch.empty_like, args, torch.typed[dtype]);
     Py_XDECREF(args);
@@ -136,10 +257,18 @@ static PyObject *sizes_of(const int64_t *values, int count)
     return sizes;
 }
 
-PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype)
+PyObject *torch_new_empty(const operand *like, const int64_t *shape, int ndim, torch_dtype dtype)
 {
-    PyObject *result = NULL, *sizes = sizes_of(shape, ndim), *args = sizes ? PyTuple_Pack(1, sizes) : NULL,
-             *method = PyObject_GetAttr(like, torch.name_new_empty);
+    int64_t strides[OPERAND_DIMS], packed = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = packed;
+        packed *= shape[i] > 1 ? shape[i] : 1;
+    }
+    PyObject *result = new_directly(like, shape, strides, ndim, dtype);
+    if (result || PyErr_Occurred())
+        return result;
+    PyObject *sizes = sizes_of(shape, ndim), *args = sizes ? PyTuple_Pack(1, sizes) : NULL,
+             *method = PyObject_GetAttr(like->object, torch.name_new_empty);
     if (args && method)
         result = PyObject_Call(method, args, torch.typed[dtype]);
     Py_XDECREF(sizes);
@@ -148,11 +277,14 @@ PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_
     return result;
 }
 
-PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const int64_t *strides, int ndim)
+PyObject *torch_new_empty_strided(const operand *like, const int64_t *shape, const int64_t *strides, int ndim)
 {
-    PyObject *result = NULL, *sizes = sizes_of(shape, ndim), *steps = sizes_of(strides, ndim);
+    PyObject *result = new_directly(like, shape, strides, ndim, TORCH_SAME);
+    if (result || PyErr_Occurred())
+        return result;
+    PyObject *sizes = sizes_of(shape, ndim), *steps = sizes_of(strides, ndim);
     if (sizes && steps)
-        result = PyObject_CallMethod(like, "new_empty_strided", "OO", sizes, steps);
+        result = PyObject_CallMethod(like->object, "new_empty_strided", "OO", sizes, steps);
     Py_XDECREF(sizes);
     Py_XDECREF(steps);
     return result;

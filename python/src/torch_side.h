@@ -1,5 +1,6 @@
-/* What the extension knows of PyTorch: objects that python/acromion/_torch.py hands over. No header of PyTorch is
- * needed, and without PyTorch nothing here is ever true. */
+/* What the extension knows of PyTorch: objects that python/acromion/_torch.py hands over, and functions of the
+ * libraries that PyTorch has loaded by then. No header of PyTorch is needed, and without PyTorch nothing here is ever
+ * true. */
 #ifndef ACR_PY_TORCH_SIDE_H
 #define ACR_PY_TORCH_SIDE_H
 
@@ -7,6 +8,7 @@
 
 #include "arguments.h"
 #include "common.h"
+#include "operand.h"
 
 /* _native.bind_torch(tensor_type, parameter_type, run_op, run_paged_op, is_grad_enabled, dispatch_depth, is_capturing,
  * empty_like, spread, float16, float32, uint8, int64, uint64): called once. */
@@ -37,10 +39,9 @@ typedef enum torch_dtype {
 } torch_dtype;
 
 /* New tensors on the device of `like`: like it in shape and order of strides, or packed of the shape. */
-PyObject *torch_empty_like(PyObject *like, torch_dtype dtype);
-PyObject *torch_new_empty(PyObject *like, const int64_t *shape, int ndim, torch_dtype dtype);
-
-PyObject *torch_new_empty_strided(PyObject *like, const int64_t *shape, const int64_t *strides, int ndim);
+PyObject *torch_empty_like(const operand *like, torch_dtype dtype);
+PyObject *torch_new_empty(const operand *like, const int64_t *shape, int ndim, torch_dtype dtype);
+PyObject *torch_new_empty_strided(const operand *like, const int64_t *shape, const int64_t *strides, int ndim);
 
 /* A copy of a mask whose last dimension lies side by side; an extent of 1 there becomes `keys`. */
 PyObject *torch_spread(PyObject *mask, int64_t keys);

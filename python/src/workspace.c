@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "operand.h"
 #include "torch_side.h"
 
 enum {
@@ -46,7 +45,7 @@ static int make_fit(kept *k, const plan_entry *entry, void *stream)
 }
 
 /* A tensor of bytes and its address. The caller owns *owner. */
-static int allocate(PyObject **owner, void **memory, PyObject *like, size_t bytes)
+static int allocate(PyObject **owner, void **memory, const operand *like, size_t bytes)
 {
     const int64_t shape[] = {(int64_t)bytes};
     operand op = {0};
@@ -74,9 +73,9 @@ static struct stream_workspace *find_stream(dl_device device, void *stream)
 
 /* Gives a stream a larger workspace. Allocating lets other threads run: only afterwards a place is chosen. What the
  * place held goes to *replaced, to be let go when nothing can come between clearing and enqueueing any more. */
-static struct stream_workspace *replace(PyObject **replaced, PyObject *like, size_t bytes, dl_device device,
-                                        void *stream)
+static struct stream_workspace *replace(PyObject **replaced, const operand *like, size_t bytes, void *stream)
 {
+    const dl_device device = like->device;
     PyObject *owner;
     void *memory;
     if (allocate(&owner, &memory, like, bytes))
@@ -90,7 +89,7 @@ static struct stream_workspace *replace(PyObject **replaced, PyObject *like, siz
     return s;
 }
 
-static int capture_workspace(workspace *out, const plan_entry *entry, PyObject *like, void *stream)
+static int capture_workspace(workspace *out, const plan_entry *entry, const operand *like, void *stream)
 {
     kept own = {.bytes = entry->workspace_bytes};
     if (allocate(&out->owner, &own.memory, like, own.bytes) || make_fit(&own, entry, stream))
@@ -100,14 +99,14 @@ static int capture_workspace(workspace *out, const plan_entry *entry, PyObject *
     return 0;
 }
 
-int workspace_for_stream(workspace *out, const plan_entry *entry, PyObject *like, dl_device device, void *stream)
+int workspace_for_stream(workspace *out, const plan_entry *entry, const operand *like, void *stream)
 {
     const int capturing = torch_is_capturing();
     if (capturing)
         return capturing < 0 ? -1 : capture_workspace(out, entry, like, stream);
-    struct stream_workspace *s = find_stream(device, stream);
+    struct stream_workspace *s = find_stream(like->device, stream);
     if ((!s || s->kept.bytes < entry->workspace_bytes) &&
-        !(s = replace(&out->owner, like, entry->workspace_bytes, device, stream)))
+        !(s = replace(&out->owner, like, entry->workspace_bytes, stream)))
         return -1;
     out->memory = s->kept.memory;
     out->bytes = s->kept.bytes;

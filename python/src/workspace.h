@@ -3,7 +3,7 @@
 #define ACR_PY_WORKSPACE_H
 
 #include "common.h"
-#include "dlpack.h"
+#include "operand.h"
 #include "plans.h"
 
 /* Memory for one execution, ready for its plan. */
@@ -18,7 +18,7 @@ typedef struct workspace {
 /* On CUDA, for PyTorch's tensors: one workspace a stream, from PyTorch's allocator, cleared when another plan used it
  * last. While a graph is being captured, one of the graph's own, cleared within the graph: replays need nothing from
  * outside. `like` is a tensor on the device, whose current stream `stream` is. */
-int workspace_for_stream(workspace *out, const plan_entry *entry, PyObject *like, dl_device device, void *stream);
+int workspace_for_stream(workspace *out, const plan_entry *entry, const operand *like, void *stream);
 
 /* On the CPU: the common one, or one of its own while another thread has that. */
 int workspace_for_cpu(workspace *out, const plan_entry *entry);

@@ -34,6 +34,51 @@ class Values(unittest.TestCase):
         q = normal(2, 9, 4, 16).transpose(1, 2)
         self.assertEqual(acromion.sdpa(q, q, q).stride(), q.stride())
 
+    def test_new_tensors_are_as_pytorch_makes_them(self):
+        """Whether they come straight from its allocator, as here but for q with gaps or without rows, or not."""
+        gaps = normal(2, 4, 9, 32)[..., :16]
+        for q in (normal(2, 4, 9, 16), normal(2, 9, 4, 16).transpose(1, 2), normal(1, 4, 9, 16), normal(2, 1, 9, 16),
+                  normal(2, 4, 1, 16), normal(1, 9, 1, 16).transpose(1, 2), normal(2, 4, 9, 1), normal(2, 4, 0, 16),
+                  normal(9, 2, 4, 16).permute(1, 2, 0, 3), normal(1, 1, 9, 16).expand(2, 4, 9, 16), gaps,
+                  normal(2, 4, 9, 16).to(torch.bfloat16), normal(2, 4, 9, 16).to(torch.float16)):
+            k = normal(q.shape[0], q.shape[1], 7, q.shape[3]).to(q.dtype)
+            with self.subTest(f"{tuple(q.shape)} {q.stride()} {q.dtype}"):
+                wanted = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+                for found, like in zip(acromion.sdpa(q, k, k, return_lse=True), wanted):
+                    for of in (torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset):
+                        self.assertEqual(of(found), of(like))
+                    self.assertEqual((type(found), found.dtype, found.device, found.requires_grad, found._version),
+                                     (type(like), like.dtype, like.device, False, 0))
+                    self.assertEqual(found.untyped_storage().nbytes(), like.untyped_storage().nbytes())
+        packed, offsets = normal(9, 4, 16), torch.tensor([0, 4, 9], dtype=torch.int32, device=DEVICE)
+        self.assertEqual(acromion.sdpa(packed, packed, packed, q_offsets=offsets, kv_offsets=offsets, max_q_len=5,
+                                       max_kv_len=5).stride(), packed.stride())
+        with torch.inference_mode():
+            self.assertTrue(acromion.sdpa(gaps, gaps, gaps).is_inference())
+            self.assertTrue(acromion.sdpa(packed, packed, packed, q_offsets=offsets, kv_offsets=offsets, max_q_len=5,
+                                          max_kv_len=5).is_inference())
+
+    def test_new_tensors_take_no_call_of_python(self):
+        from torch.overrides import TorchFunctionMode
+        seen = []
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+        q = normal(2, 4, 9, 16)
+        with torch.no_grad(), Mode():
+            acromion.sdpa(q, q, q, return_lse=True)
+        self.assertEqual(seen, [])
+
+    def test_modes_are_those_of_the_thread(self):
+        """A gradient is recorded by the thread that wants it, whatever another one has switched off."""
+        from concurrent.futures import ThreadPoolExecutor
+        q = normal(1, 2, 5, 16).requires_grad_()
+        with torch.no_grad(), ThreadPoolExecutor(1) as other:
+            self.assertFalse(acromion.sdpa(q, q, q).requires_grad)
+            self.assertTrue(other.submit(acromion.sdpa, q, q, q).result().requires_grad)
+
     def test_sdpa_s_own_causal_rule(self):
         q, k = normal(1, 2, 5, 64), normal(1, 2, 9, 64)
         ours = acromion.sdpa(q, k, k, is_causal=True, causal_align="top_left")
