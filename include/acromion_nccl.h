@@ -14,8 +14,9 @@
  *     acr_group_wait(group, stream, 10000);
  *
  * Rules that hold for every function here, beside those of acromion.h:
- *  - acr_group_create, acr_group_plan_create and acr_group_execute are collective: every rank calls them, in the same
- *    order. A rank that is missing, dead or has other arguments gives every other rank an error within the time limit.
+ *  - acr_group_create, acr_group_plan_create (or acr_group_refuse in its place) and acr_group_execute are collective:
+ *    every rank calls them, in the same order. A rank that is missing, dead or has other arguments gives every other
+ *    rank an error within the time limit.
  *  - A group, and its plans, are used by one thread at a time.
  *  - After ACR_TIMEOUT, ACR_PEER of an execution, or ACR_DEVICE_FAULT the group is broken: every later call returns the
  *    same error, and it can only be destroyed. acr_group_plan_create tells ranks that disagree without breaking it.
@@ -128,6 +129,12 @@ typedef struct acr_group_plan acr_group_plan;
  * which, and its text), ACR_TIMEOUT. */
 ACR_API acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const acr_problem *problem,
                                          acr_schedule schedule, acr_placement placement, acr_effort effort);
+
+/* In the place of acr_group_plan_create, on a rank that has nothing to plan: its caller has refused the call. The other
+ * ranks, which make a plan, get ACR_PEER with this rank's number and text at once, and the group goes on. Ranks that
+ * execute a plan instead are not reached: they and this rank wait until the time limit. status: not ACR_OK.
+ * Returns status once the others know; errors: ACR_INVALID (an argument), ACR_TIMEOUT, ACR_PEER, ACR_DEVICE_FAULT. */
+ACR_API acr_status acr_group_refuse(acr_group *group, acr_status status, const char *text);
 
 /* Frees a plan whose executions have ended. NULL is a no-op. */
 ACR_API void acr_group_plan_destroy(acr_group_plan *plan);

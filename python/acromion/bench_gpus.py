@@ -182,6 +182,8 @@ class Rank:
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
         _attention.set_rotate_method(rotate)
+        # PyTorch refuses to balance what has no mask; without a mask the work is balanced as it is.
+        _attention._cp_options.enable_load_balance = causal
         q, k, v = (x.clone() for x in tensors)
         mesh = init_device_mesh("cuda", (self.ranks,))
         with self.torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)), \

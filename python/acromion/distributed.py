@@ -4,7 +4,8 @@ docs/manual/several-gpus.md.
 Every function with `group` takes one of torch.distributed's process groups, None for all ranks. Keys and values travel
 by NCCL over a communicator of acromion's own, whose id travels over the process group, of any backend, once."""
 import atexit
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -151,6 +152,20 @@ def _check_tensors(**tensors: Any) -> None:
                                       "under torch.no_grad(), or give tensors from .detach()")
 
 
+@contextlib.contextmanager
+def _telling(group: Any, device: Optional[torch.device]) -> Iterator[None]:
+    """What is refused inside is told to the other ranks. device: None where not even that is known; then the group is
+    that of the only device which has one."""
+    try:
+        yield
+    except Exception as error:
+        found = _process_group(group)
+        opened = [capsule for (of, where), capsule in _groups.items() if of == found and device in (None, where)]
+        if len(opened) == 1:
+            _native.group_refuse(opened[0], str(error).replace("\0", ""))
+        raise
+
+
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, group: Any = None, q_len: Optional[int] = None,
          kv_len: Optional[int] = None, placement: str = "zigzag", schedule: Optional[str] = None,
          **arguments: Any) -> Any:
@@ -166,14 +181,17 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, group: Any = None
         out. What no schedule serves is refused by its name on every rank.
 
     On CUDA the work is enqueued on the current stream, without waiting, and may be captured into a graph when the same
-    call has run before. A call that is refused on one rank alone leaves the others waiting until their time limit."""
-    _check_tensors(q=q, k=k, v=v)
-    numbers = (_number(_SCHEDULES, "schedule", schedule), _number(_PLACEMENTS, "placement", placement))
-    for name, length in (("q_len", q_len), ("kv_len", kv_len)):
-        if length is not None and (schedule == "sharded_keys" or length < 1):
-            raise ValueError(f"{name} is {length}, must be " + (
-                "None with schedule='sharded_keys'" if schedule == "sharded_keys" else "positive"))
-    key = _key(group, q.device)
-    if key not in _groups:
+    call has run before. A call that is refused on one rank raises acromion.PeerError on the others at once, if theirs
+    is the first of its kind; ranks that have made such a call before wait until their time limit, as this one does."""
+    key = _key(group, q.device) if isinstance(q, torch.Tensor) else None
+    if key and key not in _groups:
         open(key[0], device=key[1])
+    with _telling(group, key and key[1]):
+        _check_tensors(q=q, k=k, v=v)
+        numbers = (_number(_SCHEDULES, "schedule", schedule), _number(_PLACEMENTS, "placement", placement))
+        for name, length in (("q_len", q_len), ("kv_len", kv_len)):
+            if length is not None and (schedule == "sharded_keys" or length < 1):
+                raise ValueError(f"{name} is {length}, must be " + (
+                    "None with schedule='sharded_keys'" if schedule == "sharded_keys" else "positive"))
+    assert key is not None  # q is a tensor
     return _native.group_sdpa(_groups[key], *numbers, q_len or 0, kv_len or 0, q, k, v, **arguments)

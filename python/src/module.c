@@ -125,6 +125,8 @@ static PyMethodDef methods[] = {
     {"group_wait", ranks_wait, METH_VARARGS, "group_wait(group, stream, timeout_ms)\n--\n\nacr_group_wait."},
     {"group_plan", ranks_plan, METH_VARARGS,
      "group_plan(group)\n--\n\n(text, bytes of memory, bytes sent) of the last call's plan, or None."},
+    {"group_refuse", ranks_refuse, METH_VARARGS,
+     "group_refuse(group, text)\n--\n\nTells the other ranks, in the place of a call, why this rank makes none."},
     {"group_sdpa", (PyCFunction)(void (*)(void))ranks_sdpa, METH_FASTCALL | METH_KEYWORDS,
      "group_sdpa(group, schedule, placement, q_len, kv_len, q, k, v, **arguments_of_sdpa)\n--\n\nsdpa over ranks."},
     {"parse_problem", ranks_parse_problem, METH_VARARGS,

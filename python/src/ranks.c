@@ -224,7 +224,46 @@ typedef struct rank_call {
     py_group *g;
     int schedule, placement;
     long long q_len, kv_len; /* 0: as many rows on every rank as here */
+    bool has_met;            /* the other ranks: they learn from the library what fails from then on */
 } rank_call;
+
+/* Tells the other ranks why this one makes no call. What becomes of that, the caller's own error says more. */
+static void tell_others(py_group *g, const char *text)
+{
+    g->is_busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    acr_group_refuse(g->group, ACR_INVALID, text);
+    Py_END_ALLOW_THREADS;
+    g->is_busy = false;
+}
+
+/* The same of the exception that is set, which stays set. */
+static void tell_exception(py_group *g)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL, *bytes = text ? PyUnicode_AsUTF8String(text) : NULL;
+    const char *said = bytes ? PyBytes_AsString(bytes) : NULL;
+    PyErr_Clear();
+    tell_others(g, said ? said : "an exception without a text");
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
+    PyErr_Restore(type, value, trace);
+}
+
+PyObject *ranks_refuse(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *capsule;
+    const char *text;
+    if (!PyArg_ParseTuple(args, "Os:group_refuse", &capsule, &text))
+        return NULL;
+    py_group *g = group_of(capsule);
+    if (!g)
+        return NULL;
+    tell_others(g, text);
+    Py_RETURN_NONE;
+}
 
 static bool is_packed(const acr_problem *p, const acr_strides *s, int64_t heads, int64_t rows, int64_t dim)
 {
@@ -315,6 +354,7 @@ static int execute(void *own, acr_problem *problem, const acr_buffers *buffers, 
     if ((c->schedule != ACR_SHARDED_KEYS && to_whole_sequence(c, problem)) || operand_stream(q, &stream))
         return -1;
     g->is_busy = true;
+    c->has_met = true;
     Py_BEGIN_ALLOW_THREADS;
     status = find_plan(c, problem, stream);
     if (status == ACR_OK)
@@ -344,5 +384,8 @@ PyObject *ranks_sdpa(PyObject *module, PyObject *const *args, Py_ssize_t positio
     c.placement = (int)own[2];
     c.q_len = own[3];
     c.kv_len = own[4];
-    return sdpa_call_by(execute, &c, args + OWN, positional - OWN, keyword_names);
+    PyObject *out = sdpa_call_by(execute, &c, args + OWN, positional - OWN, keyword_names);
+    if (!out && !c.has_met)
+        tell_exception(c.g);
+    return out;
 }

@@ -11,6 +11,7 @@ PyObject *ranks_wait(PyObject *module, PyObject *args);
 PyObject *ranks_rows(PyObject *module, PyObject *args);
 PyObject *ranks_parse_problem(PyObject *module, PyObject *args);
 PyObject *ranks_plan(PyObject *module, PyObject *args);
+PyObject *ranks_refuse(PyObject *module, PyObject *args);
 PyObject *ranks_sdpa(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 
 #endif

@@ -338,6 +338,16 @@ acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const a
     return ACR_OK;
 }
 
+acr_status acr_group_refuse(acr_group *group, acr_status status, const char *text)
+{
+    if (!group || !text)
+        return dist_fail(ACR_INVALID, "%s is NULL", group ? "text" : "group");
+    if (status == ACR_OK)
+        return dist_fail(ACR_INVALID, "status is ACR_OK: nothing is refused");
+    const acr_status broken = dist_group_check(group);
+    return broken == ACR_OK ? dist_group_agree(group, status, text) : broken;
+}
+
 void acr_group_plan_destroy(acr_group_plan *plan)
 {
     if (!plan)

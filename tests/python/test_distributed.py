@@ -125,6 +125,30 @@ def refusals(rank, library):
     check(None, library, torch.float32, 24, 24, "bhsd", "zigzag", "ring")
 
 
+def refused_on_one_rank(rank, library):
+    """The others learn it at once, with the text, and the group goes on; of a group's first call, too."""
+    group = dist.new_group(list(range(RANKS)))
+    several.open(group, device="cpu", library=library, timeout=LIMIT)
+    q, k, v = (normal(1, 2, 8, 16, seed=i) for i in range(3))
+    turned = k.transpose(1, 2).contiguous().transpose(1, 2)
+    for number, (kind, text, tensors, arguments) in enumerate((
+            (ValueError, "k is not contiguous", (q, turned, v), {}),
+            (NotImplementedError, "q requires a gradient", (q.clone().requires_grad_(), k, v), {}),
+            (TypeError, "k is a numpy.ndarray", (q, k.numpy(), v), {}),
+            (TypeError, "q is a numpy.ndarray", (q.numpy(), k, v), {}),
+            (ValueError, "schedule is 'rings'", (q, k, v), {"schedule": "rings"}),
+            (ValueError, "q_len is -1", (q, k, v), {"q_len": -1}),
+            (TypeError, "", (q, k, v), {"no_such": 1}))):
+        if rank == number % RANKS:
+            raises(kind, text, several.sdpa, *tensors, group=group, **arguments)
+        else:
+            error = raises(acromion.PeerError, f"rank {number % RANKS} failed: {text}", several.sdpa, q, k, v,
+                           group=group)
+            assert error.status == -12
+    check(group, library, torch.float32, 24, 24, "bhsd", "zigzag", "ring")
+    several.close(group, device="cpu")
+
+
 def a_library_that_is_missing(rank, library):
     group = dist.new_group(list(range(RANKS)))
     raises(acromion.DeviceError, "no NCCL", several.open, group, device="cpu", library="/nowhere/libnccl.so.2")
@@ -153,8 +177,8 @@ def a_rank_that_stays_away(rank, library):
     several.close(group, device="cpu")
 
 
-STEPS = (values, a_smaller_group, sharded_keys, refusals, a_library_that_is_missing, more_plans_than_are_kept,
-         a_rank_that_stays_away)
+STEPS = (values, a_smaller_group, sharded_keys, refusals, refused_on_one_rank, a_library_that_is_missing,
+         more_plans_than_are_kept, a_rank_that_stays_away)
 
 
 def rank_main(rank, folder, library):

@@ -450,6 +450,46 @@ static void a_rank_that_is_refused_is_told_to_every_rank(void **state)
     assert_all(ranks, 2, ACR_PEER, "rank 2 failed: schedule ring does not serve window_left without a mask");
 }
 
+static acr_status one_caller_refuses(rank_args *r)
+{
+    const acr_status status = r->rank == 1 ? acr_group_refuse(r->group, ACR_UNSUPPORTED, "x is a list")
+                                           : plan_of(r, "f32:b1:h2:s64:d16", ACR_RING);
+    if (status == ACR_OK)
+        return ACR_FORMAT;
+    const acr_status again = plan_of(r, "f32:b1:h2:s64:d16", ACR_RING);
+    if (again != ACR_OK)
+        return ACR_FORMAT;
+    /* and alike on every rank: each has its own */
+    return acr_group_refuse(r->group, ACR_INVALID, "") == ACR_INVALID ? status : ACR_FORMAT;
+}
+
+static void what_a_caller_refuses_is_told_to_every_rank(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    acr_group *group = NULL;
+    run_ranks(ranks, 3, LIMIT_MS, one_caller_refuses, NULL);
+    assert_int_equal(ranks[0].status, ACR_PEER);
+    assert_int_equal(ranks[1].status, ACR_UNSUPPORTED);
+    assert_int_equal(ranks[2].status, ACR_PEER);
+    assert_int_equal(acr_group_refuse(group, ACR_INVALID, "x"), ACR_INVALID);
+}
+
+static acr_status refusing_nothing(rank_args *r)
+{
+    const int wrong = acr_group_refuse(r->group, ACR_OK, "x") != ACR_INVALID ||
+                      acr_group_refuse(r->group, ACR_INVALID, NULL) != ACR_INVALID;
+    return wrong ? ACR_FORMAT : ACR_OK;
+}
+
+static void nothing_is_refused_without_a_reason(void **state)
+{
+    (void)state;
+    rank_args rank;
+    run_ranks(&rank, 1, LIMIT_MS, refusing_nothing, NULL);
+    assert_all(&rank, 1, ACR_OK, "");
+}
+
 static acr_status one_is_absent(rank_args *r)
 {
     r->group->timeout_ms = SHORT_MS; /* only now, when all have met */
@@ -717,6 +757,8 @@ static int run_on_cuda(void)
         cmocka_unit_test(decoding_over_a_sharded_cache),
         cmocka_unit_test(other_arguments_are_told_to_every_rank),
         cmocka_unit_test(a_rank_that_is_refused_is_told_to_every_rank),
+        cmocka_unit_test(what_a_caller_refuses_is_told_to_every_rank),
+        cmocka_unit_test(nothing_is_refused_without_a_reason),
         cmocka_unit_test(a_rank_that_hangs_is_given_up),
         cmocka_unit_test(a_group_that_is_not_complete_is_given_up),
     };
