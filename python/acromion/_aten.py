@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 import warnings
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 import torch
 import torch.nn.attention
@@ -23,7 +23,8 @@ OPERATORS = (
     ("_flash_attention_forward", "CUDA"),
 )
 REASONS_MAX = 1000  # texts hold sizes: a program of endlessly many must not fill memory
-_handed_over: Dict[Tuple[str, str], int] = {}
+_handed_over: Dict[str, Dict[str, int]] = {name: {} for name, _ in OPERATORS}  # reasons and calls of an operator
+_earlier: Dict[str, int] = {}  # calls before it became strict
 _is_strict = False
 
 
@@ -55,14 +56,19 @@ def _without_keys(lse: torch.Tensor) -> torch.Tensor:
 # ---- Handing over ----
 
 def _tell(name: str, reason: str) -> None:
-    """Of a call that goes to ATen's own kernel."""
+    """Of a call that goes to ATen's own kernel, the first for its reason: aten.c counts the others in the same place,
+    where it finds the reason."""
     if _is_strict:
         raise UnsupportedError(f"aten::{name}: acromion does not serve {reason}", -2)
-    count = _handed_over.get((name, reason))
-    if count is None and len(_handed_over) >= REASONS_MAX:
+    counts = _handed_over.setdefault(name, {})
+    if reason not in counts and sum(map(len, _handed_over.values())) >= REASONS_MAX:
         reason = "other reasons"
-        count = _handed_over.get((name, reason))
-    _handed_over[name, reason] = (count or 0) + 1
+    counts[reason] = counts.get(reason, 0) + 1
+
+
+def _forget_reasons() -> None:
+    for counts in _handed_over.values():
+        counts.clear()
 
 
 # ---- Activating ----
@@ -83,10 +89,13 @@ class Handle:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 continue  # a PyTorch without CUDA
             native = torch.library.get_kernel(f"aten::{name}", key)  # before it is overridden
-            operator = _native.aten_operator(name, native.call_boxed, functools.partial(_tell, name))
+            # A kernel of a backend looks at no other key than its own. Given here, the keys are no object of each call.
+            keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+            operator = _native.aten_operator(name, native.call_boxed, keys, _handed_over[name],
+                                             functools.partial(_tell, name))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-                self.library.impl(name, operator, key, with_keyset=True, allow_override=True)
+                self.library.impl(name, operator, key, allow_override=True)
 
     def remove(self) -> None:
         self.library._destroy()
@@ -94,17 +103,26 @@ class Handle:
 
 def activate() -> Handle:
     """Puts acromion below the operators; what PyTorch's registry calls."""
-    _handed_over.clear()
+    _forget_reasons()
+    _earlier.clear()
     return Handle()
 
 
 def register(strict: bool = False) -> None:
     """Makes the name known to PyTorch's registry. Activates nothing."""
     global _is_strict
+    if strict:  # what is counted in C is not told
+        _earlier.update(fallbacks())
+        _forget_reasons()
     _is_strict = strict
     torch.nn.attention.register_flash_attention_impl(NAME, register_fn=activate)
 
 
 def fallbacks() -> Dict[str, int]:
     """Calls handed over to ATen since acromion was activated last: "operator: reason" and how many."""
-    return {f"{name}: {reason}": count for (name, reason), count in _handed_over.items()}
+    found = dict(_earlier)
+    for name, counts in _handed_over.items():
+        for reason, count in counts.items():
+            text = f"{name}: {reason}"
+            found[text] = found.get(text, 0) + count
+    return found

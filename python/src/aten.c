@@ -359,30 +359,53 @@ static PyObject *take_refusal(void)
     return text;
 }
 
+/* What aten_operator was given, in a tuple. */
+enum {
+    NATIVE_CALL,
+    NATIVE_KEYS,
+    NATIVE_COUNTS,
+    NATIVE_TELL,
+    NATIVE
+};
+
+/* Counts a call that is handed over. Python hears of the first for a reason alone. Returns 0, or -1 with an
+ * exception. */
+static int count_call(PyObject *native, PyObject *reason)
+{
+    PyObject *counts = PyTuple_GetItem(native, NATIVE_COUNTS), *count = PyDict_GetItemWithError(counts, reason);
+    if (!count && PyErr_Occurred())
+        return -1;
+    PyObject *done = count ? PyLong_FromLongLong(PyLong_AsLongLong(count) + 1)
+                           : PyObject_CallFunctionObjArgs(PyTuple_GetItem(native, NATIVE_TELL), reason, NULL);
+    const int failed = !done || (count && PyDict_SetItem(counts, reason, done));
+    Py_XDECREF(done);
+    return failed ? -1 : 0;
+}
+
 /* ATen's own kernel. What that calls in turn is handed over already: it is not counted again. */
 static PyObject *hand_over(PyObject *native, PyObject *reason, PyObject *const *args, Py_ssize_t positional,
                            PyObject *names)
 {
     static _Thread_local bool is_inside;
-    PyObject *told = NULL;
-    if (is_inside)
-        return acr_py_call_with(PyTuple_GetItem(native, 0), args, positional, names);
-    if (!(told = PyObject_CallFunctionObjArgs(PyTuple_GetItem(native, 1), reason, NULL)))
+    const bool was_inside = is_inside;
+    const Py_ssize_t count = positional + (names ? PyTuple_Size(names) : 0);
+    PyObject *all[1 + GIVEN] = {PyTuple_GetItem(native, NATIVE_KEYS)};
+    if (!was_inside && count_call(native, reason))
         return NULL;
-    Py_DECREF(told);
+    memcpy(&all[1], args, (size_t)count * sizeof args[0]);
     is_inside = true;
-    PyObject *result = acr_py_call_with(PyTuple_GetItem(native, 0), args, positional, names);
-    is_inside = false;
+    PyObject *result = acr_py_call_with(PyTuple_GetItem(native, NATIVE_CALL), all, positional + 1, names);
+    is_inside = was_inside;
     return result;
 }
 
-/* native: what aten_operator was given. args: the dispatch keys, then the operator's, whose places `order` tells. */
+/* native: what aten_operator was given. args: the operator's, whose places `order` tells. */
 static PyObject *serve(PyObject *native, operator_function function, const unsigned char *order, PyObject *const *args,
                        Py_ssize_t positional, PyObject *names)
 {
     request r;
     memset(&r, 0, sizeof r);
-    if (positional < 1 || positional > POSITIONAL_MAX + 1 || collect(&r, order, args + 1, positional - 1, names))
+    if (positional < 3 || positional > POSITIONAL_MAX || collect(&r, order, args, positional, names))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%zd arguments for an operator", positional);
     PyObject *result = function(&r), *reason = NULL;
     operand_release(&r.q);
@@ -427,13 +450,16 @@ PyObject *aten_operator(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *name;
-    PyObject *call, *tell;
-    if (!PyArg_ParseTuple(args, "sOO:aten_operator", &name, &call, &tell))
+    PyObject *given[NATIVE];
+    if (!PyArg_ParseTuple(args, "sOOO!O:aten_operator", &name, &given[NATIVE_CALL], &given[NATIVE_KEYS], &PyDict_Type,
+                          &given[NATIVE_COUNTS], &given[NATIVE_TELL]))
         return NULL;
     for (size_t i = 0; i < sizeof operators / sizeof operators[0]; i++) {
         if (strcmp(operators[i].ml_name, name) != 0)
             continue;
-        PyObject *native = PyTuple_Pack(2, call, tell), *result = NULL;
+        PyObject *native = PyTuple_Pack(NATIVE, given[NATIVE_CALL], given[NATIVE_KEYS], given[NATIVE_COUNTS],
+                                        given[NATIVE_TELL]),
+                 *result = NULL;
         if (native)
             result = PyCFunction_NewEx(&operators[i], native, NULL);
         Py_XDECREF(native);

@@ -9,9 +9,9 @@
  * ATen's form. */
 PyObject *aten_bind(PyObject *module, PyObject *args);
 
-/* _native.aten_operator(name, call, tell) -> what computes the operator aten::name, called with the dispatch keys and
- * the operator's arguments. Of what it does not serve tell(reason) learns, and may raise; then call(keys, arguments...)
- * is the result. */
+/* _native.aten_operator(name, call, keys, counts, tell) -> what computes the operator aten::name, called with the
+ * operator's arguments. For what it does not serve call(keys, arguments...) is the result. Before, counts[reason] grows
+ * by one where it is known; where not, tell(reason) enters it, or raises. */
 PyObject *aten_operator(PyObject *module, PyObject *args);
 
 #endif

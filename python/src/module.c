@@ -107,7 +107,7 @@ static PyMethodDef methods[] = {
     {"bind_torch", torch_bind, METH_VARARGS, "bind_torch(...)\n--\n\nCalled once, by acromion._torch."},
     {"bind_aten", aten_bind, METH_VARARGS, "bind_aten(...)\n--\n\nCalled once, by acromion._aten."},
     {"aten_operator", aten_operator, METH_VARARGS,
-     "aten_operator(name, hand_over)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
+     "aten_operator(name, call, keys, counts, tell)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
     {"merge", ops_merge, METH_VARARGS, "merge(outs, lses, out, out_lse, layout)\n--\n\nSee acromion._ops."},
     {"append", ops_append, METH_VARARGS, "append(tensors, numbers)\n--\n\nSee acromion._ops."},
     {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},

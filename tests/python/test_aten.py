@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """torch.nn.attention.activate_flash_attention_impl("ACROMION"): PyTorch's own calls by acromion, what is handed over,
 what is restored. Needs the installed package and PyTorch."""
+import contextlib
 import subprocess
 import sys
 import unittest
@@ -136,6 +137,17 @@ class Active(Case):
         with self.assertRaisesRegex(acromion.UnsupportedError, text):
             F.scaled_dot_product_attention(unserved, unserved, unserved)
         self.assertEqual(self.handed_over(), {})
+
+    def test_strict_after_calls_were_counted(self):
+        """They stay counted, and the same call raises all the same; no longer strict, it is counted on."""
+        q = normal(1, 2, 9, 64).to(UNSERVED)
+        for strict, calls in ((False, 2), (True, 2), (False, 4)):
+            acromion.register_torch(strict=strict)
+            self.addCleanup(acromion.register_torch)
+            for _ in range(2):
+                with self.assertRaises(acromion.UnsupportedError) if strict else contextlib.nullcontext():
+                    F.scaled_dot_product_attention(q, q, q)
+            self.assertEqual(list(acromion.fallbacks().values()), [calls])
 
     def test_gradients_are_pytorch_s(self):
         """ATen's backward pass on our output and log-sum-exp."""
