@@ -1,5 +1,5 @@
-/* One context a device and a table of plans. The table is what makes a repeated call cheap: a hash over the problem,
- * one comparison, done. */
+/* One context a device and a table of plans. The table is what makes a repeated call cheap: a hash over the problem and
+ * one comparison; the comparison alone where the call before had the same problem. */
 #include "plans.h"
 
 #include <pthread.h>
@@ -15,6 +15,7 @@ enum {
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(acr_ctx *) cpu_context, cuda_contexts[PLANS_DEVICES_MAX]; /* written under `opening` */
 static plan_entry *slots[SLOTS];
+static plan_entry *latest; /* found last: one of the table's, or NULL */
 static unsigned plan_count, generation;
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -36,6 +37,7 @@ static void forget_everything(void)
     for (int i = 0; i < PLANS_DEVICES_MAX; i++)
         atomic_store(&cuda_contexts[i], NULL);
     memset(slots, 0, sizeof slots);
+    latest = NULL;
     plan_count = 0;
     generation++;
     after_fork();
@@ -107,15 +109,20 @@ void plans_forget(void)
         else if (entry)
             free_entry(entry);
     }
+    latest = NULL;
     plan_count = 0;
     generation++;
+}
+
+static bool is_of(const plan_entry *entry, const acr_ctx *ctx, const acr_problem *problem)
+{
+    return entry->ctx == ctx && memcmp(&entry->problem, problem, sizeof *problem) == 0;
 }
 
 static plan_entry **slot_of(uint64_t digest, const acr_ctx *ctx, const acr_problem *problem)
 {
     size_t i = digest % SLOTS;
-    while (slots[i] && (slots[i]->digest != digest || slots[i]->ctx != ctx ||
-                        memcmp(&slots[i]->problem, problem, sizeof *problem) != 0))
+    while (slots[i] && (slots[i]->digest != digest || !is_of(slots[i], ctx, problem)))
         i = (i + 1) % SLOTS;
     return &slots[i];
 }
@@ -138,31 +145,40 @@ static int make_plan(plan_entry *entry)
     return -1;
 }
 
-int plans_find(plan_entry **out, acr_ctx *ctx, const acr_problem *problem)
+/* The entry of a problem, new where there is none; NULL with an exception. */
+static plan_entry *look_up(acr_ctx *ctx, const acr_problem *problem)
 {
     const uint64_t digest = digest_of(ctx, problem);
     plan_entry **slot = slot_of(digest, ctx, problem), *entry = *slot;
+    if (entry)
+        return entry;
+    entry = calloc(1, sizeof *entry);
     if (!entry) {
-        entry = calloc(1, sizeof *entry);
-        if (!entry) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        entry->digest = digest;
-        entry->ctx = ctx;
-        entry->problem = *problem;
-        if (make_plan(entry)) {
-            free_entry(entry);
-            return -1;
-        }
-        if (plan_count == PLANS_MAX) {
-            plans_forget();
-            slot = slot_of(digest, ctx, problem);
-        }
-        *slot = entry;
-        plan_count++;
+        PyErr_NoMemory();
+        return NULL;
     }
-    *out = entry;
+    entry->digest = digest;
+    entry->ctx = ctx;
+    entry->problem = *problem;
+    if (make_plan(entry)) {
+        free_entry(entry);
+        return NULL;
+    }
+    if (plan_count == PLANS_MAX) {
+        plans_forget();
+        slot = slot_of(digest, ctx, problem);
+    }
+    *slot = entry;
+    plan_count++;
+    return entry;
+}
+
+int plans_find(plan_entry **out, acr_ctx *ctx, const acr_problem *problem)
+{
+    plan_entry *entry = latest && is_of(latest, ctx, problem) ? latest : look_up(ctx, problem);
+    if (!entry)
+        return -1;
+    *out = latest = entry;
     return entry->refusal == ACR_OK ? 0 : acr_py_refuse(entry->refusal, entry->refusal_text);
 }
 
