@@ -663,6 +663,31 @@ class Roofline(Cli):
             causal, full = self.json_of("roofline", "--gpu", gpu, "b2:h8:s1024:d64:causal", "b2:h8:s1024:d64")
             self.assertLess(causal["floor_warm_us"], full["floor_warm_us"])
 
+    def test_over_several_gpus(self):
+        def over(problem, gpus, *options):
+            return self.json_of("roofline", "--gpu", "h200", "--gpus", str(gpus), *options, problem)[0]
+        full, causal = "bf16:b1:h16:s32768:d128", "bf16:b1:h16:s32768:d128:causal"
+        one = self.json_of("roofline", "--gpu", "h200", full)[0]
+        four = over(full, 4)
+        self.assertEqual(over(full, 1)["floor_warm_us"], one["floor_warm_us"])
+        self.assertAlmostEqual(four["floor_warm_us"], one["floor_warm_us"] / 4, delta=0.01)
+        # three quarters of K and of V, at 450 GB/s; partial results would be more
+        self.assertAlmostEqual(four["link_bytes"], 3 / 4 * 2 * 16 * 32768 * 128 * 2, delta=10)
+        self.assertAlmostEqual(four["link_us"], four["link_bytes"] / 450e9 * 1e6, delta=0.01)
+        slow = over(causal, 4, "--link", "45")
+        self.assertEqual((slow["warm_bound"], slow["cold_bound"], slow["link_gb_s"]), ("link", "link", 45))
+        self.assertAlmostEqual(slow["floor_warm_us"], 10 * four["link_us"], delta=0.1)
+        # one query: the others' partial results, each with its log-sum-exp
+        self.assertEqual(over("bf16:b1:h32/8:s1/1048576:d128", 4)["link_bytes"], 3 * 32 * (128 * 2 + 4))
+        self.assertIn("link, 201.3 MB received", self.run_ok("roofline", "--gpu", "h200", "--gpus", "4", full))
+        for fragment, arguments in (("goes with --gpus", ["--link", "5"]), ("gpus", ["--gpus", "0"]),
+                                    ("link", ["--gpus", "2", "--link", "fast"]),
+                                    ("of windows and chunks", ["--gpus", "2", "b1:h1:s64:d64:causal:win8"]),
+                                    ("without lengths", ["--gpus", "2", "b1:h1:s64:d64:kvlens"]),
+                                    ("gradients", ["--gpus", "2", "bwd:b1:h1:s64:d64"])):
+            self.run_fails(USAGE, fragment, "roofline", "--gpu", "h200", *arguments)
+        self.run_fails(USAGE, "is a CPU", "roofline", "--gpu", "cpu", "--gpus", "2", "f32:b1:h1:s64:d32")
+
     def test_every_gpu_of_the_table(self):
         listed = self.run_ok("roofline", "--gpu", "help")
         names = re.findall(r"^ *([a-z0-9-]+) ", listed, re.M)

@@ -29,30 +29,31 @@
     }
 
 /* Launch: 0.7 us was measured on the H200 (docs/manual/measuring.md), 0.95 to 1.24 us is published for the H100; for
- * the rest 1 us is assumed. It is no part of any floor. */
+ * the rest 1 us is assumed. It is no part of any floor.
+ * Link: NVLink of the SXM parts, the bridge of the H100 PCIe and the RTX 3090, else 16 lanes of PCIe. */
 const gpu_model gpu_models[] = {
-    {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6,
+    {"l4", GPU("NVIDIA L4", 89, 58, SMEM_86, 2.04, 300, 48, 24), 0, 1.0e-6, 32,
      "NVIDIA L4 data sheet (242 TFLOP/s there is sparse); boost 2.04 GHz"},
-    {"a10", GPU("NVIDIA A10", 86, 72, SMEM_86, 1.695, 600, 6, 24), 0, 1.0e-6, "NVIDIA A10 data sheet: 125 TFLOP/s"},
-    {"a100", GPU("NVIDIA A100-SXM4-80GB", 80, 108, SMEM_80, 1.41, 2039, 40, 80), 5120, 1.0e-6,
+    {"a10", GPU("NVIDIA A10", 86, 72, SMEM_86, 1.695, 600, 6, 24), 0, 1.0e-6, 32, "NVIDIA A10 data sheet: 125 TFLOP/s"},
+    {"a100", GPU("NVIDIA A100-SXM4-80GB", 80, 108, SMEM_80, 1.41, 2039, 40, 80), 5120, 1.0e-6, 300,
      "NVIDIA A100 data sheet: 312 TFLOP/s, 2039 GB/s; A100 white paper: L2 5120 B/clk"},
-    {"a100-40gb", GPU("NVIDIA A100-SXM4-40GB", 80, 108, SMEM_80, 1.41, 1555, 40, 40), 5120, 1.0e-6,
+    {"a100-40gb", GPU("NVIDIA A100-SXM4-40GB", 80, 108, SMEM_80, 1.41, 1555, 40, 40), 5120, 1.0e-6, 300,
      "NVIDIA A100 data sheet: 312 TFLOP/s, 1555 GB/s; A100 white paper: L2 5120 B/clk"},
-    {"l40s", GPU("NVIDIA L40S", 89, 142, SMEM_86, 2.52, 864, 96, 48), 0, 1.0e-6,
+    {"l40s", GPU("NVIDIA L40S", 89, 142, SMEM_86, 2.52, 864, 96, 48), 0, 1.0e-6, 32,
      "NVIDIA L40S data sheet: 362 TFLOP/s dense, 864 GB/s"},
-    {"rtx3090", GPU("NVIDIA GeForce RTX 3090", 86, 82, SMEM_86, 1.695, 936, 6, 24), 0, 1.0e-6,
+    {"rtx3090", GPU("NVIDIA GeForce RTX 3090", 86, 82, SMEM_86, 1.695, 936, 6, 24), 0, 1.0e-6, 56.25,
      "NVIDIA Ampere GA102 white paper: 71 TFLOP/s with float32 accumulation"},
-    {"rtx4090", GPU("NVIDIA GeForce RTX 4090", 89, 128, SMEM_86, 2.52, 1008, 72, 24), 0, 1.0e-6,
+    {"rtx4090", GPU("NVIDIA GeForce RTX 4090", 89, 128, SMEM_86, 2.52, 1008, 72, 24), 0, 1.0e-6, 32,
      "NVIDIA Ada white paper: 165 TFLOP/s with float32 accumulation (330 with float16)"},
-    {"rtx5090", GPU("NVIDIA GeForce RTX 5090", 120, 170, SMEM_86, 2.407, 1792, 96, 32), 0, 1.0e-6,
+    {"rtx5090", GPU("NVIDIA GeForce RTX 5090", 120, 170, SMEM_86, 2.407, 1792, 96, 32), 0, 1.0e-6, 64,
      "NVIDIA RTX Blackwell white paper: 209 TFLOP/s with float32 accumulation"},
-    {"h100", GPU("NVIDIA H100 80GB HBM3", 90, 132, SMEM_90, 1.98, 3350, 50, 80), 4800, 1.2e-6,
+    {"h100", GPU("NVIDIA H100 80GB HBM3", 90, 132, SMEM_90, 1.98, 3350, 50, 80), 4800, 1.2e-6, 450,
      "NVIDIA H100 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 as measured on it, 4200 to 4800 B/clk"},
-    {"h100-pcie", GPU("NVIDIA H100 PCIe", 90, 114, SMEM_90, 1.755, 2000, 50, 80), 0, 1.2e-6,
+    {"h100-pcie", GPU("NVIDIA H100 PCIe", 90, 114, SMEM_90, 1.755, 2000, 50, 80), 0, 1.2e-6, 300,
      "NVIDIA H100 data sheet: 756 TFLOP/s at 1.62 GHz, here at its maximum of 1.755"},
-    {"h200", GPU("NVIDIA H200", 90, 132, SMEM_90, 1.98, 4800, 60, 141), 4800, 0.7e-6,
+    {"h200", GPU("NVIDIA H200", 90, 132, SMEM_90, 1.98, 4800, 60, 141), 4800, 0.7e-6, 450,
      "NVIDIA H200 data sheet: 989 TFLOP/s at 1.83 GHz, here at 1.98; L2 rate as on the H100, size from the driver"},
-    {"b200", GPU("NVIDIA B200", 100, 148, SMEM_90, 1.965, 8000, 126, 180), 0, 1.0e-6,
+    {"b200", GPU("NVIDIA B200", 100, 148, SMEM_90, 1.965, 8000, 126, 180), 0, 1.0e-6, 900,
      "NVIDIA HGX B200 data sheet: 2.25 PFLOP/s dense, 8 TB/s"},
 };
 const size_t gpu_model_count = sizeof gpu_models / sizeof gpu_models[0];

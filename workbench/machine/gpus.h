@@ -12,6 +12,8 @@ typedef struct gpu_model {
     acr__device device;      /* as the backend would describe it; driver 13000 */
     double l2_bytes_per_clk; /* whole chip, reads; 0 = not known: each SM's port is then the bound, 64 bytes a clock */
     double launch_s;         /* of an empty kernel in a stream of them */
+    double link_gb_s;        /* that one GPU receives from others of its host at most, 10^9 bytes a second: half of what
+                                data sheets print, which is both directions */
     const char *source;      /* of the rates */
 } gpu_model;
 

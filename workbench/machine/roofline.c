@@ -34,6 +34,7 @@ void machine_of_gpu(machine *out, const acr__device *device)
     out->cache_bytes = (double)device->l2_bytes;
     out->memory_bytes_per_s = device->dram_bytes_per_s;
     out->launch_s = model ? model->launch_s : 1e-6;
+    out->link_bytes_per_s = model ? model->link_gb_s * 1e9 : 0;
 }
 
 void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, double bytes)
@@ -168,6 +169,39 @@ void floor_of(floor_times *out, const machine *m, const acr_problem *problem, co
     out->warm_bound = warm.name;
     out->cold_s = cold.time_s;
     out->cold_bound = cold.name;
+}
+
+const char *not_shared(const acr_problem *p)
+{
+    if (p->pass != ACR_FORWARD)
+        return "gradients are not computed over several GPUs";
+    if (p->flags & ~(uint32_t)(ACR_WANT_LSE | ACR_SINKS | ACR_V_IN_K) || p->bias_dtype != ACR_DTYPE_DEFAULT)
+        return "over several GPUs there is a floor of plain problems: without lengths, pages, packed batches or biases";
+    if (p->window_left || p->window_right || p->chunk)
+        return "of windows and chunks no floor over several GPUs is known";
+    return NULL;
+}
+
+void floor_over_gpus(shared_floor *out, const machine *m, const acr_problem *p, const problem_work *d, int64_t gpus)
+{
+    const problem_work share = {d->flops / (double)gpus, d->exps / (double)gpus, d->bytes / (double)gpus};
+    const double kv_dims = (double)(p->qk_dim + (p->flags & ACR_V_IN_K ? 0 : p->v_dim)),
+                 kv_bytes = (double)(p->batch * p->kv_heads * p->kv_len) * kv_dims * acr__dtype_bytes(acr__kv_dtype(p)),
+                 part_bytes = (double)(p->batch * p->q_heads * p->q_len) *
+                              ((double)p->v_dim * acr__dtype_bytes(p->out_dtype) + sizeof(float)),
+                 others = (double)(gpus - 1);
+    floor_of(&out->times, m, p, &share);
+    out->link_bytes = others * kv_bytes / (double)gpus;
+    if (p->mask == ACR_MASK_NONE || p->q_len == 1)
+        out->link_bytes = fmin(out->link_bytes, others * part_bytes);
+    out->link_s = out->link_bytes / m->link_bytes_per_s;
+    bound warm = {out->times.warm_s, out->times.warm_bound}, cold = {out->times.cold_s, out->times.cold_bound};
+    raise(&warm, out->link_s, "link");
+    raise(&cold, out->link_s, "link");
+    out->times.warm_s = warm.time_s;
+    out->times.warm_bound = warm.name;
+    out->times.cold_s = cold.time_s;
+    out->times.cold_bound = cold.name;
 }
 
 target_verdict judge_target(const machine *m, const floor_times *f, double target_s)

@@ -17,6 +17,7 @@ typedef struct machine {
     double cache_bytes_per_s, cache_bytes;   /* L2; cpu: at the problem's own size, measured, and no further limit */
     double memory_bytes_per_s;               /* DRAM */
     double launch_s;                         /* of an empty kernel in a stream; 0 on a cpu */
+    double link_bytes_per_s;                 /* that one of several GPUs receives from the others; 0 = not known */
     double cpu_share;                        /* cpu: of the processors' time what this process had meanwhile; else 1 */
     bool shared_lanes; /* cpu: exponentials and multiply-adds take the same lanes, so their times add */
 } machine;
@@ -49,6 +50,21 @@ typedef struct floor_times {
 } floor_times;
 
 void floor_of(floor_times *out, const machine *m, const acr_problem *problem, const problem_work *d);
+
+/* Over several GPUs, which hold equal shares of the rows and of the keys (docs/manual/several-gpus.md). */
+typedef struct shared_floor {
+    floor_times times; /* of one GPU's share; warm_s and cold_s are not below link_s */
+    double link_bytes; /* what the GPU that sees most receives: the keys and values of the others, or where no mask asks
+                          for more the others' partial results, whichever is less */
+    double link_s;
+} shared_floor;
+
+/* Why a problem is not split over GPUs, or NULL. */
+const char *not_shared(const acr_problem *problem);
+
+/* m->link_bytes_per_s is known; d is of the whole problem. */
+void floor_over_gpus(shared_floor *out, const machine *m, const acr_problem *problem, const problem_work *d,
+                     int64_t gpus);
 
 /* What a target of so many seconds is worth. */
 typedef enum target_verdict {
