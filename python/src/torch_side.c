@@ -49,12 +49,16 @@ static const struct shim_symbol {
     {"aoti_torch_device_type_cuda", &shim.cuda, true},
 };
 
-/* Looks in the library that torch._C has loaded, and in those it needs. */
+/* Looks in the library that torch._C has loaded, and in those it needs: if its tensors are the ones that were bound. */
 static void find_shim(void)
 {
     void *library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
-    shim.makes_tensors = library != NULL;
-    for (size_t i = 0; library && i < sizeof shim_symbols / sizeof shim_symbols[0]; i++) {
+    PyObject *const *const type = library ? dlsym(library, "THPVariableClass") : NULL;
+    memset(&shim, 0, sizeof shim);
+    if (!type || *type != (PyObject *)torch.tensor)
+        return;
+    shim.makes_tensors = true;
+    for (size_t i = 0; i < sizeof shim_symbols / sizeof shim_symbols[0]; i++) {
         void *found = dlsym(library, shim_symbols[i].name);
         memcpy(shim_symbols[i].place, &found, sizeof found);
         shim.makes_tensors = shim.makes_tensors && (found || !shim_symbols[i].makes_tensors);
