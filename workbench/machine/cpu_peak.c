@@ -35,10 +35,43 @@ enum {
         return total;                                                                                                  \
     }
 
+/* Reads `count` blocks of READ_BLOCK_BYTES once; returns something that depends on all of them. Four chains of the
+ * instruction set's own vectors: what does not fit its registers is spilled, and the loop then waits for that instead of
+ * memory. */
+#define READ_LOOP(name, bytes, isa_attribute)                                                                          \
+    isa_attribute static uint64_t name(const unsigned char *memory, size_t count)                                      \
+    {                                                                                                                  \
+        typedef uint64_t vector __attribute__((vector_size(bytes)));                                                   \
+        enum {                                                                                                         \
+            VECTORS = READ_BLOCK_BYTES / (bytes)                                                                       \
+        };                                                                                                             \
+        const vector *first = (const vector *)(const void *)memory;                                                    \
+        vector a = {0}, b = {0}, c = {0}, d = {0};                                                                     \
+        for (size_t i = 0; i < count * VECTORS; i += 4) {                                                              \
+            a += first[i];                                                                                             \
+            b += first[i + 1];                                                                                         \
+            c += first[i + 2];                                                                                         \
+            d += first[i + 3];                                                                                         \
+        }                                                                                                              \
+        const vector total = a + b + c + d;                                                                            \
+        uint64_t sum = 0;                                                                                              \
+        for (size_t i = 0; i < sizeof total / sizeof sum; ++i) {                                                       \
+            sum += total[i];                                                                                           \
+        }                                                                                                              \
+        return sum;                                                                                                    \
+    }
+
+enum {
+    READ_BLOCK_BYTES = 256
+};
+
 FMA_LOOP(fma_loop_portable, 16, )
+READ_LOOP(read_loop_portable, 16, )
 #if defined __x86_64__
 FMA_LOOP(fma_loop_avx2, 32, __attribute__((target("avx2,fma"))))
+READ_LOOP(read_loop_avx2, 32, __attribute__((target("avx2"))))
 FMA_LOOP(fma_loop_avx512, 64, __attribute__((target("avx512f"))))
+READ_LOOP(read_loop_avx512, 64, __attribute__((target("avx512f"))))
 #endif
 
 static double thread_s(void)
@@ -122,6 +155,7 @@ double cpu_peak_flops(uint32_t isa, uint32_t threads, double *share)
 }
 
 typedef struct read_work {
+    uint64_t (*loop)(const unsigned char *memory, size_t count);
     const unsigned char *memory;
     size_t bytes_per_thread;
     double until_s;
@@ -130,42 +164,35 @@ typedef struct read_work {
 
 static void read_task(void *arg, int64_t index)
 {
-    typedef uint64_t vector __attribute__((vector_size(64)));
     const read_work *work = arg;
-    const vector *first = (const vector *)(const void *)(work->memory + (size_t)index * work->bytes_per_thread);
-    size_t count = work->bytes_per_thread / sizeof(vector);
+    const unsigned char *first = work->memory + (size_t)index * work->bytes_per_thread;
     const double started_s = thread_s();
     volatile uint64_t sink = 0;
     double bytes = 0;
     do {
-        vector totals[4] = {{0}, {0}, {0}, {0}};
-        for (size_t i = 0; i < count; i += 4) {
-            for (size_t lane = 0; lane < 4; ++lane) {
-                totals[lane] += first[i + lane];
-            }
-        }
-        vector total = totals[0] + totals[1] + totals[2] + totals[3];
-        sink = total[0] + total[7];
+        sink = work->loop(first, work->bytes_per_thread / READ_BLOCK_BYTES);
         bytes += (double)work->bytes_per_thread;
     } while (monotonic_s() < work->until_s);
     (void)sink;
     work->parts[index] = (peak_part){bytes, thread_s() - started_s};
 }
 
-double cpu_peak_read_bytes_per_s(size_t bytes, uint32_t threads)
+double cpu_peak_read_bytes_per_s(uint32_t isa, size_t bytes, uint32_t threads)
 {
-    enum {
-        SHARE_MULTIPLE = 256
-    }; /* four vectors */
     peak_part parts[THREADS_MAX] = {{0}};
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
-    size_t share = (bytes / threads + SHARE_MULTIPLE) / SHARE_MULTIPLE * SHARE_MULTIPLE;
-    unsigned char *memory = aligned_alloc(SHARE_MULTIPLE, share * threads);
+    size_t share = (bytes / threads + READ_BLOCK_BYTES) / READ_BLOCK_BYTES * READ_BLOCK_BYTES;
+    unsigned char *memory = aligned_alloc(READ_BLOCK_BYTES, share * threads);
     if (!memory) {
         return 0;
     }
     memset(memory, 1, share * threads);
-    read_work work = {.memory = memory, .bytes_per_thread = share, .parts = parts};
+    read_work work = {.loop = read_loop_portable, .memory = memory, .bytes_per_thread = share, .parts = parts};
+#if defined __x86_64__
+    work.loop = isa & ACR__ISA_AVX512 ? read_loop_avx512 : isa & ACR__ISA_AVX2 ? read_loop_avx2 : read_loop_portable;
+#else
+    (void)isa;
+#endif
     double best = 0;
     for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
         work.until_s = monotonic_s() + measure_s;

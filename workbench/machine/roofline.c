@@ -49,9 +49,10 @@ void machine_of_cpu(machine *out, const acr__device *device, uint32_t threads, d
         out->multiply_add_flops[dtype] = flops; /* narrow types are widened to float32 */
     }
     out->exps_per_s = out->exps_per_s_most = flops / 2 / cpu_exp_ops;
-    out->cache_bytes_per_s = cpu_peak_read_bytes_per_s((size_t)fmin(fmax(bytes, 64 << 10), MEMORY_TEST_BYTES), threads);
+    out->cache_bytes_per_s =
+        cpu_peak_read_bytes_per_s(device->isa, (size_t)fmin(fmax(bytes, 64 << 10), MEMORY_TEST_BYTES), threads);
     out->cache_bytes = INFINITY;
-    out->memory_bytes_per_s = cpu_peak_read_bytes_per_s(MEMORY_TEST_BYTES, threads);
+    out->memory_bytes_per_s = cpu_peak_read_bytes_per_s(device->isa, MEMORY_TEST_BYTES, threads);
 }
 
 /* Of each position: repeated batch entries or heads (stride 0) are the same memory. */
