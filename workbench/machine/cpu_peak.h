@@ -19,8 +19,8 @@ double peak_rate(const peak_part *parts, uint32_t count);
  * machine. */
 double cpu_peak_flops(uint32_t isa, uint32_t threads, double *share);
 
-/* Bytes a second that all threads together read, by the widest vectors of isa, from a working set of this many bytes, each thread its own share, read
- * repeatedly. */
+/* Bytes a second that all threads together read, by the widest vectors of isa, from a working set of this many bytes,
+ * each thread its own share, read repeatedly. */
 double cpu_peak_read_bytes_per_s(uint32_t isa, size_t bytes, uint32_t threads);
 
 #endif
