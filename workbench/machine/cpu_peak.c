@@ -36,8 +36,8 @@ enum {
     }
 
 /* Reads `count` blocks of READ_BLOCK_BYTES once; returns something that depends on all of them. Four chains of the
- * instruction set's own vectors: what does not fit its registers is spilled, and the loop then waits for that instead of
- * memory. */
+ * instruction set's own vectors: what does not fit its registers is spilled, and the loop then waits for that instead
+ * of memory. */
 #define READ_LOOP(name, bytes, isa_attribute)                                                                          \
     isa_attribute static uint64_t name(const unsigned char *memory, size_t count)                                      \
     {                                                                                                                  \
