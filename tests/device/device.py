@@ -77,10 +77,10 @@ DECODING_TERMS = ["b2:h8/2:s1/300:d{d}:lse:kvlens:cap30:sinks", "b1:h4/1:s5/313:
                   "b2:h4/2:s3/133:d{d}:bias-f32/0,399,133", "b2:h4/2:s3/134:d{d}:bias-bf16/0,402,134:causal",
                   "b2:h4/2:s3/133:d{d}:mask/399,0,133:lse"]
 
-# Gradients: by slots of dq and in the order of more than eight key tiles.
-GRADIENTS = ["bwd:b1:h2:s70/130:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
+# Gradients: a whole tile of queries; dq by slots, in the order of more than eight key tiles, and by atomics of as many.
+GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
              "bwd:b1:h2:s33:d{d}:causal-tl:bshd:sinks", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
-             "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/600:d{d}:atomics"]
+             "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/1190:d{d}:atomics"]
 OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/1100:d{d}:bshd:packed",
                    "bwd:b1:h2:s70/130:d{d}:causal:cap5"]
 TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}", "bwd:b1:h2:s50/70:d{d}:alibi",
@@ -411,9 +411,12 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
 # of a tile.
 TAILS = [f"b1:h2:s1/{keys}:d64" for keys in range(642, 674, 4)]
 # Gradients that a pair hidden from them must not spoil.
-SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win20/9"]
+SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win20/9",
+                    "bwd:b1:h1:s33/70:d64:causal:grad-f32"]
 ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"])]
+ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
+                                                            "b1:h1:s33/70:d264:causal-tl"])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [
