@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 
-from . import _native
+from . import _gradients, _native
 from ._errors import from_status
 
 Result = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -129,25 +129,18 @@ OPERATORS = {
 
 # ---- Defining them ----
 
-WITH_GRADIENT = ("q", "k", "v", "sinks")
 WITHOUT = "call under torch.no_grad() or torch.inference_mode(), or give tensors from .detach()"
 
 
 def _refuse_gradients(operator: str, q: torch.Tensor, k: torch.Tensor, **arguments: Any) -> None:
     """Gradients that acromion does not compute, by the name of what wants or prevents them."""
     for name, tensor in (("k", k), *arguments.items()):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name not in WITH_GRADIENT:
-            raise NotImplementedError(f"{name} requires a gradient, and acromion computes those of q, k, v and sinks "
-                                      f"only: {WITHOUT}")
-    reason = None
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name not in _gradients.WITH_GRADIENT:
+            raise NotImplementedError(f"{_gradients.not_of(name)}: {WITHOUT}")
     if operator.endswith("out"):
-        reason = "with out= nothing is recorded"
-    elif torch.float8_e4m3fn in (q.dtype, k.dtype):
-        reason = "8-bit inputs have no gradients"
-    elif arguments.get("page_table") is not None or arguments.get("v_dim") is not None or arguments.get("invariant"):
-        reason = "no kernel computes gradients with page_table, v_dim or invariant"
-    elif arguments.get("ranges") is not None or arguments.get("tree") is not None:
-        reason = "no kernel computes gradients with ranges or a tree"
+        reason: Optional[str] = "with out= nothing is recorded"
+    else:
+        reason = _gradients.not_with(arguments, torch.float8_e4m3fn in (q.dtype, k.dtype))
     if reason:
         raise NotImplementedError(f"an input requires a gradient, and {reason}: {WITHOUT}")
 
@@ -170,8 +163,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_o: Optional[torch.Tensor], d_lse: Optional[torch.Tensor]) -> Tuple[Any, ...]:
         if d_lse is not None:
-            raise NotImplementedError("the log-sum-exp of sdpa(return_lse=True) takes part in what is differentiated, "
-                                      "and acromion computes gradients through the output only: give lse.detach()")
+            raise NotImplementedError(f"{_gradients.OUTPUT_ALONE}: give lse.detach()")
         if d_o is None:
             return (None,) * 6
         q, k, v, out, lse, sinks, *tensors = ctx.saved_tensors
@@ -227,8 +219,7 @@ def _define_backward() -> None:
     def autograd(keyset: Any, *tensors: torch.Tensor, **arguments: Any) -> Any:
         inputs = (*tensors, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            raise NotImplementedError("acromion computes first gradients only, and these would have to be "
-                                      "differentiated again: leave create_graph=True out")
+            raise NotImplementedError(f"{_gradients.FIRST_ALONE}: leave create_graph=True out")
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *tensors, **arguments)
 
     library.impl("sdpa_backward", autograd, "Autograd", with_keyset=True)

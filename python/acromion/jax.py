@@ -4,17 +4,19 @@
     out = acromion.jax.sdpa(q, k, v, is_causal=True)
 
 A call becomes one primitive. While it is traced, the compiled half checks shapes and types and makes the problem, by
-the rules of acromion.sdpa; XLA then calls it by its typed FFI (python/src/xla.c). Loads JAX, and never PyTorch."""
+the rules of acromion.sdpa; XLA then calls it by its typed FFI (python/src/xla.c). Gradients are a second primitive,
+which the same function of the FFI computes. Loads JAX, and never PyTorch."""
 import functools
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, Union, overload
+from typing import Any, Dict, FrozenSet, List, Literal, Optional, Sequence, Tuple, Union, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _native
+from . import _gradients, _native
 from ._errors import UnsupportedError
 
 __all__ = ["explain", "sdpa"]
@@ -28,6 +30,7 @@ _OF_BATCH = ("kv_lens", "kv_starts", "ranges", "tree")  # their first dimension 
 _OF_HEADS = ("sinks", "alibi_slopes")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _MAIN = ("q", "k", "v")
+_OUTPUTS = ("o", "lse", "d_o")  # what gradients read besides
 _TENSORS = (*_MAIN, "attn_mask", *_SCALES, *_OF_BATCH, *_OF_HEADS, "q_offsets", "kv_offsets")  # the operands' order
 
 Options = Tuple[Tuple[str, Any], ...]
@@ -91,34 +94,148 @@ def _results(avals: Sequence[Any], names: Tuple[str, ...], options: Options,
 
 _primitive = Primitive(_TARGET)
 _primitive.multiple_results = True
+_gradient = Primitive(_TARGET + "_gradient")
+_gradient.multiple_results = True
+
+
+def _varying(aval: Any) -> FrozenSet[str]:
+    """The mesh's axes along which an array differs, under shard_map."""
+    return aval.mat.varying if hasattr(aval, "mat") else getattr(aval, "vma", frozenset())
+
+
+def _vary_alike(values: Sequence[Any]) -> List[Any]:
+    """Says of every array that it differs where any does: so each device's gradient of one that all have is summed."""
+    varying = [_varying(jax.typeof(x)) if hasattr(jax, "typeof") else frozenset() for x in values]
+    every = frozenset().union(*varying)
+    found = []
+    for x, own in zip(values, varying):
+        axes = tuple(sorted(every - own))
+        if axes:
+            x = jax.lax.pcast(x, axes, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, axes)
+        found.append(x)
+    return found
+
+
+def _arrays(avals: Sequence[Any], results: Sequence[Tuple[Tuple[int, ...], Any]]) -> List[Any]:
+    """Results that vary under shard_map wherever an input does."""
+    varying = frozenset().union(*map(_varying, avals))
+    found = []
+    for shape, dtype in results:
+        more: Dict[str, Any] = {}
+        if varying and hasattr(avals[0], "mat"):  # from JAX 0.10 on it goes with the mesh; before, the set itself
+            spec = jax.sharding.PartitionSpec(*[None] * len(shape))
+            more = {"sharding": jax.sharding.NamedSharding(avals[0].sharding.mesh, spec),
+                    "manual_axis_type": type(avals[0].mat)(varying=varying)}
+        elif varying:
+            more = {"vma": varying}
+        found.append(jax.core.ShapedArray(shape, dtype, **more))
+    return found
 
 
 def _abstract(*avals: Any, names: Tuple[str, ...], options: Options, shares: Tuple[str, ...]) -> List[Any]:
     _problem(avals, names, options, shares)
-    # Under shard_map results vary wherever an input does.
-    varying = frozenset().union(*(getattr(aval, "vma", ()) for aval in avals))
-    more = {"vma": varying} if varying else {}
-    return [jax.core.ShapedArray(shape, dtype, **more) for shape, dtype in _results(avals, names, options, shares)]
+    return _arrays(avals, _results(avals, names, options, shares))
 
 
 def _lower(platform: str, ctx: Any, *operands: Any, names: Tuple[str, ...], options: Options,
            shares: Tuple[str, ...]) -> Any:
     problem = _problem(ctx.avals_in, names, options, shares)
     assert problem is not None  # _call does not come here without rows
+    return _lower_problem(platform, ctx, operands, names, problem)
+
+
+def _lower_problem(platform: str, ctx: Any, operands: Sequence[Any], names: Tuple[str, ...], problem: bytes) -> Any:
     if platform == "cpu":  # of GPUs there may be none here yet, or several
         _native.plan_text(problem, _DEVICE_TYPES["cpu"], 0)
     lower = jax.ffi.ffi_lowering(_TARGET)
     return lower(ctx, *operands, operands=" ".join(names), problem=np.frombuffer(problem, np.int64))
 
 
-def _refuse_gradient(primals: Any, tangents: Any, **params: Any) -> Any:
-    raise UnsupportedError("acromion.jax.sdpa has no gradient yet: differentiate jax.nn.dot_product_attention, or say "
-                           "jax.lax.stop_gradient where none is wanted", -2)
-
-
 @functools.partial(jax.jit, static_argnames=("names", "options", "shares"))
 def _compiled(*operands: jax.Array, **params: Any) -> List[jax.Array]:
     return _primitive.bind(*operands, **params)
+
+
+# ---- Gradients ----
+
+def _own_operands(operands: Sequence[Any], names: Tuple[str, ...]) -> Tuple[Sequence[Any], Tuple[str, ...]]:
+    """Those of the forward pass."""
+    count = len(names) - len(_OUTPUTS)
+    return operands[:count], names[:count]
+
+
+def _abstract_gradient(*avals: Any, names: Tuple[str, ...], options: Options) -> List[Any]:
+    given = dict(zip(names, avals))
+    wanted = _gradients.WITH_GRADIENT if "sinks" in given else _MAIN
+    return _arrays(avals, [(given[name].shape, given[name].dtype) for name in wanted])
+
+
+def _lower_gradient(platform: str, ctx: Any, *operands: Any, names: Tuple[str, ...], options: Options) -> Any:
+    problem = _problem(*_own_operands(ctx.avals_in, names), options, ())
+    assert problem is not None  # there was an output
+    return _lower_problem(platform, ctx, operands, names, _native.gradient_problem(problem))
+
+
+def _refuse_second(primals: Any, tangents: Any, **params: Any) -> Any:
+    raise NotImplementedError(f"{_gradients.FIRST_ALONE}: take jax.nn.dot_product_attention there")
+
+
+@functools.partial(jax.jit, static_argnames=("names", "options"))
+def _compiled_gradient(*operands: jax.Array, **params: Any) -> List[jax.Array]:
+    return _gradient.bind(*operands, **params)
+
+
+_STOP = "say jax.lax.stop_gradient where none is wanted"
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(names: Tuple[str, ...], options: Options, *operands: Any) -> Tuple[Any, ...]:
+    return tuple(_primitive.bind(*operands, names=names, options=options, shares=()))
+
+
+def _with_lse(options: Options) -> Options:
+    return tuple(sorted({**dict(options), "return_lse": True}.items()))
+
+
+def _attend_forward(names: Tuple[str, ...], options: Options, *operands: Any) -> Tuple[Tuple[Any, ...], Any]:
+    given = dict(zip(names, operands))
+    for name, x in given.items():
+        if x.perturbed and name not in _gradients.WITH_GRADIENT:
+            raise NotImplementedError(f"{_gradients.not_of(name)}: {_STOP}")
+    values = tuple(x.value for x in operands)
+    is_8_bit = any(given[name].value.dtype == jnp.float8_e4m3fn for name in _MAIN)
+    reason = _gradients.not_with({**given, **dict(options)}, is_8_bit)
+    if reason:
+        raise NotImplementedError(f"an input requires a gradient, and {reason}: {_STOP}")
+    out, lse = _primitive.bind(*values, names=names, options=_with_lse(options), shares=())
+    return (out, lse) if dict(options)["return_lse"] else (out,), (values, out, lse)
+
+
+def _only_rows_of_sequences(gradient: Any, offsets: Any) -> Any:
+    """Rows of no sequence, which nothing computes, have a gradient of 0."""
+    row = jnp.arange(gradient.shape[0])
+    belongs = (row >= offsets[0]) & (row < offsets[-1])
+    return jnp.where(belongs[:, None, None], gradient, jnp.zeros_like(gradient))
+
+
+def _attend_backward(names: Tuple[str, ...], options: Options, residual: Any, cotangents: Any) -> Tuple[Any, ...]:
+    operands, out, lse = residual
+    if len(cotangents) > 1 and not isinstance(cotangents[1], SymbolicZero):
+        raise NotImplementedError(f"{_gradients.OUTPUT_ALONE}: {_STOP}")
+    if isinstance(cotangents[0], SymbolicZero):
+        return (None,) * len(operands)
+    gradients = _gradient.bind(*operands, out, lse, cotangents[0], names=(*names, *_OUTPUTS),
+                               options=_with_lse(options))
+    given = dict(zip(names, operands))
+    found = dict(zip(_gradients.WITH_GRADIENT, gradients))
+    if "q_offsets" in given:
+        keys = given.get("kv_offsets", given["q_offsets"])
+        for name, offsets in (("q", given["q_offsets"]), ("k", keys), ("v", keys)):
+            found[name] = _only_rows_of_sequences(found[name], offsets)
+    return tuple(found.get(name) for name in names)
+
+
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
 # ---- vmap ----
@@ -195,18 +312,51 @@ def _batched(operands: Sequence[Any], dims: Sequence[Optional[int]], *, names: T
             for x, axis in zip(results, axes)], axes[:len(results)]
 
 
+def _batched_gradient(operands: Sequence[Any], dims: Sequence[Optional[int]], *, names: Tuple[str, ...],
+                      options: Options) -> Tuple[List[Any], List[int]]:
+    """As _batched has it, but nothing is shared: each copy has a gradient of its own. Sinks have one for each head."""
+    mapped = dict(zip(names, dims))
+    given = dict(zip(names, operands))
+    size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
+    layout = dict(options)["layout"]
+    if "q_offsets" in given:
+        raise UnsupportedError("vmap over packed sequences: pack them all into one call, or use jax.lax.map", -2)
+    of_heads = "sinks" in given or any(mapped.get(name) is not None for name in _OF_HEADS)
+    of_batch = [name for name in _OF_BATCH if mapped.get(name) is not None]
+    if of_heads and of_batch:
+        raise UnsupportedError(f"vmap over {of_batch[0]}, which each batch entry has, of gradients with sinks or "
+                               f"slopes, which each head has, is no single problem: use jax.lax.map", -2)
+    heads_axis = 2 if layout == "bshd" else 1
+    if of_heads:
+        heads = _extent(given["q"], mapped["q"], heads_axis)
+        folded = {name: _fold(x, mapped[name], size, 1) if name == "lse" else
+                  _fold(x, mapped[name], size, heads_axis) if name in _OUTPUTS else
+                  _into_heads(name, x, mapped[name], size, heads, layout) for name, x in given.items()}
+    else:
+        batch = max(_extent(given[name], mapped[name], 0) for name in _MAIN)
+        folded = {name: x if name in _OF_HEADS else _fold(_widen(x, mapped[name], 0, batch), mapped[name], size, 0)
+                  for name, x in given.items()}
+    results = _gradient.bind(*folded.values(), names=names, options=options)
+    axes = [heads_axis if of_heads else 0] * len(_MAIN) + [0]
+    return [x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1:])
+            for x, axis in zip(results, axes)], axes[:len(results)]
+
+
 # ---- Registering ----
 
 def _register() -> None:
     cpu, cuda = _native.xla_handlers()
     jax.ffi.register_ffi_target(_TARGET, cpu, platform="cpu")
     jax.ffi.register_ffi_target(_TARGET, cuda, platform="CUDA")
-    _primitive.def_abstract_eval(_abstract)
-    _primitive.def_impl(_compiled)
-    for platform in ("cpu", "cuda"):
-        mlir.register_lowering(_primitive, functools.partial(_lower, platform), platform=platform)
-    batching.primitive_batchers[_primitive] = _batched
-    ad.primitive_jvps[_primitive] = _refuse_gradient
+    for primitive, abstract, compiled, lower, batched in (
+            (_primitive, _abstract, _compiled, _lower, _batched),
+            (_gradient, _abstract_gradient, _compiled_gradient, _lower_gradient, _batched_gradient)):
+        primitive.def_abstract_eval(abstract)
+        primitive.def_impl(compiled)
+        for platform in ("cpu", "cuda"):
+            mlir.register_lowering(primitive, functools.partial(lower, platform), platform=platform)
+        batching.primitive_batchers[primitive] = batched
+        ad.primitive_jvps[primitive] = _refuse_second
 
 
 _register()
@@ -270,7 +420,7 @@ def _call(arguments: Dict[str, Any]) -> Any:
     if _problem(avals, names, options, ()) is None:  # no rows
         results = [jnp.zeros(shape, dtype) for shape, dtype in _results(avals, names, options, ())]
     else:
-        results = _primitive.bind(*avals, names=names, options=options, shares=())
+        results = _attend(names, options, *_vary_alike(avals))
     return tuple(results) if dict(options)["return_lse"] else results[0]
 
 
@@ -313,7 +463,11 @@ def sdpa(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, 
 
     Returns the output, or (output, log-sum-exp). Rows of packed arrays that belong to no sequence hold anything.
     Raises what acromion.sdpa raises, when the function is traced; that no kernel runs a problem, on the CPU when it is
-    compiled, on CUDA when it runs. There is no gradient yet: differentiating raises acromion.UnsupportedError."""
+    compiled, on CUDA when it runs.
+
+    Reverse-mode gradients are those of the output, with respect to q, k, v and sinks, and the same bits in every run.
+    What is asked for and not computed (gradients of masks, slopes and scales, through the log-sum-exp, of float8, with
+    ranges or a tree, of gradients) raises NotImplementedError when the function is traced."""
     return _call(locals().copy())
 
 

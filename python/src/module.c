@@ -116,6 +116,9 @@ static PyMethodDef methods[] = {
      "and returns\nthe acr_problem that they make, as bytes; None where there is nothing to compute."},
     {"plan_text", sdpa_plan_text, METH_VARARGS,
      "plan_text(problem, device_type, device)\n--\n\nWhich kernel runs a problem on a device, or why none does."},
+    {"gradient_problem", sdpa_gradient_problem, METH_VARARGS,
+     "gradient_problem(problem)\n--\n\nThe backward pass of a problem: of its gradients, each has its tensor's "
+     "strides, and\nthat of the output the output's."},
     {"xla_handlers", xla_handlers, METH_NOARGS,
      "xla_handlers()\n--\n\nThe functions that XLA calls, for the CPU and for CUDA, in capsules."},
     {"group_id", ranks_id, METH_VARARGS, "group_id(library)\n--\n\nSee acromion.distributed, as for all of group_*."},

@@ -928,6 +928,15 @@ PyObject *sdpa_problem(PyObject *module, PyObject *const *args, Py_ssize_t posit
     return result;
 }
 
+/* The acr_problem in bytes that describe_problem made. */
+static int read_problem(acr_problem *out, const char *bytes, Py_ssize_t count)
+{
+    if (count != (Py_ssize_t)sizeof *out)
+        return acr_py_invalid("a problem has %zd bytes, must have %zu", count, sizeof *out);
+    memcpy(out, bytes, sizeof *out);
+    return 0;
+}
+
 PyObject *sdpa_plan_text(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -937,16 +946,31 @@ PyObject *sdpa_plan_text(PyObject *module, PyObject *args)
     acr_ctx *ctx;
     plan_entry *entry;
     acr_problem problem;
-    if (!PyArg_ParseTuple(args, "y#ii:plan_text", &bytes, &count, &device.type, &device.id))
-        return NULL;
-    if (count != (Py_ssize_t)sizeof problem) {
-        acr_py_invalid("a problem has %zd bytes, must have %zu", count, sizeof problem);
-        return NULL;
-    }
-    memcpy(&problem, bytes, sizeof problem);
-    if (plans_context(&ctx, device) || plans_find(&entry, ctx, &problem))
+    if (!PyArg_ParseTuple(args, "y#ii:plan_text", &bytes, &count, &device.type, &device.id) ||
+        read_problem(&problem, bytes, count) || plans_context(&ctx, device) || plans_find(&entry, ctx, &problem))
         return NULL;
     return PyUnicode_FromString(acr_plan_text(entry->plan));
+}
+
+PyObject *sdpa_gradient_problem(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *bytes;
+    Py_ssize_t count;
+    acr_problem forward, canonical;
+    if (!PyArg_ParseTuple(args, "y#:gradient_problem", &bytes, &count) || read_problem(&forward, bytes, count))
+        return NULL;
+    forward.pass = ACR_BACKWARD;
+    forward.d_o = forward.o;
+    forward.dq = forward.q;
+    forward.dk = forward.k;
+    forward.dv = forward.v;
+    const acr_status status = acr_problem_canonical(&canonical, &forward);
+    if (status != ACR_OK) {
+        acr_py_raise(status);
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize((const char *)&canonical, sizeof canonical);
 }
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */

@@ -26,6 +26,7 @@ PyObject *sdpa_gradients(PyObject *module, PyObject *const *args, Py_ssize_t pos
 PyObject *sdpa_explain(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_problem(PyObject *module, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names);
 PyObject *sdpa_plan_text(PyObject *module, PyObject *args);
+PyObject *sdpa_gradient_problem(PyObject *module, PyObject *args);
 PyObject *sdpa_forget(PyObject *module, PyObject *unused);
 PyObject *sdpa_import_wisdom(PyObject *module, PyObject *args);
 

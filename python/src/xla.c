@@ -111,6 +111,9 @@ static const struct place {
     {"alibi_slopes", offsetof(acr_buffers, slopes)},
     {"ranges", offsetof(acr_buffers, ranges)},
     {"tree", offsetof(acr_buffers, tree)},
+    {"o", offsetof(acr_buffers, o)}, /* these three of gradients alone */
+    {"lse", offsetof(acr_buffers, lse)},
+    {"d_o", offsetof(acr_buffers, d_o)},
 };
 
 static const struct place *place_of(const char *name, size_t length)
@@ -147,21 +150,32 @@ static xla_error *read_arguments(acr_buffers *out, const xla_call_frame *frame)
     return NULL;
 }
 
+/* Hands out the results, in their order: the output and the log-sum-exp, or the gradients. */
+static xla_error *read_results(acr_buffers *b, const acr_problem *p, const xla_call_frame *frame)
+{
+    static const size_t outputs[] = {offsetof(acr_buffers, o), offsetof(acr_buffers, lse)};
+    static const size_t gradients[] = {offsetof(acr_buffers, dq), offsetof(acr_buffers, dk), offsetof(acr_buffers, dv),
+                                       offsetof(acr_buffers, dsinks)};
+    const bool is_backward = p->pass == ACR_BACKWARD;
+    const int64_t count = is_backward ? 3 + ((p->flags & ACR_SINKS) != 0) : 1 + ((p->flags & ACR_WANT_LSE) != 0);
+    if (!b->q || !b->k || !b->v || (is_backward && (!b->o || !b->lse || !b->d_o)) || frame->results.count != count)
+        return fail(frame, XLA_INVALID_ARGUMENT, "q, k, v or a result is missing");
+    for (int64_t i = 0; i < count; i++)
+        memcpy((char *)b + (is_backward ? gradients : outputs)[i], &frame->results.buffers[i]->data, sizeof(void *));
+    return NULL;
+}
+
 static xla_error *read_call(acr_problem *p, acr_buffers *b, const xla_call_frame *frame)
 {
-    const bool has_lse = frame->results.count == 2;
     xla_error *error = read_problem(p, frame);
-    if (error || (error = read_arguments(b, frame)))
+    if (error || (error = read_arguments(b, frame)) || (error = read_results(b, p, frame)))
         return error;
-    if (!b->q || !b->k || !b->v || frame->results.count < 1 || has_lse != ((p->flags & ACR_WANT_LSE) != 0))
-        return fail(frame, XLA_INVALID_ARGUMENT, "q, k, v or a result is missing");
-    b->o = frame->results.buffers[0]->data;
-    b->lse = has_lse ? frame->results.buffers[1]->data : NULL;
     if (p->flags & ACR_PACKED) { /* [total, heads, dim]; q and k are the first two */
         b->q_total = frame->arguments.buffers[0]->dims[0];
         b->kv_total = frame->arguments.buffers[1]->dims[0];
     }
-    p->alignment = acr_py_alignment((uintptr_t)b->q | (uintptr_t)b->k | (uintptr_t)b->v | (uintptr_t)b->o);
+    p->alignment = acr_py_alignment((uintptr_t)b->q | (uintptr_t)b->k | (uintptr_t)b->v | (uintptr_t)b->o |
+                                    (uintptr_t)b->d_o | (uintptr_t)b->dq | (uintptr_t)b->dk | (uintptr_t)b->dv);
     return NULL;
 }
 

@@ -393,16 +393,6 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(acromion.UnsupportedError):
             jax.jit(lambda q: sdpa(q, q, q)).lower(wide)
 
-    def test_gradients(self):
-        q = normal(1, 1, 2, 5, 8)
-        for transform in (jax.grad(lambda q: sdpa(q, q, q).sum()),
-                          lambda q: jax.jvp(lambda x: sdpa(x, q, q), (q,), (q,)),
-                          jax.jit(jax.grad(lambda q: jax.vmap(lambda x: sdpa(x, q, q))(q[None]).sum()))):
-            with self.assertRaisesRegex(acromion.UnsupportedError, "acromion.jax.sdpa has no gradient yet"):
-                transform(q)
-        still = jax.grad(lambda w: (w * sdpa(jax.lax.stop_gradient(w * q), q, q)).sum())(2.0)
-        self.assertAlmostEqual(float(still), float(sdpa(2 * q, q, q).sum()), places=4)
-
     def test_other_versions_programs(self):
         """Programs are kept in files: what the compiled half does not understand it refuses when it is called."""
         q = normal(1, 1, 2, 5, 8)
@@ -431,6 +421,137 @@ class Imports(unittest.TestCase):
         for program in ("import acromion, sys; acromion.sdpa; assert 'jax' not in sys.modules",
                         "import acromion.jax, sys; assert 'torch' not in sys.modules"):
             subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def by_definition(q, k, v, visible=None, softcap=None, sinks=None, bias=0.0):
+    """Attention in JAX's own operations, [batch, heads, length, dim], for gradients."""
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = jnp.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+    s = (s if softcap is None else softcap * jnp.tanh(s / softcap)) + bias
+    if visible is not None:
+        s = jnp.where(visible, s, -jnp.inf)
+    if sinks is not None:
+        s = jnp.concatenate((s, jnp.broadcast_to(sinks[None, :, None, None], (*s.shape[:3], 1))), -1)
+    return jnp.einsum("bhij,bhjd->bhid", jax.nn.softmax(s, -1)[..., :k.shape[2]], v)
+
+
+class Gradients(Case):
+    CAUSAL = np.tril(np.ones((9, 9), bool))
+    WINDOW = CAUSAL & ~np.tril(np.ones((9, 9), bool), -4)
+    LENS = np.arange(9) < np.array([5, 9])[:, None, None, None]
+
+    def setUp(self):
+        self.q, self.k, self.v = normal(1, 2, 4, 9, 16), normal(2, 2, 2, 9, 16), normal(3, 2, 2, 9, 24)
+        self.weight = normal(4, 2, 4, 9, 24)
+
+    def compare(self, ours, theirs, inputs, tolerance=2e-6):
+        found, expected = (jax.jit(jax.grad(lambda *x, f=f: (f(*x).astype(jnp.float32) * self.weight).sum(),
+                                            tuple(range(len(inputs)))))(*inputs) for f in (ours, theirs))
+        for x, y, given in zip(found, expected, inputs):
+            self.assertEqual(x.dtype, given.dtype)
+            self.near(x.astype(jnp.float32), y.astype(jnp.float32), tolerance)
+
+    def test_values(self):
+        bias = normal(5, 1, 4, 9, 9)
+        inputs = (self.q, self.k, self.v)
+        for options, definition_of in (
+                ({}, {}), ({"is_causal": True}, {"visible": self.CAUSAL}),
+                ({"is_causal": True, "window": 4}, {"visible": self.WINDOW}),
+                ({"softcap": 1.5, "is_causal": True}, {"visible": self.CAUSAL, "softcap": 1.5}),
+                ({"kv_lens": int32(5, 9)}, {"visible": self.LENS}), ({"attn_mask": bias}, {"bias": bias}),
+                ({"return_lse": True}, {})):
+            with self.subTest(**{name: str(value) for name, value in options.items()}):
+                def ours(q, k, v, options=options):
+                    found = sdpa(q, k, v, enable_gqa=True, **options)
+                    return found[0] if "return_lse" in options else found
+                self.compare(ours, functools.partial(by_definition, **definition_of), inputs)
+
+    def test_sinks_and_types(self):
+        self.compare(lambda q, k, v, s: sdpa(q, k, v, enable_gqa=True, sinks=s),
+                     lambda q, k, v, s: by_definition(q, k, v, sinks=s), (self.q, self.k, self.v, normal(6, 4)))
+        for dtype in (jnp.float16, jnp.bfloat16):
+            inputs = tuple(x.astype(dtype) for x in (self.q, self.k, self.v))
+            self.compare(lambda q, k, v: sdpa(q, k, v, enable_gqa=True),
+                         lambda *x: by_definition(*(y.astype(jnp.float32) for y in x)), inputs, TOLERANCE[
+                             jnp.dtype(dtype).name] * 4)
+
+    def test_layout_and_packed(self):
+        turned = tuple(x.swapaxes(1, 2) for x in (self.q, self.k, self.v))
+        self.compare(lambda *x: sdpa(*x, enable_gqa=True, layout="bshd").swapaxes(1, 2),
+                     lambda *x: by_definition(*(y.swapaxes(1, 2) for y in x)), turned)
+        # A row before, and two behind, belong to no sequence.
+        q, k, v = normal(1, 12, 2, 16), normal(2, 12, 2, 16), normal(3, 12, 2, 16)
+        self.weight, offsets = normal(4, 9, 2, 16), int32(1, 5, 10)
+
+        def one_by_one(q, k, v):
+            parts = [by_definition(*(x[None, a:b].swapaxes(1, 2) for x in (q, k, v)))[0].swapaxes(0, 1)
+                     for a, b in ((1, 5), (5, 10))]
+            return jnp.concatenate(parts)
+        self.compare(lambda *x: sdpa(*x, q_offsets=offsets, kv_offsets=offsets)[1:10], one_by_one, (q, k, v))
+
+    def test_vmap(self):
+        many = tuple(jnp.stack((x, 2 * x, x - 1)) for x in (self.q, self.k, self.v))
+        sinks = normal(6, 4)
+
+        def of(function):
+            return jax.grad(lambda q, k, v: (function(q, k, v) * self.weight).sum(), (0, 1, 2))
+        for axes in ((0, 0, 0), (0, None, None), (None, 0, 0), (None, None, 0)):
+            inputs = [x if axis == 0 else x[0] for x, axis in zip(many, axes)]
+            for more in ({}, {"sinks": sinks}):
+                with self.subTest(axes=axes, more=more.keys()):
+                    found = jax.vmap(of(lambda *x, m=more: sdpa(*x, enable_gqa=True, **m)), axes)(*inputs)
+                    expected = jax.vmap(of(lambda *x, m=more: by_definition(*x, **m)), axes)(*inputs)
+                    for x, y in zip(found, expected):
+                        self.near(x, y, 2e-6)
+        # The gradient of a sum over copies, of an input that all copies share.
+        found, expected = (jax.grad(lambda k, s, f=f: jax.vmap(lambda q, v: f(q, k, v, sinks=s))(many[0], many[2]).sum(),
+                                    (0, 1))(self.k, sinks) for f in (functools.partial(sdpa, enable_gqa=True),
+                                                                     by_definition))
+        for x, y in zip(found, expected):
+            self.near(x, y, 4e-6)
+
+    def test_shard_map(self):
+        shard_map = getattr(jax, "shard_map", None)
+        if shard_map is None:
+            from jax.experimental.shard_map import shard_map
+        q, k, lens = normal(1, 3, 6, 9, 16), normal(2, 3, 3, 11, 16), int32(11, 4, 7)
+        mesh, P = jax.sharding.Mesh(np.array(jax.devices()), ("x",)), jax.sharding.PartitionSpec
+
+        def attend(q, k, lens):
+            return sdpa(q, k, k, enable_gqa=True, kv_lens=lens)
+        split = shard_map(attend, mesh=mesh, in_specs=(P("x"),) * 3, out_specs=P("x"))
+        # Keys that all devices have: their gradient is the sum over devices.
+        one = shard_map(lambda q, k: sdpa(q, k, k, enable_gqa=True), mesh=mesh, in_specs=(P("x"), P()),
+                        out_specs=P("x"))
+        for ours, theirs, keys in ((lambda q, k: split(q, k, lens), lambda q, k: attend(q, k, lens), k),
+                                   (one, lambda q, k: sdpa(q, jnp.repeat(k, 3, 0), jnp.repeat(k, 3, 0),
+                                                           enable_gqa=True), k[:1])):
+            found, expected = (jax.jit(jax.grad(lambda q, k, f=f: (f(q, k) ** 2).sum(), (0, 1)))(q, keys)
+                               for f in (ours, theirs))
+            for x, y in zip(found, expected):
+                self.near(x, y, 2e-6)
+
+    def test_same_bits(self):
+        gradient = jax.jit(jax.grad(lambda q: (sdpa(q, self.k, self.v, enable_gqa=True) * self.weight).sum()))
+        np.testing.assert_array_equal(gradient(self.q), gradient(self.q))
+
+    def test_refusals(self):
+        q = normal(1, 1, 2, 5, 8)
+        ranges = jnp.zeros((1, 5, 2), jnp.int32).at[:, :, 1].set(5)
+        for text, transform in (
+                ("attn_mask requires a gradient", lambda: jax.grad(
+                    lambda m: sdpa(q, q, q, attn_mask=m).sum())(normal(2, 1, 1, 5, 5))),
+                ("alibi_slopes requires a gradient", lambda: jax.grad(
+                    lambda s: sdpa(q, q, q, alibi_slopes=s).sum())(normal(2, 2))),
+                ("no kernel computes gradients with ranges", lambda: jax.grad(
+                    lambda q: sdpa(q, q, q, ranges=ranges).sum())(q)),
+                ("through the output only", lambda: jax.grad(lambda q: sdpa(q, q, q, return_lse=True)[1].sum())(q)),
+                ("first gradients only", lambda: jax.grad(
+                    lambda q: jax.grad(lambda x: (sdpa(x, x, x) ** 2).sum())(q).sum())(q))):
+            with self.subTest(text), self.assertRaisesRegex(NotImplementedError, text):
+                transform()
+        still = jax.grad(lambda w: (w * sdpa(jax.lax.stop_gradient(w * q), q, q)).sum())(2.0)
+        self.assertAlmostEqual(float(still), float(sdpa(2 * q, q, q).sum()), places=4)
 
 
 if __name__ == "__main__":
