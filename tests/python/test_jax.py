@@ -504,9 +504,11 @@ class Gradients(Case):
                     for x, y in zip(found, expected):
                         self.near(x, y, 2e-6)
         # The gradient of a sum over copies, of an input that all copies share.
-        found, expected = (jax.grad(lambda k, s, f=f: jax.vmap(lambda q, v: f(q, k, v, sinks=s))(many[0], many[2]).sum(),
-                                    (0, 1))(self.k, sinks) for f in (functools.partial(sdpa, enable_gqa=True),
-                                                                     by_definition))
+        def of_all(function):
+            def total(k, sinks):
+                return jax.vmap(lambda q, v: function(q, k, v, sinks=sinks))(many[0], many[2]).sum()
+            return jax.grad(total, (0, 1))(self.k, sinks)
+        found, expected = of_all(functools.partial(sdpa, enable_gqa=True)), of_all(by_definition)
         for x, y in zip(found, expected):
             self.near(x, y, 4e-6)
 
