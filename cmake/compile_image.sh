@@ -21,7 +21,7 @@ else
     targets="-gencode=arch=compute_$arch,code=compute_$arch"
     generation=
     for a in $portable; do
-        [ "$a" -ge "$arch" ] && [ "${a%?}" != "$generation" ] || continue
+        if [ "$a" -lt "$arch" ] || [ "${a%?}" = "$generation" ]; then continue; fi
         case " $* " in *" -DPAGED=1 "*) ;; *) generation=${a%?} ;; esac
         targets="$targets -gencode=arch=compute_$a,code=sm_$a"
     done
