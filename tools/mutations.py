@@ -66,9 +66,11 @@ def bare_c(text):
 
 def host_part(file, text):
     """A kernel's file with what only the device's compiler reads as blanks. The outermost `#ifdef __CUDACC__` of a
-    family ends with an `#else`, behind which the host's description is."""
+    family ends with an `#else`, behind which the host's description is; a file without one has no host's part."""
     if not file.endswith(".cu"):
         return text
+    if "#ifdef __CUDACC__" not in text:
+        return re.sub(r"[^\n]", " ", text)
     kept, depth, device_depth, in_device = [], 0, None, False
     for line in text.splitlines(keepends=True):
         directive = re.match(r"\s*#\s*(ifdef|ifndef|if|else|elif|endif)\b\s*(\w*)", line)

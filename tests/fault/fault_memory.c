@@ -172,6 +172,34 @@ static void forward_survives_lack_of_memory(void **state)
     tensors_free(&t);
 }
 
+/* What two calls take by turns is kept for both, however much more the second takes. */
+static void calls_by_turns_allocate_nothing(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(2);
+    const acr_problem problems[] = {problem_of("f32:b1:h1:s1/4096:d64"), problem_of("f32:b1:h1:s1/65536:d256")};
+    tensors t[] = {tensors_make(&problems[0], 1), tensors_make(&problems[1], 1)};
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        acr_plan *plan = NULL;
+        assert_ok(acr_plan_create(&plan, ctx, &problems[i], ACR_ESTIMATE));
+        bytes[i] = acr_plan_workspace(plan);
+        acr_plan_destroy(plan);
+    }
+    assert_true(0 < bytes[0] && bytes[0] < bytes[1]);
+    for (int i = 0; i < 2; i++)
+        assert_ok(acr_forward(ctx, &problems[i], &t[i].buffers, NULL));
+    fault_arm(FAULT_MEMORY, 1);
+    for (int turn = 0; turn < 3; turn++)
+        for (int i = 0; i < 2; i++)
+            assert_ok(acr_forward(ctx, &problems[i], &t[i].buffers, NULL));
+    assert_int_equal(fault_calls(FAULT_MEMORY), 0);
+    fault_arm(FAULT_MEMORY, 0);
+    for (int i = 0; i < 2; i++)
+        tensors_free(&t[i]);
+    acr_ctx_destroy(ctx);
+}
+
 static void executions_allocate_nothing(void **state)
 {
     (void)state;
@@ -366,6 +394,7 @@ int main(void)
         cmocka_unit_test(forward_survives_lack_of_memory), cmocka_unit_test(executions_allocate_nothing),
         cmocka_unit_test(import_survives_lack_of_memory),  cmocka_unit_test(export_survives_lack_of_memory),
         cmocka_unit_test(export_survives_a_full_disk),     cmocka_unit_test(the_oracle_survives_lack_of_memory),
+        cmocka_unit_test(calls_by_turns_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

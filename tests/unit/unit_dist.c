@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "dist/group.h"
+#include "dist/shards.h"
 
 static const char *library;
 static int problems = 40;
@@ -728,6 +729,26 @@ static void shards_cover_the_sequence_once(void **state)
     acr_rows rows[2];
     assert_int_equal(acr_shard_rows(rows, 10, 2, 2, ACR_ZIGZAG), ACR_INVALID);
     assert_int_equal(acr_shard_rows(rows, -1, 2, 0, ACR_ZIGZAG), ACR_INVALID);
+    assert_int_equal(acr_shard_rows(rows, 10, 0, 0, ACR_ZIGZAG), ACR_INVALID);
+    assert_int_equal(acr_shard_rows(rows, 10, 2, -1, ACR_ZIGZAG), ACR_INVALID);
+    assert_int_equal(acr_shard_rows(rows, 10, ACR_GROUP_RANKS_MAX + 1, 0, ACR_ZIGZAG), ACR_INVALID);
+    assert_int_equal(acr_shard_rows(rows, 10, ACR_GROUP_RANKS_MAX, ACR_GROUP_RANKS_MAX - 1, ACR_ZIGZAG), ACR_OK);
+    assert_int_equal(acr_shard_rows(rows, 10, 2, 0, (acr_placement)2), ACR_INVALID);
+}
+
+/* What a gathering sends: of a chunk the keys that a rank's rows see, and nothing of one that they do not. */
+static void keys_that_no_row_sees_are_not_needed(void **state)
+{
+    (void)state;
+    const dist_sequences causal = {64, 64, 4, ACR_CONTIGUOUS, 1, 0, 0}, window = {64, 64, 4, ACR_CONTIGUOUS, 1, 0, 4};
+    dist_piece pieces[8];
+    assert_in_range(dist_pieces_max(&causal), 1, COUNT_OF(pieces));
+    const int count = dist_pieces(&causal, 2, 0, pieces); /* rows 32 to 47 */
+    static const int64_t of_causal[] = {16, 16, 16, 0}, of_window[] = {0, 3, 16, 0};
+    for (int chunk = 0; chunk < 4; chunk++) {
+        assert_int_equal(dist_needed(&causal, pieces, count, chunk).count, of_causal[chunk]);
+        assert_int_equal(dist_needed(&window, pieces, count, chunk).count, of_window[chunk]);
+    }
 }
 
 /* ---- The side of CUDA -------------------------------------------------------------------------------------------- */
@@ -771,6 +792,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_is_killed_is_given_up), /* first: it forks */
         cmocka_unit_test(shards_cover_the_sequence_once),
+        cmocka_unit_test(keys_that_no_row_sees_are_not_needed),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(what_is_not_served_is_named),
         cmocka_unit_test(wrong_buffers_are_refused),

@@ -307,6 +307,23 @@ static void estimate_follows_choose(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* The bench's "nothing but launches" is of drivers alone. */
+static void cpu_kernels_are_not_launched_bare(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    const acr_problem p = canonical_of("f32:b1:h1:s4:d8");
+    const acr__kernel *kernel = acr__choose(&p, &device->device);
+    acr__prepared *prepared = NULL;
+    double seconds = 0;
+    assert_ok(device->backend->prepare(&prepared, device, kernel, &p));
+    assert_fails(device->backend->timing->launch_bare(prepared, NULL, NULL, 1, &seconds), ACR_UNSUPPORTED,
+                 kernel->name);
+    device->backend->release(prepared);
+    acr_ctx_destroy(ctx);
+}
+
 static void unsupported_names_the_nearest_kernel_and_its_limit(void **state)
 {
     (void)state;
@@ -472,6 +489,7 @@ int main(void)
         cmocka_unit_test(arguments_follow_problem_and_buffers),
         cmocka_unit_test(arguments_name_the_terms),
         cmocka_unit_test(terms_are_refused_by_name),
+        cmocka_unit_test(cpu_kernels_are_not_launched_bare),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -573,6 +573,11 @@ static void unwritable_places_are_io_errors(void **state)
     scene s = scene_make();
     assert_fails(acr_wisdom_export(s.ctx, "/nonexistent/folder/wisdom"), ACR_IO, "/nonexistent/folder/wisdom");
     assert_fails(acr_wisdom_export(s.ctx, "/"), ACR_IO, "/");
+    char path[4096]; /* the system takes it, but not the name of the temporary file beside it */
+    for (size_t i = 0; i < sizeof path - 2; i++)
+        path[i] = i % 2 ? '.' : '/';
+    memcpy(path + sizeof path - 2, "w", 2);
+    assert_fails(acr_wisdom_export(s.ctx, path), ACR_IO, "longer than");
     assert_fails(acr_wisdom_export(NULL, "x"), ACR_INVALID, "ctx");
     assert_fails(acr_wisdom_export(s.ctx, NULL), ACR_INVALID, "path");
     acr_ctx_destroy(s.ctx);
