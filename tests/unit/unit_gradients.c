@@ -209,6 +209,44 @@ static void what_is_not_finite_stays_where_it_is_seen(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* A key of weight 0 that a row sees is not a key that it does not see: 0 times its infinity is NaN. */
+static void infinities_of_weight_0_are_seen(void **state)
+{
+    (void)state;
+    enum {
+        ROWS = 70,
+        DIMS = 8,
+        KEY = 40
+    };
+    acr_ctx *ctx = cpu_ctx(1);
+    const acr_problem p = canonical_of("bwd:f32:b1:h1:s70:d8:causal");
+    const reference_request wanted = {&p, INPUT_NORMAL, 9, 0, LENGTHS_EDGES, 1};
+    reference *ref = NULL;
+    assert_ok(reference_create(&ref, &wanted));
+    float *q, *k;
+    memcpy(&q, &ref->buffers.q, sizeof q);
+    memcpy(&k, &ref->buffers.k, sizeof k);
+    for (int row = 0; row < ROWS; row++)
+        q[row * DIMS + 3] = 1.0f;
+    k[KEY * DIMS + 3] = -INFINITY; /* its scores, too */
+    for (size_t i = 0; i < acr__kernel_count; i++) {
+        const acr__kernel *kernel = acr__kernels[i];
+        if (acr__why_not(kernel, &p, &acr__ctx_backend_device(ctx)->device))
+            continue;
+        run_output out = gradients_with(1, kernel, &p, ref);
+        const float *dq = out.grads[0];
+        for (int row = 0; row < ROWS; row++)
+            for (int dim = 0; dim < DIMS; dim++) {
+                const bool is_nan = isnan(dq[row * DIMS + dim]);
+                if (is_nan != (row >= KEY && dim == 3))
+                    fail_msg("%s: dq of row %d, dim %d: %f", kernel->name, row, dim, (double)dq[row * DIMS + dim]);
+            }
+        run_output_free(&out);
+    }
+    reference_destroy(ref);
+    acr_ctx_destroy(ctx);
+}
+
 /* Of a large problem some rows and keys are judged, the others looked at for NaN. */
 static void large_problems_are_judged_in_part(void **state)
 {
@@ -261,11 +299,9 @@ static void large_problems_are_judged_in_part(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(formulas_equal_differences),
-        cmocka_unit_test(what_is_not_seen_has_no_gradient),
-        cmocka_unit_test(bits_do_not_depend_on_threads),
-        cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen),
-        cmocka_unit_test(large_problems_are_judged_in_part),
+        cmocka_unit_test(formulas_equal_differences),      cmocka_unit_test(what_is_not_seen_has_no_gradient),
+        cmocka_unit_test(bits_do_not_depend_on_threads),   cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen),
+        cmocka_unit_test(infinities_of_weight_0_are_seen), cmocka_unit_test(large_problems_are_judged_in_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

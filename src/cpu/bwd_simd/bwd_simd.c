@@ -271,8 +271,14 @@ static __attribute__((noinline)) void add_rows(float *to, const float *weights, 
     multiply_all(to, weights, m.at, 1, m.row_stride, count, dims, true);
 }
 
-/* As add_rows, to the bit, with nothing added for weights of 0, which those have that do not see each other: 0 *
- * infinity would be NaN. Slow, and rare. */
+/* The weight of pairs that do not see each other. */
+INLINE vec hidden_weight(void)
+{
+    return splat(-0.0f);
+}
+
+/* As add_rows, to the bit, with nothing added for pairs that do not see each other: their weight is -0 (`weigh`), and
+ * 0 * infinity would be NaN. It is NaN where a weight is 0 and the row sees the key. Slow, and rare. */
 static void add_seen_rows(float *to, const float *weights, matrix m, int64_t dims, int64_t count)
 {
     for (int64_t dim = 0; dim < dims; dim++) {
@@ -280,7 +286,8 @@ static void add_seen_rows(float *to, const float *weights, matrix m, int64_t dim
             vec sum = {0};
             for (int64_t row = 0; row < count; row++) {
                 const vec weight = *(const vec *)&weights[row * ROWS + r * LANES];
-                sum += weight * pick(weight == 0, (vec){0}, splat(m.at[row * m.row_stride + dim]));
+                sum += weight *
+                       pick((ivec)weight == (ivec)hidden_weight(), (vec){0}, splat(m.at[row * m.row_stride + dim]));
             }
             *(vec *)&to[dim * ROWS + r * LANES] += sum;
         }
@@ -296,8 +303,8 @@ typedef struct pair_terms {
     ivec distance; /* position minus key */
 } pair_terms;
 
-/* Turns q times k and d_o times v into the weight and the gradient of the product q times k, but for the scale; both 0
- * where the row does not see the key. */
+/* Turns q times k and d_o times v into the weight and the gradient of the product q times k, but for the scale; both -0
+ * where the row does not see the key, and never where it does. */
 INLINE void weigh(const fwd_args *args, const pair_terms *of, vec *s, vec *dp)
 {
     const float cap = args->softcap;
@@ -319,9 +326,9 @@ INLINE void weigh(const fwd_args *args, const pair_terms *of, vec *s, vec *dp)
         x -= of->slope * __builtin_convertvector(distance, vec);
     }
     const vec p = exp2_scaled(x - of->lse, log2_of_e, -127.0f / log2_of_e);
-    const vec ds = p * (*dp - of->delta) * slope_of_cap;
-    *s = pick(seen, p, (vec){0});
-    *dp = pick(seen, ds, (vec){0});
+    const vec ds = p * (*dp - of->delta) * slope_of_cap + 0.0f; /* -0 + 0 = 0 */
+    *s = pick(seen, p, hidden_weight());
+    *dp = pick(seen, ds, hidden_weight());
 }
 
 /* ---- dq of a tile of rows -------------------------------------------------------------------------------------- */
