@@ -3,8 +3,7 @@
  * Argument: the fake NCCL. */
 #include "support.h"
 
-#include <acromion_nccl.h>
-
+#include "dist/group.h"
 #include "faults.h"
 
 enum {
