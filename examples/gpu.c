@@ -5,22 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+/* Ends the program when a call fails. */
+static void die(const char *call, const char *error)
+{
+    fprintf(stderr, "%s: %s\n", call, error);
+    exit(1);
+}
+#define CUDA(call) ((call) == cudaSuccess ? (void)0 : die(#call, cudaGetErrorString(cudaGetLastError())))
 
-#define ACR(call)                                                                                                      \
-    do {                                                                                                               \
-        if ((call) != ACR_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s\n", #call, acr_last_error());                                                      \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#define ACR(call) ((call) == ACR_OK ? (void)0 : die(#call, acr_last_error()))
 
 enum {
     ELEMS = 2 * 8 * 512 * 64,

@@ -24,15 +24,14 @@ enum {
     DIM = 64
 };
 
-#define OK(call, error)                                                                                                \
-    do {                                                                                                               \
-        if ((call) != ACR_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s\n", #call, error());                                                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define ACR(call) OK(call, acr_last_error)
-#define GROUP(call) OK(call, acr_group_last_error)
+/* Ends the program when a call fails. */
+static void die(const char *call, const char *error)
+{
+    fprintf(stderr, "%s: %s\n", call, error);
+    exit(1);
+}
+#define ACR(call) ((call) == ACR_OK ? (void)0 : die(#call, acr_last_error()))
+#define GROUP(call) ((call) == ACR_OK ? (void)0 : die(#call, acr_group_last_error()))
 
 /* ---- Memory: CUDA's, or the host's own --------------------------------------------------------------------------- */
 

@@ -28,27 +28,20 @@ enum {
     KV_ROW = KV_HEADS * DIM
 };
 
-#define ACR(call)                                                                                                      \
-    do {                                                                                                               \
-        if ((call) != ACR_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s\n", #call, acr_last_error());                                                      \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+/* Ends the program when a call fails. */
+static void die(const char *call, const char *error)
+{
+    fprintf(stderr, "%s: %s\n", call, error);
+    exit(1);
+}
+#define ACR(call) ((call) == ACR_OK ? (void)0 : die(#call, acr_last_error()))
 
 /* ---- Memory and graphs: CUDA's, or the host's own ---------------------------------------------------------------- */
 
 #ifdef SERVE_CUDA
 #include <cuda_runtime_api.h>
 
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#define CUDA(call) ((call) == cudaSuccess ? (void)0 : die(#call, cudaGetErrorString(cudaGetLastError())))
 
 static const char BACKEND[] = "cuda";
 static cudaStream_t stream;

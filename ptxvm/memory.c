@@ -585,27 +585,43 @@ static const char *find_chunk(warp *w, const instruction *i, int lane, chunk *c)
     return error;
 }
 
-static const char *execute_cp_async(warp *w, const instruction *i, uint32_t active)
+/* Takes what each active lane asks for into *all, which has room for all lanes; frees it when a lane asks for what
+ * cannot be. */
+static const char *for_lanes(warp *w, const instruction *i, uint32_t active, void *all,
+                             const char *(*take)(warp *w, const instruction *i, int lane, void *all))
 {
-    chunks *all = malloc(sizeof *all);
     if (all == NULL)
         return fail("no memory");
-    all->count = 0;
     for (int lane = 0; lane < LANES; lane++) {
-        if (!(active >> lane & 1))
-            continue;
-        const char *error = find_chunk(w, i, lane, &all->items[all->count]);
+        const char *error = active >> lane & 1 ? take(w, i, lane, all) : NULL;
         if (error != NULL) {
             free(all);
             return error;
         }
-        /* From now on the copy may write at any time: who still reads what was there reads NaN. */
-        memset(all->items[all->count].to, POISON, all->items[all->count].bytes);
-        if (w->cta->races != NULL)
-            races_access(w, lane, ACCESS_CP_WRITE, all->items[all->count].shared_address, all->items[all->count].bytes);
-        all->count++;
     }
-    return async_add(w, ASYNC_CP, copy_chunks, all);
+    return NULL;
+}
+
+static const char *take_chunk(warp *w, const instruction *i, int lane, void *data)
+{
+    chunks *all = data;
+    chunk *c = &all->items[all->count];
+    const char *error = find_chunk(w, i, lane, c);
+    if (error != NULL)
+        return error;
+    /* From now on the copy may write at any time: who still reads what was there reads NaN. */
+    memset(c->to, POISON, c->bytes);
+    if (w->cta->races != NULL)
+        races_access(w, lane, ACCESS_CP_WRITE, c->shared_address, c->bytes);
+    all->count++;
+    return NULL;
+}
+
+static const char *execute_cp_async(warp *w, const instruction *i, uint32_t active)
+{
+    chunks *all = calloc(1, sizeof *all);
+    const char *error = for_lanes(w, i, active, all, take_chunk);
+    return error != NULL ? error : async_add(w, ASYNC_CP, copy_chunks, all);
 }
 
 static const char *execute_cp_commit(warp *w, const instruction *i, uint32_t active)
@@ -628,41 +644,34 @@ static const char *execute_cp_wait_all(warp *w, const instruction *i, uint32_t a
     return async_wait(w, ASYNC_CP, 0);
 }
 
-typedef struct arrivals {
-    int count;
-    uint64_t addresses[LANES];
-} arrivals;
-
 static const char *arrive_all(warp *issuer, void *data)
 {
-    const arrivals *all = data;
+    const chunks *all = data; /* of which only the address is said: that of the barrier */
     const char *error = NULL;
     for (int n = 0; n < all->count && error == NULL; n++)
-        error = mbarrier_arrive(issuer, all->addresses[n], 1);
+        error = mbarrier_arrive(issuer, all->items[n].shared_address, 1);
     return error;
+}
+
+static const char *take_arrival(warp *w, const instruction *i, int lane, void *data)
+{
+    chunks *all = data;
+    const uint64_t address = value_of(w, &i->operands[0], lane);
+    const char *error = NULL;
+    const mbarrier *b = mbarrier_at(w, address, &error);
+    if (b == NULL)
+        return error;
+    if (w->cta->races != NULL)
+        races_arrive_after_cp(w, lane, b);
+    all->items[all->count++].shared_address = address;
+    return NULL;
 }
 
 static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t active)
 {
-    arrivals *all = malloc(sizeof *all);
-    if (all == NULL)
-        return fail("no memory");
-    all->count = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        if (!(active >> lane & 1))
-            continue;
-        const uint64_t address = value_of(w, &i->operands[0], lane);
-        const char *error = NULL;
-        const mbarrier *b = mbarrier_at(w, address, &error);
-        if (b == NULL) {
-            free(all);
-            return error;
-        }
-        if (w->cta->races != NULL)
-            races_arrive_after_cp(w, lane, b);
-        all->addresses[all->count++] = address;
-    }
-    return async_after_cp(w, arrive_all, all);
+    chunks *all = calloc(1, sizeof *all);
+    const char *error = for_lanes(w, i, active, all, take_arrival);
+    return error != NULL ? error : async_after_cp(w, arrive_all, all);
 }
 
 static executor find_cp_async(instruction *i)

@@ -463,20 +463,16 @@ uint8_t e4m3_of_float_satfinite(float value); /* NaN stays NaN */
 
 static inline float float_of_bits(uint32_t bits)
 {
-    union {
-        uint32_t u;
-        float f;
-    } both = {.u = bits};
-    return both.f;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 static inline uint32_t bits_of_float(float value)
 {
-    union {
-        float f;
-        uint32_t u;
-    } both = {.f = value};
-    return both.u;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
 #endif

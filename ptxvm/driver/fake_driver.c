@@ -173,33 +173,21 @@ void fake_cuda_reset(void)
     unlock_state();
 }
 
-void fake_cuda_set_driver_version(int version)
-{
-    lock_state();
-    set.version = version;
-    unlock_state();
-}
-
-void fake_cuda_set_devices(int devices)
-{
-    lock_state();
-    set.devices = devices;
-    unlock_state();
-}
-
-void fake_cuda_set_arch(int arch)
-{
-    lock_state();
-    set.model = model_of(arch);
-    unlock_state();
-}
-
-void fake_cuda_set_sms(int sms)
-{
-    lock_state();
-    set.sms = sms;
-    unlock_state();
-}
+/* Functions that set one thing. `assignment` reads their argument `to`. */
+#define SETTER(name, type, assignment)                                                                                 \
+    void name(type to)                                                                                                 \
+    {                                                                                                                  \
+        lock_state();                                                                                                  \
+        assignment;                                                                                                    \
+        unlock_state();                                                                                                \
+    }
+SETTER(fake_cuda_set_driver_version, int, set.version = to)
+SETTER(fake_cuda_set_devices, int, set.devices = to)
+SETTER(fake_cuda_set_arch, int, set.model = model_of(to))
+SETTER(fake_cuda_set_sms, int, set.sms = to)
+SETTER(fake_cuda_hide_entry, const char *, copy_text(set.hidden, sizeof set.hidden, to))
+SETTER(fake_cuda_fail_nth_call, long, set.fail_call = to)
+SETTER(fake_cuda_fail_nth_alloc, long, set.fail_alloc = to)
 
 void fake_cuda_set_execute(const char *folder, uint64_t seed, int eager)
 {
@@ -207,27 +195,6 @@ void fake_cuda_set_execute(const char *folder, uint64_t seed, int eager)
     copy_text(set.execute, sizeof set.execute, folder);
     set.seed = seed;
     set.eager = eager;
-    unlock_state();
-}
-
-void fake_cuda_hide_entry(const char *name)
-{
-    lock_state();
-    copy_text(set.hidden, sizeof set.hidden, name);
-    unlock_state();
-}
-
-void fake_cuda_fail_nth_call(long n)
-{
-    lock_state();
-    set.fail_call = n;
-    unlock_state();
-}
-
-void fake_cuda_fail_nth_alloc(long n)
-{
-    lock_state();
-    set.fail_alloc = n;
     unlock_state();
 }
 
@@ -376,6 +343,13 @@ static void end_kernels_of(const object *library)
 static CUresult need_context(void)
 {
     return count.pushed > 0 ? CUDA_SUCCESS : misuse(CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* begin() of an entry that needs a context. */
+static CUresult begin_in_context(const char *entry)
+{
+    const CUresult result = begin(entry);
+    return result == CUDA_SUCCESS ? need_context() : result;
 }
 
 /* NULL is the legacy default stream; others must be ours. */
@@ -677,9 +651,7 @@ static CUresult fake_KernelSetAttribute(CUfunction_attribute which, int value, C
 
 static CUresult fake_KernelGetFunction(CUfunction *out, CUkernel kernel)
 {
-    CUresult result = begin("cuKernelGetFunction");
-    if (result == CUDA_SUCCESS)
-        result = need_context();
+    CUresult result = begin_in_context("cuKernelGetFunction");
     if (result == CUDA_SUCCESS)
         *out = (CUfunction)(void *)kernel;
     return finish(result);
@@ -945,9 +917,7 @@ static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
     enum {
         ALIGNMENT = 256
     };
-    CUresult result = begin("cuMemAlloc");
-    if (result == CUDA_SUCCESS)
-        result = need_context();
+    CUresult result = begin_in_context("cuMemAlloc");
     if (result == CUDA_SUCCESS && is_due(&set.fail_alloc))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && bytes == 0)
@@ -1058,23 +1028,27 @@ static CUresult fake_Memcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
 
 /* ---- Entries: streams, graphs, events ---- */
 
+/* The whole of an entry point that makes an object, which is its own handle. */
+static CUresult create(const char *entry, object_kind kind, long *counter, void *out)
+{
+    const CUresult result = begin_in_context(entry);
+    if (result == CUDA_SUCCESS) {
+        const object *made = make_object(kind, counter);
+        memcpy(out, &made, sizeof made);
+    }
+    return finish(result);
+}
+
 static CUresult fake_StreamCreate(CUstream *out, unsigned flags)
 {
-    CUresult result = begin("cuStreamCreate");
     (void)flags;
-    if (result == CUDA_SUCCESS)
-        result = need_context();
-    if (result == CUDA_SUCCESS)
-        *out = (CUstream)(void *)make_object(STREAM, &count.streams);
-    return finish(result);
+    return create("cuStreamCreate", STREAM, &count.streams, out);
 }
 
 /* All work happens at once, so that no stream comes before another. */
 static CUresult fake_CtxGetStreamPriorityRange(int *least, int *greatest)
 {
-    CUresult result = begin("cuCtxGetStreamPriorityRange");
-    if (result == CUDA_SUCCESS)
-        result = need_context();
+    CUresult result = begin_in_context("cuCtxGetStreamPriorityRange");
     if (result == CUDA_SUCCESS) {
         *least = 0;
         *greatest = -5;
@@ -1084,14 +1058,9 @@ static CUresult fake_CtxGetStreamPriorityRange(int *least, int *greatest)
 
 static CUresult fake_StreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 {
-    CUresult result = begin("cuStreamCreateWithPriority");
     (void)flags;
     (void)priority;
-    if (result == CUDA_SUCCESS)
-        result = need_context();
-    if (result == CUDA_SUCCESS)
-        *out = (CUstream)(void *)make_object(STREAM, &count.streams);
-    return finish(result);
+    return create("cuStreamCreateWithPriority", STREAM, &count.streams, out);
 }
 
 static CUresult fake_StreamQuery(CUstream stream)
@@ -1222,13 +1191,8 @@ static CUresult fake_GraphDestroy(CUgraph graph)
 
 static CUresult fake_EventCreate(CUevent *out, unsigned flags)
 {
-    CUresult result = begin("cuEventCreate");
     (void)flags;
-    if (result == CUDA_SUCCESS)
-        result = need_context();
-    if (result == CUDA_SUCCESS)
-        *out = (CUevent)(void *)make_object(EVENT, &count.events);
-    return finish(result);
+    return create("cuEventCreate", EVENT, &count.events, out);
 }
 
 static CUresult fake_EventRecord(CUevent event, CUstream stream)

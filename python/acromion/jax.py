@@ -280,15 +280,20 @@ def _into_heads(name: str, x: Any, mapped: Optional[int], size: int, heads: int,
     return _fold(x, mapped, size, axis)
 
 
+def _mapping(operands: Sequence[Any], dims: Sequence[Optional[int]], names: Tuple[str, ...],
+             options: Options) -> Tuple[Dict[str, Optional[int]], Dict[str, Any], int, str]:
+    """What vmap maps, by name: the mapped dimensions, the operands, how many there are, and the layout."""
+    given = dict(zip(names, operands))
+    if "q_offsets" in given:
+        raise UnsupportedError("vmap over packed sequences: pack them all into one call, or use jax.lax.map", -2)
+    size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
+    return dict(zip(names, dims)), given, size, dict(options)["layout"]
+
+
 def _batched(operands: Sequence[Any], dims: Sequence[Optional[int]], *, names: Tuple[str, ...], options: Options,
              shares: Tuple[str, ...]) -> Tuple[List[Any], List[int]]:
     """The mapped dimension joins the batch, or, where it maps what each head has its own of, the heads."""
-    mapped = dict(zip(names, dims))
-    given = dict(zip(names, operands))
-    size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
-    layout = dict(options)["layout"]
-    if "q_offsets" in given:
-        raise UnsupportedError("vmap over packed sequences: pack them all into one call, or use jax.lax.map", -2)
+    mapped, given, size, layout = _mapping(operands, dims, names, options)
     of_heads = [name for name in _OF_HEADS if mapped.get(name) is not None]
     of_batch = [name for name in _OF_BATCH if mapped.get(name) is not None]
     if of_heads and of_batch:
@@ -315,12 +320,7 @@ def _batched(operands: Sequence[Any], dims: Sequence[Optional[int]], *, names: T
 def _batched_gradient(operands: Sequence[Any], dims: Sequence[Optional[int]], *, names: Tuple[str, ...],
                       options: Options) -> Tuple[List[Any], List[int]]:
     """As _batched has it, but nothing is shared: each copy has a gradient of its own. Sinks have one for each head."""
-    mapped = dict(zip(names, dims))
-    given = dict(zip(names, operands))
-    size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
-    layout = dict(options)["layout"]
-    if "q_offsets" in given:
-        raise UnsupportedError("vmap over packed sequences: pack them all into one call, or use jax.lax.map", -2)
+    mapped, given, size, layout = _mapping(operands, dims, names, options)
     of_heads = "sinks" in given or any(mapped.get(name) is not None for name in _OF_HEADS)
     of_batch = [name for name in _OF_BATCH if mapped.get(name) is not None]
     if of_heads and of_batch:

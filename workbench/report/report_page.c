@@ -53,34 +53,6 @@ static const char head[] =
     "<header>\n"
     "<h1>acromion: results</h1>\n";
 
-static const struct section {
-    const char *id, *title, *text; /* text: HTML */
-} sections[] = {
-    {"headline", "Wins and losses",
-     "<p><strong class=\"ours\">Faster</strong> and <strong class=\"peers\">slower</strong> than the best peer beyond "
-     "the "
-     "noise; the others are neither. The first row is the shape that the project was begun for.</p>\n"},
-    {"latency", "Latency beside the peers",
-     "<p>Median time of a launch with its 95&nbsp;% interval: <strong class=\"ours\">ours</strong>, the planner's "
-     "kernel or "
-     "else our fastest, and <strong class=\"peers\">the peers</strong>. Bars longer than four times the fastest end at "
-     "an "
-     "arrow.</p>\n"},
-    {"roofline", "Roofline",
-     "<p>Each problem once for <strong class=\"ours\">ours</strong> and once for <strong class=\"peers\">the fastest "
-     "peer</strong>. Bytes are those that must be moved once; inputs in L2 may pass the DRAM line.</p>\n"},
-    {"ladder", "The ladder", ""},
-    {"evolution", "Evolution", ""},
-    {"training", "Training",
-     "<p>A small model that is trained with <strong class=\"ours\">acromion.sdpa</strong> and with "
-     "<strong class=\"peers\">PyTorch's attention</strong>.</p>\n"},
-    {"profiles", "Profiles", ""},
-    {"tables", "Tables", ""},
-};
-enum {
-    SECTION_COUNT = sizeof sections / sizeof sections[0]
-};
-
 static void add_table(report_text *page, const report_data *data, const char *name)
 {
     report_table table;
@@ -204,47 +176,87 @@ static bool any_rung(const report_data *data)
     return false;
 }
 
-/* What nothing was given for has no section. */
-static bool has_section(const report_data *data, const struct section *s)
+static bool any_record_at_all(const report_data *data)
 {
-    return strcmp(s->id, "headline") == 0    ? any_record(data, "best_peer")
-           : strcmp(s->id, "latency") == 0   ? any_record(data, "peer")
-           : strcmp(s->id, "ladder") == 0    ? any_rung(data)
-           : strcmp(s->id, "evolution") == 0 ? data->run_count > 0
-           : strcmp(s->id, "training") == 0  ? data->training_count > 0
-           : strcmp(s->id, "profiles") == 0  ? data->profile_count > 0
-                                             : data->record_count > 0;
+    return data->record_count > 0;
 }
+
+static bool any_best_peer(const report_data *data)
+{
+    return any_record(data, "best_peer");
+}
+
+static bool any_peer(const report_data *data)
+{
+    return any_record(data, "peer");
+}
+
+static bool any_run(const report_data *data)
+{
+    return data->run_count > 0;
+}
+
+static bool any_training(const report_data *data)
+{
+    return data->training_count > 0;
+}
+
+static bool any_profile(const report_data *data)
+{
+    return data->profile_count > 0;
+}
+
+/* The page's sections, in order. What nothing was given for has none. */
+static const struct section {
+    const char *id, *title, *text; /* text: HTML */
+    bool (*wanted)(const report_data *data);
+    void (*before)(report_text *page, const report_data *data); /* the charts */
+    acr_status (*charts)(chart_writer *w, const report_data *data);
+    const char *tables[2];
+    void (*behind)(report_text *page, const report_data *data);
+} sections[] = {
+    {"headline", "Wins and losses",
+     "<p><strong class=\"ours\">Faster</strong> and <strong class=\"peers\">slower</strong> than the best peer beyond "
+     "the "
+     "noise; the others are neither. The first row is the shape that the project was begun for.</p>\n",
+     any_best_peer, .charts = charts_headline},
+    {"latency", "Latency beside the peers",
+     "<p>Median time of a launch with its 95&nbsp;% interval: <strong class=\"ours\">ours</strong>, the planner's "
+     "kernel or "
+     "else our fastest, and <strong class=\"peers\">the peers</strong>. Bars longer than four times the fastest end at "
+     "an "
+     "arrow.</p>\n",
+     any_peer, .charts = charts_latency, .tables = {"gpu-peers", "cpu-pytorch"}},
+    {"roofline", "Roofline",
+     "<p>Each problem once for <strong class=\"ours\">ours</strong> and once for <strong class=\"peers\">the fastest "
+     "peer</strong>. Bytes are those that must be moved once; inputs in L2 may pass the DRAM line.</p>\n",
+     any_record_at_all, .charts = charts_roofline},
+    {"ladder", "The ladder", "", any_rung, .charts = charts_ladder, .tables = {"ladder"}},
+    {"evolution", "Evolution", "", any_run, .before = add_conclusions, .charts = charts_trials,
+     .tables = {"trials", "winners"}},
+    {"training", "Training",
+     "<p>A small model that is trained with <strong class=\"ours\">acromion.sdpa</strong> and with "
+     "<strong class=\"peers\">PyTorch's attention</strong>.</p>\n",
+     any_training, .charts = charts_training},
+    {"profiles", "Profiles", "", any_profile, .tables = {"profiles", "timelines"}, .behind = add_diagnoses},
+    {"tables", "Tables", "", any_record_at_all, .tables = {"mission-gpu", "all"}},
+};
+enum {
+    SECTION_COUNT = sizeof sections / sizeof sections[0]
+};
 
 static acr_status add_section(report_text *page, const report_data *data, chart_writer *charts, const struct section *s)
 {
     text_add(page, "<section aria-labelledby=\"%s\">\n<h2 id=\"%s\">%s</h2>\n%s", s->id, s->id, s->title, s->text);
-    acr_status status = ACR_OK;
-    if (strcmp(s->id, "headline") == 0) {
-        status = charts_headline(charts, data);
-    } else if (strcmp(s->id, "latency") == 0) {
-        status = charts_latency(charts, data);
-        add_table(page, data, "gpu-peers");
-        add_table(page, data, "cpu-pytorch");
-    } else if (strcmp(s->id, "roofline") == 0) {
-        status = charts_roofline(charts, data);
-    } else if (strcmp(s->id, "ladder") == 0) {
-        status = charts_ladder(charts, data);
-        add_table(page, data, "ladder");
-    } else if (strcmp(s->id, "evolution") == 0) {
-        add_conclusions(page, data);
-        status = charts_trials(charts, data);
-        add_table(page, data, "trials");
-        add_table(page, data, "winners");
-    } else if (strcmp(s->id, "training") == 0) {
-        status = charts_training(charts, data);
-    } else if (strcmp(s->id, "profiles") == 0) {
-        add_table(page, data, "profiles");
-        add_table(page, data, "timelines");
-        add_diagnoses(page, data);
-    } else {
-        add_table(page, data, "mission-gpu");
-        add_table(page, data, "all");
+    if (s->before) {
+        s->before(page, data);
+    }
+    const acr_status status = s->charts ? s->charts(charts, data) : ACR_OK;
+    for (size_t i = 0; i < sizeof s->tables / sizeof s->tables[0] && s->tables[i]; ++i) {
+        add_table(page, data, s->tables[i]);
+    }
+    if (s->behind) {
+        s->behind(page, data);
     }
     text_add(page, "</section>\n");
     return status;
@@ -258,13 +270,13 @@ acr_status page_make(report_text *page, const report_data *data, int *charts)
     add_sources(page, data);
     text_add(page, "<nav aria-label=\"Sections\"><ul>\n");
     for (size_t i = 0; i < SECTION_COUNT; ++i) {
-        if (has_section(data, &sections[i])) {
+        if (sections[i].wanted(data)) {
             text_add(page, "<li><a href=\"#%s\">%s</a></li>\n", sections[i].id, sections[i].title);
         }
     }
     text_add(page, "</ul></nav>\n</header>\n<main>\n");
     for (size_t i = 0; i < SECTION_COUNT && status == ACR_OK; ++i) {
-        if (has_section(data, &sections[i])) {
+        if (sections[i].wanted(data)) {
             status = add_section(page, data, &writer, &sections[i]);
         }
     }
