@@ -4,9 +4,10 @@
     measure_jax.py [--quick] [OUTPUT.json]
 
 Needs JAX and the installed package. First values: problems and features against the definition in float64; the limit is
-that of the type. Then times, of what is compared in turns, A B C C B A, in one process: JAX by XLA and, on a GPU, by
-cuDNN. `call`: one compiled call until its result is there; `chain`: one of many in a row in one program, each reading
-the one before it, without the host. --quick: few and short, to see that it runs."""
+that of the type; gradients against those of the definition in JAX's own operations, in float32. Then times, of what is
+compared in turns, A B C C B A, in one process: JAX by XLA and, on a GPU, by cuDNN; of gradients with the forward pass
+that they need. `call`: one compiled call until its result is there; `chain`: one of many in a row in one program, each
+reading the one before it, without the host. --quick: few and short, to see that it runs."""
 import argparse
 import datetime
 import json
@@ -108,6 +109,67 @@ def values(quick):
                "worst_case": worst[1]}
 
 
+# ---- Gradients ----
+
+def by_definition(q, k, v, visible, softcap=None, sinks=None):
+    """Attention in JAX's own operations, [batch, heads, length, dim]."""
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = jnp.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+    s = s if softcap is None else softcap * jnp.tanh(s / softcap)
+    s = jnp.where(visible, s, -jnp.inf)
+    if sinks is not None:
+        s = jnp.concatenate((s, jnp.broadcast_to(sinks[None, :, None, None], (*s.shape[:3], 1))), -1)
+    return jnp.einsum("bhij,bhjd->bhid", jax.nn.softmax(s, -1)[..., :k.shape[2]], v)
+
+
+def gradient_cases(length):
+    """Names, arguments of sdpa, and what else the definition is told."""
+    rows, keys = np.arange(length)[:, None], np.arange(length)
+    causal, lens = keys <= rows, jnp.array([length, length // 3], jnp.int32)
+    sinks = jnp.asarray(np.random.default_rng(SEED).standard_normal(8), jnp.float32)
+    asked = {"is_causal": True, "causal_align": "bottom_right"}
+    return {"plain": ({}, np.ones_like(causal), {}), "causal": (asked, causal, {}),
+            "window": ({**asked, "window": 40}, causal & (keys > rows - 40), {}),
+            "softcap": ({**asked, "softcap": 5.0}, causal, {"softcap": 5.0}),
+            "sinks": ({**asked, "sinks": sinks}, causal, {"sinks": sinks}),
+            "lengths": ({"kv_lens": lens}, keys < np.asarray(lens)[:, None, None, None], {})}
+
+
+def gradient_values(quick):
+    """As values, of q's, k's and v's gradients; some are under vmap, too."""
+    types = [name for name in TYPES if name != "float8_e4m3fn"]
+    for name in types[:1 if quick else None]:
+        worst, count, wrong, refused = (0.0, ""), 0, [], []
+        for length, dim, kv_heads in ((128, 64, 8), (333, 128, 2)):
+            given = tuple(x.swapaxes(1, 2) for x in tensors(2, 8, kv_heads, length, length, dim, name))
+            d_o = jnp.asarray(np.random.default_rng(SEED + 1).standard_normal(given[0].shape, np.float32), name)
+            for feature, (options, visible, also) in gradient_cases(length).items():
+                told = f"gradients, {feature}, {length} rows, dim {dim}, {kv_heads} key heads"
+                with jax.default_matmul_precision("highest"):
+                    expected = jax.jit(lambda *x, seen=visible, also=also, d_o=d_o: jax.vjp(
+                        lambda *y: by_definition(*y, seen, **also), *x)[1](d_o.astype(jnp.float32)))(
+                            *(x.astype(jnp.float32) for x in given))
+
+                def pull_back(*x, options=options):
+                    return jax.vjp(lambda *y: acromion.jax.sdpa(*y, enable_gqa=True, **options), *x[:3])[1](x[3])
+                try:
+                    found = jax.jit(pull_back)(*given, d_o)
+                    folded = jax.vmap(pull_back, (0, None, None, None))(given[0][None], *given[1:], d_o)
+                except (acromion.UnsupportedError, jax.errors.JaxRuntimeError) as error:
+                    refused.append(f"{told}: {error}")
+                    continue
+                count += 1
+                shares = [error_of(x, np.asarray(y, np.float64)) for x, y in zip(found, expected)]
+                shares += [error_of(x[0], np.asarray(y, np.float64)) for x, y in zip(folded, expected)]
+                largest = float(np.max(shares)) / 4  # a gradient is five products where the output is two
+                worst = max(worst, (largest / TOLERANCE[name], told))
+                if not largest <= TOLERANCE[name]:
+                    wrong.append(f"{told}: {shares}")
+        yield {"what": "jax-values", "problem": f"bwd:{name}", "mode": "values", "contender": "acromion", "n": count,
+               "failed": len(wrong), "wrong": wrong, "refused": refused, "worst_share_of_limit": worst[0],
+               "worst_case": worst[1]}
+
+
 # ---- Times ----
 
 def one_call(attend, given):
@@ -122,10 +184,10 @@ def one_call(attend, given):
 
 
 def chained(attend, given, count):
-    """The output is the next query."""
-    def many(q, k, v):
+    """The output is the next query; of gradients that of q."""
+    def many(q, *others):
         for _ in range(count):
-            q = attend(q, k, v)
+            q = attend(q, *others)
         return q
     measure = one_call(many, given)
     return lambda: measure() / count
@@ -141,13 +203,26 @@ def contenders(causal):
     return {"acromion": ours, "jax xla": jax_by("xla"), **({"jax cudnn": jax_by("cudnn")} if ON_GPU else {})}
 
 
-def times(quick):
+def pulling_back(attend):
+    """The gradients of attend, as a function of q, k, v and the gradient of the output: their sum, of q's shape, so that
+    none of them is left out."""
+    def sum_of_all(q, k, v, d_o):
+        dq, dk, dv = jax.vjp(attend, q, k, v)[1](d_o)
+        return dq + dk + dv
+    return sum_of_all
+
+
+def times(quick, gradients):
     blocks, count = (3, 2) if quick else (30, 20 if ON_GPU else 5)
-    for problem, (*sizes, causal) in list(PROBLEMS.items())[:1 if quick else None]:
+    problems = {text: sizes for text, sizes in PROBLEMS.items() if not gradients or sizes[1:4:2] == sizes[2:5:2]}
+    for problem, (*sizes, causal) in list(problems.items())[:1 if quick else None]:
         given = tensors(*sizes, jnp.float16 if ON_GPU else jnp.float32)
+        if gradients:
+            problem, given = f"bwd:{problem}", given + given[:1]
         for mode, prepare in (("call", one_call), ("chain", lambda *what: chained(*what, count))):
             measures = {}
             for name, attend in contenders(causal).items():
+                attend = pulling_back(attend) if gradients else attend
                 try:
                     measures[name] = prepare(attend, given)
                 except Exception as error:  # cuDNN may be missing, or not serve it
@@ -155,7 +230,7 @@ def times(quick):
             in_turns(measures, 3)
             found = in_turns(measures, blocks)
             for name, spent in found.items():
-                record = {"what": "jax", "problem": problem, "mode": mode, "contender": name, **summarise(spent)}
+                record = {"what": "jax-gradients" if gradients else "jax", "problem": problem, "mode": mode, "contender": name, **summarise(spent)}
                 if name != "acromion":
                     record |= ratio(spent, found["acromion"])  # how many times as fast acromion is
                 yield record
@@ -189,7 +264,8 @@ def main():
     options = parser.parse_args()
     print(f"on {DEVICE.device_kind}: {jax.__version__} of JAX, {acromion.__version__} of acromion")
     common, records = provenance(), []
-    for part in (values(options.quick), times(options.quick)):
+    quick = options.quick
+    for part in (values(quick), gradient_values(quick), times(quick, False), times(quick, True)):
         for record in part:
             records.append(record | common)
             print(told(record), flush=True)

@@ -19,11 +19,12 @@ CONTENDERS = {"eager": ("acromion out=", "acromion", "torch-default", "bare laun
               "compile": ("acromion", "torch-default"), "transformers": ("acromion", "sdpa"), "table": ("acromion",),
               "aten-eager": ("acromion, lse", "torch", "torch, ACROMION", "torch, dropout", "torch, dropout, ACROMION"),
               "aten-models": ("torch", "torch, ACROMION"), "aten-training": ("torch, ACROMION",),
-              "jax": ("acromion", "jax xla", "jax cudnn"), "jax-values": ("acromion",)}
+              "jax": ("acromion", "jax xla", "jax cudnn"), "jax-gradients": ("acromion", "jax xla", "jax cudnn"),
+              "jax-values": ("acromion",)}
 MODES = {"eager": ("host", "back-to-back", "single"), "compile": ("default", "reduce-overhead"),
          "transformers": ("back-to-back",), "table": ("values",), "aten-eager": ("host",),
          "aten-models": ("back-to-back",), "aten-training": ("values",), "jax": ("call", "chain"),
-         "jax-values": ("values",)}
+         "jax-gradients": ("call", "chain"), "jax-values": ("values",)}
 PROVENANCE = ("device", "driver", "python", "acromion", "date", "seeds")
 
 

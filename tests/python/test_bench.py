@@ -2,8 +2,10 @@
 """PyTorch, and FlashAttention-4 under it, as peers of `acromion bench`, on the CPU: what they leave is the output, or
 dq, dk and dv, in every pass, with and without grouped queries. Needs PyTorch; the device's functions that the CPU has
 not are left out."""
+import ctypes
 import pathlib
 import sys
+import time
 import types
 import unittest
 from unittest import mock
@@ -115,6 +117,38 @@ class Peer(unittest.TestCase):
         for tensor, heads in zip(calls[0], (HEADS, 2, 2)):
             self.assertEqual(tuple(tensor.shape), (BATCH, LENGTH, heads, DIM))
             self.assertTrue(tensor.is_contiguous())
+
+    def test_what_is_not_captured_is_called_in_stretches(self):
+        """FlashAttention-3's calls are all made before the first is waited for; the first is not timed."""
+        made, ready = [], []
+
+        class Output:
+            def __init__(self):
+                made.append(self)
+
+            def is_ready(self):
+                ready.append((len(made), made.index(self)))
+                time.sleep(1e-3)
+                return True
+
+        peer = object.__new__(bench.Fa3)
+        peer.jax = types.SimpleNamespace(tree_util=types.SimpleNamespace(tree_leaves=lambda tree: [tree]))
+        peer.attend, peer.inputs = lambda *inputs: Output(), ()
+        self.assertIsNone(peer.capture("fa3", 4))
+        took = peer.stretch("fa3", 4)
+        self.assertEqual(ready, [(5, 0), (5, 4)])
+        self.assertGreater(4 * took, 0.9e-3)
+
+        seconds, text = ctypes.c_double(), ctypes.create_string_buffer(bench.TEXT_BYTES)
+        peers = bench.Peers([peer], {"fa3"})
+        with mock.patch.object(bench.Fa3, "version", lambda self: "a version"):
+            provider = bench.provider_of(peers)
+        graph = ctypes.c_void_p(7)
+        self.assertEqual(provider.capture(0, 3, ctypes.pointer(graph), ctypes.addressof(text)), 0)
+        self.assertIsNone(graph.value)
+        self.assertEqual(provider.stretch(0, 3, ctypes.pointer(seconds), ctypes.addressof(text)), 0)
+        self.assertGreater(seconds.value, 0)
+        self.assertIn(b"3 calls back to back, not captured", text.value)
 
     def test_single_peers_can_be_asked_for(self):
         sdpa = bench.Sdpa(torch, "cpu")

@@ -37,9 +37,11 @@ typedef struct entrant {
     int32_t peer;
     timed_kernel *timed; /* ours */
     acr__graph *graph;   /* a peer's, not in call modes */
-    pace_energy energy;  /* a peer's, as timed_kernel_energy */
-    int32_t next_set;    /* a peer's next inputs, while its provider enqueues */
-    bool out;            /* takes no part, because of: */
+    bool uncaptured;     /* a peer's calls are made by its provider: in a stretch as many as: */
+    int stretch;
+    pace_energy energy; /* a peer's, as timed_kernel_energy */
+    int32_t next_set;   /* a peer's next inputs, while its provider enqueues */
+    bool out;           /* takes no part, because of: */
     char text[PEER_TEXT_BYTES];
     verdict verdict; /* of what the timed launches wrote */
     pair pair;       /* a peer's with the first of ours; that of ours with the best peer, or with itself */
@@ -100,10 +102,28 @@ static acr_status sample_calls(void *arg, int count, double *seconds)
     return ACR_OK;
 }
 
+static acr_status make_stretches(entrant *c, int launches, int count, double *seconds)
+{
+    for (int i = 0; i < count; ++i) {
+        c->text[0] = '\0';
+        if (c->provider->stretch(c->peer, launches, &seconds[i], c->text) != 0) {
+            return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
+        }
+    }
+    return ACR_OK;
+}
+
 static acr_status replay_peer(void *arg, int count, double *seconds)
 {
     entrant *c = arg;
-    return c->comparison->device->backend->timing->graph_time(c->graph, count, seconds);
+    return c->uncaptured ? make_stretches(c, c->stretch, count, seconds)
+                         : c->comparison->device->backend->timing->graph_time(c->graph, count, seconds);
+}
+
+/* Launches that a sample of a peer makes; of a stretch also the one in front, which is not timed. */
+static int sample_launches(const entrant *c)
+{
+    return c->uncaptured ? c->stretch + 1 : c->graph->launches;
 }
 
 static acr_status sample_peer(void *arg, int count, double *seconds)
@@ -115,7 +135,7 @@ static acr_status sample_peer(void *arg, int count, double *seconds)
         return sample_calls(c, count, seconds);
     }
     if (mode_is_paced(mode)) {
-        const pace_request paced = {replay_peer, c, t->device, c->graph->launches, t->watched.monitor, &c->energy};
+        const pace_request paced = {replay_peer, c, t->device, sample_launches(c), t->watched.monitor, &c->energy};
         return pace_samples(&paced, mode, count, seconds);
     }
     return mode == MODE_COLD ? t->device->backend->timing->graph_time_cold(c->graph, count, seconds)
@@ -135,19 +155,48 @@ static acr_status record_peer(acr__graph **out, void *arg, int launches)
     if (c->provider->capture(c->peer, launches, &graph, c->text) != 0) {
         return acr__fail(ACR_UNSUPPORTED, "%s", c->text);
     }
+    if (!graph) {
+        c->uncaptured = true;
+        return acr__fail(ACR_UNSUPPORTED, "its calls are not captured: measure in one of the modes stream, sustained, "
+                                          "full-clock, call and call-single");
+    }
     return device->backend->timing->graph_adopt(out, device, graph, launches);
+}
+
+/* A peer whose calls cannot be captured: a stretch of them is as long as the mode lets it be, since its ends are seen
+ * by the host, which is a few microseconds late. */
+static acr_status ready_stretch(entrant *c)
+{
+    static const double SHORTEST_S = 50e-6; /* the host makes a call in less */
+    const double stretch_s = c->comparison->request->mode == MODE_FULL_CLOCK ? 3e-3 : 20e-3;
+    double probes[2]; /* the first compiles */
+    const acr_status status = make_stretches(c, 2, 2, probes);
+    if (status != ACR_OK) {
+        return status;
+    }
+    if (probes[1] < SHORTEST_S) {
+        return acr__fail(ACR_UNSUPPORTED,
+                         "a call takes it %.0f us, so that the host shows in calls that are not captured: "
+                         "measure in call mode",
+                         1e6 * probes[1]);
+    }
+    c->stretch = (int)fmax(2, ceil(stretch_s / probes[1]));
+    return ACR_OK;
 }
 
 /* Readies a peer for its samples. */
 static acr_status ready_peer(entrant *c)
 {
+    const bench_mode mode = c->comparison->request->mode;
     double seconds;
-    switch (c->comparison->request->mode) {
+    acr_status filled;
+    switch (mode) {
     case MODE_STREAM:
     case MODE_SUSTAINED:
     case MODE_FULL_CLOCK:
     case MODE_ROTATING:
-        return timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->comparison->sets);
+        filled = timer_fill(&c->graph, &seconds, record_peer, c, TIMER_STRETCH_S, c->comparison->sets);
+        return c->uncaptured && mode != MODE_ROTATING ? ready_stretch(c) : filled;
     case MODE_COLD: {
         acr_status status = record_peer(&c->graph, c, 1);
         return status == ACR_OK ? sample_peer(c, 1, &seconds) : status;
@@ -630,9 +679,10 @@ static json_t *record_of(const comparison *t, const entrant *c)
     };
     const bench_series series = {
         .stats = c->kernel ? &c->pair.ours : &c->pair.theirs,
-        .launches = c->kernel  ? timed_kernel_launches(c->timed)
-                    : c->graph ? c->graph->launches
-                               : mode_calls(r->mode),
+        .launches = c->kernel       ? timed_kernel_launches(c->timed)
+                    : c->graph      ? c->graph->launches
+                    : c->uncaptured ? c->stretch
+                                    : mode_calls(r->mode),
         .sets = t->sets,
         .discarded = c->pair.discarded,
         .overlap = c->kernel && r->overlap,

@@ -68,7 +68,8 @@ typedef struct peer_provider {
     int32_t (*begin)(const peer_problem *problem, char *text);
     /* Captures `launches` calls back to back, the i-th over the inputs i mod sets, into *graph, a CUgraph that stays
      * the provider's and valid until the peer's next capture or end. The output is NaN until the graph runs. On success
-     * too, text may say something about the peer. */
+     * too, text may say something about the peer. *graph stays NULL where the peer's calls cannot be captured; then
+     * stretch times them. */
     int32_t (*capture)(int32_t peer, int32_t launches, void **graph, char *text);
     /* Makes `calls` ordinary calls, waits for the last, and writes the seconds a call. For PEER_OURS the call is
      * enqueue(arg, NULL). */
@@ -80,6 +81,10 @@ typedef struct peer_provider {
     /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream.
      * Before the first, the output is NaN. */
     int32_t (*enqueue)(int32_t peer, int32_t set, void *stream, char *text);
+    /* Makes one call and `launches` more behind it, all before it waits for the first, and writes the seconds from the
+     * end of the first to the end of the last, a launch. The way from the host to the device is no part of it as long
+     * as a call takes the device longer than the host. NULL of a provider all of whose calls are captured. */
+    int32_t (*stretch)(int32_t peer, int32_t launches, double *seconds, char *text);
 } peer_provider;
 
 /* `acromion bench` with the arguments argv[1..argc), argv[0] being ignored. Returns its exit code. */
