@@ -83,6 +83,12 @@ GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:g
              "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/1190:d{d}:atomics"]
 OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/1100:d{d}:bshd:packed",
                    "bwd:b1:h2:s70/130:d{d}:causal:cap5"]
+# Of lines that are keys or queries: groups of heads, halves apart under a mask and beside each other under a window,
+# lengths within a tile, an odd number of halves, a ring that goes round, lines without a partner.
+SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
+                   "bwd:b1:h2:s33:d{d}:causal-tl:bshd", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
+                   "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h2:s520/130:d{d}:causal",
+                   "bwd:b3:h2/1:s1/5:d{d}:kvlens:causal", "bwd:b1:h1:s320/330:d{d}:causal:win70"]
 TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}", "bwd:b1:h2:s50/70:d{d}:alibi",
                   "bwd:b1:h2:s50/70:d{d}:causal:alibi:cap30"]
 
@@ -165,6 +171,8 @@ GROUPS = {
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
+            (90, 4, "bwd_short_*", [LATE], problems(SHORT_GRADIENTS, [64])),
+            (90, 2, "bwd_short_f16_*", [EAGER, LATE_TOO], problems(SHORT_GRADIENTS[:5], ["40/56"], ["f16"])),
             (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
             (90, 4, "bwd_mma_bf16_d64_*", [EAGER], problems([GRADIENTS[1], *OTHER_GRADIENTS[::2]], [64], ["bf16"])),
             (89, 4, "bwd_mma_bf16_d128_*", [LATE], problems(GRADIENTS[1:3] + TERM_GRADIENTS[:1], [128], ["bf16"])),
@@ -269,7 +277,7 @@ SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
-BWD_MMA = "bwd_mma_f16_d64_128x32_s2_w32_sm80"
+BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -309,11 +317,16 @@ FLAWS = [
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
     (BWD_MMA, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (BWD_MMA, 80, "warps wait for nobody", r"bar\.sync\s+0;", ""),
+    (BWD_SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
+    (BWD_SHORT, 90, "D is not taken off dP", r"sub(\.f32\s+%f\d+, %f\d+), %f\d+;", r"mov\1;"),
+    (BWD_SHORT, 90, "every phase is the first", PHASE, r"\1, 0;"),
+    (BWD_SHORT, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
                  SHORT8: "e4m3:b1:h4/2:s100/900:d64", WIDE: "b1:h1:s70/200:d512",
                  MLA: "b1:h16/1:s1/700:d576/512:v-in-k",
-                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens", BWD_MMA: "bwd:b1:h1:s130/200:d64"}  # of the others:
+                 MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens", BWD_MMA: "bwd:b1:h1:s130/200:d64",
+                 BWD_SHORT: "bwd:b2:h1:s130/600:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 
@@ -414,7 +427,8 @@ TAILS = [f"b1:h2:s1/{keys}:d64" for keys in range(642, 674, 4)]
 SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win20/9",
                     "bwd:b1:h1:s33/70:d64:causal:grad-f32"]
 ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
-             (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"])]
+             (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"]),
+             (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"])]
 ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
                                                             "b1:h1:s33/70:d264:causal-tl"])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
@@ -430,7 +444,8 @@ ISOLATION_FLAWS = [
 ]
 
 
-GRADIENT_FLAWS = [(BWD_MMA, 80, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", "")]
+GRADIENT_FLAWS = [(BWD_MMA, 80, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", ""),
+                  (BWD_SHORT, 90, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", "")]
 
 
 # Kernels whose rows do not depend, bit for bit, on the rows beside them, and problems with tiles of several kinds.

@@ -55,6 +55,7 @@ static const char *const problems[] = {
     "f32:b1:h16:s2048:d64",
     /* gradients: what the Hopper family serves, and what it leaves */
     "bwd:b2:h8:s512:d64",
+    "bwd:bf16:b2:h8/2:s300:d64:causal:kvlens",
     "bwd:bf16:b4:h16:s2048:d64:causal",
     "bwd:bf16:b2:h16:s4096:d128:causal",
     "bwd:bf16:b8:h32/8:s2048:d128:causal:bshd:packed",

@@ -35,6 +35,12 @@ DEV float dot_chunk(uint4 x, uint4 y)
     return sum;
 }
 
+/* A row's LSE as statistics have it; that of a row that does not exist counts as -inf. */
+DEV float stats_lse(float lse)
+{
+    return lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2_E;
+}
+
 /* Finds the statistics of an entry's query tile, by STATS_THREADS threads, and stores them at `to`. */
 DEV void find_row_stats(const bwd_args &args, const sequence &rows, int entry, int head, int tile, float *to)
 {
@@ -58,8 +64,7 @@ DEV void find_row_stats(const bwd_args &args, const sequence &rows, int entry, i
         for (int distance = STATS_LANES / 2; distance > 0; distance /= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
         if (lane == 0) {
-            const float own = exists ? lse[row] : -CUDART_INF_F;
-            to[in_tile] = own == -CUDART_INF_F ? CUDART_INF_F : own * LOG2_E;
+            to[in_tile] = stats_lse(exists ? lse[row] : -CUDART_INF_F);
             to[Q_TILE + in_tile] = sum;
         }
     }
