@@ -55,7 +55,7 @@ static const option_spec options[OPTIONS_MAX] = {
      "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,fa3,fa4,cublas",
-     "PyTorch (or torch-cudnn, ...), FlashAttention-3 (flash-attn3-jax, --mode call) and -4, cuBLAS"},
+     "PyTorch (or torch-cudnn, ...), FlashAttention-3 (flash-attn3-jax) and -4, cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), sustained, full-clock, rotating, cold, call, call-single"},
     {ID_STEP, "step", NULL, "of bwd: problems: the forward pass, by the planner's kernel, and behind it the gradients"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
