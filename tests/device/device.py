@@ -278,6 +278,7 @@ SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
+BWD_WGMMA = "bwd_wgmma_f16_d64_128x128_s2_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -428,7 +429,13 @@ SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win2
                     "bwd:b1:h1:s33/70:d64:causal:grad-f32"]
 ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"]),
-             (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"])]
+             (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"]),
+             (90, 4, "bwd_wgmma_*_d64_128x128_s2_sm90a", ["f16", "bf16"], SPOILT_GRADIENTS),
+             (90, 4, "bwd_wgmma_*_d128_64x128_s2_sm90a", ["f16"], ["bwd:b1:h2/1:s70/130:d128:causal:grad-f32"]),
+             (90, 4, "bwd_wgmma_*_packed_*", ["f16"], ["bwd:b2:h2/1:s70/90:d64:causal:bshd:packed",
+                                                       "bwd:b2:h1:s70/90:d128:causal:bshd:packed"]),
+             (90, 4, "bwd_wgmma_*_cap_*", ["bf16"], ["bwd:b1:h2/1:s70/130:d64:causal:cap5",
+                                                     "bwd:b1:h1:s33/70:d128:causal:cap5"])]
 ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
                                                             "b1:h1:s33/70:d264:causal-tl"])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
@@ -444,8 +451,8 @@ ISOLATION_FLAWS = [
 ]
 
 
-GRADIENT_FLAWS = [(BWD_MMA, 80, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", ""),
-                  (BWD_SHORT, 90, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", "")]
+GRADIENT_FLAWS = [(kernel, arch, "gradients that a hidden value spoilt stay so", r"st\.global\.[bu]16[^;]*;", "")
+                  for kernel, arch in [(BWD_MMA, 80), (BWD_WGMMA, 90), (BWD_SHORT, 90)]]
 
 
 # Kernels whose rows do not depend, bit for bit, on the rows beside them, and problems with tiles of several kinds.

@@ -46,12 +46,10 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/attention/gradients.cuh"
-#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/gradient_lines.cuh"
 #include "cuda/device/isa/mma.cuh"
 
 enum {
-    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
     ROW_CHUNKS = DIM * ELEM_BYTES / CHUNK_BYTES,
     K_STEPS = DIM / 16,       /* of a score product */
@@ -60,8 +58,7 @@ enum {
     DIM_TILES = DIM / 8,      /* 8-column accumulators of a gradient's line */
     CHAINS = 1,
     Q_IN_REGISTERS = 0,
-    STEPS_UNROLLED = K_STEPS / 2, /* all: registers spill at d64 */
-    LANE_DIMS = DIM / 32          /* of a line that a warp computes again */
+    STEPS_UNROLLED = K_STEPS / 2 /* all: registers spill at d64 */
 };
 
 #include "cuda/device/attention/warp_tile_16.cuh"
@@ -79,16 +76,10 @@ static_assert((TERMS & ~(FWD_TERM_CAP | FWD_TERM_SINKS | FWD_TERM_ALIBI | FWD_TE
 #define NAME_WITH_(name, suffix) name##suffix
 #define NAME_WITH(name, suffix) NAME_WITH_(name, suffix)
 
-/* The statistics of an entry's rows of one head: those of row i are at i / Q_TILE * 2 Q_TILE + i % Q_TILE. */
+/* The statistics of an entry's rows of one head. */
 DEV float *stats_of(const fwd_args &a, int entry, int head)
 {
-    const int64_t tile = (int64_t)head * bwd_first_tile(&a, a.batch, Q_TILE) + bwd_first_tile(&a, entry, Q_TILE);
-    return (float *)a.workspace + tile * (2 * Q_TILE);
-}
-
-DEV int stats_index(int row)
-{
-    return row / Q_TILE * (2 * Q_TILE) + row % Q_TILE;
+    return head_stats(a, (float *)a.workspace, entry, head);
 }
 
 extern "C" __global__ void __launch_bounds__(STATS_THREADS)
@@ -107,9 +98,7 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
 
 /* What holds for all threads lies in shared memory: registers are short. */
 typedef struct owned {
-    sequence rows;
-    visible_entry entry;
-    int batch, head;          /* head: of the lines */
+    line_head of;
     int first, end;           /* lines: of the CTA, and one past the last that exists */
     int partners;             /* that exist */
     int first_head;           /* of the partners */
@@ -120,20 +109,20 @@ typedef struct owned {
 template <bool KEYS> DEV owned find_owned(const fwd_args &a, int tile, int head, int batch)
 {
     owned own;
-    own.rows = find_sequence(a, batch);
-    own.entry = entry_of(a, own.rows);
-    own.batch = batch;
-    own.head = head;
+    own.of.rows = find_sequence(a, batch);
+    own.of.entry = entry_of(a, own.of.rows);
+    own.of.batch = batch;
+    own.of.head = head;
     own.first_head = KEYS ? head * a.group : head / a.group;
     own.first = tile * Q_TILE;
-    own.end = KEYS ? own.rows.kv_len : own.rows.q_len;
-    own.partners = KEYS ? own.rows.q_len : own.rows.kv_len;
+    own.end = KEYS ? own.of.rows.kv_len : own.of.rows.q_len;
+    own.partners = KEYS ? own.of.rows.q_len : own.of.rows.kv_len;
     if (own.first >= own.end)
         own.seen = {0, 0, 0, 0};
     else if (KEYS)
-        own.seen = visible_to_keys(own.entry, own.first, Q_TILE);
+        own.seen = visible_to_keys(own.of.entry, own.first, Q_TILE);
     else {
-        const visible_keys keys = visible_to_rows(own.entry, own.first, Q_TILE);
+        const visible_keys keys = visible_to_rows(own.of.entry, own.first, Q_TILE);
         own.seen = {keys.first, keys.full_first, keys.full_end, keys.end};
     }
     own.tile_first = own.seen.first / KV_TILE;
@@ -147,41 +136,6 @@ template <bool KEYS> DEV void share_owned(owned &own, const fwd_args &a, int til
     if (threadIdx.x == 0)
         own = find_owned<KEYS>(a, tile, head, batch);
     __syncthreads();
-}
-
-/* The partners of one line: consecutive ones. */
-template <bool KEYS> DEV key_range partners_of(const visible_entry &e, int line)
-{
-    if constexpr (KEYS) {
-        const visible_rows rows = visible_to_keys(e, line, 1);
-        return {rows.first, rows.end};
-    }
-    return {visible_first(e, line), visible_end(e, line)};
-}
-
-/* The matrices of queries, and of keys: x and y. */
-DEV chunk_matrix query_matrix(const bwd_args &args, const owned &own, int head, bool is_y)
-{
-    const fwd_args &a = args.fwd;
-    return is_y ? head_matrix_of(args.d_o, args.d_o_stride, own.batch, head, own.rows.q_begin, a.v_dim, ELEM_BYTES)
-                : head_matrix_of(a.q, a.q_stride, own.batch, head, own.rows.q_begin, a.qk_dim, ELEM_BYTES);
-}
-
-DEV chunk_matrix key_matrix(const bwd_args &args, const owned &own, int kv_head, bool is_y)
-{
-    const fwd_args &a = args.fwd;
-    return is_y ? head_matrix_of(a.v, a.v_stride, own.batch, kv_head, own.rows.kv_begin, a.v_dim, ELEM_BYTES)
-                : head_matrix_of(a.k, a.k_stride, own.batch, kv_head, own.rows.kv_begin, a.qk_dim, ELEM_BYTES);
-}
-
-template <bool KEYS> DEV chunk_matrix line_matrix(const bwd_args &args, const owned &own, bool is_y)
-{
-    return KEYS ? key_matrix(args, own, own.head, is_y) : query_matrix(args, own, own.head, is_y);
-}
-
-template <bool KEYS> DEV chunk_matrix partner_matrix(const bwd_args &args, const owned &own, int head, bool is_y)
-{
-    return KEYS ? query_matrix(args, own, head, is_y) : key_matrix(args, own, head, is_y);
 }
 
 /* A step: a tile of partners of one head. Steps go through all tiles of the first head, then of the next. */
@@ -201,15 +155,16 @@ template <bool KEYS> DEV void load_step(const bwd_args &args, const owned &own, 
 {
     const int first = at.tile * KV_TILE, thread = read_thread();
     load_tile<KV_TILE, ROW_CHUNKS, THREADS>(stage + (uint32_t)offsetof(partner_stage, x),
-                                            partner_matrix<KEYS>(args, own, at.head, false), first, own.partners,
+                                            line_matrix<!KEYS>(args, own.of, at.head, false), first, own.partners,
                                             thread);
     load_tile<KV_TILE, ROW_CHUNKS, THREADS>(stage + (uint32_t)offsetof(partner_stage, y),
-                                            partner_matrix<KEYS>(args, own, at.head, true), first, own.partners,
+                                            line_matrix<!KEYS>(args, own.of, at.head, true), first, own.partners,
                                             thread);
     if (KEYS && thread < KV_TILE / 2) {
         const int which = thread / (KV_TILE / 4), chunk = thread % (KV_TILE / 4);
         copy_chunk_async(stage + (uint32_t)offsetof(partner_stage, lse) + thread * CHUNK_BYTES,
-                         stats_of(args.fwd, own.batch, at.head) + stats_index(first) + which * Q_TILE + 4 * chunk, 1);
+                         stats_of(args.fwd, own.of.batch, at.head) + stats_index(first) + which * Q_TILE + 4 * chunk,
+                         1);
     }
 }
 
@@ -230,7 +185,7 @@ template <bool KEYS> DEV void find_lines(line_state &s, const fwd_args &a, const
 {
     if (KEYS)
         return;
-    const float *stats = stats_of(a, own.batch, own.head);
+    const float *stats = stats_of(a, own.of.batch, own.of.head);
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) { /* a tile of statistics is whole, whatever rows exist */
         const int at = stats_index(line_at(own, l, i / 2, i % 2));
@@ -244,22 +199,10 @@ template <bool KEYS> DEV void note_partners(shared_memory &smem, const owned &ow
 {
     for (int i = threadIdx.x; i < Q_TILE; i += THREADS) {
         const int line = own.first + i;
-        const key_range seen = line < own.end ? partners_of<KEYS>(own.entry, line) : key_range{0, 0};
+        const key_range seen = line < own.end ? partners_of<KEYS>(own.of.entry, line) : key_range{0, 0};
         smem.seen[i][0] = seen.first;
         smem.seen[i][1] = seen.end;
     }
-}
-
-/* What is taken off a score for each key between a row and a key; of no ALiBi 0. */
-DEV float slope_of(const fwd_args &a, int head)
-{
-    return has_term(FWD_TERM_ALIBI) && a.slopes != nullptr ? a.slopes[head] * LOG2_E : 0.0f;
-}
-
-/* Where a line stands among its partners. */
-template <bool KEYS> DEV int position_of(const visible_entry &e, int line)
-{
-    return KEYS ? line - visible_diagonal(e) : line + visible_diagonal(e);
 }
 
 /* Scores of pairs that are hidden become -inf. partner: the step's first. */
@@ -285,7 +228,7 @@ DEV void hide_partners(score_tile &s, const shared_memory &smem, const lane_plac
 /* By how many keys a row and a key of element i are apart. */
 template <bool KEYS> DEV float distance_of(const owned &own, const lane_place &l, int m, int i, int partner)
 {
-    return fabsf((float)(position_of<KEYS>(own.entry, line_at(own, l, m, i % 4 / 2)) -
+    return fabsf((float)(position_of<KEYS>(own.of.entry, line_at(own, l, m, i % 4 / 2)) -
                          (partner + 2 * (l.lane % 4) + 8 * (i / 4) + i % 2)));
 }
 
@@ -303,7 +246,7 @@ DEV void find_probabilities(score_tile &s, probability_tile &p, const fwd_args &
                             const line_state &lines, const partner_stage &stage, const lane_place &l, int head,
                             int partner)
 {
-    const float slope = slope_of(a, KEYS ? head : own.head);
+    const float slope = slope_of(a, KEYS ? head : own.of.head);
     if (has_term(FWD_TERM_CAP) && a.softcap > 0.0f) {
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
@@ -362,98 +305,6 @@ DEV void find_score_gradients(probability_tile &ds, const score_tile &p, const s
         }
 }
 
-/* ---- The NaN fix-up ----
- *
- * A pair that is hidden has P = dS = 0 in the products, but 0 * NaN is NaN: what is not finite in a partner reaches the
- * lines that it is hidden from. Such lines are found when they are stored, and computed again from global memory, by a
- * warp each: right, and slow, and only for such inputs. */
-
-/* The lane's dims of a row of a matrix; 0 beyond its columns. */
-DEV void load_dims(float (&x)[LANE_DIMS], const chunk_matrix &m, int row, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) {
-        const int column = lane + 32 * i;
-        x[i] = column < m.chunks * CHUNK_ELEMS ? load_element<ELEMENT>(m.base + row * m.row_bytes, column) : 0.0f;
-    }
-}
-
-/* The same sum in all lanes of the warp. */
-DEV float dot_dims(const float (&x)[LANE_DIMS], const float (&y)[LANE_DIMS])
-{
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++)
-        sum = fmaf(x[i], y[i], sum);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(~0u, sum, distance);
-    return sum;
-}
-
-DEV void store_dims(const bwd_args &args, void *gradient, int64_t at, int columns, const float (&x)[LANE_DIMS],
-                    float factor, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) {
-        const int column = lane + 32 * i;
-        if (column < columns && args.grad_f32)
-            store_element<ACR_F32>(gradient, at + column, x[i] * factor);
-        else if (column < columns)
-            store_element<ELEMENT>(gradient, at + column, x[i] * factor);
-    }
-}
-
-/* Where a line of a gradient begins, in elements. */
-template <bool KEYS> DEV int64_t gradient_index(const owned &own, const fwd_strides &stride, int line)
-{
-    return own.batch * stride.batch + own.head * stride.head +
-           ((KEYS ? own.rows.kv_begin : own.rows.q_begin) + line) * stride.row;
-}
-
-template <bool KEYS> DEV void fix_line(const bwd_args &args, const owned &own, int line, int lane)
-{
-    const fwd_args &a = args.fwd;
-    const key_range seen = partners_of<KEYS>(own.entry, line);
-    float x[LANE_DIMS], y[LANE_DIMS], dx[LANE_DIMS] = {}, dy[LANE_DIMS] = {};
-    load_dims(x, line_matrix<KEYS>(args, own, false), line, lane);
-    load_dims(y, line_matrix<KEYS>(args, own, true), line, lane);
-    for (int head = own.first_head; head < own.first_head + (KEYS ? a.group : 1); head++) {
-        const float *stats = stats_of(a, own.batch, KEYS ? head : own.head);
-        const float slope = slope_of(a, KEYS ? head : own.head);
-        const chunk_matrix of_x = partner_matrix<KEYS>(args, own, head, false),
-                           of_y = partner_matrix<KEYS>(args, own, head, true);
-        for (int partner = seen.first; partner < seen.end; partner++) {
-            if (__all_sync(~0u, isnan(dx[0]) && (!KEYS || isnan(dy[0])))) /* and so will be their sums */
-                break;
-            const int at = stats_index(KEYS ? partner : line);
-            float other_x[LANE_DIMS], other_y[LANE_DIMS];
-            load_dims(other_x, of_x, partner, lane);
-            load_dims(other_y, of_y, partner, lane);
-            const float score = dot_dims(x, other_x), dp = dot_dims(y, other_y);
-            const float offset = stats[at] + slope * fabsf((float)(position_of<KEYS>(own.entry, line) - partner));
-            float p, flat = 1.0f;
-            if (has_term(FWD_TERM_CAP) && a.softcap > 0.0f) {
-                const float t = tanh_fast(score * a.softcap_in);
-                flat = fmaf(-t, t, 1.0f);
-                p = exp2_fast(fmaf(t, a.softcap_out, -offset));
-            } else
-                p = exp2_fast(fmaf(score, a.scale_log2, -offset));
-            const float ds = p * flat * (dp - stats[at + Q_TILE]);
-#pragma unroll
-            for (int i = 0; i < LANE_DIMS; i++) {
-                dx[i] = fmaf(ds, other_x[i], dx[i]);
-                dy[i] = fmaf(p, other_y[i], dy[i]);
-            }
-        }
-    }
-    if (KEYS) {
-        store_dims(args, args.dk, gradient_index<KEYS>(own, args.dk_stride, line), a.qk_dim, dx, a.scale, lane);
-        store_dims(args, args.dv, gradient_index<KEYS>(own, args.dv_stride, line), a.v_dim, dy, 1.0f, lane);
-    } else
-        store_dims(args, args.dq, gradient_index<KEYS>(own, args.dq_stride, line), a.qk_dim, dx, a.scale, lane);
-}
-
 /* ---- The loop ---- */
 
 DEV void clear(output_tile &d)
@@ -461,16 +312,6 @@ DEV void clear(output_tile &d)
 #pragma unroll
     for (int i = 0; i < M_TILES * DIM_TILES * 4; i++)
         d[i / (DIM_TILES * 4)][i % (DIM_TILES * 4)] = 0.0f;
-}
-
-/* NaN where a value of lines 8h to 8h + 7 of 16 is not finite. */
-DEV float probe(const float (&d)[DIM_TILES * 4], int h)
-{
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < DIM_TILES; i++)
-        sum = fmaf(d[4 * i + 2 * h], 0.0f, fmaf(d[4 * i + 2 * h + 1], 0.0f, sum));
-    return sum;
 }
 
 /* Where the thread is, found anew: addresses that follow from it are not kept over a step, for want of registers. */
@@ -490,8 +331,10 @@ template <bool KEYS> DEV void find_gradients(const bwd_args &args, shared_memory
     const int steps = (own.tile_end - own.tile_first) * (KEYS ? a.group : 1);
 
     /* Groups of copies: {lines, step 0}, {step 1}, ... */
-    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(x_smem, line_matrix<KEYS>(args, own, false), own.first, own.end, l.thread);
-    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(y_smem, line_matrix<KEYS>(args, own, true), own.first, own.end, l.thread);
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(x_smem, line_matrix<KEYS>(args, own.of, own.of.head, false), own.first,
+                                           own.end, l.thread);
+    load_tile<Q_TILE, ROW_CHUNKS, THREADS>(y_smem, line_matrix<KEYS>(args, own.of, own.of.head, true), own.first,
+                                           own.end, l.thread);
     step_place at = {own.first_head, own.tile_first}, ahead = at;
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) {
@@ -549,26 +392,17 @@ template <bool KEYS> DEV void find_gradients(const bwd_args &args, shared_memory
         const int m = i / 2, h = i % 2, line = line_at(own, l, m, h);
         const bool exists = line < stored, sees = smem.seen[line - own.first][0] < smem.seen[line - own.first][1];
         if (KEYS) {
-            store_gradient_row(args, args.dk, gradient_index<KEYS>(own, args.dk_stride, line), exists, a.qk_dim,
+            store_gradient_row(args, args.dk, gradient_index<KEYS>(own.of, args.dk_stride, line), exists, a.qk_dim,
                                sees ? a.scale : 0.0f, dx[m], h, l.lane);
-            store_gradient_row(args, args.dv, gradient_index<KEYS>(own, args.dv_stride, line), exists, a.v_dim,
+            store_gradient_row(args, args.dv, gradient_index<KEYS>(own.of, args.dv_stride, line), exists, a.v_dim,
                                sees ? 1.0f : 0.0f, dy[m], h, l.lane);
         } else
-            store_gradient_row(args, args.dq, gradient_index<KEYS>(own, args.dq_stride, line), exists, a.qk_dim,
+            store_gradient_row(args, args.dq, gradient_index<KEYS>(own.of, args.dq_stride, line), exists, a.qk_dim,
                                sees ? a.scale : 0.0f, dx[m], h, l.lane);
         const float found = KEYS ? probe(dx[m], h) + probe(dy[m], h) : probe(dx[m], h);
-        const unsigned lanes = __ballot_sync(~0u, sees && found != 0.0f);
-#pragma unroll
-        for (int quad = 0; quad < 8; quad++)
-            spoilt |= (lanes >> 4 * quad & 15) != 0 ? 1u << (8 * i + quad) : 0;
+        spoilt |= find_spoilt(sees && found != 0.0f) << 8 * i;
     }
-    if (!hides_keys(own.entry))
-        return;
-    __syncwarp(); /* the values are other lanes' */
-#pragma unroll 1
-    for (int i = 0; i < WARP_ROWS; i++)
-        if (spoilt >> i & 1)
-            fix_line<KEYS>(args, own, own.first + l.row + i, l.lane);
+    fix_lines<KEYS>(args, own.of, stored_stats{(float *)a.workspace}, spoilt, own.first + l.row, 0, DIM, l.lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const __grid_constant__ bwd_args args)

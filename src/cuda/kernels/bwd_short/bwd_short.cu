@@ -80,10 +80,10 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
+#include "cuda/device/attention/gradient_lines.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_rs.cuh"
-#include "cuda/kernels/bwd_short/lines.cuh"
 
 enum {
     PRODUCER_REGISTERS = 72,
@@ -508,7 +508,7 @@ DEV void store_lines(const bwd_args &args, const gradient &dx, const gradient &d
             spoilt |= find_spoilt(sees && probe(dx, h) != 0.0f) << 8 * h;
         }
     }
-    fix_lines<KEYS>(args, of, spoilt, own.at.first[c.index] + c.thread / 32 * 16, c.lane);
+    fix_lines<KEYS>(args, of, unstored_stats{}, spoilt, own.at.first[c.index] + c.thread / 32 * 16, 0, DIM, c.lane);
 }
 
 template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)

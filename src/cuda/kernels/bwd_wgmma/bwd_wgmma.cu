@@ -77,8 +77,7 @@ typedef struct shared_memory {
 
 #ifdef __CUDACC__
 
-#include "cuda/device/attention/gradients.cuh"
-#include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/gradient_lines.cuh"
 #include "cuda/device/isa/bulk.cuh"
 #include "cuda/device/isa/flag.cuh"
 #include "cuda/device/isa/names.cuh"
@@ -86,7 +85,6 @@ typedef struct shared_memory {
 #include "cuda/device/isa/wgmma_mn.cuh"
 
 enum {
-    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     PRODUCER_REGISTERS = 40,
     CONSUMER_REGISTERS = 232,
     CONSUMER_WARPS = 4 * CONSUMERS,
@@ -120,6 +118,18 @@ DEV tile_results results_of(const fwd_args &a, int head, int tile)
             (float *)(base + w.dq) + at * (Q_TILE * DIM), w.slots > 1 ? w.slot : 0};
 }
 
+DEV uint32_t count_key_tiles(const fwd_args &a)
+{
+    return (a.kv_len + KV_TILE - 1) / KV_TILE;
+}
+
+/* Which keys of a tile are spoilt: KV_TILE bits. */
+DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
+{
+    const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM).spoilt + (int64_t)number * (KV_TILE / 8);
+}
+
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
 
 extern "C" __global__ void __launch_bounds__(STATS_THREADS)
@@ -144,11 +154,6 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
 }
 
 /* ---- The second kernel: work tiles ---- */
-
-DEV uint32_t count_key_tiles(const fwd_args &a)
-{
-    return (a.kv_len + KV_TILE - 1) / KV_TILE;
-}
 
 DEV uint32_t count_work(const fwd_args &a)
 {
@@ -547,18 +552,33 @@ DEV void clear_queries(const consumer &c, uint32_t tiles, int use, int first)
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
 }
 
-/* Stores the lane's two rows of dK or dV. to: of the head's first key. */
-template <int ELEMS>
-DEV void store_key_gradient(const bwd_args &args, void *to, const fwd_strides &stride, const float (&d)[ELEMS],
-                            const key_work &w, int columns, float factor, const consumer &c)
+/* Where a key's row of dK or dV begins, in elements. */
+DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int key)
 {
-    const int64_t head = (PACKED ? 0 : w.entry * stride.batch) + w.kv_head * stride.head + w.kv_begin * stride.row;
-    const int keys = PACKED ? w.kv_len : args.fwd.kv_len; /* those that exist not get zeros */
+    return (PACKED ? 0 : w.entry * stride.batch) + w.kv_head * stride.head + (w.kv_begin + key) * stride.row;
+}
+
+/* Stores the lane's two rows of dK and dV, and notes for the last kernel which of the warp's are not finite: here the
+ * NaN fix-up has no registers. A key that no row sees gets zeros, and so does one that does not exist where it has a
+ * place in the gradients. */
+DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const key_gradient &dv, const key_work &w,
+                             const shared_memory *shared, bool is_visited, const consumer &c)
+{
+    const fwd_args &a = args.fwd;
+    const int keys = PACKED ? w.kv_len : a.kv_len;
+    unsigned spoilt = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int key = w.kv_tile * KV_TILE + lane_key(c) + 8 * h;
-        store_gradient_row(args, to, head + key * stride.row, key < keys, columns, factor, d, h, c.lane);
+        const int in_tile = lane_key(c) + 8 * h, key = w.kv_tile * KV_TILE + in_tile;
+        const bool is_seen = is_visited && shared->key_rows[in_tile][0] < shared->key_rows[in_tile][1];
+        store_gradient_row(args, args.dv, key_gradient_index(w, args.dv_stride, key), key < keys, a.v_dim,
+                           is_seen ? 1.0f : 0.0f, dv, h, c.lane);
+        store_gradient_row(args, args.dk, key_gradient_index(w, args.dk_stride, key), key < keys, a.qk_dim,
+                           is_seen ? a.scale : 0.0f, dk, h, c.lane);
+        spoilt |= find_spoilt(is_seen && probe(dk, h) + probe(dv, h) != 0.0f) << 8 * h;
     }
+    if (c.lane == 0)
+        ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
 }
 
 /* Behind the last product of a visit, its dQ: what they have read is released, and dQ leaves. */
@@ -643,8 +663,8 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         if (w->kv_tile < 0)
             break;
         int left = count_visits(a, *w);
-        const bool is_seen = left > 0;
-        if (is_seen) {
+        const bool is_visited = left > 0;
+        if (is_visited) {
             note_key_rows(c, entry_of(a, *w), w, shared);
             if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile + 1) * KV_TILE > w->kv_len)
                 clear_keys(c, *w);
@@ -662,8 +682,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             finish_visit(dq, c, use++);
         }
         arrive_warp(ADDRESS(smem, kv_empty), lane);
-        store_key_gradient(args, args.dv, args.dv_stride, dv, *w, a.v_dim, is_seen ? 1.0f : 0.0f, c);
-        store_key_gradient(args, args.dk, args.dk_stride, dk, *w, a.qk_dim, is_seen ? a.scale : 0.0f, c);
+        store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
     }
 }
 
@@ -717,23 +736,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ---- The third kernel: a CTA half a tile of queries; grid {2 tiles, query heads, entries}. ---- */
+/* ---- The third kernel: a CTA half a tile of queries; grid {2 tiles, query heads, entries}. Where the rule hides
+ * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. ---- */
 
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
-    NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
+/* Sums the parts of a half tile's dQ and stores it. */
+DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int half)
 {
     const fwd_args &a = args.fwd;
-    const int tile = blockIdx.x / CONSUMERS, half = blockIdx.x % CONSUMERS, head = blockIdx.y, entry = blockIdx.z;
-    const int thread = threadIdx.x, lane = thread % 32;
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
-        sum_sinks<FINISH_THREADS>(args, head, results_of(a, head, 0).stats);
-    const sequence rows = find_sequence(a, entry);
-    if (tile * Q_TILE >= rows.q_len)
-        return;
-    const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
-    const visible_tiles seen = key_tiles_of(entry_of(a, rows), tile);
+    const int thread = threadIdx.x, lane = thread % WARP_THREADS;
+    const tile_results from = results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile);
+    const visible_tiles seen = key_tiles_of(of.entry, tile);
     const float factor = seen.first < seen.end ? a.scale : 0.0f;
     float d[32] = {};
     for (int kv_tile = seen.first; kv_tile < (from.slot != 0 ? seen.end : min(seen.end, seen.first + 1)); kv_tile++)
@@ -747,13 +759,49 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
             d[4 * g + 3] += x.w;
         }
     const int column = DIM == 64 ? 0 : 64 * half, columns = a.qk_dim - column;
+    const int first_row = tile * Q_TILE + (DIM == 64 ? 64 * half : 0) + thread / WARP_THREADS * 16;
+    unsigned spoilt = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = tile * Q_TILE + (DIM == 64 ? 64 * half : 0) + thread / 32 * 16 + lane / 4 + 8 * h;
-        const int64_t at = entry * args.dq_stride.batch + head * args.dq_stride.head +
-                           (rows.q_begin + row) * args.dq_stride.row + column;
-        store_gradient_row(args, args.dq, at, row < rows.q_len, columns, factor, d, h, lane);
+        const int row = first_row + lane / 4 + 8 * h;
+        store_gradient_row(args, args.dq, gradient_index<false>(of, args.dq_stride, row) + column, row < of.rows.q_len,
+                           columns, factor, d, h, lane);
+        spoilt |= find_spoilt(row < of.rows.q_len && probe(d, h) != 0.0f) << 8 * h;
     }
+    fix_lines<false>(args, of, stored_stats{results_of(a, 0, 0).stats}, spoilt, first_row, column, column + 64, lane);
+}
+
+/* Fixes dK and dV of the keys of a tile, a warp 32 of them. */
+DEV void finish_keys(const bwd_args &args, const line_head &of, int tile)
+{
+    const fwd_args &a = args.fwd;
+    const int warp = threadIdx.x / WARP_THREADS, keys = KV_TILE / (FINISH_THREADS / WARP_THREADS);
+    static_assert(KV_TILE == FINISH_THREADS, "a lane's bit is a key");
+    const uint32_t spoilt = ((const uint32_t *)spoilt_of(a, of.batch, of.head, tile))[warp];
+    fix_lines<true>(args, of, stored_stats{results_of(a, 0, 0).stats}, spoilt, tile * KV_TILE + warp * keys, 0, DIM,
+                    threadIdx.x % WARP_THREADS);
+}
+
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
+    NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
+{
+    const fwd_args &a = args.fwd;
+    const int number = blockIdx.x, ctas = CONSUMERS * bwd_tiles(&a, Q_TILE), head = blockIdx.y, entry = blockIdx.z;
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
+        sum_sinks<FINISH_THREADS>(args, head, results_of(a, head, 0).stats);
+    line_head of = {find_sequence(a, entry), {}, entry, head};
+    of.entry = entry_of(a, of.rows);
+    if (number < ctas) {
+        if (number / CONSUMERS * Q_TILE < of.rows.q_len)
+            finish_dq(args, of, number / CONSUMERS, number % CONSUMERS);
+        return;
+    }
+    of.head = head / a.group;
+    const int tile = (number - ctas) * a.group + head % a.group;
+    if (tile < (int)count_key_tiles(a))
+        finish_keys(args, of, tile);
 }
 
 #else
@@ -789,6 +837,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     const fwd_args args = {.batch = (int32_t)problem->batch,
                            .q_heads = (int32_t)problem->q_heads,
+                           .kv_heads = (int32_t)problem->kv_heads,
                            .q_len = (int32_t)problem->q_len,
                            .kv_len = (int32_t)problem->kv_len};
     (void)device;
@@ -812,8 +861,11 @@ static void shape_prepare(const acr_problem *problem, const acr__device *device,
 
 static void shape_finish(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
+    const int64_t group = problem->q_heads / problem->kv_heads;
     shape_prepare(problem, device, launch);
     launch->grid[0] *= CONSUMERS;
+    if (visible_is_limited(acr__longest_entry(problem).rule))
+        launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
 }
 

@@ -1,5 +1,7 @@
 /* What the three kernels of bwd_wgmma keep in the workspace, for device code and for the host's sizes.
  *
+ * For each tile of keys of each key head there is
+ *   spoilt  which of its keys have a gradient that is not finite, a bit each (gradient_lines.cuh)
  * For each query head and tile of query rows (gradients.h) there are
  *   visits  how many key tiles have added to the tile's dQ
  *   stats   its statistics
@@ -17,7 +19,7 @@ enum {
 
 /* Byte offsets; `ticket` is at 0: the number of the next work tile. */
 typedef struct bwd_workspace {
-    int64_t visits, stats, dq, bytes;
+    int64_t spoilt, visits, stats, dq, bytes;
     int64_t slot;         /* floats */
     int32_t slots, tiles; /* tiles: of a query head */
 } bwd_workspace;
@@ -34,10 +36,11 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     bwd_workspace w;
     w.tiles = bwd_first_tile(a, a->batch, q_tile);
     const int64_t all = bwd_all_tiles(a, q_tile);
-    w.visits = line;
+    const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
+    w.spoilt = line;
+    w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * (kv_tile / 8) + line - 1) / line * line;
     w.stats = w.visits + (all * 4 + line - 1) / line * line;
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
-    const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
     w.slots = bwd_slots(key_tiles);
     w.slot = all * q_tile * dim;
     w.bytes = w.dq + w.slots * w.slot * 4;

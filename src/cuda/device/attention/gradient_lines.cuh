@@ -3,8 +3,8 @@
  * of K and V, or of Q and dO. Functions take KEYS where lines are keys.
  *
  * An includer defines what gradients.cuh wants. */
-#ifndef ACR_BWD_SHORT_LINES_CUH
-#define ACR_BWD_SHORT_LINES_CUH
+#ifndef ACR_DEVICE_ATTENTION_GRADIENT_LINES_CUH
+#define ACR_DEVICE_ATTENTION_GRADIENT_LINES_CUH
 
 #include "cuda/device/attention/gradients.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
@@ -23,6 +23,27 @@ typedef struct line_head {
 } line_head;
 
 /* ---- Where things are ---- */
+
+/* Where the statistics of rows are: stored by a kernel before this one, those of all heads and entries; or nowhere, and
+ * found again from O and dO. */
+typedef struct stored_stats {
+    float *of_all;
+} stored_stats;
+typedef struct unstored_stats {
+} unstored_stats;
+
+/* The statistics of an entry's rows of one head: those of row i are at stats_index(i), then Q_TILE further. stats:
+ * of all heads and entries. */
+DEV float *head_stats(const fwd_args &a, float *stats, int entry, int head)
+{
+    const int64_t tile = (int64_t)head * bwd_first_tile(&a, a.batch, Q_TILE) + bwd_first_tile(&a, entry, Q_TILE);
+    return stats + tile * (2 * Q_TILE);
+}
+
+DEV int stats_index(int row)
+{
+    return row / Q_TILE * (2 * Q_TILE) + row % Q_TILE;
+}
 
 /* The partners of one line: consecutive ones. */
 template <bool KEYS> DEV key_range partners_of(const visible_entry &e, int line)
@@ -50,6 +71,20 @@ template <bool KEYS> DEV int64_t gradient_index(const line_head &of, const fwd_s
 {
     return of.batch * stride.batch + of.head * stride.head +
            ((KEYS ? of.rows.kv_begin : of.rows.q_begin) + line) * stride.row;
+}
+
+/* ---- ALiBi ---- */
+
+/* What is taken off a score for each key between a row and a key; of no ALiBi 0. */
+DEV float slope_of(const fwd_args &a, int head)
+{
+    return has_term(FWD_TERM_ALIBI) && a.slopes != nullptr ? a.slopes[head] * LOG2_E : 0.0f;
+}
+
+/* Where a line stands among its partners. */
+template <bool KEYS> DEV int position_of(const visible_entry &e, int line)
+{
+    return KEYS ? line - visible_diagonal(e) : line + visible_diagonal(e);
 }
 
 /* ---- The NaN fix-up ----
@@ -102,21 +137,30 @@ DEV float dot_dims(const float (&x)[LANE_DIMS], const float (&y)[LANE_DIMS])
     return sum;
 }
 
-DEV void store_dims(const bwd_args &args, void *gradient, int64_t at, int columns, const float (&x)[LANE_DIMS],
+/* Columns [first, end) of a line. */
+DEV void store_dims(const bwd_args &args, void *gradient, int64_t at, int first, int end, const float (&x)[LANE_DIMS],
                     float factor, int lane)
 {
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         const int column = lane + 32 * i;
-        if (column < columns && args.grad_f32)
+        if (column < first || column >= end)
+            continue;
+        if (args.grad_f32)
             store_element<ACR_F32>(gradient, at + column, x[i] * factor);
-        else if (column < columns)
+        else
             store_element<LINE_TYPE>(gradient, at + column, x[i] * factor);
     }
 }
 
-/* A row's LSE in powers of two, and its D. head: the row's; the whole warp comes together. */
-DEV float2 row_stats(const bwd_args &args, const line_head &of, int head, int row, int lane)
+/* A row's LSE in powers of two, and its D. stats says where they are; the whole warp comes together. */
+DEV float2 row_stats(const bwd_args &args, const line_head &of, const stored_stats &stats, int head, int row, int)
+{
+    const float *const at = head_stats(args.fwd, stats.of_all, of.batch, head) + stats_index(row);
+    return {at[0], at[Q_TILE]};
+}
+
+DEV float2 row_stats(const bwd_args &args, const line_head &of, const unstored_stats &, int head, int row, int lane)
 {
     const fwd_args &a = args.fwd;
     float o[LANE_DIMS], d_o[LANE_DIMS];
@@ -125,8 +169,9 @@ DEV float2 row_stats(const bwd_args &args, const line_head &of, int head, int ro
     return {stats_lse(find_lse(a, of.rows, of.batch, head)[row]), dot_dims(o, d_o)};
 }
 
-/* Computes a line's dK and dV, or dQ, again, by a warp. */
-template <bool KEYS> DEV void fix_line(const bwd_args &args, const line_head &of, int line, int lane)
+/* Computes a line's dK and dV, or dQ, again, by a warp, and stores columns [first, end) of those. */
+template <bool KEYS, typename STATS>
+DEV void fix_line(const bwd_args &args, const line_head &of, const STATS &stats, int line, int first, int end, int lane)
 {
     const fwd_args &a = args.fwd;
     const key_range seen = partners_of<KEYS>(of.entry, line);
@@ -134,9 +179,12 @@ template <bool KEYS> DEV void fix_line(const bwd_args &args, const line_head &of
     float x[LANE_DIMS], y[LANE_DIMS], dx[LANE_DIMS] = {}, dy[LANE_DIMS] = {};
     load_dims(x, line_matrix<KEYS>(args, of, of.head, false), line, lane);
     load_dims(y, line_matrix<KEYS>(args, of, of.head, true), line, lane);
+#pragma unroll 1
     for (int head = first_head; head < first_head + heads; head++) {
+        const float slope = slope_of(a, KEYS ? head : of.head);
         const chunk_matrix of_x = line_matrix<!KEYS>(args, of, head, false),
                            of_y = line_matrix<!KEYS>(args, of, head, true);
+#pragma unroll 1
         for (int partner = seen.first; partner < seen.end; partner++) {
             bool is_lost = true; /* all sums are NaN, and will be */
 #pragma unroll
@@ -144,12 +192,20 @@ template <bool KEYS> DEV void fix_line(const bwd_args &args, const line_head &of
                 is_lost = is_lost && isnan(dx[i]) && (!KEYS || isnan(dy[i]));
             if (__all_sync(~0u, is_lost))
                 break;
-            const float2 row = row_stats(args, of, KEYS ? head : of.head, KEYS ? partner : line, lane);
+            const float2 row = row_stats(args, of, stats, KEYS ? head : of.head, KEYS ? partner : line, lane);
             float other_x[LANE_DIMS], other_y[LANE_DIMS];
             load_dims(other_x, of_x, partner, lane);
             load_dims(other_y, of_y, partner, lane);
-            const float p = exp2_fast(fmaf(dot_dims(x, other_x), a.scale_log2, -row.x)),
-                        ds = p * (dot_dims(y, other_y) - row.y);
+            const float score = dot_dims(x, other_x), dp = dot_dims(y, other_y);
+            const float offset = row.x + slope * fabsf((float)(position_of<KEYS>(of.entry, line) - partner));
+            float p, flat = 1.0f;
+            if (has_term(FWD_TERM_CAP) && a.softcap > 0.0f) {
+                const float t = tanh_fast(score * a.softcap_in);
+                flat = fmaf(-t, t, 1.0f);
+                p = exp2_fast(fmaf(t, a.softcap_out, -offset));
+            } else
+                p = exp2_fast(fmaf(score, a.scale_log2, -offset));
+            const float ds = p * flat * (dp - row.y);
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) {
                 dx[i] = fmaf(ds, other_x[i], dx[i]);
@@ -158,24 +214,28 @@ template <bool KEYS> DEV void fix_line(const bwd_args &args, const line_head &of
         }
     }
     if (KEYS) {
-        store_dims(args, args.dk, gradient_index<KEYS>(of, args.dk_stride, line), a.qk_dim, dx, a.scale, lane);
-        store_dims(args, args.dv, gradient_index<KEYS>(of, args.dv_stride, line), a.v_dim, dy, 1.0f, lane);
+        store_dims(args, args.dk, gradient_index<KEYS>(of, args.dk_stride, line), first, min(end, a.qk_dim), dx,
+                   a.scale, lane);
+        store_dims(args, args.dv, gradient_index<KEYS>(of, args.dv_stride, line), first, min(end, a.v_dim), dy, 1.0f,
+                   lane);
     } else
-        store_dims(args, args.dq, gradient_index<KEYS>(of, args.dq_stride, line), a.qk_dim, dx, a.scale, lane);
+        store_dims(args, args.dq, gradient_index<KEYS>(of, args.dq_stride, line), first, min(end, a.qk_dim), dx,
+                   a.scale, lane);
 }
 
-/* Fixes the lines that the warp has just stored and that `spoilt` names, bit i line first_line + i. Where the rule
- * hides nothing, what is not finite is so by right. The whole warp comes together. */
-template <bool KEYS>
-DEV void fix_lines(const bwd_args &args, const line_head &of, unsigned spoilt, int first_line, int lane)
+/* Fixes columns [first, end) of the lines that the warp has just stored and that `spoilt` names: bit i is the line
+ * first_line + i. Where the rule hides nothing, what is not finite is so by right. The whole warp comes together. */
+template <bool KEYS, typename STATS>
+DEV void fix_lines(const bwd_args &args, const line_head &of, const STATS &stats, unsigned spoilt, int first_line,
+                   int first, int end, int lane)
 {
     if (!hides_keys(of.entry))
         return;
     __syncwarp(); /* the values are other lanes' */
 #pragma unroll 1
-    for (; spoilt != 0; spoilt >>= 1, first_line++)
+    for (int line = first_line; spoilt != 0; line++, spoilt >>= 1)
         if (spoilt & 1)
-            fix_line<KEYS>(args, of, first_line, lane);
+            fix_line<KEYS>(args, of, stats, line, first, end, lane);
 }
 
 #endif
