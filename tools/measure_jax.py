@@ -204,8 +204,8 @@ def contenders(causal):
 
 
 def pulling_back(attend):
-    """The gradients of attend, as a function of q, k, v and the gradient of the output: their sum, of q's shape, so that
-    none of them is left out."""
+    """The gradients of attend, as a function of q, k, v and the gradient of the output: their sum, of q's shape, so
+    that none of them is left out."""
     def sum_of_all(q, k, v, d_o):
         dq, dk, dv = jax.vjp(attend, q, k, v)[1](d_o)
         return dq + dk + dv
@@ -230,7 +230,8 @@ def times(quick, gradients):
             in_turns(measures, 3)
             found = in_turns(measures, blocks)
             for name, spent in found.items():
-                record = {"what": "jax-gradients" if gradients else "jax", "problem": problem, "mode": mode, "contender": name, **summarise(spent)}
+                record = {"what": "jax-gradients" if gradients else "jax", "problem": problem, "mode": mode,
+                          "contender": name, **summarise(spent)}
                 if name != "acromion":
                     record |= ratio(spent, found["acromion"])  # how many times as fast acromion is
                 yield record
