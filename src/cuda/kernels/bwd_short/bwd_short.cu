@@ -10,10 +10,15 @@
  * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of the queries, and two warpgroups hold 64
  * lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
  *
- * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1.
+ * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, AHEAD=1 (the next stage's scores start
+ * before this one's last product).
  *
- * PARAMETERS: DIM STAGES BF16=0 */
+ * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 */
 #include "cuda/device/attention/parameters.h"
+
+#ifndef AHEAD
+#define AHEAD 0
+#endif
 
 #include <stddef.h>
 
@@ -86,8 +91,8 @@ typedef struct shared_memory {
 #include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
-    PRODUCER_REGISTERS = 72,
-    CONSUMER_REGISTERS = 216,
+    PRODUCER_REGISTERS = 56,
+    CONSUMER_REGISTERS = 224,
     CONSUMER_WARPS = 4 * CONSUMERS,
     HELPER_WARPS = 3, /* of the producer's warpgroup, all but the first */
     HELPERS = HELPER_WARPS * WARP_THREADS,
@@ -255,20 +260,20 @@ DEV void find_stats(const fwd_args &a, const owned_lines &own, int head, int fir
     const sequence rows = {0, own.q_len, 0, own.kv_len};
     const float *const lse = find_lse(a, rows, own.at.entry, head);
     const int chunk = thread % ROW_CHUNKS, in_round = thread / ROW_CHUNKS;
+    const float own_lse = thread < 64 && first + thread < own.q_len ? lse[first + thread] : -CUDART_INF_F;
+    const char *from =
+        (const char *)a.o + (output_index(a, rows, own.at.entry, head, first + in_round) + 8 * chunk) * ELEM_BYTES;
+    const int end = 8 * chunk < a.v_dim ? min(64, own.q_len - first) : 0;
     uint4 o[ROW_ROUNDS];
-    float own_lse[ROW_ROUNDS];
 #pragma unroll
     for (int i = 0; i < ROW_ROUNDS; i++) {
-        const int in_box = i * ROWS_AT_ONCE + in_round, row = first + in_box;
-        const bool exists = in_box < 64 && row < own.q_len;
         o[i] = {0, 0, 0, 0};
-        own_lse[i] = -CUDART_INF_F;
-        if (exists && 8 * chunk < a.v_dim)
-            o[i] = *(const uint4 *)((const char *)a.o +
-                                    (output_index(a, rows, own.at.entry, head, row) + 8 * chunk) * ELEM_BYTES);
-        if (exists && chunk == 0)
-            own_lse[i] = lse[row];
+        if (i * ROWS_AT_ONCE + in_round < end)
+            o[i] = *(const uint4 *)from;
+        from += ROWS_AT_ONCE * ELEM_BYTES * a.o_stride.row;
     }
+    if (thread < 64)
+        to->lse[thread] = stats_lse(own_lse);
     barrier_wait(full, parity);
 #pragma unroll
     for (int i = 0; i < ROW_ROUNDS; i++) {
@@ -279,10 +284,8 @@ DEV void find_stats(const fwd_args &a, const owned_lines &own, int head, int fir
 #pragma unroll
         for (int distance = ROW_CHUNKS / 2; distance > 0; distance /= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
-        if (chunk == 0 && in_box < 64) {
-            to->lse[in_box] = stats_lse(own_lse[i]);
+        if (chunk == 0 && in_box < 64)
             to->d[in_box] = sum;
-        }
     }
 }
 
@@ -448,42 +451,130 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_
     }
 }
 
-/* The products of a stage with the warpgroup's lines. No product is under way before or behind. */
-template <bool KEYS>
-DEV void visit(gradient &dx, gradient &dy, const operand &x, const operand &y, const consumer &c,
-               const shared_memory *shared, const ring_use &use, bool masked)
+/* Which uses of the ring a warpgroup's lines have partners in, and which of those need a mask. */
+DEV bool is_visited(const ring_use &use, const owned_lines &own, const visible_rows &seen)
 {
-    const int stage = stage_of(use);
-    const uint64_t from_x = matrix_descriptor(ADDRESS(c.smem, ring_x) + stage * BOX_BYTES, 0),
-                   from_y = matrix_descriptor(ADDRESS(c.smem, ring_y) + stage * BOX_BYTES, 0);
-    const query_stats *const stats = &shared->stats[stage];
-    score_tile s, dp;
-    packed_tile p, ds;
-    start_scores(s, x, from_x);
-    start_scores(dp, y, from_y);
-    WGMMA_WAIT(1); /* the scores */
+    const int partner = use.tile * KV_TILE;
+    return is_in_use(use, own) && partner < seen.end && partner + KV_TILE > seen.first;
+}
+
+DEV bool is_masked(const ring_use &use, const visible_rows &seen)
+{
+    const int partner = use.tile * KV_TILE;
+    return partner < seen.full_first || partner + KV_TILE > seen.full_end;
+}
+
+/* Waits for a use's partners. */
+DEV void wait_partners(const consumer &c, const ring_use &use, const owned_lines &own)
+{
+    wait_use(ADDRESS(c.smem, full), use);
+    if (own.needs_clearing)
+        wait_use(ADDRESS(c.smem, ready), use);
+}
+
+DEV void release(const consumer &c, int stage)
+{
+    arrive_warp(ADDRESS(c.smem, empty) + BARRIER_BYTES * stage, c.lane);
+}
+
+/* The partners' x of a stage, either way: summed over dims, or over partners; and their y. */
+DEV uint64_t partner_x(const consumer &c, int stage)
+{
+    return matrix_descriptor(ADDRESS(c.smem, ring_x) + stage * BOX_BYTES, 0);
+}
+
+DEV uint64_t partner_y(const consumer &c, int stage)
+{
+    return matrix_descriptor(ADDRESS(c.smem, ring_y) + stage * BOX_BYTES, 0);
+}
+
+/* A warpgroup's lines, and their gradients so far. */
+typedef struct held_lines {
+    operand x, y;
+    gradient dx, dy;
+} held_lines;
+
+/* From the scores, which are ready, to dS, rounded. Leaves dV's product under way, and none before it.
+ * release_before: a stage whose products have then all ended, or -1. */
+template <bool KEYS>
+DEV void find_ds(packed_tile &ds, held_lines &l, score_tile &s, const score_tile &dp, const consumer &c,
+                 const shared_memory *shared, const ring_use &use, bool masked, int release_before)
+{
+    const query_stats *const stats = &shared->stats[stage_of(use)];
     ACR_TRACE_POINT(use.number, "scores ready");
+    if (KEYS)
+        wait_use(ADDRESS(c.smem, ready), use);
     if (masked)
         hide_partners(s, c, shared, use.tile * KV_TILE);
     find_probabilities<KEYS>(s, c, stats);
     ACR_TRACE_POINT(use.number, "exponentials done");
     if constexpr (KEYS) {
+        packed_tile p;
         round_probabilities(p, s);
-        start_gradient(dy, p, from_y);
-        WGMMA_WAIT(1); /* dP */
+        start_gradient(l.dy, p, partner_y(c, stage_of(use)));
+        WGMMA_WAIT(1); /* all but dV */
     } else
         WGMMA_WAIT(0);
+    if (AHEAD && release_before >= 0)
+        release(c, release_before);
     find_score_gradients<KEYS>(ds, s, dp, c, stats);
     ACR_TRACE_POINT(use.number, "score gradients done");
-    start_gradient(dx, ds, from_x);
+}
+
+/* One stage. No product is under way before or behind. */
+template <bool KEYS>
+DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, const ring_use &use, bool masked)
+{
+    const int stage = stage_of(use);
+    score_tile s, dp;
+    packed_tile ds;
+    start_scores(s, l.x, partner_x(c, stage));
+    start_scores(dp, l.y, partner_y(c, stage));
+    WGMMA_WAIT(1); /* the scores */
+    find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, -1);
+    start_gradient(l.dx, ds, partner_x(c, stage));
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use.number, "products done");
 }
 
+/* The stages from `use` on that the lines have partners in, without a gap: the next stage's scores start before this
+ * one's last product, which so runs under the exponentials. Leaves `use` behind the last. No product is under way
+ * before or behind. */
+template <bool KEYS>
+DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shared, ring_use &use,
+                     const owned_lines &own, const visible_rows &seen)
+{
+    score_tile s, dp;
+    packed_tile ds;
+    int before = -1; /* the stage that the last product under way reads */
+    bool goes_on = true;
+    start_scores(s, l.x, partner_x(c, stage_of(use)));
+    wgmma_commit(); /* in place of the last product */
+#pragma unroll 1
+    while (goes_on) {
+        const int stage = stage_of(use);
+        const bool masked = is_masked(use, seen);
+        ring_use next = use;
+        next_use(next, own);
+        goes_on = is_visited(next, own, seen);
+        start_scores(dp, l.y, partner_y(c, stage));
+        WGMMA_WAIT(2); /* the scores */
+        find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, before);
+        if (goes_on)
+            wait_partners(c, next, own);
+        start_scores(s, l.x, partner_x(c, goes_on ? stage_of(next) : stage)); /* behind the last: of no use */
+        start_gradient(l.dx, ds, partner_x(c, stage));
+        WGMMA_WAIT(1); /* the next scores */
+        before = stage;
+        use = next;
+    }
+    WGMMA_WAIT(0);
+    release(c, before);
+}
+
 /* Stores the warp's lines of dK and dV, or of dQ, and computes those again that a hidden pair has spoilt. */
 template <bool KEYS>
-DEV void store_lines(const bwd_args &args, const gradient &dx, const gradient &dy, const consumer &c,
-                     const shared_memory *shared)
+DEV void store_lines(const bwd_args &args, const held_lines &l, const consumer &c, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     const owned_lines &own = shared->own;
@@ -498,14 +589,14 @@ DEV void store_lines(const bwd_args &args, const gradient &dx, const gradient &d
         const bool exists = line < stored, sees = seen[0] < seen[1];
         if constexpr (KEYS) {
             store_gradient_row(args, args.dv, gradient_index<true>(of, args.dv_stride, line), exists, a.v_dim,
-                               sees ? 1.0f : 0.0f, dy, h, c.lane);
+                               sees ? 1.0f : 0.0f, l.dy, h, c.lane);
             store_gradient_row(args, args.dk, gradient_index<true>(of, args.dk_stride, line), exists, a.qk_dim,
-                               sees ? a.scale : 0.0f, dx, h, c.lane);
-            spoilt |= find_spoilt(sees && probe(dx, h) + probe(dy, h) != 0.0f) << 8 * h;
+                               sees ? a.scale : 0.0f, l.dx, h, c.lane);
+            spoilt |= find_spoilt(sees && probe(l.dx, h) + probe(l.dy, h) != 0.0f) << 8 * h;
         } else {
             store_gradient_row(args, args.dq, gradient_index<false>(of, args.dq_stride, line), exists, a.qk_dim,
-                               sees ? a.scale : 0.0f, dx, h, c.lane);
-            spoilt |= find_spoilt(sees && probe(dx, h) != 0.0f) << 8 * h;
+                               sees ? a.scale : 0.0f, l.dx, h, c.lane);
+            spoilt |= find_spoilt(sees && probe(l.dx, h) != 0.0f) << 8 * h;
         }
     }
     fix_lines<KEYS>(args, of, unstored_stats{}, spoilt, own.at.first[c.index] + c.thread / 32 * 16, 0, DIM, c.lane);
@@ -520,16 +611,15 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     const visible_entry e = entry_of(a, own);
     const visible_rows seen = shared->own.seen[index];
     note_partners<KEYS>(c, e, shared);
-    gradient dx, dy;
+    held_lines l;
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
-        dx[i] = dy[i] = 0.0f;
+        l.dx[i] = l.dy[i] = 0.0f;
     ring_use use = first_use(own);
     if (is_in_use(use, own)) {
-        operand x, y;
         barrier_wait(ADDRESS(smem, own_full), 0);
-        load_lines(x, c, ADDRESS(smem, x) + index * BOX_BYTES);
-        load_lines(y, c, ADDRESS(smem, y) + index * BOX_BYTES);
+        load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
+        load_lines(l.y, c, ADDRESS(smem, y) + index * BOX_BYTES);
         ACR_TRACE_POINT(0, "lines in registers");
         if constexpr (!KEYS) {
             barrier_wait(ADDRESS(smem, own_stats_full), 0);
@@ -540,20 +630,23 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
             }
         }
 #pragma unroll 1
-        for (; is_in_use(use, own); next_use(use, own)) {
-            const int partner = use.tile * KV_TILE;
-            wait_use(ADDRESS(smem, full), use);
-            if (KEYS || own.needs_clearing)
-                wait_use(ADDRESS(smem, ready), use);
+        while (is_in_use(use, own)) {
+            wait_partners(c, use, own);
             ACR_TRACE_POINT(use.number, "partners landed");
-            if (partner < seen.end && partner + KV_TILE > seen.first)
-                visit<KEYS>(dx, dy, x, y, c, shared, use,
-                            partner < seen.full_first || partner + KV_TILE > seen.full_end);
-            arrive_warp(ADDRESS(smem, empty) + BARRIER_BYTES * stage_of(use), c.lane);
+            if (AHEAD && is_visited(use, own, seen)) {
+                visit_ahead<KEYS>(l, c, shared, use, own, seen);
+                continue;
+            }
+            if (is_visited(use, own, seen))
+                visit<KEYS>(l, c, shared, use, is_masked(use, seen));
+            else if (KEYS) /* the helpers read what is released here */
+                wait_use(ADDRESS(smem, ready), use);
+            release(c, stage_of(use));
+            next_use(use, own);
         }
     }
     allow_next_kernel();
-    store_lines<KEYS>(args, dx, dy, c, shared);
+    store_lines<KEYS>(args, l, c, shared);
     ACR_TRACE_POINT(0, "stored");
 }
 
@@ -658,7 +751,7 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
 }
 
 /* Not fitted. A visit is charged 930 cycles of keys and 700 of queries, the tensor cores' 512 and 384 at 55 %, where
- * lab.md predicts 640 and 510: until an H200 has timed it, long sequences stay with bwd_wgmma, which one has. */
+ * lab.md predicts 575 and 460: until an H200 has timed it, long sequences stay with bwd_wgmma, which one has. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double visit_cycles[2] = {700.0, 930.0}, alone_cycles[2] = {950.0, 1150.0}, cta_cycles = 2600.0;
