@@ -7,8 +7,8 @@
 #include "cuda/device/attention/pages.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/attention/warp_tile.cuh"
-#include "cuda/device/isa/fragment.cuh"
 #include "cuda/device/isa/shared.cuh"
+#include "cuda/device/isa/widen.cuh"
 
 enum {
     RING_LANES = ROW_CHUNKS % 8 == 0 ? 8 : 4, /* threads side by side in a row */
@@ -161,11 +161,7 @@ DEV float float_of_e4m3(uint32_t x)
 DEV uint2 widen_four(uint32_t x)
 {
 #if __CUDA_ARCH__ >= 890
-    const uint2 half = upcast_e4m3(x);
-    if (!BF16)
-        return half;
-    const float2 low = __half22float2(*(const __half2 *)&half.x), high = __half22float2(*(const __half2 *)&half.y);
-    return {pack<BF16>(low.x, low.y), pack<BF16>(high.x, high.y)};
+    return widen_e4m3<BF16>(x);
 #else
     return {pack<BF16>(float_of_e4m3(x), float_of_e4m3(x >> 8)),
             pack<BF16>(float_of_e4m3(x >> 16), float_of_e4m3(x >> 24))};

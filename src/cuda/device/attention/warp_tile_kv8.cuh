@@ -10,21 +10,8 @@
 #ifndef ACR_DEVICE_ATTENTION_WARP_TILE_KV8_CUH
 #define ACR_DEVICE_ATTENTION_WARP_TILE_KV8_CUH
 
-#include <cuda_fp16.h>
-
 #include "cuda/device/attention/warp_tile_16.cuh"
-
-/* Four e4m3 as 16-bit floats, the lowest byte first. */
-template <int IS_BF16> DEV uint2 widen_e4m3(uint32_t x)
-{
-    const uint2 halves = upcast_e4m3(x);
-    if constexpr (IS_BF16) {
-        const float2 low = __half22float2(*(const __half2 *)&halves.x),
-                     high = __half22float2(*(const __half2 *)&halves.y);
-        return {pack<1>(low.x, low.y), pack<1>(high.x, high.y)};
-    } else
-        return halves;
-}
+#include "cuda/device/isa/widen.cuh"
 
 /* Q in the order of K's dims, from a tile of 16-bit elements. */
 DEV void load_query_operands_kv8(query_operands &q, uint32_t q_smem, const lane_place &l)
