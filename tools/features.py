@@ -31,6 +31,9 @@ FEATURES = (
     ("key starts (left padding)", ":causal:kvstarts"),
     ("ranges", ":causal:win64:ranges4"),
     ("tree mask", ":causal:tree"),
+    ("cache in pages of 16", ":kvlens:page16"),
+    ("8-bit cache (`kv-e4m3`)", ":kv-e4m3"),
+    ("8-bit cache in pages of 16", ":kvlens:page16:kv-e4m3"),
 )
 SHAPES = ((512, 512), (1, 2048), (4, 2048))  # prompt, decoding, several positions
 

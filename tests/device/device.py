@@ -65,6 +65,10 @@ PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
 PAGED_PROMPTS = ["b2:h4/2:s70/330:d{d}:kvlens:causal:page16:lse", "b3:h2:s20/290:d{d}:kvlens:page128:bshd"]
 CACHED_PROMPTS = ["b3:h2:s20/90:d{d}:kvlens:page7:bshd:packed:causal:lse",
                   "b2:h4/2:s33/200:d{d}:kvlens:page24:causal:kv-e4m3:lse"]
+# The same of e4m3, in pages and not, with several work tiles a CTA, of one key tile and of more than a ring has slots.
+NARROW_PROMPTS = ["b1:h2:s200/700:d{d}:causal:kv-e4m3:lse", "b2:h4/2:s70/330:d{d}:kvlens:kv-e4m3:lse",
+                  "b1:h2:s33:d{d}:causal-tl:bshd:kv-e4m3", "b3:h2:s20/290:d{d}:kvlens:page128:bshd:kv-e4m3",
+                  "b2:h2:s70/330:d{d}:kvlens:causal:page16:kv-e4m3:lse"]
 
 # Every term, on lines that are compiled with it: alone or with what it meets; the biases' rows aligned and not.
 TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win40:sinks:alibi:lse",
@@ -141,8 +145,13 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
               (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER], problems(BIAS_TILES[:2], [128], ["bf16"]))] +
-             [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_*", [order], problems(PAGED_PROMPTS[1:], [d]))
+             [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_sm90a", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
+             [(90, 2, f"fwd_wgmma_*_d{d}_*_kv8_*", orders, problems(NARROW_PROMPTS, [d]))
+              for d, orders in ((64, [LATE, EAGER]), (128, [LATE_TOO, EAGER]))] +
+             [(90, 2, "fwd_wgmma_*_d64_*_kv8_*", [LATE_TOO], problems([SHAPES[-1] + ":kv-e4m3"], [64])),
+              (90, 2, "fwd_wgmma_*_d64_*_kv8_*", [LATE_TOO], problems(NARROW_PROMPTS[1:3], ["48/32"]), "head-scaled"),
+              (90, 2, "fwd_wgmma_*_d128_*_kv8_*", [LATE], problems(NARROW_PROMPTS[1:3], ["80/112"]), "head-scaled")] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
     "wide": [(90, 4, "fwd_wide_f16_d512_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
@@ -279,10 +288,12 @@ SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 BWD_WGMMA = "bwd_wgmma_f16_d64_128x128_s2_sm90a"
+NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
 PHASE = r"(try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), %r\d+;"
+VALUE_SCALES = r"(ld\.param\.u64\s+%rd\d+, \[%rd\d+)\+256\]"  # of fwd_args v_scales; k_scales lie at 248
 FLAWS = [
     (MMA, 80, "one group of copies too few is waited for", COPIES_WAIT,
      lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
@@ -299,6 +310,9 @@ FLAWS = [
     (WGMMA, 90, "a tile's bytes are miscounted", r"(expect_tx\.shared::cta\.b64 _, \[%r\d+\]), %r\d+;", r"\1, 4096;"),
     (WGMMA, 90, "consumers release no slot", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
     (WGMMA, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (NARROW, 90, "widened tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
+    (NARROW, 90, "every phase is the first", PHASE, r"\1, 0;"),
+    (NARROW, 90, "values are scaled as keys are", VALUE_SCALES, r"\1+248]", "head-scaled"),
     (WIDE, 90, "slots are not released to the cluster", r"mbarrier\.arrive\.release\.cluster\S+ _, \[%r\d+\];", ""),
     (WIDE, 90, "the copy engine brings keys to one CTA alone", r"(multicast::cluster [^;]*), %rs\d+;", r"\1, 1;"),
     (MLA, 90, "parts of a row are weighed alike",
@@ -308,8 +322,7 @@ FLAWS = [
     (SHORT8, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (FP8, 90, "turned tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (FP8, 90, "every phase is the first", PHASE, r"\1, 0;"),
-    (FP8, 90, "values are scaled as keys are",
-     r"(ld\.param\.u64\s+%rd\d+, \[%rd\d+)\+256\]", r"\1+248]", "head-scaled"),
+    (FP8, 90, "values are scaled as keys are", VALUE_SCALES, r"\1+248]", "head-scaled"),
     (FP8, 90, "the output is scaled as the scores are",
      r"(st\.shared\.v4\.f32 \[%r\d+\], \{(%f\d+), %f\d+), (%f\d+), \3\}", r"\1, \2, \2}", "head-scaled"),
     (MMA8, 89, "one group of copies too few is waited for", COPIES_WAIT,
@@ -324,7 +337,8 @@ FLAWS = [
     (BWD_SHORT, 90, "cleared rows are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
 ]
 FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP8: "e4m3:b1:h4/2:s200/700:d64",
-                 SHORT8: "e4m3:b1:h4/2:s100/900:d64", WIDE: "b1:h1:s70/200:d512",
+                 SHORT8: "e4m3:b1:h4/2:s100/900:d64", NARROW: "bf16:b2:h2/1:s200/700:d64:kvlens:kv-e4m3",
+                 WIDE: "b1:h1:s70/200:d512",
                  MLA: "b1:h16/1:s1/700:d576/512:v-in-k",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens", BWD_MMA: "bwd:b1:h1:s130/200:d64",
                  BWD_SHORT: "bwd:b2:h1:s130/600:d64:kvlens"}  # of the others:
@@ -438,6 +452,7 @@ ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
                                                      "bwd:b1:h1:s33/70:d128:causal:cap5"])]
 ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
                                                             "b1:h1:s33/70:d264:causal-tl"])]
+ISOLATED += [(90, 2, "fwd_wgmma_*_kv8_*", ["f16", "bf16"], [f"{edge}:kv-e4m3" for edge in EDGES[:2] + EDGES[4:7]])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [
@@ -527,7 +542,10 @@ CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4
                            "bf16:b3:h4/1:s2/1300:d128:kvlens:page32:invariant",
                            "f16:b3:h2:s1/2500:d64:kvlens:page16:invariant",
                            "f16:b4:h2/1:s40/200:d64:causal:lse:kvlens:page16",
-                           "bf16:b3:h2/1:s20/290:d128:lse:kvlens:page128"]),
+                           "bf16:b3:h2/1:s20/290:d128:lse:kvlens:page128",
+                           "f16:b4:h2/1:s40/200:d64:causal:lse:kvlens:page16:kv-e4m3",
+                           "bf16:b3:h2/1:s20/290:d128:causal:lse:kvlens:kv-e4m3",
+                           "f16:b3:h2/1:s20/290:d112/80:lse:kvlens:page64:kv-e4m3"]),
           (89, 8, LATE_TOO, ["f16:b3:h8/2:s1/300:d128:lse:kvlens:page16:kv-e4m3",
                              "bf16:b2:h4/1:s5/70:d128:causal:lse:kvlens:page64:kv-e4m3",
                              "f16:b2:h4/1:s5/83:d96/80:causal:lse:kvlens:kv-e4m3",

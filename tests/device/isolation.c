@@ -26,6 +26,7 @@
 #include "check/conformance.h"
 #include "check/oracle.h"
 #include "kernels/kernel_choice.h"
+#include "paging.h"
 
 typedef struct tally {
     int passed, failed;
@@ -166,6 +167,7 @@ static acr_status check_rows(tally *t, acr_ctx *ctx, const acr__kernel *kernel, 
 static void spoil_values(const reference *ref, uint64_t seed)
 {
     const acr_problem *p = &ref->problem;
+    const acr_dtype type = acr__kv_dtype(p);
     const double values[] = {NAN, INFINITY, -INFINITY};
     for (int64_t head = 0; head < ref->entries * p->kv_heads; ++head) {
         for (unsigned i = 0; i < 6; ++i) {
@@ -173,8 +175,8 @@ static void spoil_values(const reference *ref, uint64_t seed)
             const uint64_t column_bits = random_bits(seed, 101, (uint64_t)head * 6 + i);
             const int64_t key = (int64_t)(key_bits % (uint64_t)ref->kv_rows);
             const int64_t column = (int64_t)(column_bits % (uint64_t)p->v_dim);
-            acr__store_element(p->dtype, (void *)ref->buffers.v, (head * ref->kv_rows + key) * p->v_dim + column,
-                               p->dtype == ACR_E4M3 ? NAN : values[i / 2]);
+            acr__store_element(type, (void *)ref->buffers.v, (head * ref->kv_rows + key) * p->v_dim + column,
+                               type == ACR_E4M3 ? NAN : values[i / 2]);
         }
     }
 }
@@ -258,11 +260,11 @@ static void *add_numbers(tensors *t, const void *content, int64_t count)
 static acr_buffers add_inputs(tensors *t, const reference *ref)
 {
     const acr_problem *p = &ref->problem;
-    const size_t elem_bytes = (size_t)acr__dtype_bytes(p->dtype);
+    const size_t elem_bytes = (size_t)acr__dtype_bytes(p->dtype), kv_bytes = (size_t)acr__dtype_bytes(acr__kv_dtype(p));
     acr_buffers b = ref->buffers;
     b.q = add_tensor(t, ref->buffers.q, (size_t)(ref->entries * p->q_heads * ref->q_rows * p->qk_dim) * elem_bytes);
-    b.k = add_tensor(t, ref->buffers.k, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->qk_dim) * elem_bytes);
-    b.v = add_tensor(t, ref->buffers.v, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->v_dim) * elem_bytes);
+    b.k = add_tensor(t, ref->buffers.k, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->qk_dim) * kv_bytes);
+    b.v = add_tensor(t, ref->buffers.v, (size_t)(ref->entries * p->kv_heads * ref->kv_rows * p->v_dim) * kv_bytes);
     b.kv_lens = add_numbers(t, ref->buffers.kv_lens, p->batch);
     b.q_scales = add_numbers(t, ref->buffers.q_scales, p->batch * p->kv_heads);
     b.k_scales = add_numbers(t, ref->buffers.k_scales, p->batch * p->kv_heads);
@@ -408,7 +410,7 @@ static void match_rows(const reference *ref, int kind, uint64_t seed)
         const int64_t entry = ref->buffers.kv_offsets ? 0 : at.batch, kv_head = at.head / (p->q_heads / p->kv_heads);
         const int64_t key = (entry * p->kv_heads + kv_head) * ref->kv_rows + matched_key(ref, &at, kind, seed);
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            const double value = 2 * acr__load_element(p->dtype, ref->buffers.k, key * p->qk_dim + d);
+            const double value = 2 * acr__load_element(acr__kv_dtype(p), ref->buffers.k, key * p->qk_dim + d);
             acr__store_element(p->dtype, (void *)ref->buffers.q, at.row * p->qk_dim + d, value);
         }
     }

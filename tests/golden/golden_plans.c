@@ -71,6 +71,11 @@ static const char *const problems[] = {
     "b2:h64/1:s2/32768:d576/512:v-in-k",
     "b8:h128/1:s1/8192:d576/512:kvlens:page64:v-in-k",
     "b1:h1:s1:d64",
+    /* prompts over caches of e4m3, and a few rows over one */
+    "b4:h32/8:s2048:d128:causal:kv-e4m3",
+    "bf16:b4:h32/8:s512/8192:d64:causal:kvlens:page16:kv-e4m3",
+    "bf16:b4:h32/8:s512/8192:d128:causal:kvlens:page24:kv-e4m3",
+    "b32:h32/8:s1/8192:d128:kvlens:page16:kv-e4m3",
     /* odd ones */
     "b3:h5:s1333:d64",
     "b1:h1:s17/3:d8:align2",

@@ -240,6 +240,8 @@ static void mixed_batches_are_planned_by_their_longest_query(void **state)
     } expected[] = {{"b32:h32/8:s4/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_split"},
                     {"b32:h32/8:s512/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_mma"},
                     {"b4:h32/8:s512/8192:d64:kvlens:page16:causal", "fwd_wgmma"},
+                    {"b4:h32/8:s512/8192:d64:kvlens:page16:causal:kv-e4m3", "fwd_wgmma"},
+                    {"bf16:b4:h32/8:s512/8192:d128:causal:kv-e4m3", "fwd_wgmma"},
                     {"b4:h32/8:s512/8192:d64:kvlens:page24:causal", "fwd_mma"}};
     assert_string_equal(test_devices[0].label, "h200");
     for (size_t i = 0; i < COUNT_OF(expected); i++) {

@@ -98,6 +98,7 @@ static const cache_case cache_values[] = {{.page = 0},
                                           {.page = 64, .v_in_k = true},
                                           {.eight_bits = true},
                                           {.page = 1, .eight_bits = true},
+                                          {.page = 16, .eight_bits = true}, /* as boxes of tensor maps want it */
                                           {.v_in_k = true},
                                           {.invariant = true},
                                           {.page = 32, .invariant = true}};

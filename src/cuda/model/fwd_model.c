@@ -193,6 +193,8 @@ const char *acr__tiling_why_not(const acr__tiling *t, const acr__boxes *boxes, c
         reason = "serves packed batches only (ACR_PACKED)";
     if (reason == NULL && t->caches_only && !(p->flags & ACR_PAGED) && p->kv_dtype == ACR_DTYPE_DEFAULT)
         reason = "serves caches only, paged (ACR_PAGED) or of another type (kv_dtype)";
+    if (reason == NULL && t->narrow_only && p->kv_dtype == ACR_DTYPE_DEFAULT)
+        reason = "kv_dtype: the kernel is compiled for keys and values of e4m3 (KV_E4M3)";
     if (reason == NULL && t->no_windows && (p->window_left || p->window_right))
         reason = "window: the kernel has no registers left for sliding windows (window_left, window_right)";
     if (reason == NULL && !t->any_strides)

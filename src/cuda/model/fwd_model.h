@@ -23,6 +23,7 @@ typedef struct acr__tiling {
     int any_strides;                     /* rows are read element by element; else in pieces of 16 bytes */
     int packed_only;                     /* serves packed batches alone */
     int caches_only;                     /* serves paged caches and those of another type than q alone */
+    int narrow_only;                     /* of them those of another type than q */
     int no_windows;                      /* has no registers for a sliding window's limits */
 } acr__tiling;
 

@@ -1,6 +1,6 @@
 /* Boxes of tensor maps for keys in pages (fwd_paging.h), for producers (pipeline.cuh) of lines that are compiled with
  * PAGED=1: the maps of k and v are {dim, page rows, heads, pages}. A page is a multiple of a key tile, or a key tile of
- * a page, and a box is the smaller of the two. */
+ * a page, and a box is the smaller of the two. Without a table a batch entry is one page. */
 #ifndef ACR_DEVICE_ATTENTION_PAGE_BOXES_CUH
 #define ACR_DEVICE_ATTENTION_PAGE_BOXES_CUH
 
@@ -12,6 +12,12 @@ typedef struct page_source {
     key_pages pages;
     int head, end; /* end: one past the last key that exists */
 } page_source;
+
+/* The page of a number in the table, which lines for keys of the queries' type always have. */
+DEV int page_at(const key_pages &p, int entry)
+{
+    return KV_TYPE == ACR_E4M3 ? read_page(p, entry) : p.table[entry];
+}
 
 /* Loads the tile of keys, or of values, that begins with `key`. What lies behind the last key's page, or in a page that
  * does not exist, is outside of the map and becomes zeros; rows of the last page behind its last key are loaded. Reads
@@ -29,7 +35,8 @@ DEV void load_page_boxes(uint32_t to, const fwd_map *map, uint32_t full, const t
         int pages[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
-            pages[j] = (i + j) * box < KV_TILE && key + (i + j) * box < s.end ? s.pages.table[first + i + j] : NO_PAGE;
+            pages[j] =
+                (i + j) * box < KV_TILE && key + (i + j) * box < s.end ? page_at(s.pages, first + i + j) : NO_PAGE;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
             if ((i + j) * box < KV_TILE)
@@ -44,8 +51,8 @@ DEV void produce_keys(const kv_ring &r, const fwd_map *map, const page_source &s
 {
     const int stage = stage_of(use);
     barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_page_boxes(r.tiles + stage * (r.panels.count * r.panels.bytes), map, r.full + BARRIER_BYTES * stage, r.panels,
-                    s, kv_tile * KV_TILE);
+    load_page_boxes(r.tiles + stage * r.stage_bytes, map, r.full + BARRIER_BYTES * stage, r.panels, s,
+                    kv_tile * KV_TILE);
 }
 
 #endif

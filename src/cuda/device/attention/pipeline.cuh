@@ -64,6 +64,7 @@ DEV void release(uint32_t empty, int use)
 typedef struct kv_ring {
     uint32_t tiles, full, empty;
     tile_panels panels;
+    int stage_bytes;
 } kv_ring;
 
 /* Loads a key tile, as use number `use` of the ring, once the stage is empty. */
@@ -71,8 +72,8 @@ DEV void produce_keys(const kv_ring &r, const fwd_map *map, const key_source &s,
 {
     const int stage = stage_of(use);
     barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_key_boxes(r.tiles + stage * (r.panels.count * r.panels.bytes), map, r.full + BARRIER_BYTES * stage, r.panels,
-                   s, kv_tile * KV_TILE);
+    load_key_boxes(r.tiles + stage * r.stage_bytes, map, r.full + BARRIER_BYTES * stage, r.panels, s,
+                   kv_tile * KV_TILE);
 }
 
 /* ---- Q: for each consumer a slot a stage, with the work tile that it is of ---- */

@@ -206,8 +206,8 @@ DEV void produce_scales(const fwd_args &a, const work_tile &t, uint32_t smem, in
 DEV void produce(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
 {
     const tile_panels panels = {QK_PANELS, PANEL_BYTES, PANEL_ELEMS};
-    const kv_ring k = {ADDRESS(smem, k), ADDRESS(smem, k_full), ADDRESS(smem, k_empty), panels},
-                  v = {ADDRESS(smem, v), ADDRESS(smem, v_full), ADDRESS(smem, v_empty), panels};
+    const kv_ring k = {ADDRESS(smem, k), ADDRESS(smem, k_full), ADDRESS(smem, k_empty), panels, TILE_BYTES},
+                  v = {ADDRESS(smem, v), ADDRESS(smem, v_full), ADDRESS(smem, v_empty), panels, TILE_BYTES};
     const uint32_t tiles = count_tiles(a);
     const bool loads = threadIdx.x == 0;
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */

@@ -677,8 +677,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #include "cuda/model/fwd_model.h"
 
-static const acr__tiling TILING = {
-    .work = ACR__WORK_HEAD_ROWS, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+static const acr__tiling TILING = {.work = ACR__WORK_HEAD_ROWS,
+                                   .q_tile = Q_TILE,
+                                   .threads = THREADS,
+                                   .smem_bytes = SMEM_BYTES,
+                                   .narrow_only = KV_E4M3};
 
 #include "cuda/model/tile_kernel.h"
 
@@ -719,8 +722,6 @@ static const char *cache_why_not(const acr_problem *problem)
         return NULL;
     if (problem->flags & ACR_PACKED && !paged)
         return "packed: the kernel serves packed queries over pages only (ACR_PACKED with ACR_PAGED)";
-    if (KV_E4M3 && problem->kv_dtype == ACR_DTYPE_DEFAULT)
-        return "kv_dtype: the kernel is compiled for keys and values of e4m3 (KV_E4M3)";
     if (!KV_E4M3 && !paged)
         return "page: the kernel serves caches in pages only (PAGED)";
     return problem->flags & ACR_INVARIANT ? invariant_why_not(problem) : NULL;

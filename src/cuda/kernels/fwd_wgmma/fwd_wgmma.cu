@@ -12,10 +12,11 @@
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
- * caches alone; the kernel takes fwd_paging besides).
+ * caches alone; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in
+ * pages or not: widening.cuh).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 */
+ * BIAS_TILES=0 PAGED=0 KV_E4M3=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -38,6 +39,9 @@
 #ifndef BIAS_TILES
 #define BIAS_TILES 0
 #endif
+#ifndef KV_E4M3
+#define KV_E4M3 0
+#endif
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -50,7 +54,8 @@ enum {
     ELEM_BYTES = 2,
     PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
     PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
-    GROUP_ROWS = 64, /* query rows of a consumer warpgroup */
+    KV_BYTES = KV_E4M3 ? 1 : ELEM_BYTES, /* of an element of K and V in global memory */
+    GROUP_ROWS = 64,                     /* query rows of a consumer warpgroup */
     CONSUMERS = Q_TILE / GROUP_ROWS,
     THREADS = 128 * (CONSUMERS + 1),
     QK_PANELS = (DIM + PANEL_ELEMS - 1) / PANEL_ELEMS,
@@ -81,6 +86,10 @@ typedef struct shared_memory {
     uint64_t bias_full[CONSUMERS * BIAS_TILES], bias_empty[CONSUMERS * BIAS_TILES];
 #endif
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+#if KV_E4M3
+    uint64_t k_landed[STAGES], v_landed[STAGES];
+    uint32_t notes[STAGES]; /* of a use of the ring of keys: what the widening warps are told (widening.cuh) */
+#endif
     packed_queue queue; /* if PACKED */
 } shared_memory;
 
@@ -99,21 +108,22 @@ typedef struct shared_memory {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
-    KV_TYPE = ELEMENT,
+    KV_TYPE = KV_E4M3 ? ACR_E4M3 : ELEMENT,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
-    PRODUCER_REGISTERS = BIAS_TILES && V_DIM <= 64                      ? 56
+    PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
+    PRODUCER_REGISTERS = PRODUCER_COMPUTES                              ? 56
                          : MORE_FOR_PRODUCER                            ? 40
                          : CONSUMERS == 3 && PLANS_AHEAD                ? 56
                          : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32
                                                                         : 24,
-    CONSUMER_REGISTERS = BIAS_TILES && V_DIM <= 64 ? 224
-                         : MORE_FOR_PRODUCER       ? 232
-                         : CONSUMERS == 2          ? 240
-                         : CONSUMERS == 4          ? 112
-                         : PLANS_AHEAD             ? 152
-                                                   : 160,
+    CONSUMER_REGISTERS = PRODUCER_COMPUTES   ? 224
+                         : MORE_FOR_PRODUCER ? 232
+                         : CONSUMERS == 2    ? 240
+                         : CONSUMERS == 4    ? 112
+                         : PLANS_AHEAD       ? 152
+                                             : 160,
     FIRST_ALONE = FIRST_PING_PONG + CONSUMERS, /* named barriers, behind the ping-pong ones: one for each consumer */
     /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
      * product of the other; more of them keep the tensor cores fed by queueing. */
@@ -136,12 +146,16 @@ static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !PACKE
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 static_assert(!PAGED || (!PACKED && !PLANS_AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
               "PAGED: without PACKED, AHEAD, HEADS_IN_TILE and BIAS_TILES");
+static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
+              "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
+#include "cuda/device/attention/pages.cuh"
 #if PAGED
 #include "cuda/device/attention/page_boxes.cuh"
 #endif
 #include "cuda/device/attention/paging_argument.cuh"
+#include "cuda/kernels/fwd_wgmma/widening.cuh"
 
 /* ---- Producer: one thread ---- */
 
@@ -153,18 +167,23 @@ DEV uint32_t count_work(const fwd_args &a, shared_memory *memory)
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
-    const kv_ring k = {
-        ADDRESS(smem, k), ADDRESS(smem, k_full), ADDRESS(smem, k_empty), {QK_PANELS, KV_PANEL_BYTES, PANEL_ELEMS}};
-    const kv_ring v = {
-        ADDRESS(smem, v), ADDRESS(smem, v_full), ADDRESS(smem, v_empty), {V_PANELS, KV_PANEL_BYTES, PANEL_ELEMS}};
+    const kv_ring k = {ADDRESS(smem, k),
+                       ADDRESS(smem, K_LOADED),
+                       ADDRESS(smem, k_empty),
+                       {LOADED_K_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
+                       K_BYTES};
+    const kv_ring v = {ADDRESS(smem, v),
+                       ADDRESS(smem, V_LOADED),
+                       ADDRESS(smem, v_empty),
+                       {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
+                       V_BYTES};
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
 #if PLANS_AHEAD
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
-        const work_tile t =
-            PACKED ? packed_tile_at(a, index, memory->queue, ELEM_BYTES) : tile_at(a, index, ELEM_BYTES);
+        const work_tile t = PACKED ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES);
 #if BIAS_TILES
         const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
 #else
@@ -177,6 +196,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         source.row_first += key_origin(entry_of(a, t), t.q_first);
 #endif
+        tell_widening(k, smem, use, t, tiles, tiles.end - 1);
         produce_keys(k, &maps.k, source, use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
@@ -193,6 +213,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
                 ask_plan(smem);
 #endif
             use++;
+            tell_widening(k, smem, use, t, tiles, kv_tile);
             produce_keys(k, &maps.k, source, use, kv_tile);
             produce_keys(v, &maps.v, source, use - 1, kv_tile + 1);
         }
@@ -208,6 +229,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #else
     produce_work(none, nullptr, smem, q_use);
 #endif
+    end_widening(k, smem, use);
 }
 
 #if PLANS_AHEAD
@@ -219,7 +241,7 @@ DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
     none.q_first = -1;
     int q_use = 0;
     for (uint32_t index = blockIdx.x; index < count; index = take_next(a, count)) {
-        tell_work(a, PACKED ? packed_tile_at(a, index, memory->queue, ELEM_BYTES) : tile_at(a, index, ELEM_BYTES), smem,
+        tell_work(a, PACKED ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES), smem,
                   q_use);
         wait_asked(smem, q_use++);
     }
@@ -371,15 +393,16 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
                     const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
+    const cache_scales scales = find_cache_scales(a, t.batch, t.head / a.group);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
-        const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum);
+        const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum) * scales.values;
         const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, head, row) * ELEM_BYTES, row < entry.q_len,
                               a.v_dim, factor};
         const int finite = store_row<BF16>(to, o, h, c.lane);
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
-            find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h], sum);
+            find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, sum);
         /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
          * again it spills beside four consumers */
         const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
@@ -425,14 +448,14 @@ DEV visible_tiles find_all_tiles(const fwd_args &a, const work_tile &t, uint32_t
 DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 {
     const int lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        index,
-                        lane,
-                        lane_row(index, threadIdx.x),
-                        matrix_descriptor(ADDRESS(smem, k), 0),
-                        matrix_descriptor(ADDRESS(smem, v), KV_PANEL_BYTES),
-                        score_scale_log2(a),
-                        RESCALE_THRESHOLD / score_scale_log2(a)};
+    consumer c = {smem,
+                  index,
+                  lane,
+                  lane_row(index, threadIdx.x),
+                  matrix_descriptor(ADDRESS(smem, k), 0),
+                  matrix_descriptor(ADDRESS(smem, v), KV_PANEL_BYTES),
+                  score_scale_log2(a),
+                  RESCALE_THRESHOLD / score_scale_log2(a)};
     int use = 0, q_use = 0;
 #if BIAS_TILES
     int bias_use = 0;
@@ -452,6 +475,10 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
     do {
         const visible_entry entry = entry_of(a, t);
         const int origin = key_origin(entry, t.q_first), keys = entry.kv_len - origin; /* from tile 0's first on */
+        if (KV_E4M3) {
+            c.scale_log2 = score_scale_log2(a) * find_cache_scales(a, t.batch, t.head / a.group).keys;
+            c.threshold = RESCALE_THRESHOLD / c.scale_log2;
+        }
         const row_keys seen = find_row_keys(a, entry, entry_number(t), row_of(t, c.row, 0), row_of(t, c.row, 1),
                                             origin + 2 * (c.lane % 4));
         tile_terms terms = {};
@@ -484,7 +511,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         exponentiate_and_sum(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
         ACR_TRACE_POINT(q_use, "tile: first exponentials done");
-        if ((a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > keys)
+        if (!KV_E4M3 && (a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > keys)
             clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
         for (int end = tiles.full_end;;
@@ -540,10 +567,14 @@ DEV void init_barriers(uint32_t smem)
     barrier_init(ADDRESS(smem, plan_next), 1);
 #endif
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
         barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
-        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
         barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+#if KV_E4M3
+        barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
+#endif
     }
 #if BIAS_TILES
     for (int i = 0; i < CONSUMERS * BIAS_TILES; i++) {
@@ -595,6 +626,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == WARP_THREADS)
             plan_work(a, smem, shared);
 #endif
+#if KV_E4M3
+        if (threadIdx.x >= WARP_THREADS)
+            widen_tiles(smem);
+#endif
 #if BIAS_TILES
         const int copier = threadIdx.x / WARP_THREADS - 1;
         if (copier >= 0 && copier < CONSUMERS)
@@ -619,6 +654,7 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
                                    .smem_bytes = sizeof(shared_memory),
                                    .packed_only = PACKED,
                                    .caches_only = PAGED,
+                                   .narrow_only = KV_E4M3,
                                    .no_windows = !WINDOWS};
 
 #include "cuda/model/tile_kernel.h"
@@ -664,7 +700,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
 #endif
     /* Biases as tiles cost less than biases lane by lane wherever both can be had. Not fitted. */
     const double terms = BIAS_TILES ? 0.9 : 1.0;
-    return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms;
+    /* Of e4m3: by shared memory and issue slots that consumers would have; predicted (lab.md), not fitted. */
+    const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.2 : 1.12) : (BF16 ? 1.1 : 1.06);
+    return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms *
+           widening;
 }
 
 static size_t workspace(const acr_problem *p, const acr__device *device)
@@ -682,6 +721,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .traits = PACKED ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
     .pages = PAGED,
+    .kv_types = KV_E4M3 ? 1u << ACR_E4M3 : 0,
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
