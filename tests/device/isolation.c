@@ -482,7 +482,7 @@ typedef struct spoilt_tensor {
     int64_t heads, rows, dim;
 } spoilt_tensor;
 
-/* In each head of each entry one element of a row becomes NaN, and one of another infinite. */
+/* In each head of each entry the first half of a row becomes NaN, and one element of another infinite. */
 static void spoil_tensor(const reference *ref, const spoilt_tensor *s, uint64_t seed)
 {
     for (int64_t head = 0; head < ref->entries * s->heads; ++head) {
@@ -490,7 +490,10 @@ static void spoil_tensor(const reference *ref, const spoilt_tensor *s, uint64_t 
             const int64_t row =
                 (int64_t)(random_bits(seed, 104, (uint64_t)head * 2 + i) % (uint64_t)s->rows) + head * s->rows;
             const int64_t column = (int64_t)(random_bits(seed, 105, (uint64_t)head * 2 + i) % (uint64_t)s->dim);
-            acr__store_element(ref->problem.dtype, (void *)s->data, row * s->dim + column, i == 0 ? NAN : INFINITY);
+            const int64_t first = i == 0 ? 0 : column, end = i == 0 ? s->dim / 2 : column + 1;
+            for (int64_t c = first; c < end; ++c) {
+                acr__store_element(ref->problem.dtype, (void *)s->data, row * s->dim + c, i == 0 ? NAN : INFINITY);
+            }
         }
     }
 }
