@@ -375,12 +375,18 @@ DEV void load_lines(operand &to, const consumer &c, uint32_t box)
                       box + chunk_offset(c.thread / 32 * 16 + c.lane % 16, 2 * step + c.lane / 16, ROW_CHUNKS));
 }
 
+/* What it held is of no use: the first product overwrites it. */
+DEV void forget(score_tile &s)
+{
+#pragma unroll
+    for (int i = 0; i < KV_TILE / 2; i++)
+        asm volatile("" : "=f"(s[i]));
+}
+
 /* Starts lines * transpose(partners), as a group of its own. */
 DEV void start_scores(score_tile &s, const operand &lines, uint64_t partners)
 {
-#pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i++) /* what it held is of no use: the first product overwrites it */
-        asm volatile("" : "=f"(s[i]));
+    forget(s);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM_STEPS; step++)
@@ -521,6 +527,24 @@ DEV void find_ds(packed_tile &ds, held_lines &l, score_tile &s, const score_tile
     ACR_TRACE_POINT(use.number, "score gradients done");
 }
 
+/* Starts dP, of a stage, as a group of its own. Queries' dO is read from shared memory: held in registers over the
+ * loop, CUDA 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
+template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
+{
+    if constexpr (KEYS)
+        start_scores(dp, l.y, partner_y(c, stage));
+    else {
+        const uint64_t lines = matrix_descriptor(ADDRESS(c.smem, y) + c.index * BOX_BYTES, 0);
+        forget(dp);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < DIM_STEPS; step++)
+            wgmma_ss(dp, descriptor_at(lines, step * WGMMA_K * ELEM_BYTES),
+                     descriptor_at(partner_y(c, stage), step * WGMMA_K * ELEM_BYTES), step != 0);
+        wgmma_commit();
+    }
+}
+
 /* One stage. No product is under way before or behind. */
 template <bool KEYS>
 DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, const ring_use &use, bool masked)
@@ -529,7 +553,7 @@ DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, co
     score_tile s, dp;
     packed_tile ds;
     start_scores(s, l.x, partner_x(c, stage));
-    start_scores(dp, l.y, partner_y(c, stage));
+    start_weight_gradients<KEYS>(dp, l, c, stage);
     WGMMA_WAIT(1); /* the scores */
     find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, -1);
     start_gradient(l.dx, ds, partner_x(c, stage));
@@ -557,7 +581,7 @@ DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shar
         ring_use next = use;
         next_use(next, own);
         goes_on = is_visited(next, own, seen);
-        start_scores(dp, l.y, partner_y(c, stage));
+        start_weight_gradients<KEYS>(dp, l, c, stage);
         WGMMA_WAIT(2); /* the scores */
         find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, before);
         if (goes_on)
@@ -619,7 +643,8 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     if (is_in_use(use, own)) {
         barrier_wait(ADDRESS(smem, own_full), 0);
         load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
-        load_lines(l.y, c, ADDRESS(smem, y) + index * BOX_BYTES);
+        if constexpr (KEYS)
+            load_lines(l.y, c, ADDRESS(smem, y) + index * BOX_BYTES);
         ACR_TRACE_POINT(0, "lines in registers");
         if constexpr (!KEYS) {
             barrier_wait(ADDRESS(smem, own_stats_full), 0);
