@@ -5,6 +5,7 @@
  * remember the winner. */
 #include "plan.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,6 +179,18 @@ static acr_status upload_noise(scratch *s, void *to, int64_t bytes, acr_dtype dt
     return status;
 }
 
+static acr_status upload_floats(scratch *s, void *to, int64_t count, float value)
+{
+    float *values = malloc((size_t)count * sizeof *values);
+    if (!values)
+        return acr__fail(ACR_NO_MEMORY, "no memory for the scratch data of measuring");
+    for (int64_t i = 0; i < count; i++)
+        values[i] = value;
+    const acr_status status = s->device->backend->mem_upload(s->device, to, values, (size_t)count * sizeof *values);
+    free(values);
+    return status;
+}
+
 /* first + i * step for i in [0, count). */
 static acr_status upload_numbers(scratch *s, void *to, int64_t count, int64_t first, int64_t step)
 {
@@ -209,8 +222,9 @@ static acr_status upload_table(scratch *s, void *to, int64_t pages)
     return status;
 }
 
-/* Every entry has its longest length. What terms read hides no key, padding and ranges are empty, and sinks, slopes and
- * a backward pass' log-sum-exp are 0: the work is that of other values. */
+/* Every entry has its longest length. What terms read hides no key, padding and ranges are empty, sinks and slopes are
+ * 0: the work is that of other values. A backward pass' log-sum-exp is what rows of noise have, log(kv_len) + 1/2, so
+ * that no gradient is infinite: such are computed again, and that would be timed. */
 static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which, int64_t bytes)
 {
     enum {
@@ -235,6 +249,8 @@ static acr_status fill_input(scratch *s, const acr_problem *p, acr__buffer which
                                           : upload_noise(s, to, bytes, p->bias_dtype);
     case ACR__TREE:
         return s->device->backend->mem_fill(s->device, to, EVERY_BIT, (size_t)bytes);
+    case ACR__LSE:
+        return upload_floats(s, to, bytes / (int64_t)sizeof(float), (float)log((double)p->kv_len) + 0.5f);
     default:
         return acr__is_tensor(which) ? upload_noise(s, to, bytes, p->dtype)
                                      : s->device->backend->mem_fill(s->device, to, 0, (size_t)bytes);

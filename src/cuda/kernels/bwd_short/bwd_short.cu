@@ -775,11 +775,11 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
     return first < end ? (double)((end + KV_TILE - 1) / KV_TILE - first / KV_TILE) : 0;
 }
 
-/* Not fitted. A visit is charged 930 cycles of keys and 700 of queries, the tensor cores' 512 and 384 at 55 %, where
- * lab.md predicts 575 and 460: until an H200 has timed it, long sequences stay with bwd_wgmma, which one has. */
+/* By an H200: a warpgroup alone takes 3800 cycles for a visit of keys, two side by side 1850 each, and a CTA 5400
+ * besides; queries' share is a guess. So long sequences, and many short ones, are bwd_wgmma's. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {700.0, 930.0}, alone_cycles[2] = {950.0, 1150.0}, cta_cycles = 2600.0;
+    const double visit_cycles[2] = {1050.0, 1850.0}, alone_cycles[2] = {2100.0, 3800.0}, cta_cycles = 5400.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
     for (int keys = 0; keys <= 1; keys++) {

@@ -893,9 +893,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
                  alone = most * step + tile_cycles;
     const double rows = (double)(problem->batch * problem->q_heads * problem->q_len),
                  sums = (double)bwd_slots(key_tiles) * 4.0; /* bytes of dQ that the last kernel reads of an element */
+    const double handing_over_s = 4.6e-6; /* three kernels, each of which waits for the last row of the one before */
     const double helper_bytes = rows * DIM * (2 * ELEM_BYTES + ELEM_BYTES + sums);
     return (shared > alone ? shared : alone) / device->clock_hz +
-           helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS;
+           helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS + handing_over_s;
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
