@@ -101,7 +101,7 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const r
     if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
         find_lse(a, t.rows, t.batch, t.head)[f.row[out]] =
             log_sum_exp(f.max[out], f.total[out] * (float)(1 << -SHIFT), scales_of(a, t).scale);
-    /* Asked before anything is computed for the fix-up: each instruction of a code line that runs once comes from afar. */
+    /* Asked before anything is computed for the fix-up: each instruction that runs once comes from afar. */
     if (!hides_keys(a, t.entry))
         return;
     const stored_row stored = {
