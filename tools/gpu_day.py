@@ -117,6 +117,10 @@ class Place:
     def __init__(self):
         here = pathlib.Path(__file__).resolve().parent
         self.root = here if (here / "src").is_dir() else here.parent
+        packed = here / "programs.tar.xz"  # of a bundle: gpu_controls and exploits, which hold the same images
+        if packed.is_file() and not (here / "gpu_controls").exists():
+            with tarfile.open(packed) as programs:
+                programs.extractall(here, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         build = pathlib.Path(os.environ.get("ACR_BUILD", self.root / "build"))
         bundled = self.root / "acromion"
         self.program = pathlib.Path(os.environ.get("ACROMION", bundled if bundled.is_file()
