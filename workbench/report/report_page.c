@@ -210,7 +210,7 @@ static bool any_profile(const report_data *data)
 static const struct section {
     const char *id, *title, *text; /* text: HTML */
     bool (*wanted)(const report_data *data);
-    void (*before)(report_text *page, const report_data *data); /* the charts */
+    void (*before)(report_text *page, const report_data *data); /* in front of the charts */
     acr_status (*charts)(chart_writer *w, const report_data *data);
     const char *tables[2];
     void (*behind)(report_text *page, const report_data *data);

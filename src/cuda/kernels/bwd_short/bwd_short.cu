@@ -4,8 +4,8 @@
  * lines, two matrices of them: keys, of which it finds dK and dV, or queries, of which it finds dQ. Their partners come
  * through a ring of STAGES, KV_TILE at a time: Q and dO, or K and V. Both kinds compute the scores and dP of their
  * pairs: seven products where one kind of CTA would need five, and in return no part of dQ leaves a CTA. Lines are the
- * rows of all products, with their operands in registers: scores and dP are lines by partners, P and dS are the
- * operands of dV, dK and dQ. No product's result passes through shared memory.
+ * rows of all products, with their operands in registers, but queries' dO, which stays in shared memory: scores and dP
+ * are lines by partners, P and dS are the operands of dV, dK and dQ. No product's result passes through shared memory.
  *
  * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of the queries, and two warpgroups hold 64
  * lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
