@@ -224,14 +224,17 @@ enum {                      /* acr_problem.flags */
  * the name: they may be anything finite or NaN. */
 
 typedef struct acr_problem {
-    uint32_t size;       /* sizeof(acr_problem) */
-    acr_pass pass;       /* ACR_FORWARD or ACR_BACKWARD */
-    acr_dtype dtype;     /* of q, k and v; 0 is refused: say ACR_F16 or another */
-    acr_dtype out_dtype; /* of o; 0 = dtype (ACR_F16 for ACR_E4M3). Only ACR_E4M3 may differ: ACR_F16 or ACR_BF16 */
+    uint32_t size;   /* sizeof(acr_problem) */
+    acr_pass pass;   /* ACR_FORWARD or ACR_BACKWARD */
+    acr_dtype dtype; /* of q, k and v; 0 is refused: say ACR_F16 or another */
+    /* Of o; 0 = dtype (ACR_F16 for ACR_E4M3). Inputs of ACR_E4M3: ACR_F16 or ACR_BF16; of ACR_F16 and ACR_BF16: also
+     * ACR_F32, for partial results (acr_merge), with ACR_FORWARD. */
+    acr_dtype out_dtype;
     acr_mask mask;
     acr_layout layout;  /* of every tensor whose strides are all zero */
     uint32_t flags;     /* ACR_WANT_LSE, ACR_KV_LENS and those that follow it, or 0 */
-    uint32_t alignment; /* bytes: q, k, v and o are multiples of it; a power of two, one element to 256; 0 = 16 */
+    uint32_t alignment; /* bytes: q, k, v and o are multiples of it; a power of two, one element to 256; 0 = 16. An o of
+                           ACR_F32 is a multiple of 4 in any case */
     int64_t batch;      /* >= 1; every extent is at most 2^31 - 1 */
     int64_t q_heads;    /* >= 1 */
     int64_t kv_heads;   /* divides q_heads: query head h reads key/value head h / (q_heads / kv_heads); 0 = q_heads */
@@ -298,7 +301,8 @@ typedef struct acr_problem {
  *     pageN                    ACR_PAGED with N keys a page    kv-e4m3      kv_dtype
  *     v-in-k  invariant        the flags
  *     qs=B,H,S ks= vs= os=     strides in elements             alignN       pointer alignment in bytes (default 16)
- *     of16 obf16               output type, with e4m3          lse  kvlens  packed   the flags
+ *     of16 obf16 of32          output type: of16 and obf16 with e4m3, of32 with f16 and bf16
+ *     lse  kvlens  packed      the flags
  *     grad-f32 atomics         with bwd: grad_dtype, the flag  dos=B,H,S dqs= dks= dvs=   with bwd: strides
  * b, h, s and d are required; packed wants bshd beside it, and strides with B = 0. scale and the fp8 scales have
  * no text form: they are 0 (default) in *out, but for the scale of v-in-k, which is 1 / sqrt(qk_dim).
@@ -459,8 +463,8 @@ typedef struct acr_merge_args {
     acr_dtype dtype;     /* of the parts' o: ACR_F32, ACR_F16 or ACR_BF16; 0 is refused */
     acr_dtype out_dtype; /* of o, another of these or the same; 0 = dtype */
     acr_layout layout;   /* of o and the parts' o where their strides are all zero */
-    uint32_t alignment;  /* bytes: o and the parts' o are multiples of it; a power of two, one element of the wider type
-                            to 256; 0 = 16 */
+    uint32_t alignment;  /* bytes: o and the parts' o are multiples of it, and of their elements; a power of two, one
+                            element of the narrower type to 256; 0 = 16 */
     int64_t batch, heads, len, dim; /* each 1 to 2^31 - 1, batch * heads * len below 2^32. Packed sequences are batch
                                        1, len their rows together */
     int64_t count;                  /* of parts, >= 1. cuda: more than 1900 must lie at even distances, o and lse */

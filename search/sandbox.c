@@ -694,7 +694,7 @@ static acr_strides strides_of(const fwd_strides *s)
 static acr_dtype out_dtype(acr_dtype dtype, const fwd_args *a)
 {
     if (dtype != ACR_E4M3) {
-        return dtype;
+        return a->out_bf16 == ACR__OUT_F32 ? ACR_F32 : dtype;
     }
     return a->out_bf16 ? ACR_BF16 : ACR_F16;
 }

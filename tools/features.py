@@ -14,7 +14,8 @@ import sys
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs/manual/features.md"
 DIMS = (32, 64, 96, 128, 192, 256, 512)
 
-# A feature's name and its fields of a problem's text. {q}: the query length, {kv}: the key length.
+# A feature's name and its fields of a problem's text; {q}: the query length, {kv}: the key length. A third entry: the
+# types that have it, if not all.
 FEATURES = (
     ("no mask", ""),
     ("causal mask", ":causal"),
@@ -22,6 +23,7 @@ FEATURES = (
     ("key lengths", ":kvlens"),
     ("packed batch", ":packed:bshd"),
     ("log-sum-exp", ":lse"),
+    ("output in float32 (`of32`)", ":of32:lse", ("f16", "bf16")),
     ("softcap", ":causal:cap50"),
     ("sinks", ":causal:sinks"),
     ("additive bias", ":bias-bf16/0,{area},{kv}"),
@@ -92,8 +94,11 @@ def page(program):
     for title, device, dtypes, families in TABLES:
         lines += [f"## {title}", "", "| feature | " + " | ".join(f"`{f}`" for f in families) + " |",
                   "|---" * (len(families) + 1) + "|"]
-        for name, fields in FEATURES:
-            found = served(program, device, dtypes, fields)
+        for name, fields, *only in FEATURES:
+            types = [dtype for dtype in dtypes if not only or dtype in only[0]]
+            if not types:
+                continue
+            found = served(program, device, types, fields)
             lines.append(f"| {name} | " + " | ".join(dims_text(found.get(f, set())) for f in families) + " |")
         lines.append("")
     return "\n".join(lines)

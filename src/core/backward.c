@@ -55,6 +55,9 @@ acr_status acr__complete_backward(acr_problem *p)
     const acr_status status = refuse_combinations(p);
     if (status != ACR_OK)
         return status;
+    if (p->out_dtype != p->dtype)
+        return acr__fail(ACR_INVALID, "out_dtype is %d (%s), with ACR_BACKWARD it must be the type of the inputs",
+                         (int)p->out_dtype, acr__dtype_text(p->out_dtype));
     if (p->grad_dtype == ACR_DTYPE_DEFAULT)
         p->grad_dtype = p->dtype;
     if (p->grad_dtype != p->dtype && p->grad_dtype != ACR_F32)

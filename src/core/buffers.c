@@ -248,6 +248,9 @@ size_t acr__buffer_alignment(const acr_problem *p, acr__buffer which)
         return p->bias_dtype == ACR_DTYPE_DEFAULT ? 1 : (size_t)acr__dtype_bytes(p->bias_dtype);
     case ACR__TREE:
         return 1;
+    case ACR__O: /* of float32 beside 16-bit inputs it may be wider than the problem's alignment */
+        return p->alignment > (uint32_t)acr__dtype_bytes(p->out_dtype) ? p->alignment
+                                                                       : (size_t)acr__dtype_bytes(p->out_dtype);
     default:
         return acr__is_tensor(which) ? p->alignment : 4; /* int32 and float32 */
     }

@@ -58,7 +58,9 @@ void acr__fwd_args(fwd_args *args, const acr_problem *problem, const acr_buffers
         .scale = scale,
         .scale_log2 = (float)((double)scale * log2_e),
         .out_scale = problem->v_scale,
-        .out_bf16 = problem->dtype == ACR_E4M3 && problem->out_dtype == ACR_BF16,
+        .out_bf16 = problem->dtype == ACR_E4M3  ? problem->out_dtype == ACR_BF16
+                    : problem->dtype == ACR_F32 ? 0
+                                                : (problem->out_dtype == ACR_F32) * ACR__OUT_F32,
         .softcap = cap,
         .softcap_in = cap > 0.0f ? scale / cap : 0.0f,
         .softcap_out = (float)((double)cap * log2_e),

@@ -137,6 +137,8 @@ typedef struct acr__kernel {
     int32_t pages;     /* 1: keys and values in pages (ACR_PAGED) */
     int32_t v_in_k;    /* 1: values inside the keys (ACR_V_IN_K) */
     uint32_t kv_types; /* bits 1 << acr_dtype: types of k and v beside dtype (kv_dtype) */
+    /* Which types of o, as bits 1 << acr_dtype; 0: dtype, of ACR_E4M3 f16 and bf16. Refused by acr__out_why_not. */
+    uint32_t out_types;
 
     /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming
      * field and limit. */
@@ -173,6 +175,21 @@ enum {
 static inline int acr__kernel_has_ptx(const acr__kernel *kernel)
 {
     return kernel->arch_max >= 999;
+}
+
+/* fwd_args.out_bf16 of f16 and bf16 inputs: 0, or where o is float32 this. Lines whose out_types name one type have no
+ * need to look. */
+enum {
+    ACR__OUT_F32 = 2
+};
+
+/* Why a kernel cannot write o in the problem's (canonical) out_dtype; NULL when it can. A static string. */
+const char *acr__out_why_not(const acr__kernel *kernel, const acr_problem *problem);
+
+/* Of the types of o that a kernel writes one, as a problem says it: the default if it can be. */
+static inline acr_dtype acr__usual_out_dtype(const acr__kernel *kernel)
+{
+    return kernel->out_types == 1u << ACR_F32 ? ACR_F32 : ACR_DTYPE_DEFAULT;
 }
 
 /* The table: every line of kernels.def, in its order. */

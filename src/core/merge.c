@@ -35,7 +35,7 @@ static acr_status check_fields(acr_merge_args *m)
         (status = acr__op_check_extent("count", m->count, 1)) != ACR_OK)
         return status;
     const int part_bytes = acr__dtype_bytes(m->dtype), out_bytes = acr__dtype_bytes(m->out_dtype);
-    return acr__op_read_alignment(&m->alignment, part_bytes > out_bytes ? part_bytes : out_bytes);
+    return acr__op_read_alignment(&m->alignment, part_bytes < out_bytes ? part_bytes : out_bytes);
 }
 
 static acr_status check_rows(const acr_merge_args *m)
@@ -53,22 +53,30 @@ static acr_status check_strides(const merge_tensors *t, acr_layout layout)
     return t->lse.pointer ? acr__op_read_strides(&t->lse, ACR_BHSD) : ACR_OK;
 }
 
+/* What a tensor of a type is a multiple of: the alignment, but at least an element. */
+static uint32_t alignment_of(const acr_merge_args *m, acr_dtype dtype)
+{
+    const uint32_t element = (uint32_t)acr__dtype_bytes(dtype);
+    return m->alignment > element ? m->alignment : element;
+}
+
 static acr_status check_pointers(const acr_merge_args *m)
 {
+    const uint32_t alignment = alignment_of(m, m->dtype);
     acr_status status;
     if (!m->parts || !m->o)
         return acr__fail(ACR_INVALID, "args.%s is NULL", m->parts ? "o" : "parts");
-    if ((status = acr__op_check_alignment("o", m->o, m->alignment)) != ACR_OK ||
+    if ((status = acr__op_check_alignment("o", m->o, alignment_of(m, m->out_dtype))) != ACR_OK ||
         (status = acr__op_check_alignment("lse", m->lse, sizeof(float))) != ACR_OK)
         return status;
     for (int64_t i = 0; i < m->count; i++) {
         const acr_part *part = &m->parts[i];
         if (!part->o || !part->lse)
             return acr__fail(ACR_INVALID, "args.parts[%lld].%s is NULL", (long long)i, part->o ? "lse" : "o");
-        if (!acr__is_aligned(part->o, m->alignment) || !acr__is_aligned(part->lse, sizeof(float)))
+        if (!acr__is_aligned(part->o, alignment) || !acr__is_aligned(part->lse, sizeof(float)))
             return acr__fail(ACR_ALIGNMENT, "args.parts[%lld].%s is not a multiple of %u bytes", (long long)i,
-                             acr__is_aligned(part->o, m->alignment) ? "lse" : "o",
-                             acr__is_aligned(part->o, m->alignment) ? (unsigned)sizeof(float) : m->alignment);
+                             acr__is_aligned(part->o, alignment) ? "lse" : "o",
+                             acr__is_aligned(part->o, alignment) ? (unsigned)sizeof(float) : alignment);
     }
     return ACR_OK;
 }

@@ -63,7 +63,9 @@ const char *acr__why_not(const acr__kernel *kernel, const acr_problem *problem, 
         return "packed: the kernel serves no packed batches (ACR_PACKED)";
     if ((problem->window_left || problem->window_right) && kernel->traits & ACR__TRAIT_NEVER_PLANNED) /* the ladder */
         return "window: the kernel serves no sliding window (window_left, window_right)";
-    const char *reason = acr__terms_why_not(kernel->terms, problem);
+    const char *reason = acr__out_why_not(kernel, problem);
+    if (!reason)
+        reason = acr__terms_why_not(kernel->terms, problem);
     if (!reason)
         reason = acr__cache_why_not(kernel, problem);
     return reason ? reason : kernel->why_not(problem, device);

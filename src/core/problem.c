@@ -199,10 +199,12 @@ static acr_status check_choices(const acr_problem *p)
         return acr__fail(ACR_INVALID, "pass is %d, must be ACR_FORWARD (0) or ACR_BACKWARD (1)", (int)p->pass);
     if (acr__dtype_bytes(p->dtype) == 0 || p->dtype == ACR_BOOL8)
         return acr__fail(ACR_INVALID, "dtype is %d, must be ACR_F32, ACR_F16, ACR_BF16 or ACR_E4M3", (int)p->dtype);
-    if (p->dtype == ACR_E4M3 ? p->out_dtype != ACR_F16 && p->out_dtype != ACR_BF16 : p->out_dtype != p->dtype)
+    const bool e4m3 = p->dtype == ACR_E4M3;
+    if (e4m3 ? p->out_dtype != ACR_F16 && p->out_dtype != ACR_BF16
+             : p->out_dtype != p->dtype && p->out_dtype != ACR_F32)
         return acr__fail(ACR_INVALID, "out_dtype is %d (%s), must be %s", (int)p->out_dtype,
                          acr__dtype_text(p->out_dtype),
-                         p->dtype == ACR_E4M3 ? "f16 or bf16 for e4m3 inputs" : "the type of the inputs");
+                         e4m3 ? "f16 or bf16 for e4m3 inputs" : "f32 or the type of the inputs");
     if (p->mask != ACR_MASK_NONE && p->mask != ACR_MASK_CAUSAL && p->mask != ACR_MASK_CAUSAL_TOP_LEFT)
         return acr__fail(ACR_INVALID, "mask is %d, must be an acr_mask", (int)p->mask);
     if (p->layout != ACR_BHSD && p->layout != ACR_BSHD)
@@ -216,12 +218,11 @@ static acr_status check_choices(const acr_problem *p)
                          p->window_left < 0 ? "window_left" : "window_right",
                          (long long)(p->window_left < 0 ? p->window_left : p->window_right));
     const uint32_t a = p->alignment;
-    if (a > MAX_ALIGNMENT || (a & (a - 1)) != 0 || a < (uint32_t)acr__dtype_bytes(p->dtype) ||
-        a < (uint32_t)acr__dtype_bytes(p->out_dtype))
-        return acr__fail(ACR_INVALID, "alignment is %u, must be a power of two from one element (%d bytes) to %d", a,
-                         acr__dtype_bytes(p->dtype) > acr__dtype_bytes(p->out_dtype) ? acr__dtype_bytes(p->dtype)
-                                                                                     : acr__dtype_bytes(p->out_dtype),
-                         MAX_ALIGNMENT);
+    /* an element of q, k and v; of e4m3 inputs one of o, too */
+    const uint32_t least = (uint32_t)acr__dtype_bytes(e4m3 ? p->out_dtype : p->dtype);
+    if (a > MAX_ALIGNMENT || (a & (a - 1)) != 0 || a < least)
+        return acr__fail(ACR_INVALID, "alignment is %u, must be a power of two from one element (%u bytes) to %d", a,
+                         least, MAX_ALIGNMENT);
     return ACR_OK;
 }
 
@@ -547,6 +548,8 @@ static void put_problem(writer *w, acr_problem *p)
         put(w, ":align%u", p->alignment);
     if (p->dtype == ACR_E4M3 && p->out_dtype == ACR_BF16)
         put(w, ":obf16");
+    if (p->dtype != ACR_F32 && p->out_dtype == ACR_F32)
+        put(w, ":of32");
     if (p->pass == ACR_BACKWARD && p->grad_dtype != p->dtype)
         put(w, ":grad-%s", acr__dtype_text(p->grad_dtype));
     if (p->flags & ACR_FAST_ATOMICS)
@@ -844,8 +847,8 @@ static unsigned take_word(acr_problem *p, const char *at, size_t length)
         p->layout = at[1] == 'h' ? ACR_BHSD : ACR_BSHD;
         return SEEN_LAYOUT;
     }
-    if (is_field(at, length, "of16") || is_field(at, length, "obf16")) {
-        p->out_dtype = at[1] == 'f' ? ACR_F16 : ACR_BF16;
+    if (is_field(at, length, "of16") || is_field(at, length, "obf16") || is_field(at, length, "of32")) {
+        p->out_dtype = at[1] == 'b' ? ACR_BF16 : at[2] == '1' ? ACR_F16 : ACR_F32;
         return SEEN_OUT;
     }
     static const struct {

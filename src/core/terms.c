@@ -1,5 +1,5 @@
-/* Terms: what a problem has beyond a scale, a mask and a window, and which kernels are compiled with it. Families call
- * this file and visible.c, of all the core. */
+/* Terms: what a problem has beyond a scale, a mask and a window, and which kernels are compiled with it; and the type
+ * of o. Families call this file and visible.c, of all the core. */
 #include "kernel.h"
 
 #include <stdbool.h>
@@ -34,6 +34,16 @@ static const char *find_terms(uint32_t *needed, const acr_problem *p, uint32_t s
             reason = terms[i].why_not;
     }
     return reason;
+}
+
+const char *acr__out_why_not(const acr__kernel *kernel, const acr_problem *p)
+{
+    const uint32_t usual = p->dtype == ACR_E4M3 ? 1u << ACR_F16 | 1u << ACR_BF16 : 1u << p->dtype;
+    const uint32_t types = kernel->out_types ? kernel->out_types : usual;
+    if (types & 1u << p->out_dtype || (p->out_dtype == ACR_DTYPE_DEFAULT && types & usual))
+        return NULL;
+    return p->out_dtype == ACR_F32 ? "out_dtype is f32: the kernel is compiled for o of its inputs' type (OUT_F32)"
+                                   : "out_dtype: the kernel is compiled for o of f32 alone (OUT_F32)";
 }
 
 uint32_t acr__terms_of(const acr_problem *p)

@@ -133,7 +133,7 @@ static acr_status exchange(acr_group *group, record *records, record *memory)
     return status == ACR_OK ? acr_group_wait(group, stream, group->timeout_ms) : status;
 }
 
-/* What the records say, the same on every rank but for the rank's own failure. */
+/* What the records say of failures, the same on every rank but for the rank's own. */
 static acr_status judge(const acr_group *group, const record *records)
 {
     const record *own = &records[group->rank];
@@ -142,6 +142,11 @@ static acr_status judge(const acr_group *group, const record *records)
     for (int r = 0; r < group->ranks; r++)
         if (records[r].status != ACR_OK)
             return dist_fail(ACR_PEER, "rank %d failed: %s", r, records[r].text);
+    return ACR_OK;
+}
+
+static acr_status compare(const acr_group *group, const record *records)
+{
     for (int r = 1; r < group->ranks; r++)
         if (strcmp(records[r].text, records[0].text) != 0)
             return dist_fail(ACR_PEER, "rank %d has other arguments than rank 0: \"%s\", not \"%s\"", r,
@@ -149,24 +154,45 @@ static acr_status judge(const acr_group *group, const record *records)
     return ACR_OK;
 }
 
-acr_status dist_group_agree(acr_group *group, acr_status status, const char *text)
+/* Exchanges a record with every rank; *out, all of them, is the caller's to free. */
+static acr_status collect(acr_group *group, acr_status status, const char *text, record **out)
 {
     record *records = calloc((size_t)group->ranks, sizeof *records);
     void *memory = NULL;
+    *out = records;
     if (!records)
         return dist_fail(ACR_NO_MEMORY, "out of memory");
     records[group->rank].status = (int32_t)status;
     snprintf(records[group->rank].text, sizeof records->text, "%s", text);
     acr_status done = dist_enter(&group->device);
-    if (done == ACR_OK) {
-        done = dist_alloc(&group->device, sizeof *records * (size_t)group->ranks, &memory);
-        if (done == ACR_OK)
-            done = exchange(group, records, memory);
-        if (done == ACR_OK)
-            done = judge(group, records);
-        dist_free(&group->device, memory);
-        dist_leave(&group->device);
-    }
+    if (done != ACR_OK)
+        return done;
+    done = dist_alloc(&group->device, sizeof *records * (size_t)group->ranks, &memory);
+    if (done == ACR_OK)
+        done = exchange(group, records, memory);
+    dist_free(&group->device, memory);
+    dist_leave(&group->device);
+    return done == ACR_OK ? judge(group, records) : done;
+}
+
+acr_status dist_group_agree(acr_group *group, acr_status status, const char *text)
+{
+    record *records;
+    acr_status done = collect(group, status, text, &records);
+    if (done == ACR_OK)
+        done = compare(group, records);
+    free(records);
+    return done;
+}
+
+acr_status dist_group_object(acr_group *group, acr_status status, const char *text, char *objection, size_t bytes)
+{
+    record *records;
+    const acr_status done = collect(group, status, text, &records);
+    *objection = '\0';
+    for (int r = 0; r < group->ranks && done == ACR_OK && !*objection; r++)
+        if (*records[r].text)
+            snprintf(objection, bytes, "rank %d: %s", r, records[r].text);
     free(records);
     return done;
 }

@@ -32,4 +32,8 @@ acr_status dist_transfer_end(acr_group *group);
  * failure (text says which), ACR_PEER with the first rank that failed or differs. Collective. */
 acr_status dist_group_agree(acr_group *group, acr_status status, const char *text);
 
+/* Likewise, but the texts of ranks that are well may differ: of those that are not "" the first goes to `objection`,
+ * with its rank, the same on every rank; "" where no rank has one. */
+acr_status dist_group_object(acr_group *group, acr_status status, const char *text, char *objection, size_t bytes);
+
 #endif

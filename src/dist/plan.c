@@ -241,7 +241,7 @@ static acr_status read_arguments(acr_group_plan *plan, const acr_problem *proble
     default:
         return dist_fail(ACR_INVALID, "schedule is %d, must be ACR_SCHEDULE_AUTO to ACR_SHARDED_KEYS", (int)schedule);
     }
-    plan->part_dtype = p->out_dtype;
+    plan->part_dtype = p->dtype == ACR_E4M3 ? p->out_dtype : ACR_F32;
     plan->sequences = (dist_sequences){.q_len = p->q_len,
                                        .kv_len = p->kv_len,
                                        .ranks = plan->group->ranks,
@@ -281,12 +281,14 @@ static acr_status write_text(acr_group_plan *plan)
     size_t bytes = 256;
     for (int i = 0; i < plan->kernel_count; i++)
         bytes += strlen(acr_plan_text(plan->kernels[i].plan)) + 1;
+    bytes += strlen(plan->narrow_reason);
     const acr_status status = dist_calloc(bytes, 1, &plan->text);
     if (status != ACR_OK)
         return status;
-    size_t at = (size_t)snprintf(plan->text, bytes, "%s over %d ranks, %d calls, partial results in %s",
+    size_t at = (size_t)snprintf(plan->text, bytes, "%s over %d ranks, %d calls, partial results in %s%s%s",
                                  plan->schedule->name, plan->group->ranks, plan->call_count,
-                                 plan->schedule == &dist_gather ? "no type: there are none" : dtypes[plan->part_dtype]);
+                                 plan->schedule == &dist_gather ? "no type: there are none" : dtypes[plan->part_dtype],
+                                 *plan->narrow_reason ? ", not in f32: " : "", plan->narrow_reason);
     for (int i = 0; i < plan->kernel_count; i++)
         at += (size_t)snprintf(plan->text + at, bytes - at, "\n%s", acr_plan_text(plan->kernels[i].plan));
     return ACR_OK;
@@ -306,6 +308,50 @@ static acr_status prepare(acr_group_plan *plan)
     return status;
 }
 
+/* Forgets what prepare made. */
+static void unprepare(acr_group_plan *plan)
+{
+    const dist_device *device = &plan->group->device;
+    if (dist_enter(device) == ACR_OK) {
+        for (int i = 0; i < plan->memory_count; i++)
+            dist_free(device, plan->memory[i]);
+        dist_leave(device);
+    }
+    for (int i = 0; i < plan->kernel_count; i++)
+        acr_plan_destroy(plan->kernels[i].plan);
+    void *const lists[] = {plan->memory, plan->kernels, plan->calls, plan->pieces, plan->own, plan->text};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        free(lists[i]);
+    plan->memory = NULL;
+    plan->kernels = NULL;
+    plan->calls = NULL;
+    plan->pieces = NULL;
+    plan->own = NULL;
+    plan->text = NULL;
+    plan->memory_count = plan->kernel_count = plan->call_count = plan->piece_count = 0;
+    plan->memory_bytes = plan->traffic_bytes = 0;
+}
+
+/* Partial results in float32 if every rank has kernels that write them, otherwise on all ranks in the type of the
+ * output: ranks exchange them. Ranks agree behind the work, so that none waits for one that has no plan. */
+static acr_status prepare_with_others(acr_group_plan *plan)
+{
+    char reason[sizeof plan->narrow_reason] = "";
+    acr_status status = prepare(plan);
+    if (status == ACR_UNSUPPORTED && plan->part_dtype != plan->problem.out_dtype) {
+        snprintf(reason, sizeof reason, "%s", acr_group_last_error());
+        status = ACR_OK;
+    }
+    status = dist_group_object(plan->group, status, status == ACR_OK ? reason : acr_group_last_error(),
+                               plan->narrow_reason, sizeof plan->narrow_reason);
+    if (status != ACR_OK || !*plan->narrow_reason)
+        return status;
+    unprepare(plan);
+    plan->part_dtype = plan->problem.out_dtype;
+    status = prepare(plan);
+    return dist_group_agree(plan->group, status, status == ACR_OK ? "" : acr_group_last_error());
+}
+
 acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const acr_problem *problem,
                                  acr_schedule schedule, acr_placement placement, acr_effort effort)
 {
@@ -323,13 +369,10 @@ acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const a
     status = read_arguments(plan, problem, schedule, placement);
     if (status == ACR_OK)
         status = write_arguments(plan, text, sizeof text);
-    /* Ranks agree before the work, so that each tells its own mistake, and after it, so that none waits for one that
-     * has no plan. */
+    /* Ranks agree before the work, so that each tells its own mistake. */
     status = dist_group_agree(group, status, status == ACR_OK ? text : acr_group_last_error());
-    if (status == ACR_OK) {
-        status = prepare(plan);
-        status = dist_group_agree(group, status, status == ACR_OK ? "" : acr_group_last_error());
-    }
+    if (status == ACR_OK)
+        status = prepare_with_others(plan);
     if (status != ACR_OK) {
         acr_group_plan_destroy(plan);
         return status;
@@ -352,17 +395,8 @@ void acr_group_plan_destroy(acr_group_plan *plan)
 {
     if (!plan)
         return;
-    const dist_device *device = &plan->group->device;
-    if (dist_enter(device) == ACR_OK) {
-        for (int i = 0; i < plan->memory_count; i++)
-            dist_free(device, plan->memory[i]);
-        dist_leave(device);
-    }
-    for (int i = 0; i < plan->kernel_count; i++)
-        acr_plan_destroy(plan->kernels[i].plan);
-    void *const lists[] = {plan->memory, plan->kernels, plan->calls, plan->pieces, plan->own, plan->text, plan};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
-        free(lists[i]);
+    unprepare(plan);
+    free(plan);
 }
 
 const char *acr_group_plan_text(const acr_group_plan *plan)

@@ -31,7 +31,8 @@ struct acr_group_plan {
     const dist_schedule *schedule;
     acr_problem problem; /* canonical; of the whole sequence, or with sharded keys the rank's */
     acr_effort effort;
-    acr_dtype part_dtype; /* of partial outputs */
+    acr_dtype part_dtype;    /* of partial outputs */
+    char narrow_reason[512]; /* why that is not f32; "" where it is, or the problem's output says otherwise */
     dist_sequences sequences;
     int64_t q_rows, kv_rows; /* of this rank */
     dist_piece *pieces;

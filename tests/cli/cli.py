@@ -435,6 +435,10 @@ class Run(Cli):
         q, k, v = self.make_inputs()
         self.run_ok(*self.arguments("--dtype", "f16"))
         self.check_output(attention(q, k, v, SHAPE)[0], 5e-3, "<f2")
+        self.run_ok(*self.arguments("--dtype", "f16", "--out-dtype", "f32"))
+        self.check_output(attention(q, k, v, SHAPE)[0], 5e-3, "<f4")
+        self.run_fails(BAD_INPUT, "out_dtype is 3 (bf16)", *self.arguments("--dtype", "f16", "--out-dtype", "bf16"))
+        self.run_fails(USAGE, "--out-dtype: 'float'", *self.arguments("--out-dtype", "float"))
 
     def test_threads_agree(self):
         self.make_inputs(shape=(2, 4, 2, 70, 90, 32, 32))

@@ -93,7 +93,10 @@ typedef enum flaw {
     /* Of e4m3 in a test of their own: weights in 8 bits and accumulators that cut off low bits, as tensor cores do. */
     PROMOTED = FLAWS, /* no flaw: the output's accumulator starts anew every 1024 keys, the weights' sum is exact */
     WEIGHT_SUM_CUT,   /* the weights are summed in one accumulator, as is the output */
-    OUTPUT_SUM_CUT    /* the output alone */
+    OUTPUT_SUM_CUT,   /* the output alone */
+    /* Of outputs in float32 beside 16-bit inputs, in a test of their own, too; below 0, apart from those of e4m3. */
+    OUTPUT_ROUNDED = -2, /* to the type of the inputs */
+    OUTPUT_NARROW        /* written as elements of the inputs' type */
 } flaw;
 
 static const char *const flaw_names[FLAWS] = {"none",
@@ -273,7 +276,16 @@ static double element(const void *base, const fwd_strides *s, int64_t batch, int
 
 static void store(const fwd_args *a, int64_t index, double value)
 {
-    acr__store_element(a->out_bf16 ? ACR_BF16 : ACR_F16, a->o, index, value);
+    if (a->out_bf16 != ACR__OUT_F32 || present == OUTPUT_NARROW) {
+        acr__store_element(a->out_bf16 == 1 ? ACR_BF16 : ACR_F16, a->o, index, value);
+        return;
+    }
+    acr__store_element(ACR_F32, a->o, index, value);
+    if (present == OUTPUT_ROUNDED) {
+        uint16_t bits;
+        acr__store_element(ACR_F16, &bits, 0, value);
+        acr__store_element(ACR_F32, a->o, index, acr__load_element(ACR_F16, &bits, 0));
+    }
 }
 
 /* Where a row of queries, keys and outputs is. */
@@ -716,6 +728,29 @@ static void sums_that_lose_low_bits_are_caught(void **state)
     assert_true(v[0].pass && !v[1].pass && strstr(v[1].failure, words));
 }
 
+static void outputs_of_float32_are_no_rounded_ones(void **state)
+{
+    static const struct {
+        flaw flaw;
+        const char *words;
+    } wanted[] = {{NO_FLAW, NULL}, {OUTPUT_ROUNDED, "elements that f16 does not hold"}, {OUTPUT_NARROW, "o["}};
+    acr__kernel kernel = control;
+    kernel.out_types = 1u << ACR_F16 | 1u << ACR_F32;
+    input_dtype = ACR_F16;
+    const acr_problem p = canonical_of("f16:b1:h2:s20/40:d32:causal:of32:lse");
+    const reference_request request = {&p, INPUT_NORMAL, 1, REFERENCE_SAMPLED_ROWS, LENGTHS_EDGES, 1};
+    reference *ref = NULL;
+    assert_ok(reference_create(&ref, &request));
+    for (size_t i = 0; i < COUNT_OF(wanted); i++) {
+        verdict v;
+        present = wanted[i].flaw;
+        assert_ok(conformance_check(&v, *state, &kernel, &p, ref));
+        if (wanted[i].words ? v.pass || !strstr(v.failure, wanted[i].words) : !v.pass)
+            fail_msg("flaw %zu: %s", i, v.failure);
+    }
+    reference_destroy(ref);
+}
+
 /* Kernels of float32 over many seeds: errors come from how scores are rounded, and where a few scores decide, one seed
  * in hundreds has an error of twice the unfused computation's. Between the worst of all these and the tolerance there
  * must be room: a tolerance that 1 case in 10^7 exceeds is not one that hundreds of cases come near. */
@@ -751,9 +786,8 @@ static void no_seed_fails_right_kernels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_seed_fails_right_kernels),
-        cmocka_unit_test(the_flawless_kernel_passes_every_case),
-        cmocka_unit_test(every_flaw_is_caught),
+        cmocka_unit_test(outputs_of_float32_are_no_rounded_ones), cmocka_unit_test(no_seed_fails_right_kernels),
+        cmocka_unit_test(the_flawless_kernel_passes_every_case),  cmocka_unit_test(every_flaw_is_caught),
         cmocka_unit_test(sums_that_lose_low_bits_are_caught),
     };
     return cmocka_run_group_tests(tests, make_lists, destroy_context);

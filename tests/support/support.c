@@ -85,7 +85,8 @@ const acr__kernel *cpu_kernel(const acr_ctx *ctx, size_t i)
         if (kernel->backend != ACR__CPU)
             continue;
         acr_problem problem = canonical_of("b1:h1:s16:d64");
-        problem.dtype = problem.out_dtype = kernel->dtype;
+        problem.dtype = kernel->dtype;
+        problem.out_dtype = kernel->dtype == ACR_E4M3 ? ACR_F16 : kernel->dtype;
         if (!acr__why_not(kernel, &problem, device) && i-- == 0)
             return kernel;
     }

@@ -109,6 +109,12 @@ static void merges_are_refused_by_name(void **state)
     assert_merge_refused(p.args.layout = (acr_layout)2, ACR_INVALID, "layout");
     assert_merge_refused(p.args.alignment = 3, ACR_INVALID, "alignment");
     assert_merge_refused(p.args.alignment = 2, ACR_INVALID, "alignment");
+    assert_merge_refused((p.args.out_dtype = ACR_F16, p.args.alignment = 1), ACR_INVALID, "alignment");
+    assert_merge_refused((p.args.out_dtype = ACR_F16, p.args.alignment = 2, p.args.o = (char *)p.o + 1), ACR_ALIGNMENT,
+                         "not a multiple of 2");
+    assert_merge_refused(
+        (p.args.dtype = ACR_F16, p.args.out_dtype = ACR_F32, p.args.alignment = 2, p.args.o = (char *)p.o + 2),
+        ACR_ALIGNMENT, "not a multiple of 4");
     assert_merge_refused(p.args.batch = 0, ACR_INVALID, "args.batch is 0");
     assert_merge_refused(p.args.dim = INT64_MAX, ACR_INVALID, "args.dim");
     assert_merge_refused(p.args.count = 0, ACR_INVALID, "args.count");

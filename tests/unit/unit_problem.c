@@ -24,6 +24,9 @@ static const struct {
     {"e4m3:of16:b1:h1:s16:d16", "e4m3:b1:h1:s16:d16"},
     {"e4m3:obf16:b1:h1:s16:d16", "e4m3:b1:h1:s16:d16:obf16"},
     {"f16:of16:b1:h1:s16:d16", "b1:h1:s16:d16"},
+    {"of32:b1:h1:s16:d16", "b1:h1:s16:d16:of32"},
+    {"bf16:b1:h1:s16:d16:lse:of32:align32", "bf16:b1:h1:s16:d16:align32:of32:lse"},
+    {"f32:of32:b1:h1:s16:d16", "f32:b1:h1:s16:d16"},
     {"bf16:obf16:b1:h1:s16:d16", "bf16:b1:h1:s16:d16"},
     /* lengths and dims in pairs */
     {"b1:h6/3:s7/11:d40/24", "b1:h6/3:s7/11:d40/24"},
@@ -379,7 +382,10 @@ static void choices_have_limits(void **state)
     assert_refused(p.pass = (acr_pass)2, "pass is 2");
     assert_refused(p.dtype = ACR_DTYPE_DEFAULT, "dtype");
     assert_refused(p.dtype = (acr_dtype)5, "dtype is 5");
-    assert_refused(p.out_dtype = ACR_F32, "out_dtype");
+    assert_refused(p.out_dtype = ACR_BF16, "out_dtype is 3 (bf16), must be f32 or the type of the inputs");
+    assert_accepted(p.out_dtype = ACR_F32);
+    assert_accepted((p.out_dtype = ACR_F32, p.alignment = 2));
+    assert_refused((p.out_dtype = ACR_F32, p.pass = ACR_BACKWARD), "out_dtype is 1 (f32), with ACR_BACKWARD");
     assert_refused(p.out_dtype = (acr_dtype)9, "out_dtype");
     assert_refused((p.dtype = ACR_E4M3, p.out_dtype = ACR_F32), "out_dtype");
     assert_refused((p.dtype = ACR_E4M3, p.out_dtype = ACR_E4M3), "out_dtype");

@@ -111,7 +111,10 @@ enum {
 
 static const uint32_t flag_values[] = {
     0, ACR_WANT_LSE, ACR_KV_LENS, ACR_WANT_LSE | ACR_KV_LENS, ACR_PACKED, ACR_PACKED | ACR_WANT_LSE};
-static const acr_dtype out_dtype_values[] = {ACR_DTYPE_DEFAULT, ACR_BF16};
+static const acr_dtype out_dtype_values[] = {ACR_F16, ACR_BF16, ACR_F32};
+enum {
+    OUT_DTYPE_VALUES = sizeof out_dtype_values / sizeof out_dtype_values[0]
+};
 
 typedef struct dims {
     int64_t qk, v;
@@ -128,6 +131,7 @@ typedef struct space {
     window windows[VALUES_MAX];
     term_case terms[VALUES_MAX];
     cache_case caches[VALUES_MAX];
+    acr_dtype out_dtypes[OUT_DTYPE_VALUES];
     int counts[AXES];
     int axes;        /* that a choice has values of; those behind have their first */
     int probe_heads; /* of head_values: some that the kernel takes, for probing the other axes */
@@ -190,7 +194,7 @@ static bool set_packed_view(acr_problem *p, view v)
 static void set_view(acr_problem *p, view v)
 {
     int64_t elem_bytes = acr__dtype_bytes(p->dtype);
-    int64_t out_bytes = p->dtype == ACR_E4M3 ? 2 : elem_bytes;
+    int64_t out_bytes = p->out_dtype == ACR_DTYPE_DEFAULT ? elem_bytes : acr__dtype_bytes(p->out_dtype);
     int64_t gap = 0, out_gap = 0;
     switch (v) {
     case VIEW_BSHD:
@@ -202,7 +206,7 @@ static void set_view(acr_problem *p, view v)
         break;
     case VIEW_ELEMENT:
         gap = out_gap = 1;
-        p->alignment = (uint32_t)out_bytes;
+        p->alignment = (uint32_t)(p->dtype == ACR_E4M3 ? out_bytes : elem_bytes);
         break;
     case VIEW_FUSED:
         p->q = fused_strides(p, p->q_len, p->qk_dim);
@@ -335,7 +339,7 @@ static bool case_of(test_case *out, const space *s, const choice *c)
     acr_problem p = ACR_PROBLEM_INIT;
     p.pass = s->kernel->pass;
     p.dtype = s->kernel->dtype;
-    p.out_dtype = out_dtype_values[c->value[AXIS_OUT_DTYPE]];
+    p.out_dtype = s->out_dtypes[c->value[AXIS_OUT_DTYPE]];
     p.batch = h->batch;
     p.kv_heads = h->kv_heads;
     p.q_heads = h->kv_heads * h->group;
@@ -570,6 +574,20 @@ static void set_flags(space *s)
     }
 }
 
+/* The default is the first of those that the kernel writes. */
+static void set_out_dtypes(space *s)
+{
+    const acr_dtype dtype = s->kernel->dtype;
+    acr_problem p = {.dtype = dtype};
+    for (int i = 0; i < OUT_DTYPE_VALUES && dtype != ACR_F32; ++i) {
+        p.out_dtype = out_dtype_values[i];
+        if (!acr__out_why_not(s->kernel, &p))
+            s->out_dtypes[s->counts[AXIS_OUT_DTYPE]++] = p.out_dtype;
+    }
+    if (s->counts[AXIS_OUT_DTYPE] == 0)
+        s->out_dtypes[s->counts[AXIS_OUT_DTYPE]++] = dtype;
+}
+
 static void set_axes(space *s, const acr__kernel *kernel, const acr__device *device)
 {
     const bool many_heads = kernel->v_in_k && kernel->backend == ACR__CUDA;
@@ -577,6 +595,7 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
                  .device = device,
                  .head_values = many_heads ? many_head_values : head_values,
                  .axes = AXIS_CACHE};
+    set_out_dtypes(s);
     set_lengths(s);
     set_flags(s);
     set_caches(s);
@@ -587,7 +606,6 @@ static void set_axes(space *s, const acr__kernel *kernel, const acr__device *dev
     s->counts[AXIS_VIEW] = VIEW_COUNT;
     s->counts[AXIS_MASK] = sizeof mask_values / sizeof mask_values[0];
     s->counts[AXIS_INPUTS] = input_kind_count(s->caches[0].eight_bits ? ACR_E4M3 : kernel->dtype);
-    s->counts[AXIS_OUT_DTYPE] = kernel->dtype == ACR_E4M3 ? 2 : 1;
 }
 
 /* ---- Choosing ---- */
@@ -802,6 +820,7 @@ static void add_lowest_keys(case_list *list, const space *s)
         acr_problem p = ACR_PROBLEM_INIT;
         p.pass = s->kernel->pass;
         p.dtype = s->kernel->dtype;
+        p.out_dtype = s->out_dtypes[0];
         p.batch = 1;
         p.q_heads = p.kv_heads = 2;
         p.q_len = lengths[i][0];

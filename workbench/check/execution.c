@@ -321,7 +321,10 @@ static acr_status make_outputs(execution *e)
     acr_status status = ACR_OK;
     for (acr__buffer i = ACR__FORWARD_INPUTS; i < ACR__BUFFERS && status == ACR_OK; ++i) {
         const int64_t bytes = acr__is_output(p, i) ? acr__buffer_bytes(p, i, reference_extents(ref)) : 0;
-        const size_t alignment = acr__is_tensor(i) ? e->alignment : acr__buffer_alignment(p, i);
+        const size_t element = i == ACR__O ? (size_t)acr__dtype_bytes(p->out_dtype) : 1;
+        const size_t alignment = !acr__is_tensor(i)       ? acr__buffer_alignment(p, i)
+                                 : e->alignment < element ? element
+                                                          : e->alignment;
         status = bytes > 0 ? guarded_create(&e->at[i], e->device, (size_t)bytes, alignment) : ACR_OK;
     }
     e->workspace_bytes = acr_plan_workspace(e->plan);

@@ -22,6 +22,7 @@ enum {
     ID_KV_OFFSETS,
     ID_LAYOUT,
     ID_DTYPE,
+    ID_OUT_DTYPE,
     ID_Q_SCALE,
     ID_K_SCALE,
     ID_V_SCALE,
@@ -54,6 +55,8 @@ static const option_spec options[OPTIONS_MAX] = {
      "order of the dimensions in every file (b batch, h heads, s length, d dim); default bhsd"},
     {ID_DTYPE, "dtype", "TYPE",
      "compute in f32, f16, bf16 or e4m3; default: the files' type, else they are rounded to it"},
+    {ID_OUT_DTYPE, "out-dtype", "TYPE",
+     "type of the output: with f16 and bf16 also f32, with e4m3 f16 (default) or bf16"},
     {ID_Q_SCALE, "q-scale", "X|FILE",
      "with e4m3: value = stored * X; FILE: 2-D float32, one X a batch entry and head of k"},
     {ID_K_SCALE, "k-scale", "X|FILE", "the same for k"},
@@ -73,9 +76,10 @@ typedef struct request {
     int64_t window_left, window_right;
     acr_layout layout;
     bool layout_given;
-    acr_dtype dtype; /* 0 = the files' */
-    int64_t v_dim;   /* of values inside keys; 0 = a file holds them */
-    double scale;    /* 0 = default */
+    acr_dtype dtype;     /* 0 = the files' */
+    acr_dtype out_dtype; /* 0 = default */
+    int64_t v_dim;       /* of values inside keys; 0 = a file holds them */
+    double scale;        /* 0 = default */
     scale_choice q_scale, k_scale, v_scale;
     run_features features;
 } request;
@@ -100,11 +104,12 @@ static const command_spec spec = {
         "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy\n"
         "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --causal --layout bshd --backend cpu\n"
         "  acromion run --q q.npy --k k.npy --v v.npy -o o.npy --q-offsets cu_seqlens.npy --causal\n",
-    .about = "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
-             "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
-             "is bfloat16, |V1\n"
-             "and |u1 are e4m3. The output has the input's type (float16 for e4m3). Existing outputs are replaced, all "
-             "or nothing.\n",
+    .about =
+        "Computes softmax(scale * q * transpose(k) + mask) * v from NumPy files and writes the result as one.\n"
+        "Files hold little-endian arrays in C order: float32, float16, or raw bytes as ml_dtypes saves them: <V2 "
+        "is bfloat16, |V1\n"
+        "and |u1 are e4m3. The output has the input's type (float16 for e4m3), or --out-dtype. Existing outputs are\n"
+        "replaced, all or nothing.\n",
     .options = options,
     .fields = fields,
     .common = COMMON_DEVICE | COMMON_JSON,
@@ -152,16 +157,16 @@ static bool take_layout(request *r, const char *value)
     return true;
 }
 
-static bool take_dtype(request *r, const char *value)
+static bool take_dtype(acr_dtype *out, const char *option, const char *value)
 {
     for (int dtype = ACR_F32; dtype <= ACR_E4M3; ++dtype) {
         if (strcmp(value, acr__dtype_text((acr_dtype)dtype)) == 0) {
-            r->dtype = (acr_dtype)dtype;
+            *out = (acr_dtype)dtype;
             return true;
         }
     }
     const char *hint = acr__dtype_hint(value, strlen(value));
-    fprintf(stderr, "acromion: --dtype: '%s' is none of f32, f16, bf16, e4m3%s%s\n", value,
+    fprintf(stderr, "acromion: --%s: '%s' is none of f32, f16, bf16, e4m3%s%s\n", option, value,
             hint ? "; it is called " : "", hint ? hint : "");
     return false;
 }
@@ -192,7 +197,9 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_LAYOUT:
         return take_layout(r, value);
     case ID_DTYPE:
-        return take_dtype(r, value);
+        return take_dtype(&r->dtype, "dtype", value);
+    case ID_OUT_DTYPE:
+        return take_dtype(&r->out_dtype, "out-dtype", value);
     case ID_V_DIM:
         return option_int("v-dim", value, 1, INT32_MAX, &r->v_dim);
     case ID_SCALE:
@@ -478,6 +485,7 @@ static acr_status problem_of(acr_problem *out, const tensors *t, const request *
     extents v = extents_of_values(t, r);
     acr_problem p = ACR_PROBLEM_INIT;
     p.dtype = r->dtype ? r->dtype : dtype_of(t->q.array.type);
+    p.out_dtype = r->out_dtype;
     p.mask = r->mask;
     p.window_left = r->window_left;
     p.window_right = r->window_right;

@@ -65,6 +65,7 @@ const char *kernel_not_here(const acr__kernel *kernel, const acr__device *device
     /* The smallest problem of the kernel's own type and dims: what remains are reasons that hold for all problems. */
     acr_problem p = ACR_PROBLEM_INIT;
     p.dtype = kernel->dtype;
+    p.out_dtype = acr__usual_out_dtype(kernel);
     p.batch = p.q_heads = 1;
     p.q_len = kernel->q_tile > 0 ? kernel->q_tile : 1;
     p.kv_len = kernel->kv_tile > 0 ? kernel->kv_tile : 1;

@@ -780,7 +780,10 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
     const ivec sees_keys = t->is_sparse ? *(const ivec *)&parts->any[row]
                                         : (ivec)(*(const ivec *)&parts->end[row] > *(const ivec *)&parts->first[row]);
     const vec factor = t->scales.out_scale / *(const vec *)&parts->sum[row];
-    const acr_dtype out_dtype = DTYPE != ACR_E4M3 ? DTYPE : args->out_bf16 ? ACR_BF16 : ACR_F16;
+    const acr_dtype out_dtype = args->out_bf16 == ACR__OUT_F32 ? ACR_F32
+                                : DTYPE != ACR_E4M3            ? DTYPE
+                                : args->out_bf16               ? ACR_BF16
+                                                               : ACR_F16;
     for (int64_t dim = 0; dim < args->v_dim; dim += LANES) {
         const int64_t count = args->v_dim - dim < LANES ? args->v_dim - dim : LANES;
         vec block[LANES];
@@ -951,4 +954,5 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .pages = 1,
     .v_in_k = 1,
     .kv_types = DTYPE == ACR_E4M3 ? 0 : 1u << ACR_E4M3,
+    .out_types = DTYPE == ACR_E4M3 ? 0 : 1u << DTYPE | 1u << ACR_F32,
 };
