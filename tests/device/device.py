@@ -152,6 +152,8 @@ GROUPS = {
              [(90, 2, "fwd_wgmma_*_d64_*_kv8_*", [LATE_TOO], problems([SHAPES[-1] + ":kv-e4m3"], [64])),
               (90, 2, "fwd_wgmma_*_d64_*_kv8_*", [LATE_TOO], problems(NARROW_PROMPTS[1:3], ["48/32"]), "head-scaled"),
               (90, 2, "fwd_wgmma_*_d128_*_kv8_*", [LATE], problems(NARROW_PROMPTS[1:3], ["80/112"]), "head-scaled")] +
+             [(90, 2, f"fwd_wgmma_*_d{d}_*_o32_sm90a", [LATE, EAGER],
+               problems([f"{shape}:of32" for shape in SHAPES + LONG], [d])) for d in (64, 128)] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_packed_*", [LATE, EAGER], problems(PACKED_WINDOWS, [d]))
               for d in (64, 128)],
     "wide": [(90, 4, "fwd_wide_f16_d512_*", [LATE], problems([SHAPES[0], SHAPES[3]], [512], ["f16"])),
@@ -453,6 +455,7 @@ ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
 ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
                                                             "b1:h1:s33/70:d264:causal-tl"])]
 ISOLATED += [(90, 2, "fwd_wgmma_*_kv8_*", ["f16", "bf16"], [f"{edge}:kv-e4m3" for edge in EDGES[:2] + EDGES[4:7]])]
+ISOLATED += [(90, 2, "fwd_wgmma_*_o32_*", ["f16", "bf16"], [f"{edge}:of32" for edge in EDGES[:2] + EDGES[4:7]])]
 ISOLATED += [(80, 1, "fwd_split_*_d64_*", ["f16", "bf16"], TAILS), (90, 2, "fwd_decode_*_d64_*", ["f16"], TAILS)]
 NEXT_ELEMENT_16 = r"(ld\.global\.u16\s+%rs\d+, \[%rd\d+)\+2\]"
 ISOLATION_FLAWS = [

@@ -79,6 +79,9 @@ static const char *const problems[] = {
     /* odd ones */
     "b3:h5:s1333:d64",
     "b1:h1:s17/3:d8:align2",
+    "bf16:b1:h16:s16384:d128:causal:lse:of32",
+    "b2:h8:s512:d64:lse:of32",
+    "b2:h8:s512:d192:lse:of32",
     "b2:h8:s512:d64:align2",
     "b2:h8:s512:d64:align8",
     "b2:h8:s512:d33:align2",

@@ -13,10 +13,10 @@
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
  * caches alone; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in
- * pages or not: widening.cuh).
+ * pages or not: widening.cuh), OUT_F32=1 (o is float32, and nothing else: partial results).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 */
+ * BIAS_TILES=0 PAGED=0 KV_E4M3=0 OUT_F32=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -41,6 +41,9 @@
 #endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
+#endif
+#ifndef OUT_F32
+#define OUT_F32 0
 #endif
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
@@ -96,6 +99,9 @@ typedef struct shared_memory {
 #ifdef __CUDACC__
 
 #include "cuda/device/attention/epilogue.cuh"
+#if OUT_F32
+#include "cuda/device/attention/epilogue_f32.cuh"
+#endif
 #if BIAS_TILES
 #include "cuda/device/attention/bias_tiles.cuh"
 #endif
@@ -109,6 +115,8 @@ typedef struct shared_memory {
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
     KV_TYPE = KV_E4M3 ? ACR_E4M3 : ELEMENT,
+    OUT_TYPE = OUT_F32 ? ACR_F32 : ELEMENT,
+    OUT_BYTES = OUT_F32 ? 4 : ELEM_BYTES,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
@@ -148,6 +156,7 @@ static_assert(!PAGED || (!PACKED && !PLANS_AHEAD && HEADS_IN_TILE == 1 && !BIAS_
               "PAGED: without PACKED, AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
               "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
+static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 #include "cuda/device/attention/pages.cuh"
@@ -398,9 +407,13 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
         const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum) * scales.values;
-        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, head, row) * ELEM_BYTES, row < entry.q_len,
+        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, head, row) * OUT_BYTES, row < entry.q_len,
                               a.v_dim, factor};
+#if OUT_F32
+        const int finite = store_row_f32(to, o, h, c.lane);
+#else
         const int finite = store_row<BF16>(to, o, h, c.lane);
+#endif
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
             find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, sum);
         /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
@@ -411,7 +424,7 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
 #if PAGED
         fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, sum, finite, c.lane);
 #else
-        fix_hidden_nan<ELEMENT>(a, entry, stored, sum, finite, c.lane);
+        fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, sum, finite, c.lane);
 #endif
 #if BIAS_TILES
         const int again = row < entry.q_len && loses_keys(a, r.max[h], sum);
@@ -672,7 +685,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-#if AHEAD || (TERMS && HEADS_IN_TILE == 1)
+#if AHEAD || OUT_F32 || (TERMS && HEADS_IN_TILE == 1)
     /* As rates.def has the line without: one that plans ahead takes less for a masked query tile, more for the first,
      * and of d128 1 % less for each key tile. */
     const int wide = DIM > 64;
@@ -722,6 +735,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .terms = TERMS,
     .pages = PAGED,
     .kv_types = KV_E4M3 ? 1u << ACR_E4M3 : 0,
+    .out_types = OUT_F32 ? 1u << ACR_F32 : 0,
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
