@@ -124,7 +124,7 @@ static bool has_no_space(const char *family)
 /* Lines for features and for few key tiles, whose parameters no space has: nothing that a search would vary. */
 static bool is_outside_spaces(const candidate *c)
 {
-    static const char *const names[] = {"TERMS", "SLICES", "PAGED"};
+    static const char *const names[] = {"TERMS", "SLICES", "PAGED", "OUT_F32"};
     char value[8];
     if (strcmp(c->arch, "avx512bf16") == 0) {
         return true; /* its lines serve bf16 alone, and a space has one list of architectures for all its types */
