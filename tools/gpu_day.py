@@ -47,7 +47,8 @@ SMALL = ["b1:h2:s65:d64", "b1:h4/2:s33/70:d64:causal:lse", "b1:h2:s20/40:d32", "
          "bf16:b2:h4/2:s3/70:d64:kvlens:page8", "b2:h4/2:s1/70:d128:kvlens:page16:kv-e4m3",
          "bf16:b2:h4/2:s3/70:d128:kvlens:page8:kv-e4m3", "b1:h4/2:s33/70:d64:causal:lse:kv-e4m3",
          "bf16:b2:h4/2:s33/70:d64:kvlens:kv-e4m3", "b1:h128/1:s1/70:d576/512:v-in-k",
-         "bf16:b1:h128/1:s1/70:d576/512:kvlens:v-in-k"]
+         "bf16:b1:h128/1:s1/70:d576/512:kvlens:v-in-k", "b1:h4/2:s33/70:d64:causal:lse:of32",
+         "bf16:b1:h4/2:s33/70:d64:causal:lse:of32"]
 # racecheck does not follow every order made by mbarriers and named barriers, so it is not run on kernels that hand
 # things over by them: fwd_wgmma, fwd_fp8 and fwd_ladder5 (a tile's index, written after the consumers' arrivals),
 # fwd_mma with key groups and fwd_split's lines of 32 rows (partial results, published before the barrier of all).
