@@ -34,6 +34,7 @@ FEATURES = (
     ("ranges", ":causal:win64:ranges4"),
     ("tree mask", ":causal:tree"),
     ("cache in pages of 16", ":kvlens:page16"),
+    ("packed queries over such a cache", ":packed:bshd:kvlens:page16"),
     ("8-bit cache (`kv-e4m3`)", ":kv-e4m3"),
     ("8-bit cache in pages of 16", ":kvlens:page16:kv-e4m3"),
 )

@@ -62,13 +62,15 @@ DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
 # Prompts over caches; pages that tensor maps take, and others.
-PAGED_PROMPTS = ["b2:h4/2:s70/330:d{d}:kvlens:causal:page16:lse", "b3:h2:s20/290:d{d}:kvlens:page128:bshd"]
+PAGED_PROMPTS = ["b2:h4/2:s70/330:d{d}:kvlens:causal:page16:lse", "b3:h2:s20/290:d{d}:kvlens:page128:bshd",
+                 "b4:h2/1:s150/290:d{d}:kvlens:causal:win90:page16:bshd:packed:lse"]
 CACHED_PROMPTS = ["b3:h2:s20/90:d{d}:kvlens:page7:bshd:packed:causal:lse",
                   "b2:h4/2:s33/200:d{d}:kvlens:page24:causal:kv-e4m3:lse"]
 # The same of e4m3, in pages and not, with several work tiles a CTA, of one key tile and of more than a ring has slots.
 NARROW_PROMPTS = ["b1:h2:s200/700:d{d}:causal:kv-e4m3:lse", "b2:h4/2:s70/330:d{d}:kvlens:kv-e4m3:lse",
                   "b1:h2:s33:d{d}:causal-tl:bshd:kv-e4m3", "b3:h2:s20/290:d{d}:kvlens:page128:bshd:kv-e4m3",
-                  "b2:h2:s70/330:d{d}:kvlens:causal:page16:kv-e4m3:lse"]
+                  "b2:h2:s70/330:d{d}:kvlens:causal:page16:kv-e4m3:lse",
+                  "b3:h2/1:s150/290:d{d}:kvlens:causal:page16:bshd:packed:kv-e4m3:lse"]
 
 # Every term, on lines that are compiled with it: alone or with what it meets; the biases' rows aligned and not.
 TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win40:sinks:alibi:lse",
@@ -554,6 +556,9 @@ CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4
                              "f16:b2:h4/1:s5/83:d96/80:causal:lse:kvlens:kv-e4m3",
                              "bf16:b4:h4/2:s9/130:d128:lse:bshd:packed:kvlens:page8:kv-e4m3",
                              "f16:b3:h4/1:s1/1300:d128:kvlens:page256:kv-e4m3:invariant"]),
+          (90, 2, LATE, ["f16:b4:h2:s150/200:d64:causal:lse:bshd:packed:kvlens:page16",
+                         "bf16:b3:h2/1:s140/300:d128:causal:win90:lse:bshd:packed:kvlens:page64",
+                         "bf16:b4:h2/1:s40/200:d128:causal:lse:bshd:packed:kvlens:page8:kv-e4m3"], "fwd_wgmma"),
           (90, 8, LATE, ["f16:b3:h16/1:s1/900:d576/512:v-in-k:kvlens:page64:lse",
                          "f16:b3:h32/1:s3/300:d520/400:v-in-k:causal:lse:bshd:packed:kvlens:page16"], "_mla_")]
 

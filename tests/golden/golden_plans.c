@@ -76,6 +76,12 @@ static const char *const problems[] = {
     "bf16:b4:h32/8:s512/8192:d64:causal:kvlens:page16:kv-e4m3",
     "bf16:b4:h32/8:s512/8192:d128:causal:kvlens:page24:kv-e4m3",
     "b32:h32/8:s1/8192:d128:kvlens:page16:kv-e4m3",
+    /* packed queries over pages: prompts, a window, pages that no box fits, few queries */
+    "b4:h32/8:s2048:d128:causal:bshd:kvlens:packed:page16",
+    "bf16:b16:h32/8:s512/8192:d64:causal:win1024:bshd:kvlens:packed:page64",
+    "bf16:b16:h32/8:s512/8192:d128:causal:bshd:kvlens:packed:page128:kv-e4m3",
+    "b4:h32/8:s2048:d128:causal:bshd:kvlens:packed:page24",
+    "bf16:b32:h32/8:s4/8192:d128:causal:bshd:kvlens:packed:page16",
     /* odd ones */
     "b3:h5:s1333:d64",
     "b1:h1:s17/3:d8:align2",

@@ -229,7 +229,7 @@ static void hopper_products_are_used_for_fp8(void **state)
                 }
 }
 
-/* One packed call over pages is planned by its longest query; fwd_wgmma takes those alike. */
+/* One packed call over pages is planned by its longest query; prompts are fwd_wgmma's where pages fit its boxes. */
 static void mixed_batches_are_planned_by_their_longest_query(void **state)
 {
     (void)state;
@@ -238,7 +238,10 @@ static void mixed_batches_are_planned_by_their_longest_query(void **state)
     const struct {
         const char *text, *family;
     } expected[] = {{"b32:h32/8:s4/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_split"},
-                    {"b32:h32/8:s512/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_mma"},
+                    {"b32:h32/8:s512/8192:d64:bshd:packed:kvlens:page16:causal", "fwd_wgmma"},
+                    {"bf16:b32:h32/8:s512/8192:d128:bshd:packed:kvlens:page16:causal:win4096", "fwd_wgmma"},
+                    {"b32:h32/8:s512/8192:d128:bshd:packed:kvlens:page64:causal:kv-e4m3", "fwd_wgmma"},
+                    {"b32:h32/8:s512/8192:d64:bshd:packed:kvlens:page24:causal", "fwd_mma"},
                     {"b4:h32/8:s512/8192:d64:kvlens:page16:causal", "fwd_wgmma"},
                     {"b4:h32/8:s512/8192:d64:kvlens:page16:causal:kv-e4m3", "fwd_wgmma"},
                     {"bf16:b4:h32/8:s512/8192:d128:causal:kv-e4m3", "fwd_wgmma"},

@@ -19,40 +19,49 @@ DEV int page_at(const key_pages &p, int entry)
     return KV_TYPE == ACR_E4M3 ? read_page(p, entry) : p.table[entry];
 }
 
-/* Loads the tile of keys, or of values, that begins with `key`. What lies behind the last key's page, or in a page that
- * does not exist, is outside of the map and becomes zeros; rows of the last page behind its last key are loaded. Reads
- * global memory: the table. */
-DEV void load_page_boxes(uint32_t to, const fwd_map *map, uint32_t full, const tile_panels &p, const page_source &s,
-                         int key)
+enum {
+    PAGES_AT_ONCE = 8 /* numbers of pages that are on their way together */
+};
+
+/* The pages of a tile's boxes, from box `first_box` on. What lies behind the last key's page has none. Reads global
+ * memory: the table. */
+DEV void find_pages(int (&pages)[PAGES_AT_ONCE], const page_source &s, int key, int entry, int box, int first_box)
 {
-    enum {
-        AT_ONCE = 4 /* numbers of pages that are on their way together */
-    };
-    const int first = key / s.pages.page, in_page = key - first * s.pages.page, box = min(s.pages.page, KV_TILE);
-    barrier_arrive_expecting(full, p.count * p.bytes);
-#pragma unroll 1
-    for (int i = 0; i * box < KV_TILE; i += AT_ONCE) {
-        int pages[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            pages[j] =
-                (i + j) * box < KV_TILE && key + (i + j) * box < s.end ? page_at(s.pages, first + i + j) : NO_PAGE;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            if ((i + j) * box < KV_TILE)
-                for (int panel = 0; panel < p.count; panel++)
-                    load_box(to + panel * p.bytes + (i + j) * box * BOX_ROW_BYTES, map, full, p.elems * panel, in_page,
-                             s.head, pages[j]);
+    for (int i = 0; i < PAGES_AT_ONCE; i++) {
+        const int row = (first_box + i) * box;
+        pages[i] = row < KV_TILE && key + row < s.end ? page_at(s.pages, entry + first_box + i) : NO_PAGE;
     }
 }
 
-/* Of a ring, as use number `use`, once the stage is empty. */
+/* Loads the tile of keys, or of values, that begins with `key`, as use number `use` of the ring, once the stage is
+ * empty; the first numbers of its pages are asked for before that is awaited. What has no page, or one that does not
+ * exist, is outside of the map and becomes zeros; rows of the last page behind its last key are loaded. Reads global
+ * memory: the table. */
 DEV void produce_keys(const kv_ring &r, const fwd_map *map, const page_source &s, int use, int kv_tile)
 {
-    const int stage = stage_of(use);
+    const int stage = stage_of(use), key = kv_tile * KV_TILE;
+    const int entry = key / s.pages.page, in_page = key - entry * s.pages.page, box = min(s.pages.page, KV_TILE);
+    const uint32_t full = r.full + BARRIER_BYTES * stage;
+    uint32_t to = r.tiles + stage * r.stage_bytes;
+    int pages[PAGES_AT_ONCE];
+    find_pages(pages, s, key, entry, box, 0);
     barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
-    load_page_boxes(r.tiles + stage * r.stage_bytes, map, r.full + BARRIER_BYTES * stage, r.panels, s,
-                    kv_tile * KV_TILE);
+    barrier_arrive_expecting(full, r.panels.count * r.panels.bytes);
+#pragma unroll 1
+    for (int first = 0;;) {
+#pragma unroll
+        for (int i = 0; i < PAGES_AT_ONCE; i++)
+            if ((first + i) * box < KV_TILE) {
+                for (int panel = 0; panel < r.panels.count; panel++)
+                    load_box(to + panel * r.panels.bytes, map, full, r.panels.elems * panel, in_page, s.head, pages[i]);
+                to += box * BOX_ROW_BYTES;
+            }
+        first += PAGES_AT_ONCE;
+        if (first * box >= KV_TILE)
+            break;
+        find_pages(pages, s, key, entry, box, first);
+    }
 }
 
 #endif

@@ -13,16 +13,6 @@
 #include "cuda/device/attention/kv_loader.cuh"
 #include "fwd_paging.h"
 
-/* The rows of an entry: its key length, and of packed queries those that its offsets name. Reads global memory:
- * kv_lens, kv_starts, q_offsets. */
-DEV sequence find_cached_sequence(const fwd_args &a, int batch)
-{
-    sequence s = find_whole_sequence(a, batch);
-    if (a.q_offsets != nullptr)
-        find_rows(s.q_begin, s.q_len, a.q_offsets, batch, a.q_total, a.q_len);
-    return s;
-}
-
 /* ---- Where an entry's keys are ---- */
 
 typedef struct key_pages {

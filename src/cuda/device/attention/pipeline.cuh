@@ -5,9 +5,9 @@
  * Use number n of a ring is slot n % slots in round n / slots; a slot has a barrier for "full" and one for "empty".
  *
  * An includer defines, beside the parameters of tile_scheduler.cuh: CONSUMERS, each with GROUP_ROWS query rows; STAGES,
- * the slots of the rings of K and V, and Q_STAGES; PACKED; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
+ * the slots of the rings of K and V, and Q_STAGES; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
  * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows
- * q, its work tile `work` (4 words, 8 if PACKED, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full
+ * q, its work tile `work` (4 words, 8 if SEQUENCES, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full
  * and q_empty.
  *
  * PLANS_AHEAD=1: a thread of its own, in plan_work, finds each work tile and which of its key tiles a consumer visits,
@@ -117,10 +117,10 @@ DEV uint32_t work_at(uint32_t smem, int slot)
 DEV void write_work(const work_tile &t, uint32_t smem, int slot, const visible_tiles &surveyed = {})
 {
     store_shared_4(work_at(smem, slot), t.q_first, t.head, t.batch, t.rows.kv_len);
-    if (PACKED)
+    if (SEQUENCES)
         store_shared_4(work_at(smem, slot) + 16, t.rows.q_begin, t.rows.q_len, t.rows.kv_begin, entry_number(t));
 #if VISIBLE_LIMITS
-    store_shared_4(work_at(smem, slot) + (PACKED ? 32 : 16), t.rows.kv_start, 0, 0, 0);
+    store_shared_4(work_at(smem, slot) + (SEQUENCES ? 32 : 16), t.rows.kv_start, 0, 0, 0);
 #endif
 #if BIAS_TILES
     store_shared_4(work_at(smem, slot) + 16, surveyed.first, surveyed.full_first, surveyed.full_end, surveyed.end);
@@ -172,11 +172,11 @@ DEV work_tile read_work(uint32_t smem, int consumer, int use)
     const uint32_t from = work_at(smem, q_slot(use, consumer));
     const uint4 tile = load_shared_4(from);
     work_tile t = {(int)tile.x, (int)tile.y, (int)tile.z, {0, 0, 0, (int)tile.w}};
-    set_entry_number(t, PACKED ? (int)load_shared(from + 28) : t.batch);
+    set_entry_number(t, SEQUENCES ? (int)load_shared(from + 28) : t.batch);
 #if VISIBLE_LIMITS
-    t.rows.kv_start = (int)load_shared(from + (PACKED ? 32 : 16));
+    t.rows.kv_start = (int)load_shared(from + (SEQUENCES ? 32 : 16));
 #endif
-    if (PACKED) {
+    if (SEQUENCES) {
         const uint2 rows = load_shared_2(from + 16);
         t.rows.q_begin = (int)rows.x;
         t.rows.q_len = (int)rows.y;
@@ -195,7 +195,7 @@ DEV work_tile wait_work(uint32_t smem, int consumer, int use)
 #if PLANS_AHEAD
 DEV uint32_t tiles_at(uint32_t smem, int slot)
 {
-    return work_at(smem, slot) + (PACKED ? 32 : 16) + (VISIBLE_LIMITS ? 16 : 0);
+    return work_at(smem, slot) + (SEQUENCES ? 32 : 16) + (VISIBLE_LIMITS ? 16 : 0);
 }
 
 DEV visible_tiles read_tiles(uint32_t smem, int consumer, int use)

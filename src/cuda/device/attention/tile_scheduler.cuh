@@ -5,9 +5,10 @@
  *   a packed     the same of a packed batch, sequence after sequence: order_sequences, packed_tile_at, take_next
  *   queue
  *
- * An includer defines Q_TILE and KV_TILE; HEADS_IN_TILE too, if the rows of a tile are of so many query heads of one
- * key head: each has TILE_POSITIONS of them, at the same positions. Key tiles of such are counted from the first key
- * that a row sees (key_origin), since few key tiles serve them. */
+ * An includer defines Q_TILE and KV_TILE; SEQUENCES=1, if the queue's work tiles say their rows: of packed batches, and
+ * of lines for caches (PAGED), which take packed queries and others by one queue; HEADS_IN_TILE too, if the rows of a
+ * tile are of so many query heads of one key head: each has TILE_POSITIONS of them, at the same positions. Key tiles of
+ * such are counted from the first key that a row sees (key_origin), since few key tiles serve them. */
 #ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 #define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
@@ -17,6 +18,11 @@
 #ifndef HEADS_IN_TILE
 #define HEADS_IN_TILE 1
 #endif
+#ifndef SEQUENCES
+#define SEQUENCES 0
+#endif
+/* A work tile's entry is said beside its place in the tensors. */
+#define ENTRY_APART (TERMS || (SEQUENCES && PAGED))
 
 enum {
     TILE_POSITIONS = Q_TILE / HEADS_IN_TILE
@@ -25,17 +31,17 @@ enum {
 /* A query tile, and the rows of its batch entry. */
 typedef struct work_tile {
     int q_first;     /* from the entry's first row; -1: there is no more work */
-    int head, batch; /* head: the tile's first; batch: in the tensors, 0 of a packed queue */
+    int head, batch; /* head: the tile's first; batch: in the tensors, 0 of packed queries */
     sequence rows;
-#if TERMS
-    int entry; /* of the batch: whose starts, ranges, bias and tree these are; of a packed batch the sequence */
+#if ENTRY_APART
+    int entry; /* of the batch: whose pages, starts, ranges, bias and tree these are; of a packed batch the sequence */
 #endif
 } work_tile;
 
-/* The entry of a tile, for lines with terms. */
+/* The entry of a tile. */
 DEV int entry_number(const work_tile &t)
 {
-#if TERMS
+#if ENTRY_APART
     return t.entry;
 #else
     return t.batch;
@@ -44,7 +50,7 @@ DEV int entry_number(const work_tile &t)
 
 DEV void set_entry_number(work_tile &t, int entry)
 {
-#if TERMS
+#if ENTRY_APART
     t.entry = entry;
 #endif
 }
@@ -194,17 +200,18 @@ DEV work_tile packed_tile_at(const fwd_args &a, uint32_t index, packed_queue &q,
     uint32_t head, q_tile;
     order_tiles(head, q_tile, a, index - q.first, count_q_tiles(rows.q_len), heads,
                 find_section_heads(a, max(rows.kv_len, 1), heads, elem_bytes));
-    work_tile t = {(int)q_tile * TILE_POSITIONS, (int)head * HEADS_IN_TILE, 0, rows};
+    work_tile t = {(int)q_tile * TILE_POSITIONS, (int)head * HEADS_IN_TILE, is_packed(a) ? 0 : q.batch, rows};
     set_entry_number(t, q.batch);
     return t;
 }
 
 /* ---- What a tile sees ---- */
 
-/* Of other than packed batches the query length is the arguments': no register, and no work tile, has to hold it. */
+/* Of batch entries of equal lengths the query length is the arguments': no register, and no work tile, has to hold it.
+ */
 DEV int count_queries(const fwd_args &a, const work_tile &t)
 {
-    return is_packed(a) ? t.rows.q_len : a.q_len;
+    return SEQUENCES || is_packed(a) ? t.rows.q_len : a.q_len;
 }
 
 DEV visible_entry entry_of(const fwd_args &a, const work_tile &t)

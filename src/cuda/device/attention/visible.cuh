@@ -66,15 +66,29 @@ DEV sequence find_whole_sequence(const fwd_args &a, int batch)
     return s;
 }
 
+/* Of an entry whose keys are a cache's: its key length, and of packed queries the rows that its offsets name. Reads
+ * global memory: kv_lens, kv_starts, q_offsets. */
+DEV sequence find_cached_sequence(const fwd_args &a, int batch)
+{
+    sequence s = find_whole_sequence(a, batch);
+    if (a.q_offsets != nullptr)
+        find_rows(s.q_begin, s.q_len, a.q_offsets, batch, a.q_total, a.q_len);
+    return s;
+}
+
 /* Reads global memory: kv_lens and kv_starts, or the offsets. */
 DEV sequence find_sequence(const fwd_args &a, int batch)
 {
+#if PAGED
+    return find_cached_sequence(a, batch);
+#else
     if (!is_packed(a))
         return find_whole_sequence(a, batch);
     sequence s = {};
     find_rows(s.q_begin, s.q_len, a.q_offsets, batch, a.q_total, a.q_len);
     find_rows(s.kv_begin, s.kv_len, a.kv_offsets, batch, a.kv_total, a.kv_len);
     return s;
+#endif
 }
 
 /* ---- Which keys a tile of rows sees ---- */

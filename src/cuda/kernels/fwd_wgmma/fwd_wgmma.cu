@@ -12,8 +12,9 @@
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
- * caches alone; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in
- * pages or not: widening.cuh), OUT_F32=1 (o is float32, and nothing else: partial results).
+ * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
+ * keys and values of e4m3 alone, in pages or not: widening.cuh), OUT_F32=1 (o is float32, and nothing else: partial
+ * results).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
  * BIAS_TILES=0 PAGED=0 KV_E4M3=0 OUT_F32=0 */
@@ -27,8 +28,13 @@
 #ifndef Q_STAGES
 #define Q_STAGES 1
 #endif
+#if PAGED /* whether queries are packed is asked at run time */
+#define SEQUENCES 1
+#else
 #ifndef PACKED
 #define PACKED 0
+#endif
+#define SEQUENCES PACKED
 #endif
 #ifndef HEADS_IN_TILE
 #define HEADS_IN_TILE 1
@@ -48,10 +54,12 @@
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
-    ((Q_TILE < 192 || (Q_TILE == 192 && (PACKED || HEADS_IN_TILE >= 8))) && V_DIM <= 128 &&                            \
-     (DIM != 128 || PACKED || AHEAD || TERMS))
-/* Where work tiles have few key tiles, a thread plans ahead (pipeline.cuh). */
-#define PLANS_AHEAD (AHEAD || HEADS_IN_TILE > 1)
+    ((Q_TILE < 192 || (Q_TILE == 192 && (SEQUENCES || HEADS_IN_TILE >= 8))) && V_DIM <= 128 &&                         \
+     (DIM != 128 || SEQUENCES || AHEAD || TERMS))
+/* Where work tiles have few key tiles, a thread plans ahead (pipeline.cuh); and where keys come by many boxes, of which
+ * one thread issues those of keys and one those of values: pages of the queries' type. */
+#define PAGES_APART (PAGED && !KV_E4M3)
+#define PLANS_AHEAD (AHEAD || HEADS_IN_TILE > 1 || PAGES_APART)
 
 enum {
     ELEM_BYTES = 2,
@@ -80,7 +88,7 @@ typedef struct shared_memory {
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
 #endif
     /* Of a slot of Q. */
-    uint32_t work[Q_SLOTS][(PACKED ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
+    uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
@@ -93,7 +101,7 @@ typedef struct shared_memory {
     uint64_t k_landed[STAGES], v_landed[STAGES];
     uint32_t notes[STAGES]; /* of a use of the ring of keys: what the widening warps are told (widening.cuh) */
 #endif
-    packed_queue queue; /* if PACKED */
+    packed_queue queue; /* if SEQUENCES */
 } shared_memory;
 
 #ifdef __CUDACC__
@@ -121,11 +129,11 @@ enum {
      * the consumers. */
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
     PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
-    PRODUCER_REGISTERS = PRODUCER_COMPUTES                              ? 56
-                         : MORE_FOR_PRODUCER                            ? 40
-                         : CONSUMERS == 3 && PLANS_AHEAD                ? 56
-                         : CONSUMERS == 3 || (PACKED && CONSUMERS == 4) ? 32
-                                                                        : 24,
+    PRODUCER_REGISTERS = PRODUCER_COMPUTES                                 ? 56
+                         : MORE_FOR_PRODUCER                               ? 40
+                         : CONSUMERS == 3 && PLANS_AHEAD                   ? 56
+                         : CONSUMERS == 3 || (SEQUENCES && CONSUMERS == 4) ? 32
+                                                                           : 24,
     CONSUMER_REGISTERS = PRODUCER_COMPUTES   ? 224
                          : MORE_FOR_PRODUCER ? 232
                          : CONSUMERS == 2    ? 240
@@ -149,11 +157,14 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
-static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !PACKED && !PLANS_AHEAD),
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !SEQUENCES && !PLANS_AHEAD),
               "BIAS_TILES: a warp copies for each consumer; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
-static_assert(!PAGED || (!PACKED && !PLANS_AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
-              "PAGED: without PACKED, AHEAD, HEADS_IN_TILE and BIAS_TILES");
+#if PAGED && defined PACKED
+#error "PAGED: packed queries and others are served alike, without PACKED"
+#endif
+static_assert(!PAGED || (!AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
+              "PAGED: without AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
               "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
 static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
@@ -166,33 +177,89 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 #include "cuda/device/attention/paging_argument.cuh"
 #include "cuda/kernels/fwd_wgmma/widening.cuh"
 
-/* ---- Producer: one thread ---- */
+/* ---- Producer: one thread; of PAGES_APART two, each in a warp of its own ---- */
 
 DEV uint32_t count_work(const fwd_args &a, shared_memory *memory)
 {
-    return PACKED ? memory->queue.tiles : count_tiles(a);
+    return SEQUENCES ? memory->queue.tiles : count_tiles(a);
 }
 
+/* Tile number `index` of the queue. */
+DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory)
+{
+    return SEQUENCES ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES);
+}
+
+DEV kv_ring ring_of_keys(uint32_t smem)
+{
+    return {ADDRESS(smem, k),
+            ADDRESS(smem, K_LOADED),
+            ADDRESS(smem, k_empty),
+            {LOADED_K_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
+            K_BYTES};
+}
+
+DEV kv_ring ring_of_values(uint32_t smem)
+{
+    return {ADDRESS(smem, v),
+            ADDRESS(smem, V_LOADED),
+            ADDRESS(smem, v_empty),
+            {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
+            V_BYTES};
+}
+
+#if PAGES_APART
+DEV page_source pages_of_work(const fwd_args &a, const fwd_paging &paging, const work_tile &t)
+{
+    return {pages_of_entry(a, paging, entry_number(t)), t.head / a.group, t.rows.kv_len};
+}
+
+/* Loads Q, and K from the right to the left. */
+DEV void produce_keys_and_queries(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem)
+{
+    const kv_ring k = ring_of_keys(smem);
+    int use = 0, q_use = 0;
+    work_tile t = wait_planned(smem, 0);
+    for (; t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
+        const visible_tiles tiles = read_tiles(smem, 0, q_use);
+        const page_source source = pages_of_work(a, paging, t);
+        load_queries(t, &maps.q, smem, q_use);
+        const int asks = min(tiles.end - 1, tiles.first + PLAN_TILES);
+        for (int kv_tile = tiles.end - 1; kv_tile >= tiles.first; kv_tile--) {
+            produce_keys(k, &maps.k, source, use++, kv_tile);
+            if (kv_tile == asks)
+                ask_plan(smem);
+        }
+    }
+    load_queries(t, nullptr, smem, q_use); /* there is no more work */
+}
+
+/* Loads V. The plan of a work tile is read before its slot is handed back: with one key tile consumers may have
+ * released theirs by then. */
+DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem)
+{
+    const kv_ring v = ring_of_values(smem);
+    int use = 0, q_use = 0;
+    for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
+        const visible_tiles tiles = read_tiles(smem, 0, q_use);
+        const page_source source = pages_of_work(a, paging, t);
+        barrier_arrive(ADDRESS(smem, q_empty) + BARRIER_BYTES * q_slot(q_use, 0));
+        for (int kv_tile = tiles.end - 1; kv_tile >= tiles.first; kv_tile--)
+            produce_keys(v, &maps.v, source, use++, kv_tile);
+    }
+}
+#else
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
-    const kv_ring k = {ADDRESS(smem, k),
-                       ADDRESS(smem, K_LOADED),
-                       ADDRESS(smem, k_empty),
-                       {LOADED_K_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
-                       K_BYTES};
-    const kv_ring v = {ADDRESS(smem, v),
-                       ADDRESS(smem, V_LOADED),
-                       ADDRESS(smem, v_empty),
-                       {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
-                       V_BYTES};
+    const kv_ring k = ring_of_keys(smem), v = ring_of_values(smem);
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
 #if PLANS_AHEAD
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
-        const work_tile t = PACKED ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES);
+        const work_tile t = find_tile(a, index, memory);
 #if BIAS_TILES
         const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
 #else
@@ -200,7 +267,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
 #endif
 #if PAGED
-        const page_source source = {pages_of_entry(a, paging, t.batch), t.head / a.group, t.rows.kv_len};
+        const page_source source = {pages_of_entry(a, paging, entry_number(t)), t.head / a.group, t.rows.kv_len};
 #else
         key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         source.row_first += key_origin(entry_of(a, t), t.q_first);
@@ -240,6 +307,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
     end_widening(k, smem, use);
 }
+#endif
 
 #if PLANS_AHEAD
 /* Another thread: which work is next. */
@@ -250,8 +318,7 @@ DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
     none.q_first = -1;
     int q_use = 0;
     for (uint32_t index = blockIdx.x; index < count; index = take_next(a, count)) {
-        tell_work(a, PACKED ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES), smem,
-                  q_use);
+        tell_work(a, find_tile(a, index, memory), smem, q_use);
         wait_asked(smem, q_use++);
     }
     tell_work(a, none, smem, q_use);
@@ -402,12 +469,13 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
                     const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
-    const cache_scales scales = find_cache_scales(a, t.batch, t.head / a.group);
+    const int batch = entry_number(t); /* of packed queries, too: their batch strides are 0 */
+    const cache_scales scales = find_cache_scales(a, batch, t.head / a.group);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
         const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum) * scales.values;
-        const row_store to = {(char *)a.o + output_index(a, t.rows, t.batch, head, row) * OUT_BYTES, row < entry.q_len,
+        const row_store to = {(char *)a.o + output_index(a, t.rows, batch, head, row) * OUT_BYTES, row < entry.q_len,
                               a.v_dim, factor};
 #if OUT_F32
         const int finite = store_row_f32(to, o, h, c.lane);
@@ -415,14 +483,13 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
         const int finite = store_row<BF16>(to, o, h, c.lane);
 #endif
         if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
-            find_lse(a, t.rows, t.batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, sum);
+            find_lse(a, t.rows, batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, sum);
         /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
          * again it spills beside four consumers */
         const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
-        const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
-                                   t.rows.kv_begin, scale_log2, r.offset[h], factor};
+        const stored_row stored = {batch, head, row, t.rows.q_begin, t.rows.kv_begin, scale_log2, r.offset[h], factor};
 #if PAGED
-        fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, t.batch), entry, stored, sum, finite, c.lane);
+        fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, sum, finite, c.lane);
 #else
         fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, sum, finite, c.lane);
 #endif
@@ -432,7 +499,7 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
             __syncwarp(); /* what other lanes have stored of the row comes first */
         if (again)
             compute_row_again<ELEMENT>(a, entry, stored,
-                                       a.lse == nullptr ? nullptr : find_lse(a, t.rows, t.batch, head) + row, c.lane);
+                                       a.lse == nullptr ? nullptr : find_lse(a, t.rows, batch, head) + row, c.lane);
 #endif
     }
 }
@@ -489,7 +556,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         const visible_entry entry = entry_of(a, t);
         const int origin = key_origin(entry, t.q_first), keys = entry.kv_len - origin; /* from tile 0's first on */
         if (KV_E4M3) {
-            c.scale_log2 = score_scale_log2(a) * find_cache_scales(a, t.batch, t.head / a.group).keys;
+            c.scale_log2 = score_scale_log2(a) * find_cache_scales(a, entry_number(t), t.head / a.group).keys;
             c.threshold = RESCALE_THRESHOLD / c.scale_log2;
         }
         const row_keys seen = find_row_keys(a, entry, entry_number(t), row_of(t, c.row, 0), row_of(t, c.row, 1),
@@ -524,7 +591,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         exponentiate_and_sum(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
         ACR_TRACE_POINT(q_use, "tile: first exponentials done");
-        if (!KV_E4M3 && (a.kv_lens != nullptr || PACKED) && (tile + 1) * KV_TILE > keys)
+        if (!KV_E4M3 && (a.kv_lens != nullptr || SEQUENCES) && (tile + 1) * KV_TILE > keys)
             clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
         for (int end = tiles.full_end;;
@@ -572,7 +639,8 @@ DEV void init_barriers(uint32_t smem)
     const int warps = WARPGROUP_THREADS / WARP_THREADS;
     for (int i = 0; i < Q_SLOTS; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, warps);
+        /* the producer of values tells consumer 0's slot, too */
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, warps + (PAGES_APART && i % CONSUMERS == 0));
     }
 #if PLANS_AHEAD
     for (int i = 0; i < Q_STAGES; i++)
@@ -622,7 +690,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (PACKED) {
+    if (SEQUENCES) {
         order_sequences(a, shared->queue, THREADS);
         if (blockIdx.x >= count_work(a, shared))
             return;
@@ -633,11 +701,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ACR_TRACE_POINT(0, "CTA ready");
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
+#if PAGED /* by elected lanes: else a loop over lanes would issue each box */
+        const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
+#endif
+#if PAGES_APART
+        if (warp == 0 && elect_one())
+            produce_keys_and_queries(a, maps, paging, smem);
+        if (warp == 1 && elect_one())
+            plan_work(a, smem, shared);
+        if (warp == 2 && elect_one())
+            produce_values(a, maps, paging, smem);
+#else
+#if PAGED
+        if (warp == 0 && elect_one())
+#else
         if (threadIdx.x == 0)
+#endif
             produce(a, maps PAGING_ARGUMENT, smem, shared);
 #if PLANS_AHEAD
         if (threadIdx.x == WARP_THREADS)
             plan_work(a, smem, shared);
+#endif
 #endif
 #if KV_E4M3
         if (threadIdx.x >= WARP_THREADS)
@@ -665,7 +749,7 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
                                    .heads_in_tile = HEADS_IN_TILE,
                                    .threads = THREADS,
                                    .smem_bytes = sizeof(shared_memory),
-                                   .packed_only = PACKED,
+                                   .packed_only = SEQUENCES && !PAGED,
                                    .caches_only = PAGED,
                                    .narrow_only = KV_E4M3,
                                    .no_windows = !WINDOWS};
@@ -678,6 +762,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     const int32_t page = problem->page;
     if (PAGED && problem->flags & ACR_PAGED && page % KV_TILE != 0 && (page % 8 != 0 || KV_TILE % page != 0))
         return "page: neither a multiple of a key tile (KV_TILE) nor 8 keys or a multiple of 8 that divides it";
+    if (PAGED && (problem->flags & (ACR_PACKED | ACR_PAGED)) == ACR_PACKED)
+        return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
     return tile_why_not(problem, device);
@@ -685,18 +771,18 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-#if AHEAD || OUT_F32 || (TERMS && HEADS_IN_TILE == 1)
+#if AHEAD || PAGES_APART || OUT_F32 || (TERMS && HEADS_IN_TILE == 1)
     /* As rates.def has the line without: one that plans ahead takes less for a masked query tile, more for the first,
      * and of d128 1 % less for each key tile. */
-    const int wide = DIM > 64;
+    const int wide = DIM > 64, ahead = PLANS_AHEAD;
     const double mask_cycles = wide ? 1228.0 : 415.0;
     const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = wide ? (AHEAD ? 3620.0 : 3580.0) : 3239.0,
-        .exp_per_cycle = wide ? (AHEAD ? 9.97 : 9.86) : 9.38,
+        .mma_flop_per_cycle = wide ? (ahead ? 3620.0 : 3580.0) : 3239.0,
+        .exp_per_cycle = wide ? (ahead ? 9.97 : 9.86) : 9.38,
         .step_cycles = 800.0,
         .cta_cycles = wide ? 3795.0 : 2897.0,
-        .mask_cycles = AHEAD ? 650.0 : mask_cycles,
-        .first_cycles = AHEAD ? 4400.0 : 3000.0,
+        .mask_cycles = ahead ? 650.0 : mask_cycles,
+        .first_cycles = ahead ? 4400.0 : 3000.0,
         .memory_share = 0.9,
         .ctas_per_sm = 1,
     };
@@ -731,7 +817,7 @@ static size_t workspace(const acr_problem *p, const acr__device *device)
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_wgmma", 90, 90),
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
-    .traits = PACKED ? ACR__TRAIT_PACKED : 0,
+    .traits = SEQUENCES ? ACR__TRAIT_PACKED : 0,
     .terms = TERMS,
     .pages = PAGED,
     .kv_types = KV_E4M3 ? 1u << ACR_E4M3 : 0,
