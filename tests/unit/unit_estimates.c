@@ -116,6 +116,12 @@ static void caches_are_charged_what_they_hold(void **state)
     assert_true(work("b1:h16/1:s1/100:d576/512:v-in-k", NULL).bytes == q_and_o + keys * 576 * 2);
     assert_true(work("b1:h16/1:s1/100:d576/512:kv-e4m3", NULL).bytes == q_and_o + keys * (576 + 512));
     assert_true(work("b1:h16/1:s1/100:d576/512:kvlens:page64:v-in-k:kv-e4m3", NULL).bytes == q_and_o + keys * 576);
+    /* packed queries over pages have offsets of queries alone: 3 rows over 7 keys, and 1 over 3 */
+    const int32_t offsets[] = {1, 4, 5}, lens[] = {7, 3};
+    const acr_buffers lengths = {.size = sizeof lengths, .q_offsets = offsets, .q_total = 6, .kv_lens = lens};
+    const problem_work packed = work("b2:h2/1:s8/10:d16:bshd:packed:kvlens:page16", &lengths);
+    assert_true(packed.exps == 2 * (3 * 7 + 1 * 3));
+    assert_true(packed.bytes == 2 * 2 * (3 + 1) * 16 * 2 + 2 * (7 + 3) * 16 * 2);
 }
 
 int main(void)

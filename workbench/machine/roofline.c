@@ -68,12 +68,12 @@ typedef struct entry_lengths {
 
 static entry_lengths lengths_of(const acr_problem *p, const acr_buffers *lengths, int64_t batch)
 {
-    if (lengths && lengths->q_offsets) {
-        return (entry_lengths){fwd_sequence_of(lengths->q_offsets, batch, lengths->q_total, p->q_len).length,
-                               fwd_sequence_of(lengths->kv_offsets, batch, lengths->kv_total, p->kv_len).length};
-    }
-    int64_t keys = lengths && lengths->kv_lens ? lengths->kv_lens[batch] : p->kv_len;
-    return (entry_lengths){p->q_len, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys};
+    int64_t queries = p->q_len, keys = lengths && lengths->kv_lens ? lengths->kv_lens[batch] : p->kv_len;
+    if (lengths && lengths->q_offsets)
+        queries = fwd_sequence_of(lengths->q_offsets, batch, lengths->q_total, p->q_len).length;
+    if (lengths && lengths->kv_offsets) /* packed queries over pages have none */
+        keys = fwd_sequence_of(lengths->kv_offsets, batch, lengths->kv_total, p->kv_len).length;
+    return (entry_lengths){queries, keys < 0 ? 0 : keys > p->kv_len ? p->kv_len : keys};
 }
 
 /* The first key of a batch entry that exists. */
