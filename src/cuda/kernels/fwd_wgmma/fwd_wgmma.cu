@@ -469,7 +469,7 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
                     const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
-    const int batch = entry_number(t); /* of packed queries, too: their batch strides are 0 */
+    const int batch = PAGED ? entry_number(t) : t.batch; /* of packed queries, too: their batch strides are 0 */
     const cache_scales scales = find_cache_scales(a, batch, t.head / a.group);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -487,7 +487,8 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
         /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
          * again it spills beside four consumers */
         const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
-        const stored_row stored = {batch, head, row, t.rows.q_begin, t.rows.kv_begin, scale_log2, r.offset[h], factor};
+        const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
+                                   t.rows.kv_begin, scale_log2, r.offset[h], factor};
 #if PAGED
         fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, sum, finite, c.lane);
 #else
