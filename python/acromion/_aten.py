@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 import warnings
-from typing import Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.nn.attention
@@ -79,12 +79,47 @@ def _bind() -> None:
     _native.bind_aten(_unused, _pad_rows, _heads_innermost, _without_keys)
 
 
+class _Raising(torch.Tensor):
+    """Of which every operator raises the exception of a call that the dispatcher made: C can throw none itself."""
+
+    @staticmethod
+    def __new__(cls) -> "_Raising":
+        return torch.Tensor._make_wrapper_subclass(cls, ())
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> None:
+        _native.aten_stack_raise()
+
+
+@functools.lru_cache(maxsize=None)
+def _has_stack() -> bool:
+    return _native.aten_stack_bind(_Raising())
+
+
+_LETTERS = {"Tensor": "T", "Optional[Tensor]": "t", "bool": "b", "int": "i", "Optional[int]": "j", "float": "f",
+            "Optional[float]": "g"}
+
+
+def _register_directly(name: str, key: str, operator: Callable[..., Any]) -> Optional[object]:
+    """Puts an operator where PyTorch's dispatcher calls it without its way through Python. Gives what keeps it there,
+    or None where this PyTorch has not all that this takes, or has other arguments."""
+    schema = torch._C._get_schema(f"aten::{name}", "")
+    arguments, results = ([_LETTERS.get(str(value.type)) for value in values]
+                          for values in (schema.arguments, schema.returns))
+    keywords = tuple(value.name for value in schema.arguments if value.kwarg_only)
+    if None in arguments + results or not _has_stack():
+        return None
+    return _native.aten_stack_register(name, key, operator, "".join(filter(None, arguments)), keywords,
+                                       "".join(filter(None, results)))
+
+
 class Handle:
     """What PyTorch's registry keeps while acromion is active."""
 
     def __init__(self) -> None:
         _bind()
         self.library = torch.library.Library("aten", "IMPL")
+        self.direct: List[Optional[object]] = []  # in front of those
         for name, key in OPERATORS:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 continue  # a PyTorch without CUDA
@@ -96,8 +131,10 @@ class Handle:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
                 self.library.impl(name, operator, key, allow_override=True)
+            self.direct.append(_register_directly(name, key, operator))
 
     def remove(self) -> None:
+        self.direct.clear()
         self.library._destroy()
 
 

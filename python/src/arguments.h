@@ -72,6 +72,7 @@ typedef struct arguments {
     float softcap;                      /* 0: none */
     float scale;                        /* 0: not given */
     float q_number, k_number, v_number; /* scales of fp8 that are numbers; 0: not given, or a tensor */
+    const struct operand *acquired[3];  /* q, k and v as they were read already; NULL: not yet */
 } arguments;
 
 /* Zero-initialises, and lets q, k and v be these: what a caller that has no Python arguments sets the rest of. */

@@ -130,6 +130,9 @@ static int prepare(request *r)
     if (operand_acquire(&r->q, "q", r->given[QUERY]) || operand_acquire(&r->k, "k", r->given[KEY]) ||
         operand_acquire(&r->v, "v", r->given[VALUE]) || arguments_read_scale(&r->a.scale, r->given[SCALE], "scale"))
         return -1;
+    r->a.acquired[ARG_Q] = &r->q;
+    r->a.acquired[ARG_K] = &r->k;
+    r->a.acquired[ARG_V] = &r->v;
     if (r->q.device.type == DL_CUDA && r->q.dtype.code == DL_FLOAT && r->q.dtype.bits == 32)
         return refuse(r, "float32 on CUDA: acromion has kernels of last resort for it only"), -1;
     r->a.given[ARG_ATTN_MASK] = r->given[BIAS] ? r->given[BIAS] : r->given[ATTN_MASK];
@@ -200,7 +203,7 @@ static int seed_and_offset(const request *r, bool is_saved, PyObject **seed, PyO
 {
     static PyObject *shared[64];
     const int32_t device = r->q.device.id;
-    const int is_own = is_saved || device < 0 || device >= 64 ? 1 : torch_is_capturing();
+    const int is_own = is_saved || device < 0 || device >= 64 ? 1 : torch_is_capturing(&r->q);
     if (is_own < 0)
         return -1;
     if (is_own) {

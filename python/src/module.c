@@ -1,6 +1,7 @@
 /* The module acromion._native: its functions and their documentation. */
 #include "arguments.h"
 #include "aten.h"
+#include "aten_stack.h"
 #include "common.h"
 #include "operand.h"
 #include "ops.h"
@@ -108,6 +109,12 @@ static PyMethodDef methods[] = {
     {"bind_aten", aten_bind, METH_VARARGS, "bind_aten(...)\n--\n\nCalled once, by acromion._aten."},
     {"aten_operator", aten_operator, METH_VARARGS,
      "aten_operator(name, call, keys, counts, tell)\n--\n\nWhat computes an operator of ATen: see acromion._aten."},
+    {"aten_stack_raise", aten_stack_raise, METH_NOARGS,
+     "aten_stack_raise()\n--\n\nRaises what a call of an operator has to raise."},
+    {"aten_stack_bind", aten_stack_bind, METH_O,
+     "aten_stack_bind(raising)\n--\n\nWhether PyTorch's dispatcher can call without Python: see acromion._aten."},
+    {"aten_stack_register", aten_stack_register, METH_VARARGS,
+     "aten_stack_register(name, key, operator, arguments, keywords, results)\n--\n\nSee acromion._aten."},
     {"merge", ops_merge, METH_VARARGS, "merge(outs, lses, out, out_lse, layout)\n--\n\nSee acromion._ops."},
     {"append", ops_append, METH_VARARGS, "append(tensors, numbers)\n--\n\nSee acromion._ops."},
     {"forget_plans", sdpa_forget, METH_NOARGS, "forget_plans()\n--\n\nDrops every cached plan and workspace."},

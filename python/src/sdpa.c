@@ -493,15 +493,13 @@ static int acquire(call *c, operand *op, const char *name, PyObject *object)
     return -1;
 }
 
-/* q, k, v or out. Those of packed sequences, [total, heads, dim], are from here on [1, total, heads, dim]. */
-static int acquire_main(call *c, operand *op, const char *name, PyObject *object)
+/* Packed sequences, [total, heads, dim], are from here on [1, total, heads, dim]. */
+static int unpack(const call *c, operand *op)
 {
-    if (acquire(c, op, name, object))
-        return -1;
     if (!c->a.is_packed || is_pages(c, op))
         return 0;
     if (op->ndim != 3)
-        return acr_py_invalid("%s has %d dimensions, must have 3 for packed sequences: [total, heads, dim]", name,
+        return acr_py_invalid("%s has %d dimensions, must have 3 for packed sequences: [total, heads, dim]", op->name,
                               (int)op->ndim);
     memmove(&op->shape[1], op->shape, 3 * sizeof op->shape[0]);
     memmove(&op->strides[1], op->strides, 3 * sizeof op->strides[0]);
@@ -509,6 +507,23 @@ static int acquire_main(call *c, operand *op, const char *name, PyObject *object
     op->shape[0] = 1;
     op->strides[0] = 0;
     return 0;
+}
+
+/* q, k, v or out. */
+static int acquire_main(call *c, operand *op, const char *name, PyObject *object)
+{
+    return acquire(c, op, name, object) ? -1 : unpack(c, op);
+}
+
+static int acquire_input(call *c, operand *op, int argument)
+{
+    static const char *const paged_names[] = {"q", "k_cache", "v_cache"};
+    if (!c->a.acquired[argument])
+        return acquire_main(c, op, c->a.is_paged ? paged_names[argument] : argument_names[argument],
+                            c->a.given[argument]);
+    *op = *c->a.acquired[argument];
+    op->capsule = NULL; /* the caller's, who keeps it */
+    return unpack(c, op);
 }
 
 /* attn_mask in the four dimensions of the scores. One of PyTorch whose keys do not lie side by side is copied. */
@@ -543,11 +558,8 @@ static int acquire_bias(call *c, PyObject *mask)
 
 static int acquire_inputs(call *c)
 {
-    operand *const inputs[] = {&c->q, &c->k, &c->v};
-    static const char *const paged_names[] = {"q", "k_cache", "v_cache"};
-    for (int i = ARG_Q; i <= ARG_V; i++)
-        if (acquire_main(c, inputs[i], c->a.is_paged ? paged_names[i] : argument_names[i], c->a.given[i]))
-            return -1;
+    if (acquire_input(c, &c->q, ARG_Q) || acquire_input(c, &c->k, ARG_K) || acquire_input(c, &c->v, ARG_V))
+        return -1;
     for (int i = ARG_SIDE; i < ARGUMENTS; i++)
         if (c->a.given[i] && acquire(c, &c->sides[i - ARG_SIDE], argument_names[i], c->a.given[i]))
             return -1;

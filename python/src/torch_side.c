@@ -26,7 +26,8 @@ static struct {
     PyObject *(*wrap)(const torch_handle *tensor);
     int32_t (*float16)(void), (*bfloat16)(void), (*float32)(void), (*uint8)(void), (*int64)(void), (*uint64)(void);
     int32_t (*cpu)(void), (*cuda)(void);
-    bool makes_tensors; /* all that this takes are there */
+    int (*is_capturing)(void *stream, int *capture); /* of CUDA's runtime: 0 for success, capture 0 for none */
+    bool makes_tensors;                              /* all that this takes are there */
 } shim;
 
 static const struct shim_symbol {
@@ -47,6 +48,7 @@ static const struct shim_symbol {
     {"aoti_torch_dtype_uint64", &shim.uint64, true},
     {"aoti_torch_device_type_cpu", &shim.cpu, true},
     {"aoti_torch_device_type_cuda", &shim.cuda, true},
+    {"cudaStreamIsCapturing", &shim.is_capturing, false},
 };
 
 /* Looks in the library that torch._C has loaded, and in those it needs: if its tensors are the ones that were bound. */
@@ -299,7 +301,15 @@ PyObject *torch_spread(PyObject *mask, int64_t keys)
     return PyObject_CallFunction(torch.spread, "OL", mask, (long long)keys);
 }
 
-int torch_is_capturing(void)
+int torch_is_capturing(const operand *like)
 {
-    return is_true(torch.is_capturing);
+    void *stream;
+    int capture;
+    if (like->device.type != DL_CUDA)
+        return 0;
+    if (!shim.is_capturing)
+        return is_true(torch.is_capturing);
+    if (operand_stream(like, &stream))
+        return -1;
+    return shim.is_capturing(stream, &capture) == 0 ? capture != 0 : is_true(torch.is_capturing); /* says why */
 }

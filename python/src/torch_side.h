@@ -46,7 +46,7 @@ PyObject *torch_new_empty_strided(const operand *like, const int64_t *shape, con
 /* A copy of a mask whose last dimension lies side by side; an extent of 1 there becomes `keys`. */
 PyObject *torch_spread(PyObject *mask, int64_t keys);
 
-/* Whether the current stream is being captured into a graph. -1 with an exception. */
-int torch_is_capturing(void);
+/* Whether the stream that is current on an operand's device is being captured into a graph. -1 with an exception. */
+int torch_is_capturing(const operand *like);
 
 #endif

@@ -101,7 +101,7 @@ static int capture_workspace(workspace *out, const plan_entry *entry, const oper
 
 int workspace_for_stream(workspace *out, const plan_entry *entry, const operand *like, void *stream)
 {
-    const int capturing = torch_is_capturing();
+    const int capturing = torch_is_capturing(like);
     if (capturing)
         return capturing < 0 ? -1 : capture_workspace(out, entry, like, stream);
     struct stream_workspace *s = find_stream(like->device, stream);

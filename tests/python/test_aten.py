@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """torch.nn.attention.activate_flash_attention_impl("ACROMION"): PyTorch's own calls by acromion, what is handed over,
 what is restored. Needs the installed package and PyTorch."""
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import acromion
+from acromion import _aten, _native
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.float16) if HAS_GPU else ("cpu", torch.float32)
@@ -200,7 +202,7 @@ class Active(Case):
 
 
 def packed_offsets(*lengths):
-    return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
 
 
 @unittest.skipUnless(HAS_GPU, "operators of CUDA")
@@ -328,6 +330,85 @@ class OnCuda(Case):
             compiled(y).sum().backward()
             torch.testing.assert_close(y.grad, x.grad, atol=2e-2, rtol=2e-2)
         self.assertEqual(self.handed_over(), {})
+
+
+@unittest.skipIf(HAS_GPU, "puts the operators of CUDA where the CPU has none")
+class OnStack(unittest.TestCase):
+    """What the dispatcher calls without Python: arguments and results of every schema, and exceptions."""
+
+    def setUp(self):
+        _aten._bind()
+        self.calls, self.counts = [], {}
+
+    @contextlib.contextmanager
+    def registered(self, name, native=None):
+        def call(*arguments, **keywords):
+            self.calls.append((arguments, keywords))
+            return native(*arguments, **keywords)
+        operator = _native.aten_operator(name, call, "keys", self.counts, lambda reason: 1)
+        kept = [_aten._register_directly(name, "CPU", operator)]
+        self.assertIsNotNone(kept[0])
+        try:
+            yield getattr(torch.ops.aten, name)
+        finally:
+            kept.clear()
+
+    def test_schemas(self):
+        q, k = normal(2, 4, 33, 64), normal(2, 2, 33, 64)
+        bias = normal(33, 33).expand(2, 4, 33, 33)
+        wanted, lse = acromion.sdpa(q, k, k, scale=0.3, is_causal=True, enable_gqa=True, return_lse=True)
+        with self.registered("_scaled_dot_product_flash_attention") as operator:
+            found = operator(q, k, k, 0.0, True, scale=0.3)
+        self.assertTrue(torch.equal(found[0], wanted) and torch.equal(found[1], lse))
+        self.assertEqual([found[4], found[5], found[8].shape], [33, 33, (0,)])
+        with self.registered("_scaled_dot_product_cudnn_attention") as operator:
+            found = operator(q, k, k, None, True, 0.0, True, False, scale=0.3)
+            self.assertTrue(torch.equal(found[0], wanted) and torch.equal(found[1][..., 0], lse))
+            self.assertEqual(found[4:6], (33, 33))
+            self.assertTrue(torch.equal(operator(q, k, k, None, False, 0.0, True, scale=0.3)[0], wanted))
+        with self.registered("_scaled_dot_product_efficient_attention") as operator:
+            found = operator(q, k, k, bias, False)
+            self.assertTrue(torch.equal(found[0], acromion.sdpa(q, k, k, attn_mask=bias, enable_gqa=True)))
+            self.assertEqual(found[1].shape, (2, 4, 0))
+        cum, packed = packed_offsets(13, 0, 20), (x[0].transpose(0, 1).contiguous() for x in (q, k, k))
+        with self.registered("_flash_attention_forward") as operator:
+            found = operator(*packed, cum, cum, 20, 20, 0.0, False, False, window_size_left=4, window_size_right=0)
+        self.assertEqual([x.shape for x in found[:2]], [(33, 4, 64), (4, 33)])
+        self.assertEqual((self.calls, self.counts), ([], {}))
+
+    def test_what_is_handed_over(self):
+        q = normal(1, 2, 16, 64)
+        given = q + 1, q + 2
+        with self.registered("_scaled_dot_product_efficient_attention", lambda *a, **k: (*given, None, None)) as operator:
+            found = operator(q, q, q, None, True, 0.5, scale=0.25)
+        self.assertEqual([x.data_ptr() for x in found[:2]], [x.data_ptr() for x in given])
+        (arguments, keywords), = self.calls
+        self.assertTrue(arguments[0] == "keys" and arguments[1] is q)
+        self.assertEqual((arguments[4:], keywords), ((None, True, 0.5, False), {"scale": 0.25}))
+
+    def test_exceptions_keep_their_type(self):
+        """C++ carries them from the operator to Python, under every mode."""
+        q, raised = normal(1, 2, 16, 64), torch.OutOfMemoryError("no memory left")
+
+        def fail(*arguments, **keywords):
+            raise raised
+        with self.registered("_scaled_dot_product_efficient_attention", fail) as operator:
+            references = sys.getrefcount(q)
+            for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode, lambda: torch.device("cpu")):
+                with self.subTest(mode), mode(), self.assertRaises(torch.OutOfMemoryError) as caught:
+                    operator(q, q, q, None, True, 0.5)
+                self.assertIs(caught.exception, raised)
+            raised.__traceback__ = None
+            del self.calls[:]
+            self.assertEqual(sys.getrefcount(q), references)
+
+    def test_many_threads(self):
+        q = normal(1, 2, 64, 64)
+        wanted = acromion.sdpa(q, q, q)
+        with self.registered("_scaled_dot_product_efficient_attention") as operator:
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                results = list(pool.map(lambda _: operator(q, q, q, None, False)[0], range(200)))
+        self.assertTrue(all(torch.equal(found, wanted) for found in results))
 
 
 class Registry(unittest.TestCase):
