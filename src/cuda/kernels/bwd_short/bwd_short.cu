@@ -7,17 +7,31 @@
  * rows of all products, with their operands in registers, but queries' dO, which stays in shared memory: scores and dP
  * are lines by partners, P and dS are the operands of dV, dK and dQ. No product's result passes through shared memory.
  *
- * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of the queries, and two warpgroups hold 64
- * lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
+ * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of queries that are partners, and two
+ * warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, AHEAD=1 (the next stage's scores start
- * before this one's last product).
+ * before this one's last product), EARLY=1 (and before its score gradients), LINES_IN_SHARED=1 (dP
+ * reads the lines from shared memory; 2: scores, too), LAG=1 or 2 (the
+ * second warpgroup begins behind the first one's first scores, or behind its exponentials).
  *
- * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 */
+ * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 D_FIRST=0 EARLY=0 LINES_IN_SHARED=0 LAG=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef AHEAD
 #define AHEAD 0
+#endif
+#ifndef LINES_IN_SHARED
+#define LINES_IN_SHARED 0
+#endif
+#ifndef D_FIRST
+#define D_FIRST 0
+#endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef LAG
+#define LAG 0
 #endif
 
 #include <stddef.h>
@@ -32,6 +46,10 @@ enum {
     Q_TILE = CONSUMERS * GROUP_LINES,
     KV_TILE = 64,
     THREADS = 128 * (CONSUMERS + 1),
+    HELPERS = 96,              /* all but the first warp of the producer's warpgroup */
+    STATS_ROWS = 8,            /* of queries whose D a warp finds at once */
+    STATS_ROUNDS = 3,          /* of a stage, by three warps */
+    O_STAGES = 3,              /* stages whose O is asked for */
     BOX_BYTES = 64 * ROW_BYTES /* of a warpgroup's lines, or of a stage's partners */
 };
 
@@ -67,23 +85,41 @@ typedef struct owned_lines {
     visible_rows seen[CONSUMERS]; /* the partners of each warpgroup's lines; full: those that all its lines have */
 } owned_lines;
 
-/* Statistics of 64 queries: LSE in powers of two, +inf of a row that sees no key or does not exist; D. */
+/* Statistics of 64 queries: LSE in powers of two, +inf of a row that sees no key or does not exist; of two rows -D
+ * each, twice, as the accumulators of a lane's two keys are. */
 typedef struct query_stats {
-    float lse[64], d[64];
+    float lse[64], minus_d[32][4];
 } query_stats;
+
+/* What a helper thread has asked for of a stage's O: its 32 bytes of each round's row. */
+typedef struct o_part {
+    uint8_t half[STATS_ROUNDS][2][HELPERS][16];
+} o_part;
+
+/* Where a warp's warpgroup stores its lines' gradients: of K or Q, and of V. Noted while the lines are on their way,
+ * since arguments that nobody has read before come slowly. */
+typedef struct line_targets {
+    char *x, *y; /* the first line's */
+    int64_t x_row_bytes, y_row_bytes;
+    int32_t lines, x_columns, y_columns, is_f32; /* lines: that are stored */
+} line_targets;
 
 /* What lies where in shared memory; the device's loads want each box at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t x[CONSUMERS][BOX_BYTES], y[CONSUMERS][BOX_BYTES];     /* lines: of K and V, or of Q and dO */
     uint8_t ring_x[STAGES][BOX_BYTES], ring_y[STAGES][BOX_BYTES]; /* partners: of Q and dO, or of K and V */
-    query_stats stats[STAGES], own_stats[CONSUMERS];              /* of partners; of lines */
+    o_part o[O_STAGES];                                           /* each thread reads only what it has asked for */
+    query_stats stats[STAGES];                                    /* of partners */
+    line_targets targets[4 * CONSUMERS];                          /* of each consumer warp */
     int32_t seen[CONSUMERS][GROUP_LINES][2];                      /* the partners of each line, [first, end) */
-    uint64_t own_full, own_stats_full;                            /* the lines; own_stats */
+    uint64_t own_full;                                            /* the lines */
     uint64_t full[STAGES], ready[STAGES], empty[STAGES];          /* ready: stats, or cleared partners */
     owned_lines own;
 } shared_memory;
 
 #ifdef __CUDACC__
+
+#define TRACE_WARPS 2
 
 #include "cuda/device/attention/gradient_lines.cuh"
 #include "cuda/device/isa/shared.cuh"
@@ -91,20 +127,21 @@ typedef struct shared_memory {
 #include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
-    PRODUCER_REGISTERS = 56,
+    PRODUCER_REGISTERS = 64,
     CONSUMER_REGISTERS = 224,
     CONSUMER_WARPS = 4 * CONSUMERS,
-    HELPER_WARPS = 3, /* of the producer's warpgroup, all but the first */
-    HELPERS = HELPER_WARPS * WARP_THREADS,
+    HELPER_WARPS = HELPERS / WARP_THREADS,
     ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES,
-    ROWS_AT_ONCE = HELPERS / ROW_CHUNKS, /* whose D the helpers find together */
-    ROW_ROUNDS = (64 + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE,
+    LAG_BARRIER = 1,           /* named ones */
+    STORE_BARRIER = 2,         /* and the next */
     DIM_STEPS = DIM / WGMMA_K, /* of a product over dims */
     PARTNER_STEPS = KV_TILE / WGMMA_K
 };
 
 static_assert(DIM == 64, "DIM: 64; dK and dV of 128 dims leave no registers for scores");
-static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
+static_assert(STAGES >= 3, "STAGES: one tile is computed on, the next waited for, the one before not yet released");
+static_assert(HELPER_WARPS * STATS_ROUNDS * STATS_ROWS >= 64, "helpers reach all rows of a stage");
+static_assert(!LAG || AHEAD, "LAG: of the loop that goes ahead");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- What a CTA owns ---- */
@@ -124,18 +161,22 @@ template <bool KEYS> DEV visible_rows partners_of_tile(const visible_entry &e, i
     return {keys.first, keys.full_first, keys.full_end, keys.end};
 }
 
-/* CTAs with keys come first, since they have more to do. */
+/* The grid is {key heads, batch, tiles}: of each head of keys its key tiles, which come first, since they have more to
+ * do, then the query tiles of all heads of its group. */
 DEV line_place find_place(const fwd_args &a)
 {
     const int key_tiles = (a.kv_len + Q_TILE - 1) / Q_TILE, q_tiles = (a.q_len + Q_TILE - 1) / Q_TILE;
-    const int key_work = key_tiles * a.kv_heads * a.batch;
     line_place at;
-    at.has_keys = blockIdx.x < key_work;
-    const int number = at.has_keys ? blockIdx.x : blockIdx.x - key_work, tiles = at.has_keys ? key_tiles : q_tiles;
-    const int heads = at.has_keys ? a.kv_heads : a.q_heads, tile = number / (heads * a.batch);
-    const int in_batch = number - tile * heads * a.batch;
-    at.entry = in_batch / heads;
-    at.head = in_batch - at.entry * heads;
+    at.has_keys = blockIdx.z < key_tiles;
+    at.entry = blockIdx.y;
+    at.head = blockIdx.x;
+    int tile = blockIdx.z;
+    if (!at.has_keys) {
+        const int number = tile - key_tiles;
+        tile = a.group == 1 ? number : number / a.group; /* a division takes longer than all else here */
+        at.head = at.head * a.group + number - tile * a.group;
+    }
+    const int tiles = at.has_keys ? key_tiles : q_tiles;
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++)
         at.first[i] = first_line(tiles, tile, i, lines_are_apart(rule_of(a)));
@@ -151,16 +192,19 @@ DEV owned_lines find_owned(const fwd_args &a)
     own.kv_len = find_kv_len(a, own.at.entry);
     own.lines = has_keys ? own.kv_len : own.q_len;
     own.partners = has_keys ? own.q_len : own.kv_len;
-    own.first_head = has_keys ? own.at.head * a.group : own.at.head / a.group;
+    own.first_head = has_keys ? own.at.head * a.group : blockIdx.x;
     own.heads = has_keys ? a.group : 1;
     own.needs_clearing = !has_keys && a.kv_lens != nullptr;
     const visible_entry e = entry_of(a, own);
+    const bool sees_all = !visible_is_limited(e.rule); /* asked first, for a short way to the first load */
     int first = INT32_MAX, end = 0;
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++) {
         const int line = own.at.first[i];
         visible_rows seen = {0, 0, 0, 0};
-        if (line < own.lines)
+        if (line < own.lines && sees_all)
+            seen = {0, 0, own.partners, own.partners};
+        else if (line < own.lines)
             seen =
                 has_keys ? partners_of_tile<true>(e, line, GROUP_LINES) : partners_of_tile<false>(e, line, GROUP_LINES);
         own.seen[i] = seen;
@@ -198,18 +242,23 @@ DEV void next_use(ring_use &use, const owned_lines &own)
 
 DEV int stage_of(const ring_use &use)
 {
-    return use.number % STAGES;
+    return (uint32_t)use.number % STAGES;
+}
+
+DEV int parity_of(const ring_use &use)
+{
+    return (uint32_t)use.number / STAGES & 1;
 }
 
 /* Waits for a barrier of a use's stage. */
 DEV void wait_use(uint32_t barriers, const ring_use &use)
 {
-    barrier_wait(barriers + BARRIER_BYTES * stage_of(use), use.number / STAGES & 1);
+    barrier_wait(barriers + BARRIER_BYTES * stage_of(use), parity_of(use));
 }
 
 DEV void wait_empty(uint32_t smem, const ring_use &use)
 {
-    barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * stage_of(use), (use.number / STAGES & 1) ^ 1);
+    barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * stage_of(use), parity_of(use) ^ 1);
 }
 
 /* One arrival per warp, behind what all its lanes have done. */
@@ -236,56 +285,129 @@ DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at)
     }
 }
 
-DEV void produce(const fwd_maps &maps, uint32_t smem, const owned_lines &own)
+DEV void load_partners(const fwd_maps &maps, uint32_t smem, const owned_lines &own, const ring_use &use)
 {
     const fwd_map *const x = own.at.has_keys ? &maps.q : &maps.k, *const y = own.at.has_keys ? &maps.o : &maps.v;
-    for (ring_use use = first_use(own); is_in_use(use, own); next_use(use, own)) {
-        const int stage = stage_of(use);
-        const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * stage;
-        wait_empty(smem, use);
-        barrier_arrive_expecting(full, 2 * BOX_BYTES);
-        load_box(ADDRESS(smem, ring_x) + stage * BOX_BYTES, x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
-        load_box(ADDRESS(smem, ring_y) + stage * BOX_BYTES, y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
-    }
-    barrier_wait(ADDRESS(smem, own_full), 0); /* a CTA does not end before its copies, if nobody else waits for them */
+    const int stage = stage_of(use);
+    const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * stage;
+    barrier_arrive_expecting(full, 2 * BOX_BYTES);
+    load_box(ADDRESS(smem, ring_x) + stage * BOX_BYTES, x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    load_box(ADDRESS(smem, ring_y) + stage * BOX_BYTES, y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
 }
 
-/* ---- The helpers: three warps, which find D, or clear keys that do not exist ---- */
+/* All partners behind the first use's. */
+DEV void produce(const fwd_maps &maps, uint32_t smem, const owned_lines &own)
+{
+    ring_use use = first_use(own);
+    next_use(use, own);
+#pragma unroll 1
+    for (; is_in_use(use, own); next_use(use, own)) {
+        wait_empty(smem, use);
+        load_partners(maps, smem, own, use);
+    }
+}
 
-/* Finds the statistics of 64 queries from row `first` on. O comes from global memory; dO from the box, which has landed
- * when the barrier's phase of that parity has ended. thread: of the helpers. */
-DEV void find_stats(const fwd_args &a, const owned_lines &own, int head, int first, uint32_t box, uint32_t full,
-                    uint32_t parity, query_stats *to, int thread)
+/* ---- The helpers: three warps, which find D, or clear keys that do not exist ----
+ *
+ * Eight rows of a warp at a time, four lanes a row: lane l has dims 16 (l % 4) and further of row l / 4. */
+
+/* Whose rows a helper warp takes in a round, in a stage; the last round has none for the last warp. */
+DEV int stats_row(int thread, int round)
+{
+    return (round * HELPER_WARPS + thread / WARP_THREADS) * STATS_ROWS;
+}
+
+/* Asks for the thread's part of O of a use of the ring; rows and dims that do not exist are zeros. to: part's address,
+ * the thread's. */
+DEV void ask_o(const fwd_args &a, const owned_lines &own, const ring_use &use, uint32_t to, int thread)
 {
     const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const float *const lse = find_lse(a, rows, own.at.entry, head);
-    const int chunk = thread % ROW_CHUNKS, in_round = thread / ROW_CHUNKS;
-    const float own_lse = thread < 64 && first + thread < own.q_len ? lse[first + thread] : -CUDART_INF_F;
-    const char *from =
-        (const char *)a.o + (output_index(a, rows, own.at.entry, head, first + in_round) + 8 * chunk) * ELEM_BYTES;
-    const int end = 8 * chunk < a.v_dim ? min(64, own.q_len - first) : 0;
-    uint4 o[ROW_ROUNDS];
+    const int column = thread % 4 * 16;
+    if (is_in_use(use, own)) {
+        int row = use.tile * KV_TILE + stats_row(thread, 0) + thread % WARP_THREADS / 4;
+        const char *from =
+            (const char *)a.o + (output_index(a, rows, own.at.entry, use.head, row) + column) * ELEM_BYTES;
 #pragma unroll
-    for (int i = 0; i < ROW_ROUNDS; i++) {
-        o[i] = {0, 0, 0, 0};
-        if (i * ROWS_AT_ONCE + in_round < end)
-            o[i] = *(const uint4 *)from;
-        from += ROWS_AT_ONCE * ELEM_BYTES * a.o_stride.row;
+        for (int i = 0; i < STATS_ROUNDS; i++) {
+            if (stats_row(thread, i) >= 64)
+                break;
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                copy_chunk_async(to + (2 * i + j) * (HELPERS * CHUNK_BYTES), from + j * CHUNK_BYTES,
+                                 row < own.q_len && column + 8 * j < a.v_dim);
+            row += HELPER_WARPS * STATS_ROWS;
+            from += HELPER_WARPS * STATS_ROWS * ELEM_BYTES * a.o_stride.row;
+        }
     }
-    if (thread < 64)
-        to->lse[thread] = stats_lse(own_lse);
-    barrier_wait(full, parity);
+    copies_commit();
+}
+
+/* D of the stage's rows, once its dO and the thread's part of O have landed. */
+DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
+{
+    const int lane = thread % WARP_THREADS, row = lane / 4;
 #pragma unroll
-    for (int i = 0; i < ROW_ROUNDS; i++) {
-        const int in_box = i * ROWS_AT_ONCE + in_round;
+    for (int i = 0; i < STATS_ROUNDS; i++) {
+        const int in_stage = stats_row(thread, i);
+        if (in_stage >= 64)
+            break;
         float sum = 0.0f;
-        if (in_box < 64)
-            sum = dot_chunk(o[i], load_shared_4(box + chunk_offset(in_box, chunk, ROW_CHUNKS)));
 #pragma unroll
-        for (int distance = ROW_CHUNKS / 2; distance > 0; distance /= 2)
-            sum += __shfl_xor_sync(~0u, sum, distance);
-        if (chunk == 0 && in_box < 64)
-            to->d[in_box] = sum;
+        for (int j = 0; j < 2; j++)
+            sum += dot_chunk(load_shared_4(part + (2 * i + j) * (HELPERS * CHUNK_BYTES)),
+                             load_shared_4(box + chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS)));
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) {
+            float *const minus_d = to->minus_d[(in_stage + row) / 2] + row % 2;
+            minus_d[0] = minus_d[2] = -sum;
+        }
+    }
+}
+
+/* The LSE of the thread's row of a use. */
+DEV float load_lse(const fwd_args &a, const owned_lines &own, const ring_use &use, int thread)
+{
+    const sequence rows = {0, own.q_len, 0, own.kv_len};
+    const int row = use.tile * KV_TILE + thread;
+    return thread < KV_TILE && is_in_use(use, own) && row < own.q_len ? find_lse(a, rows, own.at.entry, use.head)[row]
+                                                                      : -CUDART_INF_F;
+}
+
+/* The statistics of all uses. O is asked for two uses ahead, into places that only the asking thread reads; a row's LSE
+ * one use ahead. */
+DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own, int thread)
+{
+    const uint32_t parts = ADDRESS(smem, o) + thread * CHUNK_BYTES;
+    ring_use use = first_use(own), ahead = use;
+    int slot = 0;
+    for (int i = 0; i < O_STAGES - 1; i++) {
+        ask_o(a, own, ahead, parts + i * (uint32_t)sizeof(o_part), thread);
+        next_use(ahead, own);
+    }
+    float lse = load_lse(a, own, use, thread);
+#pragma unroll 1
+    while (is_in_use(use, own)) {
+        const int stage = stage_of(use), last_slot = slot == 0 ? O_STAGES - 1 : slot - 1;
+        query_stats *const to = &shared->stats[stage];
+        ask_o(a, own, ahead, parts + last_slot * (uint32_t)sizeof(o_part), thread);
+        next_use(ahead, own);
+        ring_use next = use;
+        next_use(next, own);
+        const float next_lse = load_lse(a, own, next, thread);
+        wait_empty(smem, use);
+        if (thread < KV_TILE)
+            to->lse[thread] = stats_lse(lse);
+        COPIES_WAIT(O_STAGES - 1);
+        wait_use(ADDRESS(smem, full), use);
+        __syncwarp();
+        ACR_TRACE_POINT(use.number, "helper: dO here");
+        find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, parts + slot * (uint32_t)sizeof(o_part), to, thread);
+        arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
+        ACR_TRACE_POINT(use.number, "helper: D stored");
+        slot = slot == O_STAGES - 1 ? 0 : slot + 1;
+        lse = next_lse;
+        use = next;
     }
 }
 
@@ -300,35 +422,23 @@ DEV void clear_partners(uint32_t smem, int stage, int first, int thread)
     shared_stores_visible();
 }
 
-DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own)
+DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
 {
-    const int thread = threadIdx.x - WARP_THREADS, lane = thread % WARP_THREADS;
-    ring_use use = first_use(own);
-    if (!is_in_use(use, own))
+    const owned_lines own = shared->own;
+    const int thread = threadIdx.x - WARP_THREADS;
+    if (own.at.has_keys) {
+        find_stats(a, smem, shared, own, thread);
         return;
-    if (!own.at.has_keys) {
-#pragma unroll 1
-        for (int i = 0; i < CONSUMERS; i++)
-            find_stats(a, own, own.at.head, own.at.first[i], ADDRESS(smem, y) + i * BOX_BYTES, ADDRESS(smem, own_full),
-                       0, &shared->own_stats[i], thread);
-        arrive_warp(ADDRESS(smem, own_stats_full), lane);
-        if (!own.needs_clearing)
-            return;
     }
+    if (!own.needs_clearing)
+        return;
 #pragma unroll 1
-    for (; is_in_use(use, own); next_use(use, own)) {
+    for (ring_use use = first_use(own); is_in_use(use, own); next_use(use, own)) {
         const int stage = stage_of(use), first = use.tile * KV_TILE;
-        const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * stage, parity = use.number / STAGES & 1;
-        wait_empty(smem, use);
-        if (own.at.has_keys)
-            find_stats(a, own, use.head, first, ADDRESS(smem, ring_y) + stage * BOX_BYTES, full, parity,
-                       &shared->stats[stage], thread);
-        else {
-            barrier_wait(full, parity);
-            if (first + KV_TILE > own.partners)
-                clear_partners(smem, stage, own.partners - first, thread);
-        }
-        arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, lane);
+        wait_use(ADDRESS(smem, full), use);
+        if (first + KV_TILE > own.partners)
+            clear_partners(smem, stage, own.partners - first, thread);
+        arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
     }
 }
 
@@ -347,6 +457,13 @@ typedef struct consumer {
     float scale_log2;
 } consumer;
 
+/* named_arrive where `arrives` is not 0, without a branch: that would end the compiler's stretch of products. */
+DEV void named_arrive_if(int arrives, int id, int threads)
+{
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p bar.arrive %1, %2; }" ::"r"(arrives), "r"(id), "r"(threads)
+                 : "memory");
+}
+
 /* The first of the lane's two lines among the warpgroup's; the other is the eighth after it. */
 DEV int lane_line(const consumer &c)
 {
@@ -359,11 +476,19 @@ template <bool KEYS> DEV void note_partners(const consumer &c, const visible_ent
     const owned_lines &own = shared->own;
     const int in_group = c.thread / 32 * 16 + c.lane, line = own.at.first[c.index] + in_group;
     if (c.lane < 16) {
-        const key_range seen = line < own.lines ? partners_of<KEYS>(e, line) : key_range{0, 0};
+        key_range seen = {0, 0};
+        if (line < own.lines)
+            seen = visible_is_limited(e.rule) ? partners_of<KEYS>(e, line) : key_range{0, own.partners};
         shared->seen[c.index][in_group][0] = seen.first;
         shared->seen[c.index][in_group][1] = seen.end;
     }
     __syncwarp();
+}
+
+/* The address of the row of a box, among the warp's, that the lane names when matrices of 16 dims move. */
+DEV uint32_t matrix_row(const consumer &c, uint32_t box, int step)
+{
+    return box + chunk_offset(c.thread / 32 * 16 + c.lane % 16, 2 * step + c.lane / 16, ROW_CHUNKS);
 }
 
 /* Loads the warp's rows of a box as the A operand of products over dims. */
@@ -371,8 +496,7 @@ DEV void load_lines(operand &to, const consumer &c, uint32_t box)
 {
 #pragma unroll
     for (int step = 0; step < DIM_STEPS; step++)
-        load_matrices(to + 4 * step,
-                      box + chunk_offset(c.thread / 32 * 16 + c.lane % 16, 2 * step + c.lane / 16, ROW_CHUNKS));
+        load_matrices(to + 4 * step, matrix_row(c, box, step));
 }
 
 /* What it held is of no use: the first product overwrites it. */
@@ -383,14 +507,20 @@ DEV void forget(score_tile &s)
         asm volatile("" : "=f"(s[i]));
 }
 
-/* Starts lines * transpose(partners), as a group of its own. */
-DEV void start_scores(score_tile &s, const operand &lines, uint64_t partners)
+/* Starts lines * transpose(partners), as a group of its own: by the lines' registers, or by the box that holds them. */
+template <bool FROM_BOX> DEV void start_scores(score_tile &s, const operand &lines, uint32_t box, uint64_t partners)
 {
+    const uint64_t in_box = matrix_descriptor(box, 0);
     forget(s);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < DIM_STEPS; step++)
-        wgmma_rs(s, lines + 4 * step, descriptor_at(partners, step * WGMMA_K * ELEM_BYTES), step != 0);
+    for (int step = 0; step < DIM_STEPS; step++) {
+        const uint64_t to = descriptor_at(partners, step * WGMMA_K * ELEM_BYTES);
+        if constexpr (FROM_BOX)
+            wgmma_ss(s, descriptor_at(in_box, step * WGMMA_K * ELEM_BYTES), to, step != 0);
+        else
+            wgmma_rs(s, lines + 4 * step, to, step != 0);
+    }
     wgmma_commit();
 }
 
@@ -418,16 +548,17 @@ DEV void hide_partners(score_tile &s, const consumer &c, const shared_memory *sh
     }
 }
 
-/* Turns scores into probabilities. stats: of the lane's first partner. */
-template <bool KEYS> DEV void find_probabilities(score_tile &s, const consumer &c, const query_stats *stats)
+/* Turns scores into probabilities. stats: of the stage's partners. */
+template <bool KEYS>
+DEV void find_probabilities(score_tile &p, const score_tile &s, const consumer &c, const query_stats *stats)
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 2; i += 4) {
         const float2 lse = KEYS ? *(const float2 *)(stats->lse + 2 * i + 2 * (c.lane % 4)) : float2{0.0f, 0.0f};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            s[i + 2 * h] = exp2_fast(fmaf(s[i + 2 * h], c.scale_log2, KEYS ? -lse.x : -c.lse[h]));
-            s[i + 2 * h + 1] = exp2_fast(fmaf(s[i + 2 * h + 1], c.scale_log2, KEYS ? -lse.y : -c.lse[h]));
+            p[i + 2 * h] = exp2_fast(fmaf(s[i + 2 * h], c.scale_log2, KEYS ? -lse.x : -c.lse[h]));
+            p[i + 2 * h + 1] = exp2_fast(fmaf(s[i + 2 * h + 1], c.scale_log2, KEYS ? -lse.y : -c.lse[h]));
         }
     }
 }
@@ -447,12 +578,13 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 2; i += 4) {
-        const float2 d = KEYS ? *(const float2 *)(stats->d + 2 * i + 2 * (c.lane % 4)) : float2{0.0f, 0.0f};
+        const float2 d = !KEYS || D_FIRST ? float2{0.0f, 0.0f} : *(const float2 *)stats->minus_d[i + c.lane % 4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int at = i + 2 * h;
-            ds[at / 2] =
-                pack<BF16>(p[at] * (dp[at] - (KEYS ? d.x : c.d[h])), p[at + 1] * (dp[at + 1] - (KEYS ? d.y : c.d[h])));
+            ds[at / 2] = KEYS && D_FIRST ? pack<BF16>(p[at] * dp[at], p[at + 1] * dp[at + 1])
+                                         : pack<BF16>(p[at] * (dp[at] + (KEYS ? d.x : -c.d[h])),
+                                                      p[at + 1] * (dp[at + 1] + (KEYS ? d.y : -c.d[h])));
         }
     }
 }
@@ -500,49 +632,86 @@ typedef struct held_lines {
     gradient dx, dy;
 } held_lines;
 
-/* From the scores, which are ready, to dS, rounded. Leaves dV's product under way, and none before it.
- * release_before: a stage whose products have then all ended, or -1. */
+/* From the scores, which are ready, to the probabilities; starts dV's product. is_awaited: the other warpgroup is to
+ * begin. */
 template <bool KEYS>
-DEV void find_ds(packed_tile &ds, held_lines &l, score_tile &s, const score_tile &dp, const consumer &c,
-                 const shared_memory *shared, const ring_use &use, bool masked, int release_before)
+DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, const shared_memory *shared,
+                const ring_use &use, bool masked, int is_awaited)
 {
-    const query_stats *const stats = &shared->stats[stage_of(use)];
-    ACR_TRACE_POINT(use.number, "scores ready");
-    if (KEYS)
+    if constexpr (KEYS)
+        ACR_TRACE_POINT(use.number, "keys: scores ready");
+    else
+        ACR_TRACE_POINT(use.number, "queries: scores ready");
+    if (LAG == 1)
+        named_arrive_if(is_awaited, LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
+    if (KEYS && !D_FIRST)
         wait_use(ADDRESS(c.smem, ready), use);
     if (masked)
         hide_partners(s, c, shared, use.tile * KV_TILE);
-    find_probabilities<KEYS>(s, c, stats);
-    ACR_TRACE_POINT(use.number, "exponentials done");
+    find_probabilities<KEYS>(p, s, c, &shared->stats[stage_of(use)]);
+    if constexpr (KEYS)
+        ACR_TRACE_POINT(use.number, "keys: exponentials done");
+    else
+        ACR_TRACE_POINT(use.number, "queries: exponentials done");
+    if (LAG == 2)
+        named_arrive_if(is_awaited, LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
     if constexpr (KEYS) {
-        packed_tile p;
-        round_probabilities(p, s);
-        start_gradient(l.dy, p, partner_y(c, stage_of(use)));
-        WGMMA_WAIT(1); /* all but dV */
-    } else
-        WGMMA_WAIT(0);
-    if (AHEAD && release_before >= 0)
-        release(c, release_before);
-    find_score_gradients<KEYS>(ds, s, dp, c, stats);
-    ACR_TRACE_POINT(use.number, "score gradients done");
+        packed_tile rounded;
+        round_probabilities(rounded, p);
+        start_gradient(l.dy, rounded, partner_y(c, stage_of(use)));
+    }
 }
 
-/* Starts dP, of a stage, as a group of its own. Queries' dO is read from shared memory: held in registers over the
- * loop, CUDA 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
-template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
+/* dS, rounded, once dP is there. LATER products have been started behind dP. release_before: a stage whose products
+ * have then all ended, or -1. */
+template <bool KEYS, int LATER>
+DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, const consumer &c,
+                 const shared_memory *shared, const ring_use &use, int release_before)
 {
+    WGMMA_WAIT(LATER);
+    if (AHEAD && release_before >= 0)
+        release(c, release_before);
+    find_score_gradients<KEYS>(ds, p, dp, c, &shared->stats[stage_of(use)]);
     if constexpr (KEYS)
-        start_scores(dp, l.y, partner_y(c, stage));
-    else {
-        const uint64_t lines = matrix_descriptor(ADDRESS(c.smem, y) + c.index * BOX_BYTES, 0);
-        forget(dp);
+        ACR_TRACE_POINT(use.number, "keys: score gradients done");
+    else
+        ACR_TRACE_POINT(use.number, "queries: score gradients done");
+}
+
+/* Starts a stage's scores, and its dP. Queries' dO is read from shared memory: held in registers over the loop, CUDA
+ * 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
+DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
+{
+    start_scores<LINES_IN_SHARED == 2>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x(c, stage));
+}
+
+template <bool KEYS>
+DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, const query_stats *stats,
+                                int stage)
+{
+    const uint32_t box = ADDRESS(c.smem, y) + c.index * BOX_BYTES;
+    if constexpr (KEYS && D_FIRST) {
+        const uint64_t in_box = matrix_descriptor(box, 0);
+#pragma unroll
+        for (int i = 0; i < KV_TILE / 2; i += 4) {
+            const float4 minus_d = *(const float4 *)stats->minus_d[i + c.lane % 4];
+            dp[i] = minus_d.x;
+            dp[i + 1] = minus_d.y;
+            dp[i + 2] = minus_d.z;
+            dp[i + 3] = minus_d.w;
+        }
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < DIM_STEPS; step++)
-            wgmma_ss(dp, descriptor_at(lines, step * WGMMA_K * ELEM_BYTES),
-                     descriptor_at(partner_y(c, stage), step * WGMMA_K * ELEM_BYTES), step != 0);
+        for (int step = 0; step < DIM_STEPS; step++) {
+            const uint64_t to = descriptor_at(partner_y(c, stage), step * WGMMA_K * ELEM_BYTES);
+            if constexpr (LINES_IN_SHARED)
+                wgmma_ss(dp, descriptor_at(in_box, step * WGMMA_K * ELEM_BYTES), to, 1);
+            else
+                wgmma_rs(dp, l.y + 4 * step, to, 1);
+        }
         wgmma_commit();
-    }
+    } else
+        start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, box, partner_y(c, stage));
 }
 
 /* One stage. No product is under way before or behind. */
@@ -550,12 +719,15 @@ template <bool KEYS>
 DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, const ring_use &use, bool masked)
 {
     const int stage = stage_of(use);
-    score_tile s, dp;
+    score_tile s, p, dp;
     packed_tile ds;
-    start_scores(s, l.x, partner_x(c, stage));
-    start_weight_gradients<KEYS>(dp, l, c, stage);
+    start_own_scores(s, l, c, stage);
+    if (KEYS && D_FIRST)
+        wait_use(ADDRESS(c.smem, ready), use);
+    start_weight_gradients<KEYS>(dp, l, c, &shared->stats[stage], stage);
     WGMMA_WAIT(1); /* the scores */
-    find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, -1);
+    find_p<KEYS>(l, p, s, c, shared, use, masked, 0);
+    find_ds<KEYS, KEYS>(ds, p, dp, c, shared, use, -1);
     start_gradient(l.dx, ds, partner_x(c, stage));
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use.number, "products done");
@@ -566,13 +738,15 @@ DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, co
  * before or behind. */
 template <bool KEYS>
 DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shared, ring_use &use,
-                     const owned_lines &own, const visible_rows &seen)
+                     const owned_lines &own, const visible_rows &seen, int lags)
 {
-    score_tile s, dp;
+    score_tile s, p, dp;
     packed_tile ds;
     int before = -1; /* the stage that the last product under way reads */
     bool goes_on = true;
-    start_scores(s, l.x, partner_x(c, stage_of(use)));
+    if (lags && c.index != 0)
+        named_sync(LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
+    start_own_scores(s, l, c, stage_of(use));
     wgmma_commit(); /* in place of the last product */
 #pragma unroll 1
     while (goes_on) {
@@ -581,13 +755,24 @@ DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shar
         ring_use next = use;
         next_use(next, own);
         goes_on = is_visited(next, own, seen);
-        start_weight_gradients<KEYS>(dp, l, c, stage);
+        if (KEYS && D_FIRST)
+            wait_use(ADDRESS(c.smem, ready), use);
+        start_weight_gradients<KEYS>(dp, l, c, &shared->stats[stage], stage);
         WGMMA_WAIT(2); /* the scores */
-        find_ds<KEYS>(ds, l, s, dp, c, shared, use, masked, before);
-        if (goes_on)
+        find_p<KEYS>(l, p, s, c, shared, use, masked, lags && c.index == 0 && before < 0);
+        const int next_stage = goes_on ? stage_of(next) : stage; /* behind the last: of no use */
+        if ((EARLY || !KEYS) &&
+            goes_on) /* a branch keeps the assembler from moving exponentials behind the next wait */
             wait_partners(c, next, own);
-        start_scores(s, l.x, partner_x(c, goes_on ? stage_of(next) : stage)); /* behind the last: of no use */
+        if (EARLY)
+            start_own_scores(s, l, c, next_stage);
+        find_ds<KEYS, KEYS + EARLY>(ds, p, dp, c, shared, use, before);
+        if (!EARLY && KEYS && goes_on)
+            wait_partners(c, next, own);
+        if (!EARLY)
+            start_own_scores(s, l, c, next_stage);
         start_gradient(l.dx, ds, partner_x(c, stage));
+        ACR_TRACE_POINT(use.number, "last product asked");
         WGMMA_WAIT(1); /* the next scores */
         before = stage;
         use = next;
@@ -596,34 +781,161 @@ DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shar
     release(c, before);
 }
 
-/* Stores the warp's lines of dK and dV, or of dQ, and computes those again that a hidden pair has spoilt. */
+/* Packs the warp's lines of a gradient into its rows of a box. */
+DEV void stage_lines(const gradient &d, float factor, const consumer &c, uint32_t box)
+{
+#pragma unroll
+    for (int step = 0; step < DIM_STEPS; step++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = pack<BF16>(d[8 * step + 2 * i] * factor, d[8 * step + 2 * i + 1] * factor);
+        store_matrices(matrix_row(c, box, step), x);
+    }
+}
+
+/* Stores the lines that stage_lines has left in the warp's rows of a box, whole rows of 16 bytes a lane. to: the
+ * warpgroup's first line. A line that has no partners becomes zeros. */
+DEV void store_staged(char *to, int64_t row_bytes, int lines, int columns, const consumer &c,
+                      const shared_memory *shared, uint32_t box)
+{
+    const int chunk = c.lane % ROW_CHUNKS;
+#pragma unroll
+    for (int i = 0; i < 16; i += WARP_THREADS / ROW_CHUNKS) {
+        const int line = c.thread / 32 * 16 + i + c.lane / ROW_CHUNKS;
+        const uint4 values = load_shared_4(box + chunk_offset(line, chunk, ROW_CHUNKS)), none = {0, 0, 0, 0};
+        const int32_t *const seen = shared->seen[c.index][line];
+        if (line < lines && chunk * CHUNK_ELEMS < columns)
+            *(uint4 *)(to + line * row_bytes + chunk * CHUNK_BYTES) = seen[0] < seen[1] ? values : none;
+    }
+}
+
+/* Stores the lane's line h of a gradient as float32. factor: 0 where the line has no partners. */
+DEV void store_f32_line(char *to, bool exists, int columns, float factor, const gradient &d, int h, const consumer &c)
+{
+#pragma unroll
+    for (int i = 0; i < DIM / 8; i++) {
+        const float2 values = {d[4 * i + 2 * h] * factor, d[4 * i + 2 * h + 1] * factor}, none = {0.0f, 0.0f};
+        if (exists && 8 * i < columns)
+            *(float2 *)(to + (8 * i + 2 * (c.lane % 4)) * 4) = factor != 0.0f ? values : none;
+    }
+}
+
+DEV int warp_of(const consumer &c)
+{
+    return 4 * c.index + c.thread / WARP_THREADS;
+}
+
+template <bool KEYS> DEV void note_targets(const bwd_args &args, const consumer &c, shared_memory *shared)
+{
+    const fwd_args &a = args.fwd;
+    const owned_lines &own = shared->own;
+    if (c.lane == 0) {
+        const line_head of = {{0, own.q_len, 0, own.kv_len}, {}, own.at.entry, own.at.head};
+        const int first = own.at.first[c.index], elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
+        const fwd_strides &x_stride = KEYS ? args.dk_stride : args.dq_stride;
+        line_targets *const to = &shared->targets[warp_of(c)];
+        to->x = (char *)(KEYS ? args.dk : args.dq) + gradient_index<KEYS>(of, x_stride, first) * elem_bytes;
+        to->x_row_bytes = x_stride.row * elem_bytes;
+        to->x_columns = a.qk_dim;
+        if (KEYS) {
+            to->y = (char *)args.dv + gradient_index<KEYS>(of, args.dv_stride, first) * elem_bytes;
+            to->y_row_bytes = args.dv_stride.row * elem_bytes;
+            to->y_columns = a.v_dim;
+        }
+        to->lines = (KEYS ? a.kv_len : a.q_len) - first;
+        to->is_f32 = args.grad_f32;
+    }
+    __syncwarp();
+}
+
+/* Stores the warp's lines of dK and dV, or of dQ, and computes those again that a hidden pair has spoilt. Lines without
+ * a partner, and those that do not exist, get zeros. */
 template <bool KEYS>
 DEV void store_lines(const bwd_args &args, const held_lines &l, const consumer &c, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     const owned_lines &own = shared->own;
+    const line_targets &to = shared->targets[warp_of(c)];
+    if (to.is_f32) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int line = lane_line(c) + 8 * h;
+            const int32_t *const seen = shared->seen[c.index][line];
+            const bool sees = seen[0] < seen[1], exists = line < to.lines;
+            store_f32_line(to.x + line * to.x_row_bytes, exists, to.x_columns, sees ? a.scale : 0.0f, l.dx, h, c);
+            if (KEYS)
+                store_f32_line(to.y + line * to.y_row_bytes, exists, to.y_columns, sees ? 1.0f : 0.0f, l.dy, h, c);
+        }
+    } else {
+        const uint32_t x_box = ADDRESS(c.smem, x) + c.index * BOX_BYTES,
+                       y_box = ADDRESS(c.smem, y) + c.index * BOX_BYTES;
+        if (LINES_IN_SHARED) /* the other warps' products have read the boxes, too */
+            named_sync(STORE_BARRIER + c.index, WARPGROUP_THREADS);
+        stage_lines(l.dx, a.scale, c, x_box);
+        if (KEYS)
+            stage_lines(l.dy, 1.0f, c, y_box);
+        __syncwarp();
+        store_staged(to.x, to.x_row_bytes, to.lines, to.x_columns, c, shared, x_box);
+        if (KEYS)
+            store_staged(to.y, to.y_row_bytes, to.lines, to.y_columns, c, shared, y_box);
+    }
     const sequence rows = {0, own.q_len, 0, own.kv_len};
     const line_head of = {rows, entry_of(a, rows), own.at.entry, own.at.head};
-    const int stored = KEYS ? a.kv_len : a.q_len; /* those that do not exist get zeros */
+    if (!hides_keys(of.entry))
+        return;
     unsigned spoilt = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int in_group = lane_line(c) + 8 * h, line = own.at.first[c.index] + in_group;
-        const int32_t *const seen = shared->seen[c.index][in_group];
-        const bool exists = line < stored, sees = seen[0] < seen[1];
-        if constexpr (KEYS) {
-            store_gradient_row(args, args.dv, gradient_index<true>(of, args.dv_stride, line), exists, a.v_dim,
-                               sees ? 1.0f : 0.0f, l.dy, h, c.lane);
-            store_gradient_row(args, args.dk, gradient_index<true>(of, args.dk_stride, line), exists, a.qk_dim,
-                               sees ? a.scale : 0.0f, l.dx, h, c.lane);
-            spoilt |= find_spoilt(sees && probe(l.dx, h) + probe(l.dy, h) != 0.0f) << 8 * h;
-        } else {
-            store_gradient_row(args, args.dq, gradient_index<false>(of, args.dq_stride, line), exists, a.qk_dim,
-                               sees ? a.scale : 0.0f, l.dx, h, c.lane);
-            spoilt |= find_spoilt(sees && probe(l.dx, h) != 0.0f) << 8 * h;
-        }
+        const int32_t *const seen = shared->seen[c.index][lane_line(c) + 8 * h];
+        spoilt |= find_spoilt(seen[0] < seen[1] && probe(l.dx, h) + (KEYS ? probe(l.dy, h) : 0.0f) != 0.0f) << 8 * h;
     }
     fix_lines<KEYS>(args, of, unstored_stats{}, spoilt, own.at.first[c.index] + c.thread / 32 * 16, 0, DIM, c.lane);
+}
+
+/* What a thread holds of its lines' O, if they are queries: of each of two, 32 bytes. */
+typedef struct own_o {
+    uint4 half[2][2];
+} own_o;
+
+/* Asks for the log-sum-exps and O of the lane's two queries. */
+DEV void load_own_o(own_o &o, consumer &c, const fwd_args &a, const owned_lines &own)
+{
+    const sequence rows = {0, own.q_len, 0, own.kv_len};
+    const int column = c.lane % 4 * 16;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = own.at.first[c.index] + lane_line(c) + 8 * h;
+        const char *const from =
+            (const char *)a.o + (output_index(a, rows, own.at.entry, own.at.head, row) + column) * ELEM_BYTES;
+        c.lse[h] = -CUDART_INF_F;
+        if (row < own.q_len)
+            c.lse[h] = find_lse(a, rows, own.at.entry, own.at.head)[row];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            o.half[h][j] = {0, 0, 0, 0};
+            if (row < own.q_len && column + 8 * j < a.v_dim)
+                o.half[h][j] = *(const uint4 *)(from + j * CHUNK_BYTES);
+        }
+    }
+}
+
+/* The statistics of the lane's two queries, whose dO has landed. */
+DEV void find_own_stats(consumer &c, const own_o &o)
+{
+    const uint32_t box = ADDRESS(c.smem, y) + c.index * BOX_BYTES;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            sum += dot_chunk(o.half[h][j],
+                             load_shared_4(box + chunk_offset(lane_line(c) + 8 * h, c.lane % 4 * 2 + j, ROW_CHUNKS)));
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        c.d[h] = sum;
+        c.lse[h] = stats_lse(c.lse[h]);
+    }
 }
 
 template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
@@ -634,32 +946,37 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     consumer c = {smem, index, thread, thread % WARP_THREADS, {}, {}, a.scale_log2};
     const visible_entry e = entry_of(a, own);
     const visible_rows seen = shared->own.seen[index];
+    ACR_TRACE_POINT(0, "owned lines known");
     note_partners<KEYS>(c, e, shared);
+    note_targets<KEYS>(args, c, shared);
     held_lines l;
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         l.dx[i] = l.dy[i] = 0.0f;
+    own_o o;
+    if constexpr (!KEYS)
+        load_own_o(o, c, a, shared->own);
+    barrier_wait(ADDRESS(smem, own_full),
+                 0); /* by lines without partners, too: what is stored goes through the boxes */
     ring_use use = first_use(own);
     if (is_in_use(use, own)) {
-        barrier_wait(ADDRESS(smem, own_full), 0);
-        load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
-        if constexpr (KEYS)
+        if (LINES_IN_SHARED != 2)
+            load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
+        if (LINES_IN_SHARED == 0 && KEYS)
             load_lines(l.y, c, ADDRESS(smem, y) + index * BOX_BYTES);
+        if constexpr (!KEYS)
+            find_own_stats(c, o);
         ACR_TRACE_POINT(0, "lines in registers");
-        if constexpr (!KEYS) {
-            barrier_wait(ADDRESS(smem, own_stats_full), 0);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                c.lse[h] = shared->own_stats[index].lse[lane_line(c) + 8 * h];
-                c.d[h] = shared->own_stats[index].d[lane_line(c) + 8 * h];
-            }
-        }
+        int lags = 0;
+        if (LAG)
+            lags = is_visited(use, own, shared->own.seen[0]) && is_visited(use, own, shared->own.seen[1]);
 #pragma unroll 1
         while (is_in_use(use, own)) {
             wait_partners(c, use, own);
             ACR_TRACE_POINT(use.number, "partners landed");
             if (AHEAD && is_visited(use, own, seen)) {
-                visit_ahead<KEYS>(l, c, shared, use, own, seen);
+                visit_ahead<KEYS>(l, c, shared, use, own, seen, lags);
+                lags = 0;
                 continue;
             }
             if (is_visited(use, own, seen))
@@ -675,10 +992,9 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     ACR_TRACE_POINT(0, "stored");
 }
 
-DEV void init_barriers(uint32_t smem)
+/* Of the ring. */
+DEV void init_ring(uint32_t smem)
 {
-    barrier_init(ADDRESS(smem, own_full), 1);
-    barrier_init(ADDRESS(smem, own_stats_full), HELPER_WARPS);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, HELPER_WARPS);
@@ -693,26 +1009,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
-    const int group = read_warpgroup();
-    if (threadIdx.x == 0) {
-        prefetch_map(&maps.q);
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
-        prefetch_map(&maps.o);
-        init_barriers(smem);
-    }
-    wait_for_previous_kernel();
-    if (threadIdx.x == 0)
-        load_own(maps, smem, find_place(args.fwd));
-    if (threadIdx.x == WARP_THREADS) /* meanwhile */
-        shared->own = find_owned(args.fwd);
+    const int group = read_warpgroup(), warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
+    ACR_TRACE_POINT(0, "begun");
+    if (warp == 0) { /* asks for the lines as soon as it knows which */
+        const line_place at = find_place(args.fwd);
+        if (elect_one()) {
+            prefetch_map(at.has_keys ? &maps.k : &maps.q);
+            prefetch_map(at.has_keys ? &maps.v : &maps.o);
+            barrier_init(ADDRESS(smem, own_full), 1);
+            barrier_init_done();
+        }
+        wait_for_previous_kernel();
+        if (elect_one())
+            load_own(maps, smem, at);
+    } else if (warp == 1) { /* meanwhile, which partners they have */
+        if (elect_one())
+            init_ring(smem);
+        wait_for_previous_kernel();
+        if (elect_one()) {
+            shared->own = find_owned(args.fwd);
+            if (is_in_use(first_use(shared->own), shared->own))
+                load_partners(maps, smem, shared->own, first_use(shared->own));
+        }
+    } else
+        wait_for_previous_kernel();
     __syncthreads();
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
-        if (threadIdx.x == 0)
+        if (warp != 0)
+            help(args.fwd, smem, shared);
+        else if (elect_one())
             produce(maps, smem, shared->own);
-        if (threadIdx.x >= WARP_THREADS)
-            help(args.fwd, smem, shared, shared->own);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         if (shared->own.at.has_keys)
@@ -731,37 +1058,36 @@ static const acr__tiling TILING = {.work = ACR__WORK_OWN, .threads = THREADS, .s
 
 #include "cuda/model/tile_kernel.h"
 
-/* CTAs that own keys, and those that own queries. */
 static int64_t count_tiles(int64_t lines)
 {
     return (lines + Q_TILE - 1) / Q_TILE;
 }
 
-static int64_t count_key_work(const acr_problem *problem)
+/* Of a head of keys, and of the heads of its group. */
+static int64_t count_head_tiles(const acr_problem *problem)
 {
-    return count_tiles(problem->kv_len) * problem->kv_heads * problem->batch;
-}
-
-static int64_t count_query_work(const acr_problem *problem)
-{
-    return count_tiles(problem->q_len) * problem->q_heads * problem->batch;
+    return count_tiles(problem->kv_len) + count_tiles(problem->q_len) * (problem->q_heads / problem->kv_heads);
 }
 
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
-    if (count_tiles(problem->kv_len) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
-        return "batch * kv_heads has more than 2^30 tiles of 128 keys";
-    if (count_tiles(problem->q_len) > INT32_MAX / 2 / (problem->q_heads * problem->batch))
-        return "batch * q_heads has more than 2^30 tiles of 128 queries";
-    return tile_why_not(problem, device);
+    const char *reason = tile_why_not(problem, device);
+    if (reason)
+        return reason;
+    if (problem->batch > 65535)
+        return "batch is above 65535";
+    if (count_head_tiles(problem) > 65535)
+        return "a key head and its query heads have more than 65535 tiles of 128 keys or queries";
+    return NULL;
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     (void)device;
-    *launch = (acr__launch){.grid = {(uint32_t)(count_key_work(problem) + count_query_work(problem)), 1, 1},
-                            .block = THREADS,
-                            .smem_bytes = sizeof(shared_memory)};
+    *launch = (acr__launch){
+        .grid = {(uint32_t)problem->kv_heads, (uint32_t)problem->batch, (uint32_t)count_head_tiles(problem)},
+        .block = THREADS,
+        .smem_bytes = sizeof(shared_memory)};
 }
 
 /* Stages that a warpgroup's lines visit, for one head of the partners. */
