@@ -71,8 +71,6 @@ DEV void compute_chunk(consumer &c, lane_rows &r, score_tile &s, output_tile &o,
     ACR_TRACE_POINT(chunk, "exponentials done");
 }
 
-#if !RING
-
 /* The last product of an early last chunk. */
 DEV void end_output(const consumer &c, output_tile &o, const probability_tile &p, int chunk)
 {
@@ -80,6 +78,8 @@ DEV void end_output(const consumer &c, output_tile &o, const probability_tile &p
     output_step(c, o, p, chunk, CHUNK_KEYS / WGMMA_K - 1, 1);
     wgmma_commit();
 }
+
+#if !RING
 
 /* All chunks, in a straight line of code: their number is a constant, and so is whether any of them needs a mask.
  * Exponentials of the top half only where it sees something. Leaves the last product running. */
@@ -164,7 +164,8 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
 {
     probability_tile p, end;
     const int last = c.chunks - 1;
-    keep_scale_in_register(c);
+    if (SHARED_ROWS) /* else that costs 1 % */
+        keep_scale_in_register(c);
     release_keys(c, 0);
     finish_scores(s, c.seen, 0, is_masked(c, 0));
     choose_references(c, r, s);
@@ -189,6 +190,31 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
     wait_last_values(c);
     start_output(c, o, end, last, 1);
 }
+
+#if STRAIGHT
+
+/* STRAIGHT chunks without a mask, in a straight line of code: no probabilities are copied, and the last product is
+ * early. Leaves it running. */
+DEV void attend_straight(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
+{
+    probability_tile p[2]; /* in turn */
+    release_keys(c, 0);
+    choose_references(c, r, s);
+#pragma unroll
+    for (int chunk = 0; chunk < STRAIGHT; chunk++) {
+        compute_chunk(c, r, s, o, p[chunk % 2], p[1 - chunk % 2], chunk, chunk == 0, chunk == STRAIGHT - 1, !ONE_HALF,
+                      chunk == STRAIGHT - 1, 0, 0);
+        if (chunk == STRAIGHT - 1)
+            break;
+        WGMMA_WAIT(0);
+        release_keys(c, chunk + 1);
+        if (chunk > 0)
+            release_values(c, chunk - 1);
+    }
+    end_output(c, o, p[(STRAIGHT - 1) % 2], STRAIGHT - 1);
+}
+
+#endif
 
 #endif
 

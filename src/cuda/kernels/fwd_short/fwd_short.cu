@@ -55,7 +55,15 @@ static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 DEV int attend_all(consumer &c, lane_rows &r, score_tile &s, output_tile &o, row_results &f)
 {
     int again;
+/* clang-format off */
 #if RING
+#if STRAIGHT
+    if (c.chunks == STRAIGHT && !c.masked && c.present_rows == CHUNK_KEYS) {
+        attend_straight(c, r, s, o);
+        again = find_factors(c, r, f);
+        WGMMA_WAIT(0);
+    } else
+#endif
     if (c.chunks > 0) {
         attend_ring(c, r, s, o);
         again = find_factors(c, r, f);
@@ -64,7 +72,6 @@ DEV int attend_all(consumer &c, lane_rows &r, score_tile &s, output_tile &o, row
 #else
     /* One straight line of code for each number of chunks, with masks or without: taken jumps cost more than the
      * instructions that they save, since each code line is executed once and comes from afar. */
-/* clang-format off */
 #define ATTEND(number, with_mask)                    \
     if (c.chunks == number && c.masked == with_mask) { \
         attend(c, r, s, o, number, with_mask);         \
@@ -104,6 +111,9 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     uint32_t packed[OUT_ROWS][DIM / 8];
     make_consumer(c, a, t, smem, index);
     locate_rows(f, a, t, c);
+    /* One question behind the stores for all that is rare, answered here: the answer would come late there. */
+    int rare = a.lse != nullptr || hides_keys(a, t.entry);
+    asm volatile("" : "+r"(rare));
     receive_query(c);
     lag_behind(index);
     if (ACCUMULATE)
@@ -113,12 +123,14 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     compute_first_scores(c, s);
     const int again = attend_all(c, r, s, o, f);
     store_output_rows(c, packed, o, f);
-    if (again)
-        compute_again(c, r, o, f, packed);
-    if (!ONE_HALF || index == 1)
+    if (__builtin_expect(rare | again, 0)) {
+        if (again)
+            compute_again(c, r, o, f, packed);
+        if (!ONE_HALF || index == 1)
 #pragma unroll
-        for (int out = 0; out < OUT_ROWS; out++)
-            finish_row(a, t, c, f, packed[out], out, again);
+            for (int out = 0; out < OUT_ROWS; out++)
+                finish_row(a, t, c, f, packed[out], out, again);
+    }
     end_order(c, o);
 }
 
