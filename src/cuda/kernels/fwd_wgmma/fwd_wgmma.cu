@@ -181,32 +181,26 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 
 DEV uint32_t count_work(const fwd_args &a, shared_memory *memory)
 {
-    return SEQUENCES ? memory->queue.tiles : count_tiles(a);
+    return is_packed(a) ? memory->queue.tiles : count_tiles(a);
 }
 
 /* Tile number `index` of the queue. */
 DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory)
 {
-    return SEQUENCES ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES);
+    return is_packed(a) ? packed_tile_at(a, index, memory->queue, KV_BYTES) : tile_at(a, index, KV_BYTES);
 }
 
-DEV kv_ring ring_of_keys(uint32_t smem)
-{
-    return {ADDRESS(smem, k),
-            ADDRESS(smem, K_LOADED),
-            ADDRESS(smem, k_empty),
-            {LOADED_K_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
-            K_BYTES};
-}
-
-DEV kv_ring ring_of_values(uint32_t smem)
-{
-    return {ADDRESS(smem, v),
-            ADDRESS(smem, V_LOADED),
-            ADDRESS(smem, v_empty),
-            {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS},
-            V_BYTES};
-}
+/* The rings. Written in place, since through functions the compiler orders d64's instructions otherwise. */
+#define KEY_RING                                                                                                       \
+    {                                                                                                                  \
+        ADDRESS(smem, k), ADDRESS(smem, K_LOADED), ADDRESS(smem, k_empty),                                             \
+            {LOADED_K_PANELS, KV_PANEL_BYTES, LOADED_ELEMS}, K_BYTES                                                   \
+    }
+#define VALUE_RING                                                                                                     \
+    {                                                                                                                  \
+        ADDRESS(smem, v), ADDRESS(smem, V_LOADED), ADDRESS(smem, v_empty),                                             \
+            {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS}, V_BYTES                                                   \
+    }
 
 #if PAGES_APART
 DEV page_source pages_of_work(const fwd_args &a, const fwd_paging &paging, const work_tile &t)
@@ -217,7 +211,7 @@ DEV page_source pages_of_work(const fwd_args &a, const fwd_paging &paging, const
 /* Loads Q, and K from the right to the left. */
 DEV void produce_keys_and_queries(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem)
 {
-    const kv_ring k = ring_of_keys(smem);
+    const kv_ring k = KEY_RING;
     int use = 0, q_use = 0;
     work_tile t = wait_planned(smem, 0);
     for (; t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
@@ -238,7 +232,7 @@ DEV void produce_keys_and_queries(const fwd_args &a, const fwd_maps &maps, const
  * released theirs by then. */
 DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem)
 {
-    const kv_ring v = ring_of_values(smem);
+    const kv_ring v = VALUE_RING;
     int use = 0, q_use = 0;
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
@@ -252,7 +246,7 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
-    const kv_ring k = ring_of_keys(smem), v = ring_of_values(smem);
+    const kv_ring k = KEY_RING, v = VALUE_RING;
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
 #if PLANS_AHEAD
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
@@ -691,7 +685,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (SEQUENCES) {
+    if (is_packed(a)) {
         order_sequences(a, shared->queue, THREADS);
         if (blockIdx.x >= count_work(a, shared))
             return;
