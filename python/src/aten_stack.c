@@ -1,6 +1,6 @@
-/* Operators as PyTorch's C interface registers them (torch/csrc/stable): a function that finds the arguments on a stack
- * of 64-bit words and leaves the results there. Each becomes the Python object that it was or would be, and the operator
- * of aten.c is called; what is saved is the dispatcher's own way into Python. */
+/* Operators as PyTorch's C interface registers them (torch/csrc/stable): a function finds the arguments on a stack of
+ * 64-bit words and leaves the results there. Each argument becomes the Python object that it was or would be, and the
+ * operator of aten.c is called; what is saved is the dispatcher's own way into Python. */
 #include "aten_stack.h"
 
 #include <dlfcn.h>
@@ -221,8 +221,8 @@ static stack_function *const entries[PLACES] = {enter_0, enter_1, enter_2, enter
 
 /* ---- Registering ------------------------------------------------------------------------------------------------- */
 
-/* Finds the at::Tensor in a tensor's object: behind the object's head, perhaps behind a flag. It is the one pointer that
- * a handle of the same tensor is. */
+/* Finds the at::Tensor in a tensor's object: behind the object's head, perhaps behind a flag. It is the one pointer
+ * that a handle of the same tensor is. */
 static size_t find_tensor(void)
 {
     torch_handle *handle = NULL;
@@ -287,8 +287,8 @@ PyObject *aten_stack_register(PyObject *module, PyObject *args)
                             PLACES);
     if (torch.open_library("aten", key, __FILE__, __LINE__, &p->library))
         return PyErr_Format(PyExc_RuntimeError, "PyTorch gave no library for the dispatch key %s", key);
-    strcpy(p->arguments, takes);
-    strcpy(p->results, gives);
+    memcpy(p->arguments, takes, strlen(takes) + 1);
+    memcpy(p->results, gives, strlen(gives) + 1);
     Py_INCREF(function);
     Py_INCREF(keywords);
     p->function = function;

@@ -1,4 +1,4 @@
-/* ATen's operators straight from PyTorch's dispatcher, without its way through Python: about 1 us less of every call. */
+/* ATen's operators straight from PyTorch's dispatcher, without its way through Python. */
 #ifndef ACR_PY_ATEN_STACK_H
 #define ACR_PY_ATEN_STACK_H
 

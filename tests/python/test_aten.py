@@ -379,7 +379,8 @@ class OnStack(unittest.TestCase):
     def test_what_is_handed_over(self):
         q = normal(1, 2, 16, 64)
         given = q + 1, q + 2
-        with self.registered("_scaled_dot_product_efficient_attention", lambda *a, **k: (*given, None, None)) as operator:
+        name = "_scaled_dot_product_efficient_attention"
+        with self.registered(name, lambda *a, **k: (*given, None, None)) as operator:
             found = operator(q, q, q, None, True, 0.5, scale=0.25)
         self.assertEqual([x.data_ptr() for x in found[:2]], [x.data_ptr() for x in given])
         (arguments, keywords), = self.calls

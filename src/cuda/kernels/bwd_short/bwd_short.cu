@@ -127,7 +127,7 @@ typedef struct shared_memory {
 #include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
-    PRODUCER_REGISTERS = 64,
+    PRODUCER_REGISTERS = 56,
     CONSUMER_REGISTERS = 224,
     CONSUMER_WARPS = 4 * CONSUMERS,
     HELPER_WARPS = HELPERS / WARP_THREADS,
@@ -141,6 +141,9 @@ enum {
 static_assert(DIM == 64, "DIM: 64; dK and dV of 128 dims leave no registers for scores");
 static_assert(STAGES >= 3, "STAGES: one tile is computed on, the next waited for, the one before not yet released");
 static_assert(HELPER_WARPS * STATS_ROUNDS * STATS_ROWS >= 64, "helpers reach all rows of a stage");
+static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <=
+                  THREADS * (65536 / THREADS / 8 * 8),
+              "registers: setmaxnreg hands out what a launch gets, 8 a thread at a time; for more it waits");
 static_assert(!LAG || AHEAD, "LAG: of the loop that goes ahead");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
@@ -424,7 +427,7 @@ DEV void clear_partners(uint32_t smem, int stage, int first, int thread)
 
 DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
 {
-    const owned_lines own = shared->own;
+    const owned_lines &own = shared->own;
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
         find_stats(a, smem, shared, own, thread);
