@@ -104,18 +104,21 @@ static long long side_of_window(PyObject *value)
 
 /* ---- What all have in common ------------------------------------------------------------------------------------- */
 
-/* A bias on CUDA goes to ATen's backward pass, too, which wants its keys side by side: a copy would serve our part
- * alone. */
+/* A bias on CUDA that goes to ATen's backward pass, too: that wants four dimensions, and keys side by side. A copy would
+ * serve our part alone. */
 static int check_bias(request *r)
 {
     operand bias = {0};
+    const char *reason = NULL;
     const int failed = operand_acquire(&bias, "attn_bias", r->given[BIAS]);
-    const bool is_fit = !failed && bias.ndim == OPERAND_DIMS && r->k.ndim == OPERAND_DIMS &&
-                        bias.shape[3] == r->k.shape[2] && (bias.strides[3] == 1 || bias.shape[3] == 1);
+    if (bias.ndim != OPERAND_DIMS || r->k.ndim != OPERAND_DIMS)
+        reason = "a bias that has not 4 dimensions, of which a gradient is wanted";
+    else if (bias.shape[3] != r->k.shape[2] || (bias.strides[3] != 1 && bias.shape[3] > 1))
+        reason = "a bias whose keys do not lie side by side";
     operand_release(&bias);
-    if (!failed && !is_fit)
-        refuse(r, "a bias whose keys do not lie side by side");
-    return is_fit ? 0 : -1;
+    if (!failed && reason)
+        refuse(r, reason);
+    return failed || reason ? -1 : 0;
 }
 
 /* Fills in the arguments of sdpa. Returns 0; or -1 with r->reason, or an exception. */
@@ -136,7 +139,7 @@ static int prepare(request *r)
     if (r->q.device.type == DL_CUDA && r->q.dtype.code == DL_FLOAT && r->q.dtype.bits == 32)
         return refuse(r, "float32 on CUDA: acromion has kernels of last resort for it only"), -1;
     r->a.given[ARG_ATTN_MASK] = r->given[BIAS] ? r->given[BIAS] : r->given[ATTN_MASK];
-    if (r->given[BIAS] && check_bias(r))
+    if (r->given[BIAS] && is_true(r->given[WANTS_LSE]) && check_bias(r))
         return -1;
     r->a.enable_gqa = true;
     r->a.is_causal = is_true(r->given[IS_CAUSAL]);
@@ -197,13 +200,15 @@ static PyObject *new_state(const request *r, torch_dtype dtype, int ndim)
     return torch_new_empty(&r->q, shape, ndim, dtype);
 }
 
-/* Seed and offset. Saved for a backward pass, or in a graph that is captured, they are their own; else all calls on a
- * device share one tensor. Returns 0, or -1 with an exception. */
+/* Seed and offset, which nobody reads. Saved for a backward pass they are their own; else all calls on a device share
+ * one tensor, that a graph which is being captured may have, too, but not make. Returns 0, or -1 with an exception. */
 static int seed_and_offset(const request *r, bool is_saved, PyObject **seed, PyObject **offset)
 {
     static PyObject *shared[64];
     const int32_t device = r->q.device.id;
-    const int is_own = is_saved || device < 0 || device >= 64 ? 1 : torch_is_capturing(&r->q);
+    int is_own = is_saved || device < 0 || device >= 64;
+    if (!is_own && !shared[device])
+        is_own = torch_is_capturing(&r->q);
     if (is_own < 0)
         return -1;
     if (is_own) {

@@ -126,13 +126,20 @@ DEV uint32_t find_section_heads(const fwd_args &a, int kv_len, uint32_t heads, i
     return (uint32_t)min(max(section_bytes / kv_head_bytes, (int64_t)1) * (a.group / HEADS_IN_TILE), (int64_t)heads);
 }
 
+/* The same of the whole queue, asked for before its loop. Without a mask there are no sections, and no CTA's first load
+ * waits for a division of 64 bits. */
+DEV uint32_t find_queue_section(const fwd_args &a, int elem_bytes)
+{
+    const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
+    return a.mask == FWD_MASK_NONE ? heads : find_section_heads(a, a.kv_len, heads, elem_bytes);
+}
+
 /* Tile number `index` of the queue. Reads global memory: kv_lens. */
-DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
+DEV work_tile tile_in_section(const fwd_args &a, uint32_t index, uint32_t section_heads)
 {
     const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
     uint32_t head, q_tile;
-    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads,
-                find_section_heads(a, a.kv_len, heads, elem_bytes));
+    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads, section_heads);
     work_tile t;
     t.batch = (int)(head / count_head_units(a));
     t.head = (int)(head - (uint32_t)t.batch * count_head_units(a)) * HEADS_IN_TILE;
@@ -140,6 +147,13 @@ DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
     t.rows = find_whole_sequence(a, t.batch);
     set_entry_number(t, t.batch);
     return t;
+}
+
+/* The same where sections are found for each tile. */
+DEV work_tile tile_at(const fwd_args &a, uint32_t index, int elem_bytes)
+{
+    const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
+    return tile_in_section(a, index, find_section_heads(a, a.kv_len, heads, elem_bytes));
 }
 
 /* The next tile of a CTA. The first tiles are the CTAs' own, the others are taken from a counter in the workspace. A

@@ -122,6 +122,7 @@ typedef struct shared_memory {
 #define TRACE_WARPS 2
 
 #include "cuda/device/attention/gradient_lines.cuh"
+#include "cuda/device/isa/mma.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_rs.cuh"
@@ -312,7 +313,10 @@ DEV void produce(const fwd_maps &maps, uint32_t smem, const owned_lines &own)
 
 /* ---- The helpers: three warps, which find D, or clear keys that do not exist ----
  *
- * Eight rows of a warp at a time, four lanes a row: lane l has dims 16 (l % 4) and further of row l / 4. */
+ * D is the diagonal of dO * transpose(O), eight rows at a time on the tensor cores, for a third of the instructions of
+ * sums. Lane l has dims 16 (l % 4) and further of row l / 4 of both: in which order a product takes the dims does not
+ * matter, if both operands have the same. A product's rows 0 to 7 are these rows with half of the lane's words, its rows
+ * 8 to 15 the same rows with the other half: each of two products has the right partner for one of the halves. */
 
 /* Whose rows a helper warp takes in a round, in a stage; the last round has none for the last warp. */
 DEV int stats_row(int thread, int round)
@@ -354,16 +358,18 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
         const int in_stage = stats_row(thread, i);
         if (in_stage >= 64)
             break;
-        float sum = 0.0f;
+        float first[4] = {}, second[4] = {};
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            sum += dot_chunk(load_shared_4(part + (2 * i + j) * (HELPERS * CHUNK_BYTES)),
-                             load_shared_4(box + chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS)));
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) {
+        for (int j = 0; j < 2; j++) {
+            const uint4 o = load_shared_4(part + (2 * i + j) * (HELPERS * CHUNK_BYTES)),
+                        d_o = load_shared_4(box + chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS));
+            const uint32_t a[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+            multiply_add<BF16>(first, a, o.x, o.z);
+            multiply_add<BF16>(second, a, o.y, o.w);
+        }
+        if (lane % 4 == row / 2) { /* on the diagonal */
             float *const minus_d = to->minus_d[(in_stage + row) / 2] + row % 2;
-            minus_d[0] = minus_d[2] = -sum;
+            minus_d[0] = minus_d[2] = row % 2 ? -(first[1] + second[3]) : -(first[0] + second[2]);
         }
     }
 }

@@ -252,8 +252,9 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
+    const uint32_t section_heads = SEQUENCES ? 0 : find_queue_section(a, KV_BYTES);
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
-        const work_tile t = find_tile(a, index, memory);
+        const work_tile t = SEQUENCES ? find_tile(a, index, memory) : tile_in_section(a, index, section_heads);
 #if BIAS_TILES
         const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
 #else
@@ -459,44 +460,69 @@ DEV void clear_rows(const consumer &c, int use, int first)
 
 /* ---- Output ---- */
 
+/* A row's sum, what its output was multiplied by, and whether all of that was finite. */
+typedef struct row_result {
+    float sum, factor;
+    int finite;
+} row_result;
+
+/* Behind a row's output what few callers want or few inputs need: its log-sum-exp, and the row again where a hidden key
+ * has spoilt it. */
+DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const visible_entry &entry, int batch,
+                    const cache_scales &scales, const lane_rows &r, int h, const row_result &found, const consumer &c)
+{
+    const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
+    if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
+        find_lse(a, t.rows, batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, found.sum);
+    /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
+     * again it spills beside four consumers */
+    const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
+    const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
+                               t.rows.kv_begin, scale_log2, r.offset[h], found.factor};
+#if PAGED
+    fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, found.sum, found.finite, c.lane);
+#else
+    fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, found.sum, found.finite, c.lane);
+#endif
+#if BIAS_TILES
+    const int again = row < entry.q_len && loses_keys(a, r.max[h], found.sum);
+    if (__any_sync(~0u, again))
+        __syncwarp(); /* what other lanes have stored of the row comes first */
+    if (again)
+        compute_row_again<ELEMENT>(a, entry, stored,
+                                   a.lse == nullptr ? nullptr : find_lse(a, t.rows, batch, head) + row, c.lane);
+#endif
+}
+
+/* Both rows are stored before what is rare is asked for, where that does not spill. */
 DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const output_tile &o, const lane_rows &r,
                     const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
     const int batch = PAGED ? entry_number(t) : t.batch; /* of packed queries, too: their batch strides are 0 */
     const cache_scales scales = find_cache_scales(a, batch, t.head / a.group);
+    const bool finishes_later = !BIAS_TILES && V_DIM <= 128 && CONSUMERS < 4;
+    row_result found[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
-        const float sum = quad_sum(r.sum[h]), factor = row_factor(a, head, r.max[h], sum) * scales.values;
+        found[h].sum = quad_sum(r.sum[h]);
+        found[h].factor = row_factor(a, head, r.max[h], found[h].sum) * scales.values;
         const row_store to = {(char *)a.o + output_index(a, t.rows, batch, head, row) * OUT_BYTES, row < entry.q_len,
-                              a.v_dim, factor};
+                              a.v_dim, found[h].factor};
 #if OUT_F32
-        const int finite = store_row_f32(to, o, h, c.lane);
+        found[h].finite = store_row_f32(to, o, h, c.lane);
 #else
-        const int finite = store_row<BF16>(to, o, h, c.lane);
+        found[h].finite = store_row<BF16>(to, o, h, c.lane);
 #endif
-        if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
-            find_lse(a, t.rows, batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, sum);
-        /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
-         * again it spills beside four consumers */
-        const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
-        const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
-                                   t.rows.kv_begin, scale_log2, r.offset[h], factor};
-#if PAGED
-        fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, sum, finite, c.lane);
-#else
-        fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, sum, finite, c.lane);
-#endif
-#if BIAS_TILES
-        const int again = row < entry.q_len && loses_keys(a, r.max[h], sum);
-        if (__any_sync(~0u, again))
-            __syncwarp(); /* what other lanes have stored of the row comes first */
-        if (again)
-            compute_row_again<ELEMENT>(a, entry, stored,
-                                       a.lse == nullptr ? nullptr : find_lse(a, t.rows, batch, head) + row, c.lane);
-#endif
+        if (!finishes_later)
+            finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r, h, found[h], c);
     }
+    if (!finishes_later || (a.lse == nullptr && !hides_keys(a, entry)))
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r, h, found[h], c);
 }
 
 /* What a mask has to do in a key tile: seldom both, since it costs as much on either side of the rows' keys. */
