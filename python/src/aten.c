@@ -104,8 +104,8 @@ static long long side_of_window(PyObject *value)
 
 /* ---- What all have in common ------------------------------------------------------------------------------------- */
 
-/* A bias on CUDA that goes to ATen's backward pass, too: that wants four dimensions, and keys side by side. A copy would
- * serve our part alone. */
+/* A bias on CUDA that goes to ATen's backward pass, too: that wants four dimensions, and keys side by side. A copy
+ * would serve our part alone. */
 static int check_bias(request *r)
 {
     operand bias = {0};

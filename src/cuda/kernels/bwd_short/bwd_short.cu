@@ -315,7 +315,7 @@ DEV void produce(const fwd_maps &maps, uint32_t smem, const owned_lines &own)
  *
  * D is the diagonal of dO * transpose(O), eight rows at a time on the tensor cores, for a third of the instructions of
  * sums. Lane l has dims 16 (l % 4) and further of row l / 4 of both: in which order a product takes the dims does not
- * matter, if both operands have the same. A product's rows 0 to 7 are these rows with half of the lane's words, its rows
+ * matter, if both operands have the same. A product's rows 0 to 7 are these rows with half of a lane's words, its rows
  * 8 to 15 the same rows with the other half: each of two products has the right partner for one of the halves. */
 
 /* Whose rows a helper warp takes in a round, in a stage; the last round has none for the last warp. */
