@@ -29,12 +29,12 @@
 #define Q_STAGES 1
 #endif
 #if PAGED /* whether queries are packed is asked at run time */
-#define SEQUENCES 1
+#define SEQUENCES (1)
 #else
 #ifndef PACKED
 #define PACKED 0
 #endif
-#define SEQUENCES PACKED
+#define SEQUENCES (PACKED)
 #endif
 #ifndef HEADS_IN_TILE
 #define HEADS_IN_TILE 1
