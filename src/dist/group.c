@@ -160,8 +160,10 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
     record *records = calloc((size_t)group->ranks, sizeof *records);
     void *memory = NULL;
     *out = records;
-    if (!records)
-        return dist_fail(ACR_NO_MEMORY, "out of memory");
+    if (!records) {
+        dist_fail(ACR_NO_MEMORY, "out of memory");
+        return ACR_NO_MEMORY;
+    }
     records[group->rank].status = (int32_t)status;
     snprintf(records[group->rank].text, sizeof records->text, "%s", text);
     acr_status done = dist_enter(&group->device);
