@@ -102,7 +102,7 @@ _LETTERS = {"Tensor": "T", "Optional[Tensor]": "t", "bool": "b", "int": "i", "Op
 
 def _register_directly(name: str, key: str, operator: Callable[..., Any]) -> Optional[object]:
     """Puts an operator where PyTorch's dispatcher calls it without its way through Python. Gives what keeps it there,
-    or None where this PyTorch has not all that this takes, or has other arguments."""
+    or None where this PyTorch has not all that this takes, has other arguments, or where acromion is active twice."""
     schema = torch._C._get_schema(f"aten::{name}", "")
     arguments, results = ([_LETTERS.get(str(value.type)) for value in values]
                           for values in (schema.arguments, schema.returns))

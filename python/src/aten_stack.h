@@ -12,7 +12,7 @@ PyObject *aten_stack_raise(PyObject *module, PyObject *unused);
 /* _native.aten_stack_register(name, key, operator, arguments, keywords, results) -> object: from now on aten::name
  * calls operator, one of aten_operator, for tensors of the dispatch key; until the object dies. arguments: a letter for
  * each of the schema's, T tensor, b bool, i int, f float, lower-case t, j and g where it may be None; keywords: the
- * names of the last ones, which go by name; results: T and i. */
+ * names of the last ones, which go by name; results: T and i. None where all places are taken, or without bind. */
 PyObject *aten_stack_register(PyObject *module, PyObject *args);
 
 #endif

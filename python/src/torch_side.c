@@ -51,17 +51,19 @@ static const struct shim_symbol {
     {"cudaStreamIsCapturing", &shim.is_capturing, false},
 };
 
-/* Looks in the library that torch._C has loaded, and in those it needs: if its tensors are the ones that were bound. */
-static void find_shim(void)
+void *torch_symbol(const char *name)
 {
     void *library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
     PyObject *const *const type = library ? dlsym(library, "THPVariableClass") : NULL;
+    return type && *type == (PyObject *)torch.tensor ? dlsym(library, name) : NULL;
+}
+
+static void find_shim(void)
+{
     memset(&shim, 0, sizeof shim);
-    if (!type || *type != (PyObject *)torch.tensor)
-        return;
     shim.makes_tensors = true;
     for (size_t i = 0; i < sizeof shim_symbols / sizeof shim_symbols[0]; i++) {
-        void *found = dlsym(library, shim_symbols[i].name);
+        void *found = torch_symbol(shim_symbols[i].name);
         memcpy(shim_symbols[i].place, &found, sizeof found);
         shim.makes_tensors = shim.makes_tensors && (found || !shim_symbols[i].makes_tensors);
     }

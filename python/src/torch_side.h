@@ -14,6 +14,10 @@
  * empty_like, spread, float16, float32, uint8, int64, uint64): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
+/* A function of PyTorch's libraries: of the one that torch._C has loaded and those it needs, if its tensors are the ones
+ * that were bound; NULL where there is none of this name. */
+void *torch_symbol(const char *name);
+
 bool torch_is_tensor(PyObject *object);
 
 /* True when a call has to go through PyTorch's dispatcher: a tensor of a subclass, or a dispatch mode is active. -1
