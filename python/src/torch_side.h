@@ -14,8 +14,8 @@
  * empty_like, spread, float16, float32, uint8, int64, uint64): called once. */
 PyObject *torch_bind(PyObject *module, PyObject *args);
 
-/* A function of PyTorch's libraries: of the one that torch._C has loaded and those it needs, if its tensors are the ones
- * that were bound; NULL where there is none of this name. */
+/* A function of PyTorch's libraries: of the one that torch._C has loaded and those it needs, if its tensors are the
+ * ones that were bound; NULL where there is none of this name. */
 void *torch_symbol(const char *name);
 
 bool torch_is_tensor(PyObject *object);

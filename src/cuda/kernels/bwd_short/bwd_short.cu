@@ -11,11 +11,10 @@
  * warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, AHEAD=1 (the next stage's scores start
- * before this one's last product), EARLY=1 (and before its score gradients), LINES_IN_SHARED=1 (dP
- * reads the lines from shared memory; 2: scores, too), LAG=1 or 2 (the
- * second warpgroup begins behind the first one's first scores, or behind its exponentials).
+ * before this one's last product), EARLY=1 (and before its score gradients), LINES_IN_SHARED=1 (dP reads the lines from
+ * shared memory).
  *
- * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 D_FIRST=0 EARLY=0 LINES_IN_SHARED=0 LAG=0 */
+ * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 EARLY=0 LINES_IN_SHARED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef AHEAD
@@ -24,14 +23,8 @@
 #ifndef LINES_IN_SHARED
 #define LINES_IN_SHARED 0
 #endif
-#ifndef D_FIRST
-#define D_FIRST 0
-#endif
 #ifndef EARLY
 #define EARLY 0
-#endif
-#ifndef LAG
-#define LAG 0
 #endif
 
 #include <stddef.h>
@@ -133,8 +126,7 @@ enum {
     CONSUMER_WARPS = 4 * CONSUMERS,
     HELPER_WARPS = HELPERS / WARP_THREADS,
     ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES,
-    LAG_BARRIER = 1,           /* named ones */
-    STORE_BARRIER = 2,         /* and the next */
+    STORE_BARRIER = 2,         /* named, and the next */
     DIM_STEPS = DIM / WGMMA_K, /* of a product over dims */
     PARTNER_STEPS = KV_TILE / WGMMA_K
 };
@@ -145,7 +137,6 @@ static_assert(HELPER_WARPS * STATS_ROUNDS * STATS_ROWS >= 64, "helpers reach all
 static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <=
                   THREADS * (65536 / THREADS / 8 * 8),
               "registers: setmaxnreg hands out what a launch gets, 8 a thread at a time; for more it waits");
-static_assert(!LAG || AHEAD, "LAG: of the loop that goes ahead");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- What a CTA owns ---- */
@@ -466,13 +457,6 @@ typedef struct consumer {
     float scale_log2;
 } consumer;
 
-/* named_arrive where `arrives` is not 0, without a branch: that would end the compiler's stretch of products. */
-DEV void named_arrive_if(int arrives, int id, int threads)
-{
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p bar.arrive %1, %2; }" ::"r"(arrives), "r"(id), "r"(threads)
-                 : "memory");
-}
-
 /* The first of the lane's two lines among the warpgroup's; the other is the eighth after it. */
 DEV int lane_line(const consumer &c)
 {
@@ -587,13 +571,12 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 2; i += 4) {
-        const float2 d = !KEYS || D_FIRST ? float2{0.0f, 0.0f} : *(const float2 *)stats->minus_d[i + c.lane % 4];
+        const float2 d = !KEYS ? float2{0.0f, 0.0f} : *(const float2 *)stats->minus_d[i + c.lane % 4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int at = i + 2 * h;
-            ds[at / 2] = KEYS && D_FIRST ? pack<BF16>(p[at] * dp[at], p[at + 1] * dp[at + 1])
-                                         : pack<BF16>(p[at] * (dp[at] + (KEYS ? d.x : -c.d[h])),
-                                                      p[at + 1] * (dp[at + 1] + (KEYS ? d.y : -c.d[h])));
+            ds[at / 2] = pack<BF16>(p[at] * (dp[at] + (KEYS ? d.x : -c.d[h])),
+                                    p[at + 1] * (dp[at + 1] + (KEYS ? d.y : -c.d[h])));
         }
     }
 }
@@ -641,19 +624,16 @@ typedef struct held_lines {
     gradient dx, dy;
 } held_lines;
 
-/* From the scores, which are ready, to the probabilities; starts dV's product. is_awaited: the other warpgroup is to
- * begin. */
+/* From the scores, which are ready, to the probabilities; starts dV's product. */
 template <bool KEYS>
 DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, const shared_memory *shared,
-                const ring_use &use, bool masked, int is_awaited)
+                const ring_use &use, bool masked)
 {
     if constexpr (KEYS)
         ACR_TRACE_POINT(use.number, "keys: scores ready");
     else
         ACR_TRACE_POINT(use.number, "queries: scores ready");
-    if (LAG == 1)
-        named_arrive_if(is_awaited, LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
-    if (KEYS && !D_FIRST)
+    if (KEYS)
         wait_use(ADDRESS(c.smem, ready), use);
     if (masked)
         hide_partners(s, c, shared, use.tile * KV_TILE);
@@ -662,8 +642,6 @@ DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, 
         ACR_TRACE_POINT(use.number, "keys: exponentials done");
     else
         ACR_TRACE_POINT(use.number, "queries: exponentials done");
-    if (LAG == 2)
-        named_arrive_if(is_awaited, LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
     if constexpr (KEYS) {
         packed_tile rounded;
         round_probabilities(rounded, p);
@@ -691,36 +669,12 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
  * 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
 DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
 {
-    start_scores<LINES_IN_SHARED == 2>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x(c, stage));
+    start_scores<false>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x(c, stage));
 }
 
-template <bool KEYS>
-DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, const query_stats *stats,
-                                int stage)
+template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
 {
-    const uint32_t box = ADDRESS(c.smem, y) + c.index * BOX_BYTES;
-    if constexpr (KEYS && D_FIRST) {
-        const uint64_t in_box = matrix_descriptor(box, 0);
-#pragma unroll
-        for (int i = 0; i < KV_TILE / 2; i += 4) {
-            const float4 minus_d = *(const float4 *)stats->minus_d[i + c.lane % 4];
-            dp[i] = minus_d.x;
-            dp[i + 1] = minus_d.y;
-            dp[i + 2] = minus_d.z;
-            dp[i + 3] = minus_d.w;
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < DIM_STEPS; step++) {
-            const uint64_t to = descriptor_at(partner_y(c, stage), step * WGMMA_K * ELEM_BYTES);
-            if constexpr (LINES_IN_SHARED)
-                wgmma_ss(dp, descriptor_at(in_box, step * WGMMA_K * ELEM_BYTES), to, 1);
-            else
-                wgmma_rs(dp, l.y + 4 * step, to, 1);
-        }
-        wgmma_commit();
-    } else
-        start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, box, partner_y(c, stage));
+    start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES, partner_y(c, stage));
 }
 
 /* One stage. No product is under way before or behind. */
@@ -731,11 +685,9 @@ DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, co
     score_tile s, p, dp;
     packed_tile ds;
     start_own_scores(s, l, c, stage);
-    if (KEYS && D_FIRST)
-        wait_use(ADDRESS(c.smem, ready), use);
-    start_weight_gradients<KEYS>(dp, l, c, &shared->stats[stage], stage);
+    start_weight_gradients<KEYS>(dp, l, c, stage);
     WGMMA_WAIT(1); /* the scores */
-    find_p<KEYS>(l, p, s, c, shared, use, masked, 0);
+    find_p<KEYS>(l, p, s, c, shared, use, masked);
     find_ds<KEYS, KEYS>(ds, p, dp, c, shared, use, -1);
     start_gradient(l.dx, ds, partner_x(c, stage));
     WGMMA_WAIT(0);
@@ -747,14 +699,12 @@ DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, co
  * before or behind. */
 template <bool KEYS>
 DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shared, ring_use &use,
-                     const owned_lines &own, const visible_rows &seen, int lags)
+                     const owned_lines &own, const visible_rows &seen)
 {
     score_tile s, p, dp;
     packed_tile ds;
     int before = -1; /* the stage that the last product under way reads */
     bool goes_on = true;
-    if (lags && c.index != 0)
-        named_sync(LAG_BARRIER, CONSUMERS * WARPGROUP_THREADS);
     start_own_scores(s, l, c, stage_of(use));
     wgmma_commit(); /* in place of the last product */
 #pragma unroll 1
@@ -764,11 +714,9 @@ DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shar
         ring_use next = use;
         next_use(next, own);
         goes_on = is_visited(next, own, seen);
-        if (KEYS && D_FIRST)
-            wait_use(ADDRESS(c.smem, ready), use);
-        start_weight_gradients<KEYS>(dp, l, c, &shared->stats[stage], stage);
+        start_weight_gradients<KEYS>(dp, l, c, stage);
         WGMMA_WAIT(2); /* the scores */
-        find_p<KEYS>(l, p, s, c, shared, use, masked, lags && c.index == 0 && before < 0);
+        find_p<KEYS>(l, p, s, c, shared, use, masked);
         const int next_stage = goes_on ? stage_of(next) : stage; /* behind the last: of no use */
         if ((EARLY || !KEYS) &&
             goes_on) /* a branch keeps the assembler from moving exponentials behind the next wait */
@@ -969,23 +917,18 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
                  0); /* by lines without partners, too: what is stored goes through the boxes */
     ring_use use = first_use(own);
     if (is_in_use(use, own)) {
-        if (LINES_IN_SHARED != 2)
-            load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
-        if (LINES_IN_SHARED == 0 && KEYS)
+        load_lines(l.x, c, ADDRESS(smem, x) + index * BOX_BYTES);
+        if (!LINES_IN_SHARED && KEYS)
             load_lines(l.y, c, ADDRESS(smem, y) + index * BOX_BYTES);
         if constexpr (!KEYS)
             find_own_stats(c, o);
         ACR_TRACE_POINT(0, "lines in registers");
-        int lags = 0;
-        if (LAG)
-            lags = is_visited(use, own, shared->own.seen[0]) && is_visited(use, own, shared->own.seen[1]);
 #pragma unroll 1
         while (is_in_use(use, own)) {
             wait_partners(c, use, own);
             ACR_TRACE_POINT(use.number, "partners landed");
             if (AHEAD && is_visited(use, own, seen)) {
-                visit_ahead<KEYS>(l, c, shared, use, own, seen, lags);
-                lags = 0;
+                visit_ahead<KEYS>(l, c, shared, use, own, seen);
                 continue;
             }
             if (is_visited(use, own, seen))
