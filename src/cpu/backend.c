@@ -37,7 +37,8 @@ typedef struct cpu_device {
 typedef struct cpu_prepared {
     acr__prepared base;
     int32_t lanes;        /* that share one execution */
-    size_t scratch_bytes; /* of each lane */
+    size_t shared_bytes;  /* of all lanes, at the workspace's beginning */
+    size_t scratch_bytes; /* of each lane, behind them */
 } cpu_prepared;
 
 /* ---- What the machine is --------------------------------------------------------------------------------------- */
@@ -241,7 +242,16 @@ static acr_status cpu_open(acr__backend_device **out, const acr_ctx_options *opt
 
 /* ---- Kernels --------------------------------------------------------------------------------------------------- */
 
-/* How many lanes share an execution: no more than there are tiles, and one when the work is too short to
+/* Items of a kernel that does not count its own: tiles of rows of a head, of a backward pass also tiles of keys. */
+static int64_t tiles_of(const acr__kernel *kernel, const acr_problem *problem)
+{
+    int64_t tiles = problem->batch * problem->q_heads * ((problem->q_len + kernel->q_tile - 1) / kernel->q_tile);
+    if (problem->pass == ACR_BACKWARD)
+        tiles += problem->batch * problem->kv_heads * ((problem->kv_len + kernel->q_tile - 1) / kernel->q_tile);
+    return tiles;
+}
+
+/* How many lanes share an execution: no more than there are work items, and one when the work is too short to
  * share. */
 static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *problem, const acr__device *device)
 {
@@ -250,11 +260,8 @@ static int32_t choose_lanes(const acr__kernel *kernel, const acr_problem *proble
     if (kernel->cost(problem, &one_thread) < SHARE_FROM_SECONDS) {
         return 1;
     }
-    int64_t tiles = problem->batch * problem->q_heads * ((problem->q_len + kernel->q_tile - 1) / kernel->q_tile);
-    if (problem->pass == ACR_BACKWARD) { /* and tiles of keys */
-        tiles += problem->batch * problem->kv_heads * ((problem->kv_len + kernel->q_tile - 1) / kernel->q_tile);
-    }
-    return (int32_t)(tiles < device->threads ? tiles : device->threads);
+    const int64_t items = kernel->items ? kernel->items(problem) : tiles_of(kernel, problem);
+    return (int32_t)(items < device->threads ? items : device->threads);
 }
 
 static acr_status cpu_prepare(acr__prepared **out, acr__backend_device *device, const acr__kernel *kernel,
@@ -268,7 +275,9 @@ static acr_status cpu_prepare(acr__prepared **out, acr__backend_device *device, 
     prepared->base.kernel = kernel;
     prepared->base.problem = *problem;
     prepared->base.workspace_bytes = kernel->workspace ? kernel->workspace(problem, &device->device) : 0;
-    prepared->scratch_bytes = prepared->base.workspace_bytes / (size_t)device->device.threads;
+    prepared->shared_bytes = kernel->shared ? kernel->shared(problem) : 0;
+    prepared->scratch_bytes =
+        (prepared->base.workspace_bytes - prepared->shared_bytes) / (size_t)device->device.threads;
     prepared->lanes = choose_lanes(kernel, problem, &device->device);
     *out = &prepared->base;
     return ACR_OK;
@@ -290,8 +299,9 @@ typedef struct lane_call {
 static void run_lane(void *arg, int32_t lane)
 {
     lane_call *call = arg;
-    char *scratch = (char *)call->args->workspace + (size_t)lane * call->prepared->scratch_bytes;
-    call->prepared->base.kernel->run(call->args, lane, call->lanes, &call->queue, scratch);
+    const cpu_prepared *prepared = call->prepared;
+    char *scratch = (char *)call->args->workspace + prepared->shared_bytes + (size_t)lane * prepared->scratch_bytes;
+    prepared->base.kernel->run(call->args, lane, call->lanes, &call->queue, scratch);
 }
 
 static void run_indexed_lane(void *arg, size_t index)

@@ -1,18 +1,11 @@
-/* What the CPU's kernels have in common: vectors of an instruction set, their exponentials, stored elements, and the
- * register-blocked product. Each line of kernels.def compiles it for itself, with its arch and its parameters ROW_VECS,
- * COLUMNS and UNROLL. A rule of attention does not belong here. */
+/* What the CPU's kernels have in common: vectors of an instruction set, their exponentials, stored elements, scratch.
+ * Each line of kernels.def compiles it for itself, with its arch. A rule of attention does not belong here. */
 #ifndef ACR_CPU_SIMD_H
 #define ACR_CPU_SIMD_H
 
 #include <stdbool.h>
 
 #include "kernel.h"
-
-#ifndef ROW_VECS /* no line of the list: a block of one register, for a look at the header by itself */
-#define ROW_VECS 1
-#define COLUMNS 1
-#define UNROLL 1
-#endif
 
 #if defined KERNEL_ARCH_avx512bf16
 #define KERNEL_ARCH_avx512 1 /* and more */
@@ -60,10 +53,6 @@ enum {
 #endif
 };
 
-_Static_assert(ROW_VECS *COLUMNS + ROW_VECS + 1 <= REGISTERS,
-               "the block ROW_VECS x COLUMNS does not fit the registers");
-_Static_assert(COLUMNS <= 12, "COLUMNS above 12 run out of address registers");
-
 /* ---- Vectors --------------------------------------------------------------------------------------------------- */
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
@@ -86,6 +75,14 @@ typedef u8vec u8vec_anywhere __attribute__((aligned(1), may_alias));
 #else
 #define UNROLLED(times) PRAGMA_(GCC unroll times)
 #define FLATTENED PRAGMA_(GCC unroll 16)
+#endif
+
+/* DESCRIBES: a function that a line's description calls. Such functions run on every machine, also on one that lacks
+ * the line's instruction set: to say so, or to plan for another machine. */
+#if defined KERNEL_ARCH_avx512 || defined KERNEL_ARCH_avx2
+#define DESCRIBES __attribute__((target("no-avx")))
+#else
+#define DESCRIBES
 #endif
 
 static const float minus_infinity = -__builtin_inff();
@@ -381,131 +378,18 @@ INLINE vec pair_of(vec a, vec b)
 
 /* ---- Scratch --------------------------------------------------------------------------------------------------- */
 
-static inline int64_t round_up(int64_t value, int64_t multiple)
+DESCRIBES static inline int64_t round_up(int64_t value, int64_t multiple)
 {
     return (value + multiple - 1) / multiple * multiple;
 }
 
 /* The next part of a lane's scratch, 64-byte aligned as all are; *used counts the bytes. scratch NULL: to count
  * alone. */
-static inline void *cut(char *scratch, int64_t *used, int64_t elements)
+DESCRIBES static inline void *cut(char *scratch, int64_t *used, int64_t elements)
 {
     void *part = scratch ? scratch + *used : NULL;
     *used += round_up(elements * 4, 64);
     return part;
-}
-
-/* ---- The product ----------------------------------------------------------------------------------------------- */
-
-/* A block of registers: ROWS rows, innermost and in the lanes, times COLUMNS columns. */
-enum {
-    ROWS = ROW_VECS * LANES
-};
-
-/* A matrix of floats, or of PAIRS' words, as the products read it. */
-typedef struct matrix {
-    const float *at;
-    int64_t row_stride; /* elements */
-} matrix;
-
-/* Blocks are COLUMNS wide; what that leaves over is done FEW at a time, then one by one. */
-enum {
-    FEW = COLUMNS < 4 ? COLUMNS : 4
-};
-
-INLINE int next_columns(int64_t left)
-{
-    return left >= COLUMNS ? COLUMNS : left >= FEW ? FEW : 1;
-}
-
-/* Steps of a product over `elements`. */
-INLINE int64_t steps_of(int64_t elements)
-{
-    return PAIRS ? (elements + 1) / 2 : elements;
-}
-
-/* acc + rows * factor, of PAIRS the sum of both halves' products. */
-INLINE vec add_product(vec acc, vec rows, vec factor)
-{
-#if defined KERNEL_ARCH_avx512bf16
-    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)rows, (__m512bh)factor);
-#else
-    return acc + rows * factor;
-#endif
-}
-
-/* A float or a word in all lanes. */
-INLINE vec splat_at(const float *at)
-{
-#if defined KERNEL_ARCH_avx512bf16
-    int32_t word;
-    __builtin_memcpy(&word, at, sizeof word);
-    return (vec)_mm512_set1_epi32(word);
-#else
-    return splat(*at);
-#endif
-}
-
-/* acc[c][rows] += sum over steps of a[step][rows] * b[c * column_stride + step * step_stride], for `columns`
- * columns. */
-INLINE void multiply(vec acc[COLUMNS][ROW_VECS], const float *a, const float *b, int64_t column_stride,
-                     int64_t step_stride, int64_t steps, int columns)
-{
-    UNROLLED(UNROLL)
-    for (int64_t step = 0; step < steps; step++) {
-        vec rows[ROW_VECS];
-        FLATTENED
-        for (int r = 0; r < ROW_VECS; r++) {
-            rows[r] = *(const vec *)&a[step * ROWS + r * LANES];
-        }
-        FLATTENED
-        for (int c = 0; c < columns; c++) {
-            const vec factor = splat_at(&b[c * column_stride + step * step_stride]);
-            FLATTENED
-            for (int r = 0; r < ROW_VECS; r++) {
-                acc[c][r] = add_product(acc[c][r], rows[r], factor);
-            }
-        }
-    }
-}
-
-/* Whether the words have no infinity and no NaN in either half. */
-static inline bool all_pairs_finite(matrix v, int64_t steps, int64_t dims)
-{
-    const uint32_t low = 0x7f80u, high = low << 16;
-    uint32_t found = 0;
-    for (int64_t step = 0; step < steps; step++) {
-        for (int64_t dim = 0; dim < dims; dim++) {
-            uint32_t word;
-            __builtin_memcpy(&word, &v.at[step * v.row_stride + dim], sizeof word);
-            found |= (uint32_t)((word & low) == low) | (uint32_t)((word & high) == high);
-        }
-    }
-    return found == 0;
-}
-
-static inline bool all_finite(matrix v, int64_t rows, int64_t dims)
-{
-    if (PAIRS) {
-        return all_pairs_finite(v, steps_of(rows), dims);
-    }
-    vec zeros = {0}; /* finite * 0 is 0, anything else NaN */
-    for (int64_t row = 0; row < rows; row++) {
-        const float *at = v.at + row * v.row_stride;
-        int64_t dim = 0;
-        for (; dim + LANES <= dims; dim += LANES) {
-            zeros += *(const vec_anywhere *)&at[dim] * 0.0f;
-        }
-        for (; dim < dims; dim++) {
-            zeros += at[dim] * 0.0f;
-        }
-    }
-    for (int lane = 0; lane < LANES; lane++) {
-        if (zeros[lane] != 0) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* ---- A family's description ---- */

@@ -13,10 +13,11 @@
  * and of its gradient, is computed where it is needed. README.md has the budget.
  *
  * Parameters: DTYPE (ACR_F32, ACR_F16, ACR_BF16), DIM (largest head dim served), Q_TILE, the rows or keys in the lanes
- * of an item, KV_TILE, the keys or rows that it meets at once, and the register block of simd.h.
+ * of an item, KV_TILE, the keys or rows that it meets at once, and the register block of block.h.
  *
  * PARAMETERS: DTYPE DIM Q_TILE KV_TILE ROW_VECS COLUMNS UNROLL */
-#include "cpu/simd.h"
+#include "cpu/block.h"
+#include "cpu/entry.h"
 
 enum {
     WIDENS = DTYPE != ACR_F32 /* what an item meets passes through a float32 tile */
@@ -30,14 +31,6 @@ _Static_assert(DTYPE != ACR_E4M3, "8-bit inputs have no gradients");
 static const float log2_of_e = 1.44269504088896340736f;
 
 /* ---- Work items and scratch ------------------------------------------------------------------------------------ */
-
-/* A batch entry and one of its key/value heads. */
-typedef struct head {
-    int64_t batch, kv_head;
-    int64_t queries, keys;          /* that exist */
-    int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
-    visible_entry visible;
-} head;
 
 /* A lane's scratch, cut into parts. What is in the lanes of an item lies in blocks of ROWS, innermost: query rows and
  * their gradients of o, or keys and values. */
@@ -60,7 +53,7 @@ enum {
 };
 
 /* Cuts scratch into its parts and returns its bytes. */
-static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim)
+DESCRIBES static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim)
 {
     int64_t used = 0;
     parts->a = cut(scratch, &used, Q_TILE * qk_dim);
@@ -81,28 +74,9 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
     return used;
 }
 
-static head head_of(const fwd_args *args, int64_t index)
+static cpu_entry head_of(const fwd_args *args, int64_t index)
 {
-    head h = {.batch = index / args->kv_heads, .kv_head = index % args->kv_heads};
-    h.queries = args->q_len;
-    h.keys = args->kv_len;
-    if (args->q_offsets) {
-        const fwd_sequence q = fwd_sequence_of(args->q_offsets, h.batch, args->q_total, args->q_len);
-        const fwd_sequence kv = fwd_sequence_of(args->kv_offsets, h.batch, args->kv_total, args->kv_len);
-        h.first_query = q.first;
-        h.queries = q.length;
-        h.first_key = kv.first;
-        h.keys = kv.length;
-    } else if (args->kv_lens) {
-        const int64_t keys = args->kv_lens[h.batch];
-        h.keys = keys < 0 ? 0 : keys < h.keys ? keys : h.keys;
-    }
-    const int32_t keys = (int32_t)h.keys, start = args->kv_starts ? args->kv_starts[h.batch] : 0;
-    h.visible = (visible_entry){fwd_rule_of(args), (int32_t)h.queries, keys,
-                                start < 0      ? 0
-                                : start > keys ? keys
-                                               : start};
-    return h;
+    return entry_of(args, index / args->kv_heads, index % args->kv_heads);
 }
 
 /* A query row of a head: a query head of its group and a row of the entry. */
@@ -110,24 +84,24 @@ typedef struct query {
     int64_t q_head, row;
 } query;
 
-static int64_t query_offset(const fwd_strides *stride, const head *h, query q)
+static int64_t query_offset(const fwd_strides *stride, const cpu_entry *h, query q)
 {
     return h->batch * stride->batch + q.q_head * stride->head + (h->first_query + q.row) * stride->row;
 }
 
-static int64_t key_offset(const fwd_strides *stride, const head *h, int64_t key)
+static int64_t key_offset(const fwd_strides *stride, const cpu_entry *h, int64_t key)
 {
     return h->batch * stride->batch + h->kv_head * stride->head + (h->first_key + key) * stride->row;
 }
 
-static float lse_of(const fwd_args *args, const head *h, query q)
+static float lse_of(const fwd_args *args, const cpu_entry *h, query q)
 {
     return args->q_offsets ? args->lse[q.q_head * args->q_total + h->first_query + q.row]
                            : args->lse[(h->batch * args->q_heads + q.q_head) * args->q_len + q.row];
 }
 
 /* D: the product of a row of o and of its gradient. */
-static float delta_of(const bwd_args *args, const head *h, query q)
+static float delta_of(const bwd_args *args, const cpu_entry *h, query q)
 {
     const int64_t o = query_offset(&args->fwd.o_stride, h, q), d_o = query_offset(&args->d_o_stride, h, q);
     vec sums = {0};
@@ -144,7 +118,7 @@ static float delta_of(const bwd_args *args, const head *h, query q)
 }
 
 /* Fills in place `at` of the parts that speak of query rows. */
-static void describe_query(const scratch_parts *parts, const bwd_args *args, const head *h, query q, int64_t at)
+static void describe_query(const scratch_parts *parts, const bwd_args *args, const cpu_entry *h, query q, int64_t at)
 {
     const int32_t row = (int32_t)q.row;
     parts->lse[at] = lse_of(&args->fwd, h, q);
@@ -378,7 +352,7 @@ static void weigh_keys(const scratch_parts *parts, const fwd_args *args, int64_t
 
 /* Rows are numbered row by row, and at each row query head by query head of the group, so that those of a tile see
  * nearly the same keys. */
-static void run_rows(const scratch_parts *parts, const bwd_args *args, const head *h, int64_t first_row)
+static void run_rows(const scratch_parts *parts, const bwd_args *args, const cpu_entry *h, int64_t first_row)
 {
     const fwd_args *fwd = &args->fwd;
     const int64_t rows = h->queries * fwd->group;
@@ -476,8 +450,8 @@ static void weigh_rows(const scratch_parts *parts, const fwd_args *args, int64_t
 }
 
 /* Adds the rows [first, first + count) of a query head to a tile of keys. */
-static void add_queries(const scratch_parts *parts, const bwd_args *args, const head *h, query first, int64_t count,
-                        int64_t first_key, int64_t padded)
+static void add_queries(const scratch_parts *parts, const bwd_args *args, const cpu_entry *h, query first,
+                        int64_t count, int64_t first_key, int64_t padded)
 {
     const fwd_args *fwd = &args->fwd;
     for (int64_t row = 0; row < count; row++) {
@@ -503,7 +477,7 @@ static void add_queries(const scratch_parts *parts, const bwd_args *args, const 
 }
 
 /* Keys [first_key, end_key) of the tensor, which need not all exist: those that do not get 0. */
-static void run_keys(const scratch_parts *parts, const bwd_args *args, const head *h, int64_t first_key,
+static void run_keys(const scratch_parts *parts, const bwd_args *args, const cpu_entry *h, int64_t first_key,
                      int64_t end_key)
 {
     const fwd_args *fwd = &args->fwd;
@@ -544,7 +518,7 @@ static void run_sink(const bwd_args *args, int64_t q_head)
     const fwd_args *fwd = &args->fwd;
     double sum = 0;
     for (int64_t batch = 0; batch < fwd->batch; batch++) {
-        const head h = head_of(fwd, batch * fwd->kv_heads + q_head / fwd->group);
+        const cpu_entry h = head_of(fwd, batch * fwd->kv_heads + q_head / fwd->group);
         for (int64_t row = 0; row < h.queries; row++) {
             const query q = {q_head, row};
             const vec p = exp2_scaled(splat(fwd->sinks[q_head] - lse_of(fwd, &h, q)), log2_of_e, -127.0f / log2_of_e);
@@ -578,13 +552,13 @@ static void run(const fwd_args *fwd, int32_t lane, int32_t lanes, _Atomic int64_
         if (item >= key_items + row_items) {
             run_sink(args, item - key_items - row_items);
         } else if (item >= key_items) {
-            const head h = head_of(fwd, (item - key_items) / row_tiles);
+            const cpu_entry h = head_of(fwd, (item - key_items) / row_tiles);
             const int64_t first = (item - key_items) % row_tiles * Q_TILE;
             if (first < h.queries * fwd->group) {
                 run_rows(&parts, args, &h, first);
             }
         } else {
-            const head h = head_of(fwd, item / key_tiles);
+            const cpu_entry h = head_of(fwd, item / key_tiles);
             const int64_t first = item % key_tiles * Q_TILE, all = fwd->q_offsets ? h.keys : fwd->kv_len;
             if (first < all) {
                 run_keys(&parts, args, &h, first, first + Q_TILE < all ? first + Q_TILE : all);
@@ -595,20 +569,20 @@ static void run(const fwd_args *fwd, int32_t lane, int32_t lanes, _Atomic int64_
 
 /* ---- The description ------------------------------------------------------------------------------------------- */
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
+DESCRIBES static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     (void)problem;
     return device->isa & ISA ? NULL : "this CPU lacks " KERNEL_ARCH;
 }
 
-static size_t workspace(const acr_problem *problem, const acr__device *device)
+DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     scratch_parts parts;
     return (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim) * device->threads);
 }
 
 /* Cycles of the vector units, counted; caches and memory are taken to keep up. */
-static double cost(const acr_problem *problem, const acr__device *device)
+DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double loads_per_cycle = 2, weights = 2; /* each weight is computed with its row and with its key */
     const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,

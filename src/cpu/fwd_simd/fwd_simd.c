@@ -22,7 +22,8 @@
  * vectors of rows times COLUMNS keys or dims, and UNROLL, the steps of its loop that are written out.
  *
  * PARAMETERS: DTYPE DIM Q_TILE KV_TILE ROW_VECS COLUMNS UNROLL */
-#include "cpu/simd.h"
+#include "cpu/block.h"
+#include "cpu/entry.h"
 
 enum {
     COPIES = DTYPE != ACR_F32, /* K and V pass through a tile of floats or words */
@@ -37,16 +38,11 @@ _Static_assert(Q_TILE <= 1024 && KV_TILE <= 1024, "tiles above 1024 leave the ca
 
 /* ---- Work items and scratch ------------------------------------------------------------------------------------ */
 
-/* A tile of the rows of one key/value head. These are numbered position by position, and at each position head by
- * head, so that the rows of a tile see nearly the same keys: row r is position r / group of the head's query head
- * r % group. */
+/* A tile of the rows of one key/value head (entry.h numbers them). */
 typedef struct tile {
-    int64_t batch, kv_head;
-    int64_t first_row, end_row;     /* empty beyond the end of a sequence */
-    int64_t queries, keys;          /* that exist in the batch entry */
-    int64_t first_query, first_key; /* of a packed batch's sequence, from the tensor's first row on; else 0 */
-    fwd_scales scales;              /* of the batch entry and head */
-    visible_entry visible;
+    cpu_entry entry;
+    int64_t first_row, end_row; /* empty beyond the end of a sequence */
+    fwd_scales scales;          /* of the batch entry and head */
     fwd_paging pages;
     bool has_terms;  /* what follows is not 0: the scores get a pass of their own between the products */
     bool is_sparse;  /* what a row sees is no interval: ranges, a tree, a bias */
@@ -73,8 +69,8 @@ typedef struct scratch_parts {
 } scratch_parts;
 
 /* Cuts scratch into its parts and returns its bytes. */
-static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim, bool has_terms,
-                           bool copies)
+DESCRIBES static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, int64_t v_dim, bool has_terms,
+                                     bool copies)
 {
     int64_t used = 0;
     parts->q = cut(scratch, &used, Q_TILE * steps_of(qk_dim));
@@ -98,63 +94,14 @@ static int64_t cut_scratch(scratch_parts *parts, char *scratch, int64_t qk_dim, 
 }
 
 /* Whether rows of k and v pass through scratch: they are of another type, or in pages. */
-static bool copies_rows(bool paged, int32_t kv_type)
+DESCRIBES static bool copies_rows(bool paged, int32_t kv_type)
 {
     return COPIES || paged || kv_type != (int32_t)ACR_DTYPE_DEFAULT;
-}
-
-/* The queries and keys of the tile's batch entry. */
-static void find_entry(const fwd_args *args, tile *t)
-{
-    t->pages = fwd_paging_of(args);
-    t->queries = args->q_len;
-    t->keys = args->kv_len;
-    if (args->q_offsets) {
-        const fwd_sequence q = fwd_sequence_of(args->q_offsets, t->batch, args->q_total, args->q_len);
-        t->first_query = q.first;
-        t->queries = q.length;
-    }
-    if (args->kv_offsets) {
-        const fwd_sequence kv = fwd_sequence_of(args->kv_offsets, t->batch, args->kv_total, args->kv_len);
-        t->first_key = kv.first;
-        t->keys = kv.length;
-    }
-    if (args->kv_lens) {
-        const int64_t keys = args->kv_lens[t->batch];
-        t->keys = keys < 0 ? 0 : keys < t->keys ? keys : t->keys;
-    }
-}
-
-/* Scales that the execution brings may have any product: beyond these bounds, which why_not holds the problem's to, all
- * weights are equal, or all but the largest 0, as they are at the bound. */
-static const float scale_min = 1e-36f, scale_max = 1e36f;
-
-static void find_scales(const fwd_args *args, tile *t)
-{
-    t->scales = (fwd_scales){args->scale, args->scale_log2, args->out_scale};
-    if (args->q_scales || args->k_scales || args->v_scales) {
-        t->scales = fwd_scales_of(args, t->batch, t->kv_head);
-        const float at_least = t->scales.scale_log2 > scale_min ? t->scales.scale_log2 : scale_min;
-        t->scales.scale_log2 = at_least < scale_max ? at_least : scale_max;
-    }
 }
 
 static bool has_terms(const fwd_args *a)
 {
     return a->softcap > 0 || a->sinks || a->slopes || a->bias || a->kv_starts || a->ranges || a->tree || a->chunk;
-}
-
-/* Terms that change scores want them in natural units; weigh then has nothing left to scale. */
-static void find_terms(const fwd_args *args, tile *t)
-{
-    const float log2_e = 1.44269504088896340736f, raw_max = 1e30f; /* finite times any capped or biased score */
-    t->has_terms = has_terms(args);
-    t->is_sparse = args->ranges || args->tree || args->bias;
-    if (args->softcap > 0 || args->slopes || args->bias) {
-        t->raw_scale = t->scales.scale < raw_max ? t->scales.scale : raw_max;
-        t->scales.scale = 1.0f;
-        t->scales.scale_log2 = log2_e;
-    }
 }
 
 /* Items in the order of the queue. Without a mask, tile after tile of a head, which keeps its keys in the caches;
@@ -165,25 +112,17 @@ static tile locate(const fwd_args *args, int64_t item, int64_t tiles)
     const bool masked = visible_is_limited(fwd_rule_of(args));
     const int64_t head = masked ? item % heads : item / tiles;
     const int64_t index = masked ? tiles - 1 - item / heads : item % tiles;
-    tile t = {.batch = head / args->kv_heads, .kv_head = head % args->kv_heads, .first_row = index * Q_TILE};
-    find_entry(args, &t);
-    find_scales(args, &t);
-    find_terms(args, &t);
-    const int32_t keys = (int32_t)t.keys, start = args->kv_starts ? args->kv_starts[t.batch] : 0;
-    t.visible = (visible_entry){fwd_rule_of(args), (int32_t)t.queries, keys,
-                                start < 0      ? 0
-                                : start > keys ? keys
-                                               : start};
-    const int64_t rows = args->group * t.queries;
+    tile t = {.entry = entry_of(args, head / args->kv_heads, head % args->kv_heads),
+              .first_row = index * Q_TILE,
+              .pages = fwd_paging_of(args),
+              .has_terms = has_terms(args),
+              .is_sparse = args->ranges || args->tree || args->bias};
+    const cpu_scales scales = cpu_scales_of(args, &t.entry);
+    t.scales = scales.scales;
+    t.raw_scale = scales.raw_scale;
+    const int64_t rows = rows_of(args, &t.entry);
     t.end_row = t.first_row + Q_TILE < rows ? t.first_row + Q_TILE : rows;
     return t;
-}
-
-/* Offset of a row's first element in q or o. */
-static int64_t row_offset(const fwd_args *args, const fwd_strides *stride, const tile *t, int64_t row)
-{
-    const int64_t head = t->kv_head * args->group + row % args->group;
-    return t->batch * stride->batch + head * stride->head + (t->first_query + row / args->group) * stride->row;
 }
 
 /* ---- In: queries, keys, values --------------------------------------------------------------------------------- */
@@ -211,7 +150,7 @@ static void load_queries(float *q, const fwd_args *args, const tile *t, int64_t 
         for (int64_t lane = 0; lane < LANES; lane++) {
             block[lane] = (vec){0};
             if (first + lane < t->end_row) {
-                block[lane] = load_some_steps(args->q, row_offset(args, &args->q_stride, t, first + lane) + dim,
+                block[lane] = load_some_steps(args->q, row_offset(args, &args->q_stride, &t->entry, first + lane) + dim,
                                               args->qk_dim - dim);
             }
         }
@@ -228,41 +167,17 @@ static int64_t padded_rows(const tile *t)
     return round_up(t->end_row - t->first_row, ROWS);
 }
 
-/* The query head of a row, and the row that a lane beyond the tile follows: its last, so that it never widens the span
- * of keys. */
-static int64_t head_of(const fwd_args *args, const tile *t, int64_t row)
-{
-    return t->kv_head * args->group + row % args->group;
-}
-
+/* The row that a lane beyond the tile follows: its last, so that it never widens the span of keys. */
 static int64_t real_row(const tile *t, int64_t lane)
 {
     return t->first_row + lane < t->end_row ? t->first_row + lane : t->end_row - 1;
 }
 
-/* The keys [*first, *end) from the first that a row sees to the last: its interval, and ranges that hold its position.
- * Empty where it sees none. */
-static void find_hull(const fwd_args *args, const tile *t, int32_t position, int32_t *first, int32_t *end)
-{
-    for (int32_t n = 0; args->ranges && n < args->ranges_count; n++) {
-        const int32_t *range = &args->ranges[2 * (t->batch * args->ranges_count + n)];
-        if (position < range[0] || position >= range[1]) {
-            continue;
-        }
-        const int32_t begin = visible_max(range[0], t->visible.kv_start),
-                      stop = visible_min(range[1], (int32_t)t->keys);
-        if (begin < stop) {
-            *first = *first < *end ? visible_min(*first, begin) : begin;
-            *end = visible_max(*end, stop);
-        }
-    }
-}
-
 static void begin_terms(const scratch_parts *parts, const fwd_args *args, const tile *t)
 {
     for (int64_t lane = 0; lane < padded_rows(t); lane++) {
-        const int64_t row = real_row(t, lane), head = head_of(args, t, row);
-        parts->position[lane] = visible_position(t->visible, (int32_t)(row / args->group));
+        const int64_t row = real_row(t, lane), head = query_head_of(args, &t->entry, row);
+        parts->position[lane] = visible_position(t->entry.visible, (int32_t)(row / args->group));
         parts->slope[lane] = args->slopes ? args->slopes[head] : 0;
         parts->sink[lane] = args->sinks ? args->sinks[head] : minus_infinity;
         parts->any[lane] = 0;
@@ -272,7 +187,7 @@ static void begin_terms(const scratch_parts *parts, const fwd_args *args, const 
             *block = (visible_keys){0, parts->first[lane + ROWS - 1], parts->end[lane], 0};
         }
         int32_t first = parts->first[lane], end = parts->end[lane];
-        find_hull(args, t, parts->position[lane], &first, &end);
+        widen_by_ranges(args, &t->entry, parts->position[lane], &first, &end);
         if (first < end) {
             block->first = block->first < block->end ? visible_min(block->first, first) : first;
             block->end = visible_max(block->end, end);
@@ -289,8 +204,8 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
         *(vec *)&parts->sum[row] = (vec){0};
         for (int64_t lane = row; lane < row + LANES; lane++) {
             const int32_t position = (int32_t)(real_row(t, lane) / args->group);
-            parts->first[lane] = visible_first(t->visible, position);
-            parts->end[lane] = visible_end(t->visible, position);
+            parts->first[lane] = visible_first(t->entry.visible, position);
+            parts->end[lane] = visible_end(t->entry.visible, position);
         }
     }
     for (int64_t i = 0; i < padded_rows(t) * args->v_dim; i += LANES) {
@@ -299,24 +214,6 @@ static void begin_tile(const scratch_parts *parts, const fwd_args *args, const t
     if (t->has_terms) {
         begin_terms(parts, args, t);
     }
-}
-
-/* Rows of k or v that follow one another by the row stride. */
-typedef struct key_run {
-    int64_t at, rows; /* the first one's first element, or -1: there is no such page */
-} key_run;
-
-/* The first of the tile's rows [first, end) of the tile's head: all of them, or those up to the end of a page. */
-INLINE key_run find_rows(const fwd_strides *stride, const tile *t, int64_t first, int64_t end)
-{
-    const int64_t head = t->kv_head * stride->head;
-    if (!t->pages.table) {
-        return (key_run){t->batch * stride->batch + head + (t->first_key + first) * stride->row, end - first};
-    }
-    const int64_t row = first % t->pages.page, left = t->pages.page - row;
-    const int64_t page = t->pages.table[t->batch * t->pages.table_stride + first / t->pages.page];
-    return (key_run){page < 0 || page >= t->pages.pages ? -1 : page * stride->batch + head + row * stride->row,
-                     left < end - first ? left : end - first};
 }
 
 /* Copies a run as floats, rows `padded` apart; NaN without a page. dtype: a constant. */
@@ -356,14 +253,14 @@ INLINE void copy_pairs(float *to, acr_dtype dtype, const void *base, key_run run
 INLINE matrix load_rows(float *copied, const void *base, const fwd_strides *stride, const tile *t, int64_t dim,
                         int64_t first, int64_t end, bool is_v)
 {
-    key_run run = find_rows(stride, t, first, end);
+    key_run run = find_rows(stride, &t->entry, &t->pages, first, end);
     if (!COPIES && !copied) {
         return (matrix){(const float *)base + run.at, stride->row};
     }
     const int64_t padded = round_up(is_v ? dim : steps_of(dim), LANES);
     const bool is_e4m3 = DTYPE != ACR_E4M3 && t->pages.kv_type == ACR_E4M3;
     for (int64_t row = first; row < end; row += run.rows) {
-        run = find_rows(stride, t, row, end);
+        run = find_rows(stride, &t->entry, &t->pages, row, end);
         float *to = &copied[(row - first) * padded];
         if (PAIRS && is_e4m3) {
             copy_pairs(copied, ACR_E4M3, base, run, stride->row, dim, padded, row - first, is_v);
@@ -376,14 +273,6 @@ INLINE matrix load_rows(float *copied, const void *base, const fwd_strides *stri
         }
     }
     return (matrix){copied, padded};
-}
-
-/* Whether values are the first elements of the keys. */
-static bool values_are_keys(const fwd_args *args)
-{
-    const fwd_strides *k = &args->k_stride, *v = &args->v_stride;
-    return args->v == args->k && args->v_dim <= args->qk_dim && v->batch == k->batch && v->head == k->head &&
-           v->row == k->row;
 }
 
 /* A tile of keys, loaded when a block of rows sees some of it. */
@@ -580,7 +469,7 @@ static void load_bias(const scratch_parts *parts, const fwd_args *args, const ti
         int64_t at[LANES];
         for (int lane = 0; lane < LANES; lane++) {
             const int64_t real = real_row(t, (int64_t)block * ROWS + row + lane);
-            at[lane] = t->batch * s->batch + (t->kv_head * args->group + real % args->group) * s->head +
+            at[lane] = t->entry.batch * s->batch + (t->entry.kv_head * args->group + real % args->group) * s->head +
                        real / args->group * s->row + first;
         }
         for (int64_t key = 0; key < keys; key += LANES) {
@@ -609,9 +498,9 @@ static void show_ranges(const scratch_parts *parts, const fwd_args *args, const 
                         int64_t first, int64_t keys)
 {
     for (int32_t n = 0; n < args->ranges_count; n++) {
-        const int32_t *range = &args->ranges[2 * (t->batch * args->ranges_count + n)];
+        const int32_t *range = &args->ranges[2 * (t->entry.batch * args->ranges_count + n)];
         const int64_t begin = range[0] > first ? range[0] : first;
-        const int64_t from = begin > t->visible.kv_start ? begin : t->visible.kv_start;
+        const int64_t from = begin > t->entry.visible.kv_start ? begin : t->entry.visible.kv_start;
         const int64_t end = range[1] < first + keys ? range[1] : first + keys;
         for (int64_t key = from; key < end; key++) {
             for (int row = 0; row < ROWS; row += LANES) {
@@ -625,10 +514,10 @@ static void show_ranges(const scratch_parts *parts, const fwd_args *args, const 
 static void hide_by_tree(const scratch_parts *parts, const fwd_args *args, const tile *t, int block, int64_t first,
                          int64_t keys)
 {
-    const int64_t tree_first = t->keys - t->queries, row_bytes = (args->q_len + 7) / 8;
+    const int64_t tree_first = t->entry.keys - t->entry.queries, row_bytes = (args->q_len + 7) / 8;
     for (int row = 0; row < ROWS; row++) {
         const int64_t i = real_row(t, (int64_t)block * ROWS + row) / args->group;
-        const uint8_t *bits = args->tree + (t->batch * args->q_len + i) * row_bytes;
+        const uint8_t *bits = args->tree + (t->entry.batch * args->q_len + i) * row_bytes;
         for (int64_t key = first > tree_first ? first : tree_first; key < first + keys; key++) {
             const int64_t bit = key - tree_first;
             parts->seen[(key - first) * ROWS + row] &= -(bits[bit / 8] >> bit % 8 & 1);
@@ -792,8 +681,9 @@ static void store_rows(const scratch_parts *parts, const fwd_args *args, const t
         }
         transpose(block);
         for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
-            store_some_floats(out_dtype, args->o, row_offset(args, &args->o_stride, t, t->first_row + row + lane) + dim,
-                              count, block[lane]);
+            store_some_floats(out_dtype, args->o,
+                              row_offset(args, &args->o_stride, &t->entry, t->first_row + row + lane) + dim, count,
+                              block[lane]);
         }
     }
 }
@@ -804,11 +694,7 @@ static void store_lse(const scratch_parts *parts, const fwd_args *args, const ti
     const float scale = args->sinks ? 1.0f : t->scales.scale; /* join_sinks has scaled the maxima */
     const vec lse = pick(sum == 0, splat(minus_infinity), *(const vec *)&parts->max[row] * scale + ln_vec(sum));
     for (int64_t lane = 0; lane < LANES && t->first_row + row + lane < t->end_row; lane++) {
-        const int64_t tile_row = t->first_row + row + lane;
-        const int64_t head = t->kv_head * args->group + tile_row % args->group;
-        const int64_t first_row =
-            args->q_offsets ? head * args->q_total + t->first_query : (t->batch * args->q_heads + head) * args->q_len;
-        args->lse[first_row + tile_row / args->group] = lse[lane];
+        args->lse[lse_index(args, &t->entry, t->first_row + row + lane)] = lse[lane];
     }
 }
 
@@ -887,7 +773,7 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
 
 /* ---- The description ------------------------------------------------------------------------------------------- */
 
-static const char *why_not(const acr_problem *problem, const acr__device *device)
+DESCRIBES static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (!(device->isa & ISA)) {
         return "this CPU lacks " KERNEL_ARCH;
@@ -896,14 +782,10 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (problem->flags & ACR_INVARIANT && usable >= 2u * ISA) {
         return "invariant: lines of the CPU's widest instruction set alone compute it (ACR_INVARIANT)";
     }
-    const double scale = (double)problem->scale * problem->q_scale * problem->k_scale;
-    if (!(scale >= (double)scale_min && scale <= (double)scale_max)) {
-        return "scale, with q_scale and k_scale, is outside [1e-36, 1e36]"; /* -127 / scale must be a float: weigh */
-    }
-    return NULL;
+    return scale_why_not(problem);
 }
 
-static size_t workspace(const acr_problem *problem, const acr__device *device)
+DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device *device)
 {
     scratch_parts parts;
     const bool terms = acr__terms_of(problem) != 0,
@@ -912,7 +794,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 }
 
 /* Cycles of the vector units, counted; caches and memory are taken to keep up. */
-static double cost(const acr_problem *problem, const acr__device *device)
+DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double loads_per_cycle = 2;
     const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
