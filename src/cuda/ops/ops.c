@@ -63,14 +63,19 @@ static void shape_merge(acr__launch *out, const merge_args *a)
     *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = THREADS};
 }
 
+/* A tensor's units of a token, as append.cu counts them: of what is rotated one has both elements of each pair. */
+static int64_t append_units(const void *tensor, int64_t heads, int64_t dim, int64_t rope_dim, int64_t run)
+{
+    return tensor ? (heads + APPEND_HEADS - 1) / APPEND_HEADS * ((dim - rope_dim + rope_dim / 2) / run) : 0;
+}
+
 static void shape_append(acr__launch *out, const append_args *a)
 {
-    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, k = a->k ? a->qk_dim : 0,
-                  v = a->v ? a->v_dim : 0;
-    const int64_t runs = (a->kv_heads * (k > v ? k : v) + run - 1) / run,
-                  q_runs = a->q_heads * (int64_t)a->qk_dim / run;
-    const int64_t most = runs > q_runs ? runs : q_runs;
-    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((most - 1) / THREADS + 1, Y_MAX), 1},
+    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1;
+    const int64_t units = append_units(a->k, a->kv_heads, a->qk_dim, a->rope_dim, run) +
+                          append_units(a->v, a->kv_heads, a->v_dim, 0, run) +
+                          append_units(a->q, a->q_heads, a->qk_dim, a->rope_dim, run);
+    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((units - 1) / THREADS + 1, Y_MAX), 1},
                          .block = THREADS};
 }
 

@@ -1,8 +1,12 @@
-/* Short runs of stored elements, as floats: VEC of them at 16 bytes of the type that is read, or one. */
+/* Short runs of stored elements, as floats: VEC of them at 16 bytes of the type that is read, or one. An includer that
+ * is asked for e4m3 defines QUANTISES=1: from sm_89 on one instruction rounds two of them as op_e4m3 does. */
 #ifndef ACR_CUDA_OPS_VECTOR_CUH
 #define ACR_CUDA_OPS_VECTOR_CUH
 
 #include "cuda/device/isa/element.cuh"
+#if QUANTISES
+#include "cuda/device/isa/fragment.cuh"
+#endif
 #include "op_math.h"
 
 enum {
@@ -15,17 +19,34 @@ template <int TYPE> DEV constexpr int wide_elements(void)
     return TYPE == ACR_F32 ? 4 : 8;
 }
 
+/* A run as it is stored, of one element the first bytes: a load is waited for where its values are wanted. */
+template <int VEC> struct run_bits {
+    uint4 bits;
+};
+
 /* `first` is a multiple of VEC. */
+template <int TYPE, int VEC> DEV void load_bits(run_bits<VEC> &to, const void *base, int64_t first)
+{
+    if constexpr (VEC > 1)
+        to.bits = *(const uint4 *)((const char *)base + first * (16 / VEC));
+    else if constexpr (TYPE == ACR_F32)
+        to.bits.x = ((const uint32_t *)base)[first];
+    else
+        to.bits.x = ((const uint16_t *)base)[first];
+}
+
+template <int TYPE, int VEC> DEV void run_values(float (&to)[VEC], const run_bits<VEC> &from)
+{
+#pragma unroll
+    for (int i = 0; i < VEC; i++)
+        to[i] = load_element<TYPE>(&from.bits, i);
+}
+
 template <int TYPE, int VEC> DEV void load_run(float (&to)[VEC], const void *base, int64_t first)
 {
-    if constexpr (VEC == 1) {
-        to[0] = load_element<TYPE>(base, first);
-    } else {
-        const uint4 bits = *(const uint4 *)((const char *)base + first * (16 / VEC));
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            to[i] = load_element<TYPE>(&bits, i);
-    }
+    run_bits<VEC> run;
+    load_bits<TYPE>(run, base, first);
+    run_values<TYPE>(to, run);
 }
 
 template <int BYTES> DEV void store_bytes(void *to, const uint32_t *bits)
@@ -40,6 +61,16 @@ template <int BYTES> DEV void store_bytes(void *to, const uint32_t *bits)
             ((uint4 *)to)[i] = make_uint4(bits[4 * i], bits[4 * i + 1], bits[4 * i + 2], bits[4 * i + 3]);
 }
 
+/* The lowest byte first. */
+DEV uint32_t four_e4m3(const float *from)
+{
+#if QUANTISES && __CUDA_ARCH__ >= 890
+    return pack_e4m3(from[0], from[1], from[2], from[3]);
+#else
+    return op_e4m3(from[0]) | op_e4m3(from[1]) << 8 | op_e4m3(from[2]) << 16 | op_e4m3(from[3]) << 24;
+#endif
+}
+
 template <int TYPE, int VEC> DEV void store_typed(void *base, int64_t first, const float (&from)[VEC])
 {
     constexpr int bytes = TYPE == ACR_F32 ? 4 : TYPE == ACR_E4M3 ? 1 : 2;
@@ -52,8 +83,7 @@ template <int TYPE, int VEC> DEV void store_typed(void *base, int64_t first, con
         if constexpr (TYPE == ACR_E4M3) {
 #pragma unroll
             for (int i = 0; i < VEC / 4; i++)
-                bits[i] = op_e4m3(from[4 * i]) | op_e4m3(from[4 * i + 1]) << 8 | op_e4m3(from[4 * i + 2]) << 16 |
-                          op_e4m3(from[4 * i + 3]) << 24;
+                bits[i] = four_e4m3(from + 4 * i);
         } else {
 #pragma unroll
             for (int i = 0; i < VEC; i++)

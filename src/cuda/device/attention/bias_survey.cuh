@@ -212,10 +212,11 @@ DEV visible_tiles find_surveyed(const fwd_args &a, const work_tile &t)
     return {seen.x, seen.y, seen.z, seen.w};
 }
 
-/* Key tiles that the rule leaves, without those that a bias hides; at least one, all of it masked. */
+/* Key tiles that the rule leaves, without those that a bias hides; of the rule's at least one, all of it masked where
+ * the bias hides it. A survey knows nothing of the rule nor of key lengths, so what it sees may lie behind both. */
 DEV visible_tiles without_hidden(const visible_tiles &k, const visible_tiles &seen)
 {
-    visible_tiles left = {max(k.first, seen.first), k.full_first, k.full_end, min(k.end, seen.end)};
+    visible_tiles left = {min(max(k.first, seen.first), k.end - 1), k.full_first, k.full_end, min(k.end, seen.end)};
     left.end = max(left.end, left.first + 1);
     left.full_first = max(left.full_first, left.first);
     return left;

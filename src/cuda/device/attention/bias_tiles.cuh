@@ -133,6 +133,10 @@ template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t sme
                                   end - tile * row_bytes);
             use++;
         }
+        /* A consumer waits for no copy where no key tile has biases: its slot must not be told anew before. */
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(ADDRESS(smem, q_empty) + BARRIER_BYTES * q_slot(q_use, consumer));
     }
 }
 

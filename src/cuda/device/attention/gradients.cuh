@@ -15,6 +15,15 @@ enum {
 
 /* ---- Statistics ---- */
 
+/* Two elements as floats, that in the lower half first. */
+DEV float2 unpack(uint32_t pair)
+{
+    if constexpr (BF16)
+        return __bfloat1622float2(*(const __nv_bfloat162 *)&pair);
+    else
+        return __half22float2(*(const __half2 *)&pair);
+}
+
 /* Sums the products of eight pairs of elements. */
 DEV float dot_chunk(uint4 x, uint4 y)
 {
@@ -22,14 +31,7 @@ DEV float dot_chunk(uint4 x, uint4 y)
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float2 u, v;
-        if constexpr (BF16) {
-            u = __bfloat1622float2(*(const __nv_bfloat162 *)&a[i]);
-            v = __bfloat1622float2(*(const __nv_bfloat162 *)&b[i]);
-        } else {
-            u = __half22float2(*(const __half2 *)&a[i]);
-            v = __half22float2(*(const __half2 *)&b[i]);
-        }
+        const float2 u = unpack(a[i]), v = unpack(b[i]);
         sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
     }
     return sum;

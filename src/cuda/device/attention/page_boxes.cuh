@@ -1,6 +1,7 @@
 /* Boxes of tensor maps for keys in pages (fwd_paging.h), for producers (pipeline.cuh) of lines that are compiled with
  * PAGED=1: the maps of k and v are {dim, page rows, heads, pages}. A page is a multiple of a key tile, or a key tile of
- * a page, and a box is the smaller of the two. Without a table a batch entry is one page. */
+ * a page, and a box is the smaller of the two. Without a table a batch entry is one page. ANY_KEYS: the line looks
+ * whether there is a table, and serves packed batches of keys. */
 #ifndef ACR_DEVICE_ATTENTION_PAGE_BOXES_CUH
 #define ACR_DEVICE_ATTENTION_PAGE_BOXES_CUH
 
@@ -11,12 +12,36 @@
 typedef struct page_source {
     key_pages pages;
     int head, end; /* end: one past the last key that exists */
+#if ANY_KEYS
+    int first; /* the row of key 0 in the one page */
+#endif
 } page_source;
 
-/* The page of a number in the table, which lines for keys of the queries' type always have. */
+DEV page_source page_source_of(const fwd_args &a, const fwd_paging &paging, const work_tile &t)
+{
+    page_source s = {pages_of_entry(a, paging, entry_number(t)), t.head / a.group, t.rows.kv_len};
+#if ANY_KEYS
+    if (paging.table == nullptr)
+        s.pages.batch = t.batch; /* all keys of a packed batch are in page 0 */
+    s.first = t.rows.kv_begin;
+#endif
+    return s;
+}
+
+/* In which row of its page a key is. */
+DEV int row_in_page(const page_source &s, int in_page)
+{
+#if ANY_KEYS
+    return s.first + in_page;
+#else
+    return in_page;
+#endif
+}
+
+/* The page of a number in the table, which lines for paged caches alone always have. */
 DEV int page_at(const key_pages &p, int entry)
 {
-    return KV_TYPE == ACR_E4M3 ? read_page(p, entry) : p.table[entry];
+    return KV_TYPE == ACR_E4M3 || ANY_KEYS ? read_page(p, entry) : p.table[entry];
 }
 
 enum {
@@ -54,7 +79,8 @@ DEV void produce_keys(const kv_ring &r, const fwd_map *map, const page_source &s
         for (int i = 0; i < PAGES_AT_ONCE; i++)
             if ((first + i) * box < KV_TILE) {
                 for (int panel = 0; panel < r.panels.count; panel++)
-                    load_box(to + panel * r.panels.bytes, map, full, r.panels.elems * panel, in_page, s.head, pages[i]);
+                    load_box(to + panel * r.panels.bytes, map, full, r.panels.elems * panel, row_in_page(s, in_page),
+                             s.head, pages[i]);
                 to += box * BOX_ROW_BYTES;
             }
         first += PAGES_AT_ONCE;

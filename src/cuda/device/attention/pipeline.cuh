@@ -105,7 +105,9 @@ DEV visible_tiles tiles_of_consumer(const fwd_args &a, const visible_entry &e, c
     /* Rows that see no key have all tiles masked on both sides: their keys' first may lie within any of these tiles. */
     if (WINDOWS && own.first >= own.end)
         return {all.first, all.end, all.end, all.end};
-    return {all.first, BIAS_TILES ? max(own.full_first, all.first) : own.full_first, own.full_end, all.end};
+    if (BIAS_TILES) /* a bias may hide all tiles that these rows see by the rule, and leave others' */
+        return {all.first, max(own.full_first, all.first), max(own.full_end, all.first), all.end};
+    return {all.first, own.full_first, own.full_end, all.end};
 }
 
 DEV uint32_t work_at(uint32_t smem, int slot)

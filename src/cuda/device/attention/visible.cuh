@@ -66,13 +66,17 @@ DEV sequence find_whole_sequence(const fwd_args &a, int batch)
     return s;
 }
 
-/* Of an entry whose keys are a cache's: its key length, and of packed queries the rows that its offsets name. Reads
- * global memory: kv_lens, kv_starts, q_offsets. */
+/* Of an entry whose keys are a cache's: its key length, and of packed queries the rows that its offsets name; in lines
+ * with ANY_KEYS, of packed keys the same. Reads global memory: kv_lens, kv_starts, the offsets. */
 DEV sequence find_cached_sequence(const fwd_args &a, int batch)
 {
     sequence s = find_whole_sequence(a, batch);
     if (a.q_offsets != nullptr)
         find_rows(s.q_begin, s.q_len, a.q_offsets, batch, a.q_total, a.q_len);
+#if ANY_KEYS
+    if (a.kv_offsets != nullptr)
+        find_rows(s.kv_begin, s.kv_len, a.kv_offsets, batch, a.kv_total, a.kv_len);
+#endif
     return s;
 }
 

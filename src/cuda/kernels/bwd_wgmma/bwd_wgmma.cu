@@ -1,20 +1,22 @@
 /* Backward attention on Hopper's warpgroup tensor cores, fp16 and bf16, sm_90a.
  *
  * Three kernels, one after the other. NAME_prepare: D = rowsum(dO * O) and LSE in powers of two. NAME: a CTA owns 128
- * keys of a key head and visits the query tiles that see them, of all query heads of the group: dK and dV stay in
- * registers, so nothing of them is ever summed between CTAs. dQ is summed in float32 in the workspace, in the order of
- * the key tiles: a tile's count of visits says whose turn it is, and so every run gives the same bits. NAME_finish:
- * scales dQ, converts it to the output's type, and sums the gradients of sinks.
+ * keys of a key head (DIM 256: 64) and visits the query tiles that see them, of all query heads of the group: dK and dV
+ * stay in registers, so nothing of them is ever summed between CTAs. dQ is summed in float32 in the workspace, in the
+ * order of the key tiles: a tile's count of visits says whose turn it is, and so every run gives the same bits.
+ * NAME_finish: scales dQ, converts it to the output's type, and sums the gradients of sinks.
  *
- * Two consumer warpgroups hold 64 keys each. Scores are computed transposed, keys by queries: then P and dS are in the
- * registers that the products P^T * dO and dS^T * Q take them from; dS goes through shared memory for dQ = dS * K
- * alone, which is issued a query tile later, so that the warpgroups may be half a tile apart. After Dao 2023
- * (FlashAttention-2's loop over keys outside) and Shah et al. 2024. See README.md.
+ * Two consumer warpgroups: own_keys.cuh and, of DIM 256, shared_keys.cuh say how they divide the products. Scores are
+ * computed transposed, keys by queries: then P and dS are in the registers that the products P^T * dO and dS^T * Q take
+ * them from; dS goes through shared memory for dQ = dS * K alone, which is issued a query tile later, so that the
+ * warpgroups may be half a tile apart. After Dao 2023 (FlashAttention-2's loop over keys outside) and Shah et al. 2024.
+ * See README.md.
  *
- * Parameters: DIM (64 or 128; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1, PACKED=1
- * (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more to do).
+ * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
+ * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
+ * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -23,6 +25,16 @@
 #ifndef PART
 #define PART 64
 #endif
+#ifndef HEADS_MEMORY
+#define HEADS_MEMORY 32768
+#endif
+#ifndef SLOTS
+#define SLOTS 8
+#endif
+/* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
+#define SHARED_KEYS (DIM == 256)
+/* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
+#define KEYS_IN_REGISTERS (DIM == 64 && PART == 64 && !(TERMS))
 #include <stddef.h>
 
 #include "cuda/kernels/bwd_wgmma/workspace.h"
@@ -34,11 +46,10 @@ enum {
     PANELS = DIM / PANEL_ELEMS,
     GROUP_KEYS = 64, /* of a consumer warpgroup */
     CONSUMERS = 2,
-    KV_TILE = CONSUMERS * GROUP_KEYS,
+    KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
     THREADS = 128 * (CONSUMERS + 1),
-    STAGES = 2,               /* of Q and dO */
-    HEADS_MEMORY = 32 * 1024, /* KB */
-    DS_STAGES = 2,            /* of dS: warpgroups may be that far apart */
+    STAGES = 2,                      /* of Q and dO */
+    DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
     KV_BYTES = PANELS * KV_PANEL_BYTES,
@@ -47,11 +58,16 @@ enum {
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
     PART_QUERIES = PART,                 /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
-    DQ_HALF_FLOATS = 64 * 64, /* of dQ that a warpgroup computes: 64 rows of DIM 64, or 64 columns of DIM 128 */
+    DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
+    DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
+    DQ_ROUNDS = DQ_PARTS / CONSUMERS,
+    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS, /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4
 };
 
-/* What the producer tells of a work tile: its keys, and the query tiles that see one of them. */
+/* What the producer tells of a work tile: its keys, and the query tiles that see one of them. Each is visited for all
+ * heads of the group before the next one: if heads came first, the last key tile under a causal mask, with two query
+ * tiles a head, would have to wait with each head for the first key tile's sums of the head before. */
 typedef struct key_work {
     int32_t kv_tile; /* -1: there is no more work */
     int32_t kv_head, entry;
@@ -65,14 +81,20 @@ typedef struct shared_memory {
     uint8_t k[KV_BYTES], v[KV_BYTES];
     uint8_t q[STAGES][Q_BYTES], d_o[STAGES][Q_BYTES];
     uint8_t ds[DS_STAGES][DS_BYTES];
-    float dq[CONSUMERS][DQ_HALF_FLOATS];
+#if SHARED_KEYS
+    uint8_t p[DS_BYTES];
+#endif
+    float dq[DQ_BUFFERS][DQ_PART_FLOATS];
     float stats[STAGES][2][Q_TILE];
-    key_work work[2];             /* of a work tile, while the next is loaded; of round r that in r % 2 */
-    int32_t key_rows[KV_TILE][2]; /* the rows that see a key, [first, end) */
-    uint64_t kv_full, kv_empty;   /* K, V and the work tile */
+    key_work work[2]; /* of a work tile, while the next is loaded; of round r that in r % 2 */
+    int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
+    uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+#if SHARED_KEYS
+    uint64_t p_full;
+#endif
 } shared_memory;
 
 #ifdef __CUDACC__
@@ -83,20 +105,23 @@ typedef struct shared_memory {
 #include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
+#include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
     PRODUCER_REGISTERS = 40,
     CONSUMER_REGISTERS = 232,
-    CONSUMER_WARPS = 4 * CONSUMERS,
+    GROUP_WARPS = WARPGROUP_THREADS / WARP_THREADS,
+    CONSUMER_WARPS = GROUP_WARPS * CONSUMERS,
     ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
     ANY_ORDER = -2,
     BOTH_CONSUMERS = 1,                /* a named barrier */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
 
-static_assert(DIM == 64 || DIM == 128, "DIM: 64 or 128");
-static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is two halves of 64 x 64");
-static_assert(PART == 64 || PART == 32, "PART: 64 or 32");
+static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
+static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64, two or four");
+static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 128 32");
+static_assert(HEADS_MEMORY >= 1024 && SLOTS >= 1, "HEADS_MEMORY: a MB or more; SLOTS: one or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
@@ -123,11 +148,11 @@ DEV uint32_t count_key_tiles(const fwd_args &a)
     return (a.kv_len + KV_TILE - 1) / KV_TILE;
 }
 
-/* Which keys of a tile are spoilt: KV_TILE bits. */
+/* Which of a tile's gradients of keys are spoilt: a bit each, that both warpgroups leave for their 64 keys. */
 DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 {
     const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
-    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM).spoilt + (int64_t)number * (KV_TILE / 8);
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM).spoilt + (int64_t)number * BWD_SPOILT_BYTES;
 }
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -172,8 +197,12 @@ DEV uint32_t heads_at_once(const fwd_args &a)
 DEV key_work find_work(const fwd_args &a, uint32_t number)
 {
     const uint32_t tiles = count_key_tiles(a), heads = a.kv_heads * a.batch;
-    const uint32_t most = min(heads_at_once(a), heads), first = number / (tiles * most) * most,
-                   together = min(heads - first, most), at = number - first * tiles, head = first + at % together;
+    /* The last heads, two waves of CTAs and what is left over, are one section: else a head's first key tile, which has
+     * the most visits under a causal mask, would begin last. */
+    const uint32_t most = min(heads_at_once(a), heads), late = min((2 * gridDim.x + tiles - 1) / tiles, heads),
+                   early = (heads - late) / most * most, first = min(number / (tiles * most) * most, early),
+                   together = first < early ? most : heads - early, at = number - first * tiles,
+                   head = first + at % together;
     key_work w;
     w.kv_tile = at / together;
     w.entry = head / a.kv_heads;
@@ -263,13 +292,13 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
                      batch);
+        const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
 #pragma unroll 1
-        for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++) {
-            const float *stats = results_of(a, head, bwd_first_tile(&a, w.entry, Q_TILE) + w.tile_end - 1).stats;
+        for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
 #pragma unroll 1
-            for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--, use++, stats -= 2 * Q_TILE)
-                load_queries(maps, smem, use, stats, w.q_begin + tile * Q_TILE, head, batch);
-        }
+            for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++)
+                load_queries(maps, smem, use++, results_of(a, head, first_tile + tile).stats, w.q_begin + tile * Q_TILE,
+                             head, batch);
     }
 }
 
@@ -284,20 +313,27 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
             ;
         bulk_global_fence();
     }
-#pragma unroll
-    for (int half = 0; half < CONSUMERS; half++) {
-        const uint32_t from = ADDRESS(smem, dq) + half * (DQ_HALF_FLOATS * 4);
-        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * half, use & 1);
+#pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
+    for (int part = 0; part < DQ_PARTS; part++) {
+        const int group = part % CONSUMERS;
+        const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
+        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
         if (turn > 0 || turn == ANY_ORDER)
-            add_floats(dq + half * DQ_HALF_FLOATS, from, DQ_HALF_FLOATS * 4);
+            add_floats(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
         else
-            store_bytes(dq + half * DQ_HALF_FLOATS, from, DQ_HALF_FLOATS * 4);
+            store_bytes(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
         bulk_commit();
+        if (DQ_BUFFERS == 1) { /* the other warpgroup's turn */
+            bulk_wait_read();
+            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * (CONSUMERS - 1 - group));
+        }
     }
-    bulk_wait_read();
+    if (DQ_BUFFERS == CONSUMERS) {
+        bulk_wait_read();
 #pragma unroll
-    for (int half = 0; half < CONSUMERS; half++)
-        barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * half);
+        for (int group = 0; group < CONSUMERS; group++)
+            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * group);
+    }
     if (turn >= 0) {
         bulk_wait_done();
         bulk_global_fence();
@@ -317,18 +353,17 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             return;
         const visible_entry entry = entry_of(a, *w);
         const int tile_first = w->tile_first, tile_end = w->tile_end;
+        const int first_head = w->kv_head * a.group, first_tile = bwd_first_tile(&a, w->entry, Q_TILE);
 #pragma unroll 1
-        for (int head = w->kv_head * a.group; head < (w->kv_head + 1) * a.group; head++) {
-            const tile_results to = results_of(a, head, bwd_first_tile(&a, w->entry, Q_TILE) + w->tile_end - 1);
-            int32_t *visits = to.visits;
-            float *dq = to.dq + kv_tile * to.slot;
+        for (int tile = tile_end - 1; tile >= tile_first; tile--) {
+            /* the key tiles that visit the query tile are consecutive */
+            const int turn = args.atomics != 0
+                                 ? ANY_ORDER
+                                 : kv_tile - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
-            for (int tile = tile_end - 1; tile >= tile_first; tile--, use++, visits--, dq -= Q_TILE * DIM) {
-                /* the key tiles that visit the query tile are consecutive */
-                const int turn = to.slot != 0        ? ALONE
-                                 : args.atomics != 0 ? ANY_ORDER
-                                                     : kv_tile - key_tiles_of(entry, tile).first;
-                add_dq(smem, use, turn, visits, dq);
+            for (int head = first_head; head < first_head + a.group; head++) {
+                const tile_results to = results_of(a, head, first_tile + tile);
+                add_dq(smem, use++, to.slot != 0 ? ALONE : turn, to.visits, to.dq + kv_tile * to.slot);
             }
         }
         bulk_wait_done();
@@ -341,19 +376,19 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
 typedef float score_tile[PART_QUERIES / 2];
 typedef uint32_t packed_tile[PART_QUERIES / 4];
 typedef float key_gradient[DIM / 2];
-typedef float query_gradient[DQ_HALF_FLOATS / 128];
+typedef float query_gradient[DQ_PART_FLOATS / 128];
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
     uint32_t smem;
     int index, thread, lane; /* among the consumers; in the warpgroup; in the warp */
     uint64_t k, v;           /* descriptors of the warpgroup's keys, summed over their dims */
-    uint64_t k_keys;         /* of all keys, summed over the keys: the dims of the warpgroup's half of dQ */
+    uint64_t k_keys;         /* of all keys, summed over the keys: the dims of the warpgroup's first part of dQ */
     uint32_t ds_row;         /* address of the row of dS that the lane names to store_matrices */
     float scale_log2;
 } consumer;
 
-/* The first of the lane's two keys in the tile; the other is the eighth after it. */
+/* The first of the lane's two keys among those of both warpgroups; the other is the eighth after it. */
 DEV int lane_key(const consumer &c)
 {
     return c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane / 4;
@@ -365,7 +400,7 @@ DEV void note_key_rows(const consumer &c, const visible_entry &e, const key_work
     const int key = c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane;
     __syncwarp(); /* those of the work tile before are read no more */
     if (c.lane < 16) {
-        const visible_rows rows = visible_to_keys(e, w->kv_tile * KV_TILE + key, 1);
+        const visible_rows rows = visible_to_keys(e, w->kv_tile * KV_TILE + (SHARED_KEYS ? key % GROUP_KEYS : key), 1);
         shared->key_rows[key][0] = rows.first;
         shared->key_rows[key][1] = rows.end;
     }
@@ -393,16 +428,26 @@ template <int ELEMS> DEV void forget(float (&d)[ELEMS])
         asm volatile("" : "=f"(d[i]));
 }
 
-/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO), as a group of its own. */
-DEV void start_scores(score_tile &s, uint64_t keys, uint64_t queries)
+/* K and V of the warpgroup as products take them from registers. */
+typedef struct key_fragments {
+    uint32_t k[KEYS_IN_REGISTERS ? DIM / 4 : 1], v[KEYS_IN_REGISTERS ? DIM / 4 : 1];
+} key_fragments;
+
+/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO), as a group of its own. The keys are in `fragments` or,
+ * where a line has no registers for them, where the descriptor `keys` says. */
+DEV void start_scores(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries)
 {
     forget(s);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
+#if KEYS_IN_REGISTERS
+        wgmma_rs(s, fragments + 4 * step, descriptor_at(queries, in_panel), step != 0);
+#else
         wgmma_ss(s, descriptor_at(keys, step / 4 * KV_PANEL_BYTES + in_panel),
                  descriptor_at(queries, step / 4 * Q_PANEL_BYTES + in_panel), step != 0);
+#endif
     }
     wgmma_commit();
 }
@@ -417,7 +462,7 @@ DEV void start_key_gradient(key_gradient &d, const packed_tile &p, uint64_t quer
     wgmma_commit();
 }
 
-/* Starts the warpgroup's half of dQ = dS * K, as a group of its own. */
+/* Starts a part of dQ = dS * K, as a group of its own. */
 DEV void start_query_gradient(query_gradient &d, uint64_t ds, uint64_t keys)
 {
     forget(d);
@@ -435,59 +480,60 @@ DEV uint64_t query_matrix(uint32_t tiles, int use)
     return matrix_descriptor(tiles + use % STAGES * Q_BYTES, Q_PANEL_BYTES);
 }
 
-/* Turns scores into probabilities, rounded ones in p. With a softcap s becomes the probabilities times the slope of the
- * cap. lse: of the lane's first column. */
-DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a,
-                            const shared_memory *shared, bool masked, int query)
+/* Hides scores by the rows that see the lane's keys. query: the row of the first column. */
+DEV void hide_scores(score_tile &s, const consumer &c, const shared_memory *shared, int query)
 {
-    const bool is_capped = has_term(FWD_TERM_CAP) && a.softcap > 0.0f;
-    if (masked) {
-        const int32_t(*const seen)[2] = shared->key_rows + lane_key(c);
-        const int column = query + 2 * (c.lane % 4), first[2] = {seen[0][0] - column, seen[8][0] - column},
-                  end[2] = {seen[0][1] - column, seen[8][1] - column};
+    const int32_t(*const seen)[2] = shared->key_rows + lane_key(c);
+    const int column = query + 2 * (c.lane % 4), first[2] = {seen[0][0] - column, seen[8][0] - column},
+              end[2] = {seen[0][1] - column, seen[8][1] - column};
 #pragma unroll
-        for (int i = 0; i < PART_QUERIES / 2; i++) {
-            const int at = 8 * (i / 4) + i % 2, h = i % 4 / 2;
-            if (at < first[h] || at >= end[h])
-                s[i] = -CUDART_INF_F;
-        }
+    for (int i = 0; i < PART_QUERIES / 2; i++) {
+        const int at = 8 * (i / 4) + i % 2, h = i % 4 / 2;
+        if (at < first[h] || at >= end[h])
+            s[i] = -CUDART_INF_F;
     }
+}
+
+DEV bool has_softcap(const fwd_args &a)
+{
+    return has_term(FWD_TERM_CAP) && a.softcap > 0.0f;
+}
+
+/* Turns scores of eight columns into probabilities, rounded ones in p. With a softcap s becomes the probabilities times
+ * the slope of the cap. lse: of the lane's first one of them. */
+DEV void find_probabilities_of(score_tile &s, packed_tile &p, int column, const float *lse, const consumer &c,
+                               const fwd_args &a, bool is_capped)
+{
+    const float2 l = *(const float2 *)lse;
 #pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++) {
-        const float2 l = *(const float2 *)(lse + 8 * column);
+    for (int h = 0; h < 2; h++) {
+        float *const x = s + 4 * column + 2 * h;
+        float slope[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float *const x = s + 4 * column + 2 * h;
-            float slope[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (is_capped) {
-                    const float t = tanh_fast(x[i] * a.softcap_in);
-                    slope[i] = fmaf(-t, t, 1.0f);
-                    x[i] = x[i] == -CUDART_INF_F ? 0.0f : exp2_fast(fmaf(t, a.softcap_out, -(i == 0 ? l.x : l.y)));
-                } else
-                    x[i] = exp2_fast(fmaf(x[i], c.scale_log2, -(i == 0 ? l.x : l.y)));
-            }
-            p[2 * column + h] = pack<BF16>(x[0], x[1]);
+        for (int i = 0; i < 2; i++) {
             if (is_capped) {
-                x[0] *= slope[0];
-                x[1] *= slope[1];
-            }
+                const float t = tanh_fast(x[i] * a.softcap_in);
+                slope[i] = fmaf(-t, t, 1.0f);
+                x[i] = x[i] == -CUDART_INF_F ? 0.0f : exp2_fast(fmaf(t, a.softcap_out, -(i == 0 ? l.x : l.y)));
+            } else
+                x[i] = exp2_fast(fmaf(x[i], c.scale_log2, -(i == 0 ? l.x : l.y)));
+        }
+        p[2 * column + h] = pack<BF16>(x[0], x[1]);
+        if (is_capped) {
+            x[0] *= slope[0];
+            x[1] *= slope[1];
         }
     }
 }
 
-/* dS = P * (dP - D), rounded. */
-DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp, const float *d)
+/* dS = P * (dP - D) of eight columns, rounded. p, d: of the lane's first one of them. */
+DEV void find_score_gradients_of(packed_tile &ds, int column, const float *p, const score_tile &dp, const float *d)
 {
+    const float2 sum = *(const float2 *)d;
 #pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++) {
-        const float2 sum = *(const float2 *)(d + 8 * column);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int at = 4 * column + 2 * h;
-            ds[2 * column + h] = pack<BF16>(p[at] * (dp[at] - sum.x), p[at + 1] * (dp[at + 1] - sum.y));
-        }
+    for (int h = 0; h < 2; h++) {
+        const int at = 4 * column + 2 * h;
+        ds[2 * column + h] = pack<BF16>(p[2 * h] * (dp[at] - sum.x), p[2 * h + 1] * (dp[at + 1] - sum.y));
     }
 }
 
@@ -501,12 +547,14 @@ DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buf
         store_matrices(row ^ (uint32_t)((query % PANEL_ELEMS / 8 + step * 2) * CHUNK_BYTES), ds + 4 * step);
 }
 
-/* Leaves the warpgroup's half of dQ to the thread that adds it up. Register 4g + r of thread t is float
- * 4 (128g + t) + r of the half. */
-DEV void hand_over(const query_gradient &d, const consumer &c, int use)
+/* Leaves a part of dQ, the warpgroup's number `count`, to the thread that adds it up. Register 4g + r of thread t is
+ * float 4 (128g + t) + r of the part. */
+DEV void hand_over(const query_gradient &d, const consumer &c, int count)
 {
-    const uint32_t to = ADDRESS(c.smem, dq) + c.index * (DQ_HALF_FLOATS * 4) + c.thread * 16;
-    barrier_wait(ADDRESS(c.smem, dq_empty) + BARRIER_BYTES * c.index, (use & 1) ^ 1);
+    const uint32_t to = ADDRESS(c.smem, dq) + (DQ_BUFFERS == 1 ? 0 : c.index) * (DQ_PART_FLOATS * 4) + c.thread * 16;
+    const uint32_t parity =
+        (count & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
+    barrier_wait(ADDRESS(c.smem, dq_empty) + BARRIER_BYTES * c.index, parity);
 #pragma unroll
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
@@ -514,15 +562,16 @@ DEV void hand_over(const query_gradient &d, const consumer &c, int use)
     arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * c.index, c.lane);
 }
 
-/* Waits for both warpgroups' dS of a use and starts the warpgroup's half of dQ of it. */
-DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
+/* Waits in the first round for dS of a use, and starts the warpgroup's part of dQ of it of that round. */
+DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
 {
     const int buffer = use % DS_STAGES;
     const int panel = DIM == 64 ? c.index : 0;
-    barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
+    if (round == 0)
+        barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
     start_query_gradient(
         d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + panel * DS_PANEL_BYTES, DS_PANEL_BYTES),
-        c.k_keys);
+        descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
 }
 
 /* Keys that do not exist may be anything in a packed batch or behind a key length, and NaN times a gradient of zero is
@@ -558,133 +607,11 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
     return (PACKED ? 0 : w.entry * stride.batch) + w.kv_head * stride.head + (w.kv_begin + key) * stride.row;
 }
 
-/* Stores the lane's two rows of dK and dV, and notes for the last kernel which of the warp's are not finite: here the
- * NaN fix-up has no registers. A key that no row sees gets zeros, and so does one that does not exist where it has a
- * place in the gradients. */
-DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const key_gradient &dv, const key_work &w,
-                             const shared_memory *shared, bool is_visited, const consumer &c)
-{
-    const fwd_args &a = args.fwd;
-    const int keys = PACKED ? w.kv_len : a.kv_len;
-    unsigned spoilt = 0;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int in_tile = lane_key(c) + 8 * h, key = w.kv_tile * KV_TILE + in_tile;
-        const bool is_seen = is_visited && shared->key_rows[in_tile][0] < shared->key_rows[in_tile][1];
-        store_gradient_row(args, args.dv, key_gradient_index(w, args.dv_stride, key), key < keys, a.v_dim,
-                           is_seen ? 1.0f : 0.0f, dv, h, c.lane);
-        store_gradient_row(args, args.dk, key_gradient_index(w, args.dk_stride, key), key < keys, a.qk_dim,
-                           is_seen ? a.scale : 0.0f, dk, h, c.lane);
-        spoilt |= find_spoilt(is_seen && probe(dk, h) + probe(dv, h) != 0.0f) << 8 * h;
-    }
-    if (c.lane == 0)
-        ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
-}
-
-/* Behind the last product of a visit, its dQ: what they have read is released, and dQ leaves. */
-DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
-{
-    arrive_warp(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * (use % DS_STAGES), c.lane);
-    hand_over(dq, c, use);
-}
-
-/* One query tile, that begins with row `query`: dQ of the visit before, and all other products of this one, 64 queries
- * after 64. No product is under way before or behind. */
-template <int IS_FIRST>
-DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_args &a, const key_work *w,
-               shared_memory *shared, int use, int query, bool masked)
-{
-    const int stage = use % STAGES, buffer = use % DS_STAGES;
-    const bool is_cut = PACKED && query + Q_TILE > w->q_len;
-    const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
-    score_tile s;
-
-    wait_use(ADDRESS(c.smem, q_full), use);
-    if (is_cut)
-        clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
-    if constexpr (IS_FIRST)
-        start_scores(s, c.k, q);
-    else {
-        query_gradient dq;
-        start_dq_of(dq, c, use - 1);
-        start_scores(s, c.k, q);
-        WGMMA_WAIT(1); /* dQ */
-        finish_visit(dq, c, use - 1);
-    }
-    wait_use(ADDRESS(c.smem, do_full), use);
-    if (is_cut)
-        clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
-#pragma unroll
-    for (int part = 0; part < QUERY_PARTS; part++) {
-        const float *const stats = &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)];
-        const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
-        score_tile dp;
-        packed_tile p, ds;
-        start_scores(dp, c.v, descriptor_at(d_o, rows));
-        WGMMA_WAIT(1); /* the scores */
-        find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
-        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
-        WGMMA_WAIT(1); /* dP */
-        find_score_gradients(ds, s, dp, stats + Q_TILE);
-        start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
-        if (part + 1 < QUERY_PARTS)
-            start_scores(s, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
-        if (part == 0)
-            barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
-        store_score_gradients(ds, c, buffer, part);
-    }
-    shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, c.lane);
-    WGMMA_WAIT(0);
-    arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
-    arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
-}
-
-DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
-{
-    const fwd_args &a = args.fwd;
-    const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    const int own_keys = index * GROUP_KEYS, own_rows = own_keys * PANEL_ROW_BYTES;
-    const int ds_key = own_keys + thread / 32 * 16 + lane % 16;
-    const consumer c = {smem,
-                        index,
-                        thread,
-                        lane,
-                        matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
-                        matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
-                        matrix_descriptor(ADDRESS(smem, k) + (DIM == 64 ? 0 : index) * KV_PANEL_BYTES, KV_PANEL_BYTES),
-                        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
-                        a.scale_log2};
-    int use = 0;
-    key_gradient dk, dv;
-    for (uint32_t round = 0;; round++) {
-        barrier_wait(ADDRESS(smem, kv_full), round & 1);
-        const key_work *const w = &shared->work[round % 2];
-        if (w->kv_tile < 0)
-            break;
-        int left = count_visits(a, *w);
-        const bool is_visited = left > 0;
-        if (is_visited) {
-            note_key_rows(c, entry_of(a, *w), w, shared);
-            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile + 1) * KV_TILE > w->kv_len)
-                clear_keys(c, *w);
-            int tile = w->tile_end - 1;
-            visit<1>(dk, dv, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
-#pragma unroll 1
-            while (--left > 0) {
-                tile = tile == w->tile_first ? w->tile_end - 1 : tile - 1;
-                use++;
-                visit<0>(dk, dv, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
-            }
-            query_gradient dq;
-            start_dq_of(dq, c, use);
-            WGMMA_WAIT(0);
-            finish_visit(dq, c, use++);
-        }
-        arrive_warp(ADDRESS(smem, kv_empty), lane);
-        store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
-    }
-}
+#if SHARED_KEYS
+#include "cuda/kernels/bwd_wgmma/shared_keys.cuh"
+#else
+#include "cuda/kernels/bwd_wgmma/own_keys.cuh"
+#endif
 
 DEV void init_barriers(uint32_t smem)
 {
@@ -697,13 +624,16 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; i++) {
-        barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
         barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {
-        barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, WARPGROUP_THREADS / WARP_THREADS);
+        barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
+#if SHARED_KEYS
+    barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
+#endif
     barrier_init_done();
 }
 
@@ -732,15 +662,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             accumulate_dq(args, smem, shared);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
+#if SHARED_KEYS
+        if (group == 1)
+            consume<0>(args, smem, shared);
+        else
+            consume<1>(args, smem, shared);
+#else
         consume(args, smem, shared, group - 1);
+#endif
     }
 }
 
-/* ---- The third kernel: a CTA half a tile of queries; grid {2 tiles, query heads, entries}. Where the rule hides
+/* ---- The third kernel: a CTA a part of dQ; grid {DQ_PARTS * tiles, query heads, entries}. Where the rule hides
  * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. ---- */
 
-/* Sums the parts of a half tile's dQ and stores it. */
-DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int half)
+/* Sums what key tiles have left of a part of a tile's dQ and stores it. */
+DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part)
 {
     const fwd_args &a = args.fwd;
     const int thread = threadIdx.x, lane = thread % WARP_THREADS;
@@ -751,15 +688,15 @@ DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int half
     for (int kv_tile = seen.first; kv_tile < (from.slot != 0 ? seen.end : min(seen.end, seen.first + 1)); kv_tile++)
 #pragma unroll
         for (int g = 0; g < 8; g++) {
-            const float4 *dq = (const float4 *)(from.dq + kv_tile * from.slot + half * DQ_HALF_FLOATS);
+            const float4 *dq = (const float4 *)(from.dq + kv_tile * from.slot + part * DQ_PART_FLOATS);
             const float4 x = dq[g * WARPGROUP_THREADS + thread];
             d[4 * g] += x.x;
             d[4 * g + 1] += x.y;
             d[4 * g + 2] += x.z;
             d[4 * g + 3] += x.w;
         }
-    const int column = DIM == 64 ? 0 : 64 * half, columns = a.qk_dim - column;
-    const int first_row = tile * Q_TILE + (DIM == 64 ? 64 * half : 0) + thread / WARP_THREADS * 16;
+    const int column = DIM == 64 ? 0 : 64 * part, columns = a.qk_dim - column;
+    const int first_row = tile * Q_TILE + (DIM == 64 ? 64 * part : 0) + thread / WARP_THREADS * 16;
     unsigned spoilt = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -771,13 +708,18 @@ DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int half
     fix_lines<false>(args, of, stored_stats{results_of(a, 0, 0).stats}, spoilt, first_row, column, column + 64, lane);
 }
 
-/* Fixes dK and dV of the keys of a tile, a warp 32 of them. */
+/* Fixes dK and dV of the keys of a tile, a warp a quarter of them. */
 DEV void finish_keys(const bwd_args &args, const line_head &of, int tile)
 {
     const fwd_args &a = args.fwd;
     const int warp = threadIdx.x / WARP_THREADS, keys = KV_TILE / (FINISH_THREADS / WARP_THREADS);
-    static_assert(KV_TILE == FINISH_THREADS, "a lane's bit is a key");
+#if SHARED_KEYS
+    const uint16_t *const of_groups = (const uint16_t *)spoilt_of(a, of.batch, of.head, tile) + warp;
+    const uint32_t spoilt = of_groups[0] | of_groups[KV_TILE / 16];
+#else
     const uint32_t spoilt = ((const uint32_t *)spoilt_of(a, of.batch, of.head, tile))[warp];
+#endif
+    static_assert(CONSUMERS * GROUP_KEYS == FINISH_THREADS, "a lane's bit is a key, or a gradient of one");
     fix_lines<true>(args, of, stored_stats{results_of(a, 0, 0).stats}, spoilt, tile * KV_TILE + warp * keys, 0, DIM,
                     threadIdx.x % WARP_THREADS);
 }
@@ -786,7 +728,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
     const fwd_args &a = args.fwd;
-    const int number = blockIdx.x, ctas = CONSUMERS * bwd_tiles(&a, Q_TILE), head = blockIdx.y, entry = blockIdx.z;
+    const int number = blockIdx.x, ctas = DQ_PARTS * bwd_tiles(&a, Q_TILE), head = blockIdx.y, entry = blockIdx.z;
     wait_for_previous_kernel();
     allow_next_kernel();
     if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
@@ -794,8 +736,8 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     line_head of = {find_sequence(a, entry), {}, entry, head};
     of.entry = entry_of(a, of.rows);
     if (number < ctas) {
-        if (number / CONSUMERS * Q_TILE < of.rows.q_len)
-            finish_dq(args, of, number / CONSUMERS, number % CONSUMERS);
+        if (number / DQ_PARTS * Q_TILE < of.rows.q_len)
+            finish_dq(args, of, number / DQ_PARTS, number % DQ_PARTS);
         return;
     }
     of.head = head / a.group;
@@ -863,7 +805,7 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 {
     const int64_t group = problem->q_heads / problem->kv_heads;
     shape_prepare(problem, device, launch);
-    launch->grid[0] *= CONSUMERS;
+    launch->grid[0] *= DQ_PARTS;
     if (visible_is_limited(acr__longest_entry(problem).rule))
         launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
@@ -874,7 +816,8 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     /* Of head dims to 64 fitted by hand to four runs on an H200 (lab.md); the rest is predicted. */
-    const double visit_cycles = DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0, tile_cycles = 3200.0;
+    const double visit_cycles = SHARED_KEYS ? 5700.0 : DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0;
+    const double tile_cycles = 3200.0;
     const double cap_cycles =
         TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
     const int64_t key_tiles = count_key_tiles(problem);

@@ -1,11 +1,12 @@
 /* What the three kernels of bwd_wgmma keep in the workspace, for device code and for the host's sizes.
  *
  * For each tile of keys of each key head there is
- *   spoilt  which of its keys have a gradient that is not finite, a bit each (gradient_lines.cuh)
+ *   spoilt  which of its keys have a gradient that is not finite (gradient_lines.cuh): a bit for each of 128 keys, or
+ *           for dV of each of 64 and then for dK of each
  * For each query head and tile of query rows (gradients.h) there are
  *   visits  how many key tiles have added to the tile's dQ
  *   stats   its statistics
- *   dq      q_tile x dim floats of unscaled dQ, in halves of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order.
+ *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order.
  *           With few key tiles each of them has floats of its own, `slots` of them `slot` floats apart, and the last
  *           kernel sums them: nobody waits for anybody. Else there is one slot, and the key tiles add to it in turn. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
@@ -14,7 +15,7 @@
 #include "cuda/device/attention/gradients.h"
 
 enum {
-    BWD_SLOTS_MAX = 8 /* passing the turn takes about 3000 cycles, a key tile's visit about 4000 */
+    BWD_SPOILT_BYTES = 16
 };
 
 /* Byte offsets; `ticket` is at 0: the number of the next work tile. */
@@ -24,10 +25,11 @@ typedef struct bwd_workspace {
     int32_t slots, tiles; /* tiles: of a query head */
 } bwd_workspace;
 
-/* How many key tiles have floats of dQ of their own, or 1. */
+/* How many key tiles have floats of dQ of their own, or 1. SLOTS at most: passing the turn takes about 3000 cycles, a
+ * key tile's visit about 4000. */
 VISIBLE_FUNCTION int32_t bwd_slots(int64_t key_tiles)
 {
-    return key_tiles <= BWD_SLOTS_MAX ? (int32_t)key_tiles : 1;
+    return key_tiles <= SLOTS ? (int32_t)key_tiles : 1;
 }
 
 VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim)
@@ -38,7 +40,7 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     const int64_t all = bwd_all_tiles(a, q_tile);
     const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
     w.spoilt = line;
-    w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * (kv_tile / 8) + line - 1) / line * line;
+    w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * BWD_SPOILT_BYTES + line - 1) / line * line;
     w.stats = w.visits + (all * 4 + line - 1) / line * line;
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
     w.slots = bwd_slots(key_tiles);

@@ -10,9 +10,10 @@
  *
  * Parameters: DIM (64, 128 or 256; smaller head dims are zero-padded), STAGES (blocks of K, and as many of V, in shared
  * memory); optional BF16=1, CLUSTER (CTAs a tile, in place of the host's choice: for experiments), TERMS (FWD_TERM_* of
- * fwd_args.h: the features beyond scale, mask and window).
+ * fwd_args.h: the features beyond scale, mask and window), PAGED=1 (caches: keys in pages of any size, packed queries;
+ * fwd_paging.h): each warp then copies its own keys of a step (cp.async, pages.cuh) into the place that TMA fills else.
  *
- * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 TERMS=0 */
+ * PARAMETERS: DIM STAGES BF16=0 CLUSTER=0 TERMS=0 PAGED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include "fwd_args.h"
@@ -32,9 +33,10 @@ enum {
     STEP_BLOCKS = STEP_KEYS / KV_TILE,
     PANEL_ELEMS = 64, /* of a row: 128 bytes, the width of a box */
     PANELS = DIM / PANEL_ELEMS,
-    PANEL_BYTES = KV_TILE * 128,
-    BLOCK_BYTES = PANELS * PANEL_BYTES,
-    UNIT_DIMS = 16, /* of the output: the rows of an accumulator */
+    BLOCK_BYTES = KV_TILE * DIM * ELEM_BYTES,
+    ROW_BYTES = PAGED ? DIM * ELEM_BYTES : 128, /* of a block: whole rows of a cache, panels of TMA's boxes */
+    PANEL_BYTES = PAGED ? 128 : KV_TILE * 128,  /* from a panel to the next */
+    UNIT_DIMS = 16,                             /* of the output: the rows of an accumulator */
     UNITS = DIM / UNIT_DIMS,
     WARP_UNITS = UNITS > WARPS ? UNITS / WARPS : 1,
     HALVES = UNITS < WARPS ? WARPS / UNITS : 1, /* warps that share a unit, and take turns over the keys */
@@ -52,7 +54,10 @@ typedef struct unit_sums {
 
 typedef struct shared_memory {
     unsigned char k[STAGES][BLOCK_BYTES], v[STAGES][BLOCK_BYTES];
-    uint64_t k_full[STAGES], v_full[STAGES], all_sent, unused; /* whole 16-byte words */
+#if !PAGED
+    uint64_t k_full[STAGES], v_full[STAGES];
+#endif
+    uint64_t all_sent, unused; /* whole 16-byte words */
     unsigned char q[Q_TILE * Q_ROW_BYTES];
     uint16_t p[STEP_KEYS][Q_TILE];                /* probabilities of a step */
     float max[Q_TILE][WARPS], sum[Q_TILE][WARPS]; /* of each row by warp, over a step and over all */
@@ -78,6 +83,7 @@ enum {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    KV_TYPE = ELEMENT,
     K_STEPS = DIM / 16,         /* of a score product */
     KEY_TILES = WARP_KEYS / 16, /* 16-key accumulators of a warp */
     PV_KEYS = 32,               /* keys whose probabilities one ldmatrix takes */
@@ -90,7 +96,14 @@ static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(STAGES >= STEP_BLOCKS, "STAGES: a step's blocks are in shared memory together");
 static_assert(CLUSTER == 0 || (CLUSTER >= CLUSTER_MIN && CLUSTER <= CLUSTER_MAX && (CLUSTER & (CLUSTER - 1)) == 0),
               "CLUSTER: a power of two up to 8, with 256 dims at least 2");
+static_assert(!PAGED || (STAGES == STEP_BLOCKS && WARP_KEYS == PV_KEYS && !TERMS),
+              "PAGED: a stage for each block of a step, up to 128 dims, without TERMS");
 static_assert(sizeof(shared_memory) % 16 == 0 && offsetof(shared_memory, q) % 16 == 0, "16-byte words");
+
+#if PAGED
+#include "cuda/device/attention/pages.cuh"
+#endif
+#include "cuda/device/attention/paging_argument.cuh"
 
 /* ---- Where a CTA is, and which keys are its own ---- */
 
@@ -103,6 +116,11 @@ DEV group_tile find_tile(const fwd_args &a)
         t.row_first += Q_TILE;
     }
     t.rows = min((int)Q_TILE, a.group * a.q_len - t.row_first);
+#if PAGED
+    const sequence s = find_cached_sequence(a, t.batch);
+    t.q_begin = s.q_begin;
+    t.rows = min((int)Q_TILE, a.group * s.q_len - t.row_first); /* none where fewer rows are packed than there may be */
+#endif
     return t;
 }
 
@@ -127,6 +145,35 @@ DEV key_range find_share(const visible_keys &visible)
 
 /* ---- Loading ---- */
 
+#if PAGED
+
+/* K or V: in the cache, in shared memory. */
+typedef struct ring {
+    uint32_t smem;
+    paged_matrix matrix;
+} ring;
+
+typedef struct loader {
+    ring k, v;
+    key_range keys;     /* the CTA's share */
+    page_cursor cursor; /* of the warp's keys of the step that is loaded next: V follows its K */
+} loader;
+
+typedef loader step_loader; /* what changes from step to step */
+
+/* A warp copies its own keys of each step, those that it multiplies with the queries and as many of V. Its groups of
+ * copies are K and V in turn, one each for a step, empty where it has no keys; keys behind the share's end become
+ * zeros. So the newest group but one is K at a step's begin, and V once the next step's K has been asked for. */
+DEV void load_own_keys(const loader &l, const ring &r, int first, int warp, int lane)
+{
+    if (first + warp * WARP_KEYS < l.keys.end)
+        load_paged_tile<WARP_KEYS, ROW_BYTES / CHUNK_BYTES, WARP_THREADS>(r.smem + warp * WARP_KEYS * ROW_BYTES,
+                                                                          r.matrix, l.cursor, false, lane);
+    copies_commit();
+}
+
+#else
+
 /* K or V in shared memory. */
 typedef struct ring {
     uint32_t smem, barriers; /* of the first stage */
@@ -138,6 +185,8 @@ typedef struct loader {
     key_source source;
     key_range keys; /* the CTA's share */
 } loader;
+
+typedef const loader step_loader;
 
 /* Asks for a block of the share, by one thread; for nothing beyond its end. */
 DEV void load_block(const loader &l, const ring &r, int block, int stage)
@@ -168,6 +217,8 @@ DEV void fill_ring(const loader &l, const ring &r, int warp)
             load_block(l, r, round + warp, round + warp);
 }
 
+#endif
+
 /* The queries, zeros for rows and dims that do not exist; by the warps from QUERY_WARP on. */
 DEV void load_queries(shared_memory &m, const fwd_args &a, const group_tile &t)
 {
@@ -179,7 +230,10 @@ DEV void load_queries(shared_memory &m, const fwd_args &a, const group_tile &t)
             break;
         uint4 x = {0, 0, 0, 0};
         if (row < t.rows && chunk * CHUNK_ELEMS < a.qk_dim) {
-            const group_row r = find_row(a, t, row);
+            group_row r = find_row(a, t, row);
+#if PAGED
+            r.position += t.q_begin;
+#endif
             const chunk_matrix q = head_matrix_of(a.q, a.q_stride, t.batch, r.head, r.position, a.qk_dim, ELEM_BYTES);
             x = *(const uint4 *)(q.base + chunk * CHUNK_BYTES);
         }
@@ -258,15 +312,17 @@ DEV stage_use use_of(const stage_use &first, int block)
     return {wraps ? stage - STAGES : stage, first.parity ^ wraps};
 }
 
+#if !PAGED
 DEV void wait_full(const ring &r, const stage_use &t)
 {
     barrier_wait(r.barriers + t.stage * BARRIER_BYTES, t.parity);
 }
+#endif
 
-/* Where a row's 16 bytes are in a block, swizzled by TMA. */
+/* Where a row's 16 bytes are in a block, swizzled as TMA does it. */
 DEV uint32_t chunk_at(int row, int chunk)
 {
-    return chunk / 8 * PANEL_BYTES + row * 128 + ((chunk ^ row) & 7) * CHUNK_BYTES;
+    return chunk / 8 * PANEL_BYTES + row * ROW_BYTES + ((chunk ^ row) & 7) * CHUNK_BYTES;
 }
 
 DEV void make_worker(worker &w, const fwd_args &a, shared_memory &m, int warp, int lane)
@@ -314,7 +370,7 @@ DEV void multiply_scores(score_tile &s, const worker &w, uint32_t block)
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
             uint32_t k[4];
-            load_matrices(k, block + w.k_at[step % 4] + step / 4 * PANEL_BYTES + n * 16 * 128);
+            load_matrices(k, block + w.k_at[step % 4] + step / 4 * PANEL_BYTES + n * 16 * ROW_BYTES);
             multiply_add<BF16>(sums[n][step % CHAINS], k, w.q[step][0], w.q[step][1]);
         }
 #pragma unroll
@@ -409,11 +465,12 @@ DEV void multiply_values(output_tile &o, const worker &w, const probability_tile
         for (int u = 0; u < WARP_UNITS; u++) {
             uint32_t v[4];
             const uint32_t at = WARP_UNITS == 1 ? w.v_at : w.v_at ^ (u * 2 * CHUNK_BYTES);
-            load_matrices_transposed(v, block + at + (tile * PV_KEYS % KV_TILE + part * 16) * 128);
+            load_matrices_transposed(v, block + at + (tile * PV_KEYS % KV_TILE + part * 16) * ROW_BYTES);
             multiply_add<BF16>(o[u][part], v, p[2 * part], p[2 * part + 1]);
         }
 }
 
+#if !PAGED
 /* Clears the warp's dims of V from a key of the tile on: those rows are nobody's, and may hold anything. */
 DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
 {
@@ -423,19 +480,26 @@ DEV void clear_values(uint32_t block, int tile, int keys, const worker &w)
     }
     __syncwarp();
 }
+#endif
 
 /* A step: STEP_KEYS keys from `first` on, or those that are left. Code for the first and for the others: the first is
  * all of a short problem. */
 template <bool FIRST>
-DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, const fwd_args &a, const loader &l,
+DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, const fwd_args &a, step_loader &l,
                      const worker &w, const stage_use &t, int first)
 {
     const int key = first + w.warp * WARP_KEYS, left = l.keys.end - first;
     score_tile s;
     float max[2] = {-CUDART_INF_F, -CUDART_INF_F};
+#if PAGED
+    COPIES_WAIT(1); /* the warp's K */
+    __syncwarp();
+#endif
     if (key < l.keys.end) {
         const stage_use at = use_of(t, w.warp * WARP_KEYS / KV_TILE);
+#if !PAGED
         wait_full(l.k, at);
+#endif
         multiply_scores(s, w, l.k.smem + at.stage * BLOCK_BYTES);
         const bool masked = key < w.full_first || key + WARP_KEYS > w.full_end;
 #if TERMS
@@ -454,15 +518,24 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
     leave_columns<larger>(m.max, max, w);
     ACR_TRACE_POINT(0, "scores");
     __syncthreads(); /* K has been read */
+#if PAGED
+    if (left > STEP_KEYS)
+        advance_pages(l.cursor);
+    load_own_keys(l, l.k, first + STEP_KEYS, w.warp, w.lane);
+#else
     const int block_after = (first - l.keys.first) / KV_TILE + STAGES + w.warp;
     if (left > STAGES * KV_TILE && w.warp < STEP_BLOCKS && elect_one())
         load_block(l, l.k, block_after, use_of(t, w.warp).stage);
+#endif
     move_references<FIRST>(state, o, m, w);
     if (first + w.warp * WARP_KEYS / PV_KEYS * PV_KEYS < l.keys.end) /* all that are read together */
         leave_probabilities(m, state, s, w);
     if (left <= STEP_KEYS)
         leave_columns<add>(m.sum, state.sum, w);
     ACR_TRACE_POINT(0, "probabilities");
+#if PAGED
+    COPIES_WAIT(1); /* the warp's V; behind the barrier, all warps' */
+#endif
     __syncthreads();
     if (left <= STEP_KEYS)
 #pragma unroll
@@ -473,9 +546,11 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
 #pragma unroll
         for (int i = 0; i < PV_TILES / HALVES; i++)
             load_probabilities(p[i], w, i * HALVES + w.half);
+#if !PAGED
 #pragma unroll
         for (int block = 0; block < STEP_BLOCKS; block++)
             wait_full(l.v, use_of(t, block));
+#endif
 #pragma unroll
         for (int i = 0; i < PV_TILES / HALVES; i++) {
             const int tile = i * HALVES + w.half;
@@ -488,17 +563,23 @@ DEV void attend_step(output_tile &o, softmax_state &state, shared_memory &m, con
             const uint32_t block = l.v.smem + at.stage * BLOCK_BYTES;
             probability_tile p;
             load_probabilities(p, w, tile);
+#if !PAGED
             wait_full(l.v, at);
             if (left < (tile + 1) * PV_KEYS)
                 clear_values(block, tile, left - tile * PV_KEYS, w);
+#endif
             multiply_values(o, w, p, block, tile);
         }
     }
     ACR_TRACE_POINT(0, "output");
     if (left > STEP_KEYS) {
         __syncthreads(); /* V and the probabilities have been read */
+#if PAGED
+        load_own_keys(l, l.v, first + STEP_KEYS, w.warp, w.lane);
+#else
         if (w.warp < STEP_BLOCKS && elect_one())
             load_block(l, l.v, block_after, use_of(t, w.warp).stage);
+#endif
     }
 }
 
@@ -582,7 +663,7 @@ template <int CTAS> DEV total add_up(const shared_memory &m, int warp, int lane,
 }
 
 /* The NaN fix-up of the rows that the warp has stored; of the unit's dims alone: the others are other warps'. */
-DEV void fix_unit(const fwd_args &a, const group_tile &t, const visible_entry &entry, const target &to,
+DEV void fix_unit(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const visible_entry &entry, const target &to,
                   const total &sums, int finite, int lane)
 {
     fwd_args own = a;
@@ -590,15 +671,20 @@ DEV void fix_unit(const fwd_args &a, const group_tile &t, const visible_entry &e
     own.v = (const char *)a.v + to.unit * UNIT_DIMS * ELEM_BYTES;
     own.v_dim = min((int)UNIT_DIMS, a.v_dim - to.unit * UNIT_DIMS);
     const float scale_log2 = score_scale_log2(a);
-    const stored_row stored = {
+    stored_row stored = {
         t.batch, to.head,    to.present ? to.position : a.q_len,    0,
         0,       scale_log2, offset_of(sums.reference, scale_log2), row_factor(a, to.head, sums.reference, sums.sum)};
+#if PAGED
+    stored.q_begin = t.q_begin;
+    fix_paged_nan<ELEMENT>(own, pages_of_entry(a, paging, t.batch), entry, stored, sums.sum, finite, lane);
+#else
     fix_hidden_nan<ELEMENT>(own, entry, stored, sums.sum, finite, lane);
+#endif
 }
 
 /* Adds up a unit's sums from all CTAs and stores it. */
-DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &entry, const shared_memory &m,
-                const target &to, int warp, int lane)
+DEV void finish(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const visible_entry &entry,
+                const shared_memory &m, const target &to, int warp, int lane)
 {
     const int ctas = (int)gridDim.x;
     const float scale_log2 = score_scale_log2(a);
@@ -618,11 +704,15 @@ DEV void finish(const fwd_args &a, const group_tile &t, const visible_entry &ent
     ACR_TRACE_POINT(0, "stored");
     if (to.present && to.lse != nullptr)
         *to.lse = row_lse(a, to.head, sums.reference, sums.sum);
-    fix_unit(a, t, entry, to, sums, !to.present || probe == 0.0f, lane);
+    fix_unit(a PAGING_ARGUMENT, t, entry, to, sums, !to.present || probe == 0.0f, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+#if PAGED
+    KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_paging paging)
+#else
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_maps maps)
+#endif
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory &m = *(shared_memory *)memory;
@@ -630,6 +720,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     ACR_TRACE_POINT(0, "start");
     wait_for_previous_kernel();
     const group_tile t = find_tile(a);
+#if PAGED
+    if (t.rows <= 0) /* of all CTAs of the cluster */
+        return;
+    const visible_entry entry = entry_of(a, find_cached_sequence(a, t.batch));
+    const visible_keys visible = visible_to_tile(a, entry, t);
+    loader l = {{smem_address(m.k), paged_matrix_of(a.k, a.k_stride, t.kv_head, a.qk_dim, ELEM_BYTES)},
+                {smem_address(m.v), paged_matrix_of(a.v, a.v_stride, t.kv_head, a.v_dim, ELEM_BYTES)},
+                find_share(visible)};
+    l.cursor =
+        start_pages(pages_of_entry(a, paging, t.batch), l.keys.first + warp * WARP_KEYS, l.keys.end, STEP_KEYS, lane);
+    load_own_keys(l, l.k, l.keys.first, warp, lane);
+    load_own_keys(l, l.v, l.keys.first, warp, lane);
+    if (warp >= STEP_BLOCKS) {
+#else
     const visible_entry entry = entry_of_batch(a, t.batch);
     const visible_keys visible = visible_to_tile(a, entry, t);
     const loader l = {{smem_address(m.k), smem_address(m.k_full), &maps.k},
@@ -644,6 +748,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
             fill_ring(l, l.v, warp);
         }
     } else {
+#endif
         load_queries(m, a, t);
         if (warp == WARPS - 1 && elect_one()) {
             barrier_init(smem_address(&m.all_sent), 1);
@@ -693,7 +798,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (gridDim.x > 1)
             barrier_wait_cluster(smem_address(&m.all_sent), 0);
         ACR_TRACE_POINT(0, "all sums here");
-        finish(a, t, entry, m, to, warp, lane);
+        finish(a PAGING_ARGUMENT, t, entry, m, to, warp, lane);
     }
     ACR_TRACE_END(a);
 }
@@ -705,7 +810,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {
-    .work = ACR__WORK_HEAD_ROWS, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES};
+    .work = ACR__WORK_HEAD_ROWS, .q_tile = Q_TILE, .threads = THREADS, .smem_bytes = SMEM_BYTES, .caches_only = PAGED};
 
 #include "cuda/model/tile_kernel.h"
 
@@ -725,10 +830,11 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
     const double at_once = clusters_at_once(ctas, device, tile_ctas_per_sm(device, 128));
+    const double pages = PAGED ? 1000.0 : 0.0; /* the first numbers of pages, addresses: not measured */
     /* All latencies: start, end, and the first step's keys; the other steps. CTAs that share an SM slow each other. */
-    const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0);
+    const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0) + pages;
     const double first_step = 770.0 * fmin(cta_keys, STEP_KEYS) * DIM / (256.0 * 128.0);
-    const double step = DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0;
+    const double step = (PAGED ? 1.1 : 1.0) * (DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0);
     const double shared = fmin(tiles, at_once) > clusters_at_once(ctas, device, 1) ? 1.3 : 1.0;
     const double cycles = shared * (ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0));
     const double rate = 0.92 * acr__memory_rate(problem, device, (double)acr__row_tiles(problem, Q_TILE));
@@ -772,7 +878,9 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = tile_why_not,
     .cost = cost,
     .shape = shape,
-    .boxes = {.k_rows = KV_TILE, .v_rows = KV_TILE},
+    .traits = PAGED ? ACR__TRAIT_PACKED : 0,
+    .pages = PAGED,
+    .boxes = {.k_rows = PAGED ? 0 : KV_TILE, .v_rows = PAGED ? 0 : KV_TILE},
 };
 
 #endif

@@ -93,8 +93,8 @@ DEV void attend(consumer &c, lane_rows &r, score_tile &s, output_tile &o, const 
     for (int chunk = 0; chunk < STAGES; chunk++) {
         if (chunk == chunks)
             break;
-        finish_scores(s, c.seen, chunk * KV_TILE,
-                      masked && chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks));
+        finish_chunk(c, s, chunk * KV_TILE,
+                     masked && chunk >= c.whole_chunks && (chunk < c.top_chunks || chunk >= c.bottom_chunks));
         if (chunk == 0)
             choose_references(c, r, s);
         if (!ONE_HALF && (!masked || chunk == 0 || chunk < c.top_chunks))
@@ -125,7 +125,7 @@ DEV void attend(consumer &c, lane_rows &r, score_tile &s, output_tile &o, const 
 DEV void compute_next(consumer &c, lane_rows &r, score_tile &s, output_tile &o, probability_tile &p,
                       const probability_tile &before, const int chunk, const int top, const int late, const int drain)
 {
-    finish_scores(s, c.seen, chunk * KV_TILE, is_masked(c, chunk));
+    finish_chunk(c, s, chunk * KV_TILE, is_masked(c, chunk));
     if (WINDOW && chunk == 1)
         choose_late_references(c, r, s);
     compute_chunk(c, r, s, o, p, before, chunk, 0, 0, top, 0, 1, drain);
@@ -167,7 +167,7 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
     if (SHARED_ROWS) /* else that costs 1 % */
         keep_scale_in_register(c);
     release_keys(c, 0);
-    finish_scores(s, c.seen, 0, is_masked(c, 0));
+    finish_chunk(c, s, 0, is_masked(c, 0));
     choose_references(c, r, s);
     if (last == 0)
         compute_chunk(c, r, s, o, end, p, 0, 1, 1, !ONE_HALF, 0, 1, 0);
@@ -179,7 +179,7 @@ DEV void attend_ring(consumer &c, lane_rows &r, score_tile &s, output_tile &o)
         if (!ONE_HALF)
             compute_until(c, r, s, o, p, chunk, min(last, c.top_chunks), 1);
         compute_until(c, r, s, o, p, chunk, last, 0);
-        finish_scores(s, c.seen, last * KV_TILE, is_masked(c, last));
+        finish_chunk(c, s, last * KV_TILE, is_masked(c, last));
         if (WINDOW && last == 1)
             choose_late_references(c, r, s);
         if (!ONE_HALF && last < c.top_chunks)

@@ -29,7 +29,12 @@ typedef struct consumer {
     uint32_t k, v; /* low words of the descriptors of stage 0, the consumer's keys */
     int passed;    /* steps before chunk 0: none, or in a second pass those of the first */
     float scale_log2;
-    row_keys seen;     /* by the lane's rows, counted from the consumer's first key */
+    row_keys seen; /* by the lane's rows, counted from the consumer's first key */
+#if TERMS
+    const fwd_args *args;
+    row_terms terms[2];          /* of the lane's rows */
+    int head, first_column, end; /* the lane's first key of chunk 0; one past the last key that exists */
+#endif
     int late;          /* whether the next kernel may start only now */
     int chunks;        /* of either consumer, so that both take the same way: chunk i begins KV_TILE * i keys later */
     int masked;        /* whether any row of the tile does not see all of the chunks' keys */
@@ -72,6 +77,15 @@ DEV void make_consumer(consumer &c, const fwd_args &a, const tile &t, uint32_t s
     const int row = 8 * c.warp + c.lane / 4;
     c.seen = lane_keys(t.entry, t.first[0] + row, t.first[1] + row, 2 * (c.lane % 4) + first_key);
     const int whole = min(t.seen[0].full_end, t.seen[1].full_end);
+#if TERMS
+    c.args = &a;
+    c.head = t.head;
+    c.first_column = 2 * (c.lane % 4) + first_key;
+    c.end = t.entry.kv_len;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        c.terms[half] = find_row_terms(a, t.entry, t.batch, t.head, t.first[half] + row);
+#endif
     c.late = start_next_late(a);
     c.chunks = t.stages;
     c.masked = whole < c.chunks * KV_TILE;
@@ -225,6 +239,16 @@ DEV void start_scores(const consumer &c, score_tile &s, int chunk)
     for (int step = 0; step < SCORE_STEPS; step++)
         score_step(c, s, chunk, step);
     wgmma_commit();
+}
+
+/* Makes the raw scores of a chunk ready for the softmax. key: its first, counted from the consumer's first. */
+DEV void finish_chunk(const consumer &c, score_tile &s, int key, int masked)
+{
+#if TERMS
+    finish_scores(s, c.seen, key, masked, *c.args, c.terms, c.first_column, c.end);
+#else
+    finish_scores(s, c.seen, key, masked);
+#endif
 }
 
 DEV void compute_first_scores(const consumer &c, score_tile &s)

@@ -83,14 +83,26 @@ DEV void store_output_rows(const consumer &c, uint32_t (&packed)[OUT_ROWS][DIM /
     ACR_TRACE_POINT(0, "stored");
 }
 
+/* Both halves of a word at once: an exponent of all ones plus its lowest bit carries into the sign's place; no other
+ * does. The lower half carries no further, since its sign is masked out. */
 DEV int all_finite(const uint32_t (&packed)[DIM / 8], const row_results &f)
 {
-    const uint32_t exponent = is_bf16(f) ? 0x7f80 : 0x7c00;
-    int found = 0;
+    const uint32_t exponents = is_bf16(f) ? 0x7f807f80 : 0x7c007c00, least = is_bf16(f) ? 0x00800080 : 0x04000400;
+    uint32_t carried = 0;
 #pragma unroll
     for (int i = 0; i < DIM / 8; i++)
-        found |= (packed[i] & exponent) == exponent || (packed[i] >> 16 & exponent) == exponent;
-    return !found;
+        carried |= (packed[i] & exponents) + least;
+    return (carried & 0x80008000) == 0;
+}
+
+/* Whether a value that the warp has stored is not finite: it may come from a key that its row does not see. */
+DEV int spoils_a_row(const uint32_t (&packed)[OUT_ROWS][DIM / 8], const row_results &f)
+{
+    int finite = 1;
+#pragma unroll
+    for (int out = 0; out < OUT_ROWS; out++)
+        finite &= all_finite(packed[out], f);
+    return __any_sync(~0u, !finite);
 }
 
 /* What few callers want or few inputs need of a stored row. again: `packed` may be of a second pass, of which the row
@@ -100,13 +112,14 @@ DEV void finish_row(const fwd_args &a, const tile &t, const consumer &c, const r
 {
     if (a.lse != nullptr && f.present[out] && c.lane % 4 == 0)
         find_lse(a, t.rows, t.batch, t.head)[f.row[out]] =
-            log_sum_exp(f.max[out], f.total[out] * (float)(1 << -SHIFT), scales_of(a, t).scale);
+            E4M3 ? log_sum_exp(f.max[out], f.total[out] * unshifted(), scales_of(a, t).scale)
+                 : row_lse(a, t.head, f.max[out], f.total[out] * unshifted());
     /* Asked before anything is computed for the fix-up: each instruction that runs once comes from afar. */
     if (!hides_keys(a, t.entry))
         return;
     const stored_row stored = {
         t.batch, t.head,       f.present[out] ? f.row[out] : a.q_len,      0,
-        0,       c.scale_log2, offset_of<SHIFT>(f.max[out], c.scale_log2), row_factor(f.total[out], f),
+        0,       c.scale_log2, offset_of<SHIFT>(f.max[out], c.scale_log2), factor_of(c, f.max[out], f.total[out], f),
     };
     fix_hidden_nan<ELEMENT, OUT_ELEMENT>(a, t.entry, stored, f.total[out], !again && all_finite(packed, f), c.lane);
 }

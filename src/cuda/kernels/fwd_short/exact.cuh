@@ -365,7 +365,7 @@ DEV void consume_exact(const fwd_args &a, uint32_t smem, int index)
         take_way(c, w, f, packed[0], {STAGES - 1, 2, 1});
 #endif
     const int again = named_any<VOTE, CONSUMER_THREADS>(is_large(w.r.sum[0]) || is_large(w.r.sum[1]));
-    const int spoilt = c.late && __any_sync(~0u, !all_finite(packed[0], f));
+    const int spoilt = c.late && spoils_a_row(packed, f);
     if (__builtin_expect(again || spoilt || a.lse != nullptr, 0)) {
         if (again)
             compute_exact_again(a, t, c, w, f, packed);

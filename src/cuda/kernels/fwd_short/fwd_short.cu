@@ -19,9 +19,10 @@
  * Parameters: DIM (64 or 128: head dims up to it, zero-padded), STAGES (of 128 keys, of 64 with Q_TILE 128: without a
  * ring kv_len <= 128 * STAGES); optional Q_TILE (32, 64, 128; default 64), RING=1, BF16=1 or E4M3=1, LAG (of consumer
  * 1, in cycles), WINDOW=1 (for sliding windows, with a ring and tiles of 32 or 64 rows; the other lines take none,
- * so that they need not look for one), EXACT=1 (kv_len is 128 * STAGES, no less; exact.cuh says what for).
+ * so that they need not look for one), EXACT=1 (kv_len is 128 * STAGES, no less; exact.cuh says what for), TERMS (with
+ * WINDOW: FWD_TERM_* of fwd_args.h, of softcap, sinks and limits).
  *
- * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 WINDOW=0 EXACT=0 */
+ * PARAMETERS: DIM STAGES Q_TILE=64 RING=0 BF16=0 E4M3=0 LAG=0 WINDOW=0 EXACT=0 TERMS=0 */
 #include "fwd_args.h"
 
 #include "cuda/kernels/fwd_short/parameters.h"
@@ -49,6 +50,8 @@ static_assert(SHARED_ROWS || STAGES >= 4,
 static_assert(!WINDOW || (RING && SHARED_ROWS), "WINDOW: a ring, and Q_TILE 32 or 64");
 static_assert(!EXACT || (DIM == 64 && Q_TILE == 64 && !RING && !E4M3 && LAG == 0),
               "EXACT: DIM 64, Q_TILE 64, 16-bit inputs, no ring, no LAG");
+static_assert(!TERMS || (WINDOW && !E4M3 && ((TERMS) & ~(FWD_TERM_CAP | FWD_TERM_SINKS | FWD_TERM_LIMITS)) == 0),
+              "TERMS: softcap, sinks and limits, beside WINDOW, of 16-bit inputs");
 static_assert(SMEM_BYTES <= 232448, "stages: 227 KB, a CTA's limit on sm_90");
 
 /* All chunks; the last product is done at the end. Returns whether the tile must be computed again. */
@@ -111,9 +114,9 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     uint32_t packed[OUT_ROWS][DIM / 8];
     make_consumer(c, a, t, smem, index);
     locate_rows(f, a, t, c);
-    /* One question behind the stores for all that is rare, answered here: the answer would come late there. */
-    int rare = a.lse != nullptr || hides_keys(a, t.entry);
-    asm volatile("" : "+r"(rare));
+    /* Asked here: behind the stores the answers would come late. */
+    int hides = hides_keys(a, t.entry), wants_lse = a.lse != nullptr;
+    asm volatile("" : "+r"(hides), "+r"(wants_lse));
     receive_query(c);
     lag_behind(index);
     if (ACCUMULATE)
@@ -123,10 +126,13 @@ DEV void consume(const fwd_args &a, const tile &t, uint32_t smem, int index)
     compute_first_scores(c, s);
     const int again = attend_all(c, r, s, o, f);
     store_output_rows(c, packed, o, f);
-    if (__builtin_expect(rare | again, 0)) {
+    const int stores = !ONE_HALF || index == 1;
+    const int spoilt = hides && stores && spoils_a_row(packed, f);
+    /* One question for all that is rare, so that its code is far from what every tile passes. */
+    if (__builtin_expect(again || spoilt || wants_lse, 0)) {
         if (again)
             compute_again(c, r, o, f, packed);
-        if (!ONE_HALF || index == 1)
+        if (stores)
 #pragma unroll
             for (int out = 0; out < OUT_ROWS; out++)
                 finish_row(a, t, c, f, packed[out], out, again);
@@ -252,15 +258,16 @@ static double cost(const acr_problem *problem, const acr__device *device)
         .mma_flop_per_cycle = 3600.0,
         .exp_per_cycle = 13.0,
         .step_cycles = step_cycles(),
-        .cta_cycles = cta_cycles() + (WINDOW && !has_window(problem) ? 5000.0 : 0.0), /* then no choice */
+        .cta_cycles = cta_cycles() + (WINDOW && !TERMS && !has_window(problem) ? 5000.0 : 0.0), /* no choice */
         .ctas_per_sm = 1,
     };
-    return tile_seconds_unpadded(&padded, device, rates);
+    return tile_seconds_unpadded(&padded, device, rates) * tile_terms_cost(problem, TERMS);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {
     TILE_KERNEL("fwd_short", 90, 90),
     .dtype = E4M3 ? ACR_E4M3 : (BF16 ? ACR_BF16 : ACR_F16),
+    .terms = TERMS,
     .why_not = why_not,
     .cost = cost,
     .shape = tile_shape,

@@ -29,10 +29,20 @@ DEV int half_of(const consumer &c, int out)
     return SHARED_ROWS ? c.index : out;
 }
 
-/* By what the sum of a row's probabilities times V is multiplied. */
-DEV float row_factor(float sum, const row_results &f)
+/* What makes a row's sum relative to its reference alone. */
+DEV constexpr float unshifted(void)
 {
+    return (float)(1 << -SHIFT);
+}
+
+/* By what the sum of a row's probabilities times V is multiplied. max: the row's reference, of finished scores. */
+DEV float factor_of(const consumer &c, float max, float sum, const row_results &f)
+{
+#if TERMS
+    return row_factor(*c.args, c.head, max, sum * unshifted()) * unshifted();
+#else
     return E4M3 ? inverse_sum(sum) * f.scale : inverse_sum(sum);
+#endif
 }
 
 /* ---- Sums ---- */
@@ -54,7 +64,7 @@ DEV void find_shared_factors(const consumer &c, const lane_rows &r, row_results 
         const float own = exp2_fast((r.max[row] - finite_max(max)) * c.scale_log2);
         const float other = exp2_fast((reference[row] - finite_max(max)) * c.scale_log2);
         const float total = own * r.sum[row] + other * sum[row];
-        f.own[row] = own * row_factor(total, f);
+        f.own[row] = own * factor_of(c, max, total, f);
         if (row == c.index) {
             f.max[0] = max;
             f.total[0] = total;
@@ -62,11 +72,11 @@ DEV void find_shared_factors(const consumer &c, const lane_rows &r, row_results 
     }
 }
 
-DEV void find_own_factors(const lane_rows &r, row_results &f)
+DEV void find_own_factors(const consumer &c, const lane_rows &r, row_results &f)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        f.own[row] = row_factor(r.sum[row], f);
+        f.own[row] = factor_of(c, r.max[row], r.sum[row], f);
         f.max[row % OUT_ROWS] = r.max[row];
         f.total[row % OUT_ROWS] = r.sum[row];
     }
@@ -87,7 +97,7 @@ DEV int find_factors(const consumer &c, lane_rows &r, row_results &f)
     if (SHARED_ROWS)
         find_shared_factors(c, r, f);
     else
-        find_own_factors(r, f);
+        find_own_factors(c, r, f);
     if (RING && threadIdx.x == 0) {
         store_shared(ADDRESS(c.smem, again), again);
         barrier_arrive(ADDRESS(c.smem, verdict));

@@ -27,6 +27,9 @@
 #ifndef EXACT
 #define EXACT 0
 #endif
+#ifndef TERMS
+#define TERMS 0
+#endif
 /* With a ring: so many chunks without a mask pass in a straight line of code. Each costs 3 KB, so only 64 rows at d128,
  * where it brings 5 %. */
 #define STRAIGHT (RING && DIM == 128 && Q_TILE == 64 && !E4M3 && !WINDOW ? 4 : 0)

@@ -43,7 +43,7 @@ DEV void attend_exactly(consumer &c, lane_rows &r, output_tile &o)
         start_scores(c, s, chunk);
         WGMMA_WAIT(0);
         release_keys(c, chunk);
-        finish_scores(s, c.seen, chunk * KV_TILE, 1);
+        finish_chunk(c, s, chunk * KV_TILE, 1);
         const float max[2] = {row_max(s, 0, CHUNK_KEYS / 8), row_max(s, 1, CHUNK_KEYS / 8)};
         float rescale[2];
         raise_references<SHIFT>(r, rescale, max, c.scale_log2);

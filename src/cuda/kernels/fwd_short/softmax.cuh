@@ -35,7 +35,8 @@ DEV float row_max(const score_tile &s, int row, const int eights)
  * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the lane's first. */
 DEV void mark_without_reference(const consumer &c, lane_rows &r, int row, int first, int end)
 {
-    if (r.max[row] == -CUDART_INF_F && c.seen.end[row] > first && (!WINDOW || c.seen.first[row] < end))
+    if (r.max[row] == -CUDART_INF_F && c.seen.end[row] > first && (!WINDOW || c.seen.first[row] < end) &&
+        (!has_term(FWD_TERM_LIMITS) || c.seen.first[row] < c.seen.end[row]))
         r.sum[row] = CUDART_NAN_F;
 }
 
@@ -51,7 +52,8 @@ DEV void choose_references(const consumer &c, lane_rows &r, const score_tile &s)
 }
 
 /* WINDOW, from the scores of chunk 1, for rows that saw nothing of chunk 0: their sum is 0 yet. The first keys of the
- * tile's rows lie within 64 keys, so a row that sees nothing of chunk 1 either sees none of this consumer's keys. */
+ * tile's rows lie within 64 keys, so a row that sees nothing of chunk 1 either sees none of this consumer's keys; but
+ * with FWD_TERM_LIMITS a tile's rows may be of two chunks of the problem, and those of the second see later keys. */
 DEV void choose_late_references(const consumer &c, lane_rows &r, const score_tile &s)
 {
 #pragma unroll
@@ -60,7 +62,7 @@ DEV void choose_late_references(const consumer &c, lane_rows &r, const score_til
         if (r.max[row] == -CUDART_INF_F) {
             r.max[row] = max;
             r.offset[row] = offset_of<SHIFT>(max, c.scale_log2);
-            mark_without_reference(c, r, row, KV_TILE, KV_TILE + CHUNK_KEYS);
+            mark_without_reference(c, r, row, KV_TILE, has_term(FWD_TERM_LIMITS) ? INT32_MAX : KV_TILE + CHUNK_KEYS);
         }
     }
 }

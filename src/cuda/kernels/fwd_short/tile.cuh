@@ -97,7 +97,7 @@ DEV tile find_tile(const fwd_args &a, int consumer)
 
 DEV head_scales scales_of(const fwd_args &a, const tile &t)
 {
-    return E4M3 ? find_scales(a, t.batch, t.head / a.group) : head_scales{a.scale, a.scale_log2, 1.0f};
+    return E4M3 ? find_scales(a, t.batch, t.head / a.group) : head_scales{score_scale(a), score_scale_log2(a), 1.0f};
 }
 
 /* ---- Stages: a step is one use of a stage. Without a ring each stage is used once. ---- */

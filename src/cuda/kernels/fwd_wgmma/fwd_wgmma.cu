@@ -13,11 +13,11 @@
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
  * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
- * keys and values of e4m3 alone, in pages or not: widening.cuh), OUT_F32=1 (o is float32, and nothing else: partial
- * results).
+ * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
+ * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 OUT_F32=0 */
+ * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -47,6 +47,9 @@
 #endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
+#endif
+#ifndef ANY_KEYS
+#define ANY_KEYS 0
 #endif
 #ifndef OUT_F32
 #define OUT_F32 0
@@ -129,12 +132,14 @@ enum {
      * the consumers. */
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
     PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
-    PRODUCER_REGISTERS = PRODUCER_COMPUTES                                 ? 56
+    PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
+                         : PRODUCER_COMPUTES                               ? 56
                          : MORE_FOR_PRODUCER                               ? 40
                          : CONSUMERS == 3 && PLANS_AHEAD                   ? 56
                          : CONSUMERS == 3 || (SEQUENCES && CONSUMERS == 4) ? 32
                                                                            : 24,
-    CONSUMER_REGISTERS = PRODUCER_COMPUTES   ? 224
+    CONSUMER_REGISTERS = ANY_KEYS            ? 216
+                         : PRODUCER_COMPUTES ? 224
                          : MORE_FOR_PRODUCER ? 232
                          : CONSUMERS == 2    ? 240
                          : CONSUMERS == 4    ? 112
@@ -167,6 +172,7 @@ static_assert(!PAGED || (!AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
               "PAGED: without AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
               "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
+static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
 static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
@@ -203,11 +209,6 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
     }
 
 #if PAGES_APART
-DEV page_source pages_of_work(const fwd_args &a, const fwd_paging &paging, const work_tile &t)
-{
-    return {pages_of_entry(a, paging, entry_number(t)), t.head / a.group, t.rows.kv_len};
-}
-
 /* Loads Q, and K from the right to the left. */
 DEV void produce_keys_and_queries(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem)
 {
@@ -216,7 +217,7 @@ DEV void produce_keys_and_queries(const fwd_args &a, const fwd_maps &maps, const
     work_tile t = wait_planned(smem, 0);
     for (; t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
-        const page_source source = pages_of_work(a, paging, t);
+        const page_source source = page_source_of(a, paging, t);
         load_queries(t, &maps.q, smem, q_use);
         const int asks = min(tiles.end - 1, tiles.first + PLAN_TILES);
         for (int kv_tile = tiles.end - 1; kv_tile >= tiles.first; kv_tile--) {
@@ -236,7 +237,7 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
     int use = 0, q_use = 0;
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
-        const page_source source = pages_of_work(a, paging, t);
+        const page_source source = page_source_of(a, paging, t);
         barrier_arrive(ADDRESS(smem, q_empty) + BARRIER_BYTES * q_slot(q_use, 0));
         for (int kv_tile = tiles.end - 1; kv_tile >= tiles.first; kv_tile--)
             produce_keys(v, &maps.v, source, use++, kv_tile);
@@ -262,7 +263,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
 #endif
 #if PAGED
-        const page_source source = {pages_of_entry(a, paging, entry_number(t)), t.head / a.group, t.rows.kv_len};
+        const page_source source = page_source_of(a, paging, t);
 #else
         key_source source = key_source_of(t.rows, t.batch, t.head / a.group);
         source.row_first += key_origin(entry_of(a, t), t.q_first);
@@ -479,7 +480,12 @@ DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
     const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
     const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
                                t.rows.kv_begin, scale_log2, r.offset[h], found.factor};
-#if PAGED
+#if ANY_KEYS
+    if (paging.table == nullptr)
+        fix_hidden_nan<ELEMENT>(a, entry, stored, found.sum, found.finite, c.lane);
+    else
+        fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, found.sum, found.finite, c.lane);
+#elif PAGED
     fix_paged_nan<ELEMENT>(a, pages_of_entry(a, paging, batch), entry, stored, found.sum, found.finite, c.lane);
 #else
     fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, found.sum, found.finite, c.lane);
@@ -655,13 +661,15 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
     close_ping_pong(index);
 }
 
-DEV void init_barriers(uint32_t smem)
+DEV void init_barriers(const fwd_args &a, uint32_t smem)
 {
     const int warps = WARPGROUP_THREADS / WARP_THREADS;
+    const bool has_copier = BIAS_TILES && a.bias != nullptr;
     for (int i = 0; i < Q_SLOTS; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
-        /* the producer of values tells consumer 0's slot, too */
-        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, warps + (PAGES_APART && i % CONSUMERS == 0));
+        /* the producer of values tells consumer 0's slot, too, and who copies biases that of his consumer */
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i,
+                     warps + (PAGES_APART && i % CONSUMERS == 0) + has_copier);
     }
 #if PLANS_AHEAD
     for (int i = 0; i < Q_STAGES; i++)
@@ -706,7 +714,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);
         prefetch_map(&maps.v);
-        init_barriers(smem);
+        init_barriers(a, smem);
     }
     __syncthreads();
     wait_for_previous_kernel();
@@ -771,7 +779,7 @@ static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
                                    .threads = THREADS,
                                    .smem_bytes = sizeof(shared_memory),
                                    .packed_only = SEQUENCES && !PAGED,
-                                   .caches_only = PAGED,
+                                   .caches_only = PAGED && !ANY_KEYS,
                                    .narrow_only = KV_E4M3,
                                    .no_windows = !WINDOWS};
 
@@ -783,7 +791,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     const int32_t page = problem->page;
     if (PAGED && problem->flags & ACR_PAGED && page % KV_TILE != 0 && (page % 8 != 0 || KV_TILE % page != 0))
         return "page: neither a multiple of a key tile (KV_TILE) nor 8 keys or a multiple of 8 that divides it";
-    if (PAGED && (problem->flags & (ACR_PACKED | ACR_PAGED)) == ACR_PACKED)
+    if (PAGED && !ANY_KEYS && (problem->flags & (ACR_PACKED | ACR_PAGED)) == ACR_PACKED)
         return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
@@ -822,8 +830,10 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double terms = BIAS_TILES ? 0.9 : 1.0;
     /* Of e4m3: by shared memory and issue slots that consumers would have; predicted (lab.md), not fitted. */
     const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.2 : 1.12) : (BF16 ? 1.1 : 1.06);
+    /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
+    const double general = ANY_KEYS ? 1.1 : 1.0;
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms *
-           widening;
+           widening * general;
 }
 
 static size_t workspace(const acr_problem *p, const acr__device *device)

@@ -1,0 +1,175 @@
+/* Consumers of head dims to 128: each warpgroup has 64 keys of its own, of which it computes S, dP, dV and dK, and half
+ * of dQ over the keys of both. A piece of bwd_wgmma.cu, which includes it. */
+#ifndef ACR_BWD_WGMMA_OWN_KEYS_CUH
+#define ACR_BWD_WGMMA_OWN_KEYS_CUH
+
+DEV void load_key_fragments(key_fragments &f, uint32_t smem, int key, int lane)
+{
+#if KEYS_IN_REGISTERS
+#pragma unroll
+    for (int step = 0; step < DIM / WGMMA_K; step++) {
+        const uint32_t at = chunk_offset(key, 2 * step + lane / 16, 8);
+        load_matrices(f.k + 4 * step, ADDRESS(smem, k) + at);
+        load_matrices(f.v + 4 * step, ADDRESS(smem, v) + at);
+    }
+#endif
+}
+
+/* Turns scores into probabilities, see find_probabilities_of. lse: of the lane's first column. */
+DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a,
+                            const shared_memory *shared, bool masked, int query)
+{
+    const bool is_capped = has_softcap(a);
+    if (masked)
+        hide_scores(s, c, shared, query);
+#pragma unroll
+    for (int column = 0; column < PART_QUERIES / 8; column++)
+        find_probabilities_of(s, p, column, lse + 8 * column, c, a, is_capped);
+}
+
+/* dS = P * (dP - D), rounded. */
+DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp, const float *d)
+{
+#pragma unroll
+    for (int column = 0; column < PART_QUERIES / 8; column++)
+        find_score_gradients_of(ds, column, p + 4 * column, dp, d + 8 * column);
+}
+
+/* Stores the lane's two rows of dK and dV, and notes for the last kernel which of the warp's are not finite: here the
+ * NaN fix-up has no registers. A key that no row sees gets zeros, and so does one that does not exist where it has a
+ * place in the gradients. */
+DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const key_gradient &dv, const key_work &w,
+                             const shared_memory *shared, bool is_visited, const consumer &c)
+{
+    const fwd_args &a = args.fwd;
+    const int keys = PACKED ? w.kv_len : a.kv_len;
+    unsigned spoilt = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int in_tile = lane_key(c) + 8 * h, key = w.kv_tile * KV_TILE + in_tile;
+        const bool is_seen = is_visited && shared->key_rows[in_tile][0] < shared->key_rows[in_tile][1];
+        store_gradient_row(args, args.dv, key_gradient_index(w, args.dv_stride, key), key < keys, a.v_dim,
+                           is_seen ? 1.0f : 0.0f, dv, h, c.lane);
+        store_gradient_row(args, args.dk, key_gradient_index(w, args.dk_stride, key), key < keys, a.qk_dim,
+                           is_seen ? a.scale : 0.0f, dk, h, c.lane);
+        spoilt |= find_spoilt(is_seen && probe(dk, h) + probe(dv, h) != 0.0f) << 8 * h;
+    }
+    if (c.lane == 0)
+        ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
+}
+
+/* Behind the last product of a visit, its dQ: what they have read is released, and dQ leaves. */
+DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
+{
+    arrive_warp(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * (use % DS_STAGES), c.lane);
+    hand_over(dq, c, use);
+}
+
+/* One query tile, that begins with row `query`: dQ of the visit before, and all other products of this one, 64 queries
+ * after 64. No product is under way before or behind. */
+template <int IS_FIRST>
+DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
+               const key_work *w, shared_memory *shared, int use, int query, bool masked)
+{
+    const int stage = use % STAGES, buffer = use % DS_STAGES;
+    const bool is_cut = PACKED && query + Q_TILE > w->q_len;
+    const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
+    score_tile s;
+
+    wait_use(ADDRESS(c.smem, q_full), use);
+    if (is_cut)
+        clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
+    if constexpr (IS_FIRST)
+        start_scores(s, f.k, c.k, q);
+    else {
+        query_gradient dq;
+        start_dq_of(dq, c, use - 1, 0);
+        start_scores(s, f.k, c.k, q);
+        WGMMA_WAIT(1); /* dQ */
+        finish_visit(dq, c, use - 1);
+    }
+    wait_use(ADDRESS(c.smem, do_full), use);
+    if (is_cut)
+        clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
+#pragma unroll
+    for (int part = 0; part < QUERY_PARTS; part++) {
+        const float *const stats = &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)];
+        const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
+        score_tile dp;
+        packed_tile p, ds;
+        start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        WGMMA_WAIT(1); /* the scores */
+        find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
+        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
+        WGMMA_WAIT(1); /* dP */
+        find_score_gradients(ds, s, dp, stats + Q_TILE);
+        start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
+        if (part + 1 < QUERY_PARTS)
+            start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
+        if (part == 0)
+            barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
+        store_score_gradients(ds, c, buffer, part);
+    }
+    shared_stores_visible();
+    arrive_warp(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, c.lane);
+    WGMMA_WAIT(0);
+    arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
+    arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
+}
+
+/* dQ of a work tile's last visit. A function of its own: written into the loop it costs d128 6 % (nvcc 13.0). */
+DEV void finish_dq_of(const consumer &c, int use)
+{
+    query_gradient dq;
+    start_dq_of(dq, c, use, 0);
+    WGMMA_WAIT(0);
+    finish_visit(dq, c, use);
+}
+
+DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
+{
+    const fwd_args &a = args.fwd;
+    const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
+    const int own_keys = index * GROUP_KEYS, own_rows = own_keys * PANEL_ROW_BYTES;
+    const int ds_key = own_keys + thread / 32 * 16 + lane % 16;
+    const consumer c = {smem,
+                        index,
+                        thread,
+                        lane,
+                        matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
+                        matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
+                        matrix_descriptor(ADDRESS(smem, k) + (DIM == 64 ? 0 : index) * KV_PANEL_BYTES, KV_PANEL_BYTES),
+                        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
+                        a.scale_log2};
+    int use = 0;
+    key_gradient dk, dv;
+    for (uint32_t round = 0;; round++) {
+        barrier_wait(ADDRESS(smem, kv_full), round & 1);
+        const key_work *const w = &shared->work[round % 2];
+        if (w->kv_tile < 0)
+            break;
+        int left = count_visits(a, *w);
+        const bool is_visited = left > 0;
+        if (is_visited) {
+            note_key_rows(c, entry_of(a, *w), w, shared);
+            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile + 1) * KV_TILE > w->kv_len)
+                clear_keys(c, *w);
+            key_fragments f;
+            load_key_fragments(f, smem, ds_key, lane);
+            int tile = w->tile_end - 1, head = 0;
+            visit<1>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+#pragma unroll 1
+            while (--left > 0) {
+                head = head + 1 == a.group ? 0 : head + 1;
+                tile -= head == 0;
+                use++;
+                visit<0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+            }
+            finish_dq_of(c, use++);
+        }
+        arrive_warp(ADDRESS(smem, kv_empty), lane);
+        store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
+    }
+}
+
+#endif
