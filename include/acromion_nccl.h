@@ -14,9 +14,9 @@
  *     acr_group_wait(group, stream, 10000);
  *
  * Rules that hold for every function here, beside those of acromion.h:
- *  - acr_group_create, acr_group_plan_create (or acr_group_refuse in its place) and acr_group_execute are collective:
- *    every rank calls them, in the same order. A rank that is missing, dead or has other arguments gives every other
- *    rank an error within the time limit.
+ *  - acr_group_create, acr_group_measure_link, acr_group_plan_create (or acr_group_refuse in its place) and
+ *    acr_group_execute are collective: every rank calls them, in the same order. A rank that is missing, dead or has
+ *    other arguments gives every other rank an error within the time limit.
  *  - A group, and its plans, are used by one thread at a time.
  *  - After ACR_TIMEOUT, ACR_PEER of an execution, or ACR_DEVICE_FAULT the group is broken: every later call returns the
  *    same error, and it can only be destroyed. acr_group_plan_create tells ranks that disagree without breaking it.
@@ -87,6 +87,14 @@ ACR_API void acr_group_destroy(acr_group *group);
  * Errors: ACR_TIMEOUT (the group is broken: its transfers are aborted), ACR_PEER, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_wait(acr_group *group, void *stream, uint32_t timeout_ms);
 
+/* ---- Link -------------------------------------------------------------------------------------------------------- */
+
+/* Measures the link: what each rank sends to the next while it receives from the one before, the shortest message, and
+ * copies inside the device, in buffers of its own, less than a second. Every rank gets the slowest rank's figures, and
+ * its context's wisdom has them from now on. Collective; at least two ranks.
+ * Errors: ACR_INVALID, ACR_TIMEOUT, ACR_PEER, ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
+ACR_API acr_status acr_group_measure_link(acr_group *group, acr_link *out);
+
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
 /* Which rows of a sequence a rank holds, of q and o as of k and v. */
@@ -96,7 +104,10 @@ typedef enum acr_placement {
 } acr_placement;
 
 typedef enum acr_schedule {
-    ACR_SCHEDULE_AUTO = 0, /* ACR_GATHER where there is a window, otherwise ACR_RING */
+    /* ACR_GATHER where there is a window. Otherwise ACR_RING or ACR_GATHER, whichever is expected to end first on the
+     * slowest rank; ACR_RING if a rank's wisdom has no link of so many ranks and hosts. acr_group_plan_text says what
+     * was expected of both, or what is missing. */
+    ACR_SCHEDULE_AUTO = 0,
     /* Blocks of keys and values go round; each is attended to while the next one arrives, and the partial outputs are
      * merged in the order of ranks. No windows. */
     ACR_RING = 1,
@@ -139,8 +150,13 @@ ACR_API acr_status acr_group_refuse(acr_group *group, acr_status status, const c
 /* Frees a plan whose executions have ended. NULL is a no-op. */
 ACR_API void acr_group_plan_destroy(acr_group_plan *plan);
 
-/* The schedule, the type of partial results, and a line for each kernel; "" for NULL. Lives as long as the plan. */
+/* The schedule, the type of partial results, what is expected of it, why ACR_SCHEDULE_AUTO took it, and a line for each
+ * kernel; "" for NULL. Lives as long as the plan. */
 ACR_API const char *acr_group_plan_text(const acr_group_plan *plan);
+
+/* Seconds that an execution is expected to take on the slowest rank: attention by acr_plan_seconds, transfers beside it
+ * by the link that wisdom has (acr_wisdom_find_link). 0 for NULL, one rank, and where a rank's wisdom has no link. */
+ACR_API double acr_group_plan_seconds(const acr_group_plan *plan);
 
 /* Bytes that the plan allocated on the device, and bytes that an execution sends to other ranks. 0 for NULL. */
 ACR_API size_t acr_group_plan_memory(const acr_group_plan *plan);

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "error.h"
 
@@ -53,6 +54,7 @@ typedef struct cu_copy {
     X(StreamQuery, 2000, (void *stream))                                                                               \
     X(StreamWaitEvent, 3020, (void *stream, void *event, unsigned flags))                                              \
     X(EventCreate, 2000, (void **event, unsigned flags))                                                               \
+    X(EventElapsedTime, 12080, (float *milliseconds, void *begin, void *end))                                          \
     X(EventRecord, 2000, (void *event, void *stream))                                                                  \
     X(EventDestroy, 4000, (void *event))
 
@@ -261,4 +263,61 @@ acr_status dist_is_idle(const dist_device *device, void *stream, int *out)
     const cu_result result = device->driver ? device->driver->StreamQuery(stream) : 0;
     *out = result == 0;
     return result == CU_NOT_READY ? ACR_OK : check(device->driver, result, "the stream");
+}
+
+/* ---- Timing ------------------------------------------------------------------------------------------------------ */
+
+double dist_now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+acr_status dist_timer_open(const dist_device *device, dist_timer *timer)
+{
+    const dist_driver *driver = device->driver;
+    *timer = (dist_timer){NULL, NULL, 0.0, 0.0};
+    if (!driver)
+        return ACR_OK;
+    acr_status status = check(driver, driver->EventCreate(&timer->begin, 0), "cuEventCreate");
+    if (status == ACR_OK)
+        status = check(driver, driver->EventCreate(&timer->end, 0), "cuEventCreate");
+    return status;
+}
+
+void dist_timer_close(const dist_device *device, dist_timer *timer)
+{
+    if (timer->begin)
+        device->driver->EventDestroy(timer->begin);
+    if (timer->end)
+        device->driver->EventDestroy(timer->end);
+}
+
+acr_status dist_timer_start(const dist_device *device, dist_timer *timer, void *stream)
+{
+    timer->begin_s = dist_now_s();
+    return device->driver ? check(device->driver, device->driver->EventRecord(timer->begin, stream), "cuEventRecord")
+                          : ACR_OK;
+}
+
+acr_status dist_timer_stop(const dist_device *device, dist_timer *timer, void *stream)
+{
+    timer->end_s = dist_now_s();
+    return device->driver ? check(device->driver, device->driver->EventRecord(timer->end, stream), "cuEventRecord")
+                          : ACR_OK;
+}
+
+acr_status dist_timer_read(const dist_device *device, const dist_timer *timer, double *seconds)
+{
+    float milliseconds = 0.0F;
+    if (!device->driver) {
+        *seconds = timer->end_s - timer->begin_s;
+        return ACR_OK;
+    }
+    const acr_status status =
+        check(device->driver, device->driver->EventElapsedTime(&milliseconds, timer->begin, timer->end),
+              "cuEventElapsedTime");
+    *seconds = (double)milliseconds * 1e-3;
+    return status;
 }

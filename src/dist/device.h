@@ -42,6 +42,20 @@ acr_status dist_copy_lines(const dist_device *device, const dist_copy *copy, voi
 /* What comes on stream `later` from now on waits for what is on stream `earlier`. */
 acr_status dist_follow(const dist_device *device, void *later, void *earlier);
 
+/* The host's clock that only goes forward. */
+double dist_now_s(void);
+
+/* How long a stream's work takes between start and stop; on the host by the clock. read: once the stream is idle. */
+typedef struct dist_timer {
+    void *begin, *end; /* events; the host has none */
+    double begin_s, end_s;
+} dist_timer;
+acr_status dist_timer_open(const dist_device *device, dist_timer *timer);
+void dist_timer_close(const dist_device *device, dist_timer *timer);
+acr_status dist_timer_start(const dist_device *device, dist_timer *timer, void *stream);
+acr_status dist_timer_stop(const dist_device *device, dist_timer *timer, void *stream);
+acr_status dist_timer_read(const dist_device *device, const dist_timer *timer, double *seconds);
+
 /* *out = 1 when all of the stream's work has ended. */
 acr_status dist_is_idle(const dist_device *device, void *stream, int *out);
 

@@ -167,6 +167,34 @@ static acr_status gather_prepare(acr_group_plan *plan)
     return status;
 }
 
+/* A stage's keys on their way: packed, sent while others arrive, put in their place, with what the rank has itself. */
+static double arrival(const acr_group_plan *plan, const acr_link *link, int stage)
+{
+    const gather_data *data = plan->own;
+    const size_t row = row_bytes(plan, head_of_stage(plan, stage + 1) - head_of_stage(plan, stage));
+    size_t sent = 0, received = 0, own = 0;
+    for (int i = 0; i < data->sends; i++)
+        sent += (size_t)data->boxes[i].rows * row;
+    for (int i = data->sends; i < data->sends + data->receives; i++)
+        *(data->boxes[i].peer == plan->group->rank ? &own : &received) += (size_t)data->boxes[i].rows * row;
+    const size_t travelling = sent > received ? sent : received;
+    return (travelling > 0 ? link->latency_s : 0.0) + (double)travelling / link->bytes_per_s +
+           (double)(sent + received + own) / link->copy_bytes_per_s;
+}
+
+/* The first stage's keys are waited for; after that a stage takes as long as its attention or the next one's keys. */
+static double gather_expect(const acr_group_plan *plan, const acr_link *link)
+{
+    const int stages = ((const gather_data *)plan->own)->stages;
+    double seconds = arrival(plan, link, 0);
+    for (int stage = 0; stage < stages; stage++) {
+        const double attention = dist_plan_attention(plan, stage);
+        const double next = stage < stages - 1 ? arrival(plan, link, stage + 1) : 0.0;
+        seconds += attention > next ? attention : next;
+    }
+    return seconds;
+}
+
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 /* A tensor [batch, heads, rows, dim] by the layout, or a box packed in its own order. */
@@ -356,4 +384,4 @@ static acr_status gather_execute(acr_group_plan *plan, const acr_buffers *b, voi
     return status;
 }
 
-const dist_schedule dist_gather = {"gather", gather_prepare, gather_execute};
+const dist_schedule dist_gather = {"gather", gather_expect, gather_prepare, gather_execute};

@@ -16,13 +16,6 @@ enum {
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* Lets others run: briefly while an answer is near, then longer. */
 static void pause_between_looks(int looks)
 {
@@ -67,7 +60,7 @@ static acr_status break_by_timeout(acr_group *group, uint32_t timeout_ms, const 
 /* Waits until the communicator is done with the last call. */
 static acr_status settle(acr_group *group, const char *what)
 {
-    const int64_t end = now_ms() + group->timeout_ms;
+    const double end_s = dist_now_s() + 1e-3 * group->timeout_ms;
     for (int looks = 0;; looks++) {
         nccl_result state = NCCL_SUCCESS;
         const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
@@ -75,7 +68,7 @@ static acr_status settle(acr_group *group, const char *what)
             return break_by_nccl(group, asked);
         if (state != NCCL_IN_PROGRESS)
             return state == NCCL_SUCCESS ? ACR_OK : break_by_nccl(group, state);
-        if (now_ms() >= end)
+        if (dist_now_s() >= end_s)
             return break_by_timeout(group, group->timeout_ms, what);
         pause_between_looks(looks);
     }
@@ -111,7 +104,32 @@ acr_status dist_transfer_end(acr_group *group)
 typedef struct record {
     int32_t status;
     char text[RECORD_BYTES - sizeof(int32_t)];
+    char host[48]; /* what ranks of one host have alike */
+    double values[DIST_VALUES];
 } record;
+
+/* The kernel's boot says which host this is, whatever a container calls it. Where it is not told, "". */
+static void name_host(char *out, size_t bytes)
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file)
+        return;
+    if (!fgets(out, (int)bytes, file))
+        *out = '\0';
+    fclose(file);
+}
+
+static int count_hosts(const record *records, int ranks)
+{
+    int hosts = 0;
+    for (int r = 0; r < ranks; r++) {
+        int first = 0;
+        while (strcmp(records[first].host, records[r].host) != 0)
+            first++;
+        hosts += first == r;
+    }
+    return hosts;
+}
 
 /* records[0..ranks) of all ranks, from records[rank]; `memory` is of the device. */
 static acr_status exchange(acr_group *group, record *records, record *memory)
@@ -155,7 +173,7 @@ static acr_status compare(const acr_group *group, const record *records)
 }
 
 /* Exchanges a record with every rank; *out, all of them, is the caller's to free. */
-static acr_status collect(acr_group *group, acr_status status, const char *text, record **out)
+static acr_status collect(acr_group *group, acr_status status, const char *text, const double *values, record **out)
 {
     record *records = calloc((size_t)group->ranks, sizeof *records);
     void *memory = NULL;
@@ -166,6 +184,9 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
     }
     records[group->rank].status = (int32_t)status;
     snprintf(records[group->rank].text, sizeof records->text, "%s", text);
+    name_host(records[group->rank].host, sizeof records->host);
+    if (values)
+        memcpy(records[group->rank].values, values, sizeof records->values);
     acr_status done = dist_enter(&group->device);
     if (done != ACR_OK)
         return done;
@@ -174,27 +195,34 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
         done = exchange(group, records, memory);
     dist_free(&group->device, memory);
     dist_leave(&group->device);
-    return done == ACR_OK ? judge(group, records) : done;
+    if (done != ACR_OK)
+        return done;
+    group->hosts = count_hosts(records, group->ranks);
+    return judge(group, records);
 }
 
 acr_status dist_group_agree(acr_group *group, acr_status status, const char *text)
 {
     record *records;
-    acr_status done = collect(group, status, text, &records);
+    acr_status done = collect(group, status, text, NULL, &records);
     if (done == ACR_OK)
         done = compare(group, records);
     free(records);
     return done;
 }
 
-acr_status dist_group_object(acr_group *group, acr_status status, const char *text, char *objection, size_t bytes)
+acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
+                             size_t bytes)
 {
     record *records;
-    const acr_status done = collect(group, status, text, &records);
+    const acr_status done = collect(group, status, text, values, &records);
     *objection = '\0';
-    for (int r = 0; r < group->ranks && done == ACR_OK && !*objection; r++)
-        if (*records[r].text)
+    for (int r = 0; r < group->ranks && done == ACR_OK; r++) {
+        if (*records[r].text && !*objection)
             snprintf(objection, bytes, "rank %d: %s", r, records[r].text);
+        for (int i = 0; i < DIST_VALUES; i++)
+            values[i] = records[r].values[i] > values[i] ? records[r].values[i] : values[i];
+    }
     free(records);
     return done;
 }
@@ -314,7 +342,7 @@ acr_status acr_group_id_create(acr_group_id *out, const char *library)
 
 static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
 {
-    const int64_t end = now_ms() + timeout_ms;
+    const double end_s = dist_now_s() + 1e-3 * timeout_ms;
     for (int looks = 0;; looks++) {
         int idle = 0;
         nccl_result state = NCCL_SUCCESS;
@@ -326,7 +354,7 @@ static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
             return break_group(group, status);
         if (idle)
             return ACR_OK;
-        if (now_ms() >= end)
+        if (dist_now_s() >= end_s)
             return break_by_timeout(group, timeout_ms, "the stream's work");
         pause_between_looks(looks);
     }

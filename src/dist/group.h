@@ -12,6 +12,7 @@ struct acr_group {
     dist_comm *comm; /* NULL once it is aborted */
     int owns_comm;
     int rank, ranks;
+    int hosts; /* that the ranks are spread over; 0 before they have exchanged a record */
     uint32_t timeout_ms;
     acr_status broken; /* ACR_OK, or what every call returns from now on */
     char reason[512];
@@ -32,8 +33,14 @@ acr_status dist_transfer_end(acr_group *group);
  * failure (text says which), ACR_PEER with the first rank that failed or differs. Collective. */
 acr_status dist_group_agree(acr_group *group, acr_status status, const char *text);
 
+enum {
+    DIST_VALUES = 3
+};
+
 /* Likewise, but the texts of ranks that are well may differ: of those that are not "" the first goes to `objection`,
- * with its rank, the same on every rank; "" where no rank has one. */
-acr_status dist_group_object(acr_group *group, acr_status status, const char *text, char *objection, size_t bytes);
+ * with its rank, the same on every rank; "" where no rank has one. values[DIST_VALUES]: of each the largest that a rank
+ * has. */
+acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
+                             size_t bytes);
 
 #endif

@@ -57,6 +57,11 @@ static acr_status grow(void *array, int count, size_t bytes)
 
 acr_status dist_plan_alloc(acr_group_plan *plan, size_t bytes, void **out)
 {
+    if (plan->is_estimate) { /* an address to reckon with, which nothing touches */
+        *out = (void *)(uintptr_t)4096;
+        plan->memory_bytes += dist_round_up(bytes);
+        return ACR_OK;
+    }
     acr_status status = grow(&plan->memory, plan->memory_count, sizeof *plan->memory);
     if (status == ACR_OK)
         status = dist_alloc(&plan->group->device, dist_round_up(bytes ? bytes : 1), out);
@@ -85,9 +90,14 @@ acr_status dist_plan_kernel(acr_group_plan *plan, const acr_problem *problem, in
     dist_kernel *kernel = &plan->kernels[plan->kernel_count];
     *kernel = (dist_kernel){.plan = NULL};
     memcpy(kernel->text, text, sizeof text);
-    if ((status = dist_pass(acr_plan_create(&kernel->plan, plan->group->ctx, problem, plan->effort))) != ACR_OK)
+    status = dist_pass(plan->is_estimate ? acr_estimate_seconds(&kernel->seconds, plan->group->ctx, problem)
+                                         : acr_plan_create(&kernel->plan, plan->group->ctx, problem, plan->effort));
+    if (status != ACR_OK)
         return status;
     *out = plan->kernel_count++;
+    if (plan->is_estimate)
+        return ACR_OK;
+    kernel->seconds = acr_plan_seconds(kernel->plan);
     const size_t bytes = acr_plan_workspace(kernel->plan);
     if (bytes == 0)
         return ACR_OK;
@@ -275,13 +285,18 @@ static acr_status write_arguments(const acr_group_plan *plan, char *text, size_t
 
 /* ---- Making and ending ------------------------------------------------------------------------------------------- */
 
+enum {
+    EXPECTED_BYTES = 64
+};
+
+/* With room for what add_expected writes. */
 static acr_status write_text(acr_group_plan *plan)
 {
     static const char *const dtypes[] = {"", "f32", "f16", "bf16", "e4m3"};
-    size_t bytes = 256;
+    size_t bytes = 256 + EXPECTED_BYTES;
     for (int i = 0; i < plan->kernel_count; i++)
         bytes += strlen(acr_plan_text(plan->kernels[i].plan)) + 1;
-    bytes += strlen(plan->narrow_reason);
+    bytes += strlen(plan->narrow_reason) + strlen(plan->choice);
     const acr_status status = dist_calloc(bytes, 1, &plan->text);
     if (status != ACR_OK)
         return status;
@@ -289,27 +304,36 @@ static acr_status write_text(acr_group_plan *plan)
                                  plan->schedule->name, plan->group->ranks, plan->call_count,
                                  plan->schedule == &dist_gather ? "no type: there are none" : dtypes[plan->part_dtype],
                                  *plan->narrow_reason ? ", not in f32: " : "", plan->narrow_reason);
+    if (*plan->choice)
+        at += (size_t)snprintf(plan->text + at, bytes - at, "\nchosen %s", plan->choice);
     for (int i = 0; i < plan->kernel_count; i++)
         at += (size_t)snprintf(plan->text + at, bytes - at, "\n%s", acr_plan_text(plan->kernels[i].plan));
     return ACR_OK;
 }
 
+static void add_expected(acr_group_plan *plan)
+{
+    if (plan->seconds > 0.0)
+        snprintf(plan->text + strlen(plan->text), EXPECTED_BYTES, "\nexpected of the slowest rank: %.3f ms",
+                 plan->seconds * 1e3);
+}
+
 /* The part that does not speak to other ranks. */
-static acr_status prepare(acr_group_plan *plan)
+acr_status dist_plan_prepare(acr_group_plan *plan)
 {
     const dist_device *device = &plan->group->device;
     acr_status status = dist_enter(device);
     if (status != ACR_OK)
         return status;
     status = plan->schedule->prepare(plan);
-    if (status == ACR_OK)
+    if (status == ACR_OK && !plan->is_estimate)
         status = write_text(plan);
     dist_leave(device);
     return status;
 }
 
 /* Forgets what prepare made. */
-static void unprepare(acr_group_plan *plan)
+void dist_plan_unprepare(acr_group_plan *plan)
 {
     const dist_device *device = &plan->group->device;
     if (dist_enter(device) == ACR_OK) {
@@ -332,24 +356,50 @@ static void unprepare(acr_group_plan *plan)
     plan->memory_bytes = plan->traffic_bytes = 0;
 }
 
+/* Seconds that this rank is expected to take; 0 where it knows no link. */
+static double expected(const acr_group_plan *plan)
+{
+    acr_link link;
+    return plan->group->ranks > 1 && dist_link_of(plan->group, &link) ? plan->schedule->expect(plan, &link) : 0.0;
+}
+
+/* What ranks tell each other of their seconds: values[1] is 1 where one knows no link. */
+static void tell_seconds(const acr_group_plan *plan, acr_status status, double *values)
+{
+    values[0] = status == ACR_OK ? expected(plan) : 0.0;
+    values[1] = values[0] == 0.0;
+}
+
 /* Partial results in float32 if every rank has kernels that write them, otherwise on all ranks in the type of the
  * output: ranks exchange them. Ranks agree behind the work, so that none waits for one that has no plan. */
 static acr_status prepare_with_others(acr_group_plan *plan)
 {
     char reason[sizeof plan->narrow_reason] = "";
-    acr_status status = prepare(plan);
+    double values[DIST_VALUES] = {0.0};
+    acr_status status = dist_plan_prepare(plan);
     if (status == ACR_UNSUPPORTED && plan->part_dtype != plan->problem.out_dtype) {
         snprintf(reason, sizeof reason, "%s", acr_group_last_error());
         status = ACR_OK;
+    } else {
+        tell_seconds(plan, status, values);
     }
-    status = dist_group_object(plan->group, status, status == ACR_OK ? reason : acr_group_last_error(),
+    status = dist_group_object(plan->group, status, status == ACR_OK ? reason : acr_group_last_error(), values,
                                plan->narrow_reason, sizeof plan->narrow_reason);
-    if (status != ACR_OK || !*plan->narrow_reason)
+    if (status == ACR_OK && *plan->narrow_reason) {
+        char objection[sizeof plan->narrow_reason];
+        dist_plan_unprepare(plan);
+        plan->part_dtype = plan->problem.out_dtype;
+        status = dist_plan_prepare(plan);
+        memset(values, 0, sizeof values);
+        tell_seconds(plan, status, values);
+        status = dist_group_object(plan->group, status, status == ACR_OK ? "" : acr_group_last_error(), values,
+                                   objection, sizeof objection);
+    }
+    if (status != ACR_OK)
         return status;
-    unprepare(plan);
-    plan->part_dtype = plan->problem.out_dtype;
-    status = prepare(plan);
-    return dist_group_agree(plan->group, status, status == ACR_OK ? "" : acr_group_last_error());
+    plan->seconds = values[1] > 0.0 ? 0.0 : values[0];
+    add_expected(plan);
+    return ACR_OK;
 }
 
 acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const acr_problem *problem,
@@ -371,6 +421,8 @@ acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const a
         status = write_arguments(plan, text, sizeof text);
     /* Ranks agree before the work, so that each tells its own mistake. */
     status = dist_group_agree(group, status, status == ACR_OK ? text : acr_group_last_error());
+    if (status == ACR_OK && schedule == ACR_SCHEDULE_AUTO && plan->schedule == &dist_ring && group->ranks > 1)
+        status = dist_plan_choose(plan, &dist_gather);
     if (status == ACR_OK)
         status = prepare_with_others(plan);
     if (status != ACR_OK) {
@@ -395,13 +447,18 @@ void acr_group_plan_destroy(acr_group_plan *plan)
 {
     if (!plan)
         return;
-    unprepare(plan);
+    dist_plan_unprepare(plan);
     free(plan);
 }
 
 const char *acr_group_plan_text(const acr_group_plan *plan)
 {
     return plan ? plan->text : "";
+}
+
+double acr_group_plan_seconds(const acr_group_plan *plan)
+{
+    return plan ? plan->seconds : 0.0;
 }
 
 size_t acr_group_plan_memory(const acr_group_plan *plan)

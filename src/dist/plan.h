@@ -9,7 +9,8 @@
 /* A kernel with a workspace of its own; calls of equal problems share it. */
 typedef struct dist_kernel {
     char text[ACR_PROBLEM_TEXT_MAX]; /* of its problem */
-    acr_plan *plan;
+    double seconds;                  /* that a call is expected to take */
+    acr_plan *plan;                  /* NULL in an estimate */
     void *workspace;
 } dist_kernel;
 
@@ -31,6 +32,9 @@ struct acr_group_plan {
     const dist_schedule *schedule;
     acr_problem problem; /* canonical; of the whole sequence, or with sharded keys the rank's */
     acr_effort effort;
+    int is_estimate;         /* nothing is allocated or loaded, and nothing can be executed */
+    double seconds;          /* expected, of the slowest rank; 0 where a rank knows no link */
+    char choice[512];        /* why ACR_SCHEDULE_AUTO took this schedule; "" where the caller did */
     acr_dtype part_dtype;    /* of partial outputs */
     char narrow_reason[512]; /* why that is not f32; "" where it is, or the problem's output says otherwise */
     dist_sequences sequences;
@@ -48,9 +52,10 @@ struct acr_group_plan {
     char *text;
 };
 
-/* prepare: counts, calls, kernels, memory. execute: buffers are checked. */
+/* prepare: counts, calls, kernels, memory. execute: buffers are checked. expect: seconds of this rank. */
 struct dist_schedule {
     const char *name;
+    double (*expect)(const acr_group_plan *plan, const acr_link *link);
     acr_status (*prepare)(acr_group_plan *plan);
     acr_status (*execute)(acr_group_plan *plan, const acr_buffers *buffers, void *stream);
 };
@@ -85,8 +90,27 @@ acr_status dist_plan_add_call(acr_group_plan *plan, const dist_call *call, const
 /* The kernel for a problem, found or made. */
 acr_status dist_plan_kernel(acr_group_plan *plan, const acr_problem *problem, int *out);
 
+/* Expected seconds of the calls of a step. */
+double dist_plan_attention(const acr_group_plan *plan, int step);
+
+/* Expected seconds of joining `count` parts of `rows` rows of o, all heads and entries counted. */
+double dist_plan_merging(const acr_group_plan *plan, const acr_link *link, int64_t rows, int count);
+
 /* Executes a call; k and v are where its block begins. */
 acr_status dist_plan_run(const acr_group_plan *plan, const dist_call *call, const acr_buffers *rank, const void *k,
                          const void *v, void *o, float *lse, void *stream);
+
+/* ---- Choosing (choose.c) ---- */
+
+/* Whether this rank's wisdom has the link of the group's ranks and hosts. If not, acr_last_error() says so. */
+int dist_link_of(const acr_group *group, acr_link *out);
+
+/* Of the two schedules that both serve the problem the one whose slowest rank is expected to end first; the plan keeps
+ * its own where a rank knows no link. Collective. */
+acr_status dist_plan_choose(acr_group_plan *plan, const dist_schedule *other);
+
+/* What an estimate of a plan needs of plan.c. */
+acr_status dist_plan_prepare(acr_group_plan *plan);
+void dist_plan_unprepare(acr_group_plan *plan);
 
 #endif

@@ -113,6 +113,24 @@ static acr_status ring_prepare(acr_group_plan *plan)
     return status;
 }
 
+/* A step takes as long as its attention or its transfer, whichever is longer; the last has none. */
+static double ring_expect(const acr_group_plan *plan, const acr_link *link)
+{
+    const acr_problem *p = &plan->problem;
+    const ring_data *data = plan->own;
+    double seconds = 0.0;
+    for (int step = 0; step < plan->group->ranks; step++) {
+        const ring_block b = block_of(plan, source_of(plan->group, step));
+        const double attention = dist_plan_attention(plan, step);
+        const double transfer =
+            step < plan->group->ranks - 1 ? link->latency_s + (double)(b.k_bytes + b.v_bytes) / link->bytes_per_s : 0.0;
+        seconds += attention > transfer ? attention : transfer;
+    }
+    for (int i = 0; i < plan->piece_count; i++)
+        seconds += dist_plan_merging(plan, link, p->batch * p->q_heads * plan->pieces[i].rows, data->parts[i]);
+    return seconds;
+}
+
 /* ---- Executing --------------------------------------------------------------------------------------------------- */
 
 typedef struct ring_keys {
@@ -222,4 +240,4 @@ static acr_status ring_execute(acr_group_plan *plan, const acr_buffers *b, void 
     return status == ACR_OK ? merge(plan, b, stream) : status;
 }
 
-const dist_schedule dist_ring = {"ring", ring_prepare, ring_execute};
+const dist_schedule dist_ring = {"ring", ring_expect, ring_prepare, ring_execute};

@@ -41,6 +41,14 @@ static acr_status sharded_prepare(acr_group_plan *plan)
     return dist_plan_kernel(plan, &p, &kernel);
 }
 
+/* Nothing overlaps: attention, the exchange of the parts, the merge. */
+static double sharded_expect(const acr_group_plan *plan, const acr_link *link)
+{
+    const acr_problem *p = &plan->problem;
+    return plan->kernels[0].seconds + link->latency_s + (double)plan->traffic_bytes / link->bytes_per_s +
+           dist_plan_merging(plan, link, p->batch * p->q_heads * p->q_len, plan->group->ranks);
+}
+
 static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, acr_part part, void *stream)
 {
     const dist_kernel *kernel = &plan->kernels[0];
@@ -105,4 +113,4 @@ static acr_status sharded_execute(acr_group_plan *plan, const acr_buffers *b, vo
     return status == ACR_OK ? merge(plan, b, stream) : status;
 }
 
-const dist_schedule dist_sharded_keys = {"sharded keys", sharded_prepare, sharded_execute};
+const dist_schedule dist_sharded_keys = {"sharded keys", sharded_expect, sharded_prepare, sharded_execute};

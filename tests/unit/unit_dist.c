@@ -480,6 +480,169 @@ static void decoding_over_a_sharded_cache(void **state)
     free(c);
 }
 
+/* ---- What is expected, and the choice ---------------------------------------------------------------------------- */
+
+/* What every rank's wisdom knows of the link, and what the plan of ACR_SCHEDULE_AUTO must say. */
+typedef struct choosing {
+    acr_link link;
+    int ranks_without; /* the last ranks know no link */
+    const char *problem;
+    acr_schedule schedule;
+    char text[2048]; /* of rank 0 */
+    double seconds[RANKS_MAX];
+} choosing;
+
+static acr_status choose_schedule(rank_args *r)
+{
+    choosing *c = r->shared;
+    const acr_problem p = problem_of(c->problem);
+    acr_group_plan *plan = NULL;
+    acr_status status = ACR_OK;
+    if (r->rank < r->ranks - c->ranks_without && c->link.ranks > 0)
+        status = acr_wisdom_add_link(r->ctx, &c->link);
+    if (status == ACR_OK)
+        status = acr_group_plan_create(&plan, r->group, &p, c->schedule, ACR_ZIGZAG, ACR_ESTIMATE);
+    if (r->rank == 0)
+        snprintf(c->text, sizeof c->text, "%s", acr_group_plan_text(plan));
+    c->seconds[r->rank] = acr_group_plan_seconds(plan);
+    acr_group_plan_destroy(plan);
+    return status;
+}
+
+static choosing chosen(const char *problem, int count, double bytes_per_s, double copy_bytes_per_s, int ranks_without)
+{
+    rank_args ranks[RANKS_MAX];
+    choosing c = {
+        .link = ACR_LINK_INIT, .ranks_without = ranks_without, .problem = problem, .schedule = ACR_SCHEDULE_AUTO};
+    c.link.ranks = bytes_per_s > 0.0 ? count : 0;
+    c.link.hosts = 1;
+    c.link.samples = 1;
+    c.link.bytes_per_s = bytes_per_s;
+    c.link.latency_s = 1e-6;
+    c.link.copy_bytes_per_s = copy_bytes_per_s;
+    run_ranks(ranks, count, LIMIT_MS, choose_schedule, &c);
+    assert_all(ranks, count, ACR_OK, "");
+    return c;
+}
+
+static void assert_says(const choosing *c, const char *beginning, const char *fragment)
+{
+    if (strncmp(c->text, beginning, strlen(beginning)) != 0 || !strstr(c->text, fragment))
+        fail_msg("\"%s\" does not begin with \"%s\", or does not say \"%s\"", c->text, beginning, fragment);
+}
+
+static void the_link_decides_between_ring_and_gathering(void **state)
+{
+    (void)state;
+    /* Few queries see many keys: merging costs nothing; the ring waits for a slow link only, gathering for copies, too,
+     * and copies are slow. */
+    choosing c = chosen("f16:b1:h4:s64/1024:d64", 4, 1e6, 1e9, 0);
+    assert_says(&c, "ring over 4 ranks", "chosen expected of the slowest rank: ring ");
+    /* Copies alone are slow: gathering copies every key. */
+    c = chosen("f16:b1:h8:s512:d64", 4, 1e12, 1e6, 0);
+    assert_says(&c, "ring over 4 ranks", "gather ");
+    /* Many heads, no keys to speak of, and a merge that reads the outputs of four ranks by a slow memory. */
+    c = chosen("f16:b1:h4/1:s2048/16:d64", 4, 1e12, 1e5, 0);
+    assert_says(&c, "gather over 4 ranks", "chosen expected of the slowest rank: ring ");
+    for (int r = 0; r < 4; r++) {
+        assert_true(c.seconds[r] > 0.0);
+        assert_true(c.seconds[r] == c.seconds[0]);
+    }
+}
+
+static void without_a_link_the_rule_decides(void **state)
+{
+    (void)state;
+    static const char problem[] = "f16:b1:h4/1:s2048/16:d64";
+    choosing c = chosen(problem, 4, 0.0, 0.0, 0);
+    assert_says(&c, "ring over 4 ranks",
+                "chosen by rule, not by time: rank 0: no wisdom of a link of 4 ranks on 1 hosts");
+    assert_true(c.seconds[0] == 0.0);
+    /* One rank that knows none is enough, and every rank decides alike. */
+    c = chosen(problem, 4, 1e12, 1e5, 1);
+    assert_says(&c, "ring over 4 ranks", "chosen by rule, not by time: rank 3: no wisdom of a link of 4 ranks");
+    assert_true(c.seconds[0] == 0.0);
+    /* A window leaves one schedule, which is chosen by nobody. */
+    c = chosen("f16:b1:h2:s256:d64:causal:win32", 2, 1e9, 1e9, 0);
+    assert_says(&c, "gather over 2 ranks", "expected of the slowest rank: ");
+    assert_null(strstr(c.text, "chosen"));
+}
+
+/* A ring's time is at least that of its transfers: what each rank sends, by the link. */
+static void what_is_expected_follows_the_link(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    for (int i = 0; i < 3; i++) {
+        const acr_schedule schedule = (acr_schedule[]){ACR_RING, ACR_GATHER, ACR_SHARDED_KEYS}[i];
+        choosing c = {.link = ACR_LINK_INIT, .problem = "f16:b1:h2:s16/256:d64", .schedule = schedule};
+        double seconds[2];
+        c.link.ranks = 2;
+        c.link.hosts = 1;
+        c.link.samples = 1;
+        c.link.latency_s = 1e-6;
+        c.link.copy_bytes_per_s = 1e12;
+        for (int slow = 0; slow < 2; slow++) {
+            c.link.bytes_per_s = slow ? 1e4 : 1e5;
+            run_ranks(ranks, 2, LIMIT_MS, choose_schedule, &c);
+            assert_all(ranks, 2, ACR_OK, "");
+            seconds[slow] = c.seconds[0];
+        }
+        assert_true(seconds[1] > 9.9 * seconds[0] && seconds[1] < 10.1 * seconds[0]);
+        /* The ring sends a rank's 128 keys and values of both heads; gathering the same; sharded keys one part, its
+         * lse in 256 bytes. */
+        const double bytes = schedule == ACR_SHARDED_KEYS ? 2.0 * 16 * 64 * 4 + 256 : 2.0 * 128 * 128 * 2;
+        assert_true(fabs(seconds[1] - bytes / 1e4) < 0.01 * seconds[1]);
+    }
+}
+
+static acr_status measure_link(rank_args *r)
+{
+    acr_link found, *out = (acr_link *)r->shared + r->rank;
+    *out = (acr_link)ACR_LINK_INIT;
+    acr_status status = acr_group_measure_link(r->group, out);
+    if (status == ACR_OK)
+        status = acr_wisdom_find_link(r->ctx, r->ranks, 1, &found);
+    if (status == ACR_OK && memcmp(&found, out, sizeof found) != 0)
+        status = ACR_INVALID;
+    return status;
+}
+
+static void every_rank_knows_the_link_that_was_measured(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    acr_link links[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, measure_link, links);
+    assert_all(ranks, 3, ACR_OK, "");
+    for (int r = 0; r < 3; r++)
+        assert_memory_equal(&links[r], &links[0], sizeof links[0]);
+    assert_int_equal(links[0].ranks, 3);
+    assert_int_equal(links[0].hosts, 1);
+    assert_true(links[0].bytes_per_s > 0.0 && links[0].latency_s > 0.0 && links[0].copy_bytes_per_s > 0.0);
+    run_ranks(ranks, 1, LIMIT_MS, measure_link, links);
+    assert_all(ranks, 1, ACR_INVALID, "a group of one rank has no link");
+}
+
+static acr_status one_does_not_measure(rank_args *r)
+{
+    acr_link link;
+    const acr_status status = r->rank == 1 ? acr_group_refuse(r->group, ACR_UNSUPPORTED, "no time to measure")
+                                           : acr_group_measure_link(r->group, &link);
+    return status;
+}
+
+static void a_rank_that_does_not_measure_is_told_to_every_rank(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_does_not_measure, NULL);
+    assert_int_equal(ranks[1].status, ACR_UNSUPPORTED);
+    assert_int_equal(ranks[0].status, ACR_PEER);
+    assert_int_equal(ranks[2].status, ACR_PEER);
+    assert_non_null(strstr(ranks[0].text, "rank 1 failed: no time to measure"));
+}
+
 /* ---- What goes wrong --------------------------------------------------------------------------------------------- */
 
 static acr_status plan_of(rank_args *r, const char *text, acr_schedule schedule)
@@ -851,6 +1014,7 @@ static int run_on_cuda(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_on_a_gpu_are_one_rank),
         cmocka_unit_test(decoding_over_a_sharded_cache),
+        cmocka_unit_test(every_rank_knows_the_link_that_was_measured),
         cmocka_unit_test(other_arguments_are_told_to_every_rank),
         cmocka_unit_test(a_rank_that_is_refused_is_told_to_every_rank),
         cmocka_unit_test(what_a_caller_refuses_is_told_to_every_rank),
@@ -874,6 +1038,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_two_three_four_and_eight_ranks),
         cmocka_unit_test(random_problems_equal_one_rank),
         cmocka_unit_test(decoding_over_a_sharded_cache),
+        cmocka_unit_test(the_link_decides_between_ring_and_gathering),
+        cmocka_unit_test(without_a_link_the_rule_decides),
+        cmocka_unit_test(what_is_expected_follows_the_link),
+        cmocka_unit_test(every_rank_knows_the_link_that_was_measured),
+        cmocka_unit_test(a_rank_that_does_not_measure_is_told_to_every_rank),
         cmocka_unit_test(other_arguments_are_told_to_every_rank),
         cmocka_unit_test(a_rank_that_is_refused_is_told_to_every_rank),
         cmocka_unit_test(a_rank_that_hangs_is_given_up),
