@@ -256,11 +256,14 @@ static bool in_list(const char *const *list, const char *name, size_t length)
     return false;
 }
 
+/* A file of cuda/device, for nvcc alone or for both compilers. */
 static bool is_device_header(const char *name, size_t length)
 {
-    static const char folder[] = "cuda/device/", ending[] = ".cuh";
-    const size_t start = sizeof folder - 1, end = sizeof ending - 1;
-    if (length <= start + end || memcmp(name, folder, start) != 0 || memcmp(name + length - end, ending, end) != 0) {
+    static const char folder[] = "cuda/device/", device[] = ".cuh", both[] = ".h";
+    const size_t start = sizeof folder - 1;
+    const size_t end = length > 4 && memcmp(name + length - 4, device, 4) == 0 ? sizeof device - 1 : sizeof both - 1;
+    if (length <= start + end || memcmp(name, folder, start) != 0 ||
+        memcmp(name + length - end, end == sizeof both - 1 ? both : device, end) != 0) {
         return false;
     }
     return strspn(name + start, "abcdefghijklmnopqrstuvwxyz0123456789_/") == length - start - end;
@@ -272,7 +275,7 @@ static bool may_include(const char *name, size_t length, bool quoted, acr__backe
                                       "immintrin.h", "float.h",  "limits.h",  NULL};
     static const char *const cuda[] = {"stdint.h", "cuda_fp16.h",      "cuda_bf16.h", "cuda_fp8.h", "cuda_pipeline.h",
                                        "mma.h",    "math_constants.h", "float.h",     NULL};
-    static const char *const own[] = {"fwd_args.h", "kernel.h", "acromion.h", NULL};
+    static const char *const own[] = {"fwd_args.h", "bwd_args.h", "kernel.h", "acromion.h", NULL};
     if (quoted) {
         return in_list(own, name, length) || (backend == ACR__CUDA && is_device_header(name, length));
     }

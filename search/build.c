@@ -473,7 +473,10 @@ acr_status build_read_resources(const artefact *a, trial_resources *out)
             *end = '\n';
         }
         out->stack_bytes = number_before(entry, " bytes stack frame");
-        out->spill_bytes = number_before(entry, " bytes spill stores") + number_before(entry, " bytes spill loads");
+        out->spill_bytes = 0;
+        for (const char *at = strstr(log, " bytes stack frame"); at; at = strstr(at + 1, " bytes stack frame")) {
+            out->spill_bytes += number_before(at, " bytes spill stores") + number_before(at, " bytes spill loads");
+        }
     }
     free(log);
     return status;
@@ -486,6 +489,20 @@ typedef struct launcher {
     const descriptor *d;
     const acr__kernel *kernel;
 } launcher;
+
+/* A helper's launch, behind the kernel's own; nothing of one that there is not. */
+static void add_helper(char *text, size_t capacity, size_t *used, const acr__helper *helper, const acr_problem *problem,
+                       const acr__device *device)
+{
+    acr__launch launch = {.block = 1};
+    if (!helper->symbol) {
+        return;
+    }
+    helper->shape(problem, device, &launch);
+    const int wrote = snprintf(text + *used, capacity - *used, "%s %u,%u,%u/%u/%u\n", helper->symbol, launch.grid[0],
+                               launch.grid[1], launch.grid[2], launch.block, launch.smem_bytes);
+    *used += wrote > 0 && (size_t)wrote < capacity - *used ? (size_t)wrote : 0;
+}
 
 static const char *launch_of(acr__launch *launch, size_t *workspace_bytes, acr__boxes *boxes, const launcher *l,
                              const acr_problem *problem, const acr__device *device)
@@ -529,6 +546,10 @@ static const char *find_launches(build_launches *out, char *text, size_t capacit
                      launch.grid[1], launch.grid[2], launch.block, launch.cluster, launch.smem_bytes, workspace_bytes,
                      boxes.q_rows, boxes.k_rows, boxes.v_rows, boxes.o_rows, l->kernel ? 0 : (int)l->d->q_tile);
         used += wrote > 0 && (size_t)wrote < capacity - used ? (size_t)wrote : 0;
+        if (l->kernel) {
+            add_helper(text, capacity, &used, &l->kernel->before, &problems[i].problem, device);
+            add_helper(text, capacity, &used, &l->kernel->after, &problems[i].problem, device);
+        }
     }
     return NULL;
 }
@@ -655,6 +676,7 @@ static acr_status describe(loaded *out, loaded_slot slot, const artefact *a, con
     const bool first = slot == LOADED_CANDIDATE;
     out->kernel = (acr__kernel){.family = "source",
                                 .backend = a->backend,
+                                .pass = d->pass,
                                 .dtype = d->dtype,
                                 .qk_dim_max = d->qk_dim,
                                 .v_dim_max = d->v_dim,

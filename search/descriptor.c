@@ -19,13 +19,18 @@ typedef struct fields {
 /* Rows lie one after another without gaps, in the layout's order. */
 static bool is_packed(const acr_problem *p)
 {
-    acr_problem packed = *p;
+    acr_problem packed = *p, given = *p;
     const acr_strides none = {0, 0, 0};
-    packed.q = packed.k = packed.v = packed.o = none;
     acr_problem canonical;
-    return acr_problem_canonical(&canonical, &packed) == ACR_OK && memcmp(&canonical.q, &p->q, sizeof p->q) == 0 &&
-           memcmp(&canonical.k, &p->k, sizeof p->k) == 0 && memcmp(&canonical.v, &p->v, sizeof p->v) == 0 &&
-           memcmp(&canonical.o, &p->o, sizeof p->o) == 0;
+    for (int i = 0; i < acr__tensor_count(p); ++i) {
+        *acr__strides_of(&packed, acr__tensors[i]) = none;
+    }
+    bool same = acr_problem_canonical(&canonical, &packed) == ACR_OK;
+    for (int i = 0; i < acr__tensor_count(p) && same; ++i) {
+        same = memcmp(acr__strides_of(&canonical, acr__tensors[i]), acr__strides_of(&given, acr__tensors[i]),
+                      sizeof(acr_strides)) == 0;
+    }
+    return same;
 }
 
 static bool field_value(void *arg, const char *name, size_t length, int64_t *out)
@@ -99,6 +104,17 @@ static acr_status read_expression(const json_t *value, const char *key, const ch
     char why[400];
     snprintf(why, sizeof why, "%s", acr_last_error());
     return acr__fail(ACR_FORMAT, "%s: %s", key, why);
+}
+
+static acr_status read_pass(const json_t *object, acr_pass *out)
+{
+    const json_t *value = json_object_get(object, "pass");
+    const char *text = value ? json_string_value(value) : "fwd";
+    if (!text || (strcmp(text, "fwd") != 0 && strcmp(text, "bwd") != 0)) {
+        return acr__fail(ACR_FORMAT, "pass: \"fwd\" or \"bwd\" is wanted");
+    }
+    *out = strcmp(text, "bwd") == 0 ? ACR_BACKWARD : ACR_FORWARD;
+    return ACR_OK;
 }
 
 static acr_status read_dtype(const json_t *object, acr_dtype *out)
@@ -186,10 +202,10 @@ static acr_status read_launch(descriptor *out, const json_t *object)
 
 static acr_status check_keys(const json_t *object, acr__backend_id backend)
 {
-    static const char *const known[] = {"dtype",           "qk_dim", "v_dim", "q_tile",  "kv_tile",    "stages", "when",
-                                        "workspace_bytes", "grid",   "block", "cluster", "smem_bytes", "boxes"};
+    static const char *const known[] = {"pass", "dtype",           "qk_dim", "v_dim", "q_tile",  "kv_tile",    "stages",
+                                        "when", "workspace_bytes", "grid",   "block", "cluster", "smem_bytes", "boxes"};
     enum {
-        CUDA_FIRST = 8
+        CUDA_FIRST = 9
     };
     const size_t count = backend == ACR__CUDA ? sizeof known / sizeof known[0] : CUDA_FIRST;
     const char *key;
@@ -211,6 +227,9 @@ static acr_status check_keys(const json_t *object, acr__backend_id backend)
 static acr_status read_object(descriptor *out, const json_t *object)
 {
     acr_status status = check_keys(object, out->backend);
+    if (status == ACR_OK) {
+        status = read_pass(object, &out->pass);
+    }
     if (status == ACR_OK) {
         status = read_dtype(object, &out->dtype);
     }
@@ -287,6 +306,10 @@ const char *descriptor_why_not(const descriptor *s, const acr_problem *problem, 
         WORKSPACE_MAX = 1 << 30
     };
     int64_t value;
+    if (problem->pass != s->pass) {
+        return problem->pass == ACR_BACKWARD ? "pass is bwd, the descriptor's is fwd"
+                                             : "pass is fwd, the descriptor's is bwd";
+    }
     if (problem->qk_dim > s->qk_dim) {
         return "qk_dim is above the descriptor's";
     }
@@ -295,6 +318,9 @@ const char *descriptor_why_not(const descriptor *s, const acr_problem *problem, 
     }
     if ((problem->window_left > 0 || problem->window_right > 0) && !strstr(s->when, "window_")) {
         return "it has a window, and the descriptor's \"when\" names neither window_left nor window_right";
+    }
+    if (problem->pass == ACR_BACKWARD && problem->grad_dtype != problem->dtype && !strstr(s->when, "grad_f32")) {
+        return "grad_dtype is another than the inputs', and the descriptor's \"when\" does not name grad_f32";
     }
     const char *terms = acr__terms_why_not(0, problem);
     if (terms) {

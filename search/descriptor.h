@@ -1,12 +1,14 @@
 /* The launch descriptor of a whole source: one JSON object that says declaratively what a family's host half says in C.
  *
- *     {"dtype": "f16", "qk_dim": 64, "v_dim": 64, "q_tile": 64, "kv_tile": 64, "stages": 2,
+ *     {"pass": "fwd",                                               or "bwd"; default "fwd"
+ *      "dtype": "f16", "qk_dim": 64, "v_dim": 64, "q_tile": 64, "kv_tile": 64, "stages": 2,
  *      "when": "kv_len <= 512 && !lse && packed",                    what it can run; default "1"
  *      "workspace_bytes": "0",                                       cpu: of one lane
  *      "grid": ["ceil_div(q_len, q_tile)", "q_heads", "batch"], "block": 128, "cluster": 0, "smem_bytes": "0",  cuda
  *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none
  *
- * Sliding windows are offered only where "when" names window_left or window_right.
+ * Sliding windows are offered only where "when" names window_left or window_right, gradients of another type than the
+ * inputs' only where it names grad_f32.
  *
  * Expressions (expression.h) are numbers or texts over the fields of the problem and the device (DESCRIPTOR_FIELDS).
  * Overflow, division by zero and a size outside of its limits are errors. No other key is allowed. The kernel's entry
@@ -38,6 +40,8 @@ enum {
     X(kv_lens, (p->flags & ACR_KV_LENS) != 0)                                                                          \
     X(window_left, p->window_left)                                                                                     \
     X(window_right, p->window_right)                                                                                   \
+    X(grad_f32, p->grad_dtype == ACR_F32)                                                                              \
+    X(atomics, (p->flags & ACR_FAST_ATOMICS) != 0)                                                                     \
     X(packed, is_packed(p))                                                                                            \
     X(bshd, p->layout == ACR_BSHD)                                                                                     \
     X(alignment, p->alignment)                                                                                         \
@@ -51,6 +55,7 @@ typedef char descriptor_expression[DESCRIPTOR_EXPRESSION_BYTES];
 
 typedef struct descriptor {
     acr__backend_id backend;
+    acr_pass pass;
     acr_dtype dtype;
     int32_t qk_dim, v_dim, q_tile, kv_tile, stages;
     descriptor_expression when, workspace_bytes;

@@ -19,6 +19,7 @@
 #include "check/cases.h"
 #include "check/conformance.h"
 #include "check/reference_cache.h"
+#include "kernels/kernel_choice.h"
 #include "machine/roofline.h"
 #include "sandbox.h"
 
@@ -362,7 +363,8 @@ static void announce(const session *s, const char *what, const acr_problem *prob
 static void set_workspace(const session *s, sandbox_slot slot, const acr__kernel *kernel, const acr_problem *problem)
 {
     const acr__device *device = &s->device->device;
-    sandbox_set_workspace(slot, kernel->workspace ? kernel->workspace(problem, device) : 0, device->threads);
+    sandbox_set_workspace(slot, kernel->workspace ? kernel->workspace(problem, device) : 0,
+                          kernel->shared ? kernel->shared(problem) : 0, device->threads);
 }
 
 static acr_status check_case(session *s, const planned_case *c)
@@ -503,9 +505,10 @@ typedef struct timed_kernel {
     timed_pair *pair;
     sandbox_slot slot;
     execution *sets[SETS_MAX];
-    int set_count, launches; /* of a sample */
-    int turn;                /* while recording */
-    uint64_t drawn;          /* inputs so far */
+    int set_count, launches;      /* of a sample */
+    int turn;                     /* while recording */
+    uint64_t drawn;               /* inputs so far */
+    run_output forward[SETS_MAX]; /* of a backward problem: the o and lse that are in a set */
     acr__graph *repeated, *fresh;
 } timed_kernel;
 
@@ -517,14 +520,25 @@ struct timed_pair {
     int64_t samples;                    /* of the candidate, so far */
     unsigned char *pool;                /* of random numbers, from which inputs are cut */
     size_t elem_bytes;
+    execution *forward;                       /* of a backward problem: makes o and lse of drawn inputs; else NULL */
+    double gradient_most[4], gradient_rms[4]; /* of the tolerances of a backward problem */
     timed_kernel candidate, incumbent;
 };
 
 /* ---- Fresh inputs ---- */
 
-static int64_t elements_of(const reference *ref, int64_t heads, int64_t rows, int64_t dim)
+/* Those that are drawn: q, k and v, and of a backward problem the gradient of o. */
+static int drawn_tensors(const acr_problem *p)
 {
-    return ref->entries * heads * rows * dim;
+    return p->pass == ACR_BACKWARD ? INPUT_D_O + 1 : INPUT_V + 1;
+}
+
+static int64_t drawn_elements(const timed_pair *d, input_tensor which)
+{
+    const acr_problem *p = &d->problem->problem;
+    const bool of_queries = which == INPUT_Q || which == INPUT_D_O;
+    return d->ref->entries * (of_queries ? p->q_heads * d->ref->q_rows : p->kv_heads * d->ref->kv_rows) *
+           (which == INPUT_Q || which == INPUT_K ? p->qk_dim : p->v_dim);
 }
 
 static acr_status make_pool(timed_pair *d)
@@ -533,10 +547,12 @@ static acr_status make_pool(timed_pair *d)
         DIM = 64
     };
     const acr_problem *p = &d->problem->problem;
-    const int64_t q = elements_of(d->ref, p->q_heads, d->ref->q_rows, p->qk_dim),
-                  k = elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->qk_dim),
-                  v = elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->v_dim);
-    const int64_t most = q > k ? (q > v ? q : v) : k > v ? k : v, rows = (most + POOL_WINDOW) / DIM + 1;
+    int64_t most = 0;
+    for (int i = 0; i < drawn_tensors(p); ++i) {
+        const int64_t elements = drawn_elements(d, (input_tensor)i);
+        most = elements > most ? elements : most;
+    }
+    const int64_t rows = (most + POOL_WINDOW) / DIM + 1;
     acr_problem filled = {.dtype = p->dtype, .q_heads = 1, .qk_dim = DIM};
     filled.q.batch = filled.q.head = 1;
     d->elem_bytes = (size_t)acr__dtype_bytes(p->dtype);
@@ -553,21 +569,44 @@ static acr_status make_pool(timed_pair *d)
  * window, so there are 2^60 of them. */
 static reference inputs_drawn(const timed_pair *d, uint64_t counter)
 {
-    void *cut[3];
+    void *cut[INPUT_D_O + 1];
     reference fresh = *d->ref;
-    for (uint64_t i = 0; i < 3; ++i) {
+    for (uint64_t i = 0; i <= INPUT_D_O; ++i) {
         cut[i] = d->pool + random_bits(d->s->job.hidden_seed, STREAM_POOL + i, counter) % POOL_WINDOW * d->elem_bytes;
     }
     fresh.buffers.q = cut[INPUT_Q];
     fresh.buffers.k = cut[INPUT_K];
     fresh.buffers.v = cut[INPUT_V];
+    if (d->forward) {
+        fresh.buffers.d_o = cut[INPUT_D_O];
+    }
     return fresh;
 }
 
-static acr_status refresh(const timed_kernel *k, int set, uint64_t counter)
+/* o and lse of drawn inputs, as gradients need them: by the library's own forward kernel. They are the set's until it
+ * is drawn anew. */
+static acr_status run_forward(timed_kernel *k, int set, reference *drawn)
 {
-    const reference fresh = inputs_drawn(k->pair, counter);
-    return execution_renew(k->sets[set], &fresh);
+    execution *forward = k->pair->forward;
+    run_output *out = &k->forward[set];
+    run_output_free(out);
+    acr_status status = execution_renew(forward, drawn);
+    if (status == ACR_OK) {
+        status = execution_rerun(forward);
+    }
+    if (status == ACR_OK) {
+        status = execution_collect_outputs(forward, out);
+    }
+    drawn->buffers.o = out->o;
+    drawn->buffers.lse = out->lse;
+    return status;
+}
+
+static acr_status refresh(timed_kernel *k, int set, uint64_t counter)
+{
+    reference fresh = inputs_drawn(k->pair, counter);
+    const acr_status status = k->pair->forward ? run_forward(k, set, &fresh) : ACR_OK;
+    return status == ACR_OK ? execution_renew(k->sets[set], &fresh) : status;
 }
 
 /* What the oracle knows of the chosen launch of the sample to come; NULL = nothing. */
@@ -581,11 +620,58 @@ static const reference *oracle_of(const timed_kernel *k)
     return found;
 }
 
-/* Whether two outputs are of the same numbers, each within the tolerance of the truth: these inputs' own is not known,
- * so the timed problem's counts twice over. */
-static bool agree(const timed_pair *d, const run_output *got, const run_output *expected)
+/* How far two results of the same inputs may be from each other. Each is within the tolerance of the truth: these
+ * inputs' own is not known, so the timed problem's counts twice over. */
+static const double SLACK = 4.0;
+
+/* What an element of a gradient may be off by, and all of them in the mean: each element of the timed problem has a
+ * tolerance of its own, and with other inputs another. */
+static void bound_gradients(timed_pair *d)
 {
-    static const double SLACK = 4.0;
+    const acr_problem *p = &d->problem->problem;
+    const gradients *g = d->ref->grads;
+    const int64_t dims[4] = {p->qk_dim, p->qk_dim, p->v_dim, 1};
+    const uint8_t *const judged[4] = {g->rows, g->keys, g->keys, NULL};
+    for (int i = 0; i < 4; ++i) {
+        double square = 0;
+        int64_t count = 0;
+        for (int64_t at = 0; at < g->elements[i]; ++at) {
+            if (!judged[i] || judged[i][at / dims[i]]) {
+                d->gradient_most[i] = fmax(d->gradient_most[i], g->tolerance[i][at]);
+                square += g->tolerance[i][at] * g->tolerance[i][at];
+                ++count;
+            }
+        }
+        d->gradient_rms[i] = sqrt(square / (double)(count > 0 ? count : 1));
+    }
+}
+
+/* Whether two gradients are of the same numbers. */
+static bool gradients_agree(const timed_pair *d, const run_output *got, const run_output *expected)
+{
+    const acr_dtype types[4] = {d->problem->problem.grad_dtype, d->problem->problem.grad_dtype,
+                                d->problem->problem.grad_dtype, ACR_F32};
+    for (int i = 0; i < 4; ++i) {
+        const int64_t elements = (int64_t)expected->grad_bytes[i] / acr__dtype_bytes(types[i]);
+        double square = 0;
+        for (int64_t at = 0; at < elements; ++at) {
+            const double wanted = acr__load_element(types[i], expected->grads[i], at);
+            const double error = isnan(wanted) ? 0 : fabs(acr__load_element(types[i], got->grads[i], at) - wanted);
+            if (!(error <= SLACK * d->gradient_most[i])) {
+                return false;
+            }
+            square += error * error;
+        }
+        if (elements > 0 && !(sqrt(square / (double)elements) <= SLACK * d->gradient_rms[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether two outputs are of the same numbers. */
+static bool outputs_agree(const timed_pair *d, const run_output *got, const run_output *expected)
+{
     const acr_problem *p = &d->problem->problem;
     const int64_t rows = d->ref->entries * p->q_heads * d->ref->q_rows;
     double square = 0;
@@ -620,7 +706,7 @@ static acr_status compare_launch(timed_pair *d, int set, uint64_t counter)
     if (status == ACR_OK) {
         status = execution_collect_outputs(d->incumbent.sets[0], &expected);
     }
-    if (status == ACR_OK && !agree(d, &got, &expected)) {
+    if (status == ACR_OK && !(d->forward ? gradients_agree : outputs_agree)(d, &got, &expected)) {
         status = end_trial(d->s, TRIAL_WRONG, "%s: a timed launch did not compute what the incumbent computes",
                            d->problem->text);
     }
@@ -773,9 +859,11 @@ static int sets_wanted(const timed_kernel *k, int launches)
     };
     const timed_pair *d = k->pair;
     const acr_problem *p = &d->problem->problem;
-    const double bytes = (double)d->elem_bytes * (double)(elements_of(d->ref, p->q_heads, d->ref->q_rows, p->qk_dim) +
-                                                          elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->qk_dim) +
-                                                          elements_of(d->ref, p->kv_heads, d->ref->kv_rows, p->v_dim));
+    double bytes = 0;
+    for (int i = 0; i < drawn_tensors(p); ++i) {
+        const int times = i == INPUT_D_O ? 2 : 1; /* o is as large */
+        bytes += times * (double)d->elem_bytes * (double)drawn_elements(d, (input_tensor)i);
+    }
     const double fit = fmax(LEAST, 0.5 * (double)d->s->device->device.l2_bytes / bytes);
     return (int)fmin(fmin(launches, fit), SETS_MAX);
 }
@@ -831,6 +919,25 @@ static acr_status make_timed(timed_kernel *k, timed_pair *d, sandbox_slot slot, 
     return status;
 }
 
+/* The forward pass of a backward problem; without one nothing can be timed, whatever the candidate. */
+static acr_status make_forward(timed_pair *d)
+{
+    session *s = d->s;
+    if (d->problem->problem.pass != ACR_BACKWARD) {
+        return ACR_OK;
+    }
+    const acr_problem problem = reference_forward_problem(&d->problem->problem);
+    const acr__kernel *kernel = NULL;
+    acr_status status = kernel_planned(&kernel, s->ctx, &problem);
+    if (status == ACR_OK) {
+        status = execution_create(&d->forward, s->ctx, kernel, &problem, d->ref, false, 0, ALLOCATOR_ALIGNMENT);
+    }
+    bound_gradients(d);
+    return status == ACR_OK
+               ? ACR_OK
+               : end_trial(s, TRIAL_HARNESS_FAILED, "the forward pass of %s: %s", d->problem->text, acr_last_error());
+}
+
 static acr_status make_pair(timed_pair *d, session *s, size_t problem)
 {
     *d = (timed_pair){.s = s, .problem = &s->job.problems[problem]};
@@ -842,6 +949,9 @@ static acr_status make_pair(timed_pair *d, session *s, size_t problem)
         d->oracle_at[i] = -1;
     }
     d->ref = d->oracles[0];
+    if (status == ACR_OK) {
+        status = make_forward(d);
+    }
     if (status == ACR_OK) {
         status = make_pool(d);
     }
@@ -860,6 +970,7 @@ static void free_timed(timed_kernel *k, acr__backend_device *device)
     device->backend->timing->graph_free(k->fresh);
     for (int i = k->set_count - 1; i >= 0; --i) { /* the first owns the plan */
         execution_destroy(k->sets[i]);
+        run_output_free(&k->forward[i]);
     }
 }
 
@@ -867,6 +978,7 @@ static void free_pair(timed_pair *d)
 {
     free_timed(&d->candidate, d->s->device);
     free_timed(&d->incumbent, d->s->device);
+    execution_destroy(d->forward);
     for (int i = 0; i < ORACLE_LAUNCHES; ++i) {
         reference_destroy(d->oracles[i]);
     }
@@ -1162,7 +1274,7 @@ static acr_status open_sandbox(session *s, sandbox_slot slot, loaded *l, acr__cp
         return ACR_OK;
     }
     l->kernel.run = run;
-    acr_status status = sandbox_begin(slot, &l->code, l->kernel.dtype, s->job.case_timeout_s);
+    acr_status status = sandbox_begin(slot, &l->code, l->kernel.pass, l->kernel.dtype, s->job.case_timeout_s);
     sandbox_share_work(slot, s->job.stage == STAGE_PERFORMANCE);
     return status;
 }

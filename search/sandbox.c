@@ -37,21 +37,13 @@ enum {
     STATE_BYTES = 65536   /* no processor's vector state is larger */
 };
 
-/* Inputs by their numbers as buffers, then outputs: a lane sees [inputs, outputs) read-only. */
+/* Buffers by their numbers, then what else a call has. */
 enum {
-    PART_ARGS = ACR__FORWARD_INPUTS,
-    PART_O,
-    PART_LSE,
+    PART_ARGS = ACR__BUFFERS,
     PART_QUEUE,
     PART_SCRATCH,
-    PARTS,
-    PART_OUTPUTS = PART_O
+    PARTS
 };
-
-static int part_of(acr__buffer which)
-{
-    return which == ACR__O ? PART_O : which == ACR__LSE ? PART_LSE : (int)which;
-}
 
 /* A tensor in the arena: its last byte lies at most 63 bytes before the inaccessible page that follows it, so that its
  * address is the caller's modulo 64. */
@@ -60,6 +52,7 @@ typedef struct arena_part {
     const void *from;
     int64_t offset;     /* in the arena */
     int64_t first, end; /* accessible pages */
+    bool writable;
 } arena_part;
 
 typedef struct lane_process {
@@ -81,8 +74,9 @@ typedef struct cell {
 typedef struct sandbox {
     const elf_code *kernel;
     acr_dtype dtype;
+    acr_pass pass;
     double timeout_s;
-    size_t workspace_bytes;
+    size_t workspace_bytes, shared_bytes;
     int32_t threads;
     bool shared;
     cell cell;
@@ -333,7 +327,7 @@ static bool protect(const cell *c, const elf_code *kernel, int64_t stack)
                 allow(c, stack, STACK_BYTES, PROT_READ | PROT_WRITE);
     for (int i = 0; i < PARTS; ++i) {
         const arena_part *p = &c->parts[i];
-        const int access = i < PART_OUTPUTS ? PROT_READ : PROT_READ | PROT_WRITE;
+        const int access = p->writable ? PROT_READ | PROT_WRITE : PROT_READ;
         done = done && (p->bytes == 0 || allow(c, p->first, p->end - p->first, access));
     }
     return done;
@@ -710,17 +704,31 @@ static int64_t random_gap(void)
     return (1 + byte % PAGES) * (int64_t)PAGE;
 }
 
-/* With zeros where a kernel is told of no cache. */
-static acr__args whole_args(const fwd_args *a)
+/* What a kernel of the pass is given: with zeros where it is told of no cache. */
+static acr__args whole_args(const sandbox *b, const fwd_args *a)
 {
-    return (acr__args){.paged = {.fwd = *a, .paging = fwd_paging_of(a)}};
+    return b->pass == ACR_BACKWARD ? (acr__args){.bwd = *bwd_args_of(a)}
+                                   : (acr__args){.paged = {.fwd = *a, .paging = fwd_paging_of(a)}};
+}
+
+/* Whether the arguments of the pass name a buffer. */
+static bool is_told(const sandbox *b, acr__buffer which)
+{
+    return b->pass == ACR_BACKWARD ? which != ACR__PAGE_TABLE : which < ACR__FORWARD_BUFFERS;
+}
+
+static const void *told_address(const sandbox *b, const acr__args *all, acr__buffer which)
+{
+    return is_told(b, which) ? acr__pointer_at(all, acr__buffer_fields[which].in_args) : NULL;
 }
 
 /* As much of the problem as the sizes of its buffers want. */
 static acr_problem problem_of_args(const sandbox *b, const acr__args *all)
 {
     const fwd_args *a = &all->fwd;
+    const fwd_paging paging = fwd_paging_of(a);
     acr_problem p = {.dtype = b->dtype,
+                     .pass = b->pass,
                      .out_dtype = out_dtype(b->dtype, a),
                      .batch = a->batch,
                      .q_heads = a->q_heads,
@@ -736,29 +744,43 @@ static acr_problem problem_of_args(const sandbox *b, const acr__args *all)
                      .bias = strides_of(&a->bias_stride),
                      .bias_dtype = (acr_dtype)a->bias_type,
                      .ranges = a->ranges_count,
-                     .kv_dtype = (acr_dtype)all->paged.paging.kv_type,
-                     .page = all->paged.paging.page};
-    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
-        p.flags |= acr__pointer_at(all, acr__buffer_fields[i].in_args) ? acr__buffer_fields[i].flag : 0;
+                     .kv_dtype = (acr_dtype)paging.kv_type,
+                     .page = paging.page};
+    if (b->pass == ACR_BACKWARD) {
+        p.grad_dtype = all->bwd.grad_f32 ? ACR_F32 : b->dtype;
+        p.d_o = strides_of(&all->bwd.d_o_stride);
+        p.dq = strides_of(&all->bwd.dq_stride);
+        p.dk = strides_of(&all->bwd.dk_stride);
+        p.dv = strides_of(&all->bwd.dv_stride);
+    }
+    for (acr__buffer i = 0; i < ACR__BUFFERS; ++i) {
+        p.flags |= told_address(b, all, i) ? acr__buffer_fields[i].flag : 0;
     }
     return p;
+}
+
+static int64_t args_bytes(const sandbox *b)
+{
+    return b->pass == ACR_BACKWARD ? sizeof(bwd_args) : sizeof(fwd_paged_args);
 }
 
 /* What a call brings: the sizes and where they come from. */
 static void list_parts(arena_part parts[PARTS], const sandbox *b, const fwd_args *a, const int64_t *queue)
 {
-    const acr__args all = whole_args(a);
+    const acr__args all = whole_args(b, a);
+    const fwd_paging paging = fwd_paging_of(a);
     const acr_problem p = problem_of_args(b, &all);
     const bool packed = p.flags & ACR_PACKED;
-    const acr__rows rows = {packed ? a->q_total : a->q_len, packed ? a->kv_total : a->kv_len, all.paged.paging.pages,
-                            all.paged.paging.table_stride};
-    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
-        const void *from = acr__pointer_at(&all, acr__buffer_fields[i].in_args);
-        parts[part_of(i)] = (arena_part){.bytes = from ? acr__buffer_bytes(&p, i, rows) : 0, .from = from};
+    const acr__rows rows = {packed ? a->q_total : a->q_len, packed ? a->kv_total : a->kv_len, paging.pages,
+                            paging.table_stride};
+    for (acr__buffer i = 0; i < ACR__BUFFERS; ++i) {
+        const void *from = told_address(b, &all, i);
+        parts[i] = (arena_part){
+            .bytes = from ? acr__buffer_bytes(&p, i, rows) : 0, .from = from, .writable = acr__is_output(&p, i)};
     }
-    parts[PART_ARGS] = (arena_part){.bytes = sizeof(fwd_paged_args)};
-    parts[PART_QUEUE] = (arena_part){.bytes = sizeof *queue, .from = queue};
-    parts[PART_SCRATCH] = (arena_part){.bytes = (int64_t)b->workspace_bytes, .from = a->workspace};
+    parts[PART_ARGS] = (arena_part){.bytes = args_bytes(b)};
+    parts[PART_QUEUE] = (arena_part){.bytes = sizeof *queue, .from = queue, .writable = true};
+    parts[PART_SCRATCH] = (arena_part){.bytes = (int64_t)b->workspace_bytes, .from = a->workspace, .writable = true};
 }
 
 static int64_t misalignment(const arena_part *p)
@@ -813,14 +835,17 @@ static void copy_in(cell *c, const arena_part parts[PARTS])
     }
 }
 
-static void copy_args(cell *c, const fwd_args *a)
+static void copy_args(sandbox *b, const fwd_args *a)
 {
-    acr__args there = whole_args(a);
-    for (acr__buffer i = 0; i < ACR__FORWARD_BUFFERS; ++i) {
-        acr__set_pointer_at(&there, acr__buffer_fields[i].in_args, arena_address(c, part_of(i)));
+    const cell *c = &b->cell;
+    acr__args there = whole_args(b, a);
+    for (acr__buffer i = 0; i < ACR__BUFFERS; ++i) {
+        if (is_told(b, i)) {
+            acr__set_pointer_at(&there, acr__buffer_fields[i].in_args, arena_address(c, (int)i));
+        }
     }
     there.fwd.workspace = arena_address(c, PART_SCRATCH);
-    memcpy(arena_address(c, PART_ARGS), &there.paged, sizeof there.paged);
+    memcpy(arena_address(c, PART_ARGS), &there, (size_t)args_bytes(b));
 }
 
 /* The pages' bytes beside an output that were written. */
@@ -838,16 +863,17 @@ static bool stained(const cell *c, const arena_part *p)
 static void copy_out(sandbox *b)
 {
     const cell *c = &b->cell;
-    for (int i = PART_OUTPUTS; i < PARTS; ++i) {
+    for (int i = 0; i < PARTS; ++i) {
         const arena_part *p = &c->parts[i];
-        if (p->bytes > 0) {
+        if (p->bytes > 0 && p->writable) {
             memcpy((void *)(uintptr_t)p->from, c->arena + p->offset, (size_t)p->bytes);
             if (stained(c, p)) {
-                note(b, SANDBOX_CRASHED,
-                     i == PART_O       ? "it wrote outside of o"
-                     : i == PART_LSE   ? "it wrote outside of lse"
-                     : i == PART_QUEUE ? "it wrote outside of the queue"
-                                       : "it wrote outside of its scratch");
+                char text[64];
+                snprintf(text, sizeof text, "it wrote outside of %s",
+                         i == PART_QUEUE     ? "the queue"
+                         : i == PART_SCRATCH ? "its scratch"
+                                             : acr__buffer_fields[i].name);
+                note(b, SANDBOX_CRASHED, text);
             }
         }
     }
@@ -857,11 +883,12 @@ static void copy_out(sandbox *b)
 static bool enter_lanes(sandbox *b, int32_t first_lane, int32_t lanes)
 {
     const cell *c = &b->cell;
-    const size_t scratch_bytes = b->threads > 0 ? b->workspace_bytes / (size_t)b->threads : 0;
+    const size_t scratch_bytes = b->threads > 0 ? (b->workspace_bytes - b->shared_bytes) / (size_t)b->threads : 0;
     bool done = true;
     for (int32_t i = 0; i < c->lane_count && done; ++i) {
         char *workspace = arena_address(c, PART_SCRATCH);
-        char *scratch = workspace && c->lane_count > 1 ? workspace + (size_t)i * scratch_bytes : workspace;
+        char *scratch =
+            workspace ? workspace + b->shared_bytes + (c->lane_count > 1 ? (size_t)i * scratch_bytes : 0) : NULL;
         const uint64_t arguments[6] = {(uint64_t)(uintptr_t)arena_address(c, PART_ARGS), (uint64_t)(first_lane + i),
                                        (uint64_t)lanes, (uint64_t)(uintptr_t)arena_address(c, PART_QUEUE),
                                        (uint64_t)(uintptr_t)scratch};
@@ -892,7 +919,7 @@ static void run(sandbox *b, const fwd_args *args, int32_t lanes)
         }
     }
     copy_in(&b->cell, parts);
-    copy_args(&b->cell, args);
+    copy_args(b, args);
     double seconds;
     if (enter_lanes(b, first, told) && run_lanes(b, processes, &seconds)) {
         b->seconds = fmax(0, seconds - b->cell.empty_s);
@@ -924,9 +951,10 @@ void sandbox_run_incumbent(const fwd_args *args, int32_t lane, int32_t lanes, _A
 
 /* ---- From outside ---- */
 
-void sandbox_set_workspace(sandbox_slot slot, size_t bytes, int32_t threads)
+void sandbox_set_workspace(sandbox_slot slot, size_t bytes, size_t shared_bytes, int32_t threads)
 {
     boxes[slot].workspace_bytes = bytes;
+    boxes[slot].shared_bytes = shared_bytes;
     boxes[slot].threads = threads;
 }
 
@@ -953,7 +981,7 @@ static bool clock_is_fine(void)
     return clock_getres(CLOCK_PROCESS_CPUTIME_ID, &step) == 0 && step.tv_sec == 0 && step.tv_nsec <= 1000;
 }
 
-acr_status sandbox_begin(sandbox_slot slot, const elf_code *code, acr_dtype dtype, double call_timeout_s)
+acr_status sandbox_begin(sandbox_slot slot, const elf_code *code, acr_pass pass, acr_dtype dtype, double call_timeout_s)
 {
     sigset_t child;
     if (!clock_is_fine()) {
@@ -962,7 +990,7 @@ acr_status sandbox_begin(sandbox_slot slot, const elf_code *code, acr_dtype dtyp
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &child, NULL);
-    boxes[slot] = (sandbox){.kernel = code, .dtype = dtype, .timeout_s = call_timeout_s};
+    boxes[slot] = (sandbox){.kernel = code, .dtype = dtype, .pass = pass, .timeout_s = call_timeout_s};
     return ACR_OK;
 }
 

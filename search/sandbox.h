@@ -11,7 +11,7 @@
  * The time of a call is what the kernel of the operating system has charged its process with (the longest lane's), less
  * the least that an empty call costs, both read from here.
  *
- *     sandbox_begin(SANDBOX_CANDIDATE, &code, dtype, 5.0);
+ *     sandbox_begin(SANDBOX_CANDIDATE, &code, ACR_FORWARD, dtype, 5.0);
  *     kernel.run = sandbox_run_candidate;     executions come here: lane 0's call does the work of all lanes
  *     fault = sandbox_end(SANDBOX_CANDIDATE, text);
  *
@@ -38,15 +38,17 @@ typedef enum sandbox_fault {
     SANDBOX_BROKEN     /* not the kernel's doing: no memory, no process */
 } sandbox_fault;
 
-/* code: what will run, a kernel for inputs of that type; it must outlive the sandbox. Errors: ACR_NO_MEMORY;
- * ACR_UNSUPPORTED on a system where processes cannot be held in like this, with what is missing. */
-acr_status sandbox_begin(sandbox_slot slot, const elf_code *code, acr_dtype dtype, double call_timeout_s);
+/* code: what will run, a kernel of that pass for inputs of that type; it must outlive the sandbox. Errors:
+ * ACR_NO_MEMORY; ACR_UNSUPPORTED on a system where processes cannot be held in like this, with what is missing. */
+acr_status sandbox_begin(sandbox_slot slot, const elf_code *code, acr_pass pass, acr_dtype dtype,
+                         double call_timeout_s);
 
 /* Each an acr__cpu_run: the kernel's call, made in the slot's sandbox. */
 acr__cpu_run sandbox_run_candidate, sandbox_run_incumbent;
 
-/* Of the calls to come: the bytes of the workspace that a plan has, for so many threads. */
-void sandbox_set_workspace(sandbox_slot slot, size_t bytes, int32_t threads);
+/* Of the calls to come: the bytes of the workspace that a plan has, those at its beginning that all lanes share
+ * (acr__kernel.shared), and for how many threads the others are. */
+void sandbox_set_workspace(sandbox_slot slot, size_t bytes, size_t shared_bytes, int32_t threads);
 
 /* Whether calls to come run on all of their lanes at once, in as many processes. Before: one lane does all the work, by
  * turns one that is alone, or one of three whose others never start. */

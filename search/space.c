@@ -113,6 +113,16 @@ static const char *read_dtype(space *s, char *rest)
     return "the type is none of f32 f16 bf16 e4m3";
 }
 
+static const char *read_pass(space *s, char *rest)
+{
+    const char *word = next_word(&rest);
+    if (!word || next_word(&rest) || (strcmp(word, "fwd") != 0 && strcmp(word, "bwd") != 0)) {
+        return "pass needs fwd or bwd";
+    }
+    s->pass = strcmp(word, "bwd") == 0 ? ACR_BACKWARD : ACR_FORWARD;
+    return NULL;
+}
+
 /* none, or the parameter of the variants for packed batches. */
 static const char *read_packed(space *s, char *rest)
 {
@@ -187,6 +197,9 @@ static const char *read_line(space *s, char *line)
     if (!directive) {
         return NULL;
     }
+    if (strcmp(directive, "pass") == 0) {
+        return read_pass(s, rest);
+    }
     if (strcmp(directive, "arch") == 0) {
         return read_archs(s, rest);
     }
@@ -212,7 +225,7 @@ static const char *read_line(space *s, char *line)
     if (strcmp(directive, "let") == 0 || strcmp(directive, "require") == 0) {
         return read_rule(s, directive[0] == 'l', rest, comment ? comment : "");
     }
-    return "none of arch dtype dim v_dim packed constant macro micro let require";
+    return "none of pass arch dtype dim v_dim packed constant macro micro let require";
 }
 
 static acr_status read_text(space *out, const char *path, const char *text, size_t size)
@@ -349,6 +362,11 @@ bool space_bind(space *s, const search_scene *scene, char reason[SPACE_REASON_MA
 {
     const char *dtype = dtype_parameter(s, scene->problems[0].dtype);
     s->scene = scene;
+    if (s->pass != scene->problems[0].pass) {
+        snprintf(reason, SPACE_REASON_MAX, "%s computes %s", s->family,
+                 s->pass == ACR_BACKWARD ? "gradients" : "the forward pass");
+        return false;
+    }
     if (!dtype) {
         snprintf(reason, SPACE_REASON_MAX, "%s does not serve this dtype", s->family);
         return false;
@@ -424,6 +442,10 @@ static bool lookup(void *arg, const char *name, size_t length, int64_t *value)
         *value = same(name + 5, length - 5, n->space->archs[n->genome->arch]);
         return true;
     }
+    if (length > 6 && strncmp(name, "dtype_", 6) == 0) {
+        *value = same(name + 6, length - 6, acr__dtype_text(p->dtype));
+        return true;
+    }
     const struct {
         const char *name;
         int64_t value;
@@ -437,6 +459,7 @@ static bool lookup(void *arg, const char *name, size_t length, int64_t *value)
         {"v_dim", p->v_dim},
         {"elem_bytes", acr__dtype_bytes(p->dtype)},
         {"masked", visible_is_limited(acr__rule_of(p))},
+        {"terms", acr__terms_of(p)},
         {"packed", (p->flags & ACR_PACKED) != 0},
         {"capability", d->arch},
         {"sm_count", d->sm_count},
@@ -569,8 +592,15 @@ static bool is_switch(const space_gene *g)
     return g->count == 2 && g->values[0] == 0 && g->values[1] == 1;
 }
 
-/* By the naming rule. whole: defaults are in it, too. */
-static void compose_name(const space *s, const genome *g, bool whole, char out[WISDOM_KERNEL_MAX])
+/* What a name tells of the parameters that have a tag. */
+typedef enum name_detail {
+    NAME_SHORT, /* those that are not at their default, and the switches that are on */
+    NAME_WHOLE, /* defaults, too */
+    NAME_EVERY  /* switches that are off, too */
+} name_detail;
+
+/* By the naming rule. */
+static void compose_name(const space *s, const genome *g, name_detail detail, char out[WISDOM_KERNEL_MAX])
 {
     static const char *const dtype_names[] = {
         [ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
@@ -588,8 +618,9 @@ static void compose_name(const space *s, const genome *g, bool whole, char out[W
         const space_gene *gene = &s->genes[i];
         int64_t value = gene->values[g->choice[i]];
         if (is_switch(gene)) {
-            append(words, sizeof words, "_", value ? gene->tag : "");
-        } else if (gene->tag[0] && (whole || !gene->has_default || value != gene->default_value)) {
+            append(words, sizeof words, "_", value || detail == NAME_EVERY ? gene->tag : "");
+            append(words, sizeof words, "", value || detail != NAME_EVERY ? "" : "0");
+        } else if (gene->tag[0] && (detail >= NAME_WHOLE || !gene->has_default || value != gene->default_value)) {
             append_value(traits, sizeof traits, "", gene->tag, value);
         }
     }
@@ -611,9 +642,11 @@ void space_kernel_name(const space *s, const genome *g, char out[WISDOM_KERNEL_M
         snprintf(out, WISDOM_KERNEL_MAX, "%s", listed);
         return;
     }
-    compose_name(s, g, false, out);
-    if (candidate_name_is_listed(out)) {
-        compose_name(s, g, true, out);
+    for (name_detail detail = NAME_SHORT; detail <= NAME_EVERY; ++detail) {
+        compose_name(s, g, detail, out);
+        if (!candidate_name_is_listed(out)) {
+            return;
+        }
     }
 }
 

@@ -44,13 +44,14 @@ typedef struct space_dtype {
 
 /* For whom a search is: every condition must hold for every problem. */
 typedef struct search_scene {
-    const acr_problem *problems; /* canonical; of one dtype and one pair of head dims */
+    const acr_problem *problems; /* canonical; of one pass, one dtype and one pair of head dims */
     size_t count;
     const acr__device *device;
 } search_scene;
 
 typedef struct space {
     char family[SPACE_NAME_MAX];
+    acr_pass pass; /* that the family computes */
     int arch_count;
     char archs[SPACE_ARCHS_MAX][SPACE_NAME_MAX]; /* as kernels.def writes them */
     int dtype_count;
@@ -83,7 +84,7 @@ typedef struct genome {
 acr_status space_read(space *out, const char *path);
 
 /* Binds a space to the problems and the device of a search; the scene must outlive it. false with the reason when the
- * family cannot serve them at all (its type, its head dim, no architecture). */
+ * family cannot serve them at all (their pass, their type, their head dims, no architecture). */
 bool space_bind(space *s, const search_scene *scene, char reason[SPACE_REASON_MAX]);
 
 /* Whether a point is legal; if not, why. Bound spaces only. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Odd lengths and dims, few heads, batch 1, GQA decode, head dims 40 to 256, fp8, packed, bf16, windows. */
+/* Odd lengths and dims, few heads, batch 1, GQA decode, head dims 40 to 256, fp8, packed, bf16, windows, gradients. */
 const char *const survey_grid[] = {
     "b1:h3:s77:d40",
     "b1:h5:s333:d48",
@@ -74,6 +74,12 @@ const char *const survey_grid[] = {
     "b3:h12/4:s2000:d128:causal:bshd:packed",
     "bf16:b6:h8:s700:d128:causal:bshd:packed",
     "bf16:b11:h5:s250:d64:bshd:packed",
+    "bwd:b1:h3:s77:d40",
+    "bwd:b1:h12:s577:d64",
+    "bwd:bf16:b2:h5:s511:d96",
+    "bwd:bf16:b1:h10/5:s1777:d64:causal",
+    "bwd:bf16:b1:h28/4:s3000:d128:causal",
+    "bwd:bf16:b3:h12/4:s700:d128:causal:bshd:packed",
 };
 const size_t survey_grid_count = sizeof survey_grid / sizeof survey_grid[0];
 
@@ -112,6 +118,7 @@ static double distance(const acr_problem *a, const acr_problem *b)
     sum += window_a != window_b ? APART : 0.0;
     sum += a->dtype != b->dtype ? (a->dtype == ACR_E4M3) != (b->dtype == ACR_E4M3) ? 4.0 * APART : 0.25 : 0.0;
     sum += (a->flags & ACR_PACKED) != (b->flags & ACR_PACKED) ? APART : 0.0;
+    sum += a->pass != b->pass ? 4.0 * APART : 0.0;
     return sum;
 }
 
@@ -248,7 +255,8 @@ acr_status survey_take_records(survey_item **items, size_t *count, const json_t 
         const char *kernel = json_string_value(json_object_get(r, "kernel"));
         const char *peer = json_string_value(json_object_get(r, "peer"));
         const double us = json_number_value(json_object_get(r, "p50_us"));
-        if (!text || !on || !mode || strcmp(on, device) != 0 || strcmp(mode, "stream") != 0 || !(us > 0.0)) {
+        const bool of_step = json_is_true(json_object_get(r, "with_forward")); /* its time is of two passes */
+        if (!text || !on || !mode || of_step || strcmp(on, device) != 0 || strcmp(mode, "stream") != 0 || !(us > 0.0)) {
             continue;
         }
         survey_item *item = find_item(*items, *count, text);

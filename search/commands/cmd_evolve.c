@@ -267,7 +267,15 @@ static bool split_weight(char *operand, double *weight)
 /* What all problems of one search share, since one kernel serves them all. */
 static bool alike(const acr_problem *a, const acr_problem *b)
 {
-    return a->dtype == b->dtype && a->qk_dim == b->qk_dim && a->v_dim == b->v_dim;
+    return a->pass == b->pass && a->dtype == b->dtype && a->qk_dim == b->qk_dim && a->v_dim == b->v_dim;
+}
+
+/* The field in which two that are not alike differ. */
+static const char *unlike_field(const acr_problem *a, const acr_problem *b)
+{
+    return a->pass != b->pass     ? "pass is bwd in some and fwd in others"
+           : a->dtype != b->dtype ? "dtype differs"
+                                  : "head dims differ";
 }
 
 /* What a problem's cache has beyond plain keys and values of q's type; NULL = nothing. */
@@ -299,14 +307,11 @@ static int take_problems(definition *d, char **operands, int count)
     for (size_t i = 0; i < problems.count && exit_code == EXIT_DONE; ++i) {
         d->problems[i] = (gates_problem){problems.items[i], weights[i]};
         if (!alike(&problems.items[i], &problems.items[0])) {
-            fprintf(stderr, "acromion evolve: the problems of one search share type and head dims; search for each "
-                            "kind by itself\n");
+            fprintf(stderr,
+                    "acromion evolve: %s: the problems of one search share pass, type and head dims; search for each "
+                    "kind by itself\n",
+                    unlike_field(&problems.items[i], &problems.items[0]));
             exit_code = EXIT_USAGE;
-        }
-        if (problems.items[i].pass ==
-            ACR_BACKWARD) { /* no family of it has a space, no gate judges a candidate of it */
-            fprintf(stderr, "acromion evolve: pass is bwd: kernels of the forward pass alone are searched for\n");
-            exit_code = EXIT_CANNOT_RUN;
         }
         const char *cache = cache_field(&problems.items[i]);
         if (cache) { /* the inputs of timed runs are drawn for plain tensors of one type */

@@ -17,7 +17,6 @@ import os
 import pathlib
 import random
 import re
-import re
 import shutil
 import signal
 import sqlite3
@@ -208,8 +207,11 @@ def test_usage(context):
     context.run("evolve", "--resume", "--backend", "cuda", "--store", context.store("usage"), code=4)
     context.run("evolve", "--resume", "--store", context.store("nowhere"), code=5)
     context.evolve("none", PROBLEM, "f32:b1:h1:s8:d64", code=2)
-    told = context.evolve("none", "bwd:" + PROBLEM, code=4).stderr
-    check("pass is bwd" in told, f"the backward pass is refused by name: {told}")
+    told = context.evolve("none", PROBLEM, "bwd:" + PROBLEM, code=2).stderr
+    check("pass is bwd in some and fwd in others" in told, f"two passes in one search are refused by name: {told}")
+    told = context.evolve("none", "bwd:" + PROBLEM, "--family", "fwd_simd", code=4).stderr
+    check("fwd_simd computes the forward pass" in told, f"a family of the other pass: {told}")
+    context.evolve("other_pass", "bwd:" + PROBLEM, "--from", "fwd_simd_f32_d1024_64x64_avx2", code=4)
     for cache, name in [(":kvlens:page16", "page"), (":kv-e4m3", "kv_dtype"), (":v-in-k", "v-in-k")]:
         told = context.evolve("none", PROBLEM + cache, code=4).stderr
         check(f"{name} is given" in told, f"a cache is refused by name: {told}")
@@ -554,6 +556,39 @@ def test_source(context):
     context.run("promote", str(search[0]["id"]), "--store", context.store("source"), code=1)
 
 
+def test_backward(context):
+    """A search for gradients: stopped and resumed it finds what it finds in one go, its cases are gradients, and a
+    source that forgets D is wrong."""
+    problem = "bwd:" + PROBLEM
+    definition = [problem + "@2", problem + ":causal", "--trials", "2", "--generation", "2", "--seed", "5"]
+    context.evolve("gradients", *definition)
+    context.evolve("stopped", *definition, "--time", "1s", code=UNFINISHED)
+    context.resume("stopped")
+    found = difference(context.archive("gradients"), context.archive("stopped"))
+    check(found is None, f"stopped and resumed, the run found something else: {found}")
+    trials = context.archive("gradients")
+    check({t["family"] for t in trials} == {"bwd_simd"}, "families of the backward pass alone")
+    valid = [t for t in trials if t["status"] == "valid"]
+    check(valid and all(len(t["timings"]) == 2 for t in valid), "both problems are timed")
+    cases = [c for t in valid for c in t["cases"]]
+    check(all(c["problem"].startswith("bwd:") for c in cases) and any(c["hidden"] for c in cases) and
+          {"normal", "large", "scaled"} <= {c["inputs"] for c in cases}, f"gradients of every kind of inputs: {cases}")
+    exploits = ROOT / "tests/exploits"
+    folder = context.folder / "gradients"
+    folder.mkdir()
+    for name, first_line in (("1_honest", ""), ("2_without_d", "#define CHEAT_NO_D 1\n")):
+        (folder / f"{name}.c").write_text(first_line + (exploits / "gradients.c").read_text())
+        (folder / f"{name}.json").write_text(json.dumps(
+            {"name": "plain", "arch": "portable", "macro": name, "rationale": "a control",
+             "descriptor": json.loads((exploits / "gradients.cpu.json").read_text())}))
+    context.evolve("sources", problem, "--trials", "2", "--from", "bwd_simd_f32_d1024_64x64_portable",
+                   "--proposer-folder", str(folder))
+    ends = {t["cell"].split()[-1]: t for t in context.archive("sources") if t["arm"] == "search"}
+    check(ends["1_honest"]["status"] == "valid", f"honest gradients end as {ends['1_honest']['status']}")
+    flawed = ends["2_without_d"]
+    check(flawed["status"] == "wrong" and "dq" in flawed["detail"], f"without D: {flawed['status']}")
+
+
 # What is given to the profiler: runs the rest of its command line, then prints what Nsight Compute printed on an H200.
 NCU = """#!/bin/sh
 [ "$1" = --version ] && { echo 'Version 2025.3.1.0 (build 1)'; exit; }
@@ -630,11 +665,10 @@ def test_gpus(context):
         shutil.copytree(ROOT / name, tree / name)
     space = tree / "src/cuda/kernels/fwd_split/fwd_split.space"
     text = space.read_text()
-    for old, new in (("KV_GROUPS  1 2 3 4 6 8 12 16", "KV_GROUPS  4"), ("Q_TILE     16 32 64", "Q_TILE     16"),
-                     ("KV_TILE    16 32 48 64 80 96 112 128", "KV_TILE    32"),
-                     ("STAGES     2 3 4 5 6\n", "STAGES     2 3\nmicro   SALT       1 2 3 4 5 6\n")):
-        check(old in text, f"the space has {old}")
-        text = text.replace(old, new)
+    few = dict(KV_GROUPS="4", Q_TILE="16", KV_TILE="32", STAGES="2 3\nmicro   SALT       1 2 3 4 5 6")
+    for name, values in few.items():
+        text, found = re.subn(rf"^((?:macro|micro) +{name} +)[\d ]*\d", rf"\g<1>{values}", text, flags=re.MULTILINE)
+        check(found == 1, f"the space has {name} once")
     space.write_text(text)  # few sets, and a parameter that changes nothing
     family = space.with_suffix(".cu")
     text = family.read_text()

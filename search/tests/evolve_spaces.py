@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The spaces of a search against the sources they stand beside: what a .space file calls legal, the assertions of the
-family's file accept; for fwd_simd, whose conditions are all assertions, also the other way round.
+family's file accept; for the CPU's families, whose conditions are all assertions, also the other way round.
 
     evolve_spaces.py UNIT_EVOLVE
     evolve_spaces.py UNIT_EVOLVE --compile N [FAMILY...]
@@ -22,11 +22,14 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POINTS = 24
-EXACT = {"fwd_simd"}  # every condition of its space is an assertion of its source
+EXACT = {"fwd_simd", "bwd_simd"}  # every condition of their spaces is an assertion of their sources
 HEADERS = "#include <stddef.h>\n#include <stdint.h>\n"
 # What the assertions of CPU kernels use from our headers.
 CONSTANTS = "enum { ACR_F32, ACR_F16, ACR_BF16, ACR_E4M3 }; enum { ACR__ISA_PORTABLE = 1, ACR__ISA_AVX2 = 2, " \
-            "ACR__ISA_AVX512 = 4 };\n"
+            "ACR__ISA_AVX512 = 4, ACR__ISA_AVX512BF16 = 8 };\n"
+# What shared memory may hold of src/core/visible.h.
+VISIBLE = "".join(t + "\n" for t in re.findall(r"^typedef struct visible_(?:rows|keys) \{.*?^\} \w+;",
+                                               (ROOT / "src/core/visible.h").read_text(), re.M | re.S))
 # As attention/visible.cuh has it.
 TERMS = "static constexpr bool has_term(int terms) { return (TERMS & terms) != 0; }\n"
 BLOCKS = re.compile(r"^(?:#ifndef \w+\n#define [^\n]*\n#endif|#define [A-Z_]+ \([^\n]*\)"
@@ -59,20 +62,41 @@ def whole_text(source):
     return text
 
 
+def shared_assertions(source):
+    """What the device headers that a family includes assert about its parameters alone."""
+    text = source.read_text()
+    declared = re.search(r"PARAMETERS:([A-Za-z0-9_=* \n]*)\*/", text)[1]
+    parameters = set(re.findall(r"[A-Z][A-Z0-9_]*", declared))
+    found = []
+    for include in re.findall(r'^#include "(cuda/device/[\w/]+\.cuh)"$', text, flags=re.M):
+        header = re.sub(r"/\*.*?\*/", "", (ROOT / "src" / include).read_text(), flags=re.S)
+        for condition, reason in re.findall(r'^ *static_assert\(([^;"]*), *("[^"]*")\);', header, flags=re.M):
+            if set(re.findall(r"[A-Za-z_]\w*", condition)) <= parameters:
+                found.append(f"static_assert({condition}, {reason});")
+    return found
+
+
+def is_repeated(block, blocks):
+    """Whether an enum says what one before it has said: a number that the host's half repeats."""
+    def names(of):
+        return set(re.findall(r"\b([A-Z]\w*) =", of)) if of.startswith("enum") else set()
+    return any(names(block) & names(other) for other in blocks[:blocks.index(block)])
+
+
 def assertions_of(source):
     """The part of a family's file that decides which parameters are legal, as C++ or C of its own."""
     text = re.sub(r"/\*.*?\*/", "", whole_text(source), flags=re.S)
     host = text.find("#ifdef __CUDACC__")  # layouts of shared memory stand before it, beside the enums that need them
     found = list(BLOCKS.finditer(text))
     kept = [m[0] for m in found if not m[0].startswith("typedef") or m.start() < host]
-    types = [k for k in kept if k.startswith(("enum", "typedef")) and "static" not in k]
-    asserts = [k for k in kept if "tatic_assert(" in k]
+    types = [k for k in kept if k.startswith(("enum", "typedef")) and "static" not in k and not is_repeated(k, kept)]
+    asserts = [k for k in kept if "tatic_assert(" in k] + shared_assertions(source)
     defaults = [k for k in kept if k.startswith("#ifndef") and "#define" in k]
     defaults += [k for k in kept if k.startswith("#define")]  # what follows from parameters
     if any("has_term(" in k for k in asserts):
         defaults.append(TERMS)
     constants = device_constants() if source.suffix == ".cu" else CONSTANTS
-    return (HEADERS + constants + "namespace family {\n" + "\n".join(defaults + types + asserts) + "\n}\n",
+    return (HEADERS + constants + VISIBLE + "namespace family {\n" + "\n".join(defaults + types + asserts) + "\n}\n",
             len(asserts))
 
 

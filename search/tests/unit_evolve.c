@@ -89,7 +89,7 @@ static void test_expressions(void **state)
 
 static const acr__device cpu = {.backend = ACR__CPU,
                                 .name = "test",
-                                .isa = ACR__ISA_PORTABLE | ACR__ISA_AVX2 | ACR__ISA_AVX512,
+                                .isa = ACR__ISA_PORTABLE | ACR__ISA_AVX2 | ACR__ISA_AVX512 | ACR__ISA_AVX512BF16,
                                 .threads = 2,
                                 .clock_hz = 3e9};
 static const acr__device h200 = {.backend = ACR__CUDA,
@@ -110,26 +110,25 @@ static void make_world(world *w, const char *problem, const acr__device *device)
     assert_int_equal(acr_problem_parse(&w->problem, problem, NULL), ACR_OK);
     assert_int_equal(acr_problem_canonical(&w->problem, &w->problem), ACR_OK);
     const search_scene scene = {&w->problem, 1, device};
-    assert_int_equal(tree_spaces(&w->spaces, ".", &scene, NULL), ACR_OK);
+    if (tree_spaces(&w->spaces, ".", &scene, NULL) != ACR_OK) {
+        fail_msg("%s: %s", problem, acr_last_error());
+    }
 }
 
-/* The families that a search leaves out: little or nothing to choose in two, rungs of a ladder, and the backward pass,
- * for whose problems no search has been written. */
+/* The families that a search leaves out: little or nothing to choose in two, rungs of a ladder. */
 static bool has_no_space(const char *family)
 {
     return strcmp(family, "fwd_simt") == 0 || strcmp(family, "fwd_wide") == 0 ||
-           strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0 || strncmp(family, "bwd_", strlen("bwd_")) == 0;
+           strncmp(family, "fwd_ladder", strlen("fwd_ladder")) == 0;
 }
 
-/* Lines for features and for few key tiles, whose parameters no space has: nothing that a search would vary. */
-static bool is_outside_spaces(const candidate *c)
+/* Lines for features and for few key tiles of the forward pass, whose parameters no space has: nothing that a search
+ * would vary. */
+static bool is_outside_spaces(const acr__kernel *kernel, const candidate *c)
 {
     static const char *const names[] = {"TERMS", "SLICES", "PAGED", "OUT_F32"};
     char value[8];
-    if (strcmp(c->arch, "avx512bf16") == 0) {
-        return true; /* its lines serve bf16 alone, and a space has one list of architectures for all its types */
-    }
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && kernel->pass == ACR_FORWARD; ++i) {
         if (candidate_parameter(c, names[i], value, sizeof value)) {
             return true;
         }
@@ -144,10 +143,11 @@ static void problem_of_line(char out[ACR_PROBLEM_TEXT_MAX], const acr__kernel *k
         [ACR_F32] = "f32", [ACR_F16] = "f16", [ACR_BF16] = "bf16", [ACR_E4M3] = "e4m3"};
     char value[8];
     const bool is_packed = candidate_parameter(c, "PACKED", value, sizeof value),
-               is_exact = candidate_parameter(c, "EXACT", value, sizeof value);
-    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s:b2:h1:s64/%d:d%d/%d%s", dtypes[kernel->dtype],
-             is_exact ? kernel->stages * kernel->kv_tile : 64, (int)kernel->qk_dim_max, (int)kernel->v_dim_max,
-             is_packed ? ":bshd:packed" : "");
+               is_exact = candidate_parameter(c, "EXACT", value, sizeof value),
+               is_capped = kernel->pass == ACR_BACKWARD && candidate_parameter(c, "TERMS", value, sizeof value);
+    snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s%s:b2:h1:s64/%d:d%d/%d%s%s", kernel->pass == ACR_BACKWARD ? "bwd:" : "",
+             dtypes[kernel->dtype], is_exact ? kernel->stages * kernel->kv_tile : 64, (int)kernel->qk_dim_max,
+             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "", is_capped ? ":cap30" : "");
 }
 
 /* Every line of kernels.def is a legal point of its family's space, and comes back as it is written there, under its
@@ -167,7 +167,7 @@ static void test_lines_are_points(void **state)
             continue;
         }
         assert_int_equal(candidate_of_kernel(&c, kernel->name), ACR_OK);
-        if (is_outside_spaces(&c)) {
+        if (is_outside_spaces(kernel, &c)) {
             candidate_free(&c);
             continue;
         }
@@ -181,7 +181,9 @@ static void test_lines_are_points(void **state)
             fail_msg("%s is no legal point: %s", kernel->name, reason);
         }
         space_parameters(s, &g, parameters);
-        assert_int_equal(candidate_of_family(&again, s->family, s->archs[g.arch], parameters), ACR_OK);
+        if (candidate_of_family(&again, s->family, s->archs[g.arch], parameters) != ACR_OK) {
+            fail_msg("%s: %s: %s", kernel->name, parameters, acr_last_error());
+        }
         assert_string_equal(again.parameters, c.parameters);
         space_kernel_name(s, &g, name);
         assert_string_equal(name, kernel->name);
@@ -207,6 +209,13 @@ static void test_names_are_unique(void **state)
          "fwd_wgmma_f16_d192_128x80_s2_v128_sm90a"},
         {"b2:h8:s512:d64:bshd:packed", "fwd_mma", "DIM=64 Q_TILE=128 KV_TILE=64 STAGES=3 WARP_ROWS=32 PACKED=1",
          "fwd_mma_f16_d64_128x64_s3_w32_packed_sm80"},
+        {"bwd:b2:h8:s512:d64", "bwd_short", "DIM=64 STAGES=4",
+         "bwd_short_f16_d64_128x64_s4_ahead0_early0_shared0_sm90a"},
+        {"bwd:b2:h8:s512:d64", "bwd_short", "DIM=64 STAGES=4 AHEAD=1", "bwd_short_f16_d64_128x64_s4_ahead_sm90a"},
+        {"bwd:b2:h8:s512:d64", "bwd_mma", "DIM=64 Q_TILE=128 KV_TILE=32 STAGES=2 WARP_ROWS=32 TERMS=0",
+         "bwd_mma_f16_d64_128x32_s2_t0w32_sm80"},
+        {"bwd:b2:h8:s512:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 PART=32 SLOTS=4",
+         "bwd_wgmma_f16_d64_128x128_s2_p32d4_sm90a"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; ++i) {
@@ -214,7 +223,7 @@ static void test_names_are_unique(void **state)
         genome g;
         char name[WISDOM_KERNEL_MAX];
         make_world(&w, sets[i].problem, &h200);
-        assert_true(fold_point(&w.spaces, sets[i].family, strcmp(sets[i].family, "fwd_mma") == 0 ? "80" : "90a",
+        assert_true(fold_point(&w.spaces, sets[i].family, strstr(sets[i].family, "_mma") ? "80" : "90a",
                                sets[i].parameters, &g));
         space_kernel_name(&w.spaces.items[g.space], &g, name);
         assert_string_equal(name, sets[i].name);
@@ -239,6 +248,61 @@ static void test_packed_spaces(void **state)
     space_list spaces;
     assert_int_equal(tree_spaces(&spaces, ".", &scene, NULL), ACR_UNSUPPORTED);
     assert_non_null(strstr(acr_last_error(), "not all problems are packed"));
+}
+
+/* A search has families of its problems' pass alone, and each says why it refuses a set. */
+static void test_passes_are_apart(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *problem;
+        const acr__device *device;
+        const char *families;
+    } scenes[] = {
+        {"bwd:f32:b1:h2:s64:d64", &cpu, "bwd_simd "},
+        {"f32:b1:h2:s64:d64", &cpu, "fwd_row fwd_simd "},
+        {"bwd:b1:h2:s64:d64", &h200, "bwd_mma bwd_short bwd_wgmma "},
+        {"bwd:b1:h2:s64:d128", &h200, "bwd_mma bwd_wgmma "},
+        {"bwd:b1:h2:s64:d64:bshd:packed", &h200, "bwd_mma bwd_wgmma "},
+    };
+    for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
+        world w;
+        char families[256] = "";
+        make_world(&w, scenes[i].problem, scenes[i].device);
+        for (int f = 0; f < w.spaces.count; ++f) {
+            const size_t used = strlen(families);
+            snprintf(families + used, sizeof families - used, "%s ", w.spaces.items[f].family);
+        }
+        assert_string_equal(families, scenes[i].families);
+    }
+    static const struct {
+        const char *problem, *family, *parameters, *says;
+    } illegal[] = {
+        {"bwd:b1:h2:s64:d64", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=64 STAGES=2 WARP_ROWS=32 TERMS=0", "registers"},
+        {"bwd:b1:h2:s64:d64", "bwd_mma", "DIM=64 Q_TILE=96 KV_TILE=64 STAGES=2 TERMS=0", "whole"},
+        {"bwd:b1:h2:s64:d64", "bwd_mma", "DIM=64 Q_TILE=256 KV_TILE=32 STAGES=6 TERMS=0", "divide evenly"},
+        {"bwd:b1:h2:s64:d64:cap30", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=0", "with a softcap"},
+        {"bwd:b1:h2:s64:d64:alibi", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=0", "ALiBi"},
+        {"bwd:b1:h2:s64:d64:bias-f16/0,0,64", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=75", "biases"},
+        {"bwd:b1:h2:s64:d128", "bwd_wgmma", "DIM=128 Q_TILE=128", "dQ is two halves"},
+        {"bwd:b1:h2:s64:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 TERMS=1", "softcap"},
+        {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=2", "not yet released"},
+        {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=10", "227 KB"},
+        {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=4 AHEAD=1 EARLY=1", "registers"},
+        {"bwd:b1:h2:s64:d128:bshd:packed", "bwd_wgmma", "DIM=128 Q_TILE=64 PACKED=1", "32 queries"},
+        {"bwd:b1:h2:s64:d64:sinks", "bwd_short", "DIM=64 STAGES=4", "sinks"},
+    };
+    for (size_t i = 0; i < sizeof illegal / sizeof illegal[0]; ++i) {
+        world w;
+        genome g;
+        char reason[SPACE_REASON_MAX] = "";
+        make_world(&w, illegal[i].problem, &h200);
+        assert_true(fold_point(&w.spaces, illegal[i].family, strstr(illegal[i].family, "_mma") ? "80" : "90a",
+                               illegal[i].parameters, &g));
+        if (space_legal(&w.spaces.items[g.space], &g, reason) || !strstr(reason, illegal[i].says)) {
+            fail_msg("%s on %s: \"%s\"", illegal[i].parameters, illegal[i].problem, reason);
+        }
+    }
 }
 
 static void test_space_texts(void **state)
@@ -290,6 +354,8 @@ static void test_bad_spaces(void **state)
         "arch 80\ndtype f16\ndim DIM 64\npacked\nmicro A 1 2\n",             /* packed: how */
         "arch 80\ndtype f16\ndim DIM 64\npacked maybe\nmicro A 1 2\n",       /* the same */
         "arch 80\ndtype f16\ndim DIM 64\nv_dim V 8\nv_dim V 9\nmicro A 1\n", /* twice */
+        "pass\narch 80\ndtype f16\ndim DIM 64\nmicro A 1\n",                 /* pass: which */
+        "pass back\narch 80\ndtype f16\ndim DIM 64\nmicro A 1\n",            /* the same */
     };
     (void)state;
     char path[256];
@@ -1271,19 +1337,29 @@ static void print_point(const world *w, const genome *g)
 
 static void print_points(int count)
 {
-    static const char *const problems[] = {"f32:b1:h1:s64:d64",
-                                           "f16:b1:h1:s64:d64",
-                                           "bf16:b1:h1:s64:d128",
-                                           "f16:b1:h1:s64:d96",
-                                           "f16:b1:h1:s64:d256",
-                                           "f16:b1:h1:s64:d192/128",
-                                           "e4m3:b1:h1:s64:d64",
-                                           "e4m3:b1:h1:s64:d128",
-                                           "f16:b1:h1:s64:d64:bshd:packed",
-                                           "bf16:b1:h1:s64:d128:bshd:packed"};
-    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; ++i) {
+    static const struct {
+        const char *problem;
+        const acr__device *device;
+    } scenes[] = {{"f32:b1:h1:s64:d64", &cpu},
+                  {"f16:b1:h1:s64:d64", &h200},
+                  {"bf16:b1:h1:s64:d128", &h200},
+                  {"f16:b1:h1:s64:d96", &h200},
+                  {"f16:b1:h1:s64:d256", &h200},
+                  {"f16:b1:h1:s64:d192/128", &h200},
+                  {"e4m3:b1:h1:s64:d64", &h200},
+                  {"e4m3:b1:h1:s64:d128", &h200},
+                  {"f16:b1:h1:s64:d64:bshd:packed", &h200},
+                  {"bf16:b1:h1:s64:d128:bshd:packed", &h200},
+                  {"bf16:b1:h1:s64:d64", &cpu},
+                  {"bwd:f32:b1:h1:s64:d64", &cpu},
+                  {"bwd:bf16:b1:h1:s64:d64", &cpu},
+                  {"bwd:f16:b1:h1:s64:d64", &h200},
+                  {"bwd:bf16:b1:h1:s64:d128", &h200},
+                  {"bwd:bf16:b1:h1:s64:d64:cap30", &h200},
+                  {"bwd:f16:b1:h1:s64:d128:bshd:packed", &h200}};
+    for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
         world w;
-        make_world(&w, problems[i], i == 0 ? &cpu : &h200);
+        make_world(&w, scenes[i].problem, scenes[i].device);
         for (int family = 0; family < w.spaces.count; ++family) {
             const space *s = &w.spaces.items[family];
             for (int trial = 0; trial < count; ++trial) {
@@ -1334,6 +1410,16 @@ static void test_survey_ranks(void **state)
     assert_string_equal(items[2].text, "b1:h8:s512:d64"); /* of equal ones by text */
     assert_string_equal(items[5].text, "b1:h8:s516:d64"); /* nothing is known: last */
     assert_true(items[5].gain == 1.0);
+    /* Gradients are no neighbours of the forward pass while that has five others. */
+    survey_item passes[] = {item_of("bwd:b1:h8:s512:d64", 20, 10, NAN), item_of("bwd:b1:h8:s513:d64", 20, 10, NAN),
+                            item_of("bwd:b1:h8:s514:d64", 20, 10, NAN), item_of("bwd:b1:h8:s515:d64", 20, 10, NAN),
+                            item_of("bwd:b1:h8:s516:d64", 20, 10, NAN), item_of("bwd:b1:h8:s517:d64", 20, 10, NAN),
+                            item_of("b1:h8:s512:d64", 10, 10, NAN),     item_of("b1:h8:s513:d64", 10, 10, NAN),
+                            item_of("b1:h8:s514:d64", 10, 10, NAN)};
+    survey_rank(passes, sizeof passes / sizeof passes[0]);
+    for (size_t i = 0; i < 6; ++i) {
+        assert_true(passes[i].problem.pass == ACR_BACKWARD && passes[i].to_neighbours == 1.0);
+    }
     /* The budget by the gains' logarithms, of what is left. */
     double left_s = 100, first_s = survey_share(items, 2, left_s);
     assert_true(fabs(first_s - 100 * log(4.0) / (log(4.0) + 0.75 * log(2.5))) < 1e-9);
@@ -1352,6 +1438,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_lines_are_points),
         cmocka_unit_test(test_names_are_unique),
         cmocka_unit_test(test_packed_spaces),
+        cmocka_unit_test(test_passes_are_apart),
         cmocka_unit_test(test_space_texts),
         cmocka_unit_test(test_bad_spaces),
         cmocka_unit_test(test_moves_are_legal),

@@ -99,6 +99,8 @@ static void malformed_descriptors_are_named(void **state)
         {"{\"dtype\": \"f32\", \"dtype\": \"f16\"}", "duplicate"},
         {"{}", "dtype"},
         {"{\"dtype\": \"f33\"}", "dtype"},
+        {"{\"pass\": \"both\"}", "pass: \"fwd\" or \"bwd\" is wanted"},
+        {"{\"pass\": 1}", "pass: \"fwd\" or \"bwd\" is wanted"},
         {"{\"dtype\": \"f16\"}", "qk_dim: an integer from 1 to 1024 is missing"},
         {"{\"dtype\": \"f16\", \"qk_dim\": 2000}", "qk_dim: an integer from 1 to 1024 is wanted"},
         {"{\"dtype\": \"f16\", \"qk_dim\": 64.5}", "qk_dim"},
@@ -208,6 +210,36 @@ static void windows_are_for_who_names_them(void **state)
     assert_null(descriptor_why_not(&d, &narrow, &device));
 }
 
+/* Sources of one pass are not offered problems of the other; gradients of another type are for who names them. */
+static void passes_are_for_who_names_them(void **state)
+{
+    (void)state;
+    descriptor d;
+    const acr__device device = {.sm_count = 4};
+    const acr_problem forward = canonical_of("f16:b1:h1:s64:d32"), backward = canonical_of("bwd:f16:b1:h1:s64:d32"),
+                      wider = canonical_of("bwd:f16:b1:h1:s64:d32:grad-f32");
+    static const char either[] = "{\"pass\": \"%s\", \"dtype\": \"f16\", \"qk_dim\": 64, \"v_dim\": 64, "
+                                 "\"q_tile\": 16, \"kv_tile\": 16, \"when\": \"%s\"}";
+    char text[256];
+    snprintf(text, sizeof text, either, "fwd", "1");
+    assert_ok(descriptor_parse(&d, ACR__CPU, text));
+    assert_null(descriptor_why_not(&d, &forward, &device));
+    assert_non_null(strstr(descriptor_why_not(&d, &backward, &device), "pass is bwd"));
+    snprintf(text, sizeof text, either, "bwd", "packed");
+    assert_ok(descriptor_parse(&d, ACR__CPU, text));
+    assert_null(descriptor_why_not(&d, &backward, &device));
+    assert_non_null(strstr(descriptor_why_not(&d, &forward, &device), "pass is fwd"));
+    assert_non_null(strstr(descriptor_why_not(&d, &wider, &device), "grad_f32"));
+    snprintf(text, sizeof text, either, "bwd", "grad_f32");
+    assert_ok(descriptor_parse(&d, ACR__CPU, text));
+    assert_null(descriptor_why_not(&d, &wider, &device));
+    assert_non_null(strstr(descriptor_why_not(&d, &backward, &device), "excludes"));
+    const acr_problem strided = canonical_of("bwd:f16:b1:h1:s64:d32:dqs=4096,4096,64");
+    snprintf(text, sizeof text, either, "bwd", "packed");
+    assert_ok(descriptor_parse(&d, ACR__CPU, text));
+    assert_non_null(strstr(descriptor_why_not(&d, &strided, &device), "excludes"));
+}
+
 /* ---- Admission ---- */
 
 static void admission_names_what_it_refuses(void **state)
@@ -235,6 +267,7 @@ static void admission_names_what_it_refuses(void **state)
         {"portable", "KERNEL_NAME\n#/**/include \"/etc/passwd\"", "#include"},
         {"portable", "KERNEL_NAME\n#include HEADER", "#include"},
         {"portable", "KERNEL_NAME\n#include <stdint.h>\n#include \"fwd_args.h\"", NULL},
+        {"portable", "KERNEL_NAME\n#include \"bwd_args.h\"", NULL},
         {"portable", "KERNEL_NAME\n#include \"cuda/device/isa/mma.cuh\"", "#include"},
         {"portable", "KERNEL_NAME\n#import <stdint.h>", "#import"},
         {"portable", "KERNEL_NAME\n#line 3", "#line"},
@@ -248,7 +281,12 @@ static void admission_names_what_it_refuses(void **state)
         {"portable", "KERNEL_NAME \xc3\xa4", "ASCII"},
         {"portable", "KERNEL_NAME\n__builtin_ia32_rdtscp(0);", "clock"},
         {"90a", "KERNEL_NAME\n#include \"cuda/device/isa/mma.cuh\"\nasm volatile(\"mma\");", NULL},
+        {"90a",
+         "KERNEL_NAME\n#include \"bwd_args.h\"\n#include \"cuda/device/attention/gradients.h\"\n"
+         "#include \"cuda/device/attention/gradient_lines.cuh\"",
+         NULL},
         {"90a", "KERNEL_NAME\n#include \"cuda/device/../../x.cuh\"", "#include"},
+        {"90a", "KERNEL_NAME\n#include \"cuda/device/../../x.h\"", "#include"},
         {"90a", "KERNEL_NAME\nasm(\"mov.u64 %0, %globaltimer;\");", "globaltimer"},
         {"90a", "KERNEL_NAME\nclock64();", "clock"},
         {"90a", "KERNEL_NAME\n__managed__ int x;", "__managed__"},
@@ -913,6 +951,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(malformed_descriptors_are_named),
         cmocka_unit_test(expressions_compute_as_in_c),
         cmocka_unit_test(windows_are_for_who_names_them),
+        cmocka_unit_test(passes_are_for_who_names_them),
         cmocka_unit_test(admission_names_what_it_refuses),
         cmocka_unit_test(families_and_sizes_are_checked),
         cmocka_unit_test(a_better_kernel_passes_every_gate),
