@@ -99,6 +99,42 @@ function(acr_own_files out source)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
+# Of the line that acr_read_kernel_line read, in its caller's scope. acr_start_wrapper begins the text of its wrapper,
+# and sets device_defines and spills; acr_add_image makes the device image of a CUDA line, and names it in the wrapper;
+# acr_write_wrapper writes ${generated}/NAME.c, to be compiled with FLAGS.
+macro(acr_start_wrapper)
+  set(wrapper "/* Generated from src/kernels.def. */\n")
+  set(device_defines "")
+  set(spills "")
+  foreach(parameter IN LISTS parameters)
+    if(parameter MATCHES "^SPILLS_OK")
+      set(spills ${parameter})
+      continue()
+    endif()
+    string(REGEX REPLACE "=" " " define ${parameter})
+    string(APPEND wrapper "#define ${define}\n")
+    list(APPEND device_defines -D${parameter})
+  endforeach()
+  string(APPEND wrapper
+    "#define KERNEL_NAME ${name}\n#define KERNEL_TEXT \"${name}\"\n#define KERNEL_ARCH \"${arch}\"\n"
+    "#define KERNEL_ARCH_${arch} 1\n#define KERNEL_DESCRIPTION acr__kernel_${name}\n#include \"kernel.h\"\n"
+    "extern const acr__kernel acr__kernel_${name};\n")
+endmacro()
+
+macro(acr_add_image)
+  string(APPEND wrapper "extern const unsigned char acr__image_${name}[], acr__image_end_${name}[];\n"
+    "#define KERNEL_IMAGE acr__image_${name}\n#define KERNEL_IMAGE_END acr__image_end_${name}\n")
+  acr_device_image(${name} ${source} ${arch} "${spills}" ${device_defines})
+endmacro()
+
+macro(acr_write_wrapper flags)
+  string(APPEND wrapper "#include \"${source}\"\n")
+  string(REPLACE "\"src/" "\"" wrapper "${wrapper}")
+  file(CONFIGURE OUTPUT ${generated}/${name}.c CONTENT "${wrapper}" @ONLY)
+  set_source_files_properties(${generated}/${name}.c PROPERTIES COMPILE_OPTIONS "${flags}"
+    OBJECT_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+endmacro()
+
 # ACR_KERNELS as a regular expression: patterns of names, separated by commas, * for any characters.
 string(REPLACE "*" "[a-z0-9_]*" chosen "${ACR_KERNELS}")
 string(REPLACE "," "|" chosen "${chosen}")
@@ -121,31 +157,19 @@ foreach(line IN LISTS lines)
   endif()
   string(APPEND listed "${line}\n")
 
-  set(wrapper "/* Generated from src/kernels.def. */\n")
-  set(device_defines "")
-  set(spills "")
-  foreach(parameter IN LISTS parameters)
-    if(parameter MATCHES "^SPILLS_OK")
-      set(spills ${parameter})
-      continue()
-    endif()
-    string(REGEX REPLACE "=" " " define ${parameter})
-    string(APPEND wrapper "#define ${define}\n")
-    list(APPEND device_defines -D${parameter})
-  endforeach()
-  string(APPEND wrapper
-    "#define KERNEL_NAME ${name}\n#define KERNEL_TEXT \"${name}\"\n#define KERNEL_ARCH \"${arch}\"\n"
-    "#define KERNEL_ARCH_${arch} 1\n#define KERNEL_DESCRIPTION acr__kernel_${name}\n#include \"kernel.h\"\n"
-    "extern const acr__kernel acr__kernel_${name};\n")
+  acr_start_wrapper()
   if(source MATCHES "\\.cu$")
-    string(APPEND wrapper "extern const unsigned char acr__image_${name}[], acr__image_end_${name}[];\n"
-      "#define KERNEL_IMAGE acr__image_${name}\n#define KERNEL_IMAGE_END acr__image_end_${name}\n")
-    acr_device_image(${name} ${source} ${arch} "${spills}" ${device_defines})
+    acr_add_image()
     list(APPEND images ${ACR_IMAGES}/${name}.bin)
     list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.image.S)
     set(flags "")
   else()
-    set(flags ${isa_flags_${arch}} -O3 -ffp-contract=fast -fno-math-errno)
+    # ASan looks at accesses, not at speed, and gcc takes half a minute for each unrolled kernel that it checks.
+    set(optimize -O3)
+    if(ACR_SANITIZE MATCHES address)
+      set(optimize -O1)
+    endif()
+    set(flags ${isa_flags_${arch}} ${optimize} -ffp-contract=fast -fno-math-errno)
     # A CPU kernel's machine code cannot be named at run time; what it is made from can: its file and all that it
     # includes of ours, since a shared header is code, too.
     acr_own_files(own ${source})
@@ -160,15 +184,33 @@ foreach(line IN LISTS lines)
       "    \" ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_FLAGS}\";\n"
       "#define KERNEL_IMAGE kernel_build\n#define KERNEL_IMAGE_END (kernel_build + sizeof kernel_build)\n")
   endif()
-  string(APPEND wrapper "#include \"${source}\"\n")
-  string(REPLACE "\"src/" "\"" wrapper "${wrapper}")
-  file(CONFIGURE OUTPUT ${generated}/${name}.c CONTENT "${wrapper}" @ONLY)
-  set_source_files_properties(${generated}/${name}.c PROPERTIES COMPILE_OPTIONS "${flags}"
-    OBJECT_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+  acr_write_wrapper("${flags}")
   list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.c)
 endforeach()
 file(CONFIGURE OUTPUT ${generated}/kernels_built.def CONTENT "${listed}" @ONLY)
 set_source_files_properties(src/core/registry.c PROPERTIES COMPILE_OPTIONS "-I${generated}")
+
+# tests/device/unlisted.def: lines that wait for a GPU. Tests have them, the library has not:
+# ${generated}/unlisted/kernels_built.def is the table of both.
+set(ACR_UNLISTED_SOURCES "")
+if(ACR_CUDA AND ACR_TESTS)
+  set(unlisted_def ${CMAKE_CURRENT_SOURCE_DIR}/tests/device/unlisted.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${unlisted_def})
+  file(STRINGS ${unlisted_def} lines REGEX "^KERNEL\\(")
+  foreach(line IN LISTS lines)
+    acr_read_kernel_line("${line}")
+    if(chosen AND NOT name MATCHES "^(${chosen})$")
+      continue()
+    endif()
+    string(APPEND listed "${line}\n")
+    acr_start_wrapper()
+    acr_add_image()
+    acr_write_wrapper("")
+    list(APPEND images ${ACR_IMAGES}/${name}.bin)
+    list(APPEND ACR_UNLISTED_SOURCES ${generated}/${name}.c ${generated}/${name}.image.S)
+  endforeach()
+endif()
+file(CONFIGURE OUTPUT ${generated}/unlisted/kernels_built.def CONTENT "${listed}" @ONLY)
 
 # src/cuda/ops/ops.def: an image a line. They are no kernels that somebody chooses among: every build has them.
 set(ACR_OP_SOURCES "")

@@ -353,6 +353,14 @@ ACR_API const char *acr_plan_kernel(const acr_plan *plan);
 /* Bytes of workspace an execution needs; often 0. 0 for NULL. */
 ACR_API size_t acr_plan_workspace(const acr_plan *plan);
 
+/* Seconds that one execution is expected to take: what was measured where wisdom or a measurement chose the kernel,
+ * otherwise what its cost model says, for lengths that are full. A figure to compare plans by. 0 for NULL. */
+ACR_API double acr_plan_seconds(const acr_plan *plan);
+
+/* acr_plan_seconds of the plan that ACR_ESTIMATE would make, which is not made: no code is loaded.
+ * Errors: ACR_INVALID (problem, a NULL pointer), ACR_UNSUPPORTED. */
+ACR_API acr_status acr_estimate_seconds(double *out, acr_ctx *ctx, const acr_problem *problem);
+
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
 enum { /* acr_buffers.flags */
@@ -576,7 +584,7 @@ ACR_API acr_status acr_append(acr_ctx *ctx, const acr_append_args *args, void *s
 
 /* ---- Wisdom ------------------------------------------------------------------------------------------------------ */
 
-/* What an import did. */
+/* What an import did; links count as facts. */
 typedef struct acr_wisdom_report {
     uint32_t size;     /* sizeof(acr_wisdom_report) */
     uint32_t imported; /* facts now in the context */
@@ -600,6 +608,30 @@ ACR_API acr_status acr_wisdom_import(acr_ctx *ctx, const char *path, acr_wisdom_
  * wait for each other (not on a file system that cannot lock a folder, as NFS). Errors: ACR_IO, ACR_FORMAT (the file
  * exists and is malformed), ACR_NO_MEMORY. */
 ACR_API acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path);
+
+/* What was measured of the link between the GPUs of several ranks (acromion_nccl.h), all ranks sending at once. */
+typedef struct acr_link {
+    uint32_t size;           /* sizeof(acr_link) */
+    int32_t ranks;           /* >= 2, each with a device like the context's */
+    int32_t hosts;           /* 1 to ranks: hosts that they are spread over */
+    uint32_t samples;        /* >= 1 */
+    double bytes_per_s;      /* that each rank sends to the next while it receives from the one before */
+    double latency_s;        /* of the shortest message there */
+    double copy_bytes_per_s; /* copied inside a device's memory, read and written once */
+} acr_link;
+
+#define ACR_LINK_INIT                                                                                                  \
+    {                                                                                                                  \
+        sizeof(acr_link), 0, 0, 0, 0.0, 0.0, 0.0                                                                       \
+    }
+
+/* Adds a fact about a link to the context's wisdom, where it replaces that of as many ranks and hosts.
+ * acr_wisdom_export writes it. Rates and latency are kept to a tenth of a byte a second and of a nanosecond.
+ * Errors: ACR_INVALID (a field, a rate or latency that is not positive, or beyond 10^15), ACR_NO_MEMORY. */
+ACR_API acr_status acr_wisdom_add_link(acr_ctx *ctx, const acr_link *link);
+
+/* What wisdom knows of the link of so many ranks and hosts; out->size is set. Errors: ACR_INVALID, ACR_NO_WISDOM. */
+ACR_API acr_status acr_wisdom_find_link(const acr_ctx *ctx, int32_t ranks, int32_t hosts, acr_link *out);
 
 /* Drops every fact and every cached plan and workspace of acr_forward. No acr_forward of this context may be running,
  * nor its work on the device. NULL is a no-op. */

@@ -209,7 +209,7 @@ def measure(torch, ours, peak_flops, problem, args):
     control, control_ci95 = ratio(turns["ours_first"], turns["ours_last"], rng)
 
     flops = 4.0 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
-    common = {"problem": problem, "mode": "call", "overlap": False, "threads": args.threads}
+    common = {"problem": problem.removeprefix("f16:"), "mode": "call", "overlap": False, "threads": args.threads}
     comparison = {"speedup_over_torch": speedup, "speedup_over_torch_ci95": speedup_ci95,
                   "control_ratio": control, "control_ratio_ci95": control_ci95}
     peer = f"pytorch {torch.__version__} scaled_dot_product_attention"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks what the documents point to, and takes their programs out so that the build can try them.
 
-    check_docs.py                      every relative link leads to a file, every #fragment to a heading
+    check_docs.py                      every relative link leads to a file, every #fragment to a heading; the pages and
+                                       tools that ./run names are there
     check_docs.py --block LANGUAGE DOCUMENT    prints the document's first fenced block of that language"""
 import pathlib
 import re
@@ -9,6 +10,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"(?<![\w./-])(?:docs|integrations|ptxvm|search|src|tests|tools)/[\w./-]+\.(?:md|py|sh|txt)\b")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +36,9 @@ def broken_links():
                 yield f"{path.relative_to(ROOT)}: no such file: {link}"
             elif fragment and fragment not in anchors(found):
                 yield f"{path.relative_to(ROOT)}: no such heading: {link}"
+    for name in sorted(set(NAMED.findall((ROOT / "run").read_text()))):
+        if not (ROOT / name).exists():
+            yield f"run: no such file: {name}"
 
 
 def block(language, document):

@@ -46,7 +46,24 @@ TABLES = (
      ("fwd_wgmma", "fwd_wide", "fwd_short", "fwd_decode", "fwd_split", "fwd_mma", "fwd_simt")),
     ("An H200, e4m3 inputs", ("--gpu", "h200"), ("e4m3",), ("fwd_fp8", "fwd_short", "fwd_mma8", "fwd_simt")),
     ("An H200, f32 inputs", ("--gpu", "h200"), ("f32",), ("fwd_simt",)),
-    ("A CPU", ("--backend", "cpu"), ("f32", "f16", "bf16", "e4m3"), ("fwd_simd",)),
+    ("A CPU", ("--backend", "cpu"), ("f32", "f16", "bf16", "e4m3"), ("fwd_row", "fwd_simd")),
+)
+
+# What families lack on purpose: (families, features, reason).
+REASONS = (
+    ("`fwd_wgmma`", "trees", "they read a byte of global memory for each score, and have few rows, which `fwd_decode` "
+     "and `fwd_split` serve"),
+    ("`fwd_wide`", "all terms", "a consumer holds 128 registers of outputs beside both halves' probabilities; "
+     "`fwd_mma` serves them at 512"),
+    ("`fwd_short`", "ALiBi", "it takes a row's reference from its first keys, and with ALiBi the last ones win: most "
+     "tiles would be computed twice"),
+    ("`fwd_short`", "biases, masks, trees, ranges", "they are read between a product and its exponentials, or before "
+     "the first load, with nothing to hide that under"),
+    ("`fwd_short`", "packed batches, pages", "its first loads begin before anything is read"),
+    ("`fwd_fp8`, `fwd_mma8`, `fwd_short` of e4m3", "all terms", "their threads' registers are used up (`fwd_fp8`'s "
+     "four consumers keep even their scales in shared memory, `fwd_mma8`'s lines stand at their bounds of 120 and "
+     "168); a cap and biases want each score scaled by its head's scales first; and a cap's second MUFU would double "
+     "the exponentials, which take as long as 8-bit products. `fwd_simt` serves them, slowly"),
 )
 
 
@@ -85,6 +102,11 @@ def dims_text(dims):
     return ", ".join(map(str, below))
 
 
+def reasons():
+    return ["## Why not", "", "What families lack on purpose:", "", "| family | lacks | since |", "|---|---|---|",
+            *(f"| {' | '.join(entry)} |" for entry in REASONS), ""]
+
+
 def page(program):
     lines = ["# Features and kernels", "",
              "Written by `tools/features.py` from what the program answers (`acromion why`): the head dims, of",
@@ -102,7 +124,7 @@ def page(program):
             found = served(program, device, types, fields)
             lines.append(f"| {name} | " + " | ".join(dims_text(found.get(f, set())) for f in families) + " |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + reasons())
 
 
 def main():

@@ -27,6 +27,7 @@ part measure 100 python3 tools/gpu_python.py "$site/launch_cost.so" "$out/python
 part measure_aten 60 python3 tools/gpu_aten.py "$out/python_aten.json"
 part test_torch 80 python3 tests/python/test_torch.py
 part test_aten 60 python3 tests/python/test_aten.py
+part test_models 60 python3 tests/python/test_models.py
 part test_transformers 60 python3 tests/python/test_transformers.py
 part test_arrays 30 python3 tests/python/test_arrays.py
 if python3 -c 'import jax' 2>/dev/null; then

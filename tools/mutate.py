@@ -40,6 +40,8 @@ CPU_LINES = ["check_fwd_simd_f32_d1024_64x64_portable", "check_fwd_simd_f32_d102
              "check_fwd_simd_f16_d1024_128x64_avx2", "check_fwd_simd_bf16_d1024_64x64_avx512",
              "check_fwd_simd_bf16_d1024_64x64_portable", "check_fwd_simd_f16_d1024_64x64_portable",
              "check_fwd_simd_e4m3_d1024_64x64_portable"]
+CPU_ROW_LINES = ["check_fwd_row_f32_d1024_8x64_portable", "check_fwd_row_f16_d1024_8x64_avx2",
+                 "check_fwd_row_bf16_d1024_8x64_avx512"]
 CPU_GRADIENTS = ["check_bwd_simd_f32_d1024_64x64_portable", "check_bwd_simd_f16_d1024_64x64_avx512",
                  "check_bwd_simd_bf16_d1024_64x64_avx2"]
 OPS = ["unit_ops", "op_properties", "unit_caches", "quick_ops", "device_ops"]
@@ -72,9 +74,12 @@ HOST_TESTS = [
     ("src/cpu/threads.*", ["unit_api", "fault_memory", "properties", CPU_LINES[0]]),
     ("src/cpu/backend.c", ["unit_api", "unit_plan", "fault_memory", "properties", "unit_timed_kernel", CPU_LINES[0]]),
     ("src/cpu/fwd_simd/*", ["unit_fwd_simd", "golden_plans", "cpu_isolation", "unit_api", "properties", *CPU_LINES]),
+    ("src/cpu/fwd_row/*", ["unit_fwd_row", "unit_fwd_simd", "golden_plans", "cpu_isolation", *CPU_ROW_LINES]),
+    ("src/cpu/entry.h", ["unit_fwd_row", "cpu_isolation", *CPU_ROW_LINES, *CPU_LINES, *CPU_GRADIENTS]),
     ("src/cpu/bwd_simd/*", ["unit_backward", "golden_plans", "unit_gradients", *CPU_GRADIENTS]),
     ("src/cpu/ops/*", OPS),
-    ("src/cpu/simd.h", ["unit_fwd_simd", "cpu_isolation", *CPU_LINES, *CPU_GRADIENTS]),
+    ("src/cpu/block.h", ["unit_fwd_simd", "cpu_isolation", *CPU_LINES, *CPU_GRADIENTS]),
+    ("src/cpu/simd.h", ["unit_fwd_simd", "cpu_isolation", *CPU_ROW_LINES, *CPU_LINES, *CPU_GRADIENTS]),
     ("src/cuda/ops/*", ["quick_ops", "device_ops", "device_caches", "fault_cuda"]),
     ("src/cuda/device/attention/*", ["quick_simt", "quick_mma", "quick_wgmma", "quick_bwd", "device_wgmma",
                                      "device_bwd"]),
@@ -95,7 +100,7 @@ HOST_TESTS = [
     ("src/cuda/kernels/fwd_wgmma/*", ["quick_wgmma", "device_wgmma"]),
     ("src/cuda/kernels/fwd_wide/*", ["quick_wide", "device_wide"]),
     ("src/cuda/kernels/fwd_short/*", ["quick_short", "quick_short8", "device_short", "device_short8"]),
-    ("src/cuda/kernels/bwd_*", ["quick_bwd", "device_bwd", "device_isolation"]),
+    ("src/cuda/kernels/bwd_*", ["quick_bwd", "device_bwd", "device_isolation", "device_isolation_hopper"]),
     ("src/cuda/kernels/fwd_fp8/*", ["quick_fp8", "quick_scales", "device_fp8"]),
 ]
 

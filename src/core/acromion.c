@@ -159,6 +159,11 @@ size_t acr_plan_workspace(const acr_plan *plan)
     return plan ? plan->prepared->workspace_bytes : 0;
 }
 
+double acr_plan_seconds(const acr_plan *plan)
+{
+    return plan ? plan->seconds : 0.0;
+}
+
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
 static acr_status check_workspace(const acr_plan *plan, const void *workspace, size_t bytes)
@@ -411,6 +416,42 @@ acr_status acr_wisdom_export(const acr_ctx *ctx, const char *path)
     const acr_status status = acr__wisdom_write(ctx->wisdom, path);
     pthread_mutex_unlock(lock);
     return status;
+}
+
+static acr_status check_link(const acr_link *link)
+{
+    if (link->size != sizeof *link)
+        return acr__fail(ACR_INVALID, "link.size is %u, must be %zu: initialise with ACR_LINK_INIT", link->size,
+                         sizeof *link);
+    const char *reason = acr__link_why_not(link);
+    return reason ? acr__fail(ACR_INVALID, "link.%s", reason) : ACR_OK;
+}
+
+acr_status acr_wisdom_add_link(acr_ctx *ctx, const acr_link *link)
+{
+    if (!ctx || !link)
+        return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "link" : "ctx");
+    acr_status status = check_link(link);
+    if (status != ACR_OK)
+        return status;
+    pthread_mutex_lock(&ctx->lock);
+    status = acr__wisdom_put_link(ctx->wisdom, link);
+    pthread_mutex_unlock(&ctx->lock);
+    return status;
+}
+
+acr_status acr_wisdom_find_link(const acr_ctx *ctx, int32_t ranks, int32_t hosts, acr_link *out)
+{
+    if (!ctx || !out)
+        return acr__fail(ACR_INVALID, "%s is NULL", ctx ? "out" : "ctx");
+    pthread_mutex_t *lock = (pthread_mutex_t *)&ctx->lock; /* locking does not change what the context holds */
+    pthread_mutex_lock(lock);
+    const acr_link *link = acr__wisdom_find_link(ctx->wisdom, ranks, hosts);
+    if (link)
+        *out = *link;
+    pthread_mutex_unlock(lock);
+    return link ? ACR_OK
+                : acr__fail(ACR_NO_WISDOM, "no wisdom of a link of %d ranks on %d hosts", (int)ranks, (int)hosts);
 }
 
 void acr_wisdom_forget(acr_ctx *ctx)

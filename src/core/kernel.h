@@ -143,7 +143,7 @@ typedef struct acr__kernel {
     /* NULL when this kernel can run the (canonical) problem on the device; else the reason, a static string naming
      * field and limit. */
     const char *(*why_not)(const acr_problem *problem, const acr__device *device);
-    /* Bytes of caller's workspace: on cpu for all lanes together. NULL = none. */
+    /* Bytes of caller's workspace: on cpu what lanes share and the scratch of all of them. NULL = none. */
     size_t (*workspace)(const acr_problem *problem, const acr__device *device);
     /* Expected seconds of one execution in a stream of them. Called only where why_not is NULL. */
     double (*cost)(const acr_problem *problem, const acr__device *device);
@@ -154,6 +154,11 @@ typedef struct acr__kernel {
 
     /* cpu only */
     acr__cpu_run *run;
+    /* Bytes of the workspace, from its beginning on, that all lanes share: what lies behind them is the lanes' scratch.
+     * Whatever they hold at the start of a call, no lane may rely on it. NULL = none. */
+    size_t (*shared)(const acr_problem *problem);
+    /* Work items, which lanes take one at a time: more lanes find no work. NULL: tiles of q_tile rows of a head. */
+    int64_t (*items)(const acr_problem *problem);
 
     /* cuda only */
     const char *symbol;         /* entry point in the image */

@@ -116,10 +116,15 @@ typedef struct append_args {
     float k_scale, v_scale;
 } append_args;
 
+enum {
+    APPEND_HEADS = 2 /* heads of which a thread of a GPU takes the same columns */
+};
+
 /* Where a token comes from and goes to. */
 typedef struct append_token {
     int64_t batch, row; /* in q, k and v */
     int64_t sequence;   /* -1: it belongs to none */
+    int64_t from_end;   /* 1: the sequence's last */
     int64_t entry, at;  /* in the caches: sequence or page, and row of it; entry -1: nowhere */
     int64_t angle;      /* of cos and sin; -1: outside */
 } append_token;
@@ -155,7 +160,8 @@ OP_FUNCTION void append_find_entry(const append_args *a, int64_t position, appen
     }
 }
 
-OP_FUNCTION append_token append_token_of(const append_args *a, int64_t index)
+/* Where a token comes from; where it goes is not known yet. */
+OP_FUNCTION append_token append_source_of(const append_args *a, int64_t index)
 {
     append_token t;
     int64_t in_sequence, count = a->len;
@@ -171,18 +177,30 @@ OP_FUNCTION append_token append_token_of(const append_args *a, int64_t index)
         t.sequence = t.batch = (uint32_t)index / (uint32_t)a->len;
         t.row = in_sequence = (uint32_t)index % (uint32_t)a->len;
     }
+    t.from_end = count - in_sequence;
     t.entry = t.at = t.angle = -1;
-    if (t.sequence < 0)
-        return t;
-    const int64_t position = a->kv_lens[t.sequence] - count + in_sequence;
-    append_find_entry(a, position, &t);
+    return t;
+}
+
+/* Where token `index`, of a sequence, goes. */
+OP_FUNCTION void append_find_target(const append_args *a, int64_t index, append_token *t)
+{
+    const int64_t position = a->kv_lens[t->sequence] - t->from_end;
+    append_find_entry(a, position, t);
     if (a->rope_dim > 0) {
-        t.angle = a->rope_positions ? a->rope_positions[index] : position;
+        t->angle = a->rope_positions ? a->rope_positions[index] : position;
         if (a->rope_offsets)
-            t.angle += a->rope_offsets[t.sequence];
-        if (t.angle < 0 || t.angle >= a->rope_rows)
-            t.angle = -1;
+            t->angle += a->rope_offsets[t->sequence];
+        if (t->angle < 0 || t->angle >= a->rope_rows)
+            t->angle = -1;
     }
+}
+
+OP_FUNCTION append_token append_token_of(const append_args *a, int64_t index)
+{
+    append_token t = append_source_of(a, index);
+    if (t.sequence >= 0)
+        append_find_target(a, index, &t);
     return t;
 }
 

@@ -482,12 +482,14 @@ acr_status acr__survey(acr__surveyed *out, int capacity, int *count, acr_ctx *ct
 /* A choice and the words that explain it. */
 typedef struct choice {
     const acr__kernel *kernel;
+    double seconds; /* that an execution is expected to take */
     char why[160];
 } choice;
 
 static void explain_fact(choice *c, const acr__fact *fact, const char *source)
 {
     c->kernel = acr__kernel_find(fact->kernel);
+    c->seconds = fact->median_ns * 1e-9;
     snprintf(c->why, sizeof c->why, "%s: %.2f us, effort %s, %u samples", source, fact->median_ns * 1e-3,
              fact->effort == ACR_PATIENT ? "patient" : "measure", fact->samples);
 }
@@ -536,6 +538,7 @@ static acr_status choose(choice *c, acr_ctx *ctx, const acr_problem *p, const ch
     if (effort != ACR_ESTIMATE)
         return choose_by_measuring(c, ctx, p, list, count, effort);
     c->kernel = list[0].kernel;
+    c->seconds = list[0].cost_s;
     snprintf(c->why, sizeof c->why, "estimate: %.2f us, best of %d kernels that can run it%s", list[0].cost_s * 1e6,
              count, list[0].kernel->traits & ACR__TRAIT_LAST_RESORT ? "; the kernel of last resort, slow" : "");
     return ACR_OK;
@@ -554,6 +557,7 @@ static acr_status make_plan(acr_plan **out, acr_ctx *ctx, const acr_problem *p, 
         return status;
     }
     plan->problem = *p;
+    plan->seconds = c->seconds;
     for (acr__buffer i = 0; i < ACR__BUFFERS; i++)
         if (acr__buffer_fields[i].wanted_by) {
             plan->settled |= 1u << i;
@@ -591,6 +595,23 @@ acr_status acr__plan_create_forced(acr_plan **out, acr_ctx *ctx, const acr_probl
     const char *reason = acr__why_not(kernel, &p, &ctx->device->device);
     if (reason)
         return acr__fail(ACR_UNSUPPORTED, "%s cannot run %s: %s", kernel->name, text, reason);
-    const choice c = {kernel, "forced"};
+    const choice c = {kernel, kernel->cost(&p, &ctx->device->device), "forced"};
     return make_plan(out, ctx, &p, text, &c, 1);
+}
+
+acr_status acr_estimate_seconds(double *out, acr_ctx *ctx, const acr_problem *problem)
+{
+    if (!out || !ctx || !problem)
+        return acr__fail(ACR_INVALID, "%s is NULL", !out ? "out" : ctx ? "problem" : "ctx");
+    acr_problem p;
+    char text[ACR_PROBLEM_TEXT_MAX];
+    choice c;
+    acr_status status = acr_problem_canonical(&p, problem);
+    if (status == ACR_OK)
+        status = acr_problem_format(&p, text, sizeof text);
+    if (status == ACR_OK)
+        status = choose(&c, ctx, &p, text, ACR_ESTIMATE);
+    if (status == ACR_OK)
+        *out = c.seconds;
+    return status;
 }

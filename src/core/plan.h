@@ -13,6 +13,7 @@ struct acr_plan {
      * of them that an execution must bring. */
     uint32_t settled, wanted;
     int64_t span_bytes[ACR__BUFFERS]; /* of tensors, for the overlap checks of an execution; 0 where it is not known */
+    double seconds;                   /* acr_plan_seconds */
     char text[ACR_PROBLEM_TEXT_MAX + 256];
 };
 

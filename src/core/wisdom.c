@@ -8,6 +8,10 @@
  * n=105
  *     end facts=1 crc32=89abcdef
  *
+ * Version 2 has links, too, as facts of their device; a text without any is written as version 1:
+ *
+ *     link ranks=4 hosts=1 bytes_per_s=350000000000.0 latency_ns=12000.0 copy_bytes_per_s=2000000000000.0 n=15
+ *
  * A device line applies to the facts after it. crc32 (IEEE 802.3, reflected) covers every byte before the end line.
  * Nothing may follow that line. A text is read whole before any of its facts counts: one that is malformed teaches
  * nothing. */
@@ -39,6 +43,8 @@ typedef struct fact_list {
 struct acr__wisdom {
     char device_key[WISDOM_DEVICE_MAX];
     fact_list facts;
+    acr_link *links; /* of each count of ranks and hosts one */
+    uint32_t link_count;
 };
 
 void acr__wisdom_device_key(const acr__device *device, char key[WISDOM_DEVICE_MAX])
@@ -63,12 +69,14 @@ void acr__wisdom_destroy(acr__wisdom *wisdom)
     if (!wisdom)
         return;
     free(wisdom->facts.items);
+    free(wisdom->links);
     free(wisdom);
 }
 
 void acr__wisdom_clear(acr__wisdom *wisdom)
 {
     wisdom->facts.count = 0;
+    wisdom->link_count = 0;
 }
 
 acr_status acr__wisdom_problem(char text[ACR_PROBLEM_TEXT_MAX], const acr_problem *problem)
@@ -114,6 +122,76 @@ acr_status acr__wisdom_put(acr__wisdom *wisdom, const acr__fact *fact)
     const acr_status status = reserve_one(&wisdom->facts);
     if (status == ACR_OK)
         wisdom->facts.items[wisdom->facts.count++] = *fact;
+    return status;
+}
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+/* What the decimals of the file hold. */
+static bool is_rate(double value)
+{
+    return value >= 0.1 && value < 1e15; /* false for NaN */
+}
+
+const char *acr__link_why_not(const acr_link *link)
+{
+    static _Thread_local char reason[128];
+    const struct {
+        const char *name;
+        double value, unit; /* a rate in units */
+    } rates[] = {{"bytes_per_s", link->bytes_per_s, 1.0},
+                 {"latency_s", link->latency_s, 1e-9},
+                 {"copy_bytes_per_s", link->copy_bytes_per_s, 1.0}};
+    if (link->ranks < 2)
+        snprintf(reason, sizeof reason, "ranks is %d, must be at least 2", (int)link->ranks);
+    else if (link->hosts < 1 || link->hosts > link->ranks)
+        snprintf(reason, sizeof reason, "hosts is %d, must be 1 to %d", (int)link->hosts, (int)link->ranks);
+    else if (link->samples < 1 || link->samples > 999999999)
+        snprintf(reason, sizeof reason, "samples is %u, must be 1 to 999999999", link->samples);
+    else {
+        for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++)
+            if (!is_rate(rates[i].value / rates[i].unit)) {
+                snprintf(reason, sizeof reason, "%s is %g, must be positive and in range", rates[i].name,
+                         rates[i].value);
+                return reason;
+            }
+        return NULL;
+    }
+    return reason;
+}
+
+const acr_link *acr__wisdom_find_link(const acr__wisdom *wisdom, int32_t ranks, int32_t hosts)
+{
+    for (uint32_t i = 0; i < wisdom->link_count; i++)
+        if (wisdom->links[i].ranks == ranks && wisdom->links[i].hosts == hosts)
+            return &wisdom->links[i];
+    return NULL;
+}
+
+static acr_status reserve_links(acr__wisdom *wisdom, uint32_t more)
+{
+    const uint32_t count = wisdom->link_count + more;
+    acr_link *links = realloc(wisdom->links, (count ? count : 1) * sizeof *links);
+    if (!links)
+        return acr__fail(ACR_NO_MEMORY, "no memory for %u links of wisdom", count);
+    wisdom->links = links;
+    return ACR_OK;
+}
+
+/* There is room for one more. */
+static void put_link(acr__wisdom *wisdom, const acr_link *link)
+{
+    acr_link *known = (acr_link *)acr__wisdom_find_link(wisdom, link->ranks, link->hosts);
+    if (!known)
+        known = &wisdom->links[wisdom->link_count++];
+    *known = *link;
+}
+
+acr_status acr__wisdom_put_link(acr__wisdom *wisdom, const acr_link *link)
+{
+    const acr_status status = reserve_links(wisdom, 1);
+    if (status == ACR_OK)
+        put_link(wisdom, link);
     return status;
 }
 
@@ -274,6 +352,32 @@ static acr_status read_fact(char *line, int number, acr__fact *fact)
     return ACR_OK;
 }
 
+/* What follows "link ": "ranks=... hosts=... bytes_per_s=... latency_ns=... copy_bytes_per_s=... n=..." */
+static acr_status read_link(char *rest, int number, acr_link *link)
+{
+    uint32_t ranks, hosts;
+    *link = (acr_link)ACR_LINK_INIT;
+    if (!read_count(value_of(next_word(&rest), "ranks"), &ranks))
+        return line_error(number, "expected ranks= and a count");
+    if (!read_count(value_of(next_word(&rest), "hosts"), &hosts))
+        return line_error(number, "expected hosts= and a count");
+    if (!read_decimal(value_of(next_word(&rest), "bytes_per_s"), &link->bytes_per_s))
+        return line_error(number, "expected bytes_per_s= and a decimal");
+    if (!read_decimal(value_of(next_word(&rest), "latency_ns"), &link->latency_s))
+        return line_error(number, "expected latency_ns= and a decimal");
+    if (!read_decimal(value_of(next_word(&rest), "copy_bytes_per_s"), &link->copy_bytes_per_s))
+        return line_error(number, "expected copy_bytes_per_s= and a decimal");
+    if (!read_count(value_of(next_word(&rest), "n"), &link->samples))
+        return line_error(number, "expected n= and a count");
+    if (*rest)
+        return line_error(number, "unexpected text after n=");
+    link->ranks = (int32_t)ranks;
+    link->hosts = (int32_t)hosts;
+    link->latency_s *= 1e-9;
+    const char *reason = acr__link_why_not(link);
+    return reason ? line_error(number, reason) : ACR_OK;
+}
+
 static acr_status read_end(char *line, int number, uint32_t facts, uint32_t crc, bool more)
 {
     char *rest = line;
@@ -292,30 +396,45 @@ static acr_status read_end(char *line, int number, uint32_t facts, uint32_t crc,
     return ACR_OK;
 }
 
-acr_status acr__wisdom_parse(const char *text, size_t bytes, acr__wisdom_visit *visit, void *user)
+/* A line behind the first two kinds: a fact, or in version 2 a link. */
+static acr_status visit_line(char *line, int number, int version, const char *device_key,
+                             const acr__wisdom_visitor *visitor, void *user)
+{
+    acr__fact fact;
+    acr_link link;
+    acr_status status;
+    if (!*device_key)
+        return line_error(number, "expected a device line before the first fact");
+    if (strncmp(line, "link ", 5) == 0 && version > 1) {
+        status = read_link(line + 5, number, &link);
+        return status == ACR_OK && visitor->link ? visitor->link(user, device_key, &link) : status;
+    }
+    status = read_fact(line, number, &fact);
+    return status == ACR_OK && visitor->fact ? visitor->fact(user, device_key, &fact) : status;
+}
+
+acr_status acr__wisdom_parse(const char *text, size_t bytes, const acr__wisdom_visitor *visitor, void *user)
 {
     char line[LINE_MAX_BYTES], device_key[WISDOM_DEVICE_MAX] = "";
     size_t at = 0;
     uint32_t facts = 0;
+    int version = 0;
     for (int number = 1;; number++) {
         const size_t line_first = at;
         acr_status status = next_line(text, bytes, &at, number, line);
         if (status != ACR_OK)
             return status;
         if (number == 1) {
-            if (strcmp(line, "acromion-wisdom 1") != 0)
-                return line_error(1, "expected 'acromion-wisdom 1'");
+            version = strcmp(line, "acromion-wisdom 1") == 0 ? 1 : strcmp(line, "acromion-wisdom 2") == 0 ? 2 : 0;
+            if (version == 0)
+                return line_error(1, "expected 'acromion-wisdom 1' or 'acromion-wisdom 2'");
         } else if (strncmp(line, "device ", 7) == 0) {
             if (!copy_bounded(device_key, sizeof device_key, line + 7, strlen(line + 7)))
                 return line_error(number, "the device's name is empty or too long");
         } else if (strncmp(line, "end ", 4) == 0) {
             return read_end(line, number, facts, crc32_of(text, line_first), at != bytes);
         } else {
-            acr__fact fact;
-            if (!*device_key)
-                return line_error(number, "expected a device line before the first fact");
-            if ((status = read_fact(line, number, &fact)) != ACR_OK ||
-                (status = visit(user, device_key, &fact)) != ACR_OK)
+            if ((status = visit_line(line, number, version, device_key, visitor, user)) != ACR_OK)
                 return status;
             facts++;
         }
@@ -329,10 +448,18 @@ static acr_status count_fact(void *user, const char *device_key, const acr__fact
     return ACR_OK;
 }
 
+static acr_status count_link(void *user, const char *device_key, const acr_link *link)
+{
+    (void)device_key, (void)link;
+    ++*(uint32_t *)user;
+    return ACR_OK;
+}
+
 acr_status acr__wisdom_check(const char *text, size_t bytes, uint32_t *facts)
 {
+    static const acr__wisdom_visitor visitor = {count_fact, count_link};
     uint32_t count = 0;
-    const acr_status status = acr__wisdom_parse(text, bytes, count_fact, &count);
+    const acr_status status = acr__wisdom_parse(text, bytes, &visitor, &count);
     if (status == ACR_OK)
         *facts = count;
     return status;
@@ -404,6 +531,17 @@ static acr_status import_fact(void *user, const char *device_key, const acr__fac
     return ACR_OK;
 }
 
+static acr_status import_link(void *user, const char *device_key, const acr_link *link)
+{
+    import_state *state = user;
+    if (strcmp(device_key, state->device_key) != 0) {
+        state->report.other++;
+        return ACR_OK;
+    }
+    state->report.imported++;
+    return acr__wisdom_put_link(state->staged, link);
+}
+
 /* Moves staged facts into the table, all or none. */
 static acr_status commit_facts(acr__wisdom *wisdom, const acr__wisdom *staged)
 {
@@ -415,6 +553,11 @@ static acr_status commit_facts(acr__wisdom *wisdom, const acr__wisdom *staged)
         wisdom->facts.items = items;
         wisdom->facts.capacity = needed;
     }
+    const acr_status status = reserve_links(wisdom, staged->link_count);
+    if (status != ACR_OK)
+        return status;
+    for (uint32_t i = 0; i < staged->link_count; i++)
+        put_link(wisdom, &staged->links[i]);
     for (uint32_t i = 0; i < staged->facts.count; i++)
         acr__wisdom_put(wisdom, &staged->facts.items[i]); /* there is room: cannot fail */
     return ACR_OK;
@@ -422,6 +565,7 @@ static acr_status commit_facts(acr__wisdom *wisdom, const acr__wisdom *staged)
 
 acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, const char *path, acr_wisdom_report *report)
 {
+    static const acr__wisdom_visitor visitor = {import_fact, import_link};
     char *text;
     size_t bytes;
     bool missing;
@@ -429,7 +573,7 @@ acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, cons
     if (status != ACR_OK)
         return status;
     import_state state = {wisdom->device_key, device, acr__wisdom_create(device), ACR_WISDOM_REPORT_INIT};
-    status = state.staged ? acr__wisdom_parse(text, bytes, import_fact, &state)
+    status = state.staged ? acr__wisdom_parse(text, bytes, &visitor, &state)
                           : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
     if (status == ACR_FORMAT)
         status = in_file(status, path);
@@ -488,14 +632,25 @@ static void append_fact(text_buffer *b, const acr__fact *fact)
     append(b, line);
 }
 
+static void append_link(text_buffer *b, const acr_link *link)
+{
+    char line[LINE_MAX_BYTES], rate[32], latency[32], copies[32];
+    print_decimal(rate, link->bytes_per_s);
+    print_decimal(latency, link->latency_s * 1e9);
+    print_decimal(copies, link->copy_bytes_per_s);
+    snprintf(line, sizeof line, "link ranks=%d hosts=%d bytes_per_s=%s latency_ns=%s copy_bytes_per_s=%s n=%u\n",
+             (int)link->ranks, (int)link->hosts, rate, latency, copies, link->samples);
+    append(b, line);
+}
+
 typedef struct export_state {
     const acr__wisdom *wisdom;
     text_buffer text;
     char device_key[WISDOM_DEVICE_MAX]; /* of the last device line written */
-    uint32_t facts;
+    uint32_t facts, links;              /* facts: the links, too */
 } export_state;
 
-static void export_fact(export_state *state, const char *device_key, const acr__fact *fact)
+static void export_device(export_state *state, const char *device_key)
 {
     if (strcmp(state->device_key, device_key) != 0) {
         snprintf(state->device_key, sizeof state->device_key, "%s", device_key);
@@ -503,8 +658,21 @@ static void export_fact(export_state *state, const char *device_key, const acr__
         append(&state->text, device_key);
         append(&state->text, "\n");
     }
+}
+
+static void export_fact(export_state *state, const char *device_key, const acr__fact *fact)
+{
+    export_device(state, device_key);
     append_fact(&state->text, fact);
     state->facts++;
+}
+
+static void export_link(export_state *state, const char *device_key, const acr_link *link)
+{
+    export_device(state, device_key);
+    append_link(&state->text, link);
+    state->facts++;
+    state->links++;
 }
 
 /* Keeps a fact of the old file unless the table knows better. */
@@ -514,6 +682,15 @@ static acr_status keep_fact(void *user, const char *device_key, const acr__fact 
     const bool ours = strcmp(device_key, state->wisdom->device_key) == 0;
     if (!ours || !acr__wisdom_find(state->wisdom, fact->problem))
         export_fact(state, device_key, fact);
+    return ACR_OK;
+}
+
+static acr_status keep_link(void *user, const char *device_key, const acr_link *link)
+{
+    export_state *state = user;
+    const bool ours = strcmp(device_key, state->wisdom->device_key) == 0;
+    if (!ours || !acr__wisdom_find_link(state->wisdom, link->ranks, link->hosts))
+        export_link(state, device_key, link);
     return ACR_OK;
 }
 
@@ -585,13 +762,14 @@ static acr_status replace_file(const char *path, int folder, const char *bytes, 
 /* The facts of the file that is about to be replaced. */
 static acr_status keep_old_file(export_state *state, const char *path)
 {
+    static const acr__wisdom_visitor visitor = {keep_fact, keep_link};
     char *text;
     size_t bytes;
     bool missing;
     acr_status status = read_file(path, &text, &bytes, &missing);
     if (status != ACR_OK)
         return missing ? ACR_OK : status;
-    status = acr__wisdom_parse(text, bytes, keep_fact, state);
+    status = acr__wisdom_parse(text, bytes, &visitor, state);
     free(text);
     return status == ACR_FORMAT ? in_file(status, path) : status;
 }
@@ -601,10 +779,14 @@ static acr_status write_locked(const acr__wisdom *wisdom, const char *path, int 
     export_state state = {.wisdom = wisdom};
     append(&state.text, "acromion-wisdom 1\n");
     acr_status status = keep_old_file(&state, path);
+    for (uint32_t i = 0; i < wisdom->link_count; i++)
+        export_link(&state, wisdom->device_key, &wisdom->links[i]);
     for (uint32_t i = 0; i < wisdom->facts.count; i++)
         export_fact(&state, wisdom->device_key, &wisdom->facts.items[i]);
     if (status == ACR_OK && !state.text.failed) {
         char end[64];
+        if (state.links > 0)
+            state.text.bytes[strlen("acromion-wisdom ")] = '2';
         snprintf(end, sizeof end, "end facts=%u crc32=%08x\n", state.facts,
                  crc32_of(state.text.bytes, state.text.used));
         append(&state.text, end);

@@ -35,6 +35,16 @@ void acr__wisdom_clear(acr__wisdom *wisdom);
 /* What a problem is called in wisdom: its canonical text, with cap1 for every softcap: no value selects a kernel. */
 acr_status acr__wisdom_problem(char text[ACR_PROBLEM_TEXT_MAX], const acr_problem *problem);
 
+/* Why a link is none that wisdom can hold: a field, its value and the limit. NULL where it is. Valid until the thread's
+ * next call. */
+const char *acr__link_why_not(const acr_link *link);
+
+/* The link of so many ranks and hosts, or NULL. Valid until the table changes. */
+const acr_link *acr__wisdom_find_link(const acr__wisdom *wisdom, int32_t ranks, int32_t hosts);
+
+/* Adds a link, or replaces that of as many ranks and hosts. */
+acr_status acr__wisdom_put_link(acr__wisdom *wisdom, const acr_link *link);
+
 /* The fact about a problem, called as acr__wisdom_problem says, or NULL. Valid until the table changes. */
 const acr__fact *acr__wisdom_find(const acr__wisdom *wisdom, const char *problem);
 
@@ -50,13 +60,16 @@ acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, cons
                             acr_wisdom_report *report);
 acr_status acr__wisdom_write(const acr__wisdom *wisdom, const char *path);
 
-/* Checks a wisdom text held in memory, bytes long, as an import does, and counts its facts. For the fuzzer and
- * `acromion wisdom verify`. */
+/* Checks a wisdom text held in memory, bytes long, as an import does, and counts its facts, links too. For the fuzzer
+ * and `acromion wisdom verify`. */
 acr_status acr__wisdom_check(const char *text, size_t bytes, uint32_t *facts);
 
-/* Calls visit for every fact of a text with the key of its device; stops at the first status that is not ACR_OK and
- * returns it. */
-typedef acr_status acr__wisdom_visit(void *user, const char *device_key, const acr__fact *fact);
-acr_status acr__wisdom_parse(const char *text, size_t bytes, acr__wisdom_visit *visit, void *user);
+/* Calls fact for every fact of a text and link for every link, with the key of the device; NULL: they are skipped.
+ * Stops at the first status that is not ACR_OK and returns it. */
+typedef struct acr__wisdom_visitor {
+    acr_status (*fact)(void *user, const char *device_key, const acr__fact *fact);
+    acr_status (*link)(void *user, const char *device_key, const acr_link *link);
+} acr__wisdom_visitor;
+acr_status acr__wisdom_parse(const char *text, size_t bytes, const acr__wisdom_visitor *visitor, void *user);
 
 #endif

@@ -20,6 +20,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ""
+PORTABLE = "fwd_simd_f32_*_portable"  # one line
 COMMANDS = ["run", "info", "why", "check", "bench", "roofline", "wisdom", "profile", "variant", "report"]
 DONE, FAILED, USAGE, BAD_INPUT, CANNOT_RUN, FILE = range(6)  # exit codes, acromion(1)
 
@@ -715,7 +716,7 @@ class Judging(Cli):
         self.assertGreaterEqual(len(report["records"]), len(run))
 
     def test_the_listed_commands_repeat_cases(self):
-        listed = self.run_ok("check", "--backend", "cpu", "-k", "*_f32_*_portable", "--list")
+        listed = self.run_ok("check", "--backend", "cpu", "-k", PORTABLE, "--list")
         lines = [line for line in listed.splitlines() if "check" in line]
         self.assertGreater(len(lines), 20)
         for line in lines[:: len(lines) // 4]:
@@ -726,7 +727,7 @@ class Judging(Cli):
         self.run_fails(FAILED, "nothing was checked", "check", "--backend", "cpu", "-k", "*_f32_*", "b1:h1:s8:d8")
 
     def test_reruns(self):
-        arguments = ("check", "--backend", "cpu", "-k", "*_f32_*_portable", "f32:b1:h1:s9:d8", "--inputs", "normal")
+        arguments = ("check", "--backend", "cpu", "-k", PORTABLE, "f32:b1:h1:s9:d8", "--inputs", "normal")
         self.assertEqual(self.json_of(*arguments, "--reruns", "5")["reruns"], 5)
         self.run_fails(USAGE, "reruns", *arguments, "--reruns", "0")
 
@@ -781,7 +782,7 @@ class Judging(Cli):
     def test_several_kernels(self):
         """Every -k counts, not the last one alone."""
         problem = "f32:b1:h1:s16:d16"
-        one, other = ("-k", "*_f32_*_portable"), ("-k", "*_f32_*_avx2")
+        one, other = ("-k", PORTABLE), ("-k", "fwd_simd_f32_*_avx2")
         seen = [{r["kernel"] for r in self.json_of("bench", "--backend", "cpu", "--quick", problem, *asked)}
                 for asked in (one, other, one + other)]
         self.assertEqual(seen[0] | seen[1], seen[2])
@@ -789,7 +790,7 @@ class Judging(Cli):
 
     def test_bench_modes(self):
         for mode, launches in ("stream", None), ("call", 200), ("call-single", 1):
-            record, = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "--mode", mode,
+            record, = self.json_of("bench", "--backend", "cpu", "--quick", "-k", PORTABLE, "--mode", mode,
                                    "f32:b1:h1:s16:d16")
             self.assertEqual(record["mode"], mode)
             self.assertEqual(record["discarded"], 0)
@@ -798,11 +799,26 @@ class Judging(Cli):
         self.run_fails(USAGE, "'warm' is unknown", "bench", "--mode", "warm")
         self.run_fails(USAGE, "--publish goes with --peers", "bench", "--publish")
 
+    def test_bench_lengths(self):
+        problem = "f32:b9:h1:s16/64:d16:kvlens"
+        asked = ("bench", "--backend", "cpu", "--quick", "-k", PORTABLE, "--lengths")
+        work = {}
+        for pattern in ("full", "skewed", "one-long"):
+            record, = self.json_of(*asked, pattern, problem)
+            self.assertEqual(record.get("lengths", "full"), pattern)
+            work[pattern] = record["tflops"] * record["p50_us"]
+        self.assertGreater(work["full"], work["skewed"])
+        self.assertGreater(work["skewed"], work["one-long"])
+        self.run_fails(USAGE, "'mixed-up' is unknown", *asked, "mixed-up")
+        for pattern, of, wanted in (("one-long", "f32:b9:h1:s16/64:d16", "kvlens or packed"),
+                                    ("mixed", problem, "packed queries")):
+            self.run_fails(CANNOT_RUN, f"--lengths {pattern} goes with {wanted}", *asked, pattern, of)
+
     def test_bench_rotating_and_cold(self):
         """Where the cache's size is known, these work; elsewhere, or with too small a problem, they say why not."""
-        rotating = ("bench", "--backend", "cpu", "--mode", "rotating", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+        rotating = ("bench", "--backend", "cpu", "--mode", "rotating", "-k", PORTABLE, "f32:b1:h1:s16:d16")
         self.run_fails(CANNOT_RUN, "rotating mode: ", *rotating)
-        cold = ("bench", "--backend", "cpu", "--quick", "--mode", "cold", "--json", "-k", "*_f32_*_portable",
+        cold = ("bench", "--backend", "cpu", "--quick", "--mode", "cold", "--json", "-k", PORTABLE,
                 "f32:b1:h1:s16:d16")
         done = execute(*cold)
         if done.returncode == CANNOT_RUN:
@@ -816,7 +832,7 @@ class Judging(Cli):
     def test_bench_paced_modes_are_about_gpus(self):
         for mode in "sustained", "full-clock":
             self.run_fails(CANNOT_RUN, f"{mode} mode: it is about a GPU's clock", "bench", "--backend", "cpu", "--mode",
-                           mode, "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+                           mode, "-k", PORTABLE, "f32:b1:h1:s16:d16")
 
     def test_host_cost(self):
         output = self.path / "host.json"
@@ -831,7 +847,7 @@ class Judging(Cli):
         self.run_fails(USAGE, "--host-cost goes with", "bench", "--host-cost", "--mode", "cold")
 
     def test_bench_json(self):
-        report = self.json_of("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s16:d16")
+        report = self.json_of("bench", "--backend", "cpu", "--quick", "-k", PORTABLE, "f32:b1:h1:s16:d16")
         self.assertTrue(report)
 
 
@@ -923,7 +939,7 @@ class Outputs(Cli):
         except OSError:
             return  # not root, or a file system without devices
         self.run_ok(*self.inputs, "-o", null, "--lse", null)
-        self.run_ok("bench", "--backend", "cpu", "--quick", "-k", "*_f32_*_portable", "f32:b1:h1:s4:d8", "-o", null)
+        self.run_ok("bench", "--backend", "cpu", "--quick", "-k", PORTABLE, "f32:b1:h1:s4:d8", "-o", null)
         self.run_fails(FILE, "a character device", "wisdom", "measure", "-o", null)
         self.assertTrue(null.is_char_device())
 

@@ -1,9 +1,10 @@
-/* Caches on the cuda backend against the cpu backend: every line for GPUs that serves pages or keys of another type, on
- * random calls: pages in no order and shared, numbers in the table and rows behind the last key that name nothing or
- * hold NaNs, lengths from none on, packed queries, scales of heads. Each plan's call is captured into a graph while the
- * device holds no lengths, offsets or pages, and the graph is replayed with some, and with others again: what the host
- * would read during the capture, or a kernel leave behind, shows. Of ACR_INVARIANT each entry has the same bits alone,
- * among fewer keys. Over the fake driver the PTX machine executes it.
+/* Caches on the cuda backend against the cpu backend: every line for GPUs that serves pages or keys of another type,
+ * those that are not listed yet too (unlisted.def), on random calls: pages in no order and shared, numbers in the table
+ * and rows behind the last key that name nothing or hold NaNs, lengths from none on, packed queries, scales of heads;
+ * in the end an entry whose pages do not exist, beside which the others' rows stay right. Each plan's call is captured
+ * into a graph while the device holds no lengths, offsets or pages, and the graph is replayed with some, and with
+ * others again: what the host would read during the capture, or a kernel leave behind, shows. Of ACR_INVARIANT each
+ * entry has the same bits alone, among fewer keys. Over the fake driver the PTX machine executes it.
  *
  *     caches KERNELS PROBLEM...      each line whose name has KERNELS in it, on the problems that it serves
  *
@@ -112,6 +113,35 @@ static void fill_inputs(cache_case *c)
     for (acr__buffer i = ACR__O; i <= ACR__LSE; i++)
         if (c->host[i])
             memset(c->host[i], 0xff, (size_t)c->bytes[i]);
+}
+
+/* The entry whose table names pages that there are not, in the last replay. */
+enum {
+    SPOILT = 1
+};
+
+static void spoil_table(cache_case *c)
+{
+    const int64_t stride = c->rows.table_stride;
+    int32_t *table = (int32_t *)c->host[ACR__PAGE_TABLE] + SPOILT * stride;
+    for (int64_t i = 0; i * c->problem.page < ((int32_t *)c->host[ACR__KV_LENS])[SPOILT]; i++)
+        table[i] = i % 3 == 0 ? (int32_t)c->rows.pages : i % 3 == 1 ? INT32_MIN : table[i];
+}
+
+/* What the spoilt entry's rows hold is left open: zeros take its place. */
+static void forget_spoilt(const cache_case *c, void *o, float *lse)
+{
+    const acr_problem *p = &c->problem;
+    const bool is_packed = p->flags & ACR_PACKED;
+    const int32_t *offsets = c->host[ACR__Q_OFFSETS];
+    const int64_t first = is_packed ? offsets[SPOILT] : 0, end = is_packed ? offsets[SPOILT + 1] : p->q_len;
+    for (int64_t h = 0; h < p->q_heads; h++)
+        for (int64_t row = first; row < end; row++) {
+            for (int64_t d = 0; d < p->v_dim; d++)
+                acr__store_element(p->out_dtype, o, element_of(&p->o, is_packed ? 0 : SPOILT, h, row, d), 0.0);
+            if (lse)
+                lse[is_packed ? h * c->rows.q + row : (SPOILT * p->q_heads + h) * p->q_len + row] = 0.0f;
+        }
 }
 
 static cache_case make_case(const char *text)
@@ -262,10 +292,15 @@ static bool runs_alike(cache_case *c, acr_ctx *cpu, acr_ctx *cuda, const acr__ke
     start_executor(&on_cpu, cpu, c, NULL);
     start_executor(&on_cuda, cuda, c, kernel);
     capture(&on_cuda, c);
-    for (int replay = 0; replay < 2; replay++) {
+    const int can_spoil = c->host[ACR__PAGE_TABLE] && c->problem.batch > SPOILT;
+    for (int replay = 0; replay < 2 + can_spoil; replay++) {
         fill_inputs(c);
+        if (replay == 2)
+            spoil_table(c);
         execute(&on_cpu, c, o[0], lse[0]);
         execute(&on_cuda, c, o[1], lse[1]);
+        for (int i = 0; replay == 2 && i < 2; i++)
+            forget_spoilt(c, o[i], lse[i]);
         const acr_dtype type = c->problem.out_dtype;
         const double apart = greatest_difference(type, o[0], o[1], c->bytes[ACR__O] / acr__dtype_bytes(type)),
                      lse_apart = lse[0] ? greatest_difference(ACR_F32, lse[0], lse[1], c->bytes[ACR__LSE] / 4) : 0.0;

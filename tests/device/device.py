@@ -6,9 +6,11 @@
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES kernel:NAME:ARCH  one kernel, whose image is for ARCH, say 80
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES flaws     kernels with a fault made into them must fail
     device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES races     each wait that is taken out of a kernel must be missed
-    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    what isolation.c checks, and that it finds faults
+    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation_hopper  what isolation.c checks on sm_90
+    device.py ISOLATION FAKE_DRIVER_FOLDER IMAGES isolation    the same elsewhere, and that it finds faults
     device.py OPS FAKE_DRIVER_FOLDER IMAGES ops          what ops.c checks; one:ops a few of its cases
     device.py CACHES FAKE_DRIVER_FOLDER IMAGES caches    what caches.c checks
+    device.py PROGRAM FAKE_DRIVER_FOLDER IMAGES unlisted ISOLATION  lines of unlisted.def; both kinds of checks
 
 A failure prints the command that repeats it, its environment included. FAKE_CUDA_RACES=1 in the environment looks for
 races in every order, not in one of them only."""
@@ -56,6 +58,9 @@ BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d
 BIAS_TILES = ["b2:h2:s200/520:d{d}:mask/0,0,528:lse", "b1:h2:s140/390:d{d}:causal:bias-bf16/0,0,392:lse",
               "b2:h2/1:s140/270:d{d}:bias-f16/0,38080,272:kvlens", "b2:h1:s200/390:d{d}:mask/390,0,0",
               "b1:h2:s150/261:d{d}:bias-bf16/0,0,261", "b1:h2:s150/261:d{d}:mask/0,39150,261:causal-tl:lse"]
+# What the survey sees lies behind the keys that the rule or a key length leaves.
+BIAS_BEHIND = ["b1:h1:s1/389:d{d}:causal-tl:mask/0,0,0", "b3:h5:s259/131:d{d}:causal:mask/0,33929,131:kvlens",
+               "b3:h4/1:s400/129:d{d}:win128:mask/0,51600,129:lse:kvlens"]
 # A running maximum that has to begin late, of kernels that take the first keys' for the row's.
 LATE_MAXIMA = ["b1:h2:s70/256:d{d}", "b1:h2:s70/512:d{d}"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
@@ -78,6 +83,10 @@ TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b1:h2:s40/150:d{d}:causal:win4
          "b2:h2:s70/130:d{d}:causal:kvstarts:chunk32:lse", "b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133",
          "b2:h2:s33/133:d{d}:mask/4389,0,133:lse", "b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134"]
 PACKED_TERMS = ["b3:h2:s70/50:d{d}:causal:bshd:packed:cap50:sinks:alibi:ranges2:lse"]
+# Of lines for any keys, every term but biases and the tree: keys plain, packed, and in pages.
+ANY_KEYS = [*TERMS[:3], TERMS[4], *PACKED_TERMS, "b2:h4/2:s70/330:d{d}:kvlens:causal:sinks:alibi:page128:lse",
+            "b3:h2/1:s150/290:d{d}:kvlens:causal:win90:cap30:sinks:page16:bshd:packed:lse",
+            "b1:h16/2:s150/170:d{d}:causal-tl:win128:sinks"]
 DECODING_TERMS = ["b2:h8/2:s1/300:d{d}:lse:kvlens:cap30:sinks", "b1:h4/1:s5/313:d{d}:causal:win100:alibi:lse:sinks",
                   "b2:h4/1:s6/130:d{d}:causal:ranges2:tree", "b2:h4/2:s3/200:d{d}:kvstarts:lse:causal:chunk100",
                   "b2:h4/2:s3/133:d{d}:bias-f32/0,399,133", "b2:h4/2:s3/134:d{d}:bias-bf16/0,402,134:causal",
@@ -147,7 +156,9 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
-              (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER], problems(BIAS_TILES[:2], [128], ["bf16"]))] +
+              (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE, EAGER], problems(BIAS_BEHIND, [64], ["f16"])),
+              (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER],
+               problems(BIAS_TILES[:2] + BIAS_BEHIND[:2], [128], ["bf16"]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_sm90a", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_kv8_*", orders, problems(NARROW_PROMPTS, [d]))
@@ -439,7 +450,7 @@ ISOLATED = [(80, 4, "fwd_mma_*", ["f16", "bf16"]), (80, 4, "fwd_simt_*", ["f32",
             (90, 8, "fwd_decode_*", ["f16", "bf16"]), (90, 2, "fwd_wgmma_*", ["f16", "bf16"]),
             (90, 4, "fwd_short_*", ["f16", "bf16", "e4m3"]),
             (90, 4, "fwd_short_*_exact_*", ["f16", "bf16"], ["b1:h1:s512:d64:causal"]),
-            (90, 2, "fwd_fp8_*", ["e4m3", "e4m3:obf16"]),
+            (90, 2, "fwd_fp8_*", ["e4m3"]), (90, 2, "fwd_fp8_*", ["e4m3:obf16"], EDGES[:3]),
             (89, 4, "fwd_mma8_*", ["e4m3", "e4m3:obf16"]), (89, 4, "fwd_simt_*", ["e4m3"])]
 # Of kernels that split keys, on few SMs: contexts of several tiles a split, whose tails end in every group of four keys
 # of a tile.
@@ -500,9 +511,9 @@ def isolate_gradients(program, chosen, kernel, inputs):
     return isolate(program, chosen, kernel, inputs, SPOILT_GRADIENTS)
 
 
-def run_isolation(program, driver, images):
+def run_isolation(program, driver, images, lists):
     failures = 0
-    for runs, listed in [(isolate, x) for x in ISOLATED] + [(isolate_rows, x) for x in INDEPENDENT]:
+    for runs, listed in lists:
         arch, sms, kernels, dtypes, *edges = listed
         began = time.monotonic()
         done, shown = runs(program, environment(driver, images, arch, sms, LATE_WITHOUT_RACES), kernels, dtypes,
@@ -512,7 +523,17 @@ def run_isolation(program, driver, images):
             print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
         summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
         print(f"sm_{arch} {kernels}: {summary}; {time.monotonic() - began:.1f} s", flush=True)
-    return (failures + run_flaws(program, driver, images, ISOLATION_FLAWS, isolate) +
+    return failures
+
+
+def run_isolation_on_hopper(program, driver, images):
+    return run_isolation(program, driver, images, [(isolate, x) for x in ISOLATED if x[0] == 90])
+
+
+def run_isolation_elsewhere(program, driver, images):
+    lists = [(isolate, x) for x in ISOLATED if x[0] != 90] + [(isolate_rows, x) for x in INDEPENDENT]
+    return (run_isolation(program, driver, images, lists) +
+            run_flaws(program, driver, images, ISOLATION_FLAWS, isolate) +
             run_flaws(program, driver, images, GRADIENT_FLAWS, isolate_gradients) +
             run_flaws(program, driver, images, ROW_FLAWS, isolate_rows))
 
@@ -562,7 +583,15 @@ CACHES = [(80, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4
                          "bf16:b3:h2/1:s140/300:d128:causal:win90:lse:bshd:packed:kvlens:page64",
                          "bf16:b4:h2/1:s40/200:d128:causal:lse:bshd:packed:kvlens:page8:kv-e4m3"], "fwd_wgmma"),
           (90, 8, LATE, ["f16:b3:h16/1:s1/900:d576/512:v-in-k:kvlens:page64:lse",
-                         "f16:b3:h32/1:s3/300:d520/400:v-in-k:causal:lse:bshd:packed:kvlens:page16"], "_mla_")]
+                         "f16:b3:h32/1:s3/300:d520/400:v-in-k:causal:lse:bshd:packed:kvlens:page16"], "_mla_"),
+          (90, 8, LATE, ["f16:b3:h8/2:s1/300:d64:lse:kvlens:page16", "bf16:b4:h4/1:s5/75:d128:causal:lse:kvlens:page1",
+                         "f16:b2:h2:s3/140:d128:causal:win40:lse:kvlens:page7",
+                         "f16:b4:h4/2:s4/130:d64:causal:lse:bshd:packed:kvlens:page8"], "fwd_decode"),
+          (90, 2, LATE_TOO, ["bf16:b3:h4/1:s1/1300:d64:lse:kvlens:page3", "f16:b2:h2/1:s1/900:d112/80:kvlens:page128"],
+           "fwd_decode"),
+          (90, 32, EAGER, ["f16:b3:h4/1:s1/2100:d128:lse:kvlens:page128",
+                           "bf16:b3:h4/1:s2/4500:d128:causal:lse:bshd:packed:kvlens:page16",
+                           "f16:b2:h2/1:s1/5000:d64:lse:kvlens:page5"], "fwd_decode")]
 
 
 def run_caches(program, driver, images):
@@ -577,10 +606,72 @@ def run_caches(program, driver, images):
     return failures
 
 
+# ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
+
+# The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
+UNLISTED_WGMMA = [
+    ("fwd_wgmma_f16_d64_128x128_s3_terms_sm90a", 2, [LATE],
+     problems(ANY_KEYS, [64], ["f16"]),
+     problems(["b1:h2:s70/130:d{d}:causal:sinks", "b2:h4/2:s65/97:d{d}:kvlens:cap30:win40/9",
+               "b2:h2:s70/200:d{d}:causal:kvstarts:cap30", "b1:h1:s200/330:d{d}:causal:chunk100"], [64], ["f16"]), []),
+    ("fwd_wgmma_bf16_d128_128x128_s2_terms_sm90a", 2, [LATE_TOO],
+     problems([*ANY_KEYS[:3], *ANY_KEYS[4:7]], [128], ["bf16"]), [], []),
+]
+
+# Softcap, sinks and limits of fwd_short: starts behind the first keys, rows without a key but their sink; last, tiles
+# whose rows are of two chunks, so that some have no reference at first, which large scores show.
+SHORT_TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b2:h4/1:s65/97:d{d}:kvlens:causal:sinks",
+               "b2:h2:s100/600:d{d}:causal:kvstarts:lse:sinks:cap50", "b1:h2:s200/400:d{d}:causal:chunk300:sinks",
+               "b2:h2:s150/260:d{d}:kvstarts:chunk64:kvlens:lse", "b1:h2:s150/40:d{d}:causal-tl:win7:lse:sinks",
+               "b1:h16/2:s100/300:d{d}:causal:win128:sinks:lse", "b1:h2:s200/400:d{d}:causal:chunk300:lse"]
+UNLISTED_SHORT = [
+    (f"fwd_short_{dtype}_d64_64x128_s4_ring_window_terms_sm90a", 4, orders, problems(SHORT_TERMS, [64], [dtype]),
+     problems(["b1:h2:s70/130:d{d}:causal:sinks", "b2:h4/2:s65/97:d{d}:kvlens:cap30:win40/9",
+               "b2:h2:s70/200:d{d}:causal:kvstarts:cap30", "b1:h1:s200/330:d{d}:causal:chunk100"], [64], [dtype]),
+     problems(SHORT_TERMS[-1:], [64], [dtype]))
+    for dtype, orders in (("f16", [LATE]), ("bf16", [EAGER]))
+]
+
+UNLISTED_GRADIENTS = [
+    ("bwd_wgmma_bf16_d256_64x64_s2_sm90a", 2, [LATE], problems(GRADIENTS[:4], [256], ["bf16"]),
+     [f"bwd:bf16:{edge.removeprefix('bwd:').replace('d64', 'd256')}" for edge in SPOILT_GRADIENTS], []),
+    ("bwd_wgmma_bf16_d256_64x64_s2_sm90a", 4, [EAGER], problems(GRADIENTS[:1], ["136/200"], ["bf16"]), [], []),
+    ("bwd_wgmma_f16_d256_64x64_s2_packed_sm90a", 2, [EAGER], problems(OTHER_GRADIENTS[:2], [256], ["f16"]),
+     ["bwd:b2:h1:s70/90:d256:causal:bshd:packed"], []),
+    ("bwd_wgmma_bf16_d256_64x64_s2_cap_sm90a", 2, [LATE], problems(OTHER_GRADIENTS[2:], [192], ["bf16"]),
+     ["bwd:bf16:b1:h1:s33/70:d256:causal:cap5"], []),
+]
+
+UNLISTED = [*UNLISTED_WGMMA, *UNLISTED_SHORT, *UNLISTED_GRADIENTS]
+
+
+def run_unlisted(program, driver, images, isolation):
+    failures = 0
+    for name, sms, orders, asked, edges, large in UNLISTED:
+        check = [program, "check", "--backend", "cuda", "--threads", "2", "-k", name, "--inputs"]
+        runs = [(order, [*check, inputs, *cases],
+                 f"{len(cases)} cases passed, 0 failed")
+                for order, inputs, cases in [*((order, "normal", asked) for order in orders),
+                                             (orders[0], "large", large)] if cases]
+        if edges:
+            runs.append((LATE_WITHOUT_RACES, [isolation, "cuda", name, *edges], " 0 failed"))
+        for order, command, wanted in runs:
+            began = time.monotonic()
+            done, shown = execute(command, environment(driver, images, 90, sms, order))
+            summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+            if done.returncode != 0 or wanted not in summary:
+                failures += 1
+                print(f"FAILED: {shown}\n{done.stdout}{done.stderr}", flush=True)
+            print(f"{name} seed {order[0]} eager {order[1]}: {summary}; {time.monotonic() - began:.1f} s", flush=True)
+    return failures
+
+
 def main():
     program, driver, images, name = sys.argv[1:5]
-    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation, "ops": run_ops, "caches": run_caches,
-               "one:ops": lambda *where: run_ops(*where, OPS_QUICK)}
+    special = {"flaws": run_flaws, "races": run_races, "isolation": run_isolation_elsewhere,
+               "isolation_hopper": run_isolation_on_hopper, "ops": run_ops, "caches": run_caches,
+               "one:ops": lambda *where: run_ops(*where, OPS_QUICK),
+               "unlisted": lambda *where: run_unlisted(*where, sys.argv[5])}
     failures = special[name](program, driver, images) if name in special else run_group(program, driver, images, name)
     return 1 if failures else 0
 

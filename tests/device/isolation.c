@@ -269,6 +269,14 @@ static acr_buffers add_inputs(tensors *t, const reference *ref)
     b.q_scales = add_numbers(t, ref->buffers.q_scales, p->batch * p->kv_heads);
     b.k_scales = add_numbers(t, ref->buffers.k_scales, p->batch * p->kv_heads);
     b.v_scales = add_numbers(t, ref->buffers.v_scales, p->batch * p->kv_heads);
+    for (acr__buffer i = ACR__TERMS; i < ACR__TERMS_END; ++i) {
+        const size_t at = acr__buffer_fields[i].in_buffers;
+        const void *content = acr__pointer_at(&ref->buffers, at);
+        if (content) {
+            const int64_t bytes = acr__buffer_bytes(p, i, reference_extents(ref));
+            acr__set_pointer_at(&b, at, add_tensor(t, content, (size_t)bytes));
+        }
+    }
     return b;
 }
 

@@ -1,5 +1,6 @@
 /* How fast acr_append and acr_merge are on a GPU: microseconds a call, back to back in a replayed graph, and the bytes
- * that a call must read and write beside them, as a part of what memory passes. Calls of more than the L2 cache.
+ * that a call must read and write beside them, as a part of what memory passes. Calls of more than the L2 cache, and
+ * steps of decoding, which latencies bound. What was predicted: src/cuda/ops/lab.md.
  *
  *     op_rates [PEAK [PART]]      PEAK: bytes a second of the GPU's memory, 4.8e12 if not given; PART: of the rows one
  *                                 in so many, for a look over the fake driver
@@ -202,6 +203,10 @@ int main(int argc, char **argv)
     time_merge(&g, ACR_F32, ACR_F16, 2, 1 << 10);
     time_append(&g, ACR_F16, 16, 2048, 0);
     time_append(&g, ACR_E4M3, 16, 2048, 0);
+    time_append(&g, ACR_F16, 4, 2048, 0);
+    time_append(&g, ACR_E4M3, 4, 2048, 0);
+    time_append(&g, ACR_F16, 32, 1, 2047);
+    time_append(&g, ACR_E4M3, 32, 1, 2047);
     time_append(&g, ACR_F16, 128, 1, 2047);
     time_append(&g, ACR_E4M3, 128, 1, 2047);
     acr_ctx_destroy(g.ctx);

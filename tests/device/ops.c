@@ -3,10 +3,13 @@
  *
  *     ops [FIRST COUNT]      the cases with these numbers of both, 0 and 40 if not given
  *
+ * And that no CTA of an append is without work.
+ *
  * Prints each failure and then "N cases passed, M failed"; exits 0 when all passed and there were any. */
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cuda/ops/ops.h"
 #include "op_cases.h"
 
 typedef struct tally {
@@ -42,6 +45,57 @@ static void check_case(tally *t, op_case *c, uint64_t seed, acr_ctx *cpu, acr_ct
     op_case_free(c);
 }
 
+/* ---- Launches ---- */
+
+typedef struct shape {
+    int32_t q_heads, kv_heads, qk_dim, v_dim, rope_dim; /* 0 heads: none */
+    int32_t is_wide;
+    acr_dtype dtype;
+    uint32_t ctas; /* of a token, by hand */
+} shape;
+
+/* A thread's share of a token's work is a unit: of two heads 16 bytes of what is copied, both halves of as many pairs
+ * of what is rotated. A CTA has 256 threads. */
+static const shape shapes[] = {
+    {32, 8, 128, 128, 128, 1, ACR_F16, 1},   /* 16 * 8 units of q, 4 * 8 of k, 4 * 16 of v */
+    {0, 33, 128, 128, 0, 1, ACR_BF16, 3},    /* 17 * 16 of k and of v */
+    {32, 8, 128, 128, 64, 1, ACR_F32, 3},    /* 16 * 24 + 4 * 24 + 4 * 32 */
+    {128, 1, 576, 512, 64, 1, ACR_BF16, 18}, /* 64 * 68 + 68 + 64 */
+    {4, 2, 20, 24, 20, 0, ACR_F16, 1},       /* 2 * 10 + 10 + 24 */
+    {40, 7, 20, 24, 20, 0, ACR_F16, 2},      /* 20 * 10 + 4 * 10 + 4 * 24 */
+};
+
+static void check_launches(tally *t)
+{
+    static char memory; /* stands for a tensor: only whether there is one counts */
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        const shape *s = &shapes[i];
+        const append_args a = {.q = s->q_heads ? &memory : NULL,
+                               .k = &memory,
+                               .v = &memory,
+                               .rows = 77,
+                               .q_heads = s->q_heads,
+                               .kv_heads = s->kv_heads,
+                               .qk_dim = s->qk_dim,
+                               .v_dim = s->v_dim,
+                               .rope_dim = s->rope_dim,
+                               .dtype = (int32_t)s->dtype,
+                               .is_wide = s->is_wide};
+        const acr__op_call call = {.op = ACR__OP_APPEND, .dtype = s->dtype, .append = &a};
+        acr__launch launch;
+        acr__cuda_op_shape(&launch, &call);
+        if (launch.grid[0] == 77 && launch.grid[1] == s->ctas && launch.grid[2] == 1 && launch.block == 256) {
+            t->passed++;
+            continue;
+        }
+        t->failed++;
+        printf("FAIL launch %d: {%u, %u, %u} of %u, not {77, %u, 1} of 256\n", (int)i, launch.grid[0], launch.grid[1],
+               launch.grid[2], launch.block, s->ctas);
+    }
+}
+
+/* ---- The program ---- */
+
 static acr_ctx *open_backend(const char *backend)
 {
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
@@ -61,6 +115,7 @@ int main(int argc, char **argv)
                    count = argc > 2 ? strtoull(argv[2], NULL, 10) : 40;
     acr_ctx *cpu = open_backend("cpu"), *cuda = open_backend("cuda");
     tally t = {0, 0};
+    check_launches(&t);
     for (uint64_t seed = first; seed < first + count; seed++) {
         check_case(&t, op_case_merge(seed, 1), seed, cpu, cuda);
         check_case(&t, op_case_append(seed, 1), seed, cpu, cuda);

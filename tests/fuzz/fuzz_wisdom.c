@@ -48,10 +48,19 @@ static acr_status check_fact(void *user, const char *device_key, const acr__fact
     return ACR_OK;
 }
 
+static acr_status check_link(void *user, const char *device_key, const acr_link *link)
+{
+    ++*(uint32_t *)user;
+    REQUIRE(device_key[0] != '\0');
+    REQUIRE(!acr__link_why_not(link));
+    return ACR_OK;
+}
+
 static void check_text(const char *text, size_t size)
 {
+    static const acr__wisdom_visitor visitor = {check_fact, check_link};
     uint32_t visited = 0, counted = 0;
-    const acr_status status = acr__wisdom_parse(text, size, check_fact, &visited);
+    const acr_status status = acr__wisdom_parse(text, size, &visitor, &visited);
     REQUIRE(status == ACR_OK || status == ACR_FORMAT);
     REQUIRE(status == ACR_OK || strstr(acr_last_error(), "line "));
     REQUIRE(acr__wisdom_check(text, size, &counted) == status);

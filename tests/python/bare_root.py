@@ -4,7 +4,7 @@
 For each CPython from 3.10 on that is here a folder is made that holds that interpreter, its standard library, its pip,
 the C library, and nothing else; there, as in an empty container, without network, pip installs the wheel, and a program
 without NumPy computes attention with it. Prints what it found and how long installing took; fails when an interpreter
-fails, exits with 77 when there is none or no way to change the root."""
+fails, exits with 77 when the oldest one or 3.13 is not here, or when there is no way to change the root."""
 import glob
 import os
 import pathlib
@@ -16,6 +16,7 @@ import tempfile
 import time
 
 OLDEST, NEWEST = 10, 15  # minor versions that are looked for
+WANTED = (OLDEST, 13)  # without these the check is not whole
 WHERE = "import sys, sysconfig; print(sysconfig.get_path('stdlib'), sysconfig.get_path('platstdlib'), sys.base_prefix)"
 
 # What a user without NumPy can do: tensors that ctypes owns, handed over by DLPack.
@@ -56,7 +57,7 @@ except TypeError as error:
 
 
 def interpreters():
-    """The path of one interpreter for each minor version that is here and has pip."""
+    """Minor version and path of one interpreter for each version that is here and has pip."""
     for minor in range(OLDEST, NEWEST + 1):
         name = f"python3.{minor}"
         pyenv = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/{name}")))
@@ -64,7 +65,7 @@ def interpreters():
         for place in filter(None, places):
             asked = subprocess.run([place, "-I", "-c", "import pip"], capture_output=True)
             if asked.returncode == 0:
-                yield os.path.realpath(place)
+                yield minor, os.path.realpath(place)
                 break
 
 
@@ -129,16 +130,16 @@ def check(python, wheel):
 
 def main():
     wheel = pathlib.Path(sys.argv[1]).resolve()
-    found = list(interpreters())
-    if not found:
-        print(f"skipped: no CPython from 3.{OLDEST} on with pip is here")
-        return 77
-    for python in found:
+    found = dict(interpreters())
+    for python in found.values():
         wrong = check(python, wheel)
         if wrong:
             print(f"{python}: {wrong}")
             return 1
-    return 0
+    missing = [f"3.{minor}" for minor in WANTED if minor not in found]
+    if missing:
+        print(f"skipped: no CPython {' and '.join(missing)} with pip is here")
+    return 77 if missing else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 what is restored. Needs the installed package and PyTorch."""
 import concurrent.futures
 import contextlib
+import re
 import subprocess
 import sys
 import unittest
@@ -392,6 +393,52 @@ class OnStack(unittest.TestCase):
         (arguments, keywords), = self.calls
         self.assertTrue(arguments[0] == "keys" and arguments[1] is q)
         self.assertEqual((arguments[4:], keywords), ((None, True, 0.5, False), {"scale": 0.25}))
+
+    def test_every_argument_is_handed_over(self):
+        """All that the schemas have comes to ATen's kernel, by place or by name, and its results come back."""
+        made = {"Tensor": lambda: normal(1, 2, 16, 64), "Optional[Tensor]": lambda: normal(1, 2, 16, 64),
+                "bool": lambda: True, "int": lambda: 7, "Optional[int]": lambda: 3, "float": lambda: 0.5,
+                "Optional[float]": lambda: 0.25}
+        for name, _ in _aten.OPERATORS:
+            with self.subTest(name):
+                del self.calls[:]
+                schema = torch._C._get_schema(f"aten::{name}", "")
+                given = {x.name: made[str(x.type)]() for x in schema.arguments}
+                results = tuple(made[str(x.type)]() for x in schema.returns)
+                names = {x.name for x in schema.arguments if x.kwarg_only}
+                places = [value for key, value in given.items() if key not in names]
+                with self.registered(name, lambda *a, **k: results) as operator:
+                    found = operator(*places, **{key: given[key] for key in names})
+                (arguments, keywords), = self.calls
+                self.assertEqual((arguments[0], len(arguments), keywords.keys()), ("keys", len(places) + 1, names))
+                for a, b in [*zip(arguments[1:], places), *((keywords[key], given[key]) for key in names),
+                             *zip(found, results)]:
+                    self.assertEqual(type(a), type(b))
+                    self.assertEqual(*((x.data_ptr() if isinstance(x, torch.Tensor) else x) for x in (a, b)))
+
+    def test_random_states_are_not_written(self):
+        """Nothing is dropped: on a GPU clearing them would be launches of their own. Without a backward pass all calls
+        have the same."""
+        q, cum = normal(1, 2, 32, 64), packed_offsets(32)
+        rows = q[0].transpose(0, 1).contiguous()
+        for name, states, calls in (
+                ("_scaled_dot_product_flash_attention", (6, 7), [(q, q, q)]),
+                ("_scaled_dot_product_cudnn_attention", (6, 7), [(q, q, q, None, lse) for lse in (False, False, True)]),
+                ("_scaled_dot_product_efficient_attention", (2, 3),
+                 [(q, q, q, None, lse) for lse in (False, False, True)]),
+                ("_flash_attention_forward", (2, 3), [(rows, rows, rows, cum, cum, 32, 32, 0.0, False, False)])):
+            with self.subTest(name), self.registered(name) as operator:
+                operator(*calls[0])  # the first makes what the others share
+                with torch.profiler.profile() as profile:
+                    found = [operator(*arguments) for arguments in calls]
+                    torch.empty(1)
+                kinds = {event.key for event in profile.key_averages() if event.key.startswith("aten::")}
+                self.assertLessEqual({f"aten::{name}", "aten::empty"}, kinds)  # the profiler looked
+                self.assertEqual([kind for kind in kinds if re.search("zero|fill|ones|full|copy|random", kind)], [])
+                places = [tuple(results[i].data_ptr() for i in states) for results in found]
+                if len(calls) == 3:
+                    self.assertEqual(places[0], places[1])
+                    self.assertEqual(len({places[0][0], *places[2]}), 3)
 
     def test_exceptions_keep_their_type(self):
         """C++ carries them from the operator to Python, under every mode."""

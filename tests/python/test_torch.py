@@ -170,7 +170,7 @@ class Packed(unittest.TestCase):
     def test_names_of_flash_attention(self):
         found = acromion.sdpa(self.q, self.k, self.v, cu_seqlens_q=self.offsets[0], cu_seqlens_k=self.offsets[1],
                               max_seqlen_q=33, max_seqlen_k=70, enable_gqa=True, return_lse=True)
-        torch.testing.assert_close(found, self.packed(), atol=0, rtol=0)
+        torch.testing.assert_close(found, self.packed(max_q_len=33, max_kv_len=70), atol=0, rtol=0)
         with self.assertRaisesRegex(TypeError, "multiple values for argument 'q_offsets'"):
             acromion.sdpa(self.q, self.k, self.v, q_offsets=self.offsets[0], cu_seqlens_q=self.offsets[0])
 

@@ -273,9 +273,13 @@ op_case *op_case_append(uint64_t seed, int is_small)
     a->batch = between(&g, 1, 5);
     a->len = chance(&g, 2) ? 1 : between(&g, 1, is_small ? 7 : 40);
     const int has_k = !chance(&g, 8), has_v = !has_k || !chance(&g, 8), has_q = chance(&g, 2);
-    a->kv_heads = between(&g, 1, 3);
-    a->q_heads = has_q ? a->kv_heads * between(&g, 1, 3) : 0;
-    a->qk_dim = chance(&g, 2) ? 16 * between(&g, 1, is_small ? 5 : 9) : between(&g, 2, is_small ? 40 : 150);
+    /* Some tokens are as long as an engine's: a GPU divides them over several CTAs. */
+    const int is_long = chance(&g, 5);
+    a->kv_heads = is_long ? 8 : between(&g, 1, 3);
+    a->q_heads = has_q ? a->kv_heads * between(&g, 1, is_long ? 5 : 3) : 0;
+    a->qk_dim = is_long         ? 16 * between(&g, 5, 8)
+                : chance(&g, 2) ? 16 * between(&g, 1, is_small ? 5 : 9)
+                                : between(&g, 2, is_small ? 40 : 150);
     a->v_dim = chance(&g, 3) ? between(&g, 1, 100) : a->qk_dim;
     const int64_t unit = a->qk_dim % 16 == 0 && !chance(&g, 4) ? 8 : 1;
     a->alignment = unit == 8 && !chance(&g, 4) ? 0 : 4;

@@ -65,7 +65,8 @@ def allowed_core(path, name, quoted):
 def allowed_cpu(path, name, quoted):
     """src/cpu: the core's contracts and its own headers; never cuda."""
     if quoted:
-        own = {"threads.h", "cpu/threads.h", "cpu/simd.h", "cpu/ops.h", "cpu/ops/element.h"}
+        own = {"threads.h", "cpu/threads.h", "cpu/block.h", "cpu/entry.h", "cpu/simd.h", "cpu/ops.h",
+               "cpu/ops/element.h"}
         return name == "acromion.h" or name in CORE or name in own
     return is_posix(name) or name in PROCESSOR
 
@@ -94,13 +95,14 @@ def room_of(header):
 
 
 def allowed_rooms(path, name, quoted):
-    """workbench, search, cli: the library's public header and its internal interface, their own folder, those below it
-    in the order of ROOMS; JSON, SQLite."""
+    """workbench, search, cli: the libraries' public headers and the internal interface, their own folder, those
+    below it in the order of ROOMS; JSON, SQLite."""
     if not quoted:
         return is_posix(name) or name in PROCESSOR | LINUX | {"jansson.h", "xxhash.h", "sqlite3.h"}
     here = room_of(path.relative_to(ROOT))
     if "/" not in name:
-        return name in {"acromion.h", "internal.h", "kernels.def", "build_info.h"} or (path.parent / name).exists()
+        ours = {"acromion.h", "acromion_nccl.h", "internal.h", "kernels.def", "build_info.h"}
+        return name in ours or (path.parent / name).exists()
     room = room_of("workbench/" + name if name in WORKBENCH else name)
     return (ROOT / room).is_dir() and room in ROOMS and here in ROOMS and ROOMS.index(room) < ROOMS.index(here)
 
@@ -112,11 +114,11 @@ def allowed_device(path, name, quoted):
 
 def allowed_tests(path, name, quoted):
     """tests: anything of ours; cmocka, JSON and SQLite to read what the workbench writes, and XLA's header, with which
-    python/src/xla_ffi.h is compared."""
+    python/src/xla_ffi.h is compared; what the build takes out of a page."""
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
         ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | EXTENSION | {"acromion.h", "cuda/driver.h"}
-        ours |= {"dist/" + header for header in DIST}
+        ours |= {"cuda/ops/ops.h", "fork/function.h", "fork/lines.h"} | {"dist/" + header for header in DIST}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
     return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xla/ffi/api/c_api.h"}
 

@@ -146,6 +146,42 @@ static void tables_have_what_kernels_get_wrong(void **state)
     reference_destroy(ref);
 }
 
+/* The patterns that bench offers, and that a pool holds no more pages than its entries have keys. */
+static void lengths_follow_their_pattern(void **state)
+{
+    (void)state;
+    static const struct {
+        length_pattern pattern;
+        int32_t q_begins[10], kv_lens[9];
+        int64_t pages;
+    } cases[] = {
+        {LENGTHS_FULL,
+         {0, 64, 128, 192, 256, 320, 384, 448, 512, 576},
+         {640, 640, 640, 640, 640, 640, 640, 640, 640},
+         9 * 40},
+        {LENGTHS_SKEWED, /* factors of 64^(1/8) = 1.68 */
+         {0, 1, 3, 6, 11, 19, 32, 55, 93, 157},
+         {10, 17, 28, 48, 80, 135, 226, 381, 640},
+         1 + 2 + 2 + 3 + 5 + 9 + 15 + 24 + 40},
+        {LENGTHS_ONE_LONG, {0, 64, 65, 66, 67, 68, 69, 70, 71, 72}, {640, 10, 10, 10, 10, 10, 10, 10, 10}, 40 + 8},
+        {LENGTHS_MIXED,
+         {0, 64, 65, 66, 67, 68, 69, 70, 71, 135},
+         {640, 640, 640, 640, 640, 640, 640, 640, 640},
+         9 * 40},
+    };
+    const acr_problem p = canonical_of("f16:b9:h1:s64/640:d8:kvlens:page16:bshd:packed");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        reference *ref = reference_of(&p, INPUT_NORMAL, cases[i].pattern, 1);
+        const acr_buffers *b = &ref->buffers;
+        assert_memory_equal(b->q_offsets, cases[i].q_begins, sizeof cases[i].q_begins);
+        assert_memory_equal(b->kv_lens, cases[i].kv_lens, sizeof cases[i].kv_lens);
+        assert_int_equal(b->pages, cases[i].pages);
+        const table_facts f = facts_of(ref);
+        assert_true(f.shared == 0 && f.stale == 0);
+        reference_destroy(ref);
+    }
+}
+
 static void rows_that_are_nobodys_key_are_nan(void **state)
 {
     (void)state;
@@ -176,6 +212,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_oracle_reads_through_the_table),
         cmocka_unit_test(tables_have_what_kernels_get_wrong),
+        cmocka_unit_test(lengths_follow_their_pattern),
         cmocka_unit_test(rows_that_are_nobodys_key_are_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

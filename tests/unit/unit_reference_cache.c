@@ -11,7 +11,7 @@
 
 #include "check/reference_cache.h"
 
-/* Every kind of reference: all rows and some, lengths, a packed batch, scales of each head. */
+/* Every kind of reference: all rows and some, lengths, a packed batch, scales of each head, gradients. */
 static const struct {
     const char *problem;
     input_kind inputs;
@@ -21,7 +21,9 @@ static const struct {
                {"bf16:b3:h2:s33:d32:kvlens", INPUT_NORMAL, LENGTHS_EDGES},
                {"e4m3:b2:h2:s48:d64", INPUT_HEAD_SCALED, LENGTHS_FULL},
                {"b4:h2:s64:d64:bshd:packed", INPUT_NORMAL, LENGTHS_EDGES},
-               {"f16:b3:h2:s5/70:d32:kv-e4m3:kvlens:page16", INPUT_HEAD_SCALED, LENGTHS_EDGES}};
+               {"f16:b3:h2:s5/70:d32:kv-e4m3:kvlens:page16", INPUT_HEAD_SCALED, LENGTHS_EDGES},
+               {"bwd:b2:h4/2:s40/70:d32:kvlens:sinks", INPUT_NORMAL, LENGTHS_EDGES},
+               {"bwd:b1:h1:s4100:d64:causal", INPUT_NORMAL, LENGTHS_FULL}};
 enum {
     SHELVED = sizeof shelved / sizeof shelved[0]
 };
@@ -78,10 +80,22 @@ static void assert_same_reference(const reference *a, const reference *b)
     assert_int_equal(a->rows, b->rows);
     assert_int_equal(a->buffers.pages, b->buffers.pages);
     assert_int_equal(a->buffers.table_stride, b->buffers.table_stride);
-    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; i++) {
+    for (acr__buffer i = 0; i < ACR__DQ; i++) {
         const size_t field = acr__buffer_fields[i].in_buffers;
+        const bool is_input = !acr__is_output(p, i);
         assert_same(acr__pointer_at(&a->buffers, field), acr__pointer_at(&b->buffers, field),
-                    acr__buffer_bytes(p, i, reference_extents(a)));
+                    is_input ? acr__buffer_bytes(p, i, reference_extents(a)) : 0);
+    }
+    assert_int_equal(a->grads == NULL, b->grads == NULL);
+    for (int i = 0; i < 4 && a->grads; i++) {
+        const int64_t bytes = a->grads->elements[i] * (int64_t)sizeof(double);
+        assert_int_equal(a->grads->elements[i], b->grads->elements[i]);
+        assert_same(a->grads->expected[i], b->grads->expected[i], bytes);
+        assert_same(a->grads->tolerance[i], b->grads->tolerance[i], bytes);
+    }
+    if (a->grads) {
+        assert_same(a->grads->rows, b->grads->rows, a->entries * p->q_heads * a->q_rows);
+        assert_same(a->grads->keys, b->grads->keys, a->entries * p->kv_heads * a->kv_rows);
     }
     assert_same(a->q_owner, b->q_owner, a->q_rows * number);
     assert_same(a->kv_owner, b->kv_owner, a->kv_rows * number);
@@ -96,7 +110,8 @@ static void what_was_made_comes_out(void **state)
 {
     const fixture *f = *state;
     reference_cache *s;
-    bool sampled = false, lengths = false, offsets = false, scales = false, pages = false;
+    bool sampled = false, lengths = false, offsets = false, scales = false, pages = false, some_keys = false,
+         sinks = false;
     assert_ok(reference_cache_open(&s, f->fd));
     for (size_t i = 0; i < SHELVED; ++i) {
         reference *taken, *made;
@@ -109,10 +124,12 @@ static void what_was_made_comes_out(void **state)
         offsets = offsets || made->buffers.q_offsets;
         scales = scales || made->buffers.q_scales;
         pages = pages || made->buffers.page_table;
+        some_keys = some_keys || (made->grads && made->grads->keys);
+        sinks = sinks || (made->grads && made->grads->elements[3] > 0);
         reference_destroy(made);
         reference_destroy(taken);
     }
-    assert_true(sampled && lengths && offsets && scales && pages);
+    assert_true(sampled && lengths && offsets && scales && pages && some_keys && sinks);
     reference_cache_close(s);
 }
 

@@ -92,6 +92,7 @@ static void structures_keep_their_layout(void **state)
     assert_int_equal(offsetof(acr_buffers, page_table), 160);
     assert_int_equal(sizeof(acr_ctx_options), 40);
     assert_int_equal(sizeof(acr_wisdom_report), 16);
+    assert_int_equal(sizeof(acr_link), 40);
 }
 
 static void version_is_that_of_the_header(void **state)

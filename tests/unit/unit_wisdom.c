@@ -716,6 +716,84 @@ static void text_in_memory_is_checked_as_import_does(void **state)
     acr_ctx_destroy(s.ctx);
 }
 
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+static const char LINK[] =
+    "link ranks=4 hosts=1 bytes_per_s=350000000000.0 latency_ns=12000.5 copy_bytes_per_s=2000000000000.0 n=7\n";
+
+/* A file of version 2 with the device line and a body. */
+static acr_status import_links(const scene *s, const char *body, unsigned facts, acr_wisdom_report *report)
+{
+    const char *path = scratch_path("links");
+    char text[4096];
+    snprintf(text, sizeof text, "acromion-wisdom 2\n%s%s", s->device_line, body);
+    const uint32_t crc = crc_of(text, strlen(text));
+    snprintf(text + strlen(text), sizeof text - strlen(text), "end facts=%u crc32=%08" PRIx32 "\n", facts, crc);
+    write_file(path, text);
+    const acr_status status = acr_wisdom_import(s->ctx, path, report);
+    unlink(path);
+    return status;
+}
+
+static void links_are_read_kept_and_written(void **state)
+{
+    (void)state;
+    scene s = scene_make();
+    acr_link link;
+    acr_wisdom_report report = ACR_WISDOM_REPORT_INIT;
+    assert_fails(acr_wisdom_find_link(s.ctx, 4, 1, &link), ACR_NO_WISDOM, "a link of 4 ranks on 1 hosts");
+    assert_ok(import_links(&s, LINK, 1, &report));
+    assert_int_equal(report.imported, 1);
+    assert_ok(acr_wisdom_find_link(s.ctx, 4, 1, &link));
+    assert_true(link.bytes_per_s == 350e9 && link.copy_bytes_per_s == 2e12 && link.samples == 7);
+    assert_true(link.latency_s > 12.0004e-6 && link.latency_s < 12.0006e-6);
+    assert_fails(acr_wisdom_find_link(s.ctx, 4, 2, &link), ACR_NO_WISDOM, "2 hosts");
+    /* Another of as many ranks and hosts takes its place; one of two hosts stands beside it. */
+    link.bytes_per_s = 1e9;
+    assert_ok(acr_wisdom_add_link(s.ctx, &link));
+    link.hosts = 2;
+    assert_ok(acr_wisdom_add_link(s.ctx, &link));
+    const char *path = scratch_path("links_out");
+    assert_ok(acr_wisdom_export(s.ctx, path));
+    acr_wisdom_forget(s.ctx);
+    assert_fails(acr_wisdom_find_link(s.ctx, 4, 1, &link), ACR_NO_WISDOM, "link");
+    /* What the file holds survives an export that knows none, and comes back. */
+    assert_ok(acr_wisdom_export(s.ctx, path));
+    assert_ok(acr_wisdom_import(s.ctx, path, &report));
+    assert_int_equal(report.imported, 2);
+    assert_ok(acr_wisdom_find_link(s.ctx, 4, 1, &link));
+    assert_true(link.bytes_per_s == 1e9 && link.hosts == 1);
+    unlink(path);
+    acr_ctx_destroy(s.ctx);
+}
+
+static void wrong_links_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *fragment;
+    } cases[] = {
+        {"link ranks=1 hosts=1 bytes_per_s=1.0 latency_ns=1.0 copy_bytes_per_s=1.0 n=1\n", "ranks is 1"},
+        {"link ranks=2 hosts=3 bytes_per_s=1.0 latency_ns=1.0 copy_bytes_per_s=1.0 n=1\n",
+         "hosts is 3, must be 1 to 2"},
+        {"link ranks=2 hosts=1 bytes_per_s=0.0 latency_ns=1.0 copy_bytes_per_s=1.0 n=1\n", "bytes_per_s is 0"},
+        {"link ranks=2 hosts=1 bytes_per_s=1.0 latency_ns=x copy_bytes_per_s=1.0 n=1\n", "expected latency_ns="},
+        {"link ranks=2 hosts=1 bytes_per_s=1.0 latency_ns=1.0 copy_bytes_per_s=1.0 n=0\n", "samples is 0"},
+        {"link ranks=2 hosts=1 bytes_per_s=1.0 latency_ns=1.0 copy_bytes_per_s=1.0 n=1 x\n", "unexpected text"}};
+    scene s = scene_make();
+    acr_link link = ACR_LINK_INIT;
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        assert_fails(import_links(&s, cases[i].line, 1, NULL), ACR_FORMAT, cases[i].fragment);
+    /* Version 1 has none. */
+    char body[2048];
+    snprintf(body, sizeof body, "%s%s", s.device_line, LINK);
+    assert_fails(import_body(&s, body, 1, NULL), ACR_FORMAT, "line 3");
+    assert_fails(acr_wisdom_add_link(s.ctx, &link), ACR_INVALID, "link.ranks is 0");
+    link.size = 8;
+    assert_fails(acr_wisdom_add_link(s.ctx, &link), ACR_INVALID, "ACR_LINK_INIT");
+    acr_ctx_destroy(s.ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -740,6 +818,8 @@ int main(void)
         cmocka_unit_test(forgetting_drops_every_fact),
         cmocka_unit_test(threads_share_wisdom),
         cmocka_unit_test(text_in_memory_is_checked_as_import_does),
+        cmocka_unit_test(links_are_read_kept_and_written),
+        cmocka_unit_test(wrong_links_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

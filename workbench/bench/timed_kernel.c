@@ -129,29 +129,13 @@ static acr_status make_sets(timed_kernel *s)
     return status;
 }
 
-/* The planner's kernel for a problem. */
-static acr_status find_planned(const acr__kernel **out, acr_ctx *ctx, const acr_problem *problem)
-{
-    acr_plan *plan = NULL;
-    acr_status status = acr_plan_create(&plan, ctx, problem, ACR_ESTIMATE);
-    if (status != ACR_OK) {
-        return status;
-    }
-    *out = NULL;
-    for (size_t i = 0; i < kernel_total() && !*out; ++i) {
-        *out = strcmp(kernel_at(i)->name, acr_plan_kernel(plan)) == 0 ? kernel_at(i) : NULL;
-    }
-    acr_plan_destroy(plan);
-    return *out ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "the plan's kernel of the forward pass is not listed");
-}
-
 /* Readies the forward pass of each set. */
 static acr_status make_forward(timed_kernel *s)
 {
     const timed_kernel_request *r = &s->request;
     const acr_problem problem = reference_forward_problem(r->problem);
     const acr__kernel *kernel = NULL;
-    acr_status status = find_planned(&kernel, r->ctx, &problem);
+    acr_status status = kernel_planned(&kernel, r->ctx, &problem);
     if (status != ACR_OK) {
         return status;
     }

@@ -434,8 +434,9 @@ const acr_problem *execution_problem(const execution *e)
 acr_status execution_replace_inputs(execution *e, const reference *ref)
 {
     acr_status status = ACR_OK;
-    for (acr__buffer i = ACR__Q; i <= ACR__V && status == ACR_OK; ++i) {
-        const tensor_view view = view_of(e, ref, i);
+    const acr__buffer end = e->problem.pass == ACR_BACKWARD ? ACR__DQ : ACR__V + 1;
+    for (acr__buffer i = ACR__Q; i < end && status == ACR_OK; i = i == ACR__V ? ACR__O : i + 1) {
+        const tensor_view view = i == ACR__LSE ? lse_view(e) : view_of(e, ref, i);
         const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
         status = elements ? write_elements(&e->at[i], e->device, &view, elements, false) : ACR_OK;
     }

@@ -51,7 +51,8 @@ acr_status execution_negate_values(execution *e);
 /* Fills the outputs with NaN. No work may be enqueued. */
 acr_status execution_poison(execution *e);
 /* As new: another reference's inputs (execution_replace_inputs), outputs of NaN, and the workspace as a caller gives it
- * for the first time. Of `ref` only what q, k and v point to must outlive the execution. */
+ * for the first time. Of `ref` only what q, k and v point to must outlive the execution; of a backward problem what o,
+ * lse and d_o do, too. */
 acr_status execution_renew(execution *e, const reference *ref);
 
 /* An acr__enqueue for acr__timing.graph_record and acr__backend.time: one execution of the `execution` that arg points

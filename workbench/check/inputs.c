@@ -230,6 +230,11 @@ void input_head_scales(float *scales, const acr_problem *problem, input_tensor t
     }
 }
 
+#define LENGTHS_SPREAD 64.0 /* the longest length over the shortest */
+enum {
+    MIXED_STEP = 8 /* of LENGTHS_MIXED: one entry in so many is long */
+};
+
 /* Between 1 and the longest. */
 static int64_t some_length(uint64_t seed, uint64_t stream, int64_t entry, int64_t longest)
 {
@@ -237,14 +242,24 @@ static int64_t some_length(uint64_t seed, uint64_t stream, int64_t entry, int64_
 }
 
 /* The i-th of `count` lengths, a geometric series that ends with the longest. */
-static int64_t skewed_length(int64_t entry, int64_t count, int64_t longest)
+static double skewed_length(int64_t entry, int64_t count, double longest)
 {
-    static const double spread = 64.0;
-    if (count == 1) {
-        return longest;
+    return count == 1 ? longest : longest * pow(LENGTHS_SPREAD, (double)(entry + 1 - count) / (double)(count - 1));
+}
+
+/* Of a pattern other than LENGTHS_EDGES: an entry's queries, or its keys. */
+static int64_t patterned_length(const acr_problem *p, int64_t entry, input_tensor tensor, length_pattern pattern)
+{
+    const int64_t longest = tensor == INPUT_Q ? p->q_len : p->kv_len;
+    double length = (double)longest;
+    if (pattern == LENGTHS_SKEWED) {
+        length = skewed_length(entry, p->batch, length);
+    } else if (pattern == LENGTHS_ONE_LONG && entry > 0) {
+        length /= LENGTHS_SPREAD;
+    } else if (pattern == LENGTHS_MIXED && tensor == INPUT_Q && entry % MIXED_STEP > 0) {
+        length = 1;
     }
-    double length = (double)longest * pow(spread, (double)(entry + 1 - count) / (double)(count - 1));
-    return length < 1 ? 1 : (int64_t)(length + 0.5);
+    return length < 1 && longest > 0 ? 1 : (int64_t)(length + 0.5);
 }
 
 void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern)
@@ -252,9 +267,8 @@ void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, len
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         int64_t some = some_length(seed, STREAM_KV_LENS, batch, problem->kv_len);
         const int64_t edges[] = {some, 0, problem->kv_len + 5, 1, problem->kv_len, -2};
-        lens[batch] = (int32_t)(pattern == LENGTHS_FULL     ? problem->kv_len
-                                : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, problem->kv_len)
-                                                            : edges[batch % 6]);
+        lens[batch] =
+            (int32_t)(pattern == LENGTHS_EDGES ? edges[batch % 6] : patterned_length(problem, batch, INPUT_K, pattern));
     }
 }
 
@@ -277,9 +291,7 @@ int64_t input_offsets(int32_t *offsets, const acr_problem *problem, input_tensor
         const int64_t edges[] = {some, 0, longest + 5, 1, longest, some};
         const int64_t edge = problem->batch > 1 ? edges[((uint64_t)batch + bits) % 6] : some;
         offsets[batch] = (int32_t)at;
-        at += pattern == LENGTHS_FULL     ? longest
-              : pattern == LENGTHS_SKEWED ? skewed_length(batch, problem->batch, longest)
-                                          : edge;
+        at += pattern == LENGTHS_EDGES ? edge : patterned_length(problem, batch, tensor, pattern);
     }
     offsets[problem->batch] = (int32_t)at;
     if (beyond) {
@@ -302,11 +314,20 @@ enum {
     TABLE_GAP = 2
 };
 
+/* The pages that the pool has for an entry. */
+static int64_t entry_pages(const acr_problem *p, int64_t entry, length_pattern pattern)
+{
+    return pages_of_keys(p, pattern == LENGTHS_EDGES ? p->kv_len : patterned_length(p, entry, INPUT_K, pattern));
+}
+
 input_pool input_pool_of(const acr_problem *problem, length_pattern pattern)
 {
-    const int64_t each = pages_of_keys(problem, problem->kv_len);
     const bool edges = pattern == LENGTHS_EDGES;
-    return (input_pool){problem->batch * each + (edges ? PAGES_UNUSED : 0), each + (edges ? TABLE_GAP : 0)};
+    int64_t pages = edges ? PAGES_UNUSED : 0;
+    for (int64_t batch = 0; batch < problem->batch; ++batch) {
+        pages += entry_pages(problem, batch, pattern);
+    }
+    return (input_pool){pages, pages_of_keys(problem, problem->kv_len) + (edges ? TABLE_GAP : 0)};
 }
 
 static int64_t common_divisor(int64_t a, int64_t b)
@@ -334,22 +355,24 @@ void input_page_table(int32_t *table, const acr_problem *problem, const int32_t 
                       length_pattern pattern)
 {
     const input_pool pool = input_pool_of(problem, pattern);
-    const int64_t each = pages_of_keys(problem, problem->kv_len);
     const bool edges = pattern == LENGTHS_EDGES;
+    int64_t first = 0; /* of the entry's pages */
     for (int64_t batch = 0; batch < problem->batch; ++batch) {
         int32_t *row = table + batch * pool.table_stride;
         const int64_t used = pages_of_keys(problem, lens[batch]);
         const int64_t before = batch > 0 ? pages_of_keys(problem, lens[batch - 1]) : 0;
         const bool shares = edges && random_bits(seed, STREAM_SHARED_PAGES, (uint64_t)batch) % 2 == 0;
         for (int64_t i = 0; i < pool.table_stride; ++i) {
-            const int64_t unused[] = {-1, shuffled_page(problem->batch * each + i % PAGES_UNUSED, pool.pages, seed),
-                                      pool.pages, INT32_MAX, INT32_MIN};
-            const int64_t own = shuffled_page(batch * each + i, pool.pages, seed);
+            const int64_t nobodys = pool.pages - PAGES_UNUSED + i % PAGES_UNUSED;
+            const int64_t unused[] = {-1, edges ? shuffled_page(nobodys, pool.pages, seed) : -1, pool.pages, INT32_MAX,
+                                      INT32_MIN};
+            const int64_t own = shuffled_page(first + i, pool.pages, seed);
             const uint64_t which = edges ? random_bits(seed, STREAM_UNUSED_PAGES, (uint64_t)(batch * 131 + i)) % 5 : 0;
             row[i] = (int32_t)(i >= used                                    ? unused[which]
                                : shares && i < before && i < (used + 1) / 2 ? (row - pool.table_stride)[i]
                                                                             : own);
         }
+        first += entry_pages(problem, batch, pattern);
     }
 }
 

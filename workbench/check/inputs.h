@@ -57,16 +57,19 @@ void input_fill(void *packed, const acr_problem *problem, input_tensor tensor, i
 
 /* How long the entries of a batch are, where the problem leaves it to the execution. */
 typedef enum length_pattern {
-    LENGTHS_EDGES, /* for checks: none, one, some, all, and what kernels must clamp */
-    LENGTHS_FULL,  /* all of them the longest: times mean something */
-    LENGTHS_SKEWED /* from a 64th of the longest to the longest, each longer than the one before by the same factor */
+    LENGTHS_EDGES,    /* for checks: none, one, some, all, and what kernels must clamp */
+    LENGTHS_FULL,     /* all of them the longest: times mean something */
+    LENGTHS_SKEWED,   /* from a 64th of the longest to the longest, each longer than the one before by one factor */
+    LENGTHS_ONE_LONG, /* the first entry the longest, all others a 64th of it */
+    LENGTHS_MIXED     /* packed queries: every eighth entry the longest, the others one token; keys as LENGTHS_FULL */
 } length_pattern;
 
 /* Writes [batch] key lengths. */
 void input_kv_lens(int32_t *lens, const acr_problem *problem, uint64_t seed, length_pattern pattern);
 
 /* The pool of a paged problem: how many pages it has, and the step from one batch entry's to the next one's in the
- * table. Of all seeds the same. */
+ * table. All seeds have the same. With LENGTHS_EDGES it has room for the longest length of each entry, else for what
+ * the entries have. */
 typedef struct input_pool {
     int64_t pages, table_stride;
 } input_pool;

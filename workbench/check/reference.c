@@ -910,6 +910,7 @@ void reference_destroy(reference *ref)
     }
     if (ref->mapping) {
         munmap(ref->mapping, ref->mapping_bytes);
+        free(ref->grads);
         free(ref);
         return;
     }

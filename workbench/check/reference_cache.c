@@ -21,13 +21,18 @@ enum {
 
 static const char magic[16] = "acr-references1";
 
-/* Inputs, by their number as buffers, and what else a reference points to. */
+/* Inputs, by their number as buffers, o, lse and d_o of a backward problem among them; and what else a reference points
+ * to. */
 enum {
-    PART_Q_OWNER = ACR__FORWARD_INPUTS,
+    PART_Q_OWNER = ACR__DQ,
     PART_KV_OWNER,
     PART_ROW_LIST,
     PART_O,
     PART_LSE,
+    PART_EXPECTED, /* of dq, dk, dv and dsinks */
+    PART_TOLERANCE = PART_EXPECTED + 4,
+    PART_JUDGED_ROWS = PART_TOLERANCE + 4,
+    PART_JUDGED_KEYS,
     PARTS
 };
 
@@ -41,6 +46,8 @@ typedef struct entry {
     reference ref;         /* without its buffers and lists */
     int64_t offset, bytes; /* of its image in the file */
     int64_t parts[PARTS];  /* offsets in the image, -1 = a NULL */
+    bool has_gradients;
+    int64_t gradient_elements[4];
 } entry;
 
 typedef struct header {
@@ -61,8 +68,34 @@ static int64_t round_up(int64_t bytes, int64_t multiple)
 
 /* ---- Making ---- */
 
+/* What a backward problem has; NULL = none of it. */
+static const void *gradient_part(const gradients *g, int part)
+{
+    return !g                         ? NULL
+           : part == PART_JUDGED_ROWS ? (const void *)g->rows
+           : part == PART_JUDGED_KEYS ? (const void *)g->keys
+           : part >= PART_TOLERANCE   ? (const void *)g->tolerance[part - PART_TOLERANCE]
+                                      : (const void *)g->expected[part - PART_EXPECTED];
+}
+
+static int64_t gradient_bytes(const reference *ref, int part)
+{
+    const acr_problem *p = &ref->problem;
+    switch (part) {
+    case PART_JUDGED_ROWS:
+        return ref->entries * p->q_heads * ref->q_rows;
+    case PART_JUDGED_KEYS:
+        return ref->entries * p->kv_heads * ref->kv_rows;
+    default:
+        return ref->grads->elements[(part - PART_EXPECTED) % 4] * (int64_t)sizeof(double);
+    }
+}
+
 static const void *part_of(const reference *ref, int part)
 {
+    if (part >= PART_EXPECTED) {
+        return gradient_part(ref->grads, part);
+    }
     switch (part) {
     case PART_Q_OWNER:
         return ref->q_owner;
@@ -79,9 +112,22 @@ static const void *part_of(const reference *ref, int part)
     }
 }
 
+/* Tensors are without gaps here, whatever strides the problem has for them. */
+static int64_t input_bytes(const reference *ref, acr__buffer which)
+{
+    const int64_t q_rows = ref->entries * ref->problem.q_heads * ref->q_rows;
+    return which == ACR__LSE ? q_rows * (int64_t)sizeof(float)
+           : which == ACR__O || which == ACR__D_O
+               ? q_rows * ref->problem.v_dim * acr__dtype_bytes(ref->problem.out_dtype)
+               : acr__buffer_bytes(&ref->problem, which, reference_extents(ref));
+}
+
 static int64_t part_bytes(const reference *ref, int part)
 {
     const acr_problem *p = &ref->problem;
+    if (part >= PART_EXPECTED) {
+        return gradient_bytes(ref, part);
+    }
     switch (part) {
     case PART_Q_OWNER:
         return ref->q_rows * (int64_t)sizeof *ref->q_owner;
@@ -94,7 +140,7 @@ static int64_t part_bytes(const reference *ref, int part)
     case PART_LSE:
         return ref->rows * (int64_t)sizeof *ref->lse;
     default:
-        return acr__buffer_bytes(p, (acr__buffer)part, reference_extents(ref));
+        return input_bytes(ref, (acr__buffer)part);
     }
 }
 
@@ -123,6 +169,10 @@ static void lay_out(entry *e, const reference *ref, const reference_request *req
                          .tol_rms = ref->tol_rms,
                          .tol_lse = ref->tol_lse,
                          .tol_floor = ref->tol_floor};
+    e->has_gradients = ref->grads != NULL;
+    if (ref->grads) {
+        memcpy(e->gradient_elements, ref->grads->elements, sizeof e->gradient_elements);
+    }
     for (int p = 0; p < PARTS; ++p) {
         const bool there = part_of(ref, p) != NULL;
         e->parts[p] = there ? e->bytes : -1;
@@ -257,21 +307,36 @@ static void *mapped_part(const entry *e, unsigned char *image, int part)
     return e->parts[part] < 0 ? NULL : image + e->parts[part];
 }
 
+static void map_gradients(gradients *g, const entry *e, unsigned char *image)
+{
+    for (int i = 0; i < 4; ++i) {
+        g->elements[i] = e->gradient_elements[i];
+        g->expected[i] = mapped_part(e, image, PART_EXPECTED + i);
+        g->tolerance[i] = mapped_part(e, image, PART_TOLERANCE + i);
+    }
+    g->rows = mapped_part(e, image, PART_JUDGED_ROWS);
+    g->keys = mapped_part(e, image, PART_JUDGED_KEYS);
+}
+
 static acr_status map(reference **out, const reference_cache *s, const entry *e)
 {
     reference *ref = malloc(sizeof *ref);
-    if (!ref) {
+    gradients *g = e->has_gradients ? calloc(1, sizeof *g) : NULL;
+    if (!ref || (e->has_gradients && !g)) {
+        free(ref);
+        free(g);
         return acr__fail(ACR_NO_MEMORY, "no memory for a reference");
     }
     void *image = mmap(NULL, (size_t)e->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd, (off_t)e->offset);
     if (image == MAP_FAILED) {
         free(ref);
+        free(g);
         return acr__fail(ACR_IO, "references: %s", strerror(errno));
     }
     *ref = e->ref;
     ref->mapping = image;
     ref->mapping_bytes = (size_t)e->bytes;
-    for (acr__buffer i = 0; i < ACR__FORWARD_INPUTS; ++i) {
+    for (acr__buffer i = 0; i < ACR__DQ; ++i) {
         acr__set_pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers, mapped_part(e, image, (int)i));
     }
     ref->q_owner = mapped_part(e, image, PART_Q_OWNER);
@@ -279,6 +344,10 @@ static acr_status map(reference **out, const reference_cache *s, const entry *e)
     ref->row_list = mapped_part(e, image, PART_ROW_LIST);
     ref->o = mapped_part(e, image, PART_O);
     ref->lse = mapped_part(e, image, PART_LSE);
+    ref->grads = g;
+    if (g) {
+        map_gradients(g, e, image);
+    }
     *out = ref;
     return ACR_OK;
 }

@@ -51,8 +51,8 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_LADDER, "ladder", NULL, "also the teaching ladder, and the gain of each rung next to the gain predicted"},
     {ID_OVERLAP, "overlap", NULL, "launches may overlap their predecessor (programmatic dependent launch); cuda"},
     {ID_SEED, "seed", "N", "of the inputs; default 1"},
-    {ID_LENGTHS, "lengths", "full|skewed",
-     "with kvlens or packed: all batch entries the longest (default), or a 64th of it and up"},
+    {ID_LENGTHS, "lengths", "PATTERN",
+     "with kvlens or packed: full (default), skewed, one-long or mixed: docs/manual/measuring.md"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
     {ID_PEERS, "peers", "torch,fa3,fa4,cublas",
      "PyTorch (or torch-cudnn, ...), FlashAttention-3 (flash-attn3-jax) and -4, cuBLAS"},
@@ -182,6 +182,21 @@ static bool take_peers(request *r, const char *value)
     }
 }
 
+/* The words of --lengths and of records. */
+static const char *const length_words[] = {
+    [LENGTHS_FULL] = "full", [LENGTHS_SKEWED] = "skewed", [LENGTHS_ONE_LONG] = "one-long", [LENGTHS_MIXED] = "mixed"};
+
+static bool take_lengths(request *r, const char *value)
+{
+    for (size_t i = 0; i < sizeof length_words / sizeof length_words[0]; ++i) {
+        if (length_words[i] && strcmp(value, length_words[i]) == 0) {
+            r->lengths = (length_pattern)i;
+            return true;
+        }
+    }
+    return unknown_word("lengths", value);
+}
+
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
@@ -195,8 +210,7 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_GPUS:
         return option_int("gpus", value, 1, 1024, &r->gpus);
     case ID_LENGTHS:
-        r->lengths = strcmp(value, "skewed") == 0 ? LENGTHS_SKEWED : LENGTHS_FULL;
-        return r->lengths == LENGTHS_SKEWED || strcmp(value, "full") == 0 || unknown_word("lengths", value);
+        return take_lengths(r, value);
     default: /* ID_MODE */
         return mode_parse(value, &r->mode) || unknown_word("mode", value);
     }
@@ -267,7 +281,7 @@ static json_t *record_json(const session *s, const bench_problem *on, const meas
                                  s->request->overlap, m->verdict.err_max, m->joules};
     json_t *json = bench_record(&conditions, &series);
     if (s->request->lengths != LENGTHS_FULL) {
-        json_object_set_new(json, "lengths", json_string("skewed"));
+        json_object_set_new(json, "lengths", json_string(length_words[s->request->lengths]));
     }
     bench_record_step(json, s->request->step);
     bench_record_kernel(json, m->kernel);
@@ -511,6 +525,11 @@ static acr_status bench_one(session *s, const acr_problem *problem)
     acr_problem_format(problem, on.text, sizeof on.text);
     if (s->request->step && problem->pass != ACR_BACKWARD) {
         return acr__fail(ACR_UNSUPPORTED, "%s: --step goes with bwd: problems", on.text);
+    }
+    const uint32_t with_lengths = s->request->lengths == LENGTHS_MIXED ? ACR_PACKED : ACR_PACKED | ACR_KV_LENS;
+    if (s->request->lengths != LENGTHS_FULL && !(problem->flags & with_lengths)) {
+        return acr__fail(ACR_UNSUPPORTED, "%s: --lengths %s goes with %s", on.text, length_words[s->request->lengths],
+                         s->request->lengths == LENGTHS_MIXED ? "packed queries" : "kvlens or packed");
     }
     plan_name(on.planned, sizeof on.planned, s->ctx, problem);
     reference_request wanted_reference = {

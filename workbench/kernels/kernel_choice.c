@@ -97,3 +97,18 @@ json_t *kernel_json(const acr__kernel *kernel)
     }
     return json;
 }
+
+acr_status kernel_planned(const acr__kernel **out, acr_ctx *ctx, const acr_problem *problem)
+{
+    acr_plan *plan = NULL;
+    acr_status status = acr_plan_create(&plan, ctx, problem, ACR_ESTIMATE);
+    if (status != ACR_OK) {
+        return status;
+    }
+    *out = NULL;
+    for (size_t i = 0; i < kernel_total() && !*out; ++i) {
+        *out = strcmp(kernel_at(i)->name, acr_plan_kernel(plan)) == 0 ? kernel_at(i) : NULL;
+    }
+    acr_plan_destroy(plan);
+    return *out ? ACR_OK : acr__fail(ACR_UNSUPPORTED, "the planner's kernel is not listed");
+}

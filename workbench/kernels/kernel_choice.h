@@ -27,6 +27,9 @@ bool kernel_patterns_add(kernel_patterns *patterns, const char *pattern);
  * loaded, the kernels that these are variants of. Variants themselves are always meant. */
 bool kernel_matches(const acr__kernel *kernel, const kernel_patterns *patterns);
 
+/* The planner's kernel for a problem. Errors: those of acr_plan_create; ACR_UNSUPPORTED. */
+acr_status kernel_planned(const acr__kernel **out, acr_ctx *ctx, const acr_problem *problem);
+
 /* "cuda" or "cpu". */
 const char *backend_name(acr__backend_id backend);
 
