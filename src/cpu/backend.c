@@ -122,8 +122,9 @@ static double now_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The core clock, from a chain of additions that take one cycle each. Virtual machines report no frequency, or a
- * wrong one. The fastest of a few short tries, since other programs can only slow it. */
+/* The core clock, from a chain of additions that take one cycle each: of registers, since newer cores add constants
+ * while they rename, several in a cycle. Virtual machines report no frequency, or a wrong one. The fastest of a few
+ * short tries, since other programs can only slow it. */
 static double measure_clock_hz(void)
 {
     const double assumed_hz = 2e9;
@@ -135,12 +136,13 @@ static double measure_clock_hz(void)
     double best_hz = 0;
     for (int try = 0; try < TRIES; try++) {
         uint64_t sum = 0;
+        const uint64_t step = (uint64_t)try + 3;
         double start = now_seconds();
         for (int i = 0; i < ADDITIONS / 10; i++) {
 #if defined __x86_64__
-            __asm__ volatile(".rept 10\n\tadd $3, %0\n\t.endr" : "+r"(sum));
+            __asm__ volatile(".rept 10\n\tadd %1, %0\n\t.endr" : "+r"(sum) : "r"(step));
 #else
-            __asm__ volatile(".rept 10\n\tadd %0, %0, #3\n\t.endr" : "+r"(sum));
+            __asm__ volatile(".rept 10\n\tadd %0, %0, %1\n\t.endr" : "+r"(sum) : "r"(step));
 #endif
         }
         double seconds = now_seconds() - start;
