@@ -70,6 +70,10 @@ DEV uint32_t exchange_place(const consumer &c, int step)
     return ADDRESS(c.smem, p) + (step * WARPGROUP_THREADS + c.thread) * 16;
 }
 
+/* What probabilities are multiplied with when they are sent: small ones times a large dP - D are large in dS, and fp16
+ * would lose the last digits of all below 2^-14. Those of a row whose log-sum-exp is rounded may pass 1. */
+#define SENT_FACTOR (BF16 ? 1.0f : 0x1p14f)
+
 /* Turns scores into probabilities, rounded ones in p, and sends the second warpgroup what it finds dS from: p, with a
  * softcap times the cap's slope. lse: of the lane's first column. */
 DEV void send_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a)
@@ -81,8 +85,9 @@ DEV void send_probabilities(score_tile &s, packed_tile &p, const float *lse, con
         for (int i = 0; i < 4; i++) {
             if (i % 2 == 0)
                 find_probabilities_of(s, p, 2 * step + i / 2, lse + 8 * (2 * step + i / 2), c, a, has_softcap(a));
-            sent[i] =
-                has_term(FWD_TERM_CAP) ? pack<BF16>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]) : p[4 * step + i];
+            sent[i] = has_term(FWD_TERM_CAP) || !BF16 ? pack<BF16>(s[8 * step + 2 * i] * SENT_FACTOR,
+                                                                   s[8 * step + 2 * i + 1] * SENT_FACTOR)
+                                                      : p[4 * step + i];
         }
         store_shared_4(exchange_place(c, step), sent[0], sent[1], sent[2], sent[3]);
     }
@@ -94,8 +99,14 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &dp, const float
 #pragma unroll
     for (int step = 0; step < PART_QUERIES / 16; step++) {
         const uint4 sent = load_shared_4(exchange_place(c, step));
-        const float2 x = unpack(sent.x), y = unpack(sent.y), z = unpack(sent.z), w = unpack(sent.w);
-        const float p[2][4] = {{x.x, x.y, y.x, y.y}, {z.x, z.y, w.x, w.y}};
+        const uint32_t words[4] = {sent.x, sent.y, sent.z, sent.w};
+        float p[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = unpack(words[i]);
+            p[i / 2][2 * (i % 2)] = pair.x * (1 / SENT_FACTOR);
+            p[i / 2][2 * (i % 2) + 1] = pair.y * (1 / SENT_FACTOR);
+        }
 #pragma unroll
         for (int column = 2 * step; column < 2 * step + 2; column++)
             find_score_gradients_of(ds, column, p[column % 2], dp, d + 8 * column);

@@ -32,10 +32,12 @@ DEV float row_max(const score_tile &s, int row, const int eights)
 }
 
 /* A row whose scores of the keys that a reference comes from are all -inf, though it sees keys among them, has none:
- * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the lane's first. */
+ * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the consumer's first; seen
+ * is relative to the lane's. */
 DEV void mark_without_reference(const consumer &c, lane_rows &r, int row, int first, int end)
 {
-    if (r.max[row] == -CUDART_INF_F && c.seen.end[row] > first && (!WINDOW || c.seen.first[row] < end) &&
+    const int lane_first = 2 * (c.lane % 4);
+    if (r.max[row] == -CUDART_INF_F && c.seen.end[row] > first && (!WINDOW || c.seen.first[row] < end - lane_first) &&
         (!has_term(FWD_TERM_LIMITS) || c.seen.first[row] < c.seen.end[row]))
         r.sum[row] = CUDART_NAN_F;
 }
