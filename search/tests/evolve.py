@@ -4,8 +4,8 @@ over the store.
 
     evolve.py PROGRAM SCRATCH [--kills N] [--driver FOLDER] [TEST...]
 
-Every run compiles real candidates and passes them through the real gates; only times are made up, so that two runs can
-be compared to the last bit. With the fake driver's folder the test `device` runs a search on a GPU that is none: the
+Every run compiles real candidates, each once for all tests (cached_compiler.py), and passes them through the real
+gates; only times are made up, so that two runs can be compared to the last bit. With the fake driver's folder the test `device` runs a search on a GPU that is none: the
 PTX machine executes the candidates.
 """
 import argparse
@@ -24,6 +24,8 @@ import subprocess
 import sys
 import threading
 import time
+
+import cached_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s32:d32"
@@ -909,6 +911,7 @@ def main():
     options = parser.parse_intermixed_args()
     tests = {name[len("test_"):]: function for name, function in globals().items() if name.startswith("test_")}
     context = Context(options.program, options.scratch, options.kills, options.driver)
+    cached_compiler.use(pathlib.Path(options.scratch) / "compiled")
     try:
         for name in options.tests or tests:
             started = time.monotonic()

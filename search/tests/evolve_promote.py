@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 
+import cached_compiler
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s96:d64"
 COPIED = ["CMakeLists.txt", "cmake", "include", "integrations", "src", "workbench", "search", "cli", "python", "docs",
@@ -43,6 +45,8 @@ def main():
     tree.mkdir(parents=True)
     try:
         copy_tree(tree)
+        compilers = dict(os.environ)  # the tree's build has none that remembers
+        cached_compiler.use(scratch / "tests/scratch/compiled")
         start = "fwd_simd portable DTYPE=ACR_F32 DIM=1024 Q_TILE=64 KV_TILE=8 ROW_VECS=1 COLUMNS=1 UNROLL=1"
         conclusions = []
         for seed in range(1, 6):  # a search may find nothing, and a busy machine may hide what it found
@@ -63,7 +67,8 @@ def main():
         if (tree / "src/kernels.def").read_text() != before:
             sys.exit("FAILED: a refused promotion changed kernels.def")
 
-        run("cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DACR_TESTS=OFF", "-DACR_CUDA=OFF")
+        run("cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DACR_TESTS=OFF", "-DACR_CUDA=OFF",
+            env=compilers)
         told = run(program, "promote", won["trial"], "--store", store, "--tree", tree)
         after = (tree / "src/kernels.def").read_text()
         added = [line for line in after.splitlines() if line not in before.splitlines()]
