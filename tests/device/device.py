@@ -92,6 +92,13 @@ DECODING_TERMS = ["b2:h8/2:s1/300:d{d}:lse:kvlens:cap30:sinks", "b1:h4/1:s5/313:
                   "b2:h4/2:s3/133:d{d}:bias-f32/0,399,133", "b2:h4/2:s3/134:d{d}:bias-bf16/0,402,134:causal",
                   "b2:h4/2:s3/133:d{d}:mask/399,0,133:lse"]
 
+# Softcap, sinks and limits of fwd_short: starts behind the first keys, rows without a key but their sink; last, tiles
+# whose rows are of two chunks, so that some have no reference at first, which large scores show.
+SHORT_TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b2:h4/1:s65/97:d{d}:kvlens:causal:sinks",
+               "b2:h2:s100/600:d{d}:causal:kvstarts:lse:sinks:cap50", "b1:h2:s200/400:d{d}:causal:chunk300:sinks",
+               "b2:h2:s150/260:d{d}:kvstarts:chunk64:kvlens:lse", "b1:h2:s150/40:d{d}:causal-tl:win7:lse:sinks",
+               "b1:h16/2:s100/300:d{d}:causal:win128:sinks:lse", "b1:h2:s200/400:d{d}:causal:chunk300:lse"]
+
 # Gradients: a whole tile of queries; dq by slots, in the order of more than eight key tiles, and by atomics of as many.
 GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
              "bwd:b1:h2:s33:d{d}:causal-tl:bshd:sinks", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
@@ -125,6 +132,10 @@ GROUPS = {
               (90, 4, "fwd_mma_f16_d256_*_terms_*", [LATE_TOO], problems(TERMS[:2], [256], ["f16"])),
               (90, 4, "fwd_mma_bf16_d512_*", [LATE], problems(SHAPES[:3], [512, "264/496"], ["bf16"])),
               (80, 4, "fwd_mma_f16_d512_*_terms_*", [EAGER], problems(TERMS[:2] + PACKED_TERMS, [512], ["f16"])),
+              (90, 2, "fwd_wgmma_*_d64_*_terms_*", [LATE, EAGER], problems(ANY_KEYS, [64])),
+              (90, 2, "fwd_wgmma_*_d128_*_terms_*", [LATE_TOO, LATE], problems([*ANY_KEYS[:3], *ANY_KEYS[4:7]], [128])),
+              (90, 4, "fwd_short_*_terms_*", [LATE, EAGER], problems(SHORT_TERMS, [64])),
+              (90, 4, "fwd_short_*_terms_*", [LATE], problems(SHORT_TERMS[-1:], [64]), "large"),
               (90, 32, "fwd_split_f16_d64_*_terms_*", [LATE], problems(DECODING_TERMS, [64], ["f16"])),
               (80, 8, "fwd_split_bf16_d128_*_terms_*", [EAGER], problems(DECODING_TERMS, [128], ["bf16"])),
               (80, 8, "fwd_split_f16_d256_*_terms_*", [LATE_TOO], problems(DECODING_TERMS[:3], [256], ["f16"]))] +
@@ -196,6 +207,10 @@ GROUPS = {
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
+            (90, 2, "bwd_wgmma_*_d256_64x64_s2_sm90a", [LATE, EAGER], problems(GRADIENTS[:4], [256])),
+            (90, 4, "bwd_wgmma_*_d256_64x64_s2_sm90a", [EAGER], problems(GRADIENTS[:1], ["136/200"])),
+            (90, 2, "bwd_wgmma_*_d256_*_packed_*", [EAGER, LATE], problems(OTHER_GRADIENTS[:2], [256])),
+            (90, 2, "bwd_wgmma_*_d256_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [192], ["bf16"])),
             (90, 4, "bwd_short_*", [LATE], problems(SHORT_GRADIENTS, [64])),
             (90, 2, "bwd_short_f16_*", [EAGER, LATE_TOO], problems(SHORT_GRADIENTS[:5], ["40/56"], ["f16"])),
             (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
@@ -487,6 +502,14 @@ ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
                                                        "bwd:b2:h1:s70/90:d128:causal:bshd:packed"]),
              (90, 4, "bwd_wgmma_*_cap_*", ["bf16"], ["bwd:b1:h2/1:s70/130:d64:causal:cap5",
                                                      "bwd:b1:h1:s33/70:d128:causal:cap5"])]
+ISOLATED += [(90, 4, "bwd_wgmma_*_d256_64x64_s2_sm90a", ["f16", "bf16"],
+              [edge.replace("d64", "d256") for edge in SPOILT_GRADIENTS]),
+             (90, 4, "bwd_wgmma_*_d256_*_packed_*", ["f16"], ["bwd:b2:h1:s70/90:d256:causal:bshd:packed"]),
+             (90, 4, "bwd_wgmma_*_d256_*_cap_*", ["bf16"], ["bwd:b1:h1:s33/70:d256:causal:cap5"])]
+HIDDEN_BY_TERMS = ["b1:h2:s70/130:d64:causal:sinks", "b2:h4/2:s65/97:d64:kvlens:cap30:win40/9",
+                   "b2:h2:s70/200:d64:causal:kvstarts:cap30", "b1:h1:s200/330:d64:causal:chunk100"]
+ISOLATED += [(90, 2, "fwd_wgmma_*_d64_*_terms_*", ["f16", "bf16"], HIDDEN_BY_TERMS),
+             (90, 4, "fwd_short_*_terms_*", ["f16", "bf16"], HIDDEN_BY_TERMS)]
 ISOLATED += [(90, 4, "fwd_wide_*_d512_*", ["f16", "bf16"], ["b1:h2:s70/130:d512:causal",
                                                             "b1:h1:s33/70:d264:causal-tl"])]
 ISOLATED += [(90, 2, "fwd_wgmma_*_kv8_*", ["f16", "bf16"], [f"{edge}:kv-e4m3" for edge in EDGES[:2] + EDGES[4:7]])]
@@ -633,40 +656,7 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED_WGMMA = [
-    ("fwd_wgmma_f16_d64_128x128_s3_terms_sm90a", 2, [LATE],
-     problems(ANY_KEYS, [64], ["f16"]),
-     problems(["b1:h2:s70/130:d{d}:causal:sinks", "b2:h4/2:s65/97:d{d}:kvlens:cap30:win40/9",
-               "b2:h2:s70/200:d{d}:causal:kvstarts:cap30", "b1:h1:s200/330:d{d}:causal:chunk100"], [64], ["f16"]), []),
-    ("fwd_wgmma_bf16_d128_128x128_s2_terms_sm90a", 2, [LATE_TOO],
-     problems([*ANY_KEYS[:3], *ANY_KEYS[4:7]], [128], ["bf16"]), [], []),
-]
-
-# Softcap, sinks and limits of fwd_short: starts behind the first keys, rows without a key but their sink; last, tiles
-# whose rows are of two chunks, so that some have no reference at first, which large scores show.
-SHORT_TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b2:h4/1:s65/97:d{d}:kvlens:causal:sinks",
-               "b2:h2:s100/600:d{d}:causal:kvstarts:lse:sinks:cap50", "b1:h2:s200/400:d{d}:causal:chunk300:sinks",
-               "b2:h2:s150/260:d{d}:kvstarts:chunk64:kvlens:lse", "b1:h2:s150/40:d{d}:causal-tl:win7:lse:sinks",
-               "b1:h16/2:s100/300:d{d}:causal:win128:sinks:lse", "b1:h2:s200/400:d{d}:causal:chunk300:lse"]
-UNLISTED_SHORT = [
-    (f"fwd_short_{dtype}_d64_64x128_s4_ring_window_terms_sm90a", 4, orders, problems(SHORT_TERMS, [64], [dtype]),
-     problems(["b1:h2:s70/130:d{d}:causal:sinks", "b2:h4/2:s65/97:d{d}:kvlens:cap30:win40/9",
-               "b2:h2:s70/200:d{d}:causal:kvstarts:cap30", "b1:h1:s200/330:d{d}:causal:chunk100"], [64], [dtype]),
-     problems(SHORT_TERMS[-1:], [64], [dtype]))
-    for dtype, orders in (("f16", [LATE]), ("bf16", [EAGER]))
-]
-
-UNLISTED_GRADIENTS = [
-    ("bwd_wgmma_bf16_d256_64x64_s2_sm90a", 2, [LATE], problems(GRADIENTS[:4], [256], ["bf16"]),
-     [f"bwd:bf16:{edge.removeprefix('bwd:').replace('d64', 'd256')}" for edge in SPOILT_GRADIENTS], []),
-    ("bwd_wgmma_bf16_d256_64x64_s2_sm90a", 4, [EAGER], problems(GRADIENTS[:1], ["136/200"], ["bf16"]), [], []),
-    ("bwd_wgmma_f16_d256_64x64_s2_packed_sm90a", 2, [EAGER], problems(OTHER_GRADIENTS[:2], [256], ["f16"]),
-     ["bwd:b2:h1:s70/90:d256:causal:bshd:packed"], []),
-    ("bwd_wgmma_bf16_d256_64x64_s2_cap_sm90a", 2, [LATE], problems(OTHER_GRADIENTS[2:], [192], ["bf16"]),
-     ["bwd:bf16:b1:h1:s33/70:d256:causal:cap5"], []),
-]
-
-UNLISTED = [*UNLISTED_WGMMA, *UNLISTED_SHORT, *UNLISTED_GRADIENTS]
+UNLISTED = []
 
 
 def run_unlisted(program, driver, images, isolation):

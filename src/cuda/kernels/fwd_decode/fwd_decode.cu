@@ -830,11 +830,11 @@ static double cluster_seconds(const acr_problem *problem, const acr__device *dev
     const double cta_keys = 32.0 * ceil((double)problem->kv_len / (32.0 * (double)ctas));
     const double cta_bytes = cta_keys * (double)(problem->qk_dim + problem->v_dim) * ELEM_BYTES;
     const double at_once = clusters_at_once(ctas, device, tile_ctas_per_sm(device, 128));
-    const double pages = PAGED ? 1000.0 : 0.0; /* the first numbers of pages, addresses: not measured */
+    const double pages = PAGED ? 2800.0 : 0.0; /* the first numbers of pages, addresses */
     /* All latencies: start, end, and the first step's keys; the other steps. CTAs that share an SM slow each other. */
     const double ends = (DIM == 64 ? 4780.0 : DIM == 128 ? 5250.0 : 5400.0) - (ctas == 1 ? 300.0 : 0.0) + pages;
     const double first_step = 770.0 * fmin(cta_keys, STEP_KEYS) * DIM / (256.0 * 128.0);
-    const double step = (PAGED ? 1.1 : 1.0) * (DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0);
+    const double step = (PAGED ? 1.5 : 1.0) * (DIM == 64 ? 2380.0 : DIM == 128 ? 2700.0 : 2500.0);
     const double shared = fmin(tiles, at_once) > clusters_at_once(ctas, device, 1) ? 1.3 : 1.0;
     const double cycles = shared * (ends + first_step + step * (ceil(cta_keys / STEP_KEYS) - 1.0));
     const double rate = 0.92 * acr__memory_rate(problem, device, (double)acr__row_tiles(problem, Q_TILE));
