@@ -3,7 +3,7 @@
 
 Called by the name of a link to it, `cc` or `nvcc`, with the real compiler in CACHED_CC or CACHED_NVCC and the cache's
 folder in CACHED_IN. What a call makes hangs on the compiler, the arguments (but for the folders in them) and the
-contents of all files named, folders of includes among them. Only successful calls with an output are kept; any other
+contents of all files named, of the sources beside them, and of folders of includes. Only successful calls with an output are kept; any other
 goes to the compiler as it is.
 """
 import hashlib
@@ -44,6 +44,10 @@ def key_of(compiler, arguments, outputs):
             for part in files_of(path):
                 add(part)
         elif path.is_absolute() and path.is_file():
+            for source in sorted(path.parent.glob("*.[ch]*")):  # what it may include lies beside it
+                add(source.name)
+                add(source.read_bytes())
+            add(path.name)
             add(path.read_bytes())
         else:
             add(argument)
