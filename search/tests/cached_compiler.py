@@ -115,5 +115,11 @@ def use(cache):
             os.environ[name.upper()] = str(link)
 
 
+def forget():
+    """Undoes use(), in a process whose environment named no compilers."""
+    for name in ("CC", "NVCC"):
+        os.environ.pop(name, None)
+
+
 if __name__ == "__main__":
     main()

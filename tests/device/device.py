@@ -149,7 +149,7 @@ GROUPS = {
              [(89, 8, "fwd_split_*_kv8_sm89", [LATE], problems([PAGED[0] + ":kv-e4m3"], [128]))],
     # The host makes clusters of 8, 4, 2 and CTAs alone, the fewer the SMs; CTAs alone have several turns of the ring.
     # The fewer the SMs, the smaller the clusters: of 8, 4 and 2 CTAs, and CTAs alone, which go round the ring.
-    "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes, dims))
+    "decode": [(90, sms, f"fwd_decode_*_d{d}_*", orders, problems(shapes + (PAGED if d == 128 else []), dims))
                for sms, orders, shapes in ((2, [LATE], DECODING + SHAPES), (8, [LATE_TOO], DECODING + SHAPES),
                                            (16, [EAGER], DECODING + SHAPES), (32, [LATE], DECODING[:2]))
                for d, dims in ((64, [64, "40/64"]), (128, [72, "128/104"]), (256, ["168/256"]))
@@ -188,7 +188,8 @@ GROUPS = {
              (90, 8, "fwd_wide_bf16_*_mla_*", [EAGER], problems(VALUES_IN_KEYS[2:], ["520/400"], ["bf16"]))],
     "short": [(90, 4, "fwd_short_*f16_d64_*", [LATE, EAGER], problems(SHAPES + LONG + EXACT[:1], [64])),
               (90, 4, "fwd_short_*f16_d128_*", [LATE_TOO, EAGER], problems(SHAPES + LONG, [128])),
-              (90, 4, "fwd_short_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
+              (90, 4, "fwd_short_*_d64_*_window_*", [LATE, EAGER], problems(WINDOWS, [64])),
+              (90, 4, "fwd_short_*_d128_*_window_*", [EAGER, LATE], problems(WINDOWS, [128])),
               (90, 4, "fwd_short_*_exact_*", [LATE, EAGER], problems(EXACT[1:], [64])),
               (90, 4, "fwd_short_f16_d64_*", [LATE], problems(LATE_MAXIMA, [64], ["f16"]), "lowest-keys"),
               (90, 4, "fwd_short_bf16_d128_*", [LATE], problems(LATE_MAXIMA[:1], [128], ["bf16"]), "lowest-keys"),
