@@ -51,6 +51,26 @@ OP_FUNCTION int64_t merge_offset(const fwd_strides *s, merge_row r)
     return r.batch * s->batch + r.head * s->head + r.row * s->row;
 }
 
+enum {
+    MERGE_RUNS = 4, /* that a thread of a GPU takes of a row where there are */
+    MERGE_MANY_ROWS =
+        16384 /* so many; of fewer rows it takes one, so that more SMs have work. Of single elements, too */
+};
+
+OP_FUNCTION int merge_runs(const merge_args *a)
+{
+    return a->is_wide && a->rows >= MERGE_MANY_ROWS ? MERGE_RUNS : 1;
+}
+
+/* The lanes of a warp of a GPU that share a row of so many runs. */
+OP_FUNCTION int merge_lanes(const merge_args *a, int64_t runs)
+{
+    int lanes = 1;
+    while (lanes * merge_runs(a) < runs && lanes < 32)
+        lanes *= 2;
+    return lanes;
+}
+
 OP_FUNCTION merge_part merge_part_of(const merge_args *a, const merge_part *parts, int64_t i)
 {
     if (!a->is_spaced)

@@ -1,55 +1,65 @@
-/* acr_merge on a GPU. Some lanes of a warp, a power of two, share a row: each weighs the parts by itself, since that
- * is few instructions beside what it loads, and merges 16 bytes of columns at a time. A warp writes a row's lse after
- * all of its lanes have read it: it may be the first part's.
+/* acr_merge on a GPU. Some lanes of a warp, a power of two, share a row: each weighs the parts by itself, and merges
+ * 16 bytes of columns at a time, of many rows MERGE_RUNS times 16: weighing takes more instructions than 16 bytes do.
+ * A warp writes a row's lse after all of its lanes have read it: it may be the first part's.
  *
  * DTYPE, an acr_dtype: of the parts; PARTS: how many a launch can list (ops.def). */
 #include "cuda/device/isa/common.cuh"
 #include "cuda/ops/vector.cuh"
 #include "op_args.h"
 
+enum {
+    MIN_CTAS = 2 /* of an SM: 128 registers a thread; 64 bytes of each are on their way */
+};
+
 typedef struct merge_list {
     merge_part parts[PARTS];
 } merge_list;
 
-/* Columns [column, column + VEC) of a row. */
-template <int VEC>
-DEV void merge_run(const merge_args &a, const merge_list &list, const merge_weights &w, const merge_row &row,
-                   int column)
+/* RUNS runs of a row: columns [column + r * step, column + r * step + VEC), those below a.dim. Loads of all runs are
+ * asked for before the first is waited for. */
+template <int VEC, int RUNS>
+DEV void merge_columns(const merge_args &a, const merge_list &list, const merge_weights &w, const merge_row &row,
+                       int column, int step)
 {
     const int64_t part_at = merge_offset(&a.part_stride, row) + column, lse_at = merge_offset(&a.part_lse_stride, row);
-    float sum[VEC];
+    const int64_t out_at = merge_offset(&a.o_stride, row) + column;
+    float sum[RUNS][VEC];
 #pragma unroll
-    for (int i = 0; i < VEC; i++)
-        sum[i] = 0.0f;
-#pragma unroll 2
+    for (int r = 0; r < RUNS; r++)
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            sum[r][i] = 0.0f;
+#pragma unroll 1
     for (int64_t i = 0; i < a.count; i++) {
         const merge_part part = merge_part_of(&a, list.parts, i);
         const float lse = part.lse[lse_at];
         if (lse == -OP_INFINITY)
             continue;
-        const float weight = merge_weight(w, lse);
-        float values[VEC];
-        load_run<DTYPE>(values, part.o, part_at);
+        run_bits<VEC> bits[RUNS];
 #pragma unroll
-        for (int c = 0; c < VEC; c++)
-            sum[c] = op_add(sum[c], op_mul(weight, values[c]));
+        for (int r = 0; r < RUNS; r++)
+            if (r == 0 || column + r * step < a.dim)
+                load_bits<DTYPE>(bits[r], part.o, part_at + r * step);
+        const float weight = merge_weight(w, lse);
+#pragma unroll
+        for (int r = 0; r < RUNS; r++) {
+            float values[VEC];
+            run_values<DTYPE>(values, bits[r]);
+#pragma unroll
+            for (int c = 0; c < VEC; c++)
+                sum[r][c] = op_add(sum[r][c], op_mul(weight, values[c]));
+        }
     }
-    store_run(a.out_dtype, a.o, merge_offset(&a.o_stride, row) + column, sum);
+#pragma unroll
+    for (int r = 0; r < RUNS; r++)
+        if (r == 0 || column + r * step < a.dim)
+            store_run(a.out_dtype, a.o, out_at + r * step, sum[r]);
 }
 
-/* The lanes that share a row of so many runs. */
-DEV int lanes_of(int runs)
+template <int VEC, int RUNS> DEV void merge_rows(const merge_args &a, const merge_list &list)
 {
-    int lanes = 1;
-    while (lanes < runs && lanes < WARP_THREADS)
-        lanes *= 2;
-    return lanes;
-}
-
-template <int VEC> DEV void merge_rows(const merge_args &a, const merge_list &list)
-{
-    const int lanes = lanes_of((a.dim + VEC - 1) / VEC), rows_of_warp = WARP_THREADS / lanes;
-    const int lane = threadIdx.x % WARP_THREADS, in_row = lane % lanes;
+    const int lanes = merge_lanes(&a, (a.dim + VEC - 1) / VEC), rows_of_warp = WARP_THREADS / lanes;
+    const int lane = threadIdx.x % WARP_THREADS, in_row = lane % lanes, step = lanes * VEC;
     const int64_t warp = ((int64_t)blockIdx.x * OP_THREADS + threadIdx.x) / WARP_THREADS,
                   warps = (int64_t)gridDim.x * (OP_THREADS / WARP_THREADS);
     for (int64_t first = warp * rows_of_warp; first < a.rows; first += warps * rows_of_warp) {
@@ -58,8 +68,8 @@ template <int VEC> DEV void merge_rows(const merge_args &a, const merge_list &li
         if (index < a.rows) {
             const merge_row row = merge_row_of(&a, index);
             const merge_weights w = merge_weigh(&a, list.parts, merge_offset(&a.part_lse_stride, row));
-            for (int column = in_row * VEC; column < a.dim; column += lanes * VEC)
-                merge_run<VEC>(a, list, w, row, column);
+            for (int column = in_row * VEC; column < a.dim; column += RUNS * step)
+                merge_columns<VEC, RUNS>(a, list, w, row, column, step);
             lse = w.lse;
         }
         __syncwarp();
@@ -68,13 +78,15 @@ template <int VEC> DEV void merge_rows(const merge_args &a, const merge_list &li
     }
 }
 
-extern "C" __global__ void __launch_bounds__(OP_THREADS, OP_MIN_CTAS)
+extern "C" __global__ void __launch_bounds__(OP_THREADS, MIN_CTAS)
     KERNEL_NAME(const __grid_constant__ merge_args a, const __grid_constant__ merge_list list)
 {
     wait_for_previous_kernel();
-    if (a.is_wide)
-        merge_rows<wide_elements<DTYPE>()>(a, list);
+    if (!a.is_wide)
+        merge_rows<1, 1>(a, list);
+    else if (merge_runs(&a) == 1)
+        merge_rows<wide_elements<DTYPE>(), 1>(a, list);
     else
-        merge_rows<1>(a, list);
+        merge_rows<wide_elements<DTYPE>(), MERGE_RUNS>(a, list);
     allow_next_kernel();
 }

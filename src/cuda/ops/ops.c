@@ -44,7 +44,6 @@ acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
 
 enum {
     THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
-    WARP = 32,
     Y_MAX = 64 /* CTAs that share a token */
 };
 
@@ -56,10 +55,7 @@ static uint32_t at_most(int64_t value, int64_t most)
 static void shape_merge(acr__launch *out, const merge_args *a)
 {
     const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, runs = (a->dim + run - 1) / run;
-    int64_t lanes = 1;
-    while (lanes < runs && lanes < WARP)
-        lanes *= 2;
-    const int64_t rows_of_cta = THREADS / lanes;
+    const int64_t rows_of_cta = THREADS / merge_lanes(a, runs);
     *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = THREADS};
 }
 
