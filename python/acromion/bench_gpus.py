@@ -179,8 +179,8 @@ class Rank:
         """PyTorch's own, over the same problem. Its buffers are split by itself."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import _attention, context_parallel
+        from torch.nn import functional
         from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.functional import scaled_dot_product_attention
         _attention.set_rotate_method(rotate)
         # PyTorch refuses to balance what has no mask; without a mask the work is balanced as it is.
         _attention._cp_options.enable_load_balance = causal
@@ -188,7 +188,15 @@ class Rank:
         mesh = init_device_mesh("cuda", (self.ranks,))
         with self.torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)), \
                 context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
-            yield lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+            # By its module's name: inside, PyTorch has another function there.
+            yield lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal,
+                                                                  enable_gqa=q.shape[1] != k.shape[1])
+
+    def peers_rows(self, whole, causal):
+        """The rows that context_parallel leaves this rank: with a mask the first and the last of what is left, else one
+        part of all."""
+        parts = whole.chunk(2 * self.ranks if causal else self.ranks, dim=2)
+        return self.torch.cat([parts[self.rank], parts[-1 - self.rank]], dim=2) if causal else parts[self.rank]
 
     def samples(self, function, first):
         """Seconds a call, each sample of about 0.1 s."""
@@ -251,7 +259,12 @@ class Rank:
                 name = f"torch {rotate} {backend.partition('_')[0].lower()}"
                 try:
                     with self.context_parallel(tensors, causal, rotate, backend) as function:
-                        add(name, function)
+                        differs = self.slowest(float((function().float() - self.peers_rows(whole, causal).float())
+                                                     .abs().max()))
+                        if differs <= limit:
+                            add(name, function, differs=differs)
+                        else:
+                            self.tell(f"  {name}: differs from one GPU by {differs:.2e}: not timed")
                 except Exception as error:  # a peer that cannot: said, and on every rank alike
                     self.tell(f"  {name}: not run: {str(error).splitlines()[0][:150]}")
         return records, wrong

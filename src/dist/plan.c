@@ -370,17 +370,48 @@ static void tell_seconds(const acr_group_plan *plan, acr_status status, double *
     values[1] = values[0] == 0.0;
 }
 
-/* Partial results in float32 if every rank has kernels that write them, otherwise on all ranks in the type of the
- * output: ranks exchange them. Ranks agree behind the work, so that none waits for one that has no plan. */
+/* What partial results in float32 may cost: kernels that write them take at most so many times as long as those that
+ * write the output's type, or so many seconds longer. Decoding may have only kernels for prompts that write float32. */
+static const double F32_TIMES = 2.0, F32_SECONDS = 50e-6;
+
+/* Says why not where the plan's kernels, which write float32, are expected to cost more. */
+static acr_status weigh_f32(const acr_group_plan *plan, char *reason, size_t bytes)
+{
+    double wide = 0.0, narrow = 0.0;
+    for (int i = 0; i < plan->kernel_count; i++) {
+        acr_problem p;
+        double seconds[2] = {0.0, 0.0};
+        acr_status status = dist_pass(acr_problem_parse(&p, plan->kernels[i].text, NULL));
+        if (status == ACR_OK)
+            status = dist_pass(acr_estimate_seconds(&seconds[0], plan->group->ctx, &p));
+        p.out_dtype = plan->problem.out_dtype;
+        if (status == ACR_OK)
+            status = dist_pass(acr_estimate_seconds(&seconds[1], plan->group->ctx, &p));
+        if (status != ACR_OK)
+            return status == ACR_UNSUPPORTED ? ACR_OK : status; /* there is nothing to compare with */
+        wide += seconds[0];
+        narrow += seconds[1];
+    }
+    if (wide > F32_TIMES * narrow && wide - narrow > F32_SECONDS)
+        snprintf(reason, bytes, "kernels that write f32 are expected to take %.1f times as long", wide / narrow);
+    return ACR_OK;
+}
+
+/* Partial results in float32 if every rank has kernels that write them without costing much, otherwise on all ranks in
+ * the type of the output: ranks exchange them. Ranks agree behind the work, so that none waits for one that has no
+ * plan. */
 static acr_status prepare_with_others(acr_group_plan *plan)
 {
     char reason[sizeof plan->narrow_reason] = "";
     double values[DIST_VALUES] = {0.0};
+    const int may_be_narrow = plan->part_dtype != plan->problem.out_dtype;
     acr_status status = dist_plan_prepare(plan);
-    if (status == ACR_UNSUPPORTED && plan->part_dtype != plan->problem.out_dtype) {
+    if (status == ACR_OK && may_be_narrow)
+        status = weigh_f32(plan, reason, sizeof reason);
+    if (status == ACR_UNSUPPORTED && may_be_narrow) {
         snprintf(reason, sizeof reason, "%s", acr_group_last_error());
         status = ACR_OK;
-    } else {
+    } else if (!*reason) {
         tell_seconds(plan, status, values);
     }
     status = dist_group_object(plan->group, status, status == ACR_OK ? reason : acr_group_last_error(), values,
