@@ -44,7 +44,7 @@ acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
 
 enum {
     THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
-    Y_MAX = 64 /* CTAs that share a token */
+    Y_MAX = 64     /* CTAs that share a token */
 };
 
 static uint32_t at_most(int64_t value, int64_t most)

@@ -85,9 +85,9 @@ DEV void send_probabilities(score_tile &s, packed_tile &p, const float *lse, con
         for (int i = 0; i < 4; i++) {
             if (i % 2 == 0)
                 find_probabilities_of(s, p, 2 * step + i / 2, lse + 8 * (2 * step + i / 2), c, a, has_softcap(a));
-            sent[i] = has_term(FWD_TERM_CAP) || !BF16 ? pack<BF16>(s[8 * step + 2 * i] * SENT_FACTOR,
-                                                                   s[8 * step + 2 * i + 1] * SENT_FACTOR)
-                                                      : p[4 * step + i];
+            sent[i] = has_term(FWD_TERM_CAP) || !BF16
+                          ? pack<BF16>(s[8 * step + 2 * i] * SENT_FACTOR, s[8 * step + 2 * i + 1] * SENT_FACTOR)
+                          : p[4 * step + i];
         }
         store_shared_4(exchange_place(c, step), sent[0], sent[1], sent[2], sent[3]);
     }
