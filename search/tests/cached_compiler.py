@@ -3,8 +3,8 @@
 
 Called by the name of a link to it, `cc` or `nvcc`, with the real compiler in CACHED_CC or CACHED_NVCC and the cache's
 folder in CACHED_IN. What a call makes hangs on the compiler, the arguments (but for the folders in them) and the
-contents of all files named, of the sources beside them, and of folders of includes. Only successful calls with an output are kept; any other
-goes to the compiler as it is.
+contents of all files named, of the sources beside them, and of folders of includes. Only successful calls with an
+output are kept; any other goes to the compiler as it is.
 """
 import hashlib
 import os

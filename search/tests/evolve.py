@@ -5,8 +5,8 @@ over the store.
     evolve.py PROGRAM SCRATCH [--kills N] [--driver FOLDER] [TEST...]
 
 Every run compiles real candidates, each once for all tests (cached_compiler.py), and passes them through the real
-gates; only times are made up, so that two runs can be compared to the last bit. With the fake driver's folder the test `device` runs a search on a GPU that is none: the
-PTX machine executes the candidates.
+gates; only times are made up, so that two runs can be compared to the last bit. With the fake driver's folder the test
+`device` runs a search on a GPU that is none: the PTX machine executes the candidates.
 """
 import argparse
 import contextlib
@@ -126,8 +126,8 @@ def processes_naming(text):
 
 
 def test_kill(context):
-    """kill -9 at random moments; what was finished stays, and the end is that of an uninterrupted run. With compilers that
-    forget: half of the moments are theirs."""
+    """kill -9 at random moments; what was finished stays, and the end is that of an uninterrupted run. With compilers
+    that forget: half of the moments are theirs."""
     cached_compiler.forget()
     trials = max(4, min(16, context.kills))
     definition = [PROBLEM, "--trials", str(trials), "--seed", "3", "--generation", "4"]

@@ -32,8 +32,8 @@ DEV float row_max(const score_tile &s, int row, const int eights)
 }
 
 /* A row whose scores of the keys that a reference comes from are all -inf, though it sees keys among them, has none:
- * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the consumer's first; seen
- * is relative to the lane's. */
+ * its sum becomes NaN, which asks for the second pass. first, end: of these keys, relative to the consumer's first;
+ * c.seen is relative to the lane's. */
 DEV void mark_without_reference(const consumer &c, lane_rows &r, int row, int first, int end)
 {
     const int lane_first = 2 * (c.lane % 4);
