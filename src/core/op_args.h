@@ -137,7 +137,8 @@ typedef struct append_args {
 } append_args;
 
 enum {
-    APPEND_HEADS = 2 /* heads of which a thread of a GPU takes the same columns */
+    APPEND_HEADS = 4,    /* heads of which a thread of a GPU takes the same columns */
+    APPEND_THREADS = 128 /* of a CTA: four on an SM have 64 KB of elements on their way */
 };
 
 /* Where a token comes from and goes to. */

@@ -14,7 +14,7 @@
 #include "op_args.h"
 
 enum {
-    MIN_CTAS = 2 /* of an SM: 128 registers a thread */
+    MIN_CTAS = 4 /* of an SM: 128 registers a thread */
 };
 
 /* The tensors of a token, in the order of their units. */
@@ -235,10 +235,11 @@ template <int VEC> DEV void append_token_rows(const append_args &a, int64_t inde
                                  : find_unit<TENSOR_Q, VEC>(a, t, i - of_kv));
 }
 
-extern "C" __global__ void __launch_bounds__(OP_THREADS, MIN_CTAS) KERNEL_NAME(const __grid_constant__ append_args a)
+extern "C" __global__ void __launch_bounds__(APPEND_THREADS, MIN_CTAS)
+    KERNEL_NAME(const __grid_constant__ append_args a)
 {
     wait_for_previous_kernel();
-    const int thread = blockIdx.y * OP_THREADS + threadIdx.x, threads = gridDim.y * OP_THREADS;
+    const int thread = blockIdx.y * APPEND_THREADS + threadIdx.x, threads = gridDim.y * APPEND_THREADS;
     for (int64_t index = blockIdx.x; index < a.rows; index += gridDim.x) {
         if (a.is_wide)
             append_token_rows<wide_elements<DTYPE>()>(a, index, thread, threads);

@@ -43,8 +43,8 @@ acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
 }
 
 enum {
-    THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
-    Y_MAX = 64     /* CTAs that share a token */
+    MERGE_THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
+    Y_MAX = 64           /* CTAs that share a token */
 };
 
 static uint32_t at_most(int64_t value, int64_t most)
@@ -55,8 +55,8 @@ static uint32_t at_most(int64_t value, int64_t most)
 static void shape_merge(acr__launch *out, const merge_args *a)
 {
     const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, runs = (a->dim + run - 1) / run;
-    const int64_t rows_of_cta = THREADS / merge_lanes(a, runs);
-    *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = THREADS};
+    const int64_t rows_of_cta = MERGE_THREADS / merge_lanes(a, runs);
+    *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = MERGE_THREADS};
 }
 
 /* A tensor's units of a token, as append.cu counts them: of what is rotated one has both elements of each pair. */
@@ -71,8 +71,8 @@ static void shape_append(acr__launch *out, const append_args *a)
     const int64_t units = append_units(a->k, a->kv_heads, a->qk_dim, a->rope_dim, run) +
                           append_units(a->v, a->kv_heads, a->v_dim, 0, run) +
                           append_units(a->q, a->q_heads, a->qk_dim, a->rope_dim, run);
-    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((units - 1) / THREADS + 1, Y_MAX), 1},
-                         .block = THREADS};
+    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((units - 1) / APPEND_THREADS + 1, Y_MAX), 1},
+                         .block = APPEND_THREADS};
 }
 
 void acr__cuda_op_shape(acr__launch *out, const acr__op_call *call)
