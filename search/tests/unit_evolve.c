@@ -284,7 +284,7 @@ static void test_passes_are_apart(void **state)
         {"bwd:b1:h2:s64:d64:cap30", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=0", "with a softcap"},
         {"bwd:b1:h2:s64:d64:alibi", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=0", "ALiBi"},
         {"bwd:b1:h2:s64:d64:bias-f16/0,0,64", "bwd_mma", "DIM=64 Q_TILE=64 KV_TILE=32 STAGES=2 TERMS=75", "biases"},
-        {"bwd:b1:h2:s64:d128", "bwd_wgmma", "DIM=128 Q_TILE=128", "dQ is two halves"},
+        {"bwd:b1:h2:s64:d128", "bwd_wgmma", "DIM=128 Q_TILE=128", "dQ is parts of 64 x 64"},
         {"bwd:b1:h2:s64:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 TERMS=1", "softcap"},
         {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=2", "not yet released"},
         {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=10", "227 KB"},
