@@ -192,12 +192,6 @@ class Rank:
             yield lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal,
                                                                   enable_gqa=q.shape[1] != k.shape[1])
 
-    def peers_rows(self, whole, causal):
-        """The rows that context_parallel leaves this rank: with a mask the first and the last of what is left, else one
-        part of all."""
-        parts = whole.chunk(2 * self.ranks if causal else self.ranks, dim=2)
-        return self.torch.cat([parts[self.rank], parts[-1 - self.rank]], dim=2) if causal else parts[self.rank]
-
     def samples(self, function, first):
         """Seconds a call, each sample of about 0.1 s."""
         once = self.sample(function, 1)
@@ -259,8 +253,9 @@ class Rank:
                 name = f"torch {rotate} {backend.partition('_')[0].lower()}"
                 try:
                     with self.context_parallel(tensors, causal, rotate, backend) as function:
-                        differs = self.slowest(float((function().float() - self.peers_rows(whole, causal).float())
-                                                     .abs().max()))
+                        # Balanced as zigzag, else in one part.
+                        want = self.several.shard(whole, placement="zigzag" if causal else "contiguous")
+                        differs = self.slowest(float((function().float() - want.float()).abs().max()))
                         if differs <= limit:
                             add(name, function, differs=differs)
                         else:

@@ -51,10 +51,11 @@ OP_FUNCTION int64_t merge_offset(const fwd_strides *s, merge_row r)
     return r.batch * s->batch + r.head * s->head + r.row * s->row;
 }
 
+/* A thread of a GPU takes so many runs of 16 bytes of a row where there are so many rows, else one: weighing the parts
+ * costs more than a run, but few rows must give many SMs work. */
 enum {
-    MERGE_RUNS = 4, /* that a thread of a GPU takes of a row where there are */
-    MERGE_MANY_ROWS =
-        16384 /* so many; of fewer rows it takes one, so that more SMs have work. Of single elements, too */
+    MERGE_RUNS = 4,
+    MERGE_MANY_ROWS = 16384
 };
 
 OP_FUNCTION int merge_runs(const merge_args *a)
@@ -138,7 +139,7 @@ typedef struct append_args {
 
 enum {
     APPEND_HEADS = 4,    /* heads of which a thread of a GPU takes the same columns */
-    APPEND_THREADS = 128 /* of a CTA: four on an SM have 64 KB of elements on their way */
+    APPEND_THREADS = 128 /* of a CTA */
 };
 
 /* Where a token comes from and goes to. */

@@ -25,6 +25,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+ALL_BY_ALL = os.environ.get("DEVICE_ALL") == "1"  # every problem in every order and type, not dealt out in turn
 
 # Asynchronous work late or at once, with an order of warps of its own: seed, eager, races looked for.
 LATE, LATE_TOO, EAGER = ("1", "0", "1"), ("7", "0", "0"), ("2", "1", "0")
@@ -243,7 +244,7 @@ def in_turn(orders, asked):
     """Pairs of an order and what runs in it: each problem in one order, that of the next data type in the next, so that
     every kernel meets every order and every problem without a run of all by all. DEVICE_ALL=1 in the environment asks
     for that."""
-    if os.environ.get("DEVICE_ALL") == "1" or len(orders) == 1:
+    if ALL_BY_ALL or len(orders) == 1:
         return [(order, asked) for order in orders]
     shares, dtypes, counts = [[] for _ in orders], [], {}
     for problem in asked:
@@ -542,7 +543,7 @@ ROW_FLAWS = [(SHORT, 90, "all rows of a tile take the second pass",
 
 def of_dtypes(dtypes, shapes):
     """The shapes dealt out to the data types in turn; each gets all of a short list."""
-    apart = len(dtypes) if len(shapes) >= 2 * len(dtypes) and os.environ.get("DEVICE_ALL") != "1" else 1
+    apart = len(dtypes) if len(shapes) >= 2 * len(dtypes) and not ALL_BY_ALL else 1
     return [f"{dtype}:{shape}" for i, dtype in enumerate(dtypes) for shape in shapes[i % apart::apart]]
 
 

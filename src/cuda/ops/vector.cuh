@@ -10,8 +10,7 @@
 #include "op_math.h"
 
 enum {
-    OP_THREADS = 256, /* of a CTA */
-    OP_MIN_CTAS = 4   /* of an SM: 64 registers a thread; left to itself ptxas takes fewer, and spills */
+    OP_THREADS = 256 /* of a CTA of merge.cu */
 };
 
 template <int TYPE> DEV constexpr int wide_elements(void)
@@ -40,13 +39,6 @@ template <int TYPE, int VEC> DEV void run_values(float (&to)[VEC], const run_bit
 #pragma unroll
     for (int i = 0; i < VEC; i++)
         to[i] = load_element<TYPE>(&from.bits, i);
-}
-
-template <int TYPE, int VEC> DEV void load_run(float (&to)[VEC], const void *base, int64_t first)
-{
-    run_bits<VEC> run;
-    load_bits<TYPE>(run, base, first);
-    run_values<TYPE>(to, run);
 }
 
 template <int BYTES> DEV void store_bytes(void *to, const uint32_t *bits)
