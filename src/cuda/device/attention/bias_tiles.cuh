@@ -12,6 +12,9 @@
 #ifndef ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
 #define ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/device/attention/bias_survey.cuh"
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/pipeline.cuh"

@@ -5,6 +5,9 @@
 #ifndef ACR_DEVICE_ATTENTION_GRADIENTS_CUH
 #define ACR_DEVICE_ATTENTION_GRADIENTS_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/gradients.h"
 

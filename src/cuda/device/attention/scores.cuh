@@ -121,8 +121,7 @@ template <int BYTES> DEV float bias_of(uint32_t bits, int type)
     else if constexpr (BYTES == 4)
         return finished_bias(__uint_as_float(bits));
     else
-        return finished_bias(type == FWD_BIAS_BF16 ? __uint_as_float(bits << 16)
-                                                   : __half2float(__ushort_as_half((uint16_t)bits)));
+        return finished_bias(type == FWD_BIAS_BF16 ? __uint_as_float(bits << 16) : f16_to_float((uint16_t)bits));
 }
 
 template <int BYTES> DEV uint32_t load_bits(const char *at)

@@ -13,6 +13,9 @@
 #ifndef ACR_CUDA_FWD_SHORT_EXACT_CUH
 #define ACR_CUDA_FWD_SHORT_EXACT_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/kernels/fwd_short/loading.cuh"
 #include "cuda/kernels/fwd_short/second_pass.cuh"
 

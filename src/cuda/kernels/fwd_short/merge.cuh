@@ -4,6 +4,9 @@
 #ifndef ACR_CUDA_FWD_SHORT_MERGE_CUH
 #define ACR_CUDA_FWD_SHORT_MERGE_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/kernels/fwd_short/softmax.cuh"
 
 enum {
