@@ -101,46 +101,69 @@ static inline uint32_t encode(const narrow_format *format, double value)
     return sign | (uint32_t)(bits - (bias_difference << format->mantissa_bits));
 }
 
-double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
+/* Loops of their own for each format, by its name: the compiler folds it into the arithmetic. */
+#define LOAD_EACH(DECODED)                                                                                             \
+    for (int64_t i = 0; i < count; ++i) {                                                                              \
+        to[i] = DECODED;                                                                                               \
+    }                                                                                                                  \
+    return
+
+void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
 {
+    const uint16_t *wide = (const uint16_t *)base + first;
+    const uint8_t *narrow = (const uint8_t *)base + first;
     switch (dtype) {
     case ACR_F32:
-        return ((const float *)base)[index];
-    case ACR_F16: /* each format by name: the compiler folds it into the arithmetic */
-        return decode(&f16_format, ((const uint16_t *)base)[index]);
+        LOAD_EACH(((const float *)base)[first + i]);
+    case ACR_F16:
+        LOAD_EACH(decode(&f16_format, wide[i]));
     case ACR_BF16:
-        return decode(&bf16_format, ((const uint16_t *)base)[index]);
+        LOAD_EACH(decode(&bf16_format, wide[i]));
     case ACR_E4M3:
-        return decode(&e4m3_format, ((const uint8_t *)base)[index]);
+        LOAD_EACH(decode(&e4m3_format, narrow[i]));
     case ACR_BOOL8:
-        return ((const uint8_t *)base)[index] != 0;
+        LOAD_EACH(narrow[i] != 0);
     case ACR_DTYPE_DEFAULT:
-        break;
+        LOAD_EACH(NAN);
     }
-    return NAN;
+}
+
+#define STORE_EACH(STORED, ENCODED)                                                                                    \
+    for (int64_t i = 0; i < count; ++i) {                                                                              \
+        STORED = ENCODED;                                                                                              \
+    }                                                                                                                  \
+    return
+
+void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
+{
+    uint16_t *wide = (uint16_t *)base + first;
+    uint8_t *narrow = (uint8_t *)base + first;
+    switch (dtype) {
+    case ACR_F32:
+        STORE_EACH(((float *)base)[first + i], (float)from[i]);
+    case ACR_F16:
+        STORE_EACH(wide[i], (uint16_t)encode(&f16_format, from[i]));
+    case ACR_BF16:
+        STORE_EACH(wide[i], (uint16_t)encode(&bf16_format, from[i]));
+    case ACR_E4M3:
+        STORE_EACH(narrow[i], (uint8_t)encode(&e4m3_format, from[i]));
+    case ACR_BOOL8:
+        STORE_EACH(narrow[i], from[i] != 0.0);
+    case ACR_DTYPE_DEFAULT:
+        return;
+    }
+}
+
+double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
+{
+    double value = NAN;
+    acr__load_elements(&value, dtype, base, index, 1);
+    return value;
 }
 
 void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value)
 {
-    switch (dtype) {
-    case ACR_F32:
-        ((float *)base)[index] = (float)value;
-        return;
-    case ACR_F16:
-        ((uint16_t *)base)[index] = (uint16_t)encode(&f16_format, value);
-        return;
-    case ACR_BF16:
-        ((uint16_t *)base)[index] = (uint16_t)encode(&bf16_format, value);
-        return;
-    case ACR_E4M3:
-        ((uint8_t *)base)[index] = (uint8_t)encode(&e4m3_format, value);
-        return;
-    case ACR_BOOL8:
-        ((uint8_t *)base)[index] = value != 0.0;
-        return;
-    case ACR_DTYPE_DEFAULT:
-        return;
-    }
+    acr__store_elements(dtype, base, index, 1, &value);
 }
 
 double acr__round_magnitude(acr_dtype dtype, double magnitude)

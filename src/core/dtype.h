@@ -9,6 +9,10 @@
 double acr__load_element(acr_dtype dtype, const void *base, int64_t index);
 void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value);
 
+/* The same of so many elements from `first` on. */
+void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count);
+void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from);
+
 /* The nearest value of a type narrower than float32, ties to even, as if its exponent had no upper end. magnitude >= 0
  * and finite. */
 double acr__round_magnitude(acr_dtype dtype, double magnitude);

@@ -89,14 +89,21 @@ static void judge_written(verdict *v, const reference *ref, const run_output *ou
 
 static void judge_output(verdict *v, const reference *ref, const run_output *output)
 {
+    enum {
+        CHUNK = 64
+    };
     const acr_problem *p = &ref->problem;
     double square = 0;
     int64_t worst_row = 0, worst_d = 0;
     for (int64_t i = 0; i < ref->rows; ++i) {
-        int64_t row = reference_row(ref, i).row;
+        const int64_t row = reference_row(ref, i).row;
+        double got[CHUNK];
         for (int64_t d = 0; d < p->v_dim; ++d) {
-            double error =
-                fabs(acr__load_element(p->out_dtype, output->o, row * p->v_dim + d) - ref->o[i * p->v_dim + d]);
+            if (d % CHUNK == 0) {
+                const int64_t count = p->v_dim - d < CHUNK ? p->v_dim - d : CHUNK;
+                acr__load_elements(got, p->out_dtype, output->o, row * p->v_dim + d, count);
+            }
+            const double error = fabs(got[d % CHUNK] - ref->o[i * p->v_dim + d]);
             square += error * error;
             if (!(error <= v->err_max)) {
                 v->err_max = isnan(error) ? INFINITY : error;

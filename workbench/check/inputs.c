@@ -94,7 +94,7 @@ void input_scales(acr_problem *problem, input_kind kind)
 
 /* Two rounds of multiply and shift (the constants of SplitMix64's finaliser), one to spread the seed and stream, one
  * for the counter. */
-static uint64_t mix(uint64_t x)
+static inline uint64_t mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -106,18 +106,60 @@ uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter)
     return mix(mix(seed * 0x9e3779b97f4a7c15u + stream) + counter * 0x9e3779b97f4a7c15u);
 }
 
-/* Box and Muller: the upper half of the bits gives the radius, the lower the angle. Largest magnitude 6.7. */
-static double normal(uint64_t bits)
+static inline uint64_t bits_of(double value)
 {
-    double radius_uniform = ((double)(bits >> 32) + 0.5) * 0x1p-32;
-    double angle = 6.283185307179586 * (double)(bits & 0xffffffffu) * 0x1p-32;
-    return sqrt(-2.0 * log(radius_uniform)) * cos(angle);
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
-static double student_t2(uint64_t bits)
+static inline double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* An integer below 2^32: the last bits of a number whose own last bit counts ones. */
+static inline double double_of_integer(uint64_t integer)
+{
+    return double_of(bits_of(0x1p52) | integer) - 0x1p52;
+}
+
+/* The natural logarithm of a positive normal number: of 2^e m with m from sqrt(1/2) to sqrt(2), by the series of the
+ * inverse hyperbolic tangent. */
+static inline double log_of(double x)
+{
+    const uint64_t bits = bits_of(x), one = bits_of(1.0);
+    const uint64_t biased = (bits - bits_of(0.70710678118654757) + one) >> 52; /* e + 1023 */
+    const double m = double_of(bits - (biased << 52) + one), e = double_of_integer(biased) - 1023.0;
+    const double s = (m - 1.0) / (m + 1.0), z = s * s;
+    const double series =
+        1.0 + z * (1.0 / 3 +
+                   z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9 + z * (1.0 / 11 + z * (1.0 / 13 + z * (1.0 / 15)))))));
+    return 0.6931471805599453 * e + 2.0 * s * series;
+}
+
+/* The cosine of so many turns, 0 to 1: the sine of an angle within a quarter turn of 0, by its series. */
+static inline double cos_of_turns(double turns)
+{
+    const double x = 6.283185307179586 * (fabs(turns - 0.5) - 0.25), z = x * x;
+    const double of_9 = 1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800 + z * (-1.0 / 1307674368000)));
+    return x * (1.0 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * of_9))));
+}
+
+/* Box and Muller: the upper half of the bits gives the radius, the lower the angle. Largest magnitude 6.7. Right to
+ * ten digits: without branches, so that loops become vectors, where the C library's functions were half of a check. */
+static inline double normal(uint64_t bits)
+{
+    const double radius_uniform = (double_of_integer(bits >> 32) + 0.5) * 0x1p-32;
+    return sqrt(-2.0 * log_of(radius_uniform)) * cos_of_turns(double_of_integer(bits & 0xffffffffu) * 0x1p-32);
+}
+
+static double student_t2(uint64_t bits, double drawn)
 {
     double uniform = ((double)(mix(bits + 1) >> 32) + 0.5) * 0x1p-32;
-    double value = normal(bits) / sqrt(-log(uniform));
+    double value = drawn / sqrt(-log_of(uniform));
     return fmax(-50.0, fmin(50.0, value));
 }
 
@@ -137,49 +179,63 @@ static double needle_sign(const fill *f, int64_t d)
     return random_bits(f->seed, STREAM_NEEDLE_SIGNS, (uint64_t)d) & 1 ? 1.0 : -1.0;
 }
 
-/* head_index counts batch * heads + head. */
-static double element(const fill *f, int64_t head_index, int64_t position, int64_t d)
+/* Whether a position is that of its head's needle. head_index counts batch * heads + head. */
+static bool is_needle(const fill *f, int64_t head_index, int64_t position)
 {
-    if (f->kind == INPUT_CONSTANT_V && f->tensor == INPUT_V) {
-        position = 0;
-    }
-    uint64_t counter = (uint64_t)((head_index * f->length + position) * f->dim + d);
-    uint64_t bits = random_bits(f->seed, (uint64_t)f->tensor, counter);
+    return position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
+}
+
+/* Element d of a row, from random bits and the normal number that they make. */
+static double element(const fill *f, int64_t head_index, int64_t position, int64_t d, uint64_t bits, double drawn)
+{
     switch (f->kind) {
     case INPUT_SHIFTED:
-        return 1.0 + normal(bits);
+        return 1.0 + drawn;
     case INPUT_SHIFTED_V:
-        return (f->tensor == INPUT_V ? 1.0 : 0.0) + normal(bits);
+        return (f->tensor == INPUT_V ? 1.0 : 0.0) + drawn;
     case INPUT_HEAVY:
-        return student_t2(bits);
+        return student_t2(bits, drawn);
     case INPUT_LARGE:
-        return f->tensor == INPUT_V || f->tensor == INPUT_D_O ? normal(bits) : 10.0 * normal(bits);
+        return f->tensor == INPUT_V || f->tensor == INPUT_D_O ? drawn : 10.0 * drawn;
     case INPUT_LOWEST_KEYS: {
         const int64_t first = head_index % 2 == 0 ? LOWEST_KEYS : f->length - LOWEST_KEYS;
         const bool is_lowest = f->tensor == INPUT_K && d == 0 && position < first;
-        return is_lowest ? -INFINITY : f->tensor == INPUT_Q && d == 0 ? 0.5 + fabs(normal(bits)) : normal(bits);
+        return is_lowest ? -INFINITY : f->tensor == INPUT_Q && d == 0 ? 0.5 + fabs(drawn) : drawn;
     }
-    case INPUT_NEEDLE: {
+    case INPUT_NEEDLE:
         if (f->tensor == INPUT_Q) {
-            return needle_sign(f, d) + 0.1 * normal(bits);
+            return needle_sign(f, d) + 0.1 * drawn;
         }
-        bool is_needle =
-            position == (int64_t)(random_bits(f->seed, STREAM_NEEDLE_KEY, (uint64_t)head_index) % (uint64_t)f->length);
-        return f->tensor == INPUT_K && is_needle ? 4.0 * needle_sign(f, d) : normal(bits);
-    }
+        return f->tensor == INPUT_K && is_needle(f, head_index, position) ? 4.0 * needle_sign(f, d) : drawn;
     default:
-        return normal(bits);
+        return drawn;
     }
 }
 
+enum {
+    FILL_CHUNK = 64 /* elements of a row that are made together */
+};
+
 static void fill_row(const fill *f, int64_t row)
 {
-    int64_t position = row % f->length;
-    int64_t head = row / f->length % f->heads;
-    int64_t batch = row / f->length / f->heads;
-    int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
-    for (int64_t d = 0; d < f->dim; ++d) {
-        acr__store_element(f->dtype, f->packed, row * f->dim + d, element(f, head_index, position, d));
+    const int64_t head = row / f->length % f->heads, batch = row / f->length / f->heads;
+    const int64_t head_index = (f->one_batch ? 0 : batch) * f->heads + (f->one_head ? 0 : head);
+    const int64_t position = f->kind == INPUT_CONSTANT_V && f->tensor == INPUT_V ? 0 : row % f->length;
+    const uint64_t first = (uint64_t)((head_index * f->length + position) * f->dim);
+    for (int64_t d = 0; d < f->dim; d += FILL_CHUNK) {
+        const int64_t count = f->dim - d < FILL_CHUNK ? f->dim - d : FILL_CHUNK;
+        uint64_t bits[FILL_CHUNK];
+        double values[FILL_CHUNK];
+        for (int64_t i = 0; i < FILL_CHUNK; ++i) { /* whatever the count: vectors of a known number */
+            bits[i] = random_bits(f->seed, (uint64_t)f->tensor, first + (uint64_t)(d + i));
+        }
+        for (int64_t i = 0; i < FILL_CHUNK; ++i) {
+            values[i] = normal(bits[i]);
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            values[i] = element(f, head_index, position, d + i, bits[i], values[i]);
+        }
+        acr__store_elements(f->dtype, f->packed, row * f->dim + d, count, values);
     }
 }
 

@@ -126,6 +126,23 @@ static void put(const workspace *w, void *at, int64_t index, double value)
     }
 }
 
+/* So many stored elements, each `step` behind the one before it. */
+static void put_row(const workspace *w, void *to, int64_t first, int64_t step, acr_dtype dtype, const void *from,
+                    int64_t at, int64_t count)
+{
+    enum {
+        CHUNK = 64
+    };
+    double chunk[CHUNK];
+    for (int64_t done = 0; done < count; done += CHUNK) {
+        const int64_t now = count - done < CHUNK ? count - done : CHUNK;
+        acr__load_elements(chunk, dtype, from, at + done, now);
+        for (int64_t i = 0; i < now; i++) {
+            put(w, to, first + (done + i) * step, chunk[i]);
+        }
+    }
+}
+
 /* The rows of a batch entry that exist; of a packed batch counted from the tensors' first, its batch strides being
  * 0. */
 typedef struct entry {
@@ -172,12 +189,8 @@ static void load_key_value_head(workspace *w, const acr_problem *p, const acr_bu
     for (int64_t j = 0; j < e->kv.length; j++) {
         const int64_t k_row = element_of_key(p, b, e, &p->k, kv_head, j);
         const int64_t v_row = v_in_k ? k_row : element_of_key(p, b, e, &p->v, kv_head, j);
-        for (int64_t d = 0; d < p->qk_dim; d++) {
-            put(w, w->k, d * w->kv_padded + j, acr__load_element(dtype, b->k, k_row + d));
-        }
-        for (int64_t d = 0; d < p->v_dim; d++) {
-            put(w, w->v, j * w->v_padded + d, acr__load_element(dtype, v_in_k ? b->k : b->v, v_row + d));
-        }
+        put_row(w, w->k, j, w->kv_padded, dtype, b->k, k_row, p->qk_dim);
+        put_row(w, w->v, j * w->v_padded, 1, dtype, v_in_k ? b->k : b->v, v_row, p->v_dim);
     }
 }
 
@@ -611,9 +624,7 @@ static void load_query(const workspace *w, const query_row *r)
 {
     const acr_problem *p = r->p;
     const int64_t at = r->e->batch * p->q.batch + r->head * p->q.head + (r->e->q.first + r->i) * p->q.row;
-    for (int64_t d = 0; d < p->qk_dim; d++) {
-        put(w, w->q, d, acr__load_element(p->dtype, r->b->q, at + d));
-    }
+    put_row(w, w->q, 0, 1, p->dtype, r->b->q, at, p->qk_dim);
 }
 
 /* One row, by its number. */
@@ -815,9 +826,7 @@ static void widen_rows(double *to, acr_dtype dtype, const void *base, int64_t fi
                        int64_t dims)
 {
     for (int64_t row = 0; row < rows; row++) {
-        for (int64_t d = 0; d < dims; d++) {
-            to[row * dims + d] = acr__load_element(dtype, base, first + row * row_stride + d);
-        }
+        acr__load_elements(to + row * dims, dtype, base, first + row * row_stride, dims);
     }
 }
 

@@ -402,16 +402,22 @@ typedef struct norm_search {
 
 static void search_slice(void *arg, int64_t slice)
 {
+    enum {
+        CHUNK = 64
+    };
     norm_search *s = arg;
     const acr_problem *p = s->p;
     const int64_t each = (s->rows + NORM_SLICES - 1) / NORM_SLICES, first = slice * each;
     const int64_t end = first + each < s->rows ? first + each : s->rows;
     s->largest[slice] = 0;
     for (int64_t row = first; row < end; ++row) {
-        double sum = 0;
+        double sum = 0, x[CHUNK];
         for (int64_t d = 0; d < p->qk_dim; ++d) {
-            double x = acr__load_element(s->dtype, s->packed, row * p->qk_dim + d);
-            sum += isinf(x) ? 0 : x * x; /* a score of -inf is not rounded */
+            if (d % CHUNK == 0) {
+                const int64_t count = p->qk_dim - d < CHUNK ? p->qk_dim - d : CHUNK;
+                acr__load_elements(x, s->dtype, s->packed, row * p->qk_dim + d, count);
+            }
+            sum += isinf(x[d % CHUNK]) ? 0 : x[d % CHUNK] * x[d % CHUNK]; /* a score of -inf is not rounded */
         }
         s->largest[slice] = fmax(s->largest[slice], sum); /* of numbers: rows of a page may be NaN */
     }
