@@ -47,7 +47,7 @@ typedef struct write_record {
     uint32_t clock; /* 0 = nobody wrote */
     uint32_t instruction, instance;
     uint16_t agent;
-    uint8_t lane, is_atomic;
+    uint8_t lane, is_atomic : 1, is_repeated : 1;
 } write_record;
 
 typedef struct read_record {
@@ -89,20 +89,21 @@ typedef struct init_clocks {
 } init_clocks;
 
 typedef struct cta_races {
-    int ranks, warps;    /* CTAs of the cluster, warps of each */
-    int agents, readers; /* of each CTA */
-    int total;           /* agents of the cluster */
-    uint32_t cell_bytes, cells;
-    uint32_t *known;           /* [warps][total] */
-    async_clock *asynchronous; /* [warps][KINDS] */
-    init_clocks *inits;        /* [warps] */
+    int ranks, warps;           /* CTAs of the cluster, warps of each */
+    int agents, readers;        /* of each CTA */
+    int total;                  /* agents of the cluster */
+    uint32_t cell_bytes, cells; /* one more than shared memory has */
+    uint32_t *known;            /* [warps][total] */
+    async_clock *asynchronous;  /* [warps][KINDS] */
+    init_clocks *inits;         /* [warps] */
     barrier_clock barriers[NAMED_BARRIERS];
     uint32_t *cluster_arrived, *cluster_ended; /* of rank 0: known to who arrived at the cluster's barrier in this
                                                   phase, and in the one before */
     mbarrier_clock mbarriers[MAX_MBARRIERS];
     write_record *writes; /* [cells] */
-    read_record *reads;   /* [cells][ranks][readers] */
-    read_record *repeats; /* [cells][ranks][warps]: of the last write, by warps */
+    /* An agent's records lie together: it reads runs of cells, and what others did is asked only where it writes. */
+    read_record *reads;   /* [ranks][readers][cells] */
+    read_record *repeats; /* [ranks][warps][cells]: of the last write, by warps */
     lane_record *lanes;   /* [cells], NULL unless strict */
 } cta_races;
 
@@ -179,15 +180,15 @@ const char *races_begin(cta *c)
     r->readers = KINDS_READ * r->warps;
     r->total = r->ranks * r->agents;
     r->cell_bytes = cell_bytes_of(l);
-    r->cells = (c->shared_bytes + r->cell_bytes - 1) / r->cell_bytes;
+    r->cells = (c->shared_bytes + r->cell_bytes - 1) / r->cell_bytes + 1;
     r->known = calloc((size_t)r->warps * (size_t)r->total, sizeof *r->known);
     r->asynchronous = calloc((size_t)r->warps * KINDS, sizeof *r->asynchronous);
     r->inits = calloc((size_t)r->warps, sizeof *r->inits);
-    r->writes = calloc(r->cells + 1, sizeof *r->writes);
-    r->reads = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->readers), sizeof *r->reads);
-    r->repeats = calloc((size_t)(r->cells + 1) * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
+    r->writes = calloc(r->cells, sizeof *r->writes);
+    r->reads = calloc((size_t)r->cells * (size_t)(r->ranks * r->readers), sizeof *r->reads);
+    r->repeats = calloc((size_t)r->cells * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
     if (l->asked->check_races == PTXVM_RACES_STRICT)
-        r->lanes = calloc(r->cells + 1, sizeof *r->lanes);
+        r->lanes = calloc(r->cells, sizeof *r->lanes);
     if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->inits == NULL || r->writes == NULL ||
         r->reads == NULL || r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
         return fail("no memory for the race detector");
@@ -344,23 +345,27 @@ const char *races_found(const launch *l)
 /* What a cell remembers. */
 typedef struct cell {
     write_record *write;
-    read_record *reads, *repeats;
+    read_record *reads, *repeats; /* the first; the others follow, `step` apart */
+    size_t step;
     uint32_t address;
 } cell;
 
 static cell cell_at(const cta_races *r, uint32_t number)
 {
     return (cell){.write = &r->writes[number],
-                  .reads = r->reads + (size_t)number * (size_t)(r->ranks * r->readers),
-                  .repeats = r->repeats + (size_t)number * (size_t)(r->ranks * r->warps),
+                  .reads = r->reads + number,
+                  .repeats = r->repeats + number,
+                  .step = r->cells,
                   .address = number * r->cell_bytes};
 }
 
 static int is_repeat_known(const cta_races *r, const cell *c, const uint32_t *known)
 {
+    if (!c->write->is_repeated)
+        return 0;
     for (int rank = 0; rank < r->ranks; rank++)
         for (int n = 0; n < r->warps; n++) {
-            const uint32_t clock = c->repeats[rank * r->warps + n].clock;
+            const uint32_t clock = c->repeats[(size_t)(rank * r->warps + n) * c->step].clock;
             if (clock != 0 && clock <= known[rank * r->agents + n])
                 return 1;
         }
@@ -380,19 +385,19 @@ static void check_earlier_write(const access *a, const cell *c, const uint32_t *
 }
 
 /* Records of the first `count` agents of each rank. */
-static void check_earlier_records(const access *a, const read_record *records, int count, int are_writes,
-                                  const uint32_t *known, uint32_t address)
+static void check_earlier_records(const access *a, const cell *c, const read_record *records, int count, int are_writes,
+                                  const uint32_t *known)
 {
     const cta_races *r = a->warp->cta->races;
     for (int rank = 0; rank < r->ranks; rank++)
         for (int n = 0; n < count; n++) {
-            const read_record *record = &records[rank * count + n];
+            const read_record *record = &records[(size_t)(rank * count + n) * c->step];
             const uint32_t agent = (uint32_t)(rank * r->agents + n);
             if (record->clock <= known[agent])
                 continue;
             char earlier[128];
             name_agent(a->warp, agent, record->instruction, are_writes, earlier, sizeof earlier);
-            report(a, address, record->instruction, earlier);
+            report(a, c->address, record->instruction, earlier);
         }
 }
 
@@ -432,15 +437,18 @@ static void check_lanes(const access *a, lane_record *record, uint32_t address)
 static void note_write(const access *a, const cell *c, const uint32_t *known)
 {
     const cta_races *r = a->warp->cta->races;
-    check_earlier_records(a, c->reads, r->readers, 0, known, c->address);
-    check_earlier_records(a, c->repeats, r->warps, 1, known, c->address);
-    memset(c->repeats, 0, (size_t)(r->ranks * r->warps) * sizeof *c->repeats);
+    check_earlier_records(a, c, c->reads, r->readers, 0, known);
+    if (c->write->is_repeated) {
+        check_earlier_records(a, c, c->repeats, r->warps, 1, known);
+        for (int n = 0; n < r->ranks * r->warps; n++)
+            c->repeats[(size_t)n * c->step] = (read_record){0};
+    }
     *c->write = (write_record){.clock = a->clock,
                                .instruction = a->instruction,
                                .instance = a->instance,
                                .agent = (uint16_t)a->agent,
                                .lane = (uint8_t)a->lane,
-                               .is_atomic = (uint8_t)a->is_atomic};
+                               .is_atomic = a->is_atomic ? 1 : 0};
 }
 
 /* Checks the access against what each cell remembers, and has the cell remember it. The address has been checked. */
@@ -457,14 +465,15 @@ static void note(const access *a, uint64_t address, size_t bytes)
         if (owner->lanes != NULL && a->is_own)
             check_lanes(a, &owner->lanes[number], c.address);
         if (is_repeat) {
-            c.repeats[rank * owner->warps + local] = (read_record){a->clock, a->instruction};
+            c.repeats[(size_t)(rank * owner->warps + local) * c.step] = (read_record){a->clock, a->instruction};
+            c.write->is_repeated = 1;
             continue;
         }
         check_earlier_write(a, &c, known);
         if (a->is_write)
             note_write(a, &c, known);
         else
-            c.reads[rank * owner->readers + local] = (read_record){a->clock, a->instruction};
+            c.reads[(size_t)(rank * owner->readers + local) * c.step] = (read_record){a->clock, a->instruction};
     }
 }
 
