@@ -47,7 +47,8 @@ DEV float e4m3_to_float(uint8_t bits)
     asm("{cvt.rn.f16x2.e4m3x2 %0, %1;}\n" : "=r"(pair) : "h"((uint16_t)bits));
     return f16_to_float((uint16_t)pair);
 #else
-    /* Exponent and mantissa at their places in fp16, whose bias is 8 more: subnormal numbers, too, are 2^8 too small. */
+    /* Exponent and mantissa at their places in fp16, whose bias is 8 more: the number is 2^8 too small,
+     * subnormal or not. */
     const uint32_t magnitude = bits & 0x7f;
     const float value = f16_to_float((uint16_t)((bits & 0x80) << 8 | magnitude << 7)) * 256.0f;
     return magnitude == 0x7f ? __int_as_float(0x7fffffff) : value;
