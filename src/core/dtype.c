@@ -101,54 +101,46 @@ static inline uint32_t encode(const narrow_format *format, double value)
     return sign | (uint32_t)(bits - (bias_difference << format->mantissa_bits));
 }
 
-/* Loops of their own for each format, by its name: the compiler folds it into the arithmetic. */
-#define LOAD_EACH(DECODED)                                                                                             \
-    for (int64_t i = 0; i < count; ++i) {                                                                              \
-        to[i] = DECODED;                                                                                               \
-    }                                                                                                                  \
-    return
+/* Inline where the type is a constant, too: the compiler folds the format into the arithmetic. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+ALWAYS_INLINE double load(acr_dtype dtype, const void *base, int64_t index)
 {
-    const uint16_t *wide = (const uint16_t *)base + first;
-    const uint8_t *narrow = (const uint8_t *)base + first;
     switch (dtype) {
     case ACR_F32:
-        LOAD_EACH(((const float *)base)[first + i]);
+        return ((const float *)base)[index];
     case ACR_F16:
-        LOAD_EACH(decode(&f16_format, wide[i]));
+        return decode(&f16_format, ((const uint16_t *)base)[index]);
     case ACR_BF16:
-        LOAD_EACH(decode(&bf16_format, wide[i]));
+        return decode(&bf16_format, ((const uint16_t *)base)[index]);
     case ACR_E4M3:
-        LOAD_EACH(decode(&e4m3_format, narrow[i]));
+        return decode(&e4m3_format, ((const uint8_t *)base)[index]);
     case ACR_BOOL8:
-        LOAD_EACH(narrow[i] != 0);
+        return ((const uint8_t *)base)[index] != 0;
     case ACR_DTYPE_DEFAULT:
-        LOAD_EACH(NAN);
+        break;
     }
+    return NAN;
 }
 
-#define STORE_EACH(STORED, ENCODED)                                                                                    \
-    for (int64_t i = 0; i < count; ++i) {                                                                              \
-        STORED = ENCODED;                                                                                              \
-    }                                                                                                                  \
-    return
-
-void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
+ALWAYS_INLINE void store(acr_dtype dtype, void *base, int64_t index, double value)
 {
-    uint16_t *wide = (uint16_t *)base + first;
-    uint8_t *narrow = (uint8_t *)base + first;
     switch (dtype) {
     case ACR_F32:
-        STORE_EACH(((float *)base)[first + i], (float)from[i]);
+        ((float *)base)[index] = (float)value;
+        return;
     case ACR_F16:
-        STORE_EACH(wide[i], (uint16_t)encode(&f16_format, from[i]));
+        ((uint16_t *)base)[index] = (uint16_t)encode(&f16_format, value);
+        return;
     case ACR_BF16:
-        STORE_EACH(wide[i], (uint16_t)encode(&bf16_format, from[i]));
+        ((uint16_t *)base)[index] = (uint16_t)encode(&bf16_format, value);
+        return;
     case ACR_E4M3:
-        STORE_EACH(narrow[i], (uint8_t)encode(&e4m3_format, from[i]));
+        ((uint8_t *)base)[index] = (uint8_t)encode(&e4m3_format, value);
+        return;
     case ACR_BOOL8:
-        STORE_EACH(narrow[i], from[i] != 0.0);
+        ((uint8_t *)base)[index] = value != 0.0;
+        return;
     case ACR_DTYPE_DEFAULT:
         return;
     }
@@ -156,14 +148,60 @@ void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t cou
 
 double acr__load_element(acr_dtype dtype, const void *base, int64_t index)
 {
-    double value = NAN;
-    acr__load_elements(&value, dtype, base, index, 1);
-    return value;
+    return load(dtype, base, index);
 }
 
 void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value)
 {
-    acr__store_elements(dtype, base, index, 1, &value);
+    store(dtype, base, index, value);
+}
+
+ALWAYS_INLINE void load_all(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+{
+    for (int64_t i = 0; i < count; ++i) {
+        to[i] = load(dtype, base, first + i);
+    }
+}
+
+void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+{
+    switch (dtype) { /* a loop of its own for each of the common types */
+    case ACR_F32:
+        load_all(to, ACR_F32, base, first, count);
+        return;
+    case ACR_F16:
+        load_all(to, ACR_F16, base, first, count);
+        return;
+    case ACR_BF16:
+        load_all(to, ACR_BF16, base, first, count);
+        return;
+    default:
+        load_all(to, dtype, base, first, count);
+    }
+}
+
+ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
+{
+    for (int64_t i = 0; i < count; ++i) {
+        store(dtype, base, first + i, from[i]);
+    }
+}
+
+void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
+{
+    switch (dtype) {
+    case ACR_F32:
+        store_all(ACR_F32, base, first, count, from);
+        return;
+    case ACR_F16:
+        store_all(ACR_F16, base, first, count, from);
+        return;
+    case ACR_BF16:
+        store_all(ACR_BF16, base, first, count, from);
+        return;
+    default:
+        store_all(dtype, base, first, count, from);
+    }
 }
 
 double acr__round_magnitude(acr_dtype dtype, double magnitude)
