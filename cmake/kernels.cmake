@@ -135,9 +135,9 @@ macro(acr_write_wrapper flags)
     OBJECT_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
 endmacro()
 
-# acr_is_looked_into(OUT KERNEL): whether a sanitizer looks into a CPU kernel, FALSE where another that differs from it in
-# nothing that the sanitizer sees is. Lanes share work in the same way whatever the type; fp16 and e4m3 differ from bf16
-# in their loads and stores alone, for which one instruction set is enough. gcc takes a quarter of a minute for each.
+# acr_is_looked_into(OUT KERNEL): whether a sanitizer looks into a CPU kernel. It need not where it looks into another
+# that differs in nothing that it sees: lanes share work in the same way whatever the type; fp16 and e4m3 differ from
+# bf16 in their loads and stores alone, for which one instruction set is enough. gcc takes 15 s for each.
 function(acr_is_looked_into out kernel)
   set(${out} TRUE PARENT_SCOPE)
   if((ACR_SANITIZE MATCHES thread AND NOT kernel MATCHES "_f32_") OR
