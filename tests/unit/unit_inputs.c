@@ -27,10 +27,10 @@ static void normal_numbers_are_right(void **state)
         square += (double)got[i] * got[i];
     }
     const double mean = sum / (ROWS * DIM), variance = square / (ROWS * DIM);
-    assert_true(fabs(mean) < 0.03 && fabs(variance - 1) < 0.05); /* four standard deviations of 21,000 */
+    assert_true(fabs(mean) < 0.03 && fabs(variance - 1) < 0.05); /* more than four standard deviations of 21,000 */
 }
 
-/* A kind's numbers come from the same bits: a row of another length, or in another type, rounds the same numbers. */
+/* Kinds are made of the same normal numbers, and a narrower type holds them rounded. */
 static void kinds_share_their_numbers(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* Stored elements of any type, one at a time, as floats.
  *
- * Without CUDA's headers of these types, which took a fifth of the time of compiling a kernel. The instructions are
+ * Without CUDA's headers of these types, which took long to compile beside a kernel. The instructions are
  * written as there, braces included: the PTX is part of portable images, and wisdom goes by the digests of images. */
 #ifndef ACR_DEVICE_ISA_ELEMENT_CUH
 #define ACR_DEVICE_ISA_ELEMENT_CUH
