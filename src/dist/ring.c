@@ -1,4 +1,6 @@
-/* The ring: in step s a rank attends to the block of the rank s before it, while that block goes on to the next rank.
+/* The ring: in step s a rank attends to the block of the rank s before it. Blocks come from their ranks in as many
+ * steps as attention has a use for: the first alone, then two at once, four, eight, while attention goes on. A transfer
+ * that began anew with each block would wait each time until attention leaves it multiprocessors.
  * Partial outputs of a piece lie in the order of the ranks whose keys they saw, and are merged in it: the bits depend
  * on no transfer. */
 #include "error.h"
@@ -10,9 +12,8 @@ typedef struct ring_block {
 } ring_block;
 
 typedef struct ring_data {
-    char *blocks[2];  /* block of step s >= 1 is in blocks[(s - 1) % 2] */
-    ring_block block; /* the largest */
-    int parts[];      /* of each piece; a piece's calls are in the order of its parts */
+    char **blocks; /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
+    int *parts;    /* of each piece; a piece's calls are in the order of its parts */
 } ring_data;
 
 static ring_block block_of(const acr_group_plan *plan, int rank)
@@ -27,11 +28,35 @@ static ring_block block_of(const acr_group_plan *plan, int rank)
     return b;
 }
 
-/* The rank whose block this rank has in a step. */
+/* The rank whose block this rank has in a step; and the one that has this rank's. */
 static int source_of(const acr_group *group, int step)
 {
     return (group->rank - step + group->ranks) % group->ranks;
 }
+
+static int target_of(const acr_group *group, int step)
+{
+    return (group->rank + step) % group->ranks;
+}
+
+/* Whether a rank needs the block of another: one of its rows sees a key there. */
+static int needs(const acr_group_plan *plan, int rank, int source)
+{
+    const dist_sequences *s = &plan->sequences;
+    for (int which = 0; which < 2; which++) {
+        const int chunk = dist_chunk_of(s->ranks, rank, s->placement, which);
+        const int first = dist_chunk_of(s->ranks, source, s->placement, 0);
+        if (chunk < 0)
+            continue;
+        const int chunks = dist_chunks(s->ranks, s->placement);
+        const acr_rows rows = dist_chunk(s->q_len, chunks, chunk), keys = dist_chunk(s->kv_len, chunks, first);
+        if (!s->is_causal || rows.first + rows.count - 1 + s->diagonal >= keys.first)
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- Preparing --------------------------------------------------------------------------------------------------- */
 
 static acr_status add_call(acr_group_plan *plan, int index, int source, dist_keys keys, acr_part part, int is_first)
 {
@@ -83,48 +108,64 @@ static acr_status prepare_piece(acr_group_plan *plan, int index, int *parts)
 static acr_status ring_prepare(acr_group_plan *plan)
 {
     const acr_group *group = plan->group;
+    const size_t pieces = (size_t)dist_pieces_max(&plan->sequences), ranks = (size_t)group->ranks;
     ring_data *data;
-    acr_status status = dist_calloc((size_t)dist_pieces_max(&plan->sequences), sizeof *plan->pieces, &plan->pieces);
-    if (status != ACR_OK)
-        return status;
-    plan->q_rows = dist_rows_of(plan->problem.q_len, group->ranks, group->rank, plan->sequences.placement);
-    plan->kv_rows = dist_rows_of(plan->problem.kv_len, group->ranks, group->rank, plan->sequences.placement);
-    plan->piece_count = dist_pieces(&plan->sequences, group->rank, 1, plan->pieces);
-    status = dist_calloc(1, sizeof *data + (size_t)plan->piece_count * sizeof data->parts[0], &plan->own);
+    acr_status status = dist_calloc(pieces, sizeof *plan->pieces, &plan->pieces);
+    if (status == ACR_OK)
+        status = dist_calloc(1, sizeof *data + ranks * sizeof data->blocks[0] + pieces * sizeof data->parts[0],
+                             &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;
-    for (int r = 0; r < group->ranks; r++) {
-        const ring_block b = block_of(plan, r);
-        if (b.values + b.v_bytes > data->block.values + data->block.v_bytes)
-            data->block = b;
-    }
-    for (int i = 0; i < 2 && i < group->ranks - 1 && status == ACR_OK; i++) {
+    data->blocks = (char **)(void *)(data + 1);
+    data->parts = (int *)(void *)(data->blocks + ranks);
+    plan->q_rows = dist_rows_of(plan->problem.q_len, group->ranks, group->rank, plan->sequences.placement);
+    plan->kv_rows = dist_rows_of(plan->problem.kv_len, group->ranks, group->rank, plan->sequences.placement);
+    plan->piece_count = dist_pieces(&plan->sequences, group->rank, 1, plan->pieces);
+    const ring_block own = block_of(plan, group->rank);
+    for (int step = 1; step < group->ranks && status == ACR_OK; step++) {
+        const ring_block b = block_of(plan, source_of(group, step));
         void *memory = NULL;
-        status = dist_plan_alloc(plan, data->block.values + data->block.v_bytes, &memory);
-        data->blocks[i] = memory;
-    }
-    for (int s = 0; s < group->ranks - 1; s++) {
-        const ring_block b = block_of(plan, source_of(group, s));
-        plan->traffic_bytes += b.k_bytes + b.v_bytes;
+        if (needs(plan, target_of(group, step), group->rank))
+            plan->traffic_bytes += own.k_bytes + own.v_bytes;
+        if (needs(plan, group->rank, source_of(group, step)))
+            status = dist_plan_alloc(plan, b.values + b.v_bytes, &memory);
+        data->blocks[step] = memory;
     }
     for (int i = 0; i < plan->piece_count && status == ACR_OK; i++)
         status = prepare_piece(plan, i, &data->parts[i]);
     return status;
 }
 
-/* A step takes as long as its attention or its transfer, whichever is longer; the last has none. */
+/* A transfer brings the blocks of the steps from `first`, a power of two, to before `end`. */
+typedef struct ring_steps {
+    int first, end;
+} ring_steps;
+
+static ring_steps steps_from(const acr_group *group, int first)
+{
+    return (ring_steps){first, 2 * first < group->ranks ? 2 * first : group->ranks};
+}
+
+/* Transfers follow each other beside attention; attention to a block waits for the one that brings it. */
 static double ring_expect(const acr_group_plan *plan, const acr_link *link)
 {
+    const acr_group *group = plan->group;
     const acr_problem *p = &plan->problem;
     const ring_data *data = plan->own;
-    double seconds = 0.0;
-    for (int step = 0; step < plan->group->ranks; step++) {
-        const ring_block b = block_of(plan, source_of(plan->group, step));
-        const double attention = dist_plan_attention(plan, step);
-        const double transfer =
-            step < plan->group->ranks - 1 ? link->latency_s + (double)(b.k_bytes + b.v_bytes) / link->bytes_per_s : 0.0;
-        seconds += attention > transfer ? attention : transfer;
+    const ring_block own = block_of(plan, group->rank);
+    double arrived = 0.0, seconds = dist_plan_attention(plan, 0);
+    for (int step = 1; step < group->ranks; step++) {
+        const ring_steps steps = steps_from(group, step);
+        size_t sent = 0, received = 0;
+        for (int s = step; (step & (step - 1)) == 0 && s < steps.end; s++) {
+            const ring_block b = block_of(plan, source_of(group, s));
+            sent += needs(plan, target_of(group, s), group->rank) ? own.k_bytes + own.v_bytes : 0;
+            received += needs(plan, group->rank, source_of(group, s)) ? b.k_bytes + b.v_bytes : 0;
+        }
+        if (sent + received > 0)
+            arrived += link->latency_s + (double)(sent > received ? sent : received) / link->bytes_per_s;
+        seconds = (seconds > arrived ? seconds : arrived) + dist_plan_attention(plan, step);
     }
     for (int i = 0; i < plan->piece_count; i++)
         seconds += dist_plan_merging(plan, link, p->batch * p->q_heads * plan->pieces[i].rows, data->parts[i]);
@@ -139,34 +180,48 @@ typedef struct ring_keys {
 
 static ring_keys keys_of(const acr_group_plan *plan, const acr_buffers *b, int step)
 {
-    const ring_data *data = plan->own;
-    if (step == 0)
+    const char *block = ((const ring_data *)plan->own)->blocks[step];
+    if (step == 0 || !block)
         return (ring_keys){b->k, b->v};
-    const char *block = data->blocks[(step - 1) % 2];
     return (ring_keys){block, block + block_of(plan, source_of(plan->group, step)).values};
 }
 
-/* Sends the block of a step to the next rank and receives that of the next step. */
-static acr_status pass_on(acr_group_plan *plan, ring_keys from, int step)
+static acr_status send_own(acr_group_plan *plan, const acr_buffers *b, int to)
+{
+    acr_group *group = plan->group;
+    const ring_block own = block_of(plan, group->rank);
+    void *stream = group->device.transfers;
+    const acr_status status =
+        dist_transfer_add(group, group->nccl.Send(b->k, own.k_bytes, NCCL_UINT8, to, group->comm, stream));
+    return status == ACR_OK
+               ? dist_transfer_add(group, group->nccl.Send(b->v, own.v_bytes, NCCL_UINT8, to, group->comm, stream))
+               : status;
+}
+
+static acr_status receive(acr_group_plan *plan, char *to, int from)
+{
+    acr_group *group = plan->group;
+    const ring_block got = block_of(plan, from);
+    void *stream = group->device.transfers;
+    const acr_status status =
+        dist_transfer_add(group, group->nccl.Recv(to, got.k_bytes, NCCL_UINT8, from, group->comm, stream));
+    return status == ACR_OK ? dist_transfer_add(group, group->nccl.Recv(to + got.values, got.v_bytes, NCCL_UINT8, from,
+                                                                        group->comm, stream))
+                            : status;
+}
+
+/* Sends the rank's own block to those that have it in these steps, and receives theirs. */
+static acr_status exchange(acr_group_plan *plan, const acr_buffers *b, ring_steps steps)
 {
     acr_group *group = plan->group;
     const ring_data *data = plan->own;
-    const ring_block sent = block_of(plan, source_of(group, step)), got = block_of(plan, source_of(group, step + 1));
-    const int next = (group->rank + 1) % group->ranks, before = (group->rank + group->ranks - 1) % group->ranks;
-    void *stream = group->device.transfers;
-    char *to = data->blocks[step % 2];
     acr_status status = dist_transfer_begin(group);
-    if (status == ACR_OK)
-        status =
-            dist_transfer_add(group, group->nccl.Send(from.k, sent.k_bytes, NCCL_UINT8, next, group->comm, stream));
-    if (status == ACR_OK)
-        status = dist_transfer_add(group, group->nccl.Recv(to, got.k_bytes, NCCL_UINT8, before, group->comm, stream));
-    if (status == ACR_OK)
-        status =
-            dist_transfer_add(group, group->nccl.Send(from.v, sent.v_bytes, NCCL_UINT8, next, group->comm, stream));
-    if (status == ACR_OK)
-        status = dist_transfer_add(
-            group, group->nccl.Recv(to + got.values, got.v_bytes, NCCL_UINT8, before, group->comm, stream));
+    for (int s = steps.first; s < steps.end && status == ACR_OK; s++) {
+        if (needs(plan, target_of(group, s), group->rank))
+            status = send_own(plan, b, target_of(group, s));
+        if (status == ACR_OK && data->blocks[s])
+            status = receive(plan, data->blocks[s], source_of(group, s));
+    }
     return status == ACR_OK ? dist_transfer_enqueue(group) : status;
 }
 
@@ -221,21 +276,40 @@ static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, ring_
     return status;
 }
 
-/* The stream of transfers waits for attention to a block before the next but one takes its place, and so at first for
- * the caller's inputs. */
+/* Transfers use the device's two marks in turn. first: of a transfer's steps. */
+static int mark_of(int first)
+{
+    return first & 0x55555555 ? 0 : 1;
+}
+
+/* Begins the transfer of the steps from `first` on, which waits for nothing but the transfer before. */
+static acr_status begin_exchange(acr_group_plan *plan, const acr_buffers *b, int first)
+{
+    acr_group *group = plan->group;
+    if (first >= group->ranks)
+        return ACR_OK;
+    const acr_status status = exchange(plan, b, steps_from(group, first));
+    return status == ACR_OK ? dist_mark(&group->device, mark_of(first), group->device.transfers) : status;
+}
+
+/* Attention to the first block of a transfer waits for it, and so behind the last wait all that is sent has left, too:
+ * the caller's keys and values are the caller's again. The next transfer is enqueued before that attention. */
 static acr_status ring_execute(acr_group_plan *plan, const acr_buffers *b, void *stream)
 {
     acr_group *group = plan->group;
-    acr_status status = ACR_OK;
+    acr_status status = dist_follow(&group->device, group->device.transfers, stream); /* the caller's inputs */
+    if (status == ACR_OK)
+        status = begin_exchange(plan, b, 1);
     for (int step = 0; step < group->ranks && status == ACR_OK; step++) {
-        const int is_last = step == group->ranks - 1;
-        const ring_keys keys = keys_of(plan, b, step);
-        if (!is_last && (status = dist_follow(&group->device, group->device.transfers, stream)) == ACR_OK)
-            status = pass_on(plan, keys, step);
+        if (step > 0 && (step & (step - 1)) == 0) {
+            status = dist_transfer_end(group);
+            if (status == ACR_OK)
+                status = begin_exchange(plan, b, 2 * step);
+            if (status == ACR_OK)
+                status = dist_after(&group->device, mark_of(step), stream);
+        }
         if (status == ACR_OK)
-            status = attend(plan, b, keys, step, stream);
-        if (!is_last && status == ACR_OK && (status = dist_transfer_end(group)) == ACR_OK)
-            status = dist_follow(&group->device, stream, group->device.transfers);
+            status = attend(plan, b, keys_of(plan, b, step), step, stream);
     }
     return status == ACR_OK ? merge(plan, b, stream) : status;
 }
