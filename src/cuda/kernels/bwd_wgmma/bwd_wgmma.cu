@@ -16,7 +16,8 @@
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
+ *             TURNS=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -30,6 +31,12 @@
 #endif
 #ifndef SLOTS
 #define SLOTS 8
+#endif
+#ifndef ORDER
+#define ORDER 0
+#endif
+#ifndef TURNS
+#define TURNS 0
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -95,6 +102,9 @@ typedef struct shared_memory {
 #if SHARED_KEYS
     uint64_t p_full;
 #endif
+#if TURNS
+    uint64_t turn[CONSUMERS]; /* the other warpgroup has its score gradients */
+#endif
 } shared_memory;
 
 #ifdef __CUDACC__
@@ -104,6 +114,7 @@ typedef struct shared_memory {
 #include "cuda/device/isa/flag.cuh"
 #include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
+#include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
 #include "cuda/device/isa/wgmma_rs.cuh"
 
@@ -433,23 +444,29 @@ typedef struct key_fragments {
     uint32_t k[KEYS_IN_REGISTERS ? DIM / 4 : 1], v[KEYS_IN_REGISTERS ? DIM / 4 : 1];
 } key_fragments;
 
-/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO), as a group of its own. The keys are in `fragments` or,
- * where a line has no registers for them, where the descriptor `keys` says. */
-DEV void start_scores(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries)
+/* Starts keys * transpose(queries), added to what is in s or instead of it, as a group of its own. The keys are in
+ * `fragments` or, where a line has no registers for them, where the descriptor `keys` says. */
+DEV void start_products(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries, int accumulate)
 {
-    forget(s);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
 #if KEYS_IN_REGISTERS
-        wgmma_rs(s, fragments + 4 * step, descriptor_at(queries, in_panel), step != 0);
+        wgmma_rs(s, fragments + 4 * step, descriptor_at(queries, in_panel), step != 0 || accumulate);
 #else
         wgmma_ss(s, descriptor_at(keys, step / 4 * KV_PANEL_BYTES + in_panel),
-                 descriptor_at(queries, step / 4 * Q_PANEL_BYTES + in_panel), step != 0);
+                 descriptor_at(queries, step / 4 * Q_PANEL_BYTES + in_panel), step != 0 || accumulate);
 #endif
     }
     wgmma_commit();
+}
+
+/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO). */
+DEV void start_scores(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries)
+{
+    forget(s);
+    start_products(s, fragments, keys, queries, 0);
 }
 
 /* Starts dV += P^T * dO, or dK += dS^T * Q, as a group of its own. */
@@ -634,6 +651,10 @@ DEV void init_barriers(uint32_t smem)
 #if SHARED_KEYS
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
 #endif
+#if TURNS
+    for (int i = 0; i < CONSUMERS; i++)
+        barrier_init(ADDRESS(smem, turn) + BARRIER_BYTES * i, GROUP_WARPS);
+#endif
     barrier_init_done();
 }
 
@@ -671,6 +692,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(args, smem, shared, group - 1);
 #endif
     }
+    ACR_TRACE_END(args.fwd);
 }
 
 /* ---- The third kernel: a CTA a part of dQ; grid {DQ_PARTS * tiles, query heads, entries}. Where the rule hides
