@@ -17,7 +17,7 @@
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
- *             TURNS=0 */
+ *             TURNS=0 DQ_DEPTH=1 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -37,6 +37,9 @@
 #endif
 #ifndef TURNS
 #define TURNS 0
+#endif
+#ifndef DQ_DEPTH
+#define DQ_DEPTH 1
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -91,14 +94,14 @@ typedef struct shared_memory {
 #if SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
-    float dq[DQ_BUFFERS][DQ_PART_FLOATS];
+    float dq[DQ_DEPTH][DQ_BUFFERS][DQ_PART_FLOATS];
     float stats[STAGES][2][Q_TILE];
     key_work work[2]; /* of a work tile, while the next is loaded; of round r that in r % 2 */
     int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
     uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
-    uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+    uint64_t dq_full[DQ_DEPTH][CONSUMERS], dq_empty[DQ_DEPTH][CONSUMERS];
 #if SHARED_KEYS
     uint64_t p_full;
 #endif
@@ -134,6 +137,9 @@ static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64,
 static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 128 32");
 static_assert(HEADS_MEMORY >= 1024 && SLOTS >= 1, "HEADS_MEMORY: a MB or more; SLOTS: one or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
+static_assert(ORDER >= 0 && ORDER <= 2 && (ORDER == 0 || !SHARED_KEYS), "ORDER: 0, or to DIM 128 up to 2");
+static_assert(TURNS == 0 || (TURNS == 1 && ORDER == 2), "TURNS: 0, or with ORDER 2 1");
+static_assert(DQ_DEPTH == 1 || (DQ_DEPTH == 2 && !SHARED_KEYS), "DQ_DEPTH: 1, or to DIM 128 2");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -319,6 +325,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
  * ALONE it stores them, and with ANY_ORDER nobody waits. */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
+    const int depth = use % DQ_DEPTH;
     if (turn > 0) {
         while (load_flag(visits) != turn)
             ;
@@ -327,8 +334,10 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
-        const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
-        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
+        const uint32_t from =
+            ADDRESS(smem, dq) + (depth * DQ_BUFFERS + group % DQ_BUFFERS) * (DQ_PART_FLOATS * 4);
+        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * (depth * CONSUMERS + group),
+                     (use / DQ_DEPTH * DQ_ROUNDS + part / CONSUMERS) & 1);
         if (turn > 0 || turn == ANY_ORDER)
             add_floats(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
         else
@@ -343,7 +352,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
         bulk_wait_read();
 #pragma unroll
         for (int group = 0; group < CONSUMERS; group++)
-            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * group);
+            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * (depth * CONSUMERS + group));
     }
     if (turn >= 0) {
         bulk_wait_done();
@@ -352,7 +361,8 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
     }
 }
 
-DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
+/* index: of the threads that take the uses in turn, one for each of DQ_DEPTH buffers. */
+DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared, int index)
 {
     const fwd_args &a = args.fwd;
     int use = 0;
@@ -370,9 +380,13 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             /* the key tiles that visit the query tile are consecutive */
             const int turn = args.atomics != 0
                                  ? ANY_ORDER
-                                 : kv_tile - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
+                                 : kv_tile - key_tiles_of(SHARED_KEYS || DQ_DEPTH > 1 ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
+                if (DQ_DEPTH > 1 && use % DQ_DEPTH != index) {
+                    use++;
+                    continue;
+                }
                 const tile_results to = results_of(a, head, first_tile + tile);
                 add_dq(smem, use++, to.slot != 0 ? ALONE : turn, to.visits, to.dq + kv_tile * to.slot);
             }
@@ -568,15 +582,18 @@ DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buf
  * float 4 (128g + t) + r of the part. */
 DEV void hand_over(const query_gradient &d, const consumer &c, int count)
 {
-    const uint32_t to = ADDRESS(c.smem, dq) + (DQ_BUFFERS == 1 ? 0 : c.index) * (DQ_PART_FLOATS * 4) + c.thread * 16;
+    const int depth = count % DQ_DEPTH;
+    const uint32_t to = ADDRESS(c.smem, dq) +
+                        (depth * DQ_BUFFERS + (DQ_BUFFERS == 1 ? 0 : c.index)) * (DQ_PART_FLOATS * 4) + c.thread * 16,
+                   barrier = BARRIER_BYTES * (depth * CONSUMERS + c.index);
     const uint32_t parity =
-        (count & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
-    barrier_wait(ADDRESS(c.smem, dq_empty) + BARRIER_BYTES * c.index, parity);
+        (count / DQ_DEPTH & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
+    barrier_wait(ADDRESS(c.smem, dq_empty) + barrier, parity);
 #pragma unroll
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
     shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * c.index, c.lane);
+    arrive_warp(ADDRESS(c.smem, dq_full) + barrier, c.lane);
 }
 
 /* Waits in the first round for dS of a use, and starts the warpgroup's part of dQ of it of that round. */
@@ -633,7 +650,7 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + 1);
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + DQ_DEPTH);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
@@ -644,7 +661,7 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
         barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
-    for (int i = 0; i < CONSUMERS; i++) {
+    for (int i = 0; i < DQ_DEPTH * CONSUMERS; i++) {
         barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
@@ -679,8 +696,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (threadIdx.x == 0)
             produce(args, maps, smem, shared);
-        if (threadIdx.x == WARP_THREADS)
-            accumulate_dq(args, smem, shared);
+        if (DQ_DEPTH == 1 ? threadIdx.x == WARP_THREADS
+                          : threadIdx.x % WARP_THREADS == 0 && threadIdx.x / WARP_THREADS - 1 < DQ_DEPTH)
+            accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
 #if SHARED_KEYS
