@@ -17,7 +17,7 @@
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
- *             TURNS=0 DQ_DEPTH=1 */
+ *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -40,6 +40,9 @@
 #endif
 #ifndef DQ_DEPTH
 #define DQ_DEPTH 1
+#endif
+#ifndef QUERY_ROWS
+#define QUERY_ROWS 0
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -71,7 +74,8 @@ enum {
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
     DQ_ROUNDS = DQ_PARTS / CONSUMERS,
-    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS, /* one: the warpgroups take turns */
+    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS,      /* one: the warpgroups take turns */
+    ENTRY_IN_SHARED = SHARED_KEYS || DQ_DEPTH > 1, /* who adds dQ up has no registers for the entry's lengths */
     STATS_BYTES = 2 * Q_TILE * 4
 };
 
@@ -117,6 +121,7 @@ typedef struct shared_memory {
 #include "cuda/device/isa/flag.cuh"
 #include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
+#include "cuda/device/isa/shared_transposed.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
 #include "cuda/device/isa/wgmma_rs.cuh"
@@ -139,6 +144,7 @@ static_assert(HEADS_MEMORY >= 1024 && SLOTS >= 1, "HEADS_MEMORY: a MB or more; S
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(ORDER >= 0 && ORDER <= 2 && (ORDER == 0 || !SHARED_KEYS), "ORDER: 0, or to DIM 128 up to 2");
 static_assert(TURNS == 0 || (TURNS == 1 && ORDER == 2), "TURNS: 0, or with ORDER 2 1");
+static_assert(QUERY_ROWS == 0 || (QUERY_ROWS == 1 && !SHARED_KEYS), "QUERY_ROWS: 0, or to DIM 128 1");
 static_assert(DQ_DEPTH == 1 || (DQ_DEPTH == 2 && !SHARED_KEYS), "DQ_DEPTH: 1, or to DIM 128 2");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
@@ -334,8 +340,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
-        const uint32_t from =
-            ADDRESS(smem, dq) + (depth * DQ_BUFFERS + group % DQ_BUFFERS) * (DQ_PART_FLOATS * 4);
+        const uint32_t from = ADDRESS(smem, dq) + (depth * DQ_BUFFERS + group % DQ_BUFFERS) * (DQ_PART_FLOATS * 4);
         barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * (depth * CONSUMERS + group),
                      (use / DQ_DEPTH * DQ_ROUNDS + part / CONSUMERS) & 1);
         if (turn > 0 || turn == ANY_ORDER)
@@ -380,7 +385,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             /* the key tiles that visit the query tile are consecutive */
             const int turn = args.atomics != 0
                                  ? ANY_ORDER
-                                 : kv_tile - key_tiles_of(SHARED_KEYS || DQ_DEPTH > 1 ? entry_of(a, *w) : entry, tile).first;
+                                 : kv_tile - key_tiles_of(ENTRY_IN_SHARED ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 if (DQ_DEPTH > 1 && use % DQ_DEPTH != index) {
@@ -500,8 +505,13 @@ DEV void start_query_gradient(query_gradient &d, uint64_t ds, uint64_t keys)
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KV_TILE / WGMMA_K; step++)
+#if QUERY_ROWS
+        wgmma_ss_b_mn(d, descriptor_at(ds, step / 4 * Q_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
+                      descriptor_at(keys, step * WGMMA_K * PANEL_ROW_BYTES), step != 0);
+#else
         wgmma_ss_mn(d, descriptor_at(ds, step * WGMMA_K * PANEL_ROW_BYTES),
                     descriptor_at(keys, step * WGMMA_K * PANEL_ROW_BYTES), step != 0);
+#endif
     wgmma_commit();
 }
 
@@ -568,14 +578,58 @@ DEV void find_score_gradients_of(packed_tile &ds, int column, const float *p, co
     }
 }
 
-/* Rows of dS: keys; 64 queries a panel. */
+/* Rows of dS: keys; 64 queries a panel. With QUERY_ROWS queries, and a panel is the keys of a warpgroup. */
 DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buffer, int part)
 {
     const int query = part * PART_QUERIES;
+#if QUERY_ROWS
+#pragma unroll
+    for (int step = 0; step < PART_QUERIES / 16; step++)
+        store_matrices_transposed(c.ds_row + buffer * DS_BYTES + (query + 16 * step) * PANEL_ROW_BYTES, ds + 4 * step);
+#else
     const uint32_t row = c.ds_row + buffer * DS_BYTES + query / PANEL_ELEMS * DS_PANEL_BYTES;
 #pragma unroll
     for (int step = 0; step < PART_QUERIES / 16; step++)
         store_matrices(row ^ (uint32_t)((query % PANEL_ELEMS / 8 + step * 2) * CHUNK_BYTES), ds + 4 * step);
+#endif
+}
+
+/* Trace points of a visit, here because the program reads their names from this file. */
+DEV void trace_scores(int use)
+{
+    ACR_TRACE_POINT(use, "scores ready");
+}
+DEV void trace_dv_asked(int use)
+{
+    ACR_TRACE_POINT(use, "dV asked");
+}
+DEV void trace_dp(int use)
+{
+    ACR_TRACE_POINT(use, "dP ready");
+}
+DEV void trace_ds_left(int use)
+{
+    ACR_TRACE_POINT(use, "dS left");
+}
+DEV void trace_dq_asked(int use)
+{
+    ACR_TRACE_POINT(use, "the other's dS here, dQ asked");
+}
+DEV void trace_dq(int use)
+{
+    ACR_TRACE_POINT(use, "dQ ready");
+}
+DEV void trace_dq_place(int use)
+{
+    ACR_TRACE_POINT(use, "the place of dQ free");
+}
+DEV void trace_dq_left(int use)
+{
+    ACR_TRACE_POINT(use, "dQ left");
+}
+DEV void trace_end_of_visit(int use)
+{
+    ACR_TRACE_POINT(use, "all products done");
 }
 
 /* Leaves a part of dQ, the warpgroup's number `count`, to the thread that adds it up. Register 4g + r of thread t is
@@ -589,6 +643,7 @@ DEV void hand_over(const query_gradient &d, const consumer &c, int count)
     const uint32_t parity =
         (count / DQ_DEPTH & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
     barrier_wait(ADDRESS(c.smem, dq_empty) + barrier, parity);
+    trace_dq_place(count);
 #pragma unroll
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
@@ -603,9 +658,9 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
     const int panel = DIM == 64 ? c.index : 0;
     if (round == 0)
         barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
-    start_query_gradient(
-        d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + panel * DS_PANEL_BYTES, DS_PANEL_BYTES),
-        descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
+    const uint32_t rows = panel * (QUERY_ROWS ? PANEL_ELEMS * PANEL_ROW_BYTES : DS_PANEL_BYTES);
+    start_query_gradient(d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + rows, DS_PANEL_BYTES),
+                         descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
 }
 
 /* Keys that do not exist may be anything in a packed batch or behind a key length, and NaN times a gradient of zero is

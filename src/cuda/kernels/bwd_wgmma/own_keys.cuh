@@ -88,7 +88,9 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         start_dq_of(dq, c, use - 1, 0);
         start_scores(s, f.k, c.k, q);
         WGMMA_WAIT(1); /* dQ */
+        trace_dq(use);
         finish_visit(dq, c, use - 1);
+        trace_dq_left(use);
     }
     wait_use(ADDRESS(c.smem, do_full), use);
     if (is_cut)
@@ -101,9 +103,12 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         packed_tile p, ds;
         start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
         WGMMA_WAIT(1); /* the scores */
+        trace_scores(use);
         find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
+        trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
+        trace_dp(use);
         find_score_gradients(ds, s, dp, stats + Q_TILE);
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
@@ -114,9 +119,11 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     }
     shared_stores_visible();
     arrive_warp(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, c.lane);
+    trace_ds_left(use);
     WGMMA_WAIT(0);
     arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
     arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
+    trace_end_of_visit(use);
 }
 
 #else
@@ -196,16 +203,16 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         float2 lse[PART_QUERIES / 8];
         load_stats(lse, &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)]);
         WGMMA_WAIT(1); /* the scores */
-        ACR_TRACE_POINT(use, "scores ready");
+        trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query + part * PART_QUERIES);
 #pragma unroll
         for (int column = 0; column < PART_QUERIES / 8; column++)
             find_probabilities_of(s, p, column, &lse[column].x, c, a, is_capped);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
-        ACR_TRACE_POINT(use, "dV asked");
+        trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
-        ACR_TRACE_POINT(use, "dP ready");
+        trace_dp(use);
         find_score_gradients(ds, s, dp);
         if (part + 1 < QUERY_PARTS) {
             start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
@@ -222,26 +229,26 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
 #if TURNS
     arrive_warp(ADDRESS(c.smem, turn) + BARRIER_BYTES * (CONSUMERS - 1 - c.index), c.lane);
 #endif
-    ACR_TRACE_POINT(use, "dS left");
+    trace_ds_left(use);
     const uint32_t last = (QUERY_PARTS - 1) * PART_QUERIES * PANEL_ROW_BYTES;
     if constexpr (ORDER == 1 || !IS_FIRST)
         start_dq_of(dq, c, ORDER == 1 ? use : use - 1, 0);
-    ACR_TRACE_POINT(use, "dQ asked");
+    trace_dq_asked(use);
     start_key_gradient(dk, ds, descriptor_at(q, last), !IS_FIRST || QUERY_PARTS > 1);
     if constexpr (ORDER == 1 || !IS_FIRST) {
         WGMMA_WAIT(1); /* dV and dQ */
-        ACR_TRACE_POINT(use, "dQ ready");
+        trace_dq(use);
 #if ORDER == 1
         hand_over(dq, c, use);
 #else
         finish_visit(dq, c, use - 1);
 #endif
-        ACR_TRACE_POINT(use, "dQ left");
+        trace_dq_left(use);
     }
     WGMMA_WAIT(0);
     arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
     arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
-    ACR_TRACE_POINT(use, "dK ready");
+    trace_end_of_visit(use);
 }
 
 #endif
@@ -268,7 +275,9 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
                         matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
                         matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
                         matrix_descriptor(ADDRESS(smem, k) + (DIM == 64 ? 0 : index) * KV_PANEL_BYTES, KV_PANEL_BYTES),
-                        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
+                        QUERY_ROWS ? ADDRESS(smem, ds) + index * Q_PANEL_BYTES +
+                                         chunk_offset(lane / 16 * 8 + lane % 8, thread / 32 * 2 + lane / 8 % 2, 8)
+                                   : ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
                         a.scale_log2};
     int use = 0;
     key_gradient dk, dv;
