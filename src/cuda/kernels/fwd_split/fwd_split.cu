@@ -12,9 +12,12 @@
  * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
  * place of the host's choice: for experiments), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and
  * window), PAGED=1 (caches: keys in pages, packed queries; fwd_paging.h) and, beside it, KV_E4M3=1 (keys and values of
- * e4m3, in pages or not).
+ * e4m3, in pages or not). Beside KV_E4M3 and BF16: PRODUCTS_F16=1 (the products are of fp16, which holds e4m3, and
+ * queries by a power of two a row). Beside PAGED: RUNS=1 (keys that follow each other in a page are loaded by one
+ * address). CTAS (of an SM, default 1: as many as have enough registers).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 PAGED=0 KV_E4M3=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 PAGED=0 KV_E4M3=0 PRODUCTS_F16=0 RUNS=0
+ * CTAS=1 */
 #include "cuda/device/attention/parameters.h"
 
 #include "fwd_args.h"
@@ -24,6 +27,15 @@
 #endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
+#endif
+#ifndef PRODUCTS_F16
+#define PRODUCTS_F16 0
+#endif
+#ifndef RUNS
+#define RUNS 0
+#endif
+#ifndef CTAS
+#define CTAS 1
 #endif
 
 enum {
@@ -92,7 +104,15 @@ typedef struct workspace_layout {
 #include "cuda/device/isa/mma.cuh"
 
 enum {
-    ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
+    IS_BF16 = BF16 /* of queries and output */
+};
+#if PRODUCTS_F16 /* from here on: of operands */
+#undef BF16
+#define BF16 0
+#endif
+
+enum {
+    ELEMENT = IS_BF16 ? ACR_BF16 : ACR_F16,
     KV_TYPE = KV_E4M3 ? ACR_E4M3 : ELEMENT,
     OPERANDS = BF16 ? MMA_BF16 : MMA_F16,
     ROW_CHUNKS = DIM / CHUNK_ELEMS,
@@ -130,6 +150,8 @@ static_assert(KV_GROUPS <= 15 || ROW_WARPS == 1, "KV_GROUPS: a named barrier eac
 #include "cuda/device/attention/paging_argument.cuh"
 
 static_assert(!KV_E4M3 || (PAGED && Q_IN_REGISTERS && !TERMS), "KV_E4M3: beside PAGED, up to 192 dims, without TERMS");
+static_assert(!PRODUCTS_F16 || (KV_E4M3 && IS_BF16), "PRODUCTS_F16: beside KV_E4M3 and BF16");
+static_assert(!RUNS || PAGED, "RUNS: beside PAGED");
 
 /* ---- Where a CTA is, and which keys are its own ---- */
 
@@ -254,13 +276,57 @@ typedef struct pipeline {
 #endif
 } pipeline;
 
+#if RUNS
+enum {
+    RUN_KEYS = 16 /* of a tile; pages of a multiple of it, and keys without pages, hold whole runs */
+};
+
+/* load_paged_tile, a run at a time. Tiles begin at multiples of a run. */
+template <bool READ_ONCE> DEV void load_runs(uint32_t tile, const paged_matrix &m, const page_cursor &c, int thread)
+{
+    constexpr int LANES = KV_ROW_CHUNKS % 8 == 0 ? 8 : 4, ROWS_AT_ONCE = GROUP_THREADS / LANES;
+    static_assert(RUN_KEYS % ROWS_AT_ONCE == 0 && KV_TILE % RUN_KEYS == 0, "RUNS: of as many as are loaded at once");
+    const int row = thread / LANES, chunk = thread % LANES;
+    const int keys = c.end - (c.next_key - c.step - thread % WARP_THREADS) - row; /* from the thread's first row on */
+    const uint64_t policy = READ_ONCE ? policy_read_once() : 0;
+#pragma unroll
+    for (int run = 0; run < KV_TILE; run += RUN_KEYS) {
+        const int page = __shfl_sync(~0u, c.page, run), in_page = __shfl_sync(~0u, c.in_page, run);
+        const bool exists = is_page(c.pages, page);
+        const char *from = m.base + page * m.page_bytes + (in_page + row) * m.row_bytes + chunk * CHUNK_BYTES;
+#pragma unroll
+        for (int r = 0; r < RUN_KEYS; r += ROWS_AT_ONCE) {
+            const bool row_valid = exists && run + r < keys;
+#pragma unroll
+            for (int i = 0; i < KV_ROW_CHUNKS; i += LANES) {
+                const uint32_t to = tile + chunk_offset(row + run + r, chunk + i, KV_ROW_CHUNKS);
+                const bool valid = row_valid && chunk + i < m.chunks;
+                if (READ_ONCE)
+                    copy_chunk_async_by(to, from + i * CHUNK_BYTES, valid, policy);
+                else
+                    copy_chunk_async(to, from + i * CHUNK_BYTES, valid);
+            }
+            from += ROWS_AT_ONCE * m.row_bytes;
+        }
+    }
+}
+#endif
+
 DEV void load_next(const pipeline &x, key_loader &loader, int stage)
 {
     const uint32_t tile = loader.stages + stage * (uint32_t)sizeof(kv_stage);
     if (loader.next < loader.end) {
+#if RUNS
+        if (x.cursor.pages.table == nullptr || x.cursor.pages.page % RUN_KEYS == 0) {
+            if (loader.read_once)
+                load_runs<true>(tile, loader.matrix, x.cursor, loader.thread);
+            else
+                load_runs<false>(tile, loader.matrix, x.cursor, loader.thread);
+        } else
+#endif
 #if PAGED
-        load_paged_tile<KV_TILE, KV_ROW_CHUNKS, GROUP_THREADS>(tile, loader.matrix, x.cursor, loader.read_once,
-                                                               loader.thread);
+            load_paged_tile<KV_TILE, KV_ROW_CHUNKS, GROUP_THREADS>(tile, loader.matrix, x.cursor, loader.read_once,
+                                                                   loader.thread);
 #else
         if (loader.read_once)
             load_tile<KV_TILE, ROW_CHUNKS, GROUP_THREADS, true>(tile, loader.matrix, loader.next, loader.end,
@@ -322,6 +388,35 @@ DEV pipeline start_loads(const fwd_args &a PAGING_PARAMETER, const group_tile &t
     return x;
 }
 
+#if PRODUCTS_F16
+/* A warp's queries, bf16, become fp16: the rows a lane is in by powers of two of their own, for which their largest
+ * elements are from 2^14 to 2^15. What fp16 then cannot hold exactly is below 2^-31 of the row's largest, and rounded
+ * by 2^-39 of it at most: float32 sums of such products are rounded by more. back: the powers' inverses. */
+DEV void bring_queries_to_f16(uint32_t (&q)[K_STEPS][4], float (&back)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t largest = 0; /* a magnitude as float32 bits, which are ordered as it is */
+#pragma unroll
+        for (int step = 0; step < K_STEPS; step++)
+#pragma unroll
+            for (int i = h; i < 4; i += 2)
+                largest = max(largest, max(q[step][i] & 0x7fff0000, q[step][i] << 16 & 0x7fff0000));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        const uint32_t exponent = max(largest >> 23, 15u); /* so that both powers are normal numbers */
+        const float there = __uint_as_float((268 - exponent) << 23);
+        back[h] = __uint_as_float((exponent - 14) << 23);
+#pragma unroll
+        for (int step = 0; step < K_STEPS; step++)
+#pragma unroll
+            for (int i = h; i < 4; i += 2)
+                q[step][i] = pack<0>(__uint_as_float(q[step][i] << 16) * there,
+                                     __uint_as_float(q[step][i] & 0xffff0000) * there);
+    }
+}
+#endif
+
 /* Runs a warp through its group's tiles of keys. Copies are in flight up to the stage that is computed on: a half of a
  * stage is filled again as soon as the group has read it. */
 DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_args &a, const group_tile &t,
@@ -338,6 +433,10 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
     query_operands q;
 #if KV_E4M3
     load_query_operands_kv8(q, x.q_smem, l);
+#if PRODUCTS_F16
+    float back[2]; /* by what scores are multiplied */
+    bring_queries_to_f16(q[0], back);
+#endif
 #else
     load_query_operands(q, x.q_smem, l);
 #endif
@@ -353,6 +452,11 @@ DEV void attend(output_tile &o, softmax_state &state, pipeline &x, const fwd_arg
         score_tile scores;
 #if KV_E4M3
         multiply_scores_kv8(scores, q, x.k.stages + at, l);
+#if PRODUCTS_F16
+#pragma unroll
+        for (int i = 0; i < KEY_TILES * 4; i++)
+            scores[0][i] *= back[i / 2 % 2];
+#endif
 #else
         multiply_scores(scores, q, x.q_smem, x.k.stages + at, l);
 #endif
@@ -506,7 +610,7 @@ DEV int store_split_row(const fwd_args &a, const group_tile &t, const row_result
         const float even = r.o[i] * factor, odd = r.o[i + 1] * factor;
         probe += even * 0.0f + odd * 0.0f;
         if (column < a.v_dim)
-            *(uint32_t *)(to + column * ELEM_BYTES) = pack<BF16>(even, odd);
+            *(uint32_t *)(to + column * ELEM_BYTES) = pack<IS_BF16>(even, odd);
     }
     if (a.lse != nullptr && lane == 0)
         *group_lse(a, t, at) = row_lse(a, at.head, r.reference, r.sum);
@@ -621,7 +725,7 @@ DEV void finish(const fwd_args &a PAGING_PARAMETER, const group_tile &t, const v
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 #if PAGED
     KERNEL_NAME(const __grid_constant__ fwd_args a, const __grid_constant__ fwd_paging paging)
 #else
@@ -694,7 +798,8 @@ static int64_t head_rows(const acr_problem *problem)
 static int32_t ctas_per_sm(const acr__device *device)
 {
     const int32_t regs_per_thread = DIM == 64 ? 160 : DIM == 128 && Q_TILE == 16 ? 184 : 255; /* ptxas -v tells */
-    return tile_ctas_per_sm(device, regs_per_thread);
+    const int32_t most = 65536 / (THREADS * CTAS);
+    return tile_ctas_per_sm(device, CTAS > 1 && regs_per_thread > most ? most : regs_per_thread);
 }
 
 static int64_t count_tiles(const acr_problem *problem)
@@ -740,7 +845,7 @@ static double cta_cycles(const acr_problem *problem, const acr__device *device, 
 {
     const double rows_of_warp = ceil(fmin((double)head_rows(problem), Q_TILE) / WARPS);
     /* One warp's way through a tile of keys, all latencies; and what its CTA takes of the SM's pipes meanwhile. */
-    const double widening = !KV_E4M3 ? 1.0 : BF16 ? 1.6 : 1.2; /* of keys and values: not measured yet */
+    const double widening = !KV_E4M3 ? 1.0 : BF16 && !PRODUCTS_F16 ? 1.6 : 1.2; /* not measured yet */
     const double latency = widening * (100.0 + 5.75 * DIM) * pow(KV_TILE / 16.0, 0.85);
     const double pipes = widening * 120.0 * WARPS * (DIM / 128.0) * (KV_TILE / 16.0) / acr__mma_share(device);
     const double steps = steps_each * fmax(latency, ctas_beside * pipes);

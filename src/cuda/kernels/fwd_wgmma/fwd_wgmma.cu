@@ -14,10 +14,12 @@
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
  * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
  * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
- * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results).
+ * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
+ * KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
+ * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 */
+ * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -54,6 +56,15 @@
 #ifndef OUT_F32
 #define OUT_F32 0
 #endif
+#ifndef UPCAST_ROWS
+#define UPCAST_ROWS 0
+#endif
+#ifndef UPCAST_GROUPS
+#define UPCAST_GROUPS 1
+#endif
+#ifndef VALUES_F16
+#define VALUES_F16 0
+#endif
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -71,7 +82,7 @@ enum {
     KV_BYTES = KV_E4M3 ? 1 : ELEM_BYTES, /* of an element of K and V in global memory */
     GROUP_ROWS = 64,                     /* query rows of a consumer warpgroup */
     CONSUMERS = Q_TILE / GROUP_ROWS,
-    THREADS = 128 * (CONSUMERS + 1),
+    THREADS = 128 * (CONSUMERS + UPCAST_GROUPS),
     QK_PANELS = (DIM + PANEL_ELEMS - 1) / PANEL_ELEMS,
     V_PANELS = (V_DIM + PANEL_ELEMS - 1) / PANEL_ELEMS,
     Q_PANEL_BYTES = GROUP_ROWS * PANEL_ROW_BYTES,
@@ -133,12 +144,14 @@ enum {
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
     PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
+                         : UPCAST_GROUPS > 1                               ? 48
                          : PRODUCER_COMPUTES                               ? 56
                          : MORE_FOR_PRODUCER                               ? 40
                          : CONSUMERS == 3 && PLANS_AHEAD                   ? 56
                          : CONSUMERS == 3 || (SEQUENCES && CONSUMERS == 4) ? 32
                                                                            : 24,
     CONSUMER_REGISTERS = ANY_KEYS            ? 216
+                         : UPCAST_GROUPS > 1 ? 208
                          : PRODUCER_COMPUTES ? 224
                          : MORE_FOR_PRODUCER ? 232
                          : CONSUMERS == 2    ? 240
@@ -172,6 +185,10 @@ static_assert(!PAGED || (!AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
               "PAGED: without AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
               "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
+static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16),
+              "UPCAST_ROWS, UPCAST_GROUPS, VALUES_F16: beside KV_E4M3");
+static_assert(UPCAST_GROUPS == 1 || (UPCAST_GROUPS == 2 && UPCAST_ROWS), "UPCAST_GROUPS: 1, or 2 beside UPCAST_ROWS");
+static_assert(!VALUES_F16 || BF16, "VALUES_F16: with BF16");
 static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
 static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
@@ -362,7 +379,7 @@ DEV void start_output(output_tile &o, const probability_tile &p, uint64_t v, int
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KV_TILE / WGMMA_K; step++)
-        wgmma_rs_mn(o, p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), step != 0 || accumulate);
+        OUTPUT_PRODUCT(o, p + 4 * step, descriptor_at(v, step * WGMMA_K * PANEL_ROW_BYTES), step != 0 || accumulate);
     wgmma_commit();
 }
 
@@ -370,7 +387,7 @@ DEV void pack_probabilities(probability_tile &p, const score_tile &s)
 {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 4; i++)
-        p[i] = pack<BF16>(s[2 * i], s[2 * i + 1]);
+        p[i] = pack < BF16 && !VALUES_F16 > (s[2 * i], s[2 * i + 1]);
 }
 
 /* While step loops, `offsets` holds r.offset if PAIRED_OFFSETS. */
@@ -728,7 +745,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     survey_bias(a);
 #endif
     ACR_TRACE_POINT(0, "CTA ready");
-    if (group == 0) {
+    if (UPCAST_GROUPS == 1 ? group == 0 : group < UPCAST_GROUPS) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
 #if PAGED /* by elected lanes: else a loop over lanes would issue each box */
         const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
@@ -763,7 +780,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
-        consume(a PAGING_ARGUMENT, smem, group - 1);
+        consume(a PAGING_ARGUMENT, smem, group - UPCAST_GROUPS);
     }
     ACR_TRACE_END(a);
 }

@@ -1,5 +1,5 @@
 /* Rings of K and V whose tiles are not loaded as wgmma wants them: of e4m3 (KV_E4M3=1). The copy engine brings bytes to
- * the slot that the tile is for, three warps beside the producer make it a tile of the queries' type there, and only
+ * the slot that the tile is for, the warps beside the producer make it a tile of the queries' type there, and only
  * then it is full. A consumer does not know the difference.
  *
  * A slot needs a barrier more, "landed"; what the widening warps have to know of a tile, the producer notes before it
@@ -10,8 +10,23 @@
 
 #include "cuda/device/attention/pipeline.cuh"
 
+/* O += P * V, of operands in fp16 beside scores of bf16, or of those that all products have. */
+#if VALUES_F16
+#undef WGMMA_TYPE
+#define WGMMA_TYPE "f16"
+/* clang-format off */
+namespace f16_operands {
+WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37)
+WGMMA_SHAPE(128, 64, 65, 66, 67, 68, 69)
+}
+/* clang-format on */
+#define OUTPUT_PRODUCT f16_operands::wgmma_rs_mn
+#else
+#define OUTPUT_PRODUCT wgmma_rs_mn
+#endif
+
 enum {
-    UPCAST_WARPS = WARPGROUP_THREADS / WARP_THREADS - 1, /* the producer's warpgroup but the warp that loads */
+    UPCAST_WARPS = UPCAST_GROUPS * WARPGROUP_THREADS / WARP_THREADS - 1, /* all but the warp that loads */
     /* Of the tiles that the producer loads. */
     LOADED_ELEMS = PANEL_ROW_BYTES / KV_BYTES, /* in a panel's row */
     LOADED_K_PANELS = (DIM + LOADED_ELEMS - 1) / LOADED_ELEMS,
@@ -39,6 +54,94 @@ enum {
 
 #include "cuda/device/attention/widen_rows.cuh"
 
+#if UPCAST_ROWS
+/* A tile is upcast by units of 512 bytes, 16 for each lane: whole rows, since a row of the first panel takes the place
+ * of the row that it is made of, and a warp has read its rows before it writes. Eight lanes side by side are in all
+ * pieces of a row, or in four of each of two rows four apart, so in different banks; the upper four write their second
+ * piece first, so that they are when they write, too. */
+enum {
+    UNIT_BYTES = 512,
+    UNITS = DIM == 128 ? KV_TILE / 4 : KV_TILE / 8,
+    UNITS_EACH = (UNITS + UPCAST_WARPS - 1) / UPCAST_WARPS,
+    UNITS_AT_ONCE = UPCAST_GROUPS > 1 ? 2 : 3,                /* that a lane has in registers */
+    UNIT_ROW_BYTES = DIM == 128 ? UNIT_BYTES : 2 * UNIT_BYTES /* from a unit to the next */
+};
+
+/* A lane's places in a warp's unit 0: of what it reads, and of the first 16 bytes that it writes; the second are beside
+ * them, on the other side of a multiple of 32. Of DIM 128, units are in the halves of the swizzle's period in turn, and
+ * then half a row apart. */
+typedef struct unit_places {
+    uint32_t from, first;
+} unit_places;
+
+DEV int unit_row(int lane)
+{
+    return DIM == 128 ? lane / 8 : lane / 8 + lane / 4 % 2 * 4;
+}
+
+DEV unit_places find_unit_places(uint32_t tile, int warp, int lane)
+{
+    const int piece = DIM == 128 ? lane % 8 : lane % 4, column = piece % 4 * 2 + lane / 4 % 2;
+    const int in_period = unit_row(lane) + (DIM == 128 ? warp % 2 * 4 : 0);
+    const uint32_t at = tile + warp * UNIT_ROW_BYTES + unit_row(lane) * PANEL_ROW_BYTES;
+    return {at + ((piece ^ in_period) << 4), at + piece / 4 * KV_PANEL_BYTES + ((column ^ in_period) << 4)};
+}
+
+/* The same place in the warp's unit i. */
+DEV uint32_t in_unit(uint32_t place, int i)
+{
+    return (place ^ (DIM == 128 ? i % 2 * 64 : 0)) + i * UPCAST_WARPS * UNIT_ROW_BYTES;
+}
+
+/* Whether the warp has a unit i: by its number only of the last, which some have. */
+DEV bool is_unit(int warp, int i)
+{
+    return i < UNITS_EACH && (UPCAST_WARPS * (i + 1) <= UNITS || warp + UPCAST_WARPS * i < UNITS);
+}
+
+/* Sixteen e4m3, by a lane that writes the second eight first, or not. */
+template <int TO_BF16> DEV void write_unit(uint32_t first, const uint4 &x, bool is_upper)
+{
+    const uint2 a = widen_e4m3<TO_BF16>(is_upper ? x.z : x.x), b = widen_e4m3<TO_BF16>(is_upper ? x.w : x.y);
+    store_shared_4(first, a.x, a.y, b.x, b.y);
+    const uint2 c = widen_e4m3<TO_BF16>(is_upper ? x.x : x.z), d = widen_e4m3<TO_BF16>(is_upper ? x.y : x.w);
+    store_shared_4(first ^ 16, c.x, c.y, d.x, d.y);
+}
+
+/* A warp's part of a tile, as upcast_tile. CLEARS: some rows may not be present. */
+template <int TO_BF16, bool CLEARS> DEV void upcast_units(uint32_t tile, uint32_t done, int present, int warp, int lane)
+{
+    static_assert(UPCAST_WARPS % 2 == 1, "a warp's units are at the two places of the period in turn");
+    const unit_places p = find_unit_places(tile, warp, lane);
+    const int row = warp * (UNIT_ROW_BYTES / PANEL_ROW_BYTES) + unit_row(lane);
+#pragma unroll
+    for (int first = 0; first < UNITS_EACH; first += UNITS_AT_ONCE) {
+        uint4 x[UNITS_AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < UNITS_AT_ONCE; j++) {
+            const int i = first + j;
+            if (is_unit(warp, i))
+                x[j] = load_shared_4(in_unit(p.from, i));
+            if (CLEARS && row + UPCAST_WARPS * i * (UNIT_ROW_BYTES / PANEL_ROW_BYTES) >= present)
+                x[j] = {0, 0, 0, 0};
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < UNITS_AT_ONCE; j++) {
+            const int i = first + j;
+            if (is_unit(warp, i))
+                write_unit<TO_BF16>(in_unit(p.first, i), x[j], lane / 4 % 2);
+        }
+    }
+    shared_stores_visible();
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(done);
+}
+#endif
+
+static_assert(!VALUES_F16 || UPCAST_ROWS, "VALUES_F16: beside UPCAST_ROWS");
+
 DEV uint32_t note_at(uint32_t smem, int use)
 {
     return ADDRESS(smem, notes) + (uint32_t)sizeof(shared_memory::notes[0]) * stage_of(use);
@@ -58,8 +161,13 @@ DEV uint32_t widen_keys(uint32_t smem, int use)
     const uint32_t at = ADDRESS(smem, k) + stage_of(use) * K_BYTES;
     wait_full(ADDRESS(smem, k_landed), use);
     const uint32_t note = load_shared(note_at(smem, use));
+    const uint32_t done = ADDRESS(smem, k_full) + BARRIER_BYTES * stage_of(use);
     if (note != NO_MORE)
-        upcast_tile(at, at, ADDRESS(smem, k_full) + BARRIER_BYTES * stage_of(use), KV_TILE, warp, lane);
+#if UPCAST_ROWS
+        upcast_units<BF16, false>(at, done, KV_TILE, warp, lane);
+#else
+        upcast_tile(at, at, done, KV_TILE, warp, lane);
+#endif
     return note;
 }
 
@@ -69,10 +177,19 @@ DEV void widen_values(uint32_t smem, int use, uint32_t note)
     const int warp = threadIdx.x / WARP_THREADS - 1, lane = threadIdx.x % WARP_THREADS;
     const uint32_t at = ADDRESS(smem, v) + stage_of(use) * V_BYTES;
     wait_full(ADDRESS(smem, v_landed), use);
-    upcast_tile(at, at, ADDRESS(smem, v_full) + BARRIER_BYTES * stage_of(use), (int)(note % LAST_OF_WORK), warp, lane);
+    const uint32_t done = ADDRESS(smem, v_full) + BARRIER_BYTES * stage_of(use);
+    const int present = (int)(note % LAST_OF_WORK);
+#if UPCAST_ROWS
+    if (present < KV_TILE)
+        upcast_units<BF16 && !VALUES_F16, true>(at, done, present, warp, lane);
+    else
+        upcast_units<BF16 && !VALUES_F16, false>(at, done, present, warp, lane);
+#else
+    upcast_tile(at, at, done, present, warp, lane);
+#endif
 }
 
-/* The three warps. */
+/* The upcasting warps. */
 DEV void widen_tiles(uint32_t smem)
 {
     int use = 0;
