@@ -59,12 +59,19 @@ struct engine {
     bool exhausted[ARM_COUNT];
     int64_t slice;
     screen screen;
-    double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
+    double started_s, longest_judge_s, longest_profile_s;
+    double longest_prepare_s;        /* until the first trial of a round can be judged */
+    double longest_compile_s;        /* of one trial */
     bool profiles;                   /* of elites are wanted, and to be had */
     char next_file[FOLDER_NAME_MAX]; /* of the folder of candidates; "" = none */
-    /* The judging of a round: what several seats change, with `lock`. */
+    /* The judging of a round: what several threads change, with `lock`. */
     pthread_mutex_t lock;
+    pthread_cond_t progress; /* a trial was prepared, or none will be any more */
     size_t next_flight, next_record;
+    size_t prepared;   /* trials, from the first on without a gap, that can be judged */
+    bool prepared_all; /* no other will be: those behind them stay in flight */
+    bool judged_all;   /* no other will be: nothing is worth compiling any more */
+    double round_started_s;
     engine_end round_end;
     acr_status round_status; /* the first that is not ACR_OK, with its reason */
     char round_reason[512];
@@ -447,6 +454,12 @@ static bool out_of_time(const engine *e, double needed_s)
     return e->request->time_s > 0.0 && monotonic_s() - e->started_s + needed_s > e->request->time_s;
 }
 
+/* Whether trials are judged while others are compiled: not where the processors that compile are what is timed. */
+static bool compiles_beside(const engine *e)
+{
+    return strcmp(e->definition->backend, "cuda") == 0;
+}
+
 /* ---- Proposing ---- */
 
 typedef struct proposed_texts {
@@ -624,7 +637,31 @@ static acr_status propose_round(engine *e)
     return status;
 }
 
-/* ---- Judging ---- */
+/* ---- Preparing ---- */
+
+/* Whether this trial is still to be compiled in this slice. */
+static bool wants_preparing(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool wanted = e->round_status == ACR_OK && e->round_end == ENGINE_COMPLETE && !e->judged_all && !stopped(e) &&
+                        !out_of_time(e, e->longest_compile_s + e->longest_judge_s);
+    pthread_mutex_unlock(&e->lock);
+    return wanted;
+}
+
+static void note_prepared(engine *e, flight *f)
+{
+    pthread_mutex_lock(&e->lock);
+    f->prepared = true;
+    e->longest_compile_s = fmax(e->longest_compile_s, f->prepare_s);
+    while (e->prepared < e->fold.flight_count && e->fold.flights[e->prepared].prepared) {
+        if (e->prepared++ == 0) {
+            e->longest_prepare_s = fmax(e->longest_prepare_s, monotonic_s() - e->round_started_s);
+        }
+    }
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+}
 
 static void prepare_one(void *arg, int64_t index)
 {
@@ -632,20 +669,29 @@ static void prepare_one(void *arg, int64_t index)
     flight *f = &e->fold.flights[index];
     char name[32];
     double start_s = monotonic_s();
+    if (!wants_preparing(e)) {
+        return;
+    }
     snprintf(name, sizeof name, "t%lld", (long long)f->id);
     gates_prepare(&f->artefact, e->gates, &f->candidate, name, &f->result);
     f->prepare_s = monotonic_s() - start_s;
+    note_prepared(e, f);
 }
 
-static void prepare_flights(engine *e)
+/* Beside judging, all processors but one for each device compile. */
+static void *prepare_flights(void *arg)
 {
-    double start_s = monotonic_s();
-    char now[64];
-    snprintf(now, sizeof now, "compiling %zu", e->fold.flight_count);
-    screen_draw(&e->screen, &e->fold, now);
-    parallel_for(e->request->threads, (int64_t)e->fold.flight_count, prepare_one, e);
-    e->longest_prepare_s = fmax(e->longest_prepare_s, monotonic_s() - start_s);
+    engine *e = arg;
+    const uint32_t judging = compiles_beside(e) ? (uint32_t)e->seat_count : 0, threads = e->request->threads;
+    parallel_for(threads > judging ? threads - judging : 1, (int64_t)e->fold.flight_count, prepare_one, e);
+    pthread_mutex_lock(&e->lock);
+    e->prepared_all = true;
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
 }
+
+/* ---- Judging ---- */
 
 /* Takes a folder's name out of a text, so that what a compiler said is the same wherever the tree lies. */
 static void cut_out(char *text, const char *folder)
@@ -694,13 +740,16 @@ static void judge_flight(const seat *s, flight *f)
     f->judged = f->result.status != TRIAL_HARNESS_FAILED; /* else it stays in flight */
 }
 
-/* The next to be judged; NULL when there is none, or no more are to be begun. */
+/* The next to be judged, in the order of proposal; NULL when there is none, or no more are to be begun. */
 static flight *next_to_judge(engine *e)
 {
+    while (e->next_flight == e->prepared && !e->prepared_all) {
+        pthread_cond_wait(&e->progress, &e->lock);
+    }
     if (e->round_status != ACR_OK || e->round_end != ENGINE_COMPLETE || e->next_flight == e->fold.flight_count) {
         return NULL;
     }
-    if (stopped(e) || out_of_time(e, e->longest_judge_s)) {
+    if (stopped(e) || e->next_flight == e->prepared || out_of_time(e, e->longest_judge_s)) {
         e->round_end = stopped(e) ? ENGINE_INTERRUPTED : ENGINE_TIME;
         return NULL;
     }
@@ -755,11 +804,26 @@ static void judge_at_seat(void *arg, int64_t number)
 /* Compiles and judges what is in flight. *end is set when not all of it was. */
 static acr_status fly(engine *e, engine_end *end)
 {
-    prepare_flights(e);
-    e->next_flight = e->next_record = 0;
+    pthread_t compiling;
+    char now[64];
+    snprintf(now, sizeof now, "compiling %zu", e->fold.flight_count);
+    screen_draw(&e->screen, &e->fold, now);
+    e->next_flight = e->next_record = e->prepared = 0;
+    e->prepared_all = e->judged_all = false;
+    e->round_started_s = monotonic_s();
     e->round_end = ENGINE_COMPLETE;
     e->round_status = ACR_OK;
+    const bool beside = compiles_beside(e) && pthread_create(&compiling, NULL, prepare_flights, e) == 0;
+    if (!beside) {
+        prepare_flights(e);
+    }
     parallel_for((uint32_t)e->seat_count, e->seat_count, judge_at_seat, e);
+    if (beside) {
+        pthread_mutex_lock(&e->lock);
+        e->judged_all = true;
+        pthread_mutex_unlock(&e->lock);
+        pthread_join(compiling, NULL);
+    }
     if (e->next_flight < e->fold.flight_count && e->round_end == ENGINE_COMPLETE && !living_seat(e)) {
         note_round_status(e, all_are_gone(e));
     }
@@ -1096,6 +1160,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     e->started_s = monotonic_s();
     e->profiles = strcmp(request->definition->backend, "cuda") == 0 && !request->no_profiles;
     pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->progress, NULL);
     if (mkdir(request->folder, 0777) != 0 && access(request->folder, W_OK) != 0) {
         free(e);
         return acr__fail(ACR_IO, "%s: cannot be made", request->folder);
@@ -1110,6 +1175,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     fold_free(&e->fold);
     surrogate_free(e->arms[ARM_SEARCH].surrogate);
     close_seats(e);
+    pthread_cond_destroy(&e->progress);
     pthread_mutex_destroy(&e->lock);
     folder_remove(request->folder);
     free(e);
