@@ -85,6 +85,7 @@ const char *engine_end_text(engine_end end)
         [ENGINE_INTERRUPTED] = "interrupted",
         [ENGINE_PROPOSER] = "the proposer fails",
         [ENGINE_FOLDER] = "the folder has no further candidate",
+        [ENGINE_CONFIRMED] = "confirmed what there was",
         [ENGINE_FAULT] = "a fault",
     };
     return texts[end];
@@ -1074,6 +1075,12 @@ static acr_status go_on(engine *e, engine_end *end)
 {
     *end = ENGINE_COMPLETE;
     acr_status status = fold_read(&e->fold, e->request->store, e->definition, &e->spaces);
+    const bool whole = e->fold.flight_count == 0 && !budget_left(e);
+    if (status == ACR_OK && e->request->confirm && !whole) {
+        status = confirm_winners(e, end);
+        *end = *end == ENGINE_COMPLETE ? ENGINE_CONFIRMED : *end;
+        return status;
+    }
     while (status == ACR_OK && (e->fold.flight_count > 0 || budget_left(e))) {
         if (stopped(e)) {
             *end = ENGINE_INTERRUPTED;

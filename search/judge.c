@@ -644,8 +644,8 @@ static acr_status refresh(timed_kernel *k, int set, uint64_t counter)
     return status == ACR_OK ? execution_renew(k->sets[set], &fresh) : status;
 }
 
-/* Copied by the device, enqueued on a stream. A kernel that changes the pool changes nothing but its own inputs: what it
- * is compared with is made of the host's numbers. */
+/* Copied by the device, enqueued on a stream. A kernel that changes the pool changes nothing but its own inputs: what
+ * it is compared with is made of the host's numbers. */
 static acr_status refresh_on_device(timed_kernel *k, int set, uint64_t counter, void *stream)
 {
     const timed_pair *d = k->pair;

@@ -1070,8 +1070,8 @@ static CUresult fake_Memcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
 /* ---- The clock ---- */
 
 /* Of an idle device that works off one stream: a replay begins when the host has queued it, which takes the host 0 to
- * set.host_us behind the event before, and each step takes set.launch_us. Behind a closed gate all is queued before any of it
- * begins. */
+ * set.host_us behind the event before, and each step takes set.launch_us. Behind a closed gate all is queued before any
+ * of it begins. */
 static double now_us;
 static uint64_t pauses;
 static const volatile cuuint32_t *gate; /* the last that was waited for */

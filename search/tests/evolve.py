@@ -527,6 +527,10 @@ def test_survey(context):
     measured = json.loads(context.run(*survey, "--json", "--results", results, first, second).stdout)
     check([(m["problem"], m["to_peer"], m["peer"], m["measured"]) for m in measured] ==
           [(second, 4, "torch", True), (first, 2, "torch", True)], f"peers: {measured}")
+    here = json.loads(context.run(*survey, "--json", "--measure", "60s", first, f"bwd:{first}").stdout)
+    check(all(m["measured"] and m["time_us"] <= m["planned_us"] for m in here), f"measured here: {here}")
+    done = context.run(*survey, "--json", "--measure", "0.000001s", first, second)
+    check("the time is up" in done.stderr and not json.loads(done.stdout)[1]["measured"], f"cut: {done.stderr}")
     into = context.folder / "into"
     spend = [*survey, "--results", results, "--into", into, "--time", "3000s", "--clock", "model", "--cases", "1",
              "--trials", "1", "--generation", "1", first, second]
@@ -537,7 +541,7 @@ def test_survey(context):
     check(stores == ["f32-b1-h2-s32-d32.db", "f32-b1-h2-s64-d32-causal.db"], f"a store for each: {stores}")
     done = context.run(*spend, "--top", "1")  # again: goes on with what is there
     check("survey" in done.stderr and done.stdout.count("search against") == 1, f"{done.stdout}{done.stderr}")
-    for wrong in (["--into", into], ["--time", "5s"], ["--resume"], ["--into", into, "--time", "5s", "--gpu", "h200"]):
+    for wrong in (["--into", into], ["--time", "5s"], ["--measure", "5s", "--gpu", "h200"], ["--resume"], ["--into", into, "--time", "5s", "--gpu", "h200"]):
         context.run(*survey, *wrong, code=2)
     context.run("evolve", *BASE, "--all", PROBLEM, "--store", context.store("all"), code=2)
     context.run(*survey, "--results", ROOT / "README.md", code=3)
