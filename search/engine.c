@@ -607,15 +607,11 @@ static int64_t wanted(const engine *e, trial_arm arm)
     return e->exhausted[arm] || spent || left <= 0 ? 0 : left < d->generation ? left : d->generation;
 }
 
-static acr_status propose_arm(engine *e, round_rows *r, trial_arm arm)
+static acr_status propose_one(engine *e, round_rows *r, trial_arm arm)
 {
     bool external = arm == ARM_SEARCH && definition_is_external(e->definition);
-    acr_status status = ACR_OK;
-    for (int64_t i = wanted(e, arm); i > 0 && status == ACR_OK; --i) {
-        status = external && e->fold.counts[arm].proposed >= e->arms[arm].seed_count ? propose_external(e, r)
-                                                                                     : propose_built_in(e, r, arm);
-    }
-    return status;
+    return external && e->fold.counts[arm].proposed >= e->arms[arm].seed_count ? propose_external(e, r)
+                                                                               : propose_built_in(e, r, arm);
 }
 
 /* Proposes the next round and takes it into the fold. */
@@ -624,8 +620,16 @@ static acr_status propose_round(engine *e)
     size_t capacity = (size_t)ARM_COUNT * (size_t)e->definition->generation;
     round_rows r = {.rows = calloc(capacity, sizeof *r.rows), .texts = calloc(capacity, sizeof *r.texts)};
     acr_status status = r.rows && r.texts ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for a round");
-    for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
-        status = propose_arm(e, &r, (trial_arm)arm);
+    int64_t left[ARM_COUNT], most = 0;
+    for (int arm = 0; arm < ARM_COUNT; ++arm) {
+        left[arm] = wanted(e, (trial_arm)arm);
+        most = left[arm] > most ? left[arm] : most;
+    }
+    /* In turn: a slice that ends within a round has judged as many of each. */
+    for (int64_t i = 0; i < most; ++i) {
+        for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
+            status = i < left[arm] ? propose_one(e, &r, (trial_arm)arm) : ACR_OK;
+        }
     }
     if (status == ACR_OK && r.count > 0 && stopped(e) < 2) {
         status = store_propose(e->request->store, e->slice, r.rows, r.count);

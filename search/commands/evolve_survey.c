@@ -15,6 +15,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "commands/commands.h"
+#include "machine/device_lock.h"
 #include "machine/roofline.h"
 #include "search/survey.h"
 
@@ -112,17 +113,23 @@ static void measure_item(survey_item *item, acr_ctx *ctx)
 /* In the order of expectation, so that a time that ends too early is spent where it counts. */
 static void measure_items(survey_item *items, size_t count, const survey_request *r, acr_ctx *ctx)
 {
+    int lock = -1;
+    if (device_lock(&lock, acr__ctx_backend_device(ctx)->backend->name, r->common->device, r->stop) != ACR_OK) {
+        fprintf(stderr, "acromion evolve: survey: nothing is measured: %s\n", acr_last_error());
+        return;
+    }
     const double start_s = monotonic_s();
     survey_rank(items, count);
     for (size_t i = 0; i < count && *r->stop == 0; ++i) {
         if (monotonic_s() - start_s > r->measure_s) {
             fprintf(stderr, "acromion evolve: survey: %zu of %zu problems are measured, the time is up\n", i, count);
-            return;
+            break;
         }
         if (items[i].kernel[0]) {
             measure_item(&items[i], ctx);
         }
     }
+    device_unlock(lock);
 }
 
 static int take_results(survey_item **items, size_t *count, const char *path, const acr__device *device)

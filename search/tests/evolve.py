@@ -59,8 +59,8 @@ class Context:
     def evolve(self, name, *arguments, code=0):
         return self.run("evolve", *BASE, "--store", self.store(name), *arguments, code=code)
 
-    def resume(self, name, code=0):
-        return self.run("evolve", "--resume", "--threads", "2", "--store", self.store(name), code=code)
+    def resume(self, name, *arguments, code=0):
+        return self.run("evolve", "--resume", "--threads", "2", "--store", self.store(name), *arguments, code=code)
 
     def start(self, *arguments):
         """A run that will be killed: its own process group, so that nothing of it can stay behind unseen."""
@@ -454,9 +454,13 @@ def test_folder(context):
     (folder / "a-plain.md").write_text("The plainest kernel there is.")
     prepare("c-broken", text="{")
     prepare("d-bare", family="fwd_simd", arch="portable", parameters="Q_TILE=16")
-    begin = [PROBLEM, "--trials", "4", "--from", "fwd_simd_f32_d1024_64x64_portable"]
+    prepare("aa-quick", family="fwd_simd", arch="portable", rationale="the usual tile",
+            parameters={"ROW_VECS": 2, "Q_TILE": 64, "KV_TILE": 64, "COLUMNS": 6, "UNROLL": 2})
+    slow = "fwd_simd portable DTYPE=ACR_F32 DIM=1024 Q_TILE=16 KV_TILE=16 ROW_VECS=1 COLUMNS=1 UNROLL=1"
+    begin = [PROBLEM, "--trials", "5", "--from", slow]
     context.evolve("prepared", *begin, "--proposer-folder", str(folder), code=UNFINISHED)
-    check(names() == ["a-plain.json", "b-wrong.json", "c-broken.json", "d-bare.json"], f"the order: {names()}")
+    check(names() == ["a-plain.json", "aa-quick.json", "b-wrong.json", "c-broken.json", "d-bare.json"],
+          f"the order: {names()}")
     check(context.summary("prepared")["slices"][0]["reason"] == "the folder has no further candidate", "why it ended")
     told = verdict("a-plain")
     check(told["status"] == "valid" and told["speedup"] > 0 and told["timings"], f"a verdict with times: {told}")
@@ -476,11 +480,17 @@ def test_folder(context):
     before = context.archive("prepared")
     context.resume("prepared", code=UNFINISHED)  # nothing new: nothing is taken twice
     check(before == context.archive("prepared"), "a folder without a new candidate changes nothing")
+    context.resume("prepared", "--confirm", code=UNFINISHED)
+    summary = context.summary("prepared")
+    check(summary["slices"][-1]["reason"] == "confirmed what there was" and len(before) == len(names()) +
+          sum(t["arm"] == "control" for t in context.archive("prepared")), "nothing is proposed")
+    check(summary["search"]["confirmed"] and "so far" in summary["conclusion"], f"what there was: {summary}")
+    context.evolve("confirmed", PROBLEM, "--confirm", code=2)
     prepare("a-late", family="fwd_simd", arch="portable", rationale="narrow", guidance="profile",
             parameters={"ROW_VECS": 1, "Q_TILE": 16, "KV_TILE": 32, "COLUMNS": 4, "UNROLL": 2})
     (folder / "complete").touch()
     context.resume("prepared")
-    check(names()[-1] == "a-late.json" and len(names()) == 5, "a late one is taken, whatever its name")
+    check(names()[-1] == "a-late.json" and len(names()) == 6, "a late one is taken, whatever its name")
     check(verdict("a-late")["status"] == "valid", "and judged")
     summary = context.summary("prepared")
     check(summary["finished"], "`complete` ends the search")
