@@ -803,11 +803,28 @@ static acr_status judge_launch(const timed_pair *d, int set, const reference *re
     return v.pass ? ACR_OK : end_trial(d->s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
 }
 
+/* What the incumbent was timed on: a candidate that changed the pool would choose that. On a CPU the host has written
+ * it. */
+static acr_status check_inputs(const timed_kernel *k, int set, uint64_t counter)
+{
+    const timed_pair *d = k->pair;
+    bool holds = true;
+    if (!d->device_pool) {
+        return ACR_OK;
+    }
+    const reference drawn = inputs_drawn(d, counter);
+    acr_status status = execution_holds_inputs(&holds, k->sets[set], &drawn);
+    return status == ACR_OK && !holds
+               ? end_trial(d->s, TRIAL_WRONG, "%s: inputs of the incumbent were changed while it was timed",
+                           d->problem->text)
+               : status;
+}
+
 /* Whatever is known of the chosen launch of a sample. */
 static acr_status check_launch(timed_kernel *k, int set, uint64_t counter, const reference *oracle)
 {
     if (k->slot != SANDBOX_CANDIDATE) {
-        return ACR_OK;
+        return check_inputs(k, set, counter);
     }
     return oracle ? judge_launch(k->pair, set, oracle) : compare_launch(k->pair, set, counter);
 }
@@ -983,7 +1000,11 @@ static acr_status record_graphs(timed_kernel *k)
         k->set_count += status == ACR_OK;
     }
     k->launches = k->set_count;
-    return status == ACR_OK ? record_work(&k->fresh, &fresh, k->launches) : status;
+    if (status == ACR_OK) {
+        status = record_work(&k->fresh, &fresh, k->launches);
+    }
+    /* What a driver does at a graph's first launch alone it shall not have to do behind a closed stream. */
+    return status == ACR_OK ? s->device->backend->timing->graph_time(k->fresh, 1, &ignored) : status;
 }
 
 /* As many calls as fill a stretch. */

@@ -10,7 +10,7 @@
 #   summaries.json the summary of each run       trials.jsonl[.gz] every trial of each run, with raw samples
 #   runs.md        the table of results/evolve   log.txt           what the programs said
 #   stores.tar.gz  the runs, for `evolve --resume`; unpack it as FOLDER.work and call this again to go on
-# The program lies beside this script, in build/workbench, or is $ACROMION. Exit code 0, or 1 where no run gave a result.
+# The program lies beside this script, in build/workbench, or is $ACROMION. Exit code 1: no run gave a result.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 program=${ACROMION:-}
@@ -103,9 +103,8 @@ take_survey() {
     local problem count=0
     ((survey > 0)) || return 0
     say "survey for $survey s"
-    # shellcheck disable=SC2016  # the shell that is started expands them
-    within $((survey + 15)) sh -c '"$1" evolve --survey --backend cuda --device "$2" --measure "$3s" --all --json >"$4"' \
-        sh "$program" "$device" "$survey" "$out/survey.json" 2>>"$log" || say "the survey ended with code $?"
+    within $((survey + 15)) "$program" evolve --survey --backend cuda --device "$device" --measure "${survey}s" --all \
+        --json >"$out/survey.json" 2>>"$log" || say "the survey ended with code $?"
     while read -r problem && ((count < top)); do
         names+=("survey$((++count))")
         arguments+=("$problem")
@@ -164,7 +163,8 @@ confirm_winners() {
 export_trials() {
     local name
     for name in "${names[@]}"; do
-        [[ ! -e $work/$name.db ]] || "$program" trials export --store "$work/$name.db" | sed "s/^{/{\"run\": \"$name\", /"
+        [[ -e $work/$name.db ]] || continue
+        "$program" trials export --store "$work/$name.db" | sed "s/^{/{\"run\": \"$name\", /"
     done
 }
 

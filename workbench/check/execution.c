@@ -505,6 +505,19 @@ bool execution_takes_device_inputs(const execution *e)
     return takes;
 }
 
+acr_status execution_holds_inputs(bool *holds, const execution *e, const reference *ref)
+{
+    static const acr__buffer drawn[] = {ACR__Q, ACR__K, ACR__V, ACR__D_O};
+    acr_status status = ACR_OK;
+    *holds = true;
+    for (size_t i = 0; i < sizeof drawn / sizeof drawn[0] && status == ACR_OK; ++i) {
+        const guarded *g = &e->at[drawn[i]];
+        const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[drawn[i]].in_buffers);
+        status = g->memory && elements ? compare(holds, e->device, payload(g), elements, g->payload_bytes) : ACR_OK;
+    }
+    return status;
+}
+
 const void *execution_buffer(const execution *e, acr__buffer which)
 {
     return payload(&e->at[which]);

@@ -61,6 +61,9 @@ acr_status execution_renew(execution *e, const reference *ref);
 acr_status execution_renew_on_device(execution *e, const void *const sources[ACR__BUFFERS], void *stream);
 /* Whether no tensor that execution_replace_inputs writes has gaps. */
 bool execution_takes_device_inputs(const execution *e);
+/* Whether q, k, v and the gradient of o are on the device as a reference has them. For the same executions. Errors:
+ * ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
+acr_status execution_holds_inputs(bool *holds, const execution *e, const reference *ref);
 /* Where a buffer lies on the device; NULL = there is none. */
 const void *execution_buffer(const execution *e, acr__buffer which);
 
