@@ -112,6 +112,37 @@ static const char *pattern_of(const definition *d)
     return d->families[0] ? d->families : NULL;
 }
 
+/* The sets that the user wants tried. Errors: ACR_INVALID with the reason that one is no legal point. */
+static acr_status list_tries(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX], int *count)
+{
+    definition_try t;
+    const char *at = d->tries;
+    *count = 0;
+    while (definition_next_try(&t, &at)) {
+        char reason[SPACE_REASON_MAX] = "no such family serves the problems";
+        genome g;
+        bool is_point = false;
+        for (int i = 0; i < spaces->count && !is_point; ++i) {
+            g = (genome){.space = i};
+            is_point = strcmp(spaces->items[i].family, t.family) == 0 &&
+                       space_point(&spaces->items[i], t.arch, t.parameters, &g, reason);
+        }
+        if (is_point && !genome_legal(spaces, &g)) {
+            snprintf(reason, sizeof reason, "the conditions of the space exclude it");
+            is_point = false;
+        }
+        if (is_point && *count == SEEDS_MAX) {
+            snprintf(reason, sizeof reason, "more than %d sets", SEEDS_MAX);
+            is_point = false;
+        }
+        if (!is_point) {
+            return acr__fail(ACR_INVALID, "--try %s %s %s: %s", t.family, t.arch, t.parameters, reason);
+        }
+        seeds[(*count)++] = g;
+    }
+    return ACR_OK;
+}
+
 acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree)
 {
     const acr__device *device = &acr__ctx_backend_device(ctx)->device;
@@ -136,6 +167,11 @@ acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree)
     }
     if (status == ACR_OK) {
         status = definition_note_spaces(d, spaces, tree);
+    }
+    if (status == ACR_OK) {
+        genome seeds[SEEDS_MAX];
+        int count;
+        status = list_tries(d, spaces, seeds, &count);
     }
     free(spaces);
     return status;
@@ -260,19 +296,31 @@ static bool line_is_point(const space_list *spaces, const acr__kernel *kernel, g
     return wanted;
 }
 
+static bool is_seed(const space_list *spaces, const genome seeds[SEEDS_MAX], int count, const genome *g)
+{
+    bool found = false;
+    for (int i = 0; i < count; ++i) {
+        found = found || genome_same(spaces, &seeds[i], g);
+    }
+    return found;
+}
+
 /* The lines of the table that are points of the spaces, those that the cost models like best: what both arms begin
- * with. */
-static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX])
+ * with, behind the `first` ones that are there. */
+static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX], int first)
 {
     double costs[SEEDS_MAX];
-    int count = 0;
+    int count = first;
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         genome g;
         double cost = line_is_point(spaces, acr__kernels[i], &g)
                           ? modelled_cost(d, acr__kernels[i], spaces->scene.device)
                           : INFINITY;
+        if (isfinite(cost) && is_seed(spaces, seeds, first, &g)) {
+            continue;
+        }
         int at = count;
-        for (; at > 0 && cost < costs[at - 1]; --at) {
+        for (; at > first && cost < costs[at - 1]; --at) {
             if (at < SEEDS_MAX) {
                 costs[at] = costs[at - 1];
                 seeds[at] = seeds[at - 1];
@@ -307,7 +355,12 @@ static acr_status open_spaces(engine *e)
         if (d->surrogate && arm == ARM_SEARCH && !definition_is_external(d)) {
             status = surrogate_create(&p->surrogate, &e->spaces);
         }
-        p->seed_count = d->from ? 0 : list_seeds(d, &e->spaces, p->seeds);
+        if (status == ACR_OK) {
+            status = list_tries(d, &e->spaces, p->seeds, &p->seed_count);
+        }
+        if (status == ACR_OK && !d->from) {
+            p->seed_count = list_seeds(d, &e->spaces, p->seeds, p->seed_count);
+        }
     }
     return status;
 }

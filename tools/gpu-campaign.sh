@@ -21,6 +21,7 @@ seconds=530 survey=75 top=3 device=0 trials=200 out=gpu-campaign-out
 names=() arguments=()
 readonly write_s=25       # at the end, for results
 readonly least_s=20       # a slice that could judge hardly a trial is not begun
+readonly generation=16    # proposals of an arm: so many that compiling keeps up with judging, few enough to learn
 readonly confirm_s=40     # set aside for each of up to two confirmations
 readonly limit=15000000   # bytes of a file
 
@@ -53,11 +54,27 @@ while (($#)); do
 done
 [[ -x $program ]] || die "no program: ACROMION names it"
 if ((${#names[@]} == 0)); then # docs/status.md, "Next"
-    names=(e4m3-d128 win128 d96 bwd-d128)
-    arguments=('e4m3:b1:h8:s512:d128 --family fwd_short'
-        'b2:h8:s512:d128:causal:win128 --family fwd_short'
-        'b4:h16:s2048:d96 --family fwd_wgmma'
-        'bwd:b2:h16:s1024:d128:causal --family bwd_wgmma')
+    names=(e4m3-d128 win128-d128 win128-d64 d96 bwd-d128)
+    arguments=(
+        "e4m3:b1:h8:s512:d128 --family fwd_short
+            --try 'fwd_short 90a E4M3=1 DIM=128 Q_TILE=32 RING=1 STAGES=2 LAG=200'
+            --try 'fwd_short 90a E4M3=1 DIM=128 Q_TILE=32 RING=1 STAGES=2'
+            --try 'fwd_short 90a E4M3=1 DIM=128 Q_TILE=128 RING=1 STAGES=4'"
+        "b2:h8:s512:d128:causal:win128 --family fwd_short
+            --try 'fwd_short 90a DIM=128 Q_TILE=32 RING=1 WINDOW=1 STAGES=2'
+            --try 'fwd_short 90a DIM=128 Q_TILE=32 RING=1 WINDOW=1 STAGES=3'"
+        "b1:h16/2:s512:d64:causal:win128 --family fwd_short
+            --try 'fwd_short 90a DIM=64 Q_TILE=32 RING=1 WINDOW=1 STAGES=4'
+            --try 'fwd_short 90a DIM=64 Q_TILE=32 RING=1 WINDOW=1 STAGES=2'"
+        "b4:h16:s2048:d96 --family fwd_wgmma
+            --try 'fwd_wgmma 90a DIM=96 Q_TILE=128 KV_TILE=128 STAGES=2'
+            --try 'fwd_wgmma 90a DIM=96 Q_TILE=128 KV_TILE=128 STAGES=3'
+            --try 'fwd_wgmma 90a DIM=96 Q_TILE=128 KV_TILE=176 STAGES=2'"
+        "bwd:b2:h16:s1024:d128:causal --family bwd_wgmma
+            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 SLOTS=16'
+            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 SLOTS=4'
+            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 HEADS_MEMORY=16384'
+            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 HEADS_MEMORY=65536 SLOTS=16'")
 elif [[ ${names[0]} == none ]]; then
     names=() arguments=()
 fi
@@ -106,9 +123,17 @@ take_survey() {
     within $((survey + 15)) "$program" evolve --survey --backend cuda --device "$device" --measure "${survey}s" --all \
         --json >"$out/survey.json" 2>>"$log" || say "the survey ended with code $?"
     while read -r problem && ((count < top)); do
-        names+=("survey$((++count))")
+        names+=("$(tr ':/' '-_' <<<"$problem")")
         arguments+=("$problem")
+        ((++count))
     done < <(sed -n 's/.*"problem": *"\([^"]*\)".*/\1/p' "$out/survey.json")
+}
+
+# usual ARGUMENTS: options of a new run that its own do not name.
+usual() {
+    [[ $1 == *--backend* ]] || echo --backend cuda
+    [[ $1 == *--trials* ]] || echo "--trials $trials"
+    [[ $1 == *--generation* ]] || echo "--generation $generation"
 }
 
 # search NAME SECONDS WORDS...: a slice, output into the log.
@@ -131,7 +156,7 @@ run_slices() {
         if [[ -e $work/$name.db ]]; then
             words=(--resume)
         else
-            read -ra words <<<"${arguments[i]} --backend cuda --trials $trials --generation 24"
+            mapfile -t words < <(xargs printf '%s\n' <<<"$(tr '\n' ' ' <<<"${arguments[i]}") $(usual "${arguments[i]}")")
         fi
         say "$name: ${words[*]} for $share s"
         search "$name" "$share" "${words[@]}"

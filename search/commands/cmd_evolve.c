@@ -44,6 +44,7 @@ enum {
     ID_RESULTS,
     ID_MEASURE,
     ID_CONFIRM,
+    ID_TRY,
     ID_TOP,
     ID_INTO,
     ID_TREE,
@@ -61,6 +62,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_CONFIRM, "confirm", NULL, "with --resume: propose nothing more, confirm what the run has found so far"},
     {ID_FROM, "from", "KERNEL",
      "start from this kernel and beat it: a name, or 'family arch NAME=value...'; default: the table's fastest"},
+    {ID_TRY, "try", "SET", "begin with this set, 'family arch NAME=value...', in both arms; again: several"},
     {ID_FAMILY, "family", "PATTERN", "search in these families only ('fwd_mma', 'fwd_*'); default: all that can"},
     {ID_PROPOSER, "proposer", "COMMAND",
      "ask this program for each trial (docs/manual/evolve.md); default: the built-in one"},
@@ -204,6 +206,13 @@ static bool take_definition(request *r, int id, const char *value)
         return true;
     case ID_FROM:
         r->from = value;
+        return true;
+    case ID_TRY:
+        if (!definition_add_try(d, value)) {
+            fprintf(stderr, "acromion: --try: no ';', and all of them together shorter than %d characters\n",
+                    DEFINITION_TEXT_MAX);
+            return false;
+        }
         return true;
     case ID_FAMILY:
         return take_text("family", value, d->families, sizeof d->families);
