@@ -156,7 +156,7 @@ run_slices() {
         if [[ -e $work/$name.db ]]; then
             words=(--resume)
         else
-            mapfile -t words < <(xargs printf '%s\n' <<<"$(tr '\n' ' ' <<<"${arguments[i]}") $(usual "${arguments[i]}")")
+            mapfile -t words < <({ tr '\n' ' ' <<<"${arguments[i]}"; usual "${arguments[i]}"; } | xargs printf '%s\n')
         fi
         say "$name: ${words[*]} for $share s"
         search "$name" "$share" "${words[@]}"
