@@ -993,7 +993,9 @@ static acr_status record_graphs(timed_kernel *k)
     if (status == ACR_OK && d->sets == 0) { /* the incumbent's pace is that of both */
         d->sets = sets_wanted(k, k->repeated->launches);
         d->replays = (k->repeated->launches + d->sets - 1) / d->sets;
-        d->replays = d->replays < REPLAYS_MAX ? d->replays : REPLAYS_MAX;
+        d->replays = !d->device_pool            ? 1 /* the host would write all of them */
+                     : d->replays < REPLAYS_MAX ? d->replays
+                                                : REPLAYS_MAX;
     }
     while (k->set_count < d->sets && status == ACR_OK) {
         status = execution_create_sibling(&k->sets[k->set_count], k->sets[0], d->ref);
