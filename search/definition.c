@@ -51,13 +51,14 @@ json_t *definition_json(const definition *d)
     json_t *incumbent = json_pack("{s:s, s:s, s:s, s:s, s:b}", "kernel", d->incumbent_kernel, "family", c->family,
                                   "arch", c->arch, "parameters", c->parameters, "chosen_by_user", d->from);
     return json_pack(
-        "{s:o, s:s, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:s, s:b, s:b, s:o, s:o}",
+        "{s:o, s:s, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:s, s:s, s:b, s:b, s:o, s:o}",
         "problems", problems_json(d), "backend", d->backend, "device", d->device_key, "threads", (int)d->threads,
         "seed", bits_json(d->seed), "visible_seed", bits_json(d->visible_seed), "hidden_seed",
         bits_json(d->hidden_seed), "trials", d->trials, "generation", d->generation, "blocks", d->blocks,
         "visible_cases", d->visible_cases, "hidden_cases", d->hidden_cases, "families", d->families, "proposer",
-        d->proposer, "proposer_folder", d->folder, "clock", d->clock == GATES_CLOCK_MODEL ? "model" : "real",
-        "surrogate", (int)d->surrogate, "race", (int)d->race, "incumbent", incumbent, "spaces", spaces_json(d));
+        d->proposer, "proposer_folder", d->folder, "tries", d->tries, "clock",
+        d->clock == GATES_CLOCK_MODEL ? "model" : "real", "surrogate", (int)d->surrogate, "race", (int)d->race,
+        "incumbent", incumbent, "spaces", spaces_json(d));
 }
 
 /* ---- From JSON ---- */
@@ -147,6 +148,7 @@ acr_status definition_read(definition *out, const json_t *json)
         return acr__fail(ACR_FORMAT, "the definition of the run is incomplete");
     }
     (void)read_text(json, "proposer_folder", out->folder, sizeof out->folder); /* older runs have none */
+    (void)read_text(json, "tries", out->tries, sizeof out->tries);
     out->surrogate = json_is_true(json_object_get(json, "surrogate"));
     out->race = json_is_true(json_object_get(json, "race"));
     out->threads = (uint32_t)threads;
@@ -208,6 +210,29 @@ acr_status definition_check_spaces(const definition *d, const space_list *spaces
                                 "trials` still reads this one",
                                 found)
                     : ACR_OK;
+}
+
+bool definition_add_try(definition *d, const char *text)
+{
+    const size_t length = strlen(d->tries);
+    const int more = snprintf(d->tries + length, sizeof d->tries - length, "%s%s", length > 0 ? ";" : "", text);
+    return !strchr(text, ';') && length + (size_t)more < sizeof d->tries;
+}
+
+bool definition_next_try(definition_try *out, const char **at)
+{
+    char text[DEFINITION_TEXT_MAX];
+    int rest = 0;
+    const size_t length = strcspn(*at, ";");
+    if (length == 0) {
+        return false;
+    }
+    snprintf(text, sizeof text, "%.*s", (int)length, *at);
+    *at += length + ((*at)[length] == ';');
+    *out = (definition_try){.family = ""};
+    (void)sscanf(text, "%31s %31s %n", out->family, out->arch, &rest);
+    snprintf(out->parameters, sizeof out->parameters, "%s", text + rest);
+    return true;
 }
 
 acr_status definition_set_incumbent(definition *d, const char *text)

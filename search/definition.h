@@ -26,6 +26,7 @@ typedef struct definition {
     char families[DEFINITION_TEXT_MAX]; /* pattern, "" = all */
     char proposer[DEFINITION_TEXT_MAX]; /* "" = the built-in one */
     char folder[DEFINITION_TEXT_MAX];   /* of prepared candidates, absolute; "" = none. One of the two at most */
+    char tries[DEFINITION_TEXT_MAX];    /* sets that both arms begin with, each as in definition_next_try; "" = none */
     gates_clock clock;
     bool surrogate, race; /* parametric.h; gates_setup. Runs that began before these existed have neither */
     bool from;            /* the incumbent was named by the user: the only start, and not the best of the table */
@@ -51,6 +52,14 @@ acr_status definition_read(definition *out, const json_t *json);
  * gone or, where the spaces of today are given (NULL = not known yet), is new. */
 acr_status definition_note_spaces(definition *d, const space_list *spaces, const char *tree);
 acr_status definition_check_spaces(const definition *d, const space_list *spaces, const char *tree);
+
+/* One more of `tries`. false: it does not fit. */
+bool definition_add_try(definition *d, const char *text);
+/* Reads the set at *at, `family arch NAME=value...`, and moves on; false when there is none. */
+typedef struct definition_try {
+    char family[SPACE_NAME_MAX], arch[SPACE_NAME_MAX], parameters[SPACE_PARAMETERS_MAX];
+} definition_try;
+bool definition_next_try(definition_try *out, const char **at);
 
 /* The incumbent by a line's name or as `family arch NAME=value...`. Errors: ACR_INVALID. */
 acr_status definition_set_incumbent(definition *d, const char *text);

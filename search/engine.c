@@ -59,12 +59,19 @@ struct engine {
     bool exhausted[ARM_COUNT];
     int64_t slice;
     screen screen;
-    double started_s, longest_prepare_s, longest_judge_s, longest_profile_s;
+    double started_s, longest_judge_s, longest_profile_s;
+    double longest_prepare_s;        /* until the first trial of a round can be judged */
+    double longest_compile_s;        /* of one trial */
     bool profiles;                   /* of elites are wanted, and to be had */
     char next_file[FOLDER_NAME_MAX]; /* of the folder of candidates; "" = none */
-    /* The judging of a round: what several seats change, with `lock`. */
+    /* The judging of a round: what several threads change, with `lock`. */
     pthread_mutex_t lock;
+    pthread_cond_t progress; /* a trial was prepared, or none will be any more */
     size_t next_flight, next_record;
+    size_t prepared;   /* trials, from the first on without a gap, that can be judged */
+    bool prepared_all; /* no other will be: those behind them stay in flight */
+    bool judged_all;   /* no other will be: nothing is worth compiling any more */
+    double round_started_s;
     engine_end round_end;
     acr_status round_status; /* the first that is not ACR_OK, with its reason */
     char round_reason[512];
@@ -78,6 +85,7 @@ const char *engine_end_text(engine_end end)
         [ENGINE_INTERRUPTED] = "interrupted",
         [ENGINE_PROPOSER] = "the proposer fails",
         [ENGINE_FOLDER] = "the folder has no further candidate",
+        [ENGINE_CONFIRMED] = "confirmed what there was",
         [ENGINE_FAULT] = "a fault",
     };
     return texts[end];
@@ -104,6 +112,37 @@ static const char *pattern_of(const definition *d)
     return d->families[0] ? d->families : NULL;
 }
 
+/* The sets that the user wants tried. Errors: ACR_INVALID with the reason that one is no legal point. */
+static acr_status list_tries(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX], int *count)
+{
+    definition_try t;
+    const char *at = d->tries;
+    *count = 0;
+    while (definition_next_try(&t, &at)) {
+        char reason[SPACE_REASON_MAX] = "no such family serves the problems";
+        genome g;
+        bool is_point = false;
+        for (int i = 0; i < spaces->count && !is_point; ++i) {
+            g = (genome){.space = i};
+            is_point = strcmp(spaces->items[i].family, t.family) == 0 &&
+                       space_point(&spaces->items[i], t.arch, t.parameters, &g, reason);
+        }
+        if (is_point && !genome_legal(spaces, &g)) {
+            snprintf(reason, sizeof reason, "the conditions of the space exclude it");
+            is_point = false;
+        }
+        if (is_point && *count == SEEDS_MAX) {
+            snprintf(reason, sizeof reason, "more than %d sets", SEEDS_MAX);
+            is_point = false;
+        }
+        if (!is_point) {
+            return acr__fail(ACR_INVALID, "--try %s %s %s: %s", t.family, t.arch, t.parameters, reason);
+        }
+        seeds[(*count)++] = g;
+    }
+    return ACR_OK;
+}
+
 acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree)
 {
     const acr__device *device = &acr__ctx_backend_device(ctx)->device;
@@ -128,6 +167,11 @@ acr_status engine_define(definition *d, acr_ctx *ctx, const char *tree)
     }
     if (status == ACR_OK) {
         status = definition_note_spaces(d, spaces, tree);
+    }
+    if (status == ACR_OK) {
+        genome seeds[SEEDS_MAX];
+        int count;
+        status = list_tries(d, spaces, seeds, &count);
     }
     free(spaces);
     return status;
@@ -252,19 +296,31 @@ static bool line_is_point(const space_list *spaces, const acr__kernel *kernel, g
     return wanted;
 }
 
+static bool is_seed(const space_list *spaces, const genome seeds[SEEDS_MAX], int count, const genome *g)
+{
+    bool found = false;
+    for (int i = 0; i < count; ++i) {
+        found = found || genome_same(spaces, &seeds[i], g);
+    }
+    return found;
+}
+
 /* The lines of the table that are points of the spaces, those that the cost models like best: what both arms begin
- * with. */
-static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX])
+ * with, behind the `first` ones that are there. */
+static int list_seeds(const definition *d, const space_list *spaces, genome seeds[SEEDS_MAX], int first)
 {
     double costs[SEEDS_MAX];
-    int count = 0;
+    int count = first;
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         genome g;
         double cost = line_is_point(spaces, acr__kernels[i], &g)
                           ? modelled_cost(d, acr__kernels[i], spaces->scene.device)
                           : INFINITY;
+        if (isfinite(cost) && is_seed(spaces, seeds, first, &g)) {
+            continue;
+        }
         int at = count;
-        for (; at > 0 && cost < costs[at - 1]; --at) {
+        for (; at > first && cost < costs[at - 1]; --at) {
             if (at < SEEDS_MAX) {
                 costs[at] = costs[at - 1];
                 seeds[at] = seeds[at - 1];
@@ -299,7 +355,12 @@ static acr_status open_spaces(engine *e)
         if (d->surrogate && arm == ARM_SEARCH && !definition_is_external(d)) {
             status = surrogate_create(&p->surrogate, &e->spaces);
         }
-        p->seed_count = d->from ? 0 : list_seeds(d, &e->spaces, p->seeds);
+        if (status == ACR_OK) {
+            status = list_tries(d, &e->spaces, p->seeds, &p->seed_count);
+        }
+        if (status == ACR_OK && !d->from) {
+            p->seed_count = list_seeds(d, &e->spaces, p->seeds, p->seed_count);
+        }
     }
     return status;
 }
@@ -445,6 +506,12 @@ static acr_status find_peers(engine *e, json_t **records)
 static bool out_of_time(const engine *e, double needed_s)
 {
     return e->request->time_s > 0.0 && monotonic_s() - e->started_s + needed_s > e->request->time_s;
+}
+
+/* Whether trials are judged while others are compiled: not where the processors that compile are what is timed. */
+static bool compiles_beside(const engine *e)
+{
+    return strcmp(e->definition->backend, "cuda") == 0;
 }
 
 /* ---- Proposing ---- */
@@ -593,15 +660,11 @@ static int64_t wanted(const engine *e, trial_arm arm)
     return e->exhausted[arm] || spent || left <= 0 ? 0 : left < d->generation ? left : d->generation;
 }
 
-static acr_status propose_arm(engine *e, round_rows *r, trial_arm arm)
+static acr_status propose_one(engine *e, round_rows *r, trial_arm arm)
 {
     bool external = arm == ARM_SEARCH && definition_is_external(e->definition);
-    acr_status status = ACR_OK;
-    for (int64_t i = wanted(e, arm); i > 0 && status == ACR_OK; --i) {
-        status = external && e->fold.counts[arm].proposed >= e->arms[arm].seed_count ? propose_external(e, r)
-                                                                                     : propose_built_in(e, r, arm);
-    }
-    return status;
+    return external && e->fold.counts[arm].proposed >= e->arms[arm].seed_count ? propose_external(e, r)
+                                                                               : propose_built_in(e, r, arm);
 }
 
 /* Proposes the next round and takes it into the fold. */
@@ -610,8 +673,16 @@ static acr_status propose_round(engine *e)
     size_t capacity = (size_t)ARM_COUNT * (size_t)e->definition->generation;
     round_rows r = {.rows = calloc(capacity, sizeof *r.rows), .texts = calloc(capacity, sizeof *r.texts)};
     acr_status status = r.rows && r.texts ? ACR_OK : acr__fail(ACR_NO_MEMORY, "no memory for a round");
-    for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
-        status = propose_arm(e, &r, (trial_arm)arm);
+    int64_t left[ARM_COUNT], most = 0;
+    for (int arm = 0; arm < ARM_COUNT; ++arm) {
+        left[arm] = wanted(e, (trial_arm)arm);
+        most = left[arm] > most ? left[arm] : most;
+    }
+    /* In turn: a slice that ends within a round has judged as many of each. */
+    for (int64_t i = 0; i < most; ++i) {
+        for (int arm = 0; arm < ARM_COUNT && status == ACR_OK; ++arm) {
+            status = i < left[arm] ? propose_one(e, &r, (trial_arm)arm) : ACR_OK;
+        }
     }
     if (status == ACR_OK && r.count > 0 && stopped(e) < 2) {
         status = store_propose(e->request->store, e->slice, r.rows, r.count);
@@ -624,7 +695,31 @@ static acr_status propose_round(engine *e)
     return status;
 }
 
-/* ---- Judging ---- */
+/* ---- Preparing ---- */
+
+/* Whether this trial is still to be compiled in this slice. */
+static bool wants_preparing(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool wanted = e->round_status == ACR_OK && e->round_end == ENGINE_COMPLETE && !e->judged_all && !stopped(e) &&
+                        !out_of_time(e, e->longest_compile_s + e->longest_judge_s);
+    pthread_mutex_unlock(&e->lock);
+    return wanted;
+}
+
+static void note_prepared(engine *e, flight *f)
+{
+    pthread_mutex_lock(&e->lock);
+    f->prepared = true;
+    e->longest_compile_s = fmax(e->longest_compile_s, f->prepare_s);
+    while (e->prepared < e->fold.flight_count && e->fold.flights[e->prepared].prepared) {
+        if (e->prepared++ == 0) {
+            e->longest_prepare_s = fmax(e->longest_prepare_s, monotonic_s() - e->round_started_s);
+        }
+    }
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+}
 
 static void prepare_one(void *arg, int64_t index)
 {
@@ -632,20 +727,29 @@ static void prepare_one(void *arg, int64_t index)
     flight *f = &e->fold.flights[index];
     char name[32];
     double start_s = monotonic_s();
+    if (!wants_preparing(e)) {
+        return;
+    }
     snprintf(name, sizeof name, "t%lld", (long long)f->id);
     gates_prepare(&f->artefact, e->gates, &f->candidate, name, &f->result);
     f->prepare_s = monotonic_s() - start_s;
+    note_prepared(e, f);
 }
 
-static void prepare_flights(engine *e)
+/* Beside judging, all processors but one for each device compile. */
+static void *prepare_flights(void *arg)
 {
-    double start_s = monotonic_s();
-    char now[64];
-    snprintf(now, sizeof now, "compiling %zu", e->fold.flight_count);
-    screen_draw(&e->screen, &e->fold, now);
-    parallel_for(e->request->threads, (int64_t)e->fold.flight_count, prepare_one, e);
-    e->longest_prepare_s = fmax(e->longest_prepare_s, monotonic_s() - start_s);
+    engine *e = arg;
+    const uint32_t judging = compiles_beside(e) ? (uint32_t)e->seat_count : 0, threads = e->request->threads;
+    parallel_for(threads > judging ? threads - judging : 1, (int64_t)e->fold.flight_count, prepare_one, e);
+    pthread_mutex_lock(&e->lock);
+    e->prepared_all = true;
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
 }
+
+/* ---- Judging ---- */
 
 /* Takes a folder's name out of a text, so that what a compiler said is the same wherever the tree lies. */
 static void cut_out(char *text, const char *folder)
@@ -694,13 +798,16 @@ static void judge_flight(const seat *s, flight *f)
     f->judged = f->result.status != TRIAL_HARNESS_FAILED; /* else it stays in flight */
 }
 
-/* The next to be judged; NULL when there is none, or no more are to be begun. */
+/* The next to be judged, in the order of proposal; NULL when there is none, or no more are to be begun. */
 static flight *next_to_judge(engine *e)
 {
+    while (e->next_flight == e->prepared && !e->prepared_all) {
+        pthread_cond_wait(&e->progress, &e->lock);
+    }
     if (e->round_status != ACR_OK || e->round_end != ENGINE_COMPLETE || e->next_flight == e->fold.flight_count) {
         return NULL;
     }
-    if (stopped(e) || out_of_time(e, e->longest_judge_s)) {
+    if (stopped(e) || e->next_flight == e->prepared || out_of_time(e, e->longest_judge_s)) {
         e->round_end = stopped(e) ? ENGINE_INTERRUPTED : ENGINE_TIME;
         return NULL;
     }
@@ -755,11 +862,26 @@ static void judge_at_seat(void *arg, int64_t number)
 /* Compiles and judges what is in flight. *end is set when not all of it was. */
 static acr_status fly(engine *e, engine_end *end)
 {
-    prepare_flights(e);
-    e->next_flight = e->next_record = 0;
+    pthread_t compiling;
+    char now[64];
+    snprintf(now, sizeof now, "compiling %zu", e->fold.flight_count);
+    screen_draw(&e->screen, &e->fold, now);
+    e->next_flight = e->next_record = e->prepared = 0;
+    e->prepared_all = e->judged_all = false;
+    e->round_started_s = monotonic_s();
     e->round_end = ENGINE_COMPLETE;
     e->round_status = ACR_OK;
+    const bool beside = compiles_beside(e) && pthread_create(&compiling, NULL, prepare_flights, e) == 0;
+    if (!beside) {
+        prepare_flights(e);
+    }
     parallel_for((uint32_t)e->seat_count, e->seat_count, judge_at_seat, e);
+    if (beside) {
+        pthread_mutex_lock(&e->lock);
+        e->judged_all = true;
+        pthread_mutex_unlock(&e->lock);
+        pthread_join(compiling, NULL);
+    }
     if (e->next_flight < e->fold.flight_count && e->round_end == ENGINE_COMPLETE && !living_seat(e)) {
         note_round_status(e, all_are_gone(e));
     }
@@ -1010,6 +1132,12 @@ static acr_status go_on(engine *e, engine_end *end)
 {
     *end = ENGINE_COMPLETE;
     acr_status status = fold_read(&e->fold, e->request->store, e->definition, &e->spaces);
+    const bool whole = e->fold.flight_count == 0 && !budget_left(e);
+    if (status == ACR_OK && e->request->confirm && !whole) {
+        status = confirm_winners(e, end);
+        *end = *end == ENGINE_COMPLETE ? ENGINE_CONFIRMED : *end;
+        return status;
+    }
     while (status == ACR_OK && (e->fold.flight_count > 0 || budget_left(e))) {
         if (stopped(e)) {
             *end = ENGINE_INTERRUPTED;
@@ -1096,6 +1224,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     e->started_s = monotonic_s();
     e->profiles = strcmp(request->definition->backend, "cuda") == 0 && !request->no_profiles;
     pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->progress, NULL);
     if (mkdir(request->folder, 0777) != 0 && access(request->folder, W_OK) != 0) {
         free(e);
         return acr__fail(ACR_IO, "%s: cannot be made", request->folder);
@@ -1110,6 +1239,7 @@ acr_status engine_run(const engine_request *request, engine_end *end)
     fold_free(&e->fold);
     surrogate_free(e->arms[ARM_SEARCH].surrogate);
     close_seats(e);
+    pthread_cond_destroy(&e->progress);
     pthread_mutex_destroy(&e->lock);
     folder_remove(request->folder);
     free(e);

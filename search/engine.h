@@ -14,6 +14,7 @@ typedef enum engine_end {
     ENGINE_INTERRUPTED, /* by a signal */
     ENGINE_PROPOSER,    /* the external proposer failed too often in a row */
     ENGINE_FOLDER,      /* of candidates has none that was not taken: whoever prepares them has its turn */
+    ENGINE_CONFIRMED,   /* what there was to confirm is, or is not, as was asked for; there is budget left */
     ENGINE_FAULT        /* the machine, not a candidate: see the status */
 } engine_end;
 
@@ -25,6 +26,7 @@ enum {
 typedef struct engine_request {
     definition *definition;
     bool resume;
+    bool confirm; /* propose and judge nothing more: what was found so far is confirmed */
     store *store;
     const char *tree;
     const char *folder;       /* for artefacts; made, and removed at the end */

@@ -14,8 +14,9 @@ typedef struct flight {
     artefact *artefact; /* NULL until it is prepared, or when a gate refused it */
     trial_result result;
     double prepare_s, judge_s;
-    int device;  /* that judged it; -1 = none */
-    bool judged; /* the result is whole */
+    int device;    /* that judged it; -1 = none */
+    bool prepared; /* as far as it comes without a device */
+    bool judged;   /* the result is whole */
 } flight;
 
 typedef struct arm_counts {

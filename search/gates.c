@@ -343,6 +343,7 @@ static judge_job job_of(const gates *g, judge_stage stage, const artefact *a)
                        .hidden_cases = s->hidden_cases,
                        .blocks = s->blocks,
                        .case_timeout_s = stage == STAGE_PERFORMANCE ? s->timing_timeout_s : s->case_timeout_s,
+                       .timing_timeout_s = s->timing_timeout_s,
                        .budget_s = 5.0,
                        .references = g->references,
                        .model_clock = s->clock == GATES_CLOCK_MODEL};
@@ -807,19 +808,37 @@ void gates_prepare(artefact **out, gates *g, const candidate *c, const char *tri
 
 /* ---- Judge ---- */
 
+/* References take time too, and small cases take none: by the number of them, not by the candidate. */
+static double correctness_timeout_s(const judge_job *job)
+{
+    const double cases =
+        (double)(job->visible_cases + job->hidden_cases) + (double)JUDGE_REQUESTS * (double)job->problem_count;
+    return job->case_timeout_s * cases;
+}
+
+static void take_cases(trial_result *result, const json_t *answer)
+{
+    if (!read_cases(result, json_object_get(answer, "cases"))) {
+        fail_trial(result, TRIAL_HARNESS_FAILED, "no memory for the cases");
+    }
+}
+
+static void take_timings(const gates *g, trial_result *result, const json_t *answer)
+{
+    if (result->status == TRIAL_VALID &&
+        (!read_timings(g, result, json_object_get(answer, "timings")) || !compare_overall(g, result, 1, NULL))) {
+        fail_trial(result, TRIAL_HARNESS_FAILED, "the child's timings are not whole");
+    }
+}
+
 static void judge_correctness(gates *g, const artefact *a, trial_result *result, const judge_job *job, const char *name)
 {
     result->gate = GATE_CORRECTNESS;
     const double start_s = monotonic_s();
-    /* References take time too, and small cases take none: by the number of them, not by the candidate. */
-    const double cases =
-        (double)(job->visible_cases + job->hidden_cases) + (double)JUDGE_REQUESTS * (double)job->problem_count;
-    json_t *answer = ask_child(g, job, a->folder, name, job->case_timeout_s * cases, result);
+    json_t *answer = ask_child(g, job, a->folder, name, correctness_timeout_s(job), result);
     if (answer) {
         read_end(result, answer);
-        if (!read_cases(result, json_object_get(answer, "cases"))) {
-            fail_trial(result, TRIAL_HARNESS_FAILED, "no memory for the cases");
-        }
+        take_cases(result, answer);
         json_decref(answer);
     }
     result->gate_s[GATE_CORRECTNESS] += monotonic_s() - start_s;
@@ -829,7 +848,8 @@ static void judge_correctness(gates *g, const artefact *a, trial_result *result,
 static json_t *ask_timing_child(gates *g, const artefact *a, trial_result *result, const judge_job *job,
                                 const char *name)
 {
-    const double timeout_s = g->setup.timing_timeout_s * (double)g->setup.problem_count;
+    const double timeout_s = g->setup.timing_timeout_s * (double)g->setup.problem_count +
+                             (job->stage == STAGE_JUDGEMENT ? correctness_timeout_s(job) : 0.0);
     int lock = -1;
     if (g->setup.clock == GATES_CLOCK_REAL && !g->launcher && /* a worker's judge locks its own */
         device_lock(&lock, g->backend, g->setup.device, g->setup.stop) != ACR_OK) {
@@ -851,13 +871,33 @@ static void judge_performance(gates *g, const artefact *a, trial_result *result,
     json_t *answer = ask_timing_child(g, a, result, job, name);
     if (answer) {
         read_end(result, answer);
-        if (result->status == TRIAL_VALID &&
-            (!read_timings(g, result, json_object_get(answer, "timings")) || !compare_overall(g, result, 1, NULL))) {
-            fail_trial(result, TRIAL_HARNESS_FAILED, "the child's timings are not whole");
-        }
+        take_timings(g, result, answer);
         json_decref(answer);
     }
     result->gate_s[GATE_PERFORMANCE] += monotonic_s() - start_s;
+}
+
+/* Correctness, then performance, in one process: on a GPU each process costs a start of the driver. */
+static void judge_both(gates *g, const artefact *a, trial_result *result, const judge_job *job)
+{
+    static const char timing[] = "timing "; /* where a child was that died there */
+    result->gate = GATE_CORRECTNESS;
+    const double start_s = monotonic_s();
+    double correctness_s = 0.0;
+    json_t *answer = ask_timing_child(g, a, result, job, "judgement");
+    if (answer) {
+        read_end(result, answer);
+        correctness_s = number_of(answer, "correctness_s");
+        take_cases(result, answer);
+        take_timings(g, result, answer);
+        json_decref(answer);
+    } else if (strncmp(result->detail, timing, sizeof timing - 1) == 0) {
+        result->gate = GATE_PLAUSIBILITY;
+    }
+    const double all_s = monotonic_s() - start_s;
+    const bool was_timed = result->gate > GATE_CORRECTNESS;
+    result->gate_s[GATE_CORRECTNESS] = was_timed ? fmin(correctness_s, all_s) : all_s;
+    result->gate_s[GATE_PERFORMANCE] = all_s - result->gate_s[GATE_CORRECTNESS];
 }
 
 /* Far ahead is looked at twice: the second look must see most of it, and is what counts. */
@@ -887,14 +927,20 @@ void gates_judge(gates *g, const artefact *a, trial_result *result)
         fail_trial(result, TRIAL_DUPLICATE, "the machine code and launch of an earlier trial");
         return;
     }
-    judge_job job = job_of(g, STAGE_CORRECTNESS, a);
-    judge_correctness(g, a, result, &job, "correctness");
-    if (result->status == TRIAL_VALID) {
-        job = job_of(g, STAGE_PERFORMANCE, a);
-        job.race = g->setup.race;
-        judge_performance(g, a, result, &job, "performance");
-        look_twice(g, a, result);
+    const bool at_once = a->backend == ACR__CUDA && !g->launcher && g->incumbent;
+    judge_job job = job_of(g, at_once ? STAGE_JUDGEMENT : STAGE_CORRECTNESS, a);
+    job.race = g->setup.race;
+    if (at_once) {
+        judge_both(g, a, result, &job);
+    } else {
+        judge_correctness(g, a, result, &job, "correctness");
+        if (result->status == TRIAL_VALID) {
+            job = job_of(g, STAGE_PERFORMANCE, a);
+            job.race = g->setup.race;
+            judge_performance(g, a, result, &job, "performance");
+        }
     }
+    look_twice(g, a, result);
 }
 
 void gates_run(gates *g, const candidate *c, const char *trial, trial_result *result)

@@ -13,6 +13,7 @@
 
 #include "base/exit_code.h"
 #include "base/json.h"
+#include "base/progress.h"
 #include "bench/interleave.h"
 #include "bench/timer.h"
 #include "build.h"
@@ -25,7 +26,7 @@
 
 /* ---- The job ---- */
 
-static const char *const stage_names[] = {"floors", "correctness", "performance", "profile", "probe"};
+static const char *const stage_names[] = {"floors", "correctness", "performance", "profile", "probe", "judgement"};
 
 json_t *judge_job_json(const judge_job *job)
 {
@@ -36,14 +37,15 @@ json_t *judge_job_json(const judge_job *job)
                                                   "memory_us", p->memory_us));
     }
     /* Seeds are 64 bits, JSON's integers are signed: the same bits. */
-    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:b, s:b, s:b}",
+    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:b, s:b, s:b}",
                      "stage", stage_names[job->stage], "backend", job->backend, "device", (int)job->device, "threads",
                      (int)job->threads, "candidate", job->candidate ? job->candidate : "", "incumbent",
                      job->incumbent ? job->incumbent : "", "problems", problems, "visible_seed",
                      (json_int_t)job->visible_seed, "hidden_seed", (json_int_t)job->hidden_seed, "visible_cases",
                      job->visible_cases, "hidden_cases", job->hidden_cases, "blocks", job->blocks, "case_timeout_s",
-                     job->case_timeout_s, "budget_s", job->budget_s, "references", job->references, "swapped",
-                     (int)job->swapped, "model_clock", (int)job->model_clock, "race", (int)job->race);
+                     job->case_timeout_s, "timing_timeout_s", job->timing_timeout_s, "budget_s", job->budget_s,
+                     "references", job->references, "swapped", (int)job->swapped, "model_clock", (int)job->model_clock,
+                     "race", (int)job->race);
 }
 
 static acr_status read_problems(judge_job *job, const json_t *problems)
@@ -79,14 +81,15 @@ static acr_status read_job(judge_job *job, const json_t *object)
     int device, threads, swapped, model_clock, race;
     json_int_t visible_seed, hidden_seed;
     json_error_t error;
-    if (json_unpack_ex((json_t *)(uintptr_t)object, &error, 0,
-                       "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:i, s:b, s:b, s:b}",
-                       "stage", &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate",
-                       &job->candidate, "incumbent", &job->incumbent, "problems", &problems, "visible_seed",
-                       &visible_seed, "hidden_seed", &hidden_seed, "visible_cases", &job->visible_cases, "hidden_cases",
-                       &job->hidden_cases, "blocks", &job->blocks, "case_timeout_s", &job->case_timeout_s, "budget_s",
-                       &job->budget_s, "references", &job->references, "swapped", &swapped, "model_clock", &model_clock,
-                       "race", &race) != 0) {
+    if (json_unpack_ex(
+            (json_t *)(uintptr_t)object, &error, 0,
+            "{s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:I, s:I, s:i, s:i, s:i, s:F, s:F, s:F, s:i, s:b, s:b, s:b}", "stage",
+            &stage, "backend", &job->backend, "device", &device, "threads", &threads, "candidate", &job->candidate,
+            "incumbent", &job->incumbent, "problems", &problems, "visible_seed", &visible_seed, "hidden_seed",
+            &hidden_seed, "visible_cases", &job->visible_cases, "hidden_cases", &job->hidden_cases, "blocks",
+            &job->blocks, "case_timeout_s", &job->case_timeout_s, "timing_timeout_s", &job->timing_timeout_s,
+            "budget_s", &job->budget_s, "references", &job->references, "swapped", &swapped, "model_clock",
+            &model_clock, "race", &race) != 0) {
         return acr__fail(ACR_FORMAT, "the job: %s", error.text);
     }
     job->device = device;
@@ -115,7 +118,8 @@ typedef struct session {
     json_t *cases, *timings, *floors;
     trial_status status;
     trial_gate gate;
-    bool slower_so_far; /* the candidate, on every problem that was timed */
+    bool slower_so_far;              /* the candidate, on every problem that was timed */
+    double started_s, correctness_s; /* STAGE_JUDGEMENT: how long the process took as far as that */
     char detail[1024];
 } session;
 
@@ -488,11 +492,17 @@ static acr_status judge_correctness(session *s)
 /* Every timed launch has inputs that no launch before it has had, an output of NaN and a workspace as it is given for
  * the first time. So whatever a kernel remembers, it never meets again. Of each sample one launch, drawn by chance, is
  * compared with what the incumbent computes of the same inputs; and a few, drawn by chance among the samples that
- * count, have inputs whose result the oracle knows, and are judged as strictly as any case. */
+ * count, have inputs whose result the oracle knows, and are judged as strictly as any case.
+ *
+ * A sample on a GPU is as many launches as take the incumbent TIMER_STRETCH_S, the same number of both kernels: what
+ * events resolve is then nothing beside it. It is several replays, since the inputs of one have to lie in L2 together;
+ * between them the device itself copies new inputs from a pool that it holds. */
 
 enum {
     SETS_MAX = 32,     /* of buffers on a GPU, one for each launch of a replay */
+    REPLAYS_MAX = 16,  /* of a sample on a GPU */
     LAUNCHES_MAX = 64, /* of a sample on a CPU */
+    POOL_GRANULE = 16, /* bytes: a GPU copies from such addresses at full speed */
     POOL_WINDOW = 1 << 20,
     ORACLE_LAUNCHES = TASK_TIMED - TASK_FIRST + 1 /* of a measurement; each has a reference of its own */
 };
@@ -500,13 +510,15 @@ enum {
 typedef struct timed_pair timed_pair;
 
 /* One kernel on one problem, ready to be timed. On a CPU a sample's launches have one set of buffers, and the sandbox's
- * clock; on a GPU each has its own, and a replay is timed by events. */
+ * clock; on a GPU each of a replay has its own, and the replay is timed by events. */
 typedef struct timed_kernel {
     timed_pair *pair;
     sandbox_slot slot;
     execution *sets[SETS_MAX];
-    int set_count, launches;      /* of a sample */
+    int set_count;
+    int launches;                 /* of a sample on a CPU, of a replay on a GPU */
     int turn;                     /* while recording */
+    int chosen;                   /* the set of the replay to come that is looked at; -1 = none */
     uint64_t drawn;               /* inputs so far */
     run_output forward[SETS_MAX]; /* of a backward problem: the o and lse that are in a set */
     acr__graph *repeated, *fresh;
@@ -518,7 +530,9 @@ struct timed_pair {
     reference *ref, *oracles[ORACLE_LAUNCHES];
     int64_t oracle_at[ORACLE_LAUNCHES]; /* the candidate's samples in which they are met */
     int64_t samples;                    /* of the candidate, so far */
+    int sets, replays;                  /* of a sample on a GPU, of both kernels; 0 = not known yet */
     unsigned char *pool;                /* of random numbers, from which inputs are cut */
+    void *device_pool;                  /* the same on a GPU; NULL = inputs are written by the host */
     size_t elem_bytes;
     execution *forward;                       /* of a backward problem: makes o and lse of drawn inputs; else NULL */
     double gradient_most[4], gradient_rms[4]; /* of the tolerances of a backward problem */
@@ -562,17 +576,37 @@ static acr_status make_pool(timed_pair *d)
     }
     input_fill(d->pool, &filled, INPUT_Q, 1, rows, INPUT_NORMAL, d->s->job.hidden_seed + STREAM_POOL,
                d->s->job.threads ? d->s->job.threads : 1);
-    return ACR_OK;
+    acr__backend_device *device = d->s->device;
+    if (device->device.backend == ACR__CPU) {
+        return ACR_OK;
+    }
+    const size_t bytes = (size_t)(rows * DIM) * d->elem_bytes;
+    acr_status status = device->backend->mem_alloc(device, bytes, &d->device_pool);
+    return status == ACR_OK ? device->backend->mem_upload(device, d->device_pool, d->pool, bytes) : status;
+}
+
+static void leave_device_pool(timed_pair *d)
+{
+    d->s->device->backend->mem_free(d->s->device, d->device_pool);
+    d->device_pool = NULL;
+}
+
+/* Where in the pool a launch's tensor begins, bytes. */
+static size_t drawn_offset(const timed_pair *d, input_tensor which, uint64_t counter)
+{
+    const uint64_t granule = d->device_pool ? POOL_GRANULE / d->elem_bytes : 1;
+    const uint64_t at = random_bits(d->s->job.hidden_seed, STREAM_POOL + (uint64_t)which, counter) % POOL_WINDOW;
+    return (size_t)(at / granule * granule) * d->elem_bytes;
 }
 
 /* The reference with the counter's inputs instead of its own; it judges nothing. Tensors are cut from anywhere in the
- * window, so there are 2^60 of them. */
+ * window: there are 2^60 triples of them, by granules 2^51 of two bytes an element and 2^48 of one. */
 static reference inputs_drawn(const timed_pair *d, uint64_t counter)
 {
     void *cut[INPUT_D_O + 1];
     reference fresh = *d->ref;
-    for (uint64_t i = 0; i <= INPUT_D_O; ++i) {
-        cut[i] = d->pool + random_bits(d->s->job.hidden_seed, STREAM_POOL + i, counter) % POOL_WINDOW * d->elem_bytes;
+    for (int i = 0; i <= INPUT_D_O; ++i) {
+        cut[i] = d->pool + drawn_offset(d, (input_tensor)i, counter);
     }
     fresh.buffers.q = cut[INPUT_Q];
     fresh.buffers.k = cut[INPUT_K];
@@ -602,11 +636,33 @@ static acr_status run_forward(timed_kernel *k, int set, reference *drawn)
     return status;
 }
 
+/* Written by the host. */
 static acr_status refresh(timed_kernel *k, int set, uint64_t counter)
 {
     reference fresh = inputs_drawn(k->pair, counter);
     const acr_status status = k->pair->forward ? run_forward(k, set, &fresh) : ACR_OK;
     return status == ACR_OK ? execution_renew(k->sets[set], &fresh) : status;
+}
+
+/* Copied by the device, enqueued on a stream. A kernel that changes the pool changes nothing but its own inputs: what
+ * it is compared with is made of the host's numbers. */
+static acr_status refresh_on_device(timed_kernel *k, int set, uint64_t counter, void *stream)
+{
+    const timed_pair *d = k->pair;
+    const unsigned char *pool = d->device_pool;
+    const void *sources[ACR__BUFFERS] = {NULL};
+    sources[ACR__Q] = pool + drawn_offset(d, INPUT_Q, counter);
+    sources[ACR__K] = pool + drawn_offset(d, INPUT_K, counter);
+    sources[ACR__V] = pool + drawn_offset(d, INPUT_V, counter);
+    acr_status status = ACR_OK;
+    if (d->forward) {
+        status = execution_renew_on_device(d->forward, sources, stream);
+        status = status == ACR_OK ? execution_enqueue(d->forward, stream) : status;
+        sources[ACR__D_O] = pool + drawn_offset(d, INPUT_D_O, counter);
+        sources[ACR__O] = execution_buffer(d->forward, ACR__O);
+        sources[ACR__LSE] = execution_buffer(d->forward, ACR__LSE);
+    }
+    return status == ACR_OK ? execution_renew_on_device(k->sets[set], sources, stream) : status;
 }
 
 /* What the oracle knows of the chosen launch of the sample to come; NULL = nothing. */
@@ -646,6 +702,33 @@ static void bound_gradients(timed_pair *d)
     }
 }
 
+/* Whether no element is off by more than `most`, where one is expected; adds the squares of the errors. */
+static bool elements_agree(double *square, acr_dtype dtype, const void *got, const void *expected, int64_t count,
+                           double most)
+{
+    enum {
+        CHUNK = 512
+    };
+    double found[CHUNK], wanted[CHUNK];
+    const size_t bytes = (size_t)acr__dtype_bytes(dtype);
+    bool agree = true;
+    for (int64_t at = 0; at < count && agree; at += CHUNK) {
+        const int64_t now = count - at < CHUNK ? count - at : CHUNK;
+        const size_t from = (size_t)at * bytes;
+        if (memcmp((const char *)got + from, (const char *)expected + from, (size_t)now * bytes) == 0) {
+            continue;
+        }
+        acr__load_elements(found, dtype, got, at, now);
+        acr__load_elements(wanted, dtype, expected, at, now);
+        for (int64_t i = 0; i < now; ++i) {
+            const double error = isnan(wanted[i]) ? 0 : fabs(found[i] - wanted[i]);
+            agree = agree && error <= most;
+            *square += error * error;
+        }
+    }
+    return agree;
+}
+
 /* Whether two gradients are of the same numbers. */
 static bool gradients_agree(const timed_pair *d, const run_output *got, const run_output *expected)
 {
@@ -654,13 +737,9 @@ static bool gradients_agree(const timed_pair *d, const run_output *got, const ru
     for (int i = 0; i < 4; ++i) {
         const int64_t elements = (int64_t)expected->grad_bytes[i] / acr__dtype_bytes(types[i]);
         double square = 0;
-        for (int64_t at = 0; at < elements; ++at) {
-            const double wanted = acr__load_element(types[i], expected->grads[i], at);
-            const double error = isnan(wanted) ? 0 : fabs(acr__load_element(types[i], got->grads[i], at) - wanted);
-            if (!(error <= SLACK * d->gradient_most[i])) {
-                return false;
-            }
-            square += error * error;
+        if (!elements_agree(&square, types[i], got->grads[i], expected->grads[i], elements,
+                            SLACK * d->gradient_most[i])) {
+            return false;
         }
         if (elements > 0 && !(sqrt(square / (double)elements) <= SLACK * d->gradient_rms[i])) {
             return false;
@@ -675,13 +754,8 @@ static bool outputs_agree(const timed_pair *d, const run_output *got, const run_
     const acr_problem *p = &d->problem->problem;
     const int64_t rows = d->ref->entries * p->q_heads * d->ref->q_rows;
     double square = 0;
-    for (int64_t i = 0; i < rows * p->v_dim; ++i) {
-        const double wanted = acr__load_element(p->out_dtype, expected->o, i);
-        const double error = isnan(wanted) ? 0 : fabs(acr__load_element(p->out_dtype, got->o, i) - wanted);
-        if (!(error <= SLACK * d->ref->tol_max)) {
-            return false;
-        }
-        square += error * error;
+    if (!elements_agree(&square, p->out_dtype, got->o, expected->o, rows * p->v_dim, SLACK * d->ref->tol_max)) {
+        return false;
     }
     for (int64_t i = 0; got->lse && i < rows; ++i) {
         const double wanted = expected->lse[i], value = got->lse[i];
@@ -729,11 +803,28 @@ static acr_status judge_launch(const timed_pair *d, int set, const reference *re
     return v.pass ? ACR_OK : end_trial(d->s, TRIAL_WRONG, "%s: while timed: %s", d->problem->text, v.failure);
 }
 
+/* What the incumbent was timed on: a candidate that changed the pool would choose that. On a CPU the host has written
+ * it. */
+static acr_status check_inputs(const timed_kernel *k, int set, uint64_t counter)
+{
+    const timed_pair *d = k->pair;
+    bool holds = true;
+    if (!d->device_pool) {
+        return ACR_OK;
+    }
+    const reference drawn = inputs_drawn(d, counter);
+    acr_status status = execution_holds_inputs(&holds, k->sets[set], &drawn);
+    return status == ACR_OK && !holds
+               ? end_trial(d->s, TRIAL_WRONG, "%s: inputs of the incumbent were changed while it was timed",
+                           d->problem->text)
+               : status;
+}
+
 /* Whatever is known of the chosen launch of a sample. */
 static acr_status check_launch(timed_kernel *k, int set, uint64_t counter, const reference *oracle)
 {
     if (k->slot != SANDBOX_CANDIDATE) {
-        return ACR_OK;
+        return check_inputs(k, set, counter);
     }
     return oracle ? judge_launch(k->pair, set, oracle) : compare_launch(k->pair, set, counter);
 }
@@ -766,14 +857,14 @@ static acr_status sample_repeated(void *arg, int count, double *seconds)
     return status;
 }
 
-static int chosen_launch(const timed_kernel *k)
+static int chosen_launch(const timed_kernel *k, int of)
 {
-    return (int)(random_bits(k->pair->s->job.hidden_seed, STREAM_CHOSEN, k->drawn) % (uint64_t)k->launches);
+    return (int)(random_bits(k->pair->s->job.hidden_seed, STREAM_CHOSEN, k->drawn) % (uint64_t)of);
 }
 
 static acr_status sample_calls(timed_kernel *k, double *seconds)
 {
-    const int chosen = chosen_launch(k);
+    const int chosen = chosen_launch(k, k->launches);
     const reference *oracle = oracle_of(k);
     double sum = 0, one = 0;
     acr_status status = ACR_OK;
@@ -796,24 +887,44 @@ static acr_status sample_calls(timed_kernel *k, double *seconds)
 static acr_status refresh_sets(void *arg, void *stream)
 {
     timed_kernel *k = arg;
-    const int chosen = chosen_launch(k);
     const reference *oracle = oracle_of(k);
     acr_status status = ACR_OK;
-    (void)stream;
     for (int i = 0; i < k->set_count && status == ACR_OK; ++i) {
-        status = i == chosen && oracle ? execution_renew(k->sets[i], oracle) : refresh(k, i, k->drawn + (uint64_t)i);
+        const uint64_t counter = k->drawn + (uint64_t)i;
+        status = i == k->chosen && oracle ? execution_renew(k->sets[i], oracle)
+                 : k->pair->device_pool   ? refresh_on_device(k, i, counter, stream)
+                                          : refresh(k, i, counter);
     }
     return status;
 }
 
-static acr_status sample_replay(timed_kernel *k, double *seconds)
+static acr_status sample_replays(timed_kernel *k, int replays, double *seconds)
 {
-    const int chosen = chosen_launch(k);
-    acr_status status = k->fresh->device->backend->timing->graph_time_prepared(k->fresh, refresh_sets, k, seconds);
-    if (status == ACR_OK) {
-        status = check_launch(k, chosen, k->drawn + (uint64_t)chosen, oracle_of(k));
+    const acr__timing *device = k->fresh->device->backend->timing;
+    const reference *oracle = oracle_of(k);
+    const int chosen = chosen_launch(k, replays * k->set_count);
+    double sum = 0, one = 0;
+    acr_status status = ACR_OK;
+    for (int i = 0; i < replays && status == ACR_OK; ++i) {
+        k->chosen = chosen / k->set_count == i ? chosen % k->set_count : -1;
+        status = device->graph_time_prepared(k->fresh, refresh_sets, k, &one);
+        if (status == ACR_OK && k->chosen >= 0) {
+            status = check_launch(k, k->chosen, k->drawn + (uint64_t)k->chosen, oracle);
+        }
+        sum += one;
+        k->drawn += (uint64_t)k->set_count;
     }
-    k->drawn += (uint64_t)k->set_count;
+    *seconds = sum / replays;
+    return status;
+}
+
+static acr_status take_fresh(timed_kernel *k, int replays, int count, double *seconds)
+{
+    acr_status status = ACR_OK;
+    for (int i = 0; i < count && status == ACR_OK; ++i) {
+        status = k->fresh ? sample_replays(k, replays, &seconds[i]) : sample_calls(k, &seconds[i]);
+        k->pair->samples += k->slot == SANDBOX_CANDIDATE;
+    }
     return status;
 }
 
@@ -821,12 +932,7 @@ static acr_status sample_replay(timed_kernel *k, double *seconds)
 static acr_status sample_fresh(void *arg, int count, double *seconds)
 {
     timed_kernel *k = arg;
-    acr_status status = ACR_OK;
-    for (int i = 0; i < count && status == ACR_OK; ++i) {
-        status = k->fresh ? sample_replay(k, &seconds[i]) : sample_calls(k, &seconds[i]);
-        k->pair->samples += k->slot == SANDBOX_CANDIDATE;
-    }
-    return status;
+    return take_fresh(k, k->pair->replays, count, seconds);
 }
 
 /* ---- Getting ready ---- */
@@ -868,19 +974,39 @@ static int sets_wanted(const timed_kernel *k, int launches)
     return (int)fmin(fmin(launches, fit), SETS_MAX);
 }
 
+/* Whether the device can copy inputs: tensors without gaps, those of a forward pass before a backward one, too. */
+static bool takes_device_inputs(const timed_pair *d, const execution *e)
+{
+    return execution_takes_device_inputs(e) && (!d->forward || execution_takes_device_inputs(d->forward));
+}
+
 static acr_status record_graphs(timed_kernel *k)
 {
     session *s = k->pair->s;
     work repeated = {s->device, execution_enqueue, k->sets[0]}, fresh = {s->device, enqueue_next, k};
     double ignored;
     acr_status status = timer_fill(&k->repeated, &ignored, record_work, &repeated, TIMER_STRETCH_S, 1);
-    const int wanted = status == ACR_OK ? sets_wanted(k, k->repeated->launches) : 1;
-    while (k->set_count < wanted && status == ACR_OK) {
-        status = execution_create_sibling(&k->sets[k->set_count], k->sets[0], k->pair->ref);
+    timed_pair *d = k->pair;
+    if (status == ACR_OK && d->device_pool && !takes_device_inputs(d, k->sets[0])) {
+        leave_device_pool(d);
+    }
+    if (status == ACR_OK && d->sets == 0) { /* the incumbent's pace is that of both */
+        d->sets = sets_wanted(k, k->repeated->launches);
+        d->replays = (k->repeated->launches + d->sets - 1) / d->sets;
+        d->replays = !d->device_pool            ? 1 /* the host would write all of them */
+                     : d->replays < REPLAYS_MAX ? d->replays
+                                                : REPLAYS_MAX;
+    }
+    while (k->set_count < d->sets && status == ACR_OK) {
+        status = execution_create_sibling(&k->sets[k->set_count], k->sets[0], d->ref);
         k->set_count += status == ACR_OK;
     }
     k->launches = k->set_count;
-    return status == ACR_OK ? record_work(&k->fresh, &fresh, k->launches) : status;
+    if (status == ACR_OK) {
+        status = record_work(&k->fresh, &fresh, k->launches);
+    }
+    /* What a driver does at a graph's first launch alone it shall not have to do behind a closed stream. */
+    return status == ACR_OK ? s->device->backend->timing->graph_time(k->fresh, 1, &ignored) : status;
 }
 
 /* As many calls as fill a stretch. */
@@ -956,10 +1082,10 @@ static acr_status make_pair(timed_pair *d, session *s, size_t problem)
         status = make_pool(d);
     }
     if (status == ACR_OK) {
-        status = make_timed(&d->candidate, d, SANDBOX_CANDIDATE, &s->candidate.kernel);
+        status = make_timed(&d->incumbent, d, SANDBOX_INCUMBENT, &s->incumbent.kernel);
     }
     if (status == ACR_OK) {
-        status = make_timed(&d->incumbent, d, SANDBOX_INCUMBENT, &s->incumbent.kernel);
+        status = make_timed(&d->candidate, d, SANDBOX_CANDIDATE, &s->candidate.kernel);
     }
     return status == ACR_OK ? ACR_OK : end_with(s, status, "timing");
 }
@@ -982,6 +1108,9 @@ static void free_pair(timed_pair *d)
     for (int i = 0; i < ORACLE_LAUNCHES; ++i) {
         reference_destroy(d->oracles[i]);
     }
+    if (d->device_pool) {
+        leave_device_pool(d);
+    }
     free(d->pool);
 }
 
@@ -1002,7 +1131,7 @@ static acr_status measure_paces(paces *out, timed_kernel *k)
     for (int i = 0; i < TURNS; ++i) {
         acr_status status = sample_repeated(k, SLOT, &repeated[i * SLOT]);
         if (status == ACR_OK) {
-            status = sample_fresh(k, SLOT, &fresh[i * SLOT]);
+            status = take_fresh(k, 1, SLOT, &fresh[i * SLOT]);
         }
         if (status != ACR_OK) {
             return status;
@@ -1016,15 +1145,15 @@ static acr_status measure_paces(paces *out, timed_kernel *k)
 /* Whether the candidate gains more than the incumbent when inputs repeat: it remembers results. What is timed later has
  * nothing to remember, so this refuses what would only be slow there. Caches make a difference too, to both. Noise must
  * not look like it, so it must show three times. */
-static acr_status check_memory(timed_pair *d)
+static acr_status check_memory(timed_pair *d, paces ours)
 {
     enum {
         LOOKS = 3
     };
     static const double GAIN = 1.4;
-    paces ours = {0, 0}, theirs;
+    paces theirs;
     for (int i = 0; i < LOOKS; ++i) {
-        acr_status status = measure_paces(&ours, &d->candidate);
+        acr_status status = i == 0 ? ACR_OK : measure_paces(&ours, &d->candidate);
         if (status == ACR_OK) {
             status = measure_paces(&theirs, &d->incumbent);
         }
@@ -1041,17 +1170,16 @@ static acr_status check_memory(timed_pair *d)
                      d->problem->text, ours.repeated_us, ours.fresh_us);
 }
 
-static acr_status check_floor(timed_pair *d)
+static acr_status check_floor(timed_pair *d, paces *ours)
 {
     static const double UNDER = 0.9;
-    paces p;
-    acr_status status = measure_paces(&p, &d->candidate);
+    acr_status status = measure_paces(ours, &d->candidate);
     if (status != ACR_OK) {
         return end_with(d->s, status, d->problem->text);
     }
-    if (!(p.repeated_us >= UNDER * d->problem->floor_us)) {
-        return end_trial(d->s, TRIAL_IMPLAUSIBLE, "%s: %.3f us, the floor is %.3f us", d->problem->text, p.repeated_us,
-                         d->problem->floor_us);
+    if (!(ours->repeated_us >= UNDER * d->problem->floor_us)) {
+        return end_trial(d->s, TRIAL_IMPLAUSIBLE, "%s: %.3f us, the floor is %.3f us", d->problem->text,
+                         ours->repeated_us, d->problem->floor_us);
     }
     return ACR_OK;
 }
@@ -1131,14 +1259,15 @@ static acr_status time_pair(timed_pair *d, uint64_t seed)
 static acr_status time_problem(session *s, size_t problem)
 {
     timed_pair d;
+    paces ours = {0, 0};
     s->gate = GATE_PLAUSIBILITY;
     acr_status status = make_pair(&d, s, problem);
     if (status == ACR_OK) {
         announce(s, "timing", &d.problem->problem);
-        status = check_floor(&d);
+        status = check_floor(&d, &ours);
     }
     if (status == ACR_OK) {
-        status = check_memory(&d);
+        status = check_memory(&d, ours);
     }
     if (status == ACR_OK) {
         s->gate = GATE_PERFORMANCE;
@@ -1203,6 +1332,14 @@ static acr_status judge_performance(session *s)
     return status;
 }
 
+static acr_status judge_both(session *s)
+{
+    acr_status status = judge_correctness(s);
+    s->correctness_s = monotonic_s() - s->started_s;
+    s->job.case_timeout_s = s->job.timing_timeout_s;
+    return status == ACR_OK ? judge_performance(s) : status;
+}
+
 /* ---- Profile ---- */
 
 /* The launches of one problem; a profiler takes the last. */
@@ -1246,6 +1383,12 @@ static void call_in_turn(void *user, size_t count, acr_task task, void *task_arg
     }
 }
 
+/* Whether the incumbent is there, too. */
+static bool is_timed(const session *s)
+{
+    return s->job.stage == STAGE_PERFORMANCE || s->job.stage == STAGE_JUDGEMENT;
+}
+
 static acr_status open_context(session *s)
 {
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
@@ -1287,7 +1430,7 @@ static acr_status load_sides(session *s)
         return end_trial(s, status == ACR_IO ? TRIAL_HARNESS_FAILED : TRIAL_UNSUPPORTED, "%s", acr_last_error());
     }
     status = open_sandbox(s, SANDBOX_CANDIDATE, &s->candidate, sandbox_run_candidate);
-    if (status == ACR_OK && s->job.stage == STAGE_PERFORMANCE) {
+    if (status == ACR_OK && is_timed(s)) {
         status = build_load(&s->incumbent, LOADED_INCUMBENT, s->job.incumbent, &s->device->device);
         if (status == ACR_OK) {
             status = open_sandbox(s, SANDBOX_INCUMBENT, &s->incumbent, sandbox_run_incumbent);
@@ -1306,10 +1449,10 @@ static acr_status probe(session *s)
 
 static void do_stage(session *s)
 {
-    static const trial_gate first_gates[] = {GATE_PERFORMANCE, GATE_CORRECTNESS, GATE_PLAUSIBILITY, GATE_PROFILE,
-                                             GATE_CORRECTNESS};
-    static acr_status (*const stages[])(session *) = {find_floors, judge_correctness, judge_performance,
-                                                      launch_for_profile, probe};
+    static const trial_gate first_gates[] = {GATE_PERFORMANCE, GATE_CORRECTNESS, GATE_PLAUSIBILITY,
+                                             GATE_PROFILE,     GATE_CORRECTNESS, GATE_CORRECTNESS};
+    static acr_status (*const stages[])(session *) = {
+        find_floors, judge_correctness, judge_performance, launch_for_profile, probe, judge_both};
     const bool wants_kernels = s->job.stage != STAGE_FLOORS && s->job.stage != STAGE_PROBE;
     s->gate = first_gates[s->job.stage];
     acr_status status = open_context(s);
@@ -1342,9 +1485,9 @@ static json_t *result_json(const session *s, const char *detail)
 {
     char key[WISDOM_DEVICE_MAX];
     device_key(key, s);
-    return json_pack("{s:s, s:s, s:s, s:s, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
-                     trial_gate_name(s->gate), "detail", detail, "device", key, "cases", s->cases, "timings",
-                     s->timings, "floors_us", s->floors);
+    return json_pack("{s:s, s:s, s:s, s:s, s:f, s:O, s:O, s:O}", "status", trial_status_name(s->status), "gate",
+                     trial_gate_name(s->gate), "detail", detail, "device", key, "correctness_s", s->correctness_s,
+                     "cases", s->cases, "timings", s->timings, "floors_us", s->floors);
 }
 
 static bool write_result(const session *s, int file)
@@ -1372,6 +1515,7 @@ int judge_run(const char *job_path, const char *result_path)
         return EXIT_BAD_INPUT;
     }
     s.status = TRIAL_VALID;
+    s.started_s = monotonic_s();
     s.slower_so_far = true;
     s.cases = json_array();
     s.timings = json_array();

@@ -20,7 +20,8 @@ typedef enum judge_stage {
     STAGE_CORRECTNESS, /* cases against the reference */
     STAGE_PERFORMANCE, /* plausibility, then interleaved with the incumbent */
     STAGE_PROFILE,     /* launches for a profiler to look at */
-    STAGE_PROBE        /* nothing: is there a device? */
+    STAGE_PROBE,       /* nothing: is there a device? */
+    STAGE_JUDGEMENT    /* cuda: correctness and performance, with one start of the driver */
 } judge_stage;
 
 typedef struct judge_job {
@@ -33,7 +34,7 @@ typedef struct judge_job {
     size_t problem_count;
     uint64_t visible_seed, hidden_seed;
     int visible_cases, hidden_cases, blocks;
-    double case_timeout_s, budget_s;
+    double case_timeout_s, timing_timeout_s, budget_s;
     int references; /* a descriptor of references that need not be made (reference_cache.h); 0 = none */
     bool swapped;   /* the candidate takes the incumbent's place in the blocks */
     bool model_clock;

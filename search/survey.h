@@ -27,7 +27,9 @@ typedef struct survey_item {
     bool ranked;         /* false: a measured problem that is only a neighbour */
     bool measured;       /* time_us is; else it is the cost model's estimate */
     char kernel[WISDOM_KERNEL_MAX];
-    double time_us;       /* of the fastest kernel; NaN = none runs it, and it is never a neighbour */
+    char planned[WISDOM_KERNEL_MAX]; /* what the cost models would choose; "" = nothing */
+    double planned_us;               /* its time where it was measured here, else NaN */
+    double time_us;                  /* of the fastest kernel; NaN = none runs it, and it is never a neighbour */
     double attainable_us; /* what nobody is known to beat: a launch, and the floor at SURVEY_SUSTAINED of its rate */
     char peer[32];
     double peer_us; /* of the fastest peer; NaN = not known */

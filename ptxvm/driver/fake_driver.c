@@ -75,6 +75,7 @@ typedef struct object {
     char name[160];          /* KERNEL */
     ptxvm_needs needs;       /* KERNEL of a program */
     int dynamic_bytes_limit; /* KERNEL */
+    double at_us;            /* EVENT */
 } object;
 
 typedef struct settings {
@@ -87,6 +88,7 @@ typedef struct settings {
     int sms;                    /* 0 = the model's */
     uint64_t seed;
     int eager;
+    long launch_us, host_us; /* the clock's; launch_us 0 = there is none */
     ptxvm_races check_races;
     int races;      /* found in the present launch */
     CUresult fault; /* of a launch: every later call returns it */
@@ -148,6 +150,8 @@ static void set_up_from_environment(void)
     set.sms = (int)number_from_environment("FAKE_CUDA_SMS", 0);
     set.seed = (uint64_t)number_from_environment("FAKE_CUDA_SEED", 1);
     set.eager = number_from_environment("FAKE_CUDA_EAGER", 0) != 0;
+    set.launch_us = number_from_environment("FAKE_CUDA_LAUNCH_US", 0);
+    set.host_us = number_from_environment("FAKE_CUDA_HOST_US", 0);
     set.check_races = (ptxvm_races)number_from_environment("FAKE_CUDA_RACES", PTXVM_RACES_OFF);
 }
 
@@ -185,6 +189,15 @@ SETTER(fake_cuda_set_driver_version, int, set.version = to)
 SETTER(fake_cuda_set_devices, int, set.devices = to)
 SETTER(fake_cuda_set_arch, int, set.model = model_of(to))
 SETTER(fake_cuda_set_sms, int, set.sms = to)
+
+void fake_cuda_set_clock(long launch_us, long host_us)
+{
+    lock_state();
+    set.launch_us = launch_us;
+    set.host_us = host_us;
+    unlock_state();
+}
+
 SETTER(fake_cuda_hide_entry, const char *, copy_text(set.hidden, sizeof set.hidden, to))
 SETTER(fake_cuda_fail_nth_call, long, set.fail_call = to)
 SETTER(fake_cuda_fail_nth_alloc, long, set.fail_alloc = to)
@@ -973,6 +986,34 @@ static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t by
     return finish(result);
 }
 
+static CUresult fake_MemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    CUdeviceptr address = 0;
+    (void)flags;
+    const CUresult result = fake_MemAlloc(&address, bytes);
+    *out = (void *)(uintptr_t)address;
+    return result;
+}
+
+static CUresult fake_MemFreeHost(void *memory)
+{
+    return fake_MemFree((CUdeviceptr)(uintptr_t)memory);
+}
+
+static CUresult fake_MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    CUresult result = begin("cuMemcpyDtoDAsync");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    unsigned char *memory = find_memory(to, bytes);
+    const unsigned char *source = find_memory(from, bytes);
+    if (result == CUDA_SUCCESS && (memory == NULL || source == NULL))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS)
+        memmove(memory, source, bytes);
+    return finish(result);
+}
+
 static CUresult fake_MemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     CUresult result = begin("cuMemcpyDtoHAsync");
@@ -1024,6 +1065,24 @@ static CUresult fake_Memcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
     for (size_t i = 0; i < copy->Height; i++)
         memcpy(to + i * copy->dstPitch, from + i * copy->srcPitch, copy->WidthInBytes);
     return finish(result);
+}
+
+/* ---- The clock ---- */
+
+/* Of an idle device that works off one stream: a replay begins when the host has queued it, which takes the host 0 to
+ * set.host_us behind the event before, and each step takes set.launch_us. Behind a closed gate all is queued before any
+ * of it begins. */
+static double now_us;
+static uint64_t pauses;
+static const volatile cuuint32_t *gate; /* the last that was waited for */
+static cuuint32_t gate_opens_at;
+
+static void pass_time(int steps)
+{
+    const int is_closed = gate != NULL && *gate != gate_opens_at;
+    pauses = pauses * 6364136223846793005u + 1442695040888963407u;
+    now_us +=
+        (double)set.launch_us * steps + (is_closed ? 0.0 : (double)set.host_us * ((double)(pauses >> 40) * 0x1p-24));
 }
 
 /* ---- Entries: streams, graphs, events ---- */
@@ -1090,6 +1149,25 @@ static CUresult fake_StreamSynchronize(CUstream stream)
         result = need_stream(stream);
     if (result == CUDA_SUCCESS && is_capturing(stream))
         result = misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (gate != NULL && *gate != gate_opens_at)
+        result = misuse(CUDA_ERROR_LAUNCH_TIMEOUT); /* a real one would never return */
+    gate = NULL;
+    return finish(result);
+}
+
+/* Nothing waits here: what follows happens at once, but on the clock it happens together, once the word is written. */
+static CUresult fake_StreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags)
+{
+    CUresult result = begin("cuStreamWaitValue32");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    const unsigned char *memory = find_memory(address, sizeof value);
+    if (result == CUDA_SUCCESS && (memory == NULL || flags != CU_STREAM_WAIT_VALUE_EQ || is_capturing(stream)))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) {
+        gate = (const volatile cuuint32_t *)(const void *)memory;
+        gate_opens_at = value;
+    }
     return finish(result);
 }
 
@@ -1176,6 +1254,7 @@ static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
     const recording *steps = ((object *)(void *)exec)->steps;
     for (int i = 0; i < steps->count && result == CUDA_SUCCESS && set.fault == CUDA_SUCCESS; i++)
         result = replay(&steps->steps[i]);
+    pass_time(steps->count);
     return finish(result);
 }
 
@@ -1200,6 +1279,8 @@ static CUresult fake_EventRecord(CUevent event, CUstream stream)
     CUresult result = begin("cuEventRecord");
     if (result == CUDA_SUCCESS)
         result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS)
+        ((object *)(void *)event)->at_us = now_us;
     return finish(result);
 }
 
@@ -1212,14 +1293,16 @@ static CUresult fake_StreamWaitEvent(CUstream stream, CUevent event, unsigned fl
     return finish(result);
 }
 
-/* Every replay takes one millisecond. */
+/* Every replay takes one millisecond, unless there is a clock. */
 static CUresult fake_EventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
     CUresult result = begin("cuEventElapsedTime");
     if (result == CUDA_SUCCESS && (!is_alive(start, EVENT) || !is_alive(end, EVENT)))
         result = misuse(CUDA_ERROR_INVALID_HANDLE);
     if (result == CUDA_SUCCESS)
-        *milliseconds = 1.0f;
+        *milliseconds = set.launch_us > 0
+                            ? (float)(1e-3 * (((object *)(void *)end)->at_us - ((object *)(void *)start)->at_us))
+                            : 1.0f;
     return finish(result);
 }
 

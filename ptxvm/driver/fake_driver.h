@@ -11,7 +11,7 @@
  *     FAKE_CUDA_ENDLESS=cuCtxSynchronize   (a call that never returns)
  *     FAKE_CUDA_FAIL_CALL=7            FAKE_CUDA_FAIL_ALLOC=2    FAKE_CUDA_SMS=2
  *     FAKE_CUDA_EXECUTE=build/images   FAKE_CUDA_SEED=7          FAKE_CUDA_EAGER=1
- *     FAKE_CUDA_RACES=1
+ *     FAKE_CUDA_RACES=1                FAKE_CUDA_LAUNCH_US=5     FAKE_CUDA_HOST_US=10
  *
  * All functions may be called from any thread. Copies, fills and launches happen at once; fills and launches on a
  * capturing stream happen with each replay. */
@@ -32,6 +32,9 @@ void fake_cuda_set_sms(int count); /* of the GPU shown; behind set_arch */
 /* Executes launches from now on: the folder holds the images and their PTX. The seed orders warps and asynchronous
  * work; eager: asynchronous work happens at once, not as late as it may. NULL = launches nothing, the default. */
 void fake_cuda_set_execute(const char *folder, uint64_t seed, int eager);
+/* A clock for events: so many microseconds a launch of a graph, and where the device waits for the host to queue a
+ * replay, 0 to host_us besides, by chance. launch_us 0 = every replay takes one millisecond, the default. */
+void fake_cuda_set_clock(long launch_us, long host_us);
 void fake_cuda_hide_entry(const char *name); /* cuGetProcAddress does not find it; NULL = none hidden */
 
 /* Faults. n counts from 1 = the next such call; 0 = never. Each happens once. */

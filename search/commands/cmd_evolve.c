@@ -42,6 +42,9 @@ enum {
     ID_ALL,
     ID_GPU,
     ID_RESULTS,
+    ID_MEASURE,
+    ID_CONFIRM,
+    ID_TRY,
     ID_TOP,
     ID_INTO,
     ID_TREE,
@@ -56,8 +59,10 @@ static const option_spec options[OPTIONS_MAX] = {
     {'s', "seed", "N", "of the proposals: the same seed proposes the same trials; default 1"},
     {ID_STORE, "store", "FILE", "the run's file; default evolve.db"},
     {ID_RESUME, "resume", NULL, "go on with the run in --store; everything else about it is in there"},
+    {ID_CONFIRM, "confirm", NULL, "with --resume: propose nothing more, confirm what the run has found so far"},
     {ID_FROM, "from", "KERNEL",
      "start from this kernel and beat it: a name, or 'family arch NAME=value...'; default: the table's fastest"},
+    {ID_TRY, "try", "SET", "begin with this set, 'family arch NAME=value...', in both arms; again: several"},
     {ID_FAMILY, "family", "PATTERN", "search in these families only ('fwd_mma', 'fwd_*'); default: all that can"},
     {ID_PROPOSER, "proposer", "COMMAND",
      "ask this program for each trial (docs/manual/evolve.md); default: the built-in one"},
@@ -78,6 +83,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_ALL, "all", NULL, "with --survey: all of them, not ten"},
     {ID_GPU, "gpu", "NAME", "with --survey: for a GPU that is not here (`acromion roofline --gpu help`)"},
     {ID_RESULTS, "results", "FILE", "with --survey: times and peers as bench wrote them; else the cost models' word"},
+    {ID_MEASURE, "measure", "T", "with --survey: time the kernels of each problem here, for so long in all"},
     {ID_INTO, "into", "DIR",
      "with --survey: search by rank for --time in all, a store for each problem in this folder"},
     {ID_TOP, "top", "N", "with --into: so many problems at most; default 10"},
@@ -95,18 +101,20 @@ static const option_spec options[OPTIONS_MAX] = {
 typedef struct request {
     definition definition; /* what of it the options say */
     bool fixed;            /* an option that is fixed when a run begins was given */
-    bool resume, peers, no_profiles;
+    bool resume, confirm, peers, no_profiles;
     int gpus, workers; /* workers 0: not said */
     bool survey, retrospect, all;
     const gpu_model *gpu;
     const char *results, *into;
     int top;
     const char *store, *from, *insights, *python_path, *tree, *launcher;
-    double time_s, proposer_timeout_s;
+    double time_s, measure_s, proposer_timeout_s;
 } request;
 
 static const option_field fields[OPTIONS_MAX] = {
     {ID_TIME, OPTION_TIME, offsetof(request, time_s)},
+    {ID_MEASURE, OPTION_TIME, offsetof(request, measure_s)},
+    {ID_CONFIRM, OPTION_FLAG, offsetof(request, confirm)},
     {ID_PROPOSER_TIMEOUT, OPTION_TIME, offsetof(request, proposer_timeout_s)},
     {ID_RESUME, OPTION_FLAG, offsetof(request, resume)},
     {ID_STORE, OPTION_TEXT, offsetof(request, store)},
@@ -198,6 +206,13 @@ static bool take_definition(request *r, int id, const char *value)
         return true;
     case ID_FROM:
         r->from = value;
+        return true;
+    case ID_TRY:
+        if (!definition_add_try(d, value)) {
+            fprintf(stderr, "acromion: --try: no ';', and all of them together shorter than %d characters\n",
+                    DEFINITION_TEXT_MAX);
+            return false;
+        }
         return true;
     case ID_FAMILY:
         return take_text("family", value, d->families, sizeof d->families);
@@ -506,6 +521,7 @@ static int run(request *r, const common_options *common, const char *tree, store
     const engine_request wanted = {
         .definition = &r->definition,
         .resume = r->resume,
+        .confirm = r->confirm,
         .store = s,
         .tree = tree,
         .folder = folder,
@@ -543,6 +559,7 @@ static int survey(const request *r, const common_options *common, int argc, char
     const char *wrong = r->resume                      ? "--resume is for one run; a survey goes on by itself"
                         : spends && !(r->time_s > 0.0) ? "--into needs --time, which is what is spent"
                         : spends && (r->gpu != NULL)   ? "--into searches here, --gpu asks for a GPU that is not here"
+                        : r->gpu && r->measure_s > 0.0 ? "--measure times here, --gpu asks for a GPU that is not here"
                         : !spends && r->time_s > 0.0   ? "--time is spent on searches: --into DIR says where to"
                         : spends && common->json       ? "--into prints its searches: no --json"
                                                        : NULL;
@@ -552,6 +569,7 @@ static int survey(const request *r, const common_options *common, int argc, char
     }
     const survey_request wanted = {.common = common,
                                    .gpu = r->gpu,
+                                   .measure_s = r->measure_s,
                                    .results = r->results,
                                    .all = r->all,
                                    .top = r->top,
@@ -615,9 +633,13 @@ int cmd_evolve(int argc, char **argv)
     if (r.survey) {
         return survey(&r, &common, argc, argv, first);
     }
-    if (r.all || r.gpu || r.results || r.into) {
-        fprintf(stderr, "acromion evolve: --all, --gpu, --results and --into belong to --survey, --gpu to "
+    if (r.all || r.gpu || r.results || r.into || r.measure_s > 0.0) {
+        fprintf(stderr, "acromion evolve: --all, --gpu, --results, --measure and --into belong to --survey, --gpu to "
                         "--retrospect, too\n");
+        return EXIT_USAGE;
+    }
+    if (r.confirm && !r.resume) {
+        fprintf(stderr, "acromion evolve: --confirm belongs to --resume: a new run has found nothing yet\n");
         return EXIT_USAGE;
     }
     if (r.resume && (r.fixed || first < argc)) {

@@ -15,6 +15,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "commands/commands.h"
+#include "machine/device_lock.h"
 #include "machine/roofline.h"
 #include "search/survey.h"
 
@@ -56,8 +57,9 @@ static void describe(survey_item *item, const acr__device *device)
     floor_of(&f, &m, &item->problem, &work);
     item->attainable_us = 1e6 * (m.launch_s + f.warm_s / SURVEY_SUSTAINED);
     item->time_us = kernel ? 1e6 * kernel->cost(&item->problem, device) : NAN;
-    item->peer_us = NAN;
+    item->peer_us = item->planned_us = NAN;
     snprintf(item->kernel, sizeof item->kernel, "%s", kernel ? kernel->name : "");
+    snprintf(item->planned, sizeof item->planned, "%s", item->kernel);
 }
 
 static int make_items(survey_item **items, size_t *count, const survey_request *r, const acr__device *device)
@@ -80,6 +82,54 @@ static int make_items(survey_item **items, size_t *count, const survey_request *
     }
     problems_free(&problems);
     return *items ? EXIT_DONE : report_failure(acr__fail(ACR_NO_MEMORY, "no memory for a survey"), "survey");
+}
+
+/* The kernels that the cost models like best, side by side in streams of launches: a few hundredths of a second a
+ * problem. What cannot be measured keeps its estimate. */
+static void measure_item(survey_item *item, acr_ctx *ctx)
+{
+    enum {
+        TIMED = 6
+    };
+    acr__surveyed seen[TIMED];
+    int count = 0;
+    if (acr__survey(seen, TIMED, &count, ctx, &item->problem) != ACR_OK) {
+        fprintf(stderr, "acromion evolve: survey: %s: not measured: %s\n", item->text, acr_last_error());
+        return;
+    }
+    for (int i = 0; i < count; ++i) {
+        const double us = 1e6 * seen[i].median_s;
+        if (strcmp(seen[i].kernel->name, item->planned) == 0) {
+            item->planned_us = us;
+        }
+        if (!item->measured || us < item->time_us) {
+            item->measured = true;
+            item->time_us = us;
+            snprintf(item->kernel, sizeof item->kernel, "%s", seen[i].kernel->name);
+        }
+    }
+}
+
+/* In the order of expectation, so that a time that ends too early is spent where it counts. */
+static void measure_items(survey_item *items, size_t count, const survey_request *r, acr_ctx *ctx)
+{
+    int lock = -1;
+    if (device_lock(&lock, acr__ctx_backend_device(ctx)->backend->name, r->common->device, r->stop) != ACR_OK) {
+        fprintf(stderr, "acromion evolve: survey: nothing is measured: %s\n", acr_last_error());
+        return;
+    }
+    const double start_s = monotonic_s();
+    survey_rank(items, count);
+    for (size_t i = 0; i < count && *r->stop == 0; ++i) {
+        if (monotonic_s() - start_s > r->measure_s) {
+            fprintf(stderr, "acromion evolve: survey: %zu of %zu problems are measured, the time is up\n", i, count);
+            break;
+        }
+        if (items[i].kernel[0]) {
+            measure_item(&items[i], ctx);
+        }
+    }
+    device_unlock(lock);
 }
 
 static int take_results(survey_item **items, size_t *count, const char *path, const acr__device *device)
@@ -146,13 +196,15 @@ static json_t *items_json(const survey_item *items, size_t ranked)
     json_t *list = json_array();
     for (size_t i = 0; i < ranked; ++i) {
         const survey_item *s = &items[i];
-        json_array_append_new(
-            list, json_pack("{s:I, s:s, s:f, s:s, s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:s}", "rank", (json_int_t)i + 1,
-                            "problem", s->text, "gain", s->gain, "reason", survey_reason_text(s->reason), "kernel",
-                            s->kernel, "time_us", json_number_or_null(s->time_us), "measured", (int)s->measured,
-                            "attainable_us", json_number_or_null(s->attainable_us), "to_roofline",
-                            json_number_or_null(s->to_roofline), "to_neighbours", json_number_or_null(s->to_neighbours),
-                            "to_peer", json_number_or_null(s->to_peer), "peer", s->peer));
+        json_array_append_new(list, json_pack("{s:I, s:s, s:f, s:s, s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:s, s:s, s:o}",
+                                              "rank", (json_int_t)i + 1, "problem", s->text, "gain", s->gain, "reason",
+                                              survey_reason_text(s->reason), "kernel", s->kernel, "time_us",
+                                              json_number_or_null(s->time_us), "measured", (int)s->measured,
+                                              "attainable_us", json_number_or_null(s->attainable_us), "to_roofline",
+                                              json_number_or_null(s->to_roofline), "to_neighbours",
+                                              json_number_or_null(s->to_neighbours), "to_peer",
+                                              json_number_or_null(s->to_peer), "peer", s->peer, "planned", s->planned,
+                                              "planned_us", json_number_or_null(s->planned_us)));
     }
     return list;
 }
@@ -165,8 +217,8 @@ static bool is_own(const char *word, bool *has_value)
     static const struct {
         const char *name;
         bool value;
-    } own[] = {{"--survey", false}, {"--all", false}, {"--json", false}, {"--gpu", true},
-               {"--results", true}, {"--top", true},  {"--into", true},  {"--time", true}};
+    } own[] = {{"--survey", false}, {"--all", false}, {"--json", false}, {"--gpu", true}, {"--results", true},
+               {"--measure", true}, {"--top", true},  {"--into", true},  {"--time", true}};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; ++i) {
         const size_t length = strlen(own[i].name);
         if (strncmp(word, own[i].name, length) == 0 && (word[length] == '\0' || word[length] == '=')) {
@@ -270,8 +322,11 @@ int evolve_survey(const survey_request *r)
         return exit_code;
     }
     const acr__device device = r->gpu ? r->gpu->device : acr__ctx_backend_device(ctx)->device;
-    acr_ctx_destroy(ctx);
     exit_code = make_items(&items, &count, r, &device);
+    if (exit_code == EXIT_DONE && r->measure_s > 0.0) {
+        measure_items(items, count, r, ctx);
+    }
+    acr_ctx_destroy(ctx); /* before searches, which time on the same device */
     if (exit_code == EXIT_DONE && r->results) {
         exit_code = take_results(&items, &count, r->results, &device);
     }

@@ -11,6 +11,7 @@
 typedef struct survey_request {
     const common_options *common;
     const gpu_model *gpu; /* rank for this GPU instead of the device that is here; NULL = that */
+    double measure_s;     /* time the kernels of each problem here, for so long in all; 0 = do not */
     const char *results;  /* a file of bench records; NULL = estimates only */
     bool all;             /* every problem on a line, not the first ten */
     int top;              /* so many are searched */

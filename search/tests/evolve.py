@@ -31,6 +31,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBLEM = "f32:b1:h2:s32:d32"
 BASE = ["--backend", "cpu", "--clock", "model", "--cases", "1", "--threads", "2"]
 UNFINISHED = 7
+# A start, and what the model's clock tells from it.
+SLOW = "fwd_row portable DTYPE=ACR_F32 DIM=1024 Q_TILE=1 KV_TILE=8"
+QUICK = {"family": "fwd_simd", "arch": "portable", "rationale": "rows in lanes",
+         "parameters": {"ROW_VECS": 2, "Q_TILE": 64, "KV_TILE": 64, "COLUMNS": 6, "UNROLL": 2}}
 # What differs between two runs that found the same: when, how long, in which slice.
 PASSING = {"proposed_in", "proposed_at", "finished_in", "finished_at", "wall_s", "gate_times", "at", "slice", "answer",
            "request", "request_text", "device"}
@@ -59,8 +63,8 @@ class Context:
     def evolve(self, name, *arguments, code=0):
         return self.run("evolve", *BASE, "--store", self.store(name), *arguments, code=code)
 
-    def resume(self, name, code=0):
-        return self.run("evolve", "--resume", "--threads", "2", "--store", self.store(name), code=code)
+    def resume(self, name, *arguments, code=0):
+        return self.run("evolve", "--resume", "--threads", "2", "--store", self.store(name), *arguments, code=code)
 
     def start(self, *arguments):
         """A run that will be killed: its own process group, so that nothing of it can stay behind unseen."""
@@ -221,6 +225,8 @@ def test_usage(context):
         check(f"{name} is given" in told, f"a cache is refused by name: {told}")
     context.evolve("none", PROBLEM, "--family", "fwd_none", code=4)
     context.evolve("none", PROBLEM, "--from", "fwd_none", code=3)
+    told = context.evolve("none", PROBLEM, "--try", "fwd_simd portable Q_TILE=7", code=3).stderr
+    check("Q_TILE=7 is not among" in told, f"a set that is no point: {told}")
     context.evolve("none", PROBLEM + "@x", code=2)
     context.evolve("none", PROBLEM, "--tree", str(context.folder), code=5)
     context.run("trials", "list", "--store", context.store("nowhere"), code=5)
@@ -279,10 +285,14 @@ def add_winner(path, trial):
 
 def test_trials(context):
     """list, show, diff, export and summary tell the same."""
-    context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4")
+    wanted = "DTYPE=ACR_F32 DIM=1024 Q_TILE=64 KV_TILE=64 ROW_VECS=1 COLUMNS=4 UNROLL=2"
+    context.evolve("told", PROBLEM + "@2", "f32:b1:h2:s64:d32:causal", "--trials", "5", "--generation", "4", "--try",
+                   f"fwd_simd portable {wanted}")
     store = ["--store", context.store("told")]
     listed = json.loads(context.run("trials", "list", "--json", *store).stdout)
     exported = context.archive("told")
+    began = [(t["arm"], set(t["parameters"].split())) for t in exported[:2]]
+    check(began == [(arm, set(wanted.split())) for arm in ("search", "control")], f"both begin with --try: {began}")
     check([t["id"] for t in listed] == list(range(1, len(listed) + 1)), "ids count from 1")
     for a, b in zip(listed, exported):  # a list has 7 digits, an export all
         same = a["speedup"] == b["speedup"] or abs(a["speedup"] - b["speedup"]) < 1e-6 * b["speedup"]
@@ -293,7 +303,8 @@ def test_trials(context):
     check(all(len(t["cases"]) > 2 and any(c["hidden"] for c in t["cases"]) for t in timed), "every case is kept")
     shown = context.run("trials", "show", str(timed[0]["id"]), *store).stdout
     check(timed[0]["kernel"] in shown and "valid" in shown, "show names kernel and status")
-    differing = context.run("trials", "diff", str(timed[0]["id"]), str(timed[1]["id"]), *store).stdout
+    first, second = [str(t["id"]) for t in timed if t["arm"] == "search"][:2]  # arms begin with the same sets
+    differing = context.run("trials", "diff", first, second, *store).stdout
     check("speed-up" in differing, "diff shows what differs")
     summary = context.summary("told")
     for arm in ("search", "control"):
@@ -454,9 +465,11 @@ def test_folder(context):
     (folder / "a-plain.md").write_text("The plainest kernel there is.")
     prepare("c-broken", text="{")
     prepare("d-bare", family="fwd_simd", arch="portable", parameters="Q_TILE=16")
-    begin = [PROBLEM, "--trials", "4", "--from", "fwd_simd_f32_d1024_64x64_portable"]
+    prepare("aa-quick", **QUICK)
+    begin = [PROBLEM, "--trials", "5", "--from", SLOW]
     context.evolve("prepared", *begin, "--proposer-folder", str(folder), code=UNFINISHED)
-    check(names() == ["a-plain.json", "b-wrong.json", "c-broken.json", "d-bare.json"], f"the order: {names()}")
+    check(names() == ["a-plain.json", "aa-quick.json", "b-wrong.json", "c-broken.json", "d-bare.json"],
+          f"the order: {names()}")
     check(context.summary("prepared")["slices"][0]["reason"] == "the folder has no further candidate", "why it ended")
     told = verdict("a-plain")
     check(told["status"] == "valid" and told["speedup"] > 0 and told["timings"], f"a verdict with times: {told}")
@@ -476,11 +489,17 @@ def test_folder(context):
     before = context.archive("prepared")
     context.resume("prepared", code=UNFINISHED)  # nothing new: nothing is taken twice
     check(before == context.archive("prepared"), "a folder without a new candidate changes nothing")
+    context.resume("prepared", "--confirm", code=UNFINISHED)
+    summary = context.summary("prepared")
+    check(summary["slices"][-1]["reason"] == "confirmed what there was" and len(before) == len(names()) +
+          sum(t["arm"] == "control" for t in context.archive("prepared")), "nothing is proposed")
+    check(summary["search"]["confirmed"] and "so far" in summary["conclusion"], f"what there was: {summary}")
+    context.evolve("confirmed", PROBLEM, "--confirm", code=2)
     prepare("a-late", family="fwd_simd", arch="portable", rationale="narrow", guidance="profile",
             parameters={"ROW_VECS": 1, "Q_TILE": 16, "KV_TILE": 32, "COLUMNS": 4, "UNROLL": 2})
     (folder / "complete").touch()
     context.resume("prepared")
-    check(names()[-1] == "a-late.json" and len(names()) == 5, "a late one is taken, whatever its name")
+    check(names()[-1] == "a-late.json" and len(names()) == 6, "a late one is taken, whatever its name")
     check(verdict("a-late")["status"] == "valid", "and judged")
     summary = context.summary("prepared")
     check(summary["finished"], "`complete` ends the search")
@@ -527,6 +546,10 @@ def test_survey(context):
     measured = json.loads(context.run(*survey, "--json", "--results", results, first, second).stdout)
     check([(m["problem"], m["to_peer"], m["peer"], m["measured"]) for m in measured] ==
           [(second, 4, "torch", True), (first, 2, "torch", True)], f"peers: {measured}")
+    here = json.loads(context.run(*survey, "--json", "--measure", "60s", first, f"bwd:{first}").stdout)
+    check(all(m["measured"] and m["time_us"] <= m["planned_us"] for m in here), f"measured here: {here}")
+    done = context.run(*survey, "--json", "--measure", "0.000001s", first, second)
+    check("the time is up" in done.stderr and not json.loads(done.stdout)[1]["measured"], f"cut: {done.stderr}")
     into = context.folder / "into"
     spend = [*survey, "--results", results, "--into", into, "--time", "3000s", "--clock", "model", "--cases", "1",
              "--trials", "1", "--generation", "1", first, second]
@@ -537,7 +560,8 @@ def test_survey(context):
     check(stores == ["f32-b1-h2-s32-d32.db", "f32-b1-h2-s64-d32-causal.db"], f"a store for each: {stores}")
     done = context.run(*spend, "--top", "1")  # again: goes on with what is there
     check("survey" in done.stderr and done.stdout.count("search against") == 1, f"{done.stdout}{done.stderr}")
-    for wrong in (["--into", into], ["--time", "5s"], ["--resume"], ["--into", into, "--time", "5s", "--gpu", "h200"]):
+    for wrong in (["--into", into], ["--time", "5s"], ["--measure", "5s", "--gpu", "h200"], ["--resume"],
+                  ["--into", into, "--time", "5s", "--gpu", "h200"]):
         context.run(*survey, *wrong, code=2)
     context.run("evolve", *BASE, "--all", PROBLEM, "--store", context.store("all"), code=2)
     context.run(*survey, "--results", ROOT / "README.md", code=3)
@@ -901,6 +925,30 @@ def test_runs(context):
     check(found is None, f"in slices it found something else: {found}")
     told = call("--run", "broken", "--backend cpu not-a-problem", code=1)
     check("broken: FAILED" in told, told)
+
+
+def test_campaign(context):
+    """tools/gpu-campaign.sh: slices within a time, what looks faster is confirmed, and few files are left."""
+    folder, prepared = context.folder / "campaign", context.folder / "candidates"
+    prepared.mkdir()
+    (prepared / "quick.json").write_text(json.dumps(QUICK))
+    run = f"{' '.join(BASE)} {PROBLEM} --trials 2 --generation 1 --from '{SLOW}' --proposer-folder {prepared}"
+
+    def call(*arguments, code):
+        done = subprocess.run([ROOT / "tools/gpu-campaign.sh", "--survey", "0", *arguments, folder], cwd=ROOT,
+                              env=os.environ | {"ACROMION": str(context.program)}, capture_output=True, text=True)
+        check(done.returncode == code, f"{arguments}: exit code {done.returncode}: {done.stdout}{done.stderr}")
+
+    call("--seconds", "60", "--run", "one", run, code=1)
+    check("no time is left" in (folder / "log.txt").read_text(), "a slice that would be too short is not begun")
+    call("--seconds", "600", "--run", "one", run, "--run", "broken", "--backend cpu not-a-problem", code=0)
+    files = sorted(p.name for p in folder.iterdir())
+    check(files == ["log.txt", "runs.md", "stores.tar.gz", "summaries.json", "trials.jsonl"], f"files: {files}")
+    summary, = json.loads((folder / "summaries.json").read_text())
+    check(summary["name"] == "one" and not summary["summary"]["finished"], f"the run waits for candidates: {summary}")
+    check(summary["summary"]["search"]["confirmed"], f"and what it found is confirmed: {summary}")
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    check(trials and all(t["run"] == "one" for t in trials), "each trial says of which run it is")
 
 
 def main():

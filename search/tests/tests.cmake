@@ -28,8 +28,8 @@ set(searches usage trials)
 if(ACR_SANITIZE MATCHES thread) # its runtime makes system calls that the sandbox of candidates forbids
   set(searches "")
 elseif(NOT ACR_SANITIZE)
-  set(searches usage moved trials interrupt chat proposers folder survey source backward runs device gpus workers
-    mpirun kill)
+  set(searches usage moved trials interrupt chat proposers folder survey source backward runs campaign device gpus
+    workers mpirun kill)
 endif()
 set(driver "")
 if(ACR_CUDA)

@@ -53,9 +53,14 @@ typedef struct acr__timing {
      * size (cuda: L2, with the lines that a kernel marked to stay; cpu: the last-level cache). A first replay is not
      * counted. ACR_UNSUPPORTED where the cache's size is unknown. */
     acr_status (*graph_time_cold)(acr__graph *graph, int samples, double *seconds);
-    /* The seconds a unit of one replay, alone, after prepare(arg, NULL), which may wait for the device. */
+    /* The seconds a unit of one replay, alone, after prepare(arg, stream), which may wait for the device. cuda: the
+     * replay waits until the host has queued all of it, so that the host's pace is no part of the time. */
     acr_status (*graph_time_prepared)(acr__graph *graph, acr__enqueue *prepare, void *arg, double *seconds);
     void (*graph_free)(acr__graph *graph); /* NULL is a no-op */
+    /* Copies and fills of device memory that a stream's later work finds done. */
+    acr_status (*copy_on_device)(acr__backend_device *device, void *to, const void *from, size_t bytes, void *stream);
+    acr_status (*fill_on_device)(acr__backend_device *device, void *memory, unsigned char value, size_t bytes,
+                                 void *stream);
 
     /* Host seconds of the driver's launch call alone, the mean of `launches` in a row; everything else is done before
      * the first. `launch` cannot be cheaper. Waits for nothing. cpu: ACR_UNSUPPORTED. */

@@ -535,6 +535,22 @@ static acr_status cpu_graph_time_prepared(acr__graph *graph, acr__enqueue *prepa
     return status == ACR_OK ? replay_once((const cpu_graph *)graph, seconds) : status;
 }
 
+static acr_status cpu_copy_on_device(acr__backend_device *device, void *to, const void *from, size_t bytes,
+                                     void *stream)
+{
+    (void)device, (void)stream;
+    memcpy(to, from, bytes);
+    return ACR_OK;
+}
+
+static acr_status cpu_fill_on_device(acr__backend_device *device, void *memory, unsigned char value, size_t bytes,
+                                     void *stream)
+{
+    (void)device, (void)stream;
+    memset(memory, value, bytes);
+    return ACR_OK;
+}
+
 static void cpu_graph_free(acr__graph *graph)
 {
     if (graph)
@@ -569,6 +585,8 @@ static const acr__timing timing = {
     .graph_time_cold = cpu_graph_time_cold,
     .graph_time_prepared = cpu_graph_time_prepared,
     .graph_free = cpu_graph_free,
+    .copy_on_device = cpu_copy_on_device,
+    .fill_on_device = cpu_fill_on_device,
     .launch_bare = cpu_launch_bare,
     .within = cpu_within,
 };

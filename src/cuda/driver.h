@@ -37,13 +37,17 @@
     X(TensorMapReplaceAddress, 12000)                                                                                  \
     X(MemAlloc, 3020)                                                                                                  \
     X(MemFree, 3020)                                                                                                   \
+    X(MemHostAlloc, 2020)                                                                                              \
+    X(MemFreeHost, 2000)                                                                                               \
     X(PointerGetAttribute, 4000)                                                                                       \
     X(MemcpyHtoDAsync, 3020)                                                                                           \
     X(MemcpyDtoHAsync, 3020)                                                                                           \
+    X(MemcpyDtoDAsync, 3020)                                                                                           \
     X(MemsetD8Async, 3020)                                                                                             \
     X(StreamCreate, 2000)                                                                                              \
     X(StreamDestroy, 4000)                                                                                             \
     X(StreamSynchronize, 2000)                                                                                         \
+    X(StreamWaitValue32, 11070)                                                                                        \
     X(StreamIsCapturing, 10000)                                                                                        \
     X(StreamBeginCapture, 10010)                                                                                       \
     X(StreamEndCapture, 10000)                                                                                         \

@@ -349,6 +349,38 @@ static acr_status time_cold(acr_ctx *ctx)
     return status;
 }
 
+/* Memory copied and filled in the stream of a replay, then the replay behind a closed stream. */
+static acr_status fill_and_copy(void *arg, void *stream)
+{
+    void *const *halves = arg;
+    acr__backend_device *device = halves[2];
+    acr_status status = device->backend->timing->fill_on_device(device, halves[0], 7, 64, stream);
+    return status == ACR_OK ? device->backend->timing->copy_on_device(device, halves[1], halves[0], 64, stream)
+                            : status;
+}
+
+static acr_status time_prepared(acr_ctx *ctx)
+{
+    acr__backend_device *device = acr__ctx_backend_device(ctx);
+    acr__graph *graph = NULL;
+    void *halves[3] = {NULL, NULL, device};
+    unsigned char seen[64] = {0};
+    double seconds = 0.0;
+    acr_status status = device->backend->timing->graph_record(&graph, device, enqueue_nothing, NULL, 1);
+    for (int i = 0; i < 2 && status == ACR_OK; i++)
+        status = device->backend->mem_alloc(device, sizeof seen, &halves[i]);
+    for (int i = 0; i < 2 && status == ACR_OK; i++) /* with a gate that is there, too */
+        status = device->backend->timing->graph_time_prepared(graph, fill_and_copy, halves, &seconds);
+    if (status == ACR_OK)
+        status = device->backend->mem_download(device, seen, halves[1], sizeof seen);
+    if (status == ACR_OK)
+        assert_true(seen[0] == 7 && seen[sizeof seen - 1] == 7);
+    device->backend->mem_free(device, halves[1]);
+    device->backend->mem_free(device, halves[0]);
+    device->backend->timing->graph_free(graph);
+    return status;
+}
+
 /* How a fault is set: fake_cuda_fail_nth_call or fake_cuda_fail_nth_alloc. */
 typedef void set_fault(long n);
 
@@ -471,6 +503,7 @@ static void every_failing_call_of_measuring_is_clean(void **state)
     (void)state;
     fail_every_call(plan_by_measuring);
     fail_every_call(time_cold);
+    fail_every_call(time_prepared);
 }
 
 static void every_failing_allocation_is_clean(void **state)

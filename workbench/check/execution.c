@@ -431,11 +431,21 @@ const acr_problem *execution_problem(const execution *e)
 
 /* ---- Running ---- */
 
+/* The inputs that another reference's replace: from ACR__Q on, one past the last. */
+static acr__buffer replaced_end(const execution *e)
+{
+    return e->problem.pass == ACR_BACKWARD ? ACR__DQ : ACR__V + 1;
+}
+
+static acr__buffer next_replaced(acr__buffer i)
+{
+    return i == ACR__V ? ACR__O : i + 1;
+}
+
 acr_status execution_replace_inputs(execution *e, const reference *ref)
 {
     acr_status status = ACR_OK;
-    const acr__buffer end = e->problem.pass == ACR_BACKWARD ? ACR__DQ : ACR__V + 1;
-    for (acr__buffer i = ACR__Q; i < end && status == ACR_OK; i = i == ACR__V ? ACR__O : i + 1) {
+    for (acr__buffer i = ACR__Q; i < replaced_end(e) && status == ACR_OK; i = next_replaced(i)) {
         const tensor_view view = i == ACR__LSE ? lse_view(e) : view_of(e, ref, i);
         const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[i].in_buffers);
         status = elements ? write_elements(&e->at[i], e->device, &view, elements, false) : ACR_OK;
@@ -483,6 +493,57 @@ acr_status execution_renew(execution *e, const reference *ref)
     }
     return status == ACR_OK && e->workspace_bytes > 0
                ? acr_workspace_init(e->plan, payload(&e->workspace), e->workspace_bytes, NULL)
+               : status;
+}
+
+bool execution_takes_device_inputs(const execution *e)
+{
+    bool takes = !e->at[ACR__PAGE_TABLE].memory;
+    for (acr__buffer i = ACR__Q; i < replaced_end(e); i = next_replaced(i)) {
+        takes = takes && !e->at[i].image;
+    }
+    return takes;
+}
+
+acr_status execution_holds_inputs(bool *holds, const execution *e, const reference *ref)
+{
+    static const acr__buffer drawn[] = {ACR__Q, ACR__K, ACR__V, ACR__D_O};
+    acr_status status = ACR_OK;
+    *holds = true;
+    for (size_t i = 0; i < sizeof drawn / sizeof drawn[0] && status == ACR_OK; ++i) {
+        const guarded *g = &e->at[drawn[i]];
+        const void *elements = acr__pointer_at(&ref->buffers, acr__buffer_fields[drawn[i]].in_buffers);
+        status = g->memory && elements ? compare(holds, e->device, payload(g), elements, g->payload_bytes) : ACR_OK;
+    }
+    return status;
+}
+
+const void *execution_buffer(const execution *e, acr__buffer which)
+{
+    return payload(&e->at[which]);
+}
+
+acr_status execution_renew_on_device(execution *e, const void *const sources[ACR__BUFFERS], void *stream)
+{
+    const acr__timing *device = e->device->backend->timing;
+    acr_status status = ACR_OK;
+    for (acr__buffer i = ACR__Q; i < replaced_end(e) && status == ACR_OK; i = next_replaced(i)) {
+        const guarded *g = &e->at[i];
+        status = g->memory && sources[i]
+                     ? device->copy_on_device(e->device, payload(g), sources[i], g->payload_bytes, stream)
+                     : ACR_OK;
+    }
+    for (acr__buffer i = ACR__O; i < ACR__BUFFERS && status == ACR_OK; ++i) {
+        const guarded *g = &e->at[i];
+        status = g->memory && acr__is_output(&e->problem, i)
+                     ? device->fill_on_device(e->device, g->memory, NAN_BYTE, g->bytes, stream)
+                     : ACR_OK;
+    }
+    if (status == ACR_OK && e->workspace_bytes > 0) {
+        status = device->fill_on_device(e->device, payload(&e->workspace), NAN_BYTE, e->workspace_bytes, stream);
+    }
+    return status == ACR_OK && e->workspace_bytes > 0
+               ? acr_workspace_init(e->plan, payload(&e->workspace), e->workspace_bytes, stream)
                : status;
 }
 

@@ -55,6 +55,18 @@ acr_status execution_poison(execution *e);
  * lse and d_o do, too. */
 acr_status execution_renew(execution *e, const reference *ref);
 
+/* The same from inputs that are on the device already, enqueued on a stream: sources[i] is a tensor as the reference's,
+ * without gaps; NULL = that input stays. For executions that take them (execution_takes_device_inputs). What
+ * execution_collect expects of inputs is not changed: execution_collect_outputs is for these. */
+acr_status execution_renew_on_device(execution *e, const void *const sources[ACR__BUFFERS], void *stream);
+/* Whether no tensor that execution_replace_inputs writes has gaps. */
+bool execution_takes_device_inputs(const execution *e);
+/* Whether q, k, v and the gradient of o are on the device as a reference has them. For the same executions. Errors:
+ * ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
+acr_status execution_holds_inputs(bool *holds, const execution *e, const reference *ref);
+/* Where a buffer lies on the device; NULL = there is none. */
+const void *execution_buffer(const execution *e, acr__buffer which);
+
 /* An acr__enqueue for acr__timing.graph_record and acr__backend.time: one execution of the `execution` that arg points
  * to. */
 acr_status execution_enqueue(void *arg, void *stream);
