@@ -17,7 +17,7 @@
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
- *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 DQ_RED=0 Q_STAGES=2 */
+ *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 DQ_RED=0 Q_STAGES=2 STATS_EARLY=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -47,6 +47,10 @@
 /* Consumers add dQ to global memory from their registers: see direct_dq.cuh. */
 #ifndef DQ_RED
 #define DQ_RED 0
+#endif
+/* ORDER 0: LSE and D are read before the waits for S and dP. Else they always are. */
+#ifndef STATS_EARLY
+#define STATS_EARLY 0
 #endif
 #ifndef Q_STAGES
 #define Q_STAGES 2
@@ -158,7 +162,7 @@ enum {
     CONSUMER_WARPS = GROUP_WARPS * CONSUMERS,
     ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
     ANY_ORDER = -2,
-    NO_MORE = -3, /* visits of this CTA */
+    NO_MORE = -3,                      /* visits of this CTA */
     BOTH_CONSUMERS = 1,                /* a named barrier */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
@@ -173,6 +177,7 @@ static_assert(TURNS == 0 || (TURNS == 1 && ORDER == 2), "TURNS: 0, or with ORDER
 static_assert(QUERY_ROWS == 0 || (QUERY_ROWS == 1 && !SHARED_KEYS), "QUERY_ROWS: 0, or to DIM 128 1");
 static_assert(DQ_DEPTH == 1 || (DQ_DEPTH == 2 && !SHARED_KEYS), "DQ_DEPTH: 1, or to DIM 128 2");
 static_assert(DQ_RED == 0 || (DQ_RED == 1 && DQ_DEPTH == 1), "DQ_RED: 0, or without buffers of dQ 1");
+static_assert(STATS_EARLY == 0 || (STATS_EARLY == 1 && ORDER == 0 && !SHARED_KEYS), "STATS_EARLY: 0, or to DIM 128 1");
 static_assert(Q_STAGES >= 2 && Q_STAGES <= 3, "Q_STAGES: 2 or 3");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 

@@ -3,9 +3,9 @@
  *
  * Two threads keep the order of the key tiles. One waits for the turn of a visit and then tells the consumers where its
  * dQ goes, up to DQ_PLACES visits ahead; the other waits until both warpgroups have added theirs and passes the turn.
- * The chain from one CTA's additions to the next one's: the consumers arrive at place_left (release), the second thread
- * has waited for it (acquire) and stores the count of visits (release, of the GPU), the first thread of the next CTA has
- * loaded that (acquire) and arrives at place_full (release), where its consumers wait (acquire). */
+ * From one CTA's additions to the next one's: consumers arrive at place_left (release), the second thread has waited
+ * for it (acquire) and stores the count of visits (release, of the GPU); the first thread of the next CTA has loaded
+ * that (acquire) and arrives at place_full (release), where its consumers wait (acquire). */
 #ifndef ACR_BWD_WGMMA_DIRECT_DQ_CUH
 #define ACR_BWD_WGMMA_DIRECT_DQ_CUH
 
