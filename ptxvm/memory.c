@@ -474,19 +474,23 @@ static uint64_t combined(operation what, scalar_type type, uint64_t old, uint64_
     return old;
 }
 
-/* One lane's update; a red has no place for the old value. */
+/* One lane's update; a red has no place for the old value. A vector's elements are updated each for itself. */
 static const char *update(warp *w, const instruction *i, int is_red, int lane)
 {
     const char *error = NULL;
     const operand *address = &i->operands[is_red ? 0 : 1], *b = address + 1;
     const size_t bytes = i->decoded[D_BYTES];
-    unsigned char *at = access(w, i, address, lane, bytes, &error);
+    unsigned char *at = access(w, i, address, lane, bytes * (size_t)i->vector, &error);
     if (at == NULL)
         return error;
     const operation what = (operation)i->decoded[D_OPERATION];
-    const uint64_t old = read_element(at, bytes), c = what == COMPARE_AND_SWAP ? value_of(w, b + 1, lane) : 0;
-    const uint64_t now = combined(what, i->type, old, value_of(w, b, lane), c);
-    memcpy(at, &now, bytes);
+    const uint64_t c = what == COMPARE_AND_SWAP ? value_of(w, b + 1, lane) : 0;
+    uint64_t old = 0;
+    for (int e = 0; e < i->vector; e++) {
+        old = read_element(at + (size_t)e * bytes, bytes);
+        const uint64_t now = combined(what, i->type, old, value_of(w, element_of(b, e), lane), c);
+        memcpy(at + (size_t)e * bytes, &now, bytes);
+    }
     if (i->decoded[D_SPACE] == SHARED) {
         shared_written(w, value_of(w, address, lane), bytes);
         if (w->cta->races != NULL)
@@ -531,8 +535,14 @@ static executor find_atom_or_red(instruction *i)
     const int sources = what == COMPARE_AND_SWAP ? 3 : 2; /* the address and what is combined with it */
     const int is_float = i->type == T_F32;
     if (what == OPERATIONS || !decode_space(i) || has_modifier(i, "async") || i->decoded[D_BYTES] < 4 ||
-        i->type == T_F64 || i->type == T_F16X2 || i->type == T_BF16X2 || i->vector != 1 ||
-        i->operand_count != sources + !is_red || (is_float && what != ADD && what != EXCHANGE))
+        i->type == T_F64 || i->type == T_F16X2 || i->type == T_BF16X2 || i->operand_count != sources + !is_red ||
+        (is_float && what != ADD && what != EXCHANGE))
+        return NULL;
+    /* Of vectors, which global memory alone has, the additions of floats whose old values nobody asks for. */
+    const operand *with = &i->operands[is_red ? 1 : 2];
+    if (i->vector == 1 ? with->kind == O_VECTOR
+                       : !is_red || !is_float || what != ADD || i->decoded[D_SPACE] != GLOBAL || i->vector > 4 ||
+                             with->kind != O_VECTOR || with->count != i->vector)
         return NULL;
     return is_red ? execute_red : execute_atom;
 }

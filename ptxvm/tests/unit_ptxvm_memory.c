@@ -203,6 +203,28 @@ static void atomics_return_what_was_there(void **state)
     free(t.memory);
 }
 
+/* A vector's floats are added each for itself, by every lane. */
+static void vectors_are_added_to(void **state)
+{
+    (void)state;
+    trial t = trial_of(64);
+    for (int i = 0; i < 8; i++)
+        t.memory->out[i] = 0;
+    run(&t, "mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0fBF000000; mov.f32 %f3, 0f40000000; mov.f32 %f4, 0f00000000;\n"
+            "red.relaxed.gpu.global.add.v4.f32 [%rd1], {%f1, %f2, %f3, %f4};\n"
+            "red.global.add.v2.f32 [%rd1+24], {%f2, %f1};\n");
+    const uint32_t *out = t.memory->out;
+    static const uint32_t wanted[8] = {0x42800000, 0xC2000000, 0x43000000, 0, 0, 0, 0xC2000000, 0x42800000};
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(out[i], wanted[i]);
+    free(t.memory);
+    refuses(1, "red.global.add.v4.f32 [%rd1+8], {%f1, %f1, %f1, %f1};", "not a multiple of 16");
+    refuses(1, "red.global.add.v4.f32 [%rd1], {%f1, %f1};", "unknown instruction red");
+    refuses(1, "red.shared.add.v4.f32 [smem], {%f1, %f1, %f1, %f1};", "unknown instruction red");
+    refuses(1, "red.global.add.v2.u32 [%rd1], {%r1, %r1};", "unknown instruction red");
+    refuses(1, "atom.global.add.v2.f32 {%f1, %f2}, [%rd1], {%f1, %f2};", "unknown instruction atom");
+}
+
 /* ---- cp.async ---- */
 
 /* Copies words 4..7 and 8..9 (the rest zero) and reads the fifth of them, with what stands between. */
@@ -804,6 +826,7 @@ int main(void)
         cmocka_unit_test(addresses_are_checked),
         cmocka_unit_test(variables_hold_what_is_stored),
         cmocka_unit_test(atomics_return_what_was_there),
+        cmocka_unit_test(vectors_are_added_to),
         cmocka_unit_test(copies_are_late_until_they_are_waited_for),
         cmocka_unit_test(copies_arrive_on_a_barrier),
         cmocka_unit_test(lanes_read_each_other),

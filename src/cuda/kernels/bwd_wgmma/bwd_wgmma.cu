@@ -17,7 +17,7 @@
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
- *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 */
+ *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 DQ_RED=0 Q_STAGES=2 STATS_EARLY=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -44,6 +44,17 @@
 #ifndef QUERY_ROWS
 #define QUERY_ROWS 0
 #endif
+/* Consumers add dQ to global memory from their registers: see direct_dq.cuh. */
+#ifndef DQ_RED
+#define DQ_RED 0
+#endif
+/* ORDER 0: LSE and D are read before the waits for S and dP. Else they always are. */
+#ifndef STATS_EARLY
+#define STATS_EARLY 0
+#endif
+#ifndef Q_STAGES
+#define Q_STAGES 2
+#endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
@@ -61,7 +72,7 @@ enum {
     CONSUMERS = 2,
     KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
     THREADS = 128 * (CONSUMERS + 1),
-    STAGES = 2,                      /* of Q and dO */
+    STAGES = Q_STAGES,               /* of Q and dO */
     DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
@@ -76,7 +87,8 @@ enum {
     DQ_ROUNDS = DQ_PARTS / CONSUMERS,
     DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS,      /* one: the warpgroups take turns */
     ENTRY_IN_SHARED = SHARED_KEYS || DQ_DEPTH > 1, /* who adds dQ up has no registers for the entry's lengths */
-    STATS_BYTES = 2 * Q_TILE * 4
+    STATS_BYTES = 2 * Q_TILE * 4,
+    DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
 
 /* What the producer tells of a work tile: its keys, and the query tiles that see one of them. Each is visited for all
@@ -90,6 +102,15 @@ typedef struct key_work {
     int32_t full_first, full_end; /* of them, those whose rows all see all keys of the tile */
 } key_work;
 
+/* Where the dQ of a visit goes; the first 16 bytes are for the consumers. */
+typedef struct dq_place {
+    float *dq;
+    int32_t adds; /* to what is there, or stores */
+    int32_t turn; /* of the query tile's key tiles, or why there are no turns */
+    int32_t *visits;
+    int32_t unused[2];
+} dq_place;
+
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t k[KV_BYTES], v[KV_BYTES];
@@ -98,14 +119,22 @@ typedef struct shared_memory {
 #if SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
+#if !DQ_RED
     float dq[DQ_DEPTH][DQ_BUFFERS][DQ_PART_FLOATS];
+#endif
     float stats[STAGES][2][Q_TILE];
+#if DQ_RED
+    __attribute__((aligned(16))) dq_place places[DQ_PLACES];
+    uint64_t place_full[DQ_PLACES], place_left[DQ_PLACES], place_empty[DQ_PLACES];
+#endif
     key_work work[2]; /* of a work tile, while the next is loaded; of round r that in r % 2 */
     int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
     uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
+#if !DQ_RED
     uint64_t dq_full[DQ_DEPTH][CONSUMERS], dq_empty[DQ_DEPTH][CONSUMERS];
+#endif
 #if SHARED_KEYS
     uint64_t p_full;
 #endif
@@ -133,6 +162,7 @@ enum {
     CONSUMER_WARPS = GROUP_WARPS * CONSUMERS,
     ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
     ANY_ORDER = -2,
+    NO_MORE = -3,                      /* visits of this CTA */
     BOTH_CONSUMERS = 1,                /* a named barrier */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
@@ -146,6 +176,9 @@ static_assert(ORDER >= 0 && ORDER <= 2 && (ORDER == 0 || !SHARED_KEYS), "ORDER: 
 static_assert(TURNS == 0 || (TURNS == 1 && ORDER == 2), "TURNS: 0, or with ORDER 2 1");
 static_assert(QUERY_ROWS == 0 || (QUERY_ROWS == 1 && !SHARED_KEYS), "QUERY_ROWS: 0, or to DIM 128 1");
 static_assert(DQ_DEPTH == 1 || (DQ_DEPTH == 2 && !SHARED_KEYS), "DQ_DEPTH: 1, or to DIM 128 2");
+static_assert(DQ_RED == 0 || (DQ_RED == 1 && DQ_DEPTH == 1), "DQ_RED: 0, or without buffers of dQ 1");
+static_assert(STATS_EARLY == 0 || (STATS_EARLY == 1 && ORDER == 0 && !SHARED_KEYS), "STATS_EARLY: 0, or to DIM 128 1");
+static_assert(Q_STAGES >= 2 && Q_STAGES <= 3, "Q_STAGES: 2 or 3");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -325,6 +358,8 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
     }
 }
 
+#if !DQ_RED
+
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
 /* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`; with turn
@@ -400,6 +435,8 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
     }
 }
+
+#endif
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, as device/isa/wgmma.cuh says; rows are keys. ---- */
 
@@ -632,6 +669,10 @@ DEV void trace_end_of_visit(int use)
     ACR_TRACE_POINT(use, "all products done");
 }
 
+#if DQ_RED
+#include "cuda/kernels/bwd_wgmma/direct_dq.cuh"
+#else
+
 /* Leaves a part of dQ, the warpgroup's number `count`, to the thread that adds it up. Register 4g + r of thread t is
  * float 4 (128g + t) + r of the part. */
 DEV void hand_over(const query_gradient &d, const consumer &c, int count)
@@ -650,6 +691,8 @@ DEV void hand_over(const query_gradient &d, const consumer &c, int count)
     shared_stores_visible();
     arrive_warp(ADDRESS(c.smem, dq_full) + barrier, c.lane);
 }
+
+#endif
 
 /* Waits in the first round for dS of a use, and starts the warpgroup's part of dQ of it of that round. */
 DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
@@ -716,10 +759,18 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
         barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
+#if DQ_RED
+    for (int i = 0; i < DQ_PLACES; i++) {
+        barrier_init(ADDRESS(smem, place_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, place_left) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, place_empty) + BARRIER_BYTES * i, 1);
+    }
+#else
     for (int i = 0; i < DQ_DEPTH * CONSUMERS; i++) {
         barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
+#endif
 #if SHARED_KEYS
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
 #endif
@@ -751,9 +802,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (threadIdx.x == 0)
             produce(args, maps, smem, shared);
+#if DQ_RED
+        if (threadIdx.x == WARP_THREADS)
+            give_turns(args, smem, shared);
+        if (threadIdx.x == 2 * WARP_THREADS)
+            pass_turns(smem, shared);
+#else
         if (DQ_DEPTH == 1 ? threadIdx.x == WARP_THREADS
                           : threadIdx.x % WARP_THREADS == 0 && threadIdx.x / WARP_THREADS - 1 < DQ_DEPTH)
             accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
+#endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
 #if SHARED_KEYS

@@ -65,6 +65,50 @@ DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
     hand_over(dq, c, use);
 }
 
+#if ORDER != 0 || STATS_EARLY
+
+/* Reads the lane's columns of a row statistic, two of each eight. */
+DEV void load_stats(float2 (&to)[PART_QUERIES / 8], const float *from)
+{
+#pragma unroll
+    for (int column = 0; column < PART_QUERIES / 8; column++)
+        to[column] = *(const float2 *)(from + 8 * column);
+}
+
+/* Starts dP^T - D = V * transpose(dO) - D as a group of its own: the sums begin with -D, which costs no more than to
+ * subtract it later, and nothing waits for it here. d: of the lane's first column. */
+DEV void start_score_gradients(score_tile &dp, const uint32_t *fragments, uint64_t values, uint64_t d_o, const float *d)
+{
+    float2 sums[PART_QUERIES / 8];
+    load_stats(sums, d);
+#pragma unroll
+    for (int i = 0; i < PART_QUERIES / 2; i++)
+        dp[i] = i % 2 == 0 ? -sums[i / 4].x : -sums[i / 4].y;
+    start_products(dp, fragments, values, d_o, 1);
+}
+
+/* dS = P * (dP - D), rounded, where the sums of dp began with -D. */
+DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp)
+{
+#pragma unroll
+    for (int i = 0; i < PART_QUERIES / 4; i++)
+        ds[i] = pack<BF16>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
+}
+
+/* find_probabilities of a part, with LSE from registers. */
+DEV void find_probabilities(score_tile &s, packed_tile &p, const float2 (&lse)[PART_QUERIES / 8], const consumer &c,
+                            const fwd_args &a, const shared_memory *shared, bool masked, int query)
+{
+    const bool is_capped = has_softcap(a);
+    if (masked)
+        hide_scores(s, c, shared, query);
+#pragma unroll
+    for (int column = 0; column < PART_QUERIES / 8; column++)
+        find_probabilities_of(s, p, column, &lse[column].x, c, a, is_capped);
+}
+
+#endif
+
 #if ORDER == 0
 
 /* One query tile, that begins with row `query`: dQ of the visit before, and all other products of this one, 64 queries
@@ -101,15 +145,26 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
         score_tile dp;
         packed_tile p, ds;
+#if STATS_EARLY
+        float2 lse[PART_QUERIES / 8];
+        start_score_gradients(dp, f.v, c.v, descriptor_at(d_o, rows), stats + Q_TILE);
+        load_stats(lse, stats);
+#else
+        const float *const lse = stats;
         start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+#endif
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
-        find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
+        find_probabilities(s, p, lse, c, a, shared, masked, query + part * PART_QUERIES);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
         trace_dp(use);
+#if STATS_EARLY
+        find_score_gradients(ds, s, dp);
+#else
         find_score_gradients(ds, s, dp, stats + Q_TILE);
+#endif
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
             start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
@@ -127,26 +182,6 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
 }
 
 #else
-
-/* Reads the lane's columns of a row statistic, two of each eight. */
-DEV void load_stats(float2 (&to)[PART_QUERIES / 8], const float *from)
-{
-#pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++)
-        to[column] = *(const float2 *)(from + 8 * column);
-}
-
-/* Starts dP^T - D = V * transpose(dO) - D as a group of its own: the sums begin with -D, which costs no more than to
- * subtract it later, and nothing waits for it here. d: of the lane's first column. */
-DEV void start_score_gradients(score_tile &dp, const uint32_t *fragments, uint64_t values, uint64_t d_o, const float *d)
-{
-    float2 sums[PART_QUERIES / 8];
-    load_stats(sums, d);
-#pragma unroll
-    for (int i = 0; i < PART_QUERIES / 2; i++)
-        dp[i] = i % 2 == 0 ? -sums[i / 4].x : -sums[i / 4].y;
-    start_products(dp, fragments, values, d_o, 1);
-}
 
 /* Starts the scores of some queries of a tile, then their score gradients, a group each. Between the two it waits for
  * dO in a tile's first part. */
@@ -170,14 +205,6 @@ DEV void start_part(score_tile &s, score_tile &dp, const key_fragments &f, const
                           &shared->stats[use % STAGES][1][part * PART_QUERIES + 2 * (c.lane % 4)]);
 }
 
-/* dS = P * (dP - D), rounded, where the sums of dp began with -D. */
-DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp)
-{
-#pragma unroll
-    for (int i = 0; i < PART_QUERIES / 4; i++)
-        ds[i] = pack<BF16>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
-}
-
 /* One query tile, that begins with row `query`. The products that take their rows from registers, dV and dK, leave half
  * of shared memory's bytes free: dS and dQ go out under them. ORDER 1: dQ of the same tile, once both warpgroups have
  * left dS. ORDER 2: dQ of the visit before, so that the warpgroups may be apart. No product is under way before or
@@ -188,7 +215,6 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
 {
     const int stage = use % STAGES, buffer = use % DS_STAGES;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
-    const bool is_capped = has_softcap(a);
     score_tile s, dp;
     packed_tile p, ds;
     query_gradient dq;
@@ -204,11 +230,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         load_stats(lse, &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)]);
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
-        if (masked)
-            hide_scores(s, c, shared, query + part * PART_QUERIES);
-#pragma unroll
-        for (int column = 0; column < PART_QUERIES / 8; column++)
-            find_probabilities_of(s, p, column, &lse[column].x, c, a, is_capped);
+        find_probabilities(s, p, lse, c, a, shared, masked, query + part * PART_QUERIES);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
