@@ -266,7 +266,7 @@ static void make_tensor(op_case *c, generator *g, int index, acr_dtype dtype, in
 }
 
 enum {
-    MANY_STEP = 10, /* one small case in so many has many tokens */
+    MANY_STEP = 10, /* one case in so many has many tokens */
     MANY_ROWS = 2100
 };
 
@@ -288,7 +288,7 @@ op_case *op_case_append(uint64_t seed, int is_small)
     a->len = chance(&g, 2) ? 1 : between(&g, 1, is_small ? 7 : 40);
     const int has_k = !chance(&g, 8), has_v = !has_k || !chance(&g, 8), has_q = chance(&g, 2);
     /* Of many tokens a GPU's CTA takes several, and a thread several heads. */
-    const int is_many = is_small && seed % MANY_STEP == MANY_STEP - 1; /* the CPU has no such difference */
+    const int is_many = seed % MANY_STEP == MANY_STEP - 1;
     if (is_many) {
         a->batch = 1 + a->batch % 2;
         a->len = MANY_ROWS;
