@@ -138,24 +138,9 @@ typedef struct append_args {
 } append_args;
 
 enum {
-    APPEND_HEADS = 4,       /* most heads of which a thread of a GPU takes the same columns */
-    APPEND_THREADS = 128,   /* of a CTA */
-    APPEND_TOKENS = 8,      /* most tokens of a CTA */
-    APPEND_MANY_ROWS = 1024 /* CTAs that give every SM work */
+    APPEND_HEADS = 4,    /* heads of which a thread of a GPU takes the same columns */
+    APPEND_THREADS = 128 /* of a CTA */
 };
-
-/* A thread of a GPU takes so many heads, and a CTA so many tokens: few where there are few, which many threads then
- * share. */
-OP_FUNCTION int append_heads(const append_args *a)
-{
-    return a->rows < APPEND_MANY_ROWS / 2 ? 1 : APPEND_HEADS;
-}
-
-OP_FUNCTION int64_t append_tokens(const append_args *a)
-{
-    const int64_t tokens = a->rows / APPEND_MANY_ROWS;
-    return tokens < 1 ? 1 : tokens < APPEND_TOKENS ? tokens : APPEND_TOKENS;
-}
 
 /* Where a token comes from and goes to. */
 typedef struct append_token {

@@ -265,11 +265,6 @@ static void make_tensor(op_case *c, generator *g, int index, acr_dtype dtype, in
                            chance(g, 2) ? NAN : 1e9);
 }
 
-enum {
-    MANY_STEP = 10, /* one case in so many has many tokens */
-    MANY_ROWS = 2100
-};
-
 op_case *op_case_append(uint64_t seed, int is_small)
 {
     generator g = {seed * 2654435761u + 7};
@@ -287,18 +282,11 @@ op_case *op_case_append(uint64_t seed, int is_small)
     a->batch = between(&g, 1, 5);
     a->len = chance(&g, 2) ? 1 : between(&g, 1, is_small ? 7 : 40);
     const int has_k = !chance(&g, 8), has_v = !has_k || !chance(&g, 8), has_q = chance(&g, 2);
-    /* Of many tokens a GPU's CTA takes several, and a thread several heads. */
-    const int is_many = seed % MANY_STEP == MANY_STEP - 1;
-    if (is_many) {
-        a->batch = 1 + a->batch % 2;
-        a->len = MANY_ROWS;
-    }
     /* Some tokens are as long as an engine's: a GPU divides them over several CTAs. */
     const int is_long = chance(&g, 5);
-    a->kv_heads = is_many ? 5 : is_long ? 8 : between(&g, 1, 3);
+    a->kv_heads = is_long ? 8 : between(&g, 1, 3);
     a->q_heads = has_q ? a->kv_heads * between(&g, 1, is_long ? 5 : 3) : 0;
-    a->qk_dim = is_many         ? 16
-                : is_long       ? 16 * between(&g, 5, 8)
+    a->qk_dim = is_long         ? 16 * between(&g, 5, 8)
                 : chance(&g, 2) ? 16 * between(&g, 1, is_small ? 5 : 9)
                                 : between(&g, 2, is_small ? 40 : 150);
     a->v_dim = chance(&g, 3) ? between(&g, 1, 100) : a->qk_dim;

@@ -60,20 +60,18 @@ static void shape_merge(acr__launch *out, const merge_args *a)
 }
 
 /* A tensor's units of a token, as append.cu counts them: of what is rotated one has both elements of each pair. */
-static int64_t append_units(const void *tensor, int64_t heads, int64_t of_unit, int64_t dim, int64_t rope_dim,
-                            int64_t run)
+static int64_t append_units(const void *tensor, int64_t heads, int64_t dim, int64_t rope_dim, int64_t run)
 {
-    return tensor ? (heads + of_unit - 1) / of_unit * ((dim - rope_dim + rope_dim / 2) / run) : 0;
+    return tensor ? (heads + APPEND_HEADS - 1) / APPEND_HEADS * ((dim - rope_dim + rope_dim / 2) / run) : 0;
 }
 
 static void shape_append(acr__launch *out, const append_args *a)
 {
     const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1;
-    const int64_t of_unit = append_heads(a), tokens = append_tokens(a), token_ctas = (a->rows - 1) / tokens + 1;
-    const int64_t units = append_units(a->k, a->kv_heads, of_unit, a->qk_dim, a->rope_dim, run) +
-                          append_units(a->v, a->kv_heads, of_unit, a->v_dim, 0, run) +
-                          append_units(a->q, a->q_heads, of_unit, a->qk_dim, a->rope_dim, run);
-    *out = (acr__launch){.grid = {at_most(token_ctas, INT32_MAX), at_most((units - 1) / APPEND_THREADS + 1, Y_MAX), 1},
+    const int64_t units = append_units(a->k, a->kv_heads, a->qk_dim, a->rope_dim, run) +
+                          append_units(a->v, a->kv_heads, a->v_dim, 0, run) +
+                          append_units(a->q, a->q_heads, a->qk_dim, a->rope_dim, run);
+    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((units - 1) / APPEND_THREADS + 1, Y_MAX), 1},
                          .block = APPEND_THREADS};
 }
 
