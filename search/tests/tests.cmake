@@ -37,5 +37,5 @@ if(ACR_CUDA)
 endif()
 foreach(search IN LISTS searches)
   register(evolve_${search} search 600 ${Python3_EXECUTABLE} search/tests/evolve.py $<TARGET_FILE:acromion-cli>
-    ${scratch} --kills 4 ${driver} ${search})
+    ${scratch} --kills 2 ${driver} ${search})
 endforeach()

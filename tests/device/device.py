@@ -553,7 +553,8 @@ def isolate_rows(program, chosen, kernel, inputs):
 
 def isolate(program, chosen, kernel, inputs, edges=EDGES):
     dtypes = inputs or (["e4m3"] if "e4m3" in kernel else ["f16"])
-    return execute([program, "cuda", kernel, *of_dtypes(dtypes, edges)], chosen)
+    in_turn = ["--in-turn"] if edges in (EDGES, TAILS) and inputs and not ALL_BY_ALL else []
+    return execute([program, *in_turn, "cuda", kernel, *of_dtypes(dtypes, edges)], chosen)
 
 
 def isolate_gradients(program, chosen, kernel, inputs):

@@ -16,6 +16,8 @@
  *
  *     isolation cpu|cuda KERNEL PROBLEM...      KERNEL: a name, a family or a pattern, as of `acromion check -k`
  *     isolation --rows cpu|cuda KERNEL PROBLEM...      the first check alone
+ *     isolation --in-turn cpu|cuda KERNEL PROBLEM...   every other of the problems that a kernel can run, of the next
+ *                                                      kernel those between
  *
  * Prints each failure and then "N cases passed, M failed"; exits 0 when all passed and there were any. */
 #include <math.h>
@@ -659,9 +661,15 @@ static acr_status check_kernel(tally *t, acr_ctx *ctx, const acr__kernel *kernel
     return status;
 }
 
-static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, const char *text, bool rows_only)
+/* What main was asked for. */
+typedef struct request {
+    const char *pattern;
+    bool rows_only, in_turn;
+} request;
+
+static acr_status check_problem(tally *t, acr_ctx *ctx, const request *asked, const char *text, unsigned char *turns)
 {
-    const kernel_patterns wanted = {{pattern}, 1};
+    const kernel_patterns wanted = {{asked->pattern}, 1};
     acr_problem problem;
     acr_status status = acr_problem_parse(&problem, text, NULL);
     if (status == ACR_OK) {
@@ -669,9 +677,13 @@ static acr_status check_problem(tally *t, acr_ctx *ctx, const char *pattern, con
     }
     for (size_t i = 0; i < kernel_total() && status == ACR_OK; ++i) {
         const acr__kernel *kernel = kernel_at(i);
-        if (kernel_matches(kernel, &wanted) && !acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
-            status = check_kernel(t, ctx, kernel, &problem, rows_only);
+        if (!kernel_matches(kernel, &wanted) || acr__why_not(kernel, &problem, &acr__ctx_backend_device(ctx)->device)) {
+            continue;
         }
+        if (!asked->in_turn || turns[i] % 2 == 0) {
+            status = check_kernel(t, ctx, kernel, &problem, asked->rows_only);
+        }
+        ++turns[i];
     }
     return status;
 }
@@ -681,21 +693,29 @@ int main(int argc, char **argv)
     acr_ctx_options options = ACR_CTX_OPTIONS_INIT;
     acr_ctx *ctx = NULL;
     tally t = {0, 0};
-    const bool rows_only = argc > 1 && strcmp(argv[1], "--rows") == 0;
-    argc -= rows_only;
-    argv += rows_only;
+    request asked = {NULL, argc > 1 && strcmp(argv[1], "--rows") == 0, argc > 1 && strcmp(argv[1], "--in-turn") == 0};
+    argc -= asked.rows_only || asked.in_turn;
+    argv += asked.rows_only || asked.in_turn;
     if (argc < 4) {
-        fprintf(stderr, "usage: isolation [--rows] cpu|cuda KERNEL PROBLEM...\n");
+        fprintf(stderr, "usage: isolation [--rows | --in-turn] cpu|cuda KERNEL PROBLEM...\n");
         return 2;
     }
+    unsigned char *turns = calloc(kernel_total(), 1); /* of each kernel, how many of the problems it could run; the first
+                                                         is run by every other kernel */
+    for (size_t i = 0, matching = 0; turns && i < kernel_total(); ++i) {
+        const kernel_patterns wanted = {{argv[2]}, 1};
+        turns[i] = kernel_matches(kernel_at(i), &wanted) ? (unsigned char)(matching++ % 2) : 0;
+    }
+    asked.pattern = argv[2];
     options.backend = argv[1];
-    acr_status status = acr_ctx_create(&ctx, &options);
+    acr_status status = turns ? acr_ctx_create(&ctx, &options) : ACR_NO_MEMORY;
     for (int i = 3; i < argc && status == ACR_OK; ++i) {
-        status = check_problem(&t, ctx, argv[2], argv[i], rows_only);
+        status = check_problem(&t, ctx, &asked, argv[i], turns);
     }
     if (status != ACR_OK) {
         fprintf(stderr, "isolation: %s\n", acr_last_error());
     }
+    free(turns);
     acr_ctx_destroy(ctx);
     printf("%d cases passed, %d failed\n", t.passed, t.failed);
     return status == ACR_OK && t.failed == 0 && t.passed > 0 ? 0 : 1;
