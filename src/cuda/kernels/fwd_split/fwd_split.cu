@@ -9,22 +9,17 @@
  * keys). See README.md.
  *
  * Parameters: DIM (64, 128, 192 or 256; smaller head dims are zero-padded), Q_TILE (rows: 16 a warp of a group),
- * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, SPLITS (at most so many CTAs a tile, in
- * place of the host's choice: for experiments), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and
- * window), PAGED=1 (caches: keys in pages, packed queries; fwd_paging.h) and, beside it, KV_E4M3=1 (keys and values of
- * e4m3, in pages or not). Beside KV_E4M3 and BF16: PRODUCTS_F16=1 (the products are of fp16, which holds e4m3, and
- * queries by a power of two a row). Beside PAGED: RUNS=1 (keys that follow each other in a page are loaded by one
- * address). CTAS (of an SM, default 1: as many as have enough registers).
+ * KV_TILE (keys a group takes in a step), STAGES, KV_GROUPS; optional BF16=1, TERMS (FWD_TERM_* of fwd_args.h: the
+ * features beyond scale, mask and window), PAGED=1 (caches: keys in pages, packed queries; fwd_paging.h) and, beside
+ * it, KV_E4M3=1 (keys and values of e4m3, in pages or not). Beside KV_E4M3 and BF16: PRODUCTS_F16=1 (the products are
+ * of fp16, which holds e4m3, and queries by a power of two a row). Beside PAGED: RUNS=1 (keys that follow each other in
+ * a page are loaded by one address). CTAS (of an SM, default 1: as many as have enough registers).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 SPLITS=0 TERMS=0 PAGED=0 KV_E4M3=0 PRODUCTS_F16=0 RUNS=0
- * CTAS=1 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES KV_GROUPS BF16=0 TERMS=0 PAGED=0 KV_E4M3=0 PRODUCTS_F16=0 RUNS=0 CTAS=1 */
 #include "cuda/device/attention/parameters.h"
 
 #include "fwd_args.h"
 
-#ifndef SPLITS
-#define SPLITS 0
-#endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
 #endif
@@ -900,8 +895,6 @@ static choice choose_splits(const acr_problem *problem, const acr__device *devic
     const double mean_len = problem->flags & ACR_KV_LENS ? 0.5 : 1.0; /* they are not known here */
     const int64_t steps = (problem->kv_len + STEP_KEYS - 1) / STEP_KEYS;
     const int64_t most = count_tiles(problem) > COUNTERS_MAX ? 1 : steps < SPLITS_MAX ? steps : SPLITS_MAX;
-    if (SPLITS > 0)
-        return split_into(steps, most < SPLITS ? most : SPLITS);
     if (problem->flags & ACR_INVARIANT)
         return (choice){(problem->kv_len + FIXED_KEYS - 1) / FIXED_KEYS, FIXED_KEYS / STEP_KEYS};
     choice best = {1, steps};
