@@ -258,8 +258,9 @@ static acr_status record(const dist_device *device, void *event, void *stream)
 
 static acr_status await(const dist_device *device, void *event, void *stream)
 {
-    return device->driver ? check(device->driver, device->driver->StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
-                          : ACR_OK;
+    return device->driver
+               ? check(device->driver, device->driver->StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
+               : ACR_OK;
 }
 
 acr_status dist_mark(const dist_device *device, int number, void *earlier)

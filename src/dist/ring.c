@@ -112,8 +112,8 @@ static acr_status ring_prepare(acr_group_plan *plan)
     ring_data *data;
     acr_status status = dist_calloc(pieces, sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status = dist_calloc(1, sizeof *data + ranks * sizeof data->blocks[0] + pieces * sizeof data->parts[0],
-                             &plan->own);
+        status =
+            dist_calloc(1, sizeof *data + ranks * sizeof data->blocks[0] + pieces * sizeof data->parts[0], &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;

@@ -287,7 +287,8 @@ static void make_values(void)
 static double element(const void *base, const fwd_strides *s, int64_t batch, int64_t head, int64_t row, int64_t dim)
 {
     const int64_t at = batch * s->batch + head * s->head + row * s->row + dim;
-    return input_dtype == ACR_E4M3 ? e4m3_values[((const uint8_t *)base)[at]] : f16_values[((const uint16_t *)base)[at]];
+    return input_dtype == ACR_E4M3 ? e4m3_values[((const uint8_t *)base)[at]]
+                                   : f16_values[((const uint16_t *)base)[at]];
 }
 
 static void store(const fwd_args *a, int64_t index, double value)

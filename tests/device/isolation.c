@@ -700,7 +700,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: isolation [--rows | --in-turn] cpu|cuda KERNEL PROBLEM...\n");
         return 2;
     }
-    unsigned char *turns = calloc(kernel_total(), 1); /* of each kernel, how many of the problems it could run; the first
+    unsigned char *turns =
+        calloc(kernel_total(), 1); /* of each kernel, how many of the problems it could run; the first
                                                          is run by every other kernel */
     for (size_t i = 0, matching = 0; turns && i < kernel_total(); ++i) {
         const kernel_patterns wanted = {{argv[2]}, 1};
