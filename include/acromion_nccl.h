@@ -108,8 +108,8 @@ typedef enum acr_schedule {
      * slowest rank; ACR_RING if a rank's wisdom has no link of so many ranks and hosts. acr_group_plan_text says what
      * was expected of both, or what is missing. */
     ACR_SCHEDULE_AUTO = 0,
-    /* Blocks of keys and values go round; each is attended to while the next one arrives, and the partial outputs are
-     * merged in the order of ranks. No windows. */
+    /* Each rank attends to the others' blocks of keys and values in turn, that of the rank before it first, while the
+     * next ones arrive; the partial outputs are merged in the order of ranks. No windows. */
     ACR_RING = 1,
     /* Each rank receives the keys that its rows see, and only those, a few heads ahead of attention. One pass: nothing
      * is merged. Its buffers hold all of those keys. */
