@@ -14,15 +14,6 @@ DEV void wgmma_ss_mn(float (&d)[32], uint64_t a, uint64_t b, int accumulate)
     /* clang-format on */
 }
 
-/* The same with A [64 x 16] as parts of rows that it sums over: D = A * B. */
-DEV void wgmma_ss_b_mn(float (&d)[32], uint64_t a, uint64_t b, int accumulate)
-{
-    /* clang-format off */
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; " WGMMA_TEXT(64) ", %32, %33, p, 1, 1, 0, 1; }"
-                 : WGMMA_IO_N64 : "l"(a), "l"(b), "r"(accumulate));
-    /* clang-format on */
-}
-
 /* Products of 32 columns: half of the first 64 accumulators of wgmma.cuh. */
 #define WGMMA_D_N32 WGMMA_D0 ", " WGMMA_D1
 #define WGMMA_IO_N32 WGMMA_IO(0), WGMMA_IO(1)

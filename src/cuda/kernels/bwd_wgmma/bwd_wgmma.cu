@@ -14,10 +14,10 @@
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
- * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h).
+ * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h), DQ_RED=1 (dQ
+ * goes to global memory from registers, direct_dq.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 ORDER=0
- *             TURNS=0 DQ_DEPTH=1 QUERY_ROWS=0 DQ_RED=0 Q_STAGES=2 STATS_EARLY=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 DQ_RED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -32,28 +32,8 @@
 #ifndef SLOTS
 #define SLOTS 8
 #endif
-#ifndef ORDER
-#define ORDER 0
-#endif
-#ifndef TURNS
-#define TURNS 0
-#endif
-#ifndef DQ_DEPTH
-#define DQ_DEPTH 1
-#endif
-#ifndef QUERY_ROWS
-#define QUERY_ROWS 0
-#endif
-/* Consumers add dQ to global memory from their registers: see direct_dq.cuh. */
 #ifndef DQ_RED
 #define DQ_RED 0
-#endif
-/* ORDER 0: LSE and D are read before the waits for S and dP. Else they always are. */
-#ifndef STATS_EARLY
-#define STATS_EARLY 0
-#endif
-#ifndef Q_STAGES
-#define Q_STAGES 2
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -72,7 +52,7 @@ enum {
     CONSUMERS = 2,
     KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
     THREADS = 128 * (CONSUMERS + 1),
-    STAGES = Q_STAGES,               /* of Q and dO */
+    STAGES = 2,                      /* of Q and dO */
     DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
@@ -85,8 +65,7 @@ enum {
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
     DQ_ROUNDS = DQ_PARTS / CONSUMERS,
-    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS,      /* one: the warpgroups take turns */
-    ENTRY_IN_SHARED = SHARED_KEYS || DQ_DEPTH > 1, /* who adds dQ up has no registers for the entry's lengths */
+    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS, /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
@@ -120,7 +99,7 @@ typedef struct shared_memory {
     uint8_t p[DS_BYTES];
 #endif
 #if !DQ_RED
-    float dq[DQ_DEPTH][DQ_BUFFERS][DQ_PART_FLOATS];
+    float dq[DQ_BUFFERS][DQ_PART_FLOATS];
 #endif
     float stats[STAGES][2][Q_TILE];
 #if DQ_RED
@@ -133,13 +112,10 @@ typedef struct shared_memory {
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
 #if !DQ_RED
-    uint64_t dq_full[DQ_DEPTH][CONSUMERS], dq_empty[DQ_DEPTH][CONSUMERS];
+    uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
-#endif
-#if TURNS
-    uint64_t turn[CONSUMERS]; /* the other warpgroup has its score gradients */
 #endif
 } shared_memory;
 
@@ -150,7 +126,6 @@ typedef struct shared_memory {
 #include "cuda/device/isa/flag.cuh"
 #include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
-#include "cuda/device/isa/shared_transposed.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
 #include "cuda/device/isa/wgmma_rs.cuh"
@@ -172,13 +147,7 @@ static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64,
 static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 128 32");
 static_assert(HEADS_MEMORY >= 1024 && SLOTS >= 1, "HEADS_MEMORY: a MB or more; SLOTS: one or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
-static_assert(ORDER >= 0 && ORDER <= 2 && (ORDER == 0 || !SHARED_KEYS), "ORDER: 0, or to DIM 128 up to 2");
-static_assert(TURNS == 0 || (TURNS == 1 && ORDER == 2), "TURNS: 0, or with ORDER 2 1");
-static_assert(QUERY_ROWS == 0 || (QUERY_ROWS == 1 && !SHARED_KEYS), "QUERY_ROWS: 0, or to DIM 128 1");
-static_assert(DQ_DEPTH == 1 || (DQ_DEPTH == 2 && !SHARED_KEYS), "DQ_DEPTH: 1, or to DIM 128 2");
-static_assert(DQ_RED == 0 || (DQ_RED == 1 && DQ_DEPTH == 1), "DQ_RED: 0, or without buffers of dQ 1");
-static_assert(STATS_EARLY == 0 || (STATS_EARLY == 1 && ORDER == 0 && !SHARED_KEYS), "STATS_EARLY: 0, or to DIM 128 1");
-static_assert(Q_STAGES >= 2 && Q_STAGES <= 3, "Q_STAGES: 2 or 3");
+static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -366,7 +335,6 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
  * ALONE it stores them, and with ANY_ORDER nobody waits. */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
-    const int depth = use % DQ_DEPTH;
     if (turn > 0) {
         while (load_flag(visits) != turn)
             ;
@@ -375,9 +343,8 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
-        const uint32_t from = ADDRESS(smem, dq) + (depth * DQ_BUFFERS + group % DQ_BUFFERS) * (DQ_PART_FLOATS * 4);
-        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * (depth * CONSUMERS + group),
-                     (use / DQ_DEPTH * DQ_ROUNDS + part / CONSUMERS) & 1);
+        const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
+        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
         if (turn > 0 || turn == ANY_ORDER)
             add_floats(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
         else
@@ -392,7 +359,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
         bulk_wait_read();
 #pragma unroll
         for (int group = 0; group < CONSUMERS; group++)
-            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * (depth * CONSUMERS + group));
+            barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * group);
     }
     if (turn >= 0) {
         bulk_wait_done();
@@ -401,8 +368,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
     }
 }
 
-/* index: of the threads that take the uses in turn, one for each of DQ_DEPTH buffers. */
-DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared, int index)
+DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     int use = 0;
@@ -420,13 +386,9 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             /* the key tiles that visit the query tile are consecutive */
             const int turn = args.atomics != 0
                                  ? ANY_ORDER
-                                 : kv_tile - key_tiles_of(ENTRY_IN_SHARED ? entry_of(a, *w) : entry, tile).first;
+                                 : kv_tile - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
-                if (DQ_DEPTH > 1 && use % DQ_DEPTH != index) {
-                    use++;
-                    continue;
-                }
                 const tile_results to = results_of(a, head, first_tile + tile);
                 add_dq(smem, use++, to.slot != 0 ? ALONE : turn, to.visits, to.dq + kv_tile * to.slot);
             }
@@ -500,29 +462,23 @@ typedef struct key_fragments {
     uint32_t k[KEYS_IN_REGISTERS ? DIM / 4 : 1], v[KEYS_IN_REGISTERS ? DIM / 4 : 1];
 } key_fragments;
 
-/* Starts keys * transpose(queries), added to what is in s or instead of it, as a group of its own. The keys are in
- * `fragments` or, where a line has no registers for them, where the descriptor `keys` says. */
-DEV void start_products(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries, int accumulate)
+/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO), as a group of its own. The keys are in `fragments` or,
+ * where a line has no registers for them, where the descriptor `keys` says. */
+DEV void start_scores(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries)
 {
+    forget(s);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
 #if KEYS_IN_REGISTERS
-        wgmma_rs(s, fragments + 4 * step, descriptor_at(queries, in_panel), step != 0 || accumulate);
+        wgmma_rs(s, fragments + 4 * step, descriptor_at(queries, in_panel), step != 0);
 #else
         wgmma_ss(s, descriptor_at(keys, step / 4 * KV_PANEL_BYTES + in_panel),
-                 descriptor_at(queries, step / 4 * Q_PANEL_BYTES + in_panel), step != 0 || accumulate);
+                 descriptor_at(queries, step / 4 * Q_PANEL_BYTES + in_panel), step != 0);
 #endif
     }
     wgmma_commit();
-}
-
-/* Starts S^T = K * transpose(Q), or dP^T = V * transpose(dO). */
-DEV void start_scores(score_tile &s, const uint32_t *fragments, uint64_t keys, uint64_t queries)
-{
-    forget(s);
-    start_products(s, fragments, keys, queries, 0);
 }
 
 /* Starts dV += P^T * dO, or dK += dS^T * Q, as a group of its own. */
@@ -542,13 +498,8 @@ DEV void start_query_gradient(query_gradient &d, uint64_t ds, uint64_t keys)
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KV_TILE / WGMMA_K; step++)
-#if QUERY_ROWS
-        wgmma_ss_b_mn(d, descriptor_at(ds, step / 4 * Q_PANEL_BYTES + step % 4 * WGMMA_K * ELEM_BYTES),
-                      descriptor_at(keys, step * WGMMA_K * PANEL_ROW_BYTES), step != 0);
-#else
         wgmma_ss_mn(d, descriptor_at(ds, step * WGMMA_K * PANEL_ROW_BYTES),
                     descriptor_at(keys, step * WGMMA_K * PANEL_ROW_BYTES), step != 0);
-#endif
     wgmma_commit();
 }
 
@@ -615,20 +566,14 @@ DEV void find_score_gradients_of(packed_tile &ds, int column, const float *p, co
     }
 }
 
-/* Rows of dS: keys; 64 queries a panel. With QUERY_ROWS queries, and a panel is the keys of a warpgroup. */
+/* Rows of dS: keys; 64 queries a panel. */
 DEV void store_score_gradients(const packed_tile &ds, const consumer &c, int buffer, int part)
 {
     const int query = part * PART_QUERIES;
-#if QUERY_ROWS
-#pragma unroll
-    for (int step = 0; step < PART_QUERIES / 16; step++)
-        store_matrices_transposed(c.ds_row + buffer * DS_BYTES + (query + 16 * step) * PANEL_ROW_BYTES, ds + 4 * step);
-#else
     const uint32_t row = c.ds_row + buffer * DS_BYTES + query / PANEL_ELEMS * DS_PANEL_BYTES;
 #pragma unroll
     for (int step = 0; step < PART_QUERIES / 16; step++)
         store_matrices(row ^ (uint32_t)((query % PANEL_ELEMS / 8 + step * 2) * CHUNK_BYTES), ds + 4 * step);
-#endif
 }
 
 /* Trace points of a visit, here because the program reads their names from this file. */
@@ -647,10 +592,6 @@ DEV void trace_dp(int use)
 DEV void trace_ds_left(int use)
 {
     ACR_TRACE_POINT(use, "dS left");
-}
-DEV void trace_dq_asked(int use)
-{
-    ACR_TRACE_POINT(use, "the other's dS here, dQ asked");
 }
 DEV void trace_dq(int use)
 {
@@ -677,19 +618,16 @@ DEV void trace_end_of_visit(int use)
  * float 4 (128g + t) + r of the part. */
 DEV void hand_over(const query_gradient &d, const consumer &c, int count)
 {
-    const int depth = count % DQ_DEPTH;
-    const uint32_t to = ADDRESS(c.smem, dq) +
-                        (depth * DQ_BUFFERS + (DQ_BUFFERS == 1 ? 0 : c.index)) * (DQ_PART_FLOATS * 4) + c.thread * 16,
-                   barrier = BARRIER_BYTES * (depth * CONSUMERS + c.index);
+    const uint32_t to = ADDRESS(c.smem, dq) + (DQ_BUFFERS == 1 ? 0 : c.index) * (DQ_PART_FLOATS * 4) + c.thread * 16;
     const uint32_t parity =
-        (count / DQ_DEPTH & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
-    barrier_wait(ADDRESS(c.smem, dq_empty) + barrier, parity);
+        (count & 1) ^ (DQ_BUFFERS == 1 ? c.index == 0 : 1); /* of one buffer the first has it first */
+    barrier_wait(ADDRESS(c.smem, dq_empty) + BARRIER_BYTES * c.index, parity);
     trace_dq_place(count);
 #pragma unroll
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
     shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, dq_full) + barrier, c.lane);
+    arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * c.index, c.lane);
 }
 
 #endif
@@ -701,9 +639,9 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
     const int panel = DIM == 64 ? c.index : 0;
     if (round == 0)
         barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
-    const uint32_t rows = panel * (QUERY_ROWS ? PANEL_ELEMS * PANEL_ROW_BYTES : DS_PANEL_BYTES);
-    start_query_gradient(d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + rows, DS_PANEL_BYTES),
-                         descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
+    start_query_gradient(
+        d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + panel * DS_PANEL_BYTES, DS_PANEL_BYTES),
+        descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
 }
 
 /* Keys that do not exist may be anything in a packed batch or behind a key length, and NaN times a gradient of zero is
@@ -748,7 +686,7 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + DQ_DEPTH);
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + 1);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
@@ -766,17 +704,13 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, place_empty) + BARRIER_BYTES * i, 1);
     }
 #else
-    for (int i = 0; i < DQ_DEPTH * CONSUMERS; i++) {
+    for (int i = 0; i < CONSUMERS; i++) {
         barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
 #endif
 #if SHARED_KEYS
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
-#endif
-#if TURNS
-    for (int i = 0; i < CONSUMERS; i++)
-        barrier_init(ADDRESS(smem, turn) + BARRIER_BYTES * i, GROUP_WARPS);
 #endif
     barrier_init_done();
 }
@@ -808,9 +742,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 2 * WARP_THREADS)
             pass_turns(smem, shared);
 #else
-        if (DQ_DEPTH == 1 ? threadIdx.x == WARP_THREADS
-                          : threadIdx.x % WARP_THREADS == 0 && threadIdx.x / WARP_THREADS - 1 < DQ_DEPTH)
-            accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
+        if (threadIdx.x == WARP_THREADS)
+            accumulate_dq(args, smem, shared);
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);

@@ -65,52 +65,6 @@ DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
     hand_over(dq, c, use);
 }
 
-#if ORDER != 0 || STATS_EARLY
-
-/* Reads the lane's columns of a row statistic, two of each eight. */
-DEV void load_stats(float2 (&to)[PART_QUERIES / 8], const float *from)
-{
-#pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++)
-        to[column] = *(const float2 *)(from + 8 * column);
-}
-
-/* Starts dP^T - D = V * transpose(dO) - D as a group of its own: the sums begin with -D, which costs no more than to
- * subtract it later, and nothing waits for it here. d: of the lane's first column. */
-DEV void start_score_gradients(score_tile &dp, const uint32_t *fragments, uint64_t values, uint64_t d_o, const float *d)
-{
-    float2 sums[PART_QUERIES / 8];
-    load_stats(sums, d);
-#pragma unroll
-    for (int i = 0; i < PART_QUERIES / 2; i++)
-        dp[i] = i % 2 == 0 ? -sums[i / 4].x : -sums[i / 4].y;
-    start_products(dp, fragments, values, d_o, 1);
-}
-
-/* dS = P * (dP - D), rounded, where the sums of dp began with -D. */
-DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp)
-{
-#pragma unroll
-    for (int i = 0; i < PART_QUERIES / 4; i++)
-        ds[i] = pack<BF16>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
-}
-
-/* find_probabilities of a part, with LSE from registers. */
-DEV void find_probabilities(score_tile &s, packed_tile &p, const float2 (&lse)[PART_QUERIES / 8], const consumer &c,
-                            const fwd_args &a, const shared_memory *shared, bool masked, int query)
-{
-    const bool is_capped = has_softcap(a);
-    if (masked)
-        hide_scores(s, c, shared, query);
-#pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++)
-        find_probabilities_of(s, p, column, &lse[column].x, c, a, is_capped);
-}
-
-#endif
-
-#if ORDER == 0
-
 /* One query tile, that begins with row `query`: dQ of the visit before, and all other products of this one, 64 queries
  * after 64. No product is under way before or behind. */
 template <int IS_FIRST>
@@ -145,26 +99,15 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
         score_tile dp;
         packed_tile p, ds;
-#if STATS_EARLY
-        float2 lse[PART_QUERIES / 8];
-        start_score_gradients(dp, f.v, c.v, descriptor_at(d_o, rows), stats + Q_TILE);
-        load_stats(lse, stats);
-#else
-        const float *const lse = stats;
         start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
-#endif
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
-        find_probabilities(s, p, lse, c, a, shared, masked, query + part * PART_QUERIES);
+        find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
         trace_dp(use);
-#if STATS_EARLY
-        find_score_gradients(ds, s, dp);
-#else
         find_score_gradients(ds, s, dp, stats + Q_TILE);
-#endif
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
             start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
@@ -180,100 +123,6 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
     trace_end_of_visit(use);
 }
-
-#else
-
-/* Starts the scores of some queries of a tile, then their score gradients, a group each. Between the two it waits for
- * dO in a tile's first part. */
-DEV void start_part(score_tile &s, score_tile &dp, const key_fragments &f, const consumer &c, const key_work *w,
-                    const shared_memory *shared, int use, int query, int part)
-{
-    const bool is_cut = PACKED && query + Q_TILE > w->q_len;
-    const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
-    if (part == 0) {
-        wait_use(ADDRESS(c.smem, q_full), use);
-        if (is_cut)
-            clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
-    }
-    start_scores(s, f.k, c.k, descriptor_at(query_matrix(ADDRESS(c.smem, q), use), rows));
-    if (part == 0) {
-        wait_use(ADDRESS(c.smem, do_full), use);
-        if (is_cut)
-            clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
-    }
-    start_score_gradients(dp, f.v, c.v, descriptor_at(query_matrix(ADDRESS(c.smem, d_o), use), rows),
-                          &shared->stats[use % STAGES][1][part * PART_QUERIES + 2 * (c.lane % 4)]);
-}
-
-/* One query tile, that begins with row `query`. The products that take their rows from registers, dV and dK, leave half
- * of shared memory's bytes free: dS and dQ go out under them. ORDER 1: dQ of the same tile, once both warpgroups have
- * left dS. ORDER 2: dQ of the visit before, so that the warpgroups may be apart. No product is under way before or
- * behind. */
-template <int IS_FIRST>
-DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
-               const key_work *w, shared_memory *shared, int use, int query, bool masked)
-{
-    const int stage = use % STAGES, buffer = use % DS_STAGES;
-    const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
-    score_tile s, dp;
-    packed_tile p, ds;
-    query_gradient dq;
-
-#if TURNS
-    barrier_wait(ADDRESS(c.smem, turn) + BARRIER_BYTES * c.index, (use & 1) ^ (c.index == 0));
-#endif
-    start_part(s, dp, f, c, w, shared, use, query, 0);
-#pragma unroll
-    for (int part = 0; part < QUERY_PARTS; part++) {
-        const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
-        float2 lse[PART_QUERIES / 8];
-        load_stats(lse, &shared->stats[stage][0][part * PART_QUERIES + 2 * (c.lane % 4)]);
-        WGMMA_WAIT(1); /* the scores */
-        trace_scores(use);
-        find_probabilities(s, p, lse, c, a, shared, masked, query + part * PART_QUERIES);
-        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
-        trace_dv_asked(use);
-        WGMMA_WAIT(1); /* dP */
-        trace_dp(use);
-        find_score_gradients(ds, s, dp);
-        if (part + 1 < QUERY_PARTS) {
-            start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
-            start_part(s, dp, f, c, w, shared, use, query, part + 1);
-        }
-#if ORDER == 2
-        if (part == 0)
-            barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
-#endif
-        store_score_gradients(ds, c, buffer, part);
-    }
-    shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, c.lane);
-#if TURNS
-    arrive_warp(ADDRESS(c.smem, turn) + BARRIER_BYTES * (CONSUMERS - 1 - c.index), c.lane);
-#endif
-    trace_ds_left(use);
-    const uint32_t last = (QUERY_PARTS - 1) * PART_QUERIES * PANEL_ROW_BYTES;
-    if constexpr (ORDER == 1 || !IS_FIRST)
-        start_dq_of(dq, c, ORDER == 1 ? use : use - 1, 0);
-    trace_dq_asked(use);
-    start_key_gradient(dk, ds, descriptor_at(q, last), !IS_FIRST || QUERY_PARTS > 1);
-    if constexpr (ORDER == 1 || !IS_FIRST) {
-        WGMMA_WAIT(1); /* dV and dQ */
-        trace_dq(use);
-#if ORDER == 1
-        hand_over(dq, c, use);
-#else
-        finish_visit(dq, c, use - 1);
-#endif
-        trace_dq_left(use);
-    }
-    WGMMA_WAIT(0);
-    arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
-    arrive_warp(ADDRESS(c.smem, do_empty) + BARRIER_BYTES * stage, c.lane);
-    trace_end_of_visit(use);
-}
-
-#endif
 
 /* dQ of a work tile's last visit. A function of its own: written into the loop it costs d128 6 % (nvcc 13.0). */
 DEV void finish_dq_of(const consumer &c, int use)
@@ -297,9 +146,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
                         matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
                         matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
                         matrix_descriptor(ADDRESS(smem, k) + (DIM == 64 ? 0 : index) * KV_PANEL_BYTES, KV_PANEL_BYTES),
-                        QUERY_ROWS ? ADDRESS(smem, ds) + index * Q_PANEL_BYTES +
-                                         chunk_offset(lane / 16 * 8 + lane % 8, thread / 32 * 2 + lane / 8 % 2, 8)
-                                   : ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
+                        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
                         a.scale_log2};
     int use = 0;
     key_gradient dk, dv;
@@ -325,11 +172,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
                 use++;
                 visit<0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
             }
-#if ORDER == 1
-            use++;
-#else
             finish_dq_of(c, use++);
-#endif
         }
         arrive_warp(ADDRESS(smem, kv_empty), lane);
         store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
