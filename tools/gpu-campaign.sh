@@ -53,7 +53,7 @@ while (($#)); do
     esac
 done
 [[ -x $program ]] || die "no program: ACROMION names it"
-if ((${#names[@]} == 0)); then # docs/status.md, "Next"
+if ((${#names[@]} == 0)); then # candidates of the families' lab pages
     names=(e4m3-d128 win128-d128 win128-d64 d96 bwd-d128)
     arguments=(
         "e4m3:b1:h8:s512:d128 --family fwd_short

@@ -123,9 +123,8 @@ static acr_status make_stream(dist_device *device)
     if (status == ACR_OK)
         status = check(driver, driver->StreamCreateWithPriority(&device->transfers, CU_STREAM_NON_BLOCKING, greatest),
                        "cuStreamCreateWithPriority");
-    void **const events[] = {&device->event, &device->marks[0], &device->marks[1]};
-    for (size_t i = 0; i < sizeof events / sizeof events[0] && status == ACR_OK; i++)
-        status = check(driver, driver->EventCreate(events[i], CU_EVENT_NO_TIMING), "cuEventCreate");
+    if (status == ACR_OK)
+        status = check(driver, driver->EventCreate(&device->event, CU_EVENT_NO_TIMING), "cuEventCreate");
     return status;
 }
 
@@ -163,10 +162,8 @@ void dist_device_close(dist_device *device)
     if (!driver)
         return;
     if (device->context && driver->CtxPushCurrent(device->context) == 0) {
-        void *const events[] = {device->event, device->marks[0], device->marks[1]};
-        for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
-            if (events[i])
-                driver->EventDestroy(events[i]);
+        if (device->event)
+            driver->EventDestroy(device->event);
         if (device->transfers)
             driver->StreamDestroy(device->transfers);
         dist_leave(device);
@@ -251,32 +248,14 @@ acr_status dist_copy_lines(const dist_device *device, const dist_copy *copy, voi
     return check(device->driver, device->driver->Memcpy2DAsync(&c, stream), "cuMemcpy2DAsync");
 }
 
-static acr_status record(const dist_device *device, void *event, void *stream)
-{
-    return device->driver ? check(device->driver, device->driver->EventRecord(event, stream), "cuEventRecord") : ACR_OK;
-}
-
-static acr_status await(const dist_device *device, void *event, void *stream)
-{
-    return device->driver
-               ? check(device->driver, device->driver->StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
-               : ACR_OK;
-}
-
-acr_status dist_mark(const dist_device *device, int number, void *earlier)
-{
-    return record(device, device->marks[number], earlier);
-}
-
-acr_status dist_after(const dist_device *device, int number, void *later)
-{
-    return await(device, device->marks[number], later);
-}
-
 acr_status dist_follow(const dist_device *device, void *later, void *earlier)
 {
-    const acr_status status = record(device, device->event, earlier);
-    return status == ACR_OK ? await(device, device->event, later) : status;
+    const dist_driver *driver = device->driver;
+    if (!driver)
+        return ACR_OK;
+    const acr_status status = check(driver, driver->EventRecord(device->event, earlier), "cuEventRecord");
+    return status == ACR_OK ? check(driver, driver->StreamWaitEvent(later, device->event, 0), "cuStreamWaitEvent")
+                            : status;
 }
 
 acr_status dist_is_idle(const dist_device *device, void *stream, int *out)
@@ -318,13 +297,15 @@ void dist_timer_close(const dist_device *device, dist_timer *timer)
 acr_status dist_timer_start(const dist_device *device, dist_timer *timer, void *stream)
 {
     timer->begin_s = dist_now_s();
-    return record(device, timer->begin, stream);
+    return device->driver ? check(device->driver, device->driver->EventRecord(timer->begin, stream), "cuEventRecord")
+                          : ACR_OK;
 }
 
 acr_status dist_timer_stop(const dist_device *device, dist_timer *timer, void *stream)
 {
     timer->end_s = dist_now_s();
-    return record(device, timer->end, stream);
+    return device->driver ? check(device->driver, device->driver->EventRecord(timer->end, stream), "cuEventRecord")
+                          : ACR_OK;
 }
 
 acr_status dist_timer_read(const dist_device *device, const dist_timer *timer, double *seconds)

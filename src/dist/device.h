@@ -13,7 +13,6 @@ typedef struct dist_device {
     void *context;   /* CUcontext, retained */
     void *transfers; /* the stream of transfers; the host has none */
     void *event;     /* for dist_follow */
-    void *marks[2];  /* events for dist_mark */
 } dist_device;
 
 /* Errors: ACR_NO_DEVICE, ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
@@ -42,11 +41,6 @@ acr_status dist_copy_lines(const dist_device *device, const dist_copy *copy, voi
 
 /* What comes on stream `later` from now on waits for what is on stream `earlier`. */
 acr_status dist_follow(const dist_device *device, void *later, void *earlier);
-
-/* The same in two halves, with calls between them: what comes on a stream from dist_after on waits for what was on a
- * stream at the last dist_mark of this number, 0 or 1. */
-acr_status dist_mark(const dist_device *device, int number, void *earlier);
-acr_status dist_after(const dist_device *device, int number, void *later);
 
 /* The host's clock that only goes forward. */
 double dist_now_s(void);

@@ -14,6 +14,7 @@ typedef struct ring_block {
 typedef struct ring_data {
     char **blocks; /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
     int *parts;    /* of each piece; a piece's calls are in the order of its parts */
+    char *sends;   /* of each step, whether the rank that has this rank's block then sees a key of it */
 } ring_data;
 
 static ring_block block_of(const acr_group_plan *plan, int rank)
@@ -39,21 +40,14 @@ static int target_of(const acr_group *group, int step)
     return (group->rank + step) % group->ranks;
 }
 
-/* Whether a rank needs the block of another: one of its rows sees a key there. */
-static int needs(const acr_group_plan *plan, int rank, int source)
+/* A transfer brings the blocks of the steps from `first`, a power of two, to before `end`. */
+typedef struct ring_steps {
+    int first, end;
+} ring_steps;
+
+static ring_steps steps_from(const acr_group *group, int first)
 {
-    const dist_sequences *s = &plan->sequences;
-    for (int which = 0; which < 2; which++) {
-        const int chunk = dist_chunk_of(s->ranks, rank, s->placement, which);
-        const int first = dist_chunk_of(s->ranks, source, s->placement, 0);
-        if (chunk < 0)
-            continue;
-        const int chunks = dist_chunks(s->ranks, s->placement);
-        const acr_rows rows = dist_chunk(s->q_len, chunks, chunk), keys = dist_chunk(s->kv_len, chunks, first);
-        if (!s->is_causal || rows.first + rows.count - 1 + s->diagonal >= keys.first)
-            return 1;
-    }
-    return 0;
+    return (ring_steps){first, 2 * first < group->ranks ? 2 * first : group->ranks};
 }
 
 /* ---- Preparing --------------------------------------------------------------------------------------------------- */
@@ -105,6 +99,36 @@ static acr_status prepare_piece(acr_group_plan *plan, int index, int *parts)
     return status;
 }
 
+/* Whether one of a rank's rows sees a key of another's block. pieces: room for those of any rank. */
+static int needs(const acr_group_plan *plan, dist_piece *pieces, int rank, int source)
+{
+    const int count = dist_pieces(&plan->sequences, rank, 1, pieces);
+    int needed = 0;
+    for (int i = 0; i < count; i++)
+        needed |= dist_seen_of(&plan->sequences, &pieces[i], source).count > 0;
+    return needed;
+}
+
+/* What travels in each step, and where to. */
+static acr_status prepare_blocks(acr_group_plan *plan, dist_piece *pieces)
+{
+    const acr_group *group = plan->group;
+    const ring_data *data = plan->own;
+    const ring_block own = block_of(plan, group->rank);
+    acr_status status = ACR_OK;
+    for (int step = 1; step < group->ranks && status == ACR_OK; step++) {
+        const int source = source_of(group, step);
+        const ring_block b = block_of(plan, source);
+        void *memory = NULL;
+        data->sends[step] = (char)needs(plan, pieces, target_of(group, step), group->rank);
+        plan->traffic_bytes += data->sends[step] ? own.k_bytes + own.v_bytes : 0;
+        if (needs(plan, pieces, group->rank, source))
+            status = dist_plan_alloc(plan, b.values + b.v_bytes, &memory);
+        data->blocks[step] = memory;
+    }
+    return status;
+}
+
 static acr_status ring_prepare(acr_group_plan *plan)
 {
     const acr_group *group = plan->group;
@@ -112,39 +136,36 @@ static acr_status ring_prepare(acr_group_plan *plan)
     ring_data *data;
     acr_status status = dist_calloc(pieces, sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status =
-            dist_calloc(1, sizeof *data + ranks * sizeof data->blocks[0] + pieces * sizeof data->parts[0], &plan->own);
+        status = dist_calloc(1, sizeof *data + ranks * (sizeof *data->blocks + 1) + pieces * sizeof *data->parts,
+                             &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;
     data->blocks = (char **)(void *)(data + 1);
     data->parts = (int *)(void *)(data->blocks + ranks);
+    data->sends = (char *)(data->parts + pieces);
     plan->q_rows = dist_rows_of(plan->problem.q_len, group->ranks, group->rank, plan->sequences.placement);
     plan->kv_rows = dist_rows_of(plan->problem.kv_len, group->ranks, group->rank, plan->sequences.placement);
+    status = prepare_blocks(plan, plan->pieces); /* the rank's own come after the others' */
     plan->piece_count = dist_pieces(&plan->sequences, group->rank, 1, plan->pieces);
-    const ring_block own = block_of(plan, group->rank);
-    for (int step = 1; step < group->ranks && status == ACR_OK; step++) {
-        const ring_block b = block_of(plan, source_of(group, step));
-        void *memory = NULL;
-        if (needs(plan, target_of(group, step), group->rank))
-            plan->traffic_bytes += own.k_bytes + own.v_bytes;
-        if (needs(plan, group->rank, source_of(group, step)))
-            status = dist_plan_alloc(plan, b.values + b.v_bytes, &memory);
-        data->blocks[step] = memory;
-    }
     for (int i = 0; i < plan->piece_count && status == ACR_OK; i++)
         status = prepare_piece(plan, i, &data->parts[i]);
     return status;
 }
 
-/* A transfer brings the blocks of the steps from `first`, a power of two, to before `end`. */
-typedef struct ring_steps {
-    int first, end;
-} ring_steps;
-
-static ring_steps steps_from(const acr_group *group, int first)
+/* Seconds of the transfer of some steps: what is sent goes beside what is received. */
+static double transfer_seconds(const acr_group_plan *plan, const acr_link *link, ring_steps steps)
 {
-    return (ring_steps){first, 2 * first < group->ranks ? 2 * first : group->ranks};
+    const ring_data *data = plan->own;
+    const ring_block own = block_of(plan, plan->group->rank);
+    size_t sent = 0, received = 0;
+    for (int s = steps.first; s < steps.end; s++) {
+        const ring_block b = block_of(plan, source_of(plan->group, s));
+        sent += data->sends[s] ? own.k_bytes + own.v_bytes : 0;
+        received += data->blocks[s] ? b.k_bytes + b.v_bytes : 0;
+    }
+    return sent + received > 0 ? link->latency_s + (double)(sent > received ? sent : received) / link->bytes_per_s
+                               : 0.0;
 }
 
 /* Transfers follow each other beside attention; attention to a block waits for the one that brings it. */
@@ -153,19 +174,13 @@ static double ring_expect(const acr_group_plan *plan, const acr_link *link)
     const acr_group *group = plan->group;
     const acr_problem *p = &plan->problem;
     const ring_data *data = plan->own;
-    const ring_block own = block_of(plan, group->rank);
     double arrived = 0.0, seconds = dist_plan_attention(plan, 0);
-    for (int step = 1; step < group->ranks; step++) {
-        const ring_steps steps = steps_from(group, step);
-        size_t sent = 0, received = 0;
-        for (int s = step; (step & (step - 1)) == 0 && s < steps.end; s++) {
-            const ring_block b = block_of(plan, source_of(group, s));
-            sent += needs(plan, target_of(group, s), group->rank) ? own.k_bytes + own.v_bytes : 0;
-            received += needs(plan, group->rank, source_of(group, s)) ? b.k_bytes + b.v_bytes : 0;
-        }
-        if (sent + received > 0)
-            arrived += link->latency_s + (double)(sent > received ? sent : received) / link->bytes_per_s;
-        seconds = (seconds > arrived ? seconds : arrived) + dist_plan_attention(plan, step);
+    for (int first = 1; first < group->ranks; first *= 2) {
+        const ring_steps steps = steps_from(group, first);
+        arrived += transfer_seconds(plan, link, steps);
+        seconds = seconds > arrived ? seconds : arrived;
+        for (int s = steps.first; s < steps.end; s++)
+            seconds += dist_plan_attention(plan, s);
     }
     for (int i = 0; i < plan->piece_count; i++)
         seconds += dist_plan_merging(plan, link, p->batch * p->q_heads * plan->pieces[i].rows, data->parts[i]);
@@ -181,7 +196,7 @@ typedef struct ring_keys {
 static ring_keys keys_of(const acr_group_plan *plan, const acr_buffers *b, int step)
 {
     const char *block = ((const ring_data *)plan->own)->blocks[step];
-    if (step == 0 || !block)
+    if (!block) /* of step 0; of other steps without a block there is no call */
         return (ring_keys){b->k, b->v};
     return (ring_keys){block, block + block_of(plan, source_of(plan->group, step)).values};
 }
@@ -217,7 +232,7 @@ static acr_status exchange(acr_group_plan *plan, const acr_buffers *b, ring_step
     const ring_data *data = plan->own;
     acr_status status = dist_transfer_begin(group);
     for (int s = steps.first; s < steps.end && status == ACR_OK; s++) {
-        if (needs(plan, target_of(group, s), group->rank))
+        if (data->sends[s])
             status = send_own(plan, b, target_of(group, s));
         if (status == ACR_OK && data->blocks[s])
             status = receive(plan, data->blocks[s], source_of(group, s));
@@ -264,8 +279,9 @@ static acr_status merge(const acr_group_plan *plan, const acr_buffers *b, void *
     return status;
 }
 
-static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, ring_keys keys, int step, void *stream)
+static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, int step, void *stream)
 {
+    const ring_keys keys = keys_of(plan, b, step);
     acr_status status = ACR_OK;
     for (int i = 0; i < plan->call_count && status == ACR_OK; i++) {
         const dist_call *call = &plan->calls[i];
@@ -276,20 +292,10 @@ static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, ring_
     return status;
 }
 
-/* Transfers use the device's two marks in turn. first: of a transfer's steps. */
-static int mark_of(int first)
-{
-    return first & 0x55555555 ? 0 : 1;
-}
-
-/* Begins the transfer of the steps from `first` on, which waits for nothing but the transfer before. */
+/* Begins the transfer of the steps from `first` on, if there are any: it waits for nothing but the transfer before. */
 static acr_status begin_exchange(acr_group_plan *plan, const acr_buffers *b, int first)
 {
-    acr_group *group = plan->group;
-    if (first >= group->ranks)
-        return ACR_OK;
-    const acr_status status = exchange(plan, b, steps_from(group, first));
-    return status == ACR_OK ? dist_mark(&group->device, mark_of(first), group->device.transfers) : status;
+    return first < plan->group->ranks ? exchange(plan, b, steps_from(plan->group, first)) : ACR_OK;
 }
 
 /* Attention to the first block of a transfer waits for it, and so behind the last wait all that is sent has left, too:
@@ -297,19 +303,21 @@ static acr_status begin_exchange(acr_group_plan *plan, const acr_buffers *b, int
 static acr_status ring_execute(acr_group_plan *plan, const acr_buffers *b, void *stream)
 {
     acr_group *group = plan->group;
-    acr_status status = dist_follow(&group->device, group->device.transfers, stream); /* the caller's inputs */
+    const dist_device *device = &group->device;
+    acr_status status = dist_follow(device, device->transfers, stream); /* the caller's inputs */
     if (status == ACR_OK)
         status = begin_exchange(plan, b, 1);
-    for (int step = 0; step < group->ranks && status == ACR_OK; step++) {
-        if (step > 0 && (step & (step - 1)) == 0) {
-            status = dist_transfer_end(group);
-            if (status == ACR_OK)
-                status = begin_exchange(plan, b, 2 * step);
-            if (status == ACR_OK)
-                status = dist_after(&group->device, mark_of(step), stream);
-        }
+    if (status == ACR_OK)
+        status = attend(plan, b, 0, stream);
+    for (int first = 1; first < group->ranks && status == ACR_OK; first *= 2) {
+        const ring_steps steps = steps_from(group, first);
+        status = dist_transfer_end(group);
         if (status == ACR_OK)
-            status = attend(plan, b, keys_of(plan, b, step), step, stream);
+            status = dist_follow(device, stream, device->transfers);
+        if (status == ACR_OK)
+            status = begin_exchange(plan, b, 2 * first);
+        for (int s = steps.first; s < steps.end && status == ACR_OK; s++)
+            status = attend(plan, b, s, stream);
     }
     return status == ACR_OK ? merge(plan, b, stream) : status;
 }

@@ -117,7 +117,7 @@ TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}"
 
 
 # Shapes that any line can run: each goes to one of fp16 and bf16, with the next head dim to the other.
-COMMON = (*(shape for shape in SHAPES + LONG if "packed" not in shape and "win" not in shape),)
+COMMON = [shape for shape in SHAPES + LONG if "packed" not in shape and "win" not in shape]
 
 
 def problems(shapes, dims, dtypes=("f16", "bf16")):
