@@ -1,6 +1,6 @@
 /* The ring: in step s a rank attends to the block of the rank s before it. Blocks come straight from their ranks: the
- * first alone, then two at once, four, eight, while attention goes on. So there are few transfers: each may have to wait
- * until attention leaves it multiprocessors.
+ * first alone, then two at once, four, eight, while attention goes on. So there are few transfers, each of which may
+ * have to wait until attention leaves it multiprocessors.
  * Partial outputs of a piece lie in the order of the ranks whose keys they saw, and are merged in it: the bits depend
  * on no transfer. */
 #include "error.h"
