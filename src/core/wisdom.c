@@ -318,6 +318,27 @@ static bool read_effort(const char *text, acr_effort *effort)
     return strcmp(text, "patient") == 0 || strcmp(text, "measure") == 0;
 }
 
+static acr_status next_count(char **rest, int number, const char *name, uint32_t *value)
+{
+    return read_count(value_of(next_word(rest), name), value)
+               ? ACR_OK
+               : acr__fail(ACR_FORMAT, "line %d: expected %s= and a count", number, name);
+}
+
+static acr_status next_decimal(char **rest, int number, const char *name, double *value)
+{
+    return read_decimal(value_of(next_word(rest), name), value)
+               ? ACR_OK
+               : acr__fail(ACR_FORMAT, "line %d: expected %s= and a decimal", number, name);
+}
+
+/* n=, the last word of a line. */
+static acr_status last_count(char *rest, int number, uint32_t *value)
+{
+    const acr_status status = next_count(&rest, number, "n", value);
+    return status == ACR_OK && *rest ? line_error(number, "unexpected text after n=") : status;
+}
+
 /* "<problem> = <kernel> img=... effort=... median_ns=... mad_ns=... n=..." */
 static acr_status read_fact(char *line, int number, acr__fact *fact)
 {
@@ -336,14 +357,13 @@ static acr_status read_fact(char *line, int number, acr__fact *fact)
         return line_error(number, "expected img= and 16 hexadecimal digits");
     if (!read_effort(value_of(next_word(&rest), "effort"), &fact->effort))
         return line_error(number, "expected effort=measure or effort=patient");
-    if (!read_decimal(value_of(next_word(&rest), "median_ns"), &fact->median_ns))
-        return line_error(number, "expected median_ns= and a decimal");
-    if (!read_decimal(value_of(next_word(&rest), "mad_ns"), &fact->mad_ns))
-        return line_error(number, "expected mad_ns= and a decimal");
-    if (!read_count(value_of(next_word(&rest), "n"), &fact->samples))
-        return line_error(number, "expected n= and a count");
-    if (*rest)
-        return line_error(number, "unexpected text after n=");
+    acr_status status = next_decimal(&rest, number, "median_ns", &fact->median_ns);
+    if (status == ACR_OK)
+        status = next_decimal(&rest, number, "mad_ns", &fact->mad_ns);
+    if (status == ACR_OK)
+        status = last_count(rest, number, &fact->samples);
+    if (status != ACR_OK)
+        return status;
     acr_problem parsed;
     char canonical[ACR_PROBLEM_TEXT_MAX];
     if (acr_problem_parse(&parsed, fact->problem, NULL) != ACR_OK ||
@@ -355,22 +375,21 @@ static acr_status read_fact(char *line, int number, acr__fact *fact)
 /* What follows "link ": "ranks=... hosts=... bytes_per_s=... latency_ns=... copy_bytes_per_s=... n=..." */
 static acr_status read_link(char *rest, int number, acr_link *link)
 {
-    uint32_t ranks, hosts;
+    uint32_t ranks = 0, hosts = 0;
     *link = (acr_link)ACR_LINK_INIT;
-    if (!read_count(value_of(next_word(&rest), "ranks"), &ranks))
-        return line_error(number, "expected ranks= and a count");
-    if (!read_count(value_of(next_word(&rest), "hosts"), &hosts))
-        return line_error(number, "expected hosts= and a count");
-    if (!read_decimal(value_of(next_word(&rest), "bytes_per_s"), &link->bytes_per_s))
-        return line_error(number, "expected bytes_per_s= and a decimal");
-    if (!read_decimal(value_of(next_word(&rest), "latency_ns"), &link->latency_s))
-        return line_error(number, "expected latency_ns= and a decimal");
-    if (!read_decimal(value_of(next_word(&rest), "copy_bytes_per_s"), &link->copy_bytes_per_s))
-        return line_error(number, "expected copy_bytes_per_s= and a decimal");
-    if (!read_count(value_of(next_word(&rest), "n"), &link->samples))
-        return line_error(number, "expected n= and a count");
-    if (*rest)
-        return line_error(number, "unexpected text after n=");
+    acr_status status = next_count(&rest, number, "ranks", &ranks);
+    if (status == ACR_OK)
+        status = next_count(&rest, number, "hosts", &hosts);
+    if (status == ACR_OK)
+        status = next_decimal(&rest, number, "bytes_per_s", &link->bytes_per_s);
+    if (status == ACR_OK)
+        status = next_decimal(&rest, number, "latency_ns", &link->latency_s);
+    if (status == ACR_OK)
+        status = next_decimal(&rest, number, "copy_bytes_per_s", &link->copy_bytes_per_s);
+    if (status == ACR_OK)
+        status = last_count(rest, number, &link->samples);
+    if (status != ACR_OK)
+        return status;
     link->ranks = (int32_t)ranks;
     link->hosts = (int32_t)hosts;
     link->latency_s *= 1e-9;

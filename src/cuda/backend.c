@@ -771,31 +771,54 @@ static void cuda_mem_free(acr__backend_device *device, void *memory)
     leave(d, &scope);
 }
 
-/* Enqueues a copy or fill on the copy stream. */
-typedef CUresult transfer(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes);
+/* Enqueues a copy or fill on a stream. */
+typedef CUresult transfer(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes,
+                          CUstream stream);
 
-static CUresult upload(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+static CUresult upload(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes,
+                       CUstream stream)
 {
     (void)value;
-    return d->driver.MemcpyHtoDAsync(address_of(to), from, bytes, d->copy_stream);
+    return d->driver.MemcpyHtoDAsync(address_of(to), from, bytes, stream);
 }
 
-static CUresult download(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+static CUresult download(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes,
+                         CUstream stream)
 {
     (void)value;
-    return d->driver.MemcpyDtoHAsync(to, address_of(from), bytes, d->copy_stream);
+    return d->driver.MemcpyDtoHAsync(to, address_of(from), bytes, stream);
 }
 
-static CUresult fill(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes)
+static CUresult copy(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes,
+                     CUstream stream)
+{
+    (void)value;
+    return d->driver.MemcpyDtoDAsync(address_of(to), address_of(from), bytes, stream);
+}
+
+static CUresult fill(const cuda_device *d, void *to, const void *from, unsigned char value, size_t bytes,
+                     CUstream stream)
 {
     (void)from;
-    return d->driver.MemsetD8Async(address_of(to), value, bytes, d->copy_stream);
+    return d->driver.MemsetD8Async(address_of(to), value, bytes, stream);
 }
 
-/* Runs one transfer and waits for it. Nothing here waits for the whole device: that would void a capture running on any
- * stream. */
+/* Where a transfer goes: on the copy stream, with a wait for it, or on the caller's. */
+typedef struct transfer_stream {
+    int waits;
+    CUstream stream;
+} transfer_stream;
+
+static const transfer_stream waited_for = {1, NULL};
+
+static transfer_stream on_stream(void *stream)
+{
+    return (transfer_stream){0, stream};
+}
+
+/* Nothing here waits for the whole device: that would void a capture running on any stream. */
 static acr_status run_transfer(acr__backend_device *device, transfer *run, const char *what, void *to, const void *from,
-                               unsigned char value, size_t bytes)
+                               unsigned char value, size_t bytes, transfer_stream on)
 {
     const cuda_device *d = (const cuda_device *)device;
     entered scope;
@@ -803,8 +826,8 @@ static acr_status run_transfer(acr__backend_device *device, transfer *run, const
     if (status != ACR_OK)
         return status;
     if (bytes > 0)
-        status = check(d, run(d, to, from, value, bytes), what);
-    if (status == ACR_OK)
+        status = check(d, run(d, to, from, value, bytes, on.waits ? d->copy_stream : on.stream), what);
+    if (status == ACR_OK && on.waits)
         status = check(d, d->driver.StreamSynchronize(d->copy_stream), what);
     leave(d, &scope);
     return status;
@@ -812,29 +835,34 @@ static acr_status run_transfer(acr__backend_device *device, transfer *run, const
 
 static acr_status cuda_mem_upload(acr__backend_device *device, void *to, const void *from_host, size_t bytes)
 {
-    return run_transfer(device, upload, "cuMemcpyHtoDAsync", to, from_host, 0, bytes);
+    return run_transfer(device, upload, "cuMemcpyHtoDAsync", to, from_host, 0, bytes, waited_for);
 }
 
 static acr_status cuda_mem_download(acr__backend_device *device, void *to_host, const void *from, size_t bytes)
 {
-    return run_transfer(device, download, "cuMemcpyDtoHAsync", to_host, from, 0, bytes);
+    return run_transfer(device, download, "cuMemcpyDtoHAsync", to_host, from, 0, bytes, waited_for);
 }
 
 static acr_status cuda_mem_fill(acr__backend_device *device, void *memory, unsigned char value, size_t bytes)
 {
-    return run_transfer(device, fill, "cuMemsetD8Async", memory, NULL, value, bytes);
+    return run_transfer(device, fill, "cuMemsetD8Async", memory, NULL, value, bytes, waited_for);
 }
 
 static acr_status cuda_mem_zero_async(acr__backend_device *device, void *memory, size_t bytes, void *stream)
 {
-    const cuda_device *d = (const cuda_device *)device;
-    entered scope;
-    acr_status status = enter(d, &scope);
-    if (status != ACR_OK)
-        return status;
-    status = check(d, d->driver.MemsetD8Async(address_of(memory), 0, bytes, stream), "cuMemsetD8Async");
-    leave(d, &scope);
-    return status;
+    return run_transfer(device, fill, "cuMemsetD8Async", memory, NULL, 0, bytes, on_stream(stream));
+}
+
+static acr_status cuda_copy_on_device(acr__backend_device *device, void *to, const void *from, size_t bytes,
+                                      void *stream)
+{
+    return run_transfer(device, copy, "cuMemcpyDtoDAsync", to, from, 0, bytes, on_stream(stream));
+}
+
+static acr_status cuda_fill_on_device(acr__backend_device *device, void *memory, unsigned char value, size_t bytes,
+                                      void *stream)
+{
+    return run_transfer(device, fill, "cuMemsetD8Async", memory, NULL, value, bytes, on_stream(stream));
 }
 
 /* ---- Streams ---- */
@@ -1185,35 +1213,6 @@ static acr_status cuda_graph_time_prepared(acr__graph *graph, acr__enqueue *prep
     if (status == ACR_OK)
         status = time_gated(d, &timer, seconds);
     free_events(d, &timer);
-    leave(d, &scope);
-    return status;
-}
-
-static acr_status cuda_copy_on_device(acr__backend_device *device, void *to, const void *from, size_t bytes,
-                                      void *stream)
-{
-    const cuda_device *d = (const cuda_device *)device;
-    entered scope;
-    acr_status status = enter(d, &scope);
-    if (status != ACR_OK)
-        return status;
-    if (bytes > 0)
-        status =
-            check(d, d->driver.MemcpyDtoDAsync(address_of(to), address_of(from), bytes, stream), "cuMemcpyDtoDAsync");
-    leave(d, &scope);
-    return status;
-}
-
-static acr_status cuda_fill_on_device(acr__backend_device *device, void *memory, unsigned char value, size_t bytes,
-                                      void *stream)
-{
-    const cuda_device *d = (const cuda_device *)device;
-    entered scope;
-    acr_status status = enter(d, &scope);
-    if (status != ACR_OK)
-        return status;
-    if (bytes > 0)
-        status = check(d, d->driver.MemsetD8Async(address_of(memory), value, bytes, stream), "cuMemsetD8Async");
     leave(d, &scope);
     return status;
 }
