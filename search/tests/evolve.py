@@ -682,8 +682,8 @@ def device_search(context, ncu):
 
 
 def test_gpus(context):
-    """One run on two GPUs finds what it finds on one, sets of the same machine code in one round included; a kill in
-    between makes no difference. What both have judged is told."""
+    """One run on two GPUs finds what it finds on one, and so do three judges on one, sets of the same machine code in
+    one round included; a kill in between makes no difference. What both have judged is told."""
     if not context.driver or not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
         print("skipped: the fake driver's folder (--driver) and nvcc are needed")
         sys.exit(77)
@@ -723,16 +723,17 @@ def test_gpus(context):
 
     with_gpus(1, "one", begin)
     with_gpus(2, "two", begin)
+    with_gpus(1, "beside", [*begin, "--judges", "3"])
     with_gpus(2, "killed", begin, kill_after=3)
     with_gpus(2, "killed", ["evolve", "--resume", "--no-profile", "--tree", str(tree)])
     trials = context.archive("one")
-    for name in ("two", "killed"):
+    for name in ("two", "killed", "beside"):
         found = difference(trials, context.archive(name))
-        check(found is None, f"{name}: two GPUs found something else: {found}")
+        check(found is None, f"{name}: several judges found something else: {found}")
     twins = [t for t in trials if t["status"] == "duplicate" and t["original"] and
              trials[t["original"] - 1]["round"] == t["round"]]
     check(twins, "one round has sets of the same machine code")
-    for name, devices in (("one", {0}), ("two", {0, 1})):
+    for name, devices in (("one", {0}), ("two", {0, 1}), ("beside", {0})):
         with contextlib.closing(sqlite3.connect(context.store(name))) as store:
             judged = {row[0] for row in store.execute("SELECT DISTINCT device FROM trial WHERE status = 'valid'")}
             check(judged == devices, f"{name}: judged on {judged}")
