@@ -77,7 +77,7 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_GPUS, "gpus", "N",
      "cuda: judge on so many GPUs side by side, equal ones from --device on; default 1; said again to --resume"},
     {ID_JUDGES, "judges", "N",
-     "cuda: so many trials at once on each GPU, checked side by side, timed alone; default 1; said again to --resume"},
+     "cuda: so many trials at once on each GPU, timed one by one; default 1; said again to --resume"},
     {ID_LAUNCHER, "launcher", "COMMAND",
      "judge by workers that this starts ('srun -n1 --gpus=1', 'ssh host'); said again to --resume"},
     {ID_WORKERS, "workers", "N", "so many at once, each with ACROMION_WORKER=0, 1, ...; default 1"},

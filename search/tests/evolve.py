@@ -238,6 +238,29 @@ def test_usage(context):
     context.run("trials", "list", "--store", str(bad), code=3)
 
 
+def test_found(context):
+    """What `why` and `info` say of kernels that a search came upon is what the runs hold."""
+    lines = (ROOT / "src/kernels.def").read_text()
+    listed = re.findall(r"^FOUND\((\w+), (\d+), \"([^\"]*)\", \"([^\"]*)\"\)$",
+                        (ROOT / "workbench/kernels/found.def").read_text(), re.MULTILINE)
+    check(len(listed) >= 3, f"kernels that were found: {listed}")
+    for kernel, trial, how, run in listed:
+        check(f"KERNEL({kernel}, " in lines, f"{kernel} is a line")
+        name, *rest = run.split(", ")
+        files = [ROOT / word for word in rest if word.startswith("results/")]
+        for file in files:
+            twin = kernel.replace("_bf16_", "_f16_") if "twin" in how else kernel
+            trials = [json.loads(line) for line in file.read_text().splitlines()]
+            trial_of_run = [t for t in trials if t["id"] == int(trial) and t.get("run", name) == name]
+            check([t["kernel"] for t in trial_of_run] == [twin] and trial_of_run[0]["is_improved"], f"{kernel}: {run}")
+            check((trial_of_run[0]["arm"] == "control") == (how == "random search"), f"{kernel}: {how}")
+    told = context.run("why", "e4m3:b1:h8:s512:d128", "--gpu", "h200").stdout
+    if "plan: fwd_short" in told:  # a build that has the line
+        check("found by evolve, trial 12 (random search) of e4m3-d128, results/" in told, told)
+        kernels = json.loads(context.run("info", "--json").stdout)["kernels"]
+        check([k for k in kernels if "trial 12 (" in k.get("found", "")], "info names the trial")
+
+
 def test_moved(context):
     """A run does not go on with other spaces than it began with; the refusal names them, the store stays readable."""
     tree = context.folder / "tree"

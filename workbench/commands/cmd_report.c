@@ -39,9 +39,8 @@ static const command_spec spec = {
         "latency beside the peers, roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by "
         "gnuplot) and styles,\n"
         "and fetches nothing.\n"
-        "Without a file: results/*.json and those of profile, train and evolve's curves in this folder. With "
-        "--markdown it writes the "
-        "tables of documents.\n",
+        "Without a file: results/*.json and those of profile, train and evolve's curves in this folder.\n"
+        "With --markdown it writes the tables of documents.\n",
     .options = options,
     .common = 0,
 };
