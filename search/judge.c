@@ -838,12 +838,13 @@ static acr_status check_launch(timed_kernel *k, int set, uint64_t counter, const
 }
 
 /* Whether a sample without an oracle's launch is looked at: always, unless a device holds tensors so large that copies
- * of them would take most of a trial's time. Of those a share is, drawn from the hidden seed, of either kernel; all of
- * them where a claim depends on it. */
+ * of them would take most of a trial's time. Of those a share is, drawn from the hidden seed, of either kernel; eight
+ * times as large where a claim depends on it. */
 static bool is_looked_at(const timed_kernel *k)
 {
     enum {
-        WHOLE_BYTES = 4 << 20 /* of inputs that are drawn */
+        WHOLE_BYTES = 4 << 20, /* of inputs that are drawn: all samples are looked at */
+        THOROUGHLY = 8
     };
     const timed_pair *d = k->pair;
     double bytes = 0;
@@ -851,7 +852,8 @@ static bool is_looked_at(const timed_kernel *k)
         bytes += (double)d->elem_bytes * (double)drawn_elements(d, (input_tensor)i);
     }
     const uint64_t bits = random_bits(d->s->job.hidden_seed, STREAM_LOOKED + (uint64_t)k->slot, k->drawn);
-    return d->s->job.thorough || !d->device_pool || (double)(bits >> 11) * 0x1p-53 * bytes <= WHOLE_BYTES;
+    const double whole = (double)WHOLE_BYTES * (d->s->job.thorough ? THOROUGHLY : 1);
+    return !d->device_pool || (double)(bits >> 11) * 0x1p-53 * bytes <= whole;
 }
 
 /* ---- Samples ---- */

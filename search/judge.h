@@ -40,7 +40,7 @@ typedef struct judge_job {
     bool model_clock;
     bool race;     /* blocks end where the interval says that the candidate cannot win (judge_is_slower) */
     bool locks;    /* STAGE_JUDGEMENT: it shares the device with others that check, and times alone (device_lock.h) */
-    bool thorough; /* every sample is looked at, however large the tensors are */
+    bool thorough; /* more samples of large tensors are looked at: a claim depends on it */
 } judge_job;
 
 json_t *judge_job_json(const judge_job *job);
