@@ -38,9 +38,11 @@ typedef struct engine engine;
 /* A device at which trials are judged, one after another: one of this machine's, or a worker's. */
 typedef struct seat {
     engine *engine;
-    int number; /* from 0; of a worker its own, whichever others there are */
-    int losses; /* of a worker: judgements in a row */
-    bool gone;  /* of a worker: nothing is asked of it any more */
+    int number;  /* from 0; of a worker its own, whichever others there are */
+    int device;  /* from 0: the same of several where trials of one device are judged side by side */
+    bool beside; /* others: their first one's control is its own, too */
+    int losses;  /* of a worker: judgements in a row */
+    bool gone;   /* of a worker: nothing is asked of it any more */
     gates *gates;
     const flight *judging;
     trial_result control;
@@ -210,11 +212,12 @@ static acr_status open_seat(engine *e, int number)
     const definition *d = e->definition;
     const engine_request *r = e->request;
     seat *s = &e->seats[e->seat_count];
-    *s = (seat){.engine = e, .number = number};
+    const int judges = r->launcher ? 1 : r->judges;
+    *s = (seat){.engine = e, .number = number, .device = number / judges, .beside = number % judges > 0};
     trial_result_init(&s->control);
     const gates_setup setup = {
         .backend = d->backend,
-        .device = r->launcher ? r->ordinal : r->ordinal + number,
+        .device = r->launcher ? r->ordinal : r->ordinal + s->device,
         .threads = d->threads,
         .problems = d->problems,
         .problem_count = d->problem_count,
@@ -254,7 +257,7 @@ static void tell(const engine *e, const char *what)
 static acr_status open_seats(engine *e)
 {
     const bool launched = e->request->launcher != NULL;
-    const int wanted = launched ? e->request->workers : e->request->gpus;
+    const int wanted = launched ? e->request->workers : e->request->gpus * e->request->judges;
     acr_status status = ACR_OK;
     for (int i = 0; i < wanted && (status == ACR_OK || (launched && status == ACR_IO)); ++i) {
         status = open_seat(e, i);
@@ -421,7 +424,9 @@ static acr_status all_are_gone(const engine *e)
 static void control_seat(void *arg, int64_t number)
 {
     seat *s = &((engine *)arg)->seats[number];
-    gates_control(s->gates, &s->control);
+    if (!s->beside) {
+        gates_control(s->gates, &s->control);
+    }
 }
 
 /* The incumbent against itself, on every device: the noise floors of this slice. */
@@ -432,13 +437,17 @@ static acr_status run_controls(engine *e)
     for (int i = 0; i < e->seat_count && status == ACR_OK; ++i) {
         seat *s = &e->seats[i];
         const trial_result *control = &s->control;
+        if (s->beside) {
+            gates_share_control(s->gates, e->seats[i - 1].gates);
+            continue;
+        }
         if (is_loss(e, control)) {
             s->gone = true; /* without a noise floor of its own */
             tell(e, control->detail);
             continue;
         }
         /* Without it there is no noise floor, and no trial means anything. */
-        status = control->status == TRIAL_VALID ? store_slice_control(e->request->store, e->slice, s->number, control)
+        status = control->status == TRIAL_VALID ? store_slice_control(e->request->store, e->slice, s->device, control)
                                                 : acr__fail(ACR_DEVICE_FAULT, "the incumbent against itself: %s: %s",
                                                             trial_status_name(control->status), control->detail);
     }
@@ -790,7 +799,7 @@ static void judge_flight(const seat *s, flight *f)
         gates_judge(s->gates, f->artefact, &f->result);
     }
     f->judge_s = monotonic_s() - start_s;
-    f->device = f->result.gate_s[GATE_CORRECTNESS] > 0.0 ? s->number : -1;
+    f->device = f->result.gate_s[GATE_CORRECTNESS] > 0.0 ? s->device : -1;
     if (f->artefact && is_loss(s->engine, &f->result)) {
         f->result.status = TRIAL_LOST;
         f->result.identity[0] = '\0'; /* the same machine code is still to be judged */

@@ -20,6 +20,7 @@ typedef enum engine_end {
 
 enum {
     ENGINE_GPUS_MAX = 8,
+    ENGINE_JUDGES_MAX = 8,
     ENGINE_WORKERS_MAX = 64
 };
 
@@ -37,6 +38,7 @@ typedef struct engine_request {
     double proposer_timeout_s;
     int32_t ordinal;      /* of the device, of several the first */
     int gpus;             /* so many devices judge the trials of a round side by side; 1 to ENGINE_GPUS_MAX */
+    int judges;           /* so many trials at once on each: checked side by side, timed alone; 1 to JUDGES_MAX */
     const char *launcher; /* not NULL: so many workers do instead, which it starts (gates_setup); "" = here */
     int workers;          /* 1 to ENGINE_WORKERS_MAX */
     uint32_t threads;

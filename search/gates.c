@@ -111,7 +111,8 @@ static bool summarise(trial_timing *t, size_t processes, double noise_floor)
     for (size_t i = 0; i < blocks; ++i) {
         views[i] = block_of(t, i);
     }
-    t->comparison = stats_compare_processes(views, blocks, processes, noise_floor);
+    t->comparison = blocks < STATS_BLOCKS_LEAST ? stats_compare_few(views, blocks, noise_floor)
+                                                : stats_compare_processes(views, blocks, processes, noise_floor);
     t->incumbent = stats_summarise(t->incumbent_us, t->samples);
     t->candidate = stats_summarise(t->candidate_us, t->samples);
     free(views);
@@ -165,6 +166,22 @@ static double *overall_blocks(const trial_result *result, size_t *count)
     return ratios;
 }
 
+/* A candidate that fell far behind has few blocks: its interval is what those of the problems allow, weighted. Only of
+ * one that is slower, which is all that so few can say. */
+static void bound_overall(trial_result *result)
+{
+    double low = 0, high = 0, weights = 0;
+    for (size_t i = 0; i < result->timing_count; ++i) {
+        const trial_timing *t = &result->timings[i];
+        low += t->weight * log(t->comparison.ci95.low);
+        high += t->weight * log(t->comparison.ci95.high);
+        weights += t->weight;
+    }
+    stats_comparison *c = &result->overall;
+    c->ci95 = (stats_interval){exp(low / weights), exp(high / weights)};
+    c->verdict = c->ci95.high < 1.0 / (1.0 + c->noise_floor) ? STATS_SLOWER : STATS_AMBIGUOUS;
+}
+
 /* With views of the ratios: the comparison, or (control) the noise floor that they support. */
 static bool compare_overall(const gates *g, trial_result *result, size_t processes, double *noise_floor)
 {
@@ -180,6 +197,9 @@ static bool compare_overall(const gates *g, trial_result *result, size_t process
     }
     if (views) {
         result->overall = stats_compare_processes(views, count, processes, noise_floor ? *noise_floor : g->noise_floor);
+        if (count < STATS_BLOCKS_LEAST) {
+            bound_overall(result);
+        }
     }
     const bool done = views != NULL;
     free(views);
@@ -848,10 +868,14 @@ static void judge_correctness(gates *g, const artefact *a, trial_result *result,
 static json_t *ask_timing_child(gates *g, const artefact *a, trial_result *result, const judge_job *job,
                                 const char *name)
 {
+    enum {
+        WAIT_S = 900 /* for others at the device, of a child that locks it itself; its own alarm ends what hangs */
+    };
     const double timeout_s = g->setup.timing_timeout_s * (double)g->setup.problem_count +
-                             (job->stage == STAGE_JUDGEMENT ? correctness_timeout_s(job) : 0.0);
+                             (job->stage == STAGE_JUDGEMENT ? correctness_timeout_s(job) : 0.0) +
+                             (job->locks ? WAIT_S : 0.0);
     int lock = -1;
-    if (g->setup.clock == GATES_CLOCK_REAL && !g->launcher && /* a worker's judge locks its own */
+    if (g->setup.clock == GATES_CLOCK_REAL && !job->locks && !g->launcher && /* a worker's judge locks its own */
         device_lock(&lock, g->backend, g->setup.device, g->setup.stop) != ACR_OK) {
         fail_trial(result, TRIAL_HARNESS_FAILED, acr_last_error());
         return NULL;
@@ -883,18 +907,19 @@ static void judge_both(gates *g, const artefact *a, trial_result *result, const 
     static const char timing[] = "timing "; /* where a child was that died there */
     result->gate = GATE_CORRECTNESS;
     const double start_s = monotonic_s();
-    double correctness_s = 0.0;
+    double correctness_s = 0.0, waited_s = 0.0;
     json_t *answer = ask_timing_child(g, a, result, job, "judgement");
     if (answer) {
         read_end(result, answer);
         correctness_s = number_of(answer, "correctness_s");
+        waited_s = number_of(answer, "waited_s");
         take_cases(result, answer);
         take_timings(g, result, answer);
         json_decref(answer);
     } else if (strncmp(result->detail, timing, sizeof timing - 1) == 0) {
         result->gate = GATE_PLAUSIBILITY;
     }
-    const double all_s = monotonic_s() - start_s;
+    const double all_s = monotonic_s() - start_s - waited_s;
     const bool was_timed = result->gate > GATE_CORRECTNESS;
     result->gate_s[GATE_CORRECTNESS] = was_timed ? fmin(correctness_s, all_s) : all_s;
     result->gate_s[GATE_PERFORMANCE] = all_s - result->gate_s[GATE_CORRECTNESS];
@@ -910,6 +935,7 @@ static void look_twice(gates *g, const artefact *a, trial_result *result)
     }
     judge_job job = job_of(g, STAGE_PERFORMANCE, a);
     job.hidden_seed ^= 0x5eedf00d00000000u;
+    job.thorough = true;
     judge_performance(g, a, result, &job, "second_look");
     if (result->status == TRIAL_VALID && !(result->overall.speedup >= KEPT * first)) {
         char detail[160];
@@ -930,6 +956,7 @@ void gates_judge(gates *g, const artefact *a, trial_result *result)
     const bool at_once = a->backend == ACR__CUDA && !g->launcher && g->incumbent;
     judge_job job = job_of(g, at_once ? STAGE_JUDGEMENT : STAGE_CORRECTNESS, a);
     job.race = g->setup.race;
+    job.locks = at_once && g->setup.clock == GATES_CLOCK_REAL;
     if (at_once) {
         judge_both(g, a, result, &job);
     } else {
@@ -985,6 +1012,7 @@ static void confirm_once(gates *g, const artefact *a, uint64_t seed, size_t proc
     job.swapped = processes % 2 == 0;
     job.blocks = INTERLEAVE_BLOCKS_SEARCH;
     job.budget_s = 20.0;
+    job.thorough = true;
     snprintf(name, sizeof name, "confirm_performance%d", (int)processes);
     if (processes == 0) {
         judge_performance(g, a, result, &job, name);
@@ -1083,6 +1111,11 @@ void gates_control(gates *g, trial_result *result)
     if (result->status == TRIAL_VALID) {
         compare_overall(g, result, 1, &g->noise_floor);
     }
+}
+
+void gates_share_control(gates *g, const gates *from)
+{
+    g->noise_floor = from->noise_floor;
 }
 
 /* ---- The child ---- */

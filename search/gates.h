@@ -102,6 +102,9 @@ void gates_prepare(artefact **out, gates *g, const candidate *c, const char *tri
  * One at a time with the same gates; at once on several devices, each with its own. */
 void gates_judge(gates *g, const artefact *a, trial_result *result);
 
+/* Takes over the noise floor that another's gates_control has shown on the same device. */
+void gates_share_control(gates *g, const gates *from);
+
 /* Whether the launcher still starts something that judges, on a device of the run's kind. Errors: ACR_IO with the
  * reason. */
 acr_status gates_probe(const gates *g);

@@ -38,7 +38,9 @@ typedef struct judge_job {
     int references; /* a descriptor of references that need not be made (reference_cache.h); 0 = none */
     bool swapped;   /* the candidate takes the incumbent's place in the blocks */
     bool model_clock;
-    bool race; /* blocks end where the interval says that the candidate cannot win (judge_is_slower) */
+    bool race;     /* blocks end where the interval says that the candidate cannot win (judge_is_slower) */
+    bool locks;    /* STAGE_JUDGEMENT: it shares the device with others that check, and times alone (device_lock.h) */
+    bool thorough; /* more samples of large tensors are looked at: a claim depends on it */
 } judge_job;
 
 json_t *judge_job_json(const judge_job *job);

@@ -30,6 +30,7 @@ struct surrogate {
     double values[SURROGATE_TRIALS_MAX]; /* standardised */
     double mean, scale;                  /* value * scale + mean = logarithm of the speed-up */
     double scales[DIMENSIONS_MAX], noise, variance, best;
+    uint64_t scaled_to; /* a digest of the trials that scales and noise are fitted to; 0 = none yet */
     double factor[SURROGATE_TRIALS_MAX * SURROGATE_TRIALS_MAX]; /* lower triangle, rows of `count` */
     double weights[SURROGATE_TRIALS_MAX];
     size_t legal_count; /* 0 = not counted yet */
@@ -145,6 +146,13 @@ static double square_sum(const double *values, size_t count)
 
 /* ---- Scales ---- */
 
+static uint64_t mixed(uint64_t digest, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (digest ^ bits) * 0x9e3779b97f4a7c15u ^ digest >> 29;
+}
+
 /* How well the scales explain the values: the logarithm of the marginal likelihood, at the best variance, and the
  * prior. */
 static double evidence(surrogate *s, size_t first, size_t count)
@@ -185,9 +193,28 @@ static bool varies(const surrogate *s, int dimension)
     return false;
 }
 
+/* Of all trials: which dimensions vary is a matter of the older ones, too. */
+static uint64_t digest_of_trials(const surrogate *s)
+{
+    uint64_t digest = s->count;
+    for (size_t i = 0; i < s->count; ++i) {
+        for (int k = 0; k < s->dimensions; ++k) {
+            digest = mixed(digest, s->points[i].at[k]);
+        }
+        digest = mixed(digest, s->values[i]);
+    }
+    return digest ? digest : 1;
+}
+
+/* The trials of a round's proposals are the same, so their scales are: fitted by the first. */
 static void fit_scales(surrogate *s)
 {
     const size_t count = s->count < TRIALS_FOR_SCALES ? s->count : TRIALS_FOR_SCALES, first = s->count - count;
+    const uint64_t digest = digest_of_trials(s);
+    if (s->scaled_to == digest) {
+        return;
+    }
+    s->scaled_to = digest;
     for (int i = 0; i < s->dimensions; ++i) {
         s->scales[i] = FIRST_SCALE;
     }

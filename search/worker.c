@@ -399,7 +399,7 @@ static json_t *read_job(char what[160])
     return job;
 }
 
-/* The child, alone on its device where it times. */
+/* The child, alone on its device where it times, beside others that check where it checks. */
 static acr_status run_child(process_outcome *outcome, const json_t *packed, const char *const paths[3])
 {
     const json_t *job = json_object_get(packed, "job");
@@ -411,6 +411,8 @@ static acr_status run_child(process_outcome *outcome, const json_t *packed, cons
     if (json_is_true(json_object_get(packed, "timed"))) {
         const int32_t device = (int32_t)json_integer_value(json_object_get(job, "device"));
         status = device_lock(&lock, text_of(job, "backend"), device, &stop_wanted);
+    } else if (strcmp(text_of(job, "backend"), "cuda") == 0 && !json_is_true(json_object_get(job, "model_clock"))) {
+        status = device_share(&lock, "cuda", (int32_t)json_integer_value(json_object_get(job, "device")));
     }
     if (status == ACR_OK) {
         status = process_run(outcome, argv, paths[2], &limits, &stop_wanted);

@@ -132,7 +132,7 @@ class Place:
         wheels = sorted(self.root.glob("*.whl")) + sorted(self.root.glob("dist/*.whl"))
         self.wheel = wheels[-1] if wheels else None
         self.variants = self.first(self.root / "variants")
-        self.evolve = self.first(self.root / "tools/gpu-evolve.sh", self.root / "gpu-evolve.sh")
+        self.evolve = self.first(self.root / "tools/gpu-campaign.sh", self.root / "gpu-campaign.sh")
 
     @staticmethod
     def first(*paths):
@@ -201,7 +201,7 @@ class Day:
         return None if self.place.variants or not variant_groups(self) else self.lacks_nvcc()
 
     def lacks_evolve(self):
-        return self.lacks_nvcc() or (None if self.place.evolve else "tools/gpu-evolve.sh: not here")
+        return self.lacks_nvcc() or (None if self.place.evolve else "tools/gpu-campaign.sh: not here")
 
 
 # ---- The steps -------------------------------------------------------------------------------------------------------
@@ -346,8 +346,10 @@ def steps():
                            "python")], known=True, lacks=Day.lacks_python)
     for name, seconds in (("bf16", 30), ("longest", 160), ("dims", 110)):
         add_peers(name, seconds)
-    add("evolve", "searches on this GPU (tools/gpu-evolve.sh)", 300,
-        lambda d: [Command(["bash", str(d.place.evolve), "--seconds", "280"], "folder", "evolve")],
+    add("evolve", "searches on this GPU (tools/gpu-campaign.sh)", 300,
+        lambda d: [Command(["bash", str(d.place.evolve), "--seconds", "280", "--survey", "0", "--run", "mission",
+                            "b2:h8:s512:d64 b2:h8:s512:d64:causal", "--run", "large",
+                            "b4:h16:s2048:d64 b4:h16:s2048:d64:causal"], "folder", "evolve")],
         lacks=Day.lacks_evolve)
     return run
 

@@ -36,6 +36,7 @@ enum {
     ID_PYTHON_PATH,
     ID_NO_PROFILE,
     ID_GPUS,
+    ID_JUDGES,
     ID_LAUNCHER,
     ID_WORKERS,
     ID_SURVEY,
@@ -75,6 +76,8 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_NO_PROFILE, "no-profile", NULL, "cuda: take no Nsight Compute counters of the elites"},
     {ID_GPUS, "gpus", "N",
      "cuda: judge on so many GPUs side by side, equal ones from --device on; default 1; said again to --resume"},
+    {ID_JUDGES, "judges", "N",
+     "cuda: so many trials at once on each GPU, timed one by one; default 1; said again to --resume"},
     {ID_LAUNCHER, "launcher", "COMMAND",
      "judge by workers that this starts ('srun -n1 --gpus=1', 'ssh host'); said again to --resume"},
     {ID_WORKERS, "workers", "N", "so many at once, each with ACROMION_WORKER=0, 1, ...; default 1"},
@@ -102,7 +105,7 @@ typedef struct request {
     definition definition; /* what of it the options say */
     bool fixed;            /* an option that is fixed when a run begins was given */
     bool resume, confirm, peers, no_profiles;
-    int gpus, workers; /* workers 0: not said */
+    int gpus, judges, workers; /* workers 0: not said */
     bool survey, retrospect, all;
     const gpu_model *gpu;
     const char *results, *into;
@@ -254,6 +257,8 @@ static bool take_option(void *arg, int id, const char *value)
         return r->peers;
     case ID_GPUS:
         return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
+    case ID_JUDGES:
+        return take_count("judges", value, ENGINE_JUDGES_MAX, &r->judges);
     case ID_GPU:
         return gpu_asked(value, &r->gpu);
     case ID_TOP:
@@ -391,8 +396,12 @@ static int check_gpus(const request *r)
                         "one of the two\n");
         return EXIT_USAGE;
     }
-    if (r->gpus > 1 && strcmp(r->definition.backend, "cuda") != 0) {
-        fprintf(stderr, "acromion evolve: --gpus is for the backend cuda: a CPU is one device\n");
+    if (r->judges > 1 && (r->launcher || r->workers)) {
+        fprintf(stderr, "acromion evolve: --judges is for GPUs of this machine, --workers says how many there are\n");
+        return EXIT_USAGE;
+    }
+    if (r->gpus * r->judges > 1 && strcmp(r->definition.backend, "cuda") != 0) {
+        fprintf(stderr, "acromion evolve: --gpus and --judges are for the backend cuda: a CPU is one device\n");
         return EXIT_USAGE;
     }
     return EXIT_DONE;
@@ -532,6 +541,7 @@ static int run(request *r, const common_options *common, const char *tree, store
         .proposer_timeout_s = r->proposer_timeout_s,
         .ordinal = common->device,
         .gpus = r->gpus,
+        .judges = r->judges,
         .launcher = r->launcher || r->workers == 0 ? r->launcher : "",
         .workers = r->workers > 0 ? r->workers : 1,
         .threads = thread_count(common),
@@ -620,6 +630,7 @@ int cmd_evolve(int argc, char **argv)
                  .store = "evolve.db",
                  .python_path = "",
                  .gpus = 1,
+                 .judges = 1,
                  .top = 10,
                  .proposer_timeout_s = 120.0};
     int exit_code = EXIT_DONE;

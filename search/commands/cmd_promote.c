@@ -179,6 +179,36 @@ static acr_status write_line(const promotion *p)
     return status;
 }
 
+/* Where the kernel comes from, which `why` says from then on. */
+static acr_status write_found(const promotion *p)
+{
+    char path[PATH_BYTES], line[LINE_BYTES];
+    const void *bytes = NULL;
+    size_t size = 0;
+    const char *file = strrchr(p->request->store, '/'), *date = text_of(p->trial, "finished_at");
+    const bool random = strcmp(text_of(p->trial, "arm"), trial_arm_name(ARM_CONTROL)) == 0;
+    snprintf(path, sizeof path, "%s/workbench/kernels/found.def", p->tree);
+    snprintf(line, sizeof line, "FOUND(%s, %" PRId64 ", \"%s\", \"%s, %.10s, %s\")\n", p->kernel,
+             (int64_t)json_integer_value(json_object_get(p->trial, "id")),
+             random ? "random search" : text_of(p->trial, "operation"), file ? file + 1 : p->request->store, date,
+             p->definition.device_key);
+    if (strpbrk(p->request->store, "\"\\\n") || strpbrk(p->definition.device_key, "\"\\\n")) {
+        return acr__fail(ACR_FORMAT, "the store's name has characters that no C string holds as they are");
+    }
+    acr_status status = file_map(path, &bytes, &size);
+    if (status != ACR_OK) {
+        return status;
+    }
+    char word[WISDOM_KERNEL_MAX + 16];
+    snprintf(word, sizeof word, "FOUND(%s,", p->kernel);
+    if (!memmem(bytes, size, word, strlen(word))) {
+        const file_part parts[] = {{bytes, size}, {line, strlen(line)}};
+        status = file_write(path, parts, 2);
+    }
+    file_unmap(bytes, size);
+    return status;
+}
+
 /* ---- Building, checking, asking ---- */
 
 static void print_log(const char *path)
@@ -372,6 +402,9 @@ static acr_status promote(promotion *p, int64_t id)
     status = set_paths(p);
     if (status == ACR_OK) {
         status = write_line(p);
+    }
+    if (status == ACR_OK) {
+        status = write_found(p);
     }
     if (status != ACR_OK || p->request->line_only) {
         return status;

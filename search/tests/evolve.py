@@ -238,6 +238,29 @@ def test_usage(context):
     context.run("trials", "list", "--store", str(bad), code=3)
 
 
+def test_found(context):
+    """What `why` and `info` say of kernels that a search came upon is what the runs hold."""
+    lines = (ROOT / "src/kernels.def").read_text()
+    listed = re.findall(r"^FOUND\((\w+), (\d+), \"([^\"]*)\", \"([^\"]*)\"\)$",
+                        (ROOT / "workbench/kernels/found.def").read_text(), re.MULTILINE)
+    check(len(listed) >= 3, f"kernels that were found: {listed}")
+    for kernel, trial, how, run in listed:
+        check(f"KERNEL({kernel}, " in lines, f"{kernel} is a line")
+        name, *rest = run.split(", ")
+        files = [ROOT / word for word in rest if word.startswith("results/")]
+        for file in files:
+            twin = kernel.replace("_bf16_", "_f16_") if "twin" in how else kernel
+            trials = [json.loads(line) for line in file.read_text().splitlines()]
+            trial_of_run = [t for t in trials if t["id"] == int(trial) and t.get("run", name) == name]
+            check([t["kernel"] for t in trial_of_run] == [twin] and trial_of_run[0]["is_improved"], f"{kernel}: {run}")
+            check((trial_of_run[0]["arm"] == "control") == (how == "random search"), f"{kernel}: {how}")
+    told = context.run("why", "e4m3:b1:h8:s512:d128", "--gpu", "h200").stdout
+    if "plan: fwd_short" in told:  # a build that has the line
+        check("found by evolve, trial 12 (random search) of e4m3-d128, results/" in told, told)
+        kernels = json.loads(context.run("info", "--json").stdout)["kernels"]
+        check([k for k in kernels if "trial 12 (" in k.get("found", "")], "info names the trial")
+
+
 def test_moved(context):
     """A run does not go on with other spaces than it began with; the refusal names them, the store stays readable."""
     tree = context.folder / "tree"
@@ -682,8 +705,8 @@ def device_search(context, ncu):
 
 
 def test_gpus(context):
-    """One run on two GPUs finds what it finds on one, sets of the same machine code in one round included; a kill in
-    between makes no difference. What both have judged is told."""
+    """One run on two GPUs finds what it finds on one, and so do three judges on one, sets of the same machine code in
+    one round included; a kill in between makes no difference. What both have judged is told."""
     if not context.driver or not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
         print("skipped: the fake driver's folder (--driver) and nvcc are needed")
         sys.exit(77)
@@ -723,16 +746,17 @@ def test_gpus(context):
 
     with_gpus(1, "one", begin)
     with_gpus(2, "two", begin)
+    with_gpus(1, "beside", [*begin, "--judges", "3"])
     with_gpus(2, "killed", begin, kill_after=3)
     with_gpus(2, "killed", ["evolve", "--resume", "--no-profile", "--tree", str(tree)])
     trials = context.archive("one")
-    for name in ("two", "killed"):
+    for name in ("two", "killed", "beside"):
         found = difference(trials, context.archive(name))
-        check(found is None, f"{name}: two GPUs found something else: {found}")
+        check(found is None, f"{name}: several judges found something else: {found}")
     twins = [t for t in trials if t["status"] == "duplicate" and t["original"] and
              trials[t["original"] - 1]["round"] == t["round"]]
     check(twins, "one round has sets of the same machine code")
-    for name, devices in (("one", {0}), ("two", {0, 1})):
+    for name, devices in (("one", {0}), ("two", {0, 1}), ("beside", {0})):
         with contextlib.closing(sqlite3.connect(context.store(name))) as store:
             judged = {row[0] for row in store.execute("SELECT DISTINCT device FROM trial WHERE status = 'valid'")}
             check(judged == devices, f"{name}: judged on {judged}")
@@ -886,45 +910,75 @@ def test_mpirun(context):
 
 
 def test_runs(context):
-    """tools/gpu-evolve.sh: several runs within a time, stopped and gone on with; what it leaves behind."""
+    """tools/gpu-campaign.sh: several runs, stopped and gone on with; seeds of a run beside each other, and their
+    curves."""
     folder = context.folder / "runs"
-    tiny = "--backend cpu --clock model --cases 1 --threads 2 --trials 5 --generation 3 --seed 4 "
-    runs = ["--run", "plain", tiny + PROBLEM, "--run", "causal", tiny + PROBLEM + ":causal"]
+    tiny = "--backend cpu --clock model --cases 1 --threads 2 --trials 5 --generation 3 "
+    runs = ["--run", "plain", f"{tiny} --seed 4 {PROBLEM}", "--run", "causal", f"{tiny} --seed 4 {PROBLEM}:causal"]
     environment = os.environ | {"ACROMION": str(context.program)}
+    script = [ROOT / "tools/gpu-campaign.sh", "--survey", "0", "--seconds", "900"]
 
     def call(*arguments, code):
-        done = subprocess.run([ROOT / "tools/gpu-evolve.sh", *arguments, folder], cwd=ROOT, env=environment,
-                              capture_output=True, text=True)
+        done = subprocess.run([*script, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
         check(done.returncode == code, f"{arguments}: exit code {done.returncode}, not {code}: "
                                        f"{done.stdout}{done.stderr}")
         return done.stdout
 
-    call("--seconds", "0", *runs, code=UNFINISHED)
-    check(not list(folder.glob("*.db")), "without time nothing is begun")
-    process = subprocess.Popen([ROOT / "tools/gpu-evolve.sh", *runs, folder], cwd=ROOT, env=environment,
-                               stdout=subprocess.PIPE, text=True)
-    while not finished_ids(folder / "plain.db"):
+    process = subprocess.Popen([*script, *runs, folder], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    work = folder.with_name("runs.work")
+    while not finished_ids(work / "plain.db"):
         check(process.poll() is None, "no trial was finished")
         time.sleep(0.05)
     process.terminate()
     told = process.communicate()[0]
-    check(process.returncode == UNFINISHED and "plain: not finished" in told, f"a signal: {told}")
-    check(not (folder / "causal.db").exists(), "a run behind one that was stopped is not begun")
+    check(process.returncode == UNFINISHED, f"a signal: {told}")
+    check(not (work / "causal.db").exists(), "a run behind one that was stopped is not begun")
     check(not processes_naming(str(folder)), f"left behind: {processes_naming(str(folder))}")
-    before = finished_ids(folder / "plain.db")
-    told = call(*runs, code=0)
-    check("plain: complete" in told and "causal: complete" in told, told)
-    check(before and before < finished_ids(folder / "plain.db"), "finished trials stay")
+    before = finished_ids(work / "plain.db")
+    shutil.rmtree(work)
+    call(*runs, folder, code=0)
+    check(before and before < finished_ids(work / "plain.db"), "a packed run goes on, and finished trials stay")
     table = (folder / "runs.md").read_text()
     check("| plain |" in table and "## causal" in table and "MODEL CLOCK" in table, f"the table: {table}")
-    summary = json.loads((folder / "plain.json").read_text())
-    check(summary["finished"] and summary["search"]["distinct"] == 5 == summary["control"]["distinct"], "the summary")
-    context.run("evolve", *(tiny + PROBLEM).split(), "--store", context.store("at_once"))
-    lines = (folder / "plain.jsonl").read_text().splitlines()
-    found = difference(context.archive("at_once"), [strip(json.loads(line)) for line in lines])
+    summaries = {run["name"]: run["summary"] for run in json.loads((folder / "summaries.json").read_text())}
+    check(all(s["finished"] and s["search"]["distinct"] == 5 == s["control"]["distinct"] for s in summaries.values()),
+          f"the summaries: {summaries}")
+    context.run("evolve", *f"{tiny} --seed 4 {PROBLEM}".split(), "--store", context.store("at_once"))
+    lines = map(json.loads, (folder / "trials.jsonl").read_text().splitlines())
+    found = difference(context.archive("at_once"), [{k: v for k, v in strip(line).items() if k != "run"}
+                                                    for line in lines if line["run"] == "plain"])
     check(found is None, f"in slices it found something else: {found}")
-    told = call("--run", "broken", "--backend cpu not-a-problem", code=1)
-    check("broken: FAILED" in told, told)
+
+    seeds = context.folder / "seeds"
+    told = call("--seeds", "2", "--run", "of", f"{tiny} --trials 3 {PROBLEM} --from '{SLOW}'", seeds, code=0)
+    curves, = json.loads((seeds / "curves.json").read_text())["search_curves"]
+    check(curves["seeds"] == [1, 2] and curves["names"] == ["of-s1", "of-s2"] and curves["trials"] == 3 and
+          len(curves["by_trial"]) == 3 and curves["clock"] == "model", f"the curves: {curves}")
+    told = told.split("] done\n")[1]
+    check("too few seeds" in told and told in (seeds / "runs.md").read_text(), f"the table of curves: {told}")
+    lines = list(map(json.loads, (seeds / "trials.jsonl").read_text().splitlines()))
+    check(all(line["operation"] != "seed" for line in lines), "from a start of the user's no line of the table is one")
+
+    run, = [run for run in json.loads((seeds / "summaries.json").read_text()) if run["name"] == "of-s1"]
+    made = [json.loads(json.dumps(run)) for _ in range(6)]  # curves with a known answer
+    for seed, other in enumerate(made):
+        summary = other["summary"]
+        summary["run"]["seed"] = str(seed)
+        summary["search"]["best_after_distinct_trials"] = [1.0, 1.1, 1.2 + 0.01 * seed, 1.3]
+        summary["control"]["best_after_distinct_trials"] = [1.0, 1.0, 1.2]
+    (seeds / "made.json").write_text(json.dumps(made))
+    document = seeds / "document.md"
+    document.write_text("before\n<!-- curves -->\nold\n<!-- /curves -->\nbehind\n")
+    subprocess.run([ROOT / "tools/evolve_curves.py", seeds / "made.json", "-o", seeds / "made.curves.json", "--into",
+                    document], check=True)
+    curves, = json.loads((seeds / "made.curves.json").read_text())["search_curves"]
+    last = curves["by_trial"][-1]["ratio"]
+    check(curves["trials"] == 3 and abs(last["interval"][0] - 1.0) < 1e-9 and abs(last["most"] - 1.25 / 1.2) < 1e-9,
+          f"from the least to the largest of six: {last}")
+    check(curves["best"] == 1.3 and curves["until_near"]["search"] == [None] * 6, "what came later counts as the best")
+    text = document.read_text()
+    check(text.startswith("before\n") and text.endswith("<!-- /curves -->\nbehind\n") and "old" not in text and
+          "**the search is better**" in text, f"the document: {text}")
 
 
 def test_campaign(context):
@@ -941,7 +995,8 @@ def test_campaign(context):
 
     call("--seconds", "60", "--run", "one", run, code=1)
     check("no time is left" in (folder / "log.txt").read_text(), "a slice that would be too short is not begun")
-    call("--seconds", "600", "--run", "one", run, "--run", "broken", "--backend cpu not-a-problem", code=0)
+    call("--seconds", "600", "--run", "one", run, "--run", "broken", "--backend cpu not-a-problem", code=1)
+    check("broken: exit code 3" in (folder / "log.txt").read_text(), "what failed is named")
     files = sorted(p.name for p in folder.iterdir())
     check(files == ["log.txt", "runs.md", "stores.tar.gz", "summaries.json", "trials.jsonl"], f"files: {files}")
     summary, = json.loads((folder / "summaries.json").read_text())

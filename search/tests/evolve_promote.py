@@ -74,6 +74,11 @@ def main():
         added = [line for line in after.splitlines() if line not in before.splitlines()]
         if len(added) != 1 or won["kernel"] not in added[0]:
             sys.exit(f"FAILED: kernels.def gained {added}")
+        found = f"found by evolve, trial {won['trial']} ("
+        wisdom = told.split("\nwisdom: ")[1].splitlines()[0]
+        why = run(tree / "build/workbench/acromion", "why", "--backend", "cpu", "--wisdom", wisdom, PROBLEM)
+        if found not in why or store.name not in why:
+            sys.exit(f"FAILED: why does not say where the kernel is from:\n{why}")
         if f"{won['kernel']} (wisdom:" not in told:
             sys.exit(f"FAILED: why does not show the kernel chosen by wisdom:\n{told}")
         new = tree / "build/workbench/acromion"

@@ -28,7 +28,7 @@ set(searches usage trials)
 if(ACR_SANITIZE MATCHES thread) # its runtime makes system calls that the sandbox of candidates forbids
   set(searches "")
 elseif(NOT ACR_SANITIZE)
-  set(searches usage moved trials interrupt chat proposers folder survey source backward runs campaign device gpus
+  set(searches usage found moved trials interrupt chat proposers folder survey source backward runs campaign device gpus
     workers mpirun kill)
 endif()
 set(driver "")

@@ -559,6 +559,14 @@ static void test_racing(void **state)
     for (int blocks = 1; blocks <= BLOCKS; ++blocks) {
         assert_false(judge_is_slower(open, blocks));
     }
+    /* Far behind in every sample: two blocks are enough, and one good sample keeps it in the race. */
+    for (int i = 0; i < BLOCKS; ++i) {
+        slower[i] = 1.1 * incumbent[i];
+    }
+    assert_false(judge_is_slower(lost, 1));
+    assert_true(judge_is_slower(lost, 2));
+    slower[1] = 1.04 * incumbent[1];
+    assert_false(judge_is_slower(lost, 2));
 }
 
 /* ---- Looking back ---- */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/process.h"
@@ -197,6 +198,21 @@ static void a_device_is_timed_by_one(void **state)
     device_unlock(first);
     assert_ok(device_lock(&second, "cuda", 101, &stop));
     device_unlock(second);
+    int beside;
+    assert_ok(device_share(&first, "cuda", 101)); /* who checks does so beside others */
+    assert_ok(device_share(&beside, "cuda", 101));
+    assert_fails(device_lock(&second, "cuda", 101, &stop), ACR_IO, "stopped");
+    device_unlock(beside);
+    assert_ok(device_take(first));
+    const pid_t other = fork();
+    if (other == 0) { /* who shares it waits while another times */
+        alarm(1);
+        _exit(device_share(&beside, "cuda", 101) == ACR_OK ? 0 : 1);
+    }
+    int end = 0;
+    assert_int_equal(waitpid(other, &end, 0), other);
+    assert_true(WIFSIGNALED(end) && WTERMSIG(end) == SIGALRM);
+    device_unlock(first);
     unlink("/tmp/acromion-cuda101.lock");
     unlink("/tmp/acromion-cuda102.lock");
 }

@@ -188,8 +188,8 @@ class Day(unittest.TestCase):
             (tools / name).chmod(0o755)
         built = self.bundle / "variants/fwd_x+A=1"
         built.mkdir(parents=True)
-        self.script("tools/gpu-evolve.sh", "echo \"built from $ACR_GIT_SHA, dirty $ACR_GIT_DIRTY\"\n"
-                    "echo trial >>\"$3/summary.json\"\n[ \"$TRIALS\" = all ] || exit 7\n")
+        self.script("tools/gpu-campaign.sh", "echo \"built from $ACR_GIT_SHA, dirty $ACR_GIT_DIRTY\"\n"
+                    "for folder; do :; done\necho trial >>\"$folder/summary.json\"\n[ \"$TRIALS\" = all ] || exit 7\n")
         done = self.day("sanitize.racecheck", "variants", "evolve", path=str(tools))
         self.assertEqual(done.returncode, UNFINISHED, done.stdout + done.stderr)
         self.assertEqual(self.steps()["evolve"]["status"], "unfinished")

@@ -144,10 +144,20 @@ class Report(unittest.TestCase):
         path.write_text(json.dumps({"device": "a <GPU>", "torch": "9.9", "loss": loss} | other))
         return path
 
+    def make_searches(self, **other):
+        path = self.path / "some-curves.json"
+        middle = {"median": 1.1, "interval": [1.05, 1.2]}
+        trials = [{"search": middle, "random": {"median": 1.0, "interval": None}, "ratio": middle}] * 3
+        path.write_text(json.dumps({"search_curves": [{
+            "problems": ["b1:h1:s1:d8", "b1:h1:s2:d8"], "device": "a <GPU>", "incumbent": "k", "clock": "model",
+            "seeds": [1, 2], "by_trial": trials, "mean_ratio": middle, "noise_floor": 0.01} | other]}))
+        return path
+
     def everything(self):
         ladder = sorted((ROOT / "results/drafts").glob("*ladder*.json"))
         profiles = sorted((ROOT / "results/profile").glob("*.json"))
-        return [*sorted((ROOT / "results").glob("*.json")), *profiles, *ladder, self.make_run(), self.make_training()]
+        return [*sorted((ROOT / "results").glob("*.json")), *profiles, *ladder, self.make_run(), self.make_training(),
+                self.make_searches()]
 
     # ---- the page ----
 
@@ -259,6 +269,20 @@ class Report(unittest.TestCase):
         done = self.execute(self.make_training(device=""), "-o", self.path / "page.html")
         self.assertIn("no text \"device\"", done.stderr)
 
+    def test_curves_of_searches(self):
+        text = self.page_of(self.make_searches())
+        page = Page(text)
+        self.assertEqual(page.faults, [])
+        self.assertEqual(len(page.svgs), 1)
+        for words in ('id="searches"', "b1:h1:s1:d8 and others, 2 seeds, a &lt;GPU&gt;, model clock",
+                      "some-curves.json", "search / random is 1.100, interval 1.050 to 1.200"):
+            self.assertTrue(words in text, words)
+        for wrong in ({"by_trial": []}, {"by_trial": [{"search": {"median": "x"}}]}, {"incumbent": ""},
+                      {"mean_ratio": {"median": 1.0, "interval": [1.0]}}):
+            done = self.execute(self.make_searches(**wrong), "-o", self.path / "page.html")
+            self.assertEqual(done.returncode, BAD_INPUT, done.stderr)
+            self.assertIn("some-curves.json: set 0", done.stderr)
+
     def test_names_are_escaped(self):
         record = json.loads((ROOT / "results/2026-11-21-nvidia-h200.json").read_text())[0]
         evil = record | {"kernel": "<script>alert(1)</script>", "device": 'A "B" & <C>'}
@@ -275,7 +299,8 @@ class Report(unittest.TestCase):
         path.write_text(json.dumps([record | {"device": "NVIDIA T4"}]))
         text = self.page_of(path)
         self.assertTrue("No roofline for NVIDIA T4" in text)
-        for section in ("headline", "latency", "ladder", "evolution", "training", "profiles"):  # no empty ones
+        sections = ("headline", "latency", "ladder", "evolution", "searches", "training", "profiles")
+        for section in sections:  # no empty ones
             self.assertFalse(f'id="{section}"' in text or f'"#{section}"' in text, section)
 
     def test_in_a_browser(self):

@@ -213,6 +213,28 @@ stats_comparison stats_compare(const stats_block *blocks, size_t count, double n
     return comparison;
 }
 
+stats_comparison stats_compare_few(const stats_block *blocks, size_t count, double noise_floor)
+{
+    stats_comparison comparison = stats_compare(blocks, count, noise_floor);
+    double least[2] = {INFINITY, INFINITY}, most[2] = {0.0, 0.0};
+    for (size_t b = 0; b < count; b++) {
+        for (size_t i = 0; i < blocks[b].baseline_count; i++) {
+            least[0] = fmin(least[0], blocks[b].baseline[i]);
+            most[0] = fmax(most[0], blocks[b].baseline[i]);
+        }
+        for (size_t i = 0; i < blocks[b].candidate_count; i++) {
+            least[1] = fmin(least[1], blocks[b].candidate[i]);
+            most[1] = fmax(most[1], blocks[b].candidate[i]);
+        }
+    }
+    if (!(comparison.speedup > 0.0) || !(least[0] > 0.0 && least[1] > 0.0))
+        return comparison;
+    comparison.ci95 = (stats_interval){least[0] / most[1], most[0] / least[1]};
+    comparison.verdict =
+        verdict_of((stats_interval){log(comparison.ci95.low), log(comparison.ci95.high)}, log1p(noise_floor));
+    return comparison;
+}
+
 stats_comparison stats_compare_processes(const stats_block *blocks, size_t count, size_t processes, double noise_floor)
 {
     static const double one = 1.0;

@@ -49,6 +49,10 @@ typedef struct stats_block {
     size_t baseline_count, candidate_count;
 } stats_block;
 
+enum {
+    STATS_BLOCKS_LEAST = 6 /* fewer give no interval of 95 % without assuming a distribution */
+};
+
 typedef struct stats_comparison {
     /* Baseline time / candidate time: exp of the median over blocks of log(median baseline / median candidate). */
     double speedup;
@@ -63,6 +67,10 @@ typedef struct stats_comparison {
 /* Compares by blocks; noise_floor is relative (0.01 = 1 %) and reaches from 1 / (1 + noise_floor) to 1 + noise_floor,
  * so that exchanging the roles exchanges FASTER and SLOWER. blocks >= 2; below 6 always AMBIGUOUS. */
 stats_comparison stats_compare(const stats_block *blocks, size_t count, double noise_floor);
+
+/* The same with an interval that few blocks allow, too: from the least to the largest ratio of any two samples. It says
+ * that sides are far apart, never how far, and nothing that is claimed may rest on it. */
+stats_comparison stats_compare_few(const stats_block *blocks, size_t count, double noise_floor);
 
 /* The same of `count` blocks that several processes measured, one after another as many each: a process is then what
  * counts as one, since where its memory and code lie makes it faster or slower as a whole. The effect of a process is

@@ -158,7 +158,9 @@ static void print_kernels(const machine_devices *devices)
     for (size_t i = 0; i < acr__kernel_count; ++i) {
         char limits[160];
         kernel_limits(limits, sizeof limits, acr__kernels[i]);
-        printf("  %c %-44s %s\n", runs_here(devices, acr__kernels[i]) ? '+' : '-', acr__kernels[i]->name, limits);
+        const char *found = kernel_found(acr__kernels[i]->name);
+        printf("  %c %-44s %s%s%s\n", runs_here(devices, acr__kernels[i]) ? '+' : '-', acr__kernels[i]->name, limits,
+               found ? "; " : "", found ? found : "");
     }
 }
 

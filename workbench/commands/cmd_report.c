@@ -34,13 +34,13 @@ static const command_spec spec = {
                 "  acromion report results/*.json run.sqlite -o report.html\n"
                 "  acromion report --markdown --check\n",
     .about =
-        "Writes one HTML page from results files (JSON of bench, profile and tools/train_curves.py) and evolution runs "
-        "(SQLite):\n"
+        "Writes one HTML page from results files (JSON of bench, profile, tools/train_curves.py and\n"
+        "tools/evolve_curves.py) and evolution runs (SQLite):\n"
         "latency beside the peers, roofline, the ladder, evolution, profiles, tables. It holds its charts (drawn by "
         "gnuplot) and styles,\n"
         "and fetches nothing.\n"
-        "Without a file: results/*.json and those of profile and train in this folder. With --markdown it writes the "
-        "tables of documents.\n",
+        "Without a file: results/*.json and those of profile, train and evolve's curves in this folder.\n"
+        "With --markdown it writes the tables of documents.\n",
     .options = options,
     .common = 0,
 };
@@ -245,8 +245,12 @@ static acr_status add_files(report_data *data, char **paths, int count)
         if (status == ACR_OK) {
             status = add_found(data, "results/train/*.json");
         }
+        if (status == ACR_OK) {
+            status = add_found(data, "results/evolve/*-curves.json");
+        }
     }
-    if (status == ACR_OK && data->record_count + data->profile_count + data->run_count + data->training_count == 0) {
+    if (status == ACR_OK &&
+        data->record_count + data->profile_count + data->run_count + data->search_count + data->training_count == 0) {
         return acr__fail(ACR_IO, "no results: name files, or run it where results/*.json are");
     }
     return status;

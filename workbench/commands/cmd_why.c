@@ -177,6 +177,9 @@ static json_t *kernel_answer_json(const acr__kernel *kernel, const answer *a, co
     } else {
         json_object_set_new(json, "estimate_us", json_number_or_null(1e6 * kernel->cost(problem, device)));
     }
+    if (kernel_found(kernel->name)) {
+        json_object_set_new(json, "found", json_string(kernel_found(kernel->name)));
+    }
     if (a->seen_count > 0) {
         char digest[17];
         digest_text(digest, kernel);
@@ -304,6 +307,9 @@ static void print_answer(const answer *a, const acr_problem *problem, const acr_
     const char *plan =
         strncmp(a->plan, a->text, length) == 0 && a->plan[length] == ':' ? a->plan + length + 2 : a->plan;
     printf("%s%s\n", a->chosen ? "plan: " : "no plan: ", plan);
+    if (a->chosen && kernel_found(a->chosen)) {
+        printf("  %s\n", kernel_found(a->chosen));
+    }
     if (!all) {
         print_summary(a, problem, device);
         return;

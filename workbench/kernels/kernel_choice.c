@@ -79,6 +79,23 @@ void digest_text(char out[17], const acr__kernel *kernel)
     snprintf(out, 17, "%016" PRIx64, acr__kernel_digest(kernel));
 }
 
+const char *kernel_found(const char *name)
+{
+    static const struct {
+        const char *kernel, *text;
+    } found[] = {
+#define FOUND(kernel, trial, how, run) {#kernel, "found by evolve, trial " #trial " (" how ") of " run},
+#include "found.def"
+#undef FOUND
+    };
+    for (size_t i = 0; i < sizeof found / sizeof found[0]; ++i) {
+        if (strcmp(found[i].kernel, name) == 0) {
+            return found[i].text;
+        }
+    }
+    return NULL;
+}
+
 json_t *kernel_json(const acr__kernel *kernel)
 {
     char digest[17];
@@ -90,6 +107,9 @@ json_t *kernel_json(const acr__kernel *kernel)
                   (int)kernel->q_tile, "kv_tile", (int)kernel->kv_tile, "stages", (int)kernel->stages, "last_resort",
                   (int)(kernel->traits & ACR__TRAIT_LAST_RESORT), "never_planned",
                   (int)(kernel->traits & ACR__TRAIT_NEVER_PLANNED), "digest", digest);
+    if (kernel_found(kernel->name)) {
+        json_object_set_new(json, "found", json_string(kernel_found(kernel->name)));
+    }
     if (kernel->backend == ACR__CUDA) {
         json_object_set_new(json, "arch_min", json_integer(kernel->arch_min));
         json_object_set_new(json, "arch_max", json_integer(kernel->arch_max));

@@ -36,7 +36,11 @@ const char *backend_name(acr__backend_id backend);
 /* The first problem-independent reason why a kernel cannot run on a device, or NULL: backend or architecture. */
 const char *kernel_not_here(const acr__kernel *kernel, const acr__device *device);
 
-/* A kernel's description: name, family, backend, dtype, dims, tiles, stages, architectures, traits, image. */
+/* "found by evolve, trial 12 (random search) of ...", of a kernel that a search came upon (found.def); else NULL. */
+const char *kernel_found(const char *name);
+
+/* A kernel's description: name, family, backend, dtype, dims, tiles, stages, architectures, traits, image, and
+ * what kernel_found says. */
 json_t *kernel_json(const acr__kernel *kernel);
 
 /* "0123456789abcdef": the digest of the machine code. */

@@ -36,17 +36,25 @@ static int open_file(const char *path)
     return file >= 0 || errno != ENOENT ? file : open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0644);
 }
 
-acr_status device_lock(int *out, const char *backend, int32_t ordinal, const volatile int *stop)
+static acr_status open_lock(int *out, char path[PATH_MAX], const char *backend, int32_t ordinal)
 {
-    static const struct timespec pause = {0, 10000000};
-    char path[PATH_MAX], gpu[64] = "";
+    char gpu[64] = "";
     if (strcmp(backend, "cuda") == 0) {
         gpu_name(gpu, ordinal);
     }
-    snprintf(path, sizeof path, "/tmp/acromion-%s%s.lock", backend, gpu);
-    const int file = open_file(path);
-    if (file < 0) {
-        return acr__fail(ACR_IO, "%s: %s", path, strerror(errno));
+    snprintf(path, PATH_MAX, "/tmp/acromion-%s%s.lock", backend, gpu);
+    *out = open_file(path);
+    return *out >= 0 ? ACR_OK : acr__fail(ACR_IO, "%s: %s", path, strerror(errno));
+}
+
+acr_status device_lock(int *out, const char *backend, int32_t ordinal, const volatile int *stop)
+{
+    static const struct timespec pause = {0, 10000000};
+    char path[PATH_MAX];
+    int file;
+    acr_status opened = open_lock(&file, path, backend, ordinal);
+    if (opened != ACR_OK) {
+        return opened;
     }
     while (flock(file, LOCK_EX | LOCK_NB) != 0) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || (stop && *stop == 2)) {
@@ -58,6 +66,28 @@ acr_status device_lock(int *out, const char *backend, int32_t ordinal, const vol
     }
     *out = file;
     return ACR_OK;
+}
+
+static acr_status wait_for(int lock, int how)
+{
+    while (flock(lock, how) != 0) {
+        if (errno != EINTR) {
+            return acr__fail(ACR_IO, "the device's lock: %s", strerror(errno));
+        }
+    }
+    return ACR_OK;
+}
+
+acr_status device_share(int *out, const char *backend, int32_t ordinal)
+{
+    char path[PATH_MAX];
+    acr_status status = open_lock(out, path, backend, ordinal);
+    return status == ACR_OK ? wait_for(*out, LOCK_SH) : status;
+}
+
+acr_status device_take(int lock)
+{
+    return wait_for(lock, LOCK_EX);
 }
 
 void device_unlock(int lock)

@@ -727,6 +727,69 @@ acr_status charts_trials(chart_writer *w, const report_data *data)
     return status;
 }
 
+/* ---- Searches with several seeds ---- */
+
+/* "trial median low high", the median twice where there is no interval. */
+static void add_middles(report_text *script, const json_t *trials, const char *which)
+{
+    text_add(script, "$%s << END\n", which);
+    for (size_t t = 0; t < json_array_size(trials); ++t) {
+        const json_t *middle = json_object_get(json_array_get(trials, t), which);
+        const double median = record_number(middle, "median");
+        const double low = record_bound(middle, "interval", 0), high = record_bound(middle, "interval", 1);
+        text_add(script, "%zu %g %g %g\n", t + 1, median, isnan(low) ? median : low, isnan(high) ? median : high);
+    }
+    text_add(script, "END\n");
+}
+
+/* Both arms above, their ratio below. */
+static acr_status draw_searches(chart_writer *w, const json_t *set)
+{
+    static const char *const parts[] = {"search", "random", "ratio"};
+    const json_t *trials = json_object_get(set, "by_trial"), *problems = json_object_get(set, "problems");
+    const json_t *mean = json_object_get(set, "mean_ratio");
+    report_text script = {NULL, 0, 0, false}, description = {NULL, 0, 0, false};
+    char title[320];
+    snprintf(title, sizeof title, "Search and random search: %.90s%s, %zu seeds, %.80s%s",
+             json_string_value(json_array_get(problems, 0)), json_array_size(problems) > 1 ? " and others" : "",
+             json_array_size(json_object_get(set, "seeds")), record_text(set, "device"),
+             strcmp(record_text(set, "clock"), "real") == 0 ? "" : ", model clock: nothing was timed");
+    begin_script(&script, 480, 520);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i) {
+        add_middles(&script, trials, parts[i]);
+    }
+    text_add(&script,
+             "set style fill transparent solid 0.15 noborder\nset multiplot layout 2,1\nset xrange [1:%zu]\n"
+             "set ylabel \"times as fast as the incumbent\"\nset key bottom right\nplot "
+             "$search using 1:3:4 with filledcurves lc rgb \"#010000\" notitle, "
+             "$random using 1:3:4 with filledcurves lc rgb \"#020000\" notitle, "
+             "$search using 1:2 with steps lw 2 lc rgb \"#010000\" title \"search\", "
+             "$random using 1:2 with steps lw 2 lc rgb \"#020000\" title \"random\"\n"
+             "set xlabel \"distinct trials of an arm\"\nset ylabel \"search / random\"\nunset key\nplot "
+             "$ratio using 1:3:4 with filledcurves lc rgb \"#010000\" notitle, 1 lc rgb \"#030000\" dt 2 notitle, "
+             "$ratio using 1:2 with steps lw 2 lc rgb \"#010000\" notitle\nunset multiplot\n",
+             json_array_size(trials) > 1 ? json_array_size(trials) : 2);
+    text_add(&description,
+             "Against %s. Medians over seeds of the best so far with their intervals, unconfirmed, and of search / "
+             "random below. The mean over trials of search / random is %.3f",
+             record_text(set, "incumbent"), record_number(mean, "median"));
+    if (!isnan(record_bound(mean, "interval", 0))) {
+        text_add(&description, ", interval %.3f to %.3f", record_bound(mean, "interval", 0),
+                 record_bound(mean, "interval", 1));
+    }
+    text_add(&description, "; the noise floor of a trial %.1f %%.", 100 * record_number(set, "noise_floor"));
+    return draw_once(w, &script, title, &description);
+}
+
+acr_status charts_searches(chart_writer *w, const report_data *data)
+{
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < data->search_count && status == ACR_OK; ++i) {
+        status = draw_searches(w, data->searches[i]);
+    }
+    return status;
+}
+
 /* ---- Training: loss curves ---- */
 
 static acr_status draw_training(chart_writer *w, const json_t *training)

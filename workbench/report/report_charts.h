@@ -22,6 +22,7 @@ acr_status charts_latency(chart_writer *w, const report_data *data);
 acr_status charts_roofline(chart_writer *w, const report_data *data);
 acr_status charts_ladder(chart_writer *w, const report_data *data);
 acr_status charts_trials(chart_writer *w, const report_data *data);
+acr_status charts_searches(chart_writer *w, const report_data *data);
 acr_status charts_training(chart_writer *w, const report_data *data);
 
 /* gnuplot's SVG as a part of a page: without its XML head, with a title and a description for those who do not see it,

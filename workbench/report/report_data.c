@@ -104,12 +104,51 @@ static acr_status add_training(report_data *data, const char *path, json_t *trai
     return append(&data->trainings, &data->training_count, training, path);
 }
 
+static bool is_middle(const json_t *value)
+{
+    const json_t *bounds = json_object_get(value, "interval");
+    return json_is_number(json_object_get(value, "median")) &&
+           (json_is_null(bounds) || (are_numbers(bounds) && json_array_size(bounds) == 2));
+}
+
+/* Sets of seeds, each with what its arms had seen after each trial. */
+static acr_status add_searches(report_data *data, const char *path, const json_t *sets)
+{
+    static const char *const texts[] = {"device", "incumbent", "clock"}, *const middles[] = {"search", "random",
+                                                                                             "ratio"};
+    for (size_t i = 0; i < json_array_size(sets); ++i) {
+        json_t *set = json_array_get(sets, i);
+        const json_t *trials = json_object_get(set, "by_trial");
+        bool whole = json_array_size(trials) > 0 && json_array_size(json_object_get(set, "problems")) > 0 &&
+                     is_middle(json_object_get(set, "mean_ratio"));
+        for (size_t k = 0; k < sizeof texts / sizeof texts[0]; ++k) {
+            whole = whole && *record_text(set, texts[k]);
+        }
+        for (size_t t = 0; t < json_array_size(trials); ++t) {
+            for (size_t k = 0; k < sizeof middles / sizeof middles[0]; ++k) {
+                whole = whole && is_middle(json_object_get(json_array_get(trials, t), middles[k]));
+            }
+        }
+        if (!whole) {
+            return acr__fail(ACR_FORMAT, "%s: set %zu of \"search_curves\" is not what tools/evolve_curves.py writes",
+                             path, i);
+        }
+        json_object_set_new(set, "file", json_string(base_name(path)));
+        const acr_status status = append(&data->searches, &data->search_count, set, path);
+        if (status != ACR_OK) {
+            return status;
+        }
+    }
+    return ACR_OK;
+}
+
 static acr_status add_records(report_data *data, const char *path, const char *bytes, size_t size)
 {
     json_error_t error;
     json_t *array = json_loadb(bytes, size, 0, &error);
-    if (json_object_get(array, "loss")) {
-        const acr_status added = add_training(data, path, array);
+    const json_t *sets = json_object_get(array, "search_curves");
+    if (sets || json_object_get(array, "loss")) {
+        const acr_status added = sets ? add_searches(data, path, sets) : add_training(data, path, array);
         json_decref(array);
         return added;
     }
@@ -190,6 +229,10 @@ void report_data_free(report_data *data)
         json_decref(data->trainings[i]);
     }
     free(data->trainings);
+    for (size_t i = 0; i < data->search_count; ++i) {
+        json_decref(data->searches[i]);
+    }
+    free(data->searches);
     for (size_t i = 0; i < data->run_count; ++i) {
         free(data->runs[i].trials);
         json_decref(data->runs[i].summary);

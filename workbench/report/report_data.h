@@ -1,4 +1,5 @@
-/* What a report is made of: records of results files, the trials of an evolution run, loss curves of a training. */
+/* What a report is made of: records of results files, the trials of an evolution run, curves of searches with several
+ * seeds, loss curves of a training. */
 #ifndef WORKBENCH_REPORT_DATA_H
 #define WORKBENCH_REPORT_DATA_H
 
@@ -36,13 +37,15 @@ typedef struct report_data {
     size_t profile_count;
     report_run *runs;
     size_t run_count;
+    json_t **searches; /* what tools/evolve_curves.py writes, a set of seeds each, with its file's name as "file" */
+    size_t search_count;
     json_t **trainings; /* what tools/train_curves.py writes, each with its file's name as "file" */
     size_t training_count;
 } report_data;
 
-/* Adds a file: a JSON array of records, a JSON object of loss curves, or an SQLite file of trials (recognised by its
- * first bytes). Errors: ACR_IO; ACR_FORMAT, naming file and record; ACR_UNSUPPORTED for an SQLite file in a build
- * without SQLite; ACR_NO_MEMORY. */
+/* Adds a file: a JSON array of records, a JSON object of loss curves or of curves of searches, or an SQLite file of
+ * trials (recognised by its first bytes). Errors: ACR_IO; ACR_FORMAT, naming file and record; ACR_UNSUPPORTED for an
+ * SQLite file in a build without SQLite; ACR_NO_MEMORY. */
 acr_status report_add_file(report_data *data, const char *path);
 void report_data_free(report_data *data);
 

@@ -86,9 +86,11 @@ static void add_sources(report_text *page, const report_data *data)
         text_add_escaped(page, data->runs[i].file);
         text_add(page, "</code>");
     }
-    for (size_t i = 0; i < data->training_count; ++i) {
-        text_add(page, "%s <code>", *last || data->run_count + i > 0 ? "," : "");
-        text_add_escaped(page, record_text(data->trainings[i], "file"));
+    const size_t before = data->run_count + (*last ? 1 : 0);
+    for (size_t i = 0; i < data->search_count + data->training_count; ++i) {
+        const json_t *curves = i < data->search_count ? data->searches[i] : data->trainings[i - data->search_count];
+        text_add(page, "%s <code>", before + i > 0 ? "," : "");
+        text_add_escaped(page, record_text(curves, "file"));
         text_add(page, "</code>");
     }
     text_add(page, ".</p>\n");
@@ -196,6 +198,11 @@ static bool any_run(const report_data *data)
     return data->run_count > 0;
 }
 
+static bool any_search(const report_data *data)
+{
+    return data->search_count > 0;
+}
+
 static bool any_training(const report_data *data)
 {
     return data->training_count > 0;
@@ -234,6 +241,10 @@ static const struct section {
     {"ladder", "The ladder", "", any_rung, .charts = charts_ladder, .tables = {"ladder"}},
     {"evolution", "Evolution", "", any_run, .before = add_conclusions, .charts = charts_trials,
      .tables = {"trials", "winners"}},
+    {"searches", "Does the search beat chance?",
+     "<p>The best speed-up over the incumbent that <strong class=\"ours\">the search</strong> and <strong "
+     "class=\"peers\">random search</strong> had seen after so many distinct trials, over several seeds.</p>\n",
+     any_search, .charts = charts_searches},
     {"training", "Training",
      "<p>A small model that is trained with <strong class=\"ours\">acromion.sdpa</strong> and with "
      "<strong class=\"peers\">PyTorch's attention</strong>.</p>\n",
