@@ -52,6 +52,17 @@ typedef struct acr_group_id {
  * Errors: ACR_INVALID, ACR_NO_DEVICE (NCCL cannot be loaded: the loader's text), ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_id_create(acr_group_id *out, const char *library);
 
+/* How keys and values go from rank to rank. */
+typedef enum acr_transfers {
+    /* By copy engines where every rank can, otherwise by NCCL; acr_group_plan_text says which, and why. */
+    ACR_TRANSFERS_AUTO = 0,
+    ACR_TRANSFERS_NCCL = 1, /* by NCCL's kernels, which take multiprocessors from attention */
+    /* By copy engines, which take none: a rank copies its keys and values straight into memory of the others, which they
+     * have shared by CUDA's inter-process handles; streams wait for each other's words in that memory. Ranks are on
+     * one host, and each GPU reaches the others' memory. Where a rank cannot, plans fail. */
+    ACR_TRANSFERS_COPY_ENGINES = 2
+} acr_transfers;
+
 typedef struct acr_group_options {
     uint32_t size;          /* sizeof(acr_group_options) */
     int32_t rank;           /* 0 to ranks - 1; with comm 0 */
@@ -67,11 +78,12 @@ typedef struct acr_group_options {
     const acr_group_id *id; /* of ranks that meet here; NULL with comm */
     void *comm;             /* an ncclComm_t of that library, which the caller keeps and destroys after the group; a
                                broken group leaves aborting it to the caller. NULL with id */
+    acr_transfers transfers; /* one rank that asks for NCCL is enough for all */
 } acr_group_options;
 
 #define ACR_GROUP_OPTIONS_INIT                                                                                         \
     {                                                                                                                  \
-        sizeof(acr_group_options), 0, 0, 0, 0, 0, NULL, NULL, NULL                                                     \
+        sizeof(acr_group_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, ACR_TRANSFERS_AUTO                                                   \
     }
 
 /* Joins a group. ctx is of this rank's device and outlives the group. The caller frees *out with acr_group_destroy.

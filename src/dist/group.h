@@ -5,6 +5,14 @@
 #include "device.h"
 #include "nccl.h"
 
+typedef struct dist_push dist_push; /* memory of every rank that the others write (push.h) */
+
+typedef enum dist_way {
+    DIST_UNKNOWN, /* no plan has needed it yet */
+    DIST_BY_NCCL,
+    DIST_BY_COPIES
+} dist_way;
+
 struct acr_group {
     acr_ctx *ctx;
     dist_device device;
@@ -14,6 +22,12 @@ struct acr_group {
     int rank, ranks;
     int hosts; /* that the ranks are spread over; 0 before they have exchanged a record */
     uint32_t timeout_ms;
+    acr_transfers asked;  /* options.transfers */
+    dist_way way;         /* of keys and values, the same on every rank */
+    char way_reason[512]; /* why NCCL */
+    int wants_copies;     /* a rank takes no other way than copy engines */
+    dist_push *pushes;    /* all that live; the first that was made is `alarm` */
+    dist_push *alarm;     /* by which ranks tell each other that they are broken; NULL where nothing is pushed */
     acr_status broken; /* ACR_OK, or what every call returns from now on */
     char reason[512];
 };
@@ -42,5 +56,15 @@ enum {
  * has. */
 acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
                              size_t bytes);
+
+/* What a rank shares with the others, or where theirs is. */
+typedef struct dist_share {
+    dist_address address;
+    int is_here; /* its rank is a thread of this process */
+} dist_share;
+
+/* Likewise, and shares[ranks] of all ranks from shares[rank].address. */
+acr_status dist_group_share(acr_group *group, acr_status status, const char *text, double *values, dist_share *shares,
+                            char *objection, size_t bytes);
 
 #endif

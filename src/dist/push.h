@@ -1,0 +1,84 @@
+/* Transfers by copy engines: memory of every rank that the other ranks write, and words in it by which streams wait for
+ * each other. No multiprocessor takes part.
+ *
+ * Rank S pushes into the memory of rank T. ready[T] is a word of S's memory, arrived[c][S] one of T's, for each of the
+ * channels c, things that S pushes in one execution. Words are 0 at first. In an execution
+ *
+ *     T   dist_push_announce   arrived[..][S] = 0, then ready[T] = 1
+ *     S   dist_push_begin      waits for ready[T] = 1, then ready[T] = 0
+ *     S                        copies into T's memory
+ *     S   dist_push_end        arrived[c][S] = 1
+ *     T   dist_push_await      waits for arrived[c][S] = 1
+ *
+ * T announces on a stream that follows all that it did with the memory in executions before, and its execution ends
+ * behind its last wait; S's ends behind its last push. Hence:
+ *  - S writes into T's memory only between T's announcement and T's wait: T reads none of it then.
+ *  - A word is written from one side at a time. S takes ready[T] back before it pushes; T announces again only behind
+ *    its wait for that push. T takes arrived[c][S] back before it announces; S sets it again only behind that.
+ *  - When an execution of T has ended, all that others write into T's memory in it has been written, words too: T's
+ *    memory can be freed. (What S pushes to T ends in T's wait; T's word at S in S's wait.)
+ *  - Words hold no count, so that a graph that is replayed says the same each time.
+ *
+ * Nothing waits in a circle, even where a device does the work of both streams in one order, that of the calls or any
+ * that its events allow: announcements come before all waits; of step s of a schedule, a rank's push is enqueued before
+ * its own wait for what arrives in s, and that wait's stream follows the push by an event. So if all waits of the steps
+ * before s end, all pushes of step s begin (their targets have announced) and end, and with them all waits of step s.
+ *
+ * The high half of a word is written only when the group is broken, and never taken back: every wait, of this call or of
+ * a graph's next replay, then ends at once. What is pushed behind such a wait may come at a wrong time. So a rank that
+ * breaks raises the alarm at the others before it lets its own streams go, and they look for it behind their work
+ * (dist_push_alarmed): no rank takes such a result for right. */
+#ifndef ACR_DIST_PUSH_H
+#define ACR_DIST_PUSH_H
+
+#include "group.h"
+
+enum {
+    DIST_PUSH_RANKS_MAX = 64
+};
+
+/* Finds by which way keys and values go in this group; the first call asks every rank, and tries the way out.
+ * Collective. Errors: ACR_UNSUPPORTED (a rank wants copy engines, and one cannot: which, and why; on every rank). */
+acr_status dist_way_find(acr_group *group);
+
+/* What a plan says that cannot go by copy engines, and whose ranks want nothing else. */
+acr_status dist_way_refused(const char *reason);
+
+/* Frees what dist_way_find made. */
+void dist_way_close(acr_group *group);
+
+/* ---- Memory ---- */
+
+/* Bytes that such memory has, of which the first ones hold words: for `bytes` that are pushed. */
+size_t dist_push_bytes(const acr_group *group, int channels, size_t bytes);
+
+/* Where what is pushed begins in the memory. */
+size_t dist_push_offset(const acr_group *group, int channels);
+
+/* Shares memory, of dist_push_bytes. Collective. If a rank cannot, or has a `reason` not to, *objection says which and
+ * why, on every rank, and *out is NULL. values: as of dist_group_object. */
+acr_status dist_push_open(acr_group *group, const char *reason, double *values, void *memory, int channels,
+                          dist_push **out, char *objection, size_t bytes);
+
+/* Ends the view of the others' memory; the memory itself is the caller's. NULL is a no-op. */
+void dist_push_close(acr_group *group, dist_push *push);
+
+/* Where rank's memory lies here, behind its words. */
+char *dist_push_memory(const acr_group *group, const dist_push *push, int rank);
+
+/* ---- What streams do ---- */
+
+acr_status dist_push_announce(const acr_group *group, const dist_push *push, int source, void *stream);
+acr_status dist_push_begin(const acr_group *group, const dist_push *push, int target, void *stream);
+acr_status dist_push_end(const acr_group *group, const dist_push *push, int target, int channel, void *stream);
+acr_status dist_push_await(const acr_group *group, const dist_push *push, int source, int channel, void *stream);
+
+/* ---- A broken group ---- */
+
+/* Raises the alarm at the other ranks, then lets this rank's streams go that wait for one. Errors are kept quiet. */
+void dist_push_release(acr_group *group);
+
+/* The first rank that has raised the alarm here; else *rank is left alone. */
+acr_status dist_push_alarmed(const acr_group *group, int *rank);
+
+#endif
