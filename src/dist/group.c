@@ -99,7 +99,7 @@ typedef struct record {
     char host[48];    /* what ranks of one host have alike */
     char process[48]; /* and those of one process on it; "" = not known */
     double values[DIST_VALUES];
-    dist_address address;
+    dist_share share;
 } record;
 
 /* The kernel's boot says which host this is, whatever a container calls it. Where it is not told, "". */
@@ -149,6 +149,9 @@ static acr_status exchange(acr_group *group, record *records, record *memory)
         status = dist_transfer_enqueue(group);
     if (status == ACR_OK)
         status = dist_transfer_end(group);
+    /* A driver's copy to the host waits for the stream without a time limit. */
+    if (status == ACR_OK)
+        status = acr_group_wait(group, stream, group->timeout_ms);
     if (status == ACR_OK)
         status = dist_download(device, records, memory, sizeof *records * (size_t)group->ranks, stream);
     return status == ACR_OK ? acr_group_wait(group, stream, group->timeout_ms) : status;
@@ -175,9 +178,9 @@ static acr_status compare(const acr_group *group, const record *records)
     return ACR_OK;
 }
 
-/* Exchanges records with every rank: *out, all of them, is the caller's to free. address: NULL = none. */
+/* Exchanges records with every rank: *out, all of them, is the caller's to free. share: NULL = none. */
 static acr_status collect(acr_group *group, acr_status status, const char *text, const double *values,
-                          const dist_address *address, record **out)
+                          const dist_share *share, record **out)
 {
     record *records = calloc((size_t)group->ranks, sizeof *records);
     void *memory = NULL;
@@ -193,8 +196,8 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
     name_process(own->process, sizeof own->process);
     if (values)
         memcpy(own->values, values, sizeof own->values);
-    if (address)
-        own->address = *address;
+    if (share)
+        own->share = *share;
     acr_status done = dist_enter(&group->device);
     if (done != ACR_OK)
         return done;
@@ -246,13 +249,13 @@ acr_status dist_group_share(acr_group *group, acr_status status, const char *tex
                             char *objection, size_t bytes)
 {
     record *records;
-    const acr_status done = collect(group, status, text, values, &shares[group->rank].address, &records);
+    const acr_status done = collect(group, status, text, values, &shares[group->rank], &records);
     *objection = '\0';
     if (done == ACR_OK)
         sum_up(group, records, values, objection, bytes);
     for (int r = 0; r < group->ranks && done == ACR_OK; r++) {
         const record *own = &records[group->rank];
-        shares[r].address = records[r].address;
+        shares[r] = records[r].share;
         shares[r].is_here = *own->process && strcmp(records[r].host, own->host) == 0 &&
                             strcmp(records[r].process, own->process) == 0;
     }
@@ -396,19 +399,13 @@ acr_status acr_group_id_create(acr_group_id *out, const char *library)
 /* Whether another rank has told that it is broken. What it pushed since then may be of another call. */
 static acr_status check_alarm(acr_group *group)
 {
-    int rank = -1;
-    const acr_status status = dist_push_alarmed(group, &rank);
-    if (status != ACR_OK)
-        return break_group(group, status);
+    const int rank = dist_push_alarmed(group);
     return rank < 0 ? ACR_OK
                     : break_group(group, dist_fail(ACR_PEER, "rank %d: rank %d gave the group up", group->rank, rank));
 }
 
 static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
 {
-    enum {
-        LOOKS_AT_ALARM = 1000 /* then each look is a millisecond behind the one before */
-    };
     const double end_s = dist_now_s() + 1e-3 * timeout_ms;
     for (int looks = 0;; looks++) {
         int idle = 0;
@@ -419,9 +416,7 @@ static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
         acr_status status = dist_is_idle(&group->device, stream, &idle);
         if (status != ACR_OK)
             return break_group(group, status);
-        if (idle)
-            return check_alarm(group);
-        if (looks > LOOKS_AT_ALARM && (status = check_alarm(group)) != ACR_OK)
+        if ((status = check_alarm(group)) != ACR_OK || idle) /* in this order: what came was right if no alarm is here */
             return status;
         if (dist_now_s() >= end_s)
             return break_by_timeout(group, timeout_ms, "the stream's work");

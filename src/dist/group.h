@@ -2,6 +2,7 @@
 #ifndef ACR_DIST_GROUP_H
 #define ACR_DIST_GROUP_H
 
+#include "board.h"
 #include "device.h"
 #include "nccl.h"
 
@@ -26,8 +27,10 @@ struct acr_group {
     dist_way way;         /* of keys and values, the same on every rank */
     char way_reason[512]; /* why NCCL */
     int wants_copies;     /* a rank takes no other way than copy engines */
-    dist_push *pushes;    /* all that live; the first that was made is `alarm` */
-    dist_push *alarm;     /* by which ranks tell each other that they are broken; NULL where nothing is pushed */
+    dist_board *board;    /* by which ranks that push tell each other what no stream waits for; NULL by NCCL */
+    char board_name[DIST_BOARD_NAME]; /* on rank 0 until all have opened it */
+    dist_push *pushes;    /* all that live, and those that others may still write */
+    int push_count;       /* so far, the same on every rank */
     acr_status broken; /* ACR_OK, or what every call returns from now on */
     char reason[512];
 };
@@ -60,10 +63,11 @@ acr_status dist_group_object(acr_group *group, acr_status status, const char *te
 /* What a rank shares with the others, or where theirs is. */
 typedef struct dist_share {
     dist_address address;
-    int is_here; /* its rank is a thread of this process */
+    char board[DIST_BOARD_NAME]; /* rank 0's, where it makes one; else "" */
+    int is_here;                 /* its rank is a thread of this process */
 } dist_share;
 
-/* Likewise, and shares[ranks] of all ranks from shares[rank].address. */
+/* Likewise, and shares[ranks] of all ranks from shares[rank]. */
 acr_status dist_group_share(acr_group *group, acr_status status, const char *text, double *values, dist_share *shares,
                             char *objection, size_t bytes);
 

@@ -134,9 +134,10 @@ static acr_status measure_in_memory(acr_group *group, size_t bytes, double *seco
         status = dist_push_open(group, "", none, to, 1, &push, objection, sizeof objection);
     if (status == ACR_OK)
         status = measure(group, push, from, to, bytes, seconds);
-    dist_push_close(group, push);
     dist_free(device, from);
-    dist_free(device, to);
+    if (!push)
+        dist_free(device, to);
+    dist_push_close(group, push);
     dist_leave(device);
     return status;
 }

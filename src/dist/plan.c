@@ -364,9 +364,10 @@ void dist_plan_unprepare(acr_group_plan *plan)
 {
     const dist_device *device = &plan->group->device;
     if (dist_enter(device) == ACR_OK) {
-        dist_push_close(plan->group, plan->push);
         for (int i = 0; i < plan->memory_count; i++)
-            dist_free(device, plan->memory[i]);
+            if (!plan->push || plan->memory[i] != plan->shared)
+                dist_free(device, plan->memory[i]);
+        dist_push_close(plan->group, plan->push);
         dist_leave(device);
     }
     for (int i = 0; i < plan->kernel_count; i++)

@@ -7,10 +7,9 @@
 #include "error.h"
 
 enum {
-    SHARED_BYTES = 2 << 20,  /* a driver allocates so much at once, and shares all of it */
-    PATTERN_BYTES = 256,     /* that ranks push to try the way out */
-    TRIAL = 0, ALARM = 1, CHANNELS = 2, /* of the memory that a group has for itself */
-    RELEASE_S = 5
+    SHARED_BYTES = 2 << 20, /* a driver allocates so much at once, and shares all of it */
+    PATTERN_BYTES = 256,    /* that ranks push to try the way out */
+    PATIENCE_S = 5          /* with other ranks that should be about to say something */
 };
 
 /* Of a word its low half or, in a broken group, its high half. */
@@ -18,10 +17,12 @@ static const uint64_t IS_SET = (UINT64_C(1) << 32) | 1;
 
 struct dist_push {
     dist_push *next; /* in the group */
+    int number;      /* on the board; -1: it is not there */
+    int is_closed;   /* waits for other ranks to close it */
     int channels;
-    char **memory;    /* of each rank, as it is mapped here; NULL where it is not */
-    char *is_mapped;  /* by a handle, and is to be unmapped */
-    uint64_t *ones;   /* as many words as the memory has */
+    char **memory;   /* of each rank, as it is mapped here; NULL where it is not */
+    char *is_mapped; /* by a handle, and is to be unmapped */
+    uint64_t *ones;  /* as many words as the memory has */
 };
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
@@ -99,6 +100,7 @@ static dist_push *make_push(acr_group *group, int channels)
         return NULL;
     }
     push->channels = channels;
+    push->number = -1;
     push->ones = (uint64_t *)(void *)(push + 1);
     push->memory = (char **)(void *)(push->ones + words);
     push->is_mapped = (char *)(push->memory + ranks);
@@ -139,6 +141,28 @@ static void restore_error(const char *before)
     dist_fail(ACR_OK, "%s", before);
 }
 
+/* Ends the view of the others' memory. */
+static void unmap_all(const acr_group *group, dist_push *push)
+{
+    for (int r = 0; r < group->ranks; r++) {
+        if (push->is_mapped[r])
+            dist_unmap(&group->device, push->memory[r]);
+        push->is_mapped[r] = 0;
+    }
+}
+
+static void drop(acr_group *group, dist_push *push)
+{
+    dist_push **link = &group->pushes;
+    if (!push)
+        return;
+    while (*link != push)
+        link = &(*link)->next;
+    *link = push->next;
+    unmap_all(group, push);
+    free(push);
+}
+
 /* The rest of dist_push_open with a push that is made and room for shares. status: of this rank so far. */
 static acr_status share_with_all(acr_group *group, const char *reason, double *values, acr_status status,
                                  dist_push *push, dist_share *shares, char *objection, size_t bytes)
@@ -149,6 +173,7 @@ static acr_status share_with_all(acr_group *group, const char *reason, double *v
         if (able == ACR_OK)
             able = dist_export(&group->device, push->memory[group->rank], &shares[group->rank].address);
     }
+    memcpy(shares[group->rank].board, group->board_name, sizeof group->board_name);
     const char *text = status != ACR_OK || able != ACR_OK ? acr_group_last_error() : reason;
     status = dist_group_share(group, status, text, values, shares, objection, bytes);
     if (status == ACR_OK && !*objection && group->hosts > 1)
@@ -156,6 +181,8 @@ static acr_status share_with_all(acr_group *group, const char *reason, double *v
     if (status != ACR_OK || *objection)
         return status;
     able = map_all(group, push, shares);
+    if (able == ACR_OK && !group->board)
+        able = dist_board_open(&group->board, shares[0].board);
     return dist_group_object(group, ACR_OK, able == ACR_OK ? "" : acr_group_last_error(), values, objection, bytes);
 }
 
@@ -172,33 +199,53 @@ acr_status dist_push_open(acr_group *group, const char *reason, double *values, 
     if (push)
         push->memory[group->rank] = memory;
     if (!push || !shares) { /* not even the others' answers have room */
-        dist_push_close(group, push);
+        drop(group, push);
         free(shares);
         return dist_group_agree(group, dist_fail(ACR_NO_MEMORY, "out of memory"), acr_group_last_error());
     }
     status = share_with_all(group, reason, values, status, push, shares, objection, bytes);
     free(shares);
-    if (status == ACR_OK && !*objection)
+    if (status == ACR_OK && !*objection) {
+        push->number = group->push_count++;
         *out = push;
-    else
-        dist_push_close(group, push);
+    } else {
+        drop(group, push);
+    }
     if (status == ACR_OK)
         restore_error(before);
     return status;
 }
 
+/* Frees the memory that no rank pushes into any more; returns how many others are left. */
+static int sweep(acr_group *group)
+{
+    int left = 0;
+    for (dist_push *push = group->pushes, *next; push; push = next) {
+        next = push->next;
+        if (!push->is_closed)
+            continue;
+        if (dist_board_left(group->board, push->number, group->ranks) < group->ranks) {
+            left++;
+            continue;
+        }
+        dist_free(&group->device, push->memory[group->rank]);
+        drop(group, push);
+    }
+    return left;
+}
+
 void dist_push_close(acr_group *group, dist_push *push)
 {
+    const dist_device *device = &group->device;
     if (!push)
         return;
-    for (int r = 0; r < group->ranks; r++)
-        if (push->is_mapped[r])
-            dist_unmap(&group->device, push->memory[r]);
-    dist_push **link = &group->pushes;
-    while (*link != push)
-        link = &(*link)->next;
-    *link = push->next;
-    free(push);
+    push->is_closed = 1;
+    /* A stream that cannot be seen to its end may push still: then the others keep their memory. */
+    if (group->broken == ACR_OK || dist_wait_idle(device, device->transfers, PATIENCE_S) == ACR_OK) {
+        unmap_all(group, push);
+        dist_board_leave(group->board, push->number);
+    }
+    sweep(group);
 }
 
 /* ---- A broken group ---------------------------------------------------------------------------------------------- */
@@ -206,32 +253,21 @@ void dist_push_close(acr_group *group, dist_push *push)
 void dist_push_release(acr_group *group)
 {
     const dist_device *device = &group->device;
-    if (!group->alarm)
+    if (!group->board)
         return;
-    for (int r = 0; r < group->ranks; r++)
-        if (r != group->rank)
-            set_word(group, arrived_word(group, group->alarm, r, ALARM, group->rank), 1, device->rescue);
+    dist_board_raise(group->board, group->rank);
     for (const dist_push *push = group->pushes; push; push = push->next)
-        if (push != group->alarm)
-            dist_upload(device, push->memory[group->rank], push->ones,
-                        word_count(group, push->channels) * sizeof *push->ones, device->rescue);
-    dist_wait_idle(device, device->rescue, RELEASE_S);
+        dist_upload(device, push->memory[group->rank], push->ones,
+                    word_count(group, push->channels) * sizeof *push->ones, device->rescue);
+    dist_wait_idle(device, device->rescue, PATIENCE_S);
 }
 
-acr_status dist_push_alarmed(const acr_group *group, int *rank)
+int dist_push_alarmed(const acr_group *group)
 {
-    const dist_device *device = &group->device;
-    uint64_t words[DIST_PUSH_RANKS_MAX];
-    if (!group->alarm)
-        return ACR_OK;
-    acr_status status = dist_download(device, words, arrived_word(group, group->alarm, group->rank, ALARM, 0),
-                                      (size_t)group->ranks * sizeof words[0], device->rescue);
-    if (status == ACR_OK)
-        status = dist_wait_idle(device, device->rescue, RELEASE_S);
-    for (int r = group->ranks - 1; r >= 0 && status == ACR_OK; r--)
-        if (words[r])
-            *rank = r;
-    return status;
+    for (int r = 0; r < group->ranks && group->board; r++)
+        if (r != group->rank && dist_board_is_raised(group->board, r))
+            return r;
+    return -1;
 }
 
 /* ---- The way ----------------------------------------------------------------------------------------------------- */
@@ -242,28 +278,28 @@ static unsigned char pattern_of(int rank, int i)
 }
 
 /* Pushes a pattern and a word to every other rank. */
-static acr_status push_pattern(const acr_group *group, const dist_push *alarm)
+static acr_status push_pattern(const acr_group *group, const dist_push *trial)
 {
     const dist_device *device = &group->device;
     const size_t place = (size_t)group->rank * PATTERN_BYTES;
     unsigned char pattern[PATTERN_BYTES];
-    char *own = dist_push_memory(group, alarm, group->rank) + place;
+    char *own = dist_push_memory(group, trial, group->rank) + place;
     for (int i = 0; i < PATTERN_BYTES; i++)
         pattern[i] = pattern_of(group->rank, i);
     acr_status status = dist_upload(device, own, pattern, sizeof pattern, device->transfers);
     for (int r = 0; r < group->ranks && status == ACR_OK; r++) {
         if (r == group->rank)
             continue;
-        status = dist_copy_bytes(device, dist_push_memory(group, alarm, r) + place, own, sizeof pattern,
+        status = dist_copy_bytes(device, dist_push_memory(group, trial, r) + place, own, sizeof pattern,
                                  device->transfers);
         if (status == ACR_OK)
-            status = dist_push_end(group, alarm, r, TRIAL, device->transfers);
+            status = dist_push_end(group, trial, r, 0, device->transfers);
     }
     return status == ACR_OK ? dist_wait_idle(device, device->transfers, 1e-3 * group->timeout_ms) : status;
 }
 
 /* What the others pushed, when they have said that they did: it is there, and a stream that waits for it goes on. */
-static acr_status look_for_patterns(const acr_group *group, const dist_push *alarm)
+static acr_status look_for_patterns(const acr_group *group, const dist_push *trial)
 {
     const dist_device *device = &group->device;
     acr_status status = ACR_OK;
@@ -274,10 +310,10 @@ static acr_status look_for_patterns(const acr_group *group, const dist_push *ala
         if (r == group->rank)
             continue;
         status = dist_download(device, pattern,
-                               dist_push_memory(group, alarm, group->rank) + (size_t)r * PATTERN_BYTES, sizeof pattern,
+                               dist_push_memory(group, trial, group->rank) + (size_t)r * PATTERN_BYTES, sizeof pattern,
                                device->transfers);
         if (status == ACR_OK)
-            status = dist_download(device, &word, arrived_word(group, alarm, group->rank, TRIAL, r), sizeof word,
+            status = dist_download(device, &word, arrived_word(group, trial, group->rank, 0, r), sizeof word,
                                    device->transfers);
         if (status == ACR_OK)
             status = dist_wait_idle(device, device->transfers, 1e-3 * group->timeout_ms);
@@ -286,60 +322,69 @@ static acr_status look_for_patterns(const acr_group *group, const dist_push *ala
         if (status == ACR_OK && (!right || word != 1))
             status = dist_fail(ACR_DEVICE_FAULT, "what rank %d wrote into this rank's memory did not come there", r);
         if (status == ACR_OK)
-            status = dist_push_await(group, alarm, r, TRIAL, device->transfers);
+            status = dist_push_await(group, trial, r, 0, device->transfers);
     }
     return status == ACR_OK ? dist_wait_idle(device, device->transfers, 1e-3 * group->timeout_ms) : status;
 }
 
-static acr_status try_out(acr_group *group, const dist_push *alarm, double *values, char *objection, size_t bytes)
+/* Nobody views memory that another rank may free next. */
+static acr_status try_out(acr_group *group, dist_push *trial, double *values, char *objection, size_t bytes)
 {
-    acr_status able = push_pattern(group, alarm);
-    acr_status status = dist_group_object(group, ACR_OK, able == ACR_OK ? "" : acr_group_last_error(), values,
-                                          objection, bytes);
+    acr_status able = push_pattern(group, trial);
+    acr_status status =
+        dist_group_object(group, ACR_OK, able == ACR_OK ? "" : acr_group_last_error(), values, objection, bytes);
     if (status != ACR_OK || *objection)
         return status;
-    able = look_for_patterns(group, alarm);
+    able = look_for_patterns(group, trial);
+    unmap_all(group, trial);
     return dist_group_object(group, ACR_OK, able == ACR_OK ? "" : acr_group_last_error(), values, objection, bytes);
 }
 
-/* Why this rank goes by NCCL, "" where it need not. *memory: what the group has for itself. */
-static const char *own_reason(const acr_group *group, void **memory)
+/* Why this rank goes by NCCL, "" where it need not. *memory: for the trial. Rank 0 makes the board. */
+static const char *own_reason(acr_group *group, void **memory)
 {
     if (group->asked == ACR_TRANSFERS_NCCL)
         return "options.transfers is ACR_TRANSFERS_NCCL";
-    if (group->ranks > DIST_PUSH_RANKS_MAX)
+    if (group->ranks > DIST_BOARD_RANKS)
         return "there are more than 64 ranks";
     acr_status status = dist_can_share(&group->device);
     if (status == ACR_OK)
-        status = dist_alloc(&group->device,
-                            dist_push_bytes(group, CHANNELS, (size_t)group->ranks * PATTERN_BYTES), memory);
+        status =
+            dist_alloc(&group->device, dist_push_bytes(group, 1, (size_t)group->ranks * PATTERN_BYTES), memory);
+    if (status == ACR_OK && group->rank == 0)
+        status = dist_board_make(&group->board, group->board_name);
     return status == ACR_OK ? "" : acr_group_last_error();
 }
 
+/* Shares memory, and tries it out. Then all ranks have the board open, and its name can go. */
 static acr_status find_way(acr_group *group)
 {
     double values[DIST_VALUES] = {group->asked == ACR_TRANSFERS_COPY_ENGINES};
     char reason[sizeof group->way_reason], before[512];
     void *memory = NULL;
-    dist_push *alarm = NULL;
+    dist_push *trial = NULL;
     snprintf(before, sizeof before, "%s", acr_group_last_error());
     snprintf(reason, sizeof reason, "%s", own_reason(group, &memory));
-    acr_status status = dist_push_open(group, reason, values, memory, CHANNELS, &alarm, group->way_reason,
-                                       sizeof group->way_reason);
-    if (status == ACR_OK && alarm)
-        status = try_out(group, alarm, values, group->way_reason, sizeof group->way_reason);
-    if (status == ACR_OK)
-        restore_error(before);
-    group->wants_copies = values[0] > 0.0;
+    acr_status status =
+        dist_push_open(group, reason, values, memory, 1, &trial, group->way_reason, sizeof group->way_reason);
+    if (status == ACR_OK && trial)
+        status = try_out(group, trial, values, group->way_reason, sizeof group->way_reason);
+    drop(group, trial);
+    dist_free(&group->device, memory);
+    if (*group->board_name)
+        dist_board_hide(group->board_name);
+    group->board_name[0] = '\0';
     if (status == ACR_OK && !*group->way_reason) {
-        group->alarm = alarm;
+        group->wants_copies = values[0] > 0.0;
         group->way = DIST_BY_COPIES;
         return ACR_OK;
     }
-    dist_push_close(group, alarm);
-    dist_free(&group->device, memory);
+    dist_board_close(group->board);
+    group->board = NULL;
     if (status != ACR_OK)
         return status;
+    restore_error(before);
+    group->wants_copies = values[0] > 0.0;
     group->way = DIST_BY_NCCL;
     return ACR_OK;
 }
@@ -360,12 +405,20 @@ acr_status dist_way_find(acr_group *group)
                                                                                  : status;
 }
 
+/* In a group that is well nobody pushes into memory of a rank whose executions have ended, even where it is mapped still.
+ * In a broken one memory that another rank may write is left to the process. */
 void dist_way_close(acr_group *group)
 {
-    if (!group->alarm)
+    const double end_s = dist_now_s() + PATIENCE_S;
+    if (!group->board)
         return;
-    void *memory = group->alarm->memory[group->rank];
-    dist_push_close(group, group->alarm);
-    group->alarm = NULL;
-    dist_free(&group->device, memory);
+    for (int looks = 0; sweep(group) > 0 && dist_now_s() < end_s; looks++)
+        dist_pause(looks);
+    while (group->pushes) {
+        if (group->broken == ACR_OK)
+            dist_free(&group->device, group->pushes->memory[group->rank]);
+        drop(group, group->pushes);
+    }
+    dist_board_close(group->board);
+    group->board = NULL;
 }

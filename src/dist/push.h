@@ -26,16 +26,13 @@
  *
  * The high half of a word is written only when the group is broken, and never taken back: every wait, of this call or of
  * a graph's next replay, then ends at once. What is pushed behind such a wait may come at a wrong time. So a rank that
- * breaks raises the alarm at the others before it lets its own streams go, and they look for it behind their work
- * (dist_push_alarmed): no rank takes such a result for right. */
+ * breaks raises its alarm on the board before it lets its own streams go, and the others look for alarms when their work
+ * has ended (acr_group_wait): no rank takes such a result for right. And memory is freed when every rank has said on the
+ * board that it pushes into it no more. */
 #ifndef ACR_DIST_PUSH_H
 #define ACR_DIST_PUSH_H
 
 #include "group.h"
-
-enum {
-    DIST_PUSH_RANKS_MAX = 64
-};
 
 /* Finds by which way keys and values go in this group; the first call asks every rank, and tries the way out.
  * Collective. Errors: ACR_UNSUPPORTED (a rank wants copy engines, and one cannot: which, and why; on every rank). */
@@ -44,7 +41,7 @@ acr_status dist_way_find(acr_group *group);
 /* What a plan says that cannot go by copy engines, and whose ranks want nothing else. */
 acr_status dist_way_refused(const char *reason);
 
-/* Frees what dist_way_find made. */
+/* Frees what dist_way_find made, and what waits to be freed. */
 void dist_way_close(acr_group *group);
 
 /* ---- Memory ---- */
@@ -55,12 +52,13 @@ size_t dist_push_bytes(const acr_group *group, int channels, size_t bytes);
 /* Where what is pushed begins in the memory. */
 size_t dist_push_offset(const acr_group *group, int channels);
 
-/* Shares memory, of dist_push_bytes. Collective. If a rank cannot, or has a `reason` not to, *objection says which and
- * why, on every rank, and *out is NULL. values: as of dist_group_object. */
+/* Shares memory, of dist_push_bytes, with all ranks. Collective. If a rank cannot, or has a `reason` not to, *objection
+ * says which and why, on every rank, and *out is NULL; else the memory is the push's. values: as of dist_group_object. */
 acr_status dist_push_open(acr_group *group, const char *reason, double *values, void *memory, int channels,
                           dist_push **out, char *objection, size_t bytes);
 
-/* Ends the view of the others' memory; the memory itself is the caller's. NULL is a no-op. */
+/* This rank pushes no more: its executions have ended, in a broken group those that the driver still has are waited for.
+ * The memory is freed when no rank pushes into it any more. NULL is a no-op. */
 void dist_push_close(acr_group *group, dist_push *push);
 
 /* Where rank's memory lies here, behind its words. */
@@ -78,7 +76,7 @@ acr_status dist_push_await(const acr_group *group, const dist_push *push, int so
 /* Raises the alarm at the other ranks, then lets this rank's streams go that wait for one. Errors are kept quiet. */
 void dist_push_release(acr_group *group);
 
-/* The first rank that has raised the alarm here; else *rank is left alone. */
-acr_status dist_push_alarmed(const acr_group *group, int *rank);
+/* The first other rank that has raised its alarm; -1: none has. */
+int dist_push_alarmed(const acr_group *group);
 
 #endif
