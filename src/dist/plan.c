@@ -428,8 +428,8 @@ static acr_status weigh_f32(const acr_group_plan *plan, char *reason, size_t byt
     return ACR_OK;
 }
 
-/* Shares the plan's memory with the other ranks. If one cannot, the plan goes by NCCL, in the same memory: then values
- * are told again. */
+/* Shares the plan's memory with the other ranks. If one cannot, the plan is made anew for NCCL. values: seconds, told
+ * again then. */
 static acr_status share(acr_group_plan *plan, double *values)
 {
     acr_group *group = plan->group;
@@ -445,10 +445,13 @@ static acr_status share(acr_group_plan *plan, double *values)
         return status;
     if (group->wants_copies)
         return dist_way_refused(plan->way_reason);
+    dist_plan_unprepare(plan);
     plan->way = DIST_BY_NCCL;
+    status = dist_plan_prepare(plan);
     memset(values, 0, DIST_VALUES * sizeof *values);
-    tell_seconds(plan, ACR_OK, values);
-    return dist_group_object(group, ACR_OK, "", values, objection, sizeof objection);
+    tell_seconds(plan, status, values);
+    return dist_group_object(group, status, status == ACR_OK ? "" : acr_group_last_error(), values, objection,
+                             sizeof objection);
 }
 
 /* Partial results in float32 if every rank has kernels that write them without costing much, otherwise on all ranks in

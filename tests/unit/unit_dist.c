@@ -1120,6 +1120,7 @@ static const gpu_case gpu_cases[] = {
     {"f16:b1:h2:s96:d64:causal", 4, ACR_RING, ACR_ZIGZAG},
     {"f16:b1:h2:s60/90:d64:causal:bshd", 4, ACR_RING, ACR_CONTIGUOUS}, /* blocks that nobody needs */
     {"bf16:b1:h2:s90/100:d64:causal:bshd:lse", 2, ACR_GATHER, ACR_ZIGZAG},
+    {"f16:b1:h3:s60/90:d64", 4, ACR_GATHER, ACR_ZIGZAG},
     {"f16:b2:h4/2:s64:d64:causal:win20:lse", 3, ACR_SCHEDULE_AUTO, ACR_CONTIGUOUS}};
 
 static void check_cases(const gpu_case *cases, size_t count)
@@ -1150,9 +1151,7 @@ static void so_they_are_in_a_graph(void **state)
     (void)state;
     transfers = ACR_TRANSFERS_COPY_ENGINES;
     are_calls_captured = 1;
-    for (size_t i = 0; i < COUNT_OF(gpu_cases); i++)
-        if (gpu_cases[i].schedule == ACR_RING)
-            check_cases(&gpu_cases[i], 1);
+    check_cases(gpu_cases, COUNT_OF(gpu_cases));
     are_calls_captured = 0;
     transfers = ACR_TRANSFERS_AUTO;
 }
@@ -1163,7 +1162,9 @@ static void so_they_are_of_processes(void **state)
     (void)state;
     transfers = ACR_TRANSFERS_COPY_ENGINES;
     are_ranks_processes = 1;
+    setenv("FAKE_CUDA_SHARING", "1", 1);
     check_cases(gpu_cases, COUNT_OF(gpu_cases));
+    unsetenv("FAKE_CUDA_SHARING");
     are_ranks_processes = 0;
     transfers = ACR_TRANSFERS_AUTO;
 }
@@ -1309,7 +1310,6 @@ static int run_on_cuda(void)
         cmocka_unit_test(nothing_is_left),
     };
     backend = "cuda";
-    setenv("FAKE_CUDA_SHARING", "1", 1);
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }
 
