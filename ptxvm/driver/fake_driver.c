@@ -35,13 +35,13 @@ static const model models[] = {
 typedef enum step_kind {
     LAUNCH,
     FILL,
-    COPY,         /* between memories of devices */
-    COPY_LINES,   /* likewise */
-    UPLOAD,       /* of what `parameters` holds */
+    COPY,       /* between memories of devices */
+    COPY_LINES, /* likewise */
+    UPLOAD,     /* of what `parameters` holds */
     WRITE_WORD,
-    WAIT_WORD,    /* until one bit of `word` is set */
-    RECORD,       /* an event */
-    FOLLOW        /* `stream`'s steps to the one that `awaited` numbers */
+    WAIT_WORD, /* until one bit of `word` is set */
+    RECORD,    /* an event */
+    FOLLOW     /* `stream`'s steps to the one that `awaited` numbers */
 } step_kind;
 
 /* What a captured stream shall do with each replay, or a stream that waits when it goes on. */
@@ -131,7 +131,7 @@ static object *objects;        /* all that are alive */
 static object primary_context; /* its address is the handle */
 static long kernels_alive;
 static _Thread_local object *default_stream; /* whose handle is NULL; threads stand for ranks, each with a GPU */
-static long steps_queued;                        /* so far */
+static long steps_queued;                    /* so far */
 static int steps_waiting;
 static _Thread_local CUstreamCaptureMode mode; /* of the thread: begins as global */
 

@@ -85,6 +85,7 @@ void dist_board_leave(dist_board *board, int number)
 
 int dist_board_left(const dist_board *board, int number, int ranks)
 {
-    const unsigned before = (unsigned)(number / NUMBERS) * (unsigned)ranks, now = atomic_load(&board->left[number % NUMBERS]);
+    const unsigned before = (unsigned)(number / NUMBERS) * (unsigned)ranks,
+                   now = atomic_load(&board->left[number % NUMBERS]);
     return now > before ? (int)(now - before) : 0;
 }

@@ -72,12 +72,12 @@ acr_status dist_is_idle(const dist_device *device, void *stream, int *out);
 
 /* How another rank finds memory of this one. */
 typedef struct dist_address {
-    unsigned char handle[64]; /* CUipcMemHandle: for another process */
+    unsigned char handle[64];  /* CUipcMemHandle: for another process */
     uint64_t pointer, context; /* for another thread of this process */
 } dist_address;
 
-/* Whether this device can share memory with other ranks and wait for what they write. Errors: ACR_UNSUPPORTED (says what
- * is missing). */
+/* Whether this device can share memory with other ranks and wait for what they write. Errors: ACR_UNSUPPORTED (says
+ * what is missing). */
 acr_status dist_can_share(const dist_device *device);
 
 /* memory: of dist_alloc. */

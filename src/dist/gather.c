@@ -8,7 +8,7 @@ enum {
     STAGES_MAX = 4
 };
 
-/* Rows that travel, or stay on their rank: from `row` of its tensors to `place` of the gathered ones of who receives. */
+/* Rows that travel, or stay on their rank: from `row` of its tensors to `place` of the receiver's gathered ones. */
 typedef struct gather_box {
     int peer; /* the other rank; the rank itself for what stays */
     int64_t row, place, rows;
@@ -16,11 +16,11 @@ typedef struct gather_box {
 
 typedef struct gather_data {
     int stages;
-    acr_rows hull;  /* this rank's: the keys that the gathered tensors have room for, as positions */
-    char *k, *v;    /* gathered: packed [batch, kv_heads, hull.count, dim] by the layout */
-    char *out, *in; /* by NCCL: what is sent and received in one stage, packed by box: K, then V */
+    acr_rows hull;   /* this rank's: the keys that the gathered tensors have room for, as positions */
+    char *k, *v;     /* gathered: packed [batch, kv_heads, hull.count, dim] by the layout */
+    char *out, *in;  /* by NCCL: what is sent and received in one stage, packed by box: K, then V */
     acr_rows *hulls; /* of each rank */
-    float *lse;     /* of one call */
+    float *lse;      /* of one call */
     int sends, receives;
     gather_box boxes[]; /* sends, then receives; by rank */
 } gather_data;
@@ -173,8 +173,8 @@ static acr_status gather_prepare(acr_group_plan *plan)
     gather_data *data;
     acr_status status = dist_calloc((size_t)dist_pieces_max(&plan->sequences), sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status = dist_calloc(
-            1, sizeof *data + (size_t)group->ranks * (4 * sizeof data->boxes[0] + sizeof *data->hulls), &plan->own);
+        status = dist_calloc(1, sizeof *data + (size_t)group->ranks * (4 * sizeof data->boxes[0] + sizeof *data->hulls),
+                             &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;

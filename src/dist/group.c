@@ -256,8 +256,8 @@ acr_status dist_group_share(acr_group *group, acr_status status, const char *tex
     for (int r = 0; r < group->ranks && done == ACR_OK; r++) {
         const record *own = &records[group->rank];
         shares[r] = records[r].share;
-        shares[r].is_here = *own->process && strcmp(records[r].host, own->host) == 0 &&
-                            strcmp(records[r].process, own->process) == 0;
+        shares[r].is_here =
+            *own->process && strcmp(records[r].host, own->host) == 0 && strcmp(records[r].process, own->process) == 0;
     }
     free(records);
     return done;
@@ -416,7 +416,8 @@ static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
         acr_status status = dist_is_idle(&group->device, stream, &idle);
         if (status != ACR_OK)
             return break_group(group, status);
-        if ((status = check_alarm(group)) != ACR_OK || idle) /* in this order: what came was right if no alarm is here */
+        if ((status = check_alarm(group)) != ACR_OK ||
+            idle) /* in this order: what came was right if no alarm is here */
             return status;
         if (dist_now_s() >= end_s)
             return break_by_timeout(group, timeout_ms, "the stream's work");

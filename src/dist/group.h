@@ -29,9 +29,9 @@ struct acr_group {
     int wants_copies;     /* a rank takes no other way than copy engines */
     dist_board *board;    /* by which ranks that push tell each other what no stream waits for; NULL by NCCL */
     char board_name[DIST_BOARD_NAME]; /* on rank 0 until all have opened it */
-    dist_push *pushes;    /* all that live, and those that others may still write */
-    int push_count;       /* so far, the same on every rank */
-    acr_status broken; /* ACR_OK, or what every call returns from now on */
+    dist_push *pushes;                /* all that live, and those that others may still write */
+    int push_count;                   /* so far, the same on every rank */
+    acr_status broken;                /* ACR_OK, or what every call returns from now on */
     char reason[512];
 };
 

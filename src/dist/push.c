@@ -290,8 +290,8 @@ static acr_status push_pattern(const acr_group *group, const dist_push *trial)
     for (int r = 0; r < group->ranks && status == ACR_OK; r++) {
         if (r == group->rank)
             continue;
-        status = dist_copy_bytes(device, dist_push_memory(group, trial, r) + place, own, sizeof pattern,
-                                 device->transfers);
+        status =
+            dist_copy_bytes(device, dist_push_memory(group, trial, r) + place, own, sizeof pattern, device->transfers);
         if (status == ACR_OK)
             status = dist_push_end(group, trial, r, 0, device->transfers);
     }
@@ -309,9 +309,8 @@ static acr_status look_for_patterns(const acr_group *group, const dist_push *tri
         int right = 1;
         if (r == group->rank)
             continue;
-        status = dist_download(device, pattern,
-                               dist_push_memory(group, trial, group->rank) + (size_t)r * PATTERN_BYTES, sizeof pattern,
-                               device->transfers);
+        status = dist_download(device, pattern, dist_push_memory(group, trial, group->rank) + (size_t)r * PATTERN_BYTES,
+                               sizeof pattern, device->transfers);
         if (status == ACR_OK)
             status = dist_download(device, &word, arrived_word(group, trial, group->rank, 0, r), sizeof word,
                                    device->transfers);
@@ -349,8 +348,7 @@ static const char *own_reason(acr_group *group, void **memory)
         return "there are more than 64 ranks";
     acr_status status = dist_can_share(&group->device);
     if (status == ACR_OK)
-        status =
-            dist_alloc(&group->device, dist_push_bytes(group, 1, (size_t)group->ranks * PATTERN_BYTES), memory);
+        status = dist_alloc(&group->device, dist_push_bytes(group, 1, (size_t)group->ranks * PATTERN_BYTES), memory);
     if (status == ACR_OK && group->rank == 0)
         status = dist_board_make(&group->board, group->board_name);
     return status == ACR_OK ? "" : acr_group_last_error();
@@ -405,8 +403,8 @@ acr_status dist_way_find(acr_group *group)
                                                                                  : status;
 }
 
-/* In a group that is well nobody pushes into memory of a rank whose executions have ended, even where it is mapped still.
- * In a broken one memory that another rank may write is left to the process. */
+/* In a group that is well nobody pushes into memory of a rank whose executions have ended, even where it is mapped
+ * still. In a broken one memory that another rank may write is left to the process. */
 void dist_way_close(acr_group *group)
 {
     const double end_s = dist_now_s() + PATIENCE_S;

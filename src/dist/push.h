@@ -24,11 +24,11 @@
  * its own wait for what arrives in s, and that wait's stream follows the push by an event. So if all waits of the steps
  * before s end, all pushes of step s begin (their targets have announced) and end, and with them all waits of step s.
  *
- * The high half of a word is written only when the group is broken, and never taken back: every wait, of this call or of
- * a graph's next replay, then ends at once. What is pushed behind such a wait may come at a wrong time. So a rank that
- * breaks raises its alarm on the board before it lets its own streams go, and the others look for alarms when their work
- * has ended (acr_group_wait): no rank takes such a result for right. And memory is freed when every rank has said on the
- * board that it pushes into it no more. */
+ * The high half of a word is written only when the group is broken, and never taken back: every wait, of this call or
+ * of a graph's next replay, then ends at once. What is pushed behind such a wait may come at a wrong time. So a rank
+ * that breaks raises its alarm on the board before it lets its own streams go, and the others look for alarms when
+ * their work has ended (acr_group_wait): no rank takes such a result for right. And memory is freed when every rank has
+ * said on the board that it pushes into it no more. */
 #ifndef ACR_DIST_PUSH_H
 #define ACR_DIST_PUSH_H
 
@@ -52,13 +52,14 @@ size_t dist_push_bytes(const acr_group *group, int channels, size_t bytes);
 /* Where what is pushed begins in the memory. */
 size_t dist_push_offset(const acr_group *group, int channels);
 
-/* Shares memory, of dist_push_bytes, with all ranks. Collective. If a rank cannot, or has a `reason` not to, *objection
- * says which and why, on every rank, and *out is NULL; else the memory is the push's. values: as of dist_group_object. */
+/* Shares memory, of dist_push_bytes, with all ranks. Collective. If a rank cannot, or has a `reason` not to, the
+ * objection says which and why, on every rank, and *out is NULL; else the memory is the push's. values: as of
+ * dist_group_object. */
 acr_status dist_push_open(acr_group *group, const char *reason, double *values, void *memory, int channels,
                           dist_push **out, char *objection, size_t bytes);
 
-/* This rank pushes no more: its executions have ended, in a broken group those that the driver still has are waited for.
- * The memory is freed when no rank pushes into it any more. NULL is a no-op. */
+/* This rank pushes no more: its executions have ended; in a broken group those that the driver still has are waited
+ * for. The memory is freed when no rank pushes into it any more. NULL is a no-op. */
 void dist_push_close(acr_group *group, dist_push *push);
 
 /* Where rank's memory lies here, behind its words. */

@@ -12,10 +12,10 @@ typedef struct ring_block {
 } ring_block;
 
 typedef struct ring_data {
-    char **blocks; /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
-    size_t *places; /* of each step: where this rank's block goes, behind the first block of the rank that has it then */
-    int *parts;    /* of each piece; a piece's calls are in the order of its parts */
-    char *sends;   /* of each step, whether the rank that has this rank's block then sees a key of it */
+    char **blocks;  /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
+    size_t *places; /* of each step: where this rank's block goes, behind the target's first block */
+    int *parts;     /* of each piece; a piece's calls are in the order of its parts */
+    char *sends;    /* of each step, whether the rank that has this rank's block then sees a key of it */
 } ring_data;
 
 static ring_block block_of(const acr_group_plan *plan, int rank)
@@ -152,10 +152,9 @@ static acr_status ring_prepare(acr_group_plan *plan)
     ring_data *data;
     acr_status status = dist_calloc(pieces, sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status = dist_calloc(1,
-                             sizeof *data + ranks * (sizeof *data->blocks + sizeof *data->places + 1) +
-                                 pieces * sizeof *data->parts,
-                             &plan->own);
+        status = dist_calloc(
+            1, sizeof *data + ranks * (sizeof *data->blocks + sizeof *data->places + 1) + pieces * sizeof *data->parts,
+            &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;

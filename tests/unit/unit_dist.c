@@ -21,9 +21,9 @@
 static const char *library;
 static int problems = 40;
 static const char *backend = "cpu";
-static acr_transfers transfers;  /* that ranks ask for */
-static int are_ranks_processes;  /* not threads */
-static int are_calls_captured;   /* executions are captured into a graph, which is launched */
+static acr_transfers transfers; /* that ranks ask for */
+static int are_ranks_processes; /* not threads */
+static int are_calls_captured;  /* executions are captured into a graph, which is launched */
 
 enum {
     RANKS_MAX = 8,
@@ -1227,6 +1227,27 @@ static void without_copy_engines_there_is_nccl(void **state)
         }
 }
 
+/* The group goes by copy engines; then memory of a plan cannot be shared, and that plan goes by NCCL. */
+static acr_status one_plan_is_not_shared(rank_args *r)
+{
+    way_case says = {"", "", "\ntransfers by copy engines"};
+    r->shared = &says;
+    acr_status status = plan_says(r);
+    if (r->rank == 0)
+        fail_entry("cuIpcGetMemHandle", 801);
+    says.reason = "\ntransfers by NCCL: rank 0: cuIpcGetMemHandle: error 801";
+    return status == ACR_OK ? plan_says(r) : status;
+}
+
+static void a_plan_that_cannot_share_goes_by_nccl(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_plan_is_not_shared, NULL);
+    fail_entry(NULL, 0);
+    assert_all(ranks, 3, ACR_OK, "");
+}
+
 /* All execute twice, then all but one a third time, which waits for it on its streams. */
 static acr_status one_stops(rank_args *r)
 {
@@ -1249,8 +1270,7 @@ static acr_status one_stops(rank_args *r)
         status = acr_group_wait(r->group, NULL, r->rank == 1 ? 0 : SHORT_MS);
     }
     /* Both streams come to their end, and the group stays broken. */
-    if (dist_enter(&r->group->device) != ACR_OK ||
-        dist_wait_idle(&r->group->device, NULL, 1e-3 * LIMIT_MS) != ACR_OK ||
+    if (dist_enter(&r->group->device) != ACR_OK || dist_wait_idle(&r->group->device, NULL, 1e-3 * LIMIT_MS) != ACR_OK ||
         dist_wait_idle(&r->group->device, r->group->device.transfers, 1e-3 * LIMIT_MS) != ACR_OK ||
         acr_group_execute(plan, &b, NULL) != status || acr_group_wait(r->group, NULL, LIMIT_MS) != status)
         status = ACR_FORMAT;
@@ -1297,6 +1317,7 @@ static int run_on_cuda(void)
         cmocka_unit_test(so_they_are_by_nccl),
         cmocka_unit_test(so_they_are_in_a_graph),
         cmocka_unit_test(without_copy_engines_there_is_nccl),
+        cmocka_unit_test(a_plan_that_cannot_share_goes_by_nccl),
         cmocka_unit_test(a_rank_that_stops_is_given_up),
         cmocka_unit_test(decoding_does_not_pay_for_f32),
         cmocka_unit_test(decoding_over_a_sharded_cache),
