@@ -1,5 +1,5 @@
-/* acromion over several GPUs: the sequence of one attention is split over ranks, which exchange keys and values by NCCL
- * (context parallelism). A library of its own, libacromion_nccl, beside libacromion.
+/* acromion over several GPUs: the sequence of one attention is split over ranks, which exchange keys and values by copy
+ * engines or NCCL (context parallelism). A library of its own, libacromion_nccl, beside libacromion.
  *
  * Each rank is a process or a thread with a GPU of its own. It opens a group, describes the whole problem, and executes
  * with the rows that it holds:
@@ -52,6 +52,18 @@ typedef struct acr_group_id {
  * Errors: ACR_INVALID, ACR_NO_DEVICE (NCCL cannot be loaded: the loader's text), ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_id_create(acr_group_id *out, const char *library);
 
+/* How keys and values go from rank to rank. */
+typedef enum acr_transfers {
+    /* By copy engines where every rank can, otherwise by NCCL; acr_group_plan_text says which, and why. */
+    ACR_TRANSFERS_AUTO = 0,
+    ACR_TRANSFERS_NCCL = 1, /* by NCCL's kernels, which take multiprocessors from attention */
+    /* By copy engines, which take none: a rank copies its keys and values straight into memory that the others have
+     * shared by CUDA's inter-process handles; streams wait for each other's words in that memory. At most 64 ranks of
+     * one host, whose GPUs reach each other's memory and who share its /dev/shm. Where a rank cannot, plans fail:
+     * ACR_UNSUPPORTED, on every rank. */
+    ACR_TRANSFERS_COPY_ENGINES = 2
+} acr_transfers;
+
 typedef struct acr_group_options {
     uint32_t size;          /* sizeof(acr_group_options) */
     int32_t rank;           /* 0 to ranks - 1; with comm 0 */
@@ -67,11 +79,12 @@ typedef struct acr_group_options {
     const acr_group_id *id; /* of ranks that meet here; NULL with comm */
     void *comm;             /* an ncclComm_t of that library, which the caller keeps and destroys after the group; a
                                broken group leaves aborting it to the caller. NULL with id */
+    acr_transfers transfers; /* one rank that asks for NCCL is enough for all */
 } acr_group_options;
 
 #define ACR_GROUP_OPTIONS_INIT                                                                                         \
     {                                                                                                                  \
-        sizeof(acr_group_options), 0, 0, 0, 0, 0, NULL, NULL, NULL                                                     \
+        sizeof(acr_group_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, ACR_TRANSFERS_AUTO                                 \
     }
 
 /* Joins a group. ctx is of this rank's device and outlives the group. The caller frees *out with acr_group_destroy.
@@ -83,14 +96,17 @@ ACR_API acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_gro
 ACR_API void acr_group_destroy(acr_group *group);
 
 /* Waits until the stream's work has ended, at most timeout_ms (0: looks once), and tells what went wrong on the way: on
- * cuda errors of transfers and a rank that does not answer show here. "cpu": executions are over when they return.
- * Errors: ACR_TIMEOUT (the group is broken: its transfers are aborted), ACR_PEER, ACR_DEVICE_FAULT. */
+ * cuda errors of transfers and a rank that does not answer show here, and what was computed is right if nothing did.
+ * "cpu": executions are over when they return.
+ * Errors: ACR_TIMEOUT (the group is broken: its transfers are aborted, its streams come to their end), ACR_PEER (or
+ * another rank gave the group up), ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_wait(acr_group *group, void *stream, uint32_t timeout_ms);
 
 /* ---- Link -------------------------------------------------------------------------------------------------------- */
 
-/* Measures the link: what each rank sends to the next while it receives from the one before, the shortest message, and
- * copies inside the device, in buffers of its own, less than a second. Every rank gets the slowest rank's figures, and
+/* Measures the link, by the way that keys and values go in this group: what each rank sends to the next while it
+ * receives from the one before, the shortest message, and copies inside the device, in buffers of its own, less than a
+ * second. Every rank gets the slowest rank's figures, and
  * its context's wisdom has them from now on. Collective; at least two ranks.
  * Errors: ACR_INVALID, ACR_TIMEOUT, ACR_PEER, ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_measure_link(acr_group *group, acr_link *out);
@@ -150,12 +166,13 @@ ACR_API acr_status acr_group_refuse(acr_group *group, acr_status status, const c
 /* Frees a plan whose executions have ended. NULL is a no-op. */
 ACR_API void acr_group_plan_destroy(acr_group_plan *plan);
 
-/* The schedule, the type of partial results, what is expected of it, why ACR_SCHEDULE_AUTO took it, and a line for each
- * kernel; "" for NULL. Lives as long as the plan. */
+/* The schedule, the type of partial results, why ACR_SCHEDULE_AUTO took it, a line for each kernel, how keys and values
+ * travel (and why by NCCL), and what is expected of it; "" for NULL. Lives as long as the plan. */
 ACR_API const char *acr_group_plan_text(const acr_group_plan *plan);
 
-/* Seconds that an execution is expected to take on the slowest rank: attention by acr_plan_seconds, transfers beside it
- * by the link that wisdom has (acr_wisdom_find_link). 0 for NULL, one rank, and where a rank's wisdom has no link. */
+/* Seconds that an execution is expected to take on the slowest rank: attention by acr_plan_seconds, transfers, by copy
+ * engines beside it, by the link that wisdom has (acr_wisdom_find_link). 0 for NULL, one rank, and where a rank's wisdom
+ * has no link. */
 ACR_API double acr_group_plan_seconds(const acr_group_plan *plan);
 
 /* Bytes that the plan allocated on the device, and bytes that an execution sends to other ranks. 0 for NULL. */
@@ -165,7 +182,8 @@ ACR_API size_t acr_group_plan_traffic(const acr_group_plan *plan);
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
 /* Enqueues one execution on the stream, and its transfers on a stream of the group's that waits for it and for which it
- * waits; may be captured into a CUDA graph. buffers are this rank's: its rows of q, o and lse (those of acr_shard_rows,
+ * waits; may be captured into a CUDA graph, which every rank launches in the same order as its other executions, and no
+ * more once the group is broken. buffers are this rank's: its rows of q, o and lse (those of acr_shard_rows,
  * packed: [batch, heads, rows, dim] or by the layout, lse [batch, q_heads, rows]), its rows of k and v, all sinks.
  * ACR_SHARDED_KEYS: as acr_execute's of the rank's problem. Executions of one plan follow each other.
  * Errors: those of acr_execute; ACR_TIMEOUT and ACR_PEER ("cpu"). An execution that is refused on one rank leaves the

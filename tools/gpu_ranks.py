@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Attention over several GPUs of a host against one of them: random problems over groups of 2, 3, .. N ranks, rows of
-both placements, rings, gathering and sharded keys, each twice with the same bits; then two faults. Started by itself
+both placements, rings, gathering and sharded keys, each twice with the same bits; then three faults. Started by itself
 under torchrun; needs PyTorch, NCCL and the package acromion.
 
-    gpu_ranks.py --gpus N [--problems COUNT] [--seed S] [-o FILE]
+    gpu_ranks.py --gpus N [--problems COUNT] [--seed S] [--transfers nccl|copy_engines] [--graphs] [-o FILE]
 
 FILE: JSON, a record for each group and schedule: how many problems, how many failed, the largest share of a limit. The
 limit of an element is two roundings of the largest value, that of a log-sum-exp 2e-5 + 1e-5 of it. Exit code 1: one
@@ -27,6 +27,8 @@ def parse():
     options.add_argument("--gpus", type=int, required=True)
     options.add_argument("--problems", type=int, default=200, help="of each group; a fifth more over sharded keys")
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--transfers", choices=("nccl", "copy_engines"), help="how keys and values travel")
+    options.add_argument("--graphs", action="store_true", help="every fourth problem as a CUDA graph, too, run twice")
     options.add_argument("-o", "--output")
     return options.parse_args()
 
@@ -69,8 +71,24 @@ def share_of_limit(out, want, lse, want_lse, largest):
     return worst if worst == worst and same_infinities else float("inf")
 
 
-def one_problem(p, generator, group):
-    """The share of the limit, and whether a second call had the same bits."""
+def captured(call, group):
+    """The outputs of two replays of a call."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = call()
+    outputs = []
+    for _ in range(2):
+        out.zero_()
+        lse.zero_()
+        graph.replay()
+        graph.replay()  # behind the first, which nobody waits for
+        several.wait(group, timeout=60)
+        outputs.append((out.clone(), lse.clone()))
+    return outputs
+
+
+def one_problem(p, generator, group, as_graph):
+    """The share of the limit, and whether a second call, and a graph's replays, had the same bits."""
     dim = 2 if p["arguments"]["layout"] == "bhsd" else 1
     q, k, v = (normal(generator, p["dtype"], *((p["batch"], heads, length, p["dim"]) if dim == 2 else
                                                (p["batch"], length, heads, p["dim"])))
@@ -81,12 +99,17 @@ def one_problem(p, generator, group):
         arguments["sinks"] = normal(generator, torch.float32, p["q_heads"])
     want, want_lse = acromion.sdpa(q, k, v, **arguments)
     mine = [several.shard(x, dim, group=group, placement=p["placement"]) for x in (q, k, v)]
-    calls = [several.sdpa(*mine, group=group, q_len=p["q_len"], kv_len=p["kv_len"], placement=p["placement"],
-                          schedule=p["schedule"], **arguments) for _ in range(2)]
+
+    def call():
+        return several.sdpa(*mine, group=group, q_len=p["q_len"], kv_len=p["kv_len"], placement=p["placement"],
+                            schedule=p["schedule"], **arguments)
+    calls = [call() for _ in range(2)]
     several.wait(group, timeout=60)
+    if as_graph:
+        calls += captured(call, group)
     parts = [several.shard(x, at, group=group, placement=p["placement"]) for x, at in ((want, dim), (want_lse, 2))]
-    (out, lse), again = calls
-    same = torch.equal(out, again[0]) and torch.equal(lse, again[1])
+    out, lse = calls[0]
+    same = all(torch.equal(out, again[0]) and torch.equal(lse, again[1]) for again in calls[1:])
     return share_of_limit(out, parts[0], lse, parts[1], v.abs().max().item()), same
 
 
@@ -114,9 +137,27 @@ def one_of_sharded_keys(rng, generator, group):
     return worst, all(torch.equal(x, y) for x, y in zip(*calls))
 
 
-def faults(group):
-    """What each fault raised on this rank: other arguments, after which the group goes on, and a rank that stays
-    away."""
+def stay_away(group, q, seen):
+    """All make a call; then rank 1 makes none, and the streams of those that do must come to their end all the same."""
+    several.sdpa(q, q, q, group=group)
+    several.wait(group, timeout=60)
+    started = time.monotonic()
+    try:
+        for _ in range(3 if dist.get_rank(group) != 1 else 0):
+            several.sdpa(q, q, q, group=group)
+        while True:
+            several.wait(group, timeout=5)
+            time.sleep(0.1)
+    except acromion.PeerError as error:
+        seen["a rank that stays away from a call"] = f"{type(error).__name__}: {error}"
+        seen["seconds until it is told"] = round(time.monotonic() - started, 1)
+    torch.cuda.synchronize()
+    seen["seconds until streams have ended"] = round(time.monotonic() - started, 1)
+
+
+def faults(group, transfers):
+    """What each fault raised on this rank: other arguments, after which the group goes on, a rank that stays away from
+    a call, and one that stays away from the first."""
     rank = dist.get_rank(group)
     q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.float16)
     seen = {}
@@ -127,7 +168,11 @@ def faults(group):
     several.sdpa(q, q, q, group=group)
     several.wait(group, timeout=60)
     several.close(group)
-    several.open(group, timeout=5)
+    several.open(group, timeout=5, transfers=transfers)
+    stay_away(group, q, seen)
+    dist.barrier(group)
+    several.close(group)
+    several.open(group, timeout=5, transfers=transfers)
     started = time.monotonic()
     if rank != 1:
         try:
@@ -145,6 +190,7 @@ def run_group(given, ranks, records):
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return
+    several.open(group, transfers=given.transfers)
     rng = random.Random(given.seed * 100 + ranks)
     generator = torch.Generator("cuda").manual_seed(given.seed * 100 + ranks)
     counts = {}
@@ -153,7 +199,7 @@ def run_group(given, ranks, records):
             p = draw(rng, ranks)
             name = p["schedule"] or "as planned"
             try:
-                worst, same = one_problem(p, generator, group)
+                worst, same = one_problem(p, generator, group, given.graphs and number % 4 == 0)
             except acromion.UnsupportedError as error:  # on every rank alike
                 records.append({"ranks": ranks, "refused": str(error), "problem": {k: str(v) for k, v in p.items()}})
                 continue
@@ -162,7 +208,8 @@ def run_group(given, ranks, records):
             worst, same = one_of_sharded_keys(rng, generator, group)
         told = torch.tensor([worst, float(not same)], device="cuda")
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
-        record = counts.setdefault(name, {"ranks": ranks, "schedule": name, "problems": 0, "failed": 0,
+        way = [line for line in several.plan(group).text.split("\n") if line.startswith("transfers by")]
+        record = counts.setdefault(name, {"ranks": ranks, "schedule": name, "way": way, "problems": 0, "failed": 0,
                                           "worst_share_of_limit": 0.0, "other_bits": 0, "failures": []})
         record["problems"] += 1
         record["worst_share_of_limit"] = max(record["worst_share_of_limit"], float(told[0]))
@@ -174,7 +221,7 @@ def run_group(given, ranks, records):
     records += counts.values()
     if ranks == dist.get_world_size():
         told = [None] * ranks
-        dist.all_gather_object(told, faults(group), group=group)
+        dist.all_gather_object(told, faults(group, given.transfers), group=group)
         records.append({"ranks": ranks, "faults": told})
     else:
         several.close(group)

@@ -2,10 +2,13 @@
  * library asks for is here, with the type that src/cuda/driver.h names. */
 #include "fake_driver.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cuda/driver.h"
@@ -29,15 +32,32 @@ static const model models[] = {
     {120, 188, 101376, 102400, 134217728, 2430000, 14001000, 512, (size_t)96 << 30, "NVIDIA RTX PRO 6000"},
 };
 
-/* What a captured stream shall do with each replay. */
+typedef enum step_kind {
+    LAUNCH,
+    FILL,
+    COPY,       /* between memories of devices */
+    COPY_LINES, /* likewise */
+    UPLOAD,     /* of what `parameters` holds */
+    WRITE_WORD,
+    WAIT_WORD, /* until one bit of `word` is set */
+    RECORD,    /* an event */
+    FOLLOW     /* `stream`'s steps to the one that `awaited` numbers */
+} step_kind;
+
+/* What a captured stream shall do with each replay, or a stream that waits when it goes on. */
 typedef struct step {
-    struct object *kernel; /* NULL: a fill */
+    step_kind kind;
+    struct object *kernel;
     CUlaunchConfig config; /* without attributes */
     unsigned cluster;
     unsigned char *parameters; /* copies, one behind the other; NULL where launches are not executed */
-    CUdeviceptr to;
+    CUdeviceptr to, from;
+    CUDA_MEMCPY2D lines;
     unsigned char value;
+    uint64_t word;
     size_t bytes;
+    struct object *stream, *event;
+    long number, awaited; /* in queues steps are numbered from 1 on, over all streams */
 } step;
 
 /* The steps of a graph and of those made from it. */
@@ -68,7 +88,14 @@ typedef struct object {
     void *memory;            /* MEMORY: between two guards, in `block` */
     size_t bytes;            /* MEMORY */
     unsigned char *block;    /* MEMORY */
+    char shared_name[64];    /* MEMORY that another process may map, or has mapped; "" = none */
+    int is_mapped;           /* MEMORY of another process, or of this one by a handle */
     int capturing;           /* STREAM */
+    step *queue;             /* STREAM: what waits for a word, and what comes behind it */
+    int queued;              /* STREAM */
+    struct object *recorded; /* EVENT: the stream, */
+    long recorded_number;    /* EVENT: and the number there; 0 = what is over already */
+    recording *captured;     /* EVENT that a capturing stream recorded: only compared */
     recording *steps;        /* STREAM while capturing, GRAPH, GRAPH_EXEC */
     ptxvm_module *program;   /* LIBRARY, NULL where launches are not executed */
     struct object *library;  /* KERNEL */
@@ -90,6 +117,7 @@ typedef struct settings {
     int eager;
     long launch_us, host_us; /* the clock's; launch_us 0 = there is none */
     ptxvm_races check_races;
+    int sharing;    /* large allocations can be mapped by other processes */
     int races;      /* found in the present launch */
     CUresult fault; /* of a launch: every later call returns it */
 } settings;
@@ -102,6 +130,9 @@ static fake_cuda_launch last_launch;
 static object *objects;        /* all that are alive */
 static object primary_context; /* its address is the handle */
 static long kernels_alive;
+static _Thread_local object *default_stream; /* whose handle is NULL; threads stand for ranks, each with a GPU */
+static long steps_queued;                    /* so far */
+static int steps_waiting;
 static _Thread_local CUstreamCaptureMode mode; /* of the thread: begins as global */
 
 static void copy_text(char *to, size_t capacity, const char *from)
@@ -152,6 +183,7 @@ static void set_up_from_environment(void)
     set.eager = number_from_environment("FAKE_CUDA_EAGER", 0) != 0;
     set.launch_us = number_from_environment("FAKE_CUDA_LAUNCH_US", 0);
     set.host_us = number_from_environment("FAKE_CUDA_HOST_US", 0);
+    set.sharing = number_from_environment("FAKE_CUDA_SHARING", 0) != 0;
     set.check_races = (ptxvm_races)number_from_environment("FAKE_CUDA_RACES", PTXVM_RACES_OFF);
 }
 
@@ -240,6 +272,12 @@ fake_cuda_launch fake_cuda_last_launch(void)
 
 /* ---- Calls and objects; all with the lock held ---- */
 
+/* A kernel that overruns an allocation comes into a guard, which belongs to none. */
+static size_t guard_bytes(void)
+{
+    return set.execute[0] != '\0' ? 65536 : 0;
+}
+
 /* Counts down to a fault that happens once. */
 static int is_due(long *n)
 {
@@ -252,11 +290,14 @@ static CUresult misuse(CUresult result)
     return result;
 }
 
+static void go_on(void);
+
 /* Begins an entry: takes the lock, counts, and says whether it shall fail. Every entry ends with finish(). */
 static CUresult begin(const char *entry)
 {
     lock_state();
     count.calls++;
+    go_on();
     while (strcmp(entry, set.endless) == 0)
         pause();
     if (strcmp(entry, set.failing) == 0)
@@ -325,6 +366,14 @@ static int is_alive(const void *handle, object_kind kind)
     return 0;
 }
 
+/* Memory that processes share lies in a file of shared memory, which is unlinked with the owner's. */
+static void end_sharing(object *memory)
+{
+    munmap(memory->block, memory->bytes + 2 * guard_bytes());
+    if (!memory->is_mapped)
+        shm_unlink(memory->shared_name);
+}
+
 /* Ends an object; one that is none is misuse. */
 static CUresult end_object(void *handle, object_kind kind, long *counter)
 {
@@ -335,7 +384,15 @@ static CUresult end_object(void *handle, object_kind kind, long *counter)
         link = &(*link)->next;
     object *ended = *link;
     *link = ended->next;
-    free(ended->block);
+    if (ended->queued > 0)
+        misuse(CUDA_ERROR_ILLEGAL_STATE); /* a real one would let it come to its end */
+    for (int i = 0; i < ended->queued; i++, steps_waiting--)
+        free(ended->queue[i].parameters);
+    free(ended->queue);
+    if (ended->shared_name[0] != '\0')
+        end_sharing(ended);
+    else
+        free(ended->block);
     leave_recording(ended->steps);
     ptxvm_free(ended->program);
     free(ended);
@@ -385,6 +442,24 @@ static unsigned char *find_memory(CUdeviceptr address, size_t bytes)
             return (unsigned char *)o->memory + (address - first);
     }
     return NULL;
+}
+
+/* ---- The clock ---- */
+
+/* Of an idle device that works off one stream: a replay begins when the host has queued it, which takes the host 0 to
+ * set.host_us behind the event before, and each step takes set.launch_us. Behind a closed gate all is queued before any
+ * of it begins. */
+static double now_us;
+static uint64_t pauses;
+static const volatile cuuint32_t *gate; /* the last that was waited for */
+static cuuint32_t gate_opens_at;
+
+static void pass_time(int steps)
+{
+    const int is_closed = gate != NULL && *gate != gate_opens_at;
+    pauses = pauses * 6364136223846793005u + 1442695040888963407u;
+    now_us +=
+        (double)set.launch_us * steps + (is_closed ? 0.0 : (double)set.host_us * ((double)(pauses >> 40) * 0x1p-24));
 }
 
 /* ---- Entries: device and context ---- */
@@ -466,6 +541,8 @@ static int attribute_of(const model *m, CUdevice_attribute which)
         return m->memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
         return 0;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+        return 1;
     default:
         return -1;
     }
@@ -768,41 +845,26 @@ static void execute(const object *kernel, const CUlaunchConfig *c, unsigned clus
     set.fault = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* A kernel runs at once, or with every replay of what the stream captures. */
-static void launch_or_record(const object *kernel, const CUlaunchConfig *config, unsigned cluster, void **parameters)
+/* What a launch does later: it keeps its parameters. */
+static step launch_step(const object *kernel, const CUlaunchConfig *config, unsigned cluster, void **parameters)
 {
-    const int is_program = kernel->library->program != NULL;
-    if (!is_capturing(config->hStream)) {
-        count.launches++;
-        if (is_program)
-            execute(kernel, config, cluster, parameters);
-        return;
-    }
-    step added = {.kernel = (object *)(uintptr_t)kernel, .config = *config, .cluster = cluster};
-    added.config.attrs = NULL;
-    added.config.numAttrs = 0;
+    step made = {.kind = LAUNCH, .kernel = (object *)(uintptr_t)kernel, .config = *config, .cluster = cluster};
+    made.config.attrs = NULL;
+    made.config.numAttrs = 0;
     size_t bytes = 0;
-    for (int i = 0; i < kernel->needs.parameter_count && is_program; i++) {
-        unsigned char *longer = realloc(added.parameters, bytes + kernel->needs.parameter_bytes[i]);
+    for (int i = 0; i < kernel->needs.parameter_count && kernel->library->program != NULL; i++) {
+        unsigned char *longer = realloc(made.parameters, bytes + kernel->needs.parameter_bytes[i]);
         if (longer == NULL)
             abort();
         memcpy(longer + bytes, parameters[i], kernel->needs.parameter_bytes[i]);
-        added.parameters = longer;
+        made.parameters = longer;
         bytes += kernel->needs.parameter_bytes[i];
     }
-    record(((object *)(void *)config->hStream)->steps, &added);
+    return made;
 }
 
-/* One step of a graph; what it refers to must live still. */
-static CUresult replay(const step *s)
+static CUresult replay_launch(const step *s)
 {
-    if (s->kernel == NULL) {
-        unsigned char *memory = find_memory(s->to, s->bytes);
-        if (memory == NULL)
-            return misuse(CUDA_ERROR_INVALID_VALUE);
-        memset(memory, s->value, s->bytes);
-        return CUDA_SUCCESS;
-    }
     if (!is_alive(s->kernel, KERNEL))
         return misuse(CUDA_ERROR_INVALID_HANDLE);
     count.launches++;
@@ -816,6 +878,160 @@ static CUresult replay(const step *s)
     }
     execute(s->kernel, &s->config, s->cluster, parameters);
     return CUDA_SUCCESS;
+}
+
+static CUresult copy_lines(const CUDA_MEMCPY2D *copy)
+{
+    const unsigned char *from = find_memory(copy->srcDevice, (copy->Height - 1) * copy->srcPitch + copy->WidthInBytes);
+    unsigned char *to = find_memory(copy->dstDevice, (copy->Height - 1) * copy->dstPitch + copy->WidthInBytes);
+    if (!from || !to)
+        return misuse(CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < copy->Height; i++)
+        memcpy(to + i * copy->dstPitch, from + i * copy->srcPitch, copy->WidthInBytes);
+    return CUDA_SUCCESS;
+}
+
+/* A word that other threads and processes write. */
+static uint64_t read_word(const unsigned char *memory)
+{
+    return __atomic_load_n((const uint64_t *)(const void *)memory, __ATOMIC_ACQUIRE);
+}
+
+/* One step; what it refers to must live still. */
+static CUresult perform(const step *s)
+{
+    unsigned char *to = s->kind == FILL || s->kind == COPY || s->kind == UPLOAD ? find_memory(s->to, s->bytes)
+                        : s->kind == WRITE_WORD                                 ? find_memory(s->to, sizeof(uint32_t))
+                                                                                : NULL;
+    const unsigned char *from = s->kind == COPY ? find_memory(s->from, s->bytes) : to;
+    switch (s->kind) {
+    case LAUNCH:
+        return replay_launch(s);
+    case COPY_LINES:
+        return copy_lines(&s->lines);
+    case RECORD:
+        if (is_alive(s->event, EVENT))
+            s->event->at_us = now_us;
+        return CUDA_SUCCESS;
+    case WAIT_WORD:
+    case FOLLOW:
+        return CUDA_SUCCESS;
+    default:
+        break;
+    }
+    if (to == NULL || from == NULL)
+        return misuse(CUDA_ERROR_INVALID_VALUE);
+    if (s->kind == FILL)
+        memset(to, s->value, s->bytes);
+    else if (s->kind == WRITE_WORD)
+        __atomic_store_n((uint32_t *)(void *)to, (uint32_t)s->word, __ATOMIC_RELEASE);
+    else
+        memmove(to, s->kind == UPLOAD ? s->parameters : from, s->bytes);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Streams that wait ---- */
+
+static object *stream_of(CUstream stream)
+{
+    static long default_streams;
+    if (stream == NULL && default_stream == NULL)
+        default_stream = make_object(STREAM, &default_streams);
+    return stream == NULL ? default_stream : (object *)(void *)stream;
+}
+
+/* Whether a stream's next step can be taken. */
+static int is_ready(const step *s)
+{
+    if (s->kind == WAIT_WORD) {
+        const unsigned char *memory = find_memory(s->to, sizeof s->word);
+        return memory == NULL || (read_word(memory) & s->word) != 0;
+    }
+    return s->kind != FOLLOW || !is_alive(s->stream, STREAM) || s->stream->queued == 0 ||
+           s->stream->queue[0].number > s->awaited;
+}
+
+static int advance(object *stream)
+{
+    int taken = 0;
+    while (taken < stream->queued && is_ready(&stream->queue[taken])) {
+        const CUresult result = perform(&stream->queue[taken]);
+        if (result != CUDA_SUCCESS && set.fault == CUDA_SUCCESS)
+            set.fault = result;
+        free(stream->queue[taken++].parameters);
+    }
+    stream->queued -= taken;
+    steps_waiting -= taken;
+    if (taken > 0)
+        memmove(stream->queue, stream->queue + taken, (size_t)stream->queued * sizeof *stream->queue);
+    return taken;
+}
+
+/* Takes every step that waits no longer. */
+static void go_on(void)
+{
+    for (int taken = steps_waiting > 0; taken > 0;) {
+        taken = 0;
+        for (object *o = objects; o != NULL; o = o->next)
+            taken += o->kind == STREAM ? advance(o) : 0;
+    }
+}
+
+/* Behind what the stream has to do before; parameters are the queue's then. */
+static void queue(CUstream stream, const step *added)
+{
+    object *to = stream_of(stream);
+    step *longer = realloc(to->queue, (size_t)(to->queued + 1) * sizeof *longer);
+    if (longer == NULL)
+        abort();
+    to->queue = longer;
+    to->queue[to->queued] = *added;
+    to->queue[to->queued++].number = ++steps_queued;
+    steps_waiting++;
+    go_on();
+}
+
+static int is_waiting(CUstream stream)
+{
+    go_on();
+    return stream_of(stream)->queued > 0;
+}
+
+/* A step at once, with every replay of what the stream captures, or when the stream comes to it. */
+static CUresult take(CUstream stream, const step *s)
+{
+    if (is_capturing(stream)) {
+        record(stream_of(stream)->steps, s);
+        return CUDA_SUCCESS;
+    }
+    if (is_waiting(stream)) {
+        queue(stream, s);
+        return CUDA_SUCCESS;
+    }
+    return perform(s);
+}
+
+/* Lets other threads and processes go on until the stream has come to its end. */
+static void wait_for_end(CUstream stream)
+{
+    while (is_waiting(stream)) {
+        unlock_state();
+        usleep(100);
+        lock_state();
+    }
+}
+
+/* A kernel runs at once, or with every replay of what the stream captures. */
+static void launch_or_record(const object *kernel, const CUlaunchConfig *config, unsigned cluster, void **parameters)
+{
+    if (is_capturing(config->hStream) || is_waiting(config->hStream)) {
+        const step added = launch_step(kernel, config, cluster, parameters);
+        take(config->hStream, &added);
+        return;
+    }
+    count.launches++;
+    if (kernel->library->program != NULL)
+        execute(kernel, config, cluster, parameters);
 }
 
 static CUresult fake_LaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
@@ -919,16 +1135,33 @@ static CUresult fake_TensorMapReplaceAddress(CUtensorMap *map, void *base)
 
 /* ---- Entries: memory ---- */
 
-/* A kernel that overruns an allocation comes into a guard, which belongs to none. */
-static size_t guard_bytes(void)
+/* Maps shared memory by its name; makes it first where `bytes` says how much. */
+static void *map_shared(const char *name, size_t *bytes)
 {
-    return set.execute[0] != '\0' ? 65536 : 0;
+    const int file = shm_open(name, O_RDWR | (*bytes > 0 ? O_CREAT | O_EXCL : 0), 0600);
+    void *memory = MAP_FAILED;
+    struct stat found;
+    if (file >= 0 && (*bytes == 0 || ftruncate(file, (off_t)*bytes) == 0) && fstat(file, &found) == 0) {
+        *bytes = (size_t)found.st_size;
+        memory = mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
+    if (file >= 0)
+        close(file);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void *make_shared(char *name, size_t capacity, size_t bytes)
+{
+    static int made;
+    snprintf(name, capacity, "/fake_cuda.%ld.%d", (long)getpid(), made++);
+    return map_shared(name, &bytes);
 }
 
 static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
 {
     enum {
-        ALIGNMENT = 256
+        ALIGNMENT = 256,
+        SHARED_BYTES = 2 << 20
     };
     CUresult result = begin_in_context("cuMemAlloc");
     if (result == CUDA_SUCCESS && is_due(&set.fail_alloc))
@@ -936,10 +1169,16 @@ static CUresult fake_MemAlloc(CUdeviceptr *out, size_t bytes)
     if (result == CUDA_SUCCESS && bytes == 0)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     void *block = NULL;
-    if (result == CUDA_SUCCESS && posix_memalign(&block, ALIGNMENT, bytes + 2 * guard_bytes()) != 0)
+    char name[64] = "";
+    if (result == CUDA_SUCCESS && set.sharing && bytes >= SHARED_BYTES)
+        block = make_shared(name, sizeof name, bytes + 2 * guard_bytes());
+    else if (result == CUDA_SUCCESS && posix_memalign(&block, ALIGNMENT, bytes + 2 * guard_bytes()) != 0)
+        block = NULL;
+    if (result == CUDA_SUCCESS && block == NULL)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         object *made = make_object(MEMORY, &count.allocations);
+        memcpy(made->shared_name, name, sizeof name);
         made->block = block;
         made->memory = made->block + guard_bytes();
         made->bytes = bytes;
@@ -973,6 +1212,16 @@ static CUresult fake_PointerGetAttribute(void *out, CUpointer_attribute which, C
     return finish(result);
 }
 
+/* Of memory that is not pinned a driver keeps a copy until the stream comes there. */
+static void queue_upload(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    step later = {.kind = UPLOAD, .to = to, .bytes = bytes, .parameters = malloc(bytes)};
+    if (later.parameters == NULL)
+        abort();
+    memcpy(later.parameters, from, bytes);
+    queue(stream, &later);
+}
+
 static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     CUresult result = begin("cuMemcpyHtoDAsync");
@@ -981,8 +1230,10 @@ static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t by
     unsigned char *memory = find_memory(to, bytes);
     if (result == CUDA_SUCCESS && memory == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !is_waiting(stream))
         memcpy(memory, from, bytes);
+    else if (result == CUDA_SUCCESS)
+        queue_upload(to, from, bytes, stream);
     return finish(result);
 }
 
@@ -1009,16 +1260,18 @@ static CUresult fake_MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t by
     const unsigned char *source = find_memory(from, bytes);
     if (result == CUDA_SUCCESS && (memory == NULL || source == NULL))
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
-        memmove(memory, source, bytes);
-    return finish(result);
+    const step copy = {.kind = COPY, .to = to, .from = from, .bytes = bytes};
+    return finish(result == CUDA_SUCCESS ? take(stream, &copy) : result);
 }
 
+/* Into memory that is not pinned it comes back when it is done. */
 static CUresult fake_MemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     CUresult result = begin("cuMemcpyDtoHAsync");
     if (result == CUDA_SUCCESS)
         result = need_stream(stream);
+    if (result == CUDA_SUCCESS)
+        wait_for_end(stream);
     const unsigned char *memory = find_memory(from, bytes);
     if (result == CUDA_SUCCESS && memory == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
@@ -1035,13 +1288,8 @@ static CUresult fake_MemsetD8Async(CUdeviceptr to, unsigned char value, size_t b
     unsigned char *memory = find_memory(to, bytes);
     if (result == CUDA_SUCCESS && memory == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS && is_capturing(stream)) {
-        const step added = {.to = to, .value = value, .bytes = bytes};
-        record(((object *)(void *)stream)->steps, &added);
-    } else if (result == CUDA_SUCCESS) {
-        memset(memory, value, bytes);
-    }
-    return finish(result);
+    const step fill = {.kind = FILL, .to = to, .value = value, .bytes = bytes};
+    return finish(result == CUDA_SUCCESS ? take(stream, &fill) : result);
 }
 
 /* Lines from device memory to device memory. */
@@ -1058,31 +1306,73 @@ static CUresult fake_Memcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result != CUDA_SUCCESS || copy->Height == 0 || copy->WidthInBytes == 0)
         return finish(result);
-    const unsigned char *from = find_memory(copy->srcDevice, (copy->Height - 1) * copy->srcPitch + copy->WidthInBytes);
-    unsigned char *to = find_memory(copy->dstDevice, (copy->Height - 1) * copy->dstPitch + copy->WidthInBytes);
-    if (!from || !to)
-        return finish(misuse(CUDA_ERROR_INVALID_VALUE));
-    for (size_t i = 0; i < copy->Height; i++)
-        memcpy(to + i * copy->dstPitch, from + i * copy->srcPitch, copy->WidthInBytes);
+    const step lines = {.kind = COPY_LINES, .lines = *copy};
+    return finish(take(stream, &lines));
+}
+
+/* ---- Entries: memory of other processes ---- */
+
+static object *memory_at(CUdeviceptr address)
+{
+    for (object *o = objects; o != NULL; o = o->next)
+        if (o->kind == MEMORY && (CUdeviceptr)(uintptr_t)o->memory == address)
+            return o;
+    return NULL;
+}
+
+static CUresult fake_CtxEnablePeerAccess(CUcontext context, unsigned flags)
+{
+    CUresult result = begin_in_context("cuCtxEnablePeerAccess");
+    (void)context, (void)flags;
+    return finish(result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : result); /* there is one device */
+}
+
+static CUresult fake_IpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
+{
+    CUresult result = begin_in_context("cuIpcGetMemHandle");
+    const object *memory = memory_at(address);
+    if (result == CUDA_SUCCESS && memory == NULL)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) {
+        memset(out, 0, sizeof *out);
+        memcpy(out->reserved, memory->shared_name, sizeof memory->shared_name);
+    }
     return finish(result);
 }
 
-/* ---- The clock ---- */
-
-/* Of an idle device that works off one stream: a replay begins when the host has queued it, which takes the host 0 to
- * set.host_us behind the event before, and each step takes set.launch_us. Behind a closed gate all is queued before any
- * of it begins. */
-static double now_us;
-static uint64_t pauses;
-static const volatile cuuint32_t *gate; /* the last that was waited for */
-static cuuint32_t gate_opens_at;
-
-static void pass_time(int steps)
+/* A driver refuses handles of its own process. */
+static CUresult fake_IpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
 {
-    const int is_closed = gate != NULL && *gate != gate_opens_at;
-    pauses = pauses * 6364136223846793005u + 1442695040888963407u;
-    now_us +=
-        (double)set.launch_us * steps + (is_closed ? 0.0 : (double)set.host_us * ((double)(pauses >> 40) * 0x1p-24));
+    CUresult result = begin_in_context("cuIpcOpenMemHandle");
+    char own[32];
+    size_t bytes = 0;
+    void *block = NULL;
+    snprintf(own, sizeof own, "/fake_cuda.%ld.", (long)getpid());
+    handle.reserved[sizeof handle.reserved - 1] = '\0';
+    if (result == CUDA_SUCCESS && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS &&
+        strncmp(handle.reserved, own, strlen(own)) != 0 && handle.reserved[0] == '/')
+        block = map_shared(handle.reserved, &bytes);
+    if (result == CUDA_SUCCESS && block == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        object *made = make_object(MEMORY, &count.allocations);
+        memcpy(made->shared_name, handle.reserved, sizeof made->shared_name);
+        made->is_mapped = 1;
+        made->block = block;
+        made->memory = made->block + guard_bytes();
+        made->bytes = bytes - 2 * guard_bytes();
+        *out = (CUdeviceptr)(uintptr_t)made->memory;
+    }
+    return finish(result);
+}
+
+static CUresult fake_IpcCloseMemHandle(CUdeviceptr address)
+{
+    CUresult result = begin_in_context("cuIpcCloseMemHandle");
+    object *memory = memory_at(address);
+    if (result == CUDA_SUCCESS && (memory == NULL || !memory->is_mapped))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    return finish(result == CUDA_SUCCESS ? end_object(memory, MEMORY, &count.allocations) : result);
 }
 
 /* ---- Entries: streams, graphs, events ---- */
@@ -1127,7 +1417,7 @@ static CUresult fake_StreamQuery(CUstream stream)
     CUresult result = begin("cuStreamQuery");
     if (result == CUDA_SUCCESS)
         result = need_stream(stream);
-    return finish(result);
+    return finish(result == CUDA_SUCCESS && is_waiting(stream) ? CUDA_ERROR_NOT_READY : result);
 }
 
 /* The whole of an entry point that ends an object. */
@@ -1152,6 +1442,36 @@ static CUresult fake_StreamSynchronize(CUstream stream)
     if (gate != NULL && *gate != gate_opens_at)
         result = misuse(CUDA_ERROR_LAUNCH_TIMEOUT); /* a real one would never return */
     gate = NULL;
+    if (result == CUDA_SUCCESS)
+        wait_for_end(stream);
+    return finish(result);
+}
+
+static CUresult fake_StreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags)
+{
+    CUresult result = begin("cuStreamWriteValue32");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    if (result == CUDA_SUCCESS && (find_memory(address, sizeof value) == NULL || address % sizeof value != 0 || flags))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    const step write = {.kind = WRITE_WORD, .to = address, .word = value};
+    return finish(result == CUDA_SUCCESS ? take(stream, &write) : result);
+}
+
+/* What follows waits until a bit of the word is set. */
+static CUresult fake_StreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags)
+{
+    CUresult result = begin("cuStreamWaitValue64");
+    if (result == CUDA_SUCCESS)
+        result = need_stream(stream);
+    if (result == CUDA_SUCCESS && (find_memory(address, sizeof value) == NULL || address % sizeof value != 0 ||
+                                   flags != CU_STREAM_WAIT_VALUE_AND))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    const step wait = {.kind = WAIT_WORD, .to = address, .word = value};
+    if (result == CUDA_SUCCESS && is_capturing(stream))
+        record(stream_of(stream)->steps, &wait);
+    else if (result == CUDA_SUCCESS)
+        queue(stream, &wait);
     return finish(result);
 }
 
@@ -1206,9 +1526,13 @@ static CUresult fake_StreamEndCapture(CUstream stream, CUgraph *out)
     recording *steps = NULL;
     if (usable == CUDA_SUCCESS) { /* a failed end ends the capture as well */
         object *o = (object *)(void *)stream;
-        o->capturing = 0;
         steps = o->steps;
-        o->steps = NULL;
+        for (object *joined = objects; joined != NULL; joined = joined->next)
+            if (joined->kind == STREAM && joined->steps == steps) {
+                joined->capturing = 0;
+                joined->steps = NULL;
+                steps->users -= joined != o;
+            }
     }
     if (result == CUDA_SUCCESS)
         result = usable;
@@ -1244,6 +1568,31 @@ static CUresult fake_GraphUpload(CUgraphExec exec, CUstream stream)
     return finish(result);
 }
 
+static size_t bytes_of_parameters(const step *s)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < s->kernel->needs.parameter_count && s->kind == LAUNCH; i++)
+        bytes += s->kernel->needs.parameter_bytes[i];
+    return bytes;
+}
+
+/* One step of a graph, all of whose steps follow each other in the order in which they were captured. */
+static CUresult replay(CUstream stream, const step *s)
+{
+    if (!is_waiting(stream) && s->kind != WAIT_WORD)
+        return perform(s);
+    step later = *s;
+    if (s->parameters != NULL && is_alive(s->kernel, KERNEL)) {
+        const size_t bytes = bytes_of_parameters(s);
+        later.parameters = malloc(bytes);
+        if (later.parameters == NULL)
+            abort();
+        memcpy(later.parameters, s->parameters, bytes);
+    }
+    queue(stream, &later);
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
 {
     CUresult result = begin("cuGraphLaunch");
@@ -1253,7 +1602,7 @@ static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
         return finish(result);
     const recording *steps = ((object *)(void *)exec)->steps;
     for (int i = 0; i < steps->count && result == CUDA_SUCCESS && set.fault == CUDA_SUCCESS; i++)
-        result = replay(&steps->steps[i]);
+        result = replay(stream, &steps->steps[i]);
     pass_time(steps->count);
     return finish(result);
 }
@@ -1274,13 +1623,42 @@ static CUresult fake_EventCreate(CUevent *out, unsigned flags)
     return create("cuEventCreate", EVENT, &count.events, out);
 }
 
+static void record_event(object *event, CUstream stream)
+{
+    event->captured = is_capturing(stream) ? stream_of(stream)->steps : NULL;
+    event->recorded_number = 0;
+    event->at_us = now_us;
+    if (is_capturing(stream) || !is_waiting(stream))
+        return;
+    const step later = {.kind = RECORD, .event = event};
+    queue(stream, &later);
+    event->recorded = stream_of(stream);
+    event->recorded_number = steps_queued;
+}
+
+/* A stream that waits for a capturing one is captured, too. */
+static CUresult follow(CUstream stream, const object *event)
+{
+    object *later = stream_of(stream);
+    if (event->captured != NULL && (stream == NULL || (later->capturing && later->steps != event->captured)))
+        return misuse(CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    if (event->captured != NULL && !later->capturing) {
+        later->capturing = 1;
+        later->steps = join_recording(event->captured);
+    } else if (event->captured == NULL && event->recorded_number > 0) {
+        const step wait = {.kind = FOLLOW, .stream = event->recorded, .awaited = event->recorded_number};
+        queue(stream, &wait);
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_EventRecord(CUevent event, CUstream stream)
 {
     CUresult result = begin("cuEventRecord");
     if (result == CUDA_SUCCESS)
         result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
     if (result == CUDA_SUCCESS)
-        ((object *)(void *)event)->at_us = now_us;
+        record_event((object *)(void *)event, stream);
     return finish(result);
 }
 
@@ -1290,7 +1668,7 @@ static CUresult fake_StreamWaitEvent(CUstream stream, CUevent event, unsigned fl
     (void)flags;
     if (result == CUDA_SUCCESS)
         result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
-    return finish(result);
+    return finish(result == CUDA_SUCCESS ? follow(stream, (const object *)(const void *)event) : result);
 }
 
 /* Every replay takes one millisecond, unless there is a clock. */
@@ -1323,11 +1701,17 @@ static CUresult fake_DriverGetVersion(int *out)
 
 /* What libacromion_nccl asks for beside the library's entries (src/dist/device.c). */
 #define NCCL_SIDE_ENTRIES(X)                                                                                           \
+    X(CtxEnablePeerAccess, 4000)                                                                                       \
     X(CtxGetStreamPriorityRange, 5050)                                                                                 \
+    X(IpcCloseMemHandle, 4010)                                                                                         \
+    X(IpcGetMemHandle, 4010)                                                                                           \
+    X(IpcOpenMemHandle, 11000)                                                                                         \
     X(Memcpy2DAsync, 3020)                                                                                             \
     X(StreamCreateWithPriority, 5050)                                                                                  \
     X(StreamQuery, 2000)                                                                                               \
-    X(StreamWaitEvent, 3020)
+    X(StreamWaitEvent, 3020)                                                                                           \
+    X(StreamWaitValue64, 11070)                                                                                        \
+    X(StreamWriteValue32, 11070)
 
 /* The compiler checks here that each has the type that the library calls it by. */
 #define TYPED(name, version) static const PFN_cu##name##_v##version typed_##name = fake_##name;

@@ -114,6 +114,10 @@ class Rank:
         dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         several.open(device=self.device, library=given.library)
+        self.by_nccl = None
+        if given.device == "cuda" and self.ranks > 1:
+            self.by_nccl = dist.new_group(list(range(self.ranks)))
+            several.open(self.by_nccl, device=self.device, transfers="nccl")
 
     def tell(self, text):
         if self.rank == 0 and not self.given.json:
@@ -157,12 +161,23 @@ class Rank:
 
     # -- sides: name, the call, what it computed as this rank's rows in zigzag order, bytes that it sends --
 
-    def ours(self, tensors, causal, schedule):
+    def ours(self, tensors, causal, schedule, group=None):
         mine = [self.several.shard(x) for x in tensors]
         lens = {"q_len": tensors[0].shape[2], "kv_len": tensors[1].shape[2]}
 
         def call():
-            return self.several.sdpa(*mine, is_causal=causal, enable_gqa=True, schedule=schedule, **lens)
+            return self.several.sdpa(*mine, group=group, is_causal=causal, enable_gqa=True, schedule=schedule, **lens)
+        return call
+
+    def captured(self, function):
+        """The same call as a CUDA graph; its output stays where it is. It has run before."""
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            out = function()
+
+        def call():
+            graph.replay()
+            return out
         return call
 
     def decode(self, tensors):
@@ -234,20 +249,29 @@ class Rank:
 
         self.tell(f"{text} over {self.ranks} GPUs")
         add("one GPU", alone, ranks=1)
-        sides = {"sharded keys": (self.decode(tensors), whole)} if f["q_len"] == 1 else {
-            f"{name} zigzag": (self.ours(tensors, causal, name), self.several.shard(whole))
-            for name in ("ring", "gather")}
+        # Name: the group, the call, this rank's rows of what it must compute.
+        if f["q_len"] == 1:
+            sides = {"sharded keys": (None, self.decode(tensors), whole)}
+        else:
+            mine = self.several.shard(whole)
+            sides = {f"{name} zigzag": (None, self.ours(tensors, causal, name), mine) for name in ("ring", "gather")}
+            if self.by_nccl:
+                sides["ring zigzag by NCCL"] = (self.by_nccl, self.ours(tensors, causal, "ring", self.by_nccl), mine)
         wrong = False
-        for name, (function, want) in sides.items():
+
+        def add_ours(name, group, function, want):
+            """Whether it computed what it must."""
             out = function()
-            self.several.wait(device=self.device)
+            self.several.wait(group, device=self.device)
             differs = self.slowest(float((out.float() - want.float()).abs().max()))
-            plan = self.several.plan(device=self.device)
+            plan = self.several.plan(group, device=self.device)
             if differs > limit:
                 self.tell(f"  {name}: differs from one GPU by {differs:.2e}, more than {limit:.2e}: not timed")
-                wrong = True
-                continue
+                return False
             add(name, function, plan.traffic, differs, plan=plan.text)
+            return True
+        for name, side in sides.items():
+            wrong = not add_ours(name, *side) or wrong
         for rotate in ("allgather", "alltoall") if self.given.peers and f["q_len"] > 1 else ():
             for backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
                 name = f"torch {rotate} {backend.partition('_')[0].lower()}"
@@ -262,6 +286,14 @@ class Rank:
                             self.tell(f"  {name}: differs from one GPU by {differs:.2e}: not timed")
                 except Exception as error:  # a peer that cannot: said, and on every rank alike
                     self.tell(f"  {name}: not run: {str(error).splitlines()[0][:150]}")
+        name, (group, function, want) = next(iter(sides.items()))
+        if self.device.type == "cuda" and self.ranks > 1:
+            try:
+                function = self.captured(function)
+            except Exception as error:  # on every rank alike
+                self.tell(f"  {name}, graph: not captured: {str(error).splitlines()[0][:150]}")
+            else:
+                wrong = not add_ours(f"{name}, graph", group, function, want) or wrong
         return records, wrong
 
 
@@ -287,11 +319,12 @@ def work(given):
         found, is_wrong = rank.measure(problem, floor_us, link)
         records += found
         wrong = wrong or is_wrong
-    if rank.rank == 0:
-        if given.json:
-            print(json.dumps(records, indent=1))
-        if given.output:
-            append_records(given.output, records)
+        if rank.rank == 0 and given.output:
+            append_records(given.output, found)
+    if rank.rank == 0 and given.json:
+        print(json.dumps(records, indent=1))
+    if rank.by_nccl:
+        rank.several.close(rank.by_nccl, device=rank.device)
     rank.several.close(device=rank.device)
     rank.dist.destroy_process_group()
     return EXIT_FAILED if wrong else 0

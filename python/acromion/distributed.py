@@ -2,7 +2,8 @@
 docs/manual/several-gpus.md.
 
 Every function with `group` takes one of torch.distributed's process groups, None for all ranks. Keys and values travel
-by NCCL over a communicator of acromion's own, whose id travels over the process group, of any backend, once."""
+by copy engines where GPUs of one host reach each other, else by NCCL, over a communicator of acromion's own, whose id
+travels over the process group, of any backend, once."""
 import atexit
 import contextlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -18,6 +19,7 @@ __all__ = ["Plan", "close", "open", "plan", "rows", "sdpa", "shard", "wait"]
 _torch.bind()
 _DEVICE_TYPES = {"cpu": 1, "cuda": 2}  # DLPack's numbers
 _PLACEMENTS = {"contiguous": 0, "zigzag": 1}
+_TRANSFERS = {None: 0, "nccl": 1, "copy_engines": 2}
 _SCHEDULES = {None: 0, "ring": 1, "gather": 2, "sharded_keys": 3}
 _groups: Dict[Tuple[Any, torch.device], object] = {}
 
@@ -87,14 +89,18 @@ def _share_id(group: Any, library: Optional[str]) -> bytes:
 
 
 def open(group: Any = None, *, device: Any = "cuda", library: Optional[str] = None, timeout: float = 60.0,
-         max_ctas: int = 0) -> None:
+         max_ctas: int = 0, transfers: Optional[str] = None) -> None:
     """Makes the communicator of a group on a device, which sdpa does by itself when it is first called. Collective.
 
     library: path of NCCL's library; None finds libnccl.so.2, which PyTorch has loaded. NCCL exchanges memory of GPUs:
         on "cpu" it must be a library that exchanges memory of the host.
     timeout: seconds that a rank waits for the others.
-    max_ctas: the most thread blocks that transfers take from attention's; 0 as NCCL chooses."""
+    max_ctas: the most thread blocks that NCCL's transfers take from attention's; 0 as NCCL chooses.
+    transfers: how keys and values travel: 'copy_engines', 'nccl', or None for copy engines where every rank can (plan()
+        says which, and why). One rank that asks for 'nccl' is enough for all; where a rank cannot, 'copy_engines' fails
+        on every rank when it is first called."""
     key = _key(group, device)
+    way = _number(_TRANSFERS, "transfers", transfers)
     if key in _groups:
         raise ValueError(f"the group is open on {key[1]} already: close it first")
     if not 0 < timeout <= 4e6:
@@ -104,7 +110,7 @@ def open(group: Any = None, *, device: Any = "cuda", library: Optional[str] = No
     found, where = key
     _groups[key] = _native.group_open(_DEVICE_TYPES[where.type], where.index or 0, dist.get_rank(found),
                                       dist.get_world_size(found), _share_id(found, library), library,
-                                      max(int(timeout * 1000), 1), max_ctas)
+                                      max(int(timeout * 1000), 1), max_ctas, way)
 
 
 def _opened(group: Any, device: Any) -> object:

@@ -130,7 +130,8 @@ static PyMethodDef methods[] = {
      "xla_handlers()\n--\n\nThe functions that XLA calls, for the CPU and for CUDA, in capsules."},
     {"group_id", ranks_id, METH_VARARGS, "group_id(library)\n--\n\nSee acromion.distributed, as for all of group_*."},
     {"group_open", ranks_open, METH_VARARGS,
-     "group_open(device_type, device, rank, ranks, id, library, timeout_ms, max_ctas)\n--\n\nA group, in a capsule."},
+     "group_open(device_type, device, rank, ranks, id, library, timeout_ms, max_ctas, transfers)\n--\n\n"
+     "A group, in a capsule."},
     {"group_close", ranks_close, METH_VARARGS, "group_close(group)\n--\n\nFrees its plans and leaves it."},
     {"group_wait", ranks_wait, METH_VARARGS, "group_wait(group, stream, timeout_ms)\n--\n\nacr_group_wait."},
     {"group_plan", ranks_plan, METH_VARARGS,

@@ -84,11 +84,12 @@ PyObject *ranks_open(PyObject *module, PyObject *args)
     acr_ctx *ctx;
     const char *bytes;
     Py_ssize_t count;
+    int transfers;
     py_group *g = calloc(1, sizeof *g);
     if (!g)
         return PyErr_NoMemory();
-    if (!PyArg_ParseTuple(args, "iiiiy#zII:group_open", &g->device.type, &g->device.id, &g->rank, &g->ranks, &bytes,
-                          &count, &options.library, &options.timeout_ms, &options.max_ctas))
+    if (!PyArg_ParseTuple(args, "iiiiy#zIIi:group_open", &g->device.type, &g->device.id, &g->rank, &g->ranks, &bytes,
+                          &count, &options.library, &options.timeout_ms, &options.max_ctas, &transfers))
         goto failed;
     if (count != (Py_ssize_t)sizeof id) {
         acr_py_invalid("an id has %zd bytes, must have %zu", count, sizeof id);
@@ -96,6 +97,7 @@ PyObject *ranks_open(PyObject *module, PyObject *args)
     }
     memcpy(&id, bytes, sizeof id);
     options.id = &id;
+    options.transfers = (acr_transfers)transfers;
     options.rank = g->rank;
     options.ranks = g->ranks;
     options.device = g->device.type == DL_CUDA ? g->device.id : 0;

@@ -37,6 +37,7 @@ static acr_status estimate(const acr_group_plan *like, const dist_schedule *sche
                            .problem = like->problem,
                            .effort = ACR_ESTIMATE,
                            .is_estimate = 1,
+                           .way = like->way,
                            .part_dtype = like->part_dtype,
                            .sequences = like->sequences};
     acr_status status = dist_plan_prepare(&plan);

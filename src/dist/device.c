@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +12,17 @@
 typedef int cu_result; /* CUresult: 0 = success */
 typedef unsigned long long cu_pointer;
 
+/* CUipcMemHandle, which is passed by value */
+typedef struct cu_handle {
+    unsigned char bytes[64];
+} cu_handle;
+
 enum {
     CU_NOT_READY = 600,
+    CU_PEER_ACCESS_ALREADY_ENABLED = 704,
+    CU_64_BIT_STREAM_MEM_OPS = 122, /* CUdevice_attribute */
+    CU_IPC_LAZY_PEER_ACCESS = 1,
+    CU_WAIT_FOR_BITS = 2, /* CU_STREAM_WAIT_VALUE_AND */
     CU_OUT_OF_MEMORY = 2,
     CU_MEMORY_DEVICE = 2,
     CU_EVENT_NO_TIMING = 2,
@@ -58,21 +68,37 @@ typedef struct cu_copy {
     X(EventRecord, 2000, (void *event, void *stream))                                                                  \
     X(EventDestroy, 4000, (void *event))
 
+/* Those that only copy engines need: a driver that lacks one has NCCL. */
+#define CU_SHARING_ENTRIES(X)                                                                                          \
+    X(CtxEnablePeerAccess, 4000, (void *context, unsigned flags))                                                      \
+    X(DeviceGetAttribute, 2000, (int *value, int attribute, int device))                                               \
+    X(IpcCloseMemHandle, 4010, (cu_pointer memory))                                                                    \
+    X(IpcGetMemHandle, 4010, (cu_handle * handle, cu_pointer memory))                                                  \
+    X(IpcOpenMemHandle, 11000, (cu_pointer * memory, cu_handle handle, unsigned flags))                                \
+    X(MemcpyDtoDAsync, 3020, (cu_pointer to, cu_pointer from, size_t bytes, void *stream))                             \
+    X(StreamWaitValue64, 11070, (void *stream, cu_pointer word, uint64_t value, unsigned flags))                       \
+    X(StreamWriteValue32, 11070, (void *stream, cu_pointer word, uint32_t value, unsigned flags))
+
 struct dist_driver {
 #define CU_FIELD(name, version, arguments) cu_result(*name) arguments;
     CU_ENTRIES(CU_FIELD)
+    CU_SHARING_ENTRIES(CU_FIELD)
 #undef CU_FIELD
+    const char *lacks; /* the first of CU_SHARING_ENTRIES that was not found; NULL = none */
 };
 
 typedef cu_result get_address(const char *name, void **address, int version, uint64_t flags, int *found);
 
 static const struct {
     const char *name;
-    int version;
+    int version, is_needed;
     size_t offset;
 } entries[] = {
-#define ENTRY(name, version, arguments) {"cu" #name, version, offsetof(dist_driver, name)},
+#define ENTRY(name, version, arguments) {"cu" #name, version, 1, offsetof(dist_driver, name)},
     CU_ENTRIES(ENTRY)
+#undef ENTRY
+#define ENTRY(name, version, arguments) {"cu" #name, version, 0, offsetof(dist_driver, name)},
+        CU_SHARING_ENTRIES(ENTRY)
 #undef ENTRY
 };
 
@@ -89,8 +115,12 @@ static acr_status driver_open(dist_driver *driver)
     for (size_t i = 0; i < sizeof entries / sizeof entries[0] && status == ACR_OK; i++) {
         int found = 1;
         address = NULL;
-        if (get(entries[i].name, &address, entries[i].version, 1 /* legacy default stream */, &found) != 0 ||
-            found != 0 || !address)
+        const int is_missing =
+            get(entries[i].name, &address, entries[i].version, 1 /* legacy default stream */, &found) != 0 ||
+            found != 0 || !address;
+        if (is_missing && !entries[i].is_needed && !driver->lacks)
+            driver->lacks = entries[i].name;
+        if (is_missing && entries[i].is_needed)
             status = dist_fail(ACR_NO_DEVICE, "libcuda.so.1 lacks %s of CUDA %d.%d", entries[i].name,
                                entries[i].version / 1000, entries[i].version % 1000 / 10);
         memcpy((char *)driver + entries[i].offset, &address, sizeof address);
@@ -122,6 +152,9 @@ static acr_status make_stream(dist_device *device)
         check(driver, driver->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
     if (status == ACR_OK)
         status = check(driver, driver->StreamCreateWithPriority(&device->transfers, CU_STREAM_NON_BLOCKING, greatest),
+                       "cuStreamCreateWithPriority");
+    if (status == ACR_OK)
+        status = check(driver, driver->StreamCreateWithPriority(&device->rescue, CU_STREAM_NON_BLOCKING, greatest),
                        "cuStreamCreateWithPriority");
     if (status == ACR_OK)
         status = check(driver, driver->EventCreate(&device->event, CU_EVENT_NO_TIMING), "cuEventCreate");
@@ -166,6 +199,8 @@ void dist_device_close(dist_device *device)
             driver->EventDestroy(device->event);
         if (device->transfers)
             driver->StreamDestroy(device->transfers);
+        if (device->rescue)
+            driver->StreamDestroy(device->rescue);
         dist_leave(device);
         driver->DevicePrimaryCtxRelease(device->ordinal);
     }
@@ -248,6 +283,13 @@ acr_status dist_copy_lines(const dist_device *device, const dist_copy *copy, voi
     return check(device->driver, device->driver->Memcpy2DAsync(&c, stream), "cuMemcpy2DAsync");
 }
 
+acr_status dist_copy_bytes(const dist_device *device, void *to, const void *from, size_t bytes, void *stream)
+{
+    return check(device->driver,
+                 device->driver->MemcpyDtoDAsync((cu_pointer)(uintptr_t)to, (cu_pointer)(uintptr_t)from, bytes, stream),
+                 "cuMemcpyDtoDAsync");
+}
+
 acr_status dist_follow(const dist_device *device, void *later, void *earlier)
 {
     const dist_driver *driver = device->driver;
@@ -258,11 +300,106 @@ acr_status dist_follow(const dist_device *device, void *later, void *earlier)
                             : status;
 }
 
+void dist_pause(int looks)
+{
+    if (looks < 100)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){0, looks < 1000 ? 50000 : 1000000}, NULL);
+}
+
 acr_status dist_is_idle(const dist_device *device, void *stream, int *out)
 {
     const cu_result result = device->driver ? device->driver->StreamQuery(stream) : 0;
     *out = result == 0;
     return result == CU_NOT_READY ? ACR_OK : check(device->driver, result, "the stream");
+}
+
+acr_status dist_wait_idle(const dist_device *device, void *stream, double seconds)
+{
+    const double end_s = dist_now_s() + seconds;
+    for (int looks = 0;; looks++) {
+        int idle = 0;
+        const acr_status status = dist_is_idle(device, stream, &idle);
+        if (status != ACR_OK || idle)
+            return status;
+        if (dist_now_s() >= end_s)
+            return dist_fail(ACR_TIMEOUT, "a stream's work did not end within %g s", seconds);
+        dist_pause(looks);
+    }
+}
+
+/* ---- Memory that other ranks write ------------------------------------------------------------------------------- */
+
+acr_status dist_can_share(const dist_device *device)
+{
+    const dist_driver *driver = device->driver;
+    int value = 0;
+    if (!driver)
+        return dist_fail(ACR_UNSUPPORTED, "the device is the CPU");
+    if (driver->lacks)
+        return dist_fail(ACR_UNSUPPORTED, "libcuda.so.1 lacks %s", driver->lacks);
+    const acr_status status = check(
+        driver, driver->DeviceGetAttribute(&value, CU_64_BIT_STREAM_MEM_OPS, device->ordinal), "cuDeviceGetAttribute");
+    return status != ACR_OK || value
+               ? status
+               : dist_fail(ACR_UNSUPPORTED, "the device's streams cannot wait for words of 64 bits");
+}
+
+acr_status dist_export(const dist_device *device, void *memory, dist_address *out)
+{
+    const dist_driver *driver = device->driver;
+    cu_handle handle;
+    out->pointer = (uint64_t)(uintptr_t)memory;
+    out->context = (uint64_t)(uintptr_t)device->context;
+    const acr_status status =
+        check(driver, driver->IpcGetMemHandle(&handle, (cu_pointer)(uintptr_t)memory), "cuIpcGetMemHandle");
+    if (status == ACR_OK)
+        memcpy(out->handle, handle.bytes, sizeof out->handle);
+    return status;
+}
+
+/* A process does not open its own handles: there memory has the same address for all contexts. */
+static acr_status reach(const dist_device *device, const dist_address *address)
+{
+    void *context = (void *)(uintptr_t)address->context;
+    if (context == device->context)
+        return ACR_OK;
+    const cu_result result = device->driver->CtxEnablePeerAccess(context, 0);
+    return result == CU_PEER_ACCESS_ALREADY_ENABLED ? ACR_OK : check(device->driver, result, "cuCtxEnablePeerAccess");
+}
+
+acr_status dist_map(const dist_device *device, const dist_address *address, int is_here, void **out)
+{
+    cu_pointer mapped = (cu_pointer)address->pointer;
+    cu_handle handle;
+    memcpy(handle.bytes, address->handle, sizeof handle.bytes);
+    const acr_status status =
+        is_here ? reach(device, address)
+                : check(device->driver, device->driver->IpcOpenMemHandle(&mapped, handle, CU_IPC_LAZY_PEER_ACCESS),
+                        "cuIpcOpenMemHandle");
+    if (status == ACR_OK)
+        *out = (void *)(uintptr_t)mapped;
+    return status;
+}
+
+void dist_unmap(const dist_device *device, void *mapped)
+{
+    device->driver->IpcCloseMemHandle((cu_pointer)(uintptr_t)mapped);
+}
+
+acr_status dist_write_word(const dist_device *device, void *word, uint32_t value, void *stream)
+{
+    return check(device->driver,
+                 device->driver->StreamWriteValue32(stream, (cu_pointer)(uintptr_t)word, value, 0 /* with a barrier */),
+                 "cuStreamWriteValue32");
+}
+
+acr_status dist_wait_word(const dist_device *device, const void *word, uint64_t bits, void *stream)
+{
+    return check(device->driver,
+                 device->driver->StreamWaitValue64(stream, (cu_pointer)(uintptr_t)word, bits, CU_WAIT_FOR_BITS),
+                 "cuStreamWaitValue64");
 }
 
 /* ---- Timing ------------------------------------------------------------------------------------------------------ */

@@ -4,6 +4,8 @@
 #define ACR_DIST_DEVICE_H
 
 #include <acromion.h>
+#include <stddef.h>
+#include <stdint.h>
 
 typedef struct dist_driver dist_driver; /* the driver's entries that are used (device.c) */
 
@@ -12,6 +14,7 @@ typedef struct dist_device {
     int ordinal;
     void *context;   /* CUcontext, retained */
     void *transfers; /* the stream of transfers; the host has none */
+    void *rescue;    /* a stream for what must not wait for any other's work */
     void *event;     /* for dist_follow */
 } dist_device;
 
@@ -39,6 +42,9 @@ typedef struct dist_copy {
 } dist_copy;
 acr_status dist_copy_lines(const dist_device *device, const dist_copy *copy, void *stream);
 
+/* Bytes from one memory to another, of which one may be another rank's. By a copy engine. */
+acr_status dist_copy_bytes(const dist_device *device, void *to, const void *from, size_t bytes, void *stream);
+
 /* What comes on stream `later` from now on waits for what is on stream `earlier`. */
 acr_status dist_follow(const dist_device *device, void *later, void *earlier);
 
@@ -56,7 +62,38 @@ acr_status dist_timer_start(const dist_device *device, dist_timer *timer, void *
 acr_status dist_timer_stop(const dist_device *device, dist_timer *timer, void *stream);
 acr_status dist_timer_read(const dist_device *device, const dist_timer *timer, double *seconds);
 
+/* Between two looks: lets others run, briefly while an answer is near, then longer. */
+void dist_pause(int looks);
+
 /* *out = 1 when all of the stream's work has ended. */
 acr_status dist_is_idle(const dist_device *device, void *stream, int *out);
+
+/* ---- Memory that other ranks write ---- */
+
+/* How another rank finds memory of this one. */
+typedef struct dist_address {
+    unsigned char handle[64];  /* CUipcMemHandle: for another process */
+    uint64_t pointer, context; /* for another thread of this process */
+} dist_address;
+
+/* Whether this device can share memory with other ranks and wait for what they write. Errors: ACR_UNSUPPORTED (says
+ * what is missing). */
+acr_status dist_can_share(const dist_device *device);
+
+/* memory: of dist_alloc. */
+acr_status dist_export(const dist_device *device, void *memory, dist_address *out);
+
+/* Maps another rank's memory here. is_here: it is a thread of this process, and what is mapped needs no dist_unmap. */
+acr_status dist_map(const dist_device *device, const dist_address *address, int is_here, void **out);
+void dist_unmap(const dist_device *device, void *mapped);
+
+/* Enqueues the write of a word, behind everything that the stream did before, copies to other ranks' memory too. */
+acr_status dist_write_word(const dist_device *device, void *word, uint32_t value, void *stream);
+
+/* Enqueues a wait until one of these bits of a word is set. */
+acr_status dist_wait_word(const dist_device *device, const void *word, uint64_t bits, void *stream);
+
+/* Waits until a stream is idle, at most so many seconds; ACR_TIMEOUT. */
+acr_status dist_wait_idle(const dist_device *device, void *stream, double seconds);
 
 #endif

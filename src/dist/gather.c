@@ -1,6 +1,6 @@
 /* Gathering: each rank receives the keys that its rows see into one tensor in the order of the sequence, so that one
  * call a piece is enough and windows keep their meaning. Heads come in stages: while one is attended to, the next one
- * arrives. */
+ * arrives. By copy engines a rank puts its keys in their place in the others' tensors; by NCCL they travel packed. */
 #include "error.h"
 #include "plan.h"
 
@@ -8,7 +8,7 @@ enum {
     STAGES_MAX = 4
 };
 
-/* Rows that travel, or stay on their rank: from `row` of its tensors to `place` of the gathered ones. */
+/* Rows that travel, or stay on their rank: from `row` of its tensors to `place` of the receiver's gathered ones. */
 typedef struct gather_box {
     int peer; /* the other rank; the rank itself for what stays */
     int64_t row, place, rows;
@@ -16,10 +16,11 @@ typedef struct gather_box {
 
 typedef struct gather_data {
     int stages;
-    acr_rows hull;  /* the keys that the gathered tensors have room for, as positions */
-    char *k, *v;    /* gathered: packed [batch, kv_heads, hull.count, dim] by the layout */
-    char *out, *in; /* what is sent and received in one stage, packed by box: K, then V */
-    float *lse;     /* of one call */
+    acr_rows hull;   /* this rank's: the keys that the gathered tensors have room for, as positions */
+    char *k, *v;     /* gathered: packed [batch, kv_heads, hull.count, dim] by the layout */
+    char *out, *in;  /* by NCCL: what is sent and received in one stage, packed by box: K, then V */
+    acr_rows *hulls; /* of each rank */
+    float *lse;      /* of one call */
     int sends, receives;
     gather_box boxes[]; /* sends, then receives; by rank */
 } gather_data;
@@ -37,7 +38,7 @@ static acr_rows needed_by(const acr_group_plan *plan, dist_piece *pieces, int ra
     return dist_needed(&plan->sequences, pieces, dist_pieces(&plan->sequences, rank, 0, pieces), chunk);
 }
 
-/* The boxes that go from one rank to another. `place` is the position so far. */
+/* The boxes that go from one rank to another. `place` is the position in the sequence so far. */
 static int boxes_between(const acr_group_plan *plan, dist_piece *pieces, int from, int to, int peer, gather_box *out)
 {
     const dist_sequences *s = &plan->sequences;
@@ -56,24 +57,38 @@ static int boxes_between(const acr_group_plan *plan, dist_piece *pieces, int fro
     return count;
 }
 
+/* The keys that the rows of a rank see, from the first to the last. */
+static acr_rows hull_of(const acr_group_plan *plan, dist_piece *pieces, int rank)
+{
+    const dist_sequences *s = &plan->sequences;
+    int64_t first = plan->problem.kv_len, end = 0;
+    for (int i = 0; i < dist_chunks(s->ranks, s->placement); i++) {
+        const acr_rows needed = needed_by(plan, pieces, rank, i);
+        if (needed.count > 0) {
+            first = needed.first < first ? needed.first : first;
+            end = needed.first + needed.count > end ? needed.first + needed.count : end;
+        }
+    }
+    return (acr_rows){first, end - first};
+}
+
 static void list_boxes(acr_group_plan *plan, dist_piece *pieces)
 {
     gather_data *data = plan->own;
     const int rank = plan->group->rank, ranks = plan->group->ranks;
+    for (int r = 0; r < ranks; r++)
+        data->hulls[r] = hull_of(plan, pieces, r);
+    data->hull = data->hulls[rank];
     for (int r = 0; r < ranks; r++)
         if (r != rank)
             data->sends += boxes_between(plan, pieces, rank, r, r, data->boxes + data->sends);
     gather_box *in = data->boxes + data->sends;
     for (int r = 0; r < ranks; r++)
         data->receives += boxes_between(plan, pieces, r, rank, r, in + data->receives);
-    int64_t first = plan->problem.kv_len, end = 0;
-    for (int i = 0; i < data->receives; i++) {
-        first = in[i].place < first ? in[i].place : first;
-        end = in[i].place + in[i].rows > end ? in[i].place + in[i].rows : end;
-    }
-    data->hull = (acr_rows){first, end - first};
+    for (int i = 0; i < data->sends; i++)
+        data->boxes[i].place -= data->hulls[data->boxes[i].peer].first;
     for (int i = 0; i < data->receives; i++)
-        in[i].place -= first;
+        in[i].place -= data->hull.first;
 }
 
 /* Bytes of a key and its value, of some heads. */
@@ -83,33 +98,41 @@ static size_t row_bytes(const acr_group_plan *plan, int64_t heads)
     return (size_t)(p->batch * heads * (p->qk_dim + p->v_dim)) * dist_dtype_bytes(dist_kv_dtype(p));
 }
 
+/* Bytes of a rank's gathered keys, behind which its values lie, or of the values. */
+static size_t hull_bytes(const acr_group_plan *plan, int rank, int64_t dim)
+{
+    const acr_problem *p = &plan->problem;
+    const int64_t keys = ((const gather_data *)plan->own)->hulls[rank].count;
+    return dist_round_up((size_t)(p->batch * p->kv_heads * keys * dim) * dist_dtype_bytes(dist_kv_dtype(p)));
+}
+
 static acr_status allocate(acr_group_plan *plan)
 {
     const acr_problem *p = &plan->problem;
+    const int rank = plan->group->rank;
     gather_data *data = plan->own;
-    const size_t element = dist_dtype_bytes(dist_kv_dtype(p));
     const size_t stage_row = row_bytes(plan, (p->kv_heads + data->stages - 1) / data->stages);
-    const size_t heads = (size_t)(p->batch * p->kv_heads) * (size_t)data->hull.count * element;
     size_t out_rows = 0, in_rows = 0;
-    void *memory[5] = {NULL};
+    void *gathered = NULL, *memory[3] = {NULL};
     for (int i = 0; i < data->sends; i++)
         out_rows += (size_t)data->boxes[i].rows;
     for (int i = 0; i < data->receives; i++)
-        in_rows +=
-            data->boxes[data->sends + i].peer == plan->group->rank ? 0 : (size_t)data->boxes[data->sends + i].rows;
+        in_rows += data->boxes[data->sends + i].peer == rank ? 0 : (size_t)data->boxes[data->sends + i].rows;
     plan->traffic_bytes = out_rows * row_bytes(plan, p->kv_heads);
-    const size_t bytes[5] = {heads * (size_t)p->qk_dim, heads * (size_t)p->v_dim, out_rows * stage_row,
-                             in_rows * stage_row, (size_t)(p->batch * p->q_heads * plan->q_rows) * sizeof(float)};
-    for (int i = 0; i < 5; i++) {
-        const acr_status status = dist_plan_alloc(plan, bytes[i], &memory[i]);
-        if (status != ACR_OK)
-            return status;
-    }
-    data->k = memory[0];
-    data->v = memory[1];
-    data->out = memory[2];
-    data->in = memory[3];
-    data->lse = memory[4];
+    const int is_packed = plan->way != DIST_BY_COPIES;
+    const size_t keys = hull_bytes(plan, rank, p->qk_dim), values = hull_bytes(plan, rank, p->v_dim);
+    const size_t bytes[3] = {is_packed ? out_rows * stage_row : 0, is_packed ? in_rows * stage_row : 0,
+                             (size_t)(p->batch * p->q_heads * plan->q_rows) * sizeof(float)};
+    acr_status status = dist_plan_alloc_shared(plan, data->stages, keys + values, &gathered);
+    for (int i = 0; i < 3 && status == ACR_OK; i++)
+        status = dist_plan_alloc(plan, bytes[i], &memory[i]);
+    if (status != ACR_OK)
+        return status;
+    data->k = gathered;
+    data->v = data->k + keys;
+    data->out = memory[0];
+    data->in = memory[1];
+    data->lse = memory[2];
     return ACR_OK;
 }
 
@@ -150,10 +173,12 @@ static acr_status gather_prepare(acr_group_plan *plan)
     gather_data *data;
     acr_status status = dist_calloc((size_t)dist_pieces_max(&plan->sequences), sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status = dist_calloc(1, sizeof *data + 4 * (size_t)group->ranks * sizeof data->boxes[0], &plan->own);
+        status = dist_calloc(1, sizeof *data + (size_t)group->ranks * (4 * sizeof data->boxes[0] + sizeof *data->hulls),
+                             &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;
+    data->hulls = (acr_rows *)(void *)(data->boxes + 4 * group->ranks);
     data->stages = group->ranks == 1 ? 1 : p->kv_heads < STAGES_MAX ? (int)p->kv_heads : STAGES_MAX;
     plan->q_rows = dist_rows_of(p->q_len, group->ranks, group->rank, plan->sequences.placement);
     plan->kv_rows = dist_rows_of(p->kv_len, group->ranks, group->rank, plan->sequences.placement);
@@ -167,7 +192,8 @@ static acr_status gather_prepare(acr_group_plan *plan)
     return status;
 }
 
-/* A stage's keys on their way: packed, sent while others arrive, put in their place, with what the rank has itself. */
+/* A stage's keys on their way: sent while others arrive, and what the rank has itself put in its place; by NCCL packed
+ * before, and put in their place behind that. */
 static double arrival(const acr_group_plan *plan, const acr_link *link, int stage)
 {
     const gather_data *data = plan->own;
@@ -179,10 +205,11 @@ static double arrival(const acr_group_plan *plan, const acr_link *link, int stag
         *(data->boxes[i].peer == plan->group->rank ? &own : &received) += (size_t)data->boxes[i].rows * row;
     const size_t travelling = sent > received ? sent : received;
     return (travelling > 0 ? link->latency_s : 0.0) + (double)travelling / link->bytes_per_s +
-           (double)(sent + received + own) / link->copy_bytes_per_s;
+           (double)(own + (plan->way == DIST_BY_COPIES ? 0 : sent + received)) / link->copy_bytes_per_s;
 }
 
-/* The first stage's keys are waited for; after that a stage takes as long as its attention or the next one's keys. */
+/* The first stage's keys are waited for; after that a stage takes as long as its attention or the next one's keys, by
+ * NCCL as both, see ring_expect. */
 static double gather_expect(const acr_group_plan *plan, const acr_link *link)
 {
     const int stages = ((const gather_data *)plan->own)->stages;
@@ -190,7 +217,7 @@ static double gather_expect(const acr_group_plan *plan, const acr_link *link)
     for (int stage = 0; stage < stages; stage++) {
         const double attention = dist_plan_attention(plan, stage);
         const double next = stage < stages - 1 ? arrival(plan, link, stage + 1) : 0.0;
-        seconds += attention > next ? attention : next;
+        seconds += plan->way != DIST_BY_COPIES ? attention + next : attention > next ? attention : next;
     }
     return seconds;
 }
@@ -297,9 +324,101 @@ static acr_status exchange(acr_group_plan *plan, int64_t heads)
     return status == ACR_OK ? dist_transfer_enqueue(group) : status;
 }
 
+/* What stays on the rank, to its place. */
+static acr_status keep_own(const acr_group_plan *plan, const acr_buffers *b, int64_t head, int64_t heads)
+{
+    const gather_data *data = plan->own;
+    acr_status status = ACR_OK;
+    for (int i = data->sends; i < data->sends + data->receives; i++) {
+        const gather_box *box = &data->boxes[i];
+        for (int is_value = 0; is_value < 2 && status == ACR_OK && box->peer == plan->group->rank; is_value++) {
+            const gather_tensor from = own_of(plan, b, box, is_value, head),
+                                to = gathered_of(plan, box, is_value, head);
+            status = copy_box(plan, &to, &from, heads, box->rows, dim_of(plan, is_value));
+        }
+    }
+    return status;
+}
+
+/* A box to its place in the tensors of the rank that receives it. */
+static acr_status push_box(const acr_group_plan *plan, const acr_buffers *b, const gather_box *box, int64_t head,
+                           int64_t heads)
+{
+    const acr_problem *p = &plan->problem;
+    const gather_data *data = plan->own;
+    char *keys = dist_push_memory(plan->group, plan->push, box->peer);
+    acr_status status = ACR_OK;
+    for (int is_value = 0; is_value < 2 && status == ACR_OK; is_value++) {
+        const gather_tensor from = own_of(plan, b, box, is_value, head);
+        const gather_tensor to = {is_value ? keys + hull_bytes(plan, box->peer, p->qk_dim) : keys, p->kv_heads,
+                                  data->hulls[box->peer].count, head, box->place};
+        status = copy_box(plan, &to, &from, heads, box->rows, dim_of(plan, is_value));
+    }
+    return status;
+}
+
+/* All that goes to one rank in a stage. Its room is free for all of them once it has said so. */
+static acr_status push_to(const acr_group_plan *plan, const acr_buffers *b, int target, int stage)
+{
+    const acr_group *group = plan->group;
+    const gather_data *data = plan->own;
+    const int64_t head = head_of_stage(plan, stage), heads = head_of_stage(plan, stage + 1) - head;
+    acr_status status = ACR_OK;
+    int pushed = 0;
+    for (int i = 0; i < data->sends && status == ACR_OK; i++) {
+        if (data->boxes[i].peer != target)
+            continue;
+        if (pushed++ == 0 && stage == 0)
+            status = dist_push_begin(group, plan->push, target, group->device.transfers);
+        if (status == ACR_OK)
+            status = push_box(plan, b, &data->boxes[i], head, heads);
+    }
+    return status == ACR_OK && pushed ? dist_push_end(group, plan->push, target, stage, group->device.transfers)
+                                      : status;
+}
+
+/* Each rank begins with the one behind it, so that no two push to the same. */
+static acr_status push_stage(const acr_group_plan *plan, const acr_buffers *b, int stage)
+{
+    const acr_group *group = plan->group;
+    const int64_t head = head_of_stage(plan, stage), heads = head_of_stage(plan, stage + 1) - head;
+    acr_status status = ACR_OK;
+    for (int i = 1; i < group->ranks && status == ACR_OK; i++)
+        status = push_to(plan, b, (group->rank + i) % group->ranks, stage);
+    return status == ACR_OK ? keep_own(plan, b, head, heads) : status;
+}
+
+/* Calls `act` for each other rank from which keys come. */
+static acr_status for_sources(const acr_group_plan *plan, acr_status (*act)(const acr_group_plan *, int, int, void *),
+                              int stage, void *stream)
+{
+    const gather_data *data = plan->own;
+    acr_status status = ACR_OK;
+    for (int i = data->sends, last = plan->group->rank; i < data->sends + data->receives && status == ACR_OK; i++) {
+        const int source = data->boxes[i].peer;
+        if (source != plan->group->rank && source != last)
+            status = act(plan, source, stage, stream);
+        last = source;
+    }
+    return status;
+}
+
+static acr_status announce(const acr_group_plan *plan, int source, int stage, void *stream)
+{
+    (void)stage;
+    return dist_push_announce(plan->group, plan->push, source, stream);
+}
+
+static acr_status await(const acr_group_plan *plan, int source, int stage, void *stream)
+{
+    return dist_push_await(plan->group, plan->push, source, stage, stream);
+}
+
 static acr_status begin_stage(acr_group_plan *plan, const acr_buffers *b, int stage)
 {
     const int64_t head = head_of_stage(plan, stage), heads = head_of_stage(plan, stage + 1) - head;
+    if (plan->push)
+        return push_stage(plan, b, stage);
     const acr_status status = pack(plan, b, head, heads);
     return status == ACR_OK ? exchange(plan, heads) : status;
 }
@@ -309,6 +428,8 @@ static acr_status end_stage(acr_group_plan *plan, const acr_buffers *b, int stag
 {
     const gather_data *data = plan->own;
     const int64_t head = head_of_stage(plan, stage), heads = head_of_stage(plan, stage + 1) - head;
+    if (plan->push)
+        return ACR_OK;
     acr_status status = dist_transfer_end(plan->group);
     char *at = data->in;
     for (int i = 0; i < data->receives && status == ACR_OK; i++) {
@@ -369,6 +490,8 @@ static acr_status gather_execute(acr_group_plan *plan, const acr_buffers *b, voi
     acr_group *group = plan->group;
     const int stages = ((const gather_data *)plan->own)->stages;
     acr_status status = dist_follow(&group->device, group->device.transfers, stream);
+    if (status == ACR_OK && plan->push)
+        status = for_sources(plan, announce, 0, group->device.transfers);
     if (status == ACR_OK && (status = begin_stage(plan, b, 0)) == ACR_OK)
         status = end_stage(plan, b, 0);
     for (int stage = 0; stage < stages && status == ACR_OK; stage++) {
@@ -376,6 +499,8 @@ static acr_status gather_execute(acr_group_plan *plan, const acr_buffers *b, voi
         status = dist_follow(&group->device, stream, group->device.transfers); /* this stage's keys are there */
         if (!is_last && status == ACR_OK)
             status = begin_stage(plan, b, stage + 1);
+        if (status == ACR_OK && plan->push)
+            status = for_sources(plan, await, stage, stream);
         if (status == ACR_OK)
             status = attend(plan, b, stage, stream);
         if (!is_last && status == ACR_OK)

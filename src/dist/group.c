@@ -1,29 +1,18 @@
 #include "group.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 #include "error.h"
+#include "push.h"
 
 enum {
     TIMEOUT_DEFAULT_MS = 60000,
     CTAS_MAX = 64,
     RECORD_BYTES = 1024
 };
-
-/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
-
-/* Lets others run: briefly while an answer is near, then longer. */
-static void pause_between_looks(int looks)
-{
-    if (looks < 100)
-        sched_yield();
-    else
-        nanosleep(&(struct timespec){0, looks < 1000 ? 50000 : 1000000}, NULL);
-}
 
 /* ---- A broken group ---------------------------------------------------------------------------------------------- */
 
@@ -32,11 +21,14 @@ acr_status dist_group_check(const acr_group *group)
     return group->broken == ACR_OK ? ACR_OK : dist_fail(group->broken, "the group is broken: %s", group->reason);
 }
 
-/* Ends the communicator, whose transfers would wait for ever, and remembers the thread's last error. */
+/* Ends what would wait for ever, the communicator's transfers and streams that wait for words, and remembers the
+ * thread's last error. */
 static acr_status break_group(acr_group *group, acr_status status)
 {
     group->broken = status;
     snprintf(group->reason, sizeof group->reason, "%s", acr_group_last_error());
+    dist_push_release(group);
+    dist_fail(status, "%s", group->reason);
     if (group->owns_comm && group->comm) {
         group->nccl.CommAbort(group->comm);
         group->comm = NULL;
@@ -70,7 +62,7 @@ static acr_status settle(acr_group *group, const char *what)
             return state == NCCL_SUCCESS ? ACR_OK : break_by_nccl(group, state);
         if (dist_now_s() >= end_s)
             return break_by_timeout(group, group->timeout_ms, what);
-        pause_between_looks(looks);
+        dist_pause(looks);
     }
 }
 
@@ -104,8 +96,10 @@ acr_status dist_transfer_end(acr_group *group)
 typedef struct record {
     int32_t status;
     char text[RECORD_BYTES - sizeof(int32_t)];
-    char host[48]; /* what ranks of one host have alike */
+    char host[48];    /* what ranks of one host have alike */
+    char process[48]; /* and those of one process on it; "" = not known */
     double values[DIST_VALUES];
+    dist_share share;
 } record;
 
 /* The kernel's boot says which host this is, whatever a container calls it. Where it is not told, "". */
@@ -117,6 +111,15 @@ static void name_host(char *out, size_t bytes)
     if (!fgets(out, (int)bytes, file))
         *out = '\0';
     fclose(file);
+}
+
+/* Processes of two containers may have one number; they have other namespaces then. */
+static void name_process(char *out, size_t bytes)
+{
+    char space[32] = "";
+    const ssize_t length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    if (length > 0)
+        snprintf(out, bytes, "%ld in %.*s", (long)getpid(), (int)length, space);
 }
 
 static int count_hosts(const record *records, int ranks)
@@ -146,6 +149,9 @@ static acr_status exchange(acr_group *group, record *records, record *memory)
         status = dist_transfer_enqueue(group);
     if (status == ACR_OK)
         status = dist_transfer_end(group);
+    /* A driver's copy to the host waits for the stream without a time limit. */
+    if (status == ACR_OK)
+        status = acr_group_wait(group, stream, group->timeout_ms);
     if (status == ACR_OK)
         status = dist_download(device, records, memory, sizeof *records * (size_t)group->ranks, stream);
     return status == ACR_OK ? acr_group_wait(group, stream, group->timeout_ms) : status;
@@ -172,8 +178,9 @@ static acr_status compare(const acr_group *group, const record *records)
     return ACR_OK;
 }
 
-/* Exchanges a record with every rank; *out, all of them, is the caller's to free. */
-static acr_status collect(acr_group *group, acr_status status, const char *text, const double *values, record **out)
+/* Exchanges records with every rank: *out, all of them, is the caller's to free. share: NULL = none. */
+static acr_status collect(acr_group *group, acr_status status, const char *text, const double *values,
+                          const dist_share *share, record **out)
 {
     record *records = calloc((size_t)group->ranks, sizeof *records);
     void *memory = NULL;
@@ -182,11 +189,15 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
         dist_fail(ACR_NO_MEMORY, "out of memory");
         return ACR_NO_MEMORY;
     }
-    records[group->rank].status = (int32_t)status;
-    snprintf(records[group->rank].text, sizeof records->text, "%s", text);
-    name_host(records[group->rank].host, sizeof records->host);
+    record *own = &records[group->rank];
+    own->status = (int32_t)status;
+    snprintf(own->text, sizeof own->text, "%s", text);
+    name_host(own->host, sizeof own->host);
+    name_process(own->process, sizeof own->process);
     if (values)
-        memcpy(records[group->rank].values, values, sizeof records->values);
+        memcpy(own->values, values, sizeof own->values);
+    if (share)
+        own->share = *share;
     acr_status done = dist_enter(&group->device);
     if (done != ACR_OK)
         return done;
@@ -204,24 +215,49 @@ static acr_status collect(acr_group *group, acr_status status, const char *text,
 acr_status dist_group_agree(acr_group *group, acr_status status, const char *text)
 {
     record *records;
-    acr_status done = collect(group, status, text, NULL, &records);
+    acr_status done = collect(group, status, text, NULL, NULL, &records);
     if (done == ACR_OK)
         done = compare(group, records);
     free(records);
     return done;
 }
 
-acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
-                             size_t bytes)
+/* What dist_group_object gives of the records. */
+static void sum_up(const acr_group *group, const record *records, double *values, char *objection, size_t bytes)
 {
-    record *records;
-    const acr_status done = collect(group, status, text, values, &records);
-    *objection = '\0';
-    for (int r = 0; r < group->ranks && done == ACR_OK; r++) {
+    for (int r = 0; r < group->ranks; r++) {
         if (*records[r].text && !*objection)
             snprintf(objection, bytes, "rank %d: %s", r, records[r].text);
         for (int i = 0; i < DIST_VALUES; i++)
             values[i] = records[r].values[i] > values[i] ? records[r].values[i] : values[i];
+    }
+}
+
+acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
+                             size_t bytes)
+{
+    record *records;
+    const acr_status done = collect(group, status, text, values, NULL, &records);
+    *objection = '\0';
+    if (done == ACR_OK)
+        sum_up(group, records, values, objection, bytes);
+    free(records);
+    return done;
+}
+
+acr_status dist_group_share(acr_group *group, acr_status status, const char *text, double *values, dist_share *shares,
+                            char *objection, size_t bytes)
+{
+    record *records;
+    const acr_status done = collect(group, status, text, values, &shares[group->rank], &records);
+    *objection = '\0';
+    if (done == ACR_OK)
+        sum_up(group, records, values, objection, bytes);
+    for (int r = 0; r < group->ranks && done == ACR_OK; r++) {
+        const record *own = &records[group->rank];
+        shares[r] = records[r].share;
+        shares[r].is_here =
+            *own->process && strcmp(records[r].host, own->host) == 0 && strcmp(records[r].process, own->process) == 0;
     }
     free(records);
     return done;
@@ -231,9 +267,11 @@ acr_status dist_group_object(acr_group *group, acr_status status, const char *te
 
 static acr_status check_options(const acr_group_options *o, const acr_ctx *ctx)
 {
-    if (o->size != sizeof *o)
-        return dist_fail(ACR_INVALID, "options.size is %u, must be %zu: initialise with ACR_GROUP_OPTIONS_INIT",
-                         o->size, sizeof *o);
+    if (o->transfers != ACR_TRANSFERS_AUTO && o->transfers != ACR_TRANSFERS_NCCL &&
+        o->transfers != ACR_TRANSFERS_COPY_ENGINES)
+        return dist_fail(ACR_INVALID,
+                         "options.transfers is %d, must be ACR_TRANSFERS_AUTO to ACR_TRANSFERS_COPY_ENGINES",
+                         (int)o->transfers);
     if (!o->id == !o->comm)
         return dist_fail(ACR_INVALID, "one of options.id and options.comm is given, not %s", o->id ? "both" : "none");
     if (o->comm && (o->rank != 0 || o->ranks != 0))
@@ -286,19 +324,36 @@ void acr_group_destroy(acr_group *group)
 {
     if (!group)
         return;
-    if (group->owns_comm && group->comm && dist_enter(&group->device) == ACR_OK) {
-        group->nccl.CommDestroy(group->comm);
+    if (dist_enter(&group->device) == ACR_OK) {
+        dist_way_close(group);
+        if (group->owns_comm && group->comm)
+            group->nccl.CommDestroy(group->comm);
         dist_leave(&group->device);
     }
     dist_device_close(&group->device);
     free(group);
 }
 
-acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_options *options)
+/* Those of a caller that was compiled when there was no `transfers`, too. */
+static acr_status read_options(const acr_group_options *given, acr_group_options *out)
 {
-    if (!out || !ctx || !options)
+    if (given->size < offsetof(acr_group_options, transfers) || given->size > sizeof *out)
+        return dist_fail(ACR_INVALID, "options.size is %u, must be %zu to %zu: initialise with ACR_GROUP_OPTIONS_INIT",
+                         given->size, offsetof(acr_group_options, transfers), sizeof *out);
+    *out = (acr_group_options)ACR_GROUP_OPTIONS_INIT;
+    memcpy(out, given, given->size);
+    return ACR_OK;
+}
+
+acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_options *given)
+{
+    acr_group_options all;
+    const acr_group_options *options = &all;
+    if (!out || !ctx || !given)
         return dist_fail(ACR_INVALID, "%s is NULL", !out ? "out" : ctx ? "options" : "ctx");
-    acr_status status = check_options(options, ctx);
+    acr_status status = read_options(given, &all);
+    if (status == ACR_OK)
+        status = check_options(options, ctx);
     if (status != ACR_OK)
         return status;
     acr_group *group = calloc(1, sizeof *group);
@@ -308,6 +363,7 @@ acr_status acr_group_create(acr_group **out, acr_ctx *ctx, const acr_group_optio
     group->rank = options->rank;
     group->ranks = options->ranks;
     group->timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_DEFAULT_MS;
+    group->asked = options->transfers;
     if ((status = dist_nccl_open(&group->nccl, options->library)) == ACR_OK &&
         (status = dist_device_open(&group->device, ctx, options->device)) == ACR_OK &&
         (status = dist_enter(&group->device)) == ACR_OK) {
@@ -340,6 +396,14 @@ acr_status acr_group_id_create(acr_group_id *out, const char *library)
 
 /* ---- acr_group_wait ---------------------------------------------------------------------------------------------- */
 
+/* Whether another rank has told that it is broken. What it pushed since then may be of another call. */
+static acr_status check_alarm(acr_group *group)
+{
+    const int rank = dist_push_alarmed(group);
+    return rank < 0 ? ACR_OK
+                    : break_group(group, dist_fail(ACR_PEER, "rank %d: rank %d gave the group up", group->rank, rank));
+}
+
 static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
 {
     const double end_s = dist_now_s() + 1e-3 * timeout_ms;
@@ -349,14 +413,15 @@ static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
         const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
         if (asked != NCCL_SUCCESS || (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS))
             return break_by_nccl(group, asked != NCCL_SUCCESS ? asked : state);
-        const acr_status status = dist_is_idle(&group->device, stream, &idle);
+        acr_status status = dist_is_idle(&group->device, stream, &idle);
         if (status != ACR_OK)
             return break_group(group, status);
-        if (idle)
-            return ACR_OK;
+        if ((status = check_alarm(group)) != ACR_OK ||
+            idle) /* in this order: what came was right if no alarm is here */
+            return status;
         if (dist_now_s() >= end_s)
             return break_by_timeout(group, timeout_ms, "the stream's work");
-        pause_between_looks(looks);
+        dist_pause(looks);
     }
 }
 

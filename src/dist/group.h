@@ -2,8 +2,17 @@
 #ifndef ACR_DIST_GROUP_H
 #define ACR_DIST_GROUP_H
 
+#include "board.h"
 #include "device.h"
 #include "nccl.h"
+
+typedef struct dist_push dist_push; /* memory of every rank that the others write (push.h) */
+
+typedef enum dist_way {
+    DIST_UNKNOWN, /* no plan has needed it yet */
+    DIST_BY_NCCL,
+    DIST_BY_COPIES
+} dist_way;
 
 struct acr_group {
     acr_ctx *ctx;
@@ -14,7 +23,15 @@ struct acr_group {
     int rank, ranks;
     int hosts; /* that the ranks are spread over; 0 before they have exchanged a record */
     uint32_t timeout_ms;
-    acr_status broken; /* ACR_OK, or what every call returns from now on */
+    acr_transfers asked;  /* options.transfers */
+    dist_way way;         /* of keys and values, the same on every rank */
+    char way_reason[512]; /* why NCCL */
+    int wants_copies;     /* a rank takes no other way than copy engines */
+    dist_board *board;    /* by which ranks that push tell each other what no stream waits for; NULL by NCCL */
+    char board_name[DIST_BOARD_NAME]; /* on rank 0 until all have opened it */
+    dist_push *pushes;                /* all that live, and those that others may still write */
+    int push_count;                   /* so far, the same on every rank */
+    acr_status broken;                /* ACR_OK, or what every call returns from now on */
     char reason[512];
 };
 
@@ -42,5 +59,16 @@ enum {
  * has. */
 acr_status dist_group_object(acr_group *group, acr_status status, const char *text, double *values, char *objection,
                              size_t bytes);
+
+/* What a rank shares with the others, or where theirs is. */
+typedef struct dist_share {
+    dist_address address;
+    char board[DIST_BOARD_NAME]; /* rank 0's, where it makes one; else "" */
+    int is_here;                 /* its rank is a thread of this process */
+} dist_share;
+
+/* Likewise, and shares[ranks] of all ranks from shares[rank]. */
+acr_status dist_group_share(acr_group *group, acr_status status, const char *text, double *values, dist_share *shares,
+                            char *objection, size_t bytes);
 
 #endif

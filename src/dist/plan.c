@@ -72,6 +72,21 @@ acr_status dist_plan_alloc(acr_group_plan *plan, size_t bytes, void **out)
     return status;
 }
 
+acr_status dist_plan_alloc_shared(acr_group_plan *plan, int channels, size_t bytes, void **out)
+{
+    const acr_group *group = plan->group;
+    void *memory = NULL;
+    if (plan->way != DIST_BY_COPIES)
+        return dist_plan_alloc(plan, bytes, out);
+    const acr_status status = dist_plan_alloc(plan, dist_push_bytes(group, channels, bytes), &memory);
+    if (status != ACR_OK)
+        return status;
+    plan->shared = memory;
+    plan->channels = channels;
+    *out = (char *)memory + dist_push_offset(group, channels);
+    return ACR_OK;
+}
+
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 acr_status dist_plan_kernel(acr_group_plan *plan, const acr_problem *problem, int *out)
@@ -286,14 +301,14 @@ static acr_status write_arguments(const acr_group_plan *plan, char *text, size_t
 /* ---- Making and ending ------------------------------------------------------------------------------------------- */
 
 enum {
-    EXPECTED_BYTES = 64
+    LATER_BYTES = 768 /* of lines that are known when the ranks have agreed */
 };
 
-/* With room for what add_expected writes. */
+/* With room for what add_line writes. */
 static acr_status write_text(acr_group_plan *plan)
 {
     static const char *const dtypes[] = {"", "f32", "f16", "bf16", "e4m3"};
-    size_t bytes = 256 + EXPECTED_BYTES;
+    size_t bytes = 256 + LATER_BYTES;
     for (int i = 0; i < plan->kernel_count; i++)
         bytes += strlen(acr_plan_text(plan->kernels[i].plan)) + 1;
     bytes += strlen(plan->narrow_reason) + strlen(plan->choice);
@@ -311,11 +326,23 @@ static acr_status write_text(acr_group_plan *plan)
     return ACR_OK;
 }
 
-static void add_expected(acr_group_plan *plan)
+static void add_line(acr_group_plan *plan, const char *line, const char *more)
 {
+    const size_t length = strlen(plan->text);
+    snprintf(plan->text + length, LATER_BYTES, "\n%s%s", line, more);
+}
+
+/* How keys and values travel, and what is expected. */
+static void add_agreed(acr_group_plan *plan)
+{
+    char line[64];
+    if (plan->way == DIST_BY_COPIES)
+        add_line(plan, "transfers by copy engines", "");
+    else if (plan->way == DIST_BY_NCCL)
+        add_line(plan, "transfers by NCCL: ", plan->way_reason);
+    snprintf(line, sizeof line, "expected of the slowest rank: %.3f ms", plan->seconds * 1e3);
     if (plan->seconds > 0.0)
-        snprintf(plan->text + strlen(plan->text), EXPECTED_BYTES, "\nexpected of the slowest rank: %.3f ms",
-                 plan->seconds * 1e3);
+        add_line(plan, line, "");
 }
 
 /* The part that does not speak to other ranks. */
@@ -338,7 +365,9 @@ void dist_plan_unprepare(acr_group_plan *plan)
     const dist_device *device = &plan->group->device;
     if (dist_enter(device) == ACR_OK) {
         for (int i = 0; i < plan->memory_count; i++)
-            dist_free(device, plan->memory[i]);
+            if (!plan->push || plan->memory[i] != plan->shared)
+                dist_free(device, plan->memory[i]);
+        dist_push_close(plan->group, plan->push);
         dist_leave(device);
     }
     for (int i = 0; i < plan->kernel_count; i++)
@@ -346,6 +375,8 @@ void dist_plan_unprepare(acr_group_plan *plan)
     void *const lists[] = {plan->memory, plan->kernels, plan->calls, plan->pieces, plan->own, plan->text};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]);
+    plan->push = NULL;
+    plan->shared = NULL;
     plan->memory = NULL;
     plan->kernels = NULL;
     plan->calls = NULL;
@@ -397,6 +428,32 @@ static acr_status weigh_f32(const acr_group_plan *plan, char *reason, size_t byt
     return ACR_OK;
 }
 
+/* Shares the plan's memory with the other ranks. If one cannot, the plan is made anew for NCCL. values: seconds, told
+ * again then. */
+static acr_status share(acr_group_plan *plan, double *values)
+{
+    acr_group *group = plan->group;
+    double none[DIST_VALUES] = {0.0};
+    char objection[sizeof plan->way_reason];
+    acr_status status = dist_enter(&group->device);
+    if (status != ACR_OK)
+        return status;
+    status = dist_push_open(group, "", none, plan->shared, plan->channels, &plan->push, plan->way_reason,
+                            sizeof plan->way_reason);
+    dist_leave(&group->device);
+    if (status != ACR_OK || plan->push)
+        return status;
+    if (group->wants_copies)
+        return dist_way_refused(plan->way_reason);
+    dist_plan_unprepare(plan);
+    plan->way = DIST_BY_NCCL;
+    status = dist_plan_prepare(plan);
+    memset(values, 0, DIST_VALUES * sizeof *values);
+    tell_seconds(plan, status, values);
+    return dist_group_object(group, status, status == ACR_OK ? "" : acr_group_last_error(), values, objection,
+                             sizeof objection);
+}
+
 /* Partial results in float32 if every rank has kernels that write them without costing much, otherwise on all ranks in
  * the type of the output: ranks exchange them. Ranks agree behind the work, so that none waits for one that has no
  * plan. */
@@ -426,10 +483,12 @@ static acr_status prepare_with_others(acr_group_plan *plan)
         status = dist_group_object(plan->group, status, status == ACR_OK ? "" : acr_group_last_error(), values,
                                    objection, sizeof objection);
     }
+    if (status == ACR_OK && plan->shared)
+        status = share(plan, values);
     if (status != ACR_OK)
         return status;
     plan->seconds = values[1] > 0.0 ? 0.0 : values[0];
-    add_expected(plan);
+    add_agreed(plan);
     return ACR_OK;
 }
 
@@ -452,6 +511,11 @@ acr_status acr_group_plan_create(acr_group_plan **out, acr_group *group, const a
         status = write_arguments(plan, text, sizeof text);
     /* Ranks agree before the work, so that each tells its own mistake. */
     status = dist_group_agree(group, status, status == ACR_OK ? text : acr_group_last_error());
+    if (status == ACR_OK && group->ranks > 1 && plan->schedule != &dist_sharded_keys) {
+        status = dist_way_find(group);
+        plan->way = group->way;
+        memcpy(plan->way_reason, group->way_reason, sizeof plan->way_reason);
+    }
     if (status == ACR_OK && schedule == ACR_SCHEDULE_AUTO && plan->schedule == &dist_ring && group->ranks > 1)
         status = dist_plan_choose(plan, &dist_gather);
     if (status == ACR_OK)

@@ -4,6 +4,7 @@
 #define ACR_DIST_PLAN_H
 
 #include "group.h"
+#include "push.h"
 #include "shards.h"
 
 /* A kernel with a workspace of its own; calls of equal problems share it. */
@@ -37,6 +38,11 @@ struct acr_group_plan {
     char choice[512];        /* why ACR_SCHEDULE_AUTO took this schedule; "" where the caller did */
     acr_dtype part_dtype;    /* of partial outputs */
     char narrow_reason[512]; /* why that is not f32; "" where it is, or the problem's output says otherwise */
+    dist_way way;            /* of keys and values */
+    char way_reason[512];    /* why NCCL */
+    dist_push *push;         /* by copies: the others' view of `shared`; NULL in an estimate */
+    void *shared;            /* what dist_plan_alloc_shared gave out lies in it; NULL by NCCL */
+    int channels;            /* of `shared` */
     dist_sequences sequences;
     int64_t q_rows, kv_rows; /* of this rank */
     dist_piece *pieces;
@@ -71,6 +77,9 @@ int64_t dist_element(const acr_strides *s, int64_t head, int64_t row);
 
 /* Memory of the device that lives as long as the plan. */
 acr_status dist_plan_alloc(acr_group_plan *plan, size_t bytes, void **out);
+
+/* Likewise, the only such memory of a plan: what other ranks push into, where that is the plan's way. */
+acr_status dist_plan_alloc_shared(acr_group_plan *plan, int channels, size_t bytes, void **out);
 
 /* A zeroed block of the host, freed by free. */
 acr_status dist_calloc(size_t count, size_t bytes, void *out);

@@ -1,6 +1,6 @@
-/* The ring: in step s a rank attends to the block of the rank s before it. Blocks come straight from their ranks: the
- * first alone, then two at once, four, eight, while attention goes on. So there are few transfers, each of which may
- * have to wait until attention leaves it multiprocessors.
+/* The ring: in step s a rank attends to the block of the rank s before it. Blocks come straight from their ranks while
+ * attention goes on: by copy engines one after the other; by NCCL the first alone, then two at once, four, eight, since
+ * each of its transfers may have to wait until attention leaves it multiprocessors.
  * Partial outputs of a piece lie in the order of the ranks whose keys they saw, and are merged in it: the bits depend
  * on no transfer. */
 #include "error.h"
@@ -12,9 +12,10 @@ typedef struct ring_block {
 } ring_block;
 
 typedef struct ring_data {
-    char **blocks; /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
-    int *parts;    /* of each piece; a piece's calls are in the order of its parts */
-    char *sends;   /* of each step, whether the rank that has this rank's block then sees a key of it */
+    char **blocks;  /* of each step; NULL of step 0, and where none of the rank's rows sees a key of the block */
+    size_t *places; /* of each step: where this rank's block goes, behind the target's first block */
+    int *parts;     /* of each piece; a piece's calls are in the order of its parts */
+    char *sends;    /* of each step, whether the rank that has this rank's block then sees a key of it */
 } ring_data;
 
 static ring_block block_of(const acr_group_plan *plan, int rank)
@@ -40,14 +41,15 @@ static int target_of(const acr_group *group, int step)
     return (group->rank + step) % group->ranks;
 }
 
-/* A transfer brings the blocks of the steps from `first`, a power of two, to before `end`. */
+/* A transfer brings the blocks of the steps from `first`, by NCCL a power of two, to before `end`. */
 typedef struct ring_steps {
     int first, end;
 } ring_steps;
 
-static ring_steps steps_from(const acr_group *group, int first)
+static ring_steps steps_from(const acr_group_plan *plan, int first)
 {
-    return (ring_steps){first, 2 * first < group->ranks ? 2 * first : group->ranks};
+    const int end = plan->way == DIST_BY_COPIES ? first + 1 : 2 * first;
+    return (ring_steps){first, end < plan->group->ranks ? end : plan->group->ranks};
 }
 
 /* ---- Preparing --------------------------------------------------------------------------------------------------- */
@@ -99,33 +101,47 @@ static acr_status prepare_piece(acr_group_plan *plan, int index, int *parts)
     return status;
 }
 
-/* Whether one of a rank's rows sees a key of another's block. pieces: room for those of any rank. */
-static int needs(const acr_group_plan *plan, dist_piece *pieces, int rank, int source)
+/* Whether one of a rank's pieces sees a key of another's block. */
+static int needs(const acr_group_plan *plan, const dist_piece *pieces, int count, int source)
 {
-    const int count = dist_pieces(&plan->sequences, rank, 1, pieces);
     int needed = 0;
     for (int i = 0; i < count; i++)
         needed |= dist_seen_of(&plan->sequences, &pieces[i], source).count > 0;
     return needed;
 }
 
-/* What travels in each step, and where to. */
+/* Bytes of the blocks that a rank receives in the steps before `end`, one behind the other in this order. */
+static size_t bytes_before(const acr_group_plan *plan, const dist_piece *pieces, int count, int rank, int end)
+{
+    const int ranks = plan->group->ranks;
+    size_t bytes = 0;
+    for (int step = 1; step < end; step++) {
+        const int source = (rank - step + ranks) % ranks;
+        const ring_block b = block_of(plan, source);
+        bytes += needs(plan, pieces, count, source) ? b.values + dist_round_up(b.v_bytes) : 0;
+    }
+    return bytes;
+}
+
+/* What travels in each step, where to and where it lies there. pieces: room for those of any rank. */
 static acr_status prepare_blocks(acr_group_plan *plan, dist_piece *pieces)
 {
     const acr_group *group = plan->group;
     const ring_data *data = plan->own;
     const ring_block own = block_of(plan, group->rank);
-    acr_status status = ACR_OK;
-    for (int step = 1; step < group->ranks && status == ACR_OK; step++) {
-        const int source = source_of(group, step);
-        const ring_block b = block_of(plan, source);
-        void *memory = NULL;
-        data->sends[step] = (char)needs(plan, pieces, target_of(group, step), group->rank);
+    void *memory = NULL;
+    for (int step = 1; step < group->ranks; step++) {
+        const int target = target_of(group, step), count = dist_pieces(&plan->sequences, target, 1, pieces);
+        data->sends[step] = (char)needs(plan, pieces, count, group->rank);
+        data->places[step] = bytes_before(plan, pieces, count, target, step);
         plan->traffic_bytes += data->sends[step] ? own.k_bytes + own.v_bytes : 0;
-        if (needs(plan, pieces, group->rank, source))
-            status = dist_plan_alloc(plan, b.values + b.v_bytes, &memory);
-        data->blocks[step] = memory;
     }
+    const int count = dist_pieces(&plan->sequences, group->rank, 1, pieces);
+    const size_t bytes = bytes_before(plan, pieces, count, group->rank, group->ranks);
+    const acr_status status = group->ranks > 1 ? dist_plan_alloc_shared(plan, 1, bytes, &memory) : ACR_OK;
+    for (int step = 1; step < group->ranks && status == ACR_OK; step++)
+        if (needs(plan, pieces, count, source_of(group, step)))
+            data->blocks[step] = (char *)memory + bytes_before(plan, pieces, count, group->rank, step);
     return status;
 }
 
@@ -136,13 +152,15 @@ static acr_status ring_prepare(acr_group_plan *plan)
     ring_data *data;
     acr_status status = dist_calloc(pieces, sizeof *plan->pieces, &plan->pieces);
     if (status == ACR_OK)
-        status = dist_calloc(1, sizeof *data + ranks * (sizeof *data->blocks + 1) + pieces * sizeof *data->parts,
-                             &plan->own);
+        status = dist_calloc(
+            1, sizeof *data + ranks * (sizeof *data->blocks + sizeof *data->places + 1) + pieces * sizeof *data->parts,
+            &plan->own);
     if (status != ACR_OK)
         return status;
     data = plan->own;
     data->blocks = (char **)(void *)(data + 1);
-    data->parts = (int *)(void *)(data->blocks + ranks);
+    data->places = (size_t *)(void *)(data->blocks + ranks);
+    data->parts = (int *)(void *)(data->places + ranks);
     data->sends = (char *)(data->parts + pieces);
     plan->q_rows = dist_rows_of(plan->problem.q_len, group->ranks, group->rank, plan->sequences.placement);
     plan->kv_rows = dist_rows_of(plan->problem.kv_len, group->ranks, group->rank, plan->sequences.placement);
@@ -168,16 +186,17 @@ static double transfer_seconds(const acr_group_plan *plan, const acr_link *link,
                                : 0.0;
 }
 
-/* Transfers follow each other beside attention; attention to a block waits for the one that brings it. */
+/* By copy engines transfers follow each other beside attention, and attention to a block waits for the one that brings
+ * it. NCCL's hide so little beside attention, whose multiprocessors they need, that they are taken to hide nothing. */
 static double ring_expect(const acr_group_plan *plan, const acr_link *link)
 {
     const acr_group *group = plan->group;
     const acr_problem *p = &plan->problem;
     const ring_data *data = plan->own;
     double arrived = 0.0, seconds = dist_plan_attention(plan, 0);
-    for (int first = 1; first < group->ranks; first *= 2) {
-        const ring_steps steps = steps_from(group, first);
-        arrived += transfer_seconds(plan, link, steps);
+    for (ring_steps steps = steps_from(plan, 1); steps.first < group->ranks; steps = steps_from(plan, steps.end)) {
+        const double transfer = transfer_seconds(plan, link, steps);
+        arrived = (plan->way == DIST_BY_COPIES ? arrived : seconds) + transfer;
         seconds = seconds > arrived ? seconds : arrived;
         for (int s = steps.first; s < steps.end; s++)
             seconds += dist_plan_attention(plan, s);
@@ -225,11 +244,48 @@ static acr_status receive(acr_group_plan *plan, char *to, int from)
                             : status;
 }
 
+/* Copies the rank's own block to where the rank has it that attends to it in this step. */
+static acr_status push_own(const acr_group_plan *plan, const acr_buffers *b, int step)
+{
+    const acr_group *group = plan->group;
+    const dist_device *device = &group->device;
+    const ring_block own = block_of(plan, group->rank);
+    const int to = target_of(group, step);
+    char *there = dist_push_memory(group, plan->push, to) + ((const ring_data *)plan->own)->places[step];
+    acr_status status = dist_push_begin(group, plan->push, to, device->transfers);
+    if (status == ACR_OK)
+        status = dist_copy_bytes(device, there, b->k, own.k_bytes, device->transfers);
+    if (status == ACR_OK)
+        status = dist_copy_bytes(device, there + own.values, b->v, own.v_bytes, device->transfers);
+    return status == ACR_OK ? dist_push_end(group, plan->push, to, 0, device->transfers) : status;
+}
+
+/* Tells the ranks whose blocks this rank needs that their room is free. */
+static acr_status announce(const acr_group_plan *plan)
+{
+    const acr_group *group = plan->group;
+    acr_status status = ACR_OK;
+    for (int s = 1; s < group->ranks && status == ACR_OK; s++)
+        if (((const ring_data *)plan->own)->blocks[s])
+            status = dist_push_announce(group, plan->push, source_of(group, s), group->device.transfers);
+    return status;
+}
+
+/* Attention to a step's block waits for it. */
+static acr_status await(const acr_group_plan *plan, int step, void *stream)
+{
+    if (!plan->push || !((const ring_data *)plan->own)->blocks[step])
+        return ACR_OK;
+    return dist_push_await(plan->group, plan->push, source_of(plan->group, step), 0, stream);
+}
+
 /* Sends the rank's own block to those that have it in these steps, and receives theirs. */
 static acr_status exchange(acr_group_plan *plan, const acr_buffers *b, ring_steps steps)
 {
     acr_group *group = plan->group;
     const ring_data *data = plan->own;
+    if (plan->push)
+        return data->sends[steps.first] ? push_own(plan, b, steps.first) : ACR_OK;
     acr_status status = dist_transfer_begin(group);
     for (int s = steps.first; s < steps.end && status == ACR_OK; s++) {
         if (data->sends[s])
@@ -292,32 +348,39 @@ static acr_status attend(const acr_group_plan *plan, const acr_buffers *b, int s
     return status;
 }
 
-/* Begins the transfer of the steps from `first` on, if there are any: it waits for nothing but the transfer before. */
+/* Begins the transfer of the steps from `first` on, if there are any: it waits for nothing but the transfer before, and
+ * for the others' room. */
 static acr_status begin_exchange(acr_group_plan *plan, const acr_buffers *b, int first)
 {
-    return first < plan->group->ranks ? exchange(plan, b, steps_from(plan->group, first)) : ACR_OK;
+    return first < plan->group->ranks ? exchange(plan, b, steps_from(plan, first)) : ACR_OK;
 }
 
-/* Attention to the first block of a transfer waits for it, and so behind the last wait all that is sent has left, too:
- * the caller's keys and values are the caller's again. The next transfer is enqueued before that attention. */
+/* Attention to the first block of a transfer follows what the rank sends in it, by NCCL all of the transfer, and so
+ * behind the last one all that is sent has left: the caller's keys and values are the caller's again. The next transfer
+ * is enqueued before that attention. */
 static acr_status ring_execute(acr_group_plan *plan, const acr_buffers *b, void *stream)
 {
     acr_group *group = plan->group;
     const dist_device *device = &group->device;
-    acr_status status = dist_follow(device, device->transfers, stream); /* the caller's inputs */
+    acr_status status = dist_follow(device, device->transfers, stream); /* the caller's inputs, and earlier attention */
+    if (status == ACR_OK && plan->push)
+        status = announce(plan);
     if (status == ACR_OK)
         status = begin_exchange(plan, b, 1);
     if (status == ACR_OK)
         status = attend(plan, b, 0, stream);
-    for (int first = 1; first < group->ranks && status == ACR_OK; first *= 2) {
-        const ring_steps steps = steps_from(group, first);
+    for (ring_steps steps = steps_from(plan, 1); steps.first < group->ranks && status == ACR_OK;
+         steps = steps_from(plan, steps.end)) {
         status = dist_transfer_end(group);
         if (status == ACR_OK)
             status = dist_follow(device, stream, device->transfers);
         if (status == ACR_OK)
-            status = begin_exchange(plan, b, 2 * first);
-        for (int s = steps.first; s < steps.end && status == ACR_OK; s++)
-            status = attend(plan, b, s, stream);
+            status = begin_exchange(plan, b, steps.end);
+        for (int s = steps.first; s < steps.end && status == ACR_OK; s++) {
+            status = await(plan, s, stream);
+            if (status == ACR_OK)
+                status = attend(plan, b, s, stream);
+        }
     }
     return status == ACR_OK ? merge(plan, b, stream) : status;
 }

@@ -4,20 +4,26 @@
  *   unit_dist FAKE_NCCL PROBLEMS cuda     the side of CUDA, by the fake driver (ptxvm/driver/fake_driver.h) */
 #include "support.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "dist/group.h"
 #include "dist/shards.h"
+#include "ptxvm/driver/fake_driver.h"
 
 static const char *library;
 static int problems = 40;
 static const char *backend = "cpu";
+static acr_transfers transfers; /* that ranks ask for */
+static int are_ranks_processes; /* not threads */
+static int are_calls_captured;  /* executions are captured into a graph, which is launched */
 
 enum {
     RANKS_MAX = 8,
@@ -38,6 +44,7 @@ typedef struct rank_args {
     acr_group *group;
     acr_status (*act)(struct rank_args *r);
     pthread_t thread;
+    pid_t process;
 } rank_args;
 
 static acr_status note(rank_args *r, acr_status status)
@@ -65,6 +72,7 @@ static void *rank_main(void *arg)
     options.id = r->id;
     options.library = library;
     options.timeout_ms = r->timeout_ms;
+    options.transfers = transfers;
     r->ctx = one_thread_ctx();
     if (r->ctx && note(r, acr_group_create(&r->group, r->ctx, &options)) == ACR_OK)
         note(r, r->act(r));
@@ -85,10 +93,26 @@ static void run_ranks(rank_args *ranks, int count, uint32_t timeout_ms, acr_stat
                                .shared = shared,
                                .act = act,
                                .status = ACR_NO_DEVICE};
-        assert_int_equal(pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]), 0);
+        if (are_ranks_processes && (ranks[i].process = fork()) == 0) {
+            rank_main(&ranks[i]);
+            _exit(0);
+        }
+        if (!are_ranks_processes)
+            assert_int_equal(pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]), 0);
     }
     for (int i = 0; i < count; i++)
-        pthread_join(ranks[i].thread, NULL);
+        if (are_ranks_processes)
+            waitpid(ranks[i].process, NULL, 0);
+        else
+            pthread_join(ranks[i].thread, NULL);
+}
+
+/* Memory that ranks write which may be processes. */
+static void *shared_block(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
 }
 
 static void assert_all(const rank_args *ranks, int count, acr_status status, const char *fragment)
@@ -174,6 +198,68 @@ static const char *parts_of(const acr_problem *p)
     return "partial results in f32\n";
 }
 
+/* What a plan of several ranks says of the way that keys and values go. */
+static const char *way_of(void)
+{
+    if (strcmp(backend, "cpu") == 0)
+        return "\ntransfers by NCCL: rank 0: the device is the CPU";
+    return transfers == ACR_TRANSFERS_NCCL ? "\ntransfers by NCCL: rank 0: options.transfers is ACR_TRANSFERS_NCCL"
+                                           : "\ntransfers by copy engines";
+}
+
+/* ---- The fake driver --------------------------------------------------------------------------------------------- */
+
+static void *driver_symbol(const char *name)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *symbol = driver ? dlsym(driver, name) : NULL;
+    assert_non_null(symbol);
+    dlclose(driver); /* the group's device holds it */
+    return symbol;
+}
+
+static int call_driver(const char *name, int version, void *a, void *b, void *c)
+{
+    int (*get)(const char *, void **, int, uint64_t, int *), (*entry)(void *, void *, void *);
+    void *symbol = driver_symbol("cuGetProcAddress_v2"), *address = NULL;
+    int found = 0;
+    memcpy(&get, &symbol, sizeof get);
+    assert_int_equal(get(name, &address, version, 1, &found), 0);
+    memcpy(&entry, &address, sizeof entry);
+    return entry(a, b, c);
+}
+
+/* Executes by a graph on a stream of its own, waits, and frees both. */
+static acr_status execute_captured(rank_args *r, acr_group_plan *plan, const acr_buffers *b)
+{
+    const dist_device *device = &r->group->device;
+    void *stream = NULL, *graph = NULL, *exec = NULL;
+    acr_status status = dist_enter(device);
+    if (status != ACR_OK)
+        return status;
+    int wrong = call_driver("cuStreamCreate", 2000, &stream, NULL, NULL) ||
+                call_driver("cuStreamBeginCapture", 10010, stream, (void *)1, NULL);
+    status = acr_group_execute(plan, b, stream);
+    wrong = wrong || call_driver("cuStreamEndCapture", 10000, stream, &graph, NULL) ||
+            call_driver("cuGraphInstantiateWithFlags", 11040, &exec, graph, NULL);
+    for (int i = 0; i < 2 && status == ACR_OK && !wrong; i++) /* both before any waiting */
+        wrong = call_driver("cuGraphLaunch", 10000, exec, stream, NULL);
+    if (status == ACR_OK && !wrong)
+        status = acr_group_wait(r->group, stream, LIMIT_MS);
+    wrong = wrong || call_driver("cuGraphExecDestroy", 10000, exec, NULL, NULL) ||
+            call_driver("cuGraphDestroy", 10000, graph, NULL, NULL) ||
+            call_driver("cuStreamDestroy", 4000, stream, NULL, NULL);
+    dist_leave(device);
+    return wrong ? ACR_FORMAT : status;
+}
+
+static acr_status execute_and_wait(rank_args *r, acr_group_plan *plan, const acr_buffers *b)
+{
+    if (are_calls_captured)
+        return execute_captured(r, plan, b);
+    const acr_status status = acr_group_execute(plan, b, NULL);
+    return status == ACR_OK ? acr_group_wait(r->group, NULL, LIMIT_MS) : status;
+}
+
 static acr_status execute_shard(rank_args *r)
 {
     whole *w = r->shared;
@@ -186,6 +272,11 @@ static acr_status execute_shard(rank_args *r)
         return status;
     if (strstr(acr_group_plan_text(plan), "ring over") && !strstr(acr_group_plan_text(plan), parts_of(p))) {
         print_message("%s: %s, not %s\n", w->text, acr_group_plan_text(plan), parts_of(p));
+        acr_group_plan_destroy(plan);
+        return ACR_FORMAT;
+    }
+    if (r->ranks > 1 && !strstr(acr_group_plan_text(plan), way_of())) {
+        print_message("%s: %s, not %s\n", w->text, acr_group_plan_text(plan), way_of());
         acr_group_plan_destroy(plan);
         return ACR_FORMAT;
     }
@@ -205,9 +296,7 @@ static acr_status execute_shard(rank_args *r)
         b.o = o;
         b.lse = p->flags & ACR_WANT_LSE ? lse : NULL;
         b.sinks = p->flags & ACR_SINKS ? sinks : NULL;
-        status = acr_group_execute(plan, &b, NULL);
-        if (status == ACR_OK)
-            status = acr_group_wait(r->group, NULL, LIMIT_MS);
+        status = execute_and_wait(r, plan, &b);
         copy_rows(w, w->o[turn], o, p->q_heads, p->q_len, (size_t)p->v_dim * out, p->layout, r, 0);
         if (p->flags & ACR_WANT_LSE)
             copy_rows(w, (char *)w->lse[turn], (char *)lse, p->q_heads, p->q_len, 4, ACR_BHSD, r, 0);
@@ -303,7 +392,7 @@ static void add_errors(acr_ctx *ctx, const whole *w)
 static void check_problem(acr_ctx *ctx, const char *problem, int count, acr_schedule schedule, acr_placement placement,
                           uint64_t seed)
 {
-    rank_args ranks[RANKS_MAX];
+    rank_args *ranks = shared_block(RANKS_MAX * sizeof *ranks);
     char text[512];
     const acr_problem p = canonical_of(problem);
     whole w = {.t = tensors_make(&p, seed), .schedule = schedule, .placement = placement, .text = text};
@@ -316,8 +405,8 @@ static void check_problem(acr_ctx *ctx, const char *problem, int count, acr_sche
         w.t.buffers.sinks = w.sinks;
     assert_ok(acr_forward(ctx, &p, &w.t.buffers, NULL));
     for (int i = 0; i < 2; i++) {
-        w.o[i] = block(w.t.o_bytes);
-        w.lse[i] = block((size_t)(p.batch * p.q_heads * p.q_len) * 4);
+        w.o[i] = shared_block(w.t.o_bytes);
+        w.lse[i] = shared_block((size_t)(p.batch * p.q_heads * p.q_len) * 4);
     }
     run_ranks(ranks, count, LIMIT_MS, execute_shard, &w);
     for (int i = 0; i < count; i++)
@@ -327,9 +416,10 @@ static void check_problem(acr_ctx *ctx, const char *problem, int count, acr_sche
     if (p.dtype == ACR_F16 && p.out_dtype == ACR_F16 && w.schedule != ACR_GATHER && !p.window_left)
         add_errors(ctx, &w);
     for (int i = 0; i < 2; i++) {
-        free(w.o[i]);
-        free(w.lse[i]);
+        munmap(w.o[i], w.t.o_bytes);
+        munmap(w.lse[i], (size_t)(p.batch * p.q_heads * p.q_len) * 4);
     }
+    munmap(ranks, RANKS_MAX * sizeof *ranks);
     tensors_free(&w.t);
 }
 
@@ -940,6 +1030,7 @@ static void wrong_options_are_refused(void **state)
     REFUSED(id, NULL, "one of options.id and options.comm");
     REFUSED(max_ctas, 65, "max_ctas");
     REFUSED(device, 1, "options.device");
+    REFUSED(transfers, (acr_transfers)3, "options.transfers is 3");
     REFUSED(library, NULL, "NCCL exchanges memory of GPUs");
 #undef REFUSED
     o = options;
@@ -1014,30 +1105,220 @@ static void keys_that_no_row_sees_are_not_needed(void **state)
 
 /* ---- The side of CUDA -------------------------------------------------------------------------------------------- */
 
+typedef struct gpu_case {
+    const char *problem;
+    int ranks;
+    acr_schedule schedule;
+    acr_placement placement;
+} gpu_case;
+
+static const gpu_case gpu_cases[] = {
+    {"f16:b1:h4/2:s70:d64:causal:lse", 2, ACR_RING, ACR_ZIGZAG},
+    {"bf16:b2:h2:s50/70:d64", 3, ACR_RING, ACR_CONTIGUOUS},
+    {"bf16:b1:h2:s50:d128:causal:of32:lse", 2, ACR_RING, ACR_ZIGZAG},
+    {"f16:b1:h2:s40:d64:sinks:lse", 2, ACR_RING, ACR_CONTIGUOUS},
+    {"f16:b1:h2:s96:d64:causal", 4, ACR_RING, ACR_ZIGZAG},
+    {"f16:b1:h2:s60/90:d64:causal:bshd", 4, ACR_RING, ACR_CONTIGUOUS}, /* blocks that nobody needs */
+    {"bf16:b1:h2:s90/100:d64:causal:bshd:lse", 2, ACR_GATHER, ACR_ZIGZAG},
+    {"f16:b1:h3:s60/90:d64", 4, ACR_GATHER, ACR_ZIGZAG},
+    {"f16:b2:h4/2:s64:d64:causal:win20:lse", 3, ACR_SCHEDULE_AUTO, ACR_CONTIGUOUS}};
+
+static void check_cases(const gpu_case *cases, size_t count)
+{
+    acr_ctx *ctx = cpu_ctx(1);
+    for (size_t i = 0; i < count; i++)
+        check_problem(ctx, cases[i].problem, cases[i].ranks, cases[i].schedule, cases[i].placement, i + 1);
+    acr_ctx_destroy(ctx);
+}
+
 static void schedules_on_a_gpu_are_one_rank(void **state)
 {
     (void)state;
-    static const struct {
-        const char *problem;
-        int ranks;
-        acr_schedule schedule;
-        acr_placement placement;
-    } cases[] = {{"f16:b1:h4/2:s70:d64:causal:lse", 2, ACR_RING, ACR_ZIGZAG},
-                 {"bf16:b2:h2:s50/70:d64", 3, ACR_RING, ACR_CONTIGUOUS},
-                 {"bf16:b1:h2:s50:d128:causal:of32:lse", 2, ACR_RING, ACR_ZIGZAG},
-                 {"f16:b1:h2:s40:d64:sinks:lse", 2, ACR_RING, ACR_CONTIGUOUS},
-                 {"bf16:b1:h2:s90/100:d64:causal:bshd:lse", 2, ACR_GATHER, ACR_ZIGZAG},
-                 {"f16:b2:h4/2:s64:d64:causal:win20:lse", 3, ACR_SCHEDULE_AUTO, ACR_CONTIGUOUS}};
-    acr_ctx *ctx = cpu_ctx(1);
+    check_cases(gpu_cases, COUNT_OF(gpu_cases));
+}
+
+static void so_they_are_by_nccl(void **state)
+{
+    (void)state;
+    transfers = ACR_TRANSFERS_NCCL;
+    check_cases(gpu_cases, COUNT_OF(gpu_cases));
+    transfers = ACR_TRANSFERS_AUTO;
+}
+
+/* The fake NCCL does not wait for a replay, so that only what goes by copy engines can be captured here. */
+static void so_they_are_in_a_graph(void **state)
+{
+    (void)state;
+    transfers = ACR_TRANSFERS_COPY_ENGINES;
+    are_calls_captured = 1;
+    check_cases(gpu_cases, COUNT_OF(gpu_cases));
+    are_calls_captured = 0;
+    transfers = ACR_TRANSFERS_AUTO;
+}
+
+/* By handles of memory, not by addresses. First: it forks. */
+static void so_they_are_of_processes(void **state)
+{
+    (void)state;
+    transfers = ACR_TRANSFERS_COPY_ENGINES;
+    are_ranks_processes = 1;
+    setenv("FAKE_CUDA_SHARING", "1", 1);
+    check_cases(gpu_cases, COUNT_OF(gpu_cases));
+    unsetenv("FAKE_CUDA_SHARING");
+    are_ranks_processes = 0;
+    transfers = ACR_TRANSFERS_AUTO;
+}
+
+/* ---- Copy engines that a rank has not, or that stop ---- */
+
+static void fail_entry(const char *name, int result)
+{
+    void (*set_failing)(const char *, int);
+    void *symbol = driver_symbol("fake_cuda_fail_entry");
+    memcpy(&set_failing, &symbol, sizeof set_failing);
+    set_failing(name, result);
+}
+
+static void hide_entry(const char *name)
+{
+    void (*hide)(const char *);
+    void *symbol = driver_symbol("fake_cuda_hide_entry");
+    memcpy(&hide, &symbol, sizeof hide);
+    hide(name);
+}
+
+typedef struct way_case {
+    const char *hidden, *failing, *reason;
+} way_case;
+
+static acr_status plan_says(rank_args *r)
+{
+    const way_case *c = r->shared;
+    const acr_problem p = problem_of("f16:b1:h2:s64:d64");
+    acr_group_plan *plan = NULL;
+    acr_status status = acr_group_plan_create(&plan, r->group, &p, ACR_RING, ACR_ZIGZAG, ACR_ESTIMATE);
+    if (status == ACR_OK && !strstr(acr_group_plan_text(plan), c->reason)) {
+        print_message("%s\nnot \"%s\"\n", acr_group_plan_text(plan), c->reason);
+        status = ACR_FORMAT;
+    }
+    acr_group_plan_destroy(plan);
+    return status;
+}
+
+static void without_copy_engines_there_is_nccl(void **state)
+{
+    (void)state;
+    way_case cases[] = {
+        {"cuStreamWaitValue64", "", "transfers by NCCL: rank 0: libcuda.so.1 lacks cuStreamWaitValue64"},
+        {"", "cuIpcGetMemHandle", "transfers by NCCL: rank 0: cuIpcGetMemHandle: error 801"},
+        {"", "cuStreamWriteValue32", "transfers by NCCL: rank 0: cuStreamWriteValue32: error 801"},
+        {"", "cuStreamWaitValue64", "transfers by NCCL: rank 0: cuStreamWaitValue64: error 801"}};
+    rank_args ranks[RANKS_MAX];
     for (size_t i = 0; i < COUNT_OF(cases); i++)
-        check_problem(ctx, cases[i].problem, cases[i].ranks, cases[i].schedule, cases[i].placement, i + 1);
-    acr_ctx_destroy(ctx);
+        for (int must = 0; must < 2; must++) {
+            transfers = must ? ACR_TRANSFERS_COPY_ENGINES : ACR_TRANSFERS_AUTO;
+            hide_entry(cases[i].hidden);
+            fail_entry(cases[i].failing, 801);
+            run_ranks(ranks, 3, LIMIT_MS, plan_says, &cases[i]);
+            hide_entry(NULL);
+            fail_entry(NULL, 0);
+            transfers = ACR_TRANSFERS_AUTO;
+            assert_all(ranks, 3, must ? ACR_UNSUPPORTED : ACR_OK, must ? strstr(cases[i].reason, "rank 0") : "");
+        }
+}
+
+/* The group goes by copy engines; then memory of a plan cannot be shared, and that plan goes by NCCL. */
+static acr_status one_plan_is_not_shared(rank_args *r)
+{
+    way_case says = {"", "", "\ntransfers by copy engines"};
+    r->shared = &says;
+    acr_status status = plan_says(r);
+    if (r->rank == 0)
+        fail_entry("cuIpcGetMemHandle", 801);
+    says.reason = "\ntransfers by NCCL: rank 0: cuIpcGetMemHandle: error 801";
+    return status == ACR_OK ? plan_says(r) : status;
+}
+
+static void a_plan_that_cannot_share_goes_by_nccl(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    run_ranks(ranks, 3, LIMIT_MS, one_plan_is_not_shared, NULL);
+    fail_entry(NULL, 0);
+    assert_all(ranks, 3, ACR_OK, "");
+}
+
+/* All execute twice, then all but one a third time, which waits for it on its streams. */
+static acr_status one_stops(rank_args *r)
+{
+    const acr_problem p = problem_of("f16:b1:h2:s64:d64");
+    acr_group_plan *plan = NULL;
+    acr_buffers b = ACR_BUFFERS_INIT;
+    char *memory = device_block(r, 1 << 16);
+    memset(memory, 0, 1 << 16);
+    b.q = b.k = b.v = memory;
+    b.o = memory + (1 << 15);
+    acr_status status = acr_group_plan_create(&plan, r->group, &p, ACR_RING, ACR_ZIGZAG, ACR_ESTIMATE);
+    for (int i = 0; i < 2 && status == ACR_OK; i++)
+        status = acr_group_execute(plan, &b, NULL);
+    if (status == ACR_OK)
+        status = acr_group_wait(r->group, NULL, LIMIT_MS);
+    for (int i = 0; i < 3 && status == ACR_OK && r->rank != 1; i++) /* more than one that is let go */
+        status = acr_group_execute(plan, &b, NULL);
+    while (status == ACR_OK) {
+        usleep(1000);
+        status = acr_group_wait(r->group, NULL, r->rank == 1 ? 0 : SHORT_MS);
+    }
+    /* Both streams come to their end, and the group stays broken. */
+    if (dist_enter(&r->group->device) != ACR_OK || dist_wait_idle(&r->group->device, NULL, 1e-3 * LIMIT_MS) != ACR_OK ||
+        dist_wait_idle(&r->group->device, r->group->device.transfers, 1e-3 * LIMIT_MS) != ACR_OK ||
+        acr_group_execute(plan, &b, NULL) != status || acr_group_wait(r->group, NULL, LIMIT_MS) != status)
+        status = ACR_FORMAT;
+    dist_leave(&r->group->device);
+    acr_group_plan_destroy(plan);
+    device_free(r, memory);
+    return status;
+}
+
+static void a_rank_that_stops_is_given_up(void **state)
+{
+    (void)state;
+    rank_args ranks[RANKS_MAX];
+    int timeouts = 0;
+    for (int count = 2; count <= 4; count++) {
+        run_ranks(ranks, count, LIMIT_MS, one_stops, NULL);
+        for (int i = 0; i < count; i++) {
+            if (ranks[i].status != ACR_PEER && ranks[i].status != ACR_TIMEOUT)
+                fail_msg("rank %d of %d: status %d (%s)", i, count, (int)ranks[i].status, ranks[i].text);
+            timeouts += ranks[i].status == ACR_TIMEOUT;
+        }
+        assert_int_equal(ranks[1].status, ACR_PEER); /* another rank told it */
+    }
+    assert_in_range(timeouts, 3, 9);
+}
+
+static void nothing_is_left(void **state)
+{
+    (void)state;
+    fake_cuda_counters (*now)(void);
+    void *symbol = driver_symbol("fake_cuda_count");
+    memcpy(&now, &symbol, sizeof now);
+    const fake_cuda_counters count = now();
+    assert_int_equal(count.misuses, 0);
+    assert_int_equal(count.allocations + count.streams + count.events + count.graphs + count.graph_execs, 0);
+    assert_int_equal(count.contexts + count.pushed, 0);
 }
 
 static int run_on_cuda(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(so_they_are_of_processes), /* first: it forks */
         cmocka_unit_test(schedules_on_a_gpu_are_one_rank),
+        cmocka_unit_test(so_they_are_by_nccl),
+        cmocka_unit_test(so_they_are_in_a_graph),
+        cmocka_unit_test(without_copy_engines_there_is_nccl),
+        cmocka_unit_test(a_plan_that_cannot_share_goes_by_nccl),
+        cmocka_unit_test(a_rank_that_stops_is_given_up),
         cmocka_unit_test(decoding_does_not_pay_for_f32),
         cmocka_unit_test(decoding_over_a_sharded_cache),
         cmocka_unit_test(every_rank_knows_the_link_that_was_measured),
@@ -1047,6 +1328,7 @@ static int run_on_cuda(void)
         cmocka_unit_test(nothing_is_refused_without_a_reason),
         cmocka_unit_test(a_rank_that_hangs_is_given_up),
         cmocka_unit_test(a_group_that_is_not_complete_is_given_up),
+        cmocka_unit_test(nothing_is_left),
     };
     backend = "cuda";
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
