@@ -3,12 +3,13 @@
 # searches follow at the problems of --run and at the best of the survey, then what looked faster is confirmed in fresh
 # processes.
 #   gpu-campaign.sh [--seconds N] [--survey N] [--top N] [--device N] [--gpus N] [--judges N] [--trials N] [--seeds N]
-#                   [--run NAME 'ARGUMENTS']... [FOLDER]
-# --seconds: of the whole call (default 530). --survey: of measuring (default 75; 0 = none). --top: so many problems of
-# the survey are searched (default 3). --trials: of each run (default 200). --gpus, --judges: as evolve's (default 1 and
-# 3). --seeds: each run so many times, with seeds 1, 2, ..., side by side on the same GPU: does the search beat its
-# control, and by how much? Then nothing is confirmed (default 1). --run: a search, in place of the known candidates
-# below; again: several; none: --run none. FOLDER (default gpu-campaign-out) receives, at most seven files:
+#                   [--confirm N] [--run NAME 'ARGUMENTS']... [FOLDER]
+# --seconds: of the whole call (default 530). --survey: of measuring (default 75; 0 = none). --confirm: that no slice
+# takes from confirmations (default 80). --top: so many problems of the survey are searched (default 3). --trials: of
+# each run (default 200). --gpus, --judges: as evolve's (default 1 and 3). --seeds: each run so many times, with seeds
+# 1, 2, ..., side by side on the same GPU: does the search beat its control, and by how much? Then nothing is
+# confirmed (default 1). --run: a search, in place of the known candidates below; again: several; none: --run none.
+# FOLDER (default gpu-campaign-out) receives, at most seven files:
 #   survey.json    every problem of the grid, by expected gain, with measured times
 #   summaries.json the summary of each run       trials.jsonl[.gz] every trial of each run, with raw samples
 #   runs.md        tables of runs and of curves  curves.json       of several seeds, for `acromion report`
@@ -21,12 +22,11 @@ program=${ACROMION:-}
 for at in "$here/acromion" "$here/../build/workbench/acromion"; do
     [[ -n $program || ! -x $at ]] || program=$at
 done
-seconds=530 survey=75 top=3 device=0 gpus=1 judges=3 trials=200 seeds=1 out=gpu-campaign-out
+seconds=530 survey=75 top=3 device=0 gpus=1 judges=3 trials=200 seeds=1 confirm=80 out=gpu-campaign-out
 names=() arguments=()
 readonly write_s=25       # at the end, for results
 readonly least_s=20       # a slice that could judge hardly a trial is not begun
 readonly generation=16    # proposals of an arm: so many that compiling keeps up with judging, few enough to learn
-readonly confirm_s=40     # set aside for each of up to two confirmations
 readonly unfinished=7
 readonly limit=15000000   # bytes of a file
 
@@ -37,8 +37,8 @@ die() {
 
 while (($#)); do
     case $1 in
-    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
-    --seconds | --survey | --top | --device | --gpus | --judges | --trials | --seeds)
+    -h | --help) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
+    --seconds | --survey | --top | --device | --gpus | --judges | --trials | --seeds | --confirm)
         [[ ${2-} =~ ^[0-9]+$ ]] || die "$1 needs a whole number"
         printf -v "${1#--}" '%s' "$2"
         shift 2
@@ -179,6 +179,7 @@ slice() {
     search "$name" "$share" "${words[@]}" "${now[@]}"
     code=$?
     say "$name: exit code $code"
+    ((code != 0)) || : >"$work/$name.complete"
     ((code == 0 || code == unfinished)) || : >"$work/$name.failed"
 }
 
@@ -190,7 +191,7 @@ seed_name() {
 run_slices() {
     local i k share pids
     for ((i = 0; i < ${#names[@]} && !stopping; i++)); do
-        share=$((($(left_s) - (seeds == 1 ? 2 * confirm_s : 0)) / (${#names[@]} - i) - 2))
+        share=$((($(left_s) - (seeds == 1 ? confirm : 0)) / (${#names[@]} - i) - 2))
         if ((share < least_s)); then
             say "${names[i]}: no time is left"
             continue
@@ -231,6 +232,7 @@ confirm_winners() {
     for name in "${runs[@]}"; do
         ((stopping == 0)) || return 0
         share=$(left_s)
+        [[ ! -e $work/$name.complete ]] || continue
         looks_faster "$name" || continue
         if ((share < least_s)); then
             say "$name: no time is left to confirm"
@@ -256,7 +258,7 @@ write_results() {
     for name in "${runs[@]}"; do
         [[ ! -e $work/$name.log ]] || { echo "== $name" && cat "$work/$name.log"; } >>"$log"
         [[ ! -e $work/$name.failed ]] || failed=1
-        rm -f "$work/$name.log" "$work/$name.failed"
+        rm -f "$work/$name".{log,failed,complete}
         if [[ -e $work/$name.db ]] &&
             timeout 5 "$program" trials summary --json --store "$work/$name.db" >"$work/$name.json" 2>>"$log"; then
             summaries+=("$work/$name.json")
