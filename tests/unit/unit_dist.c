@@ -1043,6 +1043,25 @@ static void wrong_options_are_refused(void **state)
     acr_ctx_destroy(ctx);
 }
 
+/* Of a caller that was compiled when options ended before `transfers`, whose bytes are something else. */
+static void options_of_an_older_caller_are_taken(void **state)
+{
+    (void)state;
+    acr_ctx *ctx = cpu_ctx(1);
+    acr_group_id id;
+    acr_group *group = NULL;
+    acr_group_options options = ACR_GROUP_OPTIONS_INIT;
+    assert_int_equal(acr_group_id_create(&id, library), ACR_OK);
+    options.size = offsetof(acr_group_options, transfers);
+    options.ranks = 1;
+    options.library = library;
+    options.id = &id;
+    options.transfers = (acr_transfers)77;
+    assert_int_equal(acr_group_create(&group, ctx, &options), ACR_OK);
+    acr_group_destroy(group);
+    acr_ctx_destroy(ctx);
+}
+
 /* Ranks that never come. */
 static void a_group_that_is_not_complete_is_given_up(void **state)
 {
@@ -1345,6 +1364,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(shards_cover_the_sequence_once),
         cmocka_unit_test(keys_that_no_row_sees_are_not_needed),
         cmocka_unit_test(wrong_options_are_refused),
+        cmocka_unit_test(options_of_an_older_caller_are_taken),
         cmocka_unit_test(what_is_not_served_is_named),
         cmocka_unit_test(wrong_buffers_are_refused),
         cmocka_unit_test(one_two_three_four_and_eight_ranks),
