@@ -171,8 +171,8 @@ ACR_API void acr_group_plan_destroy(acr_group_plan *plan);
 ACR_API const char *acr_group_plan_text(const acr_group_plan *plan);
 
 /* Seconds that an execution is expected to take on the slowest rank: attention by acr_plan_seconds, transfers, by copy
- * engines beside it, by the link that wisdom has (acr_wisdom_find_link). 0 for NULL, one rank, and where a rank's wisdom
- * has no link. */
+ * engines beside it, by the link that wisdom has (acr_wisdom_find_link). 0 for NULL, one rank, and where a rank's
+ * wisdom has no link. */
 ACR_API double acr_group_plan_seconds(const acr_group_plan *plan);
 
 /* Bytes that the plan allocated on the device, and bytes that an execution sends to other ranks. 0 for NULL. */

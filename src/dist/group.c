@@ -404,21 +404,23 @@ static acr_status check_alarm(acr_group *group)
                     : break_group(group, dist_fail(ACR_PEER, "rank %d: rank %d gave the group up", group->rank, rank));
 }
 
+/* Looks at the stream before it looks for an alarm: what the stream did is right if none had been raised then. */
 static acr_status wait_for(acr_group *group, void *stream, uint32_t timeout_ms)
 {
     const double end_s = dist_now_s() + 1e-3 * timeout_ms;
     for (int looks = 0;; looks++) {
         int idle = 0;
         nccl_result state = NCCL_SUCCESS;
-        const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
-        if (asked != NCCL_SUCCESS || (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS))
-            return break_by_nccl(group, asked != NCCL_SUCCESS ? asked : state);
         acr_status status = dist_is_idle(&group->device, stream, &idle);
         if (status != ACR_OK)
             return break_group(group, status);
-        if ((status = check_alarm(group)) != ACR_OK ||
-            idle) /* in this order: what came was right if no alarm is here */
+        if ((status = check_alarm(group)) != ACR_OK)
             return status;
+        const nccl_result asked = group->nccl.CommGetAsyncError(group->comm, &state);
+        if (asked != NCCL_SUCCESS || (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS))
+            return break_by_nccl(group, asked != NCCL_SUCCESS ? asked : state);
+        if (idle)
+            return ACR_OK;
         if (dist_now_s() >= end_s)
             return break_by_timeout(group, timeout_ms, "the stream's work");
         dist_pause(looks);

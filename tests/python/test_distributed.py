@@ -80,6 +80,13 @@ def a_smaller_group(rank, library):
         return
     several.open(pair, device="cpu", library=library, timeout=LIMIT)
     check(pair, library, torch.float32, 20, 20, "bhsd", "zigzag", "ring", is_causal=True)
+    assert "transfers by NCCL: rank 0: the device is the CPU" in several.plan(pair, device="cpu").text
+    several.close(pair, device="cpu")
+    raises(ValueError, "transfers is 'rdma', must be one of None, 'nccl'", several.open, pair, device="cpu",
+           library=library, transfers="rdma")
+    several.open(pair, device="cpu", library=library, timeout=LIMIT, transfers="copy_engines")
+    raises(acromion.UnsupportedError, "ACR_TRANSFERS_COPY_ENGINES, and rank 0: the device is the CPU", several.sdpa,
+           *(normal(1, 1, 4, 8) for _ in range(3)), group=pair)
     several.close(pair, device="cpu")
     raises(ValueError, "is not open", several.wait, pair, device="cpu")
 
