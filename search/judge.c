@@ -190,8 +190,9 @@ enum {
     STREAM_HIDDEN = 80, /* of random_bits */
     STREAM_CHOSEN,
     STREAM_ORACLE,
-    STREAM_POOL,                                /* and the next three */
-    STREAM_LOOKED = STREAM_POOL + INPUT_D_O + 1 /* and the next */
+    STREAM_POOL, /* and the next three */
+    STREAM_PLACES = STREAM_POOL + INPUT_D_O + 1,
+    STREAM_LOOKED /* and the next */
 };
 
 /* What one of the task's problems is judged with. */
@@ -710,30 +711,38 @@ static void bound_gradients(timed_pair *d)
     }
 }
 
-/* Whether no element is off by more than `most`, where one is expected; adds the squares of the errors. */
-static bool elements_agree(double *square, acr_dtype dtype, const void *got, const void *expected, int64_t count,
-                           double most)
+/* Whether no element is off by more than `most`, where one is expected; *square: the mean of the errors' squares. Of
+ * large tensors it looks at every so many-th piece, from a place that chance has drawn. */
+static bool elements_agree(double *square, const timed_pair *d, acr_dtype dtype, const void *got, const void *expected,
+                           int64_t count, double most)
 {
     enum {
-        CHUNK = 512
+        CHUNK = 512,
+        CHUNKS_MOST = 1024
     };
     double found[CHUNK], wanted[CHUNK];
     const size_t bytes = (size_t)acr__dtype_bytes(dtype);
+    const int64_t chunks = (count + CHUNK - 1) / CHUNK, step = (chunks + CHUNKS_MOST - 1) / CHUNKS_MOST;
+    const uint64_t drawn = random_bits(d->s->job.hidden_seed, STREAM_PLACES, d->candidate.drawn);
+    int64_t looked = 0;
     bool agree = true;
-    for (int64_t at = 0; at < count && agree; at += CHUNK) {
-        const int64_t now = count - at < CHUNK ? count - at : CHUNK;
+    *square = 0;
+    for (int64_t i = chunks > 0 ? (int64_t)(drawn % (uint64_t)step) : 0; i < chunks && agree; i += step) {
+        const int64_t at = i * CHUNK, now = count - at < CHUNK ? count - at : CHUNK;
         const size_t from = (size_t)at * bytes;
+        looked += now;
         if (memcmp((const char *)got + from, (const char *)expected + from, (size_t)now * bytes) == 0) {
             continue;
         }
         acr__load_elements(found, dtype, got, at, now);
         acr__load_elements(wanted, dtype, expected, at, now);
-        for (int64_t i = 0; i < now; ++i) {
-            const double error = isnan(wanted[i]) ? 0 : fabs(found[i] - wanted[i]);
+        for (int64_t k = 0; k < now; ++k) {
+            const double error = isnan(wanted[k]) ? 0 : fabs(found[k] - wanted[k]);
             agree = agree && error <= most;
             *square += error * error;
         }
     }
+    *square /= (double)(looked > 0 ? looked : 1);
     return agree;
 }
 
@@ -744,12 +753,12 @@ static bool gradients_agree(const timed_pair *d, const run_output *got, const ru
                                 d->problem->problem.grad_dtype, ACR_F32};
     for (int i = 0; i < 4; ++i) {
         const int64_t elements = (int64_t)expected->grad_bytes[i] / acr__dtype_bytes(types[i]);
-        double square = 0;
-        if (!elements_agree(&square, types[i], got->grads[i], expected->grads[i], elements,
+        double square;
+        if (!elements_agree(&square, d, types[i], got->grads[i], expected->grads[i], elements,
                             SLACK * d->gradient_most[i])) {
             return false;
         }
-        if (elements > 0 && !(sqrt(square / (double)elements) <= SLACK * d->gradient_rms[i])) {
+        if (elements > 0 && !(sqrt(square) <= SLACK * d->gradient_rms[i])) {
             return false;
         }
     }
@@ -761,8 +770,8 @@ static bool outputs_agree(const timed_pair *d, const run_output *got, const run_
 {
     const acr_problem *p = &d->problem->problem;
     const int64_t rows = d->ref->entries * p->q_heads * d->ref->q_rows;
-    double square = 0;
-    if (!elements_agree(&square, p->out_dtype, got->o, expected->o, rows * p->v_dim, SLACK * d->ref->tol_max)) {
+    double square;
+    if (!elements_agree(&square, d, p->out_dtype, got->o, expected->o, rows * p->v_dim, SLACK * d->ref->tol_max)) {
         return false;
     }
     for (int64_t i = 0; got->lse && i < rows; ++i) {
@@ -771,7 +780,7 @@ static bool outputs_agree(const timed_pair *d, const run_output *got, const run_
             return false;
         }
     }
-    return sqrt(square / (double)(rows * p->v_dim)) <= SLACK * d->ref->tol_rms;
+    return sqrt(square) <= SLACK * d->ref->tol_rms;
 }
 
 /* What a timed launch of the candidate wrote, beside what the incumbent makes of the same inputs. */
