@@ -11,7 +11,8 @@
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
- * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks; beside it SURVEY_LOADS
+ * and SURVEY_ORDER, bias_survey.cuh), PAGED=1 (for paged
  * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
  * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
  * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
@@ -19,7 +20,7 @@
  * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 SURVEY_LOADS=16 SURVEY_ORDER=1 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -270,12 +271,16 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
+#if BIAS_TILES
+    const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
+    for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
+        visible_tiles surveyed;
+        const work_tile t = find_surveyed_tile(a, index, section_heads, surveyed);
+        const visible_tiles tiles = without_hidden(find_key_tiles(a, t), surveyed);
+#else
     const uint32_t section_heads = SEQUENCES ? 0 : find_queue_section(a, KV_BYTES);
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
         const work_tile t = SEQUENCES ? find_tile(a, index, memory) : tile_in_section(a, index, section_heads);
-#if BIAS_TILES
-        const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
-#else
         const visible_tiles surveyed = {}, tiles = find_key_tiles(a, t);
 #endif
 #endif
@@ -403,6 +408,16 @@ DEV void use_offsets(lane_rows &r, register_pair offsets)
         split_registers(r.offset, offsets);
 }
 
+/* Whether a row of the warp has grown beyond its reference by more than the threshold. With tiles of a bias, whose scores
+ * are raw or not, the threshold has no register. */
+DEV int any_row_grows(const lane_rows &r, const float (&max)[2], const consumer &c)
+{
+    if (BIAS_TILES)
+        return __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > RESCALE_THRESHOLD ||
+                                   (max[1] - r.max[1]) * c.scale_log2 > RESCALE_THRESHOLD);
+    return any_row_exceeds(r, max, c.threshold);
+}
+
 /* What softcap and biases ask of a work tile; without them nothing. */
 typedef struct tile_terms {
     row_terms rows[2];
@@ -413,11 +428,16 @@ typedef struct tile_terms {
 #endif
 } tile_terms;
 
-/* Makes the raw scores of a key tile ready for the softmax; key: its first. */
-DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, const fwd_args &a, tile_terms &terms,
-                     const consumer &c)
+/* Makes the raw scores of a key tile ready for the softmax; key: its first. plain: nothing hides a key, and no bias
+ * changes a score. */
+DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, int plain, const fwd_args &a,
+                     tile_terms &terms, const consumer &c)
 {
 #if BIAS_TILES
+    if (plain) {
+        finish_clean_scores(s, a);
+        return;
+    }
     finish_biased_scores(s, a, c.smem, c.index, terms.use, has_biases(terms.work, key / KV_TILE));
     finish_scores(s, seen, key, masked);
 #else
@@ -428,8 +448,8 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, c
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
-              const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key, const fwd_args &a,
-              tile_terms &terms)
+              const consumer &c, int use, int accumulate, int masked, int plain, const row_keys &seen, int key,
+              const fwd_args &a, tile_terms &terms)
 {
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
@@ -445,11 +465,12 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, a, terms, c);
+    finish_tile(s, seen, key, masked, plain, a, terms, c);
     lane_max(max, s);
-    const int grown = any_row_exceeds(r, max, c.threshold);
+    const int grown = any_row_grows(r, max, c);
     if (grown) {
-        raise_references(r, factor, max, c.scale_log2, c.threshold);
+        raise_references(r, factor, max, c.scale_log2,
+                         BIAS_TILES ? RESCALE_THRESHOLD * reciprocal_fast(c.scale_log2) : c.threshold);
         keep_offsets(offsets, r);
     }
     use_offsets(r, offsets);
@@ -626,8 +647,8 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         WGMMA_WAIT(0);
         ACR_TRACE_POINT(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
-        finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, a,
-                    terms, c);
+        finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, 0,
+                    a, terms, c);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
@@ -638,15 +659,21 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         if (!KV_E4M3 && (a.kv_lens != nullptr || SEQUENCES) && (tile + 1) * KV_TILE > keys)
             clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
-        for (int end = tiles.full_end;;
+#if BIAS_TILES /* of tiles with biases some are masked */
+        const visible_tiles plain = clean_tiles(tiles, read_surveyed(terms.work));
+#else
+        const visible_tiles &plain = tiles;
+#endif
+        for (int end = plain.full_end;;
              end = tiles.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 1, at_tile(seen, tiles, tile),
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate,
+                     !BIAS_TILES || tile >= tiles.full_end || tile < tiles.full_first, 0, at_tile(seen, tiles, tile),
                      tile * KV_TILE, a, terms);
 #pragma unroll 1
-            for (; tile >= tiles.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, seen, tile * KV_TILE, a, terms);
+            for (; tile >= plain.full_first; tile--, accumulate = 1)
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a, terms);
             if (tile < tiles.first)
                 break;
         }
