@@ -59,8 +59,8 @@ DEV constexpr bool finishes_naturally(void)
 #endif
 }
 
-/* Whether they stay raw all the same: in such a line, of a problem without numbers to add. A mask hides or does nothing,
- * and of most key tiles nothing: they then cost what they cost without a mask. The same for all threads. */
+/* Whether they stay raw all the same: in such a line, of a problem without numbers to add. A mask hides or does
+ * nothing, and of most key tiles nothing: they then cost what they cost without a mask. The same for all threads. */
 DEV bool stays_raw(const fwd_args &a)
 {
     return finishes_naturally() && (a.bias == nullptr || a.bias_type == FWD_BIAS_MASK);

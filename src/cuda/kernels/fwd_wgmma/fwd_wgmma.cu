@@ -12,15 +12,15 @@
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks; beside it SURVEY_LOADS
- * and SURVEY_ORDER, bias_survey.cuh), PAGED=1 (for paged
- * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
- * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
- * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
- * KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
+ * and SURVEY_ORDER, bias_survey.cuh), PAGED=1 (for paged caches alone, whose queries are packed or not; the kernel takes
+ * fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or not: widening.cuh) or
+ * ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run time), OUT_F32=1 (o is
+ * float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
  * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 SURVEY_LOADS=16 SURVEY_ORDER=1 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 SURVEY_LOADS=16 SURVEY_ORDER=1 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1
+ * VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -408,8 +408,8 @@ DEV void use_offsets(lane_rows &r, register_pair offsets)
         split_registers(r.offset, offsets);
 }
 
-/* Whether a row of the warp has grown beyond its reference by more than the threshold. With tiles of a bias, whose scores
- * are raw or not, the threshold has no register. */
+/* Whether a row of the warp has grown beyond its reference by more than the threshold. With tiles of a bias, whose
+ * scores are raw or not, the threshold has no register. */
 DEV int any_row_grows(const lane_rows &r, const float (&max)[2], const consumer &c)
 {
     if (BIAS_TILES)
