@@ -10,7 +10,8 @@
  * counter, what they tell each other; all of it is 0 at first, and its counters wrap back to 0.
  *
  * An includer defines Q_TILE, KV_TILE and THREADS. SURVEY_LOADS: of 16 bytes, that a lane has under way at once: one
- * after another they would take 32 times as long as DRAM takes to answer. SURVEY_ORDER=0: the queue goes by rows. */
+ * after another they would take 32 times as long as DRAM takes to answer. SURVEY_ORDER=0: the queue goes by rows.
+ * BATCHES_TOGETHER=1: without a survey and a mask, it goes by tiles of a bias that batch entries share. */
 #ifndef ACR_DEVICE_ATTENTION_BIAS_SURVEY_CUH
 #define ACR_DEVICE_ATTENTION_BIAS_SURVEY_CUH
 
@@ -27,6 +28,9 @@
 #ifndef SURVEY_ORDER
 #define SURVEY_ORDER 1
 #endif
+#ifndef BATCHES_TOGETHER
+#define BATCHES_TOGETHER 0
+#endif
 
 enum {
     TILE_SEEN = 1,   /* some row sees some key */
@@ -35,7 +39,7 @@ enum {
 
 DEV bool is_surveyed(const fwd_args &a)
 {
-    return a.bias != nullptr && survey_is_wanted(a.bias_type, a.bias_stride.head);
+    return SHARED_TILES == 1 && a.bias != nullptr && survey_is_wanted(a.bias_type, a.bias_stride.head);
 }
 
 /* The workspace as it lies. A query tile here is one of an entry and a head that the bias tells apart. */
@@ -303,6 +307,22 @@ DEV void survey_bias(const fwd_args &a)
 
 /* ---- The queue ---- */
 
+/* Without a mask: batch entries that share a bias take a tile of it side by side, so that DRAM is asked for it once.
+ * in_head: tiles of one head. */
+DEV void order_by_bias(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t in_head)
+{
+    const uint32_t tile = index / (uint32_t)a.batch, batch = index - tile * (uint32_t)a.batch;
+    const uint32_t in_batch = tile / in_head;
+    q_tile = tile - in_batch * in_head;
+    head = batch * (uint32_t)a.q_heads + in_batch;
+}
+
+/* Whether the queue goes so. */
+DEV bool shares_bias(const fwd_args &a)
+{
+    return BATCHES_TOGETHER && a.mask == FWD_MASK_NONE && a.bias != nullptr && a.bias_stride.batch == 0;
+}
+
 /* find_queue_section (tile_scheduler.cuh). */
 DEV uint32_t find_surveyed_section(const fwd_args &a, int elem_bytes)
 {
@@ -316,8 +336,13 @@ DEV uint32_t find_surveyed_section(const fwd_args &a, int elem_bytes)
 DEV work_tile find_surveyed_tile(const fwd_args &a, uint32_t index, uint32_t section_heads, visible_tiles &surveyed)
 {
     surveyed = {0, 0, 0, INT_MAX};
-    if (!is_surveyed(a))
-        return tile_in_section(a, index, section_heads);
+    if (!is_surveyed(a)) {
+        if (!shares_bias(a))
+            return tile_in_section(a, index, section_heads);
+        uint32_t head, q_tile;
+        order_by_bias(head, q_tile, a, index, count_q_tiles(a.q_len));
+        return tile_of_queue(a, head, q_tile);
+    }
     const bias_survey s = survey_of(a);
     const bool has_parts = a.bias_stride.batch != 0, has_heads = a.bias_stride.head != 0;
     if (!SURVEY_ORDER) {

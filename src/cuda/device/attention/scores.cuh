@@ -216,8 +216,9 @@ DEV float cap_score(const fwd_args &a, float score)
 /* One score, for loops over single keys: from raw to finished. Visibility comes after. */
 DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int key)
 {
-    const float scale = stays_raw(a) ? 1.0f : finishes_naturally() ? a.scale : a.scale_log2;
-    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f ? cap_score(a, score) : score * scale;
+    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f
+                ? cap_score(a, score)
+                : score * (finishes_naturally() ? stays_raw(a) ? 1.0f : a.scale : a.scale_log2);
     if (has_term(FWD_TERM_BIAS) && a.bias != nullptr)
         score = add_bias(score, find_bias(a, t, key));
     if (has_term(FWD_TERM_ALIBI))
