@@ -20,7 +20,7 @@ VISIBLE_FUNCTION int survey_is_wanted(int32_t type, int64_t head_stride)
 /* Bytes of the workspace; query_tiles: of all entries and heads that the bias tells apart. */
 static inline int64_t survey_bytes(int64_t query_tiles, int64_t key_tiles)
 {
-    return SURVEY_SEEN_AT + query_tiles * (16 + 4 + key_tiles);
+    return SURVEY_SEEN_AT + query_tiles * (2 * 16 + 4 * 4 + key_tiles);
 }
 
 #endif

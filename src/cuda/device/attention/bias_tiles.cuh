@@ -45,11 +45,21 @@ DEV uint32_t bias_at(uint32_t smem, int slot)
 }
 
 /* Whether a key tile of the work tile at `work` (work_at) has its biases in the ring. Read each time: there are no
- * registers for what the survey says. */
+ * registers for what the survey says. No other key tile is one that the loop without biases visits (clean_tiles). */
 DEV bool has_biases(uint32_t work, int key_tile)
 {
     const visible_tiles seen = read_surveyed(work);
     return key_tile < seen.full_first || key_tile >= seen.full_end;
+}
+
+/* Of the key tiles that a consumer visits those whose scores it takes as they are, in [full_first, full_end): no row
+ * hides a key there, and nothing changes a score. Both ends lie in [first, end]. */
+DEV visible_tiles clean_tiles(const visible_tiles &tiles, const visible_tiles &surveyed)
+{
+    visible_tiles clean = {tiles.first, max(tiles.full_first, surveyed.full_first),
+                           min(tiles.full_end, surveyed.full_end), tiles.end};
+    clean.full_end = max(clean.full_end, tiles.first);
+    return clean;
 }
 
 /* ---- Copying: a warp. A lane copies a piece of every second row, of a mask of every fourth. ---- */
@@ -185,7 +195,8 @@ template <int IS_BF16, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint
     }
 }
 
-template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot, float scale)
+/* Scores stay raw (stays_raw). */
+template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot)
 {
     const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane / 4;
     const uint32_t from = slot + chunk_offset(row, 0, MASK_PIECES) + 2 * (lane % 4);
@@ -194,26 +205,34 @@ template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot, fl
         const int group = i / 4, h = i % 4 / 2; /* 8 columns; the row, of which the second has the first's swizzle */
         const uint32_t pair = load_shared_16(chunk_address(from, group / 2, MASK_PIECES) + group % 2 * 8 +
                                              h * 8 * MASK_PIECES * CHUNK_BYTES);
-        s[i] = pair & 0x00ff ? s[i] * scale : -CUDART_INF_F;
-        s[i + 1] = pair & 0xff00 ? s[i + 1] * scale : -CUDART_INF_F;
+        s[i] = pair & 0x00ff ? s[i] : -CUDART_INF_F;
+        s[i + 1] = pair & 0xff00 ? s[i + 1] : -CUDART_INF_F;
     }
 }
 
-/* Makes raw scores natural ones, with their bias where has_biases: then `use` is the next of the consumer's ring. */
+/* Finishes raw scores of a key tile without biases. */
+template <int ELEMS> DEV void finish_clean_scores(float (&s)[ELEMS], const fwd_args &a)
+{
+    if (stays_raw(a))
+        return;
+#pragma unroll
+    for (int i = 0; i < ELEMS; i++)
+        s[i] *= a.scale;
+}
+
+/* Finishes raw scores, with their bias where has_biases: then `use` is the next of the consumer's ring. */
 template <int ELEMS>
 DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int &use,
                               bool is_biased)
 {
     if (a.bias == nullptr || !is_biased) {
-#pragma unroll
-        for (int i = 0; i < ELEMS; i++)
-            s[i] *= a.scale;
+        finish_clean_scores(s, a);
         return;
     }
     const int slot = bias_slot(use, consumer);
     barrier_wait(ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, bias_parity(use));
     if (a.bias_type == FWD_BIAS_MASK)
-        add_mask_tile(s, bias_at(smem, slot), a.scale);
+        add_mask_tile(s, bias_at(smem, slot));
     else if (a.bias_type == FWD_BIAS_BF16)
         add_bias_tile<1>(s, bias_at(smem, slot), a.scale);
     else
@@ -258,7 +277,7 @@ DEV void compute_row_again(const fwd_args &a, const visible_entry &e, const stor
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
-            score = finish_score(a, rules.terms, score, key);
+            score = finish_score(a, rules.terms, score, key) * score_scale(a);
             if (score == -CUDART_INF_F)
                 continue;
             const float raised = fmaxf(max, score), kept = exp2_fast((max - raised) * LOG2_E),

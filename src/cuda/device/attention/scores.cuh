@@ -59,18 +59,29 @@ DEV constexpr bool finishes_naturally(void)
 #endif
 }
 
+/* Whether they stay raw all the same: in such a line, of a problem without numbers to add. A mask hides or does
+ * nothing, and of most key tiles nothing: they then cost what they cost without a mask. The same for all threads. */
+DEV bool stays_raw(const fwd_args &a)
+{
+    return finishes_naturally() && (a.bias == nullptr || a.bias_type == FWD_BIAS_MASK);
+}
+
 #define LOG2_E 1.442695041f
 #define LN_2 0.693147181f
 
 /* What a finished score is multiplied by to be a power of two. */
 DEV float score_scale_log2(const fwd_args &a)
 {
+    if (stays_raw(a))
+        return a.scale_log2;
     return finishes_naturally() ? LOG2_E : finishes_scale() ? 1.0f : a.scale_log2;
 }
 
 /* What a finished score is multiplied by to be a natural exponent. */
 DEV float score_scale(const fwd_args &a)
 {
+    if (stays_raw(a))
+        return a.scale;
     return finishes_naturally() ? 1.0f : finishes_scale() ? LN_2 : a.scale;
 }
 
@@ -205,8 +216,9 @@ DEV float cap_score(const fwd_args &a, float score)
 /* One score, for loops over single keys: from raw to finished. Visibility comes after. */
 DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int key)
 {
-    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f ? cap_score(a, score)
-                                                        : score * (finishes_naturally() ? a.scale : a.scale_log2);
+    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f
+                ? cap_score(a, score)
+                : score * (finishes_naturally() ? stays_raw(a) ? 1.0f : a.scale : a.scale_log2);
     if (has_term(FWD_TERM_BIAS) && a.bias != nullptr)
         score = add_bias(score, find_bias(a, t, key));
     if (has_term(FWD_TERM_ALIBI))

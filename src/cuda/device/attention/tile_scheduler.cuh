@@ -8,7 +8,8 @@
  * An includer defines Q_TILE and KV_TILE; SEQUENCES=1, if the queue's work tiles say their rows: of packed batches, and
  * of lines for caches (PAGED), which take packed queries and others by one queue; HEADS_IN_TILE too, if the rows of a
  * tile are of so many query heads of one key head: each has TILE_POSITIONS of them, at the same positions. Key tiles of
- * such are counted from the first key that a row sees (key_origin), since few key tiles serve them. */
+ * such are counted from the first key that a row sees (key_origin), since few key tiles serve them; SHARED_TILES, if so
+ * many neighbouring query tiles visit the same key tiles. */
 #ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 #define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
@@ -20,6 +21,9 @@
 #endif
 #ifndef SEQUENCES
 #define SEQUENCES 0
+#endif
+#ifndef SHARED_TILES
+#define SHARED_TILES 1
 #endif
 /* A work tile's entry is said beside its place in the tensors. */
 #define ENTRY_APART (TERMS || (SEQUENCES && PAGED))
@@ -68,8 +72,19 @@ DEV uint32_t count_head_units(const fwd_args &a)
 
 /* ---- Order ---- */
 
-/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, tiles differ in length: within
- * sections of heads whose keys fit L2 together, the long tiles of all heads come first. */
+/* Tiles differ in length: within sections of heads whose keys fit L2 together, the first tiles of all heads come before
+ * the second ones. rank: which of its head's. */
+DEV void order_in_sections(uint32_t &head, uint32_t &rank, uint32_t index, uint32_t q_tiles, uint32_t heads,
+                           uint32_t section_heads)
+{
+    const uint32_t section = index / (q_tiles * section_heads), in_section = index - section * q_tiles * section_heads;
+    const uint32_t heads_here = min(section_heads, heads - section * section_heads);
+    rank = in_section / heads_here;
+    head = section * section_heads + in_section - rank * heads_here;
+}
+
+/* Without a mask, tiles of one head run side by side and share its keys in L2. With one, the long tiles of a section's
+ * heads come first. */
 DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32_t index, uint32_t q_tiles,
                      uint32_t heads, uint32_t section_heads)
 {
@@ -78,10 +93,8 @@ DEV void order_tiles(uint32_t &head, uint32_t &q_tile, const fwd_args &a, uint32
         q_tile = index - head * q_tiles;
         return;
     }
-    const uint32_t section = index / (q_tiles * section_heads), in_section = index - section * q_tiles * section_heads;
-    const uint32_t heads_here = min(section_heads, heads - section * section_heads);
-    const uint32_t rank = in_section / heads_here;
-    head = section * section_heads + in_section - rank * heads_here;
+    uint32_t rank;
+    order_in_sections(head, rank, index, q_tiles, heads, section_heads);
     q_tile = q_tiles - 1 - rank;
 }
 
@@ -134,12 +147,9 @@ DEV uint32_t find_queue_section(const fwd_args &a, int elem_bytes)
     return a.mask == FWD_MASK_NONE ? heads : find_section_heads(a, a.kv_len, heads, elem_bytes);
 }
 
-/* Tile number `index` of the queue. Reads global memory: kv_lens. */
-DEV work_tile tile_in_section(const fwd_args &a, uint32_t index, uint32_t section_heads)
+/* A query tile of the queue; head: a head unit, counted over all batch entries. Reads global memory: kv_lens. */
+DEV work_tile tile_of_queue(const fwd_args &a, uint32_t head, uint32_t q_tile)
 {
-    const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
-    uint32_t head, q_tile;
-    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads, section_heads);
     work_tile t;
     t.batch = (int)(head / count_head_units(a));
     t.head = (int)(head - (uint32_t)t.batch * count_head_units(a)) * HEADS_IN_TILE;
@@ -147,6 +157,15 @@ DEV work_tile tile_in_section(const fwd_args &a, uint32_t index, uint32_t sectio
     t.rows = find_whole_sequence(a, t.batch);
     set_entry_number(t, t.batch);
     return t;
+}
+
+/* Tile number `index` of the queue. */
+DEV work_tile tile_in_section(const fwd_args &a, uint32_t index, uint32_t section_heads)
+{
+    const uint32_t heads = count_head_units(a) * (uint32_t)a.batch;
+    uint32_t head, q_tile;
+    order_tiles(head, q_tile, a, index, count_q_tiles(a.q_len), heads, section_heads);
+    return tile_of_queue(a, head, q_tile);
 }
 
 /* The same where sections are found for each tile. */
@@ -266,6 +285,10 @@ DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
 DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
 {
     const visible_entry e = entry_of(a, t);
+#if SHARED_TILES > 1
+    const int rows = SHARED_TILES * TILE_POSITIONS;
+    return key_tiles_of(find_visible_keys(a, e, entry_number(t), t.q_first / rows * rows, rows));
+#endif
     return key_tiles_of(
         count_from(key_origin(e, t.q_first), find_visible_keys(a, e, entry_number(t), t.q_first, TILE_POSITIONS)));
 }

@@ -11,17 +11,21 @@
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
- * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
- * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
- * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
- * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
- * KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
- * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks; beside it
+ * SURVEY_LOADS, SURVEY_ORDER, BATCHES_TOGETHER, bias_survey.cuh), PAGED=1 (for paged caches alone, whose queries are
+ * packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in
+ * pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at
+ * run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
+ * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
+ * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16). CLUSTER=2: two CTAs with neighbouring
+ * query tiles load their keys together (shared_loads.cuh), of biases without a survey.
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 SURVEY_LOADS=16 SURVEY_ORDER=1 BATCHES_TOGETHER=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0
+ * UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 CLUSTER=1 */
 #include "cuda/device/attention/parameters.h"
 
+#include <limits.h>
 #include <stddef.h>
 
 #include "cuda/device/attention/packed_queue.h"
@@ -65,6 +69,10 @@
 #ifndef VALUES_F16
 #define VALUES_F16 0
 #endif
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#define SHARED_TILES (CLUSTER) /* neighbouring query tiles visit the same key tiles */
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -141,7 +149,8 @@ enum {
     OUT_BYTES = OUT_F32 ? 4 : ELEM_BYTES,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
+    MORE_FOR_PRODUCER =
+        CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED || CLUSTER > 1),
     PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
                          : UPCAST_GROUPS > 1                               ? 48
@@ -190,6 +199,8 @@ static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16),
 static_assert(UPCAST_GROUPS == 1 || (UPCAST_GROUPS == 2 && UPCAST_ROWS), "UPCAST_GROUPS: 1, or 2 beside UPCAST_ROWS");
 static_assert(!VALUES_F16 || BF16, "VALUES_F16: with BF16");
 static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 && !SEQUENCES && !PLANS_AHEAD && KV_TILE % (8 * CLUSTER) == 0),
+              "CLUSTER: 1 or 2; without packed batches, caches, AHEAD and HEADS_IN_TILE");
 static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
@@ -198,6 +209,7 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 #include "cuda/device/attention/page_boxes.cuh"
 #endif
 #include "cuda/device/attention/paging_argument.cuh"
+#include "cuda/kernels/fwd_wgmma/shared_loads.cuh"
 #include "cuda/kernels/fwd_wgmma/widening.cuh"
 
 /* ---- Producer: one thread; of PAGES_APART two, each in a warp of its own ---- */
@@ -224,6 +236,12 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
         ADDRESS(smem, v), ADDRESS(smem, V_LOADED), ADDRESS(smem, v_empty),                                             \
             {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS}, V_BYTES                                                   \
     }
+
+#if CLUSTER > 1
+#define LOAD_KEYS produce_shared_keys
+#else
+#define LOAD_KEYS produce_keys
+#endif
 
 #if PAGES_APART
 /* Loads Q, and K from the right to the left. */
@@ -270,12 +288,22 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
+#if CLUSTER > 1
+    const uint32_t section_heads = find_queue_section(a, KV_BYTES), count = count_cluster_tiles(a);
+    uint32_t number = 0;
+    for (uint32_t index = cluster_index(0); index < count; index = cluster_index(++number)) {
+        const work_tile t = find_cluster_tile(a, index, section_heads);
+        const visible_tiles surveyed = {0, 0, 0, INT_MAX}, tiles = find_key_tiles(a, t);
+#elif BIAS_TILES
+    const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
+    for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
+        visible_tiles surveyed;
+        const work_tile t = find_surveyed_tile(a, index, section_heads, surveyed);
+        const visible_tiles tiles = without_hidden(find_key_tiles(a, t), surveyed);
+#else
     const uint32_t section_heads = SEQUENCES ? 0 : find_queue_section(a, KV_BYTES);
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
         const work_tile t = SEQUENCES ? find_tile(a, index, memory) : tile_in_section(a, index, section_heads);
-#if BIAS_TILES
-        const visible_tiles surveyed = find_surveyed(a, t), tiles = without_hidden(find_key_tiles(a, t), surveyed);
-#else
         const visible_tiles surveyed = {}, tiles = find_key_tiles(a, t);
 #endif
 #endif
@@ -286,7 +314,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         source.row_first += key_origin(entry_of(a, t), t.q_first);
 #endif
         tell_widening(k, smem, use, t, tiles, tiles.end - 1);
-        produce_keys(k, &maps.k, source, use, tiles.end - 1);
+        LOAD_KEYS(k, &maps.k, source, use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
 #else
@@ -303,13 +331,13 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
             use++;
             tell_widening(k, smem, use, t, tiles, kv_tile);
-            produce_keys(k, &maps.k, source, use, kv_tile);
-            produce_keys(v, &maps.v, source, use - 1, kv_tile + 1);
+            LOAD_KEYS(k, &maps.k, source, use, kv_tile);
+            LOAD_KEYS(v, &maps.v, source, use - 1, kv_tile + 1);
         }
-#if !PLANS_AHEAD
+#if !PLANS_AHEAD && CLUSTER == 1
         index = take_next(a, count_work(a, memory)); /* arrives during the wait for the last V's stage */
 #endif
-        produce_keys(v, &maps.v, source, use++, tiles.first);
+        LOAD_KEYS(v, &maps.v, source, use++, tiles.first);
     }
     work_tile none = {};
     none.q_first = -1;
@@ -403,6 +431,16 @@ DEV void use_offsets(lane_rows &r, register_pair offsets)
         split_registers(r.offset, offsets);
 }
 
+/* Whether a row of the warp has grown beyond its reference by more than the threshold. With tiles of a bias, whose
+ * scores are raw or not, the threshold has no register. */
+DEV int any_row_grows(const lane_rows &r, const float (&max)[2], const consumer &c)
+{
+    if (BIAS_TILES)
+        return __any_sync(~0u, (max[0] - r.max[0]) * c.scale_log2 > RESCALE_THRESHOLD ||
+                                   (max[1] - r.max[1]) * c.scale_log2 > RESCALE_THRESHOLD);
+    return any_row_exceeds(r, max, c.threshold);
+}
+
 /* What softcap and biases ask of a work tile; without them nothing. */
 typedef struct tile_terms {
     row_terms rows[2];
@@ -413,11 +451,16 @@ typedef struct tile_terms {
 #endif
 } tile_terms;
 
-/* Makes the raw scores of a key tile ready for the softmax; key: its first. */
-DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, const fwd_args &a, tile_terms &terms,
-                     const consumer &c)
+/* Makes the raw scores of a key tile ready for the softmax; key: its first. plain: nothing hides a key, and no bias
+ * changes a score. */
+DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, int plain, const fwd_args &a,
+                     tile_terms &terms, const consumer &c)
 {
 #if BIAS_TILES
+    if (plain) {
+        finish_clean_scores(s, a);
+        return;
+    }
     finish_biased_scores(s, a, c.smem, c.index, terms.use, has_biases(terms.work, key / KV_TILE));
     finish_scores(s, seen, key, masked);
 #else
@@ -428,8 +471,8 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, c
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
-              const consumer &c, int use, int accumulate, int masked, const row_keys &seen, int key, const fwd_args &a,
-              tile_terms &terms)
+              const consumer &c, int use, int accumulate, int masked, int plain, const row_keys &seen, int key,
+              const fwd_args &a, tile_terms &terms)
 {
     float max[2], factor[2];
     wait_full(ADDRESS(c.smem, k_full), use + 1);
@@ -444,12 +487,13 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
-    release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, a, terms, c);
+    release_keys(ADDRESS(c.smem, k_empty), use + 1);
+    finish_tile(s, seen, key, masked, plain, a, terms, c);
     lane_max(max, s);
-    const int grown = any_row_exceeds(r, max, c.threshold);
+    const int grown = any_row_grows(r, max, c);
     if (grown) {
-        raise_references(r, factor, max, c.scale_log2, c.threshold);
+        raise_references(r, factor, max, c.scale_log2,
+                         BIAS_TILES ? RESCALE_THRESHOLD * reciprocal_fast(c.scale_log2) : c.threshold);
         keep_offsets(offsets, r);
     }
     use_offsets(r, offsets);
@@ -457,7 +501,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
-    release(ADDRESS(c.smem, v_empty), use);
+    release_keys(ADDRESS(c.smem, v_empty), use);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
@@ -625,9 +669,9 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 
         WGMMA_WAIT(0);
         ACR_TRACE_POINT(q_use, "tile: first scores ready");
-        release(ADDRESS(smem, k_empty), use);
-        finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, a,
-                    terms, c);
+        release_keys(ADDRESS(smem, k_empty), use);
+        finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, 0,
+                    a, terms, c);
         lane_max(max, s);
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
@@ -638,15 +682,21 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         if (!KV_E4M3 && (a.kv_lens != nullptr || SEQUENCES) && (tile + 1) * KV_TILE > keys)
             clear_rows(c, use, keys - tile * KV_TILE);
         tile--;
-        for (int end = tiles.full_end;;
+#if BIAS_TILES /* of tiles with biases some are masked */
+        const visible_tiles plain = clean_tiles(tiles, read_surveyed(terms.work));
+#else
+        const visible_tiles &plain = tiles;
+#endif
+        for (int end = plain.full_end;;
              end = tiles.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 1, at_tile(seen, tiles, tile),
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate,
+                     !BIAS_TILES || tile >= tiles.full_end || tile < tiles.full_first, 0, at_tile(seen, tiles, tile),
                      tile * KV_TILE, a, terms);
 #pragma unroll 1
-            for (; tile >= tiles.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, seen, tile * KV_TILE, a, terms);
+            for (; tile >= plain.full_first; tile--, accumulate = 1)
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a, terms);
             if (tile < tiles.first)
                 break;
         }
@@ -668,7 +718,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         pass_ping_pong(c.index);
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
-        release(ADDRESS(smem, v_empty), use++);
+        release_keys(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
         store_tile(a PAGING_ARGUMENT, t, o, r, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
@@ -695,9 +745,9 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
 #endif
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS * CLUSTER);
         barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS * CLUSTER);
 #if KV_E4M3
         barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
@@ -734,6 +784,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(a, smem);
     }
     __syncthreads();
+#if CLUSTER > 1 /* the others' barriers are there */
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
     wait_for_previous_kernel();
     allow_next_kernel();
     if (is_packed(a)) {
@@ -782,6 +836,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a PAGING_ARGUMENT, smem, group - UPCAST_GROUPS);
     }
+#if CLUSTER > 1 /* until here the others load into this CTA's memory, and arrive at its barriers */
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
     ACR_TRACE_END(a);
 }
 
@@ -813,6 +872,19 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
     return tile_why_not(problem, device);
+}
+
+/* A cluster has neighbouring query tiles of one head. */
+static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    tile_shape(problem, device, launch);
+    if (CLUSTER > 1) {
+        const int64_t tiles = (problem->q_len + Q_TILE - 1) / Q_TILE,
+                      clusters = (tiles + CLUSTER - 1) / CLUSTER * problem->q_heads * problem->batch;
+        const int64_t at_once = device->sm_count / CLUSTER;
+        launch->grid[0] = CLUSTER * (uint32_t)(clusters < at_once ? clusters : at_once);
+        launch->cluster = CLUSTER;
+    }
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
@@ -873,8 +945,11 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
-    .shape = tile_shape,
-    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .q_heads = HEADS_IN_TILE},
+    .shape = shape,
+    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE,
+              .k_rows = KV_TILE / CLUSTER,
+              .v_rows = KV_TILE / CLUSTER,
+              .q_heads = HEADS_IN_TILE},
 };
 
 #endif

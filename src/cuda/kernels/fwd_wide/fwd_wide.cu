@@ -13,7 +13,11 @@
  * are the first dims of the keys, and whole key tiles in two stages, one for each consumer, serve both products; the
  * rows of a tile are query heads of one key head, keys may lie in pages, and clusters share out the keys of a tile).
  *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 */
+ * To be timed: SLOT_PANELS (of 64 dims, in a slot: smaller ones are loaded again sooner), HANDED_LATE=1 (the handed
+ * probabilities are multiplied behind the consumer's own softmax, which then waits for no values), ELECTED=1 (producers
+ * are elected lanes).
+ *
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 SLOT_PANELS=2 HANDED_LATE=0 ELECTED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -21,6 +25,15 @@
 
 #ifndef V_IN_K
 #define V_IN_K 0
+#endif
+#ifndef SLOT_PANELS
+#define SLOT_PANELS 2
+#endif
+#ifndef HANDED_LATE
+#define HANDED_LATE 0
+#endif
+#ifndef ELECTED
+#define ELECTED 0
 #endif
 
 enum {
@@ -33,7 +46,6 @@ enum {
     THREADS = 128 * (CONSUMERS + 1),
     QK_PANELS = DIM / PANEL_ELEMS,
     Q_PANEL_BYTES = GROUP_ROWS * PANEL_ROW_BYTES,
-    SLOT_PANELS = 2,
     SLOT_DIMS = SLOT_PANELS * PANEL_ELEMS,
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     SLOT_BYTES = SLOT_PANELS * KV_PANEL_BYTES,
@@ -113,8 +125,9 @@ enum {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
-    PRODUCER_REGISTERS = V_IN_K ? 40 : 24, /* of a thread: the launch gives all an equal share, then they go over */
-    CONSUMER_REGISTERS = V_IN_K ? 232 : 240,
+    PRODUCER_REGISTERS =
+        V_IN_K || SLOT_PANELS == 1 ? 40 : 24, /* of a thread: the launch gives all an equal share, then they go over */
+    CONSUMER_REGISTERS = V_IN_K || SLOT_PANELS == 1 ? 232 : 240,
     BOTH_CONSUMERS = 1, /* a named barrier */
     CONSUMER_WARPS = 4  /* of each */
 };
@@ -123,6 +136,8 @@ static_assert((V_IN_K ? DIM % PANEL_ELEMS == 0 && DIM > V_DIM : DIM % SLOT_DIMS 
                   V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
               "DIM: a multiple of 128, with V_IN_K of 64 and above V_DIM; V_DIM: 256 or 512");
 static_assert(!V_IN_K || STAGES == CONSUMERS, "STAGES: 2 with V_IN_K");
+static_assert(SLOT_PANELS == 2 || (SLOT_PANELS == 1 && !V_IN_K), "SLOT_PANELS: 1 or 2, 2 with V_IN_K");
+static_assert(!HANDED_LATE || !V_IN_K, "HANDED_LATE: not with V_IN_K");
 static_assert(KV_TILE == 64, "KV_TILE: 64");
 static_assert(Q_TILE % GROUP_ROWS == 0 && CLUSTER >= 1 && CLUSTER <= 4 && CLUSTER != 3, "Q_TILE: 64, 128 or 256");
 static_assert(STAGES >= 2, "STAGES: the next slot arrives while one is in use");
@@ -645,7 +660,8 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     ACR_TRACE_POINT(number, "scores ready");
     if (!V_IN_K && !FIRST) {
         take_over(c, number - 1, taken, r, o);
-        multiply_values(o, taken, c, m, number - 1, tile + 1);
+        if (!HANDED_LATE)
+            multiply_values(o, taken, c, m, number - 1, tile + 1);
     }
     finish_scores(s, m.seen, tile * KV_TILE, tile >= m.full_end || tile < m.full_first);
     float max[2], factor[2];
@@ -660,6 +676,8 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     hand_over(c, p, r);
     ACR_TRACE_POINT(number, "probabilities handed over");
     if (!FIRST) {
+        if (HANDED_LATE)
+            multiply_values(o, taken, c, m, number - 1, tile + 1);
         if (!V_IN_K)
             wait_output(c, number - 1);
         ACR_TRACE_POINT(number, "the other's product done");
@@ -925,8 +943,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (works) {
         if (group == 0) {
             REGISTERS_GIVE(PRODUCER_REGISTERS);
+#if ELECTED /* else a loop over lanes issues each box */
+            const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
+            if (warp < CONSUMERS && elect_one())
+                produce(a, maps PAGING_ARGUMENT, smem, warp);
+#else
             if (threadIdx.x == 0 || threadIdx.x == WARP_THREADS)
                 produce(a, maps PAGING_ARGUMENT, smem, threadIdx.x / WARP_THREADS);
+#endif
         } else {
             REGISTERS_TAKE(CONSUMER_REGISTERS);
             consume(a PAGING_ARGUMENT, smem, group - 1);
