@@ -19,6 +19,7 @@ import math
 import pathlib
 import statistics
 import sys
+import textwrap
 
 NEAR = 0.99  # of the best that any run of the set has seen: as good as found
 MARKS = (0.25, 0.5, 0.75, 1.0)
@@ -113,23 +114,29 @@ def line(cells):
     return "| " + " | ".join(cells) + " |"
 
 
+def folded(text, indent=""):
+    """The lines of a page's paragraph."""
+    return textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def table(sets):
     rows = []
     for s in sets:
         marks = sorted({max(1, round(mark * s["trials"])) for mark in MARKS})
-        rows += ["", f"`{'`, `'.join(s['problems'])}` against `{s['incumbent']}`"
+        clock = "; MODEL CLOCK: nothing was timed" if s["clock"] != "real" else ""
+        rows += ["", *folded(f"`{'`, `'.join(s['problems'])}` against `{s['incumbent']}`"
                  f"{', families ' + s['families'] if s['families'] else ''}, {s['device']}, "
                  f"{len(s['seeds'])} seeds, {s['trials']} distinct trials of each arm, noise floor "
-                 f"{100 * s['noise_floor']:.1f} %{'; MODEL CLOCK: nothing was timed' if s['clock'] != 'real' else ''}:",
+                 f"{100 * s['noise_floor']:.1f} %{clock}:"),
                  "", line(["after trials", "search", "random", "search / random"]), line(["---"] * 4)]
         for t in marks:
             at = s["by_trial"][t - 1]
             rows.append(line([str(t), text_of(at["search"]), text_of(at["random"]), text_of(at["ratio"])]))
         rows += ["", f"- Mean over all trials of search / random: {text_of(s['mean_ratio'])}: "
                  f"**{verdict(s['mean_ratio'])}**.",
-                 f"- Trials until within 1 % of the best that any run saw ({s['best']:.3f}): search "
+                 *folded(f"- Trials until within 1 % of the best that any run saw ({s['best']:.3f}): search "
                  f"{reached(s['until_near']['search'], s['trials'])}, random "
-                 f"{reached(s['until_near']['random'], s['trials'])}."]
+                 f"{reached(s['until_near']['random'], s['trials'])}.", indent="  ")]
     return "\n".join(rows).strip() + "\n" if rows else "No search with more than one seed.\n"
 
 

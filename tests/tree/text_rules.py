@@ -69,6 +69,8 @@ def check(path):
     try:
         text = (ROOT / path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
+        if path.parts[0] == "results" and path.suffix == ".gz":  # long records, packed
+            return []
         return [] if path.parts[:2] == ("tests", "fuzz") else [f"{path}: not UTF-8 text"]
     if path == THIS or path.parts[:2] == ("tests", "fuzz") and path.parts[2].startswith("corpus_"):
         return []
