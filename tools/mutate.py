@@ -110,7 +110,7 @@ KERNELS = [("fwd_simt_f16_d256_64x64_sm80", 80), ("fwd_ladder4_f16_d64_64x64_s3_
            ("fwd_split_f16_d64_16x32_s3_g4_sm80", 80), ("fwd_decode_f16_d64_8x64_s4_sm90a", 90),
            ("fwd_wgmma_f16_d64_128x128_s3_sm90a", 90), ("fwd_short_f16_d64_128x64_s6_ring_sm90a", 90),
            ("fwd_short_e4m3_d64_64x128_s4_ring_sm90a", 90), ("fwd_fp8_e4m3_d64_128x128_s2_sm90a", 90),
-           ("fwd_wide_f16_d512_128x64_s4_sm90a", 90), ("bwd_mma_f16_d64_128x32_s2_w32_sm80", 80),
+           ("fwd_wide_f16_d512_64x64_s4_sm90a", 90), ("bwd_mma_f16_d64_128x32_s2_w32_sm80", 80),
            ("bwd_wgmma_f16_d64_128x128_s2_sm90a", 90), ("bwd_short_f16_d64_128x64_s4_sm90a", 90)]
 
 

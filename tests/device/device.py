@@ -343,7 +343,7 @@ def run_group(program, driver, images, name):
 MMA, LADDER = "fwd_mma_f16_d64_64x64_s2_g2w32_sm80", "fwd_ladder4_f16_d64_64x64_s3_sm80"
 SPLIT, WGMMA = "fwd_split_f16_d64_16x32_s3_g4_sm80", "fwd_wgmma_f16_d64_128x128_s3_sm90a"
 SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128_s2_sm90a"
-SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_128x64_s4_sm90a"
+SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 BWD_WGMMA = "bwd_wgmma_f16_d64_128x128_s2_sm90a"
@@ -373,8 +373,8 @@ FLAWS = [
     (NARROW, 90, "widened tiles are not shown to wgmma", r"fence\.proxy\.async\.shared::cta;", ""),
     (NARROW, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (NARROW, 90, "values are scaled as keys are", NARROW_VALUE_SCALES, r"\1+200]", "head-scaled"),
-    (WIDE, 90, "slots are not released to the cluster", r"mbarrier\.arrive\.release\.cluster\S+ _, \[%r\d+\];", ""),
-    (WIDE, 90, "the copy engine brings keys to one CTA alone", r"(multicast::cluster [^;]*), %rs\d+;", r"\1, 1;"),
+    (WIDE, 90, "slots are not released", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+    (WIDE, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (MLA, 90, "parts of a row are weighed alike",
      r"(ld\.global\.v4\.f32[^v]{0,400}?)ex2\.approx\.ftz\.f32\s+(%f\d+), %f\d+;", r"\1mov.f32 \2, 0f3F800000;"),
     (SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),

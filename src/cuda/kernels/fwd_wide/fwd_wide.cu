@@ -5,19 +5,14 @@
  * probabilities whole and hands the probabilities, with the rows' references, to the other through shared memory; each
  * multiplies all probabilities with its own half of the values' dims. So nothing is computed twice, and while one is at
  * its exponentials the other has the tensor cores. What a consumer needs of K and V comes through a ring of its own, in
- * slots of 128 dims. CLUSTER CTAs with neighbouring rows share every slot: each loads some of its keys, and the copy
- * engine brings them to all. See README.md.
+ * slots of 128 dims. See README.md.
  *
- * Parameters: DIM and V_DIM (query-key dims and value dims up to them, zero-padded), Q_TILE (64 rows a CTA of the
- * cluster), KV_TILE, STAGES (slots of a consumer's ring); optional BF16=1, V_IN_K=1 (MLA in its absorbed form: values
- * are the first dims of the keys, and whole key tiles in two stages, one for each consumer, serve both products; the
- * rows of a tile are query heads of one key head, keys may lie in pages, and clusters share out the keys of a tile).
+ * Parameters: DIM and V_DIM (query-key dims and value dims up to them, zero-padded), Q_TILE and KV_TILE (64), STAGES
+ * (slots of a consumer's ring); optional BF16=1, V_IN_K=1 (MLA in its absorbed form: values are the first dims of the
+ * keys, and whole key tiles in two stages, one for each consumer, serve both products; the rows of a tile are query
+ * heads of one key head, keys may lie in pages, and CTAs share out the keys of a tile).
  *
- * To be timed: SLOT_PANELS (of 64 dims, in a slot: smaller ones are loaded again sooner), HANDED_LATE=1 (the handed
- * probabilities are multiplied behind the consumer's own softmax, which then waits for no values), ELECTED=1 (producers
- * are elected lanes).
- *
- * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 SLOT_PANELS=2 HANDED_LATE=0 ELECTED=0 */
+ * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 V_IN_K=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <stddef.h>
@@ -26,26 +21,16 @@
 #ifndef V_IN_K
 #define V_IN_K 0
 #endif
-#ifndef SLOT_PANELS
-#define SLOT_PANELS 2
-#endif
-#ifndef HANDED_LATE
-#define HANDED_LATE 0
-#endif
-#ifndef ELECTED
-#define ELECTED 0
-#endif
 
 enum {
     ELEM_BYTES = 2,
     PANEL_ELEMS = 64, /* a tile is stored in panels of 128-byte rows, as the swizzle wants it */
     PANEL_ROW_BYTES = PANEL_ELEMS * ELEM_BYTES,
-    GROUP_ROWS = 64, /* query rows of a CTA: both consumers have all of them */
-    CLUSTER = Q_TILE / GROUP_ROWS,
     CONSUMERS = 2,
     THREADS = 128 * (CONSUMERS + 1),
     QK_PANELS = DIM / PANEL_ELEMS,
-    Q_PANEL_BYTES = GROUP_ROWS * PANEL_ROW_BYTES,
+    Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
+    SLOT_PANELS = 2,
     SLOT_DIMS = SLOT_PANELS * PANEL_ELEMS,
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     SLOT_BYTES = SLOT_PANELS * KV_PANEL_BYTES,
@@ -55,9 +40,8 @@ enum {
     OWN_DIMS = OWN_SLOTS * SLOT_DIMS,
     SEGMENTS = CONSUMERS + 1, /* of a tile with V_IN_K: each consumer's own dims of V, and the dims behind them */
     OWN_PANELS = OWN_DIMS / PANEL_ELEMS,
-    BOX_ROWS = KV_TILE / CLUSTER, /* of K and V: what one CTA loads */
-    BOX_HEADS = 16,               /* of Q with V_IN_K, at one position: a warp's rows */
-    P_WORDS = KV_TILE / 4         /* of a thread's probabilities */
+    BOX_HEADS = 16,       /* of Q with V_IN_K, at one position: a warp's rows */
+    P_WORDS = KV_TILE / 4 /* of a thread's probabilities */
 };
 
 /* What a consumer hands to the other of a key tile, as its threads hold it: thread t of one has the rows and columns of
@@ -82,7 +66,7 @@ typedef struct shared_memory {
     uint64_t q_full, handed_full[CONSUMERS]; /* handed_full: by who wrote it */
 } shared_memory;
 
-/* With V_IN_K, what clusters leave of a tile's rows whose keys they share. */
+/* With V_IN_K, what CTAs leave of a tile's rows whose keys they share. */
 typedef struct partial_row {
     float o[V_DIM];
     float reference, sum;
@@ -102,8 +86,6 @@ enum {
 #include "cuda/device/attention/scores.cuh"
 #include "cuda/device/attention/softmax.cuh"
 #include "cuda/device/attention/tile_scheduler.cuh"
-#include "cuda/device/isa/cluster.cuh"
-#include "cuda/device/isa/multicast.cuh"
 #include "cuda/device/isa/names.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
@@ -125,9 +107,8 @@ enum {
 
 enum {
     ELEMENT = BF16 ? ACR_BF16 : ACR_F16,
-    PRODUCER_REGISTERS =
-        V_IN_K || SLOT_PANELS == 1 ? 40 : 24, /* of a thread: the launch gives all an equal share, then they go over */
-    CONSUMER_REGISTERS = V_IN_K || SLOT_PANELS == 1 ? 232 : 240,
+    PRODUCER_REGISTERS = V_IN_K ? 40 : 24, /* of a thread: the launch gives all an equal share, then they go over */
+    CONSUMER_REGISTERS = V_IN_K ? 232 : 240,
     BOTH_CONSUMERS = 1, /* a named barrier */
     CONSUMER_WARPS = 4  /* of each */
 };
@@ -136,24 +117,20 @@ static_assert((V_IN_K ? DIM % PANEL_ELEMS == 0 && DIM > V_DIM : DIM % SLOT_DIMS 
                   V_DIM % (CONSUMERS * SLOT_DIMS) == 0 && V_DIM <= 512,
               "DIM: a multiple of 128, with V_IN_K of 64 and above V_DIM; V_DIM: 256 or 512");
 static_assert(!V_IN_K || STAGES == CONSUMERS, "STAGES: 2 with V_IN_K");
-static_assert(SLOT_PANELS == 2 || (SLOT_PANELS == 1 && !V_IN_K), "SLOT_PANELS: 1 or 2, 2 with V_IN_K");
-static_assert(!HANDED_LATE || !V_IN_K, "HANDED_LATE: not with V_IN_K");
-static_assert(KV_TILE == 64, "KV_TILE: 64");
-static_assert(Q_TILE % GROUP_ROWS == 0 && CLUSTER >= 1 && CLUSTER <= 4 && CLUSTER != 3, "Q_TILE: 64, 128 or 256");
+static_assert(Q_TILE == 64 && KV_TILE == 64, "Q_TILE and KV_TILE: 64");
 static_assert(STAGES >= 2, "STAGES: the next slot arrives while one is in use");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
 /* ---- The work of a CTA ---- */
 
-/* The CTA's rows, and the key tiles that the cluster visits, from the right to the left: number i is key tile
- * end - 1 - i. */
+/* The CTA's rows, and the key tiles that it visits, from the right to the left: number i is key tile end - 1 - i. */
 typedef struct cta_work {
-    work_tile tile; /* of the cluster; q_first and head are those of its first row */
-    int row_first;  /* of the CTA; with V_IN_K among all rows of the key head, ordered by position, then by head */
+    work_tile tile; /* q_first and head are those of its first row */
+    int row_first;  /* with V_IN_K among all rows of the key head, ordered by position, then by head */
     int map_batch;  /* in the tensor map of Q, and without V_IN_K in the others: 0 of a packed batch */
     visible_tiles tiles;
 #if V_IN_K
-    int part, parts; /* of the tile's keys: the cluster's, and how many have some */
+    int part, parts; /* of the tile's keys: the CTA's, and how many CTAs have some */
 #endif
 } cta_work;
 
@@ -163,7 +140,7 @@ DEV int divide_up(int a, int b)
     return (a + b - 1) / b;
 }
 
-/* The grid is {clusters that share a tile's keys, tiles of all key heads, batch}. */
+/* The grid is {CTAs that share a tile's keys, tiles of all key heads, batch}. */
 DEV int tile_number(void)
 {
     return (int)(blockIdx.z * gridDim.y + blockIdx.y);
@@ -183,19 +160,19 @@ DEV work_tile find_tile(const fwd_args &a, int &row)
     return t;
 }
 
-/* The key tiles that a tile's rows see are divided evenly over its clusters: so a short batch entry is shared, too. */
+/* The key tiles that a tile's rows see are divided evenly over its CTAs: so a short batch entry is shared, too. */
 DEV cta_work find_work(const fwd_args &a)
 {
     cta_work w;
     int row;
     w.tile = find_tile(a, row);
-    w.row_first = row + GROUP_ROWS * (int)(blockIdx.x % CLUSTER);
+    w.row_first = row;
     w.map_batch = is_packed(a) ? 0 : w.tile.batch;
     const int positions = (row + Q_TILE - 1) / a.group - w.tile.q_first + 1;
     const visible_tiles all =
         key_tiles_of(find_visible_keys(a, entry_of(a, w.tile), entry_number(w.tile), w.tile.q_first, positions));
-    const int count = all.end - all.first, each = divide_up(count, (int)(gridDim.x / CLUSTER));
-    w.part = (int)(blockIdx.x / CLUSTER);
+    const int count = all.end - all.first, each = divide_up(count, (int)gridDim.x);
+    w.part = (int)blockIdx.x;
     w.parts = divide_up(count, each);
     w.tiles = all;
     w.tiles.end = max(all.end - w.part * each, all.first);
@@ -203,7 +180,7 @@ DEV cta_work find_work(const fwd_args &a)
     return w;
 }
 
-/* Whether the cluster has rows and keys. */
+/* Whether the CTA has rows and keys. */
 DEV bool has_work(const fwd_args &a)
 {
     const cta_work w = find_work(a);
@@ -221,21 +198,9 @@ DEV int head_of(const fwd_args &a, const cta_work &w, int row)
     return w.tile.head + (w.row_first + row) % a.group;
 }
 #else
-/* As tile_of_cta, of clusters. */
-DEV work_tile tile_of_cluster(const fwd_args &a)
+DEV work_tile find_tile(const fwd_args &a)
 {
-    const uint32_t q_tiles = gridDim.x / CLUSTER, q_tile = blockIdx.x / CLUSTER;
-    enum {
-        SECTION_HEADS = 64
-    };
-    work_tile t = {};
-    uint32_t head, in_head;
-    order_tiles(head, in_head, a, q_tile + q_tiles * (blockIdx.y + gridDim.y * blockIdx.z), q_tiles,
-                gridDim.y * gridDim.z, SECTION_HEADS);
-    t.q_first = (int)in_head * Q_TILE;
-    t.head = (int)(head % gridDim.y);
-    t.batch = (int)(head / gridDim.y);
-    set_entry_number(t, t.batch);
+    work_tile t = tile_of_cta(a, blockIdx);
     t.rows = find_sequence(a, t.batch);
     return t;
 }
@@ -243,15 +208,15 @@ DEV work_tile tile_of_cluster(const fwd_args &a)
 /* Key tiles are counted from key 0, whatever the rows see first. */
 DEV cta_work find_work(const fwd_args &a)
 {
-    const work_tile t = tile_of_cluster(a);
-    return {t, t.q_first + GROUP_ROWS * (int)(blockIdx.x % CLUSTER), is_packed(a) ? 0 : t.batch,
+    const work_tile t = find_tile(a);
+    return {t, t.q_first, is_packed(a) ? 0 : t.batch,
             key_tiles_of(find_visible_keys(a, entry_of(a, t), entry_number(t), t.q_first, Q_TILE))};
 }
 
 /* Whether there are rows: not of a sequence shorter than the longest. */
 DEV bool has_work(const fwd_args &a)
 {
-    const work_tile t = tile_of_cluster(a);
+    const work_tile t = find_tile(a);
     return t.q_first < count_queries(a, t);
 }
 
@@ -281,15 +246,11 @@ typedef struct key_slot {
     uint32_t at, full, empty, parity;
 } key_slot;
 
-/* One arrival per warp, in every CTA that loads into the slot: the warp reads it no more. */
+/* One arrival per warp: the warp reads the slot no more. */
 DEV void release_slot(const key_slot &slot)
 {
-    const int lane = threadIdx.x % WARP_THREADS;
-    if (CLUSTER == 1) {
-        if (lane == 0)
-            barrier_arrive(slot.empty);
-    } else if (lane < CLUSTER)
-        barrier_arrive_cluster(cluster_address(slot.empty, lane));
+    if (threadIdx.x % WARP_THREADS == 0)
+        barrier_arrive(slot.empty);
 }
 
 /* Waits until a slot is full; returns where it is. */
@@ -299,33 +260,19 @@ DEV uint32_t wait_slot(const key_slot &slot)
     return slot.at;
 }
 
-/* Waits until a slot is empty in all CTAs of the cluster, and announces its bytes. */
+/* Waits until a slot is empty, and announces its bytes. */
 DEV void begin_slot(const key_slot &slot, int panels)
 {
-    if (CLUSTER == 1)
-        barrier_wait(slot.empty, slot.parity ^ 1);
-    else
-        barrier_wait_cluster(slot.empty, slot.parity ^ 1);
+    barrier_wait(slot.empty, slot.parity ^ 1);
     barrier_arrive_expecting(slot.full, panels * KV_PANEL_BYTES);
 }
 
-/* Loads some rows of panels, from panel `first` on, to `to` and KV_PANEL_BYTES apart; of a cluster for all its CTAs. */
+/* Loads some rows of panels, from panel `first` on, to `to` and KV_PANEL_BYTES apart. */
 DEV void load_panels(uint32_t to, const key_slot &slot, const fwd_map *map, int first, int panels, int row, int head,
                      int batch)
 {
-    for (int panel = 0; panel < panels; panel++) {
-        const int dim = (first + panel) * PANEL_ELEMS;
-        if (CLUSTER == 1)
-            load_box(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, head, batch);
-        else
-            load_box_to_all(to + panel * KV_PANEL_BYTES, map, slot.full, dim, row, head, batch, (1 << CLUSTER) - 1);
-    }
-}
-
-/* Where a CTA's keys of a slot begin: from its first key on. */
-DEV int first_of_box(void)
-{
-    return (int)(blockIdx.x % CLUSTER) * BOX_ROWS;
+    for (int panel = 0; panel < panels; panel++)
+        load_box(to + panel * KV_PANEL_BYTES, map, slot.full, (first + panel) * PANEL_ELEMS, row, head, batch);
 }
 
 #if V_IN_K
@@ -343,7 +290,7 @@ DEV constexpr int segment_panels(int segment)
     return segment < CONSUMERS ? OWN_PANELS : QK_PANELS - CONSUMERS * OWN_PANELS;
 }
 
-/* Warps of this CTA that release a segment of a stage: its owner's once, and those of another whose dims it has. */
+/* Warps that release a segment of a stage: its owner's once, and those of another whose dims it has. */
 DEV int releasing_warps(int stage, int segment)
 {
     return CONSUMER_WARPS * (segment < CONSUMERS && segment != stage ? 2 : 1);
@@ -355,22 +302,22 @@ typedef struct cached_keys {
     int head, end; /* end: one past the last key that exists */
 } cached_keys;
 
-/* Loads the CTA's keys of a segment of the tile that begins with `key`. A page is a multiple of a box, or a box of
- * them; what lies in no page is outside of the map and becomes zeros. Reads global memory: the table. */
+/* Loads the keys of a segment of the tile that begins with `key`. A page is a multiple of a tile, or a tile of them;
+ * what lies in no page is outside of the map and becomes zeros. Reads global memory: the table. */
 DEV void load_segment(const key_slot &slot, const fwd_map *map, int segment, const cached_keys &keys, int key)
 {
-    const int box = min(keys.pages.page, (int)BOX_ROWS), begin = key + first_of_box();
-    int entry = begin / keys.pages.page, in_page = begin - entry * keys.pages.page;
-    int page = begin < keys.end || keys.pages.table == nullptr ? read_page(keys.pages, entry) : NO_PAGE;
+    const int box = min(keys.pages.page, (int)KV_TILE);
+    int entry = key / keys.pages.page, in_page = key - entry * keys.pages.page;
+    int page = key < keys.end || keys.pages.table == nullptr ? read_page(keys.pages, entry) : NO_PAGE;
     begin_slot(slot, segment_panels(segment));
     for (int row = 0;;) {
-        load_panels(slot.at + (first_of_box() + row) * PANEL_ROW_BYTES, slot, map, segment * OWN_PANELS,
-                    segment_panels(segment), in_page, keys.head, page);
+        load_panels(slot.at + row * PANEL_ROW_BYTES, slot, map, segment * OWN_PANELS, segment_panels(segment), in_page,
+                    keys.head, page);
         row += box;
-        if (row >= BOX_ROWS)
+        if (row >= KV_TILE)
             break;
         entry++; /* the next box is the next page */
-        page = begin + row < keys.end ? read_page(keys.pages, entry) : NO_PAGE;
+        page = key + row < keys.end ? read_page(keys.pages, entry) : NO_PAGE;
     }
 }
 #else
@@ -384,12 +331,11 @@ DEV key_slot find_slot(uint32_t smem, int consumer, int use)
             ADDRESS(smem, empty) + slot * BARRIER_BYTES, (uint32_t)(use / STAGES) & 1};
 }
 
-/* Loads the CTA's keys of panels of the tile that begins with `key`, from panel `first` on. */
+/* Loads panels of the tile that begins with `key`, from panel `first` on. */
 DEV void load_slot(const key_slot &slot, const fwd_map *map, int first, int panels, const key_source &source, int key)
 {
     begin_slot(slot, panels);
-    load_panels(slot.at + first_of_box() * PANEL_ROW_BYTES, slot, map, first, panels,
-                source.row_first + key + first_of_box(), source.head, source.batch);
+    load_panels(slot.at, slot, map, first, panels, source.row_first + key, source.head, source.batch);
 }
 #endif
 
@@ -397,7 +343,7 @@ DEV void load_queries(const fwd_args &a, const fwd_maps &maps, uint32_t smem, co
 {
 #if V_IN_K
     barrier_arrive_expecting(ADDRESS(smem, q_full), QK_PANELS * Q_PANEL_BYTES);
-    for (int row = 0; row < GROUP_ROWS; row += BOX_HEADS)
+    for (int row = 0; row < Q_TILE; row += BOX_HEADS)
         for (int panel = 0; panel < QK_PANELS; panel++)
             load_box(ADDRESS(smem, q) + panel * Q_PANEL_BYTES + row * PANEL_ROW_BYTES, &maps.q, ADDRESS(smem, q_full),
                      panel * PANEL_ELEMS, w.tile.rows.q_begin + position_of(a, w, row), head_of(a, w, row),
@@ -449,7 +395,7 @@ typedef struct consumer {
     uint32_t smem;
     int index;             /* 0 has the even tiles, 1 the odd ones */
     int thread, lane, row; /* of the warpgroup; the lane's first row within the CTA's, its other is the eighth after */
-    int tiles;             /* how many the cluster visits */
+    int tiles;             /* how many the CTA visits */
     int use;               /* of the consumer's ring: the next one */
     float scale_log2;
     float threshold; /* RESCALE_THRESHOLD in raw scores */
@@ -617,7 +563,7 @@ DEV tile_mask find_mask(const fwd_args &a, const cta_work &w, const visible_entr
     tile_mask m;
     m.seen = find_row_keys(a, e, entry_number(w.tile), position_of(a, w, c.row), position_of(a, w, c.row + 8),
                            2 * (c.lane % 4));
-    const int first = position_of(a, w, 0), positions = position_of(a, w, GROUP_ROWS - 1) - first + 1;
+    const int first = position_of(a, w, 0), positions = position_of(a, w, Q_TILE - 1) - first + 1;
     const visible_tiles own =
         visible_tiles_of(find_visible_keys(a, e, entry_number(w.tile), first, positions), KV_TILE);
     m.full_first = own.full_first;
@@ -638,12 +584,12 @@ DEV void multiply_values(output_part (&o)[OWN_SLOTS], const probability_tile &p,
         start_values(o[part], p, wait_values(c, number, part));
 }
 
-/* The consumer's tile `number`: its scores; the product of the other's tile before, and under it the probabilities of
- * this one; their product. With V_IN_K that product comes before the scores: these wait for the consumer's own stage,
- * and until the product is done the other's stage cannot be loaded again, so that the stages would be loaded one after
- * the other. FIRST: of tile 0, before which there is none. What hides these waits is the other consumer, which is half
- * a round behind. Accumulators are changed only where no product of the warpgroup is under way: else the
- * compiler serialises all of them. */
+/* The consumer's tile `number`: its scores and probabilities; the product of the other's tile before; the product of
+ * this one. So the softmax waits for no values. With V_IN_K the other's product comes before the scores: these wait for
+ * the consumer's own stage, and until the product is done the other's stage cannot be loaded again, so that the stages
+ * would be loaded one after the other. FIRST: of tile 0, before which there is none. What hides these waits is the
+ * other consumer, which is half a round behind. Accumulators are changed only where no product of the warpgroup is
+ * under way: else the compiler serialises all of them. */
 template <bool FIRST>
 DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer &c, const tile_mask &m, int number,
               int tile)
@@ -658,11 +604,8 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
         wait_output<SEGMENTS>(c, number - 1);
     wait_scores(c, number);
     ACR_TRACE_POINT(number, "scores ready");
-    if (!V_IN_K && !FIRST) {
+    if (!V_IN_K && !FIRST)
         take_over(c, number - 1, taken, r, o);
-        if (!HANDED_LATE)
-            multiply_values(o, taken, c, m, number - 1, tile + 1);
-    }
     finish_scores(s, m.seen, tile * KV_TILE, tile >= m.full_end || tile < m.full_first);
     float max[2], factor[2];
     lane_max(max, s);
@@ -676,10 +619,10 @@ DEV void step(score_tile &s, output_part (&o)[OWN_SLOTS], lane_rows &r, consumer
     hand_over(c, p, r);
     ACR_TRACE_POINT(number, "probabilities handed over");
     if (!FIRST) {
-        if (HANDED_LATE)
+        if (!V_IN_K) {
             multiply_values(o, taken, c, m, number - 1, tile + 1);
-        if (!V_IN_K)
             wait_output(c, number - 1);
+        }
         ACR_TRACE_POINT(number, "the other's product done");
         if (grown)
             scale_outputs(o, factor);
@@ -743,7 +686,7 @@ DEV void store_rows(const fwd_args &a PAGING_PARAMETER, const cta_work &w, const
 }
 
 #if V_IN_K
-/* ---- Keys shared by clusters: each leaves its part of a row in the workspace, and a second kernel adds them in the
+/* ---- Keys shared by CTAs: each leaves its part of a row in the workspace, and a second kernel adds them in the
  * order of the parts ---- */
 
 /* In how many parts a tile is. */
@@ -763,12 +706,11 @@ DEV partial_row *find_partial(const fwd_args &a, int part, int row)
 DEV void leave_rows(const fwd_args &a, const cta_work &w, const visible_entry &entry, const output_part (&o)[OWN_SLOTS],
                     const lane_rows &r, const consumer &c)
 {
-    const int row_first = (int)(blockIdx.x % CLUSTER) * GROUP_ROWS + c.row;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (position_of(a, w, c.row + 8 * h) >= entry.q_len)
             continue;
-        partial_row *to = find_partial(a, w.part, row_first + 8 * h);
+        partial_row *to = find_partial(a, w.part, c.row + 8 * h);
 #pragma unroll
         for (int part = 0; part < OWN_SLOTS; part++)
 #pragma unroll
@@ -906,7 +848,7 @@ DEV void init_barriers(uint32_t smem)
 #else
         const int warps = CONSUMER_WARPS;
 #endif
-        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, warps * CLUSTER);
+        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, warps);
     }
     for (int i = 0; i < CONSUMERS; i++)
         barrier_init(ADDRESS(smem, handed_full) + BARRIER_BYTES * i, CONSUMER_WARPS);
@@ -927,39 +869,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             prefetch_map(&maps.v);
         init_barriers(smem);
     }
-    if (CLUSTER > 1) { /* the others' barriers are there */
-        __syncthreads();
-        cluster_arrive_relaxed();
-        cluster_wait();
-    } else
-        __syncthreads();
+    __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
-    const bool works = has_work(a); /* the same in the whole cluster */
+    const bool works = has_work(a);
 #if V_IN_K
-    if (gridDim.x > CLUSTER && blockIdx.x == 0 && threadIdx.x == 0)
+    if (gridDim.x > 1 && blockIdx.x == 0 && threadIdx.x == 0)
         *find_parts(a, tile_number()) = works ? (uint32_t)find_work(a).parts : 0;
 #endif
     if (works) {
         if (group == 0) {
             REGISTERS_GIVE(PRODUCER_REGISTERS);
-#if ELECTED /* else a loop over lanes issues each box */
             const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
-            if (warp < CONSUMERS && elect_one())
+            if (warp < CONSUMERS && elect_one()) /* by other threads a loop over lanes would issue each box */
                 produce(a, maps PAGING_ARGUMENT, smem, warp);
-#else
-            if (threadIdx.x == 0 || threadIdx.x == WARP_THREADS)
-                produce(a, maps PAGING_ARGUMENT, smem, threadIdx.x / WARP_THREADS);
-#endif
         } else {
             REGISTERS_TAKE(CONSUMER_REGISTERS);
             consume(a PAGING_ARGUMENT, smem, group - 1);
         }
-    }
-    __syncwarp();
-    if (CLUSTER > 1) { /* until here the others load into this CTA's memory, and arrive at its barriers */
-        cluster_arrive_relaxed();
-        cluster_wait();
     }
     ACR_TRACE_END(a);
 }
@@ -969,8 +896,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #include "cuda/model/fwd_model.h"
 
 #include <math.h>
-
-#include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {.work = V_IN_K ? ACR__WORK_HEAD_ROWS : ACR__WORK_TILES,
                                    .q_tile = Q_TILE,
@@ -990,8 +915,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (problem->flags & ACR_PACKED && !(problem->flags & ACR_PAGED))
         return "packed: the kernel serves packed queries over pages only (ACR_PACKED with ACR_PAGED)";
     if (problem->flags & ACR_PAGED &&
-        (problem->page % 8 != 0 || (problem->page % BOX_ROWS != 0 && BOX_ROWS % problem->page != 0)))
-        return CLUSTER == 2 ? "page: must be 8, 16 or a multiple of 32" : "page: must be 8, 16, 32 or a multiple of 64";
+        (problem->page % 8 != 0 || (problem->page % KV_TILE != 0 && KV_TILE % problem->page != 0)))
+        return "page: must be 8, 16, 32 or a multiple of 64";
     return tile_why_not(problem, device);
 }
 
@@ -1000,25 +925,24 @@ static int64_t count_tiles(const acr_problem *problem)
     return acr__row_tiles(problem, Q_TILE) * problem->kv_heads * problem->batch;
 }
 
-/* Fitted by hand to nine runs on an H200 (lab.md). A visit is of a key tile by a cluster; besides, what a cluster takes
+/* Fitted by hand to nine runs on an H200 (lab.md). A visit is of a key tile; besides, what a CTA takes
  * from its start to its first scores and from its last ones to its end, and to leave partial results; and the second
  * kernel. */
 static double split_seconds(const acr_problem *problem, const acr__device *device, int64_t splits)
 {
-    const double visit_cycles = CLUSTER > 1 ? 5800.0 : 3600.0, cluster_cycles = CLUSTER > 1 ? 10000.0 : 9000.0,
-                 leave_cycles = 12000.0;
+    const double visit_cycles = 3600.0, cta_cycles = 9000.0, leave_cycles = 12000.0;
     const double clock_hz = device->clock_hz;
     const double keys = acr__visible_keys(acr__longest_entry(problem));
-    const double tiles = fmax(ceil(keys / KV_TILE), 1.0), clusters = (double)(count_tiles(problem) * splits);
-    const double waves = ceil(clusters / (double)(device->sm_count / CLUSTER));
+    const double tiles = fmax(ceil(keys / KV_TILE), 1.0), ctas = (double)(count_tiles(problem) * splits);
+    const double waves = ceil(ctas / (double)device->sm_count);
     const double cycles =
-        waves * (cluster_cycles + ceil(tiles / (double)splits) * visit_cycles + (splits > 1 ? leave_cycles : 0.0));
+        waves * (cta_cycles + ceil(tiles / (double)splits) * visit_cycles + (splits > 1 ? leave_cycles : 0.0));
     const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
     const double key_bytes = (double)(problem->batch * problem->kv_heads) * keys * (double)problem->qk_dim * ELEM_BYTES;
     const double memory = key_bytes / (0.75 * acr__memory_rate(problem, device, 1.0));
     const double merge_cycles = 4000.0 + 400.0 * (double)splits * fmax(1.0, rows / (4.0 * device->sm_count));
     const double merge = splits > 1 ? ACR__LAUNCH_SECONDS + merge_cycles / clock_hz : 0.0;
-    return fmax(cycles / clock_hz, memory + cluster_cycles / clock_hz) + merge;
+    return fmax(cycles / clock_hz, memory + cta_cycles / clock_hz) + merge;
 }
 
 /* Into how many parts the keys of a tile are split. */
@@ -1042,11 +966,10 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    *launch = (acr__launch){.grid = {CLUSTER * (uint32_t)choose_splits(problem, device),
+    *launch = (acr__launch){.grid = {(uint32_t)choose_splits(problem, device),
                                      (uint32_t)(acr__row_tiles(problem, Q_TILE) * problem->kv_heads),
                                      (uint32_t)problem->batch},
                             .block = THREADS,
-                            .cluster = CLUSTER,
                             .smem_bytes = sizeof(shared_memory)};
 }
 
@@ -1054,9 +977,8 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
 static void shape_merge(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     shape(problem, device, launch);
-    launch->grid[0] = launch->grid[0] > CLUSTER ? Q_TILE : 0;
+    launch->grid[0] = launch->grid[0] > 1 ? Q_TILE : 0;
     launch->block = MERGE_THREADS;
-    launch->cluster = 0;
     launch->smem_bytes = 0;
 }
 
@@ -1067,29 +989,18 @@ static double cost(const acr_problem *problem, const acr__device *device)
 
 #else
 
-/* A cluster has a query tile. */
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    tile_shape(problem, device, launch);
-    launch->grid[0] *= CLUSTER;
-    launch->cluster = CLUSTER;
-}
-
-/* The rate of products is that of one problem on an H200 (lab.md), the rest is not fitted; a CTA alone takes twice as
- * many bytes from L2. */
+/* Fitted to five problems on an H100 (lab.md): 0.91 to 1.11 times what was seen. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
     const acr__fwd_rates rates = {
-        .mma_flop_per_cycle = (CLUSTER > 1 ? 1380.0 : 1000.0) * CLUSTER, /* of the SMs of a cluster */
-        .exp_per_cycle = 14.0 * CLUSTER,
+        .mma_flop_per_cycle = 2750.0,
+        .exp_per_cycle = 14.0,
         .step_cycles = 2000.0,
-        .cta_cycles = 7000.0,
-        .first_cycles = 4000.0,
+        .cta_cycles = 12000.0,
+        .first_cycles = 1000.0,
         .ctas_per_sm = 1,
     };
-    acr__device clusters = *device;
-    clusters.sm_count /= CLUSTER;
-    return tile_seconds(problem, &clusters, rates);
+    return tile_seconds(problem, device, rates);
 }
 
 #endif
@@ -1099,17 +1010,18 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .dtype = BF16 ? ACR_BF16 : ACR_F16,
     .traits = ACR__TRAIT_PACKED,
     .cost = cost,
-    .shape = shape,
 #if V_IN_K
+    .shape = shape,
     .pages = 1,
     .v_in_k = 1,
     .why_not = why_not,
     .workspace = workspace,
-    .boxes = {.q_rows = 1, .k_rows = BOX_ROWS, .q_heads = BOX_HEADS},
+    .boxes = {.q_rows = 1, .k_rows = KV_TILE, .q_heads = BOX_HEADS},
     .after = {.symbol = KERNEL_TEXT "_merge", .shape = shape_merge},
 #else
     .why_not = tile_why_not,
-    .boxes = {.q_rows = GROUP_ROWS, .k_rows = BOX_ROWS, .v_rows = BOX_ROWS},
+    .shape = tile_shape,
+    .boxes = {.q_rows = Q_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE},
 #endif
 };
 
