@@ -130,7 +130,7 @@ static acr_status map_all(acr_group *group, dist_push *push, const dist_share *s
             continue;
         status = dist_map(&group->device, &shares[r].address, shares[r].is_here, &memory);
         push->memory[r] = memory;
-        push->is_mapped[r] = memory && !shares[r].is_here;
+        push->is_mapped[r] = (char)(memory && !shares[r].is_here);
     }
     return status;
 }
