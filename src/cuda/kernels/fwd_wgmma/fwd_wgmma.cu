@@ -11,23 +11,21 @@
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
- * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks; beside it
- * SURVEY_LOADS, SURVEY_ORDER, BATCHES_TOGETHER, bias_survey.cuh), PAGED=1 (for paged caches alone, whose queries are
- * packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in
- * pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at
- * run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
- * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
- * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16). CLUSTER=2: two CTAs with neighbouring
- * query tiles load their keys together (shared_loads.cuh), of biases without a survey.
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
+ * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
+ * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
+ * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
+ * KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
+ * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 SURVEY_LOADS=16 SURVEY_ORDER=1 BATCHES_TOGETHER=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0
- * UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 CLUSTER=1 */
+ * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
 #include <stddef.h>
 
+#include "cuda/device/attention/bias_survey.h"
 #include "cuda/device/attention/packed_queue.h"
 #include "fwd_args.h"
 
@@ -69,10 +67,6 @@
 #ifndef VALUES_F16
 #define VALUES_F16 0
 #endif
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
-#define SHARED_TILES (CLUSTER) /* neighbouring query tiles visit the same key tiles */
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -108,6 +102,7 @@ typedef struct shared_memory {
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
+    survey_plan survey;
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
@@ -134,6 +129,7 @@ typedef struct shared_memory {
 #endif
 #if BIAS_TILES
 #include "cuda/device/attention/bias_tiles.cuh"
+#include "cuda/device/isa/barrier_bytes.cuh"
 #endif
 #include "cuda/device/attention/pipeline.cuh"
 #include "cuda/device/attention/scores.cuh"
@@ -149,9 +145,8 @@ enum {
     OUT_BYTES = OUT_F32 ? 4 : ELEM_BYTES,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER =
-        CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED || CLUSTER > 1),
-    PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
+    PRODUCER_COMPUTES = KV_E4M3 || BIAS_TILES,
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
                          : UPCAST_GROUPS > 1                               ? 48
                          : PRODUCER_COMPUTES                               ? 56
@@ -184,8 +179,8 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
-static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !SEQUENCES && !PLANS_AHEAD),
-              "BIAS_TILES: a warp copies for each consumer; no other terms");
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && !PLANS_AHEAD),
+              "BIAS_TILES: a warp copies for each consumer, and one looks at masks; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
@@ -199,8 +194,6 @@ static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16),
 static_assert(UPCAST_GROUPS == 1 || (UPCAST_GROUPS == 2 && UPCAST_ROWS), "UPCAST_GROUPS: 1, or 2 beside UPCAST_ROWS");
 static_assert(!VALUES_F16 || BF16, "VALUES_F16: with BF16");
 static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
-static_assert(CLUSTER == 1 || (CLUSTER == 2 && !SEQUENCES && !PLANS_AHEAD && KV_TILE % (8 * CLUSTER) == 0),
-              "CLUSTER: 1 or 2; without packed batches, caches, AHEAD and HEADS_IN_TILE");
 static_assert(!OUT_F32 || (!PAGED && !BIAS_TILES), "OUT_F32: without PAGED and BIAS_TILES");
 static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA's limit on sm_90");
 
@@ -209,7 +202,6 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 #include "cuda/device/attention/page_boxes.cuh"
 #endif
 #include "cuda/device/attention/paging_argument.cuh"
-#include "cuda/kernels/fwd_wgmma/shared_loads.cuh"
 #include "cuda/kernels/fwd_wgmma/widening.cuh"
 
 /* ---- Producer: one thread; of PAGES_APART two, each in a warp of its own ---- */
@@ -236,12 +228,6 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
         ADDRESS(smem, v), ADDRESS(smem, V_LOADED), ADDRESS(smem, v_empty),                                             \
             {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS}, V_BYTES                                                   \
     }
-
-#if CLUSTER > 1
-#define LOAD_KEYS produce_shared_keys
-#else
-#define LOAD_KEYS produce_keys
-#endif
 
 #if PAGES_APART
 /* Loads Q, and K from the right to the left. */
@@ -279,6 +265,29 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
     }
 }
 #else
+#if BIAS_TILES
+/* The first work tile's rows of Q, while masks are looked at: what is said of the tile follows (tell_first_work). */
+DEV void load_first_queries(const work_tile &t, const fwd_map *map, uint32_t smem)
+{
+    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+        const uint32_t full = ADDRESS(smem, q_full) + BARRIER_BYTES * q_slot(0, consumer);
+        barrier_expect(full, Q_GROUP_BYTES);
+        for (int panel = 0; panel < QK_PANELS; panel++)
+            load_box(query_at(smem, consumer, 0) + panel * Q_PANEL_BYTES, map, full, PANEL_ELEMS * panel,
+                     t.rows.q_begin + t.q_first + GROUP_ROWS * consumer, t.head, t.batch);
+    }
+}
+
+DEV void tell_first_work(const work_tile &t, uint32_t smem, const visible_tiles &surveyed)
+{
+    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+        write_work(t, smem, q_slot(0, consumer), surveyed);
+        barrier_arrive(ADDRESS(smem, q_full) + BARRIER_BYTES * q_slot(0, consumer));
+    }
+}
+
+#endif
+
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
@@ -288,17 +297,16 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
-#if CLUSTER > 1
-    const uint32_t section_heads = find_queue_section(a, KV_BYTES), count = count_cluster_tiles(a);
-    uint32_t number = 0;
-    for (uint32_t index = cluster_index(0); index < count; index = cluster_index(++number)) {
-        const work_tile t = find_cluster_tile(a, index, section_heads);
-        const visible_tiles surveyed = {0, 0, 0, INT_MAX}, tiles = find_key_tiles(a, t);
-#elif BIAS_TILES
-    const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
+#if BIAS_TILES
+    const bool has_survey = is_surveyed(a);
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
+        const bool is_told = has_survey && q_use == 0; /* tell_first_work */
+        if (has_survey && q_use == 1)
+            wait_for_ranks(a, memory->survey);
         visible_tiles surveyed;
-        const work_tile t = find_surveyed_tile(a, index, section_heads, surveyed);
+        const work_tile t = is_told ? read_work(smem, 0, 0) : find_surveyed_tile(a, index, memory->survey, surveyed);
+        if (is_told)
+            surveyed = read_surveyed(work_at(smem, 0));
         const visible_tiles tiles = without_hidden(find_key_tiles(a, t), surveyed);
 #else
     const uint32_t section_heads = SEQUENCES ? 0 : find_queue_section(a, KV_BYTES);
@@ -314,11 +322,15 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         source.row_first += key_origin(entry_of(a, t), t.q_first);
 #endif
         tell_widening(k, smem, use, t, tiles, tiles.end - 1);
-        LOAD_KEYS(k, &maps.k, source, use, tiles.end - 1);
+        produce_keys(k, &maps.k, source, use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
+#elif BIAS_TILES
+        if (!is_told)
+            produce_work(t, &maps.q, smem, q_use, surveyed);
+        q_use++;
 #else
-        produce_work(t, &maps.q, smem, q_use++, surveyed);
+    produce_work(t, &maps.q, smem, q_use++, surveyed);
 #endif
 #if PLANS_AHEAD
         if (tiles.end - 1 <= tiles.first + PLAN_TILES)
@@ -331,13 +343,13 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
             use++;
             tell_widening(k, smem, use, t, tiles, kv_tile);
-            LOAD_KEYS(k, &maps.k, source, use, kv_tile);
-            LOAD_KEYS(v, &maps.v, source, use - 1, kv_tile + 1);
+            produce_keys(k, &maps.k, source, use, kv_tile);
+            produce_keys(v, &maps.v, source, use - 1, kv_tile + 1);
         }
-#if !PLANS_AHEAD && CLUSTER == 1
+#if !PLANS_AHEAD
         index = take_next(a, count_work(a, memory)); /* arrives during the wait for the last V's stage */
 #endif
-        LOAD_KEYS(v, &maps.v, source, use++, tiles.first);
+        produce_keys(v, &maps.v, source, use++, tiles.first);
     }
     work_tile none = {};
     none.q_first = -1;
@@ -487,7 +499,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
-    release_keys(ADDRESS(c.smem, k_empty), use + 1);
+    release(ADDRESS(c.smem, k_empty), use + 1);
     finish_tile(s, seen, key, masked, plain, a, terms, c);
     lane_max(max, s);
     const int grown = any_row_grows(r, max, c);
@@ -501,7 +513,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
-    release_keys(ADDRESS(c.smem, v_empty), use);
+    release(ADDRESS(c.smem, v_empty), use);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
@@ -669,7 +681,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 
         WGMMA_WAIT(0);
         ACR_TRACE_POINT(q_use, "tile: first scores ready");
-        release_keys(ADDRESS(smem, k_empty), use);
+        release(ADDRESS(smem, k_empty), use);
         finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, 0,
                     a, terms, c);
         lane_max(max, s);
@@ -718,7 +730,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         pass_ping_pong(c.index);
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
-        release_keys(ADDRESS(smem, v_empty), use++);
+        release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
         store_tile(a PAGING_ARGUMENT, t, o, r, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
@@ -745,9 +757,9 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
 #endif
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS * CLUSTER);
+        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
         barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS * CLUSTER);
+        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
 #if KV_E4M3
         barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
@@ -782,12 +794,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&maps.k);
         prefetch_map(&maps.v);
         init_barriers(a, smem);
+#if BIAS_TILES
+        plan_survey(shared->survey, a, KV_BYTES);
+#endif
     }
     __syncthreads();
-#if CLUSTER > 1 /* the others' barriers are there */
-    cluster_arrive_relaxed();
-    cluster_wait();
-#endif
     wait_for_previous_kernel();
     allow_next_kernel();
     if (is_packed(a)) {
@@ -796,7 +807,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             return;
     }
 #if BIAS_TILES
-    survey_bias(a);
+    if (is_surveyed(a)) {
+        if (threadIdx.x == 0)
+            load_first_queries(find_first_tile(a, shared->survey), &maps.q, smem);
+        survey_first(a, shared->survey);
+    }
+#endif
+    ACR_TRACE_POINT(0, "first masks looked at");
+#if BIAS_TILES
+    if (is_surveyed(a)) {
+        const visible_tiles surveyed = meet_others(a, shared->survey);
+        if (threadIdx.x == 0)
+            tell_first_work(find_first_tile(a, shared->survey), smem, surveyed);
+    }
 #endif
     ACR_TRACE_POINT(0, "CTA ready");
     if (UPCAST_GROUPS == 1 ? group == 0 : group < UPCAST_GROUPS) {
@@ -831,22 +854,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int copier = threadIdx.x / WARP_THREADS - 1;
         if (copier >= 0 && copier < CONSUMERS)
             produce_biases(a, smem, copier);
+        else if (copier == CONSUMERS && is_surveyed(a))
+            survey_rest(a, shared->survey);
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a PAGING_ARGUMENT, smem, group - UPCAST_GROUPS);
     }
-#if CLUSTER > 1 /* until here the others load into this CTA's memory, and arrive at its barriers */
-    __syncwarp();
-    cluster_arrive_relaxed();
-    cluster_wait();
-#endif
     ACR_TRACE_END(a);
 }
 
 #else
 
-#include "cuda/device/attention/bias_survey.h"
 #include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
@@ -872,19 +891,6 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
     return tile_why_not(problem, device);
-}
-
-/* A cluster has neighbouring query tiles of one head. */
-static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    tile_shape(problem, device, launch);
-    if (CLUSTER > 1) {
-        const int64_t tiles = (problem->q_len + Q_TILE - 1) / Q_TILE,
-                      clusters = (tiles + CLUSTER - 1) / CLUSTER * problem->q_heads * problem->batch;
-        const int64_t at_once = device->sm_count / CLUSTER;
-        launch->grid[0] = CLUSTER * (uint32_t)(clusters < at_once ? clusters : at_once);
-        launch->cluster = CLUSTER;
-    }
 }
 
 static double cost(const acr_problem *problem, const acr__device *device)
@@ -945,11 +951,8 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
-    .shape = shape,
-    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE,
-              .k_rows = KV_TILE / CLUSTER,
-              .v_rows = KV_TILE / CLUSTER,
-              .q_heads = HEADS_IN_TILE},
+    .shape = tile_shape,
+    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .q_heads = HEADS_IN_TILE},
 };
 
 #endif
