@@ -25,7 +25,6 @@
 #include <limits.h>
 #include <stddef.h>
 
-#include "cuda/device/attention/bias_survey.h"
 #include "cuda/device/attention/packed_queue.h"
 #include "fwd_args.h"
 
@@ -102,7 +101,6 @@ typedef struct shared_memory {
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
-    survey_plan survey;
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
@@ -129,7 +127,6 @@ typedef struct shared_memory {
 #endif
 #if BIAS_TILES
 #include "cuda/device/attention/bias_tiles.cuh"
-#include "cuda/device/isa/barrier_bytes.cuh"
 #endif
 #include "cuda/device/attention/pipeline.cuh"
 #include "cuda/device/attention/scores.cuh"
@@ -146,7 +143,7 @@ enum {
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
     MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
-    PRODUCER_COMPUTES = KV_E4M3 || BIAS_TILES,
+    PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
                          : UPCAST_GROUPS > 1                               ? 48
                          : PRODUCER_COMPUTES                               ? 56
@@ -179,8 +176,8 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
-static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && !PLANS_AHEAD),
-              "BIAS_TILES: a warp copies for each consumer, and one looks at masks; no other terms");
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !SEQUENCES && !PLANS_AHEAD),
+              "BIAS_TILES: a warp copies for each consumer; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
@@ -265,29 +262,6 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
     }
 }
 #else
-#if BIAS_TILES
-/* The first work tile's rows of Q, while masks are looked at: what is said of the tile follows (tell_first_work). */
-DEV void load_first_queries(const work_tile &t, const fwd_map *map, uint32_t smem)
-{
-    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-        const uint32_t full = ADDRESS(smem, q_full) + BARRIER_BYTES * q_slot(0, consumer);
-        barrier_expect(full, Q_GROUP_BYTES);
-        for (int panel = 0; panel < QK_PANELS; panel++)
-            load_box(query_at(smem, consumer, 0) + panel * Q_PANEL_BYTES, map, full, PANEL_ELEMS * panel,
-                     t.rows.q_begin + t.q_first + GROUP_ROWS * consumer, t.head, t.batch);
-    }
-}
-
-DEV void tell_first_work(const work_tile &t, uint32_t smem, const visible_tiles &surveyed)
-{
-    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-        write_work(t, smem, q_slot(0, consumer), surveyed);
-        barrier_arrive(ADDRESS(smem, q_full) + BARRIER_BYTES * q_slot(0, consumer));
-    }
-}
-
-#endif
-
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
 {
@@ -298,15 +272,10 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
 #else
 #if BIAS_TILES
-    const bool has_survey = is_surveyed(a);
+    const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
     for (uint32_t index = blockIdx.x; index < count_work(a, memory);) {
-        const bool is_told = has_survey && q_use == 0; /* tell_first_work */
-        if (has_survey && q_use == 1)
-            wait_for_ranks(a, memory->survey);
         visible_tiles surveyed;
-        const work_tile t = is_told ? read_work(smem, 0, 0) : find_surveyed_tile(a, index, memory->survey, surveyed);
-        if (is_told)
-            surveyed = read_surveyed(work_at(smem, 0));
+        const work_tile t = find_surveyed_tile(a, index, section_heads, surveyed);
         const visible_tiles tiles = without_hidden(find_key_tiles(a, t), surveyed);
 #else
     const uint32_t section_heads = SEQUENCES ? 0 : find_queue_section(a, KV_BYTES);
@@ -325,12 +294,8 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         produce_keys(k, &maps.k, source, use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
-#elif BIAS_TILES
-        if (!is_told)
-            produce_work(t, &maps.q, smem, q_use, surveyed);
-        q_use++;
 #else
-    produce_work(t, &maps.q, smem, q_use++, surveyed);
+        produce_work(t, &maps.q, smem, q_use++, surveyed);
 #endif
 #if PLANS_AHEAD
         if (tiles.end - 1 <= tiles.first + PLAN_TILES)
@@ -794,9 +759,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&maps.k);
         prefetch_map(&maps.v);
         init_barriers(a, smem);
-#if BIAS_TILES
-        plan_survey(shared->survey, a, KV_BYTES);
-#endif
     }
     __syncthreads();
     wait_for_previous_kernel();
@@ -807,19 +769,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             return;
     }
 #if BIAS_TILES
-    if (is_surveyed(a)) {
-        if (threadIdx.x == 0)
-            load_first_queries(find_first_tile(a, shared->survey), &maps.q, smem);
-        survey_first(a, shared->survey);
-    }
-#endif
-    ACR_TRACE_POINT(0, "first masks looked at");
-#if BIAS_TILES
-    if (is_surveyed(a)) {
-        const visible_tiles surveyed = meet_others(a, shared->survey);
-        if (threadIdx.x == 0)
-            tell_first_work(find_first_tile(a, shared->survey), smem, surveyed);
-    }
+    survey_bias(a);
 #endif
     ACR_TRACE_POINT(0, "CTA ready");
     if (UPCAST_GROUPS == 1 ? group == 0 : group < UPCAST_GROUPS) {
@@ -854,8 +804,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int copier = threadIdx.x / WARP_THREADS - 1;
         if (copier >= 0 && copier < CONSUMERS)
             produce_biases(a, smem, copier);
-        else if (copier == CONSUMERS && is_surveyed(a))
-            survey_rest(a, shared->survey);
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
@@ -866,6 +814,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
+#include "cuda/device/attention/bias_survey.h"
 #include "cuda/model/fwd_model.h"
 
 static const acr__tiling TILING = {.work = ACR__WORK_QUEUE,
