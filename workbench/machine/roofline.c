@@ -92,8 +92,8 @@ static double bias_bytes(const acr_problem *p, visible_entry seen, int64_t batch
     return elems * (p->bias.head == 0 ? 1.0 : (double)p->q_heads) * acr__dtype_bytes(p->bias_dtype);
 }
 
-/* What rows see at most. Nobody knows what a mask hides but who made it: of masks with rows it is taken to be what those
- * of check and bench hide (inputs.h), all keys right of the diagonal. */
+/* What rows see at most. Only who made a mask knows what it hides: one with rows is taken to hide what those of check
+ * and bench do (inputs.h), all keys right of the diagonal. */
 static visible_rule rule_of(const acr_problem *p)
 {
     visible_rule rule = acr__rule_of(p);
