@@ -66,6 +66,8 @@ static void features_are_work(void **state)
                   {"b2:h4:s8:d16:mask/8,0,0", 2 * 8}};
     for (size_t i = 0; i < COUNT_OF(biases); i++)
         assert_true(work(biases[i].text, NULL).bytes == plain.bytes + biases[i].bias_bytes);
+    assert_true(work("b2:h4:s8:d16:mask/0,0,8", NULL).exps == 2 * 4 * 36); /* as causal, which measured masks are */
+    assert_true(work("b2:h4:s8:d16:mask/8,0,0", NULL).exps == plain.exps);
     const int32_t starts[] = {3, 8};
     const acr_buffers lengths = {.size = sizeof lengths, .kv_starts = starts};
     assert_true(work("b2:h4:s8:d16:kvstarts", &lengths).exps == 4 * 8 * 5);

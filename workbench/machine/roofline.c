@@ -114,7 +114,8 @@ problem_work work_of(const acr_problem *p, const acr_buffers *lengths)
         pairs += acr__visible_pairs(seen) * (double)p->q_heads;
         keys_total += acr__visible_keys(seen);
         queries_total += (double)entry.queries;
-        bias += bias_bytes(p, seen, batch);
+        const visible_entry looked_at = {acr__rule_of(p), seen.q_len, seen.kv_len, seen.kv_start};
+        bias += bias_bytes(p, looked_at, batch); /* what a mask hides has to be read in it */
     }
     double in_bytes = acr__dtype_bytes(p->dtype), out_bytes = acr__dtype_bytes(p->out_dtype);
     /* A packed batch is one entry of the tensors, with the rows of all. */
