@@ -106,8 +106,8 @@ ACR_API acr_status acr_group_wait(acr_group *group, void *stream, uint32_t timeo
 
 /* Measures the link, by the way that keys and values go in this group: what each rank sends to the next while it
  * receives from the one before, the shortest message, and copies inside the device, in buffers of its own, less than a
- * second. Every rank gets the slowest rank's figures, and
- * its context's wisdom has them from now on. Collective; at least two ranks.
+ * second. Every rank gets the slowest rank's figures, and its context's wisdom has them from now on. Collective; at
+ * least two ranks.
  * Errors: ACR_INVALID, ACR_TIMEOUT, ACR_PEER, ACR_NO_MEMORY, ACR_DEVICE_FAULT. */
 ACR_API acr_status acr_group_measure_link(acr_group *group, acr_link *out);
 

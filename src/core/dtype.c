@@ -156,33 +156,52 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
     store(dtype, base, index, value);
 }
 
-/* A loop over i from 0 to count, compiled for each of the common types: in `body` `type` is then a constant. */
-#define LOOP_BY_TYPE(dtype, count, body)                                                                               \
-    switch (dtype) {                                                                                                   \
-    case ACR_F32:                                                                                                      \
-        LOOP_OF_TYPE(ACR_F32, count, body)                                                                             \
-    case ACR_F16:                                                                                                      \
-        LOOP_OF_TYPE(ACR_F16, count, body)                                                                             \
-    case ACR_BF16:                                                                                                     \
-        LOOP_OF_TYPE(ACR_BF16, count, body)                                                                            \
-    default:                                                                                                           \
-        LOOP_OF_TYPE(dtype, count, body)                                                                               \
+ALWAYS_INLINE void load_all(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+{
+    for (int64_t i = 0; i < count; ++i) {
+        to[i] = load(dtype, base, first + i);
     }
-#define LOOP_OF_TYPE(of, count, body)                                                                                  \
-    for (int64_t i = 0; i < (count); ++i) {                                                                            \
-        const acr_dtype type = of;                                                                                     \
-        body;                                                                                                          \
-    }                                                                                                                  \
-    break;
+}
 
 void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
 {
-    LOOP_BY_TYPE(dtype, count, to[i] = load(type, base, first + i))
+    switch (dtype) { /* a loop of its own for each of the common types */
+    case ACR_F32:
+        load_all(to, ACR_F32, base, first, count);
+        return;
+    case ACR_F16:
+        load_all(to, ACR_F16, base, first, count);
+        return;
+    case ACR_BF16:
+        load_all(to, ACR_BF16, base, first, count);
+        return;
+    default:
+        load_all(to, dtype, base, first, count);
+    }
+}
+
+ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
+{
+    for (int64_t i = 0; i < count; ++i) {
+        store(dtype, base, first + i, from[i]);
+    }
 }
 
 void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
 {
-    LOOP_BY_TYPE(dtype, count, store(type, base, first + i, from[i]))
+    switch (dtype) {
+    case ACR_F32:
+        store_all(ACR_F32, base, first, count, from);
+        return;
+    case ACR_F16:
+        store_all(ACR_F16, base, first, count, from);
+        return;
+    case ACR_BF16:
+        store_all(ACR_BF16, base, first, count, from);
+        return;
+    default:
+        store_all(dtype, base, first, count, from);
+    }
 }
 
 double acr__round_magnitude(acr_dtype dtype, double magnitude)

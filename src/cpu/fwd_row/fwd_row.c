@@ -414,22 +414,36 @@ INLINE void attend(const scratch_parts *parts, const partial *p, const fwd_args 
     add_values(p->o + r * round_up(args->v_dim, LANES), rescale, parts->s, v, type, args->v_dim, keys, rows);
 }
 
-/* One function a type, so that each has its registers. rows: 4, 2 or 1. */
-#define ATTEND_AS(name, dtype)                                                                                         \
-    static __attribute__((noinline)) void name(const scratch_parts *parts, const partial *p, const fwd_args *args,     \
-                                               const item *it, int64_t r, const char *const *k, const char *const *v,  \
-                                               int64_t first, int64_t keys, int rows)                                  \
-    {                                                                                                                  \
-        if (rows == 4) {                                                                                               \
-            attend(parts, p, args, it, r, k, v, first, keys, dtype, 4);                                                \
-        } else if (rows == 2) {                                                                                        \
-            attend(parts, p, args, it, r, k, v, first, keys, dtype, 2);                                                \
-        } else {                                                                                                       \
-            attend(parts, p, args, it, r, k, v, first, keys, dtype, 1);                                                \
-        }                                                                                                              \
+/* rows: 4, 2 or 1. */
+INLINE void attend_some(const scratch_parts *parts, const partial *p, const fwd_args *args, const item *it, int64_t r,
+                        const char *const *k, const char *const *v, int64_t first, int64_t keys, acr_dtype type,
+                        int rows)
+{
+    if (rows == 4) {
+        attend(parts, p, args, it, r, k, v, first, keys, type, 4);
+    } else if (rows == 2) {
+        attend(parts, p, args, it, r, k, v, first, keys, type, 2);
+    } else {
+        attend(parts, p, args, it, r, k, v, first, keys, type, 1);
     }
-ATTEND_AS(attend_as_they_are, DTYPE)
-ATTEND_AS(attend_of_8_bits, ACR_E4M3)
+}
+
+/* One function a type, so that each has its registers. */
+static __attribute__((noinline)) void attend_as_they_are(const scratch_parts *parts, const partial *p,
+                                                         const fwd_args *args, const item *it, int64_t r,
+                                                         const char *const *k, const char *const *v, int64_t first,
+                                                         int64_t keys, int rows)
+{
+    attend_some(parts, p, args, it, r, k, v, first, keys, DTYPE, rows);
+}
+
+static __attribute__((noinline)) void attend_of_8_bits(const scratch_parts *parts, const partial *p,
+                                                       const fwd_args *args, const item *it, int64_t r,
+                                                       const char *const *k, const char *const *v, int64_t first,
+                                                       int64_t keys, int rows)
+{
+    attend_some(parts, p, args, it, r, k, v, first, keys, ACR_E4M3, rows);
+}
 
 static void attend_rows(const scratch_parts *parts, const partial *p, const fwd_args *args, const item *it, int64_t r,
                         const char *const *k, const char *const *v, int64_t first, int64_t keys, int rows)
