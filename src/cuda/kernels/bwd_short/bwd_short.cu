@@ -12,12 +12,9 @@
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, AHEAD=1 (the next stage's scores start
  * before this one's last product), EARLY=1 (and before its score gradients), LINES_IN_SHARED=1 (dP reads the lines from
- * shared memory), OWN_COPY=1 (helpers keep what the CTA owns in registers), SPLIT_READY=1 (exponentials wait for LSE
- * alone, score gradients for D), D_ROUNDS=2
- * (rounds of D whose products are started together).
+ * shared memory).
  *
- * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 EARLY=0 LINES_IN_SHARED=0 OWN_COPY=0 SPLIT_READY=0
- * D_ROUNDS=1 */
+ * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 EARLY=0 LINES_IN_SHARED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef AHEAD
@@ -28,15 +25,6 @@
 #endif
 #ifndef EARLY
 #define EARLY 0
-#endif
-#ifndef OWN_COPY
-#define OWN_COPY 0
-#endif
-#ifndef SPLIT_READY
-#define SPLIT_READY 0
-#endif
-#ifndef D_ROUNDS
-#define D_ROUNDS 1
 #endif
 
 #include <stddef.h>
@@ -118,10 +106,9 @@ typedef struct shared_memory {
     line_targets targets[4 * CONSUMERS];                          /* of each consumer warp */
     int32_t seen[CONSUMERS][GROUP_LINES][2];                      /* the partners of each line, [first, end) */
     uint64_t own_full;                                            /* the lines */
-    uint64_t full[STAGES], ready[STAGES], empty[STAGES];          /* ready: stats, or cleared partners */
-#if SPLIT_READY
-    uint64_t d_ready[STAGES]; /* ready is then of LSE alone */
-#endif
+    uint64_t full[STAGES], empty[STAGES];
+    uint64_t ready[STAGES];   /* LSE, or cleared partners: exponentials wait for no more */
+    uint64_t d_ready[STAGES]; /* D, which only score gradients want */
     owned_lines own;
 } shared_memory;
 
@@ -137,6 +124,7 @@ typedef struct shared_memory {
 
 enum {
     PRODUCER_REGISTERS = 56,
+    D_ROUNDS = 2, /* of D, whose products are started together */
     CONSUMER_REGISTERS = 224,
     CONSUMER_WARPS = 4 * CONSUMERS,
     HELPER_WARPS = HELPERS / WARP_THREADS,
@@ -153,13 +141,6 @@ static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REG
                   THREADS * (65536 / THREADS / 8 * 8),
               "registers: setmaxnreg hands out what a launch gets, 8 a thread at a time; for more it waits");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
-
-/* The barriers of a stage's D. */
-#if SPLIT_READY
-#define D_READY(smem) ADDRESS(smem, d_ready)
-#else
-#define D_READY(smem) ADDRESS(smem, ready)
-#endif
 
 /* ---- What a CTA owns ---- */
 
@@ -371,15 +352,14 @@ DEV void store_d(query_stats *to, int row, int lane, const float (&first)[4], co
     }
 }
 
-/* D of the stage's rows, once its dO and the thread's part of O have landed. */
+/* D of the stage's rows, once its dO and the thread's part of O have landed. Products of some rounds are started
+ * together, since each waits behind the consumers'. */
 DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
 {
     const int lane = thread % WARP_THREADS, row = lane / 4;
 #pragma unroll
     for (int of = 0; of < STATS_ROUNDS; of += D_ROUNDS) { /* a round that does not exist is found and not stored */
         float first[D_ROUNDS][4] = {}, second[D_ROUNDS][4] = {};
-        if (D_ROUNDS == 1 && stats_row(thread, of) >= 64)
-            break;
 #pragma unroll
         for (int i = 0; i < D_ROUNDS && of + i < STATS_ROUNDS; i++) {
             const int in_stage = stats_row(thread, of + i) < 64 ? stats_row(thread, of + i) : 0;
@@ -432,14 +412,13 @@ DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, con
         wait_empty(smem, use);
         if (thread < KV_TILE)
             to->lse[thread] = stats_lse(lse);
-        if (SPLIT_READY)
-            arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
+        arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
         COPIES_WAIT(O_STAGES - 1);
         wait_use(ADDRESS(smem, full), use);
         __syncwarp();
         ACR_TRACE_POINT(use.number, "helper: dO here");
         find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, parts + slot * (uint32_t)sizeof(o_part), to, thread);
-        arrive_warp(D_READY(smem) + BARRIER_BYTES * stage, thread % WARP_THREADS);
+        arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
         ACR_TRACE_POINT(use.number, "helper: D stored");
         slot = slot == O_STAGES - 1 ? 0 : slot + 1;
         lse = next_lse;
@@ -463,11 +442,8 @@ DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
     const owned_lines &own = shared->own;
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
-        if (OWN_COPY) {
-            const owned_lines copy = own;
-            find_stats(a, smem, shared, copy, thread);
-        } else
-            find_stats(a, smem, shared, own, thread);
+        const owned_lines copy = own; /* in registers: every copy and barrier "may change" shared memory */
+        find_stats(a, smem, shared, copy, thread);
         return;
     }
     if (!own.needs_clearing)
@@ -695,8 +671,8 @@ template <bool KEYS, int LATER>
 DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, const consumer &c,
                  const shared_memory *shared, const ring_use &use, int release_before)
 {
-    if (SPLIT_READY && KEYS)
-        wait_use(D_READY(c.smem), use);
+    if (KEYS)
+        wait_use(ADDRESS(c.smem, d_ready), use);
     WGMMA_WAIT(LATER);
     if (AHEAD && release_before >= 0)
         release(c, release_before);
@@ -976,7 +952,7 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
             if (is_visited(use, own, seen))
                 visit<KEYS>(l, c, shared, use, is_masked(use, seen));
             else if (KEYS) /* the helpers read what is released here */
-                wait_use(D_READY(smem), use);
+                wait_use(ADDRESS(smem, d_ready), use);
             release(c, stage_of(use));
             next_use(use, own);
         }
@@ -993,9 +969,7 @@ DEV void init_ring(uint32_t smem)
         barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, HELPER_WARPS);
         barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
-#if SPLIT_READY
         barrier_init(ADDRESS(smem, d_ready) + BARRIER_BYTES * i, HELPER_WARPS);
-#endif
     }
     barrier_init_done();
 }
