@@ -81,8 +81,8 @@ typedef struct peer_provider {
     /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream.
      * Before the first, the output is NaN. */
     int32_t (*enqueue)(int32_t peer, int32_t set, void *stream, char *text);
-    /* Makes one call and `launches` more behind it, all before it waits for the first, and writes the seconds from the
-     * end of the first to the end of the last, a launch. The way from the host to the device is no part of it as long
+    /* Makes one call alone and waits for its end, then one and `launches` more, waits for the last one's, and writes
+     * what the second takes longer, a launch, in seconds. The way from the host to the device is no part of it as long
      * as a call takes the device longer than the host. NULL of a provider all of whose calls are captured. */
     int32_t (*stretch)(int32_t peer, int32_t launches, double *seconds, char *text);
 } peer_provider;
