@@ -120,11 +120,11 @@ static acr_status replay_peer(void *arg, int count, double *seconds)
                          : c->comparison->device->backend->timing->graph_time(c->graph, count, seconds);
 }
 
-/* Launches that a sample of a peer makes; of a stretch also the two that tell what its ends
+/* Launches that a sample of a peer makes; of a stretch also the three that tell what its ends
  * cost. */
 static int sample_launches(const entrant *c)
 {
-    return c->uncaptured ? c->stretch + 2 : c->graph->launches;
+    return c->uncaptured ? c->stretch + 3 : c->graph->launches;
 }
 
 static acr_status sample_peer(void *arg, int count, double *seconds)

@@ -81,9 +81,10 @@ typedef struct peer_provider {
     /* For providers in C, which leave capture and call NULL: enqueues one call over the inputs `set` on a stream.
      * Before the first, the output is NaN. */
     int32_t (*enqueue)(int32_t peer, int32_t set, void *stream, char *text);
-    /* Makes one call alone and waits for its end, then one and `launches` more, waits for the last one's, and writes
-     * what the second takes longer, a launch, in seconds. The way from the host to the device is no part of it as long
-     * as a call takes the device longer than the host. NULL of a provider all of whose calls are captured. */
+    /* Twice makes one call alone and waits for its end, since the first after a pause is late; then one and `launches`
+     * more, waits for the last one's end, and writes what these take longer than the second, a launch, in seconds. The
+     * way from the host to the device is no part of it as long as a call takes the device longer than the host. NULL of
+     * a provider all of whose calls are captured. */
     int32_t (*stretch)(int32_t peer, int32_t launches, double *seconds, char *text);
 } peer_provider;
 

@@ -1076,7 +1076,7 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
  * besides; queries' share is a guess. So long sequences, and many short ones, are bwd_wgmma's. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {1050.0, 1850.0}, alone_cycles[2] = {2100.0, 3800.0}, cta_cycles = 5400.0;
+    const double visit_cycles[2] = {1050.0, 1500.0}, alone_cycles[2] = {2100.0, 3100.0}, cta_cycles = 5400.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
     for (int keys = 0; keys <= 1; keys++) {
