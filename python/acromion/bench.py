@@ -415,9 +415,9 @@ class Fa3:
         return None  # JAX's calls are not captured into graphs here: stretch makes them
 
     def stretch(self, name, launches):
-        """Seconds a call: so many and one take longer than one alone by theirs. What the host needs to begin and to see
-        the end is in both. Looking for the first one's end among many would see it late: the host is still making the
-        others then."""
+        """Seconds a call: what `launches` calls and one more take, less what one takes alone. The host's time to begin
+        and to see the end is in both. (If the first of many calls were waited for instead, its end would be seen late:
+        the host makes the others before it looks.)"""
         def made(calls):
             start = time.perf_counter()
             for _ in range(calls):

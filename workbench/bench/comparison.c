@@ -120,8 +120,8 @@ static acr_status replay_peer(void *arg, int count, double *seconds)
                          : c->comparison->device->backend->timing->graph_time(c->graph, count, seconds);
 }
 
-/* Launches that a sample of a peer makes; of a stretch also the three that tell what its ends
- * cost. */
+/* Launches that a sample of a peer makes; of a stretch also the two made alone and the one more
+ * (peer_interface.h). */
 static int sample_launches(const entrant *c)
 {
     return c->uncaptured ? c->stretch + 3 : c->graph->launches;

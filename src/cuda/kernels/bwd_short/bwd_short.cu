@@ -10,16 +10,13 @@
  * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of queries that are partners, and two
  * warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
  *
- * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, AHEAD=1 (the next stage's scores start
- * before this one's last product), EARLY=1 (and before its score gradients), LINES_IN_SHARED=1 (dP reads the lines from
+ * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, EARLY=1 (the next stage's scores start
+ * before this one's score gradients, not just before its last product), LINES_IN_SHARED=1 (dP reads the lines from
  * shared memory).
  *
- * PARAMETERS: DIM STAGES BF16=0 AHEAD=0 EARLY=0 LINES_IN_SHARED=0 */
+ * PARAMETERS: DIM STAGES BF16=0 EARLY=0 LINES_IN_SHARED=0 */
 #include "cuda/device/attention/parameters.h"
 
-#ifndef AHEAD
-#define AHEAD 0
-#endif
 #ifndef LINES_IN_SHARED
 #define LINES_IN_SHARED 0
 #endif
@@ -124,14 +121,14 @@ typedef struct shared_memory {
 
 enum {
     PRODUCER_REGISTERS = 56,
-    D_ROUNDS = 2, /* of D, whose products are started together */
     CONSUMER_REGISTERS = 224,
     CONSUMER_WARPS = 4 * CONSUMERS,
     HELPER_WARPS = HELPERS / WARP_THREADS,
     ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES,
     STORE_BARRIER = 2,         /* named, and the next */
     DIM_STEPS = DIM / WGMMA_K, /* of a product over dims */
-    PARTNER_STEPS = KV_TILE / WGMMA_K
+    PARTNER_STEPS = KV_TILE / WGMMA_K,
+    D_ROUNDS = 2 /* of D, whose products are started together */
 };
 
 static_assert(DIM == 64, "DIM: 64; dK and dV of 128 dims leave no registers for scores");
@@ -352,8 +349,8 @@ DEV void store_d(query_stats *to, int row, int lane, const float (&first)[4], co
     }
 }
 
-/* D of the stage's rows, once its dO and the thread's part of O have landed. Products of some rounds are started
- * together, since each waits behind the consumers'. */
+/* D of the stage's rows, once its dO and the thread's part of O have landed. A round's products wait behind those of
+ * the consumers, so that D_ROUNDS of them are started together. */
 DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
 {
     const int lane = thread % WARP_THREADS, row = lane / 4;
@@ -442,7 +439,7 @@ DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
     const owned_lines &own = shared->own;
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
-        const owned_lines copy = own; /* in registers: every copy and barrier "may change" shared memory */
+        const owned_lines copy = own; /* in registers: shared memory would be read again behind every barrier */
         find_stats(a, smem, shared, copy, thread);
         return;
     }
@@ -674,7 +671,7 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
     if (KEYS)
         wait_use(ADDRESS(c.smem, d_ready), use);
     WGMMA_WAIT(LATER);
-    if (AHEAD && release_before >= 0)
+    if (release_before >= 0)
         release(c, release_before);
     find_score_gradients<KEYS>(ds, p, dp, c, &shared->stats[stage_of(use)]);
     if constexpr (KEYS)
@@ -695,29 +692,12 @@ template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_
     start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES, partner_y(c, stage));
 }
 
-/* One stage. No product is under way before or behind. */
-template <bool KEYS>
-DEV void visit(held_lines &l, const consumer &c, const shared_memory *shared, const ring_use &use, bool masked)
-{
-    const int stage = stage_of(use);
-    score_tile s, p, dp;
-    packed_tile ds;
-    start_own_scores(s, l, c, stage);
-    start_weight_gradients<KEYS>(dp, l, c, stage);
-    WGMMA_WAIT(1); /* the scores */
-    find_p<KEYS>(l, p, s, c, shared, use, masked);
-    find_ds<KEYS, KEYS>(ds, p, dp, c, shared, use, -1);
-    start_gradient(l.dx, ds, partner_x(c, stage));
-    WGMMA_WAIT(0);
-    ACR_TRACE_POINT(use.number, "products done");
-}
-
 /* The stages from `use` on that the lines have partners in, without a gap: the next stage's scores start before this
  * one's last product, which so runs under the exponentials. Leaves `use` behind the last. No product is under way
  * before or behind. */
 template <bool KEYS>
-DEV void visit_ahead(held_lines &l, const consumer &c, const shared_memory *shared, ring_use &use,
-                     const owned_lines &own, const visible_rows &seen)
+DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *shared, ring_use &use,
+                      const owned_lines &own, const visible_rows &seen)
 {
     score_tile s, p, dp;
     packed_tile ds;
@@ -945,13 +925,11 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
         while (is_in_use(use, own)) {
             wait_partners(c, use, own);
             ACR_TRACE_POINT(use.number, "partners landed");
-            if (AHEAD && is_visited(use, own, seen)) {
-                visit_ahead<KEYS>(l, c, shared, use, own, seen);
+            if (is_visited(use, own, seen)) {
+                visit_stages<KEYS>(l, c, shared, use, own, seen);
                 continue;
             }
-            if (is_visited(use, own, seen))
-                visit<KEYS>(l, c, shared, use, is_masked(use, seen));
-            else if (KEYS) /* the helpers read what is released here */
+            if (KEYS) /* the helpers read what is released here */
                 wait_use(ADDRESS(smem, d_ready), use);
             release(c, stage_of(use));
             next_use(use, own);
@@ -1072,11 +1050,11 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
     return first < end ? (double)((end + KV_TILE - 1) / KV_TILE - first / KV_TILE) : 0;
 }
 
-/* By an H200: a warpgroup alone takes 3800 cycles for a visit of keys, two side by side 1850 each, and a CTA 5400
- * besides; queries' share is a guess. So long sequences, and many short ones, are bwd_wgmma's. */
+/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1470 cycles for keys and 980 for
+ * queries, of one alone 2400; that of queries is a guess, in the same ratio. A CTA takes 3200 besides. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {1050.0, 1500.0}, alone_cycles[2] = {2100.0, 3100.0}, cta_cycles = 5400.0;
+    const double visit_cycles[2] = {980.0, 1470.0}, alone_cycles[2] = {1600.0, 2400.0}, cta_cycles = 3200.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
     for (int keys = 0; keys <= 1; keys++) {
