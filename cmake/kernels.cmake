@@ -175,14 +175,16 @@ foreach(line IN LISTS lines)
     list(APPEND ACR_KERNEL_SOURCES ${generated}/${name}.image.S)
     set(flags "")
   else()
-    # ASan looks at accesses, not at speed.
+    # Sanitizers look at accesses, not at speed. What ThreadSanitizer looks into is too slow by less than -O2.
     set(optimize -O3)
-    if(ACR_SANITIZE MATCHES address)
+    if(ACR_SANITIZE)
       set(optimize -O1)
     endif()
     acr_is_looked_into(looked_into ${name})
     if(NOT looked_into)
       list(APPEND optimize -fno-sanitize=all)
+    elseif(ACR_SANITIZE MATCHES thread)
+      set(optimize -O2)
     endif()
     set(flags ${isa_flags_${arch}} ${optimize} -ffp-contract=fast -fno-math-errno)
     # A CPU kernel's machine code cannot be named at run time; what it is made from can: its file and all that it

@@ -1238,6 +1238,19 @@ static const char *cvt_float(warp *w, const instruction *i, uint32_t active)
     return finish(w, &i->operands[0], results, active);
 }
 
+/* Most conversions neither round to integers nor limit anything. */
+UNARY(cvt_f32_f16, f16, of_f32(a))
+UNARY(cvt_f32_bf16, bf16, of_f32(a))
+UNARY(cvt_f16_f32, f32, half_of_float(a))
+UNARY(cvt_bf16_f32, f32, bfloat_of_float(a))
+
+static executor plain_cvt_float(scalar_type to, scalar_type from)
+{
+    if (to == T_F32)
+        return from == T_F16 ? cvt_f32_f16 : from == T_BF16 ? cvt_f32_bf16 : cvt_float;
+    return from != T_F32 ? cvt_float : to == T_F16 ? cvt_f16_f32 : cvt_bf16_f32;
+}
+
 /* cvt.rn.f16x2.f32 d, a, b: a goes to the upper half. */
 static const char *cvt_pack(warp *w, const instruction *i, uint32_t active)
 {
@@ -1330,7 +1343,7 @@ static executor find_cvt(instruction *i)
         const u64 limits = (has_modifier(i, "ftz") ? FLUSH : 0u) | (has_modifier(i, "sat") ? SATURATE_01 : 0u) |
                            (has_modifier(i, "relu") ? RELU : 0u);
         memcpy(i->decoded, (u64[]){rounding, limits, 0, 0}, sizeof i->decoded);
-        return cvt_float;
+        return rounding == ROUND_NONE && limits == 0 ? plain_cvt_float(i->to, i->type) : cvt_float;
     }
     return NULL;
 }

@@ -31,6 +31,12 @@ static cta *cta_at(const warp *w, uint64_t address, const char **error)
     return NULL;
 }
 
+/* Alignments are powers of two, which a division would not know. */
+static int is_aligned(uint64_t address, size_t alignment)
+{
+    return (address & (alignment - 1)) == 0;
+}
+
 unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error)
 {
     const cta *owner = cta_at(w, address, error);
@@ -42,7 +48,7 @@ unsigned char *shared_at(warp *w, uint64_t address, size_t bytes, size_t alignme
                       owner->shared_bytes);
         return NULL;
     }
-    if (offset % alignment != 0) {
+    if (!is_aligned(offset, alignment)) {
         *error = misaligned("shared", offset, bytes, alignment);
         return NULL;
     }
@@ -84,7 +90,7 @@ static int is_allocated(launch *l, uint64_t address, size_t bytes)
 unsigned char *global_at(warp *w, uint64_t address, size_t bytes, size_t alignment, const char **error)
 {
     launch *l = w->cta->launch;
-    if (address % alignment != 0) {
+    if (!is_aligned(address, alignment)) {
         *error = misaligned("global", address, bytes, alignment);
         return NULL;
     }
@@ -233,7 +239,7 @@ static unsigned char *access(warp *w, const instruction *i, const operand *addre
     if (i->decoded[D_SPACE] == GLOBAL)
         return global_at(w, at, bytes, bytes, error);
     const launch *l = w->cta->launch;
-    if (at + bytes > l->entry->parameter_bytes || at % bytes != 0) {
+    if (at + bytes > l->entry->parameter_bytes || !is_aligned(at, bytes)) {
         *error = fail("%zu bytes at offset %llu of the parameters: there are %u", bytes, (unsigned long long)at,
                       l->entry->parameter_bytes);
         return NULL;
@@ -243,9 +249,24 @@ static unsigned char *access(warp *w, const instruction *i, const operand *addre
 
 static uint64_t read_element(const unsigned char *from, size_t bytes)
 {
-    uint64_t value = 0;
-    memcpy(&value, from, bytes);
-    return value;
+    uint8_t one;
+    uint16_t two;
+    uint32_t four;
+    uint64_t eight;
+    switch (bytes) { /* a size that the compiler does not know would be a call */
+    case 1:
+        memcpy(&one, from, sizeof one);
+        return one;
+    case 2:
+        memcpy(&two, from, sizeof two);
+        return two;
+    case 4:
+        memcpy(&four, from, sizeof four);
+        return four;
+    default:
+        memcpy(&eight, from, sizeof eight);
+        return eight;
+    }
 }
 
 /* Registers may be wider than what is loaded; bits above a register's width stay 0. */

@@ -31,6 +31,7 @@ enum {
     KINDS_READ = 3, /* agents of a warp that read: itself, its wgmmas, its stores */
     KINDS = 4,      /* and its cp.async */
     GROUPS_KEPT = 64,
+    READ_BY_BITS = 64,
     MAX_REPORTED = 256,
     TEXT_BYTES = 640
 };
@@ -92,7 +93,8 @@ typedef struct cta_races {
     int ranks, warps;           /* CTAs of the cluster, warps of each */
     int agents, readers;        /* of each CTA */
     int total;                  /* agents of the cluster */
-    uint32_t cell_bytes, cells; /* one more than shared memory has */
+    uint32_t cell_shift;        /* a cell has 2^cell_shift bytes */
+    uint32_t cells;             /* one more than shared memory has */
     uint32_t *known;            /* [warps][total] */
     async_clock *asynchronous;  /* [warps][KINDS] */
     init_clocks *inits;         /* [warps] */
@@ -101,6 +103,7 @@ typedef struct cta_races {
                                                   phase, and in the one before */
     mbarrier_clock mbarriers[MAX_MBARRIERS];
     write_record *writes; /* [cells] */
+    uint64_t *read_by;    /* [cells]: bit n: a reader whose number is n, modulo its bits, has read the cell */
     /* An agent's records lie together: it reads runs of cells, and what others did is asked only where it writes. */
     read_record *reads;   /* [ranks][readers][cells] */
     read_record *repeats; /* [ranks][warps][cells]: of the last write, by warps */
@@ -117,9 +120,9 @@ typedef struct launch_races {
 /* ---- Their memory ---- */
 
 /* The smallest access of the entry decides: most kernels touch shared memory in words. */
-static uint32_t cell_bytes_of(const launch *l)
+static uint32_t cell_shift_of(const launch *l)
 {
-    uint32_t least = 4;
+    uint32_t shift = 2;
     const ptxvm_module *m = l->asked->module;
     const entry *next = l->entry + 1;
     const int end = next < m->entries + m->entry_count ? next->first : m->instruction_count;
@@ -129,11 +132,11 @@ static uint32_t cell_bytes_of(const launch *l)
             continue;
         const int is_plain = begins_with(in->mnemonic, "ld.") || begins_with(in->mnemonic, "st.");
         if (is_plain && (in->type == T_U8 || in->type == T_S8 || in->type == T_B8))
-            least = 1;
-        else if (is_plain && least > 2 && (in->type == T_U16 || in->type == T_S16 || in->type == T_B16))
-            least = 2;
+            shift = 0;
+        else if (is_plain && shift > 1 && (in->type == T_U16 || in->type == T_S16 || in->type == T_B16))
+            shift = 1;
     }
-    return least;
+    return shift;
 }
 
 static uint32_t *clocks(const cta_races *r)
@@ -179,18 +182,19 @@ const char *races_begin(cta *c)
     r->agents = KINDS * r->warps + MAX_MBARRIERS;
     r->readers = KINDS_READ * r->warps;
     r->total = r->ranks * r->agents;
-    r->cell_bytes = cell_bytes_of(l);
-    r->cells = (c->shared_bytes + r->cell_bytes - 1) / r->cell_bytes + 1;
+    r->cell_shift = cell_shift_of(l);
+    r->cells = (c->shared_bytes >> r->cell_shift) + 2;
     r->known = calloc((size_t)r->warps * (size_t)r->total, sizeof *r->known);
     r->asynchronous = calloc((size_t)r->warps * KINDS, sizeof *r->asynchronous);
     r->inits = calloc((size_t)r->warps, sizeof *r->inits);
     r->writes = calloc(r->cells, sizeof *r->writes);
+    r->read_by = calloc(r->cells, sizeof *r->read_by);
     r->reads = calloc((size_t)r->cells * (size_t)(r->ranks * r->readers), sizeof *r->reads);
     r->repeats = calloc((size_t)r->cells * (size_t)(r->ranks * r->warps), sizeof *r->repeats);
     if (l->asked->check_races == PTXVM_RACES_STRICT)
         r->lanes = calloc(r->cells, sizeof *r->lanes);
     if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->inits == NULL || r->writes == NULL ||
-        r->reads == NULL || r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
+        r->read_by == NULL || r->reads == NULL || r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
         return fail("no memory for the race detector");
     for (int w = 0; w < r->warps; w++)
         r->known[(size_t)w * (size_t)r->total + c->rank * (uint32_t)r->agents + (uint32_t)w] = 1;
@@ -211,7 +215,7 @@ void races_end(cta *c)
         free(r->mbarriers[b].arrived);
         free(r->mbarriers[b].ended);
     }
-    void *const tables[] = {r->known, r->asynchronous, r->inits, r->writes, r->reads, r->repeats, r->lanes, r};
+    void *const tables[] = {r->known, r->asynchronous, r->inits, r->writes, r->read_by, r->reads, r->repeats, r->lanes, r};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
         free(tables[i]);
 }
@@ -345,6 +349,7 @@ const char *races_found(const launch *l)
 /* What a cell remembers. */
 typedef struct cell {
     write_record *write;
+    uint64_t *read_by;
     read_record *reads, *repeats; /* the first; the others follow, `step` apart */
     size_t step;
     uint32_t address;
@@ -353,10 +358,11 @@ typedef struct cell {
 static cell cell_at(const cta_races *r, uint32_t number)
 {
     return (cell){.write = &r->writes[number],
+                  .read_by = &r->read_by[number],
                   .reads = r->reads + number,
                   .repeats = r->repeats + number,
                   .step = r->cells,
-                  .address = number * r->cell_bytes};
+                  .address = number << r->cell_shift};
 }
 
 static int is_repeat_known(const cta_races *r, const cell *c, const uint32_t *known)
@@ -384,21 +390,32 @@ static void check_earlier_write(const access *a, const cell *c, const uint32_t *
     report(a, c->address, record->instruction, earlier);
 }
 
-/* Records of the first `count` agents of each rank. */
-static void check_earlier_records(const access *a, const cell *c, const read_record *records, int count, int are_writes,
-                                  const uint32_t *known)
+/* The record of the n-th of `count` agents that each rank has. */
+static void check_earlier_record(const access *a, const cell *c, const read_record *records, int n, int count,
+                                 int is_write, const uint32_t *known)
+{
+    const read_record *record = &records[(size_t)n * c->step];
+    const uint32_t agent = (uint32_t)(n / count * a->warp->cta->races->agents + n % count);
+    if (record->clock <= known[agent])
+        return;
+    char earlier[128];
+    name_agent(a->warp, agent, record->instruction, is_write, earlier, sizeof earlier);
+    report(a, c->address, record->instruction, earlier);
+}
+
+static void check_earlier_reads(const access *a, const cell *c, const uint32_t *known)
 {
     const cta_races *r = a->warp->cta->races;
-    for (int rank = 0; rank < r->ranks; rank++)
-        for (int n = 0; n < count; n++) {
-            const read_record *record = &records[(size_t)(rank * count + n) * c->step];
-            const uint32_t agent = (uint32_t)(rank * r->agents + n);
-            if (record->clock <= known[agent])
-                continue;
-            char earlier[128];
-            name_agent(a->warp, agent, record->instruction, are_writes, earlier, sizeof earlier);
-            report(a, c->address, record->instruction, earlier);
-        }
+    for (uint64_t rest = *c->read_by; rest != 0; rest &= rest - 1)
+        for (int n = __builtin_ctzll(rest); n < r->ranks * r->readers; n += READ_BY_BITS)
+            check_earlier_record(a, c, c->reads, n, r->readers, 0, known);
+}
+
+static void check_earlier_repeats(const access *a, const cell *c, const uint32_t *known)
+{
+    const cta_races *r = a->warp->cta->races;
+    for (int n = 0; n < r->ranks * r->warps; n++)
+        check_earlier_record(a, c, c->repeats, n, r->warps, 1, known);
 }
 
 /* Two lanes of a warp that have not stood together since. */
@@ -437,9 +454,9 @@ static void check_lanes(const access *a, lane_record *record, uint32_t address)
 static void note_write(const access *a, const cell *c, const uint32_t *known)
 {
     const cta_races *r = a->warp->cta->races;
-    check_earlier_records(a, c, c->reads, r->readers, 0, known);
+    check_earlier_reads(a, c, known);
     if (c->write->is_repeated) {
-        check_earlier_records(a, c, c->repeats, r->warps, 1, known);
+        check_earlier_repeats(a, c, known);
         for (int n = 0; n < r->ranks * r->warps; n++)
             c->repeats[(size_t)n * c->step] = (read_record){0};
     }
@@ -457,9 +474,9 @@ static void note(const access *a, uint64_t address, size_t bytes)
     const cta_races *owner = shared_owner(a->warp, address)->races;
     const uint32_t offset = shared_offset(address);
     const uint32_t *known = known_by(a->warp);
-    const uint32_t end = (uint32_t)((offset + bytes + owner->cell_bytes - 1) / owner->cell_bytes);
+    const uint32_t end = (uint32_t)((offset + bytes + (UINT32_C(1) << owner->cell_shift) - 1) >> owner->cell_shift);
     const int rank = (int)a->agent / owner->agents, local = (int)a->agent % owner->agents;
-    for (uint32_t number = offset / owner->cell_bytes; number < end; number++) {
+    for (uint32_t number = offset >> owner->cell_shift; number < end; number++) {
         const cell c = cell_at(owner, number);
         const int is_repeat = a->is_repeat && c.write->clock != 0 && (int)c.write->agent % owner->agents < owner->warps;
         if (owner->lanes != NULL && a->is_own)
@@ -472,8 +489,11 @@ static void note(const access *a, uint64_t address, size_t bytes)
         check_earlier_write(a, &c, known);
         if (a->is_write)
             note_write(a, &c, known);
-        else
-            c.reads[(size_t)(rank * owner->readers + local) * c.step] = (read_record){a->clock, a->instruction};
+        else {
+            const int reader = rank * owner->readers + local;
+            c.reads[(size_t)reader * c.step] = (read_record){a->clock, a->instruction};
+            *c.read_by |= UINT64_C(1) << reader % READ_BY_BITS;
+        }
     }
 }
 
@@ -516,7 +536,7 @@ void races_store(warp *w, int lane, uint64_t address, size_t bytes, const void *
     access a = access_of(w, lane);
     const cta_races *owner = shared_owner(w, address)->races;
     const uint32_t offset = shared_offset(address);
-    const write_record *record = &owner->writes[offset / owner->cell_bytes];
+    const write_record *record = &owner->writes[offset >> owner->cell_shift];
     const int same_instruction = record->clock != 0 && record->agent == a.agent && record->instance == a.instance;
     const int is_change = memcmp(old, new, bytes) != 0;
     if (same_instruction && record->lane != lane && is_change) {

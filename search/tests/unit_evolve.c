@@ -699,7 +699,7 @@ static void test_archive(void **state)
     assert_false(cells[2].live);
     for (int cell = 0; cell < ARCHIVE_LIVE_CELLS;
          ++cell) { /* so is one that enough others beat, but it keeps its best */
-        char text[8];
+        char text[16];
         snprintf(text, sizeof text, "c%d", cell);
         add_member(&a, 100 + cell, text, 1.2, 10);
     }

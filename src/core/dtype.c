@@ -45,23 +45,24 @@ static double power_of_two(int exponent)
     return double_of((uint64_t)(exponent + 1023) << 52);
 }
 
+/* The sign goes in as a bit: of random numbers a branch would be guessed wrong every other time. */
 static inline double decode(const narrow_format *format, uint32_t bits)
 {
     const uint32_t magnitude = bits & ((1u << format->sign_bit) - 1);
-    const double sign = bits >> format->sign_bit & 1 ? -1.0 : 1.0;
-    const uint32_t exponent = magnitude >> format->mantissa_bits;
-    const uint32_t mantissa = magnitude & ((1u << format->mantissa_bits) - 1);
+    const uint64_t sign = (uint64_t)(bits >> format->sign_bit & 1) << 63;
     if (format == &e4m3_format ? magnitude == format->nan : magnitude > format->overflow) {
         return NAN;
     }
     if (format != &e4m3_format && magnitude == format->overflow) {
-        return sign * INFINITY;
+        return double_of(bits_of(INFINITY) | sign);
     }
-    if (exponent == 0) {
-        return sign * mantissa * power_of_two(format->exponent_min - format->mantissa_bits);
+    if (magnitude >> format->mantissa_bits == 0) {
+        const double value = (int32_t)magnitude * power_of_two(format->exponent_min - format->mantissa_bits);
+        return double_of(bits_of(value) | sign);
     }
-    const uint64_t biased = exponent - 1 + (uint64_t)(format->exponent_min + 1023);
-    return sign * double_of(biased << 52 | (uint64_t)mantissa << (52 - format->mantissa_bits));
+    /* Exponent and mantissa are adjacent in both formats, so only the bias differs. */
+    const uint64_t bias_difference = (uint64_t)(format->exponent_min - 1 + 1023) << format->mantissa_bits;
+    return double_of((magnitude + bias_difference) << (52 - format->mantissa_bits) | sign);
 }
 
 /* The nearest value of the format, ties to even, as if its exponent had no upper end. magnitude >= 0 and finite. */
