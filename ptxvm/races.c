@@ -90,14 +90,14 @@ typedef struct init_clocks {
 } init_clocks;
 
 typedef struct cta_races {
-    int ranks, warps;           /* CTAs of the cluster, warps of each */
-    int agents, readers;        /* of each CTA */
-    int total;                  /* agents of the cluster */
-    uint32_t cell_shift;        /* a cell has 2^cell_shift bytes */
-    uint32_t cells;             /* one more than shared memory has */
-    uint32_t *known;            /* [warps][total] */
-    async_clock *asynchronous;  /* [warps][KINDS] */
-    init_clocks *inits;         /* [warps] */
+    int ranks, warps;          /* CTAs of the cluster, warps of each */
+    int agents, readers;       /* of each CTA */
+    int total;                 /* agents of the cluster */
+    uint32_t cell_shift;       /* a cell has 2^cell_shift bytes */
+    uint32_t cells;            /* one more than shared memory has */
+    uint32_t *known;           /* [warps][total] */
+    async_clock *asynchronous; /* [warps][KINDS] */
+    init_clocks *inits;        /* [warps] */
     barrier_clock barriers[NAMED_BARRIERS];
     uint32_t *cluster_arrived, *cluster_ended; /* of rank 0: known to who arrived at the cluster's barrier in this
                                                   phase, and in the one before */
@@ -194,7 +194,8 @@ const char *races_begin(cta *c)
     if (l->asked->check_races == PTXVM_RACES_STRICT)
         r->lanes = calloc(r->cells, sizeof *r->lanes);
     if (!take_clocks(r) || r->known == NULL || r->asynchronous == NULL || r->inits == NULL || r->writes == NULL ||
-        r->read_by == NULL || r->reads == NULL || r->repeats == NULL || (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
+        r->read_by == NULL || r->reads == NULL || r->repeats == NULL ||
+        (l->asked->check_races == PTXVM_RACES_STRICT && r->lanes == NULL))
         return fail("no memory for the race detector");
     for (int w = 0; w < r->warps; w++)
         r->known[(size_t)w * (size_t)r->total + c->rank * (uint32_t)r->agents + (uint32_t)w] = 1;
@@ -215,7 +216,8 @@ void races_end(cta *c)
         free(r->mbarriers[b].arrived);
         free(r->mbarriers[b].ended);
     }
-    void *const tables[] = {r->known, r->asynchronous, r->inits, r->writes, r->read_by, r->reads, r->repeats, r->lanes, r};
+    void *const tables[] = {r->known, r->asynchronous, r->inits, r->writes, r->read_by,
+                            r->reads, r->repeats,      r->lanes, r};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
         free(tables[i]);
 }
