@@ -160,14 +160,6 @@ static bool take_text(const char *option, const char *value, char *out, size_t c
     return true;
 }
 
-static bool take_count(const char *option, const char *value, int64_t most, int *out)
-{
-    int64_t number = 0;
-    bool good = option_int(option, value, 1, most, &number);
-    *out = (int)number;
-    return good;
-}
-
 static bool take_switch(const char *option, const char *value, bool *out)
 {
     *out = strcmp(value, "on") == 0;
@@ -200,7 +192,7 @@ static bool take_definition(request *r, int id, const char *value)
     r->fixed = true;
     switch (id) {
     case 'n':
-        return take_count("trials", value, 100000, &d->trials);
+        return option_count("trials", value, 1, 100000, &d->trials);
     case 's':
         if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
             return false;
@@ -228,9 +220,9 @@ static bool take_definition(request *r, int id, const char *value)
     case ID_RACE:
         return take_switch("race", value, &d->race);
     case ID_GENERATION:
-        return take_count("generation", value, 256, &d->generation);
+        return option_count("generation", value, 1, 256, &d->generation);
     case ID_CASES:
-        if (!take_count("cases", value, 64, &d->visible_cases)) {
+        if (!option_count("cases", value, 1, 64, &d->visible_cases)) {
             return false;
         }
         d->hidden_cases = d->visible_cases;
@@ -256,15 +248,15 @@ static bool take_option(void *arg, int id, const char *value)
         }
         return r->peers;
     case ID_GPUS:
-        return take_count("gpus", value, ENGINE_GPUS_MAX, &r->gpus);
+        return option_count("gpus", value, 1, ENGINE_GPUS_MAX, &r->gpus);
     case ID_JUDGES:
-        return take_count("judges", value, ENGINE_JUDGES_MAX, &r->judges);
+        return option_count("judges", value, 1, ENGINE_JUDGES_MAX, &r->judges);
     case ID_GPU:
         return gpu_asked(value, &r->gpu);
     case ID_TOP:
-        return take_count("top", value, 1000, &r->top);
+        return option_count("top", value, 1, 1000, &r->top);
     case ID_WORKERS:
-        return take_count("workers", value, ENGINE_WORKERS_MAX, &r->workers);
+        return option_count("workers", value, 1, ENGINE_WORKERS_MAX, &r->workers);
     default:
         return take_definition(r, id, value);
     }

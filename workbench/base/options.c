@@ -100,7 +100,7 @@ static void print_help(const command_spec *spec)
 
 static bool take_common(common_options *common, int id, const char *value)
 {
-    int64_t number = 0;
+    int number = 0;
     switch (id) {
     case ID_BACKEND:
         if (strcmp(value, "cuda") != 0 && strcmp(value, "cpu") != 0) {
@@ -110,13 +110,9 @@ static bool take_common(common_options *common, int id, const char *value)
         common->backend = value;
         return true;
     case ID_DEVICE:
-        if (!option_int("device", value, 0, 1023, &number)) {
-            return false;
-        }
-        common->device = (int32_t)number;
-        return true;
+        return option_count("device", value, 0, 1023, &common->device);
     case ID_THREADS:
-        if (!option_int("threads", value, 1, 1024, &number)) {
+        if (!option_count("threads", value, 1, 1024, &number)) {
             return false;
         }
         common->threads = (uint32_t)number;
@@ -258,6 +254,14 @@ bool option_int(const char *option, const char *text, int64_t min, int64_t max, 
     }
     *out = value;
     return true;
+}
+
+bool option_count(const char *option, const char *text, int min, int max, int *out)
+{
+    int64_t value = 0;
+    const bool good = option_int(option, text, min, max, &value);
+    *out = good ? (int)value : *out;
+    return good;
 }
 
 bool option_double(const char *option, const char *text, double min, double max, double *out)

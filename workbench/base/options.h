@@ -73,6 +73,7 @@ int options_parse(const command_spec *spec, int argc, char **argv, common_option
 
 /* Numbers, whole text. On failure they print "acromion: --<option>: ..." with the limits and return false. */
 bool option_int(const char *option, const char *text, int64_t min, int64_t max, int64_t *out);
+bool option_count(const char *option, const char *text, int min, int max, int *out);
 bool option_double(const char *option, const char *text, double min, double max, double *out);
 /* The name of a file to be written: anything but "" and "-". */
 bool option_file(const char *option, const char *text, const char **out);

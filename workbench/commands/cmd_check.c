@@ -106,18 +106,13 @@ typedef struct session {
 static bool take_option(void *arg, int id, const char *value)
 {
     request *r = arg;
-    int64_t number = 0;
     switch (id) {
     case 'k':
         return kernel_patterns_add(&r->patterns, value);
     case ID_VARIANT:
         return variant_ask(value);
     case ID_RERUNS:
-        if (!option_int("reruns", value, 1, 1000000, &number)) {
-            return false;
-        }
-        r->reruns = (int)number;
-        return true;
+        return option_count("reruns", value, 1, 1000000, &r->reruns);
     default:
         r->one_kind = input_kind_parse(value, &r->inputs);
         if (!r->one_kind) {
