@@ -249,14 +249,12 @@ static unsigned char *access(warp *w, const instruction *i, const operand *addre
 
 static uint64_t read_element(const unsigned char *from, size_t bytes)
 {
-    uint8_t one;
     uint16_t two;
     uint32_t four;
     uint64_t eight;
     switch (bytes) { /* a size that the compiler does not know would be a call */
     case 1:
-        memcpy(&one, from, sizeof one);
-        return one;
+        return *from;
     case 2:
         memcpy(&two, from, sizeof two);
         return two;

@@ -103,7 +103,7 @@ typedef struct cta_races {
                                                   phase, and in the one before */
     mbarrier_clock mbarriers[MAX_MBARRIERS];
     write_record *writes; /* [cells] */
-    uint64_t *read_by;    /* [cells]: bit n: a reader whose number is n, modulo its bits, has read the cell */
+    uint64_t *read_by;    /* [cells]: bit n: of the readers n, n + READ_BY_BITS, ... one has read it */
     /* An agent's records lie together: it reads runs of cells, and what others did is asked only where it writes. */
     read_record *reads;   /* [ranks][readers][cells] */
     read_record *repeats; /* [ranks][warps][cells]: of the last write, by warps */

@@ -192,7 +192,7 @@ static bool take_definition(request *r, int id, const char *value)
     r->fixed = true;
     switch (id) {
     case 'n':
-        return option_count("trials", value, 1, 100000, &d->trials);
+        return option_int32("trials", value, 1, 100000, &d->trials);
     case 's':
         if (!option_int("seed", value, 0, INT64_MAX, &seed)) {
             return false;
@@ -220,9 +220,9 @@ static bool take_definition(request *r, int id, const char *value)
     case ID_RACE:
         return take_switch("race", value, &d->race);
     case ID_GENERATION:
-        return option_count("generation", value, 1, 256, &d->generation);
+        return option_int32("generation", value, 1, 256, &d->generation);
     case ID_CASES:
-        if (!option_count("cases", value, 1, 64, &d->visible_cases)) {
+        if (!option_int32("cases", value, 1, 64, &d->visible_cases)) {
             return false;
         }
         d->hidden_cases = d->visible_cases;
@@ -248,15 +248,15 @@ static bool take_option(void *arg, int id, const char *value)
         }
         return r->peers;
     case ID_GPUS:
-        return option_count("gpus", value, 1, ENGINE_GPUS_MAX, &r->gpus);
+        return option_int32("gpus", value, 1, ENGINE_GPUS_MAX, &r->gpus);
     case ID_JUDGES:
-        return option_count("judges", value, 1, ENGINE_JUDGES_MAX, &r->judges);
+        return option_int32("judges", value, 1, ENGINE_JUDGES_MAX, &r->judges);
     case ID_GPU:
         return gpu_asked(value, &r->gpu);
     case ID_TOP:
-        return option_count("top", value, 1, 1000, &r->top);
+        return option_int32("top", value, 1, 1000, &r->top);
     case ID_WORKERS:
-        return option_count("workers", value, 1, ENGINE_WORKERS_MAX, &r->workers);
+        return option_int32("workers", value, 1, ENGINE_WORKERS_MAX, &r->workers);
     default:
         return take_definition(r, id, value);
     }

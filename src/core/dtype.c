@@ -45,6 +45,13 @@ static double power_of_two(int exponent)
     return double_of((uint64_t)(exponent + 1023) << 52);
 }
 
+/* What a double's exponent is more than the format's, at its place there. Exponent and mantissa are adjacent in both
+ * formats, so only the bias differs. */
+static inline uint64_t bias_difference(const narrow_format *format)
+{
+    return (uint64_t)(format->exponent_min - 1 + 1023) << format->mantissa_bits;
+}
+
 /* The sign goes in as a bit: of random numbers a branch would be guessed wrong every other time. */
 static inline double decode(const narrow_format *format, uint32_t bits)
 {
@@ -60,9 +67,7 @@ static inline double decode(const narrow_format *format, uint32_t bits)
         const double value = (int32_t)magnitude * power_of_two(format->exponent_min - format->mantissa_bits);
         return double_of(bits_of(value) | sign);
     }
-    /* Exponent and mantissa are adjacent in both formats, so only the bias differs. */
-    const uint64_t bias_difference = (uint64_t)(format->exponent_min - 1 + 1023) << format->mantissa_bits;
-    return double_of((magnitude + bias_difference) << (52 - format->mantissa_bits) | sign);
+    return double_of((magnitude + bias_difference(format)) << (52 - format->mantissa_bits) | sign);
 }
 
 /* The nearest value of the format, ties to even, as if its exponent had no upper end. magnitude >= 0 and finite. */
@@ -96,10 +101,7 @@ static inline uint32_t encode(const narrow_format *format, double value)
     if (rounded < power_of_two(format->exponent_min)) {
         return sign | (uint32_t)(rounded * power_of_two(format->mantissa_bits - format->exponent_min));
     }
-    /* Exponent and mantissa are adjacent in both formats, so only the bias differs. */
-    const uint64_t bits = bits_of(rounded) >> (52 - format->mantissa_bits);
-    const uint64_t bias_difference = (uint64_t)(1023 - (1 - format->exponent_min));
-    return sign | (uint32_t)(bits - (bias_difference << format->mantissa_bits));
+    return sign | (uint32_t)((bits_of(rounded) >> (52 - format->mantissa_bits)) - bias_difference(format));
 }
 
 /* Inline where the type is a constant, too: the compiler folds the format into the arithmetic. */

@@ -100,7 +100,7 @@ static void print_help(const command_spec *spec)
 
 static bool take_common(common_options *common, int id, const char *value)
 {
-    int number = 0;
+    int32_t number = 0;
     switch (id) {
     case ID_BACKEND:
         if (strcmp(value, "cuda") != 0 && strcmp(value, "cpu") != 0) {
@@ -110,9 +110,9 @@ static bool take_common(common_options *common, int id, const char *value)
         common->backend = value;
         return true;
     case ID_DEVICE:
-        return option_count("device", value, 0, 1023, &common->device);
+        return option_int32("device", value, 0, 1023, &common->device);
     case ID_THREADS:
-        if (!option_count("threads", value, 1, 1024, &number)) {
+        if (!option_int32("threads", value, 1, 1024, &number)) {
             return false;
         }
         common->threads = (uint32_t)number;
@@ -256,12 +256,14 @@ bool option_int(const char *option, const char *text, int64_t min, int64_t max, 
     return true;
 }
 
-bool option_count(const char *option, const char *text, int min, int max, int *out)
+bool option_int32(const char *option, const char *text, int32_t min, int32_t max, int32_t *out)
 {
     int64_t value = 0;
-    const bool good = option_int(option, text, min, max, &value);
-    *out = good ? (int)value : *out;
-    return good;
+    if (!option_int(option, text, min, max, &value)) {
+        return false;
+    }
+    *out = (int32_t)value;
+    return true;
 }
 
 bool option_double(const char *option, const char *text, double min, double max, double *out)

@@ -71,9 +71,10 @@ typedef bool option_take(void *arg, int id, const char *value);
 int options_parse(const command_spec *spec, int argc, char **argv, common_options *common, option_take *take, void *arg,
                   int *exit_code);
 
-/* Numbers, whole text. On failure they print "acromion: --<option>: ..." with the limits and return false. */
+/* Numbers, whole text. On failure they print "acromion: --<option>: ..." with the limits, leave
+ * *out and return false. */
 bool option_int(const char *option, const char *text, int64_t min, int64_t max, int64_t *out);
-bool option_count(const char *option, const char *text, int min, int max, int *out);
+bool option_int32(const char *option, const char *text, int32_t min, int32_t max, int32_t *out);
 bool option_double(const char *option, const char *text, double min, double max, double *out);
 /* The name of a file to be written: anything but "" and "-". */
 bool option_file(const char *option, const char *text, const char **out);

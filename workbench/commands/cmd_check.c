@@ -112,7 +112,7 @@ static bool take_option(void *arg, int id, const char *value)
     case ID_VARIANT:
         return variant_ask(value);
     case ID_RERUNS:
-        return option_count("reruns", value, 1, 1000000, &r->reruns);
+        return option_int32("reruns", value, 1, 1000000, &r->reruns);
     default:
         r->one_kind = input_kind_parse(value, &r->inputs);
         if (!r->one_kind) {
