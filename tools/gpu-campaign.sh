@@ -17,11 +17,9 @@
 # The program lies beside this script, in build/workbench, or is $ACROMION. SIGTERM and Ctrl-C let the trials in flight
 # end. Exit code 0: every run is complete; 7: call it again; 1: a run failed, which the log tells, or none was begun.
 set -uo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-program=${ACROMION:-}
-for at in "$here/acromion" "$here/../build/workbench/acromion"; do
-    [[ -n $program || ! -x $at ]] || program=$at
-done
+here=$(dirname "${BASH_SOURCE[0]}") program=''
+# shellcheck source=tools/gpu-program.sh
+. "$here/gpu-program.sh"
 seconds=530 survey=75 top=3 device=0 gpus=1 judges=3 trials=200 seeds=1 confirm=80 out=gpu-campaign-out
 names=() arguments=()
 readonly write_s=25       # at the end, for results
@@ -76,10 +74,8 @@ if ((${#names[@]} == 0)); then # candidates of the families' lab pages
             --try 'fwd_wgmma 90a DIM=96 Q_TILE=128 KV_TILE=128 STAGES=3'
             --try 'fwd_wgmma 90a DIM=96 Q_TILE=128 KV_TILE=176 STAGES=2'"
         "bwd:b2:h16:s1024:d128:causal --family bwd_wgmma
-            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 SLOTS=16'
-            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 SLOTS=4'
             --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 HEADS_MEMORY=16384'
-            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 HEADS_MEMORY=65536 SLOTS=16'")
+            --try 'bwd_wgmma 90a DIM=128 Q_TILE=64 HEADS_MEMORY=65536'")
 elif [[ ${names[0]} == none ]]; then
     names=() arguments=()
 fi

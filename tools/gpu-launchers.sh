@@ -7,11 +7,9 @@
 # --gpus.
 # Exit code 0: all is as it must be.
 set -uo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-program=${ACROMION:-}
-for at in "$here/acromion" "$here/../build/workbench/acromion"; do
-    [[ -n $program || ! -x $at ]] || program=$at
-done
+here=$(dirname "${BASH_SOURCE[0]}") program=''
+# shellcheck source=tools/gpu-program.sh
+. "$here/gpu-program.sh"
 seconds=18 bad=0
 if [[ ${1-} == --seconds ]]; then
     seconds=${2?--seconds needs a number}

@@ -214,8 +214,8 @@ static void test_names_are_unique(void **state)
          "bwd_short_f16_d64_128x64_s4_shared_sm90a"},
         {"bwd:b2:h8:s512:d64", "bwd_mma", "DIM=64 Q_TILE=128 KV_TILE=32 STAGES=2 WARP_ROWS=32 TERMS=0",
          "bwd_mma_f16_d64_128x32_s2_t0w32_sm80"},
-        {"bwd:b2:h8:s512:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 PART=32 SLOTS=4",
-         "bwd_wgmma_f16_d64_128x128_s2_p32d4_sm90a"},
+        {"bwd:b2:h8:s512:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 PART=32 HEADS_MEMORY=4096",
+         "bwd_wgmma_f16_d64_128x128_s2_p32m4096_sm90a"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; ++i) {

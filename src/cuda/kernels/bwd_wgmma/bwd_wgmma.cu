@@ -14,10 +14,10 @@
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
- * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), SLOTS (workspace.h), DQ_RED=1 (dQ
- * goes to global memory from registers, direct_dq.cuh).
+ * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
+ * from registers, direct_dq.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 SLOTS=8 DQ_RED=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -28,9 +28,6 @@
 #endif
 #ifndef HEADS_MEMORY
 #define HEADS_MEMORY 32768
-#endif
-#ifndef SLOTS
-#define SLOTS 8
 #endif
 #ifndef DQ_RED
 #define DQ_RED 0
@@ -135,9 +132,8 @@ enum {
     CONSUMER_REGISTERS = 232,
     GROUP_WARPS = WARPGROUP_THREADS / WARP_THREADS,
     CONSUMER_WARPS = GROUP_WARPS * CONSUMERS,
-    ALONE = -1, /* instead of a turn: nobody else has these floats of dQ */
-    ANY_ORDER = -2,
-    NO_MORE = -3,                      /* visits of this CTA */
+    ANY_ORDER = -1,                    /* instead of a turn */
+    NO_MORE = -2,                      /* visits of this CTA */
     BOTH_CONSUMERS = 1,                /* a named barrier */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
@@ -145,7 +141,7 @@ enum {
 static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64, two or four");
 static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 128 32");
-static_assert(HEADS_MEMORY >= 1024 && SLOTS >= 1, "HEADS_MEMORY: a MB or more; SLOTS: one or more");
+static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
@@ -156,7 +152,6 @@ static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90")
 typedef struct tile_results {
     int32_t *visits;
     float *stats, *dq;
-    int64_t slot; /* floats from a key tile's dq to the next one's; 0: all add to the same */
 } tile_results;
 
 DEV tile_results results_of(const fwd_args &a, int head, int tile)
@@ -165,7 +160,7 @@ DEV tile_results results_of(const fwd_args &a, int head, int tile)
     char *const base = (char *)a.workspace;
     const int64_t at = (int64_t)head * w.tiles + tile;
     return {(int32_t *)(base + w.visits) + at, (float *)(base + w.stats) + at * (2 * Q_TILE),
-            (float *)(base + w.dq) + at * (Q_TILE * DIM), w.slots > 1 ? w.slot : 0};
+            (float *)(base + w.dq) + at * (Q_TILE * DIM)};
 }
 
 DEV uint32_t count_key_tiles(const fwd_args &a)
@@ -197,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
     if (threadIdx.x == 0)
         *to.visits = 0;
-    if (args.atomics && to.slot == 0)
+    if (args.atomics)
         for (int i = threadIdx.x; i < Q_TILE * DIM / 4; i += STATS_THREADS)
             ((float4 *)to.dq)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     find_row_stats(args, rows, entry, head, tile, to.stats);
@@ -327,12 +322,19 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
     }
 }
 
+/* The CTA's next work tile, once its keys and values are there; kv_tile < 0: there is no more. */
+DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, uint32_t round)
+{
+    barrier_wait(ADDRESS(smem, kv_full), round & 1);
+    return &shared->work[round % 2];
+}
+
 #if !DQ_RED
 
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
-/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`; with turn
- * ALONE it stores them, and with ANY_ORDER nobody waits. */
+/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`, and number 0
+ * stores. With ANY_ORDER nobody waits. */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
     if (turn > 0) {
@@ -373,8 +375,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
     const fwd_args &a = args.fwd;
     int use = 0;
     for (uint32_t round = 0;; round++) {
-        barrier_wait(ADDRESS(smem, kv_full), round & 1);
-        const key_work *const w = &shared->work[round % 2];
+        const key_work *const w = wait_key_work(smem, shared, round);
         const int kv_tile = w->kv_tile;
         if (kv_tile < 0)
             return;
@@ -390,7 +391,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                add_dq(smem, use++, to.slot != 0 ? ALONE : turn, to.visits, to.dq + kv_tile * to.slot);
+                add_dq(smem, use++, turn, to.visits, to.dq);
             }
         }
         bulk_wait_done();
@@ -762,25 +763,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 /* ---- The third kernel: a CTA a part of dQ; grid {DQ_PARTS * tiles, query heads, entries}. Where the rule hides
  * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. ---- */
 
-/* Sums what key tiles have left of a part of a tile's dQ and stores it. */
+/* Scales the sums of a part of a tile's dQ and stores them. */
 DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part)
 {
     const fwd_args &a = args.fwd;
     const int thread = threadIdx.x, lane = thread % WARP_THREADS;
     const tile_results from = results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile);
     const visible_tiles seen = key_tiles_of(of.entry, tile);
-    const float factor = seen.first < seen.end ? a.scale : 0.0f;
-    float d[32] = {};
-    for (int kv_tile = seen.first; kv_tile < (from.slot != 0 ? seen.end : min(seen.end, seen.first + 1)); kv_tile++)
+    const bool is_seen = seen.first < seen.end; /* else nobody has written its sums */
+    const float4 *const dq = (const float4 *)(from.dq + part * DQ_PART_FLOATS);
+    float d[32];
 #pragma unroll
-        for (int g = 0; g < 8; g++) {
-            const float4 *dq = (const float4 *)(from.dq + kv_tile * from.slot + part * DQ_PART_FLOATS);
-            const float4 x = dq[g * WARPGROUP_THREADS + thread];
-            d[4 * g] += x.x;
-            d[4 * g + 1] += x.y;
-            d[4 * g + 2] += x.z;
-            d[4 * g + 3] += x.w;
-        }
+    for (int g = 0; g < 8; g++) {
+        const float4 x = is_seen ? dq[g * WARPGROUP_THREADS + thread] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        d[4 * g] = x.x;
+        d[4 * g + 1] = x.y;
+        d[4 * g + 2] = x.z;
+        d[4 * g + 3] = x.w;
+    }
     const int column = DIM == 64 ? 0 : 64 * part, columns = a.qk_dim - column;
     const int first_row = tile * Q_TILE + (DIM == 64 ? 64 * part : 0) + thread / WARP_THREADS * 16;
     unsigned spoilt = 0;
@@ -788,7 +788,7 @@ DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part
     for (int h = 0; h < 2; h++) {
         const int row = first_row + lane / 4 + 8 * h;
         store_gradient_row(args, args.dq, gradient_index<false>(of, args.dq_stride, row) + column, row < of.rows.q_len,
-                           columns, factor, d, h, lane);
+                           columns, is_seen ? a.scale : 0.0f, d, h, lane);
         spoilt |= find_spoilt(row < of.rows.q_len && probe(d, h) != 0.0f) << 8 * h;
     }
     fix_lines<false>(args, of, stored_stats{results_of(a, 0, 0).stats}, spoilt, first_row, column, column + 64, lane);
@@ -897,35 +897,42 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
     launch->block = FINISH_THREADS;
 }
 
-/* Predicted in lab.md, not fitted: of a visit of a query tile by a key tile, and of a key tile besides, in cycles of an
- * SM; and what the helpers move. */
+/* Fitted to times of an H200, of DIM 256 of an H100 (lab.md, "The cost"), in cycles of an SM: a visit of a query tile
+ * by a key tile, a key tile besides, and passing the turn at a query tile's dQ. Key tiles begin at their last query
+ * tile: there a key tile waits for those before it that see the tile, too. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    /* Of head dims to 64 fitted by hand to four runs on an H200 (lab.md); the rest is predicted. */
-    const double visit_cycles = SHARED_KEYS ? 5700.0 : DIM == 128 ? (PART == 32 ? 4900.0 : 4000.0) : 6300.0;
-    const double tile_cycles = 3200.0;
-    const double cap_cycles =
-        TERMS & FWD_TERM_CAP ? 1500.0 : 0.0; /* charged without one, too: other lines are for that */
-    const int64_t key_tiles = count_key_tiles(problem);
+    const double plain_cycles = SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
+    const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
+                                (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* with or without one: others are for that */
+    const double tile_cycles = SHARED_KEYS  ? 21200.0
+                               : DIM == 128 ? 8600.0
+                                            : 7700.0,
+                 turn_cycles = SHARED_KEYS  ? 4100.0
+                               : DIM == 128 ? 3300.0
+                                            : 3100.0;
+    const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);
-    double visits = 0, most = 0; /* of a key head: together, and by one key tile */
-    for (int64_t tile = 0; tile < key_tiles; tile++) {
-        const visible_rows rows = visible_to_keys(acr__longest_entry(problem), (int32_t)tile * KV_TILE, KV_TILE);
-        const double own =
-            rows.first < rows.end ? group * (double)((rows.end + Q_TILE - 1) / Q_TILE - rows.first / Q_TILE) : 0;
-        visits += own;
-        most = own > most ? own : most;
+    double all = 0, longest = 0; /* of a key head's tiles together, and of one */
+    for (int64_t tile = 0; tile < count_key_tiles(problem); tile++) {
+        const visible_rows rows = visible_to_keys(entry, (int32_t)tile * KV_TILE, KV_TILE);
+        double own = tile_cycles, waits = 0;
+        if (rows.first < rows.end) {
+            const int32_t last = (rows.end - 1) / Q_TILE;
+            own += group * (double)(last + 1 - rows.first / Q_TILE) * visit_cycles;
+            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / KV_TILE) * turn_cycles;
+        }
+        all += own;
+        longest = own + waits > longest ? own + waits : longest;
     }
-    const double step = visit_cycles + cap_cycles;
-    const double shared = heads * (visits * step + (double)key_tiles * tile_cycles) / device->sm_count,
-                 alone = most * step + tile_cycles;
-    const double rows = (double)(problem->batch * problem->q_heads * problem->q_len),
-                 sums = (double)bwd_slots(key_tiles) * 4.0; /* bytes of dQ that the last kernel reads of an element */
-    const double handing_over_s = 4.6e-6; /* three kernels, each of which waits for the last row of the one before */
-    const double helper_bytes = rows * DIM * (2 * ELEM_BYTES + ELEM_BYTES + sums);
-    return (shared > alone ? shared : alone) / device->clock_hz +
-           helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS + handing_over_s;
+    /* Tiles that end unevenly leave SMs idle: 0.4 of the longest, as seen. */
+    const double even = heads * all / device->sm_count + 0.4 * longest, cycles = even > longest ? even : longest;
+    const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
+    const double helper_bytes = rows * DIM * (2 * ELEM_BYTES + ELEM_BYTES + 4);
+    const double handing_over_s = 3.3e-6; /* three kernels, each of which waits for the last row of the one before */
+    return cycles / device->clock_hz + helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS +
+           handing_over_s;
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {

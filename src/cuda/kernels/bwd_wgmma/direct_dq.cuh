@@ -28,8 +28,7 @@ DEV void give_turns(const bwd_args &args, uint32_t smem, shared_memory *shared)
     const fwd_args &a = args.fwd;
     int use = 0;
     for (uint32_t round = 0;; round++) {
-        barrier_wait(ADDRESS(smem, kv_full), round & 1);
-        const key_work *const w = &shared->work[round % 2];
+        const key_work *const w = wait_key_work(smem, shared, round);
         const int kv_tile = w->kv_tile;
         if (kv_tile < 0)
             break;
@@ -41,7 +40,7 @@ DEV void give_turns(const bwd_args &args, uint32_t smem, shared_memory *shared)
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                give_place(smem, shared, use++, to.slot != 0 ? ALONE : turn, to.dq + kv_tile * to.slot, to.visits);
+                give_place(smem, shared, use++, turn, to.dq, to.visits);
             }
         }
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
@@ -66,9 +65,8 @@ DEV void pass_turns(uint32_t smem, const shared_memory *shared)
     }
 }
 
-/* Adds a part of dQ, the warpgroup's number `count`, in its visit's turn; the first key tile and one that has floats of
- * its own store it. Register 4g + r of thread t is float 4 (128g + t) + r of the part, so that a warp's floats lie one
- * behind the other. */
+/* Adds a part of dQ, the warpgroup's number `count`, in its visit's turn; the first key tile stores it. Register 4g + r
+ * of thread t is float 4 (128g + t) + r of the part, so that a warp's floats lie one behind the other. */
 DEV void hand_over(const query_gradient &d, const consumer &c, int count)
 {
     const int use = count / DQ_ROUNDS, place = use % DQ_PLACES;

@@ -215,8 +215,7 @@ template <int IS_KEYS> DEV void consume(const bwd_args &args, uint32_t smem, sha
     int use = 0;
     key_gradient d;
     for (uint32_t round = 0;; round++) {
-        barrier_wait(ADDRESS(smem, kv_full), round & 1);
-        const key_work *const w = &shared->work[round % 2];
+        const key_work *const w = wait_key_work(smem, shared, round);
         if (w->kv_tile < 0)
             break;
         int left = count_visits(a, *w);

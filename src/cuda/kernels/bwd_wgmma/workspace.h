@@ -6,9 +6,8 @@
  * For each query head and tile of query rows (gradients.h) there are
  *   visits  how many key tiles have added to the tile's dQ
  *   stats   its statistics
- *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order.
- *           With few key tiles each of them has floats of its own, `slots` of them `slot` floats apart, and the last
- *           kernel sums them: nobody waits for anybody. Else there is one slot, and the key tiles add to it in turn. */
+ *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
+ *           in which key tiles add to them. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
 #define ACR_BWD_WGMMA_WORKSPACE_H
 
@@ -21,16 +20,8 @@ enum {
 /* Byte offsets; `ticket` is at 0: the number of the next work tile. */
 typedef struct bwd_workspace {
     int64_t spoilt, visits, stats, dq, bytes;
-    int64_t slot;         /* floats */
-    int32_t slots, tiles; /* tiles: of a query head */
+    int32_t tiles; /* of a query head */
 } bwd_workspace;
-
-/* How many key tiles have floats of dQ of their own, or 1. SLOTS at most: passing the turn takes about 3000 cycles, a
- * key tile's visit about 4000. */
-VISIBLE_FUNCTION int32_t bwd_slots(int64_t key_tiles)
-{
-    return key_tiles <= SLOTS ? (int32_t)key_tiles : 1;
-}
 
 VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim)
 {
@@ -43,9 +34,7 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * BWD_SPOILT_BYTES + line - 1) / line * line;
     w.stats = w.visits + (all * 4 + line - 1) / line * line;
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
-    w.slots = bwd_slots(key_tiles);
-    w.slot = all * q_tile * dim;
-    w.bytes = w.dq + w.slots * w.slot * 4;
+    w.bytes = w.dq + all * q_tile * dim * 4;
     return w;
 }
 
