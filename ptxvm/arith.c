@@ -204,41 +204,28 @@ static inline const char *finish(warp *w, const operand *o, const uint64_t *resu
     return NULL;
 }
 
-/* Executors of one, two and three sources a, b, c of one type; `result` is a lane's register value. */
-#define UNARY(name, type, result)                                                                                      \
+/* An executor of `count` sources of one type: `values` declares what a lane has of them, a, b, c, and `result` is the
+ * lane's register value. */
+#define EXECUTOR(name, count, values, result)                                                                          \
     static const char *name(warp *w, const instruction *i, uint32_t active)                                            \
     {                                                                                                                  \
-        uint64_t results[LANES], space[LANES];                                                                         \
-        const uint64_t *as = source(w, &i->operands[1], space);                                                        \
+        uint64_t results[LANES], space[count][LANES];                                                                  \
+        const uint64_t *sources[count];                                                                                \
+        for (int n = 0; n < (count); n++)                                                                              \
+            sources[n] = source(w, &i->operands[1 + n], space[n]);                                                     \
         for (int lane = 0; lane < LANES; lane++) {                                                                     \
-            const type a = as_##type(as[lane]);                                                                        \
+            values;                                                                                                    \
             results[lane] = (u64)(result);                                                                             \
         }                                                                                                              \
         return finish(w, &i->operands[0], results, active);                                                            \
     }
+#define OF_SOURCE(type, n) as_##type(sources[n][lane])
+#define UNARY(name, type, result) EXECUTOR(name, 1, const type a = OF_SOURCE(type, 0), result)
 #define BINARY(name, type, result)                                                                                     \
-    static const char *name(warp *w, const instruction *i, uint32_t active)                                            \
-    {                                                                                                                  \
-        uint64_t results[LANES], space[2][LANES];                                                                      \
-        const uint64_t *as = source(w, &i->operands[1], space[0]), *bs = source(w, &i->operands[2], space[1]);         \
-        for (int lane = 0; lane < LANES; lane++) {                                                                     \
-            const type a = as_##type(as[lane]), b = as_##type(bs[lane]);                                               \
-            results[lane] = (u64)(result);                                                                             \
-        }                                                                                                              \
-        return finish(w, &i->operands[0], results, active);                                                            \
-    }
+    EXECUTOR(name, 2, const type a = OF_SOURCE(type, 0); const type b = OF_SOURCE(type, 1), result)
 #define TERNARY(name, type, result)                                                                                    \
-    static const char *name(warp *w, const instruction *i, uint32_t active)                                            \
-    {                                                                                                                  \
-        uint64_t results[LANES], space[3][LANES];                                                                      \
-        const uint64_t *as = source(w, &i->operands[1], space[0]), *bs = source(w, &i->operands[2], space[1]),         \
-                       *cs = source(w, &i->operands[3], space[2]);                                                     \
-        for (int lane = 0; lane < LANES; lane++) {                                                                     \
-            const type a = as_##type(as[lane]), b = as_##type(bs[lane]), c = as_##type(cs[lane]);                      \
-            results[lane] = (u64)(result);                                                                             \
-        }                                                                                                              \
-        return finish(w, &i->operands[0], results, active);                                                            \
-    }
+    EXECUTOR(name, 3, const type a = OF_SOURCE(type, 0); const type b = OF_SOURCE(type, 1);                            \
+             const type c = OF_SOURCE(type, 2), result)
 
 /* ---- Integers ---- */
 
@@ -492,42 +479,32 @@ static inline float copy_sign(float sign, float magnitude)
     return copysignf(magnitude, sign);
 }
 
-BINARY(add_f32, f32, of_f32(a + b))
-BINARY(sub_f32, f32, of_f32(a - b))
-BINARY(mul_f32, f32, of_f32(a *b))
-BINARY(div_f32, f32, of_f32(a / b))
-BINARY(min_f32, f32, of_f32(lesser(a, b)))
-BINARY(max_f32, f32, of_f32(greater(a, b)))
+/* What is computed alike with denormal numbers and with zeros in their place. */
+#define OF_FLOATS(type)                                                                                                \
+    BINARY(add_##type, type, of_##type(a + b))                                                                         \
+    BINARY(sub_##type, type, of_##type(a - b))                                                                         \
+    BINARY(mul_##type, type, of_##type(a *b))                                                                          \
+    BINARY(div_##type, type, of_##type(a / b))                                                                         \
+    BINARY(min_##type, type, of_##type(lesser(a, b)))                                                                  \
+    BINARY(max_##type, type, of_##type(greater(a, b)))                                                                 \
+    UNARY(sqrt_##type, type, of_##type(sqrtf(a)))                                                                      \
+    UNARY(rcp_##type, type, of_##type(1 / a))                                                                          \
+    UNARY(rsqrt_##type, type, of_##type((float)(1 / sqrt((double)a))))                                                 \
+    UNARY(ex2_##type, type, of_##type(exp2f(a)))                                                                       \
+    UNARY(lg2_##type, type, of_##type(log2f(a)))                                                                       \
+    UNARY(sin_##type, type, of_##type(sinf(a)))                                                                        \
+    UNARY(cos_##type, type, of_##type(cosf(a)))                                                                        \
+    TERNARY(fma_##type, type, of_##type(fmaf(a, b, c)))
+OF_FLOATS(f32)
+OF_FLOATS(f32_ftz)
 BINARY(min_nan_f32, f32, of_f32(nan_or(a, b, lesser(a, b))))
 BINARY(max_nan_f32, f32, of_f32(nan_or(a, b, greater(a, b))))
 BINARY(copysign_f32, f32, bits_of_float(copy_sign(a, b)))
 UNARY(neg_f32, u32, a ^ 0x80000000)
 UNARY(abs_f32, u32, a & 0x7fffffff)
-UNARY(sqrt_f32, f32, of_f32(sqrtf(a)))
-UNARY(rcp_f32, f32, of_f32(1 / a))
-UNARY(rsqrt_f32, f32, of_f32((float)(1 / sqrt((double)a))))
-UNARY(ex2_f32, f32, of_f32(exp2f(a)))
-UNARY(lg2_f32, f32, of_f32(log2f(a)))
-UNARY(sin_f32, f32, of_f32(sinf(a)))
-UNARY(cos_f32, f32, of_f32(cosf(a)))
 UNARY(tanh_f32, f32, of_f32(tanhf(a)))
-TERNARY(fma_f32, f32, of_f32(fmaf(a, b, c)))
-BINARY(add_f32_ftz, f32_ftz, of_f32_ftz(a + b))
-BINARY(sub_f32_ftz, f32_ftz, of_f32_ftz(a - b))
-BINARY(mul_f32_ftz, f32_ftz, of_f32_ftz(a *b))
-BINARY(div_f32_ftz, f32_ftz, of_f32_ftz(a / b))
-BINARY(min_f32_ftz, f32_ftz, of_f32_ftz(lesser(a, b)))
-BINARY(max_f32_ftz, f32_ftz, of_f32_ftz(greater(a, b)))
 UNARY(neg_f32_ftz, f32_ftz, bits_of_float(a) ^ 0x80000000)
 UNARY(abs_f32_ftz, f32_ftz, bits_of_float(a) & 0x7fffffff)
-UNARY(sqrt_f32_ftz, f32_ftz, of_f32_ftz(sqrtf(a)))
-UNARY(rcp_f32_ftz, f32_ftz, of_f32_ftz(1 / a))
-UNARY(rsqrt_f32_ftz, f32_ftz, of_f32_ftz((float)(1 / sqrt((double)a))))
-UNARY(ex2_f32_ftz, f32_ftz, of_f32_ftz(exp2f(a)))
-UNARY(lg2_f32_ftz, f32_ftz, of_f32_ftz(log2f(a)))
-UNARY(sin_f32_ftz, f32_ftz, of_f32_ftz(sinf(a)))
-UNARY(cos_f32_ftz, f32_ftz, of_f32_ftz(cosf(a)))
-TERNARY(fma_f32_ftz, f32_ftz, of_f32_ftz(fmaf(a, b, c)))
 
 #if defined(__x86_64__)
 /* fma_f32 with the processor's instruction: the commonest operation of all, and a call of libm's without. */

@@ -653,19 +653,6 @@ static const char *execute_cp_async(warp *w, const instruction *i, uint32_t acti
     return error != NULL ? error : async_add(w, ASYNC_CP, copy_chunks, all);
 }
 
-static const char *execute_cp_commit(warp *w, const instruction *i, uint32_t active)
-{
-    (void)i, (void)active;
-    async_commit(w, ASYNC_CP);
-    return NULL;
-}
-
-static const char *execute_cp_wait(warp *w, const instruction *i, uint32_t active)
-{
-    (void)active;
-    return async_wait(w, ASYNC_CP, (int)i->operands[0].imm);
-}
-
 static const char *execute_cp_wait_all(warp *w, const instruction *i, uint32_t active)
 {
     (void)i, (void)active;
@@ -705,9 +692,10 @@ static const char *execute_cp_arrive(warp *w, const instruction *i, uint32_t act
 
 static executor find_cp_async(instruction *i)
 {
-    static const named_executor others[] = {{"cp.async.commit_group", execute_cp_commit},
-                                            {"cp.async.wait_group", execute_cp_wait},
-                                            {"cp.async.wait_all", execute_cp_wait_all},
+    const executor group = find_async_group(i, "cp.async.", ASYNC_CP);
+    if (group != NULL)
+        return group;
+    static const named_executor others[] = {{"cp.async.wait_all", execute_cp_wait_all},
                                             {"cp.async.mbarrier.arrive.noinc", execute_cp_arrive}};
     const executor other = find_named(i, others, sizeof others / sizeof others[0]);
     if (other != NULL)

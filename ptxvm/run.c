@@ -239,6 +239,32 @@ const char *async_wait(warp *w, async_kind kind, int newest)
     return error || kind != ASYNC_CP ? error : run_afters(m, w);
 }
 
+static const char *execute_commit(warp *w, const instruction *i, uint32_t active)
+{
+    (void)active;
+    async_commit(w, (async_kind)i->decoded[0]);
+    return NULL;
+}
+
+static const char *execute_wait(warp *w, const instruction *i, uint32_t active)
+{
+    (void)active;
+    return async_wait(w, (async_kind)i->decoded[0], (int)i->operands[0].imm);
+}
+
+executor find_async_group(instruction *i, const char *beginning, async_kind kind)
+{
+    if (!begins_with(i->mnemonic, beginning))
+        return NULL;
+    const char *rest = i->mnemonic + strlen(beginning);
+    const executor found = begins_with(rest, "commit_group") ? execute_commit
+                           : begins_with(rest, "wait_group") ? execute_wait
+                                                             : NULL;
+    if (found != NULL)
+        i->decoded[0] = kind;
+    return found;
+}
+
 /* Work that nobody has demanded yet. */
 static const char *run_early(machine *m, warp *w)
 {

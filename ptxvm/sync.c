@@ -656,6 +656,15 @@ static const char *check_members(const warp *w, const operand *mask, uint32_t ac
     return NULL;
 }
 
+/* The number of the first of these names that is among the mnemonic's modifiers; `count` where none is. */
+static uint64_t first_modifier(const instruction *i, const char *const *names, uint64_t count)
+{
+    uint64_t n = 0;
+    while (n < count && !has_modifier(i, names[n]))
+        n++;
+    return n;
+}
+
 /* decoded[D_WHAT] of a vote */
 enum {
     ANY,
@@ -683,10 +692,8 @@ static const char *execute_vote(warp *w, const instruction *i, uint32_t active)
 
 static executor find_vote(instruction *i)
 {
-    i->decoded[D_WHAT] = has_modifier(i, "any")   ? ANY
-                         : has_modifier(i, "all") ? ALL
-                         : has_modifier(i, "uni") ? UNIFORM
-                                                  : BALLOT;
+    i->decoded[D_WHAT] =
+        first_modifier(i, (const char *const[]){[ANY] = "any", [ALL] = "all", [UNIFORM] = "uni"}, BALLOT);
     return has_modifier(i, "sync") && i->operand_count == 3 ? execute_vote : NULL;
 }
 
@@ -740,10 +747,8 @@ static const char *execute_shfl(warp *w, const instruction *i, uint32_t active)
 
 static executor find_shfl(instruction *i)
 {
-    i->decoded[D_WHAT] = has_modifier(i, "up")     ? UP
-                         : has_modifier(i, "down") ? DOWN
-                         : has_modifier(i, "bfly") ? BUTTERFLY
-                                                   : INDEX;
+    i->decoded[D_WHAT] =
+        first_modifier(i, (const char *const[]){[UP] = "up", [DOWN] = "down", [BUTTERFLY] = "bfly"}, INDEX);
     i->decoded[D_SOURCE] = (uint64_t)i->operand_count - 4;
     return has_modifier(i, "sync") && (i->operand_count == 5 || i->operand_count == 6) ? execute_shfl : NULL;
 }

@@ -357,22 +357,6 @@ static const char *execute_plain(warp *w, const instruction *i, uint32_t active)
     return error;
 }
 
-/* ---- Groups of stores ---- */
-
-static const char *execute_commit(warp *w, const instruction *i, uint32_t active)
-{
-    (void)i, (void)active;
-    async_commit(w, ASYNC_STORE);
-    return NULL;
-}
-
-/* With .read too the stores are done whole: that shared memory has been read is what both promise. */
-static const char *execute_wait(warp *w, const instruction *i, uint32_t active)
-{
-    (void)active;
-    return async_wait(w, ASYNC_STORE, (int)i->operands[0].imm);
-}
-
 static const char *execute_nothing(warp *w, const instruction *i, uint32_t active)
 {
     (void)w, (void)i, (void)active;
@@ -415,12 +399,13 @@ static executor find_plain_copy(instruction *i)
 
 executor find_executor_tensor(instruction *i)
 {
-    static const named_executor groups[] = {{"cp.async.bulk.commit_group", execute_commit},
-                                            {"cp.async.bulk.wait_group", execute_wait},
-                                            {"cp.async.bulk.prefetch.", execute_nothing}};
-    const executor group = find_named(i, groups, sizeof groups / sizeof groups[0]);
+    /* Groups of stores. With .read, too, they are waited for whole: that shared memory has been read is what both
+     * promise. */
+    const executor group = find_async_group(i, "cp.async.bulk.", ASYNC_STORE);
     if (group != NULL)
         return group;
+    if (begins_with(i->mnemonic, "cp.async.bulk.prefetch."))
+        return execute_nothing;
     if (begins_with(i->mnemonic, "cp.async.bulk.tensor."))
         return find_tensor_copy(i);
     return begins_with(i->mnemonic, "cp.async.bulk.") || begins_with(i->mnemonic, "cp.reduce.async.bulk.")

@@ -376,6 +376,9 @@ void async_commit(warp *w, async_kind kind);
 /* …wait_group N: runs all work of the kind but that of the N newest closed groups (and of the open one). */
 const char *async_wait(warp *w, async_kind kind, int newest);
 
+/* The executor of BEGINNINGcommit_group and of BEGINNINGwait_group N, for the groups of that kind; NULL: neither. */
+executor find_async_group(instruction *i, const char *beginning, async_kind kind);
+
 /* cp.async.mbarrier.arrive.noinc: behind all the warp's cp.async so far, then does `action`. */
 const char *async_after_cp(warp *w, async_action action, void *data);
 

@@ -428,6 +428,15 @@ static CUresult need_stream(CUstream stream)
     return stream == NULL || is_alive(stream, STREAM) ? need_context() : misuse(CUDA_ERROR_INVALID_HANDLE);
 }
 
+/* Begins a call that puts something of this kind into a stream. */
+static CUresult begin_in_stream(const char *entry, const void *handle, object_kind kind, CUstream stream)
+{
+    const CUresult result = begin(entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return is_alive(handle, kind) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
 static int is_capturing(CUstream stream)
 {
     return stream != NULL && ((object *)(void *)stream)->capturing;
@@ -1222,16 +1231,20 @@ static void queue_upload(CUdeviceptr to, const void *from, size_t bytes, CUstrea
     queue(stream, &later);
 }
 
-static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+/* Begins a call that writes device memory by way of a stream. */
+static CUresult begin_write(const char *entry, CUdeviceptr to, size_t bytes, CUstream stream)
 {
-    CUresult result = begin("cuMemcpyHtoDAsync");
+    CUresult result = begin(entry);
     if (result == CUDA_SUCCESS)
         result = need_stream(stream);
-    unsigned char *memory = find_memory(to, bytes);
-    if (result == CUDA_SUCCESS && memory == NULL)
-        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    return result == CUDA_SUCCESS && find_memory(to, bytes) == NULL ? misuse(CUDA_ERROR_INVALID_VALUE) : result;
+}
+
+static CUresult fake_MemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    const CUresult result = begin_write("cuMemcpyHtoDAsync", to, bytes, stream);
     if (result == CUDA_SUCCESS && !is_waiting(stream))
-        memcpy(memory, from, bytes);
+        memcpy(find_memory(to, bytes), from, bytes);
     else if (result == CUDA_SUCCESS)
         queue_upload(to, from, bytes, stream);
     return finish(result);
@@ -1253,12 +1266,8 @@ static CUresult fake_MemFreeHost(void *memory)
 
 static CUresult fake_MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    CUresult result = begin("cuMemcpyDtoDAsync");
-    if (result == CUDA_SUCCESS)
-        result = need_stream(stream);
-    unsigned char *memory = find_memory(to, bytes);
-    const unsigned char *source = find_memory(from, bytes);
-    if (result == CUDA_SUCCESS && (memory == NULL || source == NULL))
+    CUresult result = begin_write("cuMemcpyDtoDAsync", to, bytes, stream);
+    if (result == CUDA_SUCCESS && find_memory(from, bytes) == NULL)
         result = misuse(CUDA_ERROR_INVALID_VALUE);
     const step copy = {.kind = COPY, .to = to, .from = from, .bytes = bytes};
     return finish(result == CUDA_SUCCESS ? take(stream, &copy) : result);
@@ -1282,12 +1291,7 @@ static CUresult fake_MemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, C
 
 static CUresult fake_MemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
-    CUresult result = begin("cuMemsetD8Async");
-    if (result == CUDA_SUCCESS)
-        result = need_stream(stream);
-    unsigned char *memory = find_memory(to, bytes);
-    if (result == CUDA_SUCCESS && memory == NULL)
-        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    const CUresult result = begin_write("cuMemsetD8Async", to, bytes, stream);
     const step fill = {.kind = FILL, .to = to, .value = value, .bytes = bytes};
     return finish(result == CUDA_SUCCESS ? take(stream, &fill) : result);
 }
@@ -1562,9 +1566,7 @@ static CUresult fake_GraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, 
 
 static CUresult fake_GraphUpload(CUgraphExec exec, CUstream stream)
 {
-    CUresult result = begin("cuGraphUpload");
-    if (result == CUDA_SUCCESS)
-        result = is_alive(exec, GRAPH_EXEC) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = begin_in_stream("cuGraphUpload", exec, GRAPH_EXEC, stream);
     return finish(result);
 }
 
@@ -1595,9 +1597,7 @@ static CUresult replay(CUstream stream, const step *s)
 
 static CUresult fake_GraphLaunch(CUgraphExec exec, CUstream stream)
 {
-    CUresult result = begin("cuGraphLaunch");
-    if (result == CUDA_SUCCESS)
-        result = is_alive(exec, GRAPH_EXEC) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = begin_in_stream("cuGraphLaunch", exec, GRAPH_EXEC, stream);
     if (result != CUDA_SUCCESS)
         return finish(result);
     const recording *steps = ((object *)(void *)exec)->steps;
@@ -1654,9 +1654,7 @@ static CUresult follow(CUstream stream, const object *event)
 
 static CUresult fake_EventRecord(CUevent event, CUstream stream)
 {
-    CUresult result = begin("cuEventRecord");
-    if (result == CUDA_SUCCESS)
-        result = is_alive(event, EVENT) ? need_stream(stream) : misuse(CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = begin_in_stream("cuEventRecord", event, EVENT, stream);
     if (result == CUDA_SUCCESS)
         record_event((object *)(void *)event, stream);
     return finish(result);

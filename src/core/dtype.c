@@ -159,29 +159,31 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
     store(dtype, base, index, value);
 }
 
-ALWAYS_INLINE void load_all(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+/* Calls a function with the type, which is a constant for each of the common ones: a loop of its own. */
+#define BY_TYPE(dtype, function, ...)                                                                                  \
+    switch (dtype) {                                                                                                   \
+    case ACR_F32:                                                                                                      \
+        function(ACR_F32, __VA_ARGS__);                                                                                \
+        break;                                                                                                         \
+    case ACR_F16:                                                                                                      \
+        function(ACR_F16, __VA_ARGS__);                                                                                \
+        break;                                                                                                         \
+    case ACR_BF16:                                                                                                     \
+        function(ACR_BF16, __VA_ARGS__);                                                                               \
+        break;                                                                                                         \
+    default:                                                                                                           \
+        function(dtype, __VA_ARGS__);                                                                                  \
+    }
+
+ALWAYS_INLINE void load_all(acr_dtype dtype, double *to, const void *base, int64_t first, int64_t count)
 {
     for (int64_t i = 0; i < count; ++i) {
         to[i] = load(dtype, base, first + i);
     }
 }
 
-void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
-{
-    switch (dtype) { /* a loop of its own for each of the common types */
-    case ACR_F32:
-        load_all(to, ACR_F32, base, first, count);
-        return;
-    case ACR_F16:
-        load_all(to, ACR_F16, base, first, count);
-        return;
-    case ACR_BF16:
-        load_all(to, ACR_BF16, base, first, count);
-        return;
-    default:
-        load_all(to, dtype, base, first, count);
-    }
-}
+void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first,
+                        int64_t count){BY_TYPE(dtype, load_all, to, base, first, count)}
 
 ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
 {
@@ -192,19 +194,7 @@ ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t
 
 void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
 {
-    switch (dtype) {
-    case ACR_F32:
-        store_all(ACR_F32, base, first, count, from);
-        return;
-    case ACR_F16:
-        store_all(ACR_F16, base, first, count, from);
-        return;
-    case ACR_BF16:
-        store_all(ACR_BF16, base, first, count, from);
-        return;
-    default:
-        store_all(dtype, base, first, count, from);
-    }
+    BY_TYPE(dtype, store_all, base, first, count, from)
 }
 
 double acr__round_magnitude(acr_dtype dtype, double magnitude)

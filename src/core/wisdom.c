@@ -318,25 +318,30 @@ static bool read_effort(const char *text, acr_effort *effort)
     return strcmp(text, "patient") == 0 || strcmp(text, "measure") == 0;
 }
 
-static acr_status next_count(char **rest, int number, const char *name, uint32_t *value)
+/* What is left of a line, and the first failure to read it: nothing is read behind that. */
+typedef struct line_rest {
+    char *text;
+    int number;
+    acr_status status;
+} line_rest;
+
+static void take_count(line_rest *rest, const char *name, uint32_t *value)
 {
-    return read_count(value_of(next_word(rest), name), value)
-               ? ACR_OK
-               : acr__fail(ACR_FORMAT, "line %d: expected %s= and a count", number, name);
+    if (rest->status == ACR_OK && !read_count(value_of(next_word(&rest->text), name), value))
+        rest->status = acr__fail(ACR_FORMAT, "line %d: expected %s= and a count", rest->number, name);
 }
 
-static acr_status next_decimal(char **rest, int number, const char *name, double *value)
+static void take_decimal(line_rest *rest, const char *name, double *value)
 {
-    return read_decimal(value_of(next_word(rest), name), value)
-               ? ACR_OK
-               : acr__fail(ACR_FORMAT, "line %d: expected %s= and a decimal", number, name);
+    if (rest->status == ACR_OK && !read_decimal(value_of(next_word(&rest->text), name), value))
+        rest->status = acr__fail(ACR_FORMAT, "line %d: expected %s= and a decimal", rest->number, name);
 }
 
 /* n=, the last word of a line. */
-static acr_status last_count(char *rest, int number, uint32_t *value)
+static acr_status take_samples(line_rest *rest, uint32_t *value)
 {
-    const acr_status status = next_count(&rest, number, "n", value);
-    return status == ACR_OK && *rest ? line_error(number, "unexpected text after n=") : status;
+    take_count(rest, "n", value);
+    return rest->status == ACR_OK && *rest->text ? line_error(rest->number, "unexpected text after n=") : rest->status;
 }
 
 /* "<problem> = <kernel> img=... effort=... median_ns=... mad_ns=... n=..." */
@@ -357,11 +362,10 @@ static acr_status read_fact(char *line, int number, acr__fact *fact)
         return line_error(number, "expected img= and 16 hexadecimal digits");
     if (!read_effort(value_of(next_word(&rest), "effort"), &fact->effort))
         return line_error(number, "expected effort=measure or effort=patient");
-    acr_status status = next_decimal(&rest, number, "median_ns", &fact->median_ns);
-    if (status == ACR_OK)
-        status = next_decimal(&rest, number, "mad_ns", &fact->mad_ns);
-    if (status == ACR_OK)
-        status = last_count(rest, number, &fact->samples);
+    line_rest numbers = {rest, number, ACR_OK};
+    take_decimal(&numbers, "median_ns", &fact->median_ns);
+    take_decimal(&numbers, "mad_ns", &fact->mad_ns);
+    const acr_status status = take_samples(&numbers, &fact->samples);
     if (status != ACR_OK)
         return status;
     acr_problem parsed;
@@ -377,17 +381,13 @@ static acr_status read_link(char *rest, int number, acr_link *link)
 {
     uint32_t ranks = 0, hosts = 0;
     *link = (acr_link)ACR_LINK_INIT;
-    acr_status status = next_count(&rest, number, "ranks", &ranks);
-    if (status == ACR_OK)
-        status = next_count(&rest, number, "hosts", &hosts);
-    if (status == ACR_OK)
-        status = next_decimal(&rest, number, "bytes_per_s", &link->bytes_per_s);
-    if (status == ACR_OK)
-        status = next_decimal(&rest, number, "latency_ns", &link->latency_s);
-    if (status == ACR_OK)
-        status = next_decimal(&rest, number, "copy_bytes_per_s", &link->copy_bytes_per_s);
-    if (status == ACR_OK)
-        status = last_count(rest, number, &link->samples);
+    line_rest numbers = {rest, number, ACR_OK};
+    take_count(&numbers, "ranks", &ranks);
+    take_count(&numbers, "hosts", &hosts);
+    take_decimal(&numbers, "bytes_per_s", &link->bytes_per_s);
+    take_decimal(&numbers, "latency_ns", &link->latency_s);
+    take_decimal(&numbers, "copy_bytes_per_s", &link->copy_bytes_per_s);
+    const acr_status status = take_samples(&numbers, &link->samples);
     if (status != ACR_OK)
         return status;
     link->ranks = (int32_t)ranks;
@@ -582,26 +582,31 @@ static acr_status commit_facts(acr__wisdom *wisdom, const acr__wisdom *staged)
     return ACR_OK;
 }
 
+/* Hands a file's lines to the visitor. *missing: there is no such file, which is a failure, too. */
+static acr_status parse_file(const char *path, const acr__wisdom_visitor *visitor, void *user, bool *missing)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    acr_status status = read_file(path, &text, &bytes, missing);
+    if (status != ACR_OK)
+        return status;
+    status = acr__wisdom_parse(text, bytes, visitor, user);
+    free(text);
+    return status == ACR_FORMAT ? in_file(status, path) : status;
+}
+
 acr_status acr__wisdom_read(acr__wisdom *wisdom, const acr__device *device, const char *path, acr_wisdom_report *report)
 {
     static const acr__wisdom_visitor visitor = {import_fact, import_link};
-    char *text;
-    size_t bytes;
     bool missing;
-    acr_status status = read_file(path, &text, &bytes, &missing);
-    if (status != ACR_OK)
-        return status;
     import_state state = {wisdom->device_key, device, acr__wisdom_create(device), ACR_WISDOM_REPORT_INIT};
-    status = state.staged ? acr__wisdom_parse(text, bytes, &visitor, &state)
-                          : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
-    if (status == ACR_FORMAT)
-        status = in_file(status, path);
+    acr_status status = state.staged ? parse_file(path, &visitor, &state, &missing)
+                                     : acr__fail(ACR_NO_MEMORY, "no memory to import wisdom");
     if (status == ACR_OK)
         status = commit_facts(wisdom, state.staged);
     if (status == ACR_OK && report)
         *report = state.report;
     acr__wisdom_destroy(state.staged);
-    free(text);
     return status;
 }
 
@@ -782,15 +787,9 @@ static acr_status replace_file(const char *path, int folder, const char *bytes, 
 static acr_status keep_old_file(export_state *state, const char *path)
 {
     static const acr__wisdom_visitor visitor = {keep_fact, keep_link};
-    char *text;
-    size_t bytes;
     bool missing;
-    acr_status status = read_file(path, &text, &bytes, &missing);
-    if (status != ACR_OK)
-        return missing ? ACR_OK : status;
-    status = acr__wisdom_parse(text, bytes, &visitor, state);
-    free(text);
-    return status == ACR_FORMAT ? in_file(status, path) : status;
+    const acr_status status = parse_file(path, &visitor, state, &missing);
+    return missing ? ACR_OK : status;
 }
 
 static acr_status write_locked(const acr__wisdom *wisdom, const char *path, int folder)

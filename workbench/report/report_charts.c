@@ -159,6 +159,17 @@ static acr_status draw_once(chart_writer *w, report_text *script, const char *ti
     return status;
 }
 
+/* A chart of each file's data. */
+static acr_status draw_each(chart_writer *w, json_t *const *files, size_t count,
+                            acr_status (*draw_file)(chart_writer *w, const json_t *file))
+{
+    acr_status status = ACR_OK;
+    for (size_t i = 0; i < count && status == ACR_OK; ++i) {
+        status = draw_file(w, files[i]);
+    }
+    return status;
+}
+
 /* A text inside gnuplot's quotes. */
 static void add_quoted(report_text *script, const char *plain)
 {
@@ -783,11 +794,7 @@ static acr_status draw_searches(chart_writer *w, const json_t *set)
 
 acr_status charts_searches(chart_writer *w, const report_data *data)
 {
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < data->search_count && status == ACR_OK; ++i) {
-        status = draw_searches(w, data->searches[i]);
-    }
-    return status;
+    return draw_each(w, data->searches, data->search_count, draw_searches);
 }
 
 /* ---- Training: loss curves ---- */
@@ -822,9 +829,5 @@ static acr_status draw_training(chart_writer *w, const json_t *training)
 
 acr_status charts_training(chart_writer *w, const report_data *data)
 {
-    acr_status status = ACR_OK;
-    for (size_t i = 0; i < data->training_count && status == ACR_OK; ++i) {
-        status = draw_training(w, data->trainings[i]);
-    }
-    return status;
+    return draw_each(w, data->trainings, data->training_count, draw_training);
 }
