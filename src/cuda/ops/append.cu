@@ -1,6 +1,6 @@
 /* acr_append on a GPU. CTAs along x share a token's units (op_args.h), which k, v and q number through; y and z count
  * tokens. A thread has one unit, so that no thread reads what another has written where q is rotated in place:
- * few bytes a thread and many short CTAs, because memory passes reads and writes best that way (lab.md).
+ * few bytes a thread and many short CTAs, which came nearest to what memory passes (lab.md).
  *
  * Where a token comes from is known at once, where it goes only after its sequence's length and its page's number have
  * been read: so a unit asks for its elements first, and for its cosines before it looks at the page's number.

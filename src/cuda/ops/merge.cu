@@ -1,7 +1,6 @@
 /* acr_merge on a GPU. A CTA has as many rows as its threads fill with runs of 16 bytes (op_args.h), once or MERGE_RUNS
  * times. A thread a row weighs the row's parts for all of the row's threads, so that a run costs little more than its
- * bytes. Elements are asked for when the weights are known and no sooner: memory passes reads and writes best where
- * what is on its way lies together (lab.md).
+ * bytes. Elements are asked for when the weights are known: sooner took longer (lab.md).
  *
  * A row's lse are read by the thread that writes the row's lse, and before: it may be the first part's. So may the
  * elements.
