@@ -579,7 +579,8 @@ typedef struct acr_append_args {
  * first call for a type loads its code. cpu: done when it returns, by the context's threads.
  * Errors: ACR_INVALID (a field, a pointer missing or given against the others; cpu: a scale that is not positive and
  * finite, on cuda it spoils what it scales), ACR_ALIGNMENT, ACR_OVERLAP (q_out or a cache overlaps another tensor),
- * ACR_NO_MEMORY and ACR_DEVICE_FAULT (cuda). */
+ * ACR_UNSUPPORTED (cuda: 2^32 - 2^17 tokens or more; 2^31 elements of a token), ACR_NO_MEMORY and ACR_DEVICE_FAULT
+ * (cuda). */
 ACR_API acr_status acr_append(acr_ctx *ctx, const acr_append_args *args, void *stream);
 
 /* ---- Wisdom ------------------------------------------------------------------------------------------------------ */

@@ -274,12 +274,13 @@ static int is_wide(const acr_append_args *a, const acr__op_tensor tensors[TENSOR
     for (int i = 0; i < TENSORS; i++)
         if (!acr__op_is_wide(&tensors[i], elements))
             return 0;
-    return a->alignment >= 16 && a->rope_first % elements == 0 && a->rope_dim / 2 % elements == 0;
+    return a->alignment >= 16 && a->rope_first % elements == 0 && a->rope_dim / 2 % elements == 0 &&
+           acr__is_aligned(a->cos, 16) && acr__is_aligned(a->sin, 16) && a->rope_stride % 4 == 0;
 }
 
 static append_args args_of(const acr_append_args *a, const acr__op_tensor tensors[TENSORS])
 {
-    return (append_args){
+    append_args filled = {
         .q_stride = acr__op_strides(&a->q_stride),
         .k_stride = acr__op_strides(&a->k_stride),
         .v_stride = acr__op_strides(&a->v_stride),
@@ -323,6 +324,8 @@ static append_args args_of(const acr_append_args *a, const acr__op_tensor tensor
         .k_scale = a->k_scale,
         .v_scale = a->v_scale,
     };
+    append_count_units(&filled);
+    return filled;
 }
 
 acr_status acr_append(acr_ctx *ctx, const acr_append_args *args, void *stream)

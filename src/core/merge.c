@@ -153,7 +153,8 @@ static merge_args args_of(const acr_merge_args *m, const merge_tensors *t)
         .out_dtype = (int32_t)m->out_dtype,
         .is_wide = is_wide(m, t),
     };
-    a.is_spaced = are_spaced(m, &a.o_spacing, &a.lse_spacing);
+    a.is_spaced = m->count > MERGE_LISTED && are_spaced(m, &a.o_spacing, &a.lse_spacing);
+    a.lane_bits = merge_lane_bits(&a);
     return a;
 }
 

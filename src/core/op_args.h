@@ -23,10 +23,10 @@ typedef struct merge_args {
     int64_t o_spacing, lse_spacing; /* bytes from a part to the next, where is_spaced */
     int32_t heads, len, dim;
     int32_t dtype, out_dtype; /* the numbers of acr_dtype */
-    int32_t is_spaced;        /* the parts lie at even distances: the first is enough */
-    int32_t is_wide; /* rows of o and of the parts begin and end at multiples of 16 bytes of the parts' type, and
+    int32_t is_spaced;        /* more than MERGE_LISTED parts lie at even distances: the first is enough */
+    int32_t is_wide;   /* rows of o and of the parts begin and end at multiples of 16 bytes of the parts' type, and
                                  of as many elements of o's */
-    int32_t reserved;
+    int32_t lane_bits; /* merge_lane_bits */
 } merge_args;
 
 /* A row among all: batch entries outermost, positions innermost. */
@@ -51,25 +51,43 @@ OP_FUNCTION int64_t merge_offset(const fwd_strides *s, merge_row r)
     return r.batch * s->batch + r.head * s->head + r.row * s->row;
 }
 
-/* A thread of a GPU takes so many runs of 16 bytes of a row where there are so many rows, else one: weighing the parts
- * costs more than a run, but few rows must give many SMs work. */
+/* Of a GPU: 16 bytes of a row's columns are a run. A CTA's threads take a run each of so many rows that they are all
+ * busy; of many rows of few columns and parts, MERGE_RUNS runs of different rows. */
 enum {
-    MERGE_RUNS = 4,
-    MERGE_MANY_ROWS = 16384
+    MERGE_THREADS = 256,
+    MERGE_RUNS = 2,
+    MERGE_MANY_ROWS = 16384,
+    MERGE_LISTED = 8,   /* parts that a launch lists one by one; more may be said by their distances */
+    MERGE_LANE_BITS = 5 /* of a warp */
 };
+
+/* Of a run. */
+OP_FUNCTION int32_t merge_elements(const merge_args *a)
+{
+    return !a->is_wide ? 1 : a->dtype == 1 ? 4 : 8; /* 1: ACR_F32 */
+}
 
 OP_FUNCTION int merge_runs(const merge_args *a)
 {
-    return a->is_wide && a->rows >= MERGE_MANY_ROWS ? MERGE_RUNS : 1;
+    return a->is_wide && a->rows >= MERGE_MANY_ROWS && a->count <= MERGE_LISTED &&
+                   a->dim <= merge_elements(a) << MERGE_LANE_BITS
+               ? MERGE_RUNS
+               : 1;
 }
 
-/* The lanes of a warp of a GPU that share a row of so many runs. */
-OP_FUNCTION int merge_lanes(const merge_args *a, int64_t runs)
+/* The threads that share a row, as a power of two: those of a warp at most. At least MERGE_RUNS, so that a CTA has no
+ * more rows than threads. */
+OP_FUNCTION int32_t merge_lane_bits(const merge_args *a)
 {
-    int lanes = 1;
-    while (lanes * merge_runs(a) < runs && lanes < 32)
-        lanes *= 2;
-    return lanes;
+    int32_t bits = 0;
+    while (bits < MERGE_LANE_BITS && (merge_elements(a) << bits < a->dim || 1 << bits < MERGE_RUNS))
+        bits++;
+    return bits;
+}
+
+OP_FUNCTION int merge_rows_of_cta(const merge_args *a)
+{
+    return merge_runs(a) * (MERGE_THREADS >> a->lane_bits);
 }
 
 OP_FUNCTION merge_part merge_part_of(const merge_args *a, const merge_part *parts, int64_t i)
@@ -87,32 +105,45 @@ typedef struct merge_weights {
     float max, factor, lse;
 } merge_weights;
 
-OP_FUNCTION merge_weights merge_weigh(const merge_args *a, const merge_part *parts, int64_t lse_offset)
+/* The largest so far and one more: NaN stays. */
+OP_FUNCTION float merge_larger(float max, float lse)
+{
+    return !(lse <= max) && max == max ? lse : max;
+}
+
+OP_FUNCTION float merge_exp(float lse, float max)
+{
+    return op_exp(op_add(lse, -max));
+}
+
+/* Of the largest lse and the sum of all merge_exp. */
+OP_FUNCTION merge_weights merge_weights_of(float max, float sum)
 {
     merge_weights w;
-    float sum = 0.0f;
-    w.max = -OP_INFINITY;
-    for (int64_t i = 0; i < a->count; i++) {
-        const float lse = merge_part_of(a, parts, i).lse[lse_offset];
-        if (!(lse <= w.max)) /* larger, or NaN, which then stays */
-            w.max = w.max == w.max ? lse : w.max;
-    }
-    if (w.max == -OP_INFINITY) { /* no part saw a key */
-        w.factor = 0.0f;
-        w.lse = w.max;
-        return w;
-    }
-    for (int64_t i = 0; i < a->count; i++)
-        sum = op_add(sum, op_exp(op_add(merge_part_of(a, parts, i).lse[lse_offset], -w.max)));
+    w.max = max;
     w.factor = op_div(1.0f, sum);
-    w.lse = op_add(w.max, op_log(sum));
+    w.lse = op_add(max, op_log(sum));
+    if (max == -OP_INFINITY) { /* no part saw a key */
+        w.factor = 0.0f;
+        w.lse = max;
+    }
     return w;
+}
+
+OP_FUNCTION merge_weights merge_weigh(const merge_args *a, const merge_part *parts, int64_t lse_offset)
+{
+    float sum = 0.0f, max = -OP_INFINITY;
+    for (int64_t i = 0; i < a->count; i++)
+        max = merge_larger(max, merge_part_of(a, parts, i).lse[lse_offset]);
+    for (int64_t i = 0; i < a->count; i++)
+        sum = op_add(sum, merge_exp(merge_part_of(a, parts, i).lse[lse_offset], max));
+    return merge_weights_of(max, sum);
 }
 
 /* A part's weight; of one without keys it is not asked. */
 OP_FUNCTION float merge_weight(merge_weights w, float lse)
 {
-    return op_mul(op_exp(op_add(lse, -w.max)), w.factor);
+    return op_mul(merge_exp(lse, w.max), w.factor);
 }
 
 /* ---- Appending --------------------------------------------------------------------------------------------------- */
@@ -133,14 +164,48 @@ typedef struct append_args {
     int32_t page, pages; /* 0 = a plain cache */
     int32_t rope_first, rope_dim, is_interleaved;
     int32_t dtype, cache_dtype; /* the numbers of acr_dtype */
-    int32_t is_wide;            /* rows, and what of them is rotated, fall into 16 bytes of dtype, the halves, too */
+    int32_t is_wide;            /* rows, and what of them is rotated, fall into 16 bytes of dtype, the halves, too, and
+                                 so do rows of cosines and sines */
     float k_scale, v_scale;
+    /* By append_count_units. A thread of a GPU takes a unit of a token: two runs, of 16 bytes where is_wide, else of an
+     * element. Of what is rotated, they are both elements of some pairs; of the rest, the same columns of two heads.
+     * Units of k come first, then those of v and of q; of each, first what is rotated. */
+    op_divisor by_len, by_page;
+    op_divisor turned, copied, v_copied; /* units of a head; of two of k or q; of two of v. by: 0 = none */
+    uint32_t turned_of_k, turned_of_q, v_from, q_from; /* v_from: the first of v */
+    int64_t units;                                     /* cuda: below 2^31 */
 } append_args;
 
 enum {
-    APPEND_HEADS = 4,    /* heads of which a thread of a GPU takes the same columns */
-    APPEND_THREADS = 128 /* of a CTA */
+    APPEND_THREADS = 128 /* of a CTA of a GPU */
 };
+
+#ifndef __CUDACC__
+OP_FUNCTION op_divisor append_divisor(int64_t by)
+{
+    return by > 0 ? op_divisor_of((uint32_t)by) : (op_divisor){0, 0, 0, 0};
+}
+
+/* What follows from the other arguments. */
+OP_FUNCTION void append_count_units(append_args *a)
+{
+    const int run = !a->is_wide ? 1 : a->dtype == 1 ? 4 : 8; /* 1: ACR_F32 */
+    const int64_t two_kv_heads = ((int64_t)a->kv_heads + 1) / 2, two_q_heads = ((int64_t)a->q_heads + 1) / 2;
+    a->by_len = append_divisor(a->len);
+    a->by_page = append_divisor(a->page);
+    a->turned = append_divisor(a->rope_dim / 2 / run);
+    a->copied = append_divisor((a->qk_dim - a->rope_dim) / run);
+    a->v_copied = append_divisor(a->v_dim / run);
+    a->turned_of_k = (uint32_t)a->kv_heads * a->turned.by;
+    a->turned_of_q = (uint32_t)a->q_heads * a->turned.by;
+    const int64_t of_k = a->k ? a->turned_of_k + two_kv_heads * a->copied.by : 0,
+                  of_v = a->v ? two_kv_heads * a->v_copied.by : 0,
+                  of_q = a->q ? a->turned_of_q + two_q_heads * a->copied.by : 0;
+    a->v_from = (uint32_t)of_k;
+    a->q_from = (uint32_t)(of_k + of_v);
+    a->units = of_k + of_v + of_q;
+}
+#endif
 
 /* Where a token comes from and goes to. */
 typedef struct append_token {
@@ -175,7 +240,8 @@ OP_FUNCTION void append_find_entry(const append_args *a, int64_t position, appen
     t->entry = t->sequence;
     if (a->page_table) {
         /* Lengths have 32 bits, and so have positions. */
-        const uint32_t in_page = (uint32_t)position % (uint32_t)a->page, entry = (uint32_t)position / (uint32_t)a->page;
+        const uint32_t entry = op_divide(a->by_page, (uint32_t)position),
+                       in_page = (uint32_t)position - entry * a->by_page.by;
         const int64_t page = a->page_table[t->sequence * a->table_stride + entry];
         t->entry = page >= 0 && page < a->pages ? page : -1;
         t->at = in_page;
@@ -196,8 +262,9 @@ OP_FUNCTION append_token append_source_of(const append_args *a, int64_t index)
         if (in_sequence < 0 || in_sequence >= count)
             t.sequence = -1;
     } else {
-        t.sequence = t.batch = (uint32_t)index / (uint32_t)a->len;
-        t.row = in_sequence = (uint32_t)index % (uint32_t)a->len;
+        const uint32_t sequence = op_divide(a->by_len, (uint32_t)index);
+        t.sequence = t.batch = sequence;
+        t.row = in_sequence = (uint32_t)index - sequence * a->by_len.by;
     }
     t.from_end = count - in_sequence;
     t.entry = t.at = t.angle = -1;

@@ -120,6 +120,35 @@ OP_FUNCTION uint32_t op_e4m3(float x)
     return sign | (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
 }
 
+/* Division by a number that is known when a call begins, which takes a GPU five instructions instead of twenty. Any
+ * divisor from 1 on and any dividend below 2^32 (Granlund and Montgomery, 1994). */
+typedef struct op_divisor {
+    uint32_t by, factor, first_shift, second_shift;
+} op_divisor;
+
+#ifndef __CUDACC__
+OP_FUNCTION op_divisor op_divisor_of(uint32_t by)
+{
+    uint32_t bits = 0;
+    while (((uint64_t)1 << bits) < by)
+        bits++;
+    return (op_divisor){.by = by,
+                        .factor = (uint32_t)((((((uint64_t)1 << bits) - by) << 32) / by) + 1),
+                        .first_shift = bits > 0,
+                        .second_shift = bits > 0 ? bits - 1 : 0};
+}
+#endif
+
+OP_FUNCTION uint32_t op_divide(op_divisor d, uint32_t x)
+{
+#ifdef __CUDACC__
+    const uint32_t high = __umulhi(d.factor, x);
+#else
+    const uint32_t high = (uint32_t)((uint64_t)d.factor * x >> 32);
+#endif
+    return (high + ((x - high) >> d.first_shift)) >> d.second_shift;
+}
+
 /* A pair rotated by the angle of this cosine and sine. */
 OP_FUNCTION float op_rotated_first(float x, float y, float c, float s)
 {

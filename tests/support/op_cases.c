@@ -98,7 +98,7 @@ op_case *op_case_merge(uint64_t seed, int is_small)
         m->heads = 4;
         m->len = MERGE_MANY_ROWS / 4 + 3;
         m->dim = 8 * (1 + (int64_t)(seed / 16 % 9));
-        m->count = m->count % 2 + 1;
+        m->count = 1 + m->count % (seed / 16 % 2 ? MERGE_LISTED : 2);
     }
     const int64_t unit = m->dim % 8 == 0 && !chance(&g, 4) ? 8 : 1;
     m->alignment = unit == 8 && !chance(&g, 4) ? 0 : 4;

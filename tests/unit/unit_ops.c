@@ -2,6 +2,25 @@
 #include "support.h"
 
 #include <math.h>
+#include "op_math.h"
+
+/* ---- Arithmetic -------------------------------------------------------------------------------------------------- */
+
+static void divisors_known_before_divide_exactly(void **state)
+{
+    (void)state;
+    for (uint32_t shift = 0; shift < 32; shift++)
+        for (uint32_t by = (1u << shift) - 3; by != (1u << shift) + 4; by++) {
+            if (by == 0)
+                continue;
+            const op_divisor d = op_divisor_of(by);
+            for (uint32_t times = 0; times < 40; times++) {
+                const uint32_t product = (times < 20 ? times : UINT32_MAX / by - (times - 20)) * by;
+                for (uint32_t x = product - 2; x != product + 3; x++)
+                    assert_int_equal(op_divide(d, x), x / by);
+            }
+        }
+}
 
 /* ---- Merging ----------------------------------------------------------------------------------------------------- */
 
@@ -321,6 +340,7 @@ static void appends_are_refused_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(divisors_known_before_divide_exactly),
         cmocka_unit_test(weights_are_those_of_the_sums),
         cmocka_unit_test(rows_without_keys_and_rows_that_are_spoilt),
         cmocka_unit_test(the_first_part_may_be_the_output),

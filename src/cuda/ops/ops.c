@@ -24,9 +24,19 @@ const acr__cuda_op acr__cuda_ops[ACR__CUDA_OPS] = {
 };
 #undef OP
 
+enum {
+    GRID_MOST = 65535 /* CTAs along y and along z */
+};
+
 acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
 {
-    const int64_t listed = call->op != ACR__OP_MERGE ? 0 : call->merge->is_spaced ? 1 : call->merge->count;
+    if (call->op == ACR__OP_APPEND && call->append->rows > (int64_t)GRID_MOST * GRID_MOST)
+        return acr__fail(ACR_UNSUPPORTED, "there are %lld tokens, cuda appends at most %lld",
+                         (long long)call->append->rows, (long long)GRID_MOST * GRID_MOST);
+    if (call->op == ACR__OP_APPEND && call->append->units > INT32_MAX)
+        return acr__fail(ACR_UNSUPPORTED, "a token has %lld units of work, cuda appends at most %d",
+                         (long long)call->append->units, INT32_MAX);
+    const int64_t listed = call->op != ACR__OP_MERGE ? 0 : call->merge->is_spaced ? MERGE_LISTED : call->merge->count;
     int32_t most = 0;
     for (int i = 0; i < ACR__CUDA_OPS; i++) {
         const acr__cuda_op *line = &acr__cuda_ops[i];
@@ -42,36 +52,17 @@ acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
                      (long long)listed, (int)most);
 }
 
-enum {
-    MERGE_THREADS = 256, /* of a CTA: OP_THREADS of vector.cuh */
-    Y_MAX = 64           /* CTAs that share a token */
-};
-
-static uint32_t at_most(int64_t value, int64_t most)
-{
-    return (uint32_t)(value < most ? value : most);
-}
-
+/* A CTA has 8 rows or more, of less than 2^32. */
 static void shape_merge(acr__launch *out, const merge_args *a)
 {
-    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1, runs = (a->dim + run - 1) / run;
-    const int64_t rows_of_cta = MERGE_THREADS / merge_lanes(a, runs);
-    *out = (acr__launch){.grid = {at_most((a->rows - 1) / rows_of_cta + 1, INT32_MAX), 1, 1}, .block = MERGE_THREADS};
-}
-
-/* A tensor's units of a token, as append.cu counts them: of what is rotated one has both elements of each pair. */
-static int64_t append_units(const void *tensor, int64_t heads, int64_t dim, int64_t rope_dim, int64_t run)
-{
-    return tensor ? (heads + APPEND_HEADS - 1) / APPEND_HEADS * ((dim - rope_dim + rope_dim / 2) / run) : 0;
+    const int64_t ctas = (a->rows - 1) / merge_rows_of_cta(a) + 1;
+    *out = (acr__launch){.grid = {(uint32_t)ctas, 1, 1}, .block = MERGE_THREADS};
 }
 
 static void shape_append(acr__launch *out, const append_args *a)
 {
-    const int64_t run = a->is_wide ? (a->dtype == ACR_F32 ? 4 : 8) : 1;
-    const int64_t units = append_units(a->k, a->kv_heads, a->qk_dim, a->rope_dim, run) +
-                          append_units(a->v, a->kv_heads, a->v_dim, 0, run) +
-                          append_units(a->q, a->q_heads, a->qk_dim, a->rope_dim, run);
-    *out = (acr__launch){.grid = {at_most(a->rows, INT32_MAX), at_most((units - 1) / APPEND_THREADS + 1, Y_MAX), 1},
+    const int64_t layers = (a->rows - 1) / GRID_MOST + 1, rows = (a->rows - 1) / layers + 1;
+    *out = (acr__launch){.grid = {(uint32_t)((a->units - 1) / APPEND_THREADS + 1), (uint32_t)rows, (uint32_t)layers},
                          .block = APPEND_THREADS};
 }
 

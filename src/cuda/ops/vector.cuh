@@ -9,10 +9,6 @@
 #endif
 #include "op_math.h"
 
-enum {
-    OP_THREADS = 256 /* of a CTA of merge.cu */
-};
-
 template <int TYPE> DEV constexpr int wide_elements(void)
 {
     return TYPE == ACR_F32 ? 4 : 8;
@@ -32,6 +28,16 @@ template <int TYPE, int VEC> DEV void load_bits(run_bits<VEC> &to, const void *b
         to.bits.x = ((const uint32_t *)base)[first];
     else
         to.bits.x = ((const uint16_t *)base)[first];
+}
+
+template <int TYPE, int VEC> DEV void store_bits(void *base, int64_t first, const run_bits<VEC> &from)
+{
+    if constexpr (VEC > 1)
+        *(uint4 *)((char *)base + first * (16 / VEC)) = from.bits;
+    else if constexpr (TYPE == ACR_F32)
+        ((uint32_t *)base)[first] = from.bits.x;
+    else
+        ((uint16_t *)base)[first] = (uint16_t)from.bits.x;
 }
 
 template <int TYPE, int VEC> DEV void run_values(float (&to)[VEC], const run_bits<VEC> &from)
