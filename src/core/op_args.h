@@ -67,12 +67,15 @@ OP_FUNCTION int32_t merge_elements(const merge_args *a)
     return !a->is_wide ? 1 : a->dtype == 1 ? 4 : 8; /* 1: ACR_F32 */
 }
 
+/* One turn of a CTA does all columns and parts of its rows. */
+OP_FUNCTION int merge_is_small(const merge_args *a)
+{
+    return a->is_wide && a->count <= MERGE_LISTED && a->dim <= merge_elements(a) << MERGE_LANE_BITS;
+}
+
 OP_FUNCTION int merge_runs(const merge_args *a)
 {
-    return a->is_wide && a->rows >= MERGE_MANY_ROWS && a->count <= MERGE_LISTED &&
-                   a->dim <= merge_elements(a) << MERGE_LANE_BITS
-               ? MERGE_RUNS
-               : 1;
+    return merge_is_small(a) && a->rows >= MERGE_MANY_ROWS ? MERGE_RUNS : 1;
 }
 
 /* The threads that share a row, as a power of two: those of a warp at most. At least MERGE_RUNS, so that a CTA has no

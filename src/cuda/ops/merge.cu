@@ -84,13 +84,14 @@ DEV void add_parts(float (&sum)[VEC], const merge_args &a, const merge_list &lis
     }
 }
 
-/* A CTA's rows, RUNS for a thread one after the other, where a turn does all columns and parts. */
-template <int VEC, int RUNS, int AT_ONCE>
+/* A CTA's rows, merge_runs of them for a thread one after the other, where a turn does all columns and parts. */
+template <int VEC, int AT_ONCE>
 DEV void merge_small_rows(const merge_args &a, const merge_list &list, merge_table &table)
 {
+    const int runs = merge_runs(&a);
     const int rows_at_once = MERGE_THREADS >> a.lane_bits, slot = threadIdx.x >> a.lane_bits;
-    const int64_t first_row = (int64_t)blockIdx.x * (RUNS * rows_at_once), own = first_row + threadIdx.x;
-    if (threadIdx.x < RUNS * rows_at_once && own < a.rows) {
+    const int64_t first_row = (int64_t)blockIdx.x * (runs * rows_at_once), own = first_row + threadIdx.x;
+    if (threadIdx.x < runs * rows_at_once && own < a.rows) {
         const merge_row row = merge_row_of(&a, own);
         float lse[AT_ONCE];
         load_lse<true>(lse, a, list, merge_offset(&a.part_lse_stride, row), 0);
@@ -104,7 +105,7 @@ DEV void merge_small_rows(const merge_args &a, const merge_list &list, merge_tab
     __syncthreads();
     const int column = (threadIdx.x & ((1 << a.lane_bits) - 1)) * VEC;
 #pragma unroll 1
-    for (int r = 0; r < RUNS; r++)
+    for (int r = 0; r < runs; r++)
         if (column < a.dim && first_row + slot + r * rows_at_once < a.rows) {
             float sum[VEC] = {};
             add_parts<true, AT_ONCE>(sum, a, list, table, slot + r * rows_at_once, column, 0);
@@ -157,13 +158,17 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, MIN_CTAS)
     __shared__ merge_table table;
     wait_for_previous_kernel();
     constexpr int wide = wide_elements<DTYPE>();
-    if (!a.is_wide)
-        merge_rows<1>(a, list, table);
-    else if (PARTS > MERGE_LISTED || a.count > MOST_AT_ONCE || a.dim > wide << a.lane_bits)
-        merge_rows<wide>(a, list, table);
-    else if (merge_runs(&a) == 1)
-        merge_small_rows<wide, 1, MOST_AT_ONCE>(a, list, table);
-    else
-        merge_small_rows<wide, MERGE_RUNS, MOST_AT_ONCE>(a, list, table);
+    if constexpr (PARTS <= MERGE_LISTED)
+        if (PARTS < MERGE_LISTED || merge_is_small(&a)) {
+            merge_small_rows<wide, MOST_AT_ONCE>(a, list, table);
+            allow_next_kernel();
+            return;
+        }
+    if constexpr (PARTS >= MERGE_LISTED) {
+        if (a.is_wide)
+            merge_rows<wide>(a, list, table);
+        else
+            merge_rows<1>(a, list, table);
+    }
     allow_next_kernel();
 }

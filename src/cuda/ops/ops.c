@@ -36,7 +36,11 @@ acr_status acr__cuda_op_choose(int *out, const acr__op_call *call)
     if (call->op == ACR__OP_APPEND && call->append->units > INT32_MAX)
         return acr__fail(ACR_UNSUPPORTED, "a token has %lld units of work, cuda appends at most %d",
                          (long long)call->append->units, INT32_MAX);
-    const int64_t listed = call->op != ACR__OP_MERGE ? 0 : call->merge->is_spaced ? MERGE_LISTED : call->merge->count;
+    int64_t listed = 0;
+    if (call->op == ACR__OP_MERGE) {
+        const int64_t least = merge_is_small(call->merge) ? 1 : MERGE_LISTED; /* shorter lists merge small rows alone */
+        listed = call->merge->is_spaced || call->merge->count < least ? least : call->merge->count;
+    }
     int32_t most = 0;
     for (int i = 0; i < ACR__CUDA_OPS; i++) {
         const acr__cuda_op *line = &acr__cuda_ops[i];
