@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/growth.h"
+#include "base/memory.h"
 
 bool archive_add(archive *a, const member *m)
 {

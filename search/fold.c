@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/growth.h"
+#include "base/memory.h"
 
 bool fold_point(const space_list *spaces, const char *family, const char *arch, const char *parameters, genome *out)
 {

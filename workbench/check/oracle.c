@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "internal.h"
 
 /* A softmax weight as it is stored, times a factor, between the two products of an unfused computation. */
@@ -66,16 +67,7 @@ static int64_t round_up(int64_t value, int64_t multiple)
 
 static void close_workspace(workspace *w)
 {
-    free(w->k);
-    free(w->v);
-    free(w->q);
-    free(w->scores);
-    free(w->out);
-    free(w->squares);
-    free(w->raw);
-    free(w->finals);
-    free(w->seen);
-    free(w->sums);
+    FREE_ALL(w->k, w->v, w->q, w->scores, w->out, w->squares, w->raw, w->finals, w->seen, w->sums);
 }
 
 static acr_status open_workspace(workspace *w, precision in, const acr_problem *p, bool spread)
@@ -906,13 +898,7 @@ static acr_status open_gradients(gradient_scratch *at, const acr_problem *p)
 
 static void close_gradients(gradient_scratch *at)
 {
-    free(at->k);
-    free(at->v);
-    free(at->q);
-    free(at->d_o);
-    free(at->o);
-    free(at->w.seen);
-    free(at->wanted);
+    FREE_ALL(at->k, at->v, at->q, at->d_o, at->o, at->w.seen, at->wanted);
 }
 
 acr_status oracle_backward(const acr_problem *p, const acr_buffers *b, int64_t index, const oracle_gradients *to)

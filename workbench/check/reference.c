@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/memory.h"
 #include "base/parallel.h"
 #include "internal.h"
 #include "oracle.h"
@@ -926,12 +927,7 @@ void reference_destroy(reference *ref)
     if (ref->grads) {
         free_gradients(ref->grads);
     }
-    free(ref->q_owner);
-    free(ref->kv_owner);
-    free(ref->row_list);
-    free(ref->o);
-    free(ref->lse);
-    free(ref);
+    FREE_ALL(ref->q_owner, ref->kv_owner, ref->row_list, ref->o, ref->lse, ref);
 }
 
 acr_status reference_create(reference **out, const reference_request *request)

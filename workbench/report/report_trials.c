@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/growth.h"
+#include "base/memory.h"
 #include "internal.h"
 
 #ifdef ACR_SQLITE

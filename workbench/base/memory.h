@@ -1,6 +1,6 @@
-/* Arrays that grow by one item. */
-#ifndef WORKBENCH_GROWTH_H
-#define WORKBENCH_GROWTH_H
+/* Arrays that grow by one item, and blocks of memory that end together. */
+#ifndef WORKBENCH_MEMORY_H
+#define WORKBENCH_MEMORY_H
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -20,5 +20,15 @@ static inline void *room_for_one(void *items, size_t count, size_t *capacity, si
     *capacity = longer ? more : *capacity;
     return longer;
 }
+
+static inline void free_all(void *const *blocks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        free(blocks[i]);
+    }
+}
+
+/* Frees each of these pointers, of any type; NULL is none. */
+#define FREE_ALL(...) free_all((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
 
 #endif
