@@ -381,8 +381,10 @@ DEV void begin_o(const fwd_args &a, uint32_t smem, const owned_lines &own, int t
 }
 
 /* Asks for the warp's rows of O of a use of the ring, a row a lane. Those that do not exist are left as they were. */
-DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, int slot, int thread)
+DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, uint32_t parts, int slot,
+               int thread)
 {
+    (void)parts;
     if (!is_in_use(use, own))
         return;
     const sequence rows = {0, own.q_len, 0, own.kv_len};
@@ -400,11 +402,11 @@ DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const r
                    bytes, barrier);
 }
 
-/* Where a lane's part of its warp's rows of a slot is. */
-DEV uint32_t o_part_of(uint32_t smem, int slot, int thread)
+/* Where a lane's part of its warp's rows of the first slot is. */
+DEV uint32_t o_part_of(uint32_t smem, int thread)
 {
     const int lane = thread % WARP_THREADS;
-    return o_rows(smem, thread, slot) + lane / 4 * O_ROW_BYTES + lane % 4 * (2 * CHUNK_BYTES);
+    return o_rows(smem, thread, 0) + lane / 4 * O_ROW_BYTES + lane % 4 * (2 * CHUNK_BYTES);
 }
 
 DEV void wait_o(uint32_t smem, int slot, int parity, int thread)
@@ -412,17 +414,19 @@ DEV void wait_o(uint32_t smem, int slot, int parity, int thread)
     barrier_wait(o_barrier(smem, thread, slot), parity);
 }
 #else
-/* Where a thread's part of a slot is. */
-DEV uint32_t o_part_of(uint32_t smem, int slot, int thread)
+/* Where a thread's part of the first slot is. */
+DEV uint32_t o_part_of(uint32_t smem, int thread)
 {
-    return ADDRESS(smem, o) + thread * CHUNK_BYTES + slot * (uint32_t)sizeof(o_part);
+    return ADDRESS(smem, o) + thread * CHUNK_BYTES;
 }
 
 /* Asks for the thread's part of O of a use of the ring; rows and dims that do not exist are zeros. */
-DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, int slot, int thread)
+DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, uint32_t parts, int slot,
+               int thread)
 {
+    (void)smem;
+    const uint32_t to = parts + slot * (uint32_t)sizeof(o_part);
     const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const uint32_t to = o_part_of(smem, slot, thread);
     const int column = thread % 4 * 16;
     if (is_in_use(use, own)) {
         int row = use.tile * KV_TILE + stats_row(thread, 0) + thread % WARP_THREADS / 4;
@@ -494,8 +498,8 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int rows, int thre
 #pragma unroll
         for (int i = 0; i < D_ROUNDS && of + i < STATS_ROUNDS; i++)
             if (stats_row(thread, of + i) < 64)
-                store_d(to, stats_row(thread, of + i) + row, lane,
-                        !O_ROWS || stats_row(thread, of + i) + row < rows, first[i], second[i]);
+                store_d(to, stats_row(thread, of + i) + row, lane, !O_ROWS || stats_row(thread, of + i) + row < rows,
+                        first[i], second[i]);
     }
 }
 
@@ -510,7 +514,7 @@ DEV float load_lse(const fwd_args &a, const owned_lines &own, const ring_use &us
 {
     const sequence rows = {0, own.q_len, 0, own.kv_len};
     const int in_stage = lse_row(thread), row = use.tile * KV_TILE + in_stage;
-    return (uint32_t)in_stage < KV_TILE && is_in_use(use, own) && row < own.q_len
+    return (HELP_FIRST ? (uint32_t)in_stage < KV_TILE : in_stage < KV_TILE) && is_in_use(use, own) && row < own.q_len
                ? find_lse(a, rows, own.at.entry, use.head)[row]
                : -CUDART_INF_F;
 }
@@ -520,22 +524,24 @@ DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, flo
 {
     const int stage = stage_of(use), row = lse_row(thread);
     wait_empty(smem, use);
-    if ((uint32_t)row < KV_TILE)
+    if (HELP_FIRST ? (uint32_t)row < KV_TILE : row < KV_TILE)
         shared->stats[stage].lse[row] = stats_lse(lse);
     arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
 }
 
-/* Asks for the first uses' O. */
-DEV void ask_first_o(const fwd_args &a, uint32_t smem, const owned_lines &own, int thread)
+/* Asks for the first uses' O. Returns the use behind them. */
+DEV ring_use ask_first_o(const fwd_args &a, uint32_t smem, const owned_lines &own, int thread)
 {
+    const uint32_t parts = o_part_of(smem, thread);
 #if O_ROWS
     begin_o(a, smem, own, thread);
 #endif
     ring_use ahead = first_use(own);
     for (int i = 0; i < O_STAGES - 1; i++) {
-        ask_o(a, smem, own, ahead, i, thread);
+        ask_o(a, smem, own, ahead, parts, i, thread);
         next_use(ahead, own);
     }
+    return ahead;
 }
 
 /* The statistics of all uses. O is asked for two uses ahead, into places that only those who ask read; a row's LSE one
@@ -543,6 +549,7 @@ DEV void ask_first_o(const fwd_args &a, uint32_t smem, const owned_lines &own, i
 DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own, int thread,
                     float lse, bool asks)
 {
+    const uint32_t parts = o_part_of(smem, thread);
     ring_use use = first_use(own), ahead = use;
     int slot = 0, parity = 0;
     if (LSE_FIRST && is_in_use(use, own)) {
@@ -552,39 +559,36 @@ DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, con
         lse = load_lse(a, own, next, thread);
     }
     if (asks)
-        ask_first_o(a, smem, own, thread);
+        ahead = ask_first_o(a, smem, own, thread);
+    else
+        for (int i = 0; i < O_STAGES - 1; i++)
+            next_use(ahead, own);
     if (!HELP_FIRST && !LSE_FIRST)
         lse = load_lse(a, own, use, thread);
-    for (int i = 0; i < O_STAGES - 1; i++)
-        next_use(ahead, own);
 #pragma unroll 1
     while (is_in_use(use, own)) {
         const int stage = stage_of(use), last_slot = slot == 0 ? O_STAGES - 1 : slot - 1;
-        ask_o(a, smem, own, ahead, last_slot, thread);
+        ask_o(a, smem, own, ahead, parts, last_slot, thread);
         next_use(ahead, own);
         ring_use next = use;
         next_use(next, own);
         ring_use asked = next; /* whose LSE is asked for here; the one before is told */
-        if (LSE_FIRST) {
+        if (LSE_FIRST)
             next_use(asked, own);
-            if (is_in_use(next, own))
-                tell_lse(smem, shared, next, lse, thread);
-            lse = load_lse(a, own, asked, thread);
-        } else {
-            const float next_lse = load_lse(a, own, asked, thread);
-            tell_lse(smem, shared, use, lse, thread);
-            lse = next_lse;
-        }
+        const float next_lse = LSE_FIRST ? lse : load_lse(a, own, asked, thread);
+        if (!LSE_FIRST || is_in_use(next, own))
+            tell_lse(smem, shared, LSE_FIRST ? next : use, lse, thread);
         wait_o(smem, slot, parity, thread);
         wait_use(ADDRESS(smem, full), use);
         __syncwarp();
         ACR_TRACE_POINT(use.number, "helper: dO here");
-        find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, o_part_of(smem, slot, thread), &shared->stats[stage],
-               rows_of_use(own, use), thread);
+        find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, parts + slot * (uint32_t)sizeof(o_part),
+               &shared->stats[stage], rows_of_use(own, use), thread);
         arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
         ACR_TRACE_POINT(use.number, "helper: D stored");
         parity ^= slot == O_STAGES - 1;
         slot = slot == O_STAGES - 1 ? 0 : slot + 1;
+        lse = LSE_FIRST ? load_lse(a, own, asked, thread) : next_lse;
         use = next;
     }
 }
@@ -968,13 +972,19 @@ DEV int warp_of(const consumer &c)
     return 4 * c.index + c.thread / WARP_THREADS;
 }
 
+/* A warpgroup's first line; of a place in registers without an index, which would take it to local memory. */
+DEV int place_of(const line_place &at, int index)
+{
+    return NOTE_FIRST ? index == 0 ? at.first[0] : at.first[1] : at.first[index];
+}
+
 template <bool KEYS>
 DEV void note_targets(const bwd_args &args, const consumer &c, const line_place &at, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     if (c.lane == 0) {
         const line_head of = {{0, a.q_len, 0, a.kv_len}, {}, at.entry, at.head};
-        const int first = c.index == 0 ? at.first[0] : at.first[1], elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
+        const int first = place_of(at, c.index), elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
         const fwd_strides &x_stride = KEYS ? args.dk_stride : args.dq_stride;
         line_targets *const to = &shared->targets[warp_of(c)];
         to->x = (char *)(KEYS ? args.dk : args.dq) + gradient_index<KEYS>(of, x_stride, first) * elem_bytes;
@@ -1041,22 +1051,22 @@ typedef struct own_o {
 } own_o;
 
 /* Asks for the log-sum-exps and O of the lane's two queries. */
-DEV void load_own_o(own_o &o, consumer &c, const fwd_args &a, const owned_lines &own)
+DEV void load_own_o(own_o &o, consumer &c, const fwd_args &a, const line_place &at, int q_len)
 {
-    const sequence rows = {0, own.q_len, 0, own.kv_len};
+    const sequence rows = {0, q_len, 0, 0};
     const int column = c.lane % 4 * 16;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = own.at.first[c.index] + lane_line(c) + 8 * h;
+        const int row = place_of(at, c.index) + lane_line(c) + 8 * h;
         const char *const from =
-            (const char *)a.o + (output_index(a, rows, own.at.entry, own.at.head, row) + column) * ELEM_BYTES;
+            (const char *)a.o + (output_index(a, rows, at.entry, at.head, row) + column) * ELEM_BYTES;
         c.lse[h] = -CUDART_INF_F;
-        if (row < own.q_len)
-            c.lse[h] = find_lse(a, rows, own.at.entry, own.at.head)[row];
+        if (row < q_len)
+            c.lse[h] = find_lse(a, rows, at.entry, at.head)[row];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             o.half[h][j] = {0, 0, 0, 0};
-            if (row < own.q_len && column + 8 * j < a.v_dim)
+            if (row < q_len && column + 8 * j < a.v_dim)
                 o.half[h][j] = *(const uint4 *)(from + j * CHUNK_BYTES);
         }
     }
@@ -1080,7 +1090,31 @@ DEV void find_own_stats(consumer &c, const own_o &o)
     }
 }
 
-template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
+/* What a consumer thread has before the CTA's barrier. */
+typedef struct consumer_start {
+    own_o o;
+    float lse[2];
+} consumer_start;
+
+/* Before the CTA's barrier, by threads that nobody waits for: arguments that nobody has read before come slowly. */
+DEV void begin_consuming(consumer_start &begun, const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
+{
+    const line_place at = find_place(args.fwd);
+    const int thread = threadIdx.x % WARPGROUP_THREADS;
+    consumer c = {smem, index, thread, thread % WARP_THREADS, {}, {}, 0.0f};
+    if (at.has_keys)
+        note_targets<true>(args, c, at, shared);
+    wait_for_previous_kernel();
+    if (!at.has_keys) {
+        load_own_o(begun.o, c, args.fwd, at, args.fwd.q_len);
+        begun.lse[0] = c.lse[0];
+        begun.lse[1] = c.lse[1];
+        note_targets<false>(args, c, at, shared);
+    }
+}
+
+template <bool KEYS>
+DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index, const consumer_start &begun)
 {
     const fwd_args &a = args.fwd;
     const owned_lines own = shared->own;
@@ -1097,8 +1131,12 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     for (int i = 0; i < DIM / 2; i++)
         l.dx[i] = l.dy[i] = 0.0f;
     own_o o;
-    if constexpr (!KEYS)
-        load_own_o(o, c, a, shared->own);
+    if constexpr (!KEYS && NOTE_FIRST) {
+        o = begun.o;
+        c.lse[0] = begun.lse[0];
+        c.lse[1] = begun.lse[1];
+    } else if constexpr (!KEYS)
+        load_own_o(o, c, a, shared->own.at, shared->own.q_len);
     barrier_wait(ADDRESS(smem, own_full),
                  0); /* by lines without partners, too: what is stored goes through the boxes */
     ring_use use = first_use(own);
@@ -1148,6 +1186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int group = read_warpgroup(), warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
     helper_start h = {};
+    consumer_start begun;
     ACR_TRACE_POINT(0, "begun");
     if (warp == 0) { /* asks for the lines as soon as it knows which */
         const line_place at = find_place(args.fwd);
@@ -1165,20 +1204,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             init_ring(smem);
         wait_for_previous_kernel();
         if (elect_one()) {
-            shared->own = find_owned(args.fwd);
-            if (is_in_use(first_use(shared->own), shared->own))
-                load_partners(maps, smem, shared->own, first_use(shared->own));
+            if (HELP_FIRST) { /* asked for first, then told */
+                const owned_lines own = find_owned(args.fwd);
+                if (is_in_use(first_use(own), own))
+                    load_partners(maps, smem, own, first_use(own));
+                shared->own = own;
+            } else {
+                shared->own = find_owned(args.fwd);
+                if (is_in_use(first_use(shared->own), shared->own))
+                    load_partners(maps, smem, shared->own, first_use(shared->own));
+            }
         }
-    } else if (NOTE_FIRST && group != 0) {
-        const line_place at = find_place(args.fwd);
-        const int thread = threadIdx.x % WARPGROUP_THREADS;
-        const consumer c = {smem, group - 1, thread, thread % WARP_THREADS, {}, {}, 0.0f};
-        if (at.has_keys)
-            note_targets<true>(args, c, at, shared);
-        else
-            note_targets<false>(args, c, at, shared);
-        wait_for_previous_kernel();
-    } else {
+    } else if (NOTE_FIRST && group != 0)
+        begin_consuming(begun, args, smem, shared, group - 1);
+    else {
         wait_for_previous_kernel();
         if (HELP_FIRST && group == 0)
             begin_help(h, args.fwd, smem);
@@ -1193,9 +1232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         if (shared->own.at.has_keys)
-            consume<true>(args, smem, shared, group - 1);
+            consume<true>(args, smem, shared, group - 1, begun);
         else
-            consume<false>(args, smem, shared, group - 1);
+            consume<false>(args, smem, shared, group - 1, begun);
     }
     ACR_TRACE_END(args.fwd);
 }
