@@ -95,22 +95,17 @@ typedef struct query_stats {
     float lse[64], minus_d[32][4];
 } query_stats;
 
-#if O_ROWS
 enum {
-    O_ROW_BYTES = ROW_BYTES + 16, /* apart, so that a warp's loads of eight rows meet all banks */
-    O_WARP_ROWS = STATS_ROUNDS * STATS_ROWS
+    O_ROW_BYTES = ROW_BYTES + 16, /* with O_ROWS: apart, so that a warp's loads of eight rows meet all banks */
+    O_WARP_ROWS = STATS_ROUNDS * STATS_ROWS,
+    O_WARP_BYTES = O_WARP_ROWS * (O_ROWS ? O_ROW_BYTES : ROW_BYTES)
 };
 
-/* What the helper warps have asked for of a stage's O: each the rows of its rounds. */
+/* What the helper warps have asked for of a stage's O: with O_ROWS each the rows of its rounds, else each thread its 32
+ * bytes of each round's row, by halves. */
 typedef struct o_part {
-    uint8_t rows[HELPERS / 32][O_WARP_ROWS][O_ROW_BYTES];
+    uint8_t bytes[HELPERS / 32][O_WARP_BYTES];
 } o_part;
-#else
-/* What a helper thread has asked for of a stage's O: its 32 bytes of each round's row. */
-typedef struct o_part {
-    uint8_t half[STATS_ROUNDS][2][HELPERS][16];
-} o_part;
-#endif
 
 /* Where a warp's warpgroup stores its lines' gradients: of K or Q, and of V. Noted while the lines are on their way,
  * since arguments that nobody has read before come slowly. */
@@ -360,8 +355,7 @@ DEV uint32_t o_barrier(uint32_t smem, int thread, int slot)
 /* Where a warp's rows of a slot are. */
 DEV uint32_t o_rows(uint32_t smem, int thread, int slot)
 {
-    return ADDRESS(smem, o) + slot * (uint32_t)sizeof(o_part) +
-           thread / WARP_THREADS * (uint32_t)sizeof(((o_part *)0)->rows[0]);
+    return ADDRESS(smem, o) + slot * (uint32_t)sizeof(o_part) + thread / WARP_THREADS * O_WARP_BYTES;
 }
 
 /* Before the warp asks for anything: its barriers; zeros where no row or dim will come, for 0 * NaN is NaN. */
