@@ -665,7 +665,12 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = []
+UNLISTED = [
+    ("bwd_short_f16_d64_128x64_s4_first_sm90a", 4, [LATE],
+     problems([*SHORT_GRADIENTS, "bwd:b1:h1:s512:d{d}", "bwd:b2:h1:s130/600:d{d}:kvlens"], [64], ["f16"]),
+     SPOILT_GRADIENTS, []),
+    ("bwd_short_bf16_d64_128x64_s4_first_sm90a", 4, [EAGER],
+     problems(SHORT_GRADIENTS, [64, "40/56"], ["bf16"]), [], [])]
 
 
 def run_unlisted(program, driver, images, isolation):
