@@ -142,8 +142,8 @@ enum {
     OUT_BYTES = OUT_F32 ? 4 : ELEM_BYTES,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
-    PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || PAGED),
+    PRODUCER_COMPUTES = KV_E4M3 || BIAS_TILES,
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
                          : UPCAST_GROUPS > 1                               ? 48
                          : PRODUCER_COMPUTES                               ? 56
@@ -176,8 +176,8 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
-static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !SEQUENCES && !PLANS_AHEAD),
-              "BIAS_TILES: a warp copies for each consumer; no other terms");
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && !PLANS_AHEAD),
+              "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
