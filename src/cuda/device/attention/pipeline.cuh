@@ -272,7 +272,8 @@ DEV int row_of(const work_tile &t, int row, int h)
 {
     if (HEADS_IN_TILE == 1)
         return t.q_first + row + 8 * h;
-    return t.q_first + row / GROUP_ROWS * GROUP_POSITIONS + (row + 8 * h) % GROUP_POSITIONS;
+    /* where a head has eight rows both are at one position: the compiler does not see that of the sum */
+    return t.q_first + row / GROUP_ROWS * GROUP_POSITIONS + (row + 8 * h % GROUP_POSITIONS) % GROUP_POSITIONS;
 }
 
 DEV int head_of(const work_tile &t, int row, int h)

@@ -75,6 +75,8 @@
  * one thread issues those of keys and one those of values: pages of the queries' type. */
 #define PAGES_APART (PAGED && !KV_E4M3)
 #define PLANS_AHEAD (AHEAD || HEADS_IN_TILE > 1 || PAGES_APART)
+/* Where work tiles have few key tiles, the store is a good part of them: rows leave by way of shared memory. */
+#define STORES_STAGED (HEADS_IN_TILE == 8 && V_DIM == 64 && !OUT_F32)
 
 enum {
     ELEM_BYTES = 2,
@@ -101,6 +103,9 @@ typedef struct shared_memory {
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
+#endif
+#if STORES_STAGED
+    uint8_t staged[CONSUMERS * GROUP_ROWS][PANEL_ROW_BYTES]; /* of outputs, each warp's its own */
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
@@ -538,15 +543,75 @@ DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
 #endif
 }
 
+/* The sums of a lane's rows, and what their outputs are multiplied by, if STORES_STAGED. */
+DEV void find_row_results(row_result (&found)[2], const fwd_args &a, const work_tile &t, const lane_rows &r,
+                          const consumer &c)
+{
+    if (!STORES_STAGED)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        found[h].sum = quad_sum(r.sum[h]);
+        found[h].factor = row_factor(a, head_of(t, c.row, h), r.max[h], found[h].sum);
+    }
+}
+
+#if STORES_STAGED
+/* Stores a warp's rows, of two heads, by way of shared memory: transposed by stmatrix and read back by rows they take
+ * half the instructions that transposing by shuffles takes. */
+DEV void store_staged(const fwd_args &a, const work_tile &t, output_tile &o, row_result (&found)[2], const consumer &c)
+{
+    const int warp = c.row / 16 % 4, row = c.lane % 16, chunk = c.lane / 16;
+    const uint32_t rows = ADDRESS(c.smem, staged) + (uint32_t)(c.index * GROUP_ROWS + warp * 16) * PANEL_ROW_BYTES;
+    const uint32_t to = rows + chunk_offset(row, chunk, 8);
+    float probe[2] = {0.0f, 0.0f}; /* NaN where a value is not finite */
+    if (__any_sync(~0u, found[0].factor == 0.0f || found[1].factor == 0.0f)) {
+#pragma unroll
+        for (int i = 0; i < V_DIM / 2; i++) /* a row that has seen no key becomes 0 whatever the accumulators hold */
+            o[i] = found[i % 4 / 2].factor == 0.0f ? 0.0f : o[i];
+    }
+#pragma unroll
+    for (int i = 0; i < V_DIM / 8; i += 2) {
+        uint32_t x[4]; /* of both rows 8 columns, then the next 8 */
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int h = j % 2, at = 4 * (i + j / 2) + 2 * h;
+            const float low = o[at] * found[h].factor, high = o[at + 1] * found[h].factor;
+            probe[h] = fmaf(low, 0.0f, fmaf(high, 0.0f, probe[h]));
+            x[j] = pack<BF16>(low, high);
+        }
+        store_matrices(chunk_address(to, i, 8), x);
+    }
+    found[0].finite = probe[0] == 0.0f;
+    found[1].finite = probe[1] == 0.0f;
+    __syncwarp();
+    const int position = t.q_first + c.index * GROUP_POSITIONS + c.lane / 8, column = c.lane % 8;
+    const uint32_t from = rows + chunk_offset(c.lane / 8, column, 8);
+    char *const first =
+        (char *)a.o +
+        (output_index(a, t.rows, t.batch, t.head + 2 * warp, position) + column * CHUNK_ELEMS) * ELEM_BYTES;
+    const int64_t four_rows = 4 * a.o_stride.row * ELEM_BYTES, head = a.o_stride.head * ELEM_BYTES;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 x = load_shared_4(chunk_address(from, i % 2 * 4, 8) + i * 4 * PANEL_ROW_BYTES);
+        if (position + i % 2 * 4 < count_queries(a, t) && column * CHUNK_ELEMS < a.v_dim)
+            *(uint4 *)(first + i % 2 * four_rows + i / 2 * head) = x;
+    }
+    __syncwarp(); /* every lane has read */
+}
+#endif
+
 /* Both rows are stored before what is rare is asked for, where that does not spill. */
-DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const output_tile &o, const lane_rows &r,
-                    const consumer &c)
+DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, output_tile &o, const lane_rows &r,
+                    row_result (&found)[2], const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
     const int batch = PAGED ? entry_number(t) : t.batch; /* of packed queries, too: their batch strides are 0 */
     const cache_scales scales = find_cache_scales(a, batch, t.head / a.group);
     const bool finishes_later = !BIAS_TILES && V_DIM <= 128 && CONSUMERS < 4;
-    row_result found[2];
+#if STORES_STAGED
+    store_staged(a, t, o, found, c);
+#else
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
@@ -562,6 +627,7 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
         if (!finishes_later)
             finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r, h, found[h], c);
     }
+#endif
     if (!finishes_later || (a.lse == nullptr && !hides_keys(a, entry)))
         return;
 #pragma unroll
@@ -693,11 +759,13 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         /* behind the last work tile these are scores of stale tiles, which nobody reads */
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
         pass_ping_pong(c.index);
+        row_result found[2];
+        find_row_results(found, a, t, r, c); /* under the products */
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
         release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
-        store_tile(a PAGING_ARGUMENT, t, o, r, c);
+        store_tile(a PAGING_ARGUMENT, t, o, r, found, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
         t = next;
     } while (t.q_first >= 0);
