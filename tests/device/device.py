@@ -59,6 +59,8 @@ BIASES = ["b1:h2:s70/130:d{d}:causal:lse:bias-f16/0,0,136", "b2:h2/1:s65/200:d{d
 BIAS_TILES = ["b2:h2:s200/520:d{d}:mask/0,0,528:lse", "b1:h2:s140/390:d{d}:causal:bias-bf16/0,0,392:lse",
               "b2:h2/1:s140/270:d{d}:bias-f16/0,38080,272:kvlens", "b2:h1:s200/390:d{d}:mask/390,0,0",
               "b1:h2:s150/261:d{d}:bias-bf16/0,0,261", "b1:h2:s150/261:d{d}:mask/0,39150,261:causal-tl:lse"]
+# Of masks alone: of all heads, of each entry, of each head, that hide what no causal mask does.
+MASKS = [BIAS_TILES[0], BIAS_TILES[3], "b2:h2/1:s140/390:d{d}:causal:mask/140000,60000,392:lse"]
 # What the survey sees lies behind the keys that the rule or a key length leaves.
 BIAS_BEHIND = ["b1:h1:s1/389:d{d}:causal-tl:mask/0,0,0", "b3:h5:s259/131:d{d}:causal:mask/0,33929,131:kvlens",
                "b3:h4/1:s400/129:d{d}:win128:mask/0,51600,129:lse:kvlens"]
@@ -670,7 +672,11 @@ UNLISTED = [
      problems([*SHORT_GRADIENTS, "bwd:b1:h1:s512:d{d}", "bwd:b2:h1:s130/600:d{d}:kvlens"], [64], ["f16"]),
      SPOILT_GRADIENTS, []),
     ("bwd_short_bf16_d64_128x64_s4_first_sm90a", 4, [EAGER],
-     problems(SHORT_GRADIENTS, [64, "40/56"], ["bf16"]), [], [])]
+     problems(SHORT_GRADIENTS, [64, "40/56"], ["bf16"]), [], []),
+    ("fwd_wgmma_bf16_d128_128x128_s2_mask_tiles_sm90a", 2, [LATE, EAGER],
+     problems(MASKS + BIAS_BEHIND[:1], [128], ["bf16"]), [], []),
+    ("fwd_wgmma_f16_d128_128x128_s2_mask_tiles_sm90a", 2, [LATE],
+     problems(MASKS[:1], [128], ["f16"]), [], [])]
 
 
 def run_unlisted(program, driver, images, isolation):

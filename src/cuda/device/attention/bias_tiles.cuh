@@ -157,7 +157,7 @@ DEV void produce_biases(const fwd_args &a, uint32_t smem, int consumer)
 {
     if (a.bias_type == FWD_BIAS_MASK)
         produce_bias_tiles<1>(a, smem, consumer);
-    else if (a.bias != nullptr)
+    else if (!MASKS && a.bias != nullptr)
         produce_bias_tiles<2>(a, smem, consumer);
 }
 
@@ -231,7 +231,7 @@ DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t sme
     }
     const int slot = bias_slot(use, consumer);
     barrier_wait(ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, bias_parity(use));
-    if (a.bias_type == FWD_BIAS_MASK)
+    if (MASKS || a.bias_type == FWD_BIAS_MASK)
         add_mask_tile(s, bias_at(smem, slot));
     else if (a.bias_type == FWD_BIAS_BF16)
         add_bias_tile<1>(s, bias_at(smem, slot), a.scale);

@@ -21,6 +21,9 @@
 #include "cuda/device/attention/tile_scheduler.cuh"
 #include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/shared.cuh"
+#if BIAS_TILES
+#include "cuda/device/attention/bias_survey.cuh"
+#endif
 
 #ifndef PLANS_AHEAD
 #define PLANS_AHEAD 0
@@ -197,7 +200,7 @@ DEV work_tile wait_work(uint32_t smem, int consumer, int use)
 #if PLANS_AHEAD
 DEV uint32_t tiles_at(uint32_t smem, int slot)
 {
-    return work_at(smem, slot) + (SEQUENCES ? 32 : 16) + (VISIBLE_LIMITS ? 16 : 0);
+    return work_at(smem, slot) + (SEQUENCES ? 32 : 16) + (VISIBLE_LIMITS || BIAS_TILES ? 16 : 0);
 }
 
 DEV visible_tiles read_tiles(uint32_t smem, int consumer, int use)
@@ -211,17 +214,22 @@ DEV uint32_t work_known(uint32_t smem, int use)
     return ADDRESS(smem, work_known) + BARRIER_BYTES * (use % Q_STAGES);
 }
 
-/* Tells the producer and every consumer a work tile and its key tiles, once the consumers have released the slots. */
-DEV void tell_work(const fwd_args &a, const work_tile &t, uint32_t smem, int use)
+/* Tells the producer and every consumer a work tile and its key tiles, once the consumers have released the slots.
+ * surveyed: see write_work. */
+DEV void tell_work(const fwd_args &a, const work_tile &t, uint32_t smem, int use, const visible_tiles &surveyed = {})
 {
     const visible_entry entry = entry_of(a, t);
+#if BIAS_TILES
+    const visible_tiles all = without_hidden(find_key_tiles(a, t), surveyed);
+#else
     const visible_tiles all = find_key_tiles(a, t);
+#endif
 #pragma unroll 1
     for (int consumer = 0; consumer < CONSUMERS; consumer++) {
         const int slot = q_slot(use, consumer);
         const visible_tiles tiles = tiles_of_consumer(a, entry, t, all, consumer);
         barrier_wait(ADDRESS(smem, q_empty) + BARRIER_BYTES * slot, q_parity(use) ^ 1);
-        write_work(t, smem, slot);
+        write_work(t, smem, slot, surveyed);
         store_shared_4(tiles_at(smem, slot), tiles.first, tiles.full_first, tiles.full_end, tiles.end);
     }
     barrier_arrive(work_known(smem, use));
@@ -272,7 +280,8 @@ DEV int row_of(const work_tile &t, int row, int h)
 {
     if (HEADS_IN_TILE == 1)
         return t.q_first + row + 8 * h;
-    return t.q_first + row / GROUP_ROWS * GROUP_POSITIONS + (row + 8 * h) % GROUP_POSITIONS;
+    /* where a head has eight rows both are at one position: the compiler does not see that of the sum */
+    return t.q_first + row / GROUP_ROWS * GROUP_POSITIONS + (row + 8 * h % GROUP_POSITIONS) % GROUP_POSITIONS;
 }
 
 DEV int head_of(const work_tile &t, int row, int h)

@@ -63,6 +63,10 @@ DEV constexpr bool finishes_naturally(void)
  * nothing, and of most key tiles nothing: they then cost what they cost without a mask. The same for all threads. */
 DEV bool stays_raw(const fwd_args &a)
 {
+#ifdef MASKS
+    if (MASKS)
+        return true;
+#endif
     return finishes_naturally() && (a.bias == nullptr || a.bias_type == FWD_BIAS_MASK);
 }
 

@@ -11,15 +11,16 @@
  * what they need costs the others 1 to 3 % in d64), HEADS_IN_TILE (query heads of one key head that share a query tile,
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
- * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), PAGED=1 (for paged
- * caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for
- * keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all
- * others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside
- * KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the
- * producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
+ * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), MASKS=1 (beside it:
+ * boolean masks alone, whose tiles take half the room), PAGED=1 (for paged caches alone, whose queries are packed or
+ * not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or
+ * not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run
+ * time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
+ * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
+ * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 MASKS=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -48,6 +49,9 @@
 #ifndef BIAS_TILES
 #define BIAS_TILES 0
 #endif
+#ifndef MASKS
+#define MASKS 0
+#endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
 #endif
@@ -75,6 +79,8 @@
  * one thread issues those of keys and one those of values: pages of the queries' type. */
 #define PAGES_APART (PAGED && !KV_E4M3)
 #define PLANS_AHEAD (AHEAD || HEADS_IN_TILE > 1 || PAGES_APART)
+/* Where work tiles have few key tiles, the store is a good part of them: rows leave by way of shared memory. */
+#define STORES_STAGED (HEADS_IN_TILE == 8 && V_DIM == 64 && !OUT_F32)
 
 enum {
     ELEM_BYTES = 2,
@@ -92,7 +98,7 @@ enum {
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     K_BYTES = QK_PANELS * KV_PANEL_BYTES,
     V_BYTES = V_PANELS * KV_PANEL_BYTES,
-    BIAS_BYTES = GROUP_ROWS * KV_TILE * ELEM_BYTES
+    BIAS_BYTES = GROUP_ROWS * KV_TILE * (MASKS ? 1 : ELEM_BYTES)
 };
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
@@ -101,6 +107,9 @@ typedef struct shared_memory {
     uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
+#endif
+#if STORES_STAGED
+    uint8_t staged[CONSUMERS * GROUP_ROWS][PANEL_ROW_BYTES]; /* of outputs, each warp's its own */
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
@@ -142,8 +151,9 @@ enum {
     OUT_BYTES = OUT_F32 ? 4 : ELEM_BYTES,
     /* Registers of a thread, multiples of 8: the launch gives every thread an equal share, then the producer's go to
      * the consumers. */
-    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || BIAS_TILES || PAGED),
-    PRODUCER_COMPUTES = KV_E4M3 || (BIAS_TILES && V_DIM <= 64),
+    MORE_FOR_PRODUCER = CONSUMERS == 2 && V_DIM <= 128 && (V_DIM <= 64 || PLANS_AHEAD || PAGED),
+    PLANNING_WARP = BIAS_TILES ? 1 + CONSUMERS /* those before it copy biases */ : 1, /* if PLANS_AHEAD */
+    PRODUCER_COMPUTES = KV_E4M3 || BIAS_TILES,
     PRODUCER_REGISTERS = ANY_KEYS                                          ? 72 /* ranges, by the thread that plans */
                          : UPCAST_GROUPS > 1                               ? 48
                          : PRODUCER_COMPUTES                               ? 56
@@ -176,8 +186,9 @@ static_assert(GROUP_ROWS % HEADS_IN_TILE == 0, "HEADS_IN_TILE: a consumer has ro
 static_assert(HEADS_IN_TILE == 1 || !has_term(FWD_TERM_RANGES | FWD_TERM_TREE),
               "HEADS_IN_TILE: key tiles are counted from the first key of an interval");
 static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead needs a slot");
-static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS <= 3 && !SEQUENCES && !PLANS_AHEAD),
-              "BIAS_TILES: a warp copies for each consumer; no other terms");
+static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && HEADS_IN_TILE == 1),
+              "BIAS_TILES: a warp copies for each of two consumers; no other terms");
+static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
@@ -335,8 +346,17 @@ DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
     work_tile none = {};
     none.q_first = -1;
     int q_use = 0;
+#if BIAS_TILES
+    const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
+#endif
     for (uint32_t index = blockIdx.x; index < count; index = take_next(a, count)) {
+#if BIAS_TILES
+        visible_tiles surveyed;
+        const work_tile t = find_surveyed_tile(a, index, section_heads, surveyed);
+        tell_work(a, t, smem, q_use, surveyed);
+#else
         tell_work(a, find_tile(a, index, memory), smem, q_use);
+#endif
         wait_asked(smem, q_use++);
     }
     tell_work(a, none, smem, q_use);
@@ -508,16 +528,17 @@ typedef struct row_result {
 /* Behind a row's output what few callers want or few inputs need: its log-sum-exp, and the row again where a hidden key
  * has spoilt it. */
 DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const visible_entry &entry, int batch,
-                    const cache_scales &scales, const lane_rows &r, int h, const row_result &found, const consumer &c)
+                    const cache_scales &scales, float max, float offset, int h, const row_result &found,
+                    const consumer &c)
 {
     const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
     if (a.lse != nullptr && c.lane % 4 == 0 && row < entry.q_len)
-        find_lse(a, t.rows, batch, head)[row] = row_lse(a, head, r.max[h] * scales.keys, found.sum);
+        find_lse(a, t.rows, batch, head)[row] = row_lse(a, head, max * scales.keys, found.sum);
     /* c's copy where it is in a register anyway: held for this alone it spills beside the widest outputs, and read
      * again it spills beside four consumers */
     const float scale_log2 = V_DIM > 128 ? score_scale_log2(a) : c.scale_log2;
-    const stored_row stored = {entry_number(t), head,       row,         t.rows.q_begin,
-                               t.rows.kv_begin, scale_log2, r.offset[h], found.factor};
+    const stored_row stored = {entry_number(t), head,       row,    t.rows.q_begin,
+                               t.rows.kv_begin, scale_log2, offset, found.factor};
 #if ANY_KEYS
     if (paging.table == nullptr)
         fix_hidden_nan<ELEMENT>(a, entry, stored, found.sum, found.finite, c.lane);
@@ -529,7 +550,7 @@ DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
     fix_hidden_nan<ELEMENT, OUT_TYPE>(a, entry, stored, found.sum, found.finite, c.lane);
 #endif
 #if BIAS_TILES
-    const int again = row < entry.q_len && loses_keys(a, r.max[h], found.sum);
+    const int again = row < entry.q_len && loses_keys(a, max, found.sum);
     if (__any_sync(~0u, again))
         __syncwarp(); /* what other lanes have stored of the row comes first */
     if (again)
@@ -538,15 +559,75 @@ DEV void finish_row(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
 #endif
 }
 
+/* The sums of a lane's rows, and what their outputs are multiplied by, if STORES_STAGED. */
+DEV void find_row_results(row_result (&found)[2], const fwd_args &a, const work_tile &t, const lane_rows &r,
+                          const consumer &c)
+{
+    if (!STORES_STAGED)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        found[h].sum = quad_sum(r.sum[h]);
+        found[h].factor = row_factor(a, head_of(t, c.row, h), r.max[h], found[h].sum);
+    }
+}
+
+#if STORES_STAGED
+/* Stores a warp's rows, of two heads, by way of shared memory: transposed by stmatrix and read back by rows they take
+ * half the instructions that transposing by shuffles takes. */
+DEV void store_staged(const fwd_args &a, const work_tile &t, output_tile &o, row_result (&found)[2], const consumer &c)
+{
+    const int warp = c.row / 16 % 4, row = c.lane % 16, chunk = c.lane / 16;
+    const uint32_t rows = ADDRESS(c.smem, staged) + (uint32_t)(c.index * GROUP_ROWS + warp * 16) * PANEL_ROW_BYTES;
+    const uint32_t to = rows + chunk_offset(row, chunk, 8);
+    float probe[2] = {0.0f, 0.0f}; /* NaN where a value is not finite */
+    if (__any_sync(~0u, found[0].factor == 0.0f || found[1].factor == 0.0f)) {
+#pragma unroll
+        for (int i = 0; i < V_DIM / 2; i++) /* a row that has seen no key becomes 0 whatever the accumulators hold */
+            o[i] = found[i % 4 / 2].factor == 0.0f ? 0.0f : o[i];
+    }
+#pragma unroll
+    for (int i = 0; i < V_DIM / 8; i += 2) {
+        uint32_t x[4]; /* of both rows 8 columns, then the next 8 */
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int h = j % 2, at = 4 * (i + j / 2) + 2 * h;
+            const float low = o[at] * found[h].factor, high = o[at + 1] * found[h].factor;
+            probe[h] = fmaf(low, 0.0f, fmaf(high, 0.0f, probe[h]));
+            x[j] = pack<BF16>(low, high);
+        }
+        store_matrices(chunk_address(to, i, 8), x);
+    }
+    found[0].finite = probe[0] == 0.0f;
+    found[1].finite = probe[1] == 0.0f;
+    __syncwarp();
+    const int position = t.q_first + c.index * GROUP_POSITIONS + c.lane / 8, column = c.lane % 8;
+    const uint32_t from = rows + chunk_offset(c.lane / 8, column, 8);
+    char *const first =
+        (char *)a.o +
+        (output_index(a, t.rows, t.batch, t.head + 2 * warp, position) + column * CHUNK_ELEMS) * ELEM_BYTES;
+    const int64_t four_rows = 4 * a.o_stride.row * ELEM_BYTES, head = a.o_stride.head * ELEM_BYTES;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 x = load_shared_4(chunk_address(from, i % 2 * 4, 8) + i * 4 * PANEL_ROW_BYTES);
+        if (position + i % 2 * 4 < count_queries(a, t) && column * CHUNK_ELEMS < a.v_dim)
+            *(uint4 *)(first + i % 2 * four_rows + i / 2 * head) = x;
+    }
+    __syncwarp(); /* every lane has read */
+}
+#endif
+
 /* Both rows are stored before what is rare is asked for, where that does not spill. */
-DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, const output_tile &o, const lane_rows &r,
-                    const consumer &c)
+DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, output_tile &o, const lane_rows &r,
+                    row_result (&found)[2], const consumer &c)
 {
     const visible_entry entry = entry_of(a, t);
     const int batch = PAGED ? entry_number(t) : t.batch; /* of packed queries, too: their batch strides are 0 */
     const cache_scales scales = find_cache_scales(a, batch, t.head / a.group);
-    const bool finishes_later = !BIAS_TILES && V_DIM <= 128 && CONSUMERS < 4;
-    row_result found[2];
+    const bool finishes_later = (!BIAS_TILES || MASKS) && V_DIM <= 128 && CONSUMERS < 4;
+#if STORES_STAGED
+    store_staged(a, t, o, found, c);
+#else
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = row_of(t, c.row, h), head = head_of(t, c.row, h);
@@ -560,13 +641,23 @@ DEV void store_tile(const fwd_args &a PAGING_PARAMETER, const work_tile &t, cons
         found[h].finite = store_row<BF16>(to, o, h, c.lane);
 #endif
         if (!finishes_later)
-            finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r, h, found[h], c);
+            finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r.max[h], r.offset[h], h, found[h], c);
     }
+#endif
     if (!finishes_later || (a.lse == nullptr && !hides_keys(a, entry)))
         return;
+#if MASKS /* one row after the other by the same code, which is long */
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+        const row_result of_row = h == 0 ? found[0] : found[1];
+        finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, h == 0 ? r.max[0] : r.max[1],
+                   h == 0 ? r.offset[0] : r.offset[1], h, of_row, c);
+    }
+#else
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r, h, found[h], c);
+        finish_row(a PAGING_ARGUMENT, t, entry, batch, scales, r.max[h], r.offset[h], h, found[h], c);
+#endif
 }
 
 /* What a mask has to do in a key tile: seldom both, since it costs as much on either side of the rows' keys. */
@@ -693,11 +784,13 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         /* behind the last work tile these are scores of stale tiles, which nobody reads */
         start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
         pass_ping_pong(c.index);
+        row_result found[2];
+        find_row_results(found, a, t, r, c); /* under the products */
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
         release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
-        store_tile(a PAGING_ARGUMENT, t, o, r, c);
+        store_tile(a PAGING_ARGUMENT, t, o, r, found, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
         t = next;
     } while (t.q_first >= 0);
@@ -792,7 +885,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
             produce(a, maps PAGING_ARGUMENT, smem, shared);
 #if PLANS_AHEAD
-        if (threadIdx.x == WARP_THREADS)
+        if (threadIdx.x == PLANNING_WARP * WARP_THREADS)
             plan_work(a, smem, shared);
 #endif
 #endif
@@ -839,6 +932,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
+    if (MASKS && problem->bias_dtype != ACR_DTYPE_DEFAULT && problem->bias_dtype != ACR_BOOL8)
+        return "bias_dtype: the kernel serves no biases but boolean masks (MASKS)";
     return tile_why_not(problem, device);
 }
 
@@ -871,7 +966,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     };
 #endif
     /* Biases as tiles cost less than biases lane by lane wherever both can be had. Not fitted. */
-    const double terms = BIAS_TILES ? 0.9 : 1.0;
+    const double terms = MASKS ? 0.85 : BIAS_TILES ? 0.9 : 1.0;
     /* Of e4m3: over the 16-bit line of these tiles that does not plan ahead, causal, on an H100 (lab.md). */
     const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.27 : 1.23) : (BF16 ? 1.23 : 1.17);
     /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
