@@ -480,7 +480,7 @@ static inline float copy_sign(float sign, float magnitude)
 }
 
 /* What is computed alike with denormal numbers and with zeros in their place. */
-#define OF_FLOATS(type)                                                                                                \
+#define FLOAT_EXECUTORS(type)                                                                                          \
     BINARY(add_##type, type, of_##type(a + b))                                                                         \
     BINARY(sub_##type, type, of_##type(a - b))                                                                         \
     BINARY(mul_##type, type, of_##type(a *b))                                                                          \
@@ -495,8 +495,8 @@ static inline float copy_sign(float sign, float magnitude)
     UNARY(sin_##type, type, of_##type(sinf(a)))                                                                        \
     UNARY(cos_##type, type, of_##type(cosf(a)))                                                                        \
     TERNARY(fma_##type, type, of_##type(fmaf(a, b, c)))
-OF_FLOATS(f32)
-OF_FLOATS(f32_ftz)
+FLOAT_EXECUTORS(f32)
+FLOAT_EXECUTORS(f32_ftz)
 BINARY(min_nan_f32, f32, of_f32(nan_or(a, b, lesser(a, b))))
 BINARY(max_nan_f32, f32, of_f32(nan_or(a, b, greater(a, b))))
 BINARY(copysign_f32, f32, bits_of_float(copy_sign(a, b)))

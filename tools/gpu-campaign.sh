@@ -17,9 +17,8 @@
 # The program lies beside this script, in build/workbench, or is $ACROMION. SIGTERM and Ctrl-C let the trials in flight
 # end. Exit code 0: every run is complete; 7: call it again; 1: a run failed, which the log tells, or none was begun.
 set -uo pipefail
-here=$(dirname "${BASH_SOURCE[0]}") program=''
 # shellcheck source=tools/gpu-program.sh
-. "$here/gpu-program.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/gpu-program.sh"
 seconds=530 survey=75 top=3 device=0 gpus=1 judges=3 trials=200 seeds=1 confirm=80 out=gpu-campaign-out
 names=() arguments=()
 readonly write_s=25       # at the end, for results

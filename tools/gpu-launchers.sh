@@ -7,9 +7,8 @@
 # --gpus.
 # Exit code 0: all is as it must be.
 set -uo pipefail
-here=$(dirname "${BASH_SOURCE[0]}") program=''
 # shellcheck source=tools/gpu-program.sh
-. "$here/gpu-program.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/gpu-program.sh"
 seconds=18 bad=0
 if [[ ${1-} == --seconds ]]; then
     seconds=${2?--seconds needs a number}

@@ -161,19 +161,21 @@ void acr__store_element(acr_dtype dtype, void *base, int64_t index, double value
 
 /* Calls a function with the type, which is a constant for each of the common ones: a loop of its own. */
 #define BY_TYPE(dtype, function, ...)                                                                                  \
-    switch (dtype) {                                                                                                   \
-    case ACR_F32:                                                                                                      \
-        function(ACR_F32, __VA_ARGS__);                                                                                \
-        break;                                                                                                         \
-    case ACR_F16:                                                                                                      \
-        function(ACR_F16, __VA_ARGS__);                                                                                \
-        break;                                                                                                         \
-    case ACR_BF16:                                                                                                     \
-        function(ACR_BF16, __VA_ARGS__);                                                                               \
-        break;                                                                                                         \
-    default:                                                                                                           \
-        function(dtype, __VA_ARGS__);                                                                                  \
-    }
+    do {                                                                                                               \
+        switch (dtype) {                                                                                               \
+        case ACR_F32:                                                                                                  \
+            function(ACR_F32, __VA_ARGS__);                                                                            \
+            break;                                                                                                     \
+        case ACR_F16:                                                                                                  \
+            function(ACR_F16, __VA_ARGS__);                                                                            \
+            break;                                                                                                     \
+        case ACR_BF16:                                                                                                 \
+            function(ACR_BF16, __VA_ARGS__);                                                                           \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            function(dtype, __VA_ARGS__);                                                                              \
+        }                                                                                                              \
+    } while (0)
 
 ALWAYS_INLINE void load_all(acr_dtype dtype, double *to, const void *base, int64_t first, int64_t count)
 {
@@ -182,8 +184,10 @@ ALWAYS_INLINE void load_all(acr_dtype dtype, double *to, const void *base, int64
     }
 }
 
-void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first,
-                        int64_t count){BY_TYPE(dtype, load_all, to, base, first, count)}
+void acr__load_elements(double *to, acr_dtype dtype, const void *base, int64_t first, int64_t count)
+{
+    BY_TYPE(dtype, load_all, to, base, first, count);
+}
 
 ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
 {
@@ -194,7 +198,7 @@ ALWAYS_INLINE void store_all(acr_dtype dtype, void *base, int64_t first, int64_t
 
 void acr__store_elements(acr_dtype dtype, void *base, int64_t first, int64_t count, const double *from)
 {
-    BY_TYPE(dtype, store_all, base, first, count, from)
+    BY_TYPE(dtype, store_all, base, first, count, from);
 }
 
 double acr__round_magnitude(acr_dtype dtype, double magnitude)

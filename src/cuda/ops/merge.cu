@@ -13,7 +13,7 @@
 enum {
     MIN_CTAS = PARTS == 2 ? 6 : 4, /* of an SM: 40 registers a thread, or 64 */
     MOST_AT_ONCE = PARTS < MERGE_LISTED ? PARTS : MERGE_LISTED,
-    MANY_AT_ONCE = MOST_AT_ONCE < 4 ? MOST_AT_ONCE : 4 /* where columns or parts take several turns */
+    MANY_AT_ONCE = 4 /* where columns or parts take several turns */
 };
 
 typedef struct merge_list {
@@ -85,15 +85,14 @@ DEV void add_parts(float (&sum)[VEC], const merge_args &a, const merge_list &lis
 }
 
 /* A CTA's rows, merge_runs of them for a thread one after the other, where a turn does all columns and parts. */
-template <int VEC, int AT_ONCE>
-DEV void merge_small_rows(const merge_args &a, const merge_list &list, merge_table &table)
+template <int VEC> DEV void merge_small_rows(const merge_args &a, const merge_list &list, merge_table &table)
 {
     const int runs = merge_runs(&a);
     const int rows_at_once = MERGE_THREADS >> a.lane_bits, slot = threadIdx.x >> a.lane_bits;
     const int64_t first_row = (int64_t)blockIdx.x * (runs * rows_at_once), own = first_row + threadIdx.x;
     if (threadIdx.x < runs * rows_at_once && own < a.rows) {
         const merge_row row = merge_row_of(&a, own);
-        float lse[AT_ONCE];
+        float lse[MOST_AT_ONCE];
         load_lse<true>(lse, a, list, merge_offset(&a.part_lse_stride, row), 0);
         table.part_at[threadIdx.x] = merge_offset(&a.part_stride, row);
         table.out_at[threadIdx.x] = merge_offset(&a.o_stride, row);
@@ -108,7 +107,7 @@ DEV void merge_small_rows(const merge_args &a, const merge_list &list, merge_tab
     for (int r = 0; r < runs; r++)
         if (column < a.dim && first_row + slot + r * rows_at_once < a.rows) {
             float sum[VEC] = {};
-            add_parts<true, AT_ONCE>(sum, a, list, table, slot + r * rows_at_once, column, 0);
+            add_parts<true, MOST_AT_ONCE>(sum, a, list, table, slot + r * rows_at_once, column, 0);
             store_run(a.out_dtype, a.o, table.out_at[slot + r * rows_at_once] + column, sum);
         }
 }
@@ -158,17 +157,11 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, MIN_CTAS)
     __shared__ merge_table table;
     wait_for_previous_kernel();
     constexpr int wide = wide_elements<DTYPE>();
-    if constexpr (PARTS <= MERGE_LISTED)
-        if (PARTS < MERGE_LISTED || merge_is_small(&a)) {
-            merge_small_rows<wide, MOST_AT_ONCE>(a, list, table);
-            allow_next_kernel();
-            return;
-        }
-    if constexpr (PARTS >= MERGE_LISTED) {
-        if (a.is_wide)
-            merge_rows<wide>(a, list, table);
-        else
-            merge_rows<1>(a, list, table);
-    }
+    if (PARTS < MERGE_LISTED || (PARTS == MERGE_LISTED && merge_is_small(&a)))
+        merge_small_rows<wide>(a, list, table);
+    else if (a.is_wide)
+        merge_rows<wide>(a, list, table);
+    else
+        merge_rows<1>(a, list, table);
     allow_next_kernel();
 }

@@ -904,7 +904,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double plain_cycles = SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
-                                (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* with or without one: others are for that */
+                                (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const double tile_cycles = SHARED_KEYS  ? 21200.0
                                : DIM == 128 ? 8600.0
                                             : 7700.0,
