@@ -154,7 +154,8 @@ static void what_counts_as_throttled(void **state)
         {{both, 1499, 0, 0, 0, 0}, true},
         {{both, 345, 0, 0, 0, GPU_IDLE}, false}, /* an idle GPU clocks down */
         {{both, 1900, 0, 0, 0, GPU_POWER_CAP}, false},
-        {{both, 1400, 0, 0, 0, GPU_POWER_CAP}, true},
+        {{both, 1400, 0, 0, 0, GPU_POWER_CAP}, false}, /* whatever the cap leaves is the clock of a kernel under load */
+        {{both, 1400, 0, 0, 0, GPU_POWER_CAP | GPU_SW_THERMAL}, true},
         {{both, 2000, 0, 0, 0, GPU_SW_THERMAL}, true},
         {{both, 2000, 0, 0, 0, GPU_HW_THERMAL}, true},
         {{both, 2000, 0, 0, 0, GPU_HW_SLOWDOWN}, true},

@@ -178,8 +178,8 @@ bool gpu_state_throttled(const gpu_state *state, double nominal_hz)
     if (state->known & GPU_REASONS && state->reasons & faults) {
         return true;
     }
-    const bool idle = state->known & GPU_REASONS && state->reasons & GPU_IDLE;
-    return !idle && state->known & GPU_SM_MHZ && state->sm_mhz < THROTTLED_SHARE * nominal_hz / 1e6;
+    const bool explained = state->known & GPU_REASONS && state->reasons & (GPU_IDLE | GPU_POWER_CAP);
+    return !explained && state->known & GPU_SM_MHZ && state->sm_mhz < THROTTLED_SHARE * nominal_hz / 1e6;
 }
 
 bool nvml_driver_version(char *out, size_t capacity)

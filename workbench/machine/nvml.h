@@ -56,7 +56,8 @@ void gpu_monitor_read(const gpu_monitor *monitor, gpu_state *out);
 bool gpu_monitor_energy(const gpu_monitor *monitor, double *joules);
 
 /* Whether a state says that times taken in it are not those of this GPU: the hardware or the temperature holds the
- * clock down, or it is below 75 % of nominal though the GPU is not idle. The power cap by itself is no fault. */
+ * clock down, or it is below 75 % of nominal for no reason that NVML names. The power cap is no fault, however low it
+ * holds the clock: that is how this GPU runs this kernel. */
 bool gpu_state_throttled(const gpu_state *state, double nominal_hz);
 
 /* The driver's version as its vendor writes it ("580.65.06"). Returns false where NVML does not tell. */
