@@ -12,11 +12,9 @@
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, EARLY=1 (the next stage's scores start
  * before this one's score gradients, not just before its last product), LINES_IN_SHARED=1 (dP reads the lines from
- * shared memory). Prepared, for a GPU to time (lab.md): HELP_FIRST=1 (two helpers ask before the CTA's barrier),
- * NOTE_FIRST=1 (where gradients go is noted before it), O_ROWS=1 (rows of O by the copy engine), LSE_FIRST=1 (a
- * stage's LSE is told before the D of the one before).
+ * shared memory).
  *
- * PARAMETERS: DIM STAGES BF16=0 EARLY=0 LINES_IN_SHARED=0 HELP_FIRST=0 NOTE_FIRST=0 O_ROWS=0 LSE_FIRST=0 */
+ * PARAMETERS: DIM STAGES BF16=0 EARLY=0 LINES_IN_SHARED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef LINES_IN_SHARED
@@ -24,18 +22,6 @@
 #endif
 #ifndef EARLY
 #define EARLY 0
-#endif
-#ifndef HELP_FIRST
-#define HELP_FIRST 0
-#endif
-#ifndef NOTE_FIRST
-#define NOTE_FIRST 0
-#endif
-#ifndef O_ROWS
-#define O_ROWS 0
-#endif
-#ifndef LSE_FIRST
-#define LSE_FIRST 0
 #endif
 
 #include <stddef.h>
@@ -95,16 +81,9 @@ typedef struct query_stats {
     float lse[64], minus_d[32][4];
 } query_stats;
 
-enum {
-    O_ROW_BYTES = ROW_BYTES + 16, /* with O_ROWS: apart, so that a warp's loads of eight rows meet all banks */
-    O_WARP_ROWS = STATS_ROUNDS * STATS_ROWS,
-    O_WARP_BYTES = O_WARP_ROWS * (O_ROWS ? O_ROW_BYTES : ROW_BYTES)
-};
-
-/* What the helper warps have asked for of a stage's O: with O_ROWS each the rows of its rounds, else each thread its 32
- * bytes of each round's row, by halves. */
+/* What a helper thread has asked for of a stage's O: its 32 bytes of each round's row. */
 typedef struct o_part {
-    uint8_t bytes[HELPERS / 32][O_WARP_BYTES];
+    uint8_t half[STATS_ROUNDS][2][HELPERS][16];
 } o_part;
 
 /* Where a warp's warpgroup stores its lines' gradients: of K or Q, and of V. Noted while the lines are on their way,
@@ -127,9 +106,6 @@ typedef struct shared_memory {
     uint64_t full[STAGES], empty[STAGES];
     uint64_t ready[STAGES];   /* LSE, or cleared partners: exponentials wait for no more */
     uint64_t d_ready[STAGES]; /* D, which only score gradients want */
-#if O_ROWS
-    uint64_t o_full[HELPERS / 32][O_STAGES]; /* a warp's rows of O: each warp asks, and waits, for its own */
-#endif
     owned_lines own;
 } shared_memory;
 
@@ -138,7 +114,6 @@ typedef struct shared_memory {
 #define TRACE_WARPS 2
 
 #include "cuda/device/attention/gradient_lines.cuh"
-#include "cuda/device/isa/bulk.cuh"
 #include "cuda/device/isa/mma.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
@@ -340,86 +315,10 @@ DEV int stats_row(int thread, int round)
     return (round * HELPER_WARPS + thread / WARP_THREADS) * STATS_ROWS;
 }
 
-/* The rows of a use that exist, at most a stage's. */
-DEV int rows_of_use(const owned_lines &own, const ring_use &use)
+/* Asks for the thread's part of O of a use of the ring; rows and dims that do not exist are zeros. to: part's address,
+ * the thread's. */
+DEV void ask_o(const fwd_args &a, const owned_lines &own, const ring_use &use, uint32_t to, int thread)
 {
-    return min(own.q_len - use.tile * KV_TILE, (int)KV_TILE);
-}
-
-#if O_ROWS
-DEV uint32_t o_barrier(uint32_t smem, int thread, int slot)
-{
-    return ADDRESS(smem, o_full) + (thread / WARP_THREADS * O_STAGES + slot) * BARRIER_BYTES;
-}
-
-/* Where a warp's rows of a slot are. */
-DEV uint32_t o_rows(uint32_t smem, int thread, int slot)
-{
-    return ADDRESS(smem, o) + slot * (uint32_t)sizeof(o_part) + thread / WARP_THREADS * O_WARP_BYTES;
-}
-
-/* Before the warp asks for anything: its barriers; zeros where no row or dim will come, for 0 * NaN is NaN. */
-DEV void begin_o(const fwd_args &a, uint32_t smem, const owned_lines &own, int thread)
-{
-    const int lane = thread % WARP_THREADS;
-    if (lane < O_STAGES)
-        barrier_init(o_barrier(smem, thread, lane), 1);
-    barrier_init_done();
-    if (a.v_dim < DIM || own.q_len % KV_TILE != 0) {
-        for (int slot = 0; slot < O_STAGES; slot++)
-            for (int i = lane; i < O_WARP_ROWS * O_ROW_BYTES / CHUNK_BYTES; i += WARP_THREADS)
-                store_shared_4(o_rows(smem, thread, slot) + i * CHUNK_BYTES, 0, 0, 0, 0);
-        shared_stores_visible();
-    }
-    __syncwarp();
-}
-
-/* Asks for the warp's rows of O of a use of the ring, a row a lane. Those that do not exist are left as they were. */
-DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, uint32_t parts, int slot,
-               int thread)
-{
-    (void)parts;
-    if (!is_in_use(use, own))
-        return;
-    const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const int lane = thread % WARP_THREADS, in_stage = stats_row(thread, lane / STATS_ROWS) + lane % STATS_ROWS;
-    const bool exists = lane < O_WARP_ROWS && in_stage < rows_of_use(own, use);
-    const uint32_t bytes = a.v_dim * ELEM_BYTES, barrier = o_barrier(smem, thread, slot);
-    const unsigned asked = __popc(__ballot_sync(~0u, exists));
-    if (lane == 0)
-        barrier_arrive_expecting(barrier, asked * bytes);
-    __syncwarp();
-    if (exists)
-        load_bytes(o_rows(smem, thread, slot) + lane * O_ROW_BYTES,
-                   (const char *)a.o +
-                       output_index(a, rows, own.at.entry, use.head, use.tile * KV_TILE + in_stage) * ELEM_BYTES,
-                   bytes, barrier);
-}
-
-/* Where a lane's part of its warp's rows of the first slot is. */
-DEV uint32_t o_part_of(uint32_t smem, int thread)
-{
-    const int lane = thread % WARP_THREADS;
-    return o_rows(smem, thread, 0) + lane / 4 * O_ROW_BYTES + lane % 4 * (2 * CHUNK_BYTES);
-}
-
-DEV void wait_o(uint32_t smem, int slot, int parity, int thread)
-{
-    barrier_wait(o_barrier(smem, thread, slot), parity);
-}
-#else
-/* Where a thread's part of the first slot is. */
-DEV uint32_t o_part_of(uint32_t smem, int thread)
-{
-    return ADDRESS(smem, o) + thread * CHUNK_BYTES;
-}
-
-/* Asks for the thread's part of O of a use of the ring; rows and dims that do not exist are zeros. */
-DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const ring_use &use, uint32_t parts, int slot,
-               int thread)
-{
-    (void)smem;
-    const uint32_t to = parts + slot * (uint32_t)sizeof(o_part);
     const sequence rows = {0, own.q_len, 0, own.kv_len};
     const int column = thread % 4 * 16;
     if (is_in_use(use, own)) {
@@ -441,37 +340,18 @@ DEV void ask_o(const fwd_args &a, uint32_t smem, const owned_lines &own, const r
     copies_commit();
 }
 
-/* Waits for what was asked for O_STAGES - 1 uses ago. */
-DEV void wait_o(uint32_t smem, int slot, int parity, int thread)
-{
-    (void)smem, (void)slot, (void)parity, (void)thread;
-    COPIES_WAIT(O_STAGES - 1);
-}
-#endif
-
 /* Stores -D of a row, which a lane on the diagonal of its products has. */
-DEV void store_d(query_stats *to, int row, int lane, bool exists, const float (&first)[4], const float (&second)[4])
+DEV void store_d(query_stats *to, int row, int lane, const float (&first)[4], const float (&second)[4])
 {
     if (lane % 4 == lane / 4 / 2) {
         float *const minus_d = to->minus_d[row / 2] + row % 2;
-        const float d = lane / 4 % 2 ? -(first[1] + second[3]) : -(first[0] + second[2]);
-        minus_d[0] = minus_d[2] = exists ? d : 0.0f;
+        minus_d[0] = minus_d[2] = lane / 4 % 2 ? -(first[1] + second[3]) : -(first[0] + second[2]);
     }
-}
-
-/* Where a lane's O lies: from its part's address, the half j of its 32 bytes of a round's row. */
-DEV uint32_t o_offset(int round, int j)
-{
-#if O_ROWS
-    return round * STATS_ROWS * O_ROW_BYTES + j * CHUNK_BYTES;
-#else
-    return (2 * round + j) * (HELPERS * CHUNK_BYTES);
-#endif
 }
 
 /* D of the stage's rows, once its dO and the thread's part of O have landed. A round's products wait behind those of
  * the consumers, so that D_ROUNDS of them are started together. */
-DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int rows, int thread)
+DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
 {
     const int lane = thread % WARP_THREADS, row = lane / 4;
 #pragma unroll
@@ -482,7 +362,7 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int rows, int thre
             const int in_stage = stats_row(thread, of + i) < 64 ? stats_row(thread, of + i) : 0;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const uint4 o = load_shared_4(part + o_offset(of + i, j)),
+                const uint4 o = load_shared_4(part + (2 * (of + i) + j) * (HELPERS * CHUNK_BYTES)),
                             d_o = load_shared_4(box + chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS));
                 const uint32_t a[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
                 multiply_add<BF16>(first[i], a, o.x, o.z);
@@ -492,98 +372,68 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int rows, int thre
 #pragma unroll
         for (int i = 0; i < D_ROUNDS && of + i < STATS_ROUNDS; i++)
             if (stats_row(thread, of + i) < 64)
-                store_d(to, stats_row(thread, of + i) + row, lane, !O_ROWS || stats_row(thread, of + i) + row < rows,
-                        first[i], second[i]);
+                store_d(to, stats_row(thread, of + i) + row, lane, first[i], second[i]);
     }
-}
-
-/* The row of a stage whose LSE a helper tells: the last two warps have them, since they can ask first. */
-DEV int lse_row(int thread)
-{
-    return HELP_FIRST ? thread - WARP_THREADS : thread;
 }
 
 /* The LSE of the thread's row of a use. */
 DEV float load_lse(const fwd_args &a, const owned_lines &own, const ring_use &use, int thread)
 {
     const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const int in_stage = lse_row(thread), row = use.tile * KV_TILE + in_stage;
-    return (HELP_FIRST ? (uint32_t)in_stage < KV_TILE : in_stage < KV_TILE) && is_in_use(use, own) && row < own.q_len
-               ? find_lse(a, rows, own.at.entry, use.head)[row]
-               : -CUDART_INF_F;
+    const int row = use.tile * KV_TILE + thread;
+    return thread < KV_TILE && is_in_use(use, own) && row < own.q_len ? find_lse(a, rows, own.at.entry, use.head)[row]
+                                                                      : -CUDART_INF_F;
 }
 
-/* Tells the LSE of a use once its stage is free. */
+/* Tells the LSE of the thread's row of a use, once its stage is free. */
 DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, float lse, int thread)
 {
-    const int stage = stage_of(use), row = lse_row(thread);
+    const int stage = stage_of(use);
     wait_empty(smem, use);
-    if (HELP_FIRST ? (uint32_t)row < KV_TILE : row < KV_TILE)
-        shared->stats[stage].lse[row] = stats_lse(lse);
+    if (thread < KV_TILE)
+        shared->stats[stage].lse[thread] = stats_lse(lse);
     arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
 }
 
-/* Asks for the first uses' O. Returns the use behind them. */
-DEV ring_use ask_first_o(const fwd_args &a, uint32_t smem, const owned_lines &own, int thread)
+/* The statistics of all uses. O is asked for two uses ahead, into places that only the asking thread reads. A row's LSE
+ * is told a use ahead of its D, since exponentials, which want it alone, come before score gradients. */
+DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own, int thread)
 {
-    const uint32_t parts = o_part_of(smem, thread);
-#if O_ROWS
-    begin_o(a, smem, own, thread);
-#endif
-    ring_use ahead = first_use(own);
-    for (int i = 0; i < O_STAGES - 1; i++) {
-        ask_o(a, smem, own, ahead, parts, i, thread);
-        next_use(ahead, own);
-    }
-    return ahead;
-}
-
-/* The statistics of all uses. O is asked for two uses ahead, into places that only those who ask read; a row's LSE one
- * use ahead. lse: of the first use; that use's O, and the next one's, has been asked for, unless asks. */
-DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own, int thread,
-                    float lse, bool asks)
-{
-    const uint32_t parts = o_part_of(smem, thread);
+    const uint32_t parts = ADDRESS(smem, o) + thread * CHUNK_BYTES;
     ring_use use = first_use(own), ahead = use;
-    int slot = 0, parity = 0;
-    if (LSE_FIRST && is_in_use(use, own)) {
+    int slot = 0;
+    float lse = load_lse(a, own, use, thread); /* of the use that is told next */
+    if (is_in_use(use, own)) {
         tell_lse(smem, shared, use, lse, thread);
         ring_use next = use;
         next_use(next, own);
         lse = load_lse(a, own, next, thread);
     }
-    if (asks)
-        ahead = ask_first_o(a, smem, own, thread);
-    else
-        for (int i = 0; i < O_STAGES - 1; i++)
-            next_use(ahead, own);
-    if (!HELP_FIRST && !LSE_FIRST)
-        lse = load_lse(a, own, use, thread);
+    for (int i = 0; i < O_STAGES - 1; i++) {
+        ask_o(a, own, ahead, parts + i * (uint32_t)sizeof(o_part), thread);
+        next_use(ahead, own);
+    }
 #pragma unroll 1
     while (is_in_use(use, own)) {
         const int stage = stage_of(use), last_slot = slot == 0 ? O_STAGES - 1 : slot - 1;
-        ask_o(a, smem, own, ahead, parts, last_slot, thread);
+        ask_o(a, own, ahead, parts + last_slot * (uint32_t)sizeof(o_part), thread);
         next_use(ahead, own);
         ring_use next = use;
         next_use(next, own);
-        ring_use asked = next; /* whose LSE is asked for here; the one before is told */
-        if (LSE_FIRST)
-            next_use(asked, own);
-        const float next_lse = LSE_FIRST ? lse : load_lse(a, own, asked, thread);
-        if (!LSE_FIRST || is_in_use(next, own))
-            tell_lse(smem, shared, LSE_FIRST ? next : use, lse, thread);
-        wait_o(smem, slot, parity, thread);
+        if (is_in_use(next, own))
+            tell_lse(smem, shared, next, lse, thread);
+        COPIES_WAIT(O_STAGES - 1);
         wait_use(ADDRESS(smem, full), use);
         __syncwarp();
         ACR_TRACE_POINT(use.number, "helper: dO here");
         find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, parts + slot * (uint32_t)sizeof(o_part),
-               &shared->stats[stage], rows_of_use(own, use), thread);
+               &shared->stats[stage], thread);
         arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
         ACR_TRACE_POINT(use.number, "helper: D stored");
-        parity ^= slot == O_STAGES - 1;
         slot = slot == O_STAGES - 1 ? 0 : slot + 1;
-        lse = LSE_FIRST ? load_lse(a, own, asked, thread) : next_lse;
         use = next;
+        next_use(next, own);
+        lse = load_lse(a, own, next, thread);
     }
 }
 
@@ -598,34 +448,13 @@ DEV void clear_partners(uint32_t smem, int stage, int first, int thread)
     shared_stores_visible();
 }
 
-/* What a helper warp has, and has asked for, before the CTA's barrier. */
-typedef struct helper_start {
-    owned_lines own;
-    float lse; /* of its row of the first use */
-    bool asked;
-} helper_start;
-
-/* Before the CTA's barrier, by a helper that nobody waits for. */
-DEV void begin_help(helper_start &h, const fwd_args &a, uint32_t smem)
-{
-    const int thread = threadIdx.x - WARP_THREADS;
-    h.own = find_owned(a);
-    h.asked = h.own.at.has_keys;
-    if (h.asked) {
-        h.lse = load_lse(a, h.own, first_use(h.own), thread);
-        ask_first_o(a, smem, h.own, thread);
-    }
-}
-
-DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared, const helper_start &h)
+DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
 {
     const owned_lines &own = shared->own;
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
         const owned_lines copy = own; /* in registers: shared memory would be read again behind every barrier */
-        const bool asked = HELP_FIRST && h.asked;
-        find_stats(a, smem, shared, copy, thread,
-                   asked || !LSE_FIRST ? h.lse : load_lse(a, copy, first_use(copy), thread), !asked);
+        find_stats(a, smem, shared, copy, thread);
         return;
     }
     if (!own.needs_clearing)
@@ -966,19 +795,13 @@ DEV int warp_of(const consumer &c)
     return 4 * c.index + c.thread / WARP_THREADS;
 }
 
-/* A warpgroup's first line; of a place in registers without an index, which would take it to local memory. */
-DEV int place_of(const line_place &at, int index)
-{
-    return NOTE_FIRST ? index == 0 ? at.first[0] : at.first[1] : at.first[index];
-}
-
-template <bool KEYS>
-DEV void note_targets(const bwd_args &args, const consumer &c, const line_place &at, shared_memory *shared)
+template <bool KEYS> DEV void note_targets(const bwd_args &args, const consumer &c, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
+    const owned_lines &own = shared->own;
     if (c.lane == 0) {
-        const line_head of = {{0, a.q_len, 0, a.kv_len}, {}, at.entry, at.head};
-        const int first = place_of(at, c.index), elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
+        const line_head of = {{0, own.q_len, 0, own.kv_len}, {}, own.at.entry, own.at.head};
+        const int first = own.at.first[c.index], elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
         const fwd_strides &x_stride = KEYS ? args.dk_stride : args.dq_stride;
         line_targets *const to = &shared->targets[warp_of(c)];
         to->x = (char *)(KEYS ? args.dk : args.dq) + gradient_index<KEYS>(of, x_stride, first) * elem_bytes;
@@ -1045,22 +868,22 @@ typedef struct own_o {
 } own_o;
 
 /* Asks for the log-sum-exps and O of the lane's two queries. */
-DEV void load_own_o(own_o &o, consumer &c, const fwd_args &a, const line_place &at, int q_len)
+DEV void load_own_o(own_o &o, consumer &c, const fwd_args &a, const owned_lines &own)
 {
-    const sequence rows = {0, q_len, 0, 0};
+    const sequence rows = {0, own.q_len, 0, own.kv_len};
     const int column = c.lane % 4 * 16;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = place_of(at, c.index) + lane_line(c) + 8 * h;
+        const int row = own.at.first[c.index] + lane_line(c) + 8 * h;
         const char *const from =
-            (const char *)a.o + (output_index(a, rows, at.entry, at.head, row) + column) * ELEM_BYTES;
+            (const char *)a.o + (output_index(a, rows, own.at.entry, own.at.head, row) + column) * ELEM_BYTES;
         c.lse[h] = -CUDART_INF_F;
-        if (row < q_len)
-            c.lse[h] = find_lse(a, rows, at.entry, at.head)[row];
+        if (row < own.q_len)
+            c.lse[h] = find_lse(a, rows, own.at.entry, own.at.head)[row];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             o.half[h][j] = {0, 0, 0, 0};
-            if (row < q_len && column + 8 * j < a.v_dim)
+            if (row < own.q_len && column + 8 * j < a.v_dim)
                 o.half[h][j] = *(const uint4 *)(from + j * CHUNK_BYTES);
         }
     }
@@ -1084,31 +907,7 @@ DEV void find_own_stats(consumer &c, const own_o &o)
     }
 }
 
-/* What a consumer thread has before the CTA's barrier. */
-typedef struct consumer_start {
-    own_o o;
-    float lse[2];
-} consumer_start;
-
-/* Before the CTA's barrier, by threads that nobody waits for: arguments that nobody has read before come slowly. */
-DEV void begin_consuming(consumer_start &begun, const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
-{
-    const line_place at = find_place(args.fwd);
-    const int thread = threadIdx.x % WARPGROUP_THREADS;
-    consumer c = {smem, index, thread, thread % WARP_THREADS, {}, {}, 0.0f};
-    if (at.has_keys)
-        note_targets<true>(args, c, at, shared);
-    wait_for_previous_kernel();
-    if (!at.has_keys) {
-        load_own_o(begun.o, c, args.fwd, at, args.fwd.q_len);
-        begun.lse[0] = c.lse[0];
-        begun.lse[1] = c.lse[1];
-        note_targets<false>(args, c, at, shared);
-    }
-}
-
-template <bool KEYS>
-DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index, const consumer_start &begun)
+template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
 {
     const fwd_args &a = args.fwd;
     const owned_lines own = shared->own;
@@ -1118,19 +917,14 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
     const visible_rows seen = shared->own.seen[index];
     ACR_TRACE_POINT(0, "owned lines known");
     note_partners<KEYS>(c, e, shared);
-    if (!NOTE_FIRST)
-        note_targets<KEYS>(args, c, shared->own.at, shared);
+    note_targets<KEYS>(args, c, shared);
     held_lines l;
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         l.dx[i] = l.dy[i] = 0.0f;
     own_o o;
-    if constexpr (!KEYS && NOTE_FIRST) {
-        o = begun.o;
-        c.lse[0] = begun.lse[0];
-        c.lse[1] = begun.lse[1];
-    } else if constexpr (!KEYS)
-        load_own_o(o, c, a, shared->own.at, shared->own.q_len);
+    if constexpr (!KEYS)
+        load_own_o(o, c, a, shared->own);
     barrier_wait(ADDRESS(smem, own_full),
                  0); /* by lines without partners, too: what is stored goes through the boxes */
     ring_use use = first_use(own);
@@ -1179,8 +973,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
     const int group = read_warpgroup(), warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
-    helper_start h = {};
-    consumer_start begun;
     ACR_TRACE_POINT(0, "begun");
     if (warp == 0) { /* asks for the lines as soon as it knows which */
         const line_place at = find_place(args.fwd);
@@ -1198,37 +990,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             init_ring(smem);
         wait_for_previous_kernel();
         if (elect_one()) {
-            if (HELP_FIRST) { /* asked for first, then told */
-                const owned_lines own = find_owned(args.fwd);
-                if (is_in_use(first_use(own), own))
-                    load_partners(maps, smem, own, first_use(own));
-                shared->own = own;
-            } else {
-                shared->own = find_owned(args.fwd);
-                if (is_in_use(first_use(shared->own), shared->own))
-                    load_partners(maps, smem, shared->own, first_use(shared->own));
-            }
+            shared->own = find_owned(args.fwd);
+            if (is_in_use(first_use(shared->own), shared->own))
+                load_partners(maps, smem, shared->own, first_use(shared->own));
         }
-    } else if (NOTE_FIRST && group != 0)
-        begin_consuming(begun, args, smem, shared, group - 1);
-    else {
+    } else
         wait_for_previous_kernel();
-        if (HELP_FIRST && group == 0)
-            begin_help(h, args.fwd, smem);
-    }
     __syncthreads();
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp != 0)
-            help(args.fwd, smem, shared, h);
+            help(args.fwd, smem, shared);
         else if (elect_one())
             produce(maps, smem, shared->own);
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         if (shared->own.at.has_keys)
-            consume<true>(args, smem, shared, group - 1, begun);
+            consume<true>(args, smem, shared, group - 1);
         else
-            consume<false>(args, smem, shared, group - 1, begun);
+            consume<false>(args, smem, shared, group - 1);
     }
     ACR_TRACE_END(args.fwd);
 }
