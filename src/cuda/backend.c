@@ -428,7 +428,7 @@ static acr_status encode_maps(const cuda_device *d, cuda_prepared *prepared)
         MAP_BASE = 4096 /* any address that the driver accepts: nothing is read through these maps */
     };
     void *const base = (void *)(uintptr_t)MAP_BASE;
-    const acr_buffers nowhere = {.q = base, .k = base, .v = base, .o = base, .d_o = base};
+    const acr_buffers nowhere = {.q = base, .k = base, .v = base, .o = base, .d_o = base, .bias = base};
     acr__args args;
     entered scope;
     acr__fill_args(&args, &prepared->base.problem, &nowhere, NULL);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/device/attention/bias_survey.h"
 #include "cuda/driver.h"
 #include "paging.h"
 #include "problem.h"
@@ -98,6 +99,15 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
         o.base = bwd_args_of(args)->d_o;
         o.strides = bwd_args_of(args)->d_o_stride;
     }
+    /* a stride of 0 is of heads or entries that share the bias */
+    const tensor bias = {"bias",
+                         args->bias,
+                         args->bias_stride,
+                         args->bias_stride.batch != 0 ? batch : 1,
+                         args->bias_stride.head != 0 ? args->q_heads : 1,
+                         args->q_len,
+                         args->kv_len,
+                         problem->bias_dtype};
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
         status = encode(driver, &maps->q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
@@ -107,6 +117,8 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
         status = encode(driver, &maps->v, &v, box_rows(&paging, boxes->v_rows), 1);
     if (boxes->o_rows != 0 && status == ACR_OK)
         status = encode(driver, &maps->o, &o, boxes->o_rows, 1);
+    if (boxes->bias_rows != 0 && bias_fits_boxes(args) && status == ACR_OK)
+        status = encode(driver, &maps->o, &bias, boxes->bias_rows, 1);
     return status;
 }
 
@@ -135,5 +147,7 @@ acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const 
         status = move(driver, &maps->v, "v", args->v);
     if (boxes->o_rows != 0 && status == ACR_OK)
         status = move(driver, &maps->o, backward ? "d_o" : "o", backward ? bwd_args_of(args)->d_o : args->o);
+    if (boxes->bias_rows != 0 && bias_fits_boxes(args) && status == ACR_OK)
+        status = move(driver, &maps->o, "bias", args->bias);
     return status;
 }

@@ -10,7 +10,8 @@ typedef struct fwd_map {
     uint64_t opaque[16];
 } __attribute__((aligned(128))) fwd_map;
 
-/* The second parameter of a kernel with maps (acr__boxes in kernel.h): `const __grid_constant__ fwd_maps maps`. */
+/* The second parameter of a kernel with maps (acr__boxes in kernel.h, which says what takes o's place): `const
+ * __grid_constant__ fwd_maps maps`. */
 typedef struct fwd_maps {
     fwd_map q, k, v, o;
 } fwd_maps;

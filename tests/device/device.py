@@ -178,7 +178,10 @@ GROUPS = {
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE, EAGER], problems(BIAS_BEHIND, [64], ["f16"])),
               (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER],
-               problems(BIAS_TILES[:2] + BIAS_BEHIND[:2], [128], ["bf16"]))] +
+               problems(BIAS_TILES[:2] + BIAS_BEHIND[:2], [128], ["bf16"])),
+              (90, 2, "fwd_wgmma_bf16_*_mask_tiles_*", [LATE, EAGER],
+               problems(MASKS + BIAS_BEHIND[:1], [128], ["bf16"])),
+              (90, 2, "fwd_wgmma_f16_*_mask_tiles_*", [LATE], problems(MASKS[:1], [128], ["f16"]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_sm90a", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_kv8_*", orders, problems(NARROW_PROMPTS, [d]))
@@ -667,16 +670,7 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = [
-    ("bwd_short_f16_d64_128x64_s4_first_sm90a", 4, [LATE],
-     problems([*SHORT_GRADIENTS, "bwd:b1:h1:s512:d{d}", "bwd:b2:h1:s130/600:d{d}:kvlens"], [64], ["f16"]),
-     SPOILT_GRADIENTS, []),
-    ("bwd_short_bf16_d64_128x64_s4_first_sm90a", 4, [EAGER],
-     problems(SHORT_GRADIENTS, [64, "40/56"], ["bf16"]), [], []),
-    ("fwd_wgmma_bf16_d128_128x128_s2_mask_tiles_sm90a", 2, [LATE, EAGER],
-     problems(MASKS + BIAS_BEHIND[:1], [128], ["bf16"]), [], []),
-    ("fwd_wgmma_f16_d128_128x128_s2_mask_tiles_sm90a", 2, [LATE],
-     problems(MASKS[:1], [128], ["f16"]), [], [])]
+UNLISTED = []
 
 
 def run_unlisted(program, driver, images, isolation):

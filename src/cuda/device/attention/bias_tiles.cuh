@@ -1,13 +1,16 @@
-/* Tiles of a bias or of a boolean mask in shared memory: a warp of the producer's warpgroup copies them for each
+/* Tiles of a bias or of a boolean mask in shared memory: a warp of the producer's warpgroup asks for them for each
  * consumer, key tile by key tile, and consumers add them to their scores from there. Read score by score from global
- * memory, a bias costs a thread an address and a load of 2 to 4 bytes for every pair of scores.
+ * memory, a bias costs a thread an address and a load of 2 to 4 bytes for every pair of scores. The copy engine brings
+ * what tensor maps can describe (bias_fits_boxes), the warp copies the rest: rows that all share one, and such that do
+ * not begin at multiples of 16 bytes.
  *
  * Use number n of a consumer's ring is in slot n % BIAS_TILES: the key tiles that it visits in their order, but those
  * of which a survey (bias_survey.cuh) says that the bias changes no score. A slot has a row of KV_TILE elements of 1 or
- * 2 bytes for each row of the consumer, in pieces of 16 bytes; chunk_offset says where a piece is.
+ * 2 bytes for each row of the consumer, in panels of 128 bytes a row as boxes come; piece_offset says where 16 bytes
+ * are.
  *
  * An includer defines, beside the parameters of pipeline.cuh: BIAS_TILES, the slots of a consumer; and struct
- * shared_memory with bias[CONSUMERS][BIAS_TILES], each BIAS_BYTES, and the barriers bias_full, of 32 arrivals, and
+ * shared_memory with bias[CONSUMERS][BIAS_TILES], each BIAS_BYTES, and the barriers bias_full, of bias_arrivals, and
  * bias_empty, of 4, for each of the CONSUMERS * BIAS_TILES. */
 #ifndef ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
 #define ACR_DEVICE_ATTENTION_BIAS_TILES_CUH
@@ -24,10 +27,31 @@
 
 enum {
     BIAS_PIECES = KV_TILE / CHUNK_ELEMS, /* of a row of 2-byte elements; of a mask half as many */
-    MASK_PIECES = KV_TILE / CHUNK_BYTES
+    MASK_PIECES = KV_TILE / CHUNK_BYTES,
+    BIAS_PANEL_PIECES = BOX_ROW_BYTES / CHUNK_BYTES,
+    BIAS_PANEL_BYTES = GROUP_ROWS * BOX_ROW_BYTES
 };
-static_assert(BIAS_PIECES % 4 == 0 && MASK_PIECES % 4 == 0 && HEADS_IN_TILE == 1,
-              "BIAS_TILES: whole pieces of 16 bytes in a swizzle, of one head");
+static_assert(MASK_PIECES % BIAS_PANEL_PIECES == 0 && HEADS_IN_TILE == 1, "BIAS_TILES: whole panels, of one head");
+
+/* Where a piece of a row is in a slot. */
+DEV uint32_t piece_offset(int row, int piece)
+{
+    return piece / BIAS_PANEL_PIECES * BIAS_PANEL_BYTES +
+           chunk_offset(row, piece % BIAS_PANEL_PIECES, BIAS_PANEL_PIECES);
+}
+
+/* The address of a piece of the row whose piece 0 is at address `row_start`. */
+DEV uint32_t piece_address(uint32_t row_start, int piece)
+{
+    return chunk_address(row_start, piece % BIAS_PANEL_PIECES, BIAS_PANEL_PIECES) +
+           piece / BIAS_PANEL_PIECES * BIAS_PANEL_BYTES;
+}
+
+/* How many arrivals fill a slot. */
+DEV int bias_arrivals(const fwd_args &a)
+{
+    return bias_fits_boxes(&a) ? 1 : WARP_THREADS;
+}
 
 DEV int bias_slot(int use, int consumer)
 {
@@ -62,7 +86,22 @@ DEV visible_tiles clean_tiles(const visible_tiles &tiles, const visible_tiles &s
     return clean;
 }
 
-/* ---- Copying: a warp. A lane copies a piece of every second row, of a mask of every fourth. ---- */
+/* ---- Filling a slot: by boxes, or by a warp, whose lane copies a piece of every second row, of a mask of every
+ * fourth ---- */
+
+/* A consumer's rows of a key tile, by one thread. Rows and keys that do not exist become 0. */
+template <int BYTES>
+DEV void load_bias_tile(uint32_t slot, uint32_t full, const fwd_args &a, const fwd_map *map, const work_tile &t,
+                        int consumer, int tile)
+{
+    const int panel_keys = BOX_ROW_BYTES / BYTES;
+    barrier_arrive_expecting(full, GROUP_ROWS * KV_TILE * BYTES);
+#pragma unroll
+    for (int panel = 0; panel < KV_TILE / panel_keys; panel++)
+        load_box(slot + panel * BIAS_PANEL_BYTES, map, full, tile * KV_TILE + panel * panel_keys,
+                 t.q_first + GROUP_ROWS * consumer, a.bias_stride.head != 0 ? t.head : 0,
+                 a.bias_stride.batch != 0 ? entry_number(t) : 0);
+}
 
 /* A lane's share of a work tile. */
 typedef struct bias_copier {
@@ -83,7 +122,7 @@ DEV bias_copier find_bias_copier(const fwd_args &a, const visible_entry &e, cons
     bias_copier c;
     c.from = first + row * row_bytes + piece * CHUNK_BYTES;
     c.step = WARP_THREADS / pieces * row_bytes;
-    c.to = chunk_offset(row, piece, pieces);
+    c.to = piece_offset(row, piece);
     c.rows = e.q_len - first_row - row;
     c.is_aligned = ((uintptr_t)first | (uintptr_t)row_bytes) % CHUNK_BYTES == 0;
     return c;
@@ -109,7 +148,8 @@ template <int BYTES> DEV void copy_bias_tile(uint32_t slot, uint32_t full, const
     if (c.is_aligned) {
 #pragma unroll 2
         for (int row = 0; row < GROUP_ROWS; row += at_once, from += c.step)
-            copy_bytes_async(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * row_bytes, from, row < c.rows ? bytes : 0);
+            copy_bytes_async(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * BOX_ROW_BYTES, from,
+                             row < c.rows ? bytes : 0);
         copies_arrive(full);
         return;
     }
@@ -117,15 +157,15 @@ template <int BYTES> DEV void copy_bias_tile(uint32_t slot, uint32_t full, const
     for (int row = 0; row < GROUP_ROWS; row += at_once, from += c.step)
 #pragma unroll 1
         for (int at = 0; at < CHUNK_BYTES; at += 4)
-            store_shared(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * row_bytes + at,
+            store_shared(slot + (c.to ^ (row % 8 * CHUNK_BYTES)) + row * BOX_ROW_BYTES + at,
                          gather_word(from + at, row < c.rows ? bytes - at : 0));
     barrier_arrive(full);
 }
 
 /* All that a consumer asks for, in its order, of elements of so many bytes. */
-template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t smem, int consumer)
+template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, const fwd_map *map, uint32_t smem, int consumer)
 {
-    const int lane = threadIdx.x % WARP_THREADS, row_bytes = KV_TILE * BYTES;
+    const int lane = threadIdx.x % WARP_THREADS, row_bytes = KV_TILE * BYTES, in_boxes = bias_fits_boxes(&a);
     int use = 0;
     for (int q_use = 0;; q_use++) {
         const work_tile t = wait_work(smem, consumer, q_use);
@@ -142,8 +182,11 @@ template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t sme
                 continue;
             const int slot = bias_slot(use, consumer);
             barrier_wait(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot, bias_parity(use) ^ 1);
-            copy_bias_tile<BYTES>(bias_at(smem, slot), ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, copier, tile,
-                                  end - tile * row_bytes);
+            const uint32_t full = ADDRESS(smem, bias_full) + BARRIER_BYTES * slot;
+            if (!in_boxes)
+                copy_bias_tile<BYTES>(bias_at(smem, slot), full, copier, tile, end - tile * row_bytes);
+            else if (elect_one())
+                load_bias_tile<BYTES>(bias_at(smem, slot), full, a, map, t, consumer, tile);
             use++;
         }
         /* A consumer waits for no copy where no key tile has biases: its slot must not be told anew before. */
@@ -153,12 +196,12 @@ template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, uint32_t sme
     }
 }
 
-DEV void produce_biases(const fwd_args &a, uint32_t smem, int consumer)
+DEV void produce_biases(const fwd_args &a, const fwd_map *map, uint32_t smem, int consumer)
 {
     if (a.bias_type == FWD_BIAS_MASK)
-        produce_bias_tiles<1>(a, smem, consumer);
+        produce_bias_tiles<1>(a, map, smem, consumer);
     else if (!MASKS && a.bias != nullptr)
-        produce_bias_tiles<2>(a, smem, consumer);
+        produce_bias_tiles<2>(a, map, smem, consumer);
 }
 
 /* ---- Adding: a consumer ---- */
@@ -184,27 +227,26 @@ template <int IS_BF16> DEV void add_bias_pair(float &low, float &high, uint32_t 
 template <int IS_BF16, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint32_t slot, float scale)
 {
     const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane % 16;
-    const uint32_t from = slot + chunk_offset(row, lane / 16, BIAS_PIECES);
+    const uint32_t from = slot + piece_offset(row, lane / 16);
 #pragma unroll
     for (int piece = 0; piece < BIAS_PIECES; piece += 2) {
         uint32_t x[4]; /* of both rows 8 columns, then the next 8 */
-        load_matrices(x, chunk_address(from, piece, BIAS_PIECES));
+        load_matrices(x, piece_address(from, piece));
 #pragma unroll
         for (int i = 0; i < 4; i++)
             add_bias_pair<IS_BF16>(s[4 * piece + 2 * i], s[4 * piece + 2 * i + 1], x[i], scale);
     }
 }
 
-/* Scores stay raw (stays_raw). */
+/* Scores stay raw: no numbers are added. */
 template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot)
 {
     const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane / 4;
-    const uint32_t from = slot + chunk_offset(row, 0, MASK_PIECES) + 2 * (lane % 4);
+    const uint32_t from = slot + piece_offset(row, 0) + 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < ELEMS; i += 2) {
         const int group = i / 4, h = i % 4 / 2; /* 8 columns; the row, of which the second has the first's swizzle */
-        const uint32_t pair = load_shared_16(chunk_address(from, group / 2, MASK_PIECES) + group % 2 * 8 +
-                                             h * 8 * MASK_PIECES * CHUNK_BYTES);
+        const uint32_t pair = load_shared_16(piece_address(from, group / 2) + group % 2 * 8 + h * 8 * BOX_ROW_BYTES);
         s[i] = pair & 0x00ff ? s[i] : -CUDART_INF_F;
         s[i + 1] = pair & 0xff00 ? s[i + 1] : -CUDART_INF_F;
     }
@@ -213,7 +255,7 @@ template <int ELEMS> DEV void add_mask_tile(float (&s)[ELEMS], uint32_t slot)
 /* Finishes raw scores of a key tile without biases. */
 template <int ELEMS> DEV void finish_clean_scores(float (&s)[ELEMS], const fwd_args &a)
 {
-    if (stays_raw(a))
+    if (!adds_numbers(a))
         return;
 #pragma unroll
     for (int i = 0; i < ELEMS; i++)

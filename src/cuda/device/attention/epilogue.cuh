@@ -195,7 +195,7 @@ DEV void fix_row(const fwd_args &a, const INPUTS &from, const stored_row &r, con
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<TYPE>(a.q, from.q + d) * load_k<TYPE>(a, from, key, d);
-            if (finishes_scale())
+            if (finishes_scores())
                 score = finish_score(a, rules.terms, score, key);
             output += exp2_fast(exponent_of(score, r.scale_log2, r.offset)) * load_v<TYPE>(a, from, key, column);
         }

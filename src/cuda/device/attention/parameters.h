@@ -15,5 +15,11 @@
 #ifndef PAGED
 #define PAGED 0
 #endif
+#ifndef BIAS_TILES
+#define BIAS_TILES 0 /* slots of a consumer for tiles of a bias (bias_tiles.cuh) */
+#endif
+#ifndef MASKS
+#define MASKS 0 /* beside it: boolean masks alone */
+#endif
 
 #endif

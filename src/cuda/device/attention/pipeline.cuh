@@ -28,9 +28,6 @@
 #ifndef PLANS_AHEAD
 #define PLANS_AHEAD 0
 #endif
-#ifndef BIAS_TILES
-#define BIAS_TILES 0
-#endif
 
 enum {
     GROUP_POSITIONS = GROUP_ROWS / HEADS_IN_TILE, /* of a consumer */

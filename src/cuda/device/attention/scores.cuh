@@ -1,11 +1,11 @@
 /* What happens to a score between its product and its exponential, in the order of the library's header: scale,
  * softcap, bias (additive, ALiBi), visibility.
  *
- * In a line without softcap and biases a score stays as the product gave it ("raw") until the exponential, where one
- * multiply-add scales it and subtracts the row's offset: thresholds and maxima are of raw scores. In a line that is
- * compiled with one of them finish_scores makes every score a power of two, by which its exponential is taken: a
- * positive factor no longer says how two scores differ. score_scale_log2 and score_scale say which, and whoever
- * multiplies a score, a maximum or a reference asks them.
+ * A score stays as the product gave it ("raw") until the exponential, where one multiply-add scales it and subtracts
+ * the row's offset: thresholds and maxima are of raw scores. A softcap makes of it a number between -1 and 1, whose
+ * scale is the cap. Only where numbers are added to scores, biases or ALiBi's, finish_scores makes every score a power
+ * of two, by which its exponential is taken: a positive factor no longer says how two scores differ. score_scale_log2
+ * and score_scale say which, and whoever multiplies a score, a maximum or a reference asks them.
  *
  * Softcap is taken by tanh.approx.f32, whose relative error of 2^-11 moves a score by up to softcap * 2^-11; an
  * includer with time for it defines EXACT_SOFTCAP. */
@@ -42,32 +42,33 @@ DEV head_scales find_scales(const fwd_args &a, int batch, int kv_head)
     return {a.scale * scores, a.scale_log2 * scores, a.out_scale * scale_at(a.v_scales, at)};
 }
 
-/* Whether finish_scores makes scores powers of two. */
-DEV constexpr bool finishes_scale(void)
+/* Whether finish_scores does anything but hide keys. */
+DEV constexpr bool finishes_scores(void)
 {
     return has_term(FWD_TERM_CAP | FWD_TERM_BIAS | FWD_TERM_ALIBI);
 }
 
-/* Whether it makes them natural exponents instead, in lines whose biases come as tiles (bias_tiles.cuh): then a bias is
- * added as it is. */
-DEV constexpr bool finishes_naturally(void)
+/* Whether it adds numbers to scores, the same for all threads. Asked of the problem, but in lines that read biases one
+ * by one, which have no registers for the answer: there a score is made a power of two in any case. */
+DEV bool adds_numbers(const fwd_args &a)
 {
-#ifdef BIAS_TILES
-    return BIAS_TILES > 0;
-#else
-    return false;
-#endif
+    if (MASKS)
+        return false;
+    if (has_term(FWD_TERM_BIAS))
+        return !BIAS_TILES || (a.bias != nullptr && a.bias_type != FWD_BIAS_MASK);
+    return has_term(FWD_TERM_ALIBI) && a.slopes != nullptr;
 }
 
-/* Whether they stay raw all the same: in such a line, of a problem without numbers to add. A mask hides or does
- * nothing, and of most key tiles nothing: they then cost what they cost without a mask. The same for all threads. */
-DEV bool stays_raw(const fwd_args &a)
+/* Whether it then makes scores natural exponents, not powers of two, in lines whose biases come as tiles
+ * (bias_tiles.cuh): there a bias is added as it is. */
+DEV constexpr bool finishes_naturally(void)
 {
-#ifdef MASKS
-    if (MASKS)
-        return true;
-#endif
-    return finishes_naturally() && (a.bias == nullptr || a.bias_type == FWD_BIAS_MASK);
+    return BIAS_TILES > 0;
+}
+
+DEV bool is_capped(const fwd_args &a)
+{
+    return has_term(FWD_TERM_CAP) && a.softcap != 0.0f;
 }
 
 #define LOG2_E 1.442695041f
@@ -76,17 +77,17 @@ DEV bool stays_raw(const fwd_args &a)
 /* What a finished score is multiplied by to be a power of two. */
 DEV float score_scale_log2(const fwd_args &a)
 {
-    if (stays_raw(a))
-        return a.scale_log2;
-    return finishes_naturally() ? LOG2_E : finishes_scale() ? 1.0f : a.scale_log2;
+    if (adds_numbers(a))
+        return finishes_naturally() ? LOG2_E : 1.0f;
+    return is_capped(a) ? a.softcap_out : a.scale_log2;
 }
 
 /* What a finished score is multiplied by to be a natural exponent. */
 DEV float score_scale(const fwd_args &a)
 {
-    if (stays_raw(a))
-        return a.scale;
-    return finishes_naturally() ? 1.0f : finishes_scale() ? LN_2 : a.scale;
+    if (adds_numbers(a))
+        return finishes_naturally() ? 1.0f : LN_2;
+    return is_capped(a) ? a.softcap : a.scale;
 }
 
 /* ---- Softcap and biases ---- */
@@ -212,17 +213,20 @@ DEV void add_biases(float (&s)[ELEMS], const row_terms (&t)[2], int type, int fi
     }
 }
 
+/* Of a raw score. */
 DEV float cap_score(const fwd_args &a, float score)
 {
-    return a.softcap_out * (EXACT_SOFTCAP ? tanhf(a.softcap_in * score) : tanh_fast(a.softcap_in * score));
+    const float capped = EXACT_SOFTCAP ? tanhf(a.softcap_in * score) : tanh_fast(a.softcap_in * score);
+    return adds_numbers(a) ? a.softcap_out * capped : capped;
 }
 
 /* One score, for loops over single keys: from raw to finished. Visibility comes after. */
 DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int key)
 {
-    score = has_term(FWD_TERM_CAP) && a.softcap != 0.0f
-                ? cap_score(a, score)
-                : score * (finishes_naturally() ? stays_raw(a) ? 1.0f : a.scale : a.scale_log2);
+    if (is_capped(a))
+        score = cap_score(a, score);
+    else /* selected: a branch would spill where biases come as tiles */
+        score *= adds_numbers(a) ? finishes_naturally() ? a.scale : a.scale_log2 : 1.0f;
     if (has_term(FWD_TERM_BIAS) && a.bias != nullptr)
         score = add_bias(score, find_bias(a, t, key));
     if (has_term(FWD_TERM_ALIBI))
@@ -234,11 +238,11 @@ DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int k
 template <int LAYOUT, int ELEMS>
 DEV void apply_terms(float (&s)[ELEMS], const fwd_args &a, const row_terms (&t)[2], int first_key, int end)
 {
-    if (has_term(FWD_TERM_CAP) && a.softcap != 0.0f) {
+    if (is_capped(a)) {
 #pragma unroll
         for (int i = 0; i < ELEMS; i++)
             s[i] = cap_score(a, s[i]);
-    } else {
+    } else if (adds_numbers(a)) {
 #pragma unroll
         for (int i = 0; i < ELEMS; i++)
             s[i] *= a.scale_log2;
@@ -283,7 +287,7 @@ template <int LAYOUT = BY_ROWS, int ELEMS>
 DEV void finish_scores(float (&s)[ELEMS], const row_keys &v, int key, int masked, const fwd_args &a,
                        const row_terms (&t)[2], int first_column, int end)
 {
-    if (finishes_scale())
+    if (finishes_scores())
         apply_terms<LAYOUT>(s, a, t, key + first_column, end);
     finish_scores<LAYOUT>(s, v, key, masked);
 }

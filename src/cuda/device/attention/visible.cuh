@@ -9,10 +9,7 @@
 
 #include <math_constants.h>
 
-#ifndef TERMS
-#define TERMS 0
-#endif
-
+#include "cuda/device/attention/parameters.h"
 #include "cuda/device/isa/common.cuh"
 #include "fwd_args.h"
 

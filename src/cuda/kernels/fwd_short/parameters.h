@@ -6,9 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifndef BF16
-#define BF16 0
-#endif
+#include "cuda/device/attention/parameters.h"
+
 #ifndef E4M3
 #define E4M3 0
 #endif
@@ -26,9 +25,6 @@
 #endif
 #ifndef EXACT
 #define EXACT 0
-#endif
-#ifndef TERMS
-#define TERMS 0
 #endif
 /* With a ring: so many chunks without a mask pass in a straight line of code. Each costs 3 KB, so only 64 rows at d128,
  * where it brings 5 %. */

@@ -46,12 +46,6 @@
 #ifndef AHEAD
 #define AHEAD 0
 #endif
-#ifndef BIAS_TILES
-#define BIAS_TILES 0
-#endif
-#ifndef MASKS
-#define MASKS 0
-#endif
 #ifndef KV_E4M3
 #define KV_E4M3 0
 #endif
@@ -718,7 +712,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         const row_keys seen = find_row_keys(a, entry, entry_number(t), row_of(t, c.row, 0), row_of(t, c.row, 1),
                                             origin + 2 * (c.lane % 4));
         tile_terms terms = {};
-        if (finishes_scale() && !BIAS_TILES)
+        if (has_term(FWD_TERM_BIAS | FWD_TERM_ALIBI) && !BIAS_TILES)
             terms = {{find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 0), row_of(t, c.row, 0)),
                       find_row_terms(a, entry, entry_number(t), head_of(t, c.row, 1), row_of(t, c.row, 1))},
                      origin + 2 * (c.lane % 4),
@@ -825,7 +819,7 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
     }
 #if BIAS_TILES
     for (int i = 0; i < CONSUMERS * BIAS_TILES; i++) {
-        barrier_init(ADDRESS(smem, bias_full) + BARRIER_BYTES * i, WARP_THREADS);
+        barrier_init(ADDRESS(smem, bias_full) + BARRIER_BYTES * i, bias_arrivals(a));
         barrier_init(ADDRESS(smem, bias_empty) + BARRIER_BYTES * i, warps);
     }
 #endif
@@ -896,7 +890,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if BIAS_TILES
         const int copier = threadIdx.x / WARP_THREADS - 1;
         if (copier >= 0 && copier < CONSUMERS)
-            produce_biases(a, smem, copier);
+            produce_biases(a, &maps.o, smem, copier);
 #endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
@@ -996,7 +990,11 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .workspace = workspace,
     .cost = cost,
     .shape = tile_shape,
-    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .q_heads = HEADS_IN_TILE},
+    .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE,
+              .k_rows = KV_TILE,
+              .v_rows = KV_TILE,
+              .q_heads = HEADS_IN_TILE,
+              .bias_rows = BIAS_TILES ? GROUP_ROWS : 0},
 };
 
 #endif
