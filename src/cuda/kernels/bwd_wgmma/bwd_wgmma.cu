@@ -913,6 +913,11 @@ static int64_t count_key_tiles(const acr_problem *problem)
     return (problem->kv_len + KV_TILE - 1) / KV_TILE;
 }
 
+static int64_t count_work_tiles(const acr_problem *problem)
+{
+    return (problem->kv_len + WORK_KEYS - 1) / WORK_KEYS;
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (count_key_tiles(problem) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
@@ -933,8 +938,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t tiles = (count_key_tiles(problem) + WORK_CTAS - 1) / WORK_CTAS,
-                  work = tiles * problem->kv_heads * problem->batch,
+    const int64_t work = count_work_tiles(problem) * problem->kv_heads * problem->batch,
                   most = device->sm_count < WORK_CTAS ? 1 : device->sm_count / WORK_CTAS;
     *launch = (acr__launch){.grid = {(uint32_t)(work < most ? work : most) * WORK_CTAS, 1, 1},
                             .block = THREADS,
@@ -961,10 +965,11 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 
 /* Fitted to times of an H200, of DIM 256 of an H100 (lab.md, "The cost"), in cycles of an SM: a visit of a query tile
  * by a key tile, a key tile besides, and passing the turn at a query tile's dQ. Key tiles begin at their last query
- * tile: there a key tile waits for those before it that see the tile, too. */
+ * tile: there a key tile waits for those before it that see the tile, too. A pair of key tiles takes two SMs, both for
+ * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double plain_cycles = SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
+    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? 3900.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const double tile_cycles = SHARED_KEYS  ? 21200.0
@@ -977,15 +982,15 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);
     double all = 0, longest = 0; /* of a key head's tiles together, and of one */
-    for (int64_t tile = 0; tile < count_key_tiles(problem); tile++) {
-        const visible_rows rows = visible_to_keys(entry, (int32_t)tile * KV_TILE, KV_TILE);
+    for (int64_t tile = 0; tile < count_work_tiles(problem); tile++) {
+        const visible_rows rows = visible_to_keys(entry, (int32_t)tile * WORK_KEYS, WORK_KEYS);
         double own = tile_cycles, waits = 0;
         if (rows.first < rows.end) {
             const int32_t last = (rows.end - 1) / Q_TILE;
             own += group * (double)(last + 1 - rows.first / Q_TILE) * visit_cycles;
-            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / KV_TILE) * turn_cycles;
+            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / WORK_KEYS) * turn_cycles;
         }
-        all += own;
+        all += own * WORK_CTAS;
         longest = own + waits > longest ? own + waits : longest;
     }
     /* Tiles that end unevenly leave SMs idle: 0.4 of the longest, as seen. */
