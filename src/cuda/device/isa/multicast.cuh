@@ -21,10 +21,10 @@ DEV void load_box_to_all(uint32_t to, const fwd_map *map, uint32_t barrier, int 
  * there are cluster_address's; all and the length are multiples of 16. */
 DEV void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     to),
-                 "r"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "r"(from), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 /* barrier_arrive (barrier.cuh) at a barrier of any CTA of the cluster, by its address there (cluster_address). It says

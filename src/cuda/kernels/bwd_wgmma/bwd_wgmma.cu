@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (DIM 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; 2, they
- * load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR (DIM 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; 2,
+ * they load query tiles together, too).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -193,7 +193,8 @@ DEV uint32_t count_key_tiles(const fwd_args &a)
 DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 {
     const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
-    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS).spoilt + (int64_t)number * BWD_SPOILT_BYTES;
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS).spoilt +
+           (int64_t)number * BWD_SPOILT_BYTES;
 }
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -250,7 +251,8 @@ DEV key_work find_work(const fwd_args &a, uint32_t number, int rank)
     const uint32_t tiles = count_work_tiles(a), heads = a.kv_heads * a.batch;
     /* The last heads, two waves of CTAs and what is left over, are one section: else a head's first key tile, which has
      * the most visits under a causal mask, would begin last. */
-    const uint32_t most = min(heads_at_once(a), heads), late = min((2 * gridDim.x / WORK_CTAS + tiles - 1) / tiles, heads),
+    const uint32_t most = min(heads_at_once(a), heads),
+                   late = min((2 * gridDim.x / WORK_CTAS + tiles - 1) / tiles, heads),
                    early = (heads - late) / most * most, first = min(number / (tiles * most) * most, early),
                    together = first < early ? most : heads - early, at = number - first * tiles,
                    head = first + at % together;
