@@ -1,7 +1,8 @@
 /* Two CTAs, a cluster, own two neighbouring key tiles of a head (PAIR, head dims to 128) and visit the same query
- * tiles at about the same time. Each computes S, dP, dV and dK of its own keys as own_keys.cuh says; of dQ it sums half of the
- * dims over the keys of both, so that half as much of dQ leaves it. For that each copies its dS into the other's shared
- * memory. With PAIR=2 each loads half of a query tile's Q and dO, for both. A piece of bwd_wgmma.cu, which includes it.
+ * tiles at about the same time. Each computes S, dP, dV and dK of its own keys as own_keys.cuh says; of dQ it sums half
+ * of the dims over the keys of both, so that half as much of dQ leaves it. For that each copies its dS into the other's
+ * shared memory. With PAIR=2 each loads half of a query tile's Q and dO, for both. A piece of bwd_wgmma.cu, which
+ * includes it.
  *
  * dQ of a visit is computed two visits later, when dS of the other CTA has come, by one of the warpgroups: by the first
  * one that of even visits. The CTAs wait for each other at three places: dS (ds_full), its buffers (ds_empty) and, with
