@@ -163,8 +163,7 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
-static_assert(PAIR == 0 || (PAIR <= 2 && DIM == 128 && PART == 64 && !(PACKED) && !(TERMS) && !(DQ_RED)),
-              "PAIR: 0, or in plain lines of DIM 128 1 or 2");
+static_assert(PAIR == 0 || (PAIR <= 2 && DIM == 128 && !(DQ_RED)), "PAIR: 0, or at DIM 128 1 or 2");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */

@@ -85,25 +85,25 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
             barrier_arrive(kv_full);
             return;
         }
-        const int key = w.kv_tile * KV_TILE;
+        const int batch = PACKED ? 0 : w.entry, key = w.kv_begin + w.kv_tile * KV_TILE;
         barrier_arrive_expecting(kv_full, 2 * KV_BYTES + KV_PANEL_BYTES);
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, k) + panel * KV_PANEL_BYTES, &maps.k, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
-                     w.entry);
+                     batch);
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
-                     w.entry);
-        load_box(ADDRESS(smem, partner_k), &maps.k, kv_full, rank * PANEL_ELEMS, (w.kv_tile ^ 1) * KV_TILE, w.kv_head,
-                 w.entry);
+                     batch);
+        load_box(ADDRESS(smem, partner_k), &maps.k, kv_full, rank * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE,
+                 w.kv_head, batch);
         const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
 #pragma unroll 1
         for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
 #pragma unroll 1
             for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++)
-                load_queries(maps, smem, rank, use++, results_of(a, head, first_tile + tile).stats, tile * Q_TILE, head,
-                             w.entry);
+                load_queries(maps, smem, rank, use++, results_of(a, head, first_tile + tile).stats,
+                             w.q_begin + tile * Q_TILE, head, batch);
     }
 }
 
@@ -236,16 +236,18 @@ DEV void send_score_gradients(const consumer &c, int buffer)
 /* One query tile, that begins with row `query`: all products but dQ, and with HAS_DQ dQ of the visit before the last.
  * No product is under way before or behind. */
 template <int IS_FIRST, int HAS_DQ>
-DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_args &a, shared_memory *shared, int use,
-               int query, bool masked)
+DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_args &a, const key_work *w,
+               shared_memory *shared, int use, int query, bool masked)
 {
     const int stage = use % STAGES, buffer = use % DS_STAGES;
+    const bool is_cut = PACKED && query + Q_TILE > w->q_len;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
-    const float *const stats = &shared->stats[stage][0][2 * (c.lane % 4)];
-    score_tile s, dp;
-    packed_tile p, ds;
+    const float *const of_stage = &shared->stats[stage][0][2 * (c.lane % 4)];
+    score_tile s;
 
     wait_use(ADDRESS(c.smem, q_full), use);
+    if (is_cut)
+        clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
     if constexpr (HAS_DQ) {
         query_gradient dq;
         start_dq_of(dq, c, use - DS_STAGES);
@@ -257,18 +259,32 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
     } else
         start_scores(s, nullptr, c.k, q);
     wait_use(ADDRESS(c.smem, do_full), use);
-    start_scores(dp, nullptr, c.v, d_o);
-    WGMMA_WAIT(1); /* the scores */
-    trace_scores(use);
-    find_probabilities(s, p, stats, c, a, shared, masked, query);
-    start_key_gradient(dv, p, d_o, !IS_FIRST);
-    trace_dv_asked(use);
-    WGMMA_WAIT(1); /* dP */
-    trace_dp(use);
-    find_score_gradients(ds, s, dp, stats + Q_TILE);
-    start_key_gradient(dk, ds, q, !IS_FIRST);
-    barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
-    store_score_gradients(ds, c, buffer, 0);
+    if (is_cut)
+        clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
+#pragma unroll
+    for (int part = 0; part < QUERY_PARTS; part++) {
+        const float *const stats = of_stage + part * PART_QUERIES;
+        const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
+        score_tile dp;
+        packed_tile p, ds;
+        start_scores(dp, nullptr, c.v, descriptor_at(d_o, rows));
+        WGMMA_WAIT(1); /* the scores */
+        trace_scores(use);
+        /* of one part no sum, so that the machine code is what was timed */
+        const int part_query = QUERY_PARTS == 1 ? query : query + part * PART_QUERIES;
+        find_probabilities(s, p, stats, c, a, shared, masked, part_query);
+        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
+        trace_dv_asked(use);
+        WGMMA_WAIT(1); /* dP */
+        trace_dp(use);
+        find_score_gradients(ds, s, dp, stats + Q_TILE);
+        start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
+        if (part + 1 < QUERY_PARTS)
+            start_scores(s, nullptr, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
+        if (part == 0)
+            barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
+        store_score_gradients(ds, c, buffer, part);
+    }
     send_score_gradients(c, buffer);
     trace_ds_left(use);
     WGMMA_WAIT(0);
@@ -314,11 +330,11 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         const bool is_visited = left > 0;
         if (is_visited) {
             note_key_rows(c, entry_of(a, *w), w, shared);
-            if (a.kv_lens != nullptr && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
+            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
                 clear_pair(c, *w);
             const int first = use;
             int tile = w->tile_end - 1, head = 0;
-            visit<1, 0>(dk, dv, c, a, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+            visit<1, 0>(dk, dv, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
 #pragma unroll 1
             while (--left > 0) {
                 head = head + 1 == a.group ? 0 : head + 1;
@@ -326,9 +342,9 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
                 use++;
                 const bool masked = tile < w->full_first || tile >= w->full_end;
                 if (use % CONSUMERS == index && use - first >= DS_STAGES)
-                    visit<0, 1>(dk, dv, c, a, shared, use, tile * Q_TILE, masked);
+                    visit<0, 1>(dk, dv, c, a, w, shared, use, tile * Q_TILE, masked);
                 else
-                    visit<0, 0>(dk, dv, c, a, shared, use, tile * Q_TILE, masked);
+                    visit<0, 0>(dk, dv, c, a, w, shared, use, tile * Q_TILE, masked);
             }
             const int own = use - (use + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
             if (own >= first)
