@@ -42,6 +42,8 @@ const retrospect_win retrospect_wins[] = {
      "DIM=64 Q_TILE=64 STAGES=4 EXACT=1"},
     {"the next scores before the score gradients, values' lines in shared memory", "bwd:b2:h8:s512:d64", "bwd_short",
      "90a", "DIM=64 STAGES=4", "DIM=64 STAGES=4 EARLY=1 LINES_IN_SHARED=1"},
+    {"two key tiles sum their part of dQ together", "bwd:b2:h16:s4096:d128", "bwd_wgmma", "90a", "DIM=128 Q_TILE=64",
+     "DIM=128 Q_TILE=64 PAIR=1"},
     {"deeper rings at a decode step", "b32:h32/8:s1/8192:d128", "fwd_decode", "90a", "DIM=128 STAGES=4",
      "DIM=128 STAGES=6"},
 };

@@ -108,6 +108,9 @@ GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:g
              "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/1190:d{d}:atomics"]
 OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/1100:d{d}:bshd:packed",
                    "bwd:b1:h2:s70/130:d{d}:causal:cap5"]
+# Of pairs of key tiles: an even and an odd number of them, keys that do not exist, visits for one of a pair alone.
+PAIRED_GRADIENTS = ["bwd:b1:h2:s330/390:d{d}:causal", "bwd:b2:h2/1:s200/700:d{d}:kvlens:causal",
+                    "bwd:b1:h1:s520:d{d}:causal:win100"]
 # Of lines that are keys or queries: groups of heads, halves apart under a mask and beside each other under a window,
 # lengths within a tile, an odd number of halves, a ring that goes round, lines without a partner.
 SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
@@ -217,6 +220,7 @@ GROUPS = {
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
             (90, 2, "bwd_wgmma_*_d128_*_s2_[sc]*", [LATE], problems(GRADIENTS, [128])),
+            (90, 6, "bwd_wgmma_*_d128_64x128_s2_sm90a", [LATE, EAGER], problems(PAIRED_GRADIENTS, [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
@@ -351,7 +355,7 @@ SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
-BWD_WGMMA = "bwd_wgmma_f16_d64_128x128_s2_sm90a"
+BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_sm90a"
 NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
@@ -396,6 +400,10 @@ FLAWS = [
     (MMA8, 89, "warps wait for nobody", r"bar\.sync\s+0;", ""),
     (BWD_MMA, 80, "copies are not waited for", COPIES_WAIT, "cp.async.wait_group 9;"),
     (BWD_MMA, 80, "warps wait for nobody", r"bar\.sync\s+0;", ""),
+    (BWD_PAIR, 90, "the other CTA's score gradients are not released",
+     r"mbarrier\.arrive\.shared::cluster\.b64 _, \[%r\d+\];", ""),
+    (BWD_PAIR, 90, "score gradients are not shown to the copy engine", r"fence\.proxy\.async\.shared::cta;", ""),
+    (BWD_PAIR, 90, "every phase is the first", PHASE, r"\1, 0;"),
     (BWD_SHORT, 90, "products are not waited for", PRODUCTS_WAIT, "wgmma.wait_group.sync.aligned 3;"),
     (BWD_SHORT, 90, "D is not taken off dP", r"sub(\.f32\s+%f\d+, %f\d+), %f\d+;", r"mov\1;"),
     (BWD_SHORT, 90, "every phase is the first", PHASE, r"\1, 0;"),
@@ -406,7 +414,7 @@ FLAW_PROBLEMS = {SPLIT: "b1:h4/2:s5/1000:d64", DECODE: "b1:h4/1:s1/2100:d64", FP
                  WIDE: "b1:h1:s70/200:d512",
                  MLA: "b1:h16/1:s1/700:d576/512:v-in-k",
                  MMA8: "e4m3:b1:h4/2:s200/700:d64:kvlens", BWD_MMA: "bwd:b1:h1:s130/200:d64",
-                 BWD_SHORT: "bwd:b2:h1:s130/600:d64:kvlens"}  # of the others:
+                 BWD_PAIR: "bwd:b1:h1:s330/300:d128", BWD_SHORT: "bwd:b2:h1:s130/600:d64:kvlens"}  # of the others:
 FLAW_PROBLEM = "b2:h2/1:s200/700:d64:kvlens"
 
 

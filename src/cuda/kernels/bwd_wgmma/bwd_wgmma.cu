@@ -15,9 +15,10 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh).
+ * from registers, direct_dq.cuh), PAIR (DIM 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; 2,
+ * they load query tiles together, too).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -31,6 +32,9 @@
 #endif
 #ifndef DQ_RED
 #define DQ_RED 0
+#endif
+#ifndef PAIR
+#define PAIR 0
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -48,6 +52,8 @@ enum {
     GROUP_KEYS = 64, /* of a consumer warpgroup */
     CONSUMERS = 2,
     KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
+    WORK_CTAS = PAIR ? 2 : 1, /* of a work tile: a cluster, each with a key tile */
+    WORK_KEYS = WORK_CTAS * KV_TILE,
     THREADS = 128 * (CONSUMERS + 1),
     STAGES = 2,                      /* of Q and dO */
     DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
@@ -62,7 +68,7 @@ enum {
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
     DQ_ROUNDS = DQ_PARTS / CONSUMERS,
-    DQ_BUFFERS = SHARED_KEYS ? 1 : CONSUMERS, /* one: the warpgroups take turns */
+    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS, /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
@@ -71,7 +77,7 @@ enum {
  * heads of the group before the next one: if heads came first, the last key tile under a causal mask, with two query
  * tiles a head, would have to wait with each head for the first key tile's sums of the head before. */
 typedef struct key_work {
-    int32_t kv_tile; /* -1: there is no more work */
+    int32_t kv_tile; /* the CTA's; -1: there is no more work */
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
     int32_t tile_first, tile_end; /* query tiles of the entry, visited from the last to the first */
@@ -90,8 +96,14 @@ typedef struct dq_place {
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t k[KV_BYTES], v[KV_BYTES];
+#if PAIR
+    uint8_t partner_k[KV_PANEL_BYTES]; /* the other CTA's keys, of the dims whose dQ this one sums */
+#endif
     uint8_t q[STAGES][Q_BYTES], d_o[STAGES][Q_BYTES];
     uint8_t ds[DS_STAGES][DS_BYTES];
+#if PAIR
+    uint8_t partner_ds[DS_STAGES][DS_BYTES];
+#endif
 #if SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
@@ -102,6 +114,10 @@ typedef struct shared_memory {
 #if DQ_RED
     __attribute__((aligned(16))) dq_place places[DQ_PLACES];
     uint64_t place_full[DQ_PLACES], place_left[DQ_PLACES], place_empty[DQ_PLACES];
+#endif
+#if PAIR
+    __attribute__((aligned(16))) uint32_t ticket[4]; /* told to the second CTA */
+    uint64_t ticket_full, ticket_empty;
 #endif
     key_work work[2]; /* of a work tile, while the next is loaded; of round r that in r % 2 */
     int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
@@ -122,6 +138,9 @@ typedef struct shared_memory {
 #include "cuda/device/isa/bulk.cuh"
 #include "cuda/device/isa/flag.cuh"
 #include "cuda/device/isa/names.cuh"
+#if PAIR
+#include "cuda/device/isa/multicast.cuh"
+#endif
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
@@ -144,22 +163,23 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
+static_assert(PAIR == 0 || (PAIR <= 2 && DIM == 128 && !(DQ_RED)), "PAIR: 0, or at DIM 128 1 or 2");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
 
 /* What a query head has in the workspace of one of its tiles. */
 typedef struct tile_results {
-    int32_t *visits;
+    int32_t *visits; /* of a pair, one for each of its CTAs */
     float *stats, *dq;
 } tile_results;
 
 DEV tile_results results_of(const fwd_args &a, int head, int tile)
 {
-    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM);
+    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS);
     char *const base = (char *)a.workspace;
     const int64_t at = (int64_t)head * w.tiles + tile;
-    return {(int32_t *)(base + w.visits) + at, (float *)(base + w.stats) + at * (2 * Q_TILE),
+    return {(int32_t *)(base + w.visits) + at * WORK_CTAS, (float *)(base + w.stats) + at * (2 * Q_TILE),
             (float *)(base + w.dq) + at * (Q_TILE * DIM)};
 }
 
@@ -172,7 +192,8 @@ DEV uint32_t count_key_tiles(const fwd_args &a)
 DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 {
     const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
-    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM).spoilt + (int64_t)number * BWD_SPOILT_BYTES;
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS).spoilt +
+           (int64_t)number * BWD_SPOILT_BYTES;
 }
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -190,8 +211,12 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     if (tile * Q_TILE >= rows.q_len)
         return;
     const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         *to.visits = 0;
+#if PAIR
+        to.visits[1] = 0;
+#endif
+    }
     if (args.atomics)
         for (int i = threadIdx.x; i < Q_TILE * DIM / 4; i += STATS_THREADS)
             ((float4 *)to.dq)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -200,9 +225,15 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
 
 /* ---- The second kernel: work tiles ---- */
 
+/* Of a key head. */
+DEV uint32_t count_work_tiles(const fwd_args &a)
+{
+    return (a.kv_len + WORK_KEYS - 1) / WORK_KEYS;
+}
+
 DEV uint32_t count_work(const fwd_args &a)
 {
-    return count_key_tiles(a) * a.kv_heads * a.batch;
+    return count_work_tiles(a) * a.kv_heads * a.batch;
 }
 
 /* Heads whose work tiles alternate, so that a key tile begins well behind the one that adds to dQ before it: as many as
@@ -214,17 +245,18 @@ DEV uint32_t heads_at_once(const fwd_args &a)
 
 /* Of some heads at once, the key tiles from the first on: a key tile's CTA adds to dQ after those of the key tiles
  * before it, which have smaller numbers and so have begun. */
-DEV key_work find_work(const fwd_args &a, uint32_t number)
+DEV key_work find_work(const fwd_args &a, uint32_t number, int rank)
 {
-    const uint32_t tiles = count_key_tiles(a), heads = a.kv_heads * a.batch;
+    const uint32_t tiles = count_work_tiles(a), heads = a.kv_heads * a.batch;
     /* The last heads, two waves of CTAs and what is left over, are one section: else a head's first key tile, which has
      * the most visits under a causal mask, would begin last. */
-    const uint32_t most = min(heads_at_once(a), heads), late = min((2 * gridDim.x + tiles - 1) / tiles, heads),
+    const uint32_t most = min(heads_at_once(a), heads),
+                   late = min((2 * gridDim.x / WORK_CTAS + tiles - 1) / tiles, heads),
                    early = (heads - late) / most * most, first = min(number / (tiles * most) * most, early),
                    together = first < early ? most : heads - early, at = number - first * tiles,
                    head = first + at % together;
     key_work w;
-    w.kv_tile = at / together;
+    w.kv_tile = at / together * WORK_CTAS + rank;
     w.entry = head / a.kv_heads;
     w.kv_head = head - w.entry * a.kv_heads;
     const sequence rows = find_sequence(a, w.entry);
@@ -232,13 +264,14 @@ DEV key_work find_work(const fwd_args &a, uint32_t number)
     w.q_len = rows.q_len;
     w.kv_begin = rows.kv_begin;
     w.kv_len = rows.kv_len;
-    const visible_rows seen = visible_to_keys(entry_of(a, rows), w.kv_tile * KV_TILE, KV_TILE);
+    const visible_rows seen = visible_to_keys(entry_of(a, rows), (w.kv_tile - rank) * KV_TILE, WORK_KEYS),
+                       own = PAIR ? visible_to_keys(entry_of(a, rows), w.kv_tile * KV_TILE, KV_TILE) : seen;
     const bool cut = (w.kv_tile + 1) * KV_TILE > rows.kv_len;
     w.tile_first = seen.first / Q_TILE;
     w.tile_end = seen.first < seen.end ? (seen.end + Q_TILE - 1) / Q_TILE : w.tile_first;
     /* rows that do not exist have probabilities of 0 by their LSE */
-    const int full_end = seen.full_end >= rows.q_len ? w.tile_end : seen.full_end / Q_TILE;
-    w.full_first = cut ? w.tile_end : (seen.full_first + Q_TILE - 1) / Q_TILE;
+    const int full_end = own.full_end >= rows.q_len ? w.tile_end : own.full_end / Q_TILE;
+    w.full_first = cut ? w.tile_end : (own.full_first + Q_TILE - 1) / Q_TILE;
     w.full_end = full_end;
     return w;
 }
@@ -249,10 +282,10 @@ DEV visible_entry entry_of(const fwd_args &a, const key_work &w)
     return entry_of(a, s);
 }
 
-/* The key tiles that visit a query tile: consecutive ones. */
+/* The key tiles, or pairs of them, that visit a query tile: consecutive ones. */
 DEV visible_tiles key_tiles_of(const visible_entry &e, int tile)
 {
-    return visible_tiles_of(visible_to_rows(e, tile * Q_TILE, Q_TILE), KV_TILE);
+    return visible_tiles_of(visible_to_rows(e, tile * Q_TILE, Q_TILE), WORK_KEYS);
 }
 
 /* Query tiles of all heads of the group. */
@@ -260,6 +293,8 @@ DEV int count_visits(const fwd_args &a, const key_work &w)
 {
     return (w.tile_end - w.tile_first) * a.group;
 }
+
+#if !PAIR
 
 /* ---- The producer: one thread ---- */
 
@@ -295,7 +330,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         key_work w = {};
         w.kv_tile = -1;
         if (number < count_work(a))
-            w = find_work(a, number);
+            w = find_work(a, number, 0);
         barrier_wait(ADDRESS(smem, kv_empty), (round & 1) ^ 1);
         shared->work[round % 2] = w;
         if (w.kv_tile < 0) {
@@ -322,6 +357,8 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
     }
 }
 
+#endif
+
 /* The CTA's next work tile, once its keys and values are there; kv_tile < 0: there is no more. */
 DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, uint32_t round)
 {
@@ -329,7 +366,7 @@ DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, ui
     return &shared->work[round % 2];
 }
 
-#if !DQ_RED
+#if !DQ_RED && !PAIR
 
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
@@ -613,7 +650,7 @@ DEV void trace_end_of_visit(int use)
 
 #if DQ_RED
 #include "cuda/kernels/bwd_wgmma/direct_dq.cuh"
-#else
+#elif !PAIR
 
 /* Leaves a part of dQ, the warpgroup's number `count`, to the thread that adds it up. Register 4g + r of thread t is
  * float 4 (128g + t) + r of the part. */
@@ -633,6 +670,8 @@ DEV void hand_over(const query_gradient &d, const consumer &c, int count)
 
 #endif
 
+#if !PAIR
+
 /* Waits in the first round for dS of a use, and starts the warpgroup's part of dQ of it of that round. */
 DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
 {
@@ -644,6 +683,8 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
         d, matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES + panel * DS_PANEL_BYTES, DS_PANEL_BYTES),
         descriptor_at(c.k_keys, round * CONSUMERS * KV_PANEL_BYTES));
 }
+
+#endif
 
 /* Keys that do not exist may be anything in a packed batch or behind a key length, and NaN times a gradient of zero is
  * NaN: both warpgroups clear them. */
@@ -680,9 +721,13 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 
 #if SHARED_KEYS
 #include "cuda/kernels/bwd_wgmma/shared_keys.cuh"
+#elif PAIR
+#include "cuda/kernels/bwd_wgmma/paired_keys.cuh"
 #else
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 #endif
+
+#if !PAIR
 
 DEV void init_barriers(uint32_t smem)
 {
@@ -716,6 +761,8 @@ DEV void init_barriers(uint32_t smem)
     barrier_init_done();
 }
 
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL_NAME(const __grid_constant__ bwd_args args, const __grid_constant__ fwd_maps maps)
 {
@@ -730,7 +777,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&maps.o);
         init_barriers(smem);
     }
+#if PAIR
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait(); /* the other's barriers are there, too */
+#else
     __syncthreads();
+#endif
     wait_for_previous_kernel();
     allow_next_kernel();
     if (group == 0) {
@@ -746,6 +799,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == WARP_THREADS)
             accumulate_dq(args, smem, shared);
 #endif
+#if PAIR
+        __syncwarp();
+#endif
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
 #if SHARED_KEYS
@@ -757,6 +813,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(args, smem, shared, group - 1);
 #endif
     }
+#if PAIR
+    cluster_arrive(); /* this CTA's shared memory is the other's, too, until that has ended its work */
+    cluster_wait();
+#endif
     ACR_TRACE_END(args.fwd);
 }
 
@@ -854,6 +914,11 @@ static int64_t count_key_tiles(const acr_problem *problem)
     return (problem->kv_len + KV_TILE - 1) / KV_TILE;
 }
 
+static int64_t count_work_tiles(const acr_problem *problem)
+{
+    return (problem->kv_len + WORK_KEYS - 1) / WORK_KEYS;
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (count_key_tiles(problem) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
@@ -869,14 +934,16 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .q_len = (int32_t)problem->q_len,
                            .kv_len = (int32_t)problem->kv_len};
     (void)device;
-    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM).bytes;
+    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t work = count_key_tiles(problem) * problem->kv_heads * problem->batch;
-    *launch = (acr__launch){.grid = {(uint32_t)(work < device->sm_count ? work : device->sm_count), 1, 1},
+    const int64_t work = count_work_tiles(problem) * problem->kv_heads * problem->batch,
+                  most = device->sm_count < WORK_CTAS ? 1 : device->sm_count / WORK_CTAS;
+    *launch = (acr__launch){.grid = {(uint32_t)(work < most ? work : most) * WORK_CTAS, 1, 1},
                             .block = THREADS,
+                            .cluster = PAIR ? WORK_CTAS : 0,
                             .smem_bytes = sizeof(shared_memory)};
 }
 
@@ -899,10 +966,11 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 
 /* Fitted to times of an H200, of DIM 256 of an H100 (lab.md, "The cost"), in cycles of an SM: a visit of a query tile
  * by a key tile, a key tile besides, and passing the turn at a query tile's dQ. Key tiles begin at their last query
- * tile: there a key tile waits for those before it that see the tile, too. */
+ * tile: there a key tile waits for those before it that see the tile, too. A pair of key tiles takes two SMs, both for
+ * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double plain_cycles = SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
+    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? 3900.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const double tile_cycles = SHARED_KEYS  ? 21200.0
@@ -915,15 +983,15 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);
     double all = 0, longest = 0; /* of a key head's tiles together, and of one */
-    for (int64_t tile = 0; tile < count_key_tiles(problem); tile++) {
-        const visible_rows rows = visible_to_keys(entry, (int32_t)tile * KV_TILE, KV_TILE);
+    for (int64_t tile = 0; tile < count_work_tiles(problem); tile++) {
+        const visible_rows rows = visible_to_keys(entry, (int32_t)tile * WORK_KEYS, WORK_KEYS);
         double own = tile_cycles, waits = 0;
         if (rows.first < rows.end) {
             const int32_t last = (rows.end - 1) / Q_TILE;
             own += group * (double)(last + 1 - rows.first / Q_TILE) * visit_cycles;
-            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / KV_TILE) * turn_cycles;
+            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / WORK_KEYS) * turn_cycles;
         }
-        all += own;
+        all += own * WORK_CTAS;
         longest = own + waits > longest ? own + waits : longest;
     }
     /* Tiles that end unevenly leave SMs idle: 0.4 of the longest, as seen. */

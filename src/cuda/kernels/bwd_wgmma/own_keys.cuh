@@ -54,9 +54,11 @@ DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const
                            is_seen ? a.scale : 0.0f, dk, h, c.lane);
         spoilt |= find_spoilt(is_seen && probe(dk, h) + probe(dv, h) != 0.0f) << 8 * h;
     }
-    if (c.lane == 0)
+    if (c.lane == 0 && (!PAIR || w.kv_tile < (int)count_key_tiles(a)))
         ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
 }
+
+#if !PAIR
 
 /* Behind the last product of a visit, its dQ: what they have read is released, and dQ leaves. */
 DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
@@ -177,5 +179,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
     }
 }
+
+#endif
 
 #endif

@@ -4,7 +4,7 @@
  *   spoilt  which of its keys have a gradient that is not finite (gradient_lines.cuh): a bit for each of 128 keys, or
  *           for dV of each of 64 and then for dK of each
  * For each query head and tile of query rows (gradients.h) there are
- *   visits  how many key tiles have added to the tile's dQ
+ *   visits  how many key tiles have added to the tile's dQ; of pairs of key tiles (PAIR), to each half of its columns
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
  *           in which key tiles add to them. */
@@ -23,7 +23,9 @@ typedef struct bwd_workspace {
     int32_t tiles; /* of a query head */
 } bwd_workspace;
 
-VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim)
+/* counts: of a query tile's visits. */
+VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim,
+                                                int32_t counts)
 {
     const int64_t line = 256;
     bwd_workspace w;
@@ -32,7 +34,7 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
     w.spoilt = line;
     w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * BWD_SPOILT_BYTES + line - 1) / line * line;
-    w.stats = w.visits + (all * 4 + line - 1) / line * line;
+    w.stats = w.visits + (all * counts * 4 + line - 1) / line * line;
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
     w.bytes = w.dq + all * q_tile * dim * 4;
     return w;
