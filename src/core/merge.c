@@ -152,6 +152,8 @@ static merge_args args_of(const acr_merge_args *m, const merge_tensors *t)
         .dtype = (int32_t)m->dtype,
         .out_dtype = (int32_t)m->out_dtype,
         .is_wide = is_wide(m, t),
+        .by_len = op_divisor_of((uint32_t)m->len),
+        .by_heads = op_divisor_of((uint32_t)m->heads),
     };
     a.is_spaced = m->count > MERGE_LISTED && are_spaced(m, &a.o_spacing, &a.lse_spacing);
     a.lane_bits = merge_lane_bits(&a);

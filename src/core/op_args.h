@@ -27,22 +27,22 @@ typedef struct merge_args {
     int32_t is_wide;   /* rows of o and of the parts begin and end at multiples of 16 bytes of the parts' type, and
                                  of as many elements of o's */
     int32_t lane_bits; /* merge_lane_bits */
+    op_divisor by_len, by_heads;
 } merge_args;
 
 /* A row among all: batch entries outermost, positions innermost. */
 typedef struct merge_row {
-    int64_t batch;
-    int32_t head, row;
+    uint32_t batch, head, row;
 } merge_row;
 
 /* In 32 bits, which rows are limited to: dividing 64 takes a GPU a hundred instructions and a call. */
-OP_FUNCTION merge_row merge_row_of(const merge_args *a, int64_t index)
+OP_FUNCTION merge_row merge_row_of(const merge_args *a, uint32_t index)
 {
     merge_row r;
-    const uint32_t i = (uint32_t)index, heads = i / (uint32_t)a->len;
-    r.batch = heads / (uint32_t)a->heads;
-    r.head = (int32_t)(heads % (uint32_t)a->heads);
-    r.row = (int32_t)(i % (uint32_t)a->len);
+    const uint32_t heads = op_divide(a->by_len, index);
+    r.batch = op_divide(a->by_heads, heads);
+    r.head = heads - r.batch * a->by_heads.by;
+    r.row = index - heads * a->by_len.by;
     return r;
 }
 
@@ -52,11 +52,9 @@ OP_FUNCTION int64_t merge_offset(const fwd_strides *s, merge_row r)
 }
 
 /* Of a GPU: 16 bytes of a row's columns are a run. A CTA's threads take a run each of so many rows that they are all
- * busy; of many rows of few columns and parts, MERGE_RUNS runs of different rows. */
+ * busy. */
 enum {
     MERGE_THREADS = 256,
-    MERGE_RUNS = 2,
-    MERGE_MANY_ROWS = 16384,
     MERGE_LISTED = 8,   /* parts that a launch lists one by one; more may be said by their distances */
     MERGE_LANE_BITS = 5 /* of a warp */
 };
@@ -73,24 +71,18 @@ OP_FUNCTION int merge_is_small(const merge_args *a)
     return a->is_wide && a->count <= MERGE_LISTED && a->dim <= merge_elements(a) << MERGE_LANE_BITS;
 }
 
-OP_FUNCTION int merge_runs(const merge_args *a)
-{
-    return merge_is_small(a) && a->rows >= MERGE_MANY_ROWS ? MERGE_RUNS : 1;
-}
-
-/* The threads that share a row, as a power of two: those of a warp at most. At least MERGE_RUNS, so that a CTA has no
- * more rows than threads. */
+/* The threads that share a row, as a power of two: those of a warp at most. */
 OP_FUNCTION int32_t merge_lane_bits(const merge_args *a)
 {
     int32_t bits = 0;
-    while (bits < MERGE_LANE_BITS && (merge_elements(a) << bits < a->dim || 1 << bits < MERGE_RUNS))
+    while (bits < MERGE_LANE_BITS && merge_elements(a) << bits < a->dim)
         bits++;
     return bits;
 }
 
 OP_FUNCTION int merge_rows_of_cta(const merge_args *a)
 {
-    return merge_runs(a) * (MERGE_THREADS >> a->lane_bits);
+    return MERGE_THREADS >> a->lane_bits;
 }
 
 OP_FUNCTION merge_part merge_part_of(const merge_args *a, const merge_part *parts, int64_t i)

@@ -69,12 +69,11 @@ OP_FUNCTION float op_float(uint32_t bits)
 #define OP_LN2_HIGH 0.693359375f
 #define OP_LN2_LOW (-2.12194440e-4f)
 
-/* e^x for x <= 0, to a few units of the last place; 0 where that is no normal number. NaN stays NaN. */
+/* e^x for x <= 0, to a few units of the last place; 0 where that is no normal number. NaN stays NaN. What is selected
+ * at the end, not branched to, lets a GPU take several at once. */
 OP_FUNCTION float op_exp(float x)
 {
     const float whole = 12582912.0f; /* 1.5 * 2^23: a sum with it has no fraction */
-    if (!(x > -87.0f))
-        return x == x ? 0.0f : x;
     const float shifted = op_add(op_mul(x, 1.44269504f), whole), n = op_add(shifted, -whole);
     const float r = op_add(op_add(x, op_mul(n, -OP_LN2_HIGH)), op_mul(n, -OP_LN2_LOW)); /* |r| <= 0.35 */
     float p = 1.0f / 5040.0f;
@@ -85,7 +84,8 @@ OP_FUNCTION float op_exp(float x)
     p = op_add(op_mul(p, r), 0.5f);
     p = op_add(op_mul(p, op_mul(r, r)), r);
     const uint32_t exponent = op_bits(shifted) - op_bits(whole); /* n, modulo 2^32 */
-    return op_mul(op_add(p, 1.0f), op_float((exponent + 127u) << 23));
+    const float power = op_mul(op_add(p, 1.0f), op_float((exponent + 127u) << 23));
+    return x > -87.0f ? power : x == x ? 0.0f : x;
 }
 
 /* ln x for finite x >= 1, to a few units of the last place; exactly 0 for 1. NaN stays NaN. */

@@ -298,7 +298,10 @@ static acr_status find_function(const cuda_device *d, const loaded_image *image,
     acr_status status = check(d, d->driver.LibraryGetKernel(&kernel, image->library, symbol), "cuLibraryGetKernel");
     if (status == ACR_OK && d->base.device.ptx_only)
         status = check_origin(d, kernel, image->kernel);
-    if (status == ACR_OK)
+    /* An operation beside attention asks for no dynamic shared memory, but for all that an SM can have on its way from
+     * memory: this has its place in L1, of which shared memory would leave a tenth. */
+    const int is_operation = image->kernel->shape == NULL;
+    if (status == ACR_OK && !is_operation)
         status = allow_shared_memory(d, kernel);
     if (status == ACR_OK)
         status = check(d, d->driver.KernelGetFunction(out, kernel), "cuKernelGetFunction");

@@ -93,10 +93,10 @@ op_case *op_case_merge(uint64_t seed, int is_small)
     m->len = between(&g, 1, is_small ? 9 : 60);
     m->dim = chance(&g, 2) ? 8 * between(&g, 1, is_small ? 17 : 40) : between(&g, 1, is_small ? 70 : 300);
     m->count = chance(&g, 4) ? between(&g, 9, OP_PARTS_MAX) : between(&g, 1, 6);
-    if (seed % 16 == 5) { /* so many rows that a GPU's thread takes several runs of one */
+    if (seed % 16 == 5) { /* hundreds of a GPU's CTAs, the last with rows left */
         m->batch = 1;
         m->heads = 4;
-        m->len = MERGE_MANY_ROWS / 4 + 3;
+        m->len = 4099;
         m->dim = 8 * (1 + (int64_t)(seed / 16 % 9));
         m->count = 1 + m->count % (seed / 16 % 2 ? MERGE_LISTED : 2);
     }

@@ -32,7 +32,7 @@ static void merge_run(const acr__op_call *call, merge_weights w, merge_row row, 
 }
 
 /* The lse is written last: it may be the first part's. */
-static void merge_one(const acr__op_call *call, int64_t index)
+static void merge_one(const acr__op_call *call, uint32_t index)
 {
     const merge_args *a = call->merge;
     const merge_row row = merge_row_of(a, index);
@@ -48,5 +48,5 @@ void acr__cpu_merge(const acr__op_call *call, int64_t blocks, _Atomic int64_t *q
     const int64_t rows = call->merge->rows, in_block = (rows - 1) / blocks + 1;
     for (int64_t block; (block = atomic_fetch_add(queue, 1)) < blocks;)
         for (int64_t row = block * in_block; row < rows && row < (block + 1) * in_block; row++)
-            merge_one(call, row);
+            merge_one(call, (uint32_t)row);
 }
