@@ -42,8 +42,8 @@ endif()
 function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)
   set(portable ${ACR_PORTABLE_ARCHS})
-  if(name MATCHES "^fwd_ladder") # never planned: where there is no machine code, the driver compiles PTX
-    list(REMOVE_ITEM portable 120)
+  if(portable AND name MATCHES "^fwd_ladder") # never planned: where there is no machine code, the driver compiles PTX
+    set(portable 80)
   endif()
   if(ACR_IMAGES STREQUAL "${CMAKE_BINARY_DIR}/images")
     if(NOT ACR_NVCC)

@@ -220,7 +220,7 @@ GROUPS = {
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
             (90, 2, "bwd_wgmma_*_d128_*_s2_[sc]*", [LATE], problems(GRADIENTS, [128])),
-            (90, 6, "bwd_wgmma_*_d128_64x128_s2_sm90a", [LATE, EAGER], problems(PAIRED_GRADIENTS, [128])),
+            (90, 6, "bwd_wgmma_*_pair_*", [LATE, EAGER], problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
@@ -355,7 +355,7 @@ SHORT, FP8 = "fwd_short_f16_d64_128x64_s6_ring_sm90a", "fwd_fp8_e4m3_d64_128x128
 SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x64_s4_sm90a"
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
-BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_sm90a"
+BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_pair_sm90a"
 NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
