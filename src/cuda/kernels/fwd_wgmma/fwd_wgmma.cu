@@ -17,10 +17,13 @@
  * not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run
  * time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
  * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
- * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
+ * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16). V_STAGES (default STAGES, or more: slots
+ * of V alone). CLUSTER=2 (beside AHEAD, of two panels): two CTAs load the key tiles of their query tiles together
+ * (shared_loads.cuh).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 MASKS=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 MASKS=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0
+ * V_STAGES=STAGES CLUSTER=1 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -64,6 +67,13 @@
 #ifndef VALUES_F16
 #define VALUES_F16 0
 #endif
+#ifndef V_STAGES
+#define V_STAGES STAGES
+#endif
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#define SHARED_TILES (CLUSTER)
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -98,7 +108,7 @@ enum {
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
-    uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
+    uint8_t k[STAGES][K_BYTES], v[V_STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
 #endif
@@ -107,6 +117,11 @@ typedef struct shared_memory {
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
+#if CLUSTER > 1
+    uint32_t ticket[4]; /* at a multiple of 16: the second CTA's, from the first (shared_loads.cuh) */
+    uint32_t skipped[Q_SLOTS];
+    uint64_t ticket_full, k_free[STAGES], v_free[V_STAGES];
+#endif
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
@@ -114,7 +129,7 @@ typedef struct shared_memory {
 #if BIAS_TILES
     uint64_t bias_full[CONSUMERS * BIAS_TILES], bias_empty[CONSUMERS * BIAS_TILES];
 #endif
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[V_STAGES], v_empty[V_STAGES];
 #if KV_E4M3
     uint64_t k_landed[STAGES], v_landed[STAGES];
     uint32_t notes[STAGES]; /* of a use of the ring of keys: what the widening warps are told (widening.cuh) */
@@ -184,6 +199,10 @@ static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUE
               "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
+static_assert(V_STAGES == STAGES || (V_STAGES > STAGES && !PAGED), "V_STAGES: STAGES or, without PAGED, more");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 && AHEAD && QK_PANELS == CLUSTER && V_PANELS == CLUSTER &&
+                               HEADS_IN_TILE == 1 && !SEQUENCES && !BIAS_TILES),
+              "CLUSTER: 1, or 2 beside AHEAD, two panels of keys and of values, not packed, without BIAS_TILES");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
 #endif
@@ -204,6 +223,7 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 #include "cuda/device/attention/page_boxes.cuh"
 #endif
 #include "cuda/device/attention/paging_argument.cuh"
+#include "cuda/kernels/fwd_wgmma/shared_loads.cuh"
 #include "cuda/kernels/fwd_wgmma/widening.cuh"
 
 /* ---- Producer: one thread; of PAGES_APART two, each in a warp of its own ---- */
@@ -230,6 +250,19 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
         ADDRESS(smem, v), ADDRESS(smem, V_LOADED), ADDRESS(smem, v_empty),                                             \
             {LOADED_V_PANELS, KV_PANEL_BYTES, LOADED_ELEMS}, V_BYTES                                                   \
     }
+
+/* A tile of K or of V as use number `use` of its ring. */
+#if CLUSTER > 1
+#define LOAD_KEYS(use, tile) produce_shared_keys(k, ADDRESS(smem, k_free), STAGES, &maps.k, source, use, tile)
+#define LOAD_VALUES(use, tile) produce_shared_keys(v, ADDRESS(smem, v_free), V_STAGES, &maps.v, source, use, tile)
+#else
+#define LOAD_KEYS(use, tile) produce_keys(k, &maps.k, source, use, tile)
+#if V_STAGES == STAGES
+#define LOAD_VALUES(use, tile) produce_keys(v, &maps.v, source, use, tile)
+#else
+#define LOAD_VALUES(use, tile) produce_keys(v, &maps.v, source, use, tile, V_STAGES)
+#endif
+#endif
 
 #if PAGES_APART
 /* Loads Q, and K from the right to the left. */
@@ -274,7 +307,12 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
 #if PLANS_AHEAD
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
+#if CLUSTER > 1
+        visible_tiles tiles = read_tiles(smem, 0, q_use);
+        tiles.end += read_skipped(smem, 0, q_use);
+#else
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
+#endif
 #else
 #if BIAS_TILES
     const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
@@ -296,7 +334,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
         source.row_first += key_origin(entry_of(a, t), t.q_first);
 #endif
         tell_widening(k, smem, use, t, tiles, tiles.end - 1);
-        produce_keys(k, &maps.k, source, use, tiles.end - 1);
+        LOAD_KEYS(use, tiles.end - 1);
 #if PLANS_AHEAD
         load_queries(t, &maps.q, smem, q_use);
 #else
@@ -313,13 +351,13 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 #endif
             use++;
             tell_widening(k, smem, use, t, tiles, kv_tile);
-            produce_keys(k, &maps.k, source, use, kv_tile);
-            produce_keys(v, &maps.v, source, use - 1, kv_tile + 1);
+            LOAD_KEYS(use, kv_tile);
+            LOAD_VALUES(use - 1, kv_tile + 1);
         }
 #if !PLANS_AHEAD
         index = take_next(a, count_work(a, memory)); /* arrives during the wait for the last V's stage */
 #endif
-        produce_keys(v, &maps.v, source, use++, tiles.first);
+        LOAD_VALUES(use++, tiles.first);
     }
     work_tile none = {};
     none.q_first = -1;
@@ -332,7 +370,12 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 }
 #endif
 
-#if PLANS_AHEAD
+#if CLUSTER > 1
+DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
+{
+    plan_shared_work(a, smem);
+}
+#elif PLANS_AHEAD
 /* Another thread: which work is next. */
 DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
 {
@@ -470,8 +513,8 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     wait_ping_pong(c.index);
     ACR_TRACE_POINT(use, "K landed, turn taken");
     start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
-    wait_full(ADDRESS(c.smem, v_full), use);
-    start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
+    wait_full(ADDRESS(c.smem, v_full), use, V_STAGES);
+    start_output(o, p, descriptor_at(c.v, stage_of(use, V_STAGES) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     WGMMA_WAIT(1);
@@ -492,7 +535,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
-    release(ADDRESS(c.smem, v_empty), use);
+    release(ADDRESS(c.smem, v_empty), use, V_STAGES);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
@@ -503,10 +546,11 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
 DEV void clear_rows(const consumer &c, int use, int first)
 {
     const int thread = threadIdx.x % WARPGROUP_THREADS;
-    wait_full(ADDRESS(c.smem, v_full), use);
+    wait_full(ADDRESS(c.smem, v_full), use, V_STAGES);
     for (int i = thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
         for (int panel = 0; panel < V_PANELS; panel++)
-            store_shared_4(ADDRESS(c.smem, v) + stage_of(use) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
+            store_shared_4(ADDRESS(c.smem, v) + stage_of(use, V_STAGES) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0,
+                           0, 0, 0);
     shared_stores_visible();
     named_sync(FIRST_ALONE + c.index, WARPGROUP_THREADS);
 }
@@ -699,9 +743,18 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
     open_ping_pong(index);
     work_tile t = wait_work(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
+#if CLUSTER > 1
+    int skipped = read_skipped(smem, index, q_use);
+    skip_keys(smem, use, skipped);
+    use = skipped;
+#endif
     wait_full(ADDRESS(smem, k_full), use);
     ACR_TRACE_POINT(0, "first Q and K landed");
+#if CLUSTER > 1
+    start_scores(s, q, descriptor_at(c.k, stage_of(use) * K_BYTES));
+#else
     start_scores(s, q, c.k);
+#endif
     do {
         const visible_entry entry = entry_of(a, t);
         const int origin = key_origin(entry, t.q_first), keys = entry.kv_len - origin; /* from tile 0's first on */
@@ -732,6 +785,9 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         WGMMA_WAIT(0);
         ACR_TRACE_POINT(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
+#if CLUSTER > 1
+        skip_values(smem, use - skipped, skipped);
+#endif
         finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, 0,
                     a, terms, c);
         lane_max(max, s);
@@ -768,21 +824,28 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 #endif
         /* The last output product of this tile, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
-        wait_full(ADDRESS(smem, v_full), use);
+        wait_full(ADDRESS(smem, v_full), use, V_STAGES);
         wait_ping_pong(c.index);
-        start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
+        start_output(o, probabilities, descriptor_at(c.v, stage_of(use, V_STAGES) * V_BYTES), accumulate);
         const work_tile next = wait_work(smem, index, ++q_use);
+#if CLUSTER > 1
+        skipped = next.q_first >= 0 ? read_skipped(smem, index, q_use) : 0;
+        skip_keys(smem, use + 1, skipped);
+#else
+        const int skipped = 0;
+#endif
         if (next.q_first >= 0)
-            wait_full(ADDRESS(smem, k_full), use + 1);
+            wait_full(ADDRESS(smem, k_full), use + 1 + skipped);
         q = query_matrix(c, q_use);
         /* behind the last work tile these are scores of stale tiles, which nobody reads */
-        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
+        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1 + skipped) * K_BYTES));
         pass_ping_pong(c.index);
         row_result found[2];
         find_row_results(found, a, t, r, c); /* under the products */
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
-        release(ADDRESS(smem, v_empty), use++);
+        release(ADDRESS(smem, v_empty), use++, V_STAGES);
+        use += skipped;
         use_offsets(r, offsets);
         store_tile(a PAGING_ARGUMENT, t, o, r, found, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
@@ -817,6 +880,13 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
         barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
 #endif
     }
+    for (int i = STAGES; i < V_STAGES; i++) {
+        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+    }
+#if CLUSTER > 1
+    init_shared_barriers(smem);
+#endif
 #if BIAS_TILES
     for (int i = 0; i < CONSUMERS * BIAS_TILES; i++) {
         barrier_init(ADDRESS(smem, bias_full) + BARRIER_BYTES * i, bias_arrivals(a));
@@ -847,7 +917,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&maps.v);
         init_barriers(a, smem);
     }
+#if CLUSTER > 1
+    wait_for_cluster(); /* the other's barriers are there, too */
+#else
     __syncthreads();
+#endif
     wait_for_previous_kernel();
     allow_next_kernel();
     if (is_packed(a)) {
@@ -896,6 +970,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a PAGING_ARGUMENT, smem, group - UPCAST_GROUPS);
     }
+#if CLUSTER > 1
+    wait_for_cluster(); /* until here the other loads into this CTA's memory, and arrives at its barriers */
+#endif
     ACR_TRACE_END(a);
 }
 
@@ -930,6 +1007,31 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "bias_dtype: the kernel serves no biases but boolean masks (MASKS)";
     return tile_why_not(problem, device);
 }
+
+#if CLUSTER > 1
+/* What the clusters take from their queue (shared_loads.cuh). */
+static int64_t count_cluster_work(const acr_problem *p)
+{
+    const int64_t tiles = (p->q_len + Q_TILE - 1) / Q_TILE, heads = (int64_t)p->batch * p->q_heads;
+    return p->q_heads / p->kv_heads % CLUSTER == 0 ? tiles * (heads / CLUSTER)
+                                                   : (tiles + CLUSTER - 1) / CLUSTER * heads;
+}
+
+static int64_t clusters_at_once(const acr__device *device)
+{
+    return device->sm_count < CLUSTER ? 1 : device->sm_count / CLUSTER;
+}
+
+static void launch_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
+{
+    const int64_t work = count_cluster_work(problem), at_once = clusters_at_once(device);
+    tile_shape(problem, device, launch);
+    launch->grid[0] = CLUSTER * (uint32_t)(work < at_once ? work : at_once);
+    launch->cluster = CLUSTER;
+}
+#else
+#define launch_shape tile_shape
+#endif
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
@@ -971,6 +1073,9 @@ static double cost(const acr_problem *problem, const acr__device *device)
 
 static size_t workspace(const acr_problem *p, const acr__device *device)
 {
+#if CLUSTER > 1
+    return count_cluster_work(p) > clusters_at_once(device) ? sizeof(uint32_t) : 0;
+#endif
     if (!BIAS_TILES || p->bias_dtype == ACR_DTYPE_DEFAULT || !survey_is_wanted((int32_t)p->bias_dtype, p->bias.head))
         return tile_workspace(p, device);
     const int64_t query_tiles =
@@ -989,7 +1094,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
-    .shape = tile_shape,
+    .shape = launch_shape,
     .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE,
               .k_rows = KV_TILE,
               .v_rows = KV_TILE,
