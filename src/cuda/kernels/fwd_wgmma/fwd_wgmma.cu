@@ -1008,30 +1008,28 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     return tile_why_not(problem, device);
 }
 
-#if CLUSTER > 1
-/* What the clusters take from their queue (shared_loads.cuh). */
+/* What clusters take from their queue (shared_loads.cuh), and how many there are at once. */
 static int64_t count_cluster_work(const acr_problem *p)
 {
-    const int64_t tiles = (p->q_len + Q_TILE - 1) / Q_TILE, heads = (int64_t)p->batch * p->q_heads;
+    const int64_t tiles = acr__q_tiles(p, Q_TILE), heads = (int64_t)p->batch * p->q_heads;
     return p->q_heads / p->kv_heads % CLUSTER == 0 ? tiles * (heads / CLUSTER)
                                                    : (tiles + CLUSTER - 1) / CLUSTER * heads;
 }
 
-static int64_t clusters_at_once(const acr__device *device)
+static int64_t count_clusters(const acr__device *device)
 {
     return device->sm_count < CLUSTER ? 1 : device->sm_count / CLUSTER;
 }
 
 static void launch_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
-    const int64_t work = count_cluster_work(problem), at_once = clusters_at_once(device);
     tile_shape(problem, device, launch);
-    launch->grid[0] = CLUSTER * (uint32_t)(work < at_once ? work : at_once);
-    launch->cluster = CLUSTER;
+    if (CLUSTER > 1) {
+        const int64_t work = count_cluster_work(problem), at_once = count_clusters(device);
+        launch->grid[0] = CLUSTER * (uint32_t)(work < at_once ? work : at_once);
+        launch->cluster = CLUSTER;
+    }
 }
-#else
-#define launch_shape tile_shape
-#endif
 
 static double cost(const acr_problem *problem, const acr__device *device)
 {
@@ -1067,15 +1065,18 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.27 : 1.23) : (BF16 ? 1.23 : 1.17);
     /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
     const double general = ANY_KEYS ? 1.1 : 1.0;
+    /* Of an odd number of query tiles the last one's partner takes as long. What pairs gain is not fitted. */
+    const double alone = CLUSTER > 1 ? CLUSTER * (double)count_cluster_work(problem) /
+                                           ((double)acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch)
+                                     : 1.0;
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms *
-           widening * general;
+           widening * general * alone;
 }
 
 static size_t workspace(const acr_problem *p, const acr__device *device)
 {
-#if CLUSTER > 1
-    return count_cluster_work(p) > clusters_at_once(device) ? sizeof(uint32_t) : 0;
-#endif
+    if (CLUSTER > 1)
+        return count_cluster_work(p) > count_clusters(device) ? sizeof(uint32_t) : 0;
     if (!BIAS_TILES || p->bias_dtype == ACR_DTYPE_DEFAULT || !survey_is_wanted((int32_t)p->bias_dtype, p->bias.head))
         return tile_workspace(p, device);
     const int64_t query_tiles =
