@@ -678,7 +678,10 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = []
+UNLISTED = [
+    ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
+     problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
+     problems(BIAS_TILES[1:3], [128], ["bf16"]))]
 
 
 def run_unlisted(program, driver, images, isolation):

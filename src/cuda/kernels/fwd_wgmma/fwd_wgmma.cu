@@ -12,7 +12,8 @@
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), MASKS=1 (beside it:
- * boolean masks alone, whose tiles take half the room), PAGED=1 (for paged caches alone, whose queries are packed or
+ * boolean masks alone, whose tiles take half the room), BIAS_FIRST=1 (beside it: biases alone, to which products are
+ * added), PAGED=1 (for paged caches alone, whose queries are packed or
  * not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or
  * not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run
  * time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
@@ -20,7 +21,7 @@
  * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 MASKS=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -379,15 +380,15 @@ DEV uint64_t query_matrix(const consumer &c, int use)
     return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
-/* Starts S = Q * transpose(K) as a group of its own. */
-DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
+/* Starts S = Q * transpose(K), or S += it, as a group of its own. */
+DEV void start_scores(score_tile &s, uint64_t q, uint64_t k, int accumulate = 0)
 {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
         wgmma_ss(s, descriptor_at(q, step / 4 * Q_PANEL_BYTES + in_panel),
-                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0);
+                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0 || accumulate);
     }
     wgmma_commit();
 }
@@ -466,10 +467,14 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
               const fwd_args &a, tile_terms &terms)
 {
     float max[2], factor[2];
+    int begun = 0;
+#if BIAS_FIRST /* while the other consumer has the tensor cores */
+    begun = begin_biased_scores(s, a, c.smem, c.index, terms.use, !plain && has_biases(terms.work, key / KV_TILE));
+#endif
     wait_full(ADDRESS(c.smem, k_full), use + 1);
     wait_ping_pong(c.index);
     ACR_TRACE_POINT(use, "K landed, turn taken");
-    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
+    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES), begun);
     wait_full(ADDRESS(c.smem, v_full), use);
     start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
@@ -479,7 +484,9 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, plain, a, terms, c);
+    finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
+    if (BIAS_FIRST && !plain)
+        finish_scores(s, seen, key, masked);
     lane_max(max, s);
     const int grown = any_row_grows(r, max, c);
     if (grown) {
@@ -926,6 +933,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
+    if (BIAS_FIRST && problem->bias_dtype == ACR_BOOL8)
+        return "bias_dtype: the kernel serves no boolean masks (BIAS_FIRST)";
     if (MASKS && problem->bias_dtype != ACR_DTYPE_DEFAULT && problem->bias_dtype != ACR_BOOL8)
         return "bias_dtype: the kernel serves no biases but boolean masks (MASKS)";
     return tile_why_not(problem, device);
