@@ -13,15 +13,16 @@
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), MASKS=1 (beside it:
  * boolean masks alone, whose tiles take half the room), BIAS_FIRST=1 (beside it: biases alone, to which products are
- * added), PAGED=1 (for paged caches alone, whose queries are packed or
- * not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or
- * not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run
- * time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
- * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
- * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16).
+ * added), PAGED=1 (for paged caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and,
+ * beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages,
+ * of packed batches and all others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else:
+ * partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of
+ * warps that upcast, the producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are
+ * multiplied in fp16).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0 */
+ * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1
+ * VALUES_F16=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -184,6 +185,7 @@ static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead ne
 static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && HEADS_IN_TILE == 1),
               "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
+static_assert(!BIAS_FIRST || (BIAS_TILES && !MASKS), "BIAS_FIRST: with BIAS_TILES, without MASKS");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
