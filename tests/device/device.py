@@ -678,7 +678,9 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = []
+UNLISTED = [(f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_sm90a", 6, orders,
+             problems(PAIRED_GRADIENTS + GRADIENTS, [64], [dtype]), problems(SPOILT_GRADIENTS, [64], [dtype]), [])
+            for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))]
 
 
 def run_unlisted(program, driver, images, isolation):
