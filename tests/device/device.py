@@ -679,6 +679,9 @@ def run_caches(program, driver, images):
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
 UNLISTED = [
+    *((f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_sm90a", 6, orders,
+       problems(PAIRED_GRADIENTS + GRADIENTS, [64], [dtype]), problems(SPOILT_GRADIENTS, [64], [dtype]), [])
+      for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))),
     ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
      problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
      problems(BIAS_TILES[1:3], [128], ["bf16"]))]

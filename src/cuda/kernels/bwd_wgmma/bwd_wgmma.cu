@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (DIM 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; 2,
- * they load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR (DIM to 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; of
+ * DIM 128 2, they load query tiles together, too).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -40,6 +40,8 @@
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
 #define KEYS_IN_REGISTERS (DIM == 64 && PART == 64 && !(TERMS))
+/* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
+#define DQ_OVER_V (PAIR && KEYS_IN_REGISTERS)
 #include <stddef.h>
 
 #include "cuda/kernels/bwd_wgmma/workspace.h"
@@ -95,19 +97,27 @@ typedef struct dq_place {
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
-    uint8_t k[KV_BYTES], v[KV_BYTES];
+    uint8_t k[KV_BYTES];
+#if DQ_OVER_V
+    union {
+        uint8_t v[KV_BYTES];
+        float dq[DQ_BUFFERS][DQ_PART_FLOATS];
+    };
+#else
+    uint8_t v[KV_BYTES];
+#endif
 #if PAIR
     uint8_t partner_k[KV_PANEL_BYTES]; /* the other CTA's keys, of the dims whose dQ this one sums */
 #endif
     uint8_t q[STAGES][Q_BYTES], d_o[STAGES][Q_BYTES];
     uint8_t ds[DS_STAGES][DS_BYTES];
 #if PAIR
-    uint8_t partner_ds[DS_STAGES][DS_BYTES];
+    uint8_t partner_ds[DS_STAGES][DS_PANEL_BYTES]; /* of the queries whose dQ this one sums */
 #endif
 #if SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
-#if !DQ_RED
+#if !DQ_RED && !DQ_OVER_V
     float dq[DQ_BUFFERS][DQ_PART_FLOATS];
 #endif
     float stats[STAGES][2][Q_TILE];
@@ -163,7 +173,8 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
-static_assert(PAIR == 0 || (PAIR <= 2 && DIM == 128 && !(DQ_RED)), "PAIR: 0, or at DIM 128 1 or 2");
+static_assert(PAIR == 0 || (!(DQ_RED) && (DIM == 128 ? PAIR <= 2 : PAIR == 1 && KEYS_IN_REGISTERS)),
+              "PAIR: 0, or at DIM 128 1 or 2, or at DIM 64, with K and V in registers, 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -970,14 +981,15 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? 3800.0 : DIM == 128 ? 4500.0 : 4750.0;
+    const double paired_cycles = DIM == 128 ? 3800.0 : 4250.0; /* of DIM 64 predicted */
+    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? paired_cycles : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const double tile_cycles = SHARED_KEYS  ? 21200.0
                                : PAIR       ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
                                : DIM == 128 ? 8600.0
                                             : 7700.0,
-                 turn_cycles = SHARED_KEYS  ? 4100.0
+                 turn_cycles = SHARED_KEYS ? 4100.0
                                : DIM == 128 ? 3300.0
                                             : 3100.0;
     const visible_entry entry = acr__longest_entry(problem);

@@ -1,8 +1,8 @@
 /* Two CTAs, a cluster, own two neighbouring key tiles of a head (PAIR, head dims to 128) and visit the same query
  * tiles at about the same time. Each computes S, dP, dV and dK of its own keys as own_keys.cuh says; of dQ it sums half
- * of the dims over the keys of both, so that half as much of dQ leaves it. For that each copies its dS into the other's
- * shared memory. With PAIR=2 each loads half of a query tile's Q and dO, for both. A piece of bwd_wgmma.cu, which
- * includes it.
+ * over the keys of both, so that half as much of dQ leaves it: of DIM 64 half of the queries, else half of the dims.
+ * For that each copies its dS of those queries into the other's shared memory. With PAIR=2 each loads half of a query
+ * tile's Q and dO, for both. A piece of bwd_wgmma.cu, which includes it.
  *
  * dQ of a visit is computed two visits later, when dS of the other CTA has come, by one of the warpgroups: by the first
  * one that of even visits. The CTAs wait for each other at three places: dS (ds_full), its buffers (ds_empty) and, with
@@ -14,9 +14,22 @@
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 
 enum {
-    BOTH_CTAS = 3,                            /* of the cluster, as bits */
-    WARP_DS_BYTES = DS_BYTES / CONSUMER_WARPS /* 16 keys of 64 queries: rows one behind the other */
+    BOTH_CTAS = 3, /* of the cluster, as bits */
+    DS_PANELS = DS_BYTES / DS_PANEL_BYTES,
+    WARP_DS_BYTES = DS_PANEL_BYTES / CONSUMER_WARPS /* 16 keys of 64 queries: rows one behind the other */
 };
+
+/* The panels of dS and of K that the CTA of that rank sums its half of dQ from: of DIM 64 dS has a panel for each half
+ * of the queries, else K one for each half of the dims. */
+DEV int ds_panel_of(int rank)
+{
+    return DIM == 64 ? rank : 0;
+}
+
+DEV int k_panel_of(int rank)
+{
+    return DIM == 64 ? 0 : rank;
+}
 
 /* ---- The producer: one thread ---- */
 
@@ -95,8 +108,8 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
                      batch);
-        load_box(ADDRESS(smem, partner_k), &maps.k, kv_full, rank * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE,
-                 w.kv_head, batch);
+        load_box(ADDRESS(smem, partner_k), &maps.k, kv_full, k_panel_of(rank) * PANEL_ELEMS,
+                 w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
         const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
 #pragma unroll 1
         for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
@@ -186,8 +199,10 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
 {
     const int buffer = use % DS_STAGES;
     barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
-    const uint64_t ds = matrix_descriptor(ADDRESS(c.smem, ds) + buffer * DS_BYTES, DS_PANEL_BYTES),
-                   partner_ds = matrix_descriptor(ADDRESS(c.smem, partner_ds) + buffer * DS_BYTES, DS_PANEL_BYTES),
+    const uint32_t own = ADDRESS(c.smem, ds) + buffer * DS_BYTES + ds_panel_of(cluster_rank()) * DS_PANEL_BYTES;
+    const uint64_t ds = matrix_descriptor(own, DS_PANEL_BYTES),
+                   partner_ds =
+                       matrix_descriptor(ADDRESS(c.smem, partner_ds) + buffer * DS_PANEL_BYTES, DS_PANEL_BYTES),
                    partner_k = matrix_descriptor(ADDRESS(c.smem, partner_k), KV_PANEL_BYTES);
     forget(d);
     wgmma_fence();
@@ -217,27 +232,29 @@ DEV void leave_dq(const query_gradient &d, const consumer &c, int use)
     arrive_warp(ADDRESS(c.smem, dq_full), c.lane);
 }
 
-/* Sends the warp's rows of dS, which its lanes have just stored, to the other CTA. What comes from there, as much by a
- * warp of the same number, is waited for together with this arrival. */
+/* Sends the warp's rows of dS, which its lanes have just stored, to the other CTA, of the queries whose dQ that sums.
+ * What comes from there, as much by a warp of the same number, is waited for together with this arrival. */
 DEV void send_score_gradients(const consumer &c, int buffer)
 {
     const uint32_t full = ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer,
-                   at = buffer * DS_BYTES + (c.index * GROUP_WARPS + c.thread / WARP_THREADS) * WARP_DS_BYTES;
+                   at = buffer * DS_PANEL_BYTES + (c.index * GROUP_WARPS + c.thread / WARP_THREADS) * WARP_DS_BYTES;
     shared_stores_visible();
     __syncwarp();
     if (c.lane == 0) {
         const int partner = cluster_rank() ^ 1;
         barrier_arrive_expecting(full, WARP_DS_BYTES);
-        copy_to_cta(cluster_address(ADDRESS(c.smem, partner_ds) + at, partner), ADDRESS(c.smem, ds) + at, WARP_DS_BYTES,
-                    cluster_address(full, partner));
+        /* own dS has all queries, what is sent has those of one panel */
+        const int skipped = buffer * (DS_PANELS - 1) + ds_panel_of(partner);
+        copy_to_cta(cluster_address(ADDRESS(c.smem, partner_ds) + at, partner),
+                    ADDRESS(c.smem, ds) + at + skipped * DS_PANEL_BYTES, WARP_DS_BYTES, cluster_address(full, partner));
     }
 }
 
 /* One query tile, that begins with row `query`: all products but dQ, and with HAS_DQ dQ of the visit before the last.
  * No product is under way before or behind. */
 template <int IS_FIRST, int HAS_DQ>
-DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_args &a, const key_work *w,
-               shared_memory *shared, int use, int query, bool masked)
+DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
+               const key_work *w, shared_memory *shared, int use, int query, bool masked)
 {
     const int stage = use % STAGES, buffer = use % DS_STAGES;
     const bool is_cut = PACKED && query + Q_TILE > w->q_len;
@@ -251,13 +268,13 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
     if constexpr (HAS_DQ) {
         query_gradient dq;
         start_dq_of(dq, c, use - DS_STAGES);
-        start_scores(s, nullptr, c.k, q);
+        start_scores(s, f.k, c.k, q);
         WGMMA_WAIT(1); /* dQ */
         trace_dq(use);
         leave_dq(dq, c, use - DS_STAGES);
         trace_dq_left(use);
     } else
-        start_scores(s, nullptr, c.k, q);
+        start_scores(s, f.k, c.k, q);
     wait_use(ADDRESS(c.smem, do_full), use);
     if (is_cut)
         clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
@@ -267,7 +284,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
         const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
         score_tile dp;
         packed_tile p, ds;
-        start_scores(dp, nullptr, c.v, descriptor_at(d_o, rows));
+        start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
         /* of one part no sum, so that the machine code is what was timed */
@@ -280,7 +297,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const consumer &c, const fwd_
         find_score_gradients(ds, s, dp, stats + Q_TILE);
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
-            start_scores(s, nullptr, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
+            start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
         if (part == 0)
             barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
         store_score_gradients(ds, c, buffer, part);
@@ -311,15 +328,16 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
     const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
     const int own_keys = index * GROUP_KEYS, own_rows = own_keys * PANEL_ROW_BYTES;
     const int ds_key = own_keys + thread / 32 * 16 + lane % 16;
-    const consumer c = {smem,
-                        index,
-                        thread,
-                        lane,
-                        matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
-                        matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
-                        matrix_descriptor(ADDRESS(smem, k) + cluster_rank() * KV_PANEL_BYTES, KV_PANEL_BYTES),
-                        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
-                        a.scale_log2};
+    const consumer c = {
+        smem,
+        index,
+        thread,
+        lane,
+        matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
+        matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
+        matrix_descriptor(ADDRESS(smem, k) + k_panel_of(cluster_rank()) * KV_PANEL_BYTES, KV_PANEL_BYTES),
+        ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),
+        a.scale_log2};
     int use = 0;
     key_gradient dk, dv;
     for (uint32_t round = 0;; round++) {
@@ -332,9 +350,11 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             note_key_rows(c, entry_of(a, *w), w, shared);
             if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
                 clear_pair(c, *w);
+            key_fragments f;
+            load_key_fragments(f, smem, ds_key, lane);
             const int first = use;
             int tile = w->tile_end - 1, head = 0;
-            visit<1, 0>(dk, dv, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+            visit<1, 0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
 #pragma unroll 1
             while (--left > 0) {
                 head = head + 1 == a.group ? 0 : head + 1;
@@ -342,9 +362,9 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
                 use++;
                 const bool masked = tile < w->full_first || tile >= w->full_end;
                 if (use % CONSUMERS == index && use - first >= DS_STAGES)
-                    visit<0, 1>(dk, dv, c, a, w, shared, use, tile * Q_TILE, masked);
+                    visit<0, 1>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, masked);
                 else
-                    visit<0, 0>(dk, dv, c, a, w, shared, use, tile * Q_TILE, masked);
+                    visit<0, 0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, masked);
             }
             const int own = use - (use + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
             if (own >= first)
