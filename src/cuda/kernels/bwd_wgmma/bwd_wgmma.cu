@@ -985,8 +985,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? paired_cycles : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
-    const double tile_cycles = SHARED_KEYS  ? 21200.0
-                               : PAIR       ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
+    const double tile_cycles = SHARED_KEYS ? 21200.0
+                               : PAIR ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
                                : DIM == 128 ? 8600.0
                                             : 7700.0,
                  turn_cycles = SHARED_KEYS ? 4100.0
