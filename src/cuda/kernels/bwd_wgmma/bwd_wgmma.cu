@@ -305,12 +305,56 @@ DEV int count_visits(const fwd_args &a, const key_work &w)
     return (w.tile_end - w.tile_first) * a.group;
 }
 
-#if !PAIR
+/* ---- A turn to add to dQ, of the one thread that adds, or keeps turns for those who do ---- */
+
+/* Waits until the key tiles before this one, or pairs of them, have added to dQ: it is number `turn`. With ANY_ORDER
+ * nobody waits. */
+DEV void wait_turn(const int32_t *visits, int turn)
+{
+    if (turn > 0) {
+        while (load_flag(visits) != turn)
+            ;
+        bulk_global_fence();
+    }
+}
+
+/* Number 0 stores, nothing is cleared beforehand. */
+DEV void add_dq_part(float *dq, uint32_t from, int turn)
+{
+    if (turn > 0 || turn == ANY_ORDER)
+        add_floats(dq, from, DQ_PART_FLOATS * 4);
+    else
+        store_bytes(dq, from, DQ_PART_FLOATS * 4);
+    bulk_commit();
+}
+
+DEV void pass_turn(int32_t *visits, int turn)
+{
+    if (turn >= 0) {
+        bulk_wait_done();
+        bulk_global_fence();
+        store_flag(visits, turn + 1);
+    }
+}
 
 /* ---- The producer: one thread ---- */
 
+#if PAIR
+#include "cuda/kernels/bwd_wgmma/paired_loads.cuh"
+#else
+DEV int own_rank(void)
+{
+    return 0;
+}
+
+DEV uint32_t take_ticket(uint32_t *ticket, uint32_t, int, uint32_t)
+{
+    return atomicAdd(ticket, 1u);
+}
+
 /* Loads a query tile as use number `use` of the rings of Q and dO. */
-DEV void load_queries(const fwd_maps &maps, uint32_t smem, int use, const float *stats, int row, int head, int batch)
+DEV void load_queries(const fwd_maps &maps, uint32_t smem, int, int use, const float *stats, int row, int head,
+                      int batch)
 {
     const int stage = use % STAGES;
     const uint32_t parity = (use / STAGES & 1) ^ 1, at = BARRIER_BYTES * stage, q_full = ADDRESS(smem, q_full) + at,
@@ -329,19 +373,20 @@ DEV void load_queries(const fwd_maps &maps, uint32_t smem, int use, const float 
         load_box(ADDRESS(smem, d_o) + stage * Q_BYTES + panel * Q_PANEL_BYTES, &maps.o, do_full, panel * PANEL_ELEMS,
                  row, head, batch);
 }
+#endif
 
 DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
-    uint32_t *const ticket = (uint32_t *)a.workspace;
+    const int rank = own_rank();
     const uint32_t kv_full = ADDRESS(smem, kv_full);
     int use = 0;
     for (uint32_t round = 0;; round++) {
-        const uint32_t number = atomicAdd(ticket, 1u);
+        const uint32_t number = take_ticket((uint32_t *)a.workspace, smem, rank, round);
         key_work w = {};
         w.kv_tile = -1;
         if (number < count_work(a))
-            w = find_work(a, number, 0);
+            w = find_work(a, number, rank);
         barrier_wait(ADDRESS(smem, kv_empty), (round & 1) ^ 1);
         shared->work[round % 2] = w;
         if (w.kv_tile < 0) {
@@ -349,7 +394,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
             return;
         }
         const int batch = PACKED ? 0 : w.entry, key = w.kv_begin + w.kv_tile * KV_TILE;
-        barrier_arrive_expecting(kv_full, 2 * KV_BYTES);
+        barrier_arrive_expecting(kv_full, 2 * KV_BYTES + (PAIR ? KV_PANEL_BYTES : 0));
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, k) + panel * KV_PANEL_BYTES, &maps.k, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
@@ -358,17 +403,18 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
                      batch);
+#if PAIR
+        load_partner_keys(maps, smem, w, rank, batch);
+#endif
         const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
 #pragma unroll 1
         for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
 #pragma unroll 1
             for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++)
-                load_queries(maps, smem, use++, results_of(a, head, first_tile + tile).stats, w.q_begin + tile * Q_TILE,
-                             head, batch);
+                load_queries(maps, smem, rank, use++, results_of(a, head, first_tile + tile).stats,
+                             w.q_begin + tile * Q_TILE, head, batch);
     }
 }
-
-#endif
 
 /* The CTA's next work tile, once its keys and values are there; kv_tile < 0: there is no more. */
 DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, uint32_t round)
@@ -377,29 +423,21 @@ DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, ui
     return &shared->work[round % 2];
 }
 
-#if !DQ_RED && !PAIR
+#if !DQ_RED
 
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
-/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`, and number 0
- * stores. With ANY_ORDER nobody waits. */
+#if !PAIR
+/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have (wait_turn). */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
-    if (turn > 0) {
-        while (load_flag(visits) != turn)
-            ;
-        bulk_global_fence();
-    }
+    wait_turn(visits, turn);
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
         const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
         barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
-        if (turn > 0 || turn == ANY_ORDER)
-            add_floats(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
-        else
-            store_bytes(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
-        bulk_commit();
+        add_dq_part(dq + part * DQ_PART_FLOATS, from, turn);
         if (DQ_BUFFERS == 1) { /* the other warpgroup's turn */
             bulk_wait_read();
             barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * (CONSUMERS - 1 - group));
@@ -411,16 +449,14 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
         for (int group = 0; group < CONSUMERS; group++)
             barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * group);
     }
-    if (turn >= 0) {
-        bulk_wait_done();
-        bulk_global_fence();
-        store_flag(visits, turn + 1);
-    }
+    pass_turn(visits, turn);
 }
+#endif
 
 DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
+    const int rank = own_rank();
     int use = 0;
     for (uint32_t round = 0;; round++) {
         const key_work *const w = wait_key_work(smem, shared, round);
@@ -433,13 +469,13 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
 #pragma unroll 1
         for (int tile = tile_end - 1; tile >= tile_first; tile--) {
             /* the key tiles that visit the query tile are consecutive */
-            const int turn = args.atomics != 0
-                                 ? ANY_ORDER
-                                 : kv_tile - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
+            const int turn = args.atomics != 0 ? ANY_ORDER
+                                               : kv_tile / WORK_CTAS -
+                                                     key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                add_dq(smem, use++, turn, to.visits, to.dq);
+                add_dq(smem, use++, turn, to.visits + rank, to.dq + rank * DQ_PART_FLOATS);
             }
         }
         bulk_wait_done();
@@ -738,21 +774,24 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 #endif
 
-#if !PAIR
-
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
     barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + 1);
+#if PAIR
+    barrier_init(ADDRESS(smem, ticket_full), 1);
+    barrier_init(ADDRESS(smem, ticket_empty), 1);
+#endif
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
         barrier_init(ADDRESS(smem, do_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        if (!PAIR)
+            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; i++) {
         barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
-        barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, PAIR ? GROUP_WARPS * WORK_CTAS : CONSUMER_WARPS);
     }
 #if DQ_RED
     for (int i = 0; i < DQ_PLACES; i++) {
@@ -762,7 +801,8 @@ DEV void init_barriers(uint32_t smem)
     }
 #else
     for (int i = 0; i < CONSUMERS; i++) {
-        barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
+        if (!PAIR || i == 0) /* a pair's warpgroups fill one place */
+            barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
 #endif
@@ -771,8 +811,6 @@ DEV void init_barriers(uint32_t smem)
 #endif
     barrier_init_done();
 }
-
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL_NAME(const __grid_constant__ bwd_args args, const __grid_constant__ fwd_maps maps)
