@@ -737,6 +737,11 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
  * NaN: both warpgroups clear them. */
 DEV void clear_keys(const consumer &c, const key_work &w)
 {
+#if PAIR
+    for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
+        if ((w.kv_tile ^ 1) * KV_TILE + i / 8 >= w.kv_len)
+            store_shared_4(ADDRESS(c.smem, partner_k) + i * 16, 0, 0, 0, 0);
+#endif
     for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
         if (w.kv_tile * KV_TILE + i / 8 >= w.kv_len)
 #pragma unroll
@@ -758,6 +763,14 @@ DEV void clear_queries(const consumer &c, uint32_t tiles, int use, int first)
                 store_shared_4(tiles + use % STAGES * Q_BYTES + panel * Q_PANEL_BYTES + i * 16, 0, 0, 0, 0);
     shared_stores_visible();
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
+}
+
+/* Before a work tile's first visit. */
+DEV void begin_keys(const consumer &c, const fwd_args &a, const key_work *w, shared_memory *shared)
+{
+    note_key_rows(c, entry_of(a, *w), w, shared);
+    if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
+        clear_keys(c, *w);
 }
 
 /* Where a key's row of dK or dV begins, in elements. */

@@ -28,15 +28,6 @@ DEV void arrive_at_both(uint32_t barrier, int lane)
         barrier_arrive_cluster(cluster_address(barrier, lane));
 }
 
-/* clear_keys, the partner's too. */
-DEV void clear_pair(const consumer &c, const key_work &w)
-{
-    for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
-        if ((w.kv_tile ^ 1) * KV_TILE + i / 8 >= w.kv_len)
-            store_shared_4(ADDRESS(c.smem, partner_k) + i * 16, 0, 0, 0, 0);
-    clear_keys(c, w);
-}
-
 /* Waits for dS of a use, of both CTAs, and starts the CTA's half of its dQ. */
 DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
 {
@@ -190,9 +181,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         int left = count_visits(a, *w);
         const bool is_visited = left > 0;
         if (is_visited) {
-            note_key_rows(c, entry_of(a, *w), w, shared);
-            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
-                clear_pair(c, *w);
+            begin_keys(c, a, w, shared);
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
             const int first = use;
