@@ -851,9 +851,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ACR_TRACE_POINT(0, "start");
     const int group = read_warpgroup();
     if (threadIdx.x == 0) {
-        prefetch_map(&maps.q);
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
+        prefetch_inputs(maps);
         init_barriers(a, smem);
     }
     __syncthreads();
