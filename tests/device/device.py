@@ -684,7 +684,12 @@ UNLISTED = [
       for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))),
     ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
      problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
-     problems(BIAS_TILES[1:3], [128], ["bf16"]))]
+     problems(BIAS_TILES[1:3], [128], ["bf16"])),
+    *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_paged_kv8_sm90a", 2, orders,
+       problems(NARROW_PROMPTS, [d], [dtype]), [], [])
+      for dtype, d, slots, orders in (("f16", 64, "s5", [LATE]), ("bf16", 64, "s5", [EAGER]),
+                                      ("f16", 128, "s2_v3", [EAGER]), ("f16", 128, "s2_v3_held", [LATE]),
+                                      ("bf16", 128, "s2_v3", [LATE, LATE_TOO])))]
 
 
 def run_unlisted(program, driver, images, isolation):

@@ -37,27 +37,27 @@ enum {
 
 /* ---- K and V: rings that all consumers read ---- */
 
-DEV int stage_of(int use)
+template <int SLOTS = STAGES> DEV int stage_of(int use)
 {
-    return use % STAGES;
+    return use % SLOTS;
 }
 
-DEV uint32_t parity_of(int use)
+template <int SLOTS = STAGES> DEV uint32_t parity_of(int use)
 {
-    return (uint32_t)(use / STAGES) & 1;
+    return (uint32_t)(use / SLOTS) & 1;
 }
 
 /* Waits, as a consumer, for use number `use` of the barriers at `full`. */
-DEV void wait_full(uint32_t full, int use)
+template <int SLOTS = STAGES> DEV void wait_full(uint32_t full, int use)
 {
-    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
+    barrier_wait(full + BARRIER_BYTES * stage_of<SLOTS>(use), parity_of<SLOTS>(use));
 }
 
 /* One arrival per warp: the warp reads the stage no more. */
-DEV void release(uint32_t empty, int use)
+template <int SLOTS = STAGES> DEV void release(uint32_t empty, int use)
 {
     if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
+        barrier_arrive(empty + BARRIER_BYTES * stage_of<SLOTS>(use));
 }
 
 /* Where a ring of K or V lies: its tiles and its barriers. */
