@@ -117,7 +117,6 @@ typedef struct shared_memory {
 #include "cuda/device/isa/mma.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
-#include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
     PRODUCER_REGISTERS = 56,
