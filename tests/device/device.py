@@ -677,17 +677,29 @@ def run_caches(program, driver, images):
 
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
-# The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
 # Of key tiles that two CTAs load together: an odd and an even number of query tiles; heads that share theirs, of an
 # even and of an odd group; a key tile that one of the two skips; entries that end in the first tile; windows.
 PAIRED_KEYS = ["b1:h3:s300/700:d{d}:causal:lse", "b1:h4/2:s300/500:d{d}:causal:lse", "b2:h6/2:s260/390:d{d}:lse",
                "b1:h1:s640/900:d{d}:causal:kvlens", "b1:h3:s129/700:d{d}:win150/40", "b3:h1:s1/77:d{d}:causal"]
 PLAIN = [shape for shape in SHAPES + LONG + WINDOWS if "packed" not in shape]
-UNLISTED = [("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 5, [LATE, EAGER], problems(PAIRED_KEYS, [128], ["bf16"]),
-             [f"bf16:{edge}" for edge in EDGES if "packed" not in edge], []),
-            ("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 2, [LATE_TOO], problems(PLAIN, [128], ["bf16"]), [], []),
-            ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 2, [EAGER], problems(PAIRED_KEYS, [128], ["f16"]), [], []),
-            ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 8, [LATE], problems(PLAIN, ["72/104"], ["f16"]), [], [])]
+# The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
+UNLISTED = [
+    *((f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_sm90a", 6, orders,
+       problems(PAIRED_GRADIENTS + GRADIENTS, [64], [dtype]), problems(SPOILT_GRADIENTS, [64], [dtype]), [])
+      for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))),
+    ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
+     problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
+     problems(BIAS_TILES[1:3], [128], ["bf16"])),
+    *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_paged_kv8_sm90a", 2, orders,
+       problems(NARROW_PROMPTS, [d], [dtype]), [], [])
+      for dtype, d, slots, orders in (("f16", 64, "s5", [LATE]), ("bf16", 64, "s5", [EAGER]),
+                                      ("f16", 128, "s2_v3", [EAGER]), ("f16", 128, "s2_v3_held", [LATE]),
+                                      ("bf16", 128, "s2_v3", [LATE, LATE_TOO]))),
+    ("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 5, [LATE, EAGER], problems(PAIRED_KEYS, [128], ["bf16"]),
+     [f"bf16:{edge}" for edge in EDGES if "packed" not in edge], []),
+    ("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 2, [LATE_TOO], problems(PLAIN, [128], ["bf16"]), [], []),
+    ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 2, [EAGER], problems(PAIRED_KEYS, [128], ["f16"]), [], []),
+    ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 8, [LATE], problems(PLAIN, ["72/104"], ["f16"]), [], [])]
 
 
 def run_unlisted(program, driver, images, isolation):

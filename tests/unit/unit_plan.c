@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "cuda/device/attention/bias_survey.h"
 #include "devices.h"
 
 /* Problems of every kind; not every device runs every one. */
@@ -441,6 +442,40 @@ static void arguments_name_the_terms(void **state)
     assert_true(args.ranges == NULL && args.ranges_count == 0 && args.softcap_in == 0.0f);
 }
 
+/* Tensor maps want rows apart, and units of 16 bytes. */
+static void biases_fit_boxes(void **state)
+{
+    (void)state;
+    const struct {
+        const char *problem;
+        uintptr_t base;
+        int fits;
+    } cases[] = {
+        {"b2:h2:s8/16:d16:bias-bf16/0,128,16", 4096, 1},
+        {"b2:h2:s8/16:d16:bias-bf16/0,128,16", 4096 + 8, 0},
+        {"b2:h2:s8/9:d16:bias-f16/0,0,16", 4096, 1},
+        {"b2:h2:s8/12:d16:bias-f16/0,0,12", 4096, 0},
+        {"b2:h2:s8/16:d16:bias-f16/0,132,16", 4096, 0},
+        {"b2:h2:s8/16:d16:bias-f16/260,0,16", 4096, 0},
+        {"b2:h2:s8/16:d16:bias-f16/0,0,0", 4096, 0}, /* all rows share one */
+        {"b2:h2:s8/12:d16:bias-f32/0,0,12", 4096, 1},
+        {"b2:h2:s8/16:d16:mask/0,0,16", 4096, 1},
+        {"b2:h2:s8/16:d16:mask/0,0,24", 4096, 0},
+        {"b2:h2:s8/16:d16:mask/1099511627776,0,16", 4096, 0}, /* 2^40 bytes are one too many */
+        {"b2:h2:s8/16:d16:bias-f16/549755813888,0,16", 4096, 0},
+        {"b2:h2:s8/16:d16:bias-f16/549755813880,0,16", 4096, 1},
+        {"b2:h2:s8/16:d16", 4096, 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const acr_problem p = canonical_of(cases[i].problem);
+        const acr_buffers buffers = {.size = (uint32_t)sizeof buffers, .bias = (const void *)cases[i].base};
+        fwd_args args;
+        acr__fwd_args(&args, &p, &buffers, NULL);
+        if (bias_fits_boxes(&args) != cases[i].fits)
+            fail_msg("case %zu: %s", i, cases[i].problem);
+    }
+}
+
 /* Whatever a kernel can do otherwise, it refuses by name what it is compiled without. */
 static void terms_are_refused_by_name(void **state)
 {
@@ -493,6 +528,7 @@ int main(void)
         cmocka_unit_test(measuring_picks_a_kernel_that_can_run),
         cmocka_unit_test(arguments_follow_problem_and_buffers),
         cmocka_unit_test(arguments_name_the_terms),
+        cmocka_unit_test(biases_fit_boxes),
         cmocka_unit_test(terms_are_refused_by_name),
         cmocka_unit_test(cpu_kernels_are_not_launched_bare),
     };

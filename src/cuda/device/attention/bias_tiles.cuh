@@ -198,7 +198,7 @@ template <int BYTES> DEV void produce_bias_tiles(const fwd_args &a, const fwd_ma
 
 DEV void produce_biases(const fwd_args &a, const fwd_map *map, uint32_t smem, int consumer)
 {
-    if (a.bias_type == FWD_BIAS_MASK)
+    if (!BIAS_FIRST && a.bias_type == FWD_BIAS_MASK)
         produce_bias_tiles<1>(a, map, smem, consumer);
     else if (!MASKS && a.bias != nullptr)
         produce_bias_tiles<2>(a, map, smem, consumer);
@@ -206,25 +206,19 @@ DEV void produce_biases(const fwd_args &a, const fwd_map *map, uint32_t smem, in
 
 /* ---- Adding: a consumer ---- */
 
-/* Scores of two neighbouring keys: two elements of the bias are added. */
-template <int IS_BF16> DEV void add_bias_pair(float &low, float &high, uint32_t pair, float scale)
+/* Two neighbouring elements of the bias. */
+template <int IS_BF16> DEV float2 widen_bias_pair(uint32_t pair)
 {
-    float bias[2];
-    if (IS_BF16) {
-        bias[0] = __uint_as_float(pair << 16);
-        bias[1] = __uint_as_float(pair & 0xffff0000);
-    } else {
-        const float2 wide = __half22float2(*(const __half2 *)&pair);
-        bias[0] = wide.x;
-        bias[1] = wide.y;
-    }
-    low = fmaf(low, scale, bias[0]);
-    high = fmaf(high, scale, bias[1]);
+    if (IS_BF16)
+        return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+    return __half22float2(*(const __half2 *)&pair);
 }
 
-/* From raw scores to natural ones with their bias. A hidden key's score is -inf, or NaN where the product was not
- * finite: then the row's sum is NaN, and the row is computed again (compute_row_again). */
-template <int IS_BF16, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint32_t slot, float scale)
+/* From raw scores to natural ones with their bias; with BIAS_FIRST raw ones stay raw, and `scale` is the inverse: then
+ * the lowest finite biases become -inf (loses_keys). BEGINS: the scores are only begun, and their products come on top.
+ * A hidden key's score is -inf, or NaN where the product was not finite: then the row's sum is NaN, and the row is
+ * computed again (compute_row_again). */
+template <int IS_BF16, int BEGINS, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint32_t slot, float scale)
 {
     const int lane = threadIdx.x % WARP_THREADS, row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + lane % 16;
     const uint32_t from = slot + piece_offset(row, lane / 16);
@@ -233,8 +227,16 @@ template <int IS_BF16, int ELEMS> DEV void add_bias_tile(float (&s)[ELEMS], uint
         uint32_t x[4]; /* of both rows 8 columns, then the next 8 */
         load_matrices(x, piece_address(from, piece));
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            add_bias_pair<IS_BF16>(s[4 * piece + 2 * i], s[4 * piece + 2 * i + 1], x[i], scale);
+        for (int i = 0; i < 4; i++) {
+            float *const pair = s + 4 * piece + 2 * i;
+            const float2 bias = widen_bias_pair<IS_BF16>(x[i]);
+            pair[0] = BEGINS       ? bias.x * scale
+                      : BIAS_FIRST ? fmaf(bias.x, scale, pair[0])
+                                   : fmaf(pair[0], scale, bias.x);
+            pair[1] = BEGINS       ? bias.y * scale
+                      : BIAS_FIRST ? fmaf(bias.y, scale, pair[1])
+                                   : fmaf(pair[1], scale, bias.y);
+        }
     }
 }
 
@@ -262,6 +264,25 @@ template <int ELEMS> DEV void finish_clean_scores(float (&s)[ELEMS], const fwd_a
         s[i] *= a.scale;
 }
 
+/* Adds the next tile of the consumer's ring, number `use`, to scores (add_bias_tile), or hides keys. */
+template <int BEGINS, int ELEMS>
+DEV void take_bias_tile(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int &use)
+{
+    const int slot = bias_slot(use, consumer);
+    const float scale = BIAS_FIRST ? reciprocal_fast(a.scale) : a.scale;
+    barrier_wait(ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, bias_parity(use));
+    if (!BIAS_FIRST && (MASKS || a.bias_type == FWD_BIAS_MASK))
+        add_mask_tile(s, bias_at(smem, slot));
+    else if (a.bias_type == FWD_BIAS_BF16)
+        add_bias_tile<1, BEGINS>(s, bias_at(smem, slot), scale);
+    else
+        add_bias_tile<0, BEGINS>(s, bias_at(smem, slot), scale);
+    use++;
+    __syncwarp(); /* every lane has read */
+    if (threadIdx.x % WARP_THREADS == 0)
+        barrier_arrive(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot);
+}
+
 /* Finishes raw scores, with their bias where has_biases: then `use` is the next of the consumer's ring. */
 template <int ELEMS>
 DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int &use,
@@ -271,19 +292,20 @@ DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t sme
         finish_clean_scores(s, a);
         return;
     }
-    const int slot = bias_slot(use, consumer);
-    barrier_wait(ADDRESS(smem, bias_full) + BARRIER_BYTES * slot, bias_parity(use));
-    if (MASKS || a.bias_type == FWD_BIAS_MASK)
-        add_mask_tile(s, bias_at(smem, slot));
-    else if (a.bias_type == FWD_BIAS_BF16)
-        add_bias_tile<1>(s, bias_at(smem, slot), a.scale);
-    else
-        add_bias_tile<0>(s, bias_at(smem, slot), a.scale);
-    use++;
-    __syncwarp(); /* every lane has read */
-    if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(ADDRESS(smem, bias_empty) + BARRIER_BYTES * slot);
+    take_bias_tile<0>(s, a, smem, consumer, use);
 }
+
+#if BIAS_FIRST
+/* Begins scores with their bias where has_biases. Returns whether their products come on top. */
+template <int ELEMS>
+DEV int begin_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t smem, int consumer, int &use, bool is_biased)
+{
+    if (a.bias == nullptr || !is_biased)
+        return 0;
+    take_bias_tile<1>(s, a, smem, consumer, use);
+    return 1;
+}
+#endif
 
 /* ---- Rows that are computed again ---- */
 
@@ -291,7 +313,7 @@ DEV void finish_biased_scores(float (&s)[ELEMS], const fwd_args &a, uint32_t sme
  * so low that their exponents were not. max, sum: over the row's keys, as the softmax has them. */
 DEV int loses_keys(const fwd_args &a, float max, float sum)
 {
-    return a.bias != nullptr && (!isfinite(sum) || (sum == 0.0f && max != -CUDART_INF_F));
+    return a.bias != nullptr && (!isfinite(sum) || (sum == 0.0f && (BIAS_FIRST || max != -CUDART_INF_F)));
 }
 
 /* Computes a row key by key, and its log-sum-exp where lse is not nullptr: slow, and only for such rows. Each of the
@@ -319,7 +341,8 @@ DEV void compute_row_again(const fwd_args &a, const visible_entry &e, const stor
             float score = 0.0f;
             for (int d = 0; d < a.qk_dim; d++)
                 score += load_element<TYPE>(a.q, q + d) * load_element<TYPE>(a.k, k + key * a.k_stride.row + d);
-            score = finish_score(a, rules.terms, score, key) * score_scale(a);
+            score = BIAS_FIRST ? add_bias(score * a.scale, find_bias(a, rules.terms, key))
+                               : finish_score(a, rules.terms, score, key) * score_scale(a);
             if (score == -CUDART_INF_F)
                 continue;
             const float raised = fmaxf(max, score), kept = exp2_fast((max - raised) * LOG2_E),

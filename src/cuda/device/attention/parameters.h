@@ -21,5 +21,8 @@
 #ifndef MASKS
 #define MASKS 0 /* beside it: boolean masks alone */
 #endif
+#ifndef BIAS_FIRST
+#define BIAS_FIRST 0 /* beside it: products are added to biases, not biases to products */
+#endif
 
 #endif

@@ -39,28 +39,27 @@ enum {
 
 /* ---- K and V: rings that all consumers read ---- */
 
-/* stages: of the ring, where those of V are more than those of K. */
-DEV int stage_of(int use, int stages = STAGES)
+template <int SLOTS = STAGES> DEV int stage_of(int use)
 {
-    return use % stages;
+    return use % SLOTS;
 }
 
-DEV uint32_t parity_of(int use, int stages = STAGES)
+template <int SLOTS = STAGES> DEV uint32_t parity_of(int use)
 {
-    return (uint32_t)(use / stages) & 1;
+    return (uint32_t)(use / SLOTS) & 1;
 }
 
 /* Waits, as a consumer, for use number `use` of the barriers at `full`. */
-DEV void wait_full(uint32_t full, int use, int stages = STAGES)
+template <int SLOTS = STAGES> DEV void wait_full(uint32_t full, int use)
 {
-    barrier_wait(full + BARRIER_BYTES * stage_of(use, stages), parity_of(use, stages));
+    barrier_wait(full + BARRIER_BYTES * stage_of<SLOTS>(use), parity_of<SLOTS>(use));
 }
 
 /* One arrival per warp: the warp reads the stage no more. */
-DEV void release(uint32_t empty, int use, int stages = STAGES)
+template <int SLOTS = STAGES> DEV void release(uint32_t empty, int use)
 {
     if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(empty + BARRIER_BYTES * stage_of(use, stages));
+        barrier_arrive(empty + BARRIER_BYTES * stage_of<SLOTS>(use));
 }
 
 /* Where a ring of K or V lies: its tiles and its barriers. */
@@ -71,11 +70,11 @@ typedef struct kv_ring {
 } kv_ring;
 
 /* Loads a key tile, as use number `use` of the ring, once the stage is empty. */
-DEV void produce_keys(const kv_ring &r, const fwd_map *map, const key_source &s, int use, int kv_tile,
-                      int stages = STAGES)
+template <int SLOTS = STAGES>
+DEV void produce_keys(const kv_ring &r, const fwd_map *map, const key_source &s, int use, int kv_tile)
 {
-    const int stage = stage_of(use, stages);
-    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use, stages) ^ 1);
+    const int stage = stage_of<SLOTS>(use);
+    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of<SLOTS>(use) ^ 1);
     load_key_boxes(r.tiles + stage * r.stage_bytes, map, r.full + BARRIER_BYTES * stage, r.panels, s,
                    kv_tile * KV_TILE);
 }

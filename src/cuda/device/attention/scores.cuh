@@ -52,7 +52,7 @@ DEV constexpr bool finishes_scores(void)
  * by one, which have no registers for the answer: there a score is made a power of two in any case. */
 DEV bool adds_numbers(const fwd_args &a)
 {
-    if (MASKS)
+    if (MASKS || BIAS_FIRST)
         return false;
     if (has_term(FWD_TERM_BIAS))
         return !BIAS_TILES || (a.bias != nullptr && a.bias_type != FWD_BIAS_MASK);
@@ -228,7 +228,7 @@ DEV float finish_score(const fwd_args &a, const row_terms &t, float score, int k
     else /* selected: a branch would spill where biases come as tiles */
         score *= adds_numbers(a) ? finishes_naturally() ? a.scale : a.scale_log2 : 1.0f;
     if (has_term(FWD_TERM_BIAS) && a.bias != nullptr)
-        score = add_bias(score, find_bias(a, t, key));
+        score = add_bias(score, BIAS_FIRST ? find_bias(a, t, key) / a.scale : find_bias(a, t, key));
     if (has_term(FWD_TERM_ALIBI))
         score -= t.slope * fabsf((float)(t.position - key));
     return score;

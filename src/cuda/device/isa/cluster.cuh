@@ -11,10 +11,12 @@ DEV void cluster_arrive_relaxed(void)
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/* The same; what the threads have asked of each other's shared memory is behind the wait. */
-DEV void cluster_arrive(void)
+/* This CTA's place in the cluster. */
+DEV int cluster_rank(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 
 DEV void cluster_wait(void)
@@ -22,12 +24,10 @@ DEV void cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* This CTA's place in the cluster. */
-DEV int cluster_rank(void)
+/* cluster_arrive_relaxed; and what the threads have asked of each other's shared memory is behind the wait. */
+DEV void cluster_arrive(void)
 {
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
 /* Where the address of this CTA's shared memory is in the CTA of that rank. */

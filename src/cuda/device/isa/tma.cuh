@@ -24,6 +24,14 @@ DEV void prefetch_map(const fwd_map *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
 
+/* Of all kernels that load their inputs by maps. */
+DEV void prefetch_inputs(const fwd_maps &maps)
+{
+    prefetch_map(&maps.q);
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
+}
+
 /* Loads one box, by one thread; `barrier` is credited with the box's bytes. Elements outside the tensor become zero. */
 DEV void load_box(uint32_t to, const fwd_map *map, uint32_t barrier, int dim, int row, int head, int batch)
 {

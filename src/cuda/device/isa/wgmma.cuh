@@ -108,6 +108,7 @@ DEV void wgmma_commit(void)
 /* WGMMA_SHAPE(N, i0..i5): the products for one N; i0 = N / 2 and its successors number the operands after the
  * accumulators. accumulate 0: D = A * B.
  *   wgmma_ss       A and B in shared memory, both K-major
+ *   wgmma_rs       A in registers, B in shared memory, K-major
  *   wgmma_rs_mn    A in registers, B in shared memory, MN-major */
 #define WGMMA_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." WGMMA_TYPE "." WGMMA_TYPE " {" WGMMA_D_N##n "}"
 #define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5)                                                                         \
@@ -116,6 +117,12 @@ DEV void wgmma_commit(void)
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #i2 ", 0; "                                                    \
                      WGMMA_TEXT(n) ", %" #i0 ", %" #i1 ", p, 1, 1, 0, 0; }"                                            \
                      : WGMMA_IO_N##n : "l"(a), "l"(b), "r"(accumulate));                                               \
+    }                                                                                                                  \
+    DEV void wgmma_rs(float (&d)[n / 2], const uint32_t *a, uint64_t b, int accumulate)                                \
+    {                                                                                                                  \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #i5 ", 0; "                                                    \
+                     WGMMA_TEXT(n) ", {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 0; }"               \
+                     : WGMMA_IO_N##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));           \
     }                                                                                                                  \
     DEV void wgmma_rs_mn(float (&d)[n / 2], const uint32_t *a, uint64_t b, int accumulate)                             \
     {                                                                                                                  \

@@ -117,7 +117,7 @@ typedef struct shared_memory {
 #include "cuda/device/isa/mma.cuh"
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
-#include "cuda/device/isa/wgmma_rs.cuh"
+#include "cuda/device/isa/wgmma.cuh"
 
 enum {
     PRODUCER_REGISTERS = 56,

@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (DIM 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; 2,
- * they load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR (DIM to 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; of
+ * DIM 128 2, they load query tiles together, too).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -40,6 +40,8 @@
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
 #define KEYS_IN_REGISTERS (DIM == 64 && PART == 64 && !(TERMS))
+/* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
+#define DQ_OVER_V (PAIR && KEYS_IN_REGISTERS)
 #include <stddef.h>
 
 #include "cuda/kernels/bwd_wgmma/workspace.h"
@@ -95,19 +97,27 @@ typedef struct dq_place {
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
-    uint8_t k[KV_BYTES], v[KV_BYTES];
+    uint8_t k[KV_BYTES];
+#if DQ_OVER_V
+    union {
+        uint8_t v[KV_BYTES];
+        float dq[DQ_BUFFERS][DQ_PART_FLOATS];
+    };
+#else
+    uint8_t v[KV_BYTES];
+#endif
 #if PAIR
     uint8_t partner_k[KV_PANEL_BYTES]; /* the other CTA's keys, of the dims whose dQ this one sums */
 #endif
     uint8_t q[STAGES][Q_BYTES], d_o[STAGES][Q_BYTES];
     uint8_t ds[DS_STAGES][DS_BYTES];
 #if PAIR
-    uint8_t partner_ds[DS_STAGES][DS_BYTES];
+    uint8_t partner_ds[DS_STAGES][DS_PANEL_BYTES]; /* of the queries whose dQ this one sums */
 #endif
 #if SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
-#if !DQ_RED
+#if !DQ_RED && !DQ_OVER_V
     float dq[DQ_BUFFERS][DQ_PART_FLOATS];
 #endif
     float stats[STAGES][2][Q_TILE];
@@ -144,7 +154,6 @@ typedef struct shared_memory {
 #include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/trace_points.cuh"
 #include "cuda/device/isa/wgmma_mn.cuh"
-#include "cuda/device/isa/wgmma_rs.cuh"
 
 enum {
     PRODUCER_REGISTERS = 40,
@@ -163,7 +172,8 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
-static_assert(PAIR == 0 || (PAIR <= 2 && DIM == 128 && !(DQ_RED)), "PAIR: 0, or at DIM 128 1 or 2");
+static_assert(PAIR == 0 || (!(DQ_RED) && (DIM == 128 ? PAIR <= 2 : PAIR == 1 && KEYS_IN_REGISTERS)),
+              "PAIR: 0, or at DIM 128 1 or 2, or at DIM 64, with K and V in registers, 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -294,12 +304,56 @@ DEV int count_visits(const fwd_args &a, const key_work &w)
     return (w.tile_end - w.tile_first) * a.group;
 }
 
-#if !PAIR
+/* ---- A turn to add to dQ, of the one thread that adds, or keeps turns for those who do ---- */
+
+/* Waits until the key tiles before this one, or pairs of them, have added to dQ: it is number `turn`. With ANY_ORDER
+ * nobody waits. */
+DEV void wait_turn(const int32_t *visits, int turn)
+{
+    if (turn > 0) {
+        while (load_flag(visits) != turn)
+            ;
+        bulk_global_fence();
+    }
+}
+
+/* Number 0 stores, nothing is cleared beforehand. */
+DEV void add_dq_part(float *dq, uint32_t from, int turn)
+{
+    if (turn > 0 || turn == ANY_ORDER)
+        add_floats(dq, from, DQ_PART_FLOATS * 4);
+    else
+        store_bytes(dq, from, DQ_PART_FLOATS * 4);
+    bulk_commit();
+}
+
+DEV void pass_turn(int32_t *visits, int turn)
+{
+    if (turn >= 0) {
+        bulk_wait_done();
+        bulk_global_fence();
+        store_flag(visits, turn + 1);
+    }
+}
 
 /* ---- The producer: one thread ---- */
 
+#if PAIR
+#include "cuda/kernels/bwd_wgmma/paired_loads.cuh"
+#else
+DEV int own_rank(void)
+{
+    return 0;
+}
+
+DEV uint32_t take_ticket(uint32_t *ticket, uint32_t, int, uint32_t)
+{
+    return atomicAdd(ticket, 1u);
+}
+
 /* Loads a query tile as use number `use` of the rings of Q and dO. */
-DEV void load_queries(const fwd_maps &maps, uint32_t smem, int use, const float *stats, int row, int head, int batch)
+DEV void load_queries(const fwd_maps &maps, uint32_t smem, int, int use, const float *stats, int row, int head,
+                      int batch)
 {
     const int stage = use % STAGES;
     const uint32_t parity = (use / STAGES & 1) ^ 1, at = BARRIER_BYTES * stage, q_full = ADDRESS(smem, q_full) + at,
@@ -318,19 +372,20 @@ DEV void load_queries(const fwd_maps &maps, uint32_t smem, int use, const float 
         load_box(ADDRESS(smem, d_o) + stage * Q_BYTES + panel * Q_PANEL_BYTES, &maps.o, do_full, panel * PANEL_ELEMS,
                  row, head, batch);
 }
+#endif
 
 DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
-    uint32_t *const ticket = (uint32_t *)a.workspace;
+    const int rank = own_rank();
     const uint32_t kv_full = ADDRESS(smem, kv_full);
     int use = 0;
     for (uint32_t round = 0;; round++) {
-        const uint32_t number = atomicAdd(ticket, 1u);
+        const uint32_t number = take_ticket((uint32_t *)a.workspace, smem, rank, round);
         key_work w = {};
         w.kv_tile = -1;
         if (number < count_work(a))
-            w = find_work(a, number, 0);
+            w = find_work(a, number, rank);
         barrier_wait(ADDRESS(smem, kv_empty), (round & 1) ^ 1);
         shared->work[round % 2] = w;
         if (w.kv_tile < 0) {
@@ -338,7 +393,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
             return;
         }
         const int batch = PACKED ? 0 : w.entry, key = w.kv_begin + w.kv_tile * KV_TILE;
-        barrier_arrive_expecting(kv_full, 2 * KV_BYTES);
+        barrier_arrive_expecting(kv_full, 2 * KV_BYTES + (PAIR ? KV_PANEL_BYTES : 0));
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, k) + panel * KV_PANEL_BYTES, &maps.k, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
@@ -347,17 +402,18 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
                      batch);
+#if PAIR
+        load_partner_keys(maps, smem, w, rank, batch);
+#endif
         const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
 #pragma unroll 1
         for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
 #pragma unroll 1
             for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++)
-                load_queries(maps, smem, use++, results_of(a, head, first_tile + tile).stats, w.q_begin + tile * Q_TILE,
-                             head, batch);
+                load_queries(maps, smem, rank, use++, results_of(a, head, first_tile + tile).stats,
+                             w.q_begin + tile * Q_TILE, head, batch);
     }
 }
-
-#endif
 
 /* The CTA's next work tile, once its keys and values are there; kv_tile < 0: there is no more. */
 DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, uint32_t round)
@@ -366,29 +422,21 @@ DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, ui
     return &shared->work[round % 2];
 }
 
-#if !DQ_RED && !PAIR
+#if !DQ_RED
 
 /* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
 
-/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have: it is number `turn`, and number 0
- * stores. With ANY_ORDER nobody waits. */
+#if !PAIR
+/* Adds a query tile's dQ, of both consumers, when the key tiles before this one have (wait_turn). */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 {
-    if (turn > 0) {
-        while (load_flag(visits) != turn)
-            ;
-        bulk_global_fence();
-    }
+    wait_turn(visits, turn);
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
         const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
         barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
-        if (turn > 0 || turn == ANY_ORDER)
-            add_floats(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
-        else
-            store_bytes(dq + part * DQ_PART_FLOATS, from, DQ_PART_FLOATS * 4);
-        bulk_commit();
+        add_dq_part(dq + part * DQ_PART_FLOATS, from, turn);
         if (DQ_BUFFERS == 1) { /* the other warpgroup's turn */
             bulk_wait_read();
             barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * (CONSUMERS - 1 - group));
@@ -400,16 +448,14 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
         for (int group = 0; group < CONSUMERS; group++)
             barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * group);
     }
-    if (turn >= 0) {
-        bulk_wait_done();
-        bulk_global_fence();
-        store_flag(visits, turn + 1);
-    }
+    pass_turn(visits, turn);
 }
+#endif
 
 DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
+    const int rank = own_rank();
     int use = 0;
     for (uint32_t round = 0;; round++) {
         const key_work *const w = wait_key_work(smem, shared, round);
@@ -422,13 +468,13 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
 #pragma unroll 1
         for (int tile = tile_end - 1; tile >= tile_first; tile--) {
             /* the key tiles that visit the query tile are consecutive */
-            const int turn = args.atomics != 0
-                                 ? ANY_ORDER
-                                 : kv_tile - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
+            const int turn = args.atomics != 0 ? ANY_ORDER
+                                               : kv_tile / WORK_CTAS -
+                                                     key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                add_dq(smem, use++, turn, to.visits, to.dq);
+                add_dq(smem, use++, turn, to.visits + rank, to.dq + rank * DQ_PART_FLOATS);
             }
         }
         bulk_wait_done();
@@ -690,6 +736,11 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
  * NaN: both warpgroups clear them. */
 DEV void clear_keys(const consumer &c, const key_work &w)
 {
+#if PAIR
+    for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
+        if ((w.kv_tile ^ 1) * KV_TILE + i / 8 >= w.kv_len)
+            store_shared_4(ADDRESS(c.smem, partner_k) + i * 16, 0, 0, 0, 0);
+#endif
     for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
         if (w.kv_tile * KV_TILE + i / 8 >= w.kv_len)
 #pragma unroll
@@ -713,6 +764,14 @@ DEV void clear_queries(const consumer &c, uint32_t tiles, int use, int first)
     named_sync(BOTH_CONSUMERS, CONSUMERS * WARPGROUP_THREADS);
 }
 
+/* Before a work tile's first visit. */
+DEV void begin_keys(const consumer &c, const fwd_args &a, const key_work *w, shared_memory *shared)
+{
+    note_key_rows(c, entry_of(a, *w), w, shared);
+    if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile / WORK_CTAS + 1) * WORK_KEYS > w->kv_len)
+        clear_keys(c, *w);
+}
+
 /* Where a key's row of dK or dV begins, in elements. */
 DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int key)
 {
@@ -727,21 +786,24 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 #endif
 
-#if !PAIR
-
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
     barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + 1);
+#if PAIR
+    barrier_init(ADDRESS(smem, ticket_full), 1);
+    barrier_init(ADDRESS(smem, ticket_empty), 1);
+#endif
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
         barrier_init(ADDRESS(smem, do_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        if (!PAIR)
+            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; i++) {
         barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
-        barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, PAIR ? GROUP_WARPS * WORK_CTAS : CONSUMER_WARPS);
     }
 #if DQ_RED
     for (int i = 0; i < DQ_PLACES; i++) {
@@ -751,7 +813,8 @@ DEV void init_barriers(uint32_t smem)
     }
 #else
     for (int i = 0; i < CONSUMERS; i++) {
-        barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
+        if (!PAIR || i == 0) /* a pair's warpgroups fill one place */
+            barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
     }
 #endif
@@ -761,8 +824,6 @@ DEV void init_barriers(uint32_t smem)
     barrier_init_done();
 }
 
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL_NAME(const __grid_constant__ bwd_args args, const __grid_constant__ fwd_maps maps)
 {
@@ -771,9 +832,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int group = read_warpgroup();
     if (threadIdx.x == 0) {
-        prefetch_map(&maps.q);
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
+        prefetch_inputs(maps);
         prefetch_map(&maps.o);
         init_barriers(smem);
     }
@@ -970,14 +1029,15 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? 3800.0 : DIM == 128 ? 4500.0 : 4750.0;
+    const double paired_cycles = DIM == 128 ? 3800.0 : 4250.0; /* of DIM 64 predicted */
+    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? paired_cycles : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
-    const double tile_cycles = SHARED_KEYS  ? 21200.0
-                               : PAIR       ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
+    const double tile_cycles = SHARED_KEYS ? 21200.0
+                               : PAIR ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
                                : DIM == 128 ? 8600.0
                                             : 7700.0,
-                 turn_cycles = SHARED_KEYS  ? 4100.0
+                 turn_cycles = SHARED_KEYS ? 4100.0
                                : DIM == 128 ? 3300.0
                                             : 3100.0;
     const visible_entry entry = acr__longest_entry(problem);

@@ -159,9 +159,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         int left = count_visits(a, *w);
         const bool is_visited = left > 0;
         if (is_visited) {
-            note_key_rows(c, entry_of(a, *w), w, shared);
-            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile + 1) * KV_TILE > w->kv_len)
-                clear_keys(c, *w);
+            begin_keys(c, a, w, shared);
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
             int tile = w->tile_end - 1, head = 0;

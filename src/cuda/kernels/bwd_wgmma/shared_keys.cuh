@@ -221,9 +221,7 @@ template <int IS_KEYS> DEV void consume(const bwd_args &args, uint32_t smem, sha
         int left = count_visits(a, *w);
         const bool is_visited = left > 0;
         if (is_visited) {
-            note_key_rows(c, entry_of(a, *w), w, shared);
-            if ((a.kv_lens != nullptr || PACKED) && (w->kv_tile + 1) * KV_TILE > w->kv_len)
-                clear_keys(c, *w);
+            begin_keys(c, a, w, shared);
             int tile = w->tile_end - 1, head = 0;
             visit<IS_KEYS, 1>(d, c, a, w, shared, use, tile);
 #pragma unroll 1

@@ -4,7 +4,7 @@
  *   spoilt  which of its keys have a gradient that is not finite (gradient_lines.cuh): a bit for each of 128 keys, or
  *           for dV of each of 64 and then for dK of each
  * For each query head and tile of query rows (gradients.h) there are
- *   visits  how many key tiles have added to the tile's dQ; of pairs of key tiles (PAIR), to each half of its columns
+ *   visits  how many key tiles have added to the tile's dQ; of pairs of key tiles (PAIR), to each half of it
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
  *           in which key tiles add to them. */

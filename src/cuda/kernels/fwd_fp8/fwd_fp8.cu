@@ -647,9 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int group = read_warpgroup();
     if (threadIdx.x == 0) {
-        prefetch_map(&maps.q);
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
+        prefetch_inputs(maps);
         init_barriers(smem);
     }
     write_ones(smem);

@@ -54,6 +54,14 @@ DEV int start_next_late(const fwd_args &a)
     return WINDOW || a.mask != FWD_MASK_NONE;
 }
 
+/* Behind what needs no other kernel's results. */
+DEV void meet_other_kernels(const fwd_args &a)
+{
+    wait_for_previous_kernel();
+    if (!start_next_late(a))
+        allow_next_kernel();
+}
+
 /* From here on the scale is a value of which the assembler does not know that it is a kernel's parameter: such a one it
  * would load again for every few uses, 24 times a chunk. Where keys are masked that gains nothing. */
 DEV void keep_scale_in_register(consumer &c)

@@ -397,9 +397,7 @@ DEV void run_exact(const fwd_args &a, const fwd_maps &maps, uint32_t smem)
         init_barriers(smem);
     }
     __syncwarp();
-    wait_for_previous_kernel();
-    if (!start_next_late(a))
-        allow_next_kernel();
+    meet_other_kernels(a);
     fill_ones(smem);
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
     __syncthreads();

@@ -162,9 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(smem);
     }
     __syncwarp();
-    wait_for_previous_kernel();
-    if (!start_next_late(a))
-        allow_next_kernel();
+    meet_other_kernels(a);
     const tile t = find_tile(a, warp / CONSUMER_WARPS % CONSUMERS);
     __syncthreads();
     ACR_TRACE_POINT(0, "CTA ready");

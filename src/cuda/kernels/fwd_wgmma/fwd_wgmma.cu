@@ -12,18 +12,20 @@
  * default 1: for windows that are not much longer than a query tile), AHEAD=1 (a thread plans ahead; of d128 the lines
  * that serve sliding windows), TERMS (FWD_TERM_* of fwd_args.h: the features beyond scale, mask and window), BIAS_TILES
  * (with TERMS=4: slots of a consumer for tiles of the bias; biases of 16 bits and boolean masks), MASKS=1 (beside it:
- * boolean masks alone, whose tiles take half the room), PAGED=1 (for paged caches alone, whose queries are packed or
- * not; the kernel takes fwd_paging besides) and, beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or
- * not: widening.cuh) or ANY_KEYS=1 (keys in pages, of packed batches and all others: which it is, is asked at run
- * time), OUT_F32=1 (o is float32, and nothing else: partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting
- * warps share a tile by its rows), UPCAST_GROUPS (of warps that upcast, the producer's among them, default 1),
- * VALUES_F16=1 (with BF16: probabilities and values are multiplied in fp16). V_STAGES (default STAGES, or more: slots
- * of V alone). CLUSTER=2 (beside AHEAD, of two panels): two CTAs load the key tiles of their query tiles together
- * (shared_loads.cuh).
+ * boolean masks alone, whose tiles take half the room), BIAS_FIRST=1 (beside it: biases alone, to which products are
+ * added), PAGED=1 (for paged caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and,
+ * beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages,
+ * of packed batches and all others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else:
+ * partial results), Q_HELD (the first so many 16 dims of Q are held in registers, at most 4). Beside KV_E4M3:
+ * UPCAST_ROWS=1 (the upcasting warps share a tile by its rows; 2: by fewer instructions), UPCAST_GROUPS (of warps that
+ * upcast, the producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in
+ * fp16), RUN_ON=1 (K is loaded and upcast a key tile ahead of V across work tiles, too). V_STAGES (of the ring of V,
+ * default STAGES; another beside RUN_ON or without PAGED), CLUSTER=2 (beside AHEAD, of two panels: two CTAs load the
+ * key tiles of their query tiles together, shared_loads.cuh).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
- * BIAS_TILES=0 MASKS=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1 VALUES_F16=0
- * V_STAGES=STAGES CLUSTER=1 */
+ * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1
+ * VALUES_F16=0 V_STAGES=STAGES RUN_ON=0 Q_HELD=0 CLUSTER=1 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -69,6 +71,12 @@
 #endif
 #ifndef V_STAGES
 #define V_STAGES STAGES
+#endif
+#ifndef RUN_ON
+#define RUN_ON 0
+#endif
+#ifndef Q_HELD
+#define Q_HELD 0
 #endif
 #ifndef CLUSTER
 #define CLUSTER 1
@@ -131,7 +139,7 @@ typedef struct shared_memory {
 #endif
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[V_STAGES], v_empty[V_STAGES];
 #if KV_E4M3
-    uint64_t k_landed[STAGES], v_landed[STAGES];
+    uint64_t k_landed[STAGES], v_landed[V_STAGES];
     uint32_t notes[STAGES]; /* of a use of the ring of keys: what the widening warps are told (widening.cuh) */
 #endif
     packed_queue queue; /* if SEQUENCES */
@@ -171,13 +179,12 @@ enum {
                          : CONSUMERS == 3 || (SEQUENCES && CONSUMERS == 4) ? 32
                                                                            : 24,
     CONSUMER_REGISTERS = ANY_KEYS            ? 216
+                         : CONSUMERS == 4    ? 112
+                         : CONSUMERS == 3    ? (PLANS_AHEAD || PRODUCER_COMPUTES ? 152 : 160)
                          : UPCAST_GROUPS > 1 ? 208
                          : PRODUCER_COMPUTES ? 224
                          : MORE_FOR_PRODUCER ? 232
-                         : CONSUMERS == 2    ? 240
-                         : CONSUMERS == 4    ? 112
-                         : PLANS_AHEAD       ? 152
-                                             : 160,
+                                             : 240,
     FIRST_ALONE = FIRST_PING_PONG + CONSUMERS, /* named barriers, behind the ping-pong ones: one for each consumer */
     /* When a consumer passes the turn: two do best one after the other, so that the scores of one run under the output
      * product of the other; more of them keep the tensor cores fed by queueing. */
@@ -198,8 +205,8 @@ static_assert(!PLANS_AHEAD || Q_STAGES >= 2, "Q_STAGES: what is planned ahead ne
 static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUENCES && HEADS_IN_TILE == 1),
               "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
+static_assert(!BIAS_FIRST || (BIAS_TILES && !MASKS), "BIAS_FIRST: with BIAS_TILES, without MASKS");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
-static_assert(V_STAGES == STAGES || (V_STAGES > STAGES && !PAGED), "V_STAGES: STAGES or, without PAGED, more");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && AHEAD && QK_PANELS == CLUSTER && V_PANELS == CLUSTER &&
                                HEADS_IN_TILE == 1 && !SEQUENCES && !BIAS_TILES),
               "CLUSTER: 1, or 2 beside AHEAD, two panels of keys and of values, not packed, without BIAS_TILES");
@@ -208,10 +215,14 @@ static_assert(CLUSTER == 1 || (CLUSTER == 2 && AHEAD && QK_PANELS == CLUSTER && 
 #endif
 static_assert(!PAGED || (!AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
               "PAGED: without AHEAD, HEADS_IN_TILE and BIAS_TILES");
-static_assert(!KV_E4M3 || (PAGED && CONSUMERS == 2 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
-              "KV_E4M3: beside PAGED, two consumers, 64 or 128 dims of keys and of values");
-static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16),
-              "UPCAST_ROWS, UPCAST_GROUPS, VALUES_F16: beside KV_E4M3");
+static_assert(!KV_E4M3 || (PAGED && CONSUMERS <= 3 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
+              "KV_E4M3: beside PAGED, two or three consumers, 64 or 128 dims of keys and of values");
+static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16 && !RUN_ON),
+              "UPCAST_ROWS, UPCAST_GROUPS, VALUES_F16, RUN_ON: beside KV_E4M3");
+static_assert(Q_HELD <= 4 && 16 * Q_HELD <= DIM, "Q_HELD: at most a panel's dims, 64");
+static_assert(V_STAGES == STAGES || (V_STAGES >= 2 && (RUN_ON || !PAGED)),
+              "V_STAGES: STAGES or, beside RUN_ON or without PAGED, 2 at least");
+static_assert(UPCAST_ROWS <= 2, "UPCAST_ROWS: 0, 1 or 2");
 static_assert(UPCAST_GROUPS == 1 || (UPCAST_GROUPS == 2 && UPCAST_ROWS), "UPCAST_GROUPS: 1, or 2 beside UPCAST_ROWS");
 static_assert(!VALUES_F16 || BF16, "VALUES_F16: with BF16");
 static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
@@ -253,15 +264,11 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
 
 /* A tile of K or of V as use number `use` of its ring. */
 #if CLUSTER > 1
-#define LOAD_KEYS(use, tile) produce_shared_keys(k, ADDRESS(smem, k_free), STAGES, &maps.k, source, use, tile)
-#define LOAD_VALUES(use, tile) produce_shared_keys(v, ADDRESS(smem, v_free), V_STAGES, &maps.v, source, use, tile)
+#define LOAD_KEYS(use, tile) produce_shared_keys<STAGES>(k, ADDRESS(smem, k_free), &maps.k, source, use, tile)
+#define LOAD_VALUES(use, tile) produce_shared_keys<V_STAGES>(v, ADDRESS(smem, v_free), &maps.v, source, use, tile)
 #else
 #define LOAD_KEYS(use, tile) produce_keys(k, &maps.k, source, use, tile)
-#if V_STAGES == STAGES
-#define LOAD_VALUES(use, tile) produce_keys(v, &maps.v, source, use, tile)
-#else
-#define LOAD_VALUES(use, tile) produce_keys(v, &maps.v, source, use, tile, V_STAGES)
-#endif
+#define LOAD_VALUES(use, tile) produce_keys<V_STAGES>(v, &maps.v, source, use, tile)
 #endif
 
 #if PAGES_APART
@@ -298,6 +305,43 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
         for (int kv_tile = tiles.end - 1; kv_tile >= tiles.first; kv_tile--)
             produce_keys(v, &maps.v, source, use++, kv_tile);
     }
+}
+#elif RUN_ON
+/* Loads K a key tile ahead of V, from the right to the left. K of the next work tile comes before the last V of this
+ * one, whose slot is empty later: so the next work tile is found while consumers have what their last steps need. */
+DEV void produce(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem,
+                 shared_memory *memory)
+{
+    const kv_ring k = KEY_RING, v = VALUE_RING;
+    const uint32_t count = count_work(a, memory); /* not 0, and blockIdx.x is below it */
+    int use = 0, q_use = 0;
+    work_tile of_values = {}; /* the values that are to be loaded: those of key tile `tile` of this work tile */
+    int tile = 0;
+    for (uint32_t index = blockIdx.x; index < count;) {
+        const work_tile t = find_tile(a, index, memory);
+        const visible_tiles tiles = find_key_tiles(a, t);
+        const page_source keys = page_source_of(a, paging, t);
+#pragma unroll 1
+        for (int next = tiles.end - 1; next >= tiles.first; next--, use++) {
+            tell_widening(k, smem, use, t, tiles, next);
+            produce_keys(k, &maps.k, keys, use, next);
+            if (next == tiles.first)
+                index = take_next(a, count); /* arrives during the wait for V's slot */
+            if (Q_STAGES > 1 && next == tiles.end - 1)
+                produce_work(t, &maps.q, smem, q_use++);
+            if (use > 0)
+                produce_keys<V_STAGES>(v, &maps.v, page_source_of(a, paging, of_values), use - 1, tile);
+            if (Q_STAGES == 1 && next == tiles.end - 1) /* behind V: until then consumers may hold the one slot */
+                produce_work(t, &maps.q, smem, q_use++);
+            of_values = t;
+            tile = next;
+        }
+    }
+    end_widening(k, smem, use);
+    produce_keys<V_STAGES>(v, &maps.v, page_source_of(a, paging, of_values), use - 1, tile);
+    work_tile none = {};
+    none.q_first = -1;
+    produce_work(none, nullptr, smem, q_use);
 }
 #else
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
@@ -405,6 +449,7 @@ DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[V_DIM / 2];
 typedef uint32_t probability_tile[KV_TILE / 4];
+typedef uint32_t held_queries[Q_HELD > 0 ? 4 * Q_HELD : 1];
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
@@ -422,15 +467,28 @@ DEV uint64_t query_matrix(const consumer &c, int use)
     return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
-/* Starts S = Q * transpose(K) as a group of its own. */
-DEV void start_scores(score_tile &s, uint64_t q, uint64_t k)
+/* The first dims of a slot of Q, which then are not read from shared memory for each key tile. */
+DEV void hold_queries(held_queries &held, const consumer &c, int use)
+{
+    const int row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + c.lane % 16;
+    const uint32_t at = query_at(c.smem, c.index, use) + row * PANEL_ROW_BYTES;
+#pragma unroll
+    for (int step = 0; step < Q_HELD; step++) /* matrices: two of eight rows each, of 8 dims, then of the next 8 */
+        load_matrices(held + 4 * step, at + (((2 * step + c.lane / 16) ^ row % 8) << 4));
+}
+
+/* Starts S = Q * transpose(K), or S += it, as a group of its own. */
+DEV void start_scores(score_tile &s, uint64_t q, const held_queries &held, uint64_t k, int accumulate = 0)
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < DIM / WGMMA_K; step++) {
+    for (int step = 0; step < Q_HELD; step++)
+        wgmma_rs(s, held + 4 * step, descriptor_at(k, step * WGMMA_K * ELEM_BYTES), step != 0 || accumulate);
+#pragma unroll
+    for (int step = Q_HELD; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
         wgmma_ss(s, descriptor_at(q, step / 4 * Q_PANEL_BYTES + in_panel),
-                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0);
+                 descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0 || accumulate);
     }
     wgmma_commit();
 }
@@ -505,16 +563,20 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, i
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
-              const consumer &c, int use, int accumulate, int masked, int plain, const row_keys &seen, int key,
-              const fwd_args &a, tile_terms &terms)
+              const held_queries &held, const consumer &c, int use, int accumulate, int masked, int plain,
+              const row_keys &seen, int key, const fwd_args &a, tile_terms &terms)
 {
     float max[2], factor[2];
+    int begun = 0;
+#if BIAS_FIRST /* while the other consumer has the tensor cores */
+    begun = begin_biased_scores(s, a, c.smem, c.index, terms.use, !plain && has_biases(terms.work, key / KV_TILE));
+#endif
     wait_full(ADDRESS(c.smem, k_full), use + 1);
     wait_ping_pong(c.index);
     ACR_TRACE_POINT(use, "K landed, turn taken");
-    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
-    wait_full(ADDRESS(c.smem, v_full), use, V_STAGES);
-    start_output(o, p, descriptor_at(c.v, stage_of(use, V_STAGES) * V_BYTES), accumulate);
+    start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1) * K_BYTES), begun);
+    wait_full<V_STAGES>(ADDRESS(c.smem, v_full), use);
+    start_output(o, p, descriptor_at(c.v, stage_of<V_STAGES>(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     WGMMA_WAIT(1);
@@ -522,7 +584,9 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, plain, a, terms, c);
+    finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
+    if (BIAS_FIRST && !plain)
+        finish_scores(s, seen, key, masked);
     lane_max(max, s);
     const int grown = any_row_grows(r, max, c);
     if (grown) {
@@ -535,7 +599,7 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
-    release(ADDRESS(c.smem, v_empty), use, V_STAGES);
+    release<V_STAGES>(ADDRESS(c.smem, v_empty), use);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
@@ -546,10 +610,10 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
 DEV void clear_rows(const consumer &c, int use, int first)
 {
     const int thread = threadIdx.x % WARPGROUP_THREADS;
-    wait_full(ADDRESS(c.smem, v_full), use, V_STAGES);
+    wait_full<V_STAGES>(ADDRESS(c.smem, v_full), use);
     for (int i = thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
         for (int panel = 0; panel < V_PANELS; panel++)
-            store_shared_4(ADDRESS(c.smem, v) + stage_of(use, V_STAGES) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0,
+            store_shared_4(ADDRESS(c.smem, v) + stage_of<V_STAGES>(use) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0,
                            0, 0, 0);
     shared_stores_visible();
     named_sync(FIRST_ALONE + c.index, WARPGROUP_THREADS);
@@ -750,10 +814,12 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 #endif
     wait_full(ADDRESS(smem, k_full), use);
     ACR_TRACE_POINT(0, "first Q and K landed");
+    held_queries held;
+    hold_queries(held, c, q_use);
 #if CLUSTER > 1
-    start_scores(s, q, descriptor_at(c.k, stage_of(use) * K_BYTES));
+    start_scores(s, q, held, descriptor_at(c.k, stage_of(use) * K_BYTES));
 #else
-    start_scores(s, q, c.k);
+    start_scores(s, q, held, c.k);
 #endif
     do {
         const visible_entry entry = entry_of(a, t);
@@ -809,12 +875,13 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
              end = tiles.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate,
+                step(s, probabilities, o, r, offsets, q, held, c, use++, accumulate,
                      !BIAS_TILES || tile >= tiles.full_end || tile < tiles.full_first, 0, at_tile(seen, tiles, tile),
                      tile * KV_TILE, a, terms);
 #pragma unroll 1
             for (; tile >= plain.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a, terms);
+                step(s, probabilities, o, r, offsets, q, held, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a,
+                     terms);
             if (tile < tiles.first)
                 break;
         }
@@ -824,9 +891,9 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 #endif
         /* The last output product of this tile, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
-        wait_full(ADDRESS(smem, v_full), use, V_STAGES);
+        wait_full<V_STAGES>(ADDRESS(smem, v_full), use);
         wait_ping_pong(c.index);
-        start_output(o, probabilities, descriptor_at(c.v, stage_of(use, V_STAGES) * V_BYTES), accumulate);
+        start_output(o, probabilities, descriptor_at(c.v, stage_of<V_STAGES>(use) * V_BYTES), accumulate);
         const work_tile next = wait_work(smem, index, ++q_use);
 #if CLUSTER > 1
         skipped = next.q_first >= 0 ? read_skipped(smem, index, q_use) : 0;
@@ -837,14 +904,15 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         if (next.q_first >= 0)
             wait_full(ADDRESS(smem, k_full), use + 1 + skipped);
         q = query_matrix(c, q_use);
+        hold_queries(held, c, q_use);
         /* behind the last work tile these are scores of stale tiles, which nobody reads */
-        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1 + skipped) * K_BYTES));
+        start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1 + skipped) * K_BYTES));
         pass_ping_pong(c.index);
         row_result found[2];
         find_row_results(found, a, t, r, c); /* under the products */
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
-        release(ADDRESS(smem, v_empty), use++, V_STAGES);
+        release<V_STAGES>(ADDRESS(smem, v_empty), use++);
         use += skipped;
         use_offsets(r, offsets);
         store_tile(a PAGING_ARGUMENT, t, o, r, found, c);
@@ -870,19 +938,21 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
         barrier_init(ADDRESS(smem, work_known) + BARRIER_BYTES * i, 1);
     barrier_init(ADDRESS(smem, plan_next), 1);
 #endif
-    for (int i = 0; i < STAGES; i++) {
-        barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
-        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+    for (int i = 0; i < STAGES || i < V_STAGES; i++) {
+        if (i < STAGES) {
+            barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
+            barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        }
+        if (i < V_STAGES) {
+            barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
+            barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        }
 #if KV_E4M3
-        barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
+        if (i < STAGES)
+            barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
+        if (i < V_STAGES)
+            barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
 #endif
-    }
-    for (int i = STAGES; i < V_STAGES; i++) {
-        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
     }
 #if CLUSTER > 1
     init_shared_barriers(smem);
@@ -912,9 +982,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ACR_TRACE_POINT(0, "start");
     const int group = read_warpgroup();
     if (threadIdx.x == 0) {
-        prefetch_map(&maps.q);
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
+        prefetch_inputs(maps);
         init_barriers(a, smem);
     }
 #if CLUSTER > 1
@@ -1003,6 +1071,8 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "packed: keys of another type than q's (kv_dtype) only in pages (ACR_PAGED)";
     if (BIAS_TILES && problem->bias_dtype == ACR_F32)
         return "bias_dtype: the kernel serves biases of 16 bits and boolean masks (BIAS_TILES)";
+    if (BIAS_FIRST && problem->bias_dtype == ACR_BOOL8)
+        return "bias_dtype: the kernel serves no boolean masks (BIAS_FIRST)";
     if (MASKS && problem->bias_dtype != ACR_DTYPE_DEFAULT && problem->bias_dtype != ACR_BOOL8)
         return "bias_dtype: the kernel serves no biases but boolean masks (MASKS)";
     return tile_why_not(problem, device);

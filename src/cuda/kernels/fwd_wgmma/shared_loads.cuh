@@ -23,15 +23,16 @@
 
 /* produce_keys, of one panel for both CTAs; free: the barriers that say of the other CTA's slots that they are empty.
  * Bytes are expected before the other is told that it may send them. */
-DEV void produce_shared_keys(const kv_ring &r, uint32_t free, int stages, const fwd_map *map, const key_source &s,
-                             int use, int kv_tile)
+template <int SLOTS>
+DEV void produce_shared_keys(const kv_ring &r, uint32_t free, const fwd_map *map, const key_source &s, int use,
+                             int kv_tile)
 {
-    const int stage = stage_of(use, stages), rank = cluster_rank();
+    const int stage = stage_of<SLOTS>(use), rank = cluster_rank();
     const uint32_t at = BARRIER_BYTES * stage, full = r.full + at;
-    barrier_wait(r.empty + at, parity_of(use, stages) ^ 1);
+    barrier_wait(r.empty + at, parity_of<SLOTS>(use) ^ 1);
     barrier_arrive_expecting(full, r.panels.count * r.panels.bytes);
     barrier_arrive_cluster(cluster_address(free + at, rank ^ 1));
-    barrier_wait(free + at, parity_of(use, stages));
+    barrier_wait(free + at, parity_of<SLOTS>(use));
     load_box_to_all(r.tiles + stage * r.stage_bytes + rank * r.panels.bytes, map, full, rank * r.panels.elems,
                     s.row_first + kv_tile * KV_TILE, s.head, s.batch, (1 << CLUSTER) - 1);
 }
@@ -54,8 +55,8 @@ DEV void skip_values(uint32_t smem, int first, int count)
 {
 #pragma unroll 1
     for (int use = first; use < first + count; use++) {
-        wait_full(ADDRESS(smem, v_full), use, V_STAGES);
-        release(ADDRESS(smem, v_empty), use, V_STAGES);
+        wait_full<V_STAGES>(ADDRESS(smem, v_full), use);
+        release<V_STAGES>(ADDRESS(smem, v_empty), use);
     }
 }
 

@@ -1,0 +1,93 @@
+/* What the threads of a paired CTA's first warpgroup do in another way than those of a CTA alone (paired_keys.cuh):
+ * work tiles come to the cluster, a key tile brings a part of its neighbour's keys, and a CTA adds half of dQ. A piece
+ * of bwd_wgmma.cu, which includes it. */
+#ifndef ACR_BWD_WGMMA_PAIRED_LOADS_CUH
+#define ACR_BWD_WGMMA_PAIRED_LOADS_CUH
+
+enum {
+    BOTH_CTAS = 3 /* of the cluster, as bits */
+};
+
+/* The panels of dS and of K that the CTA of that rank sums its half of dQ from: of DIM 64 dS has a panel for each half
+ * of the queries, else K one for each half of the dims. */
+DEV int ds_panel_of(int rank)
+{
+    return DIM == 64 ? rank : 0;
+}
+
+DEV int k_panel_of(int rank)
+{
+    return DIM == 64 ? 0 : rank;
+}
+
+DEV int own_rank(void)
+{
+    return cluster_rank();
+}
+
+/* Loads a query tile's boxes of Q or dO, or with PAIR=2 the CTA's half of them, for both. */
+DEV void load_query_boxes(uint32_t to, const fwd_map *map, uint32_t full, int rank, int row, int head, int batch)
+{
+#if PAIR == 2
+    load_box_to_all(to + rank * Q_PANEL_BYTES, map, full, rank * PANEL_ELEMS, row, head, batch, BOTH_CTAS);
+#else
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        load_box(to + panel * Q_PANEL_BYTES, map, full, panel * PANEL_ELEMS, row, head, batch);
+#endif
+}
+
+/* Loads a query tile as use number `use` of the rings of Q and dO. */
+DEV void load_queries(const fwd_maps &maps, uint32_t smem, int rank, int use, const float *stats, int row, int head,
+                      int batch)
+{
+    const int stage = use % STAGES;
+    const uint32_t at = BARRIER_BYTES * stage, q_full = ADDRESS(smem, q_full) + at,
+                   do_full = ADDRESS(smem, do_full) + at, q = ADDRESS(smem, q) + stage * Q_BYTES,
+                   d_o = ADDRESS(smem, d_o) + stage * Q_BYTES;
+    barrier_wait(ADDRESS(smem, q_empty) + at, (use / STAGES & 1) ^ 1);
+    barrier_arrive_expecting(q_full, Q_BYTES);
+    load_query_boxes(q, &maps.q, q_full, rank, row, head, batch);
+    barrier_arrive_expecting(do_full, Q_BYTES + STATS_BYTES);
+    load_bytes(ADDRESS(smem, stats) + stage * STATS_BYTES, stats, STATS_BYTES, do_full);
+    load_query_boxes(d_o, &maps.o, do_full, rank, row, head, batch);
+}
+
+/* The number of the cluster's next work tile: the first CTA takes it and tells the second. */
+DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t round)
+{
+    const uint32_t full = ADDRESS(smem, ticket_full), empty = ADDRESS(smem, ticket_empty), at = ADDRESS(smem, ticket);
+    uint32_t number;
+    if (rank == 0) {
+        number = atomicAdd(ticket, 1u);
+        barrier_wait(empty, (round & 1) ^ 1);
+        cluster_send(cluster_address(at, 1), make_float4(__uint_as_float(number), 0.0f, 0.0f, 0.0f),
+                     cluster_address(full, 1));
+    } else {
+        barrier_arrive_expecting(full, 16);
+        barrier_wait_cluster(full, round & 1);
+        number = load_shared(at);
+        barrier_arrive_cluster(cluster_address(empty, 0));
+    }
+    return number;
+}
+
+/* The other CTA's keys, of the panel that this one's half of dQ takes. */
+DEV void load_partner_keys(const fwd_maps &maps, uint32_t smem, const key_work &w, int rank, int batch)
+{
+    load_box(ADDRESS(smem, partner_k), &maps.k, ADDRESS(smem, kv_full), k_panel_of(rank) * PANEL_ELEMS,
+             w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
+}
+
+/* Adds the CTA's half of a query tile's dQ when the pairs before this one have (wait_turn). */
+DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
+{
+    wait_turn(visits, turn);
+    barrier_wait(ADDRESS(smem, dq_full), use & 1);
+    add_dq_part(dq, ADDRESS(smem, dq), turn);
+    bulk_wait_read();
+    barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * ((use + 1) % CONSUMERS)); /* the other warpgroup's turn */
+    pass_turn(visits, turn);
+}
+
+#endif
