@@ -1136,9 +1136,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
     /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
     const double general = ANY_KEYS ? 1.1 : 1.0;
     /* Of an odd number of query tiles the last one's partner takes as long. What pairs gain is not fitted. */
-    const double alone = CLUSTER > 1 ? CLUSTER * (double)count_cluster_work(problem) /
-                                           ((double)acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch)
-                                     : 1.0;
+    const int64_t tiles = acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
+    const double alone = CLUSTER > 1 ? CLUSTER * (double)count_cluster_work(problem) / (double)tiles : 1.0;
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms *
            widening * general * alone;
 }
