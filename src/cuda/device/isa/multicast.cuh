@@ -3,7 +3,9 @@
 #ifndef ACR_DEVICE_ISA_MULTICAST_CUH
 #define ACR_DEVICE_ISA_MULTICAST_CUH
 
+#include "cuda/device/isa/barrier.cuh"
 #include "cuda/device/isa/cluster.cuh"
+#include "cuda/device/isa/shared.cuh"
 #include "cuda/device/isa/tma.cuh"
 
 /* load_box into the CTAs of the cluster whose bits are set, the lowest that of rank 0: in each of them at the places
@@ -33,6 +35,21 @@ DEV void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrie
 DEV void barrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Tells the second CTA of a pair a number, by 16 bytes at the same place in both, of which the barrier `full` knows. */
+DEV void tell_partner(uint32_t at, uint32_t full, uint32_t number)
+{
+    cluster_send(cluster_address(at, 1), make_float4(__uint_as_float(number), 0.0f, 0.0f, 0.0f),
+                 cluster_address(full, 1));
+}
+
+/* What the first CTA tells, by one thread of the second. */
+DEV uint32_t hear_partner(uint32_t at, uint32_t full, uint32_t parity)
+{
+    barrier_arrive_expecting(full, 16);
+    barrier_wait_cluster(full, parity);
+    return load_shared(at);
 }
 
 #endif

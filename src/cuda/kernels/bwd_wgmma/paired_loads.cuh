@@ -61,12 +61,9 @@ DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t rou
     if (rank == 0) {
         number = atomicAdd(ticket, 1u);
         barrier_wait(empty, (round & 1) ^ 1);
-        cluster_send(cluster_address(at, 1), make_float4(__uint_as_float(number), 0.0f, 0.0f, 0.0f),
-                     cluster_address(full, 1));
+        tell_partner(at, full, number);
     } else {
-        barrier_arrive_expecting(full, 16);
-        barrier_wait_cluster(full, round & 1);
-        number = load_shared(at);
+        number = hear_partner(at, full, round & 1);
         barrier_arrive_cluster(cluster_address(empty, 0));
     }
     return number;

@@ -98,13 +98,9 @@ DEV uint32_t take_ticket(const fwd_args &a, uint32_t smem, uint32_t count, uint3
         return count;
     if (cluster_rank() == 0) {
         number = clusters + atomicInc((unsigned *)a.workspace, count - 1);
-        cluster_send(cluster_address(at, 1), make_float4(__uint_as_float(number), 0.0f, 0.0f, 0.0f),
-                     cluster_address(full, 1));
-    } else {
-        barrier_arrive_expecting(full, 16);
-        barrier_wait_cluster(full, round & 1);
-        number = load_shared(at);
-    }
+        tell_partner(at, full, number);
+    } else
+        number = hear_partner(at, full, round & 1);
     return number;
 }
 
