@@ -109,7 +109,7 @@ typedef struct acr__helper {
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
     uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
-    uint16_t bias_rows; /* of the bias, in the place of o, whose o_rows is 0; no map where bias_fits_boxes says so */
+    uint16_t bias_rows; /* of the bias, in the place of o, whose o_rows is 0; a map only where bias_fits_boxes */
 } acr__boxes;
 
 /* The arguments of a kernel of any kind: it is given `fwd`, with which each of them begins. */

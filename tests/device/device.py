@@ -102,7 +102,7 @@ SHORT_TERMS = ["b1:h4/2:s70/200:d{d}:cap30:sinks:lse", "b2:h4/1:s65/97:d{d}:kvle
                "b2:h2:s150/260:d{d}:kvstarts:chunk64:kvlens:lse", "b1:h2:s150/40:d{d}:causal-tl:win7:lse:sinks",
                "b1:h16/2:s100/300:d{d}:causal:win128:sinks:lse", "b1:h2:s200/400:d{d}:causal:chunk300:lse"]
 
-# Gradients: a whole tile of queries; dq by slots, in the order of more than eight key tiles, and by atomics of as many.
+# Gradients: a whole tile of queries; dq in the order of more than eight key tiles, and by atomics of as many.
 GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
              "bwd:b1:h2:s33:d{d}:causal-tl:bshd:sinks", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
              "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h1:s150/1190:d{d}:atomics"]
