@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/device/attention/bias_survey.h"
+#include "cuda/device/attention/bias_boxes.h"
 #include "cuda/driver.h"
 #include "paging.h"
 #include "problem.h"

@@ -118,7 +118,7 @@ def allowed_tests(path, name, quoted):
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
         ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | EXTENSION | {"acromion.h", "cuda/driver.h"}
-        ours |= {"cuda/ops/ops.h", "cuda/device/attention/bias_survey.h", "fork/function.h", "fork/lines.h"}
+        ours |= {"cuda/ops/ops.h", "cuda/device/attention/bias_boxes.h", "fork/function.h", "fork/lines.h"}
         ours |= {"dist/" + header for header in DIST}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
     return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xla/ffi/api/c_api.h"}

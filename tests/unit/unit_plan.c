@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cuda/device/attention/bias_survey.h"
+#include "cuda/device/attention/bias_boxes.h"
 #include "devices.h"
 
 /* Problems of every kind; not every device runs every one. */

@@ -18,6 +18,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/device/attention/bias_boxes.h"
 #include "cuda/device/attention/bias_survey.cuh"
 #include "cuda/device/attention/epilogue.cuh"
 #include "cuda/device/attention/pipeline.cuh"
