@@ -4,7 +4,7 @@
 Called by the name of a link to it, `cc` or `nvcc`, with the real compiler in CACHED_CC or CACHED_NVCC and the cache's
 folder in CACHED_IN. What a call makes hangs on the compiler, the arguments (but for the folders in them) and the
 contents of all files named, of the sources beside them, and of folders of includes. Only successful calls with an
-output are kept; any other goes to the compiler as it is.
+output are kept; any other goes to the compiler as it is. With CACHED_PAUSE_S a call takes at least so many seconds.
 """
 import hashlib
 import os
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 
 def files_of(folder):
@@ -72,6 +73,7 @@ def main():
                                   (behind(arguments, option) for option in ("-o", "-MF", "--keep-dir")))
     if not output:
         os.execv(compiler, [compiler, *arguments])
+    time.sleep(float(os.environ.get("CACHED_PAUSE_S", 0)))
     outputs = {str(place) for place in (output, dependencies, kept) if place} | {behind(arguments, "-MT")}
     place = cache / key_of(compiler, arguments, outputs)
     if not place.exists():
