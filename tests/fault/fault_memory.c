@@ -54,8 +54,7 @@ static void fail_everywhere(attempt *call, void *arg, fault_kind kind, acr_statu
     assert_in_range(place, 2, PLACES_MAX); /* there was something to fail */
 }
 
-/* ---- Contexts -----------------------------------------------------------------------------------------------------
- * */
+/* ---- Contexts ---- */
 
 static acr_status create_context(void *arg)
 {
@@ -85,8 +84,7 @@ static void contexts_survive_lack_of_threads(void **state)
     fail_everywhere(create_context, &options, FAULT_THREAD, ACR_NO_MEMORY);
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------------------------
- * */
+/* ---- Plans ---- */
 
 typedef struct plan_call {
     acr_ctx *ctx;
@@ -141,8 +139,7 @@ static void measuring_survives_lack_of_memory(void **state)
     assert_in_range(place, 6, PLACES_MAX); /* runners, plan, and scratch for six tensors at least */
 }
 
-/* ---- The one call -------------------------------------------------------------------------------------------------
- * */
+/* ---- The one call ---- */
 
 static void forward_survives_lack_of_memory(void **state)
 {
@@ -233,8 +230,7 @@ static void executions_allocate_nothing(void **state)
     acr_ctx_destroy(ctx);
 }
 
-/* ---- Wisdom -------------------------------------------------------------------------------------------------------
- * */
+/* ---- Wisdom ---- */
 
 typedef struct wisdom_call {
     acr_ctx *ctx;
@@ -359,8 +355,7 @@ static void export_survives_a_full_disk(void **state)
     acr_ctx_destroy(call.ctx);
 }
 
-/* ---- The judge ----------------------------------------------------------------------------------------------------
- * */
+/* ---- The judge ---- */
 
 static acr_status judge(void *arg)
 {

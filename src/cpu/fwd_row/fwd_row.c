@@ -44,7 +44,7 @@ enum {
     ITEMS_MOST = 8192
 };
 
-/* ---- Work items and what they leave ----------------------------------------------------------------------------- */
+/* ---- Work items and what they leave ---- */
 
 typedef struct cutting {
     int64_t heads, tiles, parts; /* items: heads * tiles * parts, the last innermost */
@@ -151,7 +151,7 @@ static item item_of(const fwd_args *args, const cutting *c, int64_t unit)
     return it;
 }
 
-/* ---- Products ---------------------------------------------------------------------------------------------------- */
+/* ---- Products ---- */
 
 /* The type in which keys and values lie. */
 static acr_dtype stored_type(const fwd_paging *pages)
@@ -274,8 +274,7 @@ INLINE void add_values(float *o, const float rescale[TOGETHER], const float *p, 
     }
 }
 
-/* ---- Softmax ------------------------------------------------------------------------------------------------------
- */
+/* ---- Softmax ---- */
 
 static float max_of_lanes(vec x)
 {
@@ -358,8 +357,7 @@ static float weigh(float *s, int64_t keys, float *max, float *sum, float scale_l
     return rescale;
 }
 
-/* ---- An item -------------------------------------------------------------------------------------------------------
- */
+/* ---- An item ---- */
 
 static void begin(const scratch_parts *parts, const partial *p, const fwd_args *args, const item *it)
 {
@@ -544,8 +542,7 @@ static void add_keys(const scratch_parts *parts, const partial *p, const fwd_arg
     }
 }
 
-/* ---- Out -----------------------------------------------------------------------------------------------------------
- */
+/* ---- Out ---- */
 
 /* Takes a row's sink into max and sum, as if it were a key of its own without a value, and returns what o must be
  * multiplied by. max is in natural units then. */
@@ -619,8 +616,7 @@ static void merge(const partial *to, const fwd_args *args, const cutting *c, con
     }
 }
 
-/* ---- A call
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- A call ---- */
 
 static void run_item(const scratch_parts *parts, const fwd_args *args, const cutting *c, const item *it, int64_t part,
                      char *leaves)
@@ -682,8 +678,7 @@ static void run(const fwd_args *args, int32_t lane, int32_t lanes, _Atomic int64
     }
 }
 
-/* ---- The description
- * --------------------------------------------------------------------------------------------------- */
+/* ---- The description ---- */
 
 DESCRIBES static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
