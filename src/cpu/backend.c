@@ -174,8 +174,56 @@ static int32_t usable_threads(void)
     return (int32_t)(count < 1 ? 1 : count > THREADS_MAX ? THREADS_MAX : count);
 }
 
+#if defined __linux__
+/* A number at the beginning of a file that sysfs has of a processor's cache; -1 if there is none. */
+static long read_cache_number(int cpu, int index, const char *file)
+{
+    char path[96];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, file);
+    FILE *in = fopen(path, "r");
+    if (!in) {
+        return -1;
+    }
+    char text[32];
+    char *end = text;
+    const long number = fgets(text, sizeof text, in) ? strtol(text, &end, 10) : -1;
+    fclose(in);
+    return end == text ? -1 : number;
+}
+
+/* Of all processors that this process may run on, each cache once; 0 if sysfs does not say. */
+static int64_t cache_bytes_of_sysfs(void)
+{
+    static const int LAST_LEVELS[] = {3, 2}; /* index3 is L3, index2 L2 where there is no L3 */
+    cpu_set_t usable, counted;
+    if (sched_getaffinity(0, sizeof usable, &usable) != 0) {
+        return 0; /* more processors than the set has places */
+    }
+    int64_t kib = 0;
+    CPU_ZERO(&counted);
+    for (size_t i = 0; i < sizeof LAST_LEVELS / sizeof LAST_LEVELS[0] && kib == 0; i++) {
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+            const long size = CPU_ISSET(cpu, &usable) ? read_cache_number(cpu, LAST_LEVELS[i], "size") : -1;
+            const long first = size > 0 ? read_cache_number(cpu, LAST_LEVELS[i], "shared_cpu_list") : -1;
+            if (first >= 0 && first < CPU_SETSIZE && !CPU_ISSET(first, &counted)) {
+                CPU_SET(first, &counted);
+                kib += size;
+            }
+        }
+    }
+    return kib * 1024;
+}
+#endif
+
+/* The C library's own answer comes second: of a virtual machine it may name the caches of the whole host. */
 static int64_t last_level_cache_bytes(void)
 {
+#if defined __linux__
+    const int64_t bytes_of_sysfs = cache_bytes_of_sysfs();
+    if (bytes_of_sysfs > 0) {
+        return bytes_of_sysfs;
+    }
+#endif
 #if defined _SC_LEVEL3_CACHE_SIZE
     const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {

@@ -713,9 +713,15 @@ DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device 
     return shared(problem) + (size_t)(cut_scratch(&parts, NULL, problem->qk_dim, problem->v_dim) * device->threads);
 }
 
-/* Cycles of the vector units, counted; caches and memory are taken to keep up. */
+/* Cycles of the vector units, counted, and fitted to what a Zen 4 took where caches keep up, as they are taken to
+ * (lab.md): it multiplies one vector of 512 bits a cycle. */
 DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
+#if defined KERNEL_ARCH_avx512
+    const double products_per_cycle = 1, upcast_16 = 1.3, upcast_8 = 6;
+#else
+    const double products_per_cycle = PRODUCTS_PER_CYCLE, upcast_16 = 0.5, upcast_8 = 5;
+#endif
     const cutting c = cutting_of(problem);
     const double vectors = (double)(round_up(problem->qk_dim, LANES) + round_up(problem->v_dim, LANES)) / LANES;
     const uint32_t terms = acr__terms_of(problem);
@@ -723,9 +729,10 @@ DESCRIBES static double cost(const acr_problem *problem, const acr__device *devi
     const double weight_cycles =
         (14 + (terms & FWD_TERM_CAP ? 22 : 0) + (terms & FWD_TERM_ALIBI ? 3 : 0)) / (double)LANES + (is_sparse ? 8 : 0);
     /* A score: its products, two shuffles and an addition across lanes, storing and weighing. */
-    const double score_cycles = vectors / PRODUCTS_PER_CYCLE + 3 + weight_cycles + 1;
-    const bool is_wide = DTYPE == ACR_F32 && problem->kv_dtype == ACR_DTYPE_DEFAULT;
-    const double key_cycles = vectors * (is_wide ? 0.5 : 1) + 4; /* loaded and upcast for each TOGETHER rows */
+    const double score_cycles = vectors / products_per_cycle + 3 + weight_cycles + 1;
+    const acr_dtype stored = problem->kv_dtype == ACR_DTYPE_DEFAULT ? DTYPE : problem->kv_dtype;
+    const double upcast = stored == ACR_F32 ? 0.5 : stored == ACR_E4M3 ? upcast_8 : upcast_16;
+    const double key_cycles = vectors * upcast + 4; /* loaded and upcast for each TOGETHER rows */
     const int64_t rows = problem->q_heads / problem->kv_heads * problem->q_len;
     const double keys = acr__visible_pairs(acr__longest_entry(problem)) / (double)problem->q_len;
     const double groups = (double)ceil_div(rows, is_sparse ? 1 : TOGETHER), heads = (double)c.heads;
