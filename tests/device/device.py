@@ -66,6 +66,7 @@ BIAS_BEHIND = ["b1:h1:s1/389:d{d}:causal-tl:mask/0,0,0", "b3:h5:s259/131:d{d}:ca
                "b3:h4/1:s400/129:d{d}:win128:mask/0,51600,129:lse:kvlens"]
 # A running maximum that has to begin late, of kernels that take the first keys' for the row's.
 LATE_MAXIMA = ["b1:h2:s70/256:d{d}", "b1:h2:s70/512:d{d}"]
+LATE_CAPPED_MAXIMA = ["b1:h2:s70/512:d{d}:cap50", "b1:h2:s200/400:d{d}:causal:cap80:lse"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]
 PAGED = ["b2:h8/2:s1/300:d{d}:lse:kvlens:page16"]
@@ -690,6 +691,12 @@ UNLISTED = [
     ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
      problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
      problems(BIAS_TILES[1:3], [128], ["bf16"])),
+    *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_late_sm90a", 2, orders, problems(asked, [d], [dtype]), [],
+       problems(asked, [d], [dtype]))
+      for dtype, d, slots, orders, asked in (("bf16", 128, "s2", [LATE, LATE_TOO], PLAIN + LATE_MAXIMA),
+                                             ("f16", 64, "s3", [EAGER], PLAIN[:4] + LATE_MAXIMA),
+                                             ("f16", 128, "s2_cap", [LATE], CAPS + LATE_CAPPED_MAXIMA),
+                                             ("bf16", 64, "s3_cap", [EAGER], CAPS + LATE_CAPPED_MAXIMA))),
     *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_paged_kv8_sm90a", 2, orders,
        problems(NARROW_PROMPTS, [d], [dtype]), [], [])
       for dtype, d, slots, orders in (("f16", 64, "s5", [LATE]), ("bf16", 64, "s5", [EAGER]),

@@ -21,11 +21,14 @@
  * upcast, the producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in
  * fp16), RUN_ON=1 (K is loaded and upcast a key tile ahead of V across work tiles, too). V_STAGES (of the ring of V,
  * default STAGES; another beside RUN_ON or without PAGED), CLUSTER=2 (beside AHEAD, of two panels: two CTAs load the
- * key tiles of their query tiles together, shared_loads.cuh).
+ * key tiles of their query tiles together, shared_loads.cuh), POLYNOMIAL (so many groups of keys leave one to the
+ * multiply-add lanes when they are exponentiated; default 0, none), TURN_FIRST=1 (the turn is passed before anything is
+ * done with scores), CHECK_LATE=1 (besides, exponentials are taken before it is known whether their row has outgrown
+ * its reference: where it has, scores are computed again).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
  * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1
- * VALUES_F16=0 V_STAGES=STAGES RUN_ON=0 Q_HELD=0 CLUSTER=1 */
+ * VALUES_F16=0 V_STAGES=STAGES RUN_ON=0 Q_HELD=0 CLUSTER=1 POLYNOMIAL=0 TURN_FIRST=0 CHECK_LATE=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -80,6 +83,15 @@
 #endif
 #ifndef CLUSTER
 #define CLUSTER 1
+#endif
+#ifndef POLYNOMIAL
+#define POLYNOMIAL 0
+#endif
+#ifndef TURN_FIRST
+#define TURN_FIRST 0
+#endif
+#ifndef CHECK_LATE
+#define CHECK_LATE 0
 #endif
 #define SHARED_TILES (CLUSTER)
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
@@ -206,6 +218,7 @@ static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUE
               "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
 static_assert(!BIAS_FIRST || (BIAS_TILES && !MASKS), "BIAS_FIRST: with BIAS_TILES, without MASKS");
+static_assert(!CHECK_LATE || !BIAS_TILES, "CHECK_LATE: without BIAS_TILES, whose slots are left by then");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && AHEAD && QK_PANELS == CLUSTER && V_PANELS == CLUSTER &&
                                HEADS_IN_TILE == 1 && !SEQUENCES && !BIAS_TILES),
@@ -560,6 +573,13 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, i
 #endif
 }
 
+/* True, which the compiler does not know: what stands behind a branch is not mixed with what stands before it. In one
+ * block it passes the turn amid the exponentials, as late as it may. */
+DEV int begins_a_block(const fwd_args &a)
+{
+    return a.kv_len != 0;
+}
+
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
@@ -583,19 +603,44 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     ACR_TRACE_POINT(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
+    int grown = 0;
+#if CHECK_LATE
+    float sum[2];
+    if (begins_a_block(a)) {
+        finish_tile(s, seen, key, masked, plain, a, terms, c);
+        use_offsets(r, offsets);
+        exponentiate_tile<POLYNOMIAL>(s, sum, r, c.scale_log2);
+        grown = any_row_outgrows(r, sum);
+    }
+    if (grown) {
+        start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
+        WGMMA_WAIT(0);
+        finish_tile(s, seen, key, masked, plain, a, terms, c);
+        lane_max(max, s);
+        raise_outgrown(r, factor, sum, max, c.scale_log2);
+        keep_offsets(offsets, r);
+        exponentiate_tile<POLYNOMIAL>(s, sum, r, c.scale_log2);
+    }
     release(ADDRESS(c.smem, k_empty), use + 1);
-    finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
-    if (BIAS_FIRST && !plain)
-        finish_scores(s, seen, key, masked);
-    lane_max(max, s);
-    const int grown = any_row_grows(r, max, c);
+    r.sum[0] += sum[0];
+    r.sum[1] += sum[1];
+#else
+    release(ADDRESS(c.smem, k_empty), use + 1);
+    if (!TURN_FIRST || begins_a_block(a)) {
+        finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
+        if (BIAS_FIRST && !plain)
+            finish_scores(s, seen, key, masked);
+        lane_max(max, s);
+        grown = any_row_grows(r, max, c);
+    }
     if (grown) {
         raise_references(r, factor, max, c.scale_log2,
                          BIAS_TILES ? RESCALE_THRESHOLD * reciprocal_fast(c.scale_log2) : c.threshold);
         keep_offsets(offsets, r);
     }
     use_offsets(r, offsets);
-    exponentiate_and_sum(s, r, c.scale_log2);
+    exponentiate_and_sum<POLYNOMIAL>(s, r, c.scale_log2);
+#endif
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
@@ -860,7 +905,7 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         start_rows(r, max, c.scale_log2);
         keep_offsets(offsets, r);
         use_offsets(r, offsets);
-        exponentiate_and_sum(s, r, c.scale_log2);
+        exponentiate_and_sum<POLYNOMIAL>(s, r, c.scale_log2);
         pack_probabilities(probabilities, s);
         ACR_TRACE_POINT(q_use, "tile: first exponentials done");
         if (!KV_E4M3 && (a.kv_lens != nullptr || SEQUENCES) && (tile + 1) * KV_TILE > keys)
