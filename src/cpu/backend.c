@@ -176,10 +176,10 @@ static int32_t usable_threads(void)
 
 #if defined __linux__
 /* A number at the beginning of a file that sysfs has of a processor's cache; -1 if there is none. */
-static long read_cache_number(int cpu, int index, const char *file)
+static long read_cache_number(size_t cpu, int index, const char *file)
 {
     char path[96];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, file);
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/cache/index%d/%s", cpu, index, file);
     FILE *in = fopen(path, "r");
     if (!in) {
         return -1;
@@ -202,11 +202,11 @@ static int64_t cache_bytes_of_sysfs(void)
     int64_t kib = 0;
     CPU_ZERO(&counted);
     for (size_t i = 0; i < sizeof LAST_LEVELS / sizeof LAST_LEVELS[0] && kib == 0; i++) {
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
             const long size = CPU_ISSET(cpu, &usable) ? read_cache_number(cpu, LAST_LEVELS[i], "size") : -1;
             const long first = size > 0 ? read_cache_number(cpu, LAST_LEVELS[i], "shared_cpu_list") : -1;
-            if (first >= 0 && first < CPU_SETSIZE && !CPU_ISSET(first, &counted)) {
-                CPU_SET(first, &counted);
+            if (first >= 0 && first < CPU_SETSIZE && !CPU_ISSET((size_t)first, &counted)) {
+                CPU_SET((size_t)first, &counted);
                 kib += size;
             }
         }

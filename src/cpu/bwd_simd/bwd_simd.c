@@ -585,7 +585,7 @@ DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device 
 DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double loads_per_cycle = 2, weights = 2; /* each weight is computed with its row and with its key */
-    const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
+    const double by_units = ROW_VECS * COLUMNS * 10.0 / PRODUCTS_IN_TEN_CYCLES,
                  by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
     const double cycles_per_product = (by_units > by_loads ? by_units : by_loads) / (ROW_VECS * COLUMNS);
     const uint32_t terms = acr__terms_of(problem);

@@ -714,22 +714,22 @@ DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device 
 }
 
 /* Cycles of the vector units, counted, and fitted to what a Zen 4 took where caches keep up, as they are taken to
- * (lab.md): it multiplies one vector of 512 bits a cycle. */
+ * (lab.md). */
 DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
-#if defined KERNEL_ARCH_avx512
-    const double products_per_cycle = 1, upcast_16 = 1.3, upcast_8 = 6;
-#else
-    const double products_per_cycle = PRODUCTS_PER_CYCLE, upcast_16 = 0.5, upcast_8 = 5;
-#endif
     const cutting c = cutting_of(problem);
     const double vectors = (double)(round_up(problem->qk_dim, LANES) + round_up(problem->v_dim, LANES)) / LANES;
+#if defined KERNEL_ARCH_avx512
+    const double upcast_16 = 1.27, upcast_8 = 3.5;
+#else /* a head's dims up to 96 stay in registers */
+    const double upcast_16 = (DTYPE == ACR_BF16 ? 0.95 : 0.7) - (vectors < 32 ? 0.3 : 0), upcast_8 = 3;
+#endif
     const uint32_t terms = acr__terms_of(problem);
     const bool is_sparse = terms & (FWD_TERM_BIAS | FWD_TERM_TREE | FWD_TERM_RANGES);
     const double weight_cycles =
         (14 + (terms & FWD_TERM_CAP ? 22 : 0) + (terms & FWD_TERM_ALIBI ? 3 : 0)) / (double)LANES + (is_sparse ? 8 : 0);
     /* A score: its products, two shuffles and an addition across lanes, storing and weighing. */
-    const double score_cycles = vectors / products_per_cycle + 3 + weight_cycles + 1;
+    const double score_cycles = vectors * 10 / PRODUCTS_IN_TEN_CYCLES + 3 + weight_cycles + 1;
     const acr_dtype stored = problem->kv_dtype == ACR_DTYPE_DEFAULT ? DTYPE : problem->kv_dtype;
     const double upcast = stored == ACR_F32 ? 0.5 : stored == ACR_E4M3 ? upcast_8 : upcast_16;
     const double key_cycles = vectors * upcast + 4; /* loaded and upcast for each TOGETHER rows */

@@ -243,7 +243,7 @@ INLINE void copy_pairs(float *to, acr_dtype dtype, const void *base, key_run run
                 continue;
             }
             uvec *words = (uvec *)&to[(from + row) / 2 * padded + d];
-            const uvec wide = __builtin_convertvector(x, uvec);
+            const uvec wide = extend_16(x);
             *words = (from + row) % 2 == 0 ? wide : *words | wide << 16;
         }
     }
@@ -797,7 +797,7 @@ DESCRIBES static size_t workspace(const acr_problem *problem, const acr__device 
 DESCRIBES static double cost(const acr_problem *problem, const acr__device *device)
 {
     const double loads_per_cycle = 2;
-    const double by_units = (double)ROW_VECS * COLUMNS / PRODUCTS_PER_CYCLE,
+    const double by_units = ROW_VECS * COLUMNS * 10.0 / PRODUCTS_IN_TEN_CYCLES,
                  by_loads = (ROW_VECS + COLUMNS) / loads_per_cycle;
     const double elements_a_step = PAIRS ? 2 : 1;
     const double cycles_per_product =
