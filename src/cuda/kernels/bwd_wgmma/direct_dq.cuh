@@ -43,8 +43,11 @@ DEV void give_turns(const bwd_args &args, uint32_t smem, shared_memory *shared)
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                give_place(smem, shared, use++, turn, to.dq + rank * (DQ_ROUNDS * CONSUMERS * DQ_PART_FLOATS),
-                           to.visits + rank);
+                if constexpr (PAIR)
+                    give_place(smem, shared, use++, turn, to.dq + rank * (DQ_ROUNDS * CONSUMERS * DQ_PART_FLOATS),
+                               to.visits + rank);
+                else
+                    give_place(smem, shared, use++, turn, to.dq, to.visits);
             }
         }
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */

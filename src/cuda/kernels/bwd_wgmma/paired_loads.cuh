@@ -78,10 +78,14 @@ DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t rou
 /* The other CTA's keys, of the panels that this one's half of dQ takes. */
 DEV void load_partner_keys(const fwd_maps &maps, uint32_t smem, const key_work &w, int rank, int batch)
 {
+    int first = k_panel_of(rank);
+#if SHARED_KEYS
+    asm volatile("" : "+r"(first)); /* else the thread keeps both panels' columns, for which it has no registers */
+#endif
 #pragma unroll
     for (int panel = 0; panel < PARTNER_PANELS; panel++)
         load_box(ADDRESS(smem, partner_k) + panel * KV_PANEL_BYTES, &maps.k, ADDRESS(smem, kv_full),
-                 (k_panel_of(rank) + panel) * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
+                 (first + panel) * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
 }
 
 #if !DQ_RED
