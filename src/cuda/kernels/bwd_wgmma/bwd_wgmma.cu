@@ -847,7 +847,7 @@ DEV void init_barriers(uint32_t smem)
 #endif
 #if SHARED_KEYS && PAIR
     barrier_init(ADDRESS(smem, p_empty), CONSUMER_WARPS);
-    barrier_init(ADDRESS(smem, ds_stored), GROUP_WARPS * WORK_CTAS);
+    barrier_init(ADDRESS(smem, ds_stored), GROUP_WARPS + CONSUMER_WARPS); /* those of the other CTA */
 #endif
     barrier_init_done();
 }

@@ -57,6 +57,14 @@ DEV void release_exchange(const consumer &c)
     arrive_warp(ADDRESS(c.smem, p_empty), c.lane);
 }
 
+/* The place of P may be written by the other CTA, of what the warp does with it. */
+DEV void arrive_at_partner(const consumer &c)
+{
+    __syncwarp();
+    if (c.lane == 0)
+        barrier_arrive_cluster(cluster_address(ADDRESS(c.smem, ds_stored), cluster_rank() ^ 1));
+}
+
 /* The first warpgroup's part of a visit of a query tile, which begins with row `query`. No product is under way before
  * or behind. */
 template <int IS_FIRST>
@@ -96,6 +104,8 @@ DEV void visit_values(key_gradient &dv, const consumer &c, const fwd_args &a, co
         store_shared_4(exchange_place(c, step), sent[4 * step], sent[4 * step + 1], sent[4 * step + 2],
                        sent[4 * step + 3]);
     arrive_warp(ADDRESS(c.smem, p_full), c.lane);
+    shared_stores_visible(); /* the copy engine writes there next */
+    arrive_at_partner(c);
     if constexpr (!IS_FIRST)
         hand_over(dq, c, use - 1);
     WGMMA_WAIT(0);
@@ -126,11 +136,8 @@ DEV void visit_keys(key_gradient &dk, const consumer &c, const key_work *w, shar
     barrier_wait(ADDRESS(c.smem, ds_empty), (use & 1) ^ 1);
     store_score_gradients(ds, c, 0, 0);
     shared_stores_visible();
-    __syncwarp();
-    if (c.lane == 0) { /* dS is stored, and P has been read */
-        barrier_arrive(ADDRESS(c.smem, ds_stored));
-        barrier_arrive_cluster(cluster_address(ADDRESS(c.smem, ds_stored), cluster_rank() ^ 1));
-    }
+    arrive_warp(ADDRESS(c.smem, ds_stored), c.lane);
+    arrive_at_partner(c); /* P has been read */
     if constexpr (!IS_FIRST)
         hand_over(dq, c, use - 1);
     WGMMA_WAIT(0);
