@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (1: two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256, where
- * it wants DQ_RED=1, paired_dims.cuh; 2, not of DIM 64: they load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR (1: two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
+ * with DQ_RED=1, paired_dims.cuh; 2, not of DIM 64: they load query tiles together, too).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -72,7 +72,7 @@ enum {
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
     DQ_ROUNDS = SHARED_KEYS && PAIR ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
-    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS, /* one: the warpgroups take turns */
+    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };

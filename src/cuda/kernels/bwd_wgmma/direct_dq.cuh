@@ -5,8 +5,8 @@
  * dQ goes, up to DQ_PLACES visits ahead; the other waits until both warpgroups have added theirs and passes the turn.
  * From one CTA's additions to the next one's: consumers arrive at place_left (release), the second thread has waited
  * for it (acquire) and stores the count of visits (release, of the GPU); the first thread of the next CTA has loaded
- * that (acquire) and arrives at place_full (release), where its consumers wait (acquire). Of pairs each CTA has turns of
- * its own, for its half of dQ. */
+ * that (acquire) and arrives at place_full (release), where its consumers wait (acquire). Each CTA of a pair has turns
+ * of its own, for its half of dQ. */
 #ifndef ACR_BWD_WGMMA_DIRECT_DQ_CUH
 #define ACR_BWD_WGMMA_DIRECT_DQ_CUH
 

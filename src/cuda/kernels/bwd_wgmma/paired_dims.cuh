@@ -1,14 +1,14 @@
-/* Pairs of key tiles of head dims to 256 (PAIR): two CTAs, a cluster, own two neighbouring tiles of 64 keys and visit the
- * same query tiles. Each computes S, dP, dV and dK of its own keys as shared_keys.cuh says; of dQ it sums 128 dims over
- * the keys of both, a warpgroup 64 of them, so that half as much of dQ leaves it. For that each has the other's K of
- * those dims and copies its dS into the other's shared memory. With PAIR=2 each loads half of Q and dO, for both. A
+/* Pairs of key tiles of head dims to 256 (PAIR): two CTAs, a cluster, own two neighbouring tiles of 64 keys and visit
+ * the same query tiles. Each computes S, dP, dV and dK of its own keys as shared_keys.cuh says; of dQ it sums 128 dims
+ * over the keys of both, a warpgroup 64 of them, so that half as much of dQ leaves it. For that each has the other's K
+ * of those dims and copies its dS into the other's shared memory. With PAIR=2 each loads half of Q and dO, for both. A
  * piece of bwd_wgmma.cu, which includes it.
  *
- * What comes from the other CTA lies where P was: P of a visit has been read when dS is stored, and the next P is sent
- * when both warpgroups' products of dQ have ended. So a thread of its own sends dS, when both CTAs have stored theirs,
- * and the next scores are asked for before dQ. The CTAs wait for each other at dS of both (ds_stored), at what they
- * send (ds_full), at its end (ds_empty) and, with PAIR=2, at stages of Q and dO. Both have the same visits, so no one
- * waits in vain. */
+ * What comes from the other CTA lies where P was: dS of a visit is sent when both CTAs have stored theirs, and so have
+ * read P; the next P is stored when both warpgroups' products of dQ have ended. A thread of its own sends, so that no
+ * consumer waits for the other CTA before it has asked for the next scores. The CTAs wait for each other before they
+ * send (ds_stored), for what they are sent (ds_full), before they store dS again (ds_empty) and, with PAIR=2, at stages
+ * of Q and dO. Both have the same visits, so no one waits in vain. */
 #ifndef ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 #define ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 
@@ -57,7 +57,7 @@ DEV void release_exchange(const consumer &c)
     arrive_warp(ADDRESS(c.smem, p_empty), c.lane);
 }
 
-/* The place of P may be written by the other CTA, of what the warp does with it. */
+/* The warp has read or shown P: when all have, the other CTA writes there. */
 DEV void arrive_at_partner(const consumer &c)
 {
     __syncwarp();
@@ -97,8 +97,8 @@ DEV void visit_values(key_gradient &dv, const consumer &c, const fwd_args &a, co
         WGMMA_WAIT(1); /* dQ */
         trace_dq(use);
         release_exchange(c);
+        barrier_wait(ADDRESS(c.smem, p_empty), (use & 1) ^ 1); /* in a first visit K has come behind it */
     }
-    barrier_wait(ADDRESS(c.smem, p_empty), (use & 1) ^ 1);
 #pragma unroll
     for (int step = 0; step < PART_QUERIES / 16; step++)
         store_shared_4(exchange_place(c, step), sent[4 * step], sent[4 * step + 1], sent[4 * step + 2],

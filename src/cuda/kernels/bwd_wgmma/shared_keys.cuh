@@ -216,16 +216,16 @@ template <int IS_KEYS> DEV void consume(const bwd_args &args, uint32_t smem, sha
 {
     const fwd_args &a = args.fwd;
     const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        IS_KEYS,
-                        thread,
-                        lane,
-                        matrix_descriptor(ADDRESS(smem, k), 0),
-                        matrix_descriptor(ADDRESS(smem, v), 0),
-                        matrix_descriptor(ADDRESS(smem, k) + (k_panel_of(own_rank()) + IS_KEYS) * KV_PANEL_BYTES,
-                                          KV_PANEL_BYTES),
-                        ADDRESS(smem, ds) + chunk_offset(thread / 32 * 16 + lane % 16, lane / 16, 8),
-                        a.scale_log2};
+    const consumer c = {
+        smem,
+        IS_KEYS,
+        thread,
+        lane,
+        matrix_descriptor(ADDRESS(smem, k), 0),
+        matrix_descriptor(ADDRESS(smem, v), 0),
+        matrix_descriptor(ADDRESS(smem, k) + (k_panel_of(own_rank()) + IS_KEYS) * KV_PANEL_BYTES, KV_PANEL_BYTES),
+        ADDRESS(smem, ds) + chunk_offset(thread / 32 * 16 + lane % 16, lane / 16, 8),
+        a.scale_log2};
     int use = 0;
     key_gradient d;
     for (uint32_t round = 0;; round++) {
