@@ -147,7 +147,8 @@ typedef struct shared_memory {
     uint64_t p_full;
 #endif
 #if SHARED_KEYS && PAIR
-    uint64_t p_empty, ds_stored;
+    uint64_t ds_stored, p_empty; /* the CTA's own dS; the place of P, to its own warps */
+    uint64_t partner_p_read;     /* the place of the other CTA's P, to this one's dS */
 #endif
 } shared_memory;
 
@@ -846,8 +847,9 @@ DEV void init_barriers(uint32_t smem)
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
 #endif
 #if SHARED_KEYS && PAIR
+    barrier_init(ADDRESS(smem, ds_stored), GROUP_WARPS);
     barrier_init(ADDRESS(smem, p_empty), CONSUMER_WARPS);
-    barrier_init(ADDRESS(smem, ds_stored), GROUP_WARPS + CONSUMER_WARPS); /* those of the other CTA */
+    barrier_init(ADDRESS(smem, partner_p_read), CONSUMER_WARPS);
 #endif
     barrier_init_done();
 }

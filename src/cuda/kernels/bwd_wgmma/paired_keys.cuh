@@ -20,6 +20,23 @@ enum {
 
 /* ---- Consumers ---- */
 
+/* Waits for dS of a use, of both CTAs, and starts the CTA's half of its dQ. */
+DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
+{
+    const int buffer = use % DS_STAGES;
+    barrier_wait(ADDRESS(c.smem, ds_full) + BARRIER_BYTES * buffer, use / DS_STAGES & 1);
+    const uint32_t own = ADDRESS(c.smem, ds) + buffer * DS_BYTES + ds_panel_of(cluster_rank()) * DS_PANEL_BYTES;
+    const uint64_t ds = matrix_descriptor(own, DS_PANEL_BYTES),
+                   partner_ds =
+                       matrix_descriptor(ADDRESS(c.smem, partner_ds) + buffer * DS_PANEL_BYTES, DS_PANEL_BYTES),
+                   partner_k = matrix_descriptor(ADDRESS(c.smem, partner_k), KV_PANEL_BYTES);
+    forget(d);
+    wgmma_fence();
+    add_dq_of_keys(d, ds, c.k_keys, true);
+    add_dq_of_keys(d, partner_ds, partner_k, false);
+    wgmma_commit();
+}
+
 /* Behind dQ's product of a use: both CTAs' dS is read no more, and dQ goes to the thread that adds it up. Register
  * 4g + r of thread t is float 4 (128g + t) + r of the part. */
 DEV void leave_dq(const query_gradient &d, const consumer &c, int use)
