@@ -6,9 +6,9 @@
  *
  * What comes from the other CTA lies where P was: dS of a visit is sent when the other has read P, and the next P is
  * stored when both warpgroups' products of dQ have ended. A thread of its own sends, so that no consumer waits for the
- * other CTA before it has asked for the next scores and for dQ of its own keys. The CTAs wait for each other before they
- * send (partner_p_read), for what they are sent (ds_full), before they store dS again (ds_empty) and, with PAIR=2, at
- * stages of Q and dO. Both have the same visits, so no one waits in vain. */
+ * other CTA before it has asked for the next scores and for dQ of its own keys. The CTAs wait for each other before
+ * they send (partner_p_read), for what they are sent (ds_full), before they store dS again (ds_empty) and, with PAIR=2,
+ * at stages of Q and dO. Both have the same visits, so no one waits in vain. */
 #ifndef ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 #define ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 
