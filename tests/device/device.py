@@ -688,6 +688,11 @@ UNLISTED = [
     *((f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_sm90a", 6, orders,
        problems(PAIRED_GRADIENTS + GRADIENTS, [64], [dtype]), problems(SPOILT_GRADIENTS, [64], [dtype]), [])
       for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))),
+    *((f"bwd_wgmma_{dtype}_d256_64x64_s2_{pair}_sm90a", 6, orders,
+       problems(PAIRED_GRADIENTS + GRADIENTS, [256], [dtype]),
+       problems([edge.replace("d64", "d256") for edge in SPOILT_GRADIENTS], [256], [dtype]), [])
+      for dtype, pair, orders in (("f16", "pair", [EAGER]), ("bf16", "pair", [LATE, LATE_TOO]),
+                                  ("bf16", "pair2", [LATE]))),
     ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
      problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
      problems(BIAS_TILES[1:3], [128], ["bf16"])),

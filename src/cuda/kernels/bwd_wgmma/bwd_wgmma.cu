@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (DIM to 128: 1, two CTAs sum dQ of their 256 keys together, paired_keys.cuh; of
- * DIM 128 2, they load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR (1: two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
+ * with DQ_RED=1, paired_dims.cuh; 2, not of DIM 64: they load query tiles together, too).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -65,12 +65,14 @@ enum {
     Q_BYTES = PANELS * Q_PANEL_BYTES,
     DS_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES, /* 64 queries of each key */
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
+    PARTNER_PANELS = SHARED_KEYS ? CONSUMERS : 1, /* of the other CTA's K: of the dims whose dQ this one sums */
+    PARTNER_BYTES = PAIR ? PARTNER_PANELS * KV_PANEL_BYTES : 0,
     PART_QUERIES = PART,                 /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
-    DQ_ROUNDS = DQ_PARTS / CONSUMERS,
-    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS, /* one: the warpgroups take turns */
+    DQ_ROUNDS = SHARED_KEYS && PAIR ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
+    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
@@ -107,14 +109,18 @@ typedef struct shared_memory {
     uint8_t v[KV_BYTES];
 #endif
 #if PAIR
-    uint8_t partner_k[KV_PANEL_BYTES]; /* the other CTA's keys, of the dims whose dQ this one sums */
+    uint8_t partner_k[PARTNER_BYTES]; /* the other CTA's keys, of the dims whose dQ this one sums */
 #endif
     uint8_t q[STAGES][Q_BYTES], d_o[STAGES][Q_BYTES];
     uint8_t ds[DS_STAGES][DS_BYTES];
-#if PAIR
+#if SHARED_KEYS && PAIR
+    union { /* P has been read before dS of the same visit comes, whose dQ has ended before the next P */
+        uint8_t p[DS_BYTES];
+        uint8_t partner_ds[DS_STAGES][DS_PANEL_BYTES];
+    };
+#elif PAIR
     uint8_t partner_ds[DS_STAGES][DS_PANEL_BYTES]; /* of the queries whose dQ this one sums */
-#endif
-#if SHARED_KEYS
+#elif SHARED_KEYS
     uint8_t p[DS_BYTES];
 #endif
 #if !DQ_RED && !DQ_OVER_V
@@ -139,6 +145,10 @@ typedef struct shared_memory {
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
+#endif
+#if SHARED_KEYS && PAIR
+    uint64_t ds_stored, p_empty; /* the CTA's own dS; the place of P, to its own warps */
+    uint64_t partner_p_read;     /* the place of the other CTA's P, to this one's dS */
 #endif
 } shared_memory;
 
@@ -172,8 +182,8 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
-static_assert(PAIR == 0 || (!(DQ_RED) && (DIM == 128 ? PAIR <= 2 : PAIR == 1 && KEYS_IN_REGISTERS)),
-              "PAIR: 0, or at DIM 128 1 or 2, or at DIM 64, with K and V in registers, 1");
+static_assert(PAIR == 0 || (DQ_RED == SHARED_KEYS && (DIM == 64 ? PAIR == 1 && KEYS_IN_REGISTERS : PAIR <= 2)),
+              "PAIR: 0, or at DIM 128 and, with DQ_RED, 256 1 or 2, or at DIM 64, with K and V in registers, 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -346,6 +356,11 @@ DEV int own_rank(void)
     return 0;
 }
 
+DEV int k_panel_of(int)
+{
+    return 0;
+}
+
 DEV uint32_t take_ticket(uint32_t *ticket, uint32_t, int, uint32_t)
 {
     return atomicAdd(ticket, 1u);
@@ -393,7 +408,7 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
             return;
         }
         const int batch = PACKED ? 0 : w.entry, key = w.kv_begin + w.kv_tile * KV_TILE;
-        barrier_arrive_expecting(kv_full, 2 * KV_BYTES + (PAIR ? KV_PANEL_BYTES : 0));
+        barrier_arrive_expecting(kv_full, 2 * KV_BYTES + PARTNER_BYTES);
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
             load_box(ADDRESS(smem, k) + panel * KV_PANEL_BYTES, &maps.k, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
@@ -739,7 +754,9 @@ DEV void clear_keys(const consumer &c, const key_work &w)
 #if PAIR
     for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
         if ((w.kv_tile ^ 1) * KV_TILE + i / 8 >= w.kv_len)
-            store_shared_4(ADDRESS(c.smem, partner_k) + i * 16, 0, 0, 0, 0);
+#pragma unroll
+            for (int panel = 0; panel < PARTNER_PANELS; panel++)
+                store_shared_4(ADDRESS(c.smem, partner_k) + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
 #endif
     for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
         if (w.kv_tile * KV_TILE + i / 8 >= w.kv_len)
@@ -778,6 +795,9 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
     return (PACKED ? 0 : w.entry * stride.batch) + w.kv_head * stride.head + (w.kv_begin + key) * stride.row;
 }
 
+#if PAIR
+#include "cuda/kernels/bwd_wgmma/paired_dq.cuh"
+#endif
 #if SHARED_KEYS
 #include "cuda/kernels/bwd_wgmma/shared_keys.cuh"
 #elif PAIR
@@ -789,7 +809,7 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + 1);
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (SHARED_KEYS && PAIR ? 2 : 1));
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
@@ -798,12 +818,17 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
         barrier_init(ADDRESS(smem, do_full) + BARRIER_BYTES * i, 1);
-        if (!PAIR)
-            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
+        if (!PAIR || SHARED_KEYS)
+            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
     }
     for (int i = 0; i < DS_STAGES; i++) {
+#if SHARED_KEYS && PAIR
+        barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, 1);
+#else
         barrier_init(ADDRESS(smem, ds_full) + BARRIER_BYTES * i, SHARED_KEYS ? GROUP_WARPS : CONSUMER_WARPS);
         barrier_init(ADDRESS(smem, ds_empty) + BARRIER_BYTES * i, PAIR ? GROUP_WARPS * WORK_CTAS : CONSUMER_WARPS);
+#endif
     }
 #if DQ_RED
     for (int i = 0; i < DQ_PLACES; i++) {
@@ -820,6 +845,11 @@ DEV void init_barriers(uint32_t smem)
 #endif
 #if SHARED_KEYS
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
+#endif
+#if SHARED_KEYS && PAIR
+    barrier_init(ADDRESS(smem, ds_stored), GROUP_WARPS);
+    barrier_init(ADDRESS(smem, p_empty), CONSUMER_WARPS);
+    barrier_init(ADDRESS(smem, partner_p_read), CONSUMER_WARPS);
 #endif
     barrier_init_done();
 }
@@ -854,6 +884,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             give_turns(args, smem, shared);
         if (threadIdx.x == 2 * WARP_THREADS)
             pass_turns(smem, shared);
+#if PAIR
+        if (threadIdx.x == 3 * WARP_THREADS)
+            send_score_gradients(args, smem, shared);
+#endif
 #else
         if (threadIdx.x == WARP_THREADS)
             accumulate_dq(args, smem, shared);
@@ -1029,8 +1063,8 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double paired_cycles = DIM == 128 ? 3800.0 : 4250.0; /* of DIM 64 predicted */
-    const double plain_cycles = SHARED_KEYS ? 7550.0 : PAIR ? paired_cycles : DIM == 128 ? 4500.0 : 4750.0;
+    const double paired_cycles = SHARED_KEYS ? 5500.0 : DIM == 128 ? 3800.0 : 4250.0; /* of DIM 256 and 64 predicted */
+    const double plain_cycles = PAIR ? paired_cycles : SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const double tile_cycles = SHARED_KEYS ? 21200.0

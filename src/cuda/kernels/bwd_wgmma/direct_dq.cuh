@@ -5,7 +5,8 @@
  * dQ goes, up to DQ_PLACES visits ahead; the other waits until both warpgroups have added theirs and passes the turn.
  * From one CTA's additions to the next one's: consumers arrive at place_left (release), the second thread has waited
  * for it (acquire) and stores the count of visits (release, of the GPU); the first thread of the next CTA has loaded
- * that (acquire) and arrives at place_full (release), where its consumers wait (acquire). */
+ * that (acquire) and arrives at place_full (release), where its consumers wait (acquire). Each CTA of a pair has turns
+ * of its own, for its half of dQ. */
 #ifndef ACR_BWD_WGMMA_DIRECT_DQ_CUH
 #define ACR_BWD_WGMMA_DIRECT_DQ_CUH
 
@@ -26,6 +27,7 @@ DEV void give_place(uint32_t smem, shared_memory *shared, int use, int turn, flo
 DEV void give_turns(const bwd_args &args, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
+    const int rank = own_rank(); /* of the CTAs of a pair each has half of the parts */
     int use = 0;
     for (uint32_t round = 0;; round++) {
         const key_work *const w = wait_key_work(smem, shared, round);
@@ -36,11 +38,16 @@ DEV void give_turns(const bwd_args &args, uint32_t smem, shared_memory *shared)
 #pragma unroll 1
         for (int tile = w->tile_end - 1; tile >= w->tile_first; tile--) {
             /* the key tiles that visit the query tile are consecutive */
-            const int turn = args.atomics != 0 ? ANY_ORDER : kv_tile - key_tiles_of(entry_of(a, *w), tile).first;
+            const int turn =
+                args.atomics != 0 ? ANY_ORDER : kv_tile / WORK_CTAS - key_tiles_of(entry_of(a, *w), tile).first;
 #pragma unroll 1
             for (int head = first_head; head < first_head + a.group; head++) {
                 const tile_results to = results_of(a, head, first_tile + tile);
-                give_place(smem, shared, use++, turn, to.dq, to.visits);
+                if constexpr (PAIR)
+                    give_place(smem, shared, use++, turn, to.dq + rank * (DQ_ROUNDS * CONSUMERS * DQ_PART_FLOATS),
+                               to.visits + rank);
+                else
+                    give_place(smem, shared, use++, turn, to.dq, to.visits);
             }
         }
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */

@@ -20,14 +20,6 @@ enum {
 
 /* ---- Consumers ---- */
 
-/* One arrival per warp at the same barrier of each CTA. */
-DEV void arrive_at_both(uint32_t barrier, int lane)
-{
-    __syncwarp();
-    if (lane < WORK_CTAS)
-        barrier_arrive_cluster(cluster_address(barrier, lane));
-}
-
 /* Waits for dS of a use, of both CTAs, and starts the CTA's half of its dQ. */
 DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
 {
@@ -40,14 +32,8 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use)
                    partner_k = matrix_descriptor(ADDRESS(c.smem, partner_k), KV_PANEL_BYTES);
     forget(d);
     wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < KV_TILE / WGMMA_K; step++)
-        wgmma_ss_mn(d, descriptor_at(ds, step * WGMMA_K * PANEL_ROW_BYTES),
-                    descriptor_at(c.k_keys, step * WGMMA_K * PANEL_ROW_BYTES), step != 0);
-#pragma unroll
-    for (int step = 0; step < KV_TILE / WGMMA_K; step++)
-        wgmma_ss_mn(d, descriptor_at(partner_ds, step * WGMMA_K * PANEL_ROW_BYTES),
-                    descriptor_at(partner_k, step * WGMMA_K * PANEL_ROW_BYTES), 1);
+    add_dq_of_keys(d, ds, c.k_keys, true);
+    add_dq_of_keys(d, partner_ds, partner_k, false);
     wgmma_commit();
 }
 

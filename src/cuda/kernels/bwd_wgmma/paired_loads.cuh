@@ -8,8 +8,8 @@ enum {
     BOTH_CTAS = 3 /* of the cluster, as bits */
 };
 
-/* The panels of dS and of K that the CTA of that rank sums its half of dQ from: of DIM 64 dS has a panel for each half
- * of the queries, else K one for each half of the dims. */
+/* The first panels of dS and of K that the CTA of that rank sums its half of dQ from: of DIM 64 dS has a panel for each
+ * half of the queries, else K one, or of DIM 256 two, for each half of the dims. */
 DEV int ds_panel_of(int rank)
 {
     return DIM == 64 ? rank : 0;
@@ -17,7 +17,7 @@ DEV int ds_panel_of(int rank)
 
 DEV int k_panel_of(int rank)
 {
-    return DIM == 64 ? 0 : rank;
+    return DIM == 64 ? 0 : rank * PARTNER_PANELS;
 }
 
 DEV int own_rank(void)
@@ -29,7 +29,11 @@ DEV int own_rank(void)
 DEV void load_query_boxes(uint32_t to, const fwd_map *map, uint32_t full, int rank, int row, int head, int batch)
 {
 #if PAIR == 2
-    load_box_to_all(to + rank * Q_PANEL_BYTES, map, full, rank * PANEL_ELEMS, row, head, batch, BOTH_CTAS);
+#pragma unroll
+    for (int i = 0; i < PANELS / WORK_CTAS; i++) {
+        const int panel = rank * (PANELS / WORK_CTAS) + i;
+        load_box_to_all(to + panel * Q_PANEL_BYTES, map, full, panel * PANEL_ELEMS, row, head, batch, BOTH_CTAS);
+    }
 #else
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
@@ -48,6 +52,8 @@ DEV void load_queries(const fwd_maps &maps, uint32_t smem, int rank, int use, co
     barrier_wait(ADDRESS(smem, q_empty) + at, (use / STAGES & 1) ^ 1);
     barrier_arrive_expecting(q_full, Q_BYTES);
     load_query_boxes(q, &maps.q, q_full, rank, row, head, batch);
+    if (SHARED_KEYS) /* else q_empty stands for dO's, too */
+        barrier_wait(ADDRESS(smem, do_empty) + at, (use / STAGES & 1) ^ 1);
     barrier_arrive_expecting(do_full, Q_BYTES + STATS_BYTES);
     load_bytes(ADDRESS(smem, stats) + stage * STATS_BYTES, stats, STATS_BYTES, do_full);
     load_query_boxes(d_o, &maps.o, do_full, rank, row, head, batch);
@@ -69,12 +75,20 @@ DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t rou
     return number;
 }
 
-/* The other CTA's keys, of the panel that this one's half of dQ takes. */
+/* The other CTA's keys, of the panels that this one's half of dQ takes. */
 DEV void load_partner_keys(const fwd_maps &maps, uint32_t smem, const key_work &w, int rank, int batch)
 {
-    load_box(ADDRESS(smem, partner_k), &maps.k, ADDRESS(smem, kv_full), k_panel_of(rank) * PANEL_ELEMS,
-             w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
+    int first = k_panel_of(rank);
+#if SHARED_KEYS
+    asm volatile("" : "+r"(first)); /* else the thread keeps both panels' columns, for which it has no registers */
+#endif
+#pragma unroll
+    for (int panel = 0; panel < PARTNER_PANELS; panel++)
+        load_box(ADDRESS(smem, partner_k) + panel * KV_PANEL_BYTES, &maps.k, ADDRESS(smem, kv_full),
+                 (first + panel) * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
 }
+
+#if !DQ_RED
 
 /* Adds the CTA's half of a query tile's dQ when the pairs before this one have (wait_turn). */
 DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
@@ -86,5 +100,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
     barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * ((use + 1) % CONSUMERS)); /* the other warpgroup's turn */
     pass_turn(visits, turn);
 }
+
+#endif
 
 #endif

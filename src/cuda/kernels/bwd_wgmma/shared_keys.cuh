@@ -1,7 +1,7 @@
 /* Consumers of head dims to 256: both warpgroups have the same 64 keys. The first computes S, P and dV, the second dP,
  * dS and dK, and each every other 64 columns of dQ. P goes from the first to the second through shared memory, rounded
- * as it is for dV: in float32 it would take the place of dO's second stage. A piece of bwd_wgmma.cu, which includes it.
- */
+ * as it is for dV: in float32 it would take the place of dO's second stage. Visits of pairs are paired_dims.cuh's. A
+ * piece of bwd_wgmma.cu, which includes it. */
 #ifndef ACR_BWD_WGMMA_SHARED_KEYS_CUH
 #define ACR_BWD_WGMMA_SHARED_KEYS_CUH
 
@@ -27,30 +27,8 @@ DEV void store_key_gradient(const bwd_args &args, const key_gradient &d, const k
                            d, h, c.lane);
         spoilt |= find_spoilt(is_seen && probe(d, h) != 0.0f) << 8 * h;
     }
-    if (c.lane == 0)
+    if (c.lane == 0 && (!PAIR || w.kv_tile < (int)count_key_tiles(a)))
         ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
-}
-
-/* Behind the last product of the visit before that reads dS. */
-DEV void release_ds(const consumer &c, int use)
-{
-    arrive_warp(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * (use % DS_STAGES), c.lane);
-}
-
-/* Starts scores, of a visit that is not its work tile's first behind the first part of dQ of the visit before, which
- * then leaves under them. */
-template <int IS_FIRST> DEV void start_visit(score_tile &s, const consumer &c, uint64_t keys, uint64_t queries, int use)
-{
-    if constexpr (IS_FIRST)
-        start_scores(s, nullptr, keys, queries);
-    else {
-        query_gradient dq;
-        start_dq_of(dq, c, use - 1, 0);
-        start_scores(s, nullptr, keys, queries);
-        WGMMA_WAIT(1); /* dQ */
-        hand_over(dq, c, (use - 1) * DQ_ROUNDS);
-    }
-    WGMMA_WAIT(0);
 }
 
 /* Rows that follow a packed batch's sequence are cleared by both warpgroups before either looks at a tile of it. */
@@ -74,22 +52,18 @@ DEV uint32_t exchange_place(const consumer &c, int step)
  * would lose the last digits of all below 2^-14. Those of a row whose log-sum-exp is rounded may pass 1. */
 #define SENT_FACTOR (BF16 ? 1.0f : 0x1p14f)
 
-/* Turns scores into probabilities, rounded ones in p, and sends the second warpgroup what it finds dS from: p, with a
- * softcap times the cap's slope. lse: of the lane's first column. */
-DEV void send_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a)
+/* Turns scores of 16 columns into probabilities, rounded ones in p, and finds what the second warpgroup gets to find dS
+ * from: p, with a softcap times the cap's slope. lse: of the lane's first column. */
+DEV void find_probabilities(uint32_t *sent, score_tile &s, packed_tile &p, int step, const float *lse,
+                            const consumer &c, const fwd_args &a)
 {
 #pragma unroll
-    for (int step = 0; step < PART_QUERIES / 16; step++) {
-        uint32_t sent[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i % 2 == 0)
-                find_probabilities_of(s, p, 2 * step + i / 2, lse + 8 * (2 * step + i / 2), c, a, has_softcap(a));
-            sent[i] = has_term(FWD_TERM_CAP) || !BF16
-                          ? pack<BF16>(s[8 * step + 2 * i] * SENT_FACTOR, s[8 * step + 2 * i + 1] * SENT_FACTOR)
-                          : p[4 * step + i];
-        }
-        store_shared_4(exchange_place(c, step), sent[0], sent[1], sent[2], sent[3]);
+    for (int i = 0; i < 4; i++) {
+        if (i % 2 == 0)
+            find_probabilities_of(s, p, 2 * step + i / 2, lse + 8 * (2 * step + i / 2), c, a, has_softcap(a));
+        sent[i] = has_term(FWD_TERM_CAP) || !BF16
+                      ? pack<BF16>(s[8 * step + 2 * i] * SENT_FACTOR, s[8 * step + 2 * i + 1] * SENT_FACTOR)
+                      : p[4 * step + i];
     }
 }
 
@@ -110,6 +84,43 @@ DEV void find_score_gradients(packed_tile &ds, const score_tile &dp, const float
 #pragma unroll
         for (int column = 2 * step; column < 2 * step + 2; column++)
             find_score_gradients_of(ds, column, p[column % 2], dp, d + 8 * column);
+    }
+}
+
+#if PAIR
+#include "cuda/kernels/bwd_wgmma/paired_dims.cuh"
+#else
+
+/* Behind the last product of the visit before that reads dS. */
+DEV void release_ds(const consumer &c, int use)
+{
+    arrive_warp(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * (use % DS_STAGES), c.lane);
+}
+
+/* Starts scores, of a visit that is not its work tile's first behind the first part of dQ of the visit before, which
+ * then leaves under them. */
+template <int IS_FIRST> DEV void start_visit(score_tile &s, const consumer &c, uint64_t keys, uint64_t queries, int use)
+{
+    if constexpr (IS_FIRST)
+        start_scores(s, nullptr, keys, queries);
+    else {
+        query_gradient dq;
+        start_dq_of(dq, c, use - 1, 0);
+        start_scores(s, nullptr, keys, queries);
+        WGMMA_WAIT(1); /* dQ */
+        hand_over(dq, c, (use - 1) * DQ_ROUNDS);
+    }
+    WGMMA_WAIT(0);
+}
+
+/* Finds probabilities and sends the second warpgroup its own. */
+DEV void send_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a)
+{
+#pragma unroll
+    for (int step = 0; step < PART_QUERIES / 16; step++) {
+        uint32_t sent[4];
+        find_probabilities(sent, s, p, step, lse, c, a);
+        store_shared_4(exchange_place(c, step), sent[0], sent[1], sent[2], sent[3]);
     }
 }
 
@@ -175,16 +186,6 @@ DEV void visit_keys(key_gradient &dk, const consumer &c, const key_work *w, shar
     arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * (use % STAGES), c.lane);
 }
 
-template <int IS_KEYS, int IS_FIRST>
-DEV void visit(key_gradient &d, const consumer &c, const fwd_args &a, const key_work *w, shared_memory *shared, int use,
-               int tile)
-{
-    if constexpr (IS_KEYS)
-        visit_keys<IS_FIRST>(d, c, w, shared, use, tile * Q_TILE);
-    else
-        visit_values<IS_FIRST>(d, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
-}
-
 /* dQ of a work tile's last visit. */
 DEV void finish_dq_of(const consumer &c, int use)
 {
@@ -199,19 +200,32 @@ DEV void finish_dq_of(const consumer &c, int use)
     }
 }
 
+#endif
+
+template <int IS_KEYS, int IS_FIRST>
+DEV void visit(key_gradient &d, const consumer &c, const fwd_args &a, const key_work *w, shared_memory *shared, int use,
+               int tile)
+{
+    if constexpr (IS_KEYS)
+        visit_keys<IS_FIRST>(d, c, w, shared, use, tile * Q_TILE);
+    else
+        visit_values<IS_FIRST>(d, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+}
+
 template <int IS_KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     const int thread = threadIdx.x % WARPGROUP_THREADS, lane = threadIdx.x % WARP_THREADS;
-    const consumer c = {smem,
-                        IS_KEYS,
-                        thread,
-                        lane,
-                        matrix_descriptor(ADDRESS(smem, k), 0),
-                        matrix_descriptor(ADDRESS(smem, v), 0),
-                        matrix_descriptor(ADDRESS(smem, k) + IS_KEYS * KV_PANEL_BYTES, KV_PANEL_BYTES),
-                        ADDRESS(smem, ds) + chunk_offset(thread / 32 * 16 + lane % 16, lane / 16, 8),
-                        a.scale_log2};
+    const consumer c = {
+        smem,
+        IS_KEYS,
+        thread,
+        lane,
+        matrix_descriptor(ADDRESS(smem, k), 0),
+        matrix_descriptor(ADDRESS(smem, v), 0),
+        matrix_descriptor(ADDRESS(smem, k) + (k_panel_of(own_rank()) + IS_KEYS) * KV_PANEL_BYTES, KV_PANEL_BYTES),
+        ADDRESS(smem, ds) + chunk_offset(thread / 32 * 16 + lane % 16, lane / 16, 8),
+        a.scale_log2};
     int use = 0;
     key_gradient d;
     for (uint32_t round = 0;; round++) {
