@@ -71,8 +71,8 @@ enum {
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
-    DQ_ROUNDS = SHARED_KEYS && PAIR ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
-    DQ_BUFFERS = SHARED_KEYS || PAIR ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
+    DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
+    DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
