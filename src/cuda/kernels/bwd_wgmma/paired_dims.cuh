@@ -53,6 +53,7 @@ DEV void start_own_dq(query_gradient &d, const consumer &c, int use)
 DEV void start_partner_dq(query_gradient &d, const consumer &c, int use)
 {
     barrier_wait(ADDRESS(c.smem, ds_full), use & 1);
+    wgmma_fence();
     add_dq_of_keys(d, matrix_descriptor(ADDRESS(c.smem, partner_ds), DS_PANEL_BYTES),
                    matrix_descriptor(ADDRESS(c.smem, partner_k) + c.index * KV_PANEL_BYTES, KV_PANEL_BYTES), false);
     wgmma_commit();
