@@ -200,14 +200,14 @@ static int64_t cache_bytes_of_sysfs(void)
         return 0; /* more processors than the set has places */
     }
     int64_t kib = 0;
-    CPU_ZERO(&counted);
     for (size_t i = 0; i < sizeof LAST_LEVELS / sizeof LAST_LEVELS[0] && kib == 0; i++) {
+        CPU_ZERO(&counted);
         for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-            const long size = CPU_ISSET(cpu, &usable) ? read_cache_number(cpu, LAST_LEVELS[i], "size") : -1;
-            const long first = size > 0 ? read_cache_number(cpu, LAST_LEVELS[i], "shared_cpu_list") : -1;
+            const long first = CPU_ISSET(cpu, &usable) ? read_cache_number(cpu, LAST_LEVELS[i], "shared_cpu_list") : -1;
             if (first >= 0 && first < CPU_SETSIZE && !CPU_ISSET((size_t)first, &counted)) {
+                const long size = read_cache_number(cpu, LAST_LEVELS[i], "size");
                 CPU_SET((size_t)first, &counted);
-                kib += size;
+                kib += size > 0 ? size : 0;
             }
         }
     }

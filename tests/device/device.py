@@ -66,6 +66,7 @@ BIAS_BEHIND = ["b1:h1:s1/389:d{d}:causal-tl:mask/0,0,0", "b3:h5:s259/131:d{d}:ca
                "b3:h4/1:s400/129:d{d}:win128:mask/0,51600,129:lse:kvlens"]
 # A running maximum that has to begin late, of kernels that take the first keys' for the row's.
 LATE_MAXIMA = ["b1:h2:s70/256:d{d}", "b1:h2:s70/512:d{d}"]
+# The same under softcaps whose scores may still differ by more than fp16 holds.
 LATE_CAPPED_MAXIMA = ["b1:h2:s70/512:d{d}:cap50", "b1:h2:s200/400:d{d}:causal:cap80:lse"]
 DECODING = ["b2:h8/2:s1/300:d{d}:lse:kvlens", "b1:h4/1:s5/513:d{d}:causal", "b1:h2:s17/70:d{d}:causal-tl:bshd",
             "b1:h4/1:s5/513:d{d}:causal:win100:lse"]

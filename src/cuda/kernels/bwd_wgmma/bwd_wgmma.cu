@@ -1063,7 +1063,8 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double paired_cycles = SHARED_KEYS ? 5500.0 : DIM == 128 ? 3800.0 : 4250.0; /* of DIM 256 and 64 predicted */
+    const double wide_cycles = PAIR == 2 ? 5500.0 : 6200.0; /* predicted, as is that of DIM 64 */
+    const double paired_cycles = SHARED_KEYS ? wide_cycles : DIM == 128 ? 3800.0 : 4250.0;
     const double plain_cycles = PAIR ? paired_cycles : SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */

@@ -573,8 +573,8 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, i
 #endif
 }
 
-/* True, which the compiler does not know: what stands behind a branch is not mixed with what stands before it. In one
- * block it passes the turn amid the exponentials, as late as it may. */
+/* True in a step, which has a key; the compiler does not know. It orders instructions within basic blocks: in one block
+ * with the exponentials it would pass the turn late, amid them. A branch on this begins another block. */
 DEV int begins_a_block(const fwd_args &a)
 {
     return a.kv_len != 0;
