@@ -11,12 +11,11 @@
 #include "vm.h"
 
 enum {
-    TILE_ROWS = 16,      /* of a warp's part of a product */
-    ROW_BYTES = 32,      /* of an operand: what one instruction sums over */
-    MAX_DEPTH = 32,      /* elements in ROW_BYTES */
-    MAX_COLUMNS = 256,   /* of wgmma */
-    CHUNK_BYTES = 16,    /* what stays together in shared memory under every swizzle */
-    WARPS_PER_GROUP = 4, /* of wgmma; each has 16 of the 64 rows */
+    TILE_ROWS = 16,    /* of a warp's part of a product */
+    ROW_BYTES = 32,    /* of an operand: what one instruction sums over */
+    MAX_DEPTH = 32,    /* elements in ROW_BYTES */
+    MAX_COLUMNS = 256, /* of wgmma */
+    CHUNK_BYTES = 16,  /* what stays together in shared memory under every swizzle */
     WMMA_SIDE = 16
 };
 
@@ -643,6 +642,27 @@ static const char *check_group(const warp *w, uint32_t active)
     return check_whole(w, active);
 }
 
+/* That the warp issues this wgmma as the other warps of its warpgroup do: on a GPU they wait for it otherwise. */
+static const char *tell_of_issue(warp *w, const instruction *in)
+{
+    const int first = w->index / WARPS_PER_GROUP * WARPS_PER_GROUP;
+    product_ring *ring = &w->cta->products[w->index / WARPS_PER_GROUP];
+    const instruction **at = &ring->issued[w->products % PRODUCTS_KEPT];
+    if (w->products == ring->count) {
+        for (int k = first; k < first + WARPS_PER_GROUP; k++)
+            if (!w->cta->warps[k].alive)
+                return fail("a wgmma of warp %d, when warp %d of its warpgroup has exited", w->index, k);
+        *at = in;
+        ring->count++;
+    } else if (ring->count - w->products > PRODUCTS_KEPT)
+        return fail("warp %d is over %d wgmmas behind its warpgroup", w->index, PRODUCTS_KEPT);
+    else if (*at != in)
+        return fail("warp %d issues this wgmma where another of its warpgroup has issued that of line %d", w->index,
+                    (*at)->line);
+    w->products++;
+    return NULL;
+}
+
 static const char *execute_wgmma(warp *w, const instruction *in, uint32_t active)
 {
     const int a_in_registers = in->operands[1].kind == O_VECTOR;
@@ -664,7 +684,8 @@ static const char *execute_wgmma(warp *w, const instruction *in, uint32_t active
     issued.accumulate = predicate_of(w, &in->operands[3], 0);
     if ((!a_in_registers && descriptor_of(issued.a).base_offset) || descriptor_of(issued.b).base_offset)
         return fail("a matrix descriptor with a base offset: only 0 is known here");
-    if (w->cta->races)
+    error = tell_of_issue(w, in);
+    if (!error && w->cta->races)
         error = tell_of_product(w, &issued);
     if (error)
         return error;

@@ -418,6 +418,8 @@ static const char *exit_lanes(machine *m, warp *w, uint32_t lanes)
     w->cta->warps_alive--;
     if (take_oldest(w, ASYNC_STORE))
         return fail("the warp exits before its bulk stores have read shared memory");
+    if (w->products != w->cta->products[w->index / WARPS_PER_GROUP].count)
+        return fail("the warp exits and has not issued all wgmmas that its warpgroup has");
     const char *error = NULL;
     while (w->pending && !error)
         error = run_work(m, take_oldest(w, w->pending->kind));
@@ -556,6 +558,7 @@ static void free_cta(cta *c)
         free(c->warps[k].waits);
     }
     free(c->warps);
+    free(c->products);
     free(c->shared);
     free(c->cluster);
     races_end(c);
@@ -579,7 +582,8 @@ static cta *make_cta(const machine *m)
     c->shared = aligned_alloc(BULK_ALIGNMENT, bytes);
     c->warps = calloc((size_t)c->warp_count, sizeof *c->warps);
     c->cluster = calloc(m->cluster, sizeof(cta *));
-    int whole = c->shared && c->warps && c->cluster;
+    c->products = calloc((size_t)(c->warp_count / WARPS_PER_GROUP + 1), sizeof *c->products);
+    int whole = c->shared && c->warps && c->cluster && c->products;
     for (int k = 0; whole && k < c->warp_count; k++) {
         c->warps[k].registers = malloc(register_bytes(m));
         c->warps[k].waits = calloc(LANES, sizeof *c->warps[k].waits);
@@ -615,11 +619,14 @@ static cta *take_cta(machine *m)
                .shared = kept.shared,
                .shared_bytes = kept.shared_bytes,
                .warps = kept.warps,
+               .products = kept.products,
                .warp_count = kept.warp_count,
                .warps_alive = kept.warp_count};
     memset(c->shared, POISON, c->shared_bytes);
-    for (int k = 0; k < c->warp_count; k++)
+    for (int k = 0; k < c->warp_count; k++) {
+        c->products[k / WARPS_PER_GROUP].count = 0;
         reset_warp(m, c, k);
+    }
     return c;
 }
 

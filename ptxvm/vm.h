@@ -209,6 +209,7 @@ typedef struct warp {
     uint32_t active; /* lanes of the instruction that is being executed */
     const struct instruction *executing;
     uint32_t converged;       /* .sync instructions that gathered all lanes so far */
+    uint64_t products;        /* wgmmas that it has issued */
     uint32_t cluster_arrival; /* 1 + the phase of the cluster's barrier in which the warp arrived without having waited
                                  since, 0 = none (sync.c) */
 
@@ -238,6 +239,17 @@ typedef struct mbarrier {
 } mbarrier;
 
 enum {
+    WARPS_PER_GROUP = 4, /* a warpgroup: what wgmma takes; each warp has 16 of the 64 rows */
+    PRODUCTS_KEPT = 1024
+};
+
+/* The wgmmas of a warpgroup in the order of issue, the latest of them: all its warps have to issue the same ones. */
+typedef struct product_ring {
+    uint64_t count; /* by the warp that has issued most */
+    const struct instruction *issued[PRODUCTS_KEPT];
+} product_ring;
+
+enum {
     MAX_MBARRIERS = 128, /* of a CTA */
     PROXY_UNIT_BYTES = 16,
     MAX_SHARED_BYTES = 233472
@@ -252,6 +264,7 @@ typedef struct cta {
     warp *warps;
     int warp_count, warps_alive; /* alive: with a lane that has not exited */
     named_barrier barriers[NAMED_BARRIERS];
+    product_ring *products; /* of each warpgroup */
     uint32_t cluster_phase; /* of the CTA with rank 0: of the cluster's barrier */
     mbarrier mbarriers[MAX_MBARRIERS];
     uint32_t unfenced[MAX_SHARED_BYTES / PROXY_UNIT_BYTES]; /* memory.c's: the warps whose ordinary stores this unit

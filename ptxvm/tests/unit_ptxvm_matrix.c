@@ -847,6 +847,25 @@ static void faults_are_named(void **state)
     check_error(e, "A's descriptor of a wgmma differs between lanes 0 and 1");
 }
 
+/* A GPU waits for ever where a warp of a warpgroup leaves out a product, or takes another one. */
+static void warps_of_a_group_go_together(void **state)
+{
+    (void)state;
+    const char *wgmma = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd5, %rd6, 1, 1, 1, "
+                        "0, 0;\nwgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
+    const char *is_warp_2 = "mov.u64 %rd5, 0;\nmov.u64 %rd6, 0;\nmov.u32 %r0, %tid.x;\nshr.u32 %r0, %r0, 5;\n"
+                            ".reg .pred %two;\nsetp.eq.u32 %two, %r0, 2;\n";
+    experiment *e = experiment_make(128);
+    say(e, "%s@%%two bra $behind;\n%s$behind:\n", is_warp_2, wgmma);
+    check_error(e, "its warpgroup");
+    e = experiment_make(128);
+    say(e, "%s@%%two bra $other;\n%sbra $behind;\n$other:\n%s$behind:\n", is_warp_2, wgmma, wgmma);
+    check_error(e, "issues this wgmma where another of its warpgroup has issued that of line");
+    e = experiment_make(128); /* as many, and one more later */
+    say(e, "%s%s@!%%two bra $behind;\n%s$behind:\n", is_warp_2, wgmma, wgmma);
+    check_error(e, "its warpgroup");
+}
+
 static void other_shapes_are_unknown(void **state)
 {
     (void)state;
@@ -882,6 +901,7 @@ int main(void)
         cmocka_unit_test(operands_are_negated),
         cmocka_unit_test(operands_are_read_late),
         cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(warps_of_a_group_go_together),
         cmocka_unit_test(other_shapes_are_unknown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
