@@ -222,12 +222,13 @@ GROUPS = {
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
             (90, 2, "bwd_wgmma_*_d128_*_s2_[sc]*", [LATE], problems(GRADIENTS, [128])),
-            (90, 6, "bwd_wgmma_*_pair_*", [LATE, EAGER], problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [128])),
+            *((90, 6, f"bwd_wgmma_*_d{d}_*_pair_sm90a", orders, problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [d]))
+              for d, orders in ((64, [LATE_TOO, EAGER]), (128, [LATE, EAGER]), (256, [EAGER, LATE]))),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
-            (90, 2, "bwd_wgmma_*_d256_64x64_s2_sm90a", [LATE, EAGER], problems(GRADIENTS[:4], [256])),
-            (90, 4, "bwd_wgmma_*_d256_64x64_s2_sm90a", [EAGER], problems(GRADIENTS[:1], ["136/200"])),
+            (90, 2, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", [LATE, EAGER], problems(GRADIENTS[:2], [256])),
+            (90, 4, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", [EAGER], problems(GRADIENTS[:1], ["136/200"])),
             (90, 2, "bwd_wgmma_*_d256_*_packed_*", [EAGER, LATE], problems(OTHER_GRADIENTS[:2], [256])),
             (90, 2, "bwd_wgmma_*_d256_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [192], ["bf16"])),
             (90, 4, "bwd_short_*", [LATE], problems(SHORT_GRADIENTS, [64])),
@@ -519,13 +520,13 @@ SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win2
 ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"]),
              (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"]),
-             (90, 4, "bwd_wgmma_*_d64_128x128_s2_sm90a", ["f16", "bf16"], SPOILT_GRADIENTS),
+             (90, 4, "bwd_wgmma_*_d64_128x128_s2_*sm90a", ["f16", "bf16"], SPOILT_GRADIENTS),
              (90, 4, "bwd_wgmma_*_d128_64x128_s2_sm90a", ["f16"], ["bwd:b1:h2/1:s70/130:d128:causal:grad-f32"]),
              (90, 4, "bwd_wgmma_*_packed_*", ["f16"], ["bwd:b2:h2/1:s70/90:d64:causal:bshd:packed",
                                                        "bwd:b2:h1:s70/90:d128:causal:bshd:packed"]),
              (90, 4, "bwd_wgmma_*_cap_*", ["bf16"], ["bwd:b1:h2/1:s70/130:d64:causal:cap5",
                                                      "bwd:b1:h1:s33/70:d128:causal:cap5"])]
-ISOLATED += [(90, 4, "bwd_wgmma_*_d256_64x64_s2_sm90a", ["f16", "bf16"],
+ISOLATED += [(90, 4, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", ["f16", "bf16"],
               [edge.replace("d64", "d256") for edge in SPOILT_GRADIENTS]),
              (90, 4, "bwd_wgmma_*_d256_*_packed_*", ["f16"], ["bwd:b2:h1:s70/90:d256:causal:bshd:packed"]),
              (90, 4, "bwd_wgmma_*_d256_*_cap_*", ["bf16"], ["bwd:b1:h1:s33/70:d256:causal:cap5"])]
@@ -679,40 +680,8 @@ def run_caches(program, driver, images):
 
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
-# Of key tiles that two CTAs load together: an odd and an even number of query tiles; heads that share theirs, of an
-# even and of an odd group; a key tile that one of the two skips; entries that end in the first tile; windows.
-PAIRED_KEYS = ["b1:h3:s300/700:d{d}:causal:lse", "b1:h4/2:s300/500:d{d}:causal:lse", "b2:h6/2:s260/390:d{d}:lse",
-               "b1:h1:s640/900:d{d}:causal:kvlens", "b1:h3:s129/700:d{d}:win150/40", "b3:h1:s1/77:d{d}:causal"]
-PLAIN = [shape for shape in SHAPES + LONG + WINDOWS if "packed" not in shape]
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = [
-    *((f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_sm90a", 6, orders,
-       problems(PAIRED_GRADIENTS + GRADIENTS, [64], [dtype]), problems(SPOILT_GRADIENTS, [64], [dtype]), [])
-      for dtype, orders in (("f16", [LATE, LATE_TOO]), ("bf16", [EAGER]))),
-    *((f"bwd_wgmma_{dtype}_d256_64x64_s2_{pair}_sm90a", 6, orders,
-       problems(PAIRED_GRADIENTS + GRADIENTS, [256], [dtype]),
-       problems([edge.replace("d64", "d256") for edge in SPOILT_GRADIENTS], [256], [dtype]), [])
-      for dtype, pair, orders in (("f16", "pair", [EAGER]), ("bf16", "pair", [LATE, LATE_TOO]),
-                                  ("bf16", "pair2", [LATE]))),
-    ("fwd_wgmma_bf16_d128_128x128_s2_bias_first_sm90a", 2, [LATE, EAGER],
-     problems([BIAS_TILES[1], BIAS_TILES[2], BIAS_TILES[4]], [128], ["bf16"]), [],
-     problems(BIAS_TILES[1:3], [128], ["bf16"])),
-    *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_late_sm90a", 2, orders, problems(asked, [d], [dtype]), [],
-       problems(asked, [d], [dtype]))
-      for dtype, d, slots, orders, asked in (("bf16", 128, "s2", [LATE, LATE_TOO], PLAIN + LATE_MAXIMA),
-                                             ("f16", 64, "s3", [EAGER], PLAIN[:4] + LATE_MAXIMA),
-                                             ("f16", 128, "s2_cap", [LATE], CAPS + LATE_CAPPED_MAXIMA),
-                                             ("bf16", 64, "s3_cap", [EAGER], CAPS + LATE_CAPPED_MAXIMA))),
-    *((f"fwd_wgmma_{dtype}_d{d}_128x128_{slots}_paged_kv8_sm90a", 2, orders,
-       problems(NARROW_PROMPTS, [d], [dtype]), [], [])
-      for dtype, d, slots, orders in (("f16", 64, "s5", [LATE]), ("bf16", 64, "s5", [EAGER]),
-                                      ("f16", 128, "s2_v3", [EAGER]), ("f16", 128, "s2_v3_held", [LATE]),
-                                      ("bf16", 128, "s2_v3", [LATE, LATE_TOO]))),
-    ("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 5, [LATE, EAGER], problems(PAIRED_KEYS, [128], ["bf16"]),
-     [f"bf16:{edge}" for edge in EDGES if "packed" not in edge], []),
-    ("fwd_wgmma_bf16_d128_128x128_s2_pair_sm90a", 2, [LATE_TOO], problems(PLAIN, [128], ["bf16"]), [], []),
-    ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 2, [EAGER], problems(PAIRED_KEYS, [128], ["f16"]), [], []),
-    ("fwd_wgmma_f16_d128_128x128_s2_pair_sm90a", 8, [LATE], problems(PLAIN, ["72/104"], ["f16"]), [], [])]
+UNLISTED = []
 
 
 def run_unlisted(program, driver, images, isolation):

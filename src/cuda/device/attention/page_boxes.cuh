@@ -63,16 +63,15 @@ DEV void find_pages(int (&pages)[PAGES_AT_ONCE], const page_source &s, int key, 
  * empty; the first numbers of its pages are asked for before that is awaited. What has no page, or one that does not
  * exist, is outside of the map and becomes zeros; rows of the last page behind its last key are loaded. Reads global
  * memory: the table. */
-template <int SLOTS = STAGES>
 DEV void produce_keys(const kv_ring &r, const fwd_map *map, const page_source &s, int use, int kv_tile)
 {
-    const int stage = stage_of<SLOTS>(use), key = kv_tile * KV_TILE;
+    const int stage = stage_of(use), key = kv_tile * KV_TILE;
     const int entry = key / s.pages.page, in_page = key - entry * s.pages.page, box = min(s.pages.page, KV_TILE);
     const uint32_t full = r.full + BARRIER_BYTES * stage;
     uint32_t to = r.tiles + stage * r.stage_bytes;
     int pages[PAGES_AT_ONCE];
     find_pages(pages, s, key, entry, box, 0);
-    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of<SLOTS>(use) ^ 1);
+    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
     barrier_arrive_expecting(full, r.panels.count * r.panels.bytes);
 #pragma unroll 1
     for (int first = 0;;) {

@@ -8,9 +8,7 @@
  * the slots of the rings of K and V, and Q_STAGES; QK_PANELS panels of Q_PANEL_BYTES with PANEL_ELEMS in a row,
  * of a consumer's rows of Q; and struct shared_memory with, for each of the Q_STAGES * CONSUMERS slots of Q, its rows
  * q, its work tile `work` (4 words, 8 if SEQUENCES, 4 more with FWD_TERM_LIMITS or BIAS_TILES), and its barriers q_full
- * and q_empty. With SHARED_TILES (beside PLANS_AHEAD) struct shared_memory has `skipped` for each slot of Q, too: of
- * the key tiles that are loaded, so many, the last ones, are for other query tiles alone; fewer than STAGES, since a
- * consumer that has the turn waits for the first behind them, whose slot is to be free by what others did without it.
+ * and q_empty.
  *
  * PLANS_AHEAD=1: a thread of its own, in plan_work, finds each work tile and which of its key tiles a consumer visits,
  * while the one before it is at work: it is a long chain of instructions, for which the producer would leave its rings
@@ -39,27 +37,27 @@ enum {
 
 /* ---- K and V: rings that all consumers read ---- */
 
-template <int SLOTS = STAGES> DEV int stage_of(int use)
+DEV int stage_of(int use)
 {
-    return use % SLOTS;
+    return use % STAGES;
 }
 
-template <int SLOTS = STAGES> DEV uint32_t parity_of(int use)
+DEV uint32_t parity_of(int use)
 {
-    return (uint32_t)(use / SLOTS) & 1;
+    return (uint32_t)(use / STAGES) & 1;
 }
 
 /* Waits, as a consumer, for use number `use` of the barriers at `full`. */
-template <int SLOTS = STAGES> DEV void wait_full(uint32_t full, int use)
+DEV void wait_full(uint32_t full, int use)
 {
-    barrier_wait(full + BARRIER_BYTES * stage_of<SLOTS>(use), parity_of<SLOTS>(use));
+    barrier_wait(full + BARRIER_BYTES * stage_of(use), parity_of(use));
 }
 
 /* One arrival per warp: the warp reads the stage no more. */
-template <int SLOTS = STAGES> DEV void release(uint32_t empty, int use)
+DEV void release(uint32_t empty, int use)
 {
     if (threadIdx.x % WARP_THREADS == 0)
-        barrier_arrive(empty + BARRIER_BYTES * stage_of<SLOTS>(use));
+        barrier_arrive(empty + BARRIER_BYTES * stage_of(use));
 }
 
 /* Where a ring of K or V lies: its tiles and its barriers. */
@@ -70,11 +68,10 @@ typedef struct kv_ring {
 } kv_ring;
 
 /* Loads a key tile, as use number `use` of the ring, once the stage is empty. */
-template <int SLOTS = STAGES>
 DEV void produce_keys(const kv_ring &r, const fwd_map *map, const key_source &s, int use, int kv_tile)
 {
-    const int stage = stage_of<SLOTS>(use);
-    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of<SLOTS>(use) ^ 1);
+    const int stage = stage_of(use);
+    barrier_wait(r.empty + BARRIER_BYTES * stage, parity_of(use) ^ 1);
     load_key_boxes(r.tiles + stage * r.stage_bytes, map, r.full + BARRIER_BYTES * stage, r.panels, s,
                    kv_tile * KV_TILE);
 }
@@ -214,13 +211,6 @@ DEV uint32_t work_known(uint32_t smem, int use)
     return ADDRESS(smem, work_known) + BARRIER_BYTES * (use % Q_STAGES);
 }
 
-#if SHARED_TILES > 1
-DEV int read_skipped(uint32_t smem, int consumer, int use)
-{
-    return (int)load_shared(ADDRESS(smem, skipped) + 4 * q_slot(use, consumer));
-}
-#endif
-
 /* Tells the producer and every consumer a work tile and its key tiles, once the consumers have released the slots.
  * surveyed: see write_work. */
 DEV void tell_work(const fwd_args &a, const work_tile &t, uint32_t smem, int use, const visible_tiles &surveyed = {})
@@ -228,10 +218,6 @@ DEV void tell_work(const fwd_args &a, const work_tile &t, uint32_t smem, int use
     const visible_entry entry = entry_of(a, t);
 #if BIAS_TILES
     const visible_tiles all = without_hidden(find_key_tiles(a, t), surveyed);
-#elif SHARED_TILES > 1
-    visible_tiles all = find_key_tiles(a, t);
-    const int skipped = min(all.end - find_own_end(a, t, all), STAGES - 1);
-    all.end -= skipped;
 #else
     const visible_tiles all = find_key_tiles(a, t);
 #endif
@@ -242,9 +228,6 @@ DEV void tell_work(const fwd_args &a, const work_tile &t, uint32_t smem, int use
         barrier_wait(ADDRESS(smem, q_empty) + BARRIER_BYTES * slot, q_parity(use) ^ 1);
         write_work(t, smem, slot, surveyed);
         store_shared_4(tiles_at(smem, slot), tiles.first, tiles.full_first, tiles.full_end, tiles.end);
-#if SHARED_TILES > 1
-        store_shared(ADDRESS(smem, skipped) + 4 * slot, (uint32_t)skipped);
-#endif
     }
     barrier_arrive(work_known(smem, use));
 }

@@ -162,37 +162,6 @@ DEV void raise_references(lane_rows &r, float (&factor)[2], const float (&max)[2
     }
 }
 
-/* ---- References that are looked at late ----
- *
- * Exponentials are taken relative to references as they are, and their sums say which rows have outgrown them. Then
- * scores are to be computed again, as exponentials have taken their place. */
-
-/* What a lane's exponentials of a tile may add up to: each is a number in fp16. */
-static constexpr float LATE_LIMIT = 0x1p15f;
-
-/* Whether a row, of that sum, has; a sum that is NaN counts as too large. One that has seen no key before has no
- * reference yet. */
-DEV int outgrows(const lane_rows &r, int h, float sum)
-{
-    return !(sum <= LATE_LIMIT) || r.max[h] == -CUDART_INF_F;
-}
-
-/* Whether a row of the warp has; sum: the lane's. The same in the whole warp. */
-DEV int any_row_outgrows(const lane_rows &r, const float (&sum)[2])
-{
-    return __any_sync(~0u, outgrows(r, 0, sum[0]) || outgrows(r, 1, sum[1]));
-}
-
-/* Raises the references of these rows alone, so that what a row gives depends on no other row. max: of the scores
- * computed again. */
-DEV void raise_outgrown(lane_rows &r, float (&factor)[2], const float (&sum)[2], float (&max)[2], float scale_log2)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        max[h] = outgrows(r, h, quad_max(sum[h])) ? max[h] : -CUDART_INF_F;
-    raise_references(r, factor, max, scale_log2);
-}
-
 /* Elements [first, end) become exponentials. */
 template <int ELEMS> DEV void exponentiate(float (&s)[ELEMS], const lane_rows &r, float scale_log2, int first, int end)
 {
@@ -201,25 +170,17 @@ template <int ELEMS> DEV void exponentiate(float (&s)[ELEMS], const lane_rows &r
         s[i] = exp2_fast(exponent_of(s[i], scale_log2, r.offset[i % 4 / 2]));
 }
 
-/* All of a tile become exponentials; sum: of the lane's. EVERY: so many groups of columns leave one to the multiply-add
- * lanes; 0: none. */
-template <int EVERY = 0, int ELEMS>
-DEV void exponentiate_tile(float (&s)[ELEMS], float (&sum)[2], const lane_rows &r, float scale_log2)
+/* All of a tile become exponentials, and are added to the rows' sums. EVERY: so many groups of columns leave one to the
+ * multiply-add lanes; 0: none. */
+template <int EVERY = 0, int ELEMS> DEV void exponentiate_and_sum(float (&s)[ELEMS], lane_rows &r, float scale_log2)
 {
-    sum[0] = sum[1] = 0.0f;
+    float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < ELEMS; i++) {
         const float exponent = exponent_of(s[i], scale_log2, r.offset[i % 4 / 2]);
         s[i] = EVERY > 0 && i / 4 % max(EVERY, 1) == EVERY - 1 ? exp2_by_polynomial(exponent) : exp2_fast(exponent);
         sum[i % 4 / 2] += s[i];
     }
-}
-
-/* The same, and the sums are added to the rows'. */
-template <int EVERY = 0, int ELEMS> DEV void exponentiate_and_sum(float (&s)[ELEMS], lane_rows &r, float scale_log2)
-{
-    float sum[2];
-    exponentiate_tile<EVERY>(s, sum, r, scale_log2);
     r.sum[0] += sum[0];
     r.sum[1] += sum[1];
 }

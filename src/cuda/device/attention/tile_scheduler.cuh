@@ -8,8 +8,7 @@
  * An includer defines Q_TILE and KV_TILE; SEQUENCES=1, if the queue's work tiles say their rows: of packed batches, and
  * of lines for caches (PAGED), which take packed queries and others by one queue; HEADS_IN_TILE too, if the rows of a
  * tile are of so many query heads of one key head: each has TILE_POSITIONS of them, at the same positions. Key tiles of
- * such are counted from the first key that a row sees (key_origin), since few key tiles serve them; SHARED_TILES, if so
- * many query tiles visit the same key tiles: of neighbouring heads of a key head, or else of neighbouring rows. */
+ * such are counted from the first key that a row sees (key_origin), since few key tiles serve them. */
 #ifndef ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 #define ACR_DEVICE_ATTENTION_TILE_SCHEDULER_CUH
 
@@ -21,9 +20,6 @@
 #endif
 #ifndef SEQUENCES
 #define SEQUENCES 0
-#endif
-#ifndef SHARED_TILES
-#define SHARED_TILES 1
 #endif
 /* A work tile's entry is said beside its place in the tensors. */
 #define ENTRY_APART (TERMS || (SEQUENCES && PAGED))
@@ -281,32 +277,10 @@ DEV visible_tiles key_tiles_of(const visible_entry &e, int q_first)
     return key_tiles_of(count_from(key_origin(e, q_first), visible_to_rows(e, q_first, TILE_POSITIONS)));
 }
 
-/* Whether query tiles that visit the same key tiles are of as many query heads of one key head, and see the same. */
-DEV bool shares_by_heads(const fwd_args &a)
-{
-    return a.group % SHARED_TILES == 0;
-}
-
-#if SHARED_TILES > 1
-/* One past the last key tile that the query tile's own rows see; of what find_key_tiles says at least the first. */
-DEV int find_own_end(const fwd_args &a, const work_tile &t, const visible_tiles &all)
-{
-    const visible_entry e = entry_of(a, t);
-    if (t.q_first >= e.q_len)
-        return all.first + 1;
-    const visible_tiles own = key_tiles_of(find_visible_keys(a, e, entry_number(t), t.q_first, TILE_POSITIONS));
-    return min(max(own.end, all.first + 1), all.end);
-}
-#endif
-
 /* Reads global memory: ranges. */
 DEV visible_tiles find_key_tiles(const fwd_args &a, const work_tile &t)
 {
     const visible_entry e = entry_of(a, t);
-#if SHARED_TILES > 1
-    const int rows = shares_by_heads(a) ? TILE_POSITIONS : SHARED_TILES * TILE_POSITIONS;
-    return key_tiles_of(find_visible_keys(a, e, entry_number(t), t.q_first / rows * rows, rows));
-#endif
     return key_tiles_of(
         count_from(key_origin(e, t.q_first), find_visible_keys(a, e, entry_number(t), t.q_first, TILE_POSITIONS)));
 }

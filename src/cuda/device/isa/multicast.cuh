@@ -30,8 +30,9 @@ DEV void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrie
 }
 
 /* barrier_arrive (barrier.cuh) at a barrier of any CTA of the cluster, by its address there (cluster_address). It says
- * that copies and products have ended which the thread has waited for, and shows no stores: with .release.cluster each
- * arrival would first be a fence of the whole GPU (MEMBAR.ALL.GPU). */
+ * that copies and products have ended which the thread has waited for, and that it has read what it has used since: no
+ * more, and it shows no stores. With .release.cluster each arrival would first be a fence of the whole GPU
+ * (MEMBAR.ALL.GPU). */
 DEV void barrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -44,12 +45,17 @@ DEV void tell_partner(uint32_t at, uint32_t full, uint32_t number)
                  cluster_address(full, 1));
 }
 
-/* What the first CTA tells, by one thread of the second. */
-DEV uint32_t hear_partner(uint32_t at, uint32_t full, uint32_t parity)
+/* What the first CTA tells, a number below 2^31, by one thread of the second, which then arrives at the first one's
+ * barrier `heard`. A read has been done when its value is used, not sooner: on a GPU that had left the kernel for
+ * another process, an arrival that only followed it in the program overtook it, and the next number was read in its
+ * place. So the arrival's address needs the number. */
+DEV uint32_t hear_partner(uint32_t at, uint32_t full, uint32_t parity, uint32_t heard)
 {
     barrier_arrive_expecting(full, 16);
     barrier_wait_cluster(full, parity);
-    return load_shared(at);
+    const uint32_t number = load_shared(at);
+    barrier_arrive_cluster(cluster_address(heard, number >> 31));
+    return number;
 }
 
 #endif

@@ -15,8 +15,8 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
  * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR (1: two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
- * with DQ_RED=1, paired_dims.cuh; 2, not of DIM 64: they load query tiles together, too).
+ * from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
+ * with DQ_RED=1, paired_dims.cuh).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -40,6 +40,8 @@
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
 #define KEYS_IN_REGISTERS (DIM == 64 && PART == 64 && !(TERMS))
+/* A pair loads query tiles once for both CTAs. To 128 dims that brought nothing. */
+#define SHARED_QUERIES (PAIR && SHARED_KEYS)
 /* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
 #define DQ_OVER_V (PAIR && KEYS_IN_REGISTERS)
 #include <stddef.h>
@@ -182,8 +184,8 @@ static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 1
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
-static_assert(PAIR == 0 || (DQ_RED == SHARED_KEYS && (DIM == 64 ? PAIR == 1 && KEYS_IN_REGISTERS : PAIR <= 2)),
-              "PAIR: 0, or at DIM 128 and, with DQ_RED, 256 1 or 2, or at DIM 64, with K and V in registers, 1");
+static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
+              "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -814,12 +816,13 @@ DEV void init_barriers(uint32_t smem)
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
 #endif
+    const int readers = CONSUMER_WARPS * (SHARED_QUERIES ? WORK_CTAS : 1); /* of a query tile */
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
+        barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, readers);
         barrier_init(ADDRESS(smem, do_full) + BARRIER_BYTES * i, 1);
         if (!PAIR || SHARED_KEYS)
-            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, CONSUMER_WARPS * (PAIR == 2 ? WORK_CTAS : 1));
+            barrier_init(ADDRESS(smem, do_empty) + BARRIER_BYTES * i, readers);
     }
     for (int i = 0; i < DS_STAGES; i++) {
 #if SHARED_KEYS && PAIR
@@ -1057,24 +1060,21 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
     launch->block = FINISH_THREADS;
 }
 
-/* Fitted to times of an H200, of DIM 256 of an H100 (lab.md, "The cost"), in cycles of an SM: a visit of a query tile
- * by a key tile, a key tile besides, and passing the turn at a query tile's dQ. Key tiles begin at their last query
- * tile: there a key tile waits for those before it that see the tile, too. A pair of key tiles takes two SMs, both for
- * the visits of either, and turns are pairs'. */
+/* Fitted to times of an H200, of DIM 256 without pairs of an H100 (lab.md, "The cost"), in cycles of an SM: a visit of
+ * a query tile by a key tile, a key tile besides, and passing the turn at a query tile's dQ. Key tiles begin at their
+ * last query tile: there a key tile waits for those before it that see the tile, too. A pair of key tiles takes two
+ * SMs, both for the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double wide_cycles = PAIR == 2 ? 5500.0 : 6200.0; /* predicted, as is that of DIM 64 */
-    const double paired_cycles = SHARED_KEYS ? wide_cycles : DIM == 128 ? 3800.0 : 4250.0;
+    const double paired_cycles = SHARED_KEYS ? 4000.0 : DIM == 128 ? 3800.0 : 4250.0;
     const double plain_cycles = PAIR ? paired_cycles : SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
     const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
-    const double tile_cycles = SHARED_KEYS ? 21200.0
-                               : PAIR ? 14400.0 /* not fitted: below 1024 keys nobody has timed pairs */
-                               : DIM == 128 ? 8600.0
-                                            : 7700.0,
-                 turn_cycles = SHARED_KEYS ? 4100.0
-                               : DIM == 128 ? 3300.0
-                                            : 3100.0;
+    const double paired_tile_cycles = SHARED_KEYS ? 17600.0 : DIM == 128 ? 14400.0 : 12000.0;
+    const double plain_tile_cycles = SHARED_KEYS ? 21200.0 : DIM == 128 ? 8600.0 : 7700.0;
+    const double tile_cycles = PAIR ? paired_tile_cycles : plain_tile_cycles;
+    const double plain_turn_cycles = SHARED_KEYS ? 4100.0 : DIM == 128 ? 3300.0 : 3100.0;
+    const double turn_cycles = PAIR && SHARED_KEYS ? 5500.0 : PAIR && DIM == 64 ? 4000.0 : plain_turn_cycles;
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);

@@ -1,14 +1,14 @@
 /* Pairs of key tiles of head dims to 256 (PAIR): two CTAs, a cluster, own two neighbouring tiles of 64 keys and visit
  * the same query tiles. Each computes S, dP, dV and dK of its own keys as shared_keys.cuh says; of dQ it sums 128 dims
  * over the keys of both, a warpgroup 64 of them, so that half as much of dQ leaves it. For that each has the other's K
- * of those dims and copies its dS into the other's shared memory. With PAIR=2 each loads half of Q and dO, for both. A
- * piece of bwd_wgmma.cu, which includes it.
+ * of those dims and copies its dS into the other's shared memory. Each loads half of Q and dO, for both. A piece of
+ * bwd_wgmma.cu, which includes it.
  *
  * What comes from the other CTA lies where P was: dS of a visit is sent when the other has read P, and the next P is
  * stored when both warpgroups' products of dQ have ended. A thread of its own sends, so that no consumer waits for the
  * other CTA before it has asked for the next scores and for dQ of its own keys. The CTAs wait for each other before
- * they send (partner_p_read), for what they are sent (ds_full), before they store dS again (ds_empty) and, with PAIR=2,
- * at stages of Q and dO. Both have the same visits, so no one waits in vain. */
+ * they send (partner_p_read), for what they are sent (ds_full), before they store dS again (ds_empty) and at stages of
+ * Q and dO. Both have the same visits, so no one waits in vain. */
 #ifndef ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 #define ACR_BWD_WGMMA_PAIRED_DIMS_CUH
 
@@ -63,10 +63,7 @@ DEV void start_partner_dq(query_gradient &d, const consumer &c, int use)
 DEV void release_queries(uint32_t barriers, const consumer &c, int use)
 {
     const uint32_t barrier = barriers + BARRIER_BYTES * (use % STAGES);
-    if constexpr (PAIR == 2)
-        arrive_at_both(barrier, c.lane);
-    else
-        arrive_warp(barrier, c.lane);
+    arrive_at_both(barrier, c.lane);
 }
 
 /* Behind dQ's product: the other CTA's dS is read no more. */
@@ -152,10 +149,10 @@ DEV void visit_keys(key_gradient &dk, const consumer &c, const key_work *w, shar
         release_exchange(c);
     barrier_wait(ADDRESS(c.smem, p_full), use & 1);
     find_score_gradients(ds, dp, &shared->stats[use % STAGES][1][2 * (c.lane % 4)], c);
-    arrive_at_partner(c); /* P has been read */
-    release_queries(ADDRESS(c.smem, do_empty), c, use);
     wait_use(ADDRESS(c.smem, q_full), use);
     start_key_gradient(dk, ds, query_matrix(ADDRESS(c.smem, q), use), !IS_FIRST);
+    arrive_at_partner(c); /* P has been read: the product has taken what was found from it (hear_partner) */
+    release_queries(ADDRESS(c.smem, do_empty), c, use);
     barrier_wait(ADDRESS(c.smem, ds_empty), (use & 1) ^ 1);
     store_score_gradients(ds, c, 0, 0);
     shared_stores_visible();

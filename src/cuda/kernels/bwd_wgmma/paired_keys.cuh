@@ -1,13 +1,13 @@
 /* Two CTAs, a cluster, own two neighbouring key tiles of a head (PAIR, head dims to 128) and visit the same query
  * tiles at about the same time. Each computes S, dP, dV and dK of its own keys as own_keys.cuh says; of dQ it sums half
  * over the keys of both, so that half as much of dQ leaves it: of DIM 64 half of the queries, else half of the dims.
- * For that each copies its dS of those queries into the other's shared memory. With PAIR=2 each loads half of a query
- * tile's Q and dO, for both. A piece of bwd_wgmma.cu, which includes it.
+ * For that each copies its dS of those queries into the other's shared memory. A piece of bwd_wgmma.cu, which includes
+ * it.
  *
  * dQ of a visit is computed two visits later, when dS of the other CTA has come, by one of the warpgroups: by the first
- * one that of even visits. The CTAs wait for each other at three places: dS (ds_full), its buffers (ds_empty) and, with
- * PAIR=2, stages of Q and dO (q_empty, which stands for dO's, too). Both have the same visits, so no one waits in vain.
- * A cluster is on the GPU whole or not at all, and its work tile is numbered behind those that it waits for. */
+ * one that of even visits. The CTAs wait for each other at two places: dS (ds_full) and its buffers (ds_empty). Both
+ * have the same visits, so no one waits in vain. A cluster is on the GPU whole or not at all, and its work tile is
+ * numbered behind those that it waits for. */
 #ifndef ACR_BWD_WGMMA_PAIRED_KEYS_CUH
 #define ACR_BWD_WGMMA_PAIRED_KEYS_CUH
 
@@ -125,11 +125,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     send_score_gradients(c, buffer);
     trace_ds_left(use);
     WGMMA_WAIT(0);
-#if PAIR == 2
-    arrive_at_both(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
-#else
     arrive_warp(ADDRESS(c.smem, q_empty) + BARRIER_BYTES * stage, c.lane);
-#endif
     trace_end_of_visit(use);
 }
 

@@ -25,10 +25,10 @@ DEV int own_rank(void)
     return cluster_rank();
 }
 
-/* Loads a query tile's boxes of Q or dO, or with PAIR=2 the CTA's half of them, for both. */
+/* Loads a query tile's boxes of Q or dO, or with SHARED_QUERIES the CTA's half of them, for both. */
 DEV void load_query_boxes(uint32_t to, const fwd_map *map, uint32_t full, int rank, int row, int head, int batch)
 {
-#if PAIR == 2
+#if SHARED_QUERIES
 #pragma unroll
     for (int i = 0; i < PANELS / WORK_CTAS; i++) {
         const int panel = rank * (PANELS / WORK_CTAS) + i;
@@ -68,10 +68,8 @@ DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t rou
         number = atomicAdd(ticket, 1u);
         barrier_wait(empty, (round & 1) ^ 1);
         tell_partner(at, full, number);
-    } else {
-        number = hear_partner(at, full, round & 1);
-        barrier_arrive_cluster(cluster_address(empty, 0));
-    }
+    } else
+        number = hear_partner(at, full, round & 1, empty);
     return number;
 }
 

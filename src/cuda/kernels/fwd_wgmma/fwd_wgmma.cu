@@ -16,19 +16,14 @@
  * added), PAGED=1 (for paged caches alone, whose queries are packed or not; the kernel takes fwd_paging besides) and,
  * beside it, KV_E4M3=1 (for keys and values of e4m3 alone, in pages or not: widening.cuh) or ANY_KEYS=1 (keys in pages,
  * of packed batches and all others: which it is, is asked at run time), OUT_F32=1 (o is float32, and nothing else:
- * partial results), Q_HELD (the first so many 16 dims of Q are held in registers, at most 4). Beside KV_E4M3:
- * UPCAST_ROWS=1 (the upcasting warps share a tile by its rows; 2: by fewer instructions), UPCAST_GROUPS (of warps that
- * upcast, the producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are multiplied in
- * fp16), RUN_ON=1 (K is loaded and upcast a key tile ahead of V across work tiles, too). V_STAGES (of the ring of V,
- * default STAGES; another beside RUN_ON or without PAGED), CLUSTER=2 (beside AHEAD, of two panels: two CTAs load the
- * key tiles of their query tiles together, shared_loads.cuh), POLYNOMIAL (so many groups of keys leave one to the
- * multiply-add lanes when they are exponentiated; default 0, none), TURN_FIRST=1 (the turn is passed before anything is
- * done with scores), CHECK_LATE=1 (besides, exponentials are taken before it is known whether their row has outgrown
- * its reference: where it has, scores are computed again).
+ * partial results). Beside KV_E4M3: UPCAST_ROWS=1 (the upcasting warps share a tile by its rows), UPCAST_GROUPS (of
+ * warps that upcast, the producer's among them, default 1), VALUES_F16=1 (with BF16: probabilities and values are
+ * multiplied in fp16). POLYNOMIAL (so many groups of keys leave one to the multiply-add lanes when they are
+ * exponentiated; default 0, none).
  *
  * PARAMETERS: DIM Q_TILE KV_TILE STAGES V_DIM=DIM BF16=0 Q_STAGES=1 PACKED=0 HEADS_IN_TILE=1 AHEAD=0 TERMS=0
  * BIAS_TILES=0 MASKS=0 BIAS_FIRST=0 PAGED=0 KV_E4M3=0 ANY_KEYS=0 OUT_F32=0 UPCAST_ROWS=0 UPCAST_GROUPS=1
- * VALUES_F16=0 V_STAGES=STAGES RUN_ON=0 Q_HELD=0 CLUSTER=1 POLYNOMIAL=0 TURN_FIRST=0 CHECK_LATE=0 */
+ * VALUES_F16=0 POLYNOMIAL=0 */
 #include "cuda/device/attention/parameters.h"
 
 #include <limits.h>
@@ -72,28 +67,9 @@
 #ifndef VALUES_F16
 #define VALUES_F16 0
 #endif
-#ifndef V_STAGES
-#define V_STAGES STAGES
-#endif
-#ifndef RUN_ON
-#define RUN_ON 0
-#endif
-#ifndef Q_HELD
-#define Q_HELD 0
-#endif
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
 #ifndef POLYNOMIAL
 #define POLYNOMIAL 0
 #endif
-#ifndef TURN_FIRST
-#define TURN_FIRST 0
-#endif
-#ifndef CHECK_LATE
-#define CHECK_LATE 0
-#endif
-#define SHARED_TILES (CLUSTER)
 /* Sliding windows: three consumers or more, and outputs of more than 128 columns, leave no registers for the limits,
  * unless a lane's two rows have the same: with eight heads in a tile. For d128 there are lines of their own. */
 #define WINDOWS                                                                                                        \
@@ -128,7 +104,7 @@ enum {
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t q[Q_SLOTS][Q_GROUP_BYTES];
-    uint8_t k[STAGES][K_BYTES], v[V_STAGES][V_BYTES];
+    uint8_t k[STAGES][K_BYTES], v[STAGES][V_BYTES];
 #if BIAS_TILES
     uint8_t bias[CONSUMERS * BIAS_TILES][BIAS_BYTES];
 #endif
@@ -137,11 +113,6 @@ typedef struct shared_memory {
 #endif
     /* Of a slot of Q. */
     uint32_t work[Q_SLOTS][(SEQUENCES ? 8 : 4) + (TERMS & 64 || BIAS_TILES > 0 ? 4 : 0) + (PLANS_AHEAD ? 4 : 0)];
-#if CLUSTER > 1
-    uint32_t ticket[4]; /* at a multiple of 16: the second CTA's, from the first (shared_loads.cuh) */
-    uint32_t skipped[Q_SLOTS];
-    uint64_t ticket_full, k_free[STAGES], v_free[V_STAGES];
-#endif
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 #if PLANS_AHEAD
     uint64_t work_known[Q_STAGES], plan_next;
@@ -149,9 +120,9 @@ typedef struct shared_memory {
 #if BIAS_TILES
     uint64_t bias_full[CONSUMERS * BIAS_TILES], bias_empty[CONSUMERS * BIAS_TILES];
 #endif
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[V_STAGES], v_empty[V_STAGES];
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 #if KV_E4M3
-    uint64_t k_landed[STAGES], v_landed[V_STAGES];
+    uint64_t k_landed[STAGES], v_landed[STAGES];
     uint32_t notes[STAGES]; /* of a use of the ring of keys: what the widening warps are told (widening.cuh) */
 #endif
     packed_queue queue; /* if SEQUENCES */
@@ -218,11 +189,7 @@ static_assert(!BIAS_TILES || (TERMS == FWD_TERM_BIAS && CONSUMERS == 2 && !SEQUE
               "BIAS_TILES: a warp copies for each of two consumers; no other terms");
 static_assert(!MASKS || BIAS_TILES, "MASKS: with BIAS_TILES");
 static_assert(!BIAS_FIRST || (BIAS_TILES && !MASKS), "BIAS_FIRST: with BIAS_TILES, without MASKS");
-static_assert(!CHECK_LATE || !BIAS_TILES, "CHECK_LATE: without BIAS_TILES, whose slots are left by then");
 static_assert(STAGES >= 2, "STAGES: the next K arrives while this one is in use");
-static_assert(CLUSTER == 1 || (CLUSTER == 2 && AHEAD && QK_PANELS == CLUSTER && V_PANELS == CLUSTER &&
-                               HEADS_IN_TILE == 1 && !SEQUENCES && !BIAS_TILES),
-              "CLUSTER: 1, or 2 beside AHEAD, two panels of keys and of values, not packed, without BIAS_TILES");
 #if PAGED && defined PACKED
 #error "PAGED: packed queries and others are served alike, without PACKED"
 #endif
@@ -230,12 +197,8 @@ static_assert(!PAGED || (!AHEAD && HEADS_IN_TILE == 1 && !BIAS_TILES),
               "PAGED: without AHEAD, HEADS_IN_TILE and BIAS_TILES");
 static_assert(!KV_E4M3 || (PAGED && CONSUMERS <= 3 && DIM == V_DIM && (DIM == 64 || DIM == 128)),
               "KV_E4M3: beside PAGED, two or three consumers, 64 or 128 dims of keys and of values");
-static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16 && !RUN_ON),
-              "UPCAST_ROWS, UPCAST_GROUPS, VALUES_F16, RUN_ON: beside KV_E4M3");
-static_assert(Q_HELD <= 4 && 16 * Q_HELD <= DIM, "Q_HELD: at most a panel's dims, 64");
-static_assert(V_STAGES == STAGES || (V_STAGES >= 2 && (RUN_ON || !PAGED)),
-              "V_STAGES: STAGES or, beside RUN_ON or without PAGED, 2 at least");
-static_assert(UPCAST_ROWS <= 2, "UPCAST_ROWS: 0, 1 or 2");
+static_assert(KV_E4M3 || (!UPCAST_ROWS && UPCAST_GROUPS == 1 && !VALUES_F16),
+              "UPCAST_ROWS, UPCAST_GROUPS, VALUES_F16: beside KV_E4M3");
 static_assert(UPCAST_GROUPS == 1 || (UPCAST_GROUPS == 2 && UPCAST_ROWS), "UPCAST_GROUPS: 1, or 2 beside UPCAST_ROWS");
 static_assert(!VALUES_F16 || BF16, "VALUES_F16: with BF16");
 static_assert(!ANY_KEYS || (PAGED && !KV_E4M3 && CONSUMERS == 2), "ANY_KEYS: beside PAGED, two consumers, not KV_E4M3");
@@ -247,7 +210,6 @@ static_assert(sizeof(shared_memory) <= 232448, "tiles and stages: 227 KB, a CTA'
 #include "cuda/device/attention/page_boxes.cuh"
 #endif
 #include "cuda/device/attention/paging_argument.cuh"
-#include "cuda/kernels/fwd_wgmma/shared_loads.cuh"
 #include "cuda/kernels/fwd_wgmma/widening.cuh"
 
 /* ---- Producer: one thread; of PAGES_APART two, each in a warp of its own ---- */
@@ -276,13 +238,8 @@ DEV work_tile find_tile(const fwd_args &a, uint32_t index, shared_memory *memory
     }
 
 /* A tile of K or of V as use number `use` of its ring. */
-#if CLUSTER > 1
-#define LOAD_KEYS(use, tile) produce_shared_keys<STAGES>(k, ADDRESS(smem, k_free), &maps.k, source, use, tile)
-#define LOAD_VALUES(use, tile) produce_shared_keys<V_STAGES>(v, ADDRESS(smem, v_free), &maps.v, source, use, tile)
-#else
 #define LOAD_KEYS(use, tile) produce_keys(k, &maps.k, source, use, tile)
-#define LOAD_VALUES(use, tile) produce_keys<V_STAGES>(v, &maps.v, source, use, tile)
-#endif
+#define LOAD_VALUES(use, tile) produce_keys(v, &maps.v, source, use, tile)
 
 #if PAGES_APART
 /* Loads Q, and K from the right to the left. */
@@ -319,43 +276,6 @@ DEV void produce_values(const fwd_args &a, const fwd_maps &maps, const fwd_pagin
             produce_keys(v, &maps.v, source, use++, kv_tile);
     }
 }
-#elif RUN_ON
-/* Loads K a key tile ahead of V, from the right to the left. K of the next work tile comes before the last V of this
- * one, whose slot is empty later: so the next work tile is found while consumers have what their last steps need. */
-DEV void produce(const fwd_args &a, const fwd_maps &maps, const fwd_paging &paging, uint32_t smem,
-                 shared_memory *memory)
-{
-    const kv_ring k = KEY_RING, v = VALUE_RING;
-    const uint32_t count = count_work(a, memory); /* not 0, and blockIdx.x is below it */
-    int use = 0, q_use = 0;
-    work_tile of_values = {}; /* the values that are to be loaded: those of key tile `tile` of this work tile */
-    int tile = 0;
-    for (uint32_t index = blockIdx.x; index < count;) {
-        const work_tile t = find_tile(a, index, memory);
-        const visible_tiles tiles = find_key_tiles(a, t);
-        const page_source keys = page_source_of(a, paging, t);
-#pragma unroll 1
-        for (int next = tiles.end - 1; next >= tiles.first; next--, use++) {
-            tell_widening(k, smem, use, t, tiles, next);
-            produce_keys(k, &maps.k, keys, use, next);
-            if (next == tiles.first)
-                index = take_next(a, count); /* arrives during the wait for V's slot */
-            if (Q_STAGES > 1 && next == tiles.end - 1)
-                produce_work(t, &maps.q, smem, q_use++);
-            if (use > 0)
-                produce_keys<V_STAGES>(v, &maps.v, page_source_of(a, paging, of_values), use - 1, tile);
-            if (Q_STAGES == 1 && next == tiles.end - 1) /* behind V: until then consumers may hold the one slot */
-                produce_work(t, &maps.q, smem, q_use++);
-            of_values = t;
-            tile = next;
-        }
-    }
-    end_widening(k, smem, use);
-    produce_keys<V_STAGES>(v, &maps.v, page_source_of(a, paging, of_values), use - 1, tile);
-    work_tile none = {};
-    none.q_first = -1;
-    produce_work(none, nullptr, smem, q_use);
-}
 #else
 /* Loads in the order of use: K of the last key tile, Q, then K a step ahead of V, from the right to the left. */
 DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint32_t smem, shared_memory *memory)
@@ -364,12 +284,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
     int use = 0, q_use = 0; /* of the K and V rings; of the Q ring */
 #if PLANS_AHEAD
     for (work_tile t = wait_planned(smem, 0); t.q_first >= 0; t = wait_planned(smem, ++q_use)) {
-#if CLUSTER > 1
-        visible_tiles tiles = read_tiles(smem, 0, q_use);
-        tiles.end += read_skipped(smem, 0, q_use);
-#else
         const visible_tiles tiles = read_tiles(smem, 0, q_use);
-#endif
 #else
 #if BIAS_TILES
     const uint32_t section_heads = find_surveyed_section(a, KV_BYTES);
@@ -427,12 +342,7 @@ DEV void produce(const fwd_args &a, const fwd_maps &maps PAGING_PARAMETER, uint3
 }
 #endif
 
-#if CLUSTER > 1
-DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
-{
-    plan_shared_work(a, smem);
-}
-#elif PLANS_AHEAD
+#if PLANS_AHEAD
 /* Another thread: which work is next. */
 DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
 {
@@ -462,7 +372,6 @@ DEV void plan_work(const fwd_args &a, uint32_t smem, shared_memory *memory)
 typedef float score_tile[KV_TILE / 2];
 typedef float output_tile[V_DIM / 2];
 typedef uint32_t probability_tile[KV_TILE / 4];
-typedef uint32_t held_queries[Q_HELD > 0 ? 4 * Q_HELD : 1];
 
 /* Where a thread is, and what stays the same for it. */
 typedef struct consumer {
@@ -480,25 +389,12 @@ DEV uint64_t query_matrix(const consumer &c, int use)
     return matrix_descriptor(query_at(c.smem, c.index, use), 0);
 }
 
-/* The first dims of a slot of Q, which then are not read from shared memory for each key tile. */
-DEV void hold_queries(held_queries &held, const consumer &c, int use)
-{
-    const int row = threadIdx.x % WARPGROUP_THREADS / WARP_THREADS * 16 + c.lane % 16;
-    const uint32_t at = query_at(c.smem, c.index, use) + row * PANEL_ROW_BYTES;
-#pragma unroll
-    for (int step = 0; step < Q_HELD; step++) /* matrices: two of eight rows each, of 8 dims, then of the next 8 */
-        load_matrices(held + 4 * step, at + (((2 * step + c.lane / 16) ^ row % 8) << 4));
-}
-
 /* Starts S = Q * transpose(K), or S += it, as a group of its own. */
-DEV void start_scores(score_tile &s, uint64_t q, const held_queries &held, uint64_t k, int accumulate = 0)
+DEV void start_scores(score_tile &s, uint64_t q, uint64_t k, int accumulate = 0)
 {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Q_HELD; step++)
-        wgmma_rs(s, held + 4 * step, descriptor_at(k, step * WGMMA_K * ELEM_BYTES), step != 0 || accumulate);
-#pragma unroll
-    for (int step = Q_HELD; step < DIM / WGMMA_K; step++) {
+    for (int step = 0; step < DIM / WGMMA_K; step++) {
         const uint32_t in_panel = step % 4 * WGMMA_K * ELEM_BYTES;
         wgmma_ss(s, descriptor_at(q, step / 4 * Q_PANEL_BYTES + in_panel),
                  descriptor_at(k, step / 4 * KV_PANEL_BYTES + in_panel), step != 0 || accumulate);
@@ -573,18 +469,11 @@ DEV void finish_tile(score_tile &s, const row_keys &seen, int key, int masked, i
 #endif
 }
 
-/* True in a step, which has a key; the compiler does not know. It orders instructions within basic blocks: in one block
- * with the exponentials it would pass the turn late, amid them. A branch on this begins another block. */
-DEV int begins_a_block(const fwd_args &a)
-{
-    return a.kv_len != 0;
-}
-
 /* One key tile: S = Q * transpose(K) of it and O += P * V of the one before, then P of this one. `use` is that of the
  * tile before; `key` the tile's first. */
 DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, register_pair &offsets, uint64_t q,
-              const held_queries &held, const consumer &c, int use, int accumulate, int masked, int plain,
-              const row_keys &seen, int key, const fwd_args &a, tile_terms &terms)
+              const consumer &c, int use, int accumulate, int masked, int plain, const row_keys &seen, int key,
+              const fwd_args &a, tile_terms &terms)
 {
     float max[2], factor[2];
     int begun = 0;
@@ -594,45 +483,21 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     wait_full(ADDRESS(c.smem, k_full), use + 1);
     wait_ping_pong(c.index);
     ACR_TRACE_POINT(use, "K landed, turn taken");
-    start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1) * K_BYTES), begun);
-    wait_full<V_STAGES>(ADDRESS(c.smem, v_full), use);
-    start_output(o, p, descriptor_at(c.v, stage_of<V_STAGES>(use) * V_BYTES), accumulate);
+    start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES), begun);
+    wait_full(ADDRESS(c.smem, v_full), use);
+    start_output(o, p, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
     if (!PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
     WGMMA_WAIT(1);
     ACR_TRACE_POINT(use, "scores ready");
     if (PASS_AFTER_SCORES)
         pass_ping_pong(c.index);
-    int grown = 0;
-#if CHECK_LATE
-    float sum[2];
-    if (begins_a_block(a)) {
-        finish_tile(s, seen, key, masked, plain, a, terms, c);
-        use_offsets(r, offsets);
-        exponentiate_tile<POLYNOMIAL>(s, sum, r, c.scale_log2);
-        grown = any_row_outgrows(r, sum);
-    }
-    if (grown) {
-        start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
-        WGMMA_WAIT(0);
-        finish_tile(s, seen, key, masked, plain, a, terms, c);
-        lane_max(max, s);
-        raise_outgrown(r, factor, sum, max, c.scale_log2);
-        keep_offsets(offsets, r);
-        exponentiate_tile<POLYNOMIAL>(s, sum, r, c.scale_log2);
-    }
     release(ADDRESS(c.smem, k_empty), use + 1);
-    r.sum[0] += sum[0];
-    r.sum[1] += sum[1];
-#else
-    release(ADDRESS(c.smem, k_empty), use + 1);
-    if (!TURN_FIRST || begins_a_block(a)) {
-        finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
-        if (BIAS_FIRST && !plain)
-            finish_scores(s, seen, key, masked);
-        lane_max(max, s);
-        grown = any_row_grows(r, max, c);
-    }
+    finish_tile(s, seen, key, masked, plain || BIAS_FIRST, a, terms, c);
+    if (BIAS_FIRST && !plain)
+        finish_scores(s, seen, key, masked);
+    lane_max(max, s);
+    const int grown = any_row_grows(r, max, c);
     if (grown) {
         raise_references(r, factor, max, c.scale_log2,
                          BIAS_TILES ? RESCALE_THRESHOLD * reciprocal_fast(c.scale_log2) : c.threshold);
@@ -640,11 +505,10 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
     }
     use_offsets(r, offsets);
     exponentiate_and_sum<POLYNOMIAL>(s, r, c.scale_log2);
-#endif
     ACR_TRACE_POINT(use, "exponentials done");
     WGMMA_WAIT(0);
     ACR_TRACE_POINT(use, "output product done");
-    release<V_STAGES>(ADDRESS(c.smem, v_empty), use);
+    release(ADDRESS(c.smem, v_empty), use);
     pack_probabilities(p, s);
     if (grown)
         scale_output(o, factor);
@@ -655,11 +519,10 @@ DEV void step(score_tile &s, probability_tile &p, output_tile &o, lane_rows &r, 
 DEV void clear_rows(const consumer &c, int use, int first)
 {
     const int thread = threadIdx.x % WARPGROUP_THREADS;
-    wait_full<V_STAGES>(ADDRESS(c.smem, v_full), use);
+    wait_full(ADDRESS(c.smem, v_full), use);
     for (int i = thread + first * 8; i < KV_TILE * 8; i += WARPGROUP_THREADS)
         for (int panel = 0; panel < V_PANELS; panel++)
-            store_shared_4(ADDRESS(c.smem, v) + stage_of<V_STAGES>(use) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0,
-                           0, 0, 0);
+            store_shared_4(ADDRESS(c.smem, v) + stage_of(use) * V_BYTES + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
     shared_stores_visible();
     named_sync(FIRST_ALONE + c.index, WARPGROUP_THREADS);
 }
@@ -852,20 +715,9 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
     open_ping_pong(index);
     work_tile t = wait_work(smem, index, q_use);
     uint64_t q = query_matrix(c, q_use);
-#if CLUSTER > 1
-    int skipped = read_skipped(smem, index, q_use);
-    skip_keys(smem, use, skipped);
-    use = skipped;
-#endif
     wait_full(ADDRESS(smem, k_full), use);
     ACR_TRACE_POINT(0, "first Q and K landed");
-    held_queries held;
-    hold_queries(held, c, q_use);
-#if CLUSTER > 1
-    start_scores(s, q, held, descriptor_at(c.k, stage_of(use) * K_BYTES));
-#else
-    start_scores(s, q, held, c.k);
-#endif
+    start_scores(s, q, c.k);
     do {
         const visible_entry entry = entry_of(a, t);
         const int origin = key_origin(entry, t.q_first), keys = entry.kv_len - origin; /* from tile 0's first on */
@@ -896,9 +748,6 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
         WGMMA_WAIT(0);
         ACR_TRACE_POINT(q_use, "tile: first scores ready");
         release(ADDRESS(smem, k_empty), use);
-#if CLUSTER > 1
-        skip_values(smem, use - skipped, skipped);
-#endif
         finish_tile(s, at_tile(seen, tiles, tile), tile * KV_TILE, tile >= tiles.full_end || tile < tiles.full_first, 0,
                     a, terms, c);
         lane_max(max, s);
@@ -920,13 +769,12 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
              end = tiles.first) { /* masked tiles, tiles without a mask, masked tiles again */
 #pragma unroll 1
             for (; tile >= end; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, held, c, use++, accumulate,
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate,
                      !BIAS_TILES || tile >= tiles.full_end || tile < tiles.full_first, 0, at_tile(seen, tiles, tile),
                      tile * KV_TILE, a, terms);
 #pragma unroll 1
             for (; tile >= plain.full_first; tile--, accumulate = 1)
-                step(s, probabilities, o, r, offsets, q, held, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a,
-                     terms);
+                step(s, probabilities, o, r, offsets, q, c, use++, accumulate, 0, 1, seen, tile * KV_TILE, a, terms);
             if (tile < tiles.first)
                 break;
         }
@@ -936,29 +784,21 @@ DEV void consume(const fwd_args &a PAGING_PARAMETER, uint32_t smem, int index)
 #endif
         /* The last output product of this tile, and under its store the first scores of the next. */
         release_query(smem, index, q_use);
-        wait_full<V_STAGES>(ADDRESS(smem, v_full), use);
+        wait_full(ADDRESS(smem, v_full), use);
         wait_ping_pong(c.index);
-        start_output(o, probabilities, descriptor_at(c.v, stage_of<V_STAGES>(use) * V_BYTES), accumulate);
+        start_output(o, probabilities, descriptor_at(c.v, stage_of(use) * V_BYTES), accumulate);
         const work_tile next = wait_work(smem, index, ++q_use);
-#if CLUSTER > 1
-        skipped = next.q_first >= 0 ? read_skipped(smem, index, q_use) : 0;
-        skip_keys(smem, use + 1, skipped);
-#else
-        const int skipped = 0;
-#endif
         if (next.q_first >= 0)
-            wait_full(ADDRESS(smem, k_full), use + 1 + skipped);
+            wait_full(ADDRESS(smem, k_full), use + 1);
         q = query_matrix(c, q_use);
-        hold_queries(held, c, q_use);
         /* behind the last work tile these are scores of stale tiles, which nobody reads */
-        start_scores(s, q, held, descriptor_at(c.k, stage_of(use + 1 + skipped) * K_BYTES));
+        start_scores(s, q, descriptor_at(c.k, stage_of(use + 1) * K_BYTES));
         pass_ping_pong(c.index);
         row_result found[2];
         find_row_results(found, a, t, r, c); /* under the products */
         WGMMA_WAIT(1);
         ACR_TRACE_POINT(q_use, "tile: last output product done");
-        release<V_STAGES>(ADDRESS(smem, v_empty), use++);
-        use += skipped;
+        release(ADDRESS(smem, v_empty), use++);
         use_offsets(r, offsets);
         store_tile(a PAGING_ARGUMENT, t, o, r, found, c);
         ACR_TRACE_POINT(q_use, "tile: stored");
@@ -983,25 +823,16 @@ DEV void init_barriers(const fwd_args &a, uint32_t smem)
         barrier_init(ADDRESS(smem, work_known) + BARRIER_BYTES * i, 1);
     barrier_init(ADDRESS(smem, plan_next), 1);
 #endif
-    for (int i = 0; i < STAGES || i < V_STAGES; i++) {
-        if (i < STAGES) {
-            barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-            barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
-        }
-        if (i < V_STAGES) {
-            barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
-            barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
-        }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(ADDRESS(smem, k_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
+        barrier_init(ADDRESS(smem, k_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
+        barrier_init(ADDRESS(smem, v_full) + BARRIER_BYTES * i, KV_E4M3 ? UPCAST_WARPS : 1);
+        barrier_init(ADDRESS(smem, v_empty) + BARRIER_BYTES * i, warps * CONSUMERS);
 #if KV_E4M3
-        if (i < STAGES)
-            barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
-        if (i < V_STAGES)
-            barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, k_landed) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, v_landed) + BARRIER_BYTES * i, 1);
 #endif
     }
-#if CLUSTER > 1
-    init_shared_barriers(smem);
-#endif
 #if BIAS_TILES
     for (int i = 0; i < CONSUMERS * BIAS_TILES; i++) {
         barrier_init(ADDRESS(smem, bias_full) + BARRIER_BYTES * i, bias_arrivals(a));
@@ -1030,11 +861,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_inputs(maps);
         init_barriers(a, smem);
     }
-#if CLUSTER > 1
-    wait_for_cluster(); /* the other's barriers are there, too */
-#else
     __syncthreads();
-#endif
     wait_for_previous_kernel();
     allow_next_kernel();
     if (is_packed(a)) {
@@ -1083,9 +910,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         consume(a PAGING_ARGUMENT, smem, group - UPCAST_GROUPS);
     }
-#if CLUSTER > 1
-    wait_for_cluster(); /* until here the other loads into this CTA's memory, and arrives at its barriers */
-#endif
     ACR_TRACE_END(a);
 }
 
@@ -1123,29 +947,6 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     return tile_why_not(problem, device);
 }
 
-/* What clusters take from their queue (shared_loads.cuh), and how many there are at once. */
-static int64_t count_cluster_work(const acr_problem *p)
-{
-    const int64_t tiles = acr__q_tiles(p, Q_TILE), heads = (int64_t)p->batch * p->q_heads;
-    return p->q_heads / p->kv_heads % CLUSTER == 0 ? tiles * (heads / CLUSTER)
-                                                   : (tiles + CLUSTER - 1) / CLUSTER * heads;
-}
-
-static int64_t count_clusters(const acr__device *device)
-{
-    return device->sm_count < CLUSTER ? 1 : device->sm_count / CLUSTER;
-}
-
-static void launch_shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
-{
-    tile_shape(problem, device, launch);
-    if (CLUSTER > 1) {
-        const int64_t work = count_cluster_work(problem), at_once = count_clusters(device);
-        launch->grid[0] = CLUSTER * (uint32_t)(work < at_once ? work : at_once);
-        launch->cluster = CLUSTER;
-    }
-}
-
 static double cost(const acr_problem *problem, const acr__device *device)
 {
 #if AHEAD || PAGED || OUT_F32 || (TERMS && HEADS_IN_TILE == 1)
@@ -1180,17 +981,12 @@ static double cost(const acr_problem *problem, const acr__device *device)
     const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.27 : 1.23) : (BF16 ? 1.23 : 1.17);
     /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
     const double general = ANY_KEYS ? 1.1 : 1.0;
-    /* Of an odd number of query tiles the last one's partner takes as long. What pairs gain is not fitted. */
-    const int64_t tiles = acr__q_tiles(problem, Q_TILE) * problem->q_heads * problem->batch;
-    const double alone = CLUSTER > 1 ? CLUSTER * (double)count_cluster_work(problem) / (double)tiles : 1.0;
     return tile_seconds(problem, device, rates) * tile_terms_cost(problem, HEADS_IN_TILE > 1 ? 0 : TERMS) * terms *
-           widening * general * alone;
+           widening * general;
 }
 
 static size_t workspace(const acr_problem *p, const acr__device *device)
 {
-    if (CLUSTER > 1)
-        return count_cluster_work(p) > count_clusters(device) ? sizeof(uint32_t) : 0;
     if (!BIAS_TILES || p->bias_dtype == ACR_DTYPE_DEFAULT || !survey_is_wanted((int32_t)p->bias_dtype, p->bias.head))
         return tile_workspace(p, device);
     const int64_t query_tiles =
@@ -1209,7 +1005,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = why_not,
     .workspace = workspace,
     .cost = cost,
-    .shape = launch_shape,
+    .shape = tile_shape,
     .boxes = {.q_rows = GROUP_ROWS / HEADS_IN_TILE,
               .k_rows = KV_TILE,
               .v_rows = KV_TILE,

@@ -3,8 +3,8 @@
  * then it is full. A consumer does not know the difference.
  *
  * A slot needs a barrier more, "landed"; what the widening warps have to know of a tile, the producer notes before it
- * loads its keys. They take tiles in the producer's order, K one key tile ahead of V: within a work tile, or of all
- * (RUN_ON=1). Other lines have no trace of this. */
+ * loads its keys. They take tiles in the producer's order, K one key tile ahead of V within a work tile. Other lines
+ * have no trace of this. */
 #ifndef ACR_CUDA_FWD_WGMMA_WIDENING_CUH
 #define ACR_CUDA_FWD_WGMMA_WIDENING_CUH
 
@@ -58,8 +58,7 @@ enum {
 /* A tile is upcast by units of 512 bytes, 16 for each lane: whole rows, since a row of the first panel takes the place
  * of the row that it is made of, and a warp has read its rows before it writes. Eight lanes side by side are in
  * different banks whenever they read and write: four are in one half of a row, the upper four in the other half of the
- * same row, or of the fourth after it, and these write their second piece first; or (UPCAST_ROWS=2) of a row that is
- * odd where the first is even, and the swizzle parts what they write, too. */
+ * same row, or of the fourth after it, and these write their second piece first. */
 enum {
     UNIT_BYTES = 512,
     UNITS = DIM == 128 ? KV_TILE / 4 : KV_TILE / 8,
@@ -78,22 +77,18 @@ typedef struct unit_places {
 DEV int unit_row(int lane)
 {
     const int eight = lane / 8, upper = lane / 4 % 2;
-    if (UPCAST_ROWS == 2)
-        return DIM == 128 ? eight / 2 * 2 + upper : eight ^ 5 * upper;
     return DIM == 128 ? eight : eight + 4 * upper;
 }
 
 /* Which 16 bytes of its row a lane reads. Of DIM 64 a row has four pieces, by the swizzle in either half. */
 DEV int unit_piece(int lane)
 {
-    if (DIM == 64)
-        return lane % 4;
-    return UPCAST_ROWS == 2 ? lane % 4 + (lane / 4 + lane / 8) % 2 * 4 : lane % 8;
+    return DIM == 64 ? lane % 4 : lane % 8;
 }
 
 DEV int writes_second_first(int lane)
 {
-    return UPCAST_ROWS == 2 ? 0 : lane / 4 % 2;
+    return lane / 4 % 2;
 }
 
 DEV unit_places find_unit_places(uint32_t tile, int warp, int lane)
@@ -192,9 +187,9 @@ DEV uint32_t widen_keys(uint32_t smem, int use)
 DEV void widen_values(uint32_t smem, int use, uint32_t note)
 {
     const int warp = threadIdx.x / WARP_THREADS - 1, lane = threadIdx.x % WARP_THREADS;
-    const uint32_t at = ADDRESS(smem, v) + stage_of<V_STAGES>(use) * V_BYTES;
-    wait_full<V_STAGES>(ADDRESS(smem, v_landed), use);
-    const uint32_t done = ADDRESS(smem, v_full) + BARRIER_BYTES * stage_of<V_STAGES>(use);
+    const uint32_t at = ADDRESS(smem, v) + stage_of(use) * V_BYTES;
+    wait_full(ADDRESS(smem, v_landed), use);
+    const uint32_t done = ADDRESS(smem, v_full) + BARRIER_BYTES * stage_of(use);
     const int present = (int)(note % LAST_OF_WORK);
 #if UPCAST_ROWS
     if (present < KV_TILE)
@@ -211,14 +206,6 @@ DEV void widen_tiles(uint32_t smem)
 {
     int use = 0;
     uint32_t note = widen_keys(smem, use);
-#if RUN_ON
-#pragma unroll 1
-    while (note != NO_MORE) {
-        const uint32_t next = widen_keys(smem, use + 1);
-        widen_values(smem, use++, note);
-        note = next;
-    }
-#else
     while (note != NO_MORE) {
 #pragma unroll 1
         while (!(note & LAST_OF_WORK)) {
@@ -229,7 +216,6 @@ DEV void widen_tiles(uint32_t smem)
         widen_values(smem, use++, note);
         note = widen_keys(smem, use);
     }
-#endif
 }
 
 #endif
