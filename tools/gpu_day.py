@@ -58,6 +58,14 @@ RACECHECK = ["fwd_simt*", "fwd_short*", "fwd_mma_*_s2_[prsw]*", "fwd_mma8*", "fw
 RERUN = ["fwd_split*", "fwd_decode*"]
 RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3/1111:d64:causal", "b1:h4:s16/999:d256",
           "b1:h4:s1/1500:d192", "b1:h4/1:s4/3000:d64:causal"]
+# Where CTAs of a cluster tell each other things, beside processes whose kernels never end (beside.py): many work tiles
+# that are soon done, of which one may be lost, and work of hundreds of microseconds, of which the GPU leaves a part
+# halfway.
+BESIDE = [("bwd_wgmma*_pair*", 3, ["bwd:bf16:b3:h5:s1/10007:d64:win251:grad-f32",
+                                   "bwd:bf16:b3:h5:s1/10007:d128:win251:grad-f32",
+                                   "bwd:bf16:b2:h16/2:s1/10007:d256:win64:grad-f32:kvlens"]),
+          ("bwd_wgmma*_pair*", 30, ["bwd:bf16:b1:h8:s2048:d64", "bwd:bf16:b1:h8:s2048:d128", "bwd:bf16:b1:h8:s1024:d256"]),
+          ("fwd_decode_f16_d128_*", 30, ["b8:h32/8:s1/8192:d128"])]
 # More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory, and the
 # host's processors for minutes, to make the inputs and to look at every output.
 LARGE = [("fwd_[mw]*_f16_d128_*", "b1:h64/1:s262500/100:d128:bshd"), ("fwd_[dmsw]*_f16_d128_*", "b300:h8:s1/7000:d128")]
@@ -292,6 +300,10 @@ def steps():
     add("reruns", "250 reruns of fwd_split and fwd_decode, bitwise equal", 20,
         lambda d: [check(d, kernels, "--inputs", "normal", "--reruns", "250", *RERUNS) for kernels in RERUN],
         together=True)
+    add("beside", "clusters, beside three processes whose kernels never end", 60,
+        lambda d: [Command([sys.executable, str(d.place.root / "tools/beside.py"), "--limit", "60", "--", *d.acromion(
+            "check", "--backend", "cuda", "-k", kernels, "--inputs", "normal", "--reruns", str(reruns), *problems)])
+                   for kernels, reruns, problems in d.cut(BESIDE)], lacks=Day.lacks_nvcc)
     for tool in ("memcheck", "initcheck", "synccheck"):
         add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 15,
             lambda d, tool=tool: sanitizer(d, tool, ["fwd_*"]), known=True, together=True,

@@ -243,6 +243,30 @@ class Day(unittest.TestCase):
                 self.assertTrue(listed.stdout, line)
         self.assertGreaterEqual(seen, 5)
 
+    def test_beside_ends_what_it_began(self):
+        """tools/beside.py with scripts in nvcc's place, and in that of the program that it compiles."""
+        holds = self.path / "holds"
+        compiler = ('#!/bin/sh\nprintf \'#!/bin/sh\\n%s\\nexec sleep 600\\n\' "$SAYS; echo $$ >>$HELD" >"$2"\n'
+                    'chmod +x "$2"\n')
+        self.script("nvcc", compiler)
+
+        def beside(*command, says="echo running", nvcc=str(self.bundle / "nvcc"), limit="60"):
+            holds.write_text("")
+            done = subprocess.run([sys.executable, ROOT / "tools/beside.py", "-n", "2", "--limit", limit, "--", *command],
+                                  env={"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.path / "none"), "ACR_NVCC": nvcc,
+                                       "SAYS": says, "HELD": str(holds)}, capture_output=True, text=True, check=False)
+            left = [pid for pid in holds.read_text().split() if pathlib.Path("/proc", pid).exists()]
+            self.assertEqual(left, [])
+            return done
+
+        self.assertEqual(beside("sh", "-c", f"test $(wc -l <{holds}) = 2").returncode, 0)
+        self.assertEqual(beside("sh", "-c", "exit 3").returncode, 3)
+        self.assertEqual(beside("sleep", "600", limit="0.2").returncode, 124)
+        self.assertEqual(beside("true", says="echo no device").returncode, CANNOT_RUN)
+        without = beside("true", nvcc="")
+        self.assertEqual(without.returncode, CANNOT_RUN)
+        self.assertIn("no nvcc", without.stderr)
+
     def test_small_problems_reach_every_kernel(self):
         """What the sanitizers are given: a problem for each kernel that a GPU can have."""
         sys.path.insert(0, str(ROOT / "tools"))
