@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a command while other processes hold the GPU with kernels that never end, so that the GPU leaves each of the
-command's kernels halfway and comes back to it: what kernels leave in flight then shows (src/cuda/kernels/bwd_wgmma/lab.md,
-"A number that was lost").
+command's kernels halfway and comes back to it: what kernels leave in flight then shows
+(src/cuda/kernels/bwd_wgmma/lab.md, "A number that was lost").
 
     beside.py [-n PROCESSES] [--limit SECONDS] -- COMMAND...
     beside.py -- acromion check -k 'bwd_wgmma*_pair*' --reruns 30 bwd:bf16:b1:h8:s2048:d128

@@ -64,7 +64,8 @@ RERUNS = ["b1:h32/8:s1/2048:d128", "b8:h32/8:s1/700:d128:kvlens", "bf16:b2:h8:s3
 BESIDE = [("bwd_wgmma*_pair*", 3, ["bwd:bf16:b3:h5:s1/10007:d64:win251:grad-f32",
                                    "bwd:bf16:b3:h5:s1/10007:d128:win251:grad-f32",
                                    "bwd:bf16:b2:h16/2:s1/10007:d256:win64:grad-f32:kvlens"]),
-          ("bwd_wgmma*_pair*", 30, ["bwd:bf16:b1:h8:s2048:d64", "bwd:bf16:b1:h8:s2048:d128", "bwd:bf16:b1:h8:s1024:d256"]),
+          ("bwd_wgmma*_pair*", 30, ["bwd:bf16:b1:h8:s2048:d64", "bwd:bf16:b1:h8:s2048:d128",
+                                    "bwd:bf16:b1:h8:s1024:d256"]),
           ("fwd_decode_f16_d128_*", 30, ["b8:h32/8:s1/8192:d128"])]
 # More than 2^31 elements of q and o, and of k and v: 256 rows of each are compared. Needs 40 GB of host memory, and the
 # host's processors for minutes, to make the inputs and to look at every output.
