@@ -252,9 +252,10 @@ class Day(unittest.TestCase):
 
         def beside(*command, says="echo running", nvcc=str(self.bundle / "nvcc"), limit="60"):
             holds.write_text("")
+            environment = {"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.path / "none"), "ACR_NVCC": nvcc,
+                           "SAYS": says, "HELD": str(holds)}
             done = subprocess.run([sys.executable, ROOT / "tools/beside.py", "-n", "2", "--limit", limit, "--",
-                                   *command], env={"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.path / "none"), "ACR_NVCC": nvcc,
-                                       "SAYS": says, "HELD": str(holds)}, capture_output=True, text=True, check=False)
+                                   *command], env=environment, capture_output=True, text=True, check=False)
             left = [pid for pid in holds.read_text().split() if pathlib.Path("/proc", pid).exists()]
             self.assertEqual(left, [])
             return done
