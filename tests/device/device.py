@@ -182,8 +182,10 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
               (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE, EAGER], problems(BIAS_BEHIND, [64], ["f16"])),
-              (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [EAGER],
-               problems(BIAS_TILES[:2] + BIAS_BEHIND[:2], [128], ["bf16"])),
+              (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [LATE, EAGER],
+               problems([*BIAS_TILES[1:3], BIAS_TILES[4]], [128], ["bf16"])),
+              (90, 2, "fwd_wgmma_*_d128_*_bias_tiles_*", [LATE], problems(BIAS_TILES[1:3], [128]), "large"),
+              (90, 2, "fwd_wgmma_*_d64_*_cap_*", [EAGER], problems(LATE_CAPPED_MAXIMA, [64]), "large"),
               (90, 2, "fwd_wgmma_bf16_*_mask_tiles_*", [LATE, EAGER],
                problems(MASKS + BIAS_BEHIND[:1], [128], ["bf16"])),
               (90, 2, "fwd_wgmma_f16_*_mask_tiles_*", [LATE], problems(MASKS[:1], [128], ["f16"]))] +
