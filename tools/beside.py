@@ -6,10 +6,9 @@ command's kernels halfway and comes back to it: what kernels leave in flight the
     beside.py [-n PROCESSES] [--limit SECONDS] -- COMMAND...
     beside.py -- acromion check -k 'bwd_wgmma*_pair*' --reruns 30 bwd:bf16:b1:h8:s2048:d128
 
-Needs nvcc: on PATH, in CUDA_HOME/bin, or named by ACR_NVCC. Exit code: the command's; 4 without nvcc, or if a process
-cannot hold the GPU; 124 if the command ran past the limit and was ended."""
+Exit code: the command's; 4 without nvcc, or if a process cannot hold the GPU; 124 if the command ran past the limit and
+was ended."""
 import argparse
-import os
 import pathlib
 import shutil
 import subprocess
@@ -41,13 +40,6 @@ int main()
 """
 
 
-def find_nvcc():
-    named = os.environ.get("ACR_NVCC")
-    if named and os.access(named, os.X_OK):
-        return named
-    return shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin")
-
-
 def start(program):
     """A process that holds the GPU, or None."""
     process = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
@@ -70,11 +62,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=3, help="processes; default 3")
     parser.add_argument("--limit", type=float, default=120, help="seconds for the command; default 120")
+    parser.add_argument("--nvcc", default="nvcc", help="the compiler; default: that on PATH")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
-    nvcc = find_nvcc()
+    nvcc = shutil.which(asked.nvcc)
     if not nvcc:
-        print("beside.py: no nvcc: not on PATH, nor in CUDA_HOME/bin, nor named by ACR_NVCC", file=sys.stderr)
+        print(f"beside.py: {asked.nvcc}: no such compiler", file=sys.stderr)
         return EXIT_CANNOT_RUN
     with tempfile.TemporaryDirectory(prefix="acromion-beside-") as folder:
         source, program = pathlib.Path(folder, "spin.cu"), pathlib.Path(folder, "spin")

@@ -302,8 +302,9 @@ def steps():
         lambda d: [check(d, kernels, "--inputs", "normal", "--reruns", "250", *RERUNS) for kernels in RERUN],
         together=True)
     add("beside", "clusters, beside three processes whose kernels never end", 60,
-        lambda d: [Command([sys.executable, str(d.place.root / "tools/beside.py"), "--limit", "60", "--", *d.acromion(
-            "check", "--backend", "cuda", "-k", kernels, "--inputs", "normal", "--reruns", str(reruns), *problems)])
+        lambda d: [Command([sys.executable, str(d.place.root / "tools/beside.py"), "--nvcc", d.nvcc() or "nvcc",
+                            "--limit", "60", "--", *d.acromion("check", "--backend", "cuda", "-k", kernels, "--inputs",
+                                                               "normal", "--reruns", str(reruns), *problems)])
                    for kernels, reruns, problems in d.cut(BESIDE)], lacks=Day.lacks_nvcc)
     for tool in ("memcheck", "initcheck", "synccheck"):
         add(f"sanitize.{tool}", f"compute-sanitizer {tool} of every kernel, small cases", 15,

@@ -252,10 +252,9 @@ class Day(unittest.TestCase):
 
         def beside(*command, says="echo running", nvcc=str(self.bundle / "nvcc"), limit="60"):
             holds.write_text("")
-            environment = {"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.path / "none"), "ACR_NVCC": nvcc,
-                           "SAYS": says, "HELD": str(holds)}
-            done = subprocess.run([sys.executable, ROOT / "tools/beside.py", "-n", "2", "--limit", limit, "--",
-                                   *command], env=environment, capture_output=True, text=True, check=False)
+            environment = {"PATH": "/usr/bin:/bin", "SAYS": says, "HELD": str(holds)}
+            done = subprocess.run([sys.executable, ROOT / "tools/beside.py", "-n", "2", "--nvcc", nvcc, "--limit",
+                                   limit, "--", *command], env=environment, capture_output=True, text=True, check=False)
             left = [pid for pid in holds.read_text().split() if pathlib.Path("/proc", pid).exists()]
             self.assertEqual(left, [])
             return done
@@ -264,9 +263,9 @@ class Day(unittest.TestCase):
         self.assertEqual(beside("sh", "-c", "exit 3").returncode, 3)
         self.assertEqual(beside("sleep", "600", limit="0.2").returncode, 124)
         self.assertEqual(beside("true", says="echo no device").returncode, CANNOT_RUN)
-        without = beside("true", nvcc="")
+        without = beside("true", nvcc=str(self.path / "none"))
         self.assertEqual(without.returncode, CANNOT_RUN)
-        self.assertIn("no nvcc", without.stderr)
+        self.assertIn("no such compiler", without.stderr)
 
     def test_small_problems_reach_every_kernel(self):
         """What the sanitizers are given: a problem for each kernel that a GPU can have."""

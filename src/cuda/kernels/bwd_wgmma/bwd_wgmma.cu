@@ -1066,26 +1066,25 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
  * SMs, both for the visits of either, and turns are pairs'. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double paired_cycles = SHARED_KEYS ? 4000.0 : DIM == 128 ? 3800.0 : 4250.0;
-    const double plain_cycles = PAIR ? paired_cycles : SHARED_KEYS ? 7550.0 : DIM == 128 ? 4500.0 : 4750.0;
-    const double visit_cycles = plain_cycles * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
+    typedef struct fitted_cycles {
+        double visit, tile, turn;
+    } fitted_cycles;
+    static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
+        pairs[] = {{4250, 12000, 4000}, {3800, 14400, 3300}, {4000, 17600, 5500}};
+    const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
+    const double visit_cycles = fitted.visit * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
-    const double paired_tile_cycles = SHARED_KEYS ? 17600.0 : DIM == 128 ? 14400.0 : 12000.0;
-    const double plain_tile_cycles = SHARED_KEYS ? 21200.0 : DIM == 128 ? 8600.0 : 7700.0;
-    const double tile_cycles = PAIR ? paired_tile_cycles : plain_tile_cycles;
-    const double plain_turn_cycles = SHARED_KEYS ? 4100.0 : DIM == 128 ? 3300.0 : 3100.0;
-    const double turn_cycles = PAIR && SHARED_KEYS ? 5500.0 : PAIR && DIM == 64 ? 4000.0 : plain_turn_cycles;
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);
     double all = 0, longest = 0; /* of a key head's tiles together, and of one */
     for (int64_t tile = 0; tile < count_work_tiles(problem); tile++) {
         const visible_rows rows = visible_to_keys(entry, (int32_t)tile * WORK_KEYS, WORK_KEYS);
-        double own = tile_cycles, waits = 0;
+        double own = fitted.tile, waits = 0;
         if (rows.first < rows.end) {
             const int32_t last = (rows.end - 1) / Q_TILE;
             own += group * (double)(last + 1 - rows.first / Q_TILE) * visit_cycles;
-            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / WORK_KEYS) * turn_cycles;
+            waits = ((double)tile - visible_to_rows(entry, last * Q_TILE, Q_TILE).first / WORK_KEYS) * fitted.turn;
         }
         all += own * WORK_CTAS;
         longest = own + waits > longest ? own + waits : longest;
