@@ -223,12 +223,12 @@ GROUPS = {
             for line, d, orders in (("d64_1", 64, [LATE, EAGER]), ("d128_", 128, [LATE_TOO]), ("d256_", 256, [LATE]))],
     "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
             (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
-            (90, 2, "bwd_wgmma_*_d128_*_s2_[sc]*", [LATE], problems(GRADIENTS, [128])),
+            (90, 2, "bwd_wgmma_*_d128_*_pair_[sc]*", [LATE], problems(GRADIENTS, [128])),
             *((90, 6, f"bwd_wgmma_*_d{d}_*_pair_sm90a", orders, problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [d]))
               for d, orders in ((64, [LATE_TOO, EAGER]), (128, [LATE, EAGER]), (256, [EAGER, LATE]))),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
-            (90, 4, "bwd_wgmma_*_d128_*_s2_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
+            (90, 4, "bwd_wgmma_*_d128_*_pair_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
             (90, 2, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", [LATE, EAGER], problems(GRADIENTS[:2], [256])),
             (90, 4, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", [EAGER], problems(GRADIENTS[:1], ["136/200"])),
             (90, 2, "bwd_wgmma_*_d256_*_packed_*", [EAGER, LATE], problems(OTHER_GRADIENTS[:2], [256])),
@@ -361,7 +361,7 @@ SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_pair_sm90a"
-NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
+NARROW = "fwd_wgmma_bf16_d64_128x128_s5_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -523,7 +523,7 @@ ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"]),
              (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"]),
              (90, 4, "bwd_wgmma_*_d64_128x128_s2_*sm90a", ["f16", "bf16"], SPOILT_GRADIENTS),
-             (90, 4, "bwd_wgmma_*_d128_64x128_s2_sm90a", ["f16"], ["bwd:b1:h2/1:s70/130:d128:causal:grad-f32"]),
+             (90, 4, "bwd_wgmma_*_d128_64x128_s2_pair_sm90a", ["f16"], ["bwd:b1:h2/1:s70/130:d128:causal:grad-f32"]),
              (90, 4, "bwd_wgmma_*_packed_*", ["f16"], ["bwd:b2:h2/1:s70/90:d64:causal:bshd:packed",
                                                        "bwd:b2:h1:s70/90:d128:causal:bshd:packed"]),
              (90, 4, "bwd_wgmma_*_cap_*", ["bf16"], ["bwd:b1:h2/1:s70/130:d64:causal:cap5",

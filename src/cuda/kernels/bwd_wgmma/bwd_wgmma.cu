@@ -13,19 +13,15 @@
  * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
- * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), PART (64; 32 leaves registers to what the line has more
- * to do), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
+ * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
  * from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
  * with DQ_RED=1, paired_dims.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 PART=64 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
 #define PACKED 0
-#endif
-#ifndef PART
-#define PART 64
 #endif
 #ifndef HEADS_MEMORY
 #define HEADS_MEMORY 32768
@@ -39,11 +35,14 @@
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
-#define KEYS_IN_REGISTERS (DIM == 64 && PART == 64 && !(TERMS))
+#define KEYS_IN_REGISTERS (DIM == 64 && !(TERMS))
 /* A pair loads query tiles once for both CTAs. To 128 dims that brought nothing. */
 #define SHARED_QUERIES (PAIR && SHARED_KEYS)
 /* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
 #define DQ_OVER_V (PAIR && KEYS_IN_REGISTERS)
+/* Of the four blocks of 64 keys of a pair the first CTA owns the first and the last, the second those between: under a
+ * causal mask both then see as much. */
+#define SPREAD_KEYS (PAIR && !SHARED_KEYS)
 #include <stddef.h>
 
 #include "cuda/kernels/bwd_wgmma/workspace.h"
@@ -55,11 +54,14 @@ enum {
     PANELS = DIM / PANEL_ELEMS,
     GROUP_KEYS = 64, /* of a consumer warpgroup */
     CONSUMERS = 2,
+    ADDERS = 2, /* threads that add dQ up, one even and one odd visits' */
     KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
+    BOX_KEYS = SPREAD_KEYS ? GROUP_KEYS : KV_TILE, /* that the copy engine brings at a time */
     WORK_CTAS = PAIR ? 2 : 1, /* of a work tile: a cluster, each with a key tile */
     WORK_KEYS = WORK_CTAS * KV_TILE,
     THREADS = 128 * (CONSUMERS + 1),
     STAGES = 2,                      /* of Q and dO */
+    WORK_SLOTS = 3, /* of work tiles: the producer is at the next one, sums of the one before are stored */
     DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
     Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES,
@@ -69,7 +71,7 @@ enum {
     DS_BYTES = Q_TILE / PANEL_ELEMS * DS_PANEL_BYTES,
     PARTNER_PANELS = SHARED_KEYS ? CONSUMERS : 1, /* of the other CTA's K: of the dims whose dQ this one sums */
     PARTNER_BYTES = PAIR ? PARTNER_PANELS * KV_PANEL_BYTES : 0,
-    PART_QUERIES = PART,                 /* whose scores a warpgroup has in registers at a time */
+    PART_QUERIES = 64,                   /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
@@ -79,15 +81,27 @@ enum {
     DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
 };
 
+/* What the visits of a work tile are to a warpgroup's keys (SPREAD_KEYS), by their numbers: up to whole_end they are
+ * done whole, up to cut_end no row of the query tile's first half sees a key, and then no row does. From plain_first up
+ * to plain_end all rows see all keys. */
+typedef struct group_visits {
+    int32_t whole_end, cut_end, plain_first, plain_end;
+} group_visits;
+
 /* What the producer tells of a work tile: its keys, and the query tiles that see one of them. Each is visited for all
  * heads of the group before the next one: if heads came first, the last key tile under a causal mask, with two query
  * tiles a head, would have to wait with each head for the first key tile's sums of the head before. */
 typedef struct key_work {
-    int32_t kv_tile; /* the CTA's; -1: there is no more work */
+    int32_t kv_tile; /* the CTA's, see key_of; -1: there is no more work */
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
     int32_t tile_first, tile_end; /* query tiles of the entry, visited from the last to the first */
+#if SPREAD_KEYS
+    uint32_t round; /* of which it is the work */
+    group_visits groups[CONSUMERS];
+#else
     int32_t full_first, full_end; /* of them, those whose rows all see all keys of the tile */
+#endif
 } key_work;
 
 /* Where the dQ of a visit goes; the first 16 bytes are for the consumers. */
@@ -137,13 +151,13 @@ typedef struct shared_memory {
     __attribute__((aligned(16))) uint32_t ticket[4]; /* told to the second CTA */
     uint64_t ticket_full, ticket_empty;
 #endif
-    key_work work[2]; /* of a work tile, while the next is loaded; of round r that in r % 2 */
+    key_work work[WORK_SLOTS]; /* of round r that in r % WORK_SLOTS */
     int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
     uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
 #if !DQ_RED
-    uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+    uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
@@ -180,12 +194,12 @@ enum {
 
 static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64, two or four");
-static_assert(PART == 64 || (PART == 32 && !SHARED_KEYS), "PART: 64, or to DIM 128 32");
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
+static_assert(PAIR == 1 || DIM != 128, "PAIR: at DIM 128 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
@@ -205,9 +219,18 @@ DEV tile_results results_of(const fwd_args &a, int head, int tile)
             (float *)(base + w.dq) + at * (Q_TILE * DIM)};
 }
 
+/* The same value, of which the compiler keeps nothing over a loop that follows from it: it lacks the registers. */
+DEV int anew(int value)
+{
+#if SPREAD_KEYS
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
 DEV uint32_t count_key_tiles(const fwd_args &a)
 {
-    return (a.kv_len + KV_TILE - 1) / KV_TILE;
+    return (anew(a.kv_len) + KV_TILE - 1) / KV_TILE;
 }
 
 /* Which of a tile's gradients of keys are spoilt: a bit each, that both warpgroups leave for their 64 keys. */
@@ -247,6 +270,17 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
 
 /* ---- The second kernel: work tiles ---- */
 
+/* The key in a row of the CTA's tile of keys in shared memory: where one of every warpgroup's 64 is. */
+DEV int key_of(int kv_tile, int row)
+{
+#if SPREAD_KEYS
+    const int group = row / GROUP_KEYS, block = kv_tile % WORK_CTAS == 0 ? 3 * group : 1 + group;
+    return kv_tile / WORK_CTAS * WORK_KEYS + block * GROUP_KEYS + row % GROUP_KEYS;
+#else
+    return kv_tile * KV_TILE + row;
+#endif
+}
+
 /* Of a key head. */
 DEV uint32_t count_work_tiles(const fwd_args &a)
 {
@@ -264,6 +298,25 @@ DEV uint32_t heads_at_once(const fwd_args &a)
 {
     return (uint32_t)max((int64_t)HEADS_MEMORY / ((int64_t)a.q_len * a.group * DIM * 8 / 1024 + 1), (int64_t)1);
 }
+
+#if SPREAD_KEYS
+
+/* Of the visits of a work tile, from its last query tile to its first, those of a warpgroup whose keys begin with `key`.
+ * The first visit is done whole whatever its rows see: it stores sums to which the others add. */
+DEV group_visits visits_of_group(const fwd_args &a, const visible_entry &e, const key_work &w, int key)
+{
+    const visible_rows rows = visible_to_keys(e, key, GROUP_KEYS);
+    const bool is_seen = rows.first < rows.end, is_cut = key + GROUP_KEYS > e.kv_len;
+    const int first = is_seen ? rows.first / Q_TILE : w.tile_end,
+              has_cut = QUERY_PARTS == 2 && rows.first % Q_TILE >= PART_QUERIES && first + 1 < w.tile_end,
+              full_first = (rows.full_first + Q_TILE - 1) / Q_TILE,
+              /* rows that do not exist have probabilities of 0 by their LSE */
+        full_end = rows.full_end >= e.q_len ? w.tile_end : rows.full_end / Q_TILE;
+    return {max((w.tile_end - first - has_cut) * a.group, 1), (w.tile_end - first) * a.group,
+            (w.tile_end - full_end) * a.group, is_cut ? 0 : (w.tile_end - full_first) * a.group};
+}
+
+#endif
 
 /* Of some heads at once, the key tiles from the first on: a key tile's CTA adds to dQ after those of the key tiles
  * before it, which have smaller numbers and so have begun. */
@@ -286,15 +339,17 @@ DEV key_work find_work(const fwd_args &a, uint32_t number, int rank)
     w.q_len = rows.q_len;
     w.kv_begin = rows.kv_begin;
     w.kv_len = rows.kv_len;
-    const visible_rows seen = visible_to_keys(entry_of(a, rows), (w.kv_tile - rank) * KV_TILE, WORK_KEYS),
-                       own = PAIR ? visible_to_keys(entry_of(a, rows), w.kv_tile * KV_TILE, KV_TILE) : seen;
-    const bool cut = (w.kv_tile + 1) * KV_TILE > rows.kv_len;
+    const visible_rows seen = visible_to_keys(entry_of(a, rows), (w.kv_tile - rank) * KV_TILE, WORK_KEYS);
     w.tile_first = seen.first / Q_TILE;
     w.tile_end = seen.first < seen.end ? (seen.end + Q_TILE - 1) / Q_TILE : w.tile_first;
+#if !SPREAD_KEYS
+    const visible_rows own = PAIR ? visible_to_keys(entry_of(a, rows), w.kv_tile * KV_TILE, KV_TILE) : seen;
+    const bool cut = (w.kv_tile + 1) * KV_TILE > rows.kv_len;
     /* rows that do not exist have probabilities of 0 by their LSE */
     const int full_end = own.full_end >= rows.q_len ? w.tile_end : own.full_end / Q_TILE;
     w.full_first = cut ? w.tile_end : (own.full_first + Q_TILE - 1) / Q_TILE;
     w.full_end = full_end;
+#endif
     return w;
 }
 
@@ -391,44 +446,82 @@ DEV void load_queries(const fwd_maps &maps, uint32_t smem, int, int use, const f
 }
 #endif
 
+/* Loads boxes of K or V, of the CTA's tile of keys. */
+DEV void load_key_boxes(uint32_t to, const fwd_map *map, uint32_t smem, const key_work *w)
+{
+#pragma unroll
+    for (int row = 0; row < KV_TILE; row += BOX_KEYS)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            load_box(to + panel * KV_PANEL_BYTES + row * PANEL_ROW_BYTES, map, ADDRESS(smem, kv_full),
+                     panel * PANEL_ELEMS, w->kv_begin + key_of(w->kv_tile, row), w->kv_head, PACKED ? 0 : w->entry);
+}
+
+/* By the producer: nothing of the work tile before that round's is needed any more. */
+DEV void wait_keys_left(uint32_t smem, uint32_t round)
+{
+    barrier_wait(ADDRESS(smem, kv_empty), (round & 1) ^ 1);
+}
+
+/* Loads a work tile's keys and values, when those of the one before are needed no more: values at once if they are
+ * already. */
+DEV void load_keys(const fwd_maps &maps, uint32_t smem, const key_work *w, int rank, uint32_t round, bool v_is_left)
+{
+    if (v_is_left)
+        load_key_boxes(ADDRESS(smem, v), &maps.v, smem, w);
+    wait_keys_left(smem, round);
+    barrier_arrive_expecting(ADDRESS(smem, kv_full), 2 * KV_BYTES + PARTNER_BYTES);
+    load_key_boxes(ADDRESS(smem, k), &maps.k, smem, w);
+#if PAIR
+    load_partner_keys(maps, smem, *w, rank, PACKED ? 0 : w->entry);
+#endif
+    if (!v_is_left)
+        load_key_boxes(ADDRESS(smem, v), &maps.v, smem, w);
+}
+
+/* Behind the first work tile Q and dO of the first visits come before the keys: their places are free sooner. So is V's,
+ * which the last visits' dQ does not read. */
 DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
     const int rank = own_rank();
     const uint32_t kv_full = ADDRESS(smem, kv_full);
     int use = 0;
+    bool v_is_left = false; /* by the visits that have their queries, once the first places of those are free */
     for (uint32_t round = 0;; round++) {
         const uint32_t number = take_ticket((uint32_t *)a.workspace, smem, rank, round);
-        key_work w = {};
-        w.kv_tile = -1;
-        if (number < count_work(a))
-            w = find_work(a, number, rank);
-        barrier_wait(ADDRESS(smem, kv_empty), (round & 1) ^ 1);
-        shared->work[round % 2] = w;
-        if (w.kv_tile < 0) {
+        key_work *const slot = shared->work + round % WORK_SLOTS;
+        *slot = number < count_work(a) ? find_work(a, number, rank) : key_work{-1};
+        const int kv_tile = slot->kv_tile;
+        if (kv_tile < 0) {
+            wait_keys_left(smem, round);
             barrier_arrive(kv_full);
             return;
         }
-        const int batch = PACKED ? 0 : w.entry, key = w.kv_begin + w.kv_tile * KV_TILE;
-        barrier_arrive_expecting(kv_full, 2 * KV_BYTES + PARTNER_BYTES);
-#pragma unroll
-        for (int panel = 0; panel < PANELS; panel++)
-            load_box(ADDRESS(smem, k) + panel * KV_PANEL_BYTES, &maps.k, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
-                     batch);
-#pragma unroll
-        for (int panel = 0; panel < PANELS; panel++)
-            load_box(ADDRESS(smem, v) + panel * KV_PANEL_BYTES, &maps.v, kv_full, panel * PANEL_ELEMS, key, w.kv_head,
-                     batch);
-#if PAIR
-        load_partner_keys(maps, smem, w, rank, batch);
+#if SPREAD_KEYS
+        slot->round = round;
+#pragma unroll 1
+        for (int group = 0; group < CONSUMERS; group++)
+            slot->groups[group] =
+                visits_of_group(a, entry_of(a, *slot), *slot, key_of(kv_tile, group * GROUP_KEYS));
 #endif
-        const int first_tile = bwd_first_tile(&a, w.entry, Q_TILE);
+        const int first_tile = bwd_first_tile(&a, slot->entry, Q_TILE), visits = count_visits(a, *slot);
+        int tile = slot->tile_end - 1, head = slot->kv_head * a.group;
 #pragma unroll 1
-        for (int tile = w.tile_end - 1; tile >= w.tile_first; tile--)
-#pragma unroll 1
-            for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; head++)
-                load_queries(maps, smem, rank, use++, results_of(a, head, first_tile + tile).stats,
-                             w.q_begin + tile * Q_TILE, head, batch);
+        for (int left = visits, before_keys = round == 0 ? 0 : min(visits, STAGES);; left--, before_keys--) {
+            if (before_keys == 0)
+                load_keys(maps, smem, slot, rank, round, v_is_left && visits >= STAGES);
+            if (left == 0)
+                break;
+            load_queries(maps, smem, rank, use, results_of(a, head, first_tile + tile).stats,
+                         slot->q_begin + tile * Q_TILE, head, PACKED ? 0 : slot->entry);
+            use++;
+            if (++head == (slot->kv_head + 1) * a.group) {
+                head -= a.group;
+                tile--;
+            }
+        }
+        v_is_left = !DQ_OVER_V && visits > 0;
     }
 }
 
@@ -436,23 +529,25 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
 DEV const key_work *wait_key_work(uint32_t smem, const shared_memory *shared, uint32_t round)
 {
     barrier_wait(ADDRESS(smem, kv_full), round & 1);
-    return &shared->work[round % 2];
+    return &shared->work[round % WORK_SLOTS];
 }
 
 #if !DQ_RED
 
-/* ---- The accumulator of dQ: one thread, which adds what the consumers leave in shared memory ---- */
+/* ---- Accumulators of dQ: two threads in turn, which add what the consumers leave in shared memory. While one waits
+ * until its visit's dQ is there, to pass the turn, the other waits for the next visit's turn. ---- */
 
 #if !PAIR
 /* Adds a query tile's dQ, of both consumers, when the key tiles before this one have (wait_turn). */
-DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
+DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq, bool)
 {
     wait_turn(visits, turn);
 #pragma unroll(DQ_ROUNDS == 1 ? DQ_PARTS : 1)
     for (int part = 0; part < DQ_PARTS; part++) {
         const int group = part % CONSUMERS;
         const uint32_t from = ADDRESS(smem, dq) + group % DQ_BUFFERS * (DQ_PART_FLOATS * 4);
-        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * group, (use * DQ_ROUNDS + part / CONSUMERS) & 1);
+        barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * (use % ADDERS * CONSUMERS + group),
+                     (use / ADDERS * DQ_ROUNDS + part / CONSUMERS) & 1);
         add_dq_part(dq + part * DQ_PART_FLOATS, from, turn);
         if (DQ_BUFFERS == 1) { /* the other warpgroup's turn */
             bulk_wait_read();
@@ -469,7 +564,8 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
 }
 #endif
 
-DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared)
+/* adder: of the threads; it adds every ADDERS-th visit's. */
+DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared, int adder)
 {
     const fwd_args &a = args.fwd;
     const int rank = own_rank();
@@ -478,25 +574,30 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
         const key_work *const w = wait_key_work(smem, shared, round);
         const int kv_tile = w->kv_tile;
         if (kv_tile < 0)
-            return;
+            break;
         const visible_entry entry = entry_of(a, *w);
-        const int tile_first = w->tile_first, tile_end = w->tile_end;
         const int first_head = w->kv_head * a.group, first_tile = bwd_first_tile(&a, w->entry, Q_TILE);
+        int tile = w->tile_end, head = first_head + a.group - 1, turn = ANY_ORDER, left = count_visits(a, *w);
+        if (!SHARED_KEYS && (!DQ_OVER_V || left <= (use + adder) % ADDERS))
+            barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more, nor dQ of it in V's place */
 #pragma unroll 1
-        for (int tile = tile_end - 1; tile >= tile_first; tile--) {
-            /* the key tiles that visit the query tile are consecutive */
-            const int turn = args.atomics != 0 ? ANY_ORDER
-                                               : kv_tile / WORK_CTAS -
-                                                     key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
-#pragma unroll 1
-            for (int head = first_head; head < first_head + a.group; head++) {
-                const tile_results to = results_of(a, head, first_tile + tile);
-                add_dq(smem, use++, turn, to.visits + rank, to.dq + rank * DQ_PART_FLOATS);
+        for (; left > 0; left--) {
+            if (++head == first_head + a.group) {
+                head = first_head;
+                tile--;
+                if (args.atomics == 0) /* the key tiles that visit the query tile are consecutive */
+                    turn = kv_tile / WORK_CTAS - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
             }
+            if (use % ADDERS == adder) {
+                const tile_results to = results_of(a, head, first_tile + tile);
+                add_dq(smem, use, turn, to.visits + rank, to.dq + rank * DQ_PART_FLOATS, left <= ADDERS);
+            }
+            use++;
         }
-        bulk_wait_done();
-        barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
+        if (SHARED_KEYS)
+            barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
     }
+    bulk_wait_done();
 }
 
 #endif
@@ -527,10 +628,10 @@ DEV int lane_key(const consumer &c)
 /* Notes which rows see the warp's keys. */
 DEV void note_key_rows(const consumer &c, const visible_entry &e, const key_work *w, shared_memory *shared)
 {
-    const int key = c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane;
+    const int key = anew(c.index * GROUP_KEYS + c.thread / 32 * 16 + c.lane);
     __syncwarp(); /* those of the work tile before are read no more */
     if (c.lane < 16) {
-        const visible_rows rows = visible_to_keys(e, w->kv_tile * KV_TILE + (SHARED_KEYS ? key % GROUP_KEYS : key), 1);
+        const visible_rows rows = visible_to_keys(e, key_of(w->kv_tile, SHARED_KEYS ? key % GROUP_KEYS : key), 1);
         shared->key_rows[key][0] = rows.first;
         shared->key_rows[key][1] = rows.end;
     }
@@ -728,7 +829,8 @@ DEV void hand_over(const query_gradient &d, const consumer &c, int count)
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
     shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * c.index, c.lane);
+    const int adder = count / DQ_ROUNDS % ADDERS;
+    arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * (adder * CONSUMERS + c.index), c.lane);
 }
 
 #endif
@@ -753,15 +855,16 @@ DEV void start_dq_of(query_gradient &d, const consumer &c, int use, int round)
  * NaN: both warpgroups clear them. */
 DEV void clear_keys(const consumer &c, const key_work &w)
 {
+    const int first = anew(c.index * WARPGROUP_THREADS + c.thread);
 #if PAIR
-    for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
-        if ((w.kv_tile ^ 1) * KV_TILE + i / 8 >= w.kv_len)
+    for (int i = first; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
+        if (key_of(w.kv_tile ^ 1, i / 8) >= w.kv_len)
 #pragma unroll
             for (int panel = 0; panel < PARTNER_PANELS; panel++)
                 store_shared_4(ADDRESS(c.smem, partner_k) + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
 #endif
-    for (int i = c.index * WARPGROUP_THREADS + c.thread; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
-        if (w.kv_tile * KV_TILE + i / 8 >= w.kv_len)
+    for (int i = first; i < KV_TILE * 8; i += CONSUMERS * WARPGROUP_THREADS)
+        if (key_of(w.kv_tile, i / 8) >= w.kv_len)
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++) {
                 store_shared_4(ADDRESS(c.smem, k) + panel * KV_PANEL_BYTES + i * 16, 0, 0, 0, 0);
@@ -811,7 +914,7 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (SHARED_KEYS && PAIR ? 2 : 1));
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS));
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
@@ -840,11 +943,10 @@ DEV void init_barriers(uint32_t smem)
         barrier_init(ADDRESS(smem, place_empty) + BARRIER_BYTES * i, 1);
     }
 #else
-    for (int i = 0; i < CONSUMERS; i++) {
-        if (!PAIR || i == 0) /* a pair's warpgroups fill one place */
-            barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
+    for (int i = 0; i < ADDERS * (PAIR ? 1 : CONSUMERS); i++)
+        barrier_init(ADDRESS(smem, dq_full) + BARRIER_BYTES * i, GROUP_WARPS);
+    for (int i = 0; i < CONSUMERS; i++)
         barrier_init(ADDRESS(smem, dq_empty) + BARRIER_BYTES * i, 1);
-    }
 #endif
 #if SHARED_KEYS
     barrier_init(ADDRESS(smem, p_full), GROUP_WARPS);
@@ -892,8 +994,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             send_score_gradients(args, smem, shared);
 #endif
 #else
-        if (threadIdx.x == WARP_THREADS)
-            accumulate_dq(args, smem, shared);
+        if (threadIdx.x == WARP_THREADS || threadIdx.x == 2 * WARP_THREADS)
+            accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
 #endif
 #if PAIR
         __syncwarp();
@@ -1072,7 +1174,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
         pairs[] = {{4250, 12000, 4000}, {3800, 14400, 3300}, {4000, 17600, 5500}};
     const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
-    const double visit_cycles = fitted.visit * (DIM == 128 && PART == 32 ? 1.2 : 1.0) +
+    const double visit_cycles = fitted.visit +
                                 (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
@@ -1108,7 +1210,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .workspace = workspace,
     .cost = cost,
     .shape = shape,
-    .boxes = {.q_rows = Q_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .o_rows = Q_TILE},
+    .boxes = {.q_rows = Q_TILE, .k_rows = BOX_KEYS, .v_rows = BOX_KEYS, .o_rows = Q_TILE},
     .before = {.symbol = KERNEL_TEXT "_prepare", .shape = shape_prepare},
     .after = {.symbol = KERNEL_TEXT "_finish", .shape = shape_finish},
 };

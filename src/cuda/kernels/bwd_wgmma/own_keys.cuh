@@ -43,10 +43,11 @@ DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const
 {
     const fwd_args &a = args.fwd;
     const int keys = PACKED ? w.kv_len : a.kv_len;
+    const int first = anew(lane_key(c));
     unsigned spoilt = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int in_tile = lane_key(c) + 8 * h, key = w.kv_tile * KV_TILE + in_tile;
+        const int in_tile = first + 8 * h, key = key_of(w.kv_tile, in_tile);
         const bool is_seen = is_visited && shared->key_rows[in_tile][0] < shared->key_rows[in_tile][1];
         store_gradient_row(args, args.dv, key_gradient_index(w, args.dv_stride, key), key < keys, a.v_dim,
                            is_seen ? 1.0f : 0.0f, dv, h, c.lane);
@@ -54,8 +55,10 @@ DEV void store_key_gradients(const bwd_args &args, const key_gradient &dk, const
                            is_seen ? a.scale : 0.0f, dk, h, c.lane);
         spoilt |= find_spoilt(is_seen && probe(dk, h) + probe(dv, h) != 0.0f) << 8 * h;
     }
-    if (c.lane == 0 && (!PAIR || w.kv_tile < (int)count_key_tiles(a)))
-        ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, w.kv_tile))[lane_key(c) / 16] = spoilt;
+    const int key = key_of(w.kv_tile, first), tile = SPREAD_KEYS ? key / KV_TILE : w.kv_tile,
+              sixteen = (SPREAD_KEYS ? key % KV_TILE : first) / 16; /* of lane 0 */
+    if (c.lane == 0 && (!PAIR || tile * KV_TILE < a.kv_len))
+        ((uint16_t *)spoilt_of(a, w.entry, w.kv_head, tile))[sixteen] = spoilt;
 }
 
 #if !PAIR

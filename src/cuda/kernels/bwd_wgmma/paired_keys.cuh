@@ -15,6 +15,7 @@
 
 enum {
     DS_PANELS = DS_BYTES / DS_PANEL_BYTES,
+    PART_BYTES = PART_QUERIES * PANEL_ROW_BYTES, /* of a part's rows, in a panel of Q or dO */
     WARP_DS_BYTES = DS_PANEL_BYTES / CONSUMER_WARPS /* 16 keys of 64 queries: rows one behind the other */
 };
 
@@ -49,7 +50,7 @@ DEV void leave_dq(const query_gradient &d, const consumer &c, int use)
     for (int g = 0; g < 8; g++)
         store_shared_float4(to + g * (WARPGROUP_THREADS * 16), d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]);
     shared_stores_visible();
-    arrive_warp(ADDRESS(c.smem, dq_full), c.lane);
+    arrive_warp(ADDRESS(c.smem, dq_full) + BARRIER_BYTES * c.index, c.lane); /* the visit's adder has its number */
 }
 
 /* Sends the warp's rows of dS, which its lanes have just stored, to the other CTA, of the queries whose dQ that sums.
@@ -70,46 +71,69 @@ DEV void send_score_gradients(const consumer &c, int buffer)
     }
 }
 
-/* One query tile, that begins with row `query`: all products but dQ, and with HAS_DQ dQ of the visit before the last.
- * No product is under way before or behind. */
-template <int IS_FIRST, int HAS_DQ>
+/* The warpgroup's keys, summed over their dims: anew for each product, since there is no register to keep it. */
+DEV uint64_t own_k(const consumer &c)
+{
+    return matrix_descriptor(anew(c.smem) + offsetof(shared_memory, k) + c.index * (GROUP_KEYS * PANEL_ROW_BYTES), 0);
+}
+
+/* The first row of the query tile of a work tile's visit of that number. */
+DEV int query_of(const fwd_args &a, const key_work &w, int number)
+{
+    return (w.tile_end - 1 - number / a.group) * Q_TILE;
+}
+
+/* A work tile's visit of that number, of one query tile: all products but dQ, of its parts from FIRST_PART on, and with
+ * HAS_DQ dQ of the visit before the last. No row of the parts before sees a key of the warpgroup. No product is under
+ * way before or behind. */
+template <int IS_FIRST, int HAS_DQ, int FIRST_PART>
 DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
-               const key_work *w, shared_memory *shared, int use, int query, bool masked)
+               const key_work *w, shared_memory *shared, int use, int number)
 {
     const int stage = use % STAGES, buffer = use % DS_STAGES;
-    const bool is_cut = PACKED && query + Q_TILE > w->q_len;
+    const bool is_cut = PACKED && number < a.group && w->tile_end * Q_TILE > w->q_len;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
     const float *const of_stage = &shared->stats[stage][0][2 * (c.lane % 4)];
+    const group_visits own = w->groups[c.index];
+    const bool masked = number < own.plain_first || number >= own.plain_end;
     score_tile s;
 
     wait_use(ADDRESS(c.smem, q_full), use);
     if (is_cut)
-        clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query);
+        clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query_of(a, *w, number));
     if constexpr (HAS_DQ) {
         query_gradient dq;
         start_dq_of(dq, c, use - DS_STAGES);
-        start_scores(s, f.k, c.k, q);
-        WGMMA_WAIT(1); /* dQ */
+        if constexpr (FIRST_PART < QUERY_PARTS)
+            start_scores(s, f.k, own_k(c), descriptor_at(q, FIRST_PART * PART_BYTES));
+        WGMMA_WAIT(FIRST_PART < QUERY_PARTS); /* dQ */
         trace_dq(use);
         leave_dq(dq, c, use - DS_STAGES);
         trace_dq_left(use);
-    } else
-        start_scores(s, f.k, c.k, q);
+    } else if constexpr (FIRST_PART < QUERY_PARTS)
+        start_scores(s, f.k, own_k(c), descriptor_at(q, FIRST_PART * PART_BYTES));
     wait_use(ADDRESS(c.smem, do_full), use);
     if (is_cut)
-        clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query);
+        clear_queries(c, ADDRESS(c.smem, d_o), use, w->q_len - query_of(a, *w, number));
+    if constexpr (FIRST_PART > 0) {
+        const packed_tile zeros = {};
+        barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
 #pragma unroll
-    for (int part = 0; part < QUERY_PARTS; part++) {
+        for (int part = 0; part < FIRST_PART; part++)
+            store_score_gradients(zeros, c, buffer, part);
+    }
+#pragma unroll
+    for (int part = FIRST_PART; part < QUERY_PARTS; part++) {
         const float *const stats = of_stage + part * PART_QUERIES;
-        const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
+        const uint32_t rows = part * PART_BYTES;
         score_tile dp;
         packed_tile p, ds;
         start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
-        /* of one part no sum, so that the machine code is what was timed */
-        const int part_query = QUERY_PARTS == 1 ? query : query + part * PART_QUERIES;
-        find_probabilities(s, p, stats, c, a, shared, masked, part_query);
+        if (masked)
+            hide_scores(s, c, shared, query_of(a, *w, number) + part * PART_QUERIES);
+        find_probabilities(s, p, stats, c, a, shared, false, 0);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
@@ -117,8 +141,8 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         find_score_gradients(ds, s, dp, stats + Q_TILE);
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
-            start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));
-        if (part == 0)
+            start_scores(s, f.k, own_k(c), descriptor_at(q, rows + PART_BYTES));
+        if (part == 0) /* waited for once */
             barrier_wait(ADDRESS(c.smem, ds_empty) + BARRIER_BYTES * buffer, (use / DS_STAGES & 1) ^ 1);
         store_score_gradients(ds, c, buffer, part);
     }
@@ -129,13 +153,28 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     trace_end_of_visit(use);
 }
 
-/* dQ of one of a work tile's last two visits. */
+/* dQ of one of a work tile's last two visits; behind its product the work tile's keys are read no more. */
 DEV void finish_dq_of(const consumer &c, int use)
 {
     query_gradient dq;
     start_dq_of(dq, c, use);
     WGMMA_WAIT(0);
+    arrive_warp(ADDRESS(c.smem, kv_empty), c.lane);
     leave_dq(dq, c, use);
+}
+
+/* Makes a work tile's visits from `number` up to `end`, of which the first FIRST_PART parts see none of the warpgroup's
+ * keys. use: of the next visit. */
+template <int FIRST_PART>
+DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
+                     const key_work *w, shared_memory *shared, int &use, int &number, int end)
+{
+#pragma unroll 1
+    for (; number < end; number++, use++)
+        if (use % CONSUMERS == c.index && number >= DS_STAGES)
+            visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
+        else
+            visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
 }
 
 DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
@@ -156,37 +195,27 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         a.scale_log2};
     int use = 0;
     key_gradient dk, dv;
-    for (uint32_t round = 0;; round++) {
-        const key_work *const w = wait_key_work(smem, shared, round);
-        if (w->kv_tile < 0)
-            break;
-        int left = count_visits(a, *w);
-        const bool is_visited = left > 0;
-        if (is_visited) {
+    const key_work *w = wait_key_work(smem, shared, 0);
+    while (w->kv_tile >= 0) {
+        if (count_visits(a, *w) > 0) {
             begin_keys(c, a, w, shared);
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
-            const int first = use;
-            int tile = w->tile_end - 1, head = 0;
-            visit<1, 0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
-#pragma unroll 1
-            while (--left > 0) {
-                head = head + 1 == a.group ? 0 : head + 1;
-                tile -= head == 0;
-                use++;
-                const bool masked = tile < w->full_first || tile >= w->full_end;
-                if (use % CONSUMERS == index && use - first >= DS_STAGES)
-                    visit<0, 1>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, masked);
-                else
-                    visit<0, 0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, masked);
-            }
-            const int own = use - (use + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
-            if (own >= first)
-                finish_dq_of(c, own);
-            use++;
-        }
-        arrive_warp(ADDRESS(smem, kv_empty), lane);
-        store_key_gradients(args, dk, dv, *w, shared, is_visited, c);
+            int number = 1;
+            visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, 0);
+            make_visits<0>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].whole_end);
+            if constexpr (QUERY_PARTS == 2)
+                make_visits<1>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].cut_end);
+            make_visits<QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number, count_visits(a, *w));
+            const int last = use - 1 - (use - 1 + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
+            if (number > use - 1 - last)
+                finish_dq_of(c, last);
+            else
+                arrive_warp(ADDRESS(smem, kv_empty), lane);
+        } else
+            arrive_warp(ADDRESS(smem, kv_empty), lane);
+        store_key_gradients(args, dk, dv, *w, shared, count_visits(a, *w) > 0, c);
+        w = wait_key_work(smem, shared, w->round + 1); /* a number of its own would have no register */
     }
 }
 

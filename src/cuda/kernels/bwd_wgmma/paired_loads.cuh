@@ -81,21 +81,26 @@ DEV void load_partner_keys(const fwd_maps &maps, uint32_t smem, const key_work &
     asm volatile("" : "+r"(first)); /* else the thread keeps both panels' columns, for which it has no registers */
 #endif
 #pragma unroll
-    for (int panel = 0; panel < PARTNER_PANELS; panel++)
-        load_box(ADDRESS(smem, partner_k) + panel * KV_PANEL_BYTES, &maps.k, ADDRESS(smem, kv_full),
-                 (first + panel) * PANEL_ELEMS, w.kv_begin + (w.kv_tile ^ 1) * KV_TILE, w.kv_head, batch);
+    for (int row = 0; row < KV_TILE; row += BOX_KEYS)
+#pragma unroll
+        for (int panel = 0; panel < PARTNER_PANELS; panel++)
+            load_box(ADDRESS(smem, partner_k) + panel * KV_PANEL_BYTES + row * PANEL_ROW_BYTES, &maps.k,
+                     ADDRESS(smem, kv_full), (first + panel) * PANEL_ELEMS, w.kv_begin + key_of(w.kv_tile ^ 1, row),
+                     w.kv_head, batch);
 }
 
 #if !DQ_RED
 
-/* Adds the CTA's half of a query tile's dQ when the pairs before this one have (wait_turn). */
-DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq)
+/* Adds the CTA's half of a query tile's dQ when the pairs before this one have (wait_turn). is_last: of a work tile. */
+DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq, bool is_last)
 {
     wait_turn(visits, turn);
-    barrier_wait(ADDRESS(smem, dq_full), use & 1);
+    barrier_wait(ADDRESS(smem, dq_full) + BARRIER_BYTES * (use % ADDERS), use / ADDERS & 1);
     add_dq_part(dq, ADDRESS(smem, dq), turn);
     bulk_wait_read();
     barrier_arrive(ADDRESS(smem, dq_empty) + BARRIER_BYTES * ((use + 1) % CONSUMERS)); /* the other warpgroup's turn */
+    if (DQ_OVER_V && is_last)
+        barrier_arrive(ADDRESS(smem, kv_empty)); /* no dQ is in V's place any more */
     pass_turn(visits, turn);
 }
 
